@@ -1,0 +1,1 @@
+"""Windlass: train a large model on whatever machine you have."""

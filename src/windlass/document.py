@@ -1,0 +1,201 @@
+"""The base of every file: a frozen pydantic model with TOML, JSON, overrides and a fingerprint.
+
+A value is resolved as *defaults < file < overrides*, the last wins, and every fault of all three is
+told at once, each with its file and line or the override that brought it.
+"""
+
+import hashlib
+import json
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self, get_args
+
+import tomli_w
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from windlass.errors import Faults, RequestError, did_you_mean
+from windlass.files import write_whole
+
+Loc = tuple[str | int, ...]
+
+
+class Document(BaseModel):
+    """An immutable value with a file form; unknown keys are faults."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=True)
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """The document in a TOML or JSON file (told by the suffix).
+
+        Raises:
+            RequestError: no such file, or it is no TOML or JSON.
+            Faults: all keys and values that do not fit.
+        """
+        return cls.resolve(path)
+
+    @classmethod
+    def resolve(cls, file: Path | None = None, overrides: Sequence[str] = ()) -> Self:
+        """The document of *defaults < file < overrides*.
+
+        Args:
+            file: TOML or JSON; None starts from the defaults.
+            overrides: `key=value` with dotted keys; values are TOML, bare words are text.
+
+        Raises:
+            RequestError: no such file, or it is no TOML or JSON.
+            Faults: all keys and values that do not fit, each with where it stands.
+        """
+        text = _read_text(file) if file else ""
+        tree = _parse(file, text) if file else {}
+        origin: dict[Loc, str] = {loc: f"{file}:{line}" for loc, line in _lines(text)}
+        faults: list[str] = []
+        for override in overrides:
+            key, equals, value = override.partition("=")
+            loc = tuple(part.strip() for part in key.split("."))
+            if not equals or not all(loc):
+                faults.append(f"override `{override}`: write it as `key=value`")
+            elif not _put(tree, loc, _value(value.strip())):
+                faults.append(f"override `{override}`: `{key}` lies below a key with a plain value")
+            else:
+                origin[loc] = f"override `{override}`"
+        try:
+            document = cls.model_validate(tree)
+        except ValidationError as error:
+            faults += [_fault(cls, item, origin, file) for item in error.errors()]
+        if faults:
+            raise Faults(faults)
+        return document
+
+    def save(self, path: Path) -> None:
+        """Writes the file whole or not at all, as JSON or TOML by its suffix.
+
+        Raises:
+            StorageError: the disk is full or closed.
+        """
+        write_whole(path, self.to_json() if path.suffix == ".json" else self.to_toml())
+
+    def to_toml(self) -> str:
+        """The document as TOML; keys without a value are left out."""
+        return tomli_w.dumps(self.model_dump(mode="json", exclude_none=True))
+
+    def to_json(self) -> str:
+        """The document as one JSON object."""
+        return self.model_dump_json(exclude_none=True)
+
+    def fingerprint(self) -> str:
+        """Twelve hexadecimal digits of the SHA-256 of the content, independent of key order."""
+        content = json.dumps(self.model_dump(mode="json", exclude_none=True), sort_keys=True)
+        return hashlib.sha256(content.encode()).hexdigest()[:12]
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise RequestError(f"no file `{path}`") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise RequestError(f"`{path}` cannot be read as text: {error}") from None
+
+
+def _parse(path: Path, text: str) -> dict[str, Any]:
+    """The file's tree; `Any` because a file may hold anything before it is validated."""
+    try:
+        tree = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, json.JSONDecodeError) as error:
+        raise RequestError(f"{path}: {error}") from None
+    if not isinstance(tree, dict):
+        raise RequestError(f"{path}: holds a {type(tree).__name__}, not a table of keys")
+    return tree
+
+
+def _lines(text: str) -> Iterator[tuple[tuple[str, ...], int]]:
+    """Where each key of a TOML text stands; tables in arrays are told by their last occurrence."""
+    table: tuple[str, ...] = ()
+    for number, line in enumerate(text.splitlines(), start=1):
+        bare = line.split("#")[0].strip()
+        if bare.startswith("["):
+            table = _key(bare.strip("[]"))
+            yield table, number
+        elif "=" in bare and not bare.startswith(("{", '"""')):
+            yield (*table, *_key(bare.partition("=")[0])), number
+
+
+def _key(dotted: str) -> tuple[str, ...]:
+    return tuple(part.strip().strip("\"'") for part in dotted.split("."))
+
+
+def _value(text: str) -> object:
+    """The TOML value of an override; what is no TOML value is text."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _put(tree: dict[str, Any], loc: tuple[str, ...], value: object) -> bool:
+    """Sets a leaf of the tree; False if a plain value stands in the way."""
+    for part in loc[:-1]:
+        branch = tree.setdefault(part, {})
+        if not isinstance(branch, dict):
+            return False
+        tree = branch
+    tree[loc[-1]] = value
+    return True
+
+
+def _fault(
+    cls: type[Document], item: Mapping[str, Any], origin: Mapping[Loc, str], file: Path | None
+) -> str:
+    loc: Loc = item["loc"]
+    where = _where(loc, origin) or (str(file) if file else "request")
+    name = ".".join(str(part) for part in loc)
+    if item["type"] == "extra_forbidden":
+        return f"{where}: unknown key `{name}`{_suggestion(cls, loc)}"
+    message = str(item["msg"]).removeprefix("Value error, ")
+    message = message[:1].lower() + message[1:]
+    if item["type"] == "missing":
+        return f"{where}: `{name}` is missing"
+    if isinstance(item["input"], Mapping) or not name:
+        return f"{where}: {f'`{name}`: ' if name else ''}{message}"
+    return f"{where}: `{name}` = {item['input']!r}: {message}"
+
+
+def _where(loc: Loc, origin: Mapping[Loc, str]) -> str | None:
+    """The nearest known place at or above `loc` (an override may have set only part of it)."""
+    names = tuple(part for part in loc if isinstance(part, str))
+    for end in range(len(names), 0, -1):
+        if names[:end] in origin:
+            return origin[names[:end]]
+    return None
+
+
+def _suggestion(cls: type[Document], loc: Loc) -> str:
+    fields = _fields(cls, loc[:-1])
+    near = did_you_mean(str(loc[-1]), fields)
+    if near and len(loc) > 1:
+        prefix = ".".join(str(part) for part in loc[:-1])
+        return near.replace("`", f"`{prefix}.", 1)
+    return near
+
+
+def _fields(cls: type[BaseModel], loc: Loc) -> list[str]:
+    """The keys that the table at `loc` knows."""
+    for part in loc:
+        field = cls.model_fields.get(str(part))
+        if field is None:
+            continue  # an index into a list of tables: the class stays the same
+        inner = next(_documents(field.annotation), None)
+        if inner is None:
+            return []
+        cls = inner
+    return list(cls.model_fields)
+
+
+def _documents(annotation: object) -> Iterator[type[BaseModel]]:
+    """The document classes inside an annotation such as `tuple[Stage, ...] | None`."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for argument in get_args(annotation):
+        yield from _documents(argument)

@@ -1,0 +1,75 @@
+"""The one tree of exceptions: what went wrong, with its numbers, and the way out.
+
+An error carries plain values, never objects of the house, and knows the exit code that the command
+line ends with: 1 the run is broken, 2 your input (or the machine under it), 130 stopped by hand.
+"""
+
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
+
+
+class WindlassError(Exception):
+    """Something a user can mend; the message is one sentence with its numbers and the way out."""
+
+    exit_code = 2
+
+
+class RequestError(WindlassError, ValueError):
+    """A request, file or override that cannot be read as what it should be.
+
+    It is a `ValueError` too, so that pydantic reports it as a fault of the field being read.
+    """
+
+
+class ModelError(WindlassError):
+    """A model that is unknown, is no chain of layers, or cannot be captured."""
+
+
+class MachineError(WindlassError):
+    """A machine that is unknown or cannot be measured."""
+
+
+class PlanError(WindlassError):
+    """A plan that does not fit, is not legal, or whose program does not verify."""
+
+
+class DataError(WindlassError):
+    """A corpus that is missing, empty, too short or not readable as text."""
+
+
+class CheckpointError(WindlassError):
+    """A checkpoint that is missing, damaged or of another model."""
+
+
+class RecordError(WindlassError):
+    """A run folder that is missing, taken by another process, or not readable."""
+
+
+class StorageError(WindlassError):
+    """The disk is full or does not take what must be written."""
+
+
+class RunBroken(WindlassError):  # noqa: N818  a state of the run, not of the code
+    """The run itself went wrong: a loss that is no number, weights that blew up."""
+
+    exit_code = 1
+
+
+class RunInterrupted(WindlassError):  # noqa: N818  a wish, not a fault
+    """The run was stopped by hand; its state is saved."""
+
+    exit_code = 130
+
+
+class Faults(WindlassError):  # noqa: N818  several at once
+    """All faults of one input at once, one a line."""
+
+    def __init__(self, faults: Sequence[str]) -> None:
+        self.faults = tuple(faults)
+        super().__init__("\n".join(self.faults))
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Returns `; did you mean ...?` for the nearest known name, or nothing if none is near."""
+    near = get_close_matches(name, list(known), n=1, cutoff=0.6)
+    return f"; did you mean `{near[0]}`?" if near else ""

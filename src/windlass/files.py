@@ -1,0 +1,79 @@
+"""Files written whole or not at all: write beside, flush to the disk, rename over.
+
+A reader therefore sees the old file or the new one, never half of either, also after `kill -9` or
+a power cut.
+"""
+
+import contextlib
+import errno
+import hashlib
+import os
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from windlass.errors import StorageError
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def write_whole(path: Path, content: bytes | str) -> None:
+    """Writes `content` to `path` whole or not at all.
+
+    Raises:
+        StorageError: the disk is full, or the folder does not take the file.
+    """
+    with writing_whole(path) as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+
+
+@contextlib.contextmanager
+def writing_whole(path: Path) -> Iterator[BinaryIO]:
+    """A file that appears under `path` when the block ends well, and not at all otherwise.
+
+    Raises:
+        StorageError: the disk is full, or the folder does not take the file.
+    """
+    beside = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
+    with storage_faults(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with beside.open("xb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            beside.replace(path)
+            sync_folder(path.parent)
+        finally:
+            beside.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def storage_faults(path: Path) -> Iterator[None]:
+    """Turns the system's word for a full or closed disk into a `StorageError` that names `path`."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _FULL:
+            raise StorageError(
+                f"no space left to write `{path}`; free some, or name another folder"
+            ) from error
+        if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
+            raise StorageError(f"`{path}` cannot be written: {error.strerror}") from error
+        raise
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes a rename inside `folder` survive a power cut."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def hash_file(path: Path) -> str:
+    """SHA-256 of a file's content, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,1 @@
+"""The nouns: graph, machine, plan, prediction, request, record. No verb lives here."""

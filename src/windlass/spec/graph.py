@@ -1,0 +1,161 @@
+"""Graph: what one step computes, layer by layer, as a function of micro-batch and sequence.
+
+A graph is a chain of layers. Equal layers are folded into one kind, so that 96 layers cost as much
+to write down as one. Every number of an op is a `Quantity`, a polynomial in b and s, found exactly.
+"""
+
+from collections.abc import Iterator
+from math import prod
+from typing import Literal, NamedTuple
+
+from windlass.document import Document
+
+Precision = Literal["float32", "bfloat16"]
+"""What layers compute in; with bfloat16 the optimizer keeps float32 master weights."""
+
+OpKind = Literal["matmul", "attention", "memory"]
+"""`memory` is all that is bound by traffic: element-wise, normalisation, gather, copy."""
+
+PRECISION_BYTES: dict[Precision, int] = {"float32": 4, "bfloat16": 2}
+
+
+class Quantity(NamedTuple):
+    """The polynomial `one + s*S + ss*S^2 + B*(b + bs*S + bss*S^2)` of micro-batch B, sequence S."""
+
+    one: float = 0
+    s: float = 0
+    ss: float = 0
+    b: float = 0
+    bs: float = 0
+    bss: float = 0
+
+    def at(self, micro: int, sequence: int) -> float:
+        """The value for `micro` sequences of `sequence` tokens."""
+        fixed = self.one + sequence * (self.s + sequence * self.ss)
+        return fixed + micro * (self.b + sequence * (self.bs + sequence * self.bss))
+
+
+class Shape(NamedTuple):
+    """A matrix product: `batch` products of (m, k) by (k, n)."""
+
+    batch: Quantity
+    m: Quantity
+    n: Quantity
+    k: Quantity
+
+
+class Op(Document):
+    """One ATen operation, or the run of them that a compiler fuses into one."""
+
+    name: str
+    kind: OpKind
+    flop: Quantity = Quantity()
+    read_bytes: Quantity
+    written_bytes: Quantity
+    live_bytes: Quantity
+    """Bytes allocated by this pass of the layer that are alive while the op runs, its own output
+    and what it keeps for backward included; neither parameters nor the layer's input count."""
+    shape: Shape | None = None
+    """Only of a `matmul`."""
+    calls: int = 1
+    """How many ATen calls stand behind it: each pays the launch overhead once."""
+
+
+class LayerCost(Document):
+    """What a layer costs in one precision, run eagerly or compiled."""
+
+    precision: Precision
+    compiled: bool
+    forward: tuple[Op, ...]
+    backward: tuple[Op, ...]
+    kept_bytes: Quantity
+    """Held from forward to backward, apart from parameters, the layer's input and its output."""
+    input_bytes: Quantity
+    output_bytes: Quantity
+
+
+class Parameter(Document):
+    """One weight tensor of a layer."""
+
+    name: str
+    shape: tuple[int, ...]
+    tied_to: str | None = None
+    """Full name of the parameter that owns the memory; None if this one does."""
+
+    @property
+    def count(self) -> int:
+        """Elements."""
+        return prod(self.shape)
+
+
+class LayerKind(Document):
+    """All layers of one structure."""
+
+    name: str
+    parameters: tuple[Parameter, ...]
+    costs: tuple[LayerCost, ...]
+
+    @property
+    def parameter_count(self) -> int:
+        """Elements that the layer owns; tied parameters are counted where they live."""
+        return sum(p.count for p in self.parameters if p.tied_to is None)
+
+    def cost(self, precision: Precision, *, compiled: bool) -> LayerCost:
+        """The cost in one precision and mode.
+
+        Raises:
+            KeyError: the graph was captured without that combination.
+        """
+        for cost in self.costs:
+            if cost.precision == precision and cost.compiled == compiled:
+                return cost
+        raise KeyError(f"{self.name} has no cost in {precision}, compiled={compiled}")
+
+
+class Span(Document):
+    """Consecutive layers of one kind."""
+
+    kind: str
+    count: int
+
+
+class Graph(Document):
+    """A chain of layers with the cost of each kind."""
+
+    name: str
+    vocabulary: int
+    max_sequence: int | None = None
+    """Longest sequence the model takes; None if it sets no limit."""
+    chain: tuple[Span, ...]
+    kinds: dict[str, LayerKind]
+
+    @property
+    def label(self) -> str:
+        """`name@fingerprint`: how plans refer to this graph."""
+        return f"{self.name}@{self.fingerprint()}"
+
+    @property
+    def layers(self) -> int:
+        """Length of the chain, embedding and head included."""
+        return sum(span.count for span in self.chain)
+
+    @property
+    def parameter_count(self) -> int:
+        """Elements of all weights, tied ones once."""
+        return sum(span.count * self.kinds[span.kind].parameter_count for span in self.chain)
+
+    def layer_kinds(self) -> Iterator[LayerKind]:
+        """The kind of each layer, in the order of the chain."""
+        for span in self.chain:
+            for _ in range(span.count):
+                yield self.kinds[span.kind]
+
+    def step_flop(self, micro: int, sequence: int) -> float:
+        """FLOP of forward and backward over one micro-batch, nothing computed twice."""
+        total = 0.0
+        for span in self.chain:
+            cost = self.kinds[span.kind].cost("float32", compiled=False)
+            total += span.count * sum(
+                op.flop.at(micro, sequence) for op in (*cost.forward, *cost.backward)
+            )
+        return total

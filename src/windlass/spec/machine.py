@@ -1,0 +1,130 @@
+"""Machine: devices with their rates and memory tiers, and where each number comes from."""
+
+from bisect import bisect_left
+from math import exp, log
+from typing import NamedTuple
+
+from windlass.document import Document
+from windlass.spec.graph import Precision
+from windlass.units import Bytes, BytesPerSecond, FlopPerSecond, Seconds
+
+
+class Point(NamedTuple):
+    """One measured or published point of a curve."""
+
+    size: float
+    rate: float
+
+
+class Curve(Document):
+    """A rate over the size of the work, straight lines between points in log(size), log(rate)."""
+
+    points: tuple[Point, ...]
+
+    def at(self, size: float) -> float:
+        """The rate at `size`; beyond the ends the nearest point's rate holds."""
+        index = bisect_left(self.points, size, key=lambda point: point.size)
+        if index == 0:
+            return self.points[0].rate
+        if index == len(self.points):
+            return self.points[-1].rate
+        low, high = self.points[index - 1], self.points[index]
+        share = (log(size) - log(low.size)) / (log(high.size) - log(low.size))
+        return exp(log(low.rate) + share * (log(high.rate) - log(low.rate)))
+
+
+class Tier(Document):
+    """One level of memory of a device, nearest first in `Device.tiers`."""
+
+    name: str
+    """`near`, `host` or `disk` (a machine may use names of its own)."""
+    capacity_bytes: Bytes
+    read: BytesPerSecond | None = None
+    """From this tier into the near one; None for the near tier itself."""
+    write: BytesPerSecond | None = None
+
+
+class MatmulRate(Document):
+    """How fast matrix products run in one precision."""
+
+    precision: Precision
+    peak: FlopPerSecond
+    """The dense peak that MFU is measured against."""
+    curve: Curve
+    """FLOP/s over FLOP of one product."""
+    attention: Curve
+    """FLOP/s of fused attention over FLOP of one call."""
+
+
+class Device(Document):
+    """One processor with memory of its own."""
+
+    kind: str
+    """`cpu` or `cuda` if this program can run there, else the vendor's name."""
+    matmul: tuple[MatmulRate, ...]
+    traffic: Curve
+    """Bytes/s (read and written together) of element-wise ops over the bytes that one op moves."""
+    launch_seconds: Seconds
+    """Cost of starting one op."""
+    update_rate: BytesPerSecond
+    """Bytes/s of the fused optimizer over all that it reads and writes."""
+    fused_traffic: Curve | None = None
+    """Like `traffic`, for compiled element-wise runs; None means the same curve."""
+    runtime_bytes: Bytes = 0
+    """Held by the process before any tensor: libraries, allocator."""
+    tiers: tuple[Tier, ...]
+
+    @property
+    def near(self) -> Tier:
+        """The tier that ops read and write."""
+        return self.tiers[0]
+
+    def rate(self, precision: Precision) -> MatmulRate:
+        """Matrix product rates in `precision`.
+
+        Raises:
+            KeyError: this device has none stated.
+        """
+        for rate in self.matmul:
+            if rate.precision == precision:
+                return rate
+        raise KeyError(f"{self.kind} states no rate for {precision}")
+
+
+class Link(Document):
+    """What joins devices: a collective or message costs latency + bytes / rate."""
+
+    name: str
+    joins: int
+    """Devices that share it."""
+    latency: Seconds
+    rate: BytesPerSecond
+
+
+class Machine(Document):
+    """All of it: hosts of devices, links between them."""
+
+    name: str
+    hosts: int = 1
+    devices_per_host: int = 1
+    device: Device
+    links: tuple[Link, ...] = ()
+    """Innermost first."""
+    source: str
+    """Where the numbers come from: `measured here`, or the publication."""
+    date: str
+    """ISO date of the measurement or publication."""
+    noise: float | None = None
+    """Standard deviation of log(time) between repeats of one measurement; None if not measured."""
+    system: str | None = None
+    """Fingerprint of hardware and library versions that a measurement holds for."""
+
+    @property
+    def label(self) -> str:
+        """`name@fingerprint`: how plans refer to this machine."""
+        return f"{self.name}@{self.fingerprint()}"
+
+    @property
+    def devices(self) -> int:
+        """Devices in all hosts."""
+        return self.hosts * self.devices_per_host

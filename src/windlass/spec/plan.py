@@ -1,0 +1,138 @@
+"""Plan: the one artifact. How a graph is cut over a machine, complete and immutable."""
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from windlass.document import Document
+from windlass.spec.graph import PRECISION_BYTES, Precision
+
+Order = Literal["gpipe", "1f1b", "interleaved", "zero-bubble"]
+Recompute = Literal["none", "layer"]
+"""`layer`: keep only a layer's input, run its forward again right before its backward."""
+
+
+class Cut(Document):
+    """pipeline x tensor x replicas = devices."""
+
+    pipeline: int = Field(default=1, ge=1)
+    tensor: int = Field(default=1, ge=1)
+    replicas: int = Field(default=1, ge=1)
+
+    @property
+    def devices(self) -> int:
+        """How many devices the cut takes."""
+        return self.pipeline * self.tensor * self.replicas
+
+
+class Sharding(Document):
+    """How many replicas share one copy (replicated tensor sharding)."""
+
+    weights: int = Field(default=1, ge=1)
+    optimizer: int = Field(default=1, ge=1)
+
+
+class Home(Document):
+    """The tier where each class of tensor lives between uses."""
+
+    weights: str = "near"
+    gradients: str = "near"
+    optimizer: str = "near"
+    activations: str = "near"
+
+
+class Batch(Document):
+    """What one replica takes in one step, counted in sequences of `sequence` tokens."""
+
+    sequence: int = Field(ge=1)
+    micro: int = Field(ge=1)
+    accumulation: int = Field(default=1, ge=1)
+
+    @property
+    def replica(self) -> int:
+        """Sequences of one replica in one step."""
+        return self.micro * self.accumulation
+
+
+class Stage(Document):
+    """Consecutive layers on one device of a pipeline."""
+
+    phases: tuple[tuple[int, int], ...]
+    """Half-open ranges of layers that are in the near tier together, in turn."""
+    recompute: Recompute = "none"
+
+    @property
+    def first(self) -> int:
+        """Index of the first layer."""
+        return self.phases[0][0]
+
+    @property
+    def last(self) -> int:
+        """One past the index of the last layer."""
+        return self.phases[-1][1]
+
+
+class Plan(Document):
+    """A cut, what lives where, what is computed twice, and in which order."""
+
+    graph: str
+    """`name@fingerprint` of the graph."""
+    machine: str
+    """`name@fingerprint` of the machine."""
+    order: Order = "1f1b"
+    precision: Precision = "float32"
+    compile: bool = False
+    clip: bool = True
+    """Whether the step needs the global gradient norm before it updates."""
+    cut: Cut = Cut()
+    sharding: Sharding = Sharding()
+    home: Home = Home()
+    batch: Batch
+    stages: tuple[Stage, ...] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _stages_follow_each_other(self) -> Self:
+        if len(self.stages) != self.cut.pipeline:
+            raise ValueError(
+                f"{len(self.stages)} stages for `cut.pipeline` = {self.cut.pipeline}; "
+                "write one `[[stages]]` for each"
+            )
+        end = 0
+        for index, stage in enumerate(self.stages):
+            for first, last in stage.phases:
+                if first != end or last <= first:
+                    raise ValueError(
+                        f"stage {index} has phase [{first}, {last}) where one from {end} is due"
+                    )
+                end = last
+        return self
+
+    @property
+    def global_batch(self) -> int:
+        """Sequences of one step over all replicas."""
+        return self.batch.replica * self.cut.replicas
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens of one step over all replicas."""
+        return self.global_batch * self.batch.sequence
+
+    @property
+    def label(self) -> str:
+        """Twelve digits that name this plan."""
+        return self.fingerprint()
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes a parameter of what layers compute with."""
+        return PRECISION_BYTES[self.precision]
+
+    @property
+    def optimizer_bytes(self) -> int:
+        """Bytes a parameter that only the update touches: two moments, and masters if apart."""
+        return 8 if self.precision == "float32" else 12
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Bytes a parameter of the gradient: summed in float32 once there is a sum."""
+        return 4 if self.batch.accumulation > 1 else self.weight_bytes

@@ -1,0 +1,100 @@
+"""Request: what a user asks for. Everything has a default; what stays open, the planner decides."""
+
+from pydantic import Field
+
+from windlass.document import Document
+from windlass.spec.graph import Precision
+from windlass.spec.plan import Order, Recompute
+from windlass.units import Bytes
+
+
+class ModelRequest(Document):
+    """A model by name or file, with dials that change its size."""
+
+    name: str = "gpt-tiny"
+    """A name of the catalogue, or `file.py:function` that returns an `nn.Module`."""
+    layers: int | None = Field(default=None, ge=1)
+    width: int | None = Field(default=None, ge=1)
+    heads: int | None = Field(default=None, ge=1)
+    key_heads: int | None = Field(default=None, ge=1)
+    hidden: int | None = Field(default=None, ge=1)
+    vocabulary: int | None = Field(default=None, ge=2)
+    """None: the model's own for a plan, the tokenizer's for a run of a catalogue model."""
+    sequence: int | None = Field(default=None, ge=2)
+    """Longest sequence of learned positions; None: the model's own."""
+    dropout: float | None = Field(default=None, ge=0, lt=1)
+
+
+class DataRequest(Document):
+    """Where text comes from and how it becomes tokens."""
+
+    source: str = "stdlib"
+    """`stdlib` (the Python standard library's sources on this machine), a folder, a `.txt`,
+    `.jsonl` or `.parquet` file, or a Hugging Face data set (`hf:name`, or a saved folder)."""
+    text_field: str = "text"
+    tokenizer: str = "bpe"
+    """`byte`, `bpe` (trained on this corpus), or the path of a `tokenizer.json`."""
+    vocabulary: int = Field(default=4096, ge=257)
+    """Entries of a trained tokenizer."""
+    held_out: float = Field(default=0.05, gt=0, lt=1)
+    """Share of documents that is never trained on."""
+    limit_bytes: Bytes | None = None
+    """Takes only so much text, in the corpus's order; None takes all."""
+
+
+class TrainRequest(Document):
+    """Optimisation: AdamW, warm-up and cosine, clipping by the global norm."""
+
+    steps: int = Field(default=300, ge=1)
+    batch: int = Field(default=16, ge=1)
+    """Global batch in sequences."""
+    sequence: int | None = Field(default=None, ge=2)
+    """Tokens of one sequence; None: the longest that the model takes, at most 1024."""
+    learning_rate: float = Field(default=1e-3, gt=0)
+    final_rate: float = Field(default=0.1, ge=0, le=1)
+    """Share of the learning rate that is left at the last step."""
+    warmup: float = Field(default=0.05, ge=0, lt=1)
+    """Share of the steps over which the learning rate rises."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    epsilon: float = Field(default=1e-8, gt=0)
+    weight_decay: float = Field(default=0.1, ge=0)
+    clip: float | None = Field(default=1.0, gt=0)
+    """Largest global gradient norm; None never clips."""
+    seed: int = 0
+    evaluate_every: int = Field(default=100, ge=1)
+    evaluate_sequences: int = Field(default=64, ge=1)
+    save_every: int = Field(default=100, ge=1)
+    keep: int = Field(default=2, ge=1)
+    """Checkpoints that stay on disk."""
+
+
+class CutRequest(Document):
+    """Degrees to hold fixed."""
+
+    pipeline: int | None = Field(default=None, ge=1)
+    tensor: int | None = Field(default=None, ge=1)
+    replicas: int | None = Field(default=None, ge=1)
+
+
+class BatchRequest(Document):
+    """Sizes to hold fixed."""
+
+    micro: int | None = Field(default=None, ge=1)
+    accumulation: int | None = Field(default=None, ge=1)
+
+
+class Request(Document):
+    """Model, machine, data, optimisation, and whatever of the plan is to be held fixed."""
+
+    model: ModelRequest = ModelRequest()
+    machine: str = "here"
+    near: Bytes | None = None
+    """Budget for the near tier; None: the machine's own capacity."""
+    data: DataRequest = DataRequest()
+    train: TrainRequest = TrainRequest()
+    cut: CutRequest = CutRequest()
+    batch: BatchRequest = BatchRequest()
+    order: Order | None = None
+    precision: Precision | None = None
+    compile: bool | None = None
+    recompute: Recompute | None = None

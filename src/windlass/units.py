@@ -1,0 +1,121 @@
+"""Reads `16 GiB`, `900 GB/s`, `2.5 ms`; writes them back.
+
+Capacity counts in powers of 2 (KiB, MiB, GiB, TiB), rate and FLOP in powers of 10. `GB` is read as
+10^9 bytes: what a vendor prints. Every reader takes a plain number too, in the base unit.
+"""
+
+import math
+import re
+from typing import Annotated
+
+from pydantic import BeforeValidator
+
+from windlass.errors import RequestError
+
+_BINARY = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "PiB": 2**50}
+_DECIMAL = {"kB": 1e3, "KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12, "PB": 1e15}
+_BYTES: dict[str, float] = {"B": 1, "": 1, **_BINARY, **_DECIMAL}
+_RATES: dict[str, float] = {f"{unit}/s": size for unit, size in _BYTES.items() if unit} | {"": 1}
+_SECONDS: dict[str, float] = {
+    "ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1, "": 1,
+    "min": 60, "h": 3600, "d": 86400,
+}  # fmt: skip
+_SI = ("", "k", "M", "G", "T", "P", "E")
+_FLOP_RATES: dict[str, float] = {f"{p}FLOP/s": 1000.0**i for i, p in enumerate(_SI)} | {"": 1}
+_NUMBER = re.compile(r"\s*([0-9][0-9_]*(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)\s*([^\s0-9].*)?$")
+
+
+def read_bytes(value: object) -> int:
+    """Bytes of `16 GiB`, `1.5GB` or a plain number."""
+    return round(_read(value, _BYTES, "a size such as `16 GiB`"))
+
+
+def read_rate(value: object) -> float:
+    """Bytes a second of `900 GB/s` or a plain number."""
+    return _read(value, _RATES, "a rate such as `900 GB/s`")
+
+
+def read_seconds(value: object) -> float:
+    """Seconds of `2.5 ms`, `3 h` or a plain number."""
+    return _read(value, _SECONDS, "a time such as `2.5 ms`")
+
+
+def read_flop_rate(value: object) -> float:
+    """FLOP a second of `312 TFLOP/s` or a plain number."""
+    return _read(value, _FLOP_RATES, "a rate such as `312 TFLOP/s`")
+
+
+Bytes = Annotated[int, BeforeValidator(read_bytes)]
+BytesPerSecond = Annotated[float, BeforeValidator(read_rate)]
+Seconds = Annotated[float, BeforeValidator(read_seconds)]
+FlopPerSecond = Annotated[float, BeforeValidator(read_flop_rate)]
+
+
+def show_bytes(count: float) -> str:
+    """`16.0 GiB`: three significant digits, powers of 2."""
+    unit, size = "B", 1
+    for name, scale in _BINARY.items():
+        if abs(count) >= scale:
+            unit, size = name, scale
+    return f"{round(count)} B" if unit == "B" else f"{_digits(count / size)} {unit}"
+
+
+def show_rate(rate: float) -> str:
+    """`900 GB/s`: three significant digits, powers of 10."""
+    return _si(rate, "B/s")
+
+
+def show_flop(flop: float) -> str:
+    """`1.76 TFLOP`: three significant digits, powers of 10."""
+    return _si(flop, "FLOP")
+
+
+def show_flop_rate(rate: float) -> str:
+    """`312 TFLOP/s`: three significant digits, powers of 10."""
+    return _si(rate, "FLOP/s")
+
+
+def show_count(count: float) -> str:
+    """`124 M`, `175 B`: a count of parameters or tokens, three significant digits."""
+    for scale, name in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if abs(count) >= scale:
+            return f"{_digits(count / scale)} {name}"
+    return f"{count:g}"
+
+
+def show_seconds(seconds: float) -> str:
+    """`2.53 s`, `41.0 ms`, `3 h 12 min`: what a person would say."""
+    size = abs(seconds)
+    if size >= 86400:
+        return f"{int(seconds // 86400)} d {round(seconds % 86400 / 3600)} h"
+    if size >= 3600:
+        return f"{int(seconds // 3600)} h {int(seconds % 3600 // 60)} min"
+    if size >= 60:
+        return f"{int(seconds // 60)} min {int(seconds % 60)} s"
+    for scale, name in ((1, "s"), (1e-3, "ms"), (1e-6, "us")):
+        if size >= scale:
+            return f"{_digits(seconds / scale)} {name}"
+    return "0 s" if size == 0 else f"{_digits(seconds / 1e-9)} ns"
+
+
+def _read(value: object, units: dict[str, float], example: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        raise RequestError(f"{value!r} is not {example}")
+    match = _NUMBER.match(str(value))
+    unit = (match.group(2) or "").strip() if match else None
+    if match is None or unit not in units:
+        raise RequestError(f"{value!r} is not {example}")
+    return float(match.group(1).replace("_", "")) * units[unit]
+
+
+def _si(value: float, unit: str) -> str:
+    power = 0 if value == 0 else min(len(_SI) - 1, max(0, int(math.log10(abs(value)) // 3)))
+    return f"{_digits(value / 1000.0**power)} {_SI[power]}{unit}"
+
+
+def _digits(value: float) -> str:
+    """Three significant digits without an exponent."""
+    size = abs(value)
+    if size >= 99.95:
+        return f"{value:.0f}"
+    return f"{value:.1f}" if size >= 9.995 else f"{value:.2f}"
