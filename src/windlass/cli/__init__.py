@@ -1,1 +1,1 @@
-"""."""
+"""The command line: the only room that prints or exits."""

@@ -1,1 +1,1 @@
-"""."""
+"""Data: corpora, tokenizers, tokens on disk, and the batches of each step."""

@@ -1,9 +1,15 @@
 """Chain: a model as the layers at which it may be cut, found in any module that is one."""
 
-from collections.abc import Mapping
+import copy
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import nn
+
+from windlass.errors import ModelError
+from windlass.models.structure import kinds_of
+from windlass.models.trial import WAY_OUT, logits_width, position_rows
+from windlass.models.weights import drawn, put_parameter, state_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,3 +32,108 @@ class Chain:
     vocabulary: int
     max_sequence: int | None
     """Longest sequence the model takes; None if it sets no limit."""
+
+
+def chain_of(
+    module: nn.Module,
+    name: str,
+    *,
+    vocabulary: int | None = None,
+    max_sequence: int | None = None,
+) -> Chain:
+    """The chain that `module` is.
+
+    Nested sequences are flattened. Nothing is computed and no weight is copied.
+
+    Args:
+        module: an `nn.Sequential` or `nn.ModuleList`, on any device.
+        name: what plans and records will call it.
+        vocabulary: width of the logits; None finds it by a trial run without numbers.
+        max_sequence: longest sequence; None looks for a table of positions.
+
+    Raises:
+        ModelError: it is no chain of layers.
+    """
+    if not isinstance(module, (nn.Sequential, nn.ModuleList)):
+        raise ModelError(
+            f"model `{name}` is a `{type(module).__name__}`, whose layers Windlass cannot tell; "
+            + WAY_OUT
+        )
+    named = list(_flatten(module, ""))
+    if len(named) < 2:
+        raise ModelError(f"model `{name}` has {len(named)} layers, needs at least 2; {WAY_OUT}")
+    layers = tuple(layer for _, layer in named)
+    kinds = kinds_of(layers)
+    if vocabulary is None:
+        vocabulary = logits_width(name, named, kinds)
+    if max_sequence is None:
+        max_sequence = position_rows(layers[0], vocabulary)
+    return Chain(
+        name=name,
+        layers=layers,
+        names=tuple(layer_name for layer_name, _ in named),
+        kinds=kinds,
+        ties=_ties(named),
+        vocabulary=vocabulary,
+        max_sequence=max_sequence,
+    )
+
+
+def materialise(chain: Chain, index: int, *, seed: int, device: str) -> nn.Module:
+    """One layer of a chain with real weights, drawn from (seed, parameter's name) alone.
+
+    Which layers are built, in what order and on what device does not change the numbers. A
+    parameter that is tied to one of an earlier layer holds the owner's numbers in memory of its
+    own: whoever holds both layers joins them. The layer in the chain stays as it is.
+
+    Args:
+        chain: its layer is on the meta device, or has real weights, which are then copied.
+        index: place of the layer in the chain.
+        seed: of all weights of the model.
+        device: where the layer shall be.
+
+    Raises:
+        ModelError: a module of the layer cannot draw its own weights.
+    """
+    name, layer = chain.names[index], chain.layers[index]
+    if not any(tensor.is_meta for tensor in state_of(layer)):
+        return copy.deepcopy(layer).to(device)
+    real = drawn(layer, name, seed)
+    for tied, owner in chain.ties.items():
+        if tied.startswith(f"{name}."):
+            place = tied.removeprefix(f"{name}.")
+            put_parameter(real, place, _owner(chain, real, name, owner, seed))
+    return real.to(device)
+
+
+def _owner(chain: Chain, real: nn.Module, name: str, owner: str, seed: int) -> nn.Parameter:
+    """The parameter called `owner`, of this layer or drawn for itself."""
+    if owner.startswith(f"{name}."):
+        return real.get_parameter(owner.removeprefix(f"{name}."))
+    index = next(i for i, other in enumerate(chain.names) if owner.startswith(f"{other}."))
+    path = owner.removeprefix(f"{chain.names[index]}.")
+    module_path, _, leaf = path.rpartition(".")
+    module = chain.layers[index].get_submodule(module_path)
+    full = f"{chain.names[index]}.{module_path}" if module_path else chain.names[index]
+    return drawn(module, full, seed).get_parameter(leaf)
+
+
+def _flatten(module: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:
+    """Layers with their names; a layer that stands twice is given twice."""
+    for name, child in module._modules.items():  # noqa: SLF001  named_children leaves twins out
+        if isinstance(child, (nn.Sequential, nn.ModuleList)):
+            yield from _flatten(child, f"{prefix}{name}.")
+        elif child is not None:
+            yield f"{prefix}{name}", child
+
+
+def _ties(named: Sequence[tuple[str, nn.Module]]) -> dict[str, str]:
+    owners: dict[int, str] = {}
+    ties: dict[str, str] = {}
+    for layer_name, layer in named:
+        for name, parameter in layer.named_parameters(remove_duplicate=False):
+            full = f"{layer_name}.{name}"
+            owner = owners.setdefault(id(parameter), full)
+            if owner != full:
+                ties[full] = owner
+    return ties

@@ -53,8 +53,13 @@ class Op(Document):
     read_bytes: Quantity
     written_bytes: Quantity
     live_bytes: Quantity
-    """Bytes allocated by this pass of the layer that are alive while the op runs, its own output
-    and what it keeps for backward included; neither parameters nor the layer's input count."""
+    """Bytes of this layer that are alive while the op runs, beyond what the caller holds.
+
+    In forward: all that the pass has allocated and not freed, the layer's output and what it keeps
+    for backward included. In backward: what was kept from forward and is not yet freed, and all
+    that this pass has allocated, the gradient of the layer's input included. The caller holds, and
+    counts by itself: parameters, the layer's input and, in backward, its output, the gradient
+    handed in for the output, and the gradients of parameters that the pass makes."""
     shape: Shape | None = None
     """Only of a `matmul`."""
     calls: int = 1

@@ -44,6 +44,28 @@ class Tier(Document):
     write: BytesPerSecond | None = None
 
 
+class AttentionRate(Document):
+    """How fast fused attention runs for heads of one width, FLOP/s over the length of a sequence.
+
+    FLOP are counted over the full square of scores, so that a kernel which skips the half that a
+    causal mask hides seems twice as fast.
+    """
+
+    head_width: int
+    forward: Curve
+    backward: Curve
+
+
+class OpRate(Document):
+    """Bytes/s over bytes moved of one ATen op that `traffic` does not tell, by measurement."""
+
+    name: str
+    """ATen's name. A compiled run of ops is as slow as the slowest of its names."""
+    precision: Precision
+    compiled: bool = False
+    curve: Curve
+
+
 class MatmulRate(Document):
     """How fast matrix products run in one precision."""
 
@@ -54,6 +76,8 @@ class MatmulRate(Document):
     """FLOP/s over FLOP of one product."""
     attention: Curve
     """FLOP/s of fused attention over FLOP of one call."""
+    attention_rates: tuple[AttentionRate, ...] = ()
+    """Where measured, in place of `attention`: one for each head width."""
 
 
 class Device(Document):
@@ -70,9 +94,29 @@ class Device(Document):
     """Bytes/s of the fused optimizer over all that it reads and writes."""
     fused_traffic: Curve | None = None
     """Like `traffic`, for compiled element-wise runs; None means the same curve."""
+    op_rates: tuple[OpRate, ...] = ()
+    """Ops that are bound by arithmetic or by an awkward order, not by plain traffic."""
+    fresh_rate: BytesPerSecond | None = None
+    """Bytes/s of touching memory that the system just handed out; None where that is free."""
+    fresh_above_bytes: Bytes = 0
+    """Results larger than this lie in memory that is fresh each time."""
+    norm_rate: BytesPerSecond | None = None
+    """Bytes/s of the gradient norm over the gradients it reads; None means plain traffic."""
+    pass_seconds: Seconds = 0.0
+    """Cost on the host of one forward or backward pass of a layer, apart from its ops."""
+    compiled_pass_seconds: Seconds = 0.0
+    """The same of a compiled layer."""
+    compile_seconds: Seconds = 0.0
+    """Cost of compiling one kind of layer, forward and backward, with nothing cached."""
     runtime_bytes: Bytes = 0
     """Held by the process before any tensor: libraries, allocator."""
+    compiler_bytes: Bytes = 0
+    """Held on top by a process that compiled something."""
     tiers: tuple[Tier, ...]
+
+    def process_bytes(self, *, compiled: bool) -> int:
+        """Held by the process before any tensor, compiled code and its compiler included."""
+        return self.runtime_bytes + (self.compiler_bytes if compiled else 0)
 
     @property
     def near(self) -> Tier:

@@ -19,7 +19,7 @@ class ModelRequest(Document):
     key_heads: int | None = Field(default=None, ge=1)
     hidden: int | None = Field(default=None, ge=1)
     vocabulary: int | None = Field(default=None, ge=2)
-    """None: the model's own for a plan, the tokenizer's for a run of a catalogue model."""
+    """None: the model's own, which must hold the tokenizer's."""
     sequence: int | None = Field(default=None, ge=2)
     """Longest sequence of learned positions; None: the model's own."""
     dropout: float | None = Field(default=None, ge=0, lt=1)

@@ -1,0 +1,24 @@
+"""The verbs: joins the rooms below into what a user calls. No numbers of its own, only calls."""
+
+from windlass.api.plan import HERE, Planned, Progress, ask, capture, find_machine, plan, probe
+from windlass.api.record import RUNS, load, report, runs
+from windlass.api.run import Run, resume, sample, train
+
+__all__ = [
+    "HERE",
+    "RUNS",
+    "Planned",
+    "Progress",
+    "Run",
+    "ask",
+    "capture",
+    "find_machine",
+    "load",
+    "plan",
+    "probe",
+    "report",
+    "resume",
+    "runs",
+    "sample",
+    "train",
+]

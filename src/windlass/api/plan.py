@@ -1,0 +1,177 @@
+"""Planning: from a request to a plan and its prediction; runs nothing.
+
+Rooms that need torch are imported only where something must be captured or measured for the first
+time, so that planning answers at once.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from platformdirs import user_cache_path
+
+from windlass.capture.key import graph_key
+from windlass.capture.store import load_graph, save_graph
+from windlass.errors import PlanError
+from windlass.machines import catalogue
+from windlass.machines.here import load_here, save_here
+from windlass.search.choice import Choice
+from windlass.search.choose import choose
+from windlass.search.explain import explain
+from windlass.spec.graph import Graph
+from windlass.spec.machine import Machine
+from windlass.spec.plan import Plan
+from windlass.spec.prediction import Prediction
+from windlass.spec.request import ModelRequest, Request
+
+if TYPE_CHECKING:
+    from windlass.models.chain import Chain
+
+HERE = "here"
+"""The name of the machine that this program runs on."""
+
+Progress = Callable[[str, int, int | None], None]
+"""Told a label, what is done, and of how much (None where that is not known)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """A request with everything that was found for it."""
+
+    request: Request
+    graph: Graph
+    machine: Machine
+    choice: Choice
+
+    @property
+    def plan(self) -> Plan:
+        """The chosen plan.
+
+        Raises:
+            PlanError: nothing fits; the message names the cheapest changes that would.
+        """
+        if self.choice.plan is None:
+            raise self._refusal()
+        return self.choice.plan
+
+    @property
+    def prediction(self) -> Prediction:
+        """What the chosen plan will cost.
+
+        Raises:
+            PlanError: nothing fits.
+        """
+        if self.choice.prediction is None:
+            raise self._refusal()
+        return self.choice.prediction
+
+    def _refusal(self) -> PlanError:
+        told = explain(self.choice)
+        model, lines = self.request.model.name, [f"- {line}" for line in told.help]
+        return PlanError("\n".join([f"`{model}` {told.verdict}; what would help:", *lines]))
+
+
+def ask(
+    model: str | None = None,
+    *overrides: str,
+    machine: str | None = None,
+    near: str | None = None,
+    file: Path | None = None,
+) -> Request:
+    """The request of *defaults < file < overrides*, and what is named apart last.
+
+    Raises:
+        RequestError: the file cannot be read.
+        Faults: all keys and values that do not fit.
+    """
+    apart = {"model.name": model, "machine": machine, "near": near}
+    named = (f"{key}={value!r}" for key, value in apart.items() if value is not None)
+    return Request.resolve(file, (*overrides, *named))
+
+
+def plan(
+    model: str | Request,
+    *overrides: str,
+    machine: str | None = None,
+    near: str | None = None,
+    progress: Progress | None = None,
+) -> Planned:
+    """Chooses a plan and predicts it; runs nothing.
+
+    Args:
+        model: a name, `file.py:function`, or a whole request.
+        overrides: `key=value`, such as `train.batch=32`.
+        machine: a name of the catalogue; None means this machine.
+        near: budget for the near tier, such as `4GiB`.
+        progress: told how far a first measurement of this machine is.
+
+    Raises:
+        WindlassError: what is wrong with the request, the model or the machine.
+    """
+    request = model if isinstance(model, Request) else None
+    request = request or ask(str(model), *overrides, machine=machine, near=near)
+    graph = capture(request.model)
+    found = find_machine(request.machine, progress=progress)
+    return Planned(
+        request=request, graph=graph, machine=found, choice=choose(request, graph, found)
+    )
+
+
+def capture(model: ModelRequest) -> Graph:
+    """The graph of a model; captured once, then found again until the model or our code changes.
+
+    Raises:
+        ModelError: unknown, or no chain of layers.
+    """
+    folder = cache_folder() / "graphs"
+    own_file = Path(model.name.partition(":")[0]) if ".py" in model.name else None
+    key = graph_key(model.to_json(), own_file)
+    graph = load_graph(folder, key)
+    if graph is None:
+        from windlass.capture.capture import capture as capture_chain
+
+        graph = capture_chain(chain_of_request(model))
+        save_graph(folder, key, graph)
+    return graph
+
+
+def find_machine(name: str, *, progress: Progress | None = None) -> Machine:
+    """A machine of the catalogue; `here` is measured on first use.
+
+    Raises:
+        MachineError: unknown, or it cannot be measured.
+    """
+    if name != HERE:
+        return catalogue.find(name)
+    return load_here(cache_folder()) or probe(progress=progress)
+
+
+def probe(*, progress: Progress | None = None) -> Machine:
+    """Measures this machine and keeps the result for this user.
+
+    Raises:
+        MachineError: something cannot be measured.
+    """
+    from windlass.machines.probe import probe as measure
+
+    machine = measure(progress, cache_folder())
+    save_here(cache_folder(), machine)
+    return machine
+
+
+def cache_folder() -> Path:
+    """Where graphs, tokens and this machine's measurement are kept for this user."""
+    return user_cache_path("windlass")
+
+
+def chain_of_request(model: ModelRequest) -> "Chain":
+    """The chain of a requested model, without weights.
+
+    Raises:
+        ModelError: unknown, or no chain of layers.
+    """
+    from windlass.models.build import build_chain
+
+    dials = model.model_dump(exclude={"name"}, exclude_none=True)
+    return build_chain(model.name, dials, device="meta")

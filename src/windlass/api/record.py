@@ -1,0 +1,44 @@
+"""Records: which runs there are, what one of them tells, and its page."""
+
+from pathlib import Path
+
+from windlass.files import write_whole
+from windlass.report.page import page
+from windlass.spec import record as names
+from windlass.track.find import RunSummary, find, list_runs
+from windlass.track.history import Record
+from windlass.track.history import load as load_record
+
+RUNS = Path("runs")
+"""Where run folders lie unless a caller says otherwise."""
+
+
+def runs(root: Path | str = RUNS) -> tuple[RunSummary, ...]:
+    """All runs under `root`, newest first."""
+    return list_runs(Path(root))
+
+
+def load(run: str | Path, *, root: Path | str = RUNS) -> Record:
+    """All that a run's folder tells.
+
+    Args:
+        run: folder, name, beginning of its id, or `last`.
+        root: where run folders lie.
+
+    Raises:
+        RecordError: no such run, or more than one.
+    """
+    return load_record(find(Path(root), str(run)))
+
+
+def report(run: str | Path, *, root: Path | str = RUNS) -> Path:
+    """Draws a run as one self-contained page in its folder, and gives its place.
+
+    Raises:
+        RecordError: no such run.
+        StorageError: the disk is full.
+    """
+    record = load(run, root=root)
+    path = record.folder / names.REPORT_FILE
+    write_whole(path, page(record))
+    return path

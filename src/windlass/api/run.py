@@ -1,0 +1,307 @@
+"""Running: makes a run ready, trains, journals every step; goes on with a run; samples from one."""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from windlass.api.plan import HERE, Planned, Progress, cache_folder, chain_of_request, plan
+from windlass.api.record import RUNS, load
+from windlass.cost.simulate import simulate
+from windlass.document import Document
+from windlass.errors import MachineError, PlanError, RecordError, RunInterrupted
+from windlass.program.instruction import Program
+from windlass.program.lower import lower
+from windlass.program.verify import verify
+from windlass.search.choice import Choice
+from windlass.spec import record as names
+from windlass.spec.prediction import Timeline
+from windlass.spec.record import RunState, Step
+from windlass.spec.request import Request
+from windlass.track.environment import collect
+from windlass.track.history import Record
+from windlass.track.run import RunFolder, create, reopen
+
+if TYPE_CHECKING:
+    from windlass.data.batches import Batches
+    from windlass.data.tokens import Tokens
+    from windlass.models.chain import Chain
+    from windlass.runtime.checkpoint import Checkpoint
+
+_WATCHED_STEP = 3
+"""Counted within an attempt: late enough that caches are warm, early enough to be there soon."""
+
+
+class Run:
+    """A run that is ready to go; iterate over it once to get its measured steps.
+
+    Made by `train` and `resume`. Its folder is held from the start and freed at the end.
+    """
+
+    def __init__(
+        self,
+        planned: Planned,
+        held: RunFolder,
+        steps: Callable[[], Iterator[Step]],
+        *,
+        done: int = 0,
+        notes: tuple[str, ...] = (),
+    ) -> None:
+        self.planned = planned
+        self.folder = held.path
+        self.done = done
+        """Steps that earlier attempts left behind."""
+        self.notes = notes
+        """What a user should know before it goes on."""
+        self._held = held
+        self._steps = steps
+
+    def __iter__(self) -> Iterator[Step]:
+        """Trains; journals and yields every step.
+
+        Raises:
+            RunBroken: a loss or gradient is not finite.
+            RunInterrupted: the caller's `stop` said so; the state is saved.
+            StorageError: the disk is full; the last good checkpoint is kept.
+        """
+        state: RunState = "broken"
+        reason = "the program failed"
+        try:
+            with closing(self._steps()) as steps:
+                for step in steps:
+                    self._held.append(step)
+                    yield step
+            state, reason = "finished", ""
+        except (RunInterrupted, KeyboardInterrupt, GeneratorExit) as error:
+            state, reason = "interrupted", str(error)
+            raise
+        except Exception as error:
+            reason = str(error)
+            raise
+        finally:
+            self._held.end(state, reason=reason)
+
+
+def train(
+    what: Planned | Request | str,
+    *overrides: str,
+    root: Path | str = RUNS,
+    folder: Path | None = None,
+    stop: Callable[[], bool] | None = None,
+    progress: Progress | None = None,
+) -> Run:
+    """Makes a run ready: tokens, verified program, run folder. Iterating over it trains.
+
+    Args:
+        what: a model's name, a request, or what `plan` gave.
+        overrides: `key=value`, if `what` is a name.
+        root: where run folders lie.
+        folder: trains into this folder in place of a new one under `root`.
+        stop: asked before each micro-batch; True saves and ends.
+        progress: told how far preparations are.
+
+    Raises:
+        WindlassError: what is wrong with the request, the data, the machine or the folder.
+    """
+    planned = what if isinstance(what, Planned) else plan(what, *overrides, progress=progress)
+    _require_here(planned)
+    tokens = _tokens(planned.request, progress)
+    _require_room(planned, tokens)
+    batches, chain, programs = _ready(planned, tokens)
+    held = create(
+        Path(root),
+        planned.request.model.name,
+        documents=_documents(planned, programs),
+        meta=_meta(planned, tokens),
+        folder=folder,
+    )
+    tokens.tokenizer.save(held.path / names.TOKENIZER_FILE)
+    return Run(planned, held, _loop(planned, chain, batches, programs, held.path, None, stop))
+
+
+def resume(
+    run: str | Path = "last",
+    *,
+    root: Path | str = RUNS,
+    stop: Callable[[], bool] | None = None,
+    progress: Progress | None = None,
+) -> Run:
+    """Goes on with a run from its newest good checkpoint, or from its start if it has none.
+
+    Args:
+        run: folder, name, beginning of its id, or `last`.
+        root: where run folders lie.
+        stop: asked before each micro-batch; True saves and ends.
+        progress: told how far preparations are.
+
+    Raises:
+        RecordError: no such run, it is finished, or another process holds it.
+        CheckpointError: every checkpoint is damaged.
+    """
+    from windlass.runtime.checkpoint import latest
+
+    record = load(run, root=root)
+    planned = _planned(record)
+    _require_here(planned)
+    checkpoint = latest(record.folder / names.CHECKPOINT_FOLDER)
+    done = checkpoint.manifest.step if checkpoint else 0
+    if done >= planned.request.train.steps:
+        raise RecordError(f"run `{record.folder.name}` has finished all its {done} steps")
+    tokens = _tokens(planned.request, progress)
+    if tokens.fingerprint != record.meta.get("tokens"):
+        raise RecordError(
+            f"the text of `{planned.request.data.source}` has changed since run "
+            f"`{record.folder.name}` began; it cannot go on as if nothing happened"
+        )
+    batches, chain, programs = _ready(planned, tokens)
+    held = reopen(record.folder, meta=_meta(planned, tokens))
+    notes = checkpoint.damaged if checkpoint else ("no checkpoint was saved: begins anew",)
+    steps = _loop(planned, chain, batches, programs, held.path, checkpoint, stop)
+    return Run(planned, held, steps, done=done, notes=notes)
+
+
+def sample(
+    run: str | Path,
+    prompt: str,
+    *,
+    root: Path | str = RUNS,
+    tokens: int = 200,
+    temperature: float = 0.8,
+    top_k: int = 40,
+    seed: int = 0,
+) -> Iterator[str]:
+    """Text that a run's newest good checkpoint writes after a prompt, piece by piece.
+
+    Raises:
+        RecordError: no such run.
+        CheckpointError: it has no whole checkpoint.
+    """
+    from windlass.data.tokenizer import load_tokenizer
+    from windlass.runtime.generate import generate
+
+    record = load(run, root=root)
+    planned = _planned(record)
+    tokenizer = load_tokenizer(record.folder / names.TOKENIZER_FILE)
+    yield from generate(record.folder, planned, tokenizer, prompt, tokens, temperature, top_k, seed)
+
+
+def _tokens(request: Request, progress: Progress | None) -> "Tokens":
+    from windlass.data.prepare import prepare
+
+    data = request.data
+    return prepare(
+        data.source,
+        tokenizer=data.tokenizer,
+        vocabulary=data.vocabulary,
+        held_out=data.held_out,
+        text_field=data.text_field,
+        limit_bytes=data.limit_bytes,
+        cache=cache_folder() / "tokens",
+        progress=progress,
+    )
+
+
+def _require_here(planned: Planned) -> None:
+    if planned.request.machine != HERE:
+        raise MachineError(
+            f"machine `{planned.request.machine}` is not this one: plan and fit tell what it would "
+            "do, train runs on `here`"
+        )
+
+
+def _require_room(planned: Planned, tokens: "Tokens") -> None:
+    if tokens.vocabulary > planned.graph.vocabulary:
+        raise PlanError(
+            f"the tokenizer has {tokens.vocabulary} entries and the model only "
+            f"{planned.graph.vocabulary}; raise `model.vocabulary` or lower `data.vocabulary`"
+        )
+
+
+def _ready(planned: Planned, tokens: "Tokens") -> "tuple[Batches, Chain, tuple[Program, ...]]":
+    """What a run needs before its first step: batches, the chain, and verified programs."""
+    from windlass.data.batches import Batches
+
+    plan, train_request = planned.plan, planned.request.train
+    batches = Batches(
+        tokens,
+        sequence=plan.batch.sequence,
+        batch=train_request.batch,
+        seed=train_request.seed,
+    )
+    programs = lower(plan, planned.graph)
+    near = planned.machine.device.near
+    verify(programs, plan, planned.graph, {near.name: planned.request.near or near.capacity_bytes})
+    return batches, chain_of_request(planned.request.model), programs
+
+
+def _documents(planned: Planned, programs: tuple[Program, ...]) -> dict[str, Document]:
+    """The plain files of a new run."""
+    timeline = simulate(planned.plan, planned.graph, planned.machine, programs)
+    return {
+        names.REQUEST_FILE: planned.request,
+        names.PLAN_FILE: planned.plan,
+        names.GRAPH_FILE: planned.graph,
+        names.MACHINE_FILE: planned.machine,
+        names.PREDICTION_FILE: planned.prediction,
+        names.PROGRAM_FILE: programs[0],
+        names.PREDICTED_TIMELINE_FILE: timeline,
+        names.ENVIRONMENT_FILE: collect(sys.argv),
+    }
+
+
+def _meta(planned: Planned, tokens: "Tokens") -> dict[str, object]:
+    """What lists and pages show of a run without reading more."""
+    return {
+        "model": planned.request.model.name,
+        "machine": planned.machine.name,
+        "steps": planned.request.train.steps,
+        "predicted_seconds": planned.prediction.step_seconds,
+        "unigram_entropy": tokens.meta.held_out_unigram_nats,
+        "unigram_bits_per_byte": tokens.meta.held_out_unigram_bits_per_byte,
+        "tokens": tokens.fingerprint,
+    }
+
+
+def _planned(record: Record) -> Planned:
+    """What a run was made of, from its own files."""
+    parts = (record.request, record.graph, record.machine, record.plan, record.prediction)
+    request, graph, machine, plan, prediction = parts
+    if not (request and graph and machine and plan and prediction):
+        why = "; ".join(record.faults) or "files are missing"
+        raise RecordError(f"run `{record.folder.name}` cannot go on: {why}")
+    choice = Choice(plan=plan, prediction=prediction)
+    return Planned(request=request, graph=graph, machine=machine, choice=choice)
+
+
+def _loop(
+    planned: Planned,
+    chain: "Chain",
+    batches: "Batches",
+    programs: tuple[Program, ...],
+    folder: Path,
+    checkpoint: "Checkpoint | None",
+    stop: Callable[[], bool] | None,
+) -> Callable[[], Iterator[Step]]:
+    """The training loop, begun when it is called; it keeps one step's measured timeline."""
+    from windlass.runtime.train import Watch, never, train
+
+    done = checkpoint.manifest.step if checkpoint else 0
+    watched = min(done + _WATCHED_STEP, planned.request.train.steps)
+
+    def keep(step: int, timeline: Timeline) -> None:
+        del step
+        timeline.save(folder / names.MEASURED_TIMELINE_FILE)
+
+    return lambda: train(
+        planned.plan,
+        chain,
+        batches,
+        planned.request.train,
+        program=programs[0],
+        checkpoints=folder / names.CHECKPOINT_FOLDER,
+        resume=checkpoint,
+        device=planned.machine.device.kind,
+        stop=stop or never,
+        watch=Watch(steps=frozenset({watched}), take=keep),
+    )

@@ -1,0 +1,53 @@
+"""Ops of a layer that runs as it is written: one op for each call."""
+
+from collections.abc import Sequence
+
+from windlass.capture.fit import total
+from windlass.capture.trace import Call, Fitted
+from windlass.spec.graph import LayerCost, Op, Precision, Quantity, Shape
+
+
+def eager_cost(fitted: Fitted, precision: Precision) -> LayerCost:
+    """What the layer costs, run call by call."""
+    trace, numbers = fitted.trace, fitted.numbers
+    ops = tuple(
+        Op(
+            name=call.name,
+            kind=call.kind,
+            flop=numbers[call.flop],
+            read_bytes=total(numbers[touch.nbytes] for touch in call.reads),
+            written_bytes=total(numbers[touch.nbytes] for touch in call.writes),
+            live_bytes=_live(fitted, place),
+            shape=matrix_shape(call, numbers),
+        )
+        for place, call in enumerate(trace.calls)
+    )
+    last = trace.forward_calls
+    return LayerCost(
+        precision=precision,
+        compiled=False,
+        forward=ops[:last],
+        backward=ops[last:],
+        kept_bytes=total(
+            numbers[buffer.nbytes]
+            for buffer in trace.buffers
+            if buffer.role == "inner" and buffer.born < last and trace.lives(last, buffer)
+        ),
+        input_bytes=numbers[trace.input_bytes],
+        output_bytes=numbers[trace.output_bytes],
+    )
+
+
+def matrix_shape(call: Call, numbers: Sequence[Quantity]) -> Shape | None:
+    """The shape of a matrix product; None of any other call."""
+    return None if call.shape is None else Shape(*(numbers[place] for place in call.shape))
+
+
+def _live(fitted: Fitted, place: int) -> Quantity:
+    trace = fitted.trace
+    forward = place < trace.forward_calls
+    return total(
+        fitted.numbers[buffer.nbytes]
+        for buffer in trace.buffers
+        if trace.counts(buffer.role, forward=forward) and trace.lives(place, buffer)
+    )

@@ -1,0 +1,195 @@
+"""Records one forward and backward pass of a layer on tensors that have no memory behind them.
+
+The tensors say they are on the CPU, so torch chooses the same operations as in a real run there.
+When each buffer is freed is seen by the end of its storage, as it would happen in a real run.
+"""
+
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.func import functional_call
+from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.weak import WeakIdKeyDictionary
+
+from windlass.capture.count import (
+    EMPTY,
+    attention_flop,
+    product_shape,
+    read_tensors,
+    touched_bytes,
+)
+from windlass.capture.trace import Buffer, Call, Role, Touch, Trace
+from windlass.models.trial import fake_state
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recording:
+    """A trace and its numbers at one size."""
+
+    trace: Trace
+    numbers: tuple[int, ...]
+    output_shape: tuple[int, ...]
+    """Of the layer, before any loss."""
+
+
+def record(
+    layer: nn.Module, make_input: Callable[[], Tensor], *, dtype: torch.dtype, loss: bool
+) -> Recording:
+    """Forward and backward of a layer.
+
+    Args:
+        layer: on any device; its weights are not touched.
+        make_input: gives the layer's input, called where nothing is allocated.
+        dtype: of weights and activations.
+        loss: whether mean cross-entropy in float32 follows, as it does after the last layer.
+    """
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.enable_grad():
+        state = fake_state(layer, dtype)
+        x = make_input()
+        x = x.to(dtype).requires_grad_() if x.is_floating_point() else x
+        targets = torch.zeros(x.shape[:2], dtype=torch.int64) if loss else None
+        learned = {id(w): w for w in state.values() if w.requires_grad}
+        recorder = _Recorder()
+        recorder.know(state.values(), "parameter")
+        recorder.know([x] if targets is None else [x, targets], "input")
+        with recorder:
+            y = functional_call(layer, state, (x,))
+            shape = tuple(y.shape)
+            if targets is not None:
+                y = functional.cross_entropy(y.float().flatten(0, 1), targets.flatten())
+        recorder.ends_forward([y])
+        handed = torch.empty_like(y)
+        recorder.know([handed], "handed")
+        wanted = [*([x] if x.requires_grad else []), *learned.values()]
+        gradients: tuple[Tensor | None, ...] = ()
+        if wanted and y.requires_grad:
+            with recorder:
+                gradients = torch.autograd.grad(y, wanted, handed, allow_unused=True)
+        of_weights = gradients[1:] if x.requires_grad else gradients
+        recorder.know([g for g in of_weights if g is not None], "gradient")
+        return recorder.finish(x, y, shape)
+
+
+class _Recorder(TorchDispatchMode):
+    """Sees every ATen call, and the end of every storage."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._calls: list[Call] = []
+        self._numbers: list[int] = []
+        self._buffers: list[Buffer] = []
+        self._ids: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self._forward_calls = 0
+
+    def __torch_dispatch__(
+        self,
+        func: OpOverload,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:  # noqa: ANN401  whatever ATen takes and gives
+        out = func(*args, **(kwargs or {}))
+        made = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
+        if made and isinstance(func, OpOverload):
+            taken = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+            self._note(func, taken, made)
+        return out
+
+    def know(self, tensors: Iterable[Tensor], role: Role) -> None:
+        """Sets the role of the memory behind tensors."""
+        for tensor in tensors:
+            index = self._buffer(tensor)
+            self._buffers[index] = replace(self._buffers[index], role=role)
+
+    def ends_forward(self, outputs: Sequence[Tensor]) -> None:
+        """All later calls are the backward pass."""
+        self._forward_calls = len(self._calls)
+        for tensor in outputs:
+            index = self._buffer(tensor)
+            # A layer that hands its input on has no output of its own.
+            if self._buffers[index].role == "inner":
+                self._buffers[index] = replace(self._buffers[index], role="output")
+
+    def finish(self, x: Tensor, y: Tensor, shape: tuple[int, ...]) -> Recording:
+        """What was seen."""
+        trace = Trace(
+            calls=tuple(self._calls),
+            forward_calls=self._forward_calls,
+            input_bytes=self._number(touched_bytes(x)),
+            output_bytes=self._number(touched_bytes(y)),
+            buffers=tuple(self._buffers),
+        )
+        return Recording(trace=trace, numbers=tuple(self._numbers), output_shape=shape)
+
+    def _note(self, func: OpOverload, taken: list[Tensor], made: list[Tensor]) -> None:
+        old = {self._ids.get(tensor.untyped_storage()) for tensor in taken}
+        mutates = func._schema.is_mutable  # noqa: SLF001  the public way to ask does not exist
+        fresh = [t for t in made if mutates or self._ids.get(t.untyped_storage()) not in old]
+        if not fresh:
+            return  # a view
+        if func.overloadpacket in EMPTY:
+            for tensor in fresh:
+                self._buffer(tensor)
+            return
+        reads = tuple(
+            Touch(buffer=self._buffer(tensor), nbytes=self._number(nbytes))
+            for tensor, nbytes in read_tensors(func, taken, made)
+        )
+        writes = tuple(
+            Touch(buffer=self._buffer(tensor), nbytes=self._number(touched_bytes(tensor)))
+            for tensor in fresh
+        )
+        self._calls.append(self._call(func, taken, reads, writes))
+
+    def _call(
+        self, func: OpOverload, taken: list[Tensor], reads: tuple[Touch, ...],
+        writes: tuple[Touch, ...],
+    ) -> Call:  # fmt: skip
+        name = func.overloadpacket.__name__
+        random = torch.Tag.nondeterministic_seeded in func.tags
+        sizes = product_shape(func, taken)
+        if sizes is not None:
+            batch, m, n, k = (self._number(size) for size in sizes)
+            flop = self._number(2 * sizes[0] * sizes[1] * sizes[2] * sizes[3])
+            return Call(
+                name=name, kind="matmul", flop=flop, shape=(batch, m, n, k), reads=reads,
+                writes=writes, random=random,
+            )  # fmt: skip
+        count = attention_flop(func, taken)
+        return Call(
+            name=name,
+            kind="memory" if count is None else "attention",
+            flop=self._number(count or 0),
+            shape=None,
+            reads=reads,
+            writes=writes,
+            random=random,
+        )
+
+    def _buffer(self, tensor: Tensor) -> int:
+        storage = tensor.untyped_storage()
+        index = self._ids.get(storage)
+        if index is None:
+            index = len(self._buffers)
+            self._ids[storage] = index
+            nbytes = self._number(storage.nbytes())
+            self._buffers.append(
+                Buffer(role="inner", nbytes=nbytes, born=len(self._calls), died=None)
+            )
+            weakref.finalize(storage, self._ends, index)
+        return index
+
+    def _ends(self, index: int) -> None:
+        self._buffers[index] = replace(self._buffers[index], died=len(self._calls))
+
+    def _number(self, value: int) -> int:
+        self._numbers.append(value)
+        return len(self._numbers) - 1

@@ -1,0 +1,88 @@
+"""Trace: one forward and backward pass of a layer as a list of calls on buffers.
+
+Sizes stand apart from structure, so that passes at several sizes can be compared and every number
+fitted as a polynomial: a call names the places of its numbers in one list.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from windlass.spec.graph import OpKind, Quantity
+
+Pass = Literal["forward", "backward"]
+
+Role = Literal[
+    "parameter",
+    "input",  # of the layer, and targets
+    "output",
+    "handed",  # the gradient of the output
+    "gradient",  # of a parameter
+    "inner",  # all else that the layer allocates
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Touch:
+    """A buffer read or written, and how much of it."""
+
+    buffer: int
+    nbytes: int
+    """Place of the number of bytes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One ATen call that touches memory."""
+
+    name: str
+    kind: OpKind
+    flop: int
+    """Place of the number."""
+    shape: tuple[int, int, int, int] | None
+    """Places of batch, m, n, k of a matrix product."""
+    reads: tuple[Touch, ...]
+    writes: tuple[Touch, ...]
+    random: bool
+    """It draws numbers, so that it cannot be run again with the same result."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Buffer:
+    """Memory of one tensor and its views."""
+
+    role: Role
+    nbytes: int
+    """Place of the number of bytes."""
+    born: int
+    """Index of the call that makes it; -1 is before the first."""
+    died: int | None
+    """It is gone when this call begins; None if it outlives both passes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trace:
+    """Forward and backward of one layer in one precision."""
+
+    calls: tuple[Call, ...]
+    forward_calls: int
+    """The first so many calls are the forward pass."""
+    buffers: tuple[Buffer, ...]
+    input_bytes: int
+    """Place of the number of bytes of the layer's input."""
+    output_bytes: int
+
+    def lives(self, place: int, buffer: Buffer) -> bool:
+        """Whether a buffer is there while a call runs."""
+        return buffer.born <= place and (buffer.died is None or place < buffer.died)
+
+    def counts(self, role: Role, *, forward: bool) -> bool:
+        """Whether buffers of a role are the pass's own; all others the caller holds."""
+        return role == "inner" or (role == "output" and forward)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fitted:
+    """A trace with every number as a function of micro-batch and sequence."""
+
+    trace: Trace
+    numbers: tuple[Quantity, ...]

@@ -1,0 +1,120 @@
+"""`windlass train` and `windlass resume`: run, show what happens, end with what to do next."""
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+from rich.live import Live
+
+from windlass import api
+from windlass.cli.console import Bars, console, errors
+from windlass.cli.words import request_of
+from windlass.errors import RunInterrupted
+from windlass.report.live import TrainingView
+from windlass.report.table import plan_table
+from windlass.spec.record import Step
+from windlass.units import show_bytes, show_seconds
+
+_LINE_SHARE = 20
+"""Where output is no terminal, about so many lines tell of a run."""
+
+
+def train(
+    model: str | None = None,
+    *overrides: str,
+    on: str | None = None,
+    near: str | None = None,
+    file: Path | None = None,
+    runs: Path = api.RUNS,
+    folder: Path | None = None,
+) -> None:
+    """Plan, predict, run and record the training of a model.
+
+    Args:
+        model: a name (`windlass models` lists them), or `file.py:function` of your own.
+        overrides: `key=value`, such as `train.steps=500` or `model.layers=8`.
+        on: the machine; `here` if not given.
+        near: budget for the near memory, such as `4GiB`.
+        file: a request in TOML.
+        runs: where run folders lie.
+        folder: train into this folder in place of a new one under `runs`.
+    """
+    request = request_of(model, overrides, on=on, near=near, file=file)
+    with _stopping() as stop:
+        with Bars() as progress:
+            planned = api.plan(request, progress=progress)
+            run = api.train(planned, root=runs, folder=folder, stop=stop, progress=progress)
+        _show(run, ())
+
+
+def resume(run: str = "last", *, runs: Path = api.RUNS) -> None:
+    """Go on with a run from its newest good checkpoint.
+
+    Args:
+        run: folder, name, beginning of its id, or `last`.
+        runs: where run folders lie.
+    """
+    with _stopping() as stop:
+        with Bars() as progress:
+            resumed = api.resume(run, root=runs, stop=stop, progress=progress)
+        seen = api.load(resumed.folder).steps[: resumed.done]
+        _show(resumed, seen)
+
+
+def _show(run: api.Run, seen: tuple[Step, ...]) -> None:
+    """Shows a run from its plan to the commands that come next."""
+    planned = run.planned
+    for note in run.notes:
+        errors.print(f"[yellow]note:[/] {note}", soft_wrap=True)
+    console.print(plan_table(planned.plan, planned.graph))
+    prediction = planned.prediction
+    step, peak = show_seconds(prediction.step_seconds), prediction.peaks[0].peak_bytes
+    console.print(f"[bold]predicted[/]    {step} a step, {show_bytes(peak)} at the peak\n")
+    view = TrainingView(planned.request.model.name, planned.request.train.steps, prediction, seen)
+    try:
+        _follow(run, view)
+    finally:
+        page = api.report(run.folder)
+        console.print(f"run     {run.folder}", soft_wrap=True)
+        console.print(f"report  {page}", soft_wrap=True)
+    console.print(f"sample  windlass sample {run.folder} --prompt 'def '", soft_wrap=True)
+
+
+def _follow(run: api.Run, view: TrainingView) -> None:
+    """Shows each step: a live display on a terminal, some lines elsewhere."""
+    try:
+        if console.is_terminal:
+            with Live(view, console=console, refresh_per_second=4):
+                for step in run:
+                    view.update(step)
+            return
+        last = run.planned.request.train.steps
+        every = max(1, last // _LINE_SHARE)
+        for step in run:
+            view.update(step)
+            if step.step % every == 0 or step.step in (1, last):
+                console.print(view.line(), soft_wrap=True)
+    except RunInterrupted as wish:
+        raise RunInterrupted(f"{wish}; go on with `windlass resume {run.folder}`") from None
+
+
+@contextmanager
+def _stopping() -> Iterator[Callable[[], bool]]:
+    """A first Ctrl-C (or SIGTERM) asks for a stop and a save, a second one stops at once."""
+    asked = threading.Event()
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        del number, frame
+        if asked.is_set():
+            raise KeyboardInterrupt
+        asked.set()
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield asked.is_set
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,26 @@
+"""What every verb that takes a model shares: the words of a command line become one request."""
+
+from pathlib import Path
+
+from windlass import api
+from windlass.spec.request import Request
+
+
+def request_of(
+    model: str | None,
+    overrides: tuple[str, ...],
+    *,
+    on: str | None = None,
+    near: str | None = None,
+    file: Path | None = None,
+) -> Request:
+    """The request of one command line: *defaults < file < overrides*, flags and model last.
+
+    Raises:
+        RequestError: the file cannot be read.
+        Faults: all keys and values that do not fit.
+    """
+    # `windlass train train.steps=10` names no model: the first word is an override too.
+    if model is not None and "=" in model:
+        model, overrides = None, (model, *overrides)
+    return api.ask(model, *overrides, machine=on, near=near, file=file)

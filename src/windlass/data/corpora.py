@@ -1,0 +1,205 @@
+"""Corpora: which files a source means, in an order that is the same on every machine."""
+
+import importlib
+import json
+import os
+import sysconfig
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from windlass.data.reading import Fault, SourceFile, Text, is_text, read_file
+from windlass.errors import DataError, did_you_mean
+
+STDLIB = "stdlib"
+HUGGING_FACE = "hf:"
+TABLES = (".jsonl", ".parquet", ".arrow")
+_NEVER_ENTERED = frozenset({"__pycache__", "site-packages", "dist-packages"})
+# Tests are installed on some machines and not on others, and are half of all text where they are.
+_TESTS = frozenset({"test", "tests", "idle_test"})
+# Generated tables of letters: an eighth of the text, so regular that they flatter any loss.
+_LETTER_TABLES = frozenset({"encodings"})
+# Settings of one build of Python or of one machine.
+_LOCAL = ("_sysconfigdata", "config-", "sitecustomize.py")
+_SAVED_SPLIT, _SAVED_DICT = "state.json", "dataset_dict.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Corpus:
+    """The files of a source, ordered by name."""
+
+    source: str
+    files: tuple[SourceFile, ...]
+    forgiving: bool = False
+    """Whether a file that is no UTF-8 is left out; otherwise it is a fault."""
+
+    def read(self, *, text_field: str, limit_bytes: int | None) -> Iterator[Text | Fault]:
+        """All documents, or faults in their place, in the corpus's order.
+
+        Args:
+            text_field: the field of a table that holds the text.
+            limit_bytes: ends with the document that reaches so much text; None reads all.
+        """
+        read = 0
+        for file in self.files:
+            for item in read_file(file, text_field):
+                if isinstance(item, Fault):
+                    if not self.forgiving:
+                        yield item
+                    continue
+                yield item
+                read += item.nbytes
+                if limit_bytes is not None and read >= limit_bytes:
+                    return
+
+
+def find_corpus(source: str) -> Corpus:
+    """The corpus of a source.
+
+    Args:
+        source: `stdlib`, a folder, a text, `.jsonl` or `.parquet` file, a folder saved by Hugging
+            Face `datasets`, or `hf:name[@config][:split]`.
+
+    Raises:
+        DataError: no such source, or nothing readable in it.
+    """
+    if source == STDLIB:
+        return _standard_library()
+    if source.startswith(HUGGING_FACE):
+        return _hugging_face(source)
+    path = Path(source).expanduser()
+    if path.is_dir():
+        return _folder(source, path)
+    if path.is_file():
+        whole = path.suffix in TABLES
+        if not whole and not is_text(path):
+            raise DataError(
+                f"`{source}` does not look like text; Windlass reads UTF-8 text, `.jsonl` and "
+                "`.parquet` files and folders of them"
+            )
+        return Corpus(source=source, files=(SourceFile(name=path.name, path=path, whole=whole),))
+    raise DataError(f"no file or folder `{source}`{_near(source, path)}")
+
+
+def _near(source: str, path: Path) -> str:
+    """A suggestion among the entries of the nearest folder that exists."""
+    if near := did_you_mean(source, [STDLIB]):
+        return near
+    if not path.parent.is_dir():
+        return f"; there is no folder `{path.parent}` either"
+    near = did_you_mean(path.name, [entry.name for entry in path.parent.iterdir()])
+    if near and path.parent != Path():
+        return near.replace("`", f"`{path.parent}/", 1)
+    return near
+
+
+def _standard_library() -> Corpus:
+    """The `.py` sources of this Python, without tests, letter tables and installed packages."""
+    root = Path(sysconfig.get_paths()[STDLIB])
+    files = tuple(
+        SourceFile(name=name, path=path, whole=True)
+        for name, path in _walk(root, _NEVER_ENTERED | _TESTS | _LETTER_TABLES)
+        if path.suffix == ".py" and not name.startswith(_LOCAL)
+    )
+    if not files:
+        raise DataError(
+            f"this Python keeps no sources in `{root}`; name a folder or file of text as "
+            "`data.source`"
+        )
+    return Corpus(source=STDLIB, files=files, forgiving=True)
+
+
+def _folder(source: str, root: Path) -> Corpus:
+    """All text files and tables below a folder, or the tables of a saved data set."""
+    if (root / _SAVED_SPLIT).is_file() or (root / _SAVED_DICT).is_file():
+        return _saved(source, root)
+    found = [
+        (name, path)
+        for name, path in _walk(root, _NEVER_ENTERED)
+        if path.suffix in TABLES or is_text(path)
+    ]
+    if not found:
+        raise DataError(
+            f"no text in `{source}`: no file below it is UTF-8 text, `.jsonl` or `.parquet`"
+        )
+    # A lone file is cut into chunks, or nothing could be held out.
+    files = tuple(SourceFile(name=name, path=path, whole=len(found) > 1) for name, path in found)
+    return Corpus(source=source, files=files)
+
+
+def _walk(root: Path, never: frozenset[str]) -> Iterator[tuple[str, Path]]:
+    """Files below `root` with their relative names, ordered by name; hidden ones are passed by."""
+    found: list[tuple[str, Path]] = []
+    for folder, folders, names in os.walk(root):
+        folders[:] = [name for name in folders if name not in never and name[0] != "."]
+        here = Path(folder)
+        prefix = "" if here == root else f"{here.relative_to(root).as_posix()}/"
+        found += [(f"{prefix}{name}", here / name) for name in names if name[0] != "."]
+    return iter(sorted(found))
+
+
+def _saved(source: str, root: Path) -> Corpus:
+    """The Arrow files of a folder written by `save_to_disk` (of a dictionary: its `train`)."""
+    if (root / _SAVED_DICT).is_file():
+        splits = sorted(path.parent.name for path in root.glob(f"*/{_SAVED_SPLIT}"))
+        if "train" not in splits:
+            raise DataError(
+                f"`{source}` holds no split `train` but {_list(splits)}; name one of them, such "
+                f"as `{root / (splits[0] if splits else 'train')}`"
+            )
+        root = root / "train"
+    try:
+        state = json.loads((root / _SAVED_SPLIT).read_text(encoding="utf-8"))
+        names = [str(entry["filename"]) for entry in state["_data_files"]]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"`{root / _SAVED_SPLIT}` is damaged: {error}") from None
+    return _arrow(source, [root / name for name in names])
+
+
+def _hugging_face(source: str) -> Corpus:
+    """The Arrow files of a data set fetched, or found in its cache, by name."""
+    try:
+        datasets = importlib.import_module("datasets")
+    except ImportError:
+        raise DataError(
+            f"`{source}` needs the package `datasets`; install `windlass[datasets]`"
+        ) from None
+    name, split, config = _hugging_face_name(source)
+    try:
+        table = datasets.load_dataset(name, config, split=split)
+    except (OSError, ValueError, RuntimeError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise DataError(f"`{source}` cannot be loaded: {reason}") from None
+    corpus = _arrow(source, [Path(entry["filename"]) for entry in table.cache_files])
+    rows = sum(file.rows() for file in corpus.files)
+    if rows != len(table):
+        raise DataError(
+            f"`{source}` is {len(table)} of the {rows} rows of a split; name the whole split and "
+            "use `data.limit_bytes` to take less"
+        )
+    return corpus
+
+
+def _hugging_face_name(source: str) -> tuple[str, str, str | None]:
+    """Name, split and configuration of `hf:name[@config][:split]`."""
+    name, colon, split = source.removeprefix(HUGGING_FACE).partition(":")
+    if not colon:
+        split = "train"
+    name, _, config = name.partition("@")
+    if not name or not split:
+        raise DataError(f"`{source}` names no data set; write it as `hf:name[@config][:split]`")
+    return name, split, config or None
+
+
+def _arrow(source: str, paths: list[Path]) -> Corpus:
+    if not paths:
+        raise DataError(f"`{source}` holds no data files; it may be empty")
+    missing = [str(path) for path in paths if not path.is_file()]
+    if missing:
+        raise DataError(f"`{source}` lacks its data file {_list(missing)}; save it again")
+    files = tuple(SourceFile(name=path.name, path=path, whole=True) for path in paths)
+    return Corpus(source=source, files=files)
+
+
+def _list(names: list[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names) or "nothing"

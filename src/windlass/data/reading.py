@@ -1,0 +1,250 @@
+"""Reading: the documents inside one file, as a stream that never holds a large file whole."""
+
+import importlib
+import json
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any, BinaryIO
+
+from windlass.errors import DataError
+
+CHUNK_BYTES = 16 * 2**10
+"""A text that is cut into chunks is cut at the last line end within so much."""
+_CHUNKS, _LEAST_CHUNK_BYTES = 64, 2**10
+"""A small text has smaller chunks, so that a share of them can be held out."""
+_WHOLE_BYTES = 2**20
+"""A text file of a folder is one document up to this size."""
+_SNIFF_BYTES = 8 * 2**10
+_TABLE_ROWS = 1024
+_TEXT_SUFFIXES = frozenset(
+    {".txt", ".md", ".rst", ".tex", ".csv", ".tsv", ".html", ".htm", ".xml", ".json"}
+    | {".yaml", ".yml", ".toml", ".ini", ".cfg", ".py", ".pyi", ".c", ".h", ".cc", ".cpp"}
+    | {".hpp", ".cu", ".rs", ".go", ".js", ".ts", ".java", ".rb", ".sh", ".sql", ".lua", ".jl"}
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceFile:
+    """One file of a corpus."""
+
+    name: str
+    """Relative to the corpus, with `/` on every system; the split hangs on it."""
+    path: Path
+    whole: bool
+    """Whether a text of moderate size is one document; otherwise it is cut into chunks."""
+
+    def rows(self) -> int:
+        """Rows of an Arrow file."""
+        with _arrow_file(self.path) as reader:
+            return sum(batch.num_rows for batch in reader)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Text:
+    """One document."""
+
+    name: str
+    text: str
+    nbytes: int
+    """Of the text in UTF-8."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """What stands in a document's place and cannot be read, in words."""
+
+    message: str
+
+
+def is_text(path: Path) -> bool:
+    """Whether a file claims to be text by its suffix, or looks like it by its first bytes."""
+    if path.suffix.lower() in _TEXT_SUFFIXES:
+        return True
+    try:
+        with path.open("rb") as file:
+            head = file.read(_SNIFF_BYTES)
+    except OSError:
+        return False
+    # The last character may be cut where reading stopped.
+    cut = 3 if len(head) == _SNIFF_BYTES else 0
+    return bool(head) and b"\0" not in head and _first_bad_byte(head) + cut >= len(head)
+
+
+def read_file(file: SourceFile, text_field: str) -> Iterator[Text | Fault]:
+    """The documents of a file, or faults in their place; empty ones are passed by.
+
+    Args:
+        file: read as JSON lines, Parquet, Arrow or text by its suffix.
+        text_field: the field of a table that holds the text.
+
+    Raises:
+        DataError: a package that the format needs is missing.
+    """
+    try:
+        match file.path.suffix:
+            case ".jsonl":
+                yield from _json_lines(file, text_field)
+            case ".parquet":
+                yield from _parquet(file, text_field)
+            case ".arrow":
+                with _arrow_file(file.path) as reader:
+                    yield from _table(file, text_field, reader.schema.names, reader)
+            case _:
+                yield from _plain(file)
+    except OSError as error:
+        yield Fault(message=f"`{file.path}` cannot be read: {error.strerror or error}")
+
+
+def _plain(file: SourceFile) -> Iterator[Text | Fault]:
+    nbytes = file.path.stat().st_size
+    if file.whole and nbytes <= _WHOLE_BYTES:
+        item = _decoded(file.name, file.path, 0, file.path.read_bytes())
+        if isinstance(item, Fault) or item.text:
+            yield item
+        return
+    with file.path.open("rb") as stream:
+        size = min(CHUNK_BYTES, max(_LEAST_CHUNK_BYTES, nbytes // _CHUNKS))
+        for offset, chunk in _chunks(stream, size):
+            yield _decoded(f"{file.name}@{offset}", file.path, offset, chunk)
+
+
+def _chunks(stream: BinaryIO, size: int) -> Iterator[tuple[int, bytes]]:
+    """Pieces of at most `size` bytes with their offsets, cut at line ends where there are any."""
+    offset, held = 0, b""
+    while held := held + stream.read(size - len(held)):
+        cut = len(held)
+        if cut == size:
+            cut = held.rfind(b"\n") + 1 or _character_end(held)
+        yield offset, held[:cut]
+        offset, held = offset + cut, held[cut:]
+
+
+def _character_end(content: bytes) -> int:
+    """The last place at which UTF-8 may be cut: before a byte that begins a character."""
+    for end in range(len(content) - 1, max(0, len(content) - 4), -1):
+        if content[end] & 0xC0 != 0x80:
+            return end
+    return len(content)
+
+
+def _decoded(name: str, path: Path, offset: int, content: bytes) -> Text | Fault:
+    try:
+        return Text(name=name, text=content.decode(), nbytes=len(content))
+    except UnicodeDecodeError as error:
+        at = offset + error.start
+        return Fault(
+            message=f"`{path}` is not UTF-8: byte {at} is 0x{content[error.start]:02x}; convert "
+            "it, or take it out of the corpus"
+        )
+
+
+def _first_bad_byte(content: bytes) -> int:
+    """Offset of the first byte that is no UTF-8, or the length."""
+    try:
+        content.decode()
+    except UnicodeDecodeError as error:
+        return error.start
+    return len(content)
+
+
+def _json_lines(file: SourceFile, text_field: str) -> Iterator[Text | Fault]:
+    offset = 0
+    with file.path.open("rb") as stream:
+        for number, line in enumerate(stream, start=1):
+            if line.strip():
+                item = _json_line(file, text_field, number, offset, line)
+                if item is not None:
+                    yield item
+            offset += len(line)
+
+
+def _json_line(
+    file: SourceFile, text_field: str, number: int, offset: int, line: bytes
+) -> Text | Fault | None:
+    where = f"{file.path}:{number}"
+    decoded = _decoded(file.name, file.path, offset, line)
+    if isinstance(decoded, Fault):
+        return decoded
+    try:
+        row = json.loads(decoded.text.rstrip("\r\n"))
+    except json.JSONDecodeError as error:
+        return Fault(message=f"{where}: no JSON: {error.msg.lower()} at column {error.colno}")
+    if not isinstance(row, dict):
+        return Fault(message=f"{where}: holds a {type(row).__name__}, not an object with fields")
+    if text_field not in row:
+        return Fault(message=f"{where}: {_no_field(text_field, row)}")
+    return _cell(f"{file.name}:{number}", where, text_field, row[text_field])
+
+
+def _parquet(file: SourceFile, text_field: str) -> Iterator[Text | Fault]:
+    _arrow_package(file.path)
+    parquet = importlib.import_module("pyarrow.parquet")
+    try:
+        table = parquet.ParquetFile(file.path)
+    except ValueError as error:  # pyarrow's own errors are ValueErrors
+        yield Fault(message=f"`{file.path}` is no Parquet file: {error}")
+        return
+    with table:
+        names = table.schema_arrow.names
+        columns = [text_field] if text_field in names else []
+        batches = table.iter_batches(batch_size=_TABLE_ROWS, columns=columns)
+        yield from _table(file, text_field, names, batches)
+
+
+def _table(
+    file: SourceFile, text_field: str, names: list[str], batches: Iterable[Any]
+) -> Iterator[Text | Fault]:
+    """Documents of record batches (`Any`: pyarrow has no types)."""
+    if text_field not in names:
+        yield Fault(message=f"`{file.path}`: {_no_field(text_field, names)}")
+        return
+    number = 0
+    for batch in batches:
+        for value in batch.column(text_field).to_pylist():
+            item = _cell(f"{file.name}:{number}", f"{file.path}: row {number}", text_field, value)
+            number += 1
+            if item is not None:
+                yield item
+
+
+def _cell(name: str, where: str, text_field: str, value: object) -> Text | Fault | None:
+    """The document in one field; None where it is empty."""
+    if value is None or value == "":
+        return None
+    if not isinstance(value, str):
+        return Fault(message=f"{where}: `{text_field}` is of type {type(value).__name__}, not text")
+    try:
+        return Text(name=name, text=value, nbytes=len(value.encode()))
+    except UnicodeEncodeError as error:
+        return Fault(
+            message=f"{where}: `{text_field}` has half a surrogate pair at character {error.start}"
+        )
+
+
+def _no_field(text_field: str, names: Iterable[str]) -> str:
+    there = ", ".join(f"`{name}`" for name in names) or "none"
+    return f"no field `{text_field}`; fields are {there}; name yours as `data.text_field`"
+
+
+@contextmanager
+def _arrow_file(path: Path) -> Iterator[Any]:
+    """A reader of record batches of an Arrow stream (`Any`: pyarrow has no types)."""
+    arrow = _arrow_package(path)
+    ipc = importlib.import_module("pyarrow.ipc")
+    try:
+        with arrow.memory_map(str(path)) as source, ipc.open_stream(source) as reader:
+            yield reader
+    except ValueError as error:
+        raise DataError(f"`{path}` is no Arrow stream: {error}") from None
+
+
+def _arrow_package(path: Path) -> ModuleType:
+    try:
+        return importlib.import_module("pyarrow")
+    except ImportError:
+        raise DataError(
+            f"`{path}` needs the package `pyarrow`; install `windlass[parquet]`"
+        ) from None

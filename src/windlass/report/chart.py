@@ -1,0 +1,255 @@
+"""Line charts with axes, a grid, bands and rules, as SVG; no spike is ever thinned away."""
+
+import json
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal
+
+from windlass.report.svg import (
+    PLAIN,
+    Unit,
+    drawing,
+    element,
+    label,
+    legend,
+    ticks,
+    title,
+)  # fmt: skip
+
+_WIDTH, _HEIGHT = 1000.0, 300.0
+_LEFT, _RIGHT, _TOP, _BOTTOM = 62.0, 14.0, 34.0, 42.0
+_BUCKETS = 450
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Series:
+    """One line; points that are no number are left out."""
+
+    name: str
+    xs: Sequence[float]
+    ys: Sequence[float]
+    colour: str
+    """A CSS colour."""
+    look: Literal["line", "faint", "dots", "area"] = "line"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """A horizontal line with a name, and a band around it if `low` and `high` are given."""
+
+    name: str
+    y: float
+    colour: str
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Axes:
+    """What the axes count and how far they reach."""
+
+    x_name: str
+    y_name: str
+    x_unit: Unit = PLAIN
+    y_unit: Unit = PLAIN
+    y_from_zero: bool = False
+    y_most: float | None = None
+    """Where the picture ends above; None: at the largest value. What lies beyond is cut off."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Frame:
+    low_x: float
+    high_x: float
+    low_y: float
+    high_y: float
+
+    def x(self, value: float) -> float:
+        share = (value - self.low_x) / (self.high_x - self.low_x)
+        return _LEFT + share * (_WIDTH - _LEFT - _RIGHT)
+
+    def y(self, value: float) -> float:
+        share = (value - self.low_y) / (self.high_y - self.low_y)
+        return _HEIGHT - _BOTTOM - share * (_HEIGHT - _TOP - _BOTTOM)
+
+
+def line_chart(name: str, series: Sequence[Series], axes: Axes, rules: Sequence[Rule] = ()) -> str:
+    """An SVG chart; empty series are left out, and nothing at all is an empty frame.
+
+    Args:
+        name: what it shows, for readers who do not see it.
+        series: lines, the first lowest.
+        axes: names, units and ends.
+        rules: horizontal lines, below the series.
+    """
+    shown = [thin for one in series if (thin := _thinned(one)).xs]
+    frame = _frame(shown, axes, rules)
+    inside = "".join(_rule(rule, frame) for rule in rules)
+    inside += "".join(_series(one, frame) for one in shown)
+    clip = "clip-" + re.sub(r"[^a-z0-9]+", "-", name.lower())
+    window = element(
+        "rect", x=_LEFT - 6, y=_TOP - 4, width=_WIDTH - _LEFT - _RIGHT + 12,
+        height=_HEIGHT - _TOP - _BOTTOM + 5,
+    )  # fmt: skip
+    content = element("clipPath", window, id=clip) + _grid(frame, axes)
+    content += element("g", inside, clip_path=f"url(#{clip})") if inside else ""
+    entries = [(one.name, one.colour) for one in shown] + [(r.name, r.colour) for r in rules]
+    content += legend(entries, _LEFT, 14)
+    return _with_points(drawing(content, _WIDTH, _HEIGHT, name), shown, frame, axes)
+
+
+def running_mean(values: Sequence[float], count: int) -> list[float]:
+    """The mean of the `count` values around each, fewer at the ends; what is no number is left out.
+
+    Centred, so that the mean of a falling line lies on the line and not above it.
+    """
+    half = count // 2
+    means = []
+    for index in range(len(values)):
+        reach = min(half, index, len(values) - 1 - index)
+        window = [v for v in values[index - reach : index + reach + 1] if math.isfinite(v)]
+        means.append(sum(window) / len(window) if window else math.nan)
+    return means
+
+
+def _thinned(series: Series) -> Series:
+    """At most two points for each bucket of x: its lowest and its highest, in their order."""
+    points = [
+        (x, y) for x, y in zip(series.xs, series.ys, strict=True) if math.isfinite(y + x)
+    ]  # fmt: skip
+    if len(points) > 2 * _BUCKETS and series.look != "area":
+        size = math.ceil(len(points) / _BUCKETS)
+        buckets = [points[at : at + size] for at in range(0, len(points), size)]
+        ends = [(min(b, key=lambda p: p[1]), max(b, key=lambda p: p[1])) for b in buckets]
+        points = [point for pair in ends for point in sorted(set(pair))]
+    return Series(
+        name=series.name, xs=[x for x, _ in points], ys=[y for _, y in points],
+        colour=series.colour, look=series.look,
+    )  # fmt: skip
+
+
+def _frame(series: Sequence[Series], axes: Axes, rules: Sequence[Rule]) -> _Frame:
+    xs = [x for one in series for x in one.xs] or [0.0]
+    ys = [y for one in series for y in one.ys]
+    ys += [y for rule in rules for y in (rule.y, rule.low, rule.high) if y is not None]
+    ys = [y for y in ys if math.isfinite(y)] or [0.0]
+    low = 0.0 if axes.y_from_zero else min(ys)
+    high = axes.y_most if axes.y_most is not None else max(ys)
+    spread = (high - low) or abs(high) or 1.0
+    return _Frame(
+        low_x=min(xs),
+        high_x=max(xs) if max(xs) > min(xs) else min(xs) + 1,
+        low_y=low if axes.y_from_zero else low - 0.05 * spread,
+        high_y=low + 1.06 * spread,
+    )
+
+
+def _grid(frame: _Frame, axes: Axes) -> str:
+    bottom, right = _HEIGHT - _BOTTOM, _WIDTH - _RIGHT
+    parts = []
+    scale = axes.y_unit.scale
+    for tick in ticks(frame.low_y / scale, frame.high_y / scale, 6):
+        y = frame.y(tick * scale)
+        parts.append(element("line", x1=_LEFT, x2=right, y1=y, y2=y, class_="grid"))
+        parts.append(label(_LEFT - 8, y + 4, f"{tick:.6g}", text_anchor="end"))
+    scale = axes.x_unit.scale
+    for tick in ticks(frame.low_x / scale, frame.high_x / scale, 8):
+        x = frame.x(tick * scale)
+        parts.append(element("line", x1=x, x2=x, y1=bottom, y2=bottom + 4, class_="axis"))
+        parts.append(label(x, bottom + 17, f"{tick:.6g}", text_anchor="middle"))
+    parts.append(element("line", x1=_LEFT, x2=right, y1=bottom, y2=bottom, class_="axis"))
+    middle = (_LEFT + right) / 2
+    parts.append(label(middle, _HEIGHT - 6, _named(axes.x_name, axes.x_unit), text_anchor="middle"))
+    turned = f"rotate(-90 14 {(_TOP + bottom) / 2:g})"
+    y_name = _named(axes.y_name, axes.y_unit)
+    parts.append(
+        label(14, (_TOP + bottom) / 2, y_name, text_anchor="middle", transform=turned)
+    )  # fmt: skip
+    return "".join(parts)
+
+
+def _named(name: str, unit: Unit) -> str:
+    return f"{name} [{unit.name}]" if unit.name else name
+
+
+def _rule(rule: Rule, frame: _Frame) -> str:
+    right = _WIDTH - _RIGHT
+    y = frame.y(rule.y)
+    parts = []
+    if rule.low is not None and rule.high is not None:
+        top, bottom = frame.y(rule.high), frame.y(rule.low)
+        parts.append(
+            element(
+                "rect", x=_LEFT, y=top, width=right - _LEFT, height=bottom - top,
+                style=f"fill:{rule.colour};opacity:.13",
+            )
+        )  # fmt: skip
+    parts.append(
+        element(
+            "line", title(rule.name), x1=_LEFT, x2=right, y1=y, y2=y, stroke_dasharray="6 4",
+            style=f"stroke:{rule.colour};stroke-width:1.6",
+        )
+    )  # fmt: skip
+    return "".join(parts)
+
+
+def _series(series: Series, frame: _Frame) -> str:
+    points = [(frame.x(x), frame.y(y)) for x, y in zip(series.xs, series.ys, strict=True)]
+    if series.look == "area":
+        return _area(series, points, frame)
+    if series.look == "dots" or len(points) == 1:
+        style = f"fill:{series.colour};stroke:var(--card);stroke-width:1.5"
+        dots = [
+            element("circle", title(f"{series.name}: {value:.4g}"), cx=x, cy=y, r=4.5, style=style)
+            for (x, y), value in zip(points, series.ys, strict=True)
+        ]
+        path = _path(points) if len(points) > 1 else ""
+        line = f"fill:none;stroke:{series.colour};stroke-width:1.2;opacity:.6"
+        return (element("path", d=path, style=line) if path else "") + "".join(dots)
+    look = "stroke-width:1.1;opacity:.75" if series.look == "faint" else "stroke-width:2"
+    style = f"fill:none;stroke:{series.colour};{look};stroke-linejoin:round"
+    return element("path", title(series.name), d=_path(points), style=style)
+
+
+def _area(series: Series, points: Sequence[tuple[float, float]], frame: _Frame) -> str:
+    """Stairs: each value holds until the next point."""
+    stairs = [points[0]]
+    for (_, before), (x, y) in pairwise(points):
+        stairs += [(x, before), (x, y)]
+    floor = frame.y(frame.low_y)
+    closed = [(stairs[0][0], floor), *stairs, (stairs[-1][0], floor)]
+    fill = element("path", d=_path(closed) + "Z", style=f"fill:{series.colour};opacity:.18")
+    style = f"fill:none;stroke:{series.colour};stroke-width:1.6"
+    return fill + element("path", title(series.name), d=_path(stairs), style=style)
+
+
+def _path(points: Sequence[tuple[float, float]]) -> str:
+    return "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
+
+
+def _with_points(svg: str, series: Sequence[Series], frame: _Frame, axes: Axes) -> str:
+    """Adds what the page's script needs to show values under the pointer."""
+    data = {
+        "left": _LEFT, "right": _WIDTH - _RIGHT, "low": frame.low_x, "high": frame.high_x,
+        "top": _TOP, "bottom": _HEIGHT - _BOTTOM, "x": [axes.x_name, *axes.x_unit],
+        "y": [*axes.y_unit],
+        "series": [
+            {"name": one.name, "x": [_short(x) for x in one.xs], "y": [_short(y) for y in one.ys]}
+            for one in series if one.look != "faint"
+        ],
+    }  # fmt: skip
+    points = element("desc", _escaped_json(data), class_="points")
+    head, _, rest = svg.partition(">")
+    return f"{head}>{points}{rest}"
+
+
+def _escaped_json(data: object) -> str:
+    text = json.dumps(data, separators=(",", ":"))
+    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.5g}")

@@ -1,0 +1,99 @@
+"""Predicted beside measured, as values: medians, so that one slow step does not colour a run."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from windlass.spec.prediction import Prediction, TierPeak
+from windlass.spec.record import Step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """One number, predicted and measured; None where not known."""
+
+    name: str
+    predicted: float | None
+    measured: float | None
+
+    @property
+    def ratio(self) -> float | None:
+        """Measured over predicted; None where there is no such number."""
+        if self.predicted is None or self.measured is None or self.predicted <= 0:
+            return None
+        return self.measured / self.predicted
+
+
+def settled(steps: Sequence[Step]) -> Sequence[Step]:
+    """All steps but the first, which compiles and fills caches; all if there is only one."""
+    return steps[1:] if len(steps) > 1 else steps
+
+
+def step_seconds(steps: Sequence[Step]) -> float | None:
+    """The median step time; None before the first step."""
+    seconds = [step.seconds for step in settled(steps) if math.isfinite(step.seconds)]
+    return median(seconds) if seconds else None
+
+
+def tokens_per_second(steps: Sequence[Step]) -> float | None:
+    """Tokens of the last step over the median step time."""
+    seconds = step_seconds(steps)
+    return steps[-1].tokens / seconds if seconds else None
+
+
+def memory_peak(steps: Sequence[Step]) -> int | None:
+    """The largest measured memory; None before the first step."""
+    return max((step.memory_bytes for step in steps), default=0) or None
+
+
+def near_peak(prediction: Prediction | None) -> TierPeak | None:
+    """The predicted peak of the nearest tier; None if there is none."""
+    return prediction.peaks[0] if prediction is not None and prediction.peaks else None
+
+
+def kinds(steps: Sequence[Step], prediction: Prediction | None) -> tuple[Pair, ...]:
+    """Seconds of a step by instruction kind, the largest first."""
+    measured: dict[str, list[float]] = {}
+    for step in settled(steps):
+        for kind, seconds in step.by_kind.items():
+            measured.setdefault(kind, []).append(seconds)
+    predicted = dict(prediction.by_kind) if prediction else {}
+    pairs = [
+        Pair(
+            name=kind,
+            predicted=predicted.get(kind),
+            measured=median(measured[kind]) if kind in measured else None,
+        )
+        for kind in dict.fromkeys((*predicted, *measured))
+    ]
+    return tuple(sorted(pairs, key=lambda p: -max(p.predicted or 0.0, p.measured or 0.0)))
+
+
+def headlines(steps: Sequence[Step], prediction: Prediction | None) -> dict[str, Pair]:
+    """Step time, speed, MFU and memory by name: `seconds`, `tokens`, `mfu`, `memory`."""
+    seconds = step_seconds(steps)
+    peak = near_peak(prediction)
+    mfu = (
+        prediction.model_flop / (seconds * prediction.peak_flop_rate)
+        if prediction and seconds
+        else None
+    )
+    return {
+        "seconds": Pair(
+            name="step time",
+            predicted=prediction.step_seconds if prediction else None,
+            measured=seconds,
+        ),
+        "tokens": Pair(
+            name="tokens per second",
+            predicted=prediction.tokens_per_second if prediction else None,
+            measured=tokens_per_second(steps),
+        ),
+        "mfu": Pair(name="MFU", predicted=prediction.mfu if prediction else None, measured=mfu),
+        "memory": Pair(
+            name="memory at the peak",
+            predicted=float(peak.peak_bytes) if peak else None,
+            measured=memory_peak(steps),
+        ),
+    }

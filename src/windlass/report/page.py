@@ -1,0 +1,195 @@
+"""One self-contained HTML file for a run: what was predicted beside what was measured."""
+
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from html import escape
+
+from windlass.report.compare import headlines
+from windlass.report.dress import SCRIPT, STYLE
+from windlass.report.figures import (
+    kind_table,
+    loss_figure,
+    memory_figure,
+    step_time_figure,
+    term_figure,
+    timeline_figure,
+)
+from windlass.report.svg import COLOURS, DRAWING
+from windlass.report.words import (
+    MFU_FORMULA,
+    graph_words,
+    loss_words,
+    plan_words,
+    ratio_words,
+)
+from windlass.spec.record import Environment
+from windlass.track import Record
+from windlass.units import show_bytes, show_count, show_seconds
+
+
+def page(record: Record) -> str:
+    """The whole page; what the record lacks is left out or said to be missing."""
+    sections = (
+        _section("Loss", loss_figure(record)),
+        _section("Step time", step_time_figure(record)),
+        _section("Where the time goes", kind_table(record) + term_figure(record)),
+        _section("Memory", memory_figure(record)),
+        _section("One step, instruction by instruction", timeline_figure(record)),
+        _section("Plan", _plan(record)),
+        _section("Environment", _environment(record.environment)),
+        _section("Files", _files(record)),
+    )
+    body = _header(record) + _tiles(record) + _faults(record) + "".join(sections)
+    return (
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width,initial-scale=1">'
+        '<meta name="color-scheme" content="light dark">'
+        f"<title>{escape(record.model)} – Windlass</title>"
+        f"<style>{COLOURS}{DRAWING}{STYLE}</style></head>"
+        f"<body><main>{body}</main><script>{SCRIPT}</script></body></html>\n"
+    )
+
+
+def _header(record: Record) -> str:
+    machine = record.machine.name if record.machine else str(record.meta.get("machine", "?"))
+    facts = [f"machine {machine}", f"run {record.id}"]
+    if record.events:
+        begun = datetime.fromtimestamp(record.events[0].time, tz=UTC)
+        facts.insert(0, begun.strftime("%Y-%m-%d %H:%M UTC"))
+    if record.attempts > 1:
+        facts.append(f"attempt {record.attempts}")
+    lines = [_capital(plan_words(record.plan))] if record.plan else []
+    lines = [graph_words(record.graph), *lines] if record.graph else lines
+    pill = f'<span class="pill {record.state}">{record.state}</span>'
+    return (
+        f'<header><div class="brand">Windlass run</div><h1>{escape(record.model)}{pill}</h1>'
+        f'<p class="soft">{escape(" · ".join(facts))}</p>'
+        + "".join(f"<p>{escape(line)}.</p>" for line in lines)
+        + "</header>"
+    )
+
+
+def _tiles(record: Record) -> str:
+    pairs = headlines(record.steps, record.prediction)
+    asked = record.request.train.steps if record.request else record.meta.get("steps")
+    tiles = [
+        ("steps", str(record.steps[-1].step) if record.steps else "none", f"of {asked} asked"),
+        *_loss_tiles(record),
+        *_seen_tile(record),
+    ]
+    shows = (
+        ("seconds", show_seconds),
+        ("tokens", show_count),
+        ("mfu", lambda share: f"{100 * share:.1f} %"),
+        ("memory", show_bytes),
+    )
+    for key, show in shows:
+        pair = pairs[key]
+        if pair.measured is None and pair.predicted is None:
+            continue
+        value = show(pair.measured) if pair.measured is not None else "not measured"
+        more = [f"predicted {show(pair.predicted)}"] if pair.predicted is not None else []
+        more += [ratio_words(pair.ratio)] if pair.ratio is not None else []
+        tiles.append((pair.name, value, ", ".join(more)))
+    return f'<div class="tiles">{"".join(_tile(*tile) for tile in tiles)}</div>'
+
+
+def _loss_tiles(record: Record) -> Iterable[tuple[str, str, str]]:
+    if record.steps:
+        last = record.steps[-1]
+        begin = loss_words(record.steps[0].loss)
+        yield "loss", loss_words(last.loss), f"nats a token, from {begin} at the first step"
+    held_out = [step for step in record.steps if step.held_out_loss is not None]
+    if held_out and held_out[-1].held_out_loss is not None:
+        bits = held_out[-1].held_out_bits_per_byte
+        more = f"at step {held_out[-1].step}"
+        more += f", {bits:.3f} bits per byte" if bits is not None else ""
+        yield "held-out loss", loss_words(held_out[-1].held_out_loss), more
+
+
+def _seen_tile(record: Record) -> Iterable[tuple[str, str, str]]:
+    if record.steps:
+        tokens = sum(step.tokens for step in record.steps)
+        seconds = sum(step.seconds for step in record.steps)
+        yield "tokens seen", show_count(tokens), f"in {show_seconds(seconds)} of steps"
+
+
+def _tile(name: str, value: str, more: str) -> str:
+    hint = f' title="{escape(MFU_FORMULA)}"' if name == "MFU" else ""
+    more = escape(more).replace(" ×", "&#160;×")
+    return (
+        f'<div class="tile"{hint}><div class="name">{escape(name)}</div>'
+        f'<div class="value">{escape(value)}</div><div class="more">{more}</div></div>'
+    )
+
+
+def _faults(record: Record) -> str:
+    ends = [event.fields.get("reason") for event in record.events if event.name == "end"]
+    alerts = [event.fields.get("message") for event in record.events if event.name == "alert"]
+    told = [str(text) for text in (*alerts, *ends[-1:], *record.faults) if text]
+    if not told:
+        return ""
+    rows = "".join(f"<li>{escape(text)}</li>" for text in dict.fromkeys(told))
+    return f'<section class="faults"><h2>What went wrong</h2><ul>{rows}</ul></section>'
+
+
+def _section(name: str, content: str) -> str:
+    return f"<section><h2>{escape(name)}</h2>{content}</section>"
+
+
+def _plan(record: Record) -> str:
+    if record.plan is None:
+        return '<p class="note">No plan in this run folder.</p>'
+    text = f'<pre class="plan">{escape(record.plan.to_toml())}</pre>'
+    if record.request is None:
+        return text
+    request = escape(record.request.to_toml())
+    asked = "<details><summary>the request it answers</summary>"
+    return f'{text}<h2 class="next">Request</h2>{asked}<pre>{request}</pre></details>'
+
+
+def _environment(environment: Environment | None) -> str:
+    if environment is None:
+        return '<p class="note">No environment in this run folder.</p>'
+    commit = environment.commit or "outside a git checkout"
+    facts = (
+        ("command", " ".join(environment.command)),
+        ("Windlass", f"{environment.windlass}, commit {commit}{_changed(environment)}"),
+        ("host", environment.host),
+        ("processor", f"{environment.processor}, {environment.threads} threads"),
+        ("system", f"{environment.system}, Python {environment.python}"),
+    )
+    packages = "\n".join(f"{name}=={version}" for name, version in environment.packages.items())
+    count = len(environment.packages)
+    return (
+        _facts(facts)
+        + f"<details><summary>{count} packages</summary><pre>{escape(packages)}</pre></details>"
+    )
+
+
+def _capital(sentence: str) -> str:
+    return sentence[:1].upper() + sentence[1:]
+
+
+def _changed(environment: Environment) -> str:
+    return " with uncommitted changes" if environment.dirty else ""
+
+
+def _files(record: Record) -> str:
+    if not record.folder.is_dir():
+        return f'<p class="note">{escape(str(record.folder))}</p>'
+    files = sorted(
+        file.relative_to(record.folder)
+        for file in record.folder.rglob("*")
+        if file.is_file() and not any(part.startswith(".") for part in file.parts[-2:])
+    )
+    rows = [(str(file), show_bytes((record.folder / file).stat().st_size)) for file in files]
+    return f'<p class="note">In {escape(str(record.folder))}</p>' + _facts(rows)
+
+
+def _facts(rows: Sequence[tuple[str, str]]) -> str:
+    cells = (
+        f'<tr><td class="soft">{escape(name)}</td><td class="wide">{escape(value)}</td></tr>'
+        for name, value in rows
+    )
+    return f"<table>{''.join(cells)}</table>"

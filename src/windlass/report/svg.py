@@ -1,0 +1,148 @@
+"""Small parts of a drawing: escaped elements, round ticks, units of an axis, colours.
+
+Colours are those of Okabe & Ito (2008), told apart by colour-blind readers too. They are CSS
+variables, so that one drawing serves light and dark.
+"""
+
+import math
+from collections.abc import Sequence
+from html import escape
+from typing import NamedTuple
+
+_LETTER_SHARE = 0.56
+"""Mean width of a letter of a sans-serif font, over its size."""
+
+COLOURS = """
+:root{--ink:#1d2733;--soft:#5b6878;--line:#dfe4ea;--back:#fbfcfd;--card:#fff;--grid:#e9edf1;
+--blue:#0072b2;--sky:#56b4e9;--green:#009e73;--orange:#e69f00;--red:#d55e00;--pink:#cc79a7;
+--yellow:#c9b400;--violet:#7b61b8;--brown:#8c6239;--grey:#9aa5b1;--wash:#0072b21c}
+@media(prefers-color-scheme:dark){:root{--ink:#e4e9ef;--soft:#9aa7b6;--line:#2b3541;--back:#11161c;
+--card:#181f27;--grid:#252e38;--blue:#4aa8e0;--sky:#8fcdf2;--green:#2bbf95;--orange:#f0b23a;
+--red:#f07d3a;--pink:#dd9bc2;--yellow:#e6d84a;--violet:#a994e0;--brown:#bf9266;--grey:#6d7885;
+--wash:#4aa8e026}}
+"""
+
+DRAWING = """
+svg{display:block;width:100%;height:auto;font:12px system-ui,-apple-system,"Segoe UI",sans-serif}
+svg text{fill:var(--soft)}svg text.strong{fill:var(--ink)}svg .grid{stroke:var(--grid)}
+svg .axis{stroke:var(--line)}
+"""
+
+_KIND_COLOURS = {
+    "load": "grey", "fetch": "sky", "release": "sky", "gather": "yellow", "forward": "blue",
+    "recompute": "orange", "backward": "red", "send": "violet", "receive": "violet",
+    "reduce": "yellow", "keep": "brown", "restore": "brown", "norm": "pink", "update": "green",
+    "sync": "grey",
+}  # fmt: skip
+
+
+class Unit(NamedTuple):
+    """What an axis counts in: a value is shown as `value / scale`."""
+
+    scale: float
+    name: str
+
+
+PLAIN = Unit(1.0, "")
+
+
+def kind_colour(kind: str) -> str:
+    """The CSS colour of an instruction kind."""
+    return f"var(--{_KIND_COLOURS.get(kind, 'grey')})"
+
+
+def seconds_unit(largest: float) -> Unit:
+    """What an axis up to `largest` seconds counts in."""
+    units = (Unit(3600, "h"), Unit(60, "min"), Unit(1, "s"), Unit(1e-3, "ms"), Unit(1e-6, "µs"))
+    return next((unit for unit in units if largest >= 2 * unit.scale), units[-1])
+
+
+def bytes_unit(largest: float) -> Unit:
+    """What an axis up to `largest` bytes counts in."""
+    units = (Unit(2**40, "TiB"), Unit(2**30, "GiB"), Unit(2**20, "MiB"), Unit(2**10, "KiB"))
+    return next((unit for unit in units if largest >= unit.scale), Unit(1, "B"))
+
+
+def ticks(low: float, high: float, about: int = 5) -> tuple[float, ...]:
+    """Round numbers between `low` and `high`: multiples of 1, 2, 2.5 or 5 times a power of ten."""
+    if not high > low:
+        return (low,)
+    raw = (high - low) / about
+    power = 10.0 ** math.floor(math.log10(raw))
+    step = next(m * power for m in (1, 2, 2.5, 5, 10) if m * power >= raw * 0.7)
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    return tuple(index * step for index in range(first, last + 1))
+
+
+def element(tag: str, content: str = "", **attributes: str | float) -> str:
+    """An element with escaped attributes; `content` is markup and must be escaped already.
+
+    Args:
+        tag: name of the element.
+        content: markup within it.
+        **attributes: an underscore stands for a dash and falls away at the end (`class_`).
+    """
+    words = "".join(
+        f' {name.rstrip("_").replace("_", "-")}="{_text(value)}"'
+        for name, value in attributes.items()
+    )
+    return f"<{tag}{words}>{content}</{tag}>" if content else f"<{tag}{words}/>"
+
+
+def label(x: float, y: float, text: str, **attributes: str | float) -> str:
+    """A piece of text."""
+    return element("text", escape(text), x=x, y=y, **attributes)
+
+
+def title(text: str) -> str:
+    """What a browser shows while the pointer rests on the element around it."""
+    return element("title", escape(text))
+
+
+def text_width(text: str, size: float = 12) -> float:
+    """About how wide a text is, in pixels."""
+    return len(text) * size * _LETTER_SHARE
+
+
+def legend(entries: Sequence[tuple[str, str]], x: float, y: float) -> str:
+    """Names beside swatches, from `x` on, in one line.
+
+    Args:
+        entries: name and CSS colour of each.
+        x: left end.
+        y: baseline of the text.
+    """
+    parts = []
+    for name, colour in entries:
+        style = f"fill:{colour}"
+        parts.append(element("rect", x=x, y=y - 9, width=10, height=10, rx=2, style=style))
+        parts.append(label(x + 15, y, name))
+        x += 15 + text_width(name) + 18
+    return "".join(parts)
+
+
+def drawing(content: str, width: float, height: float, name: str) -> str:
+    """An SVG element that grows with the page.
+
+    Args:
+        content: markup within it.
+        width: of the coordinates.
+        height: of the coordinates.
+        name: what it shows, for readers who do not see it.
+    """
+    return element(
+        "svg", content, xmlns="http://www.w3.org/2000/svg", viewBox=f"0 0 {width:g} {height:g}",
+        role="img", aria_label=name,
+    )  # fmt: skip
+
+
+def standalone(svg: str) -> str:
+    """A drawing as a file of its own, with its colours in it and a ground of its own."""
+    style = COLOURS.replace(":root", "svg") + DRAWING.replace("svg .", ".").replace("svg t", "t")
+    ground = element("rect", width="100%", height="100%", style="fill:var(--card)")
+    head, _, rest = svg.partition(">")
+    return f"{head}>{element('style', escape(style, quote=False))}{ground}{rest}"
+
+
+def _text(value: str | float) -> str:
+    return escape(value) if isinstance(value, str) else f"{round(value, 2):g}"

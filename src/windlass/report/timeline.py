@@ -1,0 +1,154 @@
+"""One step as lanes: predicted above measured on one clock, an instruction kind to each colour."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from windlass.report.svg import (
+    Unit,
+    drawing,
+    element,
+    kind_colour,
+    label,
+    legend,
+    seconds_unit,
+    standalone,
+    ticks,
+    title,
+)  # fmt: skip
+from windlass.spec.prediction import Lane, Timeline
+from windlass.units import show_seconds
+
+_WIDTH, _LEFT, _RIGHT = 1000.0, 92.0, 14.0
+_LANE_HEIGHT, _LANE_GAP, _DEVICE_GAP, _TOP = 38.0, 6.0, 16.0, 34.0
+_FINEST_SHARE = 1 / 2400
+"""Of the step: what is shorter is drawn together with its neighbours."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """One or more instructions drawn as one rectangle."""
+
+    kind: str
+    """The one that takes most of its time."""
+    start: float
+    end: float
+    text: str
+    odd: bool
+    """Of a micro-batch with an odd number: drawn lighter, so that neighbours differ."""
+
+
+def timeline(predicted: Timeline | None, measured: Timeline | None) -> str:
+    """The lanes of all devices as SVG, predicted above measured."""
+    lanes = list(_paired(predicted, measured))
+    end = max((max(lane.ends, default=0.0) for _, lane in lanes), default=0.0) or 1.0
+    unit = seconds_unit(end)
+    parts = []
+    bars = []
+    y, device = _TOP, lanes[0][1].device if lanes else 0
+    several = len({lane.device for _, lane in lanes}) > 1
+    for name, lane in lanes:
+        if lane.device != device:
+            y, device = y + _DEVICE_GAP, lane.device
+        text = f"{name} {lane.device}" if several else name
+        middle = y + _LANE_HEIGHT / 2 + 4
+        parts.append(label(_LEFT - 10, middle, text, text_anchor="end", class_="strong"))
+        bars += [_bar(piece, y, end) for piece in pieces(lane, end * _FINEST_SHARE)]
+        y += _LANE_HEIGHT + _LANE_GAP
+    kinds = list(dict.fromkeys(kind for _, lane in lanes for kind in lane.kinds))
+    used = {
+        kind_colour(kind): [k for k in kinds if kind_colour(k) == kind_colour(kind)]
+        for kind in kinds
+    }
+    entries = [(", ".join(names), colour) for colour, names in used.items()]
+    clip = element("rect", x=_LEFT, y=0, width=_WIDTH - _LEFT - _RIGHT, height=y)
+    moving = element("g", "".join(bars), class_="moving") if bars else ""
+    inside = element("clipPath", clip, id="lanes") + element("g", moving, clip_path="url(#lanes)")
+    content = legend(entries, _LEFT, 14) + _clock(end, unit, y) + inside + "".join(parts)
+    svg = drawing(content, _WIDTH, y + 40, "timeline of one step, predicted above measured")
+    scale = (
+        f' data-left="{_LEFT:g}" data-right="{_WIDTH - _RIGHT:g}" data-end="{end / unit.scale:.6g}"'
+    )
+    return svg.replace("<svg", f'<svg class="lanes"{scale}', 1)
+
+
+def picture(predicted: Timeline | None, measured: Timeline | None) -> str:
+    """The same lanes as an SVG file of their own, for a document or a slide."""
+    return standalone(timeline(predicted, measured))
+
+
+def pieces(lane: Lane, finest: float) -> Iterator[Piece]:
+    """The instructions of a lane, those shorter than `finest` seconds drawn with their neighbours.
+
+    The pieces keep order and cover the same time; gaps of at least `finest` stay gaps.
+    """
+    group: list[int] = []
+    for index, (start, end) in enumerate(zip(lane.starts, lane.ends, strict=True)):
+        short = end - start < finest
+        if group and (not short or start - lane.ends[group[-1]] >= finest):
+            yield _piece(lane, group)
+            group = []
+        group.append(index)
+        if not short or end - lane.starts[group[0]] >= finest:
+            yield _piece(lane, group)
+            group = []
+    if group:
+        yield _piece(lane, group)
+
+
+def _piece(lane: Lane, group: Sequence[int]) -> Piece:
+    seconds: dict[str, float] = {}
+    for index in group:
+        spent = lane.ends[index] - lane.starts[index]
+        seconds[lane.kinds[index]] = seconds.get(lane.kinds[index], 0.0) + spent
+    kind = max(seconds, key=lambda name: seconds[name])
+    first, last = group[0], group[-1]
+    start, end = lane.starts[first], lane.ends[last]
+    if len(group) == 1:
+        layer, micro = lane.layers[first], lane.micros[first]
+        what = kind + (f" of layer {layer}" if layer is not None else "")
+        what += f", micro-batch {micro}" if micro is not None else ""
+    else:
+        micro = lane.micros[first]
+        what = f"{len(group)} instructions: {', '.join(seconds)}"
+    text = f"{what}: {show_seconds(end - start)} from {show_seconds(start)}"
+    return Piece(kind=kind, start=start, end=end, text=text, odd=bool(micro and micro % 2))
+
+
+def _entries(kinds: Iterable[str]) -> list[tuple[str, str]]:
+    """Names and colours of the legend: kinds that share a colour share an entry."""
+    by_colour: dict[str, list[str]] = {}
+    for kind in kinds:
+        by_colour.setdefault(kind_colour(kind), []).append(kind)
+    return [(", ".join(names), colour) for colour, names in by_colour.items()]
+
+
+def _paired(predicted: Timeline | None, measured: Timeline | None) -> Iterator[tuple[str, Lane]]:
+    named = [("predicted", predicted), ("measured", measured)]
+    lanes = [(name, lane) for name, line in named if line is not None for lane in line.lanes]
+    yield from sorted(lanes, key=lambda pair: pair[1].device)
+
+
+def _bar(piece: Piece, y: float, end: float) -> str:
+    span = _WIDTH - _LEFT - _RIGHT
+    style = f"fill:{kind_colour(piece.kind)}" + (";opacity:.72" if piece.odd else "")
+    width = (piece.end - piece.start) / end * span
+    # A hairline around it shows where one instruction ends, if there is room for it.
+    if width > 3:
+        style += ";stroke:var(--card);stroke-width:.4"
+    return element(
+        "rect", title(piece.text), x=_LEFT + piece.start / end * span, y=y,
+        width=max(width, 0.05), height=_LANE_HEIGHT, style=style,
+        vector_effect="non-scaling-stroke",
+    )  # fmt: skip
+
+
+def _clock(end: float, unit: Unit, y: float) -> str:
+    span = _WIDTH - _LEFT - _RIGHT
+    marks = []
+    for tick in ticks(0, end / unit.scale, 8):
+        x = _LEFT + tick * unit.scale / end * span
+        marks.append(element("line", x1=x, x2=x, y1=_TOP - 6, y2=y + 2, class_="grid"))
+        marks.append(label(x, y + 16, f"{tick:.6g}", text_anchor="middle"))
+    clock = element("g", "".join(marks), class_="clock", data_y=y)
+    name = f"time in the step [{unit.name}]"
+    return clock + label(_LEFT + span / 2, y + 35, name, text_anchor="middle")

@@ -1,0 +1,109 @@
+"""Plans, formulas and ratios in words, the same on the terminal and on the page."""
+
+import math
+
+from windlass.spec.graph import Graph
+from windlass.spec.plan import Plan
+from windlass.spec.prediction import Prediction
+from windlass.spec.record import Step
+from windlass.units import show_count, show_flop, show_flop_rate, show_seconds
+
+MFU_FORMULA = "model FLOP of a step / (step time × dense peak FLOP/s)"
+
+
+def graph_words(graph: Graph) -> str:
+    """`gpt-tiny: 3.4 M parameters in 8 layers, vocabulary 4096`."""
+    return (
+        f"{graph.name}: {show_count(graph.parameter_count)} parameters in {graph.layers} layers, "
+        f"vocabulary {graph.vocabulary}"
+    )
+
+
+def batch_words(plan: Plan) -> str:
+    """`16 sequences of 256 tokens a step, in 4 micro-batches of 4`."""
+    count, micro = plan.batch.accumulation, plan.batch.micro
+    pieces = f"in {count} micro-batches of {micro}" if count > 1 else "in one micro-batch"
+    replicas = f" on each of {plan.cut.replicas} replicas" if plan.cut.replicas > 1 else ""
+    sequences = f"{plan.global_batch} sequence{'s' if plan.global_batch > 1 else ''}"
+    return f"{sequences} of {plan.batch.sequence} tokens a step, {pieces}{replicas}"
+
+
+def cut_words(plan: Plan) -> str:
+    """`one device`, or `8 pipeline stages × 4 replicas = 32 devices`."""
+    if plan.cut.devices == 1:
+        return "one device"
+    degrees = (
+        (plan.cut.pipeline, "pipeline stages"),
+        (plan.cut.tensor, "tensor slices"),
+        (plan.cut.replicas, "replicas"),
+    )
+    product = " × ".join(f"{count} {name}" for count, name in degrees if count > 1)
+    return f"{product} = {plan.cut.devices} devices"
+
+
+def precision_words(plan: Plan) -> str:
+    """`bfloat16 with float32 master weights, compiled`."""
+    masters = " with float32 master weights" if plan.precision == "bfloat16" else ""
+    return f"{plan.precision}{masters}, {'compiled' if plan.compile else 'run eagerly'}"
+
+
+def recompute_words(plan: Plan) -> str:
+    """What is computed twice."""
+    kept = {stage.recompute for stage in plan.stages}
+    if kept == {"none"}:
+        return "keeps all activations"
+    return "recomputes layers" if kept == {"layer"} else "recomputes layers in some stages"
+
+
+def phase_words(plan: Plan) -> str:
+    """In how many phases the fullest stage runs."""
+    most = max(len(stage.phases) for stage in plan.stages)
+    return "all layers in memory at once" if most == 1 else f"{most} phases in turn"
+
+
+def plan_words(plan: Plan) -> str:
+    """The plan in one sentence, without its full stop."""
+    return "; ".join(
+        (
+            cut_words(plan),
+            batch_words(plan),
+            precision_words(plan),
+            recompute_words(plan),
+            phase_words(plan),
+        )
+    )
+
+
+def ratio_words(ratio: float | None) -> str:
+    """`1.04 ×`, or a dash."""
+    return "–" if ratio is None or not math.isfinite(ratio) else f"{ratio:.2f} ×"
+
+
+def mfu_words(prediction: Prediction, seconds: float) -> str:
+    """`41.2 % = 56.1 GFLOP / (333 ms × 410 GFLOP/s)`."""
+    share = prediction.model_flop / (seconds * prediction.peak_flop_rate)
+    return (
+        f"{100 * share:.1f} % = {show_flop(prediction.model_flop)} / "
+        f"({show_seconds(seconds)} × {show_flop_rate(prediction.peak_flop_rate)})"
+    )
+
+
+def speed_words(tokens_per_second: float) -> str:
+    """`12.3 k tokens/s`."""
+    if tokens_per_second < 1000:
+        return f"{tokens_per_second:.3g} tokens/s"
+    return f"{show_count(tokens_per_second)} tokens/s"
+
+
+def loss_words(loss: float) -> str:
+    """A loss with the digits that mean something; `no number` where it is none."""
+    return f"{loss:.3f}" if math.isfinite(loss) else "no number"
+
+
+def held_out_words(step: Step) -> str:
+    """`3.402 (1.920 bits per byte)`; `not measured` of a step that did not evaluate."""
+    if step.held_out_loss is None:
+        return "not measured"
+    bits = step.held_out_bits_per_byte
+    more = f" ({bits:.3f} bits per byte)" if bits is not None else ""
+    return loss_words(step.held_out_loss) + more

@@ -1,0 +1,162 @@
+"""Checkpoints on disk: a folder of safetensors files and a manifest that proves them whole.
+
+    step-00000100/
+        manifest.json                 step, position in the data, labels, size and hash of each file
+        layer-0000.safetensors        weight/..., moment1/..., moment2/..., steps/... of one layer
+        ...
+
+A folder gets its name only when everything in it is on the disk; what begins with a dot is a
+temporary that any later start may remove.
+"""
+
+import hashlib
+import json
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import ValidationError
+
+from windlass.document import Document
+from windlass.errors import CheckpointError
+from windlass.files import hash_file
+from windlass.runtime.tensorfile import FileProof, read_tensors
+from windlass.runtime.tensors import LayerTensors
+
+MANIFEST_FILE = "manifest.json"
+
+
+class Manifest(Document):
+    """What a checkpoint holds, and the proof that it is whole."""
+
+    version: Literal[1] = 1
+    step: int
+    """Updates that the weights have had."""
+    samples: int
+    """Samples of the training order that were taken; the next step takes the ones that follow."""
+    seed: int
+    plan: str
+    """The plan's label."""
+    graph: str
+    """The graph's label."""
+    files: dict[str, FileProof]
+    check: str = ""
+    """SHA-256 of this manifest with an empty `check`."""
+
+    def sealed(self) -> Self:
+        """The same with its `check`."""
+        return self.model_copy(update={"check": self._digest()})
+
+    @property
+    def is_sealed(self) -> bool:
+        """Whether nothing changed since it was sealed."""
+        return self.check == self._digest()
+
+    def _digest(self) -> str:
+        bare = self.model_dump(mode="json", exclude={"check"})
+        return hashlib.sha256(json.dumps(bare, sort_keys=True).encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """A whole checkpoint, and what had to be passed over to find it."""
+
+    path: Path
+    manifest: Manifest
+    damaged: tuple[str, ...] = ()
+    """One sentence for each newer checkpoint that is not whole, newest first."""
+
+
+def folder_name(step: int) -> str:
+    """The name of the checkpoint after `step` updates."""
+    return f"step-{step:08d}"
+
+
+def layer_file(index: int) -> str:
+    """The name of one layer's file."""
+    return f"layer-{index:04d}.safetensors"
+
+
+def stored(folder: Path) -> tuple[Path, ...]:
+    """All checkpoints in a folder, oldest first; none if there is no such folder."""
+    return tuple(sorted(folder.glob("step-*"))) if folder.is_dir() else ()
+
+
+def latest(folder: Path) -> Checkpoint | None:
+    """The newest checkpoint that is whole; None if the folder holds none at all.
+
+    Raises:
+        CheckpointError: there are some, and every one is damaged.
+    """
+    damaged: list[str] = []
+    for path in reversed(stored(folder)):
+        try:
+            manifest = verify(path)
+        except CheckpointError as error:
+            damaged.append(str(error))
+        else:
+            return Checkpoint(path=path, manifest=manifest, damaged=tuple(damaged))
+    if damaged:
+        raise CheckpointError("; ".join((*damaged, "no earlier checkpoint is left")))
+    return None
+
+
+def verify(path: Path) -> Manifest:
+    """The manifest of a checkpoint whose every byte is as it was written.
+
+    Raises:
+        CheckpointError: a file is missing, cut short or changed; the message names it.
+    """
+    manifest = _manifest(path / MANIFEST_FILE)
+    for name, proof in manifest.files.items():
+        file = path / name
+        if not file.is_file():
+            raise CheckpointError(f"`{file}` is missing from its checkpoint")
+        if file.stat().st_size != proof.bytes:
+            raise CheckpointError(
+                f"`{file}` has {file.stat().st_size} bytes where {proof.bytes} were written"
+            )
+        if hash_file(file) != proof.sha256:
+            raise CheckpointError(f"`{file}` has changed since it was written: its hash differs")
+    return manifest
+
+
+def load(checkpoint: Checkpoint, layers: Sequence[LayerTensors], *, moments: bool = True) -> None:
+    """Puts a checkpoint's tensors in place.
+
+    Args:
+        checkpoint: a whole one.
+        layers: of the same model, in whichever precision.
+        moments: also what only the optimizer needs.
+
+    Raises:
+        CheckpointError: the checkpoint is of another model.
+    """
+    for index, layer in enumerate(layers):
+        wanted = dict(layer.saved(moments=moments))
+        if wanted:
+            read_tensors(checkpoint.path / layer_file(index), wanted)
+        for weight in layer.owned:
+            weight.refresh()
+
+
+def remove_temporaries(folder: Path) -> None:
+    """Removes what a killed process left behind."""
+    if folder.is_dir():
+        for path in folder.glob(".step-*"):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _manifest(path: Path) -> Manifest:
+    if not path.is_file():
+        raise CheckpointError(f"`{path}` is missing from its checkpoint")
+    try:
+        manifest = Manifest.model_validate_json(path.read_bytes())
+    except ValidationError as error:
+        fault = error.errors()[0]["msg"]
+        raise CheckpointError(f"`{path}` is not a manifest as it was written: {fault}") from None
+    if not manifest.is_sealed:
+        raise CheckpointError(f"`{path}` has changed since it was written: its check differs")
+    return manifest

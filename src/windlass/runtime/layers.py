@@ -1,0 +1,140 @@
+"""Stateless templates: one module for each kind of layer, called with the weights of the moment.
+
+A template lies on the meta device and holds no memory; 96 layers of one kind share it, and one
+compiled code. The last layer's template ends in the loss, mean cross-entropy in float32.
+"""
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from types import FunctionType, MethodType
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional
+
+from windlass.models.chain import Chain
+from windlass.runtime.random import KeyedDropout, Keys, key_buffers, key_dropout, no_keys
+
+NO_TARGET = -100
+"""A target that does not count in the mean; torch's own default for cross-entropy."""
+
+
+class Template:
+    """One kind of layer as a function of its weights.
+
+    Args:
+        layer: any layer of the kind, on whichever device; it is copied to meta, weights left out.
+        last: whether it gives logits, and so ends in the loss.
+        compiled: whether to compile it.
+    """
+
+    def __init__(self, layer: nn.Module, *, last: bool, compiled: bool) -> None:
+        self._module = _weightless(layer)
+        self._last = last
+        self.parameters = tuple(name for name, _ in self._module.named_parameters())
+        """Names inside the layer, in the order of `weights`."""
+        self.buffers = tuple(name for name, _ in self._module.named_buffers())
+        """Names inside the layer, in the order of `buffers`."""
+        self._keyed = key_dropout(self._module)
+        self._dropouts = tuple(m for m in self._module.modules() if isinstance(m, KeyedDropout))
+        self._run: Callable[..., Tensor] = self._call
+        if compiled:
+            # Shapes never change within a run, so none is left open.
+            self._run = torch.compile(
+                MethodType(_own_code(Template._call), self), fullgraph=True, dynamic=False
+            )
+
+    @property
+    def draws(self) -> bool:
+        """Whether it drops anything, and so needs keys."""
+        return bool(self._keyed)
+
+    def __call__(
+        self,
+        weights: Sequence[Tensor],
+        buffers: Sequence[Tensor],
+        keys: Keys | None,
+        x: Tensor,
+        targets: Tensor | None = None,
+    ) -> Tensor:
+        """The layer's output, or the loss of the last layer.
+
+        Args:
+            weights: in the order of `parameters`.
+            buffers: in the order of `buffers`.
+            keys: of this use; None only where the template draws nothing.
+            x: `Int[b s]` for the first layer, else `Float[b s d]`.
+            targets: `Int[b s]`, for the last layer; `NO_TARGET` does not count.
+        """
+        return self._run(list(weights), list(buffers), keys, x, targets)
+
+    def output(self, weights: Sequence[Tensor], buffers: Sequence[Tensor], x: Tensor) -> Tensor:
+        """The layer's own output: never compiled, nothing dropped, logits in place of the loss."""
+        tensors = dict(zip(self.parameters + self.buffers, (*weights, *buffers), strict=True))
+        if self._keyed:
+            tensors |= key_buffers(self._keyed, no_keys(x))
+        return self._output(tensors, x)
+
+    def _call(
+        self,
+        weights: list[Tensor],
+        buffers: list[Tensor],
+        keys: Keys | None,
+        x: Tensor,
+        targets: Tensor | None,
+    ) -> Tensor:
+        tensors = dict(zip(self.parameters, weights, strict=True))
+        tensors |= zip(self.buffers, buffers, strict=True)
+        if keys is not None:
+            tensors |= key_buffers(self._keyed, keys)
+        output = self._output(tensors, x)
+        if not self._last or targets is None:
+            return output
+        return mean_loss(output, targets)
+
+    def _output(self, tensors: Mapping[str, Tensor], x: Tensor) -> Tensor:
+        for dropout in self._dropouts:
+            dropout.restart()
+        output = functional_call(self._module, dict(tensors), (x,))
+        return output  # noqa: RET504  functional_call is untyped
+
+
+def mean_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    """Mean cross-entropy in nats a token, computed in float32 whatever the logits are in."""
+    return functional.cross_entropy(
+        logits.float().flatten(0, 1), targets.flatten(), ignore_index=NO_TARGET
+    )
+
+
+def templates(chain: Chain, *, compiled: bool) -> tuple[Template, ...]:
+    """The template of each layer; layers of one kind share one."""
+    last = len(chain.layers) - 1
+    made: dict[tuple[str, bool], Template] = {}
+    for index, (kind, layer) in enumerate(zip(chain.kinds, chain.layers, strict=True)):
+        key = (kind, index == last)
+        if key not in made:
+            made[key] = Template(layer, last=index == last, compiled=compiled)
+    return tuple(made[kind, index == last] for index, kind in enumerate(chain.kinds))
+
+
+def _own_code(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The same function with a code object of its own.
+
+    torch.compile keeps what it compiled with the code object, asks the guards of all of it at each
+    call, and gives up after eight: templates must not share one.
+    """
+    own = FunctionType(function.__code__.replace(), function.__globals__, function.__name__)
+    return cast("Callable[..., Tensor]", own)
+
+
+def _weightless(layer: nn.Module) -> nn.Module:
+    """A copy of a layer on the meta device, made without copying its weights first."""
+    tensors = [*layer.parameters(), *layer.buffers()]
+    memo: dict[int, object] = {}
+    for tensor in tensors:
+        bare = tensor.detach().to("meta")
+        memo[id(tensor)] = nn.Parameter(bare) if isinstance(tensor, nn.Parameter) else bare
+    copied: nn.Module = copy.deepcopy(layer, memo)
+    return copied.train()

@@ -1,0 +1,54 @@
+"""What the process, or its accelerator, holds now and held at most."""
+
+import contextlib
+import os
+from pathlib import Path
+
+import torch
+
+_STATUS = Path("/proc/self/status")
+_STATM = Path("/proc/self/statm")
+_CLEAR = Path("/proc/self/clear_refs")
+_RESET_PEAK = "5"
+"""Sets the peak back to what is held now. Source: Linux, `man 5 proc_pid_clear_refs`."""
+
+
+def peak_bytes(device: torch.device) -> int:
+    """The most that was held since the last `forget_peak`: all resident memory on a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return _status_bytes("VmHWM") if _STATUS.exists() else _usage_bytes()
+
+
+def held_bytes(device: torch.device) -> int:
+    """What is held now."""
+    if device.type == "cuda":
+        return torch.cuda.memory_allocated(device)
+    if _STATM.exists():
+        return int(_STATM.read_bytes().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return _usage_bytes()
+
+
+def forget_peak(device: torch.device) -> None:
+    """Begins the peak anew where the system lets us; elsewhere it stays the process's own."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        return
+    with contextlib.suppress(OSError):
+        _CLEAR.write_text(_RESET_PEAK)
+
+
+def _status_bytes(key: str) -> int:
+    for line in _STATUS.read_text().splitlines():
+        if line.startswith(f"{key}:"):
+            return int(line.split()[1]) * 1024
+    return _usage_bytes()
+
+
+def _usage_bytes() -> int:
+    import resource
+    import sys
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    # macOS counts bytes, all others KiB.
+    return peak if sys.platform == "darwin" else peak * 1024

@@ -1,0 +1,143 @@
+"""AdamW for one layer at a time, the learning rate as a function of the step, the global norm."""
+
+import math
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.optim.adamw import adamw
+
+from windlass.runtime.tensors import CHUNK, Weight
+from windlass.spec.request import TrainRequest
+
+
+def learning_rate(settings: TrainRequest, step: int) -> float:
+    """The rate of a step: a straight rise over the warm-up, then half a cosine to the final rate.
+
+    Source: Loshchilov & Hutter 2017, SGDR, arXiv:1608.03983, equation 5, without restarts.
+
+    Args:
+        settings: peak, warm-up, final share and the number of steps.
+        step: counted from 1.
+    """
+    rising = round(settings.warmup * settings.steps)
+    if step <= rising:
+        return settings.learning_rate * step / rising
+    done = min(1.0, (step - rising) / max(1, settings.steps - rising))
+    cosine = 0.5 * (1 + math.cos(math.pi * done))
+    share = settings.final_rate + (1 - settings.final_rate) * cosine
+    return settings.learning_rate * share
+
+
+class Optimizer:
+    """AdamW as `settings` ask for; it holds no state but one small buffer.
+
+    Source: Loshchilov & Hutter 2019, arXiv:1711.05101; weights of one dimension never decay.
+
+    Args:
+        settings: betas, epsilon, decay, rate and clip.
+        device: where the weights are.
+    """
+
+    def __init__(self, settings: TrainRequest, device: torch.device) -> None:
+        self._settings = settings
+        self._buffer = torch.empty(CHUNK, device=device)
+        self._found = torch.zeros((), device=device)
+
+    def norm(self, weights: Iterable[Weight]) -> Tensor:
+        """`Float[]`: the 2-norm over all gradients together, summed in float32."""
+        norms = [norm for weight in weights for norm in self._norms(weight)]
+        if not norms:
+            return torch.zeros((), device=self._buffer.device)
+        return torch.linalg.vector_norm(torch.stack(norms))
+
+    def divisor(self, norm: float) -> Tensor | None:
+        """`Float[]`: what gradients are divided by so that their norm is at most the clip.
+
+        The reciprocal of `torch.nn.utils.clip_grad_norm_`'s coefficient; None for 1.
+        """
+        if self._settings.clip is None or norm + 1e-6 <= self._settings.clip:
+            return None
+        return torch.tensor((norm + 1e-6) / self._settings.clip, device=self._buffer.device)
+
+    def update(self, weights: Iterable[Weight], step: int, divisor: Tensor | None) -> None:
+        """One step of AdamW for weights that have a gradient; gradients are gone afterwards.
+
+        Args:
+            weights: of one layer.
+            step: counted from 1.
+            divisor: of all gradients; None for 1.
+        """
+        rate = learning_rate(self._settings, step)
+        for weight in weights:
+            if weight.gradient is None:
+                continue
+            decay = self._settings.weight_decay if weight.master.dim() >= 2 else 0.0
+            for part in self._parts(weight, weight.gradient):
+                # A copy, because torch counts up what it is given, and a weight comes in parts.
+                self._adamw(part, weight.steps.clone(), rate, decay, divisor)
+                if part.working is not None:
+                    part.working.copy_(part.master)
+            weight.steps += 1
+            weight.gradient = None
+
+    def _adamw(
+        self, part: "_Part", steps: Tensor, rate: float, decay: float, divisor: Tensor | None
+    ) -> None:
+        beta1, beta2 = self._settings.betas
+        adamw(
+            [part.master],
+            [part.gradient],
+            [part.moment1],
+            [part.moment2],
+            [],
+            [steps],
+            fused=True,
+            grad_scale=divisor,
+            found_inf=None if divisor is None else self._found,
+            amsgrad=False,
+            beta1=beta1,
+            beta2=beta2,
+            lr=rate,
+            weight_decay=decay,
+            eps=self._settings.epsilon,
+            maximize=False,
+        )
+
+    def _norms(self, weight: Weight) -> Iterator[Tensor]:
+        if weight.gradient is None:
+            return
+        if weight.gradient.dtype == torch.float32:
+            yield torch.linalg.vector_norm(weight.gradient)
+            return
+        for part in _flat(weight.gradient).split(CHUNK):
+            yield torch.linalg.vector_norm(self._float(part))
+
+    def _parts(self, weight: Weight, gradient: Tensor) -> Iterator["_Part"]:
+        """A weight in parts that stay in the cache, or whole where nothing is converted."""
+        if weight.working is weight.master:
+            yield _Part(weight.master.detach(), weight.moment1, weight.moment2, gradient, None)
+            return
+        tensors = (weight.master, weight.moment1, weight.moment2, gradient, weight.working)
+        for parts in zip(*(_flat(tensor).split(CHUNK) for tensor in tensors), strict=True):
+            master, moment1, moment2, part, working = parts
+            converted = part if part.dtype == torch.float32 else self._float(part)
+            yield _Part(master, moment1, moment2, converted, working)
+
+    def _float(self, part: Tensor) -> Tensor:
+        """A part of a gradient in float32, valid until the next one is asked for."""
+        return self._buffer[: part.numel()].copy_(part)
+
+
+class _Part(NamedTuple):
+    master: Tensor
+    moment1: Tensor
+    moment2: Tensor
+    gradient: Tensor
+    working: Tensor | None
+    """To be made from the master; None where layers compute with the master itself."""
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    return tensor.detach().view(-1)

@@ -1,0 +1,107 @@
+"""Safetensors files, written straight from memory and read straight into it.
+
+The library's own writer copies every tensor first, which would double a layer's memory.
+Source of the format: https://github.com/huggingface/safetensors, section "Format".
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from windlass.document import Document
+from windlass.errors import CheckpointError
+
+_BLOCK_BYTES = 4 * 2**20
+_ALIGNMENT = 8
+_DTYPE_NAMES = {
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
+    torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8",
+    torch.uint8: "U8", torch.bool: "BOOL",
+}  # fmt: skip
+
+
+class FileProof(Document):
+    """What a file must be to count as whole."""
+
+    bytes: int
+    sha256: str
+
+
+def write_tensors(path: Path, tensors: Iterable[tuple[str, Tensor]]) -> FileProof:
+    """Writes a file and flushes it to the disk.
+
+    Args:
+        path: a file that does not exist yet.
+        tensors: names, and tensors that nobody changes meanwhile.
+
+    Raises:
+        OSError: the disk does not take it.
+    """
+    named = dict(tensors)
+    digest = hashlib.sha256()
+    size = 0
+    with path.open("xb") as file:
+        for tensor in (None, *named.values()):
+            content = memoryview(_header(named)) if tensor is None else _bytes_of(tensor)
+            for start in range(0, len(content), _BLOCK_BYTES):
+                block = content[start : start + _BLOCK_BYTES]
+                file.write(block)
+                digest.update(block)
+            size += len(content)
+        file.flush()
+        os.fsync(file.fileno())
+    return FileProof(bytes=size, sha256=digest.hexdigest())
+
+
+def read_tensors(path: Path, into: Mapping[str, Tensor]) -> None:
+    """Reads named tensors of a file into memory that is already there.
+
+    Args:
+        path: of the file.
+        into: the tensors to fill; the file may hold more.
+
+    Raises:
+        CheckpointError: the file is unreadable, lacks a tensor, or has it in another shape.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            names = set(file.keys())
+            for name, tensor in into.items():
+                if name not in names:
+                    raise CheckpointError(f"`{path}` has no `{name}`: it is of another model")
+                shape = tuple(file.get_slice(name).get_shape())
+                if shape != tuple(tensor.shape):
+                    raise CheckpointError(
+                        f"`{path}` has `{name}` as {shape}, and the model has it as "
+                        f"{tuple(tensor.shape)}: it is of another model"
+                    )
+                tensor.detach().copy_(file.get_tensor(name))
+    except (SafetensorError, FileNotFoundError) as error:
+        raise CheckpointError(f"`{path}` cannot be read: {error}") from None
+
+
+def _header(named: Mapping[str, Tensor]) -> bytes:
+    entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    offset = 0
+    for name, tensor in named.items():
+        end = offset + tensor.numel() * tensor.element_size()
+        entries[name] = {
+            "dtype": _DTYPE_NAMES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [offset, end],
+        }
+        offset = end
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % _ALIGNMENT)
+    return len(text).to_bytes(8, "little") + text
+
+
+def _bytes_of(tensor: Tensor) -> memoryview:
+    flat = tensor.detach().contiguous().cpu().reshape(-1)
+    return flat.view(torch.uint8).numpy().data

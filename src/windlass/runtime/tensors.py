@@ -1,0 +1,154 @@
+"""The tensors that live from step to step on one device: weights and optimizer state.
+
+Each weight is stored once, at the layer that owns it; tied layers borrow it. In bfloat16 the
+layers compute with copies of float32 masters, made anew at each update.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from windlass.models.chain import Chain, materialise
+from windlass.spec.graph import Precision
+
+DTYPES: dict[Precision, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+CHUNK = 2**19
+"""Elements that are converted at a time. A part of 2 MiB stays in the cache: on 2 cores of a Zen 4
+the update of 38.6 M weights in bfloat16 takes 50 ms so, and 120 ms in one piece."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Weight:
+    """One parameter: its master, what layers compute with, its moments, the gradient of a step."""
+
+    name: str
+    """Full name: `<layer name>.<its name inside>`."""
+    master: Tensor
+    """float32; only the update changes it."""
+    working: Tensor
+    """In the run's precision; the master itself in float32."""
+    moment1: Tensor
+    moment2: Tensor
+    steps: Tensor
+    """`Float[]`: updates so far, as torch's AdamW counts them."""
+    gradient: Tensor | None = None
+    """Summed over the micro-batches of a step; None before the first and after the update."""
+
+    def add(self, gradient: Tensor, *, summed: bool) -> None:
+        """Adds a micro-batch's gradient.
+
+        Args:
+            gradient: handed over; not to be used by the caller afterwards.
+            summed: whether several micro-batches come together, which is done in float32.
+        """
+        if self.gradient is not None:
+            # In parts: torch makes a float32 copy of whatever is added to float32.
+            parts = zip(_parts(self.gradient), _parts(gradient.contiguous()), strict=True)
+            for total, part in parts:
+                total.add_(part)
+        elif summed:
+            self.gradient = gradient.float().contiguous()
+        else:
+            # The optimizer walks memory, so the layout must be the weight's.
+            self.gradient = gradient.contiguous()
+
+    def refresh(self) -> None:
+        """Makes the working copy from the master, where they are not the same tensor."""
+        if self.working is not self.master:
+            self.working.detach().copy_(self.master)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerTensors:
+    """What one layer holds and uses."""
+
+    name: str
+    owned: tuple[Weight, ...]
+    """Updated and saved here."""
+    used: tuple[Weight, ...]
+    """In the order of the template's parameters; owned here or by an earlier layer."""
+    buffers: tuple[Tensor, ...]
+    """In the order of the template's buffers."""
+    saved_buffers: Mapping[str, Tensor]
+    """Full name -> the buffers that belong to a checkpoint."""
+
+    @property
+    def weights(self) -> list[Tensor]:
+        """What the template is called with."""
+        return [weight.working for weight in self.used]
+
+    def saved(self, *, moments: bool = True) -> Iterator[tuple[str, Tensor]]:
+        """What a checkpoint holds of this layer, under its name there.
+
+        Args:
+            moments: also what only the optimizer needs.
+        """
+        for weight in self.owned:
+            yield f"weight/{weight.name}", weight.master
+        for weight in self.owned if moments else ():
+            yield f"moment1/{weight.name}", weight.moment1
+            yield f"moment2/{weight.name}", weight.moment2
+            yield f"steps/{weight.name}", weight.steps
+        for name, buffer in self.saved_buffers.items():
+            yield f"buffer/{name}", buffer
+
+
+def layer_tensors(
+    chain: Chain, *, seed: int, precision: Precision, device: torch.device
+) -> tuple[LayerTensors, ...]:
+    """The tensors of a whole chain, materialised layer by layer.
+
+    Args:
+        chain: the model; a layer on the meta device gets weights keyed by `seed` and their names.
+        seed: of the initial weights.
+        precision: what layers compute in.
+        device: where everything lies.
+    """
+    weights: dict[str, Weight] = {}
+    layers = []
+    for index, name in enumerate(chain.names):
+        layer = materialise(chain, index, seed=seed, device=str(device))
+        names = [f"{name}.{inner}" for inner, _ in layer.named_parameters()]
+        owned = []
+        for full, parameter in zip(names, layer.parameters(), strict=True):
+            if full not in chain.ties:
+                weights[full] = _weight(full, parameter, precision)
+                owned.append(weights[full])
+        layers.append(
+            LayerTensors(
+                name=name,
+                owned=tuple(owned),
+                used=tuple(weights[chain.ties.get(full, full)] for full in names),
+                buffers=tuple(layer.buffers()),
+                saved_buffers=_saved_buffers(name, layer),
+            )
+        )
+    return tuple(layers)
+
+
+def _weight(name: str, parameter: nn.Parameter, precision: Precision) -> Weight:
+    master = parameter.detach().float().contiguous()
+    if precision == "float32":
+        working = master.requires_grad_()
+    else:
+        working = master.to(DTYPES[precision]).requires_grad_()
+    return Weight(
+        name=name,
+        master=master,
+        working=working,
+        moment1=torch.zeros_like(master, requires_grad=False),
+        moment2=torch.zeros_like(master, requires_grad=False),
+        steps=torch.zeros((), device=master.device),
+    )
+
+
+def _saved_buffers(name: str, layer: nn.Module) -> dict[str, Tensor]:
+    kept = layer.state_dict().keys()
+    return {f"{name}.{inner}": b for inner, b in layer.named_buffers() if inner in kept}
+
+
+def _parts(tensor: Tensor) -> tuple[Tensor, ...]:
+    return tensor.detach().view(-1).split(CHUNK)

@@ -1,0 +1,229 @@
+"""The training loop: a generator of measured steps."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from windlass.data.batches import Batches
+from windlass.errors import CheckpointError, RunBroken, RunInterrupted
+from windlass.machines.allocator import prepare_allocator
+from windlass.models.chain import Chain
+from windlass.program.instruction import Program
+from windlass.runtime.checkpoint import (
+    Checkpoint,
+    Manifest,
+    folder_name,
+    load,
+    remove_temporaries,
+)
+from windlass.runtime.compute import Compute, StopWished
+from windlass.runtime.evaluate import HeldOut, evaluate
+from windlass.runtime.interpret import Interpreter, clock_for
+from windlass.runtime.layers import Template, templates
+from windlass.runtime.memory import forget_peak, held_bytes, peak_bytes
+from windlass.runtime.optimizer import Optimizer, learning_rate
+from windlass.runtime.saving import Saver
+from windlass.runtime.tensors import LayerTensors, layer_tensors
+from windlass.spec.plan import Plan
+from windlass.spec.prediction import Timeline
+from windlass.spec.record import Step
+from windlass.spec.request import TrainRequest
+
+
+def never() -> bool:
+    """No wish to stop."""
+    return False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watch:
+    """Steps whose every instruction is told, with the memory held after it."""
+
+    steps: frozenset[int]
+    take: Callable[[int, Timeline], None]
+    """Gets the step and what was measured."""
+
+
+def train(
+    plan: Plan,
+    chain: Chain,
+    batches: Batches,
+    settings: TrainRequest,
+    *,
+    program: Program,
+    checkpoints: Path,
+    resume: Checkpoint | None = None,
+    device: str = "cpu",
+    stop: Callable[[], bool] = never,
+    watch: Watch | None = None,
+) -> Iterator[Step]:
+    """Trains, and yields each step once it is done.
+
+    The first step is 1, or the one after `resume`; the last is `settings.steps`, after which a
+    checkpoint is on the disk. The steps that a run yields, and its weights, are the same bit for
+    bit however often it was stopped or killed and resumed.
+
+    Args:
+        plan: what `program` was lowered from.
+        chain: the model; its layers may lie on the meta device.
+        batches: training and held-out sequences.
+        settings: optimisation, and how often to evaluate and to save.
+        program: of this device, verified.
+        checkpoints: the run's folder of checkpoints, made if need be.
+        resume: from `checkpoint.latest`; None begins anew.
+        device: torch's name for it.
+        stop: asked before each micro-batch; True saves the last whole step and ends.
+        watch: steps to look at closely.
+
+    Raises:
+        CheckpointError: `resume` is of another model.
+        RunBroken: a loss or gradient is not finite; no weight has changed by it.
+        RunInterrupted: `stop` said so; the state is saved.
+        StorageError: a checkpoint could not be written; the one before it is kept.
+    """
+    run = _Run(plan, chain, batches, settings, program, checkpoints, torch.device(device), stop)
+    try:
+        yield from run.steps(resume, watch)
+    finally:
+        run.saver.close()
+
+
+class _Run:
+    """One device's part of a run."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        chain: Chain,
+        batches: Batches,
+        settings: TrainRequest,
+        program: Program,
+        checkpoints: Path,
+        device: torch.device,
+        stop: Callable[[], bool],
+    ) -> None:
+        prepare_allocator()
+        forget_peak(device)
+        self._plan, self._batches, self._settings = plan, batches, settings
+        self._device, self._folder = device, checkpoints
+        self._layers: tuple[LayerTensors, ...] = layer_tensors(
+            chain, seed=settings.seed, precision=plan.precision, device=device
+        )
+        self._templates: tuple[Template, ...] = templates(chain, compiled=plan.compile)
+        self.saver = Saver(checkpoints, self._layers, keep=settings.keep)
+        self._compute = Compute(
+            plan,
+            program,
+            self._layers,
+            self._templates,
+            optimizer=Optimizer(settings, device),
+            batches=batches,
+            seed=settings.seed,
+            device=device,
+            stop=stop,
+            before_update=self.saver.wait_for,
+        )
+        self._interpreter = Interpreter(
+            program, self._compute.handlers(), clock_for(device, len(program.instructions))
+        )
+
+    def steps(self, resume: Checkpoint | None, watch: Watch | None) -> Iterator[Step]:
+        remove_temporaries(self._folder)
+        done = self._restore(resume) if resume else 0
+        if self._plan.compile and done < self._settings.steps:
+            self._compute.warm(done + 1)
+        for step in range(done + 1, self._settings.steps + 1):
+            self.saver.check()
+            try:
+                self._one(step, watch)
+            except StopWished:
+                raise self._stopped(step - 1) from None
+            except RunBroken as broken:
+                raise RunBroken(f"{broken}; {self._last_good()}") from None
+            yield self._measured(step)
+
+    def _restore(self, checkpoint: Checkpoint) -> int:
+        """Puts a checkpoint in place and gives its step."""
+        manifest = checkpoint.manifest
+        if manifest.graph != self._plan.graph:
+            raise CheckpointError(
+                f"`{checkpoint.path}` is of `{manifest.graph}` and the plan of `{self._plan.graph}`"
+            )
+        if manifest.samples != manifest.step * self._batches.batch:
+            raise CheckpointError(
+                f"`{checkpoint.path}` has taken {manifest.samples} samples in {manifest.step} "
+                f"steps, not {self._batches.batch} a step; resume with the batch it was made with"
+            )
+        load(checkpoint, self._layers)
+        self.saver.found(manifest.step)
+        return manifest.step
+
+    def _one(self, step: int, watch: Watch | None) -> None:
+        """Runs one step and tells the watcher, if it is one that is looked at."""
+        self._compute.begin(step)
+        if watch is None or step not in watch.steps:
+            self._interpreter.run()
+            return
+        memory = self._interpreter.sample(lambda: held_bytes(self._device))
+        watch.take(step, self._interpreter.timeline(memory))
+
+    def _measured(self, step: int) -> Step:
+        """What the step that just ran leaves behind; evaluates and begins to save where due."""
+        settings, compute = self._settings, self._compute
+        ends = step == settings.steps
+        held_out = self._evaluate() if ends or step % settings.evaluate_every == 0 else None
+        saved = self._save(step) if ends or step % settings.save_every == 0 else None
+        if ends:
+            self.saver.finish()
+        return Step(
+            step=step,
+            loss=compute.loss,
+            gradient_norm=compute.gradient_norm,
+            learning_rate=learning_rate(settings, step),
+            tokens=self._plan.tokens_per_step,
+            seconds=self._interpreter.seconds(),
+            memory_bytes=peak_bytes(self._device),
+            by_kind=self._interpreter.by_kind(),
+            held_out_loss=held_out.loss if held_out else None,
+            held_out_bits_per_byte=held_out.bits_per_byte if held_out else None,
+            saved=saved,
+        )
+
+    def _evaluate(self) -> HeldOut:
+        return evaluate(
+            self._layers,
+            self._templates,
+            self._batches,
+            sequences=self._settings.evaluate_sequences,
+            micro=self._plan.batch.micro,
+            again=self._compute.again,
+            device=self._device,
+        )
+
+    def _save(self, step: int) -> str:
+        return self.saver.begin(
+            Manifest(
+                step=step,
+                samples=step * self._batches.batch,
+                seed=self._settings.seed,
+                plan=self._plan.label,
+                graph=self._plan.graph,
+                files={},
+            )
+        )
+
+    def _stopped(self, done: int) -> RunInterrupted:
+        """Saves the last whole step, if it is not saved already."""
+        if done and self.saver.newest != done:
+            self._save(done)
+        self.saver.finish()
+        return RunInterrupted(f"stopped after step {done}; {self._last_good()}")
+
+    def _last_good(self) -> str:
+        """Where to go on from, in words."""
+        self.saver.finish()
+        if self.saver.newest is None:
+            return "no checkpoint was written yet"
+        return f"the last good checkpoint is `{self._folder / folder_name(self.saver.newest)}`"

@@ -1,0 +1,111 @@
+"""Choice: what a search found, what came next, what did not fit and what would help."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from windlass.program.instruction import Instruction
+from windlass.spec.plan import Plan
+from windlass.spec.prediction import MemoryClass, Prediction
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunnerUp:
+    """A plan that fits and lost."""
+
+    plan: Plan
+    prediction: Prediction
+    differs: Mapping[str, str]
+    """Where it differs from the chosen plan: key -> its value there."""
+    run_seconds: float
+    """Predicted: all steps and the compilation before them."""
+    slower_seconds: float
+    """How much longer its run takes than the chosen plan's."""
+    term: str
+    """The term of the prediction that loses most of that: a key of `by_term`, or `compile`."""
+    term_seconds: float
+    """What that term loses over the whole run; negative where it gains."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """The plan of one family (precision, compile, recompute) that comes nearest to fitting."""
+
+    plan: Plan
+    peak_bytes: int
+    over_bytes: int
+    by_class: Mapping[MemoryClass, int]
+    """At the fullest moment."""
+    index: int
+    """Of the instruction that runs at that moment."""
+    instruction: Instruction
+
+    @property
+    def largest_class(self) -> MemoryClass:
+        """What takes most at that moment."""
+        return max(self.by_class, key=self.by_class.__getitem__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """A change to the request that makes it fit."""
+
+    overrides: tuple[str, ...]
+    """As written on the command line: `recompute=layer`."""
+    plan: Plan
+    peak_bytes: int
+    cost: float
+    """Relative change of predicted seconds a token: 0.28 is 28 % slower, negative is faster."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advice:
+    """What would help where nothing fits."""
+
+    near_bytes: int
+    """Budget of the near tier that was to be kept."""
+    needed_bytes: int
+    """The smallest near tier that would do, all else as asked."""
+    over_bytes: int
+    by_class: Mapping[MemoryClass, int]
+    """What the nearest plan holds at its fullest moment."""
+    changes: tuple[Change, ...]
+    """Changes that make it fit, cheapest first; none if only more memory helps."""
+    state_bytes: int
+    """Weights, gradients and optimizer state: what any cut must still hold somewhere."""
+    devices: int | None
+    """How many devices' memory that state takes at least; None if the process alone fills one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """The outcome of a search; exactly one of `plan` and `advice` is there."""
+
+    plan: Plan | None
+    prediction: Prediction | None
+    """Of the chosen plan."""
+    run_seconds: float | None = None
+    """Predicted: all steps and the compilation before them."""
+    runners_up: tuple[RunnerUp, ...] = ()
+    """The next best, fastest first."""
+    refused: tuple[Refusal, ...] = ()
+    """What does not fit, nearest first."""
+    advice: Advice | None = None
+    weighed: int = field(default=0)
+    """How many plans were compared."""
+
+    @property
+    def fits(self) -> bool:
+        """Whether any plan fits."""
+        return self.plan is not None
+
+
+def differences(plan: Plan, other: Plan) -> dict[str, str]:
+    """Where another plan differs, as a request would write it: key -> the other's value."""
+    pairs: dict[str, tuple[object, object]] = {
+        "precision": (plan.precision, other.precision),
+        "compile": (str(plan.compile).lower(), str(other.compile).lower()),
+        "recompute": (plan.stages[0].recompute, other.stages[0].recompute),
+        "batch.micro": (plan.batch.micro, other.batch.micro),
+        "train.sequence": (plan.batch.sequence, other.batch.sequence),
+    }
+    return {key: str(theirs) for key, (ours, theirs) in pairs.items() if ours != theirs}

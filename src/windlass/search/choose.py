@@ -1,0 +1,141 @@
+"""Choose: the plan whose whole run is predicted to end first, of those that fit."""
+
+from collections.abc import Sequence
+
+from windlass.cost.predict import predict
+from windlass.program.lower import lower
+from windlass.search.advise import advise
+from windlass.search.choice import Choice, Refusal, RunnerUp, differences
+from windlass.search.sieve import sieve, undominated
+from windlass.search.space import plans, vary
+from windlass.search.weigh import Memory, weigh, with_near
+from windlass.spec.graph import Graph
+from windlass.spec.machine import Machine
+from windlass.spec.plan import Plan
+from windlass.spec.prediction import Prediction
+from windlass.spec.request import Request
+
+_RUNNERS_UP = 5
+
+_Weighed = tuple[Plan, Prediction]
+
+
+def choose(request: Request, graph: Graph, machine: Machine) -> Choice:
+    """The plan that ends the run first, and why not another.
+
+    The run is `train.steps` steps and, where the plan compiles, the compilation before them.
+
+    Args:
+        request: what is wanted; whatever it pins is held.
+        graph: captured from the request's model.
+        machine: to run on; `request.near` takes the place of its near tier's capacity.
+
+    Returns:
+        A choice with a plan, or with advice if nothing fits.
+
+    Raises:
+        Faults: the request asks for what cannot be.
+    """
+    near_bytes = request.near or machine.device.near.capacity_bytes
+    candidates = plans(request, graph, machine)
+    sieved = sieve(candidates, graph, machine, near_bytes)
+    refused = tuple(_refusal(*item, near_bytes=near_bytes) for item in sieved.refused)
+    if not sieved.fitting:
+        advice = advise(request, graph, machine, sieved.refused)
+        return Choice(
+            plan=None, prediction=None, refused=refused, advice=advice, weighed=len(candidates)
+        )
+    steps = request.train.steps
+    weighed = [
+        (plan, weigh(plan, graph, machine, near_bytes=near_bytes))
+        for plan in undominated(sieved.fitting)
+    ]
+    weighed += _recomputing(min(weighed, key=lambda item: _rank(item, steps))[0],
+                            sieved.fitting, graph, machine, near_bytes)  # fmt: skip
+    weighed.sort(key=lambda item: _rank(item, steps))
+    plan, short = weighed[0]
+    # The winner's own program, whole: the same numbers, told of the program that will run.
+    prediction = with_near(predict(plan, graph, machine, lower(plan, graph)), near_bytes)
+    return Choice(
+        plan=plan,
+        prediction=prediction,
+        run_seconds=run_seconds(prediction, steps),
+        runners_up=tuple(_runner_up((plan, short), item, steps) for item in _runners_up(weighed)),
+        refused=refused,
+        weighed=len(candidates),
+    )
+
+
+def _runners_up(weighed: Sequence[_Weighed]) -> list[_Weighed]:
+    """The next best, and the best with another precision, mode or recompute if not among them."""
+    shown = list(weighed[1 : _RUNNERS_UP + 1])
+    best = weighed[0][0]
+    for trait in (_precision, _compile, _recompute):
+        other = next((item for item in weighed if trait(item[0]) != trait(best)), None)
+        if other is not None and other not in shown:
+            shown.append(other)
+    return shown
+
+
+def _precision(plan: Plan) -> str:
+    return plan.precision
+
+
+def _compile(plan: Plan) -> bool:
+    return plan.compile
+
+
+def _recompute(plan: Plan) -> str:
+    return plan.stages[0].recompute
+
+
+def run_seconds(prediction: Prediction, steps: int) -> float:
+    """Predicted seconds of a run of `steps`, compilation included."""
+    return prediction.step_seconds * steps + prediction.compile_seconds
+
+
+def _rank(item: _Weighed, steps: int) -> tuple[float, int, int]:
+    """Faster first; then the emptier near tier, then the larger micro-batch."""
+    plan, prediction = item
+    return run_seconds(prediction, steps), prediction.peaks[0].peak_bytes, -plan.batch.micro
+
+
+def _recomputing(
+    best: Plan, fitting: Sequence[Plan], graph: Graph, machine: Machine, near_bytes: int
+) -> list[_Weighed]:
+    """The best plan with recompute, if it was open: users ask what recompute would cost."""
+    twin = vary(best, recompute="layer")
+    if twin == best or twin not in fitting:
+        return []
+    return [(twin, weigh(twin, graph, machine, near_bytes=near_bytes))]
+
+
+def _refusal(plan: Plan, memory: Memory, *, near_bytes: int) -> Refusal:
+    return Refusal(
+        plan=plan,
+        peak_bytes=memory.peak_bytes,
+        over_bytes=memory.peak_bytes - near_bytes,
+        by_class=memory.by_class,
+        index=memory.index,
+        instruction=memory.instruction,
+    )
+
+
+def _runner_up(best: _Weighed, other: _Weighed, steps: int) -> RunnerUp:
+    (plan, prediction), (loser, slower) = best, other
+    losses = {
+        term: steps * (slower.by_term.get(term, 0.0) - prediction.by_term.get(term, 0.0))
+        for term in {**prediction.by_term, **slower.by_term}
+    }
+    losses["compile"] = slower.compile_seconds - prediction.compile_seconds
+    term = max(losses, key=losses.__getitem__)
+    seconds = run_seconds(slower, steps)
+    return RunnerUp(
+        plan=loser,
+        prediction=slower,
+        differs=differences(plan, loser),
+        run_seconds=seconds,
+        slower_seconds=seconds - run_seconds(prediction, steps),
+        term=term,
+        term_seconds=losses[term],
+    )

@@ -1,0 +1,101 @@
+"""Explain: a choice in sentences, as values; whoever prints them decides how they look."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from windlass.program.verify import show_instruction
+from windlass.search.choice import Advice, Change, Choice, Refusal, RunnerUp
+from windlass.spec.plan import Plan
+from windlass.units import show_bytes, show_seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """What a choice says, sentence by sentence."""
+
+    verdict: str
+    runners_up: tuple[str, ...]
+    refused: tuple[str, ...]
+    help: tuple[str, ...]
+    """What would make it fit, cheapest first; empty if it fits."""
+
+
+def explain(choice: Choice) -> Explanation:
+    """Why this plan, why not another, and what would help if there is none."""
+    return Explanation(
+        verdict=_verdict(choice),
+        runners_up=tuple(explain_runner_up(runner) for runner in choice.runners_up),
+        refused=tuple(explain_refusal(refusal) for refusal in choice.refused),
+        help=tuple(explain_advice(choice.advice)) if choice.advice else (),
+    )
+
+
+def explain_runner_up(runner: RunnerUp) -> str:
+    """Why a plan that fits lost: in what it differs, by how much time, and in which term."""
+    differs = ", ".join(f"{key}={value}" for key, value in runner.differs.items())
+    if runner.slower_seconds == 0:
+        return f"{differs}: as fast, but needs more memory"
+    share = runner.slower_seconds / (runner.run_seconds - runner.slower_seconds)
+    lost = f"{differs}: {show_seconds(runner.slower_seconds)} slower ({share:+.1%})"
+    return f"{lost}, of which {runner.term} {show_seconds(runner.term_seconds)}"
+
+
+def explain_refusal(refusal: Refusal) -> str:
+    """By how much a plan does not fit, when, and what takes most then."""
+    largest = refusal.largest_class
+    return (
+        f"{show_plan(refusal.plan)}: over by {show_bytes(refusal.over_bytes)} at "
+        f"{show_instruction(refusal.instruction)}; most is {largest} with "
+        f"{show_bytes(refusal.by_class[largest])}"
+    )
+
+
+def explain_advice(advice: Advice) -> Iterator[str]:
+    """What would make it fit, cheapest first, then how much memory would do."""
+    for change in advice.changes:
+        yield explain_change(change)
+    if not advice.changes:
+        yield f"weights, gradients and optimizer state alone are {show_bytes(advice.state_bytes)}"
+    yield f"a near tier of {show_bytes(advice.needed_bytes)} would do"
+    if advice.devices is not None and advice.devices > 1:
+        yield (
+            f"over devices with as much memory as this one, at least {advice.devices} would hold "
+            "the state alone (not yet run by this version)"
+        )
+
+
+def explain_change(change: Change) -> str:
+    """One change, what it costs and what it then needs."""
+    cost = "as fast" if abs(change.cost) < 0.0005 else f"{abs(change.cost):.1%} "
+    if cost != "as fast":
+        cost += "slower" if change.cost > 0 else "faster"
+    return (
+        f"`{' '.join(change.overrides)}` makes it fit: {cost} a token, "
+        f"needs {show_bytes(change.peak_bytes)}"
+    )
+
+
+def show_plan(plan: Plan) -> str:
+    """`float32, compiled, micro-batch 4 x 2, recompute layer`: what tells plans apart."""
+    mode = "compiled" if plan.compile else "eager"
+    return (
+        f"{plan.precision}, {mode}, micro-batch {plan.batch.micro} x {plan.batch.accumulation}, "
+        f"recompute {plan.stages[0].recompute}"
+    )
+
+
+def _verdict(choice: Choice) -> str:
+    if choice.advice is not None:
+        advice = choice.advice
+        return (
+            f"does not fit: {show_bytes(advice.needed_bytes)} are needed at the least, the near "
+            f"tier has {show_bytes(advice.near_bytes)}, {show_bytes(advice.over_bytes)} too little"
+        )
+    if choice.plan is None or choice.prediction is None or choice.run_seconds is None:
+        return "nothing was chosen"
+    near = choice.prediction.peaks[0]
+    return (
+        f"fits: {show_plan(choice.plan)}; predicted {show_seconds(choice.prediction.step_seconds)} "
+        f"a step, {show_seconds(choice.run_seconds)} in all, {show_bytes(near.peak_bytes)} of "
+        f"{show_bytes(near.capacity_bytes)}"
+    )

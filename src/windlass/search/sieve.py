@@ -1,0 +1,89 @@
+"""Sieve: which plans fit the near tier, without walking every one of them."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from windlass.search.weigh import Memory, memory_of
+from windlass.spec.graph import Graph
+from windlass.spec.machine import Machine
+from windlass.spec.plan import Plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sieved:
+    """Plans that fit, and of each family that has others the one that comes nearest."""
+
+    fitting: tuple[Plan, ...]
+    refused: tuple[tuple[Plan, Memory], ...]
+    """Nearest to fitting first."""
+
+
+def sieve(plans: Sequence[Plan], graph: Graph, machine: Machine, near_bytes: int) -> Sieved:
+    """Parts the plans into those that fit into `near_bytes` and those that do not.
+
+    In one family (precision, compile, recompute) the fullest moment grows with the micro-batch, so
+    the largest that fits is found by halving. The whole batch at once stands apart: without a sum
+    over micro-batches its gradients may be smaller.
+    """
+    fitting: list[Plan] = []
+    refused: list[tuple[Plan, Memory]] = []
+    for _, members in groupby(sorted(plans, key=_order), key=_family):
+        several = list(members)
+        whole = [plan for plan in several if plan.batch.accumulation == 1]
+        parts = [plan for plan in several if plan.batch.accumulation > 1]
+        too_large: list[tuple[Plan, Memory]] = []
+        for rising in (parts, whole):
+            fits, memories = _largest_fitting(rising, graph, machine, near_bytes)
+            fitting += rising[:fits]
+            if fits < len(rising):
+                too_large.append((rising[fits], memories[fits]))
+        if too_large:
+            refused.append(min(too_large, key=_peak))
+    return Sieved(fitting=tuple(fitting), refused=tuple(sorted(refused, key=_peak)))
+
+
+def _largest_fitting(
+    rising: Sequence[Plan], graph: Graph, machine: Machine, near_bytes: int
+) -> tuple[int, Mapping[int, Memory]]:
+    """How many of the plans fit, by halving; and the memory of those that were looked at.
+
+    The first that does not fit is always among those looked at.
+    """
+    memories: dict[int, Memory] = {}
+    low, high = 0, len(rising)
+    while low < high:
+        middle = (low + high) // 2
+        memories[middle] = memory_of(rising[middle], graph, machine)
+        if memories[middle].peak_bytes <= near_bytes:
+            low = middle + 1
+        else:
+            high = middle
+    return low, memories
+
+
+def _family(plan: Plan) -> tuple[str, bool, str]:
+    return plan.precision, plan.compile, plan.stages[0].recompute
+
+
+def _order(plan: Plan) -> tuple[tuple[str, bool, str], int]:
+    return _family(plan), plan.batch.micro
+
+
+def _peak(item: tuple[Plan, Memory]) -> int:
+    return item[1].peak_bytes
+
+
+def undominated(plans: Sequence[Plan]) -> Iterator[Plan]:
+    """The plans without those that compute twice what they have room to keep.
+
+    With all else equal, recompute adds instructions and takes none away, so it is never faster.
+    """
+    keeping = {_without_recompute(plan) for plan in plans if plan.stages[0].recompute == "none"}
+    for plan in plans:
+        if plan.stages[0].recompute == "none" or _without_recompute(plan) not in keeping:
+            yield plan
+
+
+def _without_recompute(plan: Plan) -> tuple[str, bool, int]:
+    return plan.precision, plan.compile, plan.batch.micro

@@ -1,0 +1,155 @@
+"""Space: all plans for one device that a request leaves open, and what it forbids."""
+
+from collections.abc import Iterator
+from itertools import product
+from typing import TypeVar
+
+from windlass.errors import Faults
+from windlass.program.schedule import ORDERS
+from windlass.spec.graph import PRECISION_BYTES, Graph, Precision
+from windlass.spec.machine import Machine
+from windlass.spec.plan import Batch, Plan, Recompute, Stage
+from windlass.spec.request import Request
+
+_Choice = TypeVar("_Choice")
+
+_LONGEST = 1024
+"""Tokens of a sequence where neither request nor model say."""
+
+_RECOMPUTES: tuple[Recompute, ...] = ("none", "layer")
+
+
+def plans(request: Request, graph: Graph, machine: Machine) -> tuple[Plan, ...]:
+    """Every plan for one device that holds to what the request pins.
+
+    Args:
+        request: pins whatever it names; the rest is open.
+        graph: captured from the request's model.
+        machine: what the plans are for.
+
+    Raises:
+        Faults: all that the request asks for and that cannot be.
+    """
+    found = tuple(_faults(request, graph, machine))
+    if found:
+        raise Faults(found)
+    first = Plan(
+        graph=graph.label,
+        machine=machine.label,
+        order=request.order or "1f1b",
+        clip=request.train.clip is not None,
+        batch=Batch(sequence=sequence_of(request, graph), micro=request.train.batch),
+        stages=(Stage(phases=((0, graph.layers),)),),
+    )
+    choices = product(
+        _pinned(request.precision, precisions(machine)),
+        _pinned(request.compile, (False, True)),
+        _pinned(request.recompute, _RECOMPUTES),
+        _micros(request),
+    )
+    return tuple(
+        vary(first, precision=precision, compiled=compiled, recompute=recompute, micro=micro)
+        for precision, compiled, recompute, micro in choices
+        if _captured(graph, precision, compiled=compiled)
+    )
+
+
+def vary(
+    plan: Plan,
+    *,
+    precision: Precision | None = None,
+    compiled: bool | None = None,
+    recompute: Recompute | None = None,
+    micro: int | None = None,
+    sequence: int | None = None,
+) -> Plan:
+    """The plan with some choices changed; a micro-batch changes the accumulation with it.
+
+    Built without validation, since it changes a valid plan by valid values, and a search does so
+    hundreds of times.
+    """
+    batch = plan.batch
+    if micro is not None:
+        batch = Batch.model_construct(
+            sequence=batch.sequence, micro=micro, accumulation=batch.replica // micro
+        )
+    if sequence is not None:
+        batch = batch.model_copy(update={"sequence": sequence})
+    stages = plan.stages
+    if recompute is not None:
+        stages = tuple(stage.model_copy(update={"recompute": recompute}) for stage in stages)
+    changes: dict[str, object] = {"batch": batch, "stages": stages}
+    if precision is not None:
+        changes["precision"] = precision
+    if compiled is not None:
+        changes["compile"] = compiled
+    return plan.model_copy(update=changes)
+
+
+def sequence_of(request: Request, graph: Graph) -> int:
+    """Tokens of one sequence: the request's, else the longest the model takes, at most 1024."""
+    return request.train.sequence or min(graph.max_sequence or _LONGEST, _LONGEST)
+
+
+def precisions(machine: Machine) -> tuple[Precision, ...]:
+    """The precisions that the machine states a rate for, float32 first."""
+    stated = {rate.precision for rate in machine.device.matmul}
+    return tuple(precision for precision in PRECISION_BYTES if precision in stated)
+
+
+def divisors(count: int) -> tuple[int, ...]:
+    """All divisors, smallest first."""
+    small = [size for size in range(1, int(count**0.5) + 1) if count % size == 0]
+    return tuple(dict.fromkeys([*small, *(count // size for size in reversed(small))]))
+
+
+def _pinned(pin: _Choice | None, choices: tuple[_Choice, ...]) -> tuple[_Choice, ...]:
+    return choices if pin is None else (pin,)
+
+
+def _captured(graph: Graph, precision: Precision, *, compiled: bool) -> bool:
+    """Whether every kind of layer was captured so."""
+    return all(
+        any(cost.precision == precision and cost.compiled == compiled for cost in kind.costs)
+        for kind in graph.kinds.values()
+    )
+
+
+def _micros(request: Request) -> tuple[int, ...]:
+    """Micro-batches that divide the global batch and hold to the pins."""
+    batch = request.batch
+    return tuple(
+        micro
+        for micro in divisors(request.train.batch)
+        if batch.micro in (None, micro)
+        and batch.accumulation in (None, request.train.batch // micro)
+    )
+
+
+def _faults(request: Request, graph: Graph, machine: Machine) -> Iterator[str]:
+    for name, degree in request.cut:
+        if degree is not None and degree > 1:
+            yield f"`cut.{name}` = {degree} is not yet run by this version; leave it open or 1"
+    if request.order is not None and request.order not in ORDERS:
+        known = ", ".join(f"`{order}`" for order in ORDERS)
+        yield f"`order` = {request.order} is not yet run by this version; choose one of {known}"
+    if not _micros(request):
+        batch, total = request.batch, request.train.batch
+        asked = " and ".join(f"`batch.{name}` = {size}" for name, size in batch if size is not None)
+        sizes = ", ".join(map(str, divisors(total)))
+        yield (
+            f"{asked} cannot make `train.batch` = {total}: micro-batch x accumulation must be "
+            f"{total}, so a micro-batch is one of {sizes}"
+        )
+    longest, sequence = graph.max_sequence, request.train.sequence
+    if longest is not None and sequence is not None and sequence > longest:
+        yield (
+            f"`train.sequence` = {sequence}, but `{graph.name}` takes at most {longest} tokens; "
+            "shorten it or raise `model.sequence`"
+        )
+    stated = precisions(machine)
+    if request.precision is not None and request.precision not in stated:
+        yield (
+            f"`precision` = {request.precision}, but `{machine.name}` states no rate for it; "
+            f"choose {' or '.join(stated)}"
+        )

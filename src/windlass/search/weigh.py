@@ -1,0 +1,102 @@
+"""Weighing: memory and time of a plan for one device, exactly but without all its micro-batches.
+
+On one device every micro-batch after the first costs the same and the fullest moment comes by the
+second. So a program of three micro-batches tells all about one of a thousand.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from windlass.cost.predict import predict
+from windlass.program.instruction import Instruction
+from windlass.program.lower import lower
+from windlass.program.occupancy import occupancy
+from windlass.spec.graph import Graph
+from windlass.spec.machine import Machine
+from windlass.spec.plan import Plan
+from windlass.spec.prediction import MemoryClass, Prediction
+
+_FEW = 3
+"""Micro-batches of a short program: the first, and two whose difference is one more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """The fullest moment of the near tier."""
+
+    peak_bytes: int
+    by_class: Mapping[MemoryClass, int]
+    index: int
+    """Of the instruction that runs at that moment, in the plan's program."""
+    instruction: Instruction
+
+
+def memory_of(plan: Plan, graph: Graph, machine: Machine) -> Memory:
+    """How full the near tier gets."""
+    short = _shortened(plan, _FEW)
+    (program,) = lower(short, graph)
+    full = occupancy(program, short, graph, runtime_bytes=machine.device.runtime_bytes)
+    return Memory(
+        peak_bytes=full.peak_bytes,
+        by_class=full.by_class,
+        index=_shifted(full.peak, plan, len(program.instructions)),
+        instruction=program.instructions[full.peak],
+    )
+
+
+def weigh(plan: Plan, graph: Graph, machine: Machine, *, near_bytes: int) -> Prediction:
+    """The prediction of a plan, with `near_bytes` as the capacity of the near tier."""
+    if plan.batch.accumulation <= _FEW:
+        return with_near(predict(plan, graph, machine), near_bytes)
+    more, fewer = (_shortened(plan, count) for count in (_FEW, _FEW - 1))
+    programs = lower(more, graph)
+    high = predict(more, graph, machine, programs)
+    low = predict(fewer, graph, machine)
+    times = plan.batch.accumulation - _FEW
+    changes: dict[str, object] = {
+        name: _further(getattr(low, name), getattr(high, name), times)
+        for name in ("step_seconds", "low_seconds", "high_seconds", "model_flop")
+    }
+    for name in ("by_term", "by_kind"):
+        before, after = getattr(low, name), getattr(high, name)
+        changes[name] = {key: _further(before.get(key, 0.0), after[key], times) for key in after}
+    changes["plan"] = plan.label
+    changes["tokens_per_step"] = plan.tokens_per_step
+    changes["peaks"] = tuple(
+        peak.model_copy(
+            update={"instruction": _shifted(peak.instruction, plan, len(programs[0].instructions))}
+        )
+        for peak in high.peaks
+    )
+    return with_near(high.model_copy(update=changes), near_bytes)
+
+
+def with_near(prediction: Prediction, near_bytes: int) -> Prediction:
+    """The prediction with another budget for the near tier, which is the first."""
+    near, *others = prediction.peaks
+    near = near.model_copy(update={"capacity_bytes": near_bytes})
+    return prediction.model_copy(update={"peaks": (near, *others)})
+
+
+def _shortened(plan: Plan, accumulation: int) -> Plan:
+    batch = plan.batch
+    few = batch.model_copy(update={"accumulation": min(batch.accumulation, accumulation)})
+    return plan.model_copy(update={"batch": few})
+
+
+def _further(low: float, high: float, times: int) -> float:
+    """A straight line, `times` micro-batches beyond `high`."""
+    return high + times * (high - low)
+
+
+def _shifted(index: int, plan: Plan, length: int) -> int:
+    """Where an instruction of the short program stands in the plan's own program.
+
+    What follows the micro-batches (norm, an update for each layer, sync) moves back by those left
+    out; what stands in the first micro-batches stays.
+    """
+    layers = plan.stages[-1].last - plan.stages[0].first
+    micros = min(plan.batch.accumulation, _FEW)
+    tail = layers + 1 + (1 if plan.clip else 0)
+    each = (length - tail) // micros
+    return index if index < length - tail else index + each * (plan.batch.accumulation - micros)

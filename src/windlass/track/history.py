@@ -1,0 +1,123 @@
+"""A run as one value, read from its folder; what is missing or damaged does not hide the rest."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from windlass.document import Document
+from windlass.errors import Faults, RecordError, RequestError
+from windlass.spec.graph import Graph
+from windlass.spec.machine import Machine
+from windlass.spec.plan import Plan
+from windlass.spec.prediction import Prediction, Timeline
+from windlass.spec.record import (
+    ENVIRONMENT_FILE,
+    GRAPH_FILE,
+    MACHINE_FILE,
+    MEASURED_TIMELINE_FILE,
+    PLAN_FILE,
+    PREDICTED_TIMELINE_FILE,
+    PREDICTION_FILE,
+    REQUEST_FILE,
+    Environment,
+    RunState,
+    Step,
+)
+from windlass.spec.request import Request
+from windlass.track.find import state_of
+from windlass.track.journal import Event, Journal, read_journal
+from windlass.track.run import journal_files, journal_path, read_id
+from windlass.track.steps import steps_of
+
+D = TypeVar("D", bound=Document)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """All that a run folder tells."""
+
+    id: str
+    folder: Path
+    state: RunState
+    steps: tuple[Step, ...]
+    """In order; steps that a later attempt did again stand as it did them."""
+    events: tuple[Event, ...]
+    """Of all attempts, in order."""
+    attempts: int
+    request: Request | None = None
+    plan: Plan | None = None
+    graph: Graph | None = None
+    machine: Machine | None = None
+    prediction: Prediction | None = None
+    environment: Environment | None = None
+    predicted: Timeline | None = None
+    measured: Timeline | None = None
+    faults: tuple[str, ...] = ()
+    """What could not be read, one sentence each."""
+
+    @property
+    def meta(self) -> dict[str, object]:
+        """The opening fields of all attempts, the last wins."""
+        opening = (event.fields for event in self.events if event.name == "meta")
+        return {key: value for fields in opening for key, value in fields.items()}
+
+    @property
+    def model(self) -> str:
+        """The model's name; `?` if nothing tells it."""
+        if self.request is not None:
+            return self.request.model.name
+        return str(self.meta.get("model", "?"))
+
+
+def load(folder: Path) -> Record:
+    """Reads a run folder.
+
+    Raises:
+        RecordError: the folder holds no run.
+    """
+    run_id = read_id(folder)
+    faults: list[str] = []
+    attempts = [attempt for rank, attempt in journal_files(folder) if rank == 0]
+    journals = [_journal(journal_path(folder, 0, attempt), faults) for attempt in attempts]
+    return Record(
+        id=run_id,
+        folder=folder,
+        state=state_of(folder, journals),
+        steps=steps_of(journals),
+        events=tuple(event for journal in journals for event in journal.events),
+        attempts=len(attempts),
+        request=_document(Request, folder / REQUEST_FILE, faults),
+        plan=_document(Plan, folder / PLAN_FILE, faults),
+        graph=_document(Graph, folder / GRAPH_FILE, faults),
+        machine=_document(Machine, folder / MACHINE_FILE, faults),
+        prediction=_document(Prediction, folder / PREDICTION_FILE, faults),
+        environment=_document(Environment, folder / ENVIRONMENT_FILE, faults),
+        predicted=_document(Timeline, folder / PREDICTED_TIMELINE_FILE, faults),
+        measured=_document(Timeline, folder / MEASURED_TIMELINE_FILE, faults),
+        faults=tuple(faults),
+    )
+
+
+def _document(cls: type[D], path: Path, faults: list[str]) -> D | None:
+    """The document, or None with a fault if it is damaged; a missing file is no fault."""
+    if not path.exists():
+        return None
+    try:
+        return cls.load(path)
+    except (RequestError, Faults) as error:
+        faults.append(f"{path.name}: {str(error).splitlines()[0]}")
+        return None
+
+
+def _journal(path: Path, faults: list[str]) -> Journal:
+    try:
+        journal = read_journal(path)
+    except RecordError as error:
+        faults.append(str(error))
+        return Journal()
+    if journal.left_bytes:
+        faults.append(
+            f"{path.parent.name}/{path.name}: {journal.left_bytes} bytes after byte "
+            f"{journal.read_bytes} are torn or damaged and left unread"
+        )
+    return journal

@@ -1,0 +1,260 @@
+"""The journal: one append-only file per rank and attempt, one crc-checked record in each write.
+
+The layout is documented in docs/journal.md with a reader in plain Python. Data are in the page
+cache when a call returns, so that `kill -9` loses nothing; a power cut may lose half a minute.
+"""
+
+import json
+import os
+import struct
+import threading
+import time
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self
+
+from windlass.errors import RecordError, StorageError
+from windlass.files import storage_faults
+
+SCHEMA, ROW, EVENT = 1, 2, 3
+_HEAD = struct.Struct("<BHI")
+"""kind, schema, length of the payload; the crc follows."""
+_CRC = struct.Struct("<I")
+_HEADER_BYTES = _HEAD.size + _CRC.size
+_SYNC_SECONDS = 30.0
+_END_BYTES = 8192
+
+EventName = Literal["meta", "evaluation", "checkpoint", "alert", "end"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """Named numbers of one step."""
+
+    step: int
+    time: float
+    """Seconds since 1970, of the writer's clock."""
+    values: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """Something that happened once."""
+
+    name: str
+    """An `EventName`, or one that a later version added."""
+    time: float
+    """Seconds since 1970, of the writer's clock."""
+    fields: Mapping[str, Any]
+    """Whatever JSON holds; `Any` because each event has fields of its own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Journal:
+    """What could be read of one journal file."""
+
+    rows: tuple[Row, ...] = ()
+    events: tuple[Event, ...] = ()
+    read_bytes: int = 0
+    """End of the last whole record."""
+    left_bytes: int = 0
+    """Bytes after the first torn or damaged record began; 0 of a healthy file."""
+
+    @property
+    def end(self) -> Event | None:
+        """How the attempt ended; None if it runs or was killed."""
+        return next((event for event in reversed(self.events) if event.name == "end"), None)
+
+    @property
+    def meta(self) -> Mapping[str, Any]:
+        """The fields of the opening event; empty if there is none."""
+        return next((event.fields for event in self.events if event.name == "meta"), {})
+
+
+class JournalWriter:
+    """Appends to a journal that nobody wrote before; rows from one thread, events from any.
+
+    Args:
+        path: a file that does not exist yet.
+
+    Raises:
+        RecordError: the file exists: a journal has one writer for ever.
+        StorageError: the disk is full or closed.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._schemas: dict[tuple[str, ...], tuple[struct.Struct, bytes, int]] = {}
+        self._rest = b""
+        self._turn = threading.Lock()
+        self._synced = time.monotonic()
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
+        with storage_faults(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                self._file: int | None = os.open(path, flags, 0o644)
+            except FileExistsError:
+                raise RecordError(
+                    f"journal `{path}` has its writer already; open the next attempt"
+                ) from None
+
+    def row(self, step: int, values: Mapping[str, float]) -> None:
+        """Appends the numbers of one step: one write call, a few microseconds.
+
+        Raises:
+            StorageError: the disk is full; what is missing is written before the next record.
+        """
+        schema = self._schemas.get(tuple(values)) or self._new_schema(tuple(values))
+        layout, head, head_crc = schema
+        payload = layout.pack(step, time.time(), *values.values())
+        self._append(head + _CRC.pack(zlib.crc32(payload, head_crc)) + payload)
+        if time.monotonic() - self._synced > _SYNC_SECONDS:
+            self._sync()
+
+    def event(self, name: EventName, fields: Mapping[str, object]) -> None:
+        """Appends an event and waits until it is on the disk.
+
+        Raises:
+            StorageError: the disk is full; what is missing is written before the next record.
+        """
+        content = {"event": name, "time": time.time(), **fields}
+        payload = json.dumps(content, separators=(",", ":")).encode()
+        self._append(_record(EVENT, 0, payload))
+        self._sync()
+
+    def close(self) -> None:
+        """Ends writing; closing twice is harmless."""
+        if self._file is not None:
+            with storage_faults(self._path):
+                self._sync()
+            os.close(self._file)
+            self._file = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _new_schema(self, names: tuple[str, ...]) -> tuple[struct.Struct, bytes, int]:
+        number = len(self._schemas)
+        self._append(_record(SCHEMA, number, json.dumps(names).encode()))
+        layout = struct.Struct(f"<qd{len(names)}d")
+        head = _HEAD.pack(ROW, number, layout.size)
+        schema = (layout, head, zlib.crc32(head))
+        self._schemas[names] = schema
+        return schema
+
+    def _append(self, record: bytes) -> None:
+        """One write call, but on a full disk: then the rest is kept, so no record stays torn."""
+        if self._file is None:
+            raise StorageError(f"journal `{self._path}` is closed")
+        with self._turn, storage_faults(self._path):
+            self._rest += record
+            while self._rest:
+                self._rest = self._rest[os.write(self._file, self._rest) :]
+
+    def _sync(self) -> None:
+        if self._file is not None:
+            with storage_faults(self._path):
+                os.fsync(self._file)
+        self._synced = time.monotonic()
+
+
+def read_journal(path: Path) -> Journal:
+    """All whole records up to the first torn or damaged one.
+
+    Raises:
+        RecordError: no such file, or it cannot be read.
+    """
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise RecordError(f"journal `{path}` cannot be read: {error.strerror}") from None
+    return _parse(content, 0, {})
+
+
+def read_ends(path: Path) -> Journal:
+    """The first and the last records of a journal, for lists: 16 KiB however long the run.
+
+    Raises:
+        RecordError: no such file, or it cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if size <= 2 * _END_BYTES:
+                return _parse(file.read(), 0, {})
+            head = file.read(_END_BYTES)
+            file.seek(size - _END_BYTES)
+            tail = file.read(_END_BYTES)
+    except OSError as error:
+        raise RecordError(f"journal `{path}` cannot be read: {error.strerror}") from None
+    schemas: dict[int, tuple[str, ...]] = {}
+    first = _parse(head, 0, schemas)
+    start = next((at for at in range(len(tail)) if _record_at(tail, at)), len(tail))
+    last = _parse(tail, start, schemas)
+    return Journal(
+        rows=first.rows + last.rows,
+        events=first.events + last.events,
+        read_bytes=size - _END_BYTES + last.read_bytes,
+        left_bytes=last.left_bytes,
+    )
+
+
+def _parse(content: bytes, start: int, schemas: dict[int, tuple[str, ...]]) -> Journal:
+    rows: list[Row] = []
+    events: list[Event] = []
+    end = start
+    for kind, schema, payload in _records(content, start):
+        if kind == SCHEMA:
+            schemas[schema] = tuple(json.loads(payload))
+        elif kind == ROW and schema in schemas:
+            rows.append(_row(payload, schemas[schema]))
+        elif kind == EVENT:
+            fields = json.loads(payload)
+            events.append(Event(name=fields.pop("event"), time=fields.pop("time"), fields=fields))
+        end += _HEADER_BYTES + len(payload)
+    return Journal(
+        rows=tuple(rows), events=tuple(events), read_bytes=end, left_bytes=len(content) - end
+    )
+
+
+def _row(payload: bytes, names: tuple[str, ...]) -> Row:
+    step, seconds, *values = struct.unpack(f"<qd{len(names)}d", payload)
+    return Row(step=step, time=seconds, values=dict(zip(names, values, strict=True)))
+
+
+def _records(content: bytes, at: int) -> Iterator[tuple[int, int, bytes]]:
+    while record := _record_at(content, at):
+        yield record
+        at += _HEADER_BYTES + len(record[2])
+
+
+def _record_at(content: bytes, at: int) -> tuple[int, int, bytes] | None:
+    """Kind, schema and payload of the record that begins at `at`; None if no whole one does."""
+    if at + _HEADER_BYTES > len(content):
+        return None
+    head = content[at : at + _HEAD.size]
+    kind, schema, length = _HEAD.unpack(head)
+    begin = at + _HEADER_BYTES
+    payload = content[begin : begin + length]
+    if len(payload) < length:
+        return None
+    (crc,) = _CRC.unpack_from(content, at + _HEAD.size)
+    if zlib.crc32(payload, zlib.crc32(head)) != crc:
+        return None
+    return kind, schema, payload
+
+
+def _record(kind: int, schema: int, payload: bytes) -> bytes:
+    head = _HEAD.pack(kind, schema, len(payload))
+    return head + _CRC.pack(zlib.crc32(payload, zlib.crc32(head))) + payload

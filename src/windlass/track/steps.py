@@ -1,0 +1,83 @@
+"""Steps to journal records and back: numbers of each step in rows, what is rare in events."""
+
+from collections.abc import Iterable, Iterator
+
+from windlass.spec.record import Step
+from windlass.track.journal import Event, Journal, JournalWriter, Row
+
+_KIND = "seconds."
+"""Before an instruction kind in a row's names."""
+
+
+def append_step(journal: JournalWriter, step: Step) -> None:
+    """Appends one step: a row, and an event each for an evaluation and a checkpoint.
+
+    Raises:
+        StorageError: the disk is full.
+    """
+    journal.row(
+        step.step,
+        {
+            "loss": step.loss,
+            "gradient_norm": step.gradient_norm,
+            "learning_rate": step.learning_rate,
+            "tokens": step.tokens,
+            "seconds": step.seconds,
+            "memory_bytes": step.memory_bytes,
+            **{_KIND + kind: seconds for kind, seconds in step.by_kind.items()},
+        },
+    )
+    if step.held_out_loss is not None:
+        evaluation = {"step": step.step, "loss": step.held_out_loss}
+        if step.held_out_bits_per_byte is not None:
+            evaluation["bits_per_byte"] = step.held_out_bits_per_byte
+        journal.event("evaluation", evaluation)
+    if step.saved is not None:
+        journal.event("checkpoint", {"step": step.step, "name": step.saved})
+
+
+def steps_of(journals: Iterable[Journal]) -> tuple[Step, ...]:
+    """The steps of a run, in order.
+
+    Args:
+        journals: one rank's, by attempt. A later attempt replaces what it did again: all steps from
+            its first one on.
+    """
+    steps: list[Step] = []
+    for journal in journals:
+        if journal.rows:
+            first = journal.rows[0].step
+            steps = [step for step in steps if step.step < first]
+            steps += _steps(journal)
+    return tuple(steps)
+
+
+def _steps(journal: Journal) -> Iterator[Step]:
+    evaluations = _by_step(journal, "evaluation")
+    checkpoints = _by_step(journal, "checkpoint")
+    for row in journal.rows:
+        evaluation = evaluations.get(row.step)
+        checkpoint = checkpoints.get(row.step)
+        yield _step(row, evaluation, checkpoint)
+
+
+def _step(row: Row, evaluation: Event | None, checkpoint: Event | None) -> Step:
+    value = row.values
+    nothing = float("nan")
+    return Step(
+        step=row.step,
+        loss=value.get("loss", nothing),
+        gradient_norm=value.get("gradient_norm", nothing),
+        learning_rate=value.get("learning_rate", nothing),
+        tokens=int(value.get("tokens", 0)),
+        seconds=value.get("seconds", nothing),
+        memory_bytes=int(value.get("memory_bytes", 0)),
+        by_kind={n.removeprefix(_KIND): v for n, v in value.items() if n.startswith(_KIND)},
+        held_out_loss=evaluation.fields.get("loss") if evaluation else None,
+        held_out_bits_per_byte=evaluation.fields.get("bits_per_byte") if evaluation else None,
+        saved=checkpoint.fields.get("name") if checkpoint else None,
+    )
+
+
+def _by_step(journal: Journal, name: str) -> dict[int, Event]:
+    return {e.fields["step"]: e for e in journal.events if e.name == name and "step" in e.fields}

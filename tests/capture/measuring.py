@@ -1,0 +1,83 @@
+"""Runs one layer with real numbers and weighs what torch allocates meanwhile."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional
+from torch.profiler import ProfilerActivity, profile
+
+from windlass.models.chain import Chain
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weighed:
+    """Bytes of one forward and backward pass, seen by torch's own profiler."""
+
+    kept: int
+    """After forward, the output apart."""
+    forward_peak: int
+    backward_peak: int
+    """What was kept and all that backward allocated, gradients of parameters included."""
+    gradients: int
+    """Of parameters."""
+
+
+def weigh(
+    chain: Chain, index: int, dtype: torch.dtype, *, micro: int, sequence: int, compiled: bool
+) -> Weighed:
+    """Weighs a layer of a chain that has real weights."""
+    layer = chain.layers[index].to(dtype)
+    run = runner(layer, loss=index == len(chain.layers) - 1)
+    run = torch.compile(run) if compiled else run
+    weights = dict(layer.named_parameters())
+    x = make_input(chain, index, micro, sequence, dtype)
+    wanted = [*([x] if x.requires_grad else []), *weights.values()]
+    for _ in range(2 if compiled else 0):  # compiles forward, then backward
+        y = run(weights, x)
+        torch.autograd.grad(y, wanted, torch.ones_like(y))
+    (y, kept, forward_peak) = _allocations(lambda: run(weights, x))
+    handed = torch.ones_like(y)
+    (gradients, _, backward_peak) = _allocations(lambda: torch.autograd.grad(y, wanted, handed))
+    kept -= y.untyped_storage().nbytes()
+    return Weighed(
+        kept=kept,
+        forward_peak=forward_peak,
+        backward_peak=kept + backward_peak,
+        gradients=sum(g.untyped_storage().nbytes() for g in gradients[x.requires_grad :]),
+    )
+
+
+def runner(layer: nn.Module, *, loss: bool) -> Callable[[dict[str, Tensor], Tensor], Tensor]:
+    """The layer as a function of its weights, with the loss on arbitrary targets."""
+
+    def run(weights: dict[str, Tensor], x: Tensor) -> Tensor:
+        y = functional_call(layer, weights, (x,))
+        if not loss:
+            return y
+        targets = torch.zeros(x.shape[:2], dtype=torch.int64)
+        return functional.cross_entropy(y.float().flatten(0, 1), targets.flatten())
+
+    return run
+
+
+def make_input(chain: Chain, index: int, micro: int, sequence: int, dtype: torch.dtype) -> Tensor:
+    """Tokens for the first layer, random vectors for any other."""
+    if index == 0:
+        return torch.randint(0, chain.vocabulary, (micro, sequence))
+    width = chain.layers[0].tokens.embedding_dim
+    return torch.randn(micro, sequence, width, dtype=dtype, requires_grad=True)
+
+
+def _allocations(run: Callable[[], Tensor]) -> tuple[Tensor, int, int]:
+    """What it returns, the bytes still there at the end, and the most there ever were."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+        result = run()
+    events = [e for e in seen.profiler.kineto_results.events() if e.name() == "[memory]"]
+    now = peak = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        now += event.nbytes()
+        peak = max(peak, now)
+    return result, now, peak

@@ -1,0 +1,77 @@
+"""Bytes that a graph promises are the bytes that torch allocates."""
+
+import pytest
+import torch
+from measuring import weigh
+
+from windlass.capture.capture import capture
+from windlass.models.build import build_chain
+from windlass.models.chain import Chain
+from windlass.spec.graph import LayerCost
+
+FAMILIES = {
+    "gpt-tiny": {"layers": 1},
+    "llama-tiny": {"layers": 1},
+    "gpt-neox-20b": {"layers": 1, "width": 256, "heads": 4, "vocabulary": 3000},
+}
+MICRO, SEQUENCE = 3, 128
+
+
+def family(name: str) -> Chain:
+    return build_chain(name, FAMILIES[name], device="cpu", seed=0)
+
+
+def forward_peak(cost: LayerCost) -> float:
+    return max(op.live_bytes.at(MICRO, SEQUENCE) for op in cost.forward)
+
+
+def backward_peak(cost: LayerCost) -> float:
+    return max(op.live_bytes.at(MICRO, SEQUENCE) for op in cost.backward)
+
+
+def kept(cost: LayerCost) -> float:
+    return cost.kept_bytes.at(MICRO, SEQUENCE)
+
+
+def off(predicted: float, low: float, high: float) -> float:
+    """How far outside the range, as a share of its nearer end."""
+    return max(low - predicted, predicted - high, 0) / high
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("index", [0, 1, 2])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_layer_run_as_written_takes_the_bytes_that_its_graph_says(
+    name: str, index: int, precision: str
+):
+    chain = family(name)
+    cost = capture(chain).kinds[chain.kinds[index]].cost(precision, compiled=False)
+
+    seen = weigh(
+        chain, index, getattr(torch, precision), micro=MICRO, sequence=SEQUENCE, compiled=False
+    )
+
+    assert kept(cost) == pytest.approx(seen.kept, rel=0.001, abs=1024)
+    assert forward_peak(cost) == pytest.approx(seen.forward_peak, rel=0.001, abs=1024)
+    # The caller counts gradients of parameters; attention in bfloat16 sums in hidden float32.
+    assert off(backward_peak(cost), seen.backward_peak - seen.gradients, seen.backward_peak) < 0.02
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("name", "index"), [("gpt2-124m", 0), ("gpt2-124m", 1), ("gpt2-124m", 2), ("llama-tiny", 1)]
+)
+def test_a_compiled_layer_takes_the_bytes_that_its_graph_says(
+    name: str, index: int, precision: str
+):
+    chain = build_chain(name, {"layers": 1}, device="cpu", seed=0)
+    cost = capture(chain).kinds[chain.kinds[index]].cost(precision, compiled=True)
+
+    seen = weigh(
+        chain, index, getattr(torch, precision), micro=MICRO, sequence=SEQUENCE, compiled=True
+    )
+
+    assert kept(cost) == pytest.approx(seen.kept, rel=0.1, abs=1024)
+    assert forward_peak(cost) == pytest.approx(seen.forward_peak, rel=0.1)
+    assert off(backward_peak(cost), seen.backward_peak - seen.gradients, seen.backward_peak) < 0.1

@@ -1,0 +1,38 @@
+"""Graphs kept as files."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from windlass.capture.store import load_graph, save_graph
+from windlass.models.chain import Chain
+from windlass.spec.graph import Graph
+
+
+def test_a_kept_graph_comes_back_equal(
+    tmp_path: Path, captured: Callable[..., tuple[Chain, Graph]]
+):
+    _, graph = captured("gpt-tiny", layers=2)
+
+    save_graph(tmp_path / "graphs", "a1b2", graph)
+
+    loaded = load_graph(tmp_path / "graphs", "a1b2")
+    assert loaded == graph
+    assert loaded is not None
+    assert loaded.label == graph.label
+
+
+@pytest.mark.parametrize("content", [None, b"", b"{", b'{"name": "x"}', b"\xff\x00"])
+def test_a_missing_or_damaged_file_is_no_graph(tmp_path: Path, content: bytes | None):
+    if content is not None:
+        (tmp_path / "key.json").write_bytes(content)
+
+    assert load_graph(tmp_path, "key") is None
+
+
+def test_the_store_answers_without_torch():
+    code = "import sys; import windlass.capture.store; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

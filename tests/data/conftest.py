@@ -1,0 +1,50 @@
+"""Factories of small true corpora."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+from windlass.data.prepare import prepare
+from windlass.data.tokens import Tokens
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from made_text import words
+
+# A shared machine may pause any test for longer than the usual deadline of 0.2 s.
+settings.register_profile("no deadline", deadline=None)
+settings.load_profile("no deadline")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Callable[..., Path]:
+    """Makes a folder of text files, `a/00.txt` and on."""
+
+    def make(documents: int = 40, count: int = 80) -> Path:
+        root = tmp_path / "corpus"
+        for index in range(documents):
+            path = root / "ab"[index % 2] / f"{index:02}.txt"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(words(count, index), encoding="utf-8")
+        return root
+
+    return make
+
+
+@pytest.fixture
+def tokens(folder: Callable[..., Path], tmp_path: Path) -> Callable[..., Tokens]:
+    """Prepares such a folder."""
+
+    def make(tokenizer: str = "byte", documents: int = 40, count: int = 80) -> Tokens:
+        return prepare(
+            str(folder(documents, count)),
+            tokenizer=tokenizer,
+            vocabulary=400,
+            held_out=0.2,
+            cache=tmp_path / "cache",
+        )
+
+    return make

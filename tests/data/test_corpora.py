@@ -1,0 +1,260 @@
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from made_text import words
+from pyarrow import parquet
+
+from windlass.data.corpora import find_corpus
+from windlass.data.reading import Fault, SourceFile, Text, read_file
+from windlass.errors import DataError
+
+
+def texts(source: Path | str, text_field: str = "text") -> dict[str, str]:
+    """All documents by name; fails on a fault."""
+    items = list(find_corpus(str(source)).read(text_field=text_field, limit_bytes=None))
+    assert not [item for item in items if isinstance(item, Fault)]
+    return {item.name: item.text for item in items if isinstance(item, Text)}
+
+
+def faults(source: Path | str, text_field: str = "text") -> list[str]:
+    items = find_corpus(str(source)).read(text_field=text_field, limit_bytes=None)
+    return [item.message for item in items if isinstance(item, Fault)]
+
+
+def test_the_standard_library_is_read_without_tests_and_installed_packages():
+    found = texts("stdlib")
+    assert len(found) > 300
+    assert found["json/decoder.py"] == Path(json.decoder.__file__).read_text(encoding="utf-8")
+    outside = {"test", "tests", "site-packages", "dist-packages", "idle_test", "__pycache__"}
+    assert not [name for name in found if outside & set(name.split("/"))]
+    assert list(found) == sorted(found)
+    assert all(name.endswith(".py") for name in found)
+
+
+def test_a_folder_gives_its_text_files_by_relative_name_and_passes_others_by(
+    folder: Callable[..., Path],
+):
+    root = folder(documents=6)
+    (root / "picture.png").write_bytes(b"\x89PNG\r\n\x1a\n\0\0")
+    (root / "empty.txt").write_bytes(b"")
+    (root / "notes").write_text("no suffix, still text", encoding="utf-8")
+    (root / ".hidden").mkdir()
+    (root / ".hidden" / "secret.txt").write_text("passed by", encoding="utf-8")
+    found = texts(root)
+    assert list(found) == [
+        "a/00.txt", "a/02.txt", "a/04.txt", "b/01.txt", "b/03.txt", "b/05.txt", "notes"
+    ]  # fmt: skip
+    assert found["a/02.txt"] == words(80, 2)
+
+
+@given(
+    content=st.text(max_size=5000),
+    repeat=st.integers(1, 30),
+)
+def test_a_lone_text_is_cut_into_pieces_that_join_to_the_whole(
+    tmp_path_factory: pytest.TempPathFactory, content: str, repeat: int
+):
+    path = tmp_path_factory.getbasetemp() / "lone.txt"
+    path.write_bytes((content * repeat).encode())
+    items = list(read_file(SourceFile(name="lone.txt", path=path, whole=False), "text"))
+    pieces = [item for item in items if isinstance(item, Text)]
+    assert len(pieces) == len(items)
+    assert "".join(piece.text for piece in pieces) == content * repeat
+    assert all(0 < piece.nbytes <= 16 * 2**10 for piece in pieces)
+    assert all(piece.nbytes == len(piece.text.encode()) for piece in pieces)
+
+
+def test_a_large_lone_text_is_cut_at_line_ends_near_16_kib(tmp_path: Path):
+    path = tmp_path / "book.txt"
+    path.write_text(words(150_000, 1), encoding="utf-8")
+    found = texts(path)
+    assert len(found) > 20
+    assert all(piece.endswith("\n") for piece in found.values())
+    assert all(len(piece.encode()) > 15 * 2**10 for piece in list(found.values())[:-1])
+    assert next(iter(found)) == "book.txt@0"
+
+
+def test_a_file_alone_in_its_folder_is_cut_too(tmp_path: Path):
+    (tmp_path / "only.txt").write_text(words(2000, 1), encoding="utf-8")
+    assert len(texts(tmp_path)) > 3
+
+
+def test_a_json_lines_file_gives_a_document_a_line(tmp_path: Path):
+    path = tmp_path / "rows.jsonl"
+    rows = [json.dumps({"text": f"héllo {i}", "n": i}) for i in range(3)]
+    path.write_text("\n\n".join([*rows, json.dumps({"text": ""})]), encoding="utf-8")
+    assert texts(path) == {
+        "rows.jsonl:1": "héllo 0", "rows.jsonl:3": "héllo 1", "rows.jsonl:5": "héllo 2"
+    }  # fmt: skip
+
+
+def test_all_faults_of_a_json_lines_file_are_told_with_their_lines(tmp_path: Path):
+    path = tmp_path / "rows.jsonl"
+    lines = [
+        b'{"text": "good"}', b'{"text": ', b'{"body": "x", "title": "y"}', b'{"text": 3}',
+        b"[1]", b'{"text": "\xff"}', b'{"text": "\\ud800"}',
+    ]  # fmt: skip
+    path.write_bytes(b"\n".join(lines))
+    at = path.read_bytes().index(b"\xff")
+    assert faults(path) == [
+        f"{path}:2: no JSON: expecting value at column 10",
+        f"{path}:3: no field `text`; fields are `body`, `title`; name yours as `data.text_field`",
+        f"{path}:4: `text` is of type int, not text",
+        f"{path}:5: holds a list, not an object with fields",
+        f"`{path}` is not UTF-8: byte {at} is 0xff; convert it, or take it out of the corpus",
+        f"{path}:7: `text` has half a surrogate pair at character 0",
+    ]
+
+
+def test_a_parquet_file_gives_a_document_a_row(tmp_path: Path):
+    path = tmp_path / "rows.parquet"
+    column = [None if i % 1000 == 7 else f"row {i} é" for i in range(2500)]
+    parquet.write_table(pa.table({"body": column, "n": list(range(2500))}), path)
+    found = texts(path, "body")
+    assert len(found) == 2497
+    assert found["rows.parquet:2499"] == "row 2499 é"
+    assert faults(path) == [
+        f"`{path}`: no field `text`; fields are `body`, `n`; name yours as `data.text_field`"
+    ]
+
+
+def test_a_damaged_parquet_file_is_a_fault_with_its_name(tmp_path: Path):
+    path = tmp_path / "rows.parquet"
+    path.write_bytes(b"PAR1 not really")
+    assert faults(path)[0].startswith(f"`{path}` is no Parquet file: ")
+
+
+def test_a_folder_may_mix_texts_and_tables(tmp_path: Path):
+    (tmp_path / "a.txt").write_text("plain", encoding="utf-8")
+    (tmp_path / "b.jsonl").write_text('{"text": "line"}\n', encoding="utf-8")
+    parquet.write_table(pa.table({"text": ["row"]}), tmp_path / "c.parquet")
+    assert texts(tmp_path) == {"a.txt": "plain", "b.jsonl:1": "line", "c.parquet:0": "row"}
+
+
+def saved(root: Path, rows: list[str]) -> Path:
+    """A folder as Hugging Face `save_to_disk` lays it out."""
+    root.mkdir(parents=True)
+    table = pa.table({"text": rows})
+    path = root / "data-00000-of-00001.arrow"
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table, max_chunksize=3)
+    state = {"_data_files": [{"filename": "data-00000-of-00001.arrow"}], "_split": None}
+    (root / "state.json").write_text(json.dumps(state), encoding="utf-8")
+    return root
+
+
+def test_a_saved_data_set_gives_a_document_a_row(tmp_path: Path):
+    root = saved(tmp_path / "set", [f"row {i}" for i in range(10)])
+    assert list(texts(root).values()) == [f"row {i}" for i in range(10)]
+
+
+def test_a_saved_dictionary_of_splits_gives_its_training_split(tmp_path: Path):
+    saved(tmp_path / "train", ["one"])
+    saved(tmp_path / "test", ["two"])
+    (tmp_path / "dataset_dict.json").write_text('{"splits": ["train", "test"]}', encoding="utf-8")
+    assert list(texts(tmp_path).values()) == ["one"]
+    (tmp_path / "train" / "state.json").unlink()
+    with pytest.raises(DataError, match="no split `train` but `test`; name one of them"):
+        find_corpus(str(tmp_path))
+
+
+def test_a_saved_data_set_without_its_files_is_refused(tmp_path: Path):
+    root = saved(tmp_path / "set", ["one"])
+    (root / "data-00000-of-00001.arrow").unlink()
+    with pytest.raises(DataError, match="lacks its data file"):
+        find_corpus(str(root))
+    (root / "state.json").write_text("{", encoding="utf-8")
+    with pytest.raises(DataError, match=r"state\.json` is damaged"):
+        find_corpus(str(root))
+
+
+def test_data_sets_by_name_and_by_folder_are_read_as_the_library_wrote_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    datasets.disable_progress_bars()
+    rows = [f"row {i} é" for i in range(10)]
+    datasets.Dataset.from_dict({"text": rows}).save_to_disk(tmp_path / "saved")
+    assert list(texts(tmp_path / "saved").values()) == rows
+    named = tmp_path / "named"
+    named.mkdir()
+    parquet.write_table(pa.table({"text": rows}), named / "train.parquet")
+    assert list(texts(f"hf:{named}").values()) == rows
+    with pytest.raises(DataError, match="is 5 of the 10 rows of a split"):
+        find_corpus(f"hf:{named}:train[:50%]")
+    with pytest.raises(DataError, match="cannot be loaded: "):
+        find_corpus(f"hf:{named}:validation")
+
+
+@pytest.mark.parametrize(
+    ("package", "source", "extra"),
+    [("datasets", "hf:some/set", "datasets"), ("pyarrow", "rows.parquet", "parquet")],
+)
+def test_a_missing_package_is_told_with_the_extra_that_brings_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str, source: str, extra: str
+):
+    monkeypatch.chdir(tmp_path)
+    Path("rows.parquet").write_bytes(b"PAR1")
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(DataError, match=rf"install `windlass\[{extra}\]`"):
+        texts(source)
+
+
+def test_a_missing_path_is_told_with_the_nearest_there_is(tmp_path: Path):
+    (tmp_path / "shakespeare.txt").write_text("x", encoding="utf-8")
+    with pytest.raises(DataError) as error:
+        find_corpus(str(tmp_path / "shakespere.txt"))
+    assert str(error.value) == (
+        f"no file or folder `{tmp_path}/shakespere.txt`; did you mean `{tmp_path}/shakespeare.txt`?"
+    )
+    with pytest.raises(DataError, match="did you mean `stdlib`"):
+        find_corpus("stdlb")
+    with pytest.raises(DataError, match="there is no folder"):
+        find_corpus(str(tmp_path / "nowhere" / "x.txt"))
+
+
+@pytest.mark.parametrize("source", ["hf:", "hf::train", "hf:name:"])
+def test_a_data_set_without_a_name_is_told_how_to_write_it(source: str):
+    pytest.importorskip("datasets")
+    with pytest.raises(DataError, match="names no data set; write it as"):
+        find_corpus(source)
+
+
+def test_text_that_is_not_utf_8_is_told_with_file_and_byte(tmp_path: Path):
+    (tmp_path / "a.txt").write_bytes(b"caf\xe9")
+    (tmp_path / "b.txt").write_bytes("café".encode())
+    (tmp_path / "c.txt").write_bytes(b"x" * 1_200_000 + b"\xff" + b"y" * 100_000)
+    assert faults(tmp_path) == [
+        f"`{tmp_path / name}` is not UTF-8: byte {at} is 0x{byte:02x}; convert it, or take it out "
+        "of the corpus"
+        for name, at, byte in (("a.txt", 3, 0xE9), ("c.txt", 1_200_000, 0xFF))
+    ]
+
+
+def test_a_folder_or_file_without_text_is_refused(tmp_path: Path):
+    with pytest.raises(DataError, match="no text in"):
+        find_corpus(str(tmp_path))
+    (tmp_path / "x.bin").write_bytes(b"\0\1\2")
+    with pytest.raises(DataError, match="no text in"):
+        find_corpus(str(tmp_path))
+    with pytest.raises(DataError, match="does not look like text"):
+        find_corpus(str(tmp_path / "x.bin"))
+
+
+@given(limit=st.integers(1, 20_000))
+@settings(max_examples=20)
+def test_a_limit_takes_whole_documents_up_to_the_one_that_reaches_it(limit: int):
+    corpus = find_corpus("stdlib")
+    sizes = [
+        item.nbytes
+        for item in corpus.read(text_field="text", limit_bytes=limit)
+        if isinstance(item, Text)
+    ]
+    assert sum(sizes[:-1]) < limit <= sum(sizes)

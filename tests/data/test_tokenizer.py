@@ -1,0 +1,140 @@
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from made_text import words
+from tokenizers import Tokenizer as Core
+from tokenizers import models, normalizers, pre_tokenizers, trainers
+
+from windlass.data.tokenizer import (
+    END_OF_TEXT,
+    Tokenizer,
+    byte_tokenizer,
+    load_tokenizer,
+    train_tokenizer,
+)
+from windlass.errors import DataError
+
+BYTE = byte_tokenizer()
+TRAINED = train_tokenizer([words(500, seed) for seed in range(8)], 400)
+BOTH = pytest.mark.parametrize("tokenizer", [BYTE, TRAINED], ids=["byte", "trained"])
+
+
+@BOTH
+@given(text=st.text())
+def test_decoding_gives_back_any_text(tokenizer: Tokenizer, text: str):
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+@BOTH
+@given(texts=st.lists(st.text(), max_size=5))
+def test_a_lot_is_encoded_as_each_text_alone(tokenizer: Tokenizer, texts: list[str]):
+    together = [ids.tolist() for ids in tokenizer.encode_batch(texts)]
+    assert together == [tokenizer.encode(text) for text in texts]
+
+
+@BOTH
+@given(text=st.text())
+def test_the_bytes_of_tokens_sum_to_those_of_the_text(tokenizer: Tokenizer, text: str):
+    by_id = tokenizer.token_bytes()
+    assert by_id is not None
+    assert sum(by_id[index] for index in tokenizer.encode(text)) == len(text.encode())
+
+
+def test_a_byte_is_its_own_id_and_the_end_of_text_the_next():
+    assert BYTE.encode("aé") == [0x61, 0xC3, 0xA9]
+    assert (BYTE.vocabulary, BYTE.end_of_text) == (257, 256)
+
+
+@BOTH
+def test_text_that_spells_the_end_of_text_does_not_become_one(tokenizer: Tokenizer):
+    spelled = f"a{END_OF_TEXT}b"
+    ids = tokenizer.encode(spelled)
+    assert tokenizer.end_of_text not in ids
+    assert tokenizer.decode([*ids, tokenizer.end_of_text]) == spelled
+
+
+@BOTH
+def test_a_saved_tokenizer_is_loaded_as_the_same(tokenizer: Tokenizer, tmp_path: Path):
+    path = tmp_path / "tokenizer.json"
+    tokenizer.save(path)
+    loaded = load_tokenizer(path)
+    spelled = f"kato wörd 日本 {END_OF_TEXT} 🙂\n\n  x"
+    assert loaded.encode(spelled) == tokenizer.encode(spelled)
+    assert (loaded.vocabulary, loaded.end_of_text, loaded.bytewise) == (
+        tokenizer.vocabulary,
+        tokenizer.end_of_text,
+        tokenizer.bytewise,
+    )
+
+
+@BOTH
+def test_the_saved_file_is_read_alike_by_the_tokenizers_library(
+    tokenizer: Tokenizer, tmp_path: Path
+):
+    path = tmp_path / "tokenizer.json"
+    tokenizer.save(path)
+    text = "kato wörd 日本\n\n  x"
+    assert Core.from_file(str(path)).encode(text).ids == tokenizer.encode(text)
+
+
+def test_training_twice_gives_the_same_tokenizer():
+    texts = [words(500, seed) for seed in range(8)]
+    assert train_tokenizer(texts, 400).core.to_str() == TRAINED.core.to_str()
+
+
+def test_a_trained_vocabulary_holds_all_bytes_and_what_was_asked_for():
+    assert TRAINED.vocabulary == 400
+    assert train_tokenizer(["ab"], 400).vocabulary < 400
+    assert len(train_tokenizer(["ab"], 400).encode("\0Ω")) == 3
+
+
+def foreign(path: Path) -> Path:
+    """A tokenizer of lower-case words, as other families have, without an end of text."""
+    core = Core(models.Unigram())
+    core.normalizer = normalizers.Lowercase()
+    core.pre_tokenizer = pre_tokenizers.Metaspace()
+    core.train_from_iterator(
+        [words(500, 1)],
+        trainers.UnigramTrainer(vocab_size=60, special_tokens=["<unk>"], unk_token="<unk>"),  # noqa: S106  no password
+    )
+    core.save(str(path))
+    return path
+
+
+def test_a_tokenizer_without_an_end_of_text_is_given_one(tmp_path: Path):
+    path = foreign(tmp_path / "foreign.json")
+    tokenizer = load_tokenizer(path)
+    assert tokenizer.end_of_text == Core.from_file(str(path)).get_vocab_size()
+    assert tokenizer.vocabulary == tokenizer.end_of_text + 1
+
+
+@given(text=st.text())
+def test_bytes_measured_by_place_sum_to_those_of_the_text(
+    tmp_path_factory: pytest.TempPathFactory, text: str
+):
+    path = tmp_path_factory.getbasetemp() / "foreign.json"
+    tokenizer = load_tokenizer(path if path.exists() else foreign(path))
+    assert tokenizer.token_bytes() is None
+    measured = tokenizer.measured_bytes(text)
+    ids = tokenizer.encode(text)
+    assert len(measured) == len(ids)
+    assert measured.sum() == (len(text.encode()) if ids else 0)
+
+
+def test_bytes_by_place_agree_with_bytes_by_id():
+    text = "kato mi the of 12"
+    by_id = TRAINED.token_bytes()
+    assert by_id is not None
+    assert TRAINED.measured_bytes(text).tolist() == by_id[TRAINED.encode(text)].tolist()
+
+
+@pytest.mark.parametrize("content", [b"{", b"{}", b"\xff\xfe"])
+def test_a_file_that_is_no_tokenizer_is_refused_by_name(tmp_path: Path, content: bytes):
+    path = tmp_path / "broken.json"
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=r"broken\.json` is no `tokenizer\.json`"):
+        load_tokenizer(path)
+    with pytest.raises(DataError, match="no tokenizer file"):
+        load_tokenizer(tmp_path / "absent.json")

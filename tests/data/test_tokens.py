@@ -1,0 +1,46 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from windlass.data.tokens import Documents, file_meta, open_tokens
+from windlass.files import hash_file
+
+
+def test_a_folder_that_is_missing_or_empty_holds_no_tokens(tmp_path: Path):
+    assert open_tokens(tmp_path / "none") is None
+    assert open_tokens(tmp_path) is None
+
+
+def test_a_small_file_is_hashed_whole(tmp_path: Path):
+    path = tmp_path / "small"
+    path.write_bytes(bytes(range(256)) * 100)
+    assert file_meta(path).sample_sha256 == hash_file(path)
+    assert file_meta(path).nbytes == 25_600
+
+
+@pytest.mark.parametrize("place", [0, 41 * 2**20, 80 * 2**20 - 1])
+def test_a_large_file_is_sampled_from_its_first_byte_to_its_last(tmp_path: Path, place: int):
+    path = tmp_path / "large"
+    with path.open("wb") as file:
+        file.truncate(80 * 2**20)
+    before = file_meta(path)
+    with path.open("r+b") as file:
+        file.seek(place)
+        file.write(b"\1")
+    assert file_meta(path) != before
+
+
+def test_documents_between_two_tokens_are_those_that_overlap_them():
+    names = b"abbccc"
+    documents = Documents(
+        starts=np.array([0, 4, 5, 9]),
+        name_starts=np.array([0, 1, 3, 6]),
+        names=np.frombuffer(names, dtype=np.uint8),
+    )
+    assert len(documents) == 3
+    assert documents.between(0, 4) == ("a",)
+    assert documents.between(3, 5) == ("a", "bb")
+    assert documents.between(4, 5) == ("bb",)
+    assert documents.between(3, 6) == ("a", "bb", "ccc")
+    assert documents.between(8, 9) == ("ccc",)

@@ -1,0 +1,207 @@
+"""Factories of tiny real values with good defaults: `tiny_graph(layers=2)`, `tiny_machine(...)`."""
+
+from collections.abc import Callable
+from itertools import pairwise
+
+from windlass.spec.graph import (
+    PRECISION_BYTES,
+    Graph,
+    LayerCost,
+    LayerKind,
+    Op,
+    Parameter,
+    Precision,
+    Quantity,
+    Shape,
+    Span,
+)  # fmt: skip
+from windlass.spec.machine import Curve, Device, Link, Machine, MatmulRate, Point, Tier
+from windlass.spec.plan import Batch, Cut, Plan, Recompute, Stage
+from windlass.units import read_bytes
+
+
+def tiny_graph(
+    *,
+    layers: int = 2,
+    width: int = 32,
+    vocabulary: int = 64,
+    max_sequence: int | None = 64,
+    tied: bool = True,
+) -> Graph:
+    """An embedding, `layers` blocks of one linear layer each, and a head with the loss."""
+    table = Parameter(name="tokens.weight", shape=(vocabulary, width))
+    head = Parameter(
+        name="output.weight",
+        shape=(vocabulary, width),
+        tied_to="embedding.tokens.weight" if tied else None,
+    )
+    square = Parameter(name="linear.weight", shape=(width, width))
+    kinds = {
+        "embedding": LayerKind(
+            name="embedding",
+            parameters=(table,),
+            costs=_costs(lambda e: _embedding_cost(e, width)),
+        ),
+        "block": LayerKind(
+            name="block", parameters=(square,), costs=_costs(lambda e: _block_cost(e, width))
+        ),
+        "head": LayerKind(
+            name="head",
+            parameters=(head,),
+            costs=_costs(lambda e: _head_cost(e, width, vocabulary)),
+        ),
+    }
+    chain = (
+        Span(kind="embedding", count=1),
+        *((Span(kind="block", count=layers),) if layers else ()),
+        Span(kind="head", count=1),
+    )
+    return Graph(
+        name="tiny", vocabulary=vocabulary, max_sequence=max_sequence, chain=chain, kinds=kinds
+    )
+
+
+def tiny_machine(
+    *,
+    near: int | str = "1 GiB",
+    precisions: tuple[Precision, ...] = ("float32", "bfloat16"),
+    devices: int = 1,
+    runtime: int | str = 0,
+) -> Machine:
+    """One host of `devices` equal processors; bfloat16 products run twice as fast as float32."""
+    rates = {"float32": 1e11, "bfloat16": 2e11}
+    return Machine(
+        name="tiny",
+        devices_per_host=devices,
+        device=Device(
+            kind="cpu",
+            matmul=tuple(
+                MatmulRate(
+                    precision=precision,
+                    peak=rates[precision],
+                    curve=_curve(rates[precision]),
+                    attention=_curve(rates[precision] / 2),
+                )
+                for precision in precisions
+            ),
+            traffic=_curve(2e10),
+            launch_seconds=5e-6,
+            update_rate=4e10,
+            runtime_bytes=read_bytes(runtime),
+            tiers=(Tier(name="near", capacity_bytes=read_bytes(near)),),
+        ),
+        links=(Link(name="memory", joins=devices, latency=1e-4, rate=1e9),) if devices > 1 else (),
+        source="made up for tests",
+        date="2026-01-01",
+    )
+
+
+def tiny_plan(
+    graph: Graph,
+    machine: Machine,
+    *,
+    micro: int = 2,
+    accumulation: int = 1,
+    sequence: int = 16,
+    recompute: Recompute = "none",
+    precision: Precision = "float32",
+    compiled: bool = False,
+    clip: bool = True,
+    pipeline: int = 1,
+    replicas: int = 1,
+    order: str = "1f1b",
+) -> Plan:
+    """A plan with the chain split into `pipeline` stages of as equal length as can be."""
+    ends = [round(index * graph.layers / pipeline) for index in range(pipeline + 1)]
+    return Plan.model_validate(
+        {
+            "graph": graph.label,
+            "machine": machine.label,
+            "order": order,
+            "precision": precision,
+            "compile": compiled,
+            "clip": clip,
+            "cut": Cut(pipeline=pipeline, replicas=replicas),
+            "batch": Batch(sequence=sequence, micro=micro, accumulation=accumulation),
+            "stages": tuple(
+                Stage(phases=((first, last),), recompute=recompute)
+                for first, last in pairwise(ends)
+            ),
+        }
+    )
+
+
+def _curve(rate: float) -> Curve:
+    return Curve(points=(Point(1e3, rate / 10), Point(1e9, rate)))
+
+
+def _costs(cost: Callable[[int], dict[str, object]]) -> tuple[LayerCost, ...]:
+    return tuple(
+        LayerCost.model_validate(
+            {"precision": precision, "compiled": compiled, **cost(PRECISION_BYTES[precision])}
+        )
+        for precision in PRECISION_BYTES
+        for compiled in (False, True)
+    )
+
+
+def _embedding_cost(e: int, width: int) -> dict[str, object]:
+    moved = Quantity(bs=width * e)
+    op = Op(
+        name="embedding", kind="memory", read_bytes=moved, written_bytes=moved, live_bytes=moved
+    )
+    back = op.model_copy(update={"name": "embedding backward", "live_bytes": Quantity()})
+    return {
+        "forward": (op,), "backward": (back,), "kept_bytes": Quantity(),
+        "input_bytes": Quantity(bs=8), "output_bytes": moved,
+    }  # fmt: skip
+
+
+def _block_cost(e: int, width: int) -> dict[str, object]:
+    """One product, then an element-wise op that keeps the product for backward."""
+    x = Quantity(bs=width * e)
+    product = _product(e, m=Quantity(bs=1), n=width, k=Quantity(width), live=x)
+    act = Op(name="act", kind="memory", read_bytes=x, written_bytes=x, live_bytes=_times(x, 2))
+    back = act.model_copy(update={"name": "act backward"})
+    wgrad = _product(e, m=Quantity(width), n=width, k=Quantity(bs=1), live=_times(x, 1))
+    dgrad = _product(e, m=Quantity(bs=1), n=width, k=Quantity(width), live=_times(x, 2))
+    return {
+        "forward": (product, act), "backward": (back, wgrad, dgrad), "kept_bytes": x,
+        "input_bytes": x, "output_bytes": x,
+    }  # fmt: skip
+
+
+def _head_cost(e: int, width: int, vocabulary: int) -> dict[str, object]:
+    """Logits, their cross-entropy in float32, and back."""
+    x, logits = Quantity(bs=width * e), Quantity(bs=vocabulary * 4)
+    product = _product(e, m=Quantity(bs=1), n=vocabulary, k=Quantity(width), live=logits)
+    loss = Op(
+        name="loss", kind="memory", read_bytes=logits, written_bytes=Quantity(4),
+        live_bytes=Quantity(4, bs=vocabulary * 4),
+    )  # fmt: skip
+    back = loss.model_copy(update={"name": "loss backward", "live_bytes": _times(logits, 2)})
+    wgrad = _product(e, m=Quantity(vocabulary), n=width, k=Quantity(bs=1), live=logits)
+    dgrad = _product(
+        e, m=Quantity(bs=1), n=width, k=Quantity(vocabulary),
+        live=Quantity(bs=vocabulary * 4 + width * e),
+    )  # fmt: skip
+    return {
+        "forward": (product, loss), "backward": (back, wgrad, dgrad), "kept_bytes": logits,
+        "input_bytes": x, "output_bytes": Quantity(4),
+    }  # fmt: skip
+
+
+def _product(e: int, *, m: Quantity, n: int, k: Quantity, live: Quantity) -> Op:
+    """An (m, k) by (k, n) product; one of m, k is a number of tokens, the other is fixed."""
+    tokens, fixed = m.bs + k.bs, m.one + k.one
+    read = Quantity(bs=fixed * e) if m.bs == 0 else Quantity(fixed * n * e, bs=fixed * e)
+    written = Quantity(fixed * n * e) if m.bs == 0 else Quantity(bs=n * e)
+    return Op(
+        name="mm", kind="matmul", flop=Quantity(bs=2 * tokens * fixed * n), read_bytes=read,
+        written_bytes=written, live_bytes=live,
+        shape=Shape(batch=Quantity(1), m=m, n=Quantity(n), k=k),
+    )  # fmt: skip
+
+
+def _times(quantity: Quantity, factor: int) -> Quantity:
+    return Quantity(*(factor * part for part in quantity))

@@ -1,0 +1,151 @@
+"""Chains by name, with dials."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from windlass.errors import ModelError
+from windlass.models import catalogue
+from windlass.models.build import build_chain, turned
+from windlass.models.chain import Chain, materialise
+
+SMALL = {"layers": 3, "width": 16, "heads": 2, "vocabulary": 32, "sequence": 12}
+TINY = {name: name for name in ("gpt-tiny", "gpt-j-6b", "gpt-neox-20b", "llama2-70b")}
+
+
+def small(name: str = "gpt-tiny", *, device: str = "cpu", seed: int = 0, **dials: int) -> Chain:
+    if "llama2-70b" in name:
+        dials = {"heads": 4, "key_heads": 2, "width": 32, **dials}
+    return build_chain(name, {**SMALL, **dials}, device=device, seed=seed)
+
+
+def logits(chain: Chain, tokens: torch.Tensor) -> torch.Tensor:
+    x = tokens
+    for layer in chain.layers:
+        x = layer(x)
+    return x
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_every_family_maps_tokens_to_logits(name: str):
+    chain = small(name)
+
+    assert logits(chain, torch.zeros(2, 5, dtype=torch.int64)).shape == (2, 5, 32)
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_no_family_looks_at_later_tokens(name: str):
+    chain = small(name)
+    tokens = torch.randint(0, 32, (1, 8))
+    changed = tokens.clone()
+    changed[0, 5:] = (changed[0, 5:] + 1) % 32
+
+    one, other = logits(chain, tokens), logits(chain, changed)
+
+    assert torch.allclose(one[:, :5], other[:, :5], atol=1e-6)
+    assert not torch.allclose(one[:, 5:], other[:, 5:], atol=1e-6)
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_every_family_tells_the_order_of_tokens(name: str):
+    chain = small(name)
+    there = logits(chain, torch.tensor([[1, 2, 3, 4]]))
+    back = logits(chain, torch.tensor([[2, 1, 3, 4]]))
+
+    assert not torch.allclose(there[:, -1], back[:, -1], atol=1e-7)
+
+
+def test_rotary_positions_see_only_distances():
+    rotary = small("llama2-70b").layers[1].attention.rotary
+    query, key = torch.randn(1, 1, 1, 8), torch.randn(1, 1, 1, 8)
+
+    turned_query, turned_key = rotary(query.expand(1, 1, 9, 8), key.expand(1, 1, 9, 8))
+
+    scores = (turned_query @ turned_key.transpose(-1, -2))[0, 0]
+    for distance in range(9):
+        diagonal = scores.diagonal(-distance)
+        assert torch.allclose(diagonal, diagonal[0].expand_as(diagonal), atol=1e-5)
+
+
+def test_dials_change_the_shape_and_what_follows_from_it():
+    shape = turned(catalogue.shape("gpt2-124m"), {"width": 1024, "heads": 16, "dropout": 0.1})
+
+    assert (shape.width, shape.heads, shape.key_heads, shape.hidden) == (1024, 16, 16, 4096)
+    assert shape.dropout == 0.1
+    assert shape.layers == 12
+
+
+def test_all_dials_that_do_not_go_together_are_told_at_once():
+    dials = {"width": 100, "heads": 12, "key_heads": 5, "layerz": 2}
+
+    with pytest.raises(ModelError) as told:
+        build_chain("gpt2-124m", dials, device="meta", seed=0)
+
+    message = str(told.value)
+    assert "`width` 100 is not divisible by `heads` 12; take `width` 96 or 108" in message
+    assert "`heads` 12 is not divisible by `key_heads` 5" in message
+    assert "unknown dial `layerz`; did you mean `layers`?" in message
+
+
+def test_a_dial_of_zero_is_refused():
+    with pytest.raises(ModelError, match="`heads` is 0, must be at least 1"):
+        build_chain("gpt-tiny", {"heads": 0}, device="meta", seed=0)
+
+
+def test_the_largest_model_is_built_without_memory_and_folds_into_three_kinds():
+    chain = build_chain("gpt3-175b", {}, device="meta", seed=0)
+
+    assert len(chain.layers) == 98
+    assert chain.kinds == ("embedding", *["block"] * 96, "head")
+    assert all(p.is_meta for layer in chain.layers for p in layer.parameters())
+
+
+def test_a_tied_head_is_the_embedding_itself():
+    chain = small()
+
+    assert chain.ties == {"head.projection.weight": "embedding.tokens.weight"}
+    assert chain.layers[-1].projection.weight is chain.layers[0].tokens.weight
+
+
+def test_weights_start_as_those_of_gpt2_do():
+    chain = build_chain("gpt-tiny", {}, device="cpu", seed=1)
+    block = chain.layers[1]
+
+    assert block.attention.input.weight.std().item() == pytest.approx(0.02, rel=0.05)
+    assert block.hidden.output.weight.std().item() == pytest.approx(0.02 / 8**0.5, rel=0.05)
+    assert chain.layers[0].tokens.weight.std().item() == pytest.approx(0.02, rel=0.05)
+    assert not block.hidden.input.bias.any()
+    assert block.attention_norm.weight.eq(1).all()
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.permutations(range(5)), st.integers(1, 5), st.integers(0, 2**40))
+def test_weights_do_not_depend_on_which_layers_are_built_or_when(
+    order: list[int], count: int, seed: int
+):
+    whole = small(seed=seed)
+    meta = small(device="meta")
+    torch.manual_seed(count)
+
+    for index in order[:count]:
+        alone = materialise(meta, index, seed=seed, device="cpu")
+        theirs = whole.layers[index].state_dict()
+        assert all(torch.equal(theirs[key], value) for key, value in alone.state_dict().items())
+
+
+def test_layers_of_one_kind_get_different_weights_and_so_do_seeds():
+    one, other = small(seed=1), small(seed=2)
+
+    assert not torch.equal(one.layers[1].hidden.input.weight, one.layers[2].hidden.input.weight)
+    assert not torch.equal(one.layers[1].hidden.input.weight, other.layers[1].hidden.input.weight)
+
+
+def test_building_leaves_the_generator_of_the_caller_alone():
+    torch.manual_seed(3)
+    expected = torch.rand(1)
+    torch.manual_seed(3)
+
+    small(seed=7)
+
+    assert torch.equal(torch.rand(1), expected)

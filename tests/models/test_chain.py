@@ -1,0 +1,151 @@
+"""A chain found in any module that is one."""
+
+from collections import OrderedDict
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from windlass.errors import ModelError
+from windlass.models.chain import chain_of, materialise
+
+
+class Residual(nn.Module):
+    def __init__(self, width: int = 8, slope: float = 0.1) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+        self.activation = nn.LeakyReLU(slope)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.activation(self.linear(x))
+
+
+class Positions(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(40, 8)
+        self.places = nn.Embedding(16, 8)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.tokens(tokens) + self.places(torch.arange(tokens.shape[1]))
+
+
+def model(*blocks: nn.Module) -> nn.Sequential:
+    return nn.Sequential(
+        OrderedDict(enter=Positions(), blocks=nn.Sequential(*blocks), leave=nn.Linear(8, 40))
+    )
+
+
+def test_nested_sequences_become_one_chain_with_the_names_of_the_state_dict():
+    module = model(Residual(), Residual())
+
+    chain = chain_of(module, "mine")
+
+    assert chain.names == ("enter", "blocks.0", "blocks.1", "leave")
+    full = {
+        f"{name}.{path}"
+        for name, layer in zip(chain.names, chain.layers, strict=True)
+        for path, _ in layer.named_parameters()
+    }
+    assert full == set(module.state_dict())
+
+
+def test_vocabulary_and_longest_sequence_are_found():
+    chain = chain_of(model(Residual()), "mine")
+
+    assert (chain.vocabulary, chain.max_sequence) == (40, 16)
+
+
+def test_equal_layers_are_one_kind():
+    assert len(set(chain_of(model(Residual(), Residual(), Residual()), "mine").kinds)) == 3
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        pytest.param(lambda: Residual(slope=0.2), id="a setting deep inside"),
+        pytest.param(lambda: Residual().to(torch.float64), id="another dtype"),
+        pytest.param(lambda: Residual().eval(), id="another mode"),
+        pytest.param(lambda: nn.Linear(8, 8), id="another type"),
+        pytest.param(lambda: hooked(Residual()), id="a hook"),
+        pytest.param(lambda: frozen(Residual()), id="a weight that does not learn"),
+    ],
+)
+def test_layers_that_differ_are_not_one_kind(other: Callable[[], nn.Module]):
+    twin = other()
+    module = nn.Sequential(Positions(), Residual(), twin, nn.Linear(8, 40))
+
+    kinds = chain_of(module, "mine", vocabulary=40).kinds
+
+    assert len(set(kinds)) == 4
+
+
+def hooked(module: nn.Module) -> nn.Module:
+    module.register_forward_hook(lambda *_: None)
+    return module
+
+
+def frozen(module: nn.Module) -> nn.Module:
+    next(module.parameters()).requires_grad_(False)
+    return module
+
+
+def test_a_weight_that_stands_twice_is_tied_to_where_it_stands_first():
+    module = model(Residual())
+    module.leave.weight = module.enter.tokens.weight
+
+    assert chain_of(module, "mine").ties == {"leave.weight": "enter.tokens.weight"}
+
+
+def test_a_layer_that_stands_twice_is_tied_whole():
+    block = Residual()
+
+    ties = chain_of(model(block, block), "mine").ties
+
+    assert ties == {
+        "blocks.1.linear.weight": "blocks.0.linear.weight",
+        "blocks.1.linear.bias": "blocks.0.linear.bias",
+    }
+
+
+def test_a_module_that_is_no_sequence_is_refused_with_the_way_out():
+    with pytest.raises(ModelError, match=r"a `Residual`.*return an `nn\.Sequential`"):
+        chain_of(Residual(), "mine")
+
+
+def test_layers_that_do_not_fit_each_other_are_named():
+    with pytest.raises(ModelError, match=r"layer `blocks\.1` of model `mine` does not take"):
+        chain_of(model(Residual(), Residual(9)), "mine")
+
+
+def test_a_chain_that_gives_no_logits_is_refused():
+    module = nn.Sequential(nn.Embedding(4, 8), nn.Flatten())
+
+    with pytest.raises(ModelError, match=r"gives \[2, 32\] for tokens \[2, 4\]"):
+        chain_of(module, "mine")
+
+
+def test_a_module_without_its_own_draw_cannot_be_built_alone():
+    class Scale(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(8))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * self.scale
+
+    with torch.device("meta"):
+        module = nn.Sequential(nn.Embedding(4, 8), Scale(), nn.Linear(8, 4))
+
+    with pytest.raises(ModelError, match="`1`, a `Scale`, has no `reset_parameters`"):
+        materialise(chain_of(module, "mine"), 1, seed=0, device="cpu")
+
+
+def test_a_real_layer_is_copied_as_it_is():
+    chain = chain_of(model(Residual()), "mine")
+
+    copy = materialise(chain, 1, seed=5, device="cpu")
+
+    assert copy is not chain.layers[1]
+    assert torch.equal(copy.linear.weight, chain.layers[1].linear.weight)

@@ -1,0 +1,113 @@
+"""A model from a file of the user's own."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from windlass.errors import ModelError
+from windlass.models.build import build_chain
+
+GOOD = """
+import torch
+from torch import nn
+from neighbour import WIDTH
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up = nn.Linear(WIDTH, WIDTH)
+        self.scale = nn.Parameter(torch.full((WIDTH,), 0.5))
+
+    def forward(self, x):
+        return x + self.scale * self.up(x).relu()
+
+def build(layers=2, vocabulary=50):
+    return nn.Sequential(
+        nn.Embedding(vocabulary, WIDTH),
+        *[Block() for _ in range(layers)],
+        nn.Linear(WIDTH, vocabulary),
+    )
+
+def broken():
+    return nn.Linear(3, undefined_name)
+
+def number():
+    return 3
+
+def needs(width):
+    return nn.Linear(width, width)
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    (tmp_path / "neighbour.py").write_text("WIDTH = 16\n")
+    path = tmp_path / "mine.py"
+    path.write_text(GOOD)
+    return path
+
+
+def test_a_file_that_does_not_know_windlass_gives_a_chain(file: Path):
+    chain = build_chain(f"{file}:build", {}, device="meta", seed=0)
+
+    assert chain.kinds == ("embedding", "block", "block", "linear")
+    assert chain.vocabulary == 50
+    assert all(p.is_meta for layer in chain.layers for p in layer.parameters())
+
+
+def test_dials_are_arguments_of_the_function(file: Path):
+    chain = build_chain(f"{file}:build", {"layers": 4, "vocabulary": 60}, device="meta", seed=0)
+
+    assert (len(chain.layers), chain.vocabulary) == (6, 60)
+
+
+def test_real_weights_come_from_the_seed(file: Path):
+    one, same, other = (
+        build_chain(f"{file}:build", {}, device="cpu", seed=seed) for seed in (1, 1, 2)
+    )
+
+    assert torch.equal(one.layers[0].weight, same.layers[0].weight)
+    assert not torch.equal(one.layers[0].weight, other.layers[0].weight)
+    assert one.layers[1].scale.eq(0.5).all()
+
+
+def test_the_search_path_is_left_as_it_was(file: Path):
+    before = list(sys.path)
+
+    build_chain(f"{file}:build", {}, device="meta", seed=0)
+
+    assert sys.path == before
+
+
+@pytest.mark.parametrize(
+    ("function", "dials", "message"),
+    [
+        ("broken", {}, r"NameError at .*mine\.py:23: name 'undefined_name' is not defined"),
+        ("number", {}, "returned a `int`, must return an `nn.Module`"),
+        ("biuld", {}, "no function `biuld` in the file; did you mean `build`"),
+        ("build", {"heads": 2}, "takes no `heads`, so `model.heads` cannot be set"),
+        ("needs", {}, "its argument `width` has no default and is not set"),
+    ],
+)
+def test_a_fault_of_the_file_is_one_sentence(
+    file: Path, function: str, dials: dict[str, int], message: str
+):
+    with pytest.raises(ModelError, match=message):
+        build_chain(f"{file}:{function}", dials, device="meta", seed=0)
+
+
+def test_a_file_that_is_no_python_is_told_with_its_line(tmp_path: Path):
+    path = tmp_path / "mine.py"
+    path.write_text("x = 1\ndef build(:\n")
+
+    with pytest.raises(ModelError, match=r"SyntaxError at .*mine\.py:2"):
+        build_chain(f"{path}:build", {}, device="meta", seed=0)
+
+
+def test_a_missing_file_and_a_missing_function_are_told(tmp_path: Path):
+    with pytest.raises(ModelError, match="no file"):
+        build_chain(f"{tmp_path}/none.py:build", {}, device="meta", seed=0)
+    with pytest.raises(ModelError, match=r"names no function; write .*:function"):
+        build_chain(f"{tmp_path}/none.py", {}, device="meta", seed=0)

@@ -1,0 +1,101 @@
+"""A second way of knowing the bytes of `effects`: torch's own record of every allocation."""
+
+import numpy as np
+import pytest
+import torch
+
+from factories import tiny_machine, tiny_plan
+from windlass.capture.capture import capture
+from windlass.models.build import build_chain
+from windlass.models.chain import Chain
+from windlass.program.instruction import Program
+from windlass.program.lower import lower
+from windlass.program.occupancy import occupancy
+from windlass.runtime.compute import Compute
+from windlass.runtime.layers import templates
+from windlass.runtime.optimizer import Optimizer
+from windlass.runtime.tensors import layer_tensors
+from windlass.spec.graph import Graph, Precision
+from windlass.spec.plan import Plan, Recompute
+from windlass.spec.request import TrainRequest
+
+SEQUENCE, VOCABULARY = 128, 2048
+
+
+class RandomTokens:
+    """Batches of tokens out of nowhere."""
+
+    def at(self, step: int, first: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+        tokens = np.random.default_rng(step + first).integers(0, VOCABULARY, (count, SEQUENCE + 1))
+        return tokens[:, :-1].copy(), tokens[:, 1:].copy()
+
+
+@pytest.fixture(scope="module")
+def chain() -> Chain:
+    dials = {
+        "layers": 2, "width": 128, "heads": 4, "vocabulary": VOCABULARY, "sequence": SEQUENCE,
+    }  # fmt: skip
+    return build_chain("gpt-tiny", dials, device="meta", seed=0)
+
+
+@pytest.fixture(scope="module")
+def graph(chain: Chain) -> Graph:
+    return capture(chain)
+
+
+def allocated_peak(plan: Plan, program: Program, chain: Chain) -> int:
+    """Most bytes of tensors over the second step, as torch's profiler saw them come and go."""
+    device = torch.device("cpu")
+    layers = layer_tensors(chain, seed=0, precision=plan.precision, device=device)
+    compute = Compute(
+        plan,
+        program,
+        layers,
+        templates(chain, compiled=False),
+        optimizer=Optimizer(TrainRequest(), device),
+        batches=RandomTokens(),
+        seed=0,
+        device=device,
+        stop=lambda: False,
+        before_update=lambda _: None,
+    )
+    handlers = compute.handlers()
+
+    def step(number: int) -> None:
+        compute.begin(number)
+        for kind, layer, micro in program.instructions:
+            handlers[kind](layer or 0, micro or 0)
+
+    step(1)  # buffers that last are made
+    compute.begin(2)
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities, profile_memory=True) as profile:
+        step(2)
+    events = profile.profiler.kineto_results.events()
+    changes = sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]")
+    lasting = {
+        tensor.data_ptr(): tensor.nbytes
+        for layer in layers
+        for weight in layer.owned
+        for tensor in (weight.master, weight.working, weight.moment1, weight.moment2)
+    }
+    held = peak = sum(lasting.values())
+    for _, change in changes:
+        held += change
+        peak = max(peak, held)
+    return peak
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("recompute", ["none", "layer"])
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_the_peak_is_what_torch_allocates_to_half_a_percent(
+    chain: Chain, graph: Graph, precision: Precision, recompute: Recompute, accumulation: int
+):
+    plan = tiny_plan(
+        graph, tiny_machine(), micro=4, sequence=SEQUENCE, accumulation=accumulation,
+        recompute=recompute, precision=precision,
+    )  # fmt: skip
+    (program,) = lower(plan, graph)
+    measured = allocated_peak(plan, program, chain)
+    assert occupancy(program, plan, graph).peak_bytes == pytest.approx(measured, rel=0.005)

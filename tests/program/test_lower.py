@@ -1,0 +1,79 @@
+from pathlib import Path
+
+import pytest
+
+from factories import tiny_graph, tiny_machine, tiny_plan
+from windlass.errors import Faults
+from windlass.program.instruction import Program
+from windlass.program.lower import lower
+
+MACHINE = tiny_machine(devices=8)
+
+
+def shown(program: Program):
+    return " ".join(
+        kind[0].upper() + "".join(str(n) for n in (layer, micro) if n is not None)
+        for kind, layer, micro in program.instructions
+    )
+
+
+def test_one_device_runs_each_micro_batch_forward_and_backward_in_turn():
+    graph = tiny_graph(layers=1)
+    (program,) = lower(tiny_plan(graph, MACHINE, accumulation=2), graph)
+    assert shown(program) == ("L0 F00 F10 F20 B20 B10 B00 L1 F01 F11 F21 B21 B11 B01 N U0 U1 U2 S")
+
+
+def test_recompute_runs_before_each_backward_but_not_of_embedding_and_head():
+    graph = tiny_graph(layers=2)
+    (program,) = lower(tiny_plan(graph, MACHINE, recompute="layer", clip=False), graph)
+    assert shown(program) == "L0 F00 F10 F20 F30 B30 R20 B20 R10 B10 B00 U0 U1 U2 U3 S"
+
+
+def test_stages_send_outputs_onward_and_their_gradients_back():
+    graph = tiny_graph(layers=0, tied=False)
+    first, last = lower(tiny_plan(graph, MACHINE, pipeline=2), graph)
+    assert shown(first) == "L0 F00 S00 R00 B00 N U0 S"
+    assert shown(last) == "L0 R00 F10 B10 S00 N U1 S"
+
+
+def test_replicas_run_one_program_and_reduce_after_the_last_micro_batch():
+    graph = tiny_graph(layers=0)
+    first, last = lower(tiny_plan(graph, MACHINE, replicas=2, accumulation=2), graph)
+    assert first.instructions == last.instructions
+    assert shown(first) == "L0 F00 F10 B10 B00 L1 F01 F11 B11 R1 B01 R0 N U0 U1 S"
+
+
+def test_a_plan_that_is_not_yet_run_is_refused_with_every_reason():
+    graph = tiny_graph(tied=False)
+    plan = tiny_plan(graph, MACHINE)
+    plan = type(plan).model_validate(
+        plan.model_dump()
+        | {
+            "cut": {"tensor": 2},
+            "order": "zero-bubble",
+            "home": {"weights": "host"},
+            "stages": [{"phases": [[0, 2], [2, 3]]}],
+        }
+    )
+    with pytest.raises(Faults) as caught:
+        lower(plan, graph)
+    assert caught.value.faults == (
+        "the stages cover layers [0, 3), but `tiny` has 4 layers; let the last phase end there",
+        "`cut.tensor` = 2 is not yet run by this version",
+        "`order` = zero-bubble is not yet run by this version",
+        "`home.weights` = host is not yet run by this version",
+        "`stages.0.phases` = 2 is not yet run by this version",
+    )
+
+
+def test_tied_weights_on_two_stages_are_refused():
+    graph = tiny_graph(layers=2, tied=True)
+    with pytest.raises(Faults, match="stage 1 uses weights of layer 0 in layer 3"):
+        lower(tiny_plan(graph, MACHINE, pipeline=2), graph)
+
+
+def test_a_program_survives_its_file(tmp_path: Path):
+    graph = tiny_graph()
+    (program,) = lower(tiny_plan(graph, MACHINE, accumulation=2, recompute="layer"), graph)
+    program.save(tmp_path / "program.json")
+    assert Program.load(tmp_path / "program.json") == program

@@ -1,0 +1,114 @@
+"""The page is one well-formed file that asks nothing of the network and hides nothing."""
+
+import re
+import xml.etree.ElementTree as ET
+from collections.abc import Callable
+from html.parser import HTMLParser
+
+import pytest
+
+from windlass.report.page import page
+from windlass.spec import record as files
+from windlass.track import Record
+
+SECTIONS = (
+    "Loss", "Step time", "Where the time goes", "Memory", "One step, instruction by instruction",
+    "Plan", "Environment", "Files",
+)  # fmt: skip
+VOID = {"meta", "link", "br", "img"}
+
+
+class Checker(HTMLParser):
+    """Sees that tags nest, and notes whatever could fetch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.fetched: list[str] = []
+        self.heads: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag not in VOID:
+            self.open.append(tag)
+        self.fetched += [f"{tag} {k}={v}" for k, v in attrs if k in ("src", "href", "srcset")]
+        self.fetched += [f"{tag}"] if tag in ("link", "iframe", "object", "embed") else []
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        if tag not in VOID:
+            self.open.pop()
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] == "h2":
+            self.heads.append(data)
+
+
+def checked(html: str) -> Checker:
+    checker = Checker()
+    checker.feed(html)
+    checker.close()
+    assert checker.open == []
+    for svg in re.findall(r"<svg.*?</svg>", html, re.DOTALL):
+        ET.fromstring(svg)  # noqa: S314  our own drawing
+    return checker
+
+
+def test_the_page_is_well_formed_and_has_every_section(record: Callable[..., Record]):
+    checker = checked(page(record()))
+    assert [head for head in checker.heads if head in SECTIONS] == list(SECTIONS)
+
+
+def test_the_page_fetches_nothing(record: Callable[..., Record]):
+    html = page(record())
+    assert checked(html).fetched == []
+    addresses = set(re.findall(r"https?://[^\s\"'<]+", html))
+    assert addresses == {"http://www.w3.org/2000/svg"}, "only the name of SVG itself"
+    assert "url(#" in html
+    assert not re.search(r"url\((?!#)|@import|fetch\(|XMLHttpRequest", html)
+
+
+def test_predicted_stands_beside_measured(record: Callable[..., Record]):
+    html = page(record())
+    assert "predicted 645 ms, 1.06&#160;×" in html
+    assert "measured peak 537 MiB" in html
+    assert "unigram entropy 6.31" in html
+    assert "bits per byte" in html
+
+
+def test_text_from_outside_is_escaped(record: Callable[..., Record]):
+    html = page(record(count=3, name="<script>alert(1)</script>"))
+    checked(html)
+    assert "<script>alert(1)" not in html
+    assert "&lt;1.0 &amp; 2.0&gt;" in html
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 5])
+def test_a_run_of_few_steps_is_drawn(record: Callable[..., Record], count: int):
+    checked(page(record(count=count)))
+
+
+def test_a_broken_run_tells_what_went_wrong(record: Callable[..., Record]):
+    html = page(record(count=20, broken_at=9, state="broken"))
+    checked(html)
+    assert "What went wrong" in html
+    assert "the loss is nan at step 9" in html
+
+
+ALL = (
+    files.REQUEST_FILE, files.PLAN_FILE, files.GRAPH_FILE, files.MACHINE_FILE,
+    files.PREDICTION_FILE, files.ENVIRONMENT_FILE, files.PREDICTED_TIMELINE_FILE,
+    files.MEASURED_TIMELINE_FILE,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("without", [(file,) for file in ALL] + [ALL])
+def test_a_run_without_some_files_is_drawn(record: Callable[..., Record], without: tuple[str, ...]):
+    checker = checked(page(record(count=30, without=without)))
+    assert [head for head in checker.heads if head in SECTIONS] == list(SECTIONS)
+
+
+def test_the_page_of_ten_thousand_steps_stays_small(record: Callable[..., Record]):
+    assert len(page(record(count=10_000))) < 400_000

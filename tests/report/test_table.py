@@ -1,0 +1,109 @@
+"""Tables tell what documents hold, and every forecast says that it is one."""
+
+import math
+import re
+from collections.abc import Callable
+from io import StringIO
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console, RenderableType
+
+from report.made_runs import graph, machine, plan, prediction
+from windlass.report.table import (
+    bar,
+    machine_table,
+    plan_table,
+    prediction_table,
+    record_table,
+    runners_up_table,
+    runs_table,
+)
+from windlass.track import Record, list_runs
+
+
+def drawn(table: RenderableType, width: int = 80) -> str:
+    console = Console(width=width, file=StringIO(), color_system=None)
+    with console.capture() as capture:
+        console.print(table)
+    return capture.get()
+
+
+def test_a_plan_is_told_in_words():
+    text = drawn(plan_table(plan(), graph()))
+    assert "gpt-tiny: 5.77 M parameters in 8 layers" in text
+    assert "16 sequences of 256 tokens a step, in 4 micro-batches of 4" in text
+    assert "bfloat16 with float32 master weights, compiled" in text
+
+
+def test_every_number_of_a_prediction_stands_under_the_word_predicted():
+    text = drawn(prediction_table(prediction()))
+    for block in text.split("\n\n"):
+        assert block.strip() == "" or block.lstrip().startswith("predicted")
+    assert "49.2 % = 130 GFLOP / (645 ms × 410 GFLOP/s)" in text
+    assert "80 % interval" in text
+    assert "528 MiB of 22.0 GiB" in text
+
+
+def test_terms_and_kinds_are_listed_with_the_largest_first():
+    text = drawn(prediction_table(prediction()))
+    found = [text.index(f"\n{name} ") for name in ("matmul", "traffic", "attention", "launch")]
+    assert found == sorted(found)
+
+
+def test_what_does_not_fit_says_by_how_much():
+    peak = prediction().peaks[0].model_copy(update={"capacity_bytes": 500 * 2**20})
+    text = drawn(prediction_table(prediction().model_copy(update={"peaks": (peak,)})))
+    assert re.search(r"of 500 MiB, \d+\.\d MiB too much", text)
+
+
+def test_runners_up_tell_why_they_lost():
+    text = drawn(runners_up_table([(plan(), prediction(), "slower"), (plan(), None, "too big")]))
+    assert "all numbers predicted" in text
+    assert "645 ms" in text
+    assert "too big" in text
+
+
+def test_a_run_shows_predicted_beside_measured_with_the_ratio(record: Callable[..., Record]):
+    text = drawn(record_table(record(count=60)))
+    (line,) = [line for line in text.splitlines() if line.startswith(" step time")]
+    assert "645 ms" in line
+    assert "1.06 ×" in line
+    assert "finished" in text
+
+
+def test_a_bare_run_is_shown_as_far_as_it_goes(record: Callable[..., Record]):
+    files = ("plan.toml", "prediction.json", "graph.json", "request.toml", "machine.toml")
+    text = drawn(record_table(record(count=0, without=files, state="interrupted")))
+    assert "interrupted" in text
+
+
+def test_the_list_of_runs_fits_in_80_columns(record: Callable[..., Record]):
+    for state in ("finished", "interrupted", "broken"):
+        run = record(count=30, state=state)
+    lines = drawn(runs_table(list_runs(run.folder.parent), 2e9)).splitlines()
+    assert max(map(len, lines)) <= 80
+    assert all("gpt-tiny" in line for line in lines[-4:-1])
+
+
+def test_names_with_markup_are_shown_as_they_are(record: Callable[..., Record]):
+    run = record(count=1, name="[bold]x[/]")
+    assert "[bold]x[/]" in drawn(runs_table(list_runs(run.folder.parent), 2e9), 120)
+
+
+def test_a_machine_tells_rates_tiers_and_source():
+    text = drawn(machine_table(machine()))
+    assert "410 GFLOP/s" in text
+    assert "64.0 GiB, 1.20 GB/s read, 800 MB/s write" in text
+    assert "measured here, 2026-11-20, noise 3.1 %" in text
+
+
+@given(share=st.floats(0, 1))
+def test_a_bar_is_as_long_as_its_share(share: float):
+    assert math.isclose(len(bar(share, 20)), share * 20, abs_tol=1.0)
+
+
+@pytest.mark.parametrize("share", [-1.0, 2.0])
+def test_a_bar_stays_in_its_cells(share: float):
+    assert len(bar(share, 20)) in (0, 20)

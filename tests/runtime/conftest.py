@@ -1,0 +1,140 @@
+"""Tiny real models, corpora, plans and programs."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from windlass.data.batches import Batches
+from windlass.data.prepare import prepare
+from windlass.data.tokens import Tokens
+from windlass.models.build import build_chain
+from windlass.models.chain import Chain
+from windlass.program.instruction import Instruction, Program
+from windlass.spec.plan import Batch, Plan, Stage
+from windlass.spec.request import TrainRequest
+
+SEQUENCE = 16
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Tiny models run faster so, and the machine is shared."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="session")
+def tokens(tmp_path_factory: pytest.TempPathFactory) -> Tokens:
+    """A few small documents as bytes."""
+    folder = tmp_path_factory.mktemp("corpus")
+    for index in range(12):
+        words = [f"word{(index * 7 + at * at) % 23}" for at in range(120)]
+        (folder / f"document{index}.txt").write_text(" ".join(words))
+    return prepare(
+        str(folder),
+        tokenizer="byte",
+        vocabulary=300,
+        held_out=0.2,
+        text_field="text",
+        limit_bytes=None,
+        cache=tmp_path_factory.mktemp("cache"),
+        progress=None,
+    )
+
+
+@pytest.fixture(scope="session")
+def batches(tokens: Tokens) -> Callable[..., Batches]:
+    """Batches of the small corpus."""
+
+    def make(batch: int = 4, sequence: int = SEQUENCE, seed: int = 3) -> Batches:
+        return Batches(tokens, sequence=sequence, batch=batch, seed=seed)
+
+    return make
+
+
+@pytest.fixture
+def gpt(tokens: Tokens) -> Callable[..., Chain]:
+    """A tiny GPT with real weights."""
+
+    def make(
+        name: str = "gpt-tiny", *, device: str = "cpu", seed: int = 7, **dials: float
+    ) -> Chain:
+        shape: dict[str, int | float] = {
+            "layers": 3, "width": 32, "heads": 4, "sequence": SEQUENCE,
+            "vocabulary": tokens.vocabulary,
+        }  # fmt: skip
+        return build_chain(name, shape | dials, device=device, seed=seed)
+
+    return make
+
+
+@pytest.fixture
+def plan() -> Callable[..., Plan]:
+    """A plan of one device for a chain."""
+
+    def make(
+        chain: Chain,
+        micro: int = 4,
+        accumulation: int = 1,
+        recompute: str = "none",
+        **fields: object,
+    ) -> Plan:
+        return Plan(
+            graph=f"{chain.name}@000000000000",
+            machine="here@000000000000",
+            batch=Batch(sequence=SEQUENCE, micro=micro, accumulation=accumulation),
+            stages=(Stage(phases=((0, len(chain.layers)),), recompute=recompute),),
+            **fields,
+        )
+
+    return make
+
+
+@pytest.fixture
+def settings() -> Callable[..., TrainRequest]:
+    """Few steps at a rate high enough to see a difference.
+
+    With AdamW's usual epsilon a gradient that is zero but for rounding (the keys' bias, which
+    softmax cancels) would still move its weight by a full step, in a direction that is noise.
+    """
+
+    def make(**fields: object) -> TrainRequest:
+        few = {"steps": 3, "batch": 4, "learning_rate": 1e-2, "warmup": 0.4, "clip": 0.5}
+        few["epsilon"] = 1e-4
+        rare = {"evaluate_every": 1000, "evaluate_sequences": 6, "save_every": 1000}
+        return TrainRequest(**(few | rare | fields))
+
+    return make
+
+
+def program_of(plan: Plan) -> Program:
+    """The program of one device, written down a second time."""
+    end = plan.stages[-1].last
+    again = set(range(1, end - 1)) if plan.stages[0].recompute == "layer" else set()
+    steps: list[Instruction] = []
+    for micro in range(plan.batch.accumulation):
+        steps.append(Instruction("load", None, micro))
+        steps += [Instruction("forward", layer, micro) for layer in range(end)]
+        for layer in reversed(range(end)):
+            if layer in again:
+                steps.append(Instruction("recompute", layer, micro))
+            steps.append(Instruction("backward", layer, micro))
+    steps += [Instruction("norm")] if plan.clip else []
+    steps += [Instruction("update", layer) for layer in range(end)]
+    return Program(plan=plan.label, device=0, instructions=(*steps, Instruction("sync")))
+
+
+@pytest.fixture
+def program() -> Callable[[Plan], Program]:
+    """See `program_of`."""
+    return program_of
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """For checkpoints."""
+    return tmp_path / "checkpoints"

@@ -1,0 +1,39 @@
+"""A run in a process of its own, to be killed: prints each step as it is done."""
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+
+from windlass.data.batches import Batches
+from windlass.data.prepare import prepare
+from windlass.models.build import build_chain
+from windlass.program.instruction import Program
+from windlass.runtime.checkpoint import latest
+from windlass.runtime.train import train
+from windlass.spec.plan import Plan
+from windlass.spec.request import TrainRequest
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    asked = json.loads(sys.argv[1])
+    tokens = prepare(**asked["data"] | {"cache": Path(asked["cache"]), "progress": None})
+    settings = TrainRequest(**asked["settings"])
+    plan = Plan.model_validate(asked["plan"])
+    steps = train(
+        plan,
+        build_chain("gpt-tiny", asked["dials"], device="meta", seed=settings.seed),
+        Batches(tokens, sequence=plan.batch.sequence, batch=settings.batch, seed=settings.seed),
+        settings,
+        program=Program.model_validate(asked["program"]),
+        checkpoints=Path(asked["folder"]),
+        resume=latest(Path(asked["folder"])),
+    )
+    for step in steps:
+        print(step.step, step.loss.hex(), flush=True)
+
+
+if __name__ == "__main__":
+    main()

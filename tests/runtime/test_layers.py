@@ -1,0 +1,85 @@
+"""Templates."""
+
+import torch
+from torch._dynamo.testing import CompileCounter
+
+from windlass.runtime.layers import Template, mean_loss, templates
+from windlass.runtime.random import Keys, layer_key, sample_keys
+
+
+def keys(step, layer, count=2):
+    return Keys(
+        samples=sample_keys(0, step, 0, count),
+        layer=layer_key(layer),
+        active=torch.ones((), dtype=torch.int64),
+    )
+
+
+def test_a_template_gives_what_its_layer_gives(gpt):
+    chain = gpt()
+    layer = chain.layers[1]
+    x = torch.randn(2, 16, 32)
+    template = Template(layer, last=False, compiled=False)
+    assert torch.equal(template(list(layer.parameters()), [], None, x), layer(x))
+
+
+def test_a_template_holds_no_memory(gpt):
+    for template in templates(gpt(), compiled=False):
+        assert all(tensor.is_meta for tensor in template._module.parameters())
+
+
+def test_making_a_template_leaves_the_layer_as_it_was(gpt):
+    chain = gpt(dropout=0.1)
+    layer = chain.layers[1].eval()
+    before = [type(module) for module in layer.modules()]
+    Template(layer, last=False, compiled=False)
+    assert [type(module) for module in layer.modules()] == before
+    assert not layer.training
+    assert not any(parameter.is_meta for parameter in layer.parameters())
+
+
+def test_layers_of_one_kind_share_a_template(gpt):
+    made = templates(gpt(layers=4), compiled=False)
+    assert len(made) == 6
+    assert len(set(map(id, made))) == 3
+
+
+def test_the_last_template_gives_the_loss(gpt):
+    chain = gpt()
+    layer = chain.layers[-1]
+    x, y = torch.randn(2, 16, 32), torch.randint(0, 10, (2, 16))
+    template = Template(layer, last=True, compiled=False)
+    loss = template(list(layer.parameters()), [], None, x, y)
+    assert torch.equal(loss, mean_loss(layer(x), y))
+
+
+def test_twelve_blocks_and_several_steps_compile_once(gpt, monkeypatch):
+    counter = CompileCounter()
+    compile_with_torch = torch.compile
+    monkeypatch.setattr(
+        torch, "compile", lambda f, **options: compile_with_torch(f, backend=counter, **options)
+    )
+    chain = gpt(layers=12, dropout=0.1)
+    made = templates(chain, compiled=True)
+    for step in (1, 2):
+        x = torch.randn(2, 16, 32)
+        for index in range(1, 13):
+            weights = [
+                p.detach().clone().requires_grad_() for p in chain.layers[index].parameters()
+            ]
+            x = x.detach().requires_grad_()
+            x = made[index](weights, [], keys(step, chain.names[index]), x)
+    assert counter.frame_count == 1
+
+
+def test_more_kinds_of_layers_compile_than_torch_keeps_versions_of_one_code(gpt, monkeypatch):
+    counter = CompileCounter()
+    compile_with_torch = torch.compile
+    monkeypatch.setattr(
+        torch, "compile", lambda f, **options: compile_with_torch(f, backend=counter, **options)
+    )
+    layer = gpt().layers[1]
+    for width in range(20):
+        template = Template(layer, last=False, compiled=True)
+        template(list(layer.parameters()), [], None, torch.randn(2, 2 + width % 14, 32))
+    assert counter.frame_count == 20

@@ -1,0 +1,108 @@
+"""Masks from keys."""
+
+import pytest
+import torch
+from torch import nn
+
+from windlass.runtime.random import (
+    KeyedDropout,
+    Keys,
+    key_buffers,
+    key_dropout,
+    layer_key,
+    no_keys,
+    sample_keys,
+)
+
+WIDTH, SAMPLES, RATE = 4096, 16, 0.25
+DEVIATIONS = 5
+"""A sound generator misses such an interval once in 1.7 million draws."""
+
+
+def mask(seed=1, step=1, layer="block0", first=0, count=SAMPLES, position=0, uses=1):
+    """`Bool[count WIDTH]`: what is kept at the last of some uses of one module."""
+    dropout = KeyedDropout(RATE, position)
+    keys = Keys(
+        samples=sample_keys(seed, step, first, count),
+        layer=layer_key(layer),
+        active=torch.ones((), dtype=torch.int64),
+    )
+    for name, value in key_buffers(["x"], keys).items():
+        setattr(dropout, name.removeprefix("x."), value)
+    dropout.restart()
+    for _ in range(uses):
+        kept = dropout(torch.ones(count, WIDTH))
+    return kept != 0
+
+
+def test_a_mask_does_not_depend_on_how_the_batch_is_cut():
+    whole = mask(count=8)
+    parts = [mask(first=first, count=2) for first in range(0, 8, 2)]
+    assert torch.equal(whole, torch.cat(parts))
+
+
+def test_a_mask_is_the_same_again():
+    assert torch.equal(mask(), mask())
+
+
+def test_the_share_of_dropped_elements_is_the_rate():
+    count = SAMPLES * WIDTH
+    dropped = count - int(mask().sum())
+    deviation = (count * RATE * (1 - RATE)) ** 0.5
+    assert abs(dropped - count * RATE) < DEVIATIONS * deviation
+
+
+def test_neighbouring_elements_are_dropped_independently():
+    kept = mask().float() - (1 - RATE)
+    for shift in (1, 2, 64, 1024):
+        product = kept[:, shift:] * kept[:, :-shift]
+        deviation = RATE * (1 - RATE) * product.numel() ** 0.5
+        assert abs(float(product.sum())) < DEVIATIONS * deviation
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"seed": 2}, {"step": 2}, {"layer": "block1"}, {"position": 1}, {"first": SAMPLES},
+        {"uses": 2},
+    ],
+)  # fmt: skip
+def test_masks_of_different_keys_are_independent(other):
+    both = (mask().float() - (1 - RATE)) * (mask(**other).float() - (1 - RATE))
+    deviation = RATE * (1 - RATE) * both.numel() ** 0.5
+    assert abs(float(both.sum())) < DEVIATIONS * deviation
+
+
+def test_samples_of_one_batch_have_different_masks():
+    assert len({tuple(row.tolist()) for row in mask()}) == SAMPLES
+
+
+def test_what_is_kept_grows_so_that_the_mean_stays():
+    dropout = KeyedDropout(RATE, 0)
+    dropout.samples, dropout.active = sample_keys(0, 1, 0, 2), torch.ones((), dtype=torch.int64)
+    assert dropout(torch.ones(2, WIDTH)).unique().tolist() == pytest.approx([0, 4 / 3])
+
+
+def test_nothing_is_dropped_in_evaluation():
+    x = torch.randn(3, 5, 7)
+    dropout = KeyedDropout(RATE, 0)
+    for name, value in key_buffers(["x"], no_keys(x)).items():
+        setattr(dropout, name.removeprefix("x."), value)
+    assert torch.equal(dropout(x), x)
+
+
+def test_only_modules_that_drop_something_are_keyed():
+    layer = nn.Sequential(nn.Dropout(0.1), nn.Dropout(0.0), nn.Sequential(nn.Dropout(0.2)))
+    assert key_dropout(layer) == ("0", "2.0")
+    assert isinstance(layer[1], nn.Identity)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, while it compiles
+def test_compiled_code_draws_the_same_mask():
+    x = torch.ones(2, 64)
+    dropout = KeyedDropout(RATE, 0)
+    dropout.samples, dropout.active = sample_keys(0, 1, 0, 2), torch.ones((), dtype=torch.int64)
+    eager = dropout(x)
+    dropout.restart()
+    compiled = torch.compile(dropout, fullgraph=True, dynamic=False)
+    assert torch.equal(compiled(x), eager)

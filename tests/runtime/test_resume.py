@@ -1,0 +1,194 @@
+"""Runs that are stopped, killed and resumed against the run that never was."""
+
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from windlass.errors import CheckpointError, RunInterrupted
+from windlass.runtime.checkpoint import latest, stored
+from windlass.runtime.train import train
+
+KINDS = [
+    {"precision": "float32", "micro": 4},
+    {"precision": "float32", "micro": 2, "recompute": "layer"},
+    {"precision": "bfloat16", "micro": 4, "recompute": "layer"},
+    {"precision": "bfloat16", "micro": 1},
+]
+
+
+@pytest.fixture
+def run(gpt, plan, program, batches, settings, folder):
+    """Runs the same training under several conditions."""
+
+    def make(kind, where="whole", *, resume=None, stop=lambda: False, steps=6, **fields):
+        chain = gpt(dropout=0.1, device="meta")
+        options = {name: value for name, value in kind.items() if name != "micro"}
+        cut = plan(chain, micro=kind["micro"], accumulation=4 // kind["micro"], **options)
+        asked = settings(steps=steps, save_every=2, keep=3, **fields)
+        return train(
+            cut,
+            chain,
+            batches(),
+            asked,
+            program=program(cut),
+            checkpoints=folder / where,
+            resume=resume,
+            stop=stop,
+        )
+
+    return make
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_resumed_run_is_bit_identical_to_one_that_never_stopped(kind, run, folder):
+    whole = {step.step: step for step in run(kind)}
+    begun = run(kind, "cut")
+    for step in begun:
+        if step.step == 5:  # one after a save, one before the next
+            begun.close()
+    found = latest(folder / "cut")
+    assert found.manifest.step == 4
+    resumed = {step.step: step for step in run(kind, "cut", resume=found)}
+    assert list(resumed) == [5, 6]
+    for number, step in resumed.items():
+        assert (step.loss, step.gradient_norm) == (whole[number].loss, whole[number].gradient_norm)
+        assert step.held_out_loss == whole[number].held_out_loss
+    ends = [latest(folder / where).manifest.files for where in ("whole", "cut")]
+    assert ends[0] == ends[1]
+
+
+def test_a_wish_to_stop_saves_the_last_whole_step(run, folder):
+    losses = [step.loss for step in run(KINDS[1])]
+    wished = iter([False] * 7 + [True])  # two micro-batches a step: in the midst of step 4
+    seen = []
+    with pytest.raises(RunInterrupted, match="after step 3.*step-00000003") as stopped:
+        seen.extend(step.loss for step in run(KINDS[1], "cut", stop=lambda: next(wished)))
+    assert stopped.value.exit_code == 130
+    assert seen == []  # `extend` takes all or nothing; what counts is the checkpoint
+    found = latest(folder / "cut")
+    assert found.manifest.step == 3
+    assert [step.loss for step in run(KINDS[1], "cut", resume=found)] == losses[3:]
+
+
+def test_a_wish_to_stop_before_the_first_step_leaves_nothing(run, folder):
+    with pytest.raises(RunInterrupted, match="no checkpoint"):
+        list(run(KINDS[0], "cut", stop=lambda: True))
+    assert stored(folder / "cut") == ()
+
+
+def test_a_damaged_checkpoint_is_passed_over_and_made_again(run, folder):
+    list(run(KINDS[0]))
+    whole = latest(folder / "whole").manifest
+    victim = sorted((folder / "whole" / "step-00000006").glob("*.safetensors"))[1]
+    content = bytearray(victim.read_bytes())
+    content[-9] ^= 1
+    victim.write_bytes(content)
+    found = latest(folder / "whole")
+    assert found.manifest.step == 4
+    assert victim.name in found.damaged[0]
+    list(run(KINDS[0], resume=found))
+    again = latest(folder / "whole")
+    assert again.damaged == ()
+    assert again.manifest == whole
+
+
+def test_a_checkpoint_of_another_model_is_refused(
+    run, folder, gpt, plan, program, batches, settings
+):
+    list(run(KINDS[0]))
+    chain = gpt(width=48)
+    cut = plan(chain)
+    steps = train(
+        cut, chain, batches(), settings(), program=program(cut),
+        checkpoints=folder / "other", resume=latest(folder / "whole"),
+    )  # fmt: skip
+    with pytest.raises(CheckpointError, match=r"\(257, 32\).*\(257, 48\).*another model"):
+        next(steps)
+
+
+def test_a_checkpoint_of_another_batch_is_refused(
+    run, folder, gpt, plan, program, batches, settings
+):
+    list(run(KINDS[0]))
+    chain = gpt()
+    cut = plan(chain, micro=2)
+    steps = train(
+        cut, chain, batches(batch=2), settings(batch=2), program=program(cut),
+        checkpoints=folder / "other", resume=latest(folder / "whole"),
+    )  # fmt: skip
+    with pytest.raises(CheckpointError, match="not 2 a step"):
+        next(steps)
+
+
+def kill_and_resume(asked: dict, kills: int, seed: int) -> dict[int, str]:
+    """Losses by step of a run that was killed at random moments, then left alone."""
+    draws = random.Random(seed)
+    script = Path(__file__).with_name("killed_run.py")
+    losses: dict[int, str] = {}
+    for attempt in range(kills + 1):
+        process = subprocess.Popen(
+            [sys.executable, str(script), json.dumps(asked)], stdout=subprocess.PIPE, text=True
+        )
+        patience = draws.randrange(1, 9) if attempt < kills else 10**9
+        for line in process.stdout:
+            step, loss = line.split()
+            assert losses.setdefault(int(step), loss) == loss
+            patience -= 1
+            if patience == 0:
+                time.sleep(draws.random() * 0.03)
+                process.send_signal(signal.SIGKILL)
+                break
+        process.stdout.close()
+        process.wait()
+        if attempt == kills:
+            assert process.returncode == 0
+    return losses
+
+
+def killed(kills, seed, gpt, plan, program, tokens, batches, settings, folder):
+    chain = gpt(dropout=0.1, device="meta")
+    cut = plan(chain, micro=2, accumulation=2, precision="bfloat16", recompute="layer")
+    asked = settings(steps=30, save_every=2, keep=2, seed=7)
+    data = {
+        "source": tokens.meta.source, "tokenizer": "byte", "vocabulary": 300, "held_out": 0.2,
+        "text_field": "text", "limit_bytes": None,
+    }  # fmt: skip
+    dials = {"layers": 3, "width": 32, "heads": 4, "sequence": 16, "vocabulary": 257,
+             "dropout": 0.1}  # fmt: skip
+    losses = kill_and_resume(
+        {
+            "data": data,
+            "cache": str(tokens.folder.parent),
+            "settings": asked.model_dump(mode="json"),
+            "plan": cut.model_dump(mode="json"),
+            "program": program(cut).model_dump(mode="json"),
+            "dials": dials,
+            "folder": str(folder / "killed"),
+        },
+        kills,
+        seed,
+    )
+    whole = train(
+        cut, chain, batches(seed=7), asked, program=program(cut), checkpoints=folder / "whole"
+    )
+    assert losses == {step.step: step.loss.hex() for step in whole}
+    ends = [latest(folder / where).manifest for where in ("killed", "whole")]
+    assert ends[0] == ends[1]
+    assert not list((folder / "killed").glob(".*"))
+
+
+def test_a_killed_run_goes_on_bit_identical(gpt, plan, program, tokens, batches, settings, folder):
+    killed(3, 1, gpt, plan, program, tokens, batches, settings, folder)
+
+
+@pytest.mark.slow
+def test_a_run_killed_twenty_times_goes_on_bit_identical(
+    gpt, plan, program, tokens, batches, settings, folder
+):
+    killed(20, 2, gpt, plan, program, tokens, batches, settings, folder)

@@ -1,0 +1,150 @@
+"""Saving beside the training."""
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from windlass.errors import CheckpointError, StorageError
+from windlass.runtime import saving
+from windlass.runtime.checkpoint import (
+    Manifest,
+    latest,
+    remove_temporaries,
+    stored,
+    verify,
+)
+from windlass.runtime.saving import Saver
+from windlass.runtime.tensorfile import read_tensors, write_tensors
+from windlass.runtime.tensors import layer_tensors
+
+
+def manifest(step):
+    return Manifest(step=step, samples=4 * step, seed=0, plan="p", graph="g", files={})
+
+
+@pytest.fixture
+def layers(gpt):
+    return layer_tensors(gpt(), seed=0, precision="float32", device=torch.device("cpu"))
+
+
+@pytest.fixture
+def saver(layers, folder):
+    made = Saver(folder, layers, keep=2)
+    yield made
+    made.close()
+
+
+def save(saver, *steps):
+    for step in steps:
+        saver.begin(manifest(step))
+        saver.finish()
+
+
+def test_what_is_written_reads_back_with_the_library(tmp_path):
+    named = {
+        "wide": torch.randn(5, 7),
+        "half": torch.randn(3).bfloat16(),
+        "one": torch.tensor(4.0),
+        "none": torch.zeros(0, 3),
+        "turned": torch.randn(4, 6).t(),
+        "whole": torch.arange(9),
+    }
+    write_tensors(tmp_path / "x.safetensors", named.items())
+    read = load_file(tmp_path / "x.safetensors")
+    assert read.keys() == named.keys()
+    assert all(torch.equal(read[name], tensor) for name, tensor in named.items())
+
+
+def test_tensors_are_read_into_memory_that_is_there(tmp_path):
+    write_tensors(tmp_path / "x", {"a": torch.ones(3), "b": torch.zeros(2)}.items())
+    place = torch.zeros(3)
+    read_tensors(tmp_path / "x", {"a": place})
+    assert torch.equal(place, torch.ones(3))
+
+
+def test_the_newest_checkpoints_are_kept(saver, folder):
+    save(saver, 1, 2, 3, 10)
+    assert [path.name for path in stored(folder)] == ["step-00000003", "step-00000010"]
+    assert latest(folder).manifest.step == 10
+    assert saver.newest == 10
+
+
+def test_a_folder_without_checkpoints_has_no_latest(folder):
+    assert latest(folder) is None
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "layer-0002.safetensors"])
+@pytest.mark.parametrize("harm", ["flip", "cut", "remove", "empty"])
+def test_any_damage_is_found_and_named(harm, name, saver, folder):
+    save(saver, 1, 2)
+    file = folder / "step-00000002" / name
+    content = file.read_bytes()
+    if harm == "remove":
+        file.unlink()
+    elif harm == "flip":
+        middle = len(content) // 2
+        file.write_bytes(content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :])
+    else:
+        file.write_bytes(content[: -7 if harm == "cut" else 0])
+    with pytest.raises(CheckpointError, match=name):
+        verify(file.parent)
+    found = latest(folder)
+    assert found.manifest.step == 1
+    assert name in found.damaged[0]
+
+
+def test_if_every_checkpoint_is_damaged_all_are_named(saver, folder):
+    save(saver, 1, 2)
+    for path in stored(folder):
+        (path / "layer-0000.safetensors").write_bytes(b"")
+    with pytest.raises(CheckpointError, match=r"step-00000002.*step-00000001"):
+        latest(folder)
+
+
+def test_a_layer_that_is_not_written_yet_may_not_change(layers, folder, monkeypatch):
+    saver = Saver(folder, layers, keep=2)
+    reached = []
+
+    def slow(path: Path, tensors):
+        if path.name == "layer-0001.safetensors":
+            # The update of the first layer may go on; this one's must wait.
+            saver.wait_for(0)
+            assert not saver._written[1].is_set()
+        reached.append(path.name)
+        return write_tensors(path, tensors)
+
+    monkeypatch.setattr(saving, "write_tensors", slow)
+    saver.begin(manifest(1))
+    saver.wait_for(1)
+    assert reached[:2] == ["layer-0000.safetensors", "layer-0001.safetensors"]
+    saver.finish()
+    saver.close()
+
+
+def test_a_full_disk_is_told_at_the_next_step_and_costs_no_checkpoint(saver, folder, monkeypatch):
+    save(saver, 1)
+
+    def full(path: Path, tensors):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    monkeypatch.setattr(saving, "write_tensors", full)
+    saver.begin(manifest(2))
+    saver.wait_for(3)
+    with pytest.raises(StorageError, match=r"no space left.*step-00000002"):
+        saver.finish()
+    assert latest(folder).manifest.step == 1
+    assert saver.newest == 1
+    assert [path.name for path in folder.iterdir()] == ["step-00000001"]
+
+
+def test_what_a_killed_save_left_behind_is_ignored_and_removed(saver, folder):
+    save(saver, 1)
+    (folder / ".step-00000002.tmp").mkdir()
+    (folder / ".step-00000002.tmp" / "layer-0000.safetensors").write_bytes(b"half")
+    assert latest(folder).manifest.step == 1
+    remove_temporaries(folder)
+    assert [path.name for path in folder.iterdir()] == ["step-00000001"]

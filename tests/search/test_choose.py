@@ -1,0 +1,183 @@
+import pytest
+from factories import tiny_graph, tiny_machine
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from windlass.cost.predict import predict
+from windlass.program.lower import lower
+from windlass.program.occupancy import occupancy
+from windlass.program.verify import verify
+from windlass.search.choose import choose, run_seconds
+from windlass.search.space import plans
+from windlass.search.weigh import memory_of, weigh, with_near
+from windlass.spec.graph import Graph
+from windlass.spec.machine import Machine
+from windlass.spec.plan import Plan
+from windlass.spec.request import Request
+
+GRAPH = tiny_graph(layers=3, width=64, vocabulary=128)
+MACHINE = tiny_machine()
+
+
+def request(*overrides: str, batch: int = 8) -> Request:
+    return Request.resolve(
+        overrides=(f"train.batch={batch}", "train.sequence=32", "train.steps=10", *overrides)
+    )
+
+
+def peak(plan: Plan, graph: Graph, machine: Machine) -> int:
+    (program,) = lower(plan, graph)
+    return occupancy(program, plan, graph, runtime_bytes=machine.device.runtime_bytes).peak_bytes
+
+
+cases = st.tuples(
+    st.builds(
+        tiny_graph,
+        layers=st.integers(0, 4),
+        width=st.sampled_from([8, 32, 96]),
+        vocabulary=st.sampled_from([16, 200]),
+        tied=st.booleans(),
+    ),
+    st.sampled_from([1, 6, 8, 12]),
+    st.lists(
+        st.sampled_from(["recompute=layer", "precision=float32", "compile=false"]), unique=True
+    ),
+)
+
+
+@settings(max_examples=30)
+@given(case=cases, share=st.floats(0.9, 2))
+def test_the_choice_is_the_fastest_of_all_plans_that_fit(
+    case: tuple[Graph, int, list[str]], share: float
+):
+    graph, batch, pins = case
+    asked = request(*pins, batch=batch)
+    everything = plans(asked, graph, MACHINE)
+    smallest = min(peak(plan, graph, MACHINE) for plan in everything)
+    near = max(1, int(share * smallest))
+    asked = request(*pins, f"near={near}", batch=batch)
+    fitting = [plan for plan in everything if peak(plan, graph, MACHINE) <= near]
+    choice = choose(asked, graph, MACHINE)
+    assert choice.fits == bool(fitting)
+    if choice.plan is not None:
+        times = [run_seconds(predict(plan, graph, MACHINE), 10) for plan in fitting]
+        assert choice.run_seconds == pytest.approx(min(times), rel=1e-9)
+        assert choice.plan in fitting
+
+
+@settings(max_examples=25)
+@given(case=cases, data=st.data())
+def test_a_short_program_tells_the_prediction_of_the_whole(
+    case: tuple[Graph, int, list[str]], data: st.DataObject
+):
+    graph, batch, pins = case
+    plan = data.draw(st.sampled_from(plans(request(*pins, batch=batch), graph, MACHINE)))
+    whole = with_near(predict(plan, graph, MACHINE), 1000)
+    short = weigh(plan, graph, MACHINE, near_bytes=1000)
+    assert short.peaks == whole.peaks
+    assert short.plan == whole.plan
+    assert short.tokens_per_step == whole.tokens_per_step
+    for name in ("step_seconds", "low_seconds", "high_seconds", "model_flop", "compile_seconds"):
+        assert getattr(short, name) == pytest.approx(getattr(whole, name), rel=1e-9)
+    assert short.by_term == pytest.approx(whole.by_term)
+    assert short.by_kind == pytest.approx(whole.by_kind)
+
+
+@settings(max_examples=25)
+@given(case=cases, data=st.data())
+def test_a_short_program_tells_the_fullest_moment_of_the_whole(
+    case: tuple[Graph, int, list[str]], data: st.DataObject
+):
+    graph, batch, pins = case
+    machine = tiny_machine(runtime=1000)
+    plan = data.draw(st.sampled_from(plans(request(*pins, batch=batch), graph, machine)))
+    (program,) = lower(plan, graph)
+    full = occupancy(program, plan, graph, runtime_bytes=1000)
+    memory = memory_of(plan, graph, machine)
+    assert memory.peak_bytes == full.peak_bytes
+    assert memory.by_class == full.by_class
+    assert memory.index == full.peak
+    assert memory.instruction == program.instructions[full.peak]
+
+
+def test_what_is_chosen_verifies_at_its_own_peak():
+    choice = choose(request(), GRAPH, MACHINE)
+    assert choice.plan is not None
+    assert choice.prediction is not None
+    assert choice.prediction.fits
+    room = choice.prediction.peaks[0].peak_bytes
+    verify(lower(choice.plan, GRAPH), choice.plan, GRAPH, {"near": room})
+
+
+def test_a_capacity_raised_by_exactly_the_bytes_refused_fits():
+    smallest = min(peak(plan, GRAPH, MACHINE) for plan in plans(request(), GRAPH, MACHINE))
+    near = smallest - 12_345
+    choice = choose(request(f"near={near}"), GRAPH, MACHINE)
+    assert choice.plan is None
+    assert choice.advice is not None
+    assert choice.advice.over_bytes == choice.refused[0].over_bytes == 12_345
+    assert choose(request(f"near={near + 12_345}"), GRAPH, MACHINE).fits
+    assert not choose(request(f"near={near + 12_344}"), GRAPH, MACHINE).fits
+
+
+def test_each_refusal_names_its_moment_and_its_bytes():
+    near = 600_000
+    for refusal in choose(request(f"near={near}"), GRAPH, MACHINE).refused:
+        (program,) = lower(refusal.plan, GRAPH)
+        assert program.instructions[refusal.index] == refusal.instruction
+        assert refusal.peak_bytes - near == refusal.over_bytes > 0
+        assert refusal.peak_bytes == sum(refusal.by_class.values())
+        assert refusal.peak_bytes == peak(refusal.plan, GRAPH, MACHINE)
+
+
+def test_the_budget_takes_the_place_of_the_machines_capacity():
+    choice = choose(request("near=100MiB"), GRAPH, MACHINE)
+    assert choice.prediction is not None
+    assert choice.prediction.peaks[0].capacity_bytes == 100 * 2**20
+    assert choice.prediction.machine == MACHINE.label
+
+
+def test_runners_up_are_slower_in_order_and_say_in_which_term():
+    choice = choose(request(), GRAPH, MACHINE)
+    assert len(choice.runners_up) >= 5
+    slower = [runner.slower_seconds for runner in choice.runners_up[:5]]
+    assert slower == sorted(slower)
+    assert slower[0] >= 0
+    for runner in choice.runners_up:
+        assert runner.differs
+        assert runner.slower_seconds >= slower[-1] or runner in choice.runners_up[:5]
+        assert runner.term_seconds > 0 or runner.slower_seconds == 0
+
+
+def test_recompute_is_among_what_lost_where_all_can_be_kept():
+    pins = ("batch.micro=8", "precision=float32", "compile=false")
+    choice = choose(request(*pins), GRAPH, MACHINE)
+    (runner,) = choice.runners_up
+    assert runner.differs == {"recompute": "layer"}
+    assert runner.slower_seconds > 0
+
+
+def test_pins_that_do_not_fit_are_advised_away():
+    pins = ("batch.micro=8", "recompute=none", "precision=float32", "compile=false")
+    asked = request(*pins)
+    (plan,) = plans(asked, GRAPH, MACHINE)
+    near = peak(plan, GRAPH, MACHINE) - 1
+    choice = choose(request(*pins, f"near={near}"), GRAPH, MACHINE)
+    assert choice.advice is not None
+    assert choice.advice.changes
+    costs = [change.cost for change in choice.advice.changes]
+    assert costs == sorted(costs)
+    for change in choice.advice.changes:
+        tree = [pin for pin in pins if pin.split("=")[0] not in str(change.overrides)]
+        budget = [] if "near" in str(change.overrides) else [f"near={near}"]
+        mended = choose(request(*tree, *budget, *change.overrides), GRAPH, MACHINE)
+        assert mended.fits, change.overrides
+
+
+def test_a_state_larger_than_the_tier_is_told_in_devices():
+    choice = choose(request("near=100kB"), GRAPH, tiny_machine(near="200kB", runtime="50kB"))
+    assert choice.advice is not None
+    assert choice.advice.changes == ()
+    state = GRAPH.parameter_count * 16
+    assert choice.advice.state_bytes == state
+    assert choice.advice.devices == -(-state // 50_000)

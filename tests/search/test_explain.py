@@ -1,0 +1,38 @@
+from factories import tiny_graph, tiny_machine
+
+from windlass.search.choose import choose
+from windlass.search.explain import explain
+from windlass.spec.request import Request
+
+GRAPH = tiny_graph(layers=3, width=64, vocabulary=128)
+
+
+def request(*overrides: str) -> Request:
+    return Request.resolve(overrides=("train.batch=8", "train.sequence=32", *overrides))
+
+
+def test_a_plan_that_fits_is_told_with_its_time_its_memory_and_those_that_lost():
+    choice = choose(request(), GRAPH, tiny_machine())
+    told = explain(choice)
+    assert told.verdict.startswith("fits: ")
+    assert "of 1.00 GiB" in told.verdict
+    assert told.help == told.refused == ()
+    assert len(told.runners_up) >= 5
+    assert all("slower (+" in line or "as fast" in line for line in told.runners_up)
+
+
+def test_what_does_not_fit_is_told_with_its_bytes_and_what_would_help():
+    pins = ("recompute=none", "precision=float32", "compile=false", "batch.micro=8")
+    choice = choose(request(*pins, "near=900kB"), GRAPH, tiny_machine())
+    told = explain(choice)
+    assert told.verdict.startswith("does not fit: ")
+    assert "near tier has 879 KiB" in told.verdict
+    assert "float32, eager, micro-batch 8 x 1, recompute none: over by " in told.refused[0]
+    assert any(line.startswith("`batch.micro=") for line in told.help)
+    assert any("would do" in line for line in told.help)
+
+
+def test_a_model_far_too_large_is_told_in_devices():
+    told = explain(choose(request("near=100kB"), GRAPH, tiny_machine(near="100kB")))
+    assert told.help[0].startswith("weights, gradients and optimizer state alone are ")
+    assert "at least " in told.help[-1]

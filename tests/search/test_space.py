@@ -1,0 +1,99 @@
+import pytest
+from factories import tiny_graph, tiny_machine
+from hypothesis import given
+from hypothesis import strategies as st
+
+from windlass.errors import Faults
+from windlass.search.space import divisors, plans, vary
+from windlass.spec.plan import Plan
+from windlass.spec.request import Request
+
+GRAPH, MACHINE = tiny_graph(), tiny_machine()
+
+
+def request(*overrides: str) -> Request:
+    return Request.resolve(overrides=("train.batch=6", "train.sequence=16", *overrides))
+
+
+@given(st.integers(1, 5000))
+def test_divisors_are_all_that_divide_in_rising_order(count: int):
+    assert divisors(count) == tuple(size for size in range(1, count + 1) if count % size == 0)
+
+
+def test_an_open_request_has_every_micro_batch_precision_mode_and_recompute():
+    found = plans(request(), GRAPH, MACHINE)
+    assert len(set(found)) == len(found) == 4 * 2 * 2 * 2
+    assert {plan.batch.micro for plan in found} == {1, 2, 3, 6}
+    assert all(plan.global_batch == 6 and plan.batch.sequence == 16 for plan in found)
+
+
+def test_every_plan_would_pass_validation():
+    for plan in plans(request(), GRAPH, MACHINE):
+        assert Plan.model_validate(plan.model_dump()) == plan
+
+
+@pytest.mark.parametrize(
+    ("pin", "number"),
+    [
+        ("batch.micro=2", 8),
+        ("batch.accumulation=2", 8),
+        ("recompute=layer", 16),
+        ("precision=float32", 16),
+        ("compile=true", 16),
+        ("order=gpipe", 32),
+        ("cut.pipeline=1", 32),
+    ],
+)
+def test_a_pin_is_held(pin: str, number: int):
+    found = plans(request(pin), GRAPH, MACHINE)
+    assert len(found) == number
+    key, value = pin.split("=")
+    for plan in found:
+        held = {
+            "batch.micro": plan.batch.micro,
+            "batch.accumulation": plan.batch.accumulation,
+            "recompute": plan.stages[0].recompute,
+            "precision": plan.precision,
+            "compile": str(plan.compile).lower(),
+            "order": plan.order,
+            "cut.pipeline": plan.cut.pipeline,
+        }
+        assert str(held[key]) == value
+
+
+def test_bfloat16_is_left_out_where_the_machine_states_no_rate_for_it():
+    found = plans(request(), GRAPH, tiny_machine(precisions=("float32",)))
+    assert {plan.precision for plan in found} == {"float32"}
+
+
+def test_the_sequence_is_the_models_longest_up_to_1024():
+    open_request = Request.resolve(overrides=("train.batch=1",))
+    lengths = [
+        plans(open_request, tiny_graph(max_sequence=longest), MACHINE)[0].batch.sequence
+        for longest in (64, 4096, None)
+    ]
+    assert lengths == [64, 1024, 1024]
+
+
+def test_what_cannot_be_is_told_all_at_once():
+    asked = request(
+        "cut.tensor=2", "order=interleaved", "batch.micro=4", "train.sequence=65",
+        "precision=bfloat16",
+    )  # fmt: skip
+    with pytest.raises(Faults) as caught:
+        plans(asked, GRAPH, tiny_machine(precisions=("float32",)))
+    assert [fault.split(";")[0] for fault in caught.value.faults] == [
+        "`cut.tensor` = 2 is not yet run by this version",
+        "`order` = interleaved is not yet run by this version",
+        (
+            "`batch.micro` = 4 cannot make `train.batch` = 6: micro-batch x accumulation must be "
+            "6, so a micro-batch is one of 1, 2, 3, 6"
+        ),
+        "`train.sequence` = 65, but `tiny` takes at most 64 tokens",
+        "`precision` = bfloat16, but `tiny` states no rate for it",
+    ]
+
+
+def test_varying_the_micro_batch_keeps_the_global_batch():
+    plan = plans(request(), GRAPH, MACHINE)[0]
+    assert vary(plan, micro=3).global_batch == plan.global_batch

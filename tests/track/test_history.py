@@ -1,0 +1,117 @@
+"""A record tells all that its folder holds, and damage to one file hides no other."""
+
+import math
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from windlass.errors import RecordError
+from windlass.spec.record import PREDICTION_FILE, REQUEST_FILE, Step
+from windlass.spec.request import Request
+from windlass.track.history import load
+from windlass.track.journal import JournalWriter, read_journal
+from windlass.track.run import create, journal_path, reopen
+from windlass.track.steps import append_step, steps_of
+
+SIZES = st.floats(allow_nan=False)
+STEPS = st.builds(
+    Step,
+    step=st.integers(1, 10**6),
+    loss=SIZES, gradient_norm=SIZES, learning_rate=SIZES, seconds=SIZES,
+    tokens=st.integers(0, 2**40), memory_bytes=st.integers(0, 2**50),
+    by_kind=st.dictionaries(st.sampled_from(["forward", "backward", "update"]), SIZES),
+    held_out_loss=st.none() | SIZES,
+    held_out_bits_per_byte=st.none(),
+    saved=st.none() | st.text(max_size=10),
+)  # fmt: skip
+
+
+def step(number: int, loss: float = 1.0) -> Step:
+    return Step(
+        step=number, loss=loss, gradient_norm=1.0, learning_rate=1e-3, tokens=512,
+        seconds=0.5, memory_bytes=2**30, by_kind={"forward": 0.2, "backward": 0.3},
+    )  # fmt: skip
+
+
+@settings(max_examples=100, deadline=None)
+@given(steps=st.lists(STEPS, max_size=5, unique_by=lambda step: step.step))
+def test_a_step_comes_back_as_it_was(tmp_path_factory: pytest.TempPathFactory, steps: list[Step]):
+    steps.sort(key=lambda step: step.step)
+    path = tmp_path_factory.mktemp("journal") / "0.1.j"
+    with JournalWriter(path) as journal:
+        for item in steps:
+            append_step(journal, item)
+    assert steps_of([read_journal(path)]) == tuple(steps)
+
+
+def test_an_evaluation_in_bits_per_byte_comes_back(tmp_path: Path):
+    with JournalWriter(tmp_path / "0.1.j") as journal:
+        item = Step(
+            step=3, loss=2.0, gradient_norm=0.5, learning_rate=1e-3, tokens=1, seconds=1.0,
+            memory_bytes=1, held_out_loss=2.5, held_out_bits_per_byte=1.2,
+        )  # fmt: skip
+        append_step(journal, item)
+    assert steps_of([read_journal(tmp_path / "0.1.j")]) == (item,)
+
+
+def test_a_later_attempt_replaces_the_steps_that_it_did_again(tmp_path: Path):
+    run = create(tmp_path, "gpt", documents={}, meta={"steps": 9})
+    for number in range(1, 8):
+        run.append(step(number, loss=1.0))
+    run.close()
+    second = reopen(run.path, meta={"steps": 12})
+    for number in range(6, 10):
+        second.append(step(number, loss=2.0))
+    second.end("finished")
+    third = reopen(run.path, meta={})
+    third.end("interrupted")
+    record = load(run.path)
+    assert [item.step for item in record.steps] == list(range(1, 10))
+    assert [item.loss for item in record.steps] == [1.0] * 5 + [2.0] * 4
+    assert (record.attempts, record.state, record.meta["steps"]) == (3, "interrupted", 12)
+
+
+def test_missing_files_are_none_and_damaged_ones_are_told(tmp_path: Path):
+    run = create(tmp_path, "gpt", documents={REQUEST_FILE: Request()}, meta={})
+    run.append(step(1))
+    run.end("broken", reason="loss is nan")
+    (run.path / PREDICTION_FILE).write_text('{"plan": "x"')
+    path = journal_path(run.path, 0, 1)
+    path.write_bytes(path.read_bytes() + b"\x02half")
+    record = load(run.path)
+    assert record.request == Request()
+    assert record.model == "gpt-tiny"
+    assert (record.plan, record.prediction, record.state) == (None, None, "broken")
+    assert len(record.steps) == 1
+    assert "prediction.json" in record.faults[0] or "prediction.json" in record.faults[1]
+    assert any("5 bytes after byte" in fault for fault in record.faults)
+
+
+def test_files_of_another_form_are_faults_not_traces(tmp_path: Path):
+    run = create(tmp_path, "gpt", documents={}, meta={})
+    run.close()
+    (run.path / "plan.toml").write_bytes(b"\xff\xfe")
+    (run.path / "machine.toml").write_text("unknown = 1")
+    record = load(run.path)
+    assert len(record.faults) == 2
+    assert (record.plan, record.machine, record.model) == (None, None, "?")
+
+
+def test_a_run_that_is_held_is_running(tmp_path: Path):
+    with create(tmp_path, "gpt", documents={}, meta={}) as run:
+        assert load(run.path).state == "running"
+    assert load(run.path).state == "killed"
+
+
+def test_a_loss_that_is_no_number_comes_back_as_such(tmp_path: Path):
+    run = create(tmp_path, "gpt", documents={}, meta={})
+    run.append(step(1, loss=math.nan))
+    run.close()
+    assert math.isnan(load(run.path).steps[0].loss)
+
+
+def test_a_folder_without_a_run_cannot_be_loaded(tmp_path: Path):
+    with pytest.raises(RecordError, match="holds no run"):
+        load(tmp_path)

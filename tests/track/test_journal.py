@@ -1,0 +1,256 @@
+"""The journal loses nothing, reads what is whole, and is readable without Windlass."""
+
+import json
+import os
+import re
+import signal
+import struct
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from windlass.errors import RecordError, StorageError
+from windlass.track.journal import Journal, JournalWriter, read_ends, read_journal
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "journal.md"
+
+WRITE_FOR_EVER = """
+import sys
+from pathlib import Path
+from windlass.track.journal import JournalWriter
+
+journal = JournalWriter(Path(sys.argv[1]))
+journal.event("meta", {"id": "x"})
+step = 0
+while True:
+    step += 1
+    journal.row(step, {"loss": 1.0 / step, "seconds": 0.1})
+    sys.stdout.write(f"{step}\\n")
+    sys.stdout.flush()
+"""
+
+
+def write(path: Path, rows: int = 3) -> Path:
+    with JournalWriter(path) as journal:
+        journal.event("meta", {"id": "abc", "model": "gpt"})
+        for step in range(1, rows + 1):
+            journal.row(step, {"loss": 5.0 - step / 100, "seconds": 0.5})
+            if step == rows - 1:
+                journal.event("evaluation", {"step": step, "loss": 4.5})
+        journal.event("end", {"state": "finished"})
+    return path
+
+
+def test_what_is_written_is_read_back(tmp_path: Path):
+    journal = read_journal(write(tmp_path / "0.1.j"))
+    assert [row.step for row in journal.rows] == [1, 2, 3]
+    assert journal.rows[1].values == {"loss": 4.98, "seconds": 0.5}
+    assert [event.name for event in journal.events] == ["meta", "evaluation", "end"]
+    assert journal.end is not None
+    assert journal.end.fields == {"state": "finished"}
+    assert journal.meta == {"id": "abc", "model": "gpt"}
+    assert journal.left_bytes == 0
+    assert abs(journal.rows[0].time - time.time()) < 60
+
+
+def test_rows_with_other_names_open_a_schema_of_their_own(tmp_path: Path):
+    path = tmp_path / "0.1.j"
+    with JournalWriter(path) as journal:
+        journal.row(1, {"loss": 1.0})
+        journal.row(2, {"loss": 2.0, "speed": 3.0})
+        journal.row(3, {"loss": 4.0})
+    values = [dict(row.values) for row in read_journal(path).rows]
+    assert values == [{"loss": 1.0}, {"loss": 2.0, "speed": 3.0}, {"loss": 4.0}]
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    numbers=st.lists(st.tuples(st.integers(-(2**63), 2**63 - 1), st.floats()), max_size=20),
+    text=st.text(max_size=50),
+)
+def test_any_numbers_and_text_come_back_bit_by_bit(
+    tmp_path_factory: pytest.TempPathFactory, numbers: list[tuple[int, float]], text: str
+):
+    path = tmp_path_factory.mktemp("journal") / "0.1.j"
+    with JournalWriter(path) as journal:
+        for step, value in numbers:
+            journal.row(step, {text: value})
+        journal.event("alert", {"text": text})
+    back = read_journal(path)
+    bits = [(r.step, struct.pack("<d", r.values[text])) for r in back.rows]
+    assert bits == [(step, struct.pack("<d", value)) for step, value in numbers]
+    assert back.events[-1].fields == {"text": text}
+
+
+def test_a_tail_torn_at_any_byte_leaves_all_whole_records(tmp_path: Path):
+    content = write(tmp_path / "whole.j", rows=4).read_bytes()
+    ends = [0]
+    while ends[-1] < len(content):
+        (length,) = struct.unpack_from("<I", content, ends[-1] + 3)
+        ends.append(ends[-1] + 11 + length)
+    torn = tmp_path / "torn.j"
+    for cut in range(len(content) + 1):
+        torn.write_bytes(content[:cut])
+        journal = read_journal(torn)
+        whole = max(end for end in ends if end <= cut)
+        assert (journal.read_bytes, journal.left_bytes) == (whole, cut - whole)
+        # All records but the first kind (schema) surface as a row or an event.
+        surfaced = len(journal.rows) + len(journal.events)
+        assert surfaced == sum(end <= cut for end in ends[1:]) - (whole >= ends[2])
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp("journal") / "0.1.j")
+
+
+@settings(max_examples=300, deadline=None)
+@given(place=st.integers(0, 2**16), bit=st.integers(0, 7))
+def test_a_flipped_bit_never_yields_a_wrong_number(whole: Path, place: int, bit: int):
+    path = whole.with_name("0.2.j")
+    content = bytearray(whole.read_bytes())
+    good = read_journal(whole)
+    at = place % len(content)
+    content[at] ^= 1 << bit
+    path.write_bytes(content)
+    bad = read_journal(path)
+    assert bad.left_bytes > 0
+    assert bad.read_bytes <= at
+    assert bad.rows == good.rows[: len(bad.rows)]
+    assert bad.events == good.events[: len(bad.events)]
+
+
+def test_threads_do_not_tear_each_others_records(tmp_path: Path):
+    path = tmp_path / "0.1.j"
+    with JournalWriter(path) as journal:
+        threads = [
+            threading.Thread(
+                target=lambda: [journal.event("checkpoint", {"n": n}) for n in range(20)]
+            )
+            for _ in range(4)
+        ]
+        for thread in threads:
+            thread.start()
+        for step in range(2000):
+            journal.row(step, {"loss": 1.0})
+        for thread in threads:
+            thread.join()
+    back = read_journal(path)
+    assert (len(back.rows), len(back.events), back.left_bytes) == (2000, 80, 0)
+
+
+def test_kill_9_loses_no_row(tmp_path: Path):
+    for trial in range(3):
+        path = tmp_path / f"{trial}.1.j"
+        with subprocess.Popen(
+            [sys.executable, "-c", WRITE_FOR_EVER, str(path)], stdout=subprocess.PIPE, text=True
+        ) as process:
+            assert process.stdout is not None
+            told = [process.stdout.readline() for _ in range(100 + 37 * trial)]
+            process.send_signal(signal.SIGKILL)
+            told += process.stdout.readlines()
+        last = int([line for line in told if line.endswith("\n")][-1])
+        journal = read_journal(path)
+        # A row is written before it is told, so the file may be one ahead, never behind.
+        assert journal.rows[-1].step in (last, last + 1)
+        assert [row.step for row in journal.rows] == list(range(1, journal.rows[-1].step + 1))
+        assert journal.left_bytes == 0
+
+
+def test_a_journal_has_one_writer_for_ever(tmp_path: Path):
+    write(tmp_path / "0.1.j")
+    with pytest.raises(RecordError, match="has its writer already; open the next attempt"):
+        JournalWriter(tmp_path / "0.1.j")
+
+
+def test_a_disk_that_is_full_is_told_as_such(tmp_path: Path):
+    if not Path("/dev/full").exists():
+        pytest.skip("no /dev/full on this system")
+    journal = JournalWriter(tmp_path / "0.1.j")
+    full = os.open("/dev/full", os.O_WRONLY)
+    assert journal._file is not None
+    os.dup2(full, journal._file)
+    os.close(full)
+    with pytest.raises(StorageError, match=r"no space left to write `.*0.1.j`; free some"):
+        journal.row(1, {"loss": 1.0})
+
+
+def test_after_a_full_disk_no_record_is_torn(tmp_path: Path):
+    resource = pytest.importorskip("resource")
+    path = tmp_path / "0.1.j"
+    journal = JournalWriter(path)
+    journal.row(1, {"loss": 1.0})
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 5, hard))
+        with pytest.raises(StorageError, match="no space left"):
+            journal.row(2, {"loss": 2.0})
+        assert read_journal(path).left_bytes == 5
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, ignored)
+    journal.row(3, {"loss": 3.0})
+    journal.close()
+    back = read_journal(path)
+    assert [row.step for row in back.rows] == [1, 2, 3]
+    assert back.left_bytes == 0
+
+
+def test_the_ends_of_a_long_journal_are_those_of_the_whole(tmp_path: Path):
+    path = write(tmp_path / "0.1.j", rows=5000)
+    whole, ends = read_journal(path), read_ends(path)
+    assert ends.meta == whole.meta
+    assert ends.end == whole.end
+    assert ends.rows[0] == whole.rows[0]
+    assert ends.rows[-100:] == whole.rows[-100:]
+    assert len(ends.rows) < 2000
+
+
+def test_the_ends_of_a_short_journal_are_the_whole(tmp_path: Path):
+    path = write(tmp_path / "0.1.j", rows=20)
+    assert read_ends(path) == read_journal(path)
+
+
+def test_the_ends_of_a_long_torn_journal_tell_its_last_whole_rows(tmp_path: Path):
+    path = write(tmp_path / "0.1.j", rows=5000)
+    path.write_bytes(path.read_bytes()[:-7])
+    ends = read_ends(path)
+    assert ends.end is None
+    assert ends.rows[-1].step == 5000
+    assert ends.left_bytes > 0
+
+
+def test_a_missing_journal_is_told_by_name(tmp_path: Path):
+    with pytest.raises(RecordError, match=r"journal `.*0\.9\.j` cannot be read"):
+        read_journal(tmp_path / "0.9.j")
+
+
+def test_the_reader_in_the_documentation_reads_the_same(tmp_path: Path):
+    path = write(tmp_path / "0.1.j", rows=50)
+    path.write_bytes(path.read_bytes() + b"\x02\x00\x00")
+    code = re.search(r"```python\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
+    assert code is not None
+    assert len(code.group(1).splitlines()) <= 20
+    script = tmp_path / "reader.py"
+    script.write_text(
+        code.group(1) + "\nimport sys\nfor item in read(sys.argv[1]):\n    print(json.dumps(item))"
+    )
+    # Isolated: neither Windlass nor any other package is there to help.
+    told = subprocess.run(
+        [sys.executable, "-I", "-S", "-W", "ignore", str(script), str(path)],
+        capture_output=True, text=True, check=True,
+    ).stdout  # fmt: skip
+    items = [json.loads(line) for line in told.splitlines()]
+    journal: Journal = read_journal(path)
+    assert journal.left_bytes == 3
+    rows = [{"step": r.step, "time": r.time, **r.values} for r in journal.rows]
+    events = [{"event": e.name, "time": e.time, **e.fields} for e in journal.events]
+    assert [item for item in items if "step" in item and "event" not in item] == rows
+    assert [item for item in items if "event" in item] == events
