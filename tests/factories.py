@@ -67,6 +67,7 @@ def tiny_machine(
     precisions: tuple[Precision, ...] = ("float32", "bfloat16"),
     devices: int = 1,
     runtime: int | str = 0,
+    compiler: int | str = 0,
 ) -> Machine:
     """One host of `devices` equal processors; bfloat16 products run twice as fast as float32."""
     rates = {"float32": 1e11, "bfloat16": 2e11}
@@ -88,6 +89,7 @@ def tiny_machine(
             launch_seconds=5e-6,
             update_rate=4e10,
             runtime_bytes=read_bytes(runtime),
+            compiler_bytes=read_bytes(compiler),
             tiers=(Tier(name="near", capacity_bytes=read_bytes(near)),),
         ),
         links=(Link(name="memory", joins=devices, latency=1e-4, rate=1e9),) if devices > 1 else (),

@@ -5,7 +5,7 @@ from math import prod
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -100,7 +100,9 @@ def test_a_tied_head_owns_no_second_table(captured: Captured):
     assert graph.parameter_count == 124_439_808
 
 
-@settings(max_examples=12, deadline=None)
+@settings(
+    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(
     name=st.sampled_from(["gpt2-124m", "gpt-j-6b", "llama2-70b"]),
     place=st.sampled_from([0, 1, 3]),
@@ -109,10 +111,10 @@ def test_a_tied_head_owns_no_second_table(captured: Captured):
     precision=st.sampled_from(["float32", "bfloat16"]),
 )
 def test_sizes_never_seen_are_predicted_to_the_byte(
-    name: str, place: int, micro: int, sequence: int, precision: str
+    captured: Captured, name: str, place: int, micro: int, sequence: int, precision: str
 ):
-    chain = build_chain(name, {"layers": 2, "sequence": 1024}, device="meta", seed=0)
-    cost = capture(chain).kinds[chain.kinds[place]].cost(precision, compiled=False)
+    chain, graph = captured(name, layers=2, sequence=1024)
+    cost = graph.kinds[chain.kinds[place]].cost(precision, compiled=False)
     width = chain.layers[0].tokens.embedding_dim
     seen = record(
         chain.layers[place],

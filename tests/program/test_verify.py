@@ -80,6 +80,23 @@ def test_no_program_with_a_swapped_pair_of_dependent_passes_verifies(data: st.Da
         verify(edited(programs, 0, instructions), plan, GRAPH, ROOM)
 
 
+@settings(max_examples=60)
+@given(data=st.data(), twice=st.booleans())
+def test_an_instruction_lost_or_doubled_is_always_found_on_its_device(
+    data: st.DataObject, twice: bool
+):
+    plan, programs = good(pipeline=2, replicas=2, accumulation=2, recompute="layer")
+    device = data.draw(st.integers(0, 3))
+    instructions = list(programs[device].instructions)
+    at = data.draw(st.integers(0, len(instructions) - 1))
+    if twice:
+        to = data.draw(st.integers(0, len(instructions)))
+        instructions.insert(to, instructions[at])
+    else:
+        del instructions[at]
+    assert refused(plan, edited(programs, device, instructions)).startswith(f"device {device}")
+
+
 def test_reading_what_is_not_there_yet_is_named():
     plan, programs = good()
     first, second, *rest = programs[0].instructions

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from windlass.program.instruction import Instruction, Program
-from windlass.runtime.interpret import Interpreter, clock_for
+from windlass.runtime.interpret import Handler, Interpreter, clock_for
 
 PROGRAM = Program(
     plan="0" * 12,
@@ -21,7 +21,7 @@ PROGRAM = Program(
 CPU = torch.device("cpu")
 
 
-def interpreter(handler, program=PROGRAM):
+def interpreter(handler: Handler, program: Program = PROGRAM):
     handlers = dict.fromkeys(("load", "forward", "update", "sync"), handler)
     return Interpreter(program, handlers, clock_for(CPU, len(program.instructions)))
 

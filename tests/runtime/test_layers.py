@@ -1,13 +1,17 @@
 """Templates."""
 
+from collections.abc import Callable
+
+import pytest
 import torch
 from torch._dynamo.testing import CompileCounter
 
+from windlass.models.chain import Chain
 from windlass.runtime.layers import Template, mean_loss, templates
 from windlass.runtime.random import Keys, layer_key, sample_keys
 
 
-def keys(step, layer, count=2):
+def keys(step: int, layer: str, count: int = 2):
     return Keys(
         samples=sample_keys(0, step, 0, count),
         layer=layer_key(layer),
@@ -15,7 +19,7 @@ def keys(step, layer, count=2):
     )
 
 
-def test_a_template_gives_what_its_layer_gives(gpt):
+def test_a_template_gives_what_its_layer_gives(gpt: Callable[..., Chain]):
     chain = gpt()
     layer = chain.layers[1]
     x = torch.randn(2, 16, 32)
@@ -23,12 +27,12 @@ def test_a_template_gives_what_its_layer_gives(gpt):
     assert torch.equal(template(list(layer.parameters()), [], None, x), layer(x))
 
 
-def test_a_template_holds_no_memory(gpt):
+def test_a_template_holds_no_memory(gpt: Callable[..., Chain]):
     for template in templates(gpt(), compiled=False):
         assert all(tensor.is_meta for tensor in template._module.parameters())
 
 
-def test_making_a_template_leaves_the_layer_as_it_was(gpt):
+def test_making_a_template_leaves_the_layer_as_it_was(gpt: Callable[..., Chain]):
     chain = gpt(dropout=0.1)
     layer = chain.layers[1].eval()
     before = [type(module) for module in layer.modules()]
@@ -38,13 +42,13 @@ def test_making_a_template_leaves_the_layer_as_it_was(gpt):
     assert not any(parameter.is_meta for parameter in layer.parameters())
 
 
-def test_layers_of_one_kind_share_a_template(gpt):
+def test_layers_of_one_kind_share_a_template(gpt: Callable[..., Chain]):
     made = templates(gpt(layers=4), compiled=False)
     assert len(made) == 6
     assert len(set(map(id, made))) == 3
 
 
-def test_the_last_template_gives_the_loss(gpt):
+def test_the_last_template_gives_the_loss(gpt: Callable[..., Chain]):
     chain = gpt()
     layer = chain.layers[-1]
     x, y = torch.randn(2, 16, 32), torch.randint(0, 10, (2, 16))
@@ -53,7 +57,9 @@ def test_the_last_template_gives_the_loss(gpt):
     assert torch.equal(loss, mean_loss(layer(x), y))
 
 
-def test_twelve_blocks_and_several_steps_compile_once(gpt, monkeypatch):
+def test_twelve_blocks_and_several_steps_compile_once(
+    gpt: Callable[..., Chain], monkeypatch: pytest.MonkeyPatch
+):
     counter = CompileCounter()
     compile_with_torch = torch.compile
     monkeypatch.setattr(
@@ -72,14 +78,16 @@ def test_twelve_blocks_and_several_steps_compile_once(gpt, monkeypatch):
     assert counter.frame_count == 1
 
 
-def test_more_kinds_of_layers_compile_than_torch_keeps_versions_of_one_code(gpt, monkeypatch):
+def test_more_kinds_of_layers_compile_than_torch_keeps_versions_of_one_code(
+    gpt: Callable[..., Chain], monkeypatch: pytest.MonkeyPatch
+):
     counter = CompileCounter()
     compile_with_torch = torch.compile
     monkeypatch.setattr(
         torch, "compile", lambda f, **options: compile_with_torch(f, backend=counter, **options)
     )
     layer = gpt().layers[1]
-    for width in range(20):
+    for width in range(9):
         template = Template(layer, last=False, compiled=True)
-        template(list(layer.parameters()), [], None, torch.randn(2, 2 + width % 14, 32))
-    assert counter.frame_count == 20
+        template(list(layer.parameters()), [], None, torch.randn(2, 2 + width, 32))
+    assert counter.frame_count == 9

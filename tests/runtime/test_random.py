@@ -1,5 +1,7 @@
 """Masks from keys."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -19,7 +21,16 @@ DEVIATIONS = 5
 """A sound generator misses such an interval once in 1.7 million draws."""
 
 
-def mask(seed=1, step=1, layer="block0", first=0, count=SAMPLES, position=0, uses=1):
+def mask(
+    *,
+    seed: int = 1,
+    step: int = 1,
+    layer: str = "block0",
+    first: int = 0,
+    count: int = SAMPLES,
+    position: int = 0,
+    uses: int = 1,
+) -> torch.Tensor:
     """`Bool[count WIDTH]`: what is kept at the last of some uses of one module."""
     dropout = KeyedDropout(RATE, position)
     keys = Keys(
@@ -67,7 +78,7 @@ def test_neighbouring_elements_are_dropped_independently():
         {"uses": 2},
     ],
 )  # fmt: skip
-def test_masks_of_different_keys_are_independent(other):
+def test_masks_of_different_keys_are_independent(other: dict[str, Any]):
     both = (mask().float() - (1 - RATE)) * (mask(**other).float() - (1 - RATE))
     deviation = RATE * (1 - RATE) * both.numel() ** 0.5
     assert abs(float(both.sum())) < DEVIATIONS * deviation

@@ -2,6 +2,7 @@
 
 import errno
 import os
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from windlass.errors import CheckpointError, StorageError
+from windlass.models.chain import Chain
 from windlass.runtime import saving
 from windlass.runtime.checkpoint import (
     Manifest,
@@ -18,33 +20,33 @@ from windlass.runtime.checkpoint import (
     verify,
 )
 from windlass.runtime.saving import Saver
-from windlass.runtime.tensorfile import read_tensors, write_tensors
-from windlass.runtime.tensors import layer_tensors
+from windlass.runtime.tensorfile import FileProof, read_tensors, write_tensors
+from windlass.runtime.tensors import LayerTensors, layer_tensors
 
 
-def manifest(step):
+def manifest(step: int):
     return Manifest(step=step, samples=4 * step, seed=0, plan="p", graph="g", files={})
 
 
 @pytest.fixture
-def layers(gpt):
+def layers(gpt: Callable[..., Chain]):
     return layer_tensors(gpt(), seed=0, precision="float32", device=torch.device("cpu"))
 
 
 @pytest.fixture
-def saver(layers, folder):
+def saver(layers: tuple[LayerTensors, ...], folder: Path):
     made = Saver(folder, layers, keep=2)
     yield made
     made.close()
 
 
-def save(saver, *steps):
+def save(saver: Saver, *steps: int) -> None:
     for step in steps:
         saver.begin(manifest(step))
         saver.finish()
 
 
-def test_what_is_written_reads_back_with_the_library(tmp_path):
+def test_what_is_written_reads_back_with_the_library(tmp_path: Path):
     named = {
         "wide": torch.randn(5, 7),
         "half": torch.randn(3).bfloat16(),
@@ -59,27 +61,27 @@ def test_what_is_written_reads_back_with_the_library(tmp_path):
     assert all(torch.equal(read[name], tensor) for name, tensor in named.items())
 
 
-def test_tensors_are_read_into_memory_that_is_there(tmp_path):
+def test_tensors_are_read_into_memory_that_is_there(tmp_path: Path):
     write_tensors(tmp_path / "x", {"a": torch.ones(3), "b": torch.zeros(2)}.items())
     place = torch.zeros(3)
     read_tensors(tmp_path / "x", {"a": place})
     assert torch.equal(place, torch.ones(3))
 
 
-def test_the_newest_checkpoints_are_kept(saver, folder):
+def test_the_newest_checkpoints_are_kept(saver: Saver, folder: Path):
     save(saver, 1, 2, 3, 10)
     assert [path.name for path in stored(folder)] == ["step-00000003", "step-00000010"]
     assert latest(folder).manifest.step == 10
     assert saver.newest == 10
 
 
-def test_a_folder_without_checkpoints_has_no_latest(folder):
+def test_a_folder_without_checkpoints_has_no_latest(folder: Path):
     assert latest(folder) is None
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "layer-0002.safetensors"])
 @pytest.mark.parametrize("harm", ["flip", "cut", "remove", "empty"])
-def test_any_damage_is_found_and_named(harm, name, saver, folder):
+def test_any_damage_is_found_and_named(harm: str, name: str, saver: Saver, folder: Path):
     save(saver, 1, 2)
     file = folder / "step-00000002" / name
     content = file.read_bytes()
@@ -97,7 +99,7 @@ def test_any_damage_is_found_and_named(harm, name, saver, folder):
     assert name in found.damaged[0]
 
 
-def test_if_every_checkpoint_is_damaged_all_are_named(saver, folder):
+def test_if_every_checkpoint_is_damaged_all_are_named(saver: Saver, folder: Path):
     save(saver, 1, 2)
     for path in stored(folder):
         (path / "layer-0000.safetensors").write_bytes(b"")
@@ -105,11 +107,13 @@ def test_if_every_checkpoint_is_damaged_all_are_named(saver, folder):
         latest(folder)
 
 
-def test_a_layer_that_is_not_written_yet_may_not_change(layers, folder, monkeypatch):
+def test_a_layer_that_is_not_written_yet_may_not_change(
+    layers: tuple[LayerTensors, ...], folder: Path, monkeypatch: pytest.MonkeyPatch
+):
     saver = Saver(folder, layers, keep=2)
     reached = []
 
-    def slow(path: Path, tensors):
+    def slow(path: Path, tensors: Iterable[tuple[str, torch.Tensor]]) -> FileProof:
         if path.name == "layer-0001.safetensors":
             # The update of the first layer may go on; this one's must wait.
             saver.wait_for(0)
@@ -125,10 +129,12 @@ def test_a_layer_that_is_not_written_yet_may_not_change(layers, folder, monkeypa
     saver.close()
 
 
-def test_a_full_disk_is_told_at_the_next_step_and_costs_no_checkpoint(saver, folder, monkeypatch):
+def test_a_full_disk_is_told_at_the_next_step_and_costs_no_checkpoint(
+    saver: Saver, folder: Path, monkeypatch: pytest.MonkeyPatch
+):
     save(saver, 1)
 
-    def full(path: Path, tensors):
+    def full(path: Path, _: object) -> FileProof:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
     monkeypatch.setattr(saving, "write_tensors", full)
@@ -141,7 +147,7 @@ def test_a_full_disk_is_told_at_the_next_step_and_costs_no_checkpoint(saver, fol
     assert [path.name for path in folder.iterdir()] == ["step-00000001"]
 
 
-def test_what_a_killed_save_left_behind_is_ignored_and_removed(saver, folder):
+def test_what_a_killed_save_left_behind_is_ignored_and_removed(saver: Saver, folder: Path):
     save(saver, 1)
     (folder / ".step-00000002.tmp").mkdir()
     (folder / ".step-00000002.tmp" / "layer-0000.safetensors").write_bytes(b"half")

@@ -1,6 +1,10 @@
 """A run of a plan against plain PyTorch."""
 
+import errno
 import math
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
 
 import pytest
 import torch
@@ -8,15 +12,26 @@ from safetensors.torch import load_file
 from torch import nn
 from torch.nn import functional
 
+from windlass.data.batches import Batches
+from windlass.errors import RunBroken, StorageError
+from windlass.models.chain import Chain, chain_of
+from windlass.program.instruction import Program
+from windlass.runtime import saving
 from windlass.runtime.checkpoint import latest
 from windlass.runtime.optimizer import learning_rate
-from windlass.runtime.train import train
+from windlass.runtime.tensorfile import FileProof, write_tensors
+from windlass.runtime.train import Watch, train
+from windlass.spec.plan import Plan
+from windlass.spec.record import Step
+from windlass.spec.request import TrainRequest
 
 SAME = 1e-6
 """Relative: sums in float32 taken in another order."""
 
 
-def plain(chain, batches, settings, micro):
+def plain(
+    chain: Chain, batches: Callable[..., Batches], settings: Callable[..., TrainRequest], micro: int
+):
     """Losses, norms and weights of a plain PyTorch loop over the whole model."""
     model = nn.ModuleDict(dict(zip(chain.names, chain.layers, strict=True)))
     for tied, owner in chain.ties.items():
@@ -51,7 +66,7 @@ def plain(chain, batches, settings, micro):
     return losses, norms, dict(model.named_parameters())
 
 
-def saved_weights(folder):
+def saved_weights(folder: Path):
     """Full name -> weight, read from the newest checkpoint by the safetensors library."""
     weights = {}
     for path in sorted(latest(folder).path.glob("*.safetensors")):
@@ -71,7 +86,16 @@ def saved_weights(folder):
     ],
 )
 def test_a_run_equals_a_plain_loop_over_the_whole_model(
-    model, dials, micro, recompute, gpt, plan, program, batches, settings, folder
+    model: str,
+    dials: dict[str, int],
+    micro: int,
+    recompute: str,
+    gpt: Callable[..., Chain],
+    plan: Callable[..., Plan],
+    program: Callable[[Plan], Program],
+    batches: Callable[..., Batches],
+    settings: Callable[..., TrainRequest],
+    folder: Path,
 ):
     chain = gpt(model, **dials)
     asked, data = settings(), batches()
@@ -84,3 +108,265 @@ def test_a_run_equals_a_plain_loop_over_the_whole_model(
     assert ours.keys() == weights.keys()
     for name, weight in weights.items():
         torch.testing.assert_close(ours[name], weight.detach(), rtol=SAME, atol=SAME, msg=name)
+
+
+def run_once(
+    cut: Plan,
+    chain: Chain,
+    batches: Callable[..., Batches],
+    settings: Callable[..., TrainRequest],
+    program: Callable[[Plan], Program],
+    folder: Path,
+    **options: Watch,
+) -> list[Step]:
+    """All steps of a run."""
+    steps = train(
+        cut, chain, batches, settings, program=program(cut), checkpoints=folder, **options
+    )
+    return list(steps)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_recompute_and_dropout_change_no_bit(
+    precision: str,
+    gpt: Callable[..., Chain],
+    plan: Callable[..., Plan],
+    program: Callable[[Plan], Program],
+    batches: Callable[..., Batches],
+    settings: Callable[..., TrainRequest],
+    folder: Path,
+):
+    chain = gpt(dropout=0.2)
+    found = []
+    for recompute in ("none", "layer"):
+        cut = plan(chain, micro=2, accumulation=2, recompute=recompute, precision=precision)
+        run_once(cut, chain, batches(), settings(), program, folder / recompute)
+        found.append(latest(folder / recompute).manifest.files)
+    assert found[0] == found[1]
+
+
+def test_dropped_elements_do_not_depend_on_the_micro_batch(
+    gpt: Callable[..., Chain],
+    plan: Callable[..., Plan],
+    program: Callable[[Plan], Program],
+    batches: Callable[..., Batches],
+    settings: Callable[..., TrainRequest],
+    folder: Path,
+):
+    chain = gpt(dropout=0.2)
+    losses = []
+    for micro in (1, 4):
+        cut = plan(chain, micro=micro, accumulation=4 // micro)
+        steps = run_once(cut, chain, batches(), settings(), program, folder / str(micro))
+        losses.append([step.loss for step in steps])
+    assert losses[0] == pytest.approx(losses[1], rel=SAME)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, while it compiles
+@pytest.mark.parametrize(
+    ("precision", "near"),
+    [("float32", 1e-6), pytest.param("bfloat16", 2e-3, marks=pytest.mark.slow)],
+)
+def test_a_compiled_run_is_near_an_eager_one(
+    precision: str,
+    near: float,
+    gpt: Callable[..., Chain],
+    plan: Callable[..., Plan],
+    program: Callable[[Plan], Program],
+    batches: Callable[..., Batches],
+    settings: Callable[..., TrainRequest],
+    folder: Path,
+):
+    chain = gpt(dropout=0.1)
+    losses = []
+    for compiled in (False, True):
+        cut = plan(chain, micro=2, accumulation=2, precision=precision, compile=compiled)
+        steps = run_once(cut, chain, batches(), settings(), program, folder / str(compiled))
+        losses.append([(step.loss, step.held_out_loss or 0) for step in steps])
+    for eager, compiled in zip(*losses, strict=True):
+        assert compiled == pytest.approx(eager, rel=near)
+
+
+def test_bfloat16_learns_like_float32(
+    gpt: Callable[..., Chain],
+    plan: Callable[..., Plan],
+    program: Callable[[Plan], Program],
+    batches: Callable[..., Batches],
+    settings: Callable[..., TrainRequest],
+    folder: Path,
+):
+    chain = gpt()
+    losses = []
+    for precision in ("float32", "bfloat16"):
+        cut = plan(chain, precision=precision)
+        asked = settings(steps=30)
+        steps = run_once(cut, chain, batches(), asked, program, folder / precision)
+        losses.append(steps[-1].loss)
+        assert steps[-1].loss < steps[0].loss - 1
+    assert losses[1] == pytest.approx(losses[0], rel=0.02)
+
+
+def test_a_run_without_a_norm_reports_it_all_the_same(
+    gpt: Callable[..., Chain],
+    plan: Callable[..., Plan],
+    program: Callable[[Plan], Program],
+    batches: Callable[..., Batches],
+    settings: Callable[..., TrainRequest],
+    folder: Path,
+):
+    chain = gpt()
+    found = []
+    for clip in (True, False):
+        cut = plan(chain, clip=clip)
+        asked = settings(clip=None)
+        steps = run_once(cut, chain, batches(), asked, program, folder / str(clip))
+        found.append([(step.loss, step.gradient_norm) for step in steps])
+    for with_norm, without in zip(*found, strict=True):
+        assert without == pytest.approx(with_norm, rel=SAME)
+
+
+def test_held_out_loss_is_that_of_the_whole_model(
+    gpt: Callable[..., Chain],
+    plan: Callable[..., Plan],
+    program: Callable[[Plan], Program],
+    batches: Callable[..., Batches],
+    settings: Callable[..., TrainRequest],
+    folder: Path,
+):
+    chain, data, asked = gpt(dropout=0.3), batches(), settings()
+    last = run_once(plan(chain), chain, data, asked, program, folder)[-1]
+    model = gpt(dropout=0.3)
+    state = saved_weights(folder)
+    total, count = 0.0, 0
+    with torch.no_grad():
+        for name, layer in zip(model.names, model.layers, strict=True):
+            layer.eval()
+            for inner, parameter in layer.named_parameters():
+                full = f"{name}.{inner}"
+                parameter.copy_(state[model.ties.get(full, full)])
+        for inputs, targets in data.held_out(asked.evaluate_sequences):
+            x = torch.from_numpy(inputs)
+            for layer in model.layers:
+                x = layer(x)
+            y = torch.from_numpy(targets).flatten()
+            total += float(functional.cross_entropy(x.flatten(0, 1), y))
+            count += 1
+    assert last.held_out_loss == pytest.approx(total / count, rel=SAME)
+    bits = data.bits_per_byte(last.held_out_loss, asked.evaluate_sequences)
+    assert last.held_out_bits_per_byte == bits
+
+
+class Poison(nn.Module):
+    """Passes everything on until it has been called often enough."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner, self.left = inner, 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.left -= 1
+        return self.inner(x) * (float("nan") if self.left == 0 else 1.0)
+
+
+def test_a_loss_that_is_no_number_stops_the_run_and_names_what_was_read(
+    gpt: Callable[..., Chain],
+    plan: Callable[..., Plan],
+    program: Callable[[Plan], Program],
+    batches: Callable[..., Batches],
+    settings: Callable[..., TrainRequest],
+    folder: Path,
+):
+    good = gpt()
+    poison = Poison(good.layers[1])
+    chain = chain_of(nn.Sequential(good.layers[0], poison, good.layers[-1]), "x")
+    poison.left = 6  # two micro-batches a step: in step 3, micro-batch 1
+    cut = plan(chain, micro=2, accumulation=2)
+    data = batches()
+    with pytest.raises(RunBroken) as broken:
+        run_once(cut, chain, data, settings(steps=5, save_every=1), program, folder)
+    message = str(broken.value)
+    assert "step 3, micro-batch 1" in message
+    for name in {*data.documents(3, 2), *data.documents(3, 3)}:
+        assert f"`{name}`" in message
+    assert "step-00000002" in message
+    assert latest(folder).manifest.step == 2
+    assert broken.value.exit_code == 1
+
+
+class Kink(nn.Module):
+    """Adds nothing, with a slope that is no number."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x) + (0 * x).abs().sqrt()
+
+
+def test_a_gradient_that_is_no_number_stops_the_run_and_names_a_weight(
+    gpt: Callable[..., Chain],
+    plan: Callable[..., Plan],
+    program: Callable[[Plan], Program],
+    batches: Callable[..., Batches],
+    settings: Callable[..., TrainRequest],
+    folder: Path,
+):
+    good = gpt()
+    layers = [good.layers[0], good.layers[1], Kink(good.layers[2]), good.layers[-1]]
+    chain = chain_of(nn.Sequential(*layers), "x")
+    with pytest.raises(RunBroken, match=r"gradient of `0.tokens.weight` and \d+ others.*step 1"):
+        run_once(plan(chain), chain, batches(), settings(), program, folder)
+
+
+def test_a_watched_step_gives_its_timeline_with_memory(
+    gpt: Callable[..., Chain],
+    plan: Callable[..., Plan],
+    program: Callable[[Plan], Program],
+    batches: Callable[..., Batches],
+    settings: Callable[..., TrainRequest],
+    folder: Path,
+):
+    chain, taken = gpt(), {}
+    cut = plan(chain, micro=2, accumulation=2)
+    watch = Watch(steps=frozenset({2}), take=taken.__setitem__)
+    steps = run_once(cut, chain, batches(), settings(), program, folder, watch=watch)
+    lane = taken.pop(2).lanes[0]
+    assert taken == {}
+    assert list(lane.kinds) == [i.kind for i in program(cut).instructions]
+    assert min(lane.memory_bytes) > 2**20
+    assert max(lane.memory_bytes) <= steps[-1].memory_bytes
+    assert sum(steps[1].by_kind.values()) <= steps[1].seconds == lane.ends[-1]
+
+
+def test_a_full_disk_ends_the_run_at_the_next_step(
+    gpt: Callable[..., Chain],
+    plan: Callable[..., Plan],
+    program: Callable[[Plan], Program],
+    batches: Callable[..., Batches],
+    settings: Callable[..., TrainRequest],
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    chain = gpt()
+
+    def full(path: Path, tensors: Iterable[tuple[str, torch.Tensor]]) -> FileProof:
+        if "step-00000003" in str(path):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        return write_tensors(path, tensors)
+
+    monkeypatch.setattr(saving, "write_tensors", full)
+    cut, seen = plan(chain), []
+    steps = train(
+        cut,
+        chain,
+        batches(),
+        settings(steps=9, save_every=1),
+        program=program(cut),
+        checkpoints=folder,
+    )
+    with pytest.raises(StorageError, match="no space left"):
+        seen.extend(step.step for step in steps)
+    assert seen[:3] == [1, 2, 3]
+    assert len(seen) < 5
+    assert latest(folder).manifest.step == 2

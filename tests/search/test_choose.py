@@ -1,8 +1,8 @@
 import pytest
-from factories import tiny_graph, tiny_machine
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from factories import tiny_graph, tiny_machine
 from windlass.cost.predict import predict
 from windlass.program.lower import lower
 from windlass.program.occupancy import occupancy
@@ -16,7 +16,7 @@ from windlass.spec.plan import Plan
 from windlass.spec.request import Request
 
 GRAPH = tiny_graph(layers=3, width=64, vocabulary=128)
-MACHINE = tiny_machine()
+MACHINE = tiny_machine(runtime=1000, compiler=20_000)
 
 
 def request(*overrides: str, batch: int = 8) -> Request:
@@ -27,7 +27,8 @@ def request(*overrides: str, batch: int = 8) -> Request:
 
 def peak(plan: Plan, graph: Graph, machine: Machine) -> int:
     (program,) = lower(plan, graph)
-    return occupancy(program, plan, graph, runtime_bytes=machine.device.runtime_bytes).peak_bytes
+    held = machine.device.process_bytes(compiled=plan.compile)
+    return occupancy(program, plan, graph, runtime_bytes=held).peak_bytes
 
 
 cases = st.tuples(
@@ -65,6 +66,19 @@ def test_the_choice_is_the_fastest_of_all_plans_that_fit(
         assert choice.plan in fitting
 
 
+@settings(max_examples=20)
+@given(case=cases, less=st.integers(10_000, 5_000_000), more=st.integers(0, 5_000_000))
+def test_more_memory_is_never_slower(case: tuple[Graph, int, list[str]], less: int, more: int):
+    graph, batch, pins = case
+    small, large = (
+        choose(request(*pins, f"near={near}", batch=batch), graph, MACHINE)
+        for near in (less, less + more)
+    )
+    if small.run_seconds is not None:
+        assert large.run_seconds is not None
+        assert large.run_seconds <= small.run_seconds * (1 + 1e-12)
+
+
 @settings(max_examples=25)
 @given(case=cases, data=st.data())
 def test_a_short_program_tells_the_prediction_of_the_whole(
@@ -89,11 +103,11 @@ def test_a_short_program_tells_the_fullest_moment_of_the_whole(
     case: tuple[Graph, int, list[str]], data: st.DataObject
 ):
     graph, batch, pins = case
-    machine = tiny_machine(runtime=1000)
-    plan = data.draw(st.sampled_from(plans(request(*pins, batch=batch), graph, machine)))
+    plan = data.draw(st.sampled_from(plans(request(*pins, batch=batch), graph, MACHINE)))
     (program,) = lower(plan, graph)
-    full = occupancy(program, plan, graph, runtime_bytes=1000)
-    memory = memory_of(plan, graph, machine)
+    held = MACHINE.device.process_bytes(compiled=plan.compile)
+    full = occupancy(program, plan, graph, runtime_bytes=held)
+    memory = memory_of(plan, graph, MACHINE)
     assert memory.peak_bytes == full.peak_bytes
     assert memory.by_class == full.by_class
     assert memory.index == full.peak

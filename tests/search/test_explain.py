@@ -1,5 +1,4 @@
 from factories import tiny_graph, tiny_machine
-
 from windlass.search.choose import choose
 from windlass.search.explain import explain
 from windlass.spec.request import Request
@@ -36,3 +35,9 @@ def test_a_model_far_too_large_is_told_in_devices():
     told = explain(choose(request("near=100kB"), GRAPH, tiny_machine(near="100kB")))
     assert told.help[0].startswith("weights, gradients and optimizer state alone are ")
     assert "at least " in told.help[-1]
+
+
+def test_a_budget_that_the_process_alone_fills_is_told_so():
+    told = explain(choose(request("near=100kB"), GRAPH, tiny_machine(runtime="1MiB")))
+    assert "the process alone holds 1.00 MiB" in told.help
+    assert told.help[0].startswith("`near=")  # the machine has more than the budget

@@ -1,8 +1,8 @@
 import pytest
-from factories import tiny_graph, tiny_machine
 from hypothesis import given
 from hypothesis import strategies as st
 
+from factories import tiny_graph, tiny_machine
 from windlass.errors import Faults
 from windlass.search.space import divisors, plans, vary
 from windlass.spec.plan import Plan

@@ -10,7 +10,7 @@ from windlass.api.plan import HERE, Planned, Progress, cache_folder, chain_of_re
 from windlass.api.record import RUNS, load
 from windlass.cost.simulate import simulate
 from windlass.document import Document
-from windlass.errors import MachineError, PlanError, RecordError, RunInterrupted
+from windlass.errors import CheckpointError, MachineError, PlanError, RecordError, RunInterrupted
 from windlass.program.instruction import Program
 from windlass.program.lower import lower
 from windlass.program.verify import verify
@@ -178,12 +178,26 @@ def sample(
         CheckpointError: it has no whole checkpoint.
     """
     from windlass.data.tokenizer import load_tokenizer
+    from windlass.runtime.checkpoint import latest
     from windlass.runtime.generate import generate
 
     record = load(run, root=root)
     planned = _planned(record)
+    checkpoint = latest(record.folder / names.CHECKPOINT_FOLDER)
+    if checkpoint is None:
+        raise CheckpointError(f"run `{record.folder.name}` has saved no checkpoint yet")
     tokenizer = load_tokenizer(record.folder / names.TOKENIZER_FILE)
-    yield from generate(record.folder, planned, tokenizer, prompt, tokens, temperature, top_k, seed)
+    written = generate(
+        chain_of_request(planned.request.model),
+        checkpoint,
+        tokenizer.encode(prompt) or [tokenizer.end_of_text],
+        count=tokens,
+        temperature=temperature,
+        top_k=top_k,
+        seed=seed,
+        end=tokenizer.end_of_text,
+    )
+    yield from tokenizer.pieces(written)
 
 
 def _tokens(request: Request, progress: Progress | None) -> "Tokens":
@@ -230,8 +244,11 @@ def _ready(planned: Planned, tokens: "Tokens") -> "tuple[Batches, Chain, tuple[P
         seed=train_request.seed,
     )
     programs = lower(plan, planned.graph)
-    near = planned.machine.device.near
-    verify(programs, plan, planned.graph, {near.name: planned.request.near or near.capacity_bytes})
+    device = planned.machine.device
+    near_bytes = planned.request.near or device.near.capacity_bytes
+    # What the process holds before any tensor is no instruction's doing.
+    left = near_bytes - device.process_bytes(compiled=plan.compile)
+    verify(programs, plan, planned.graph, {device.near.name: left})
     return batches, chain_of_request(planned.request.model), programs
 
 

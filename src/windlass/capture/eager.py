@@ -31,7 +31,7 @@ def eager_cost(fitted: Fitted, precision: Precision) -> LayerCost:
         kept_bytes=total(
             numbers[buffer.nbytes]
             for buffer in trace.buffers
-            if buffer.role == "inner" and buffer.born < last and trace.lives(last, buffer)
+            if buffer.role == "inner" and buffer.born < last and buffer.lives(last)
         ),
         input_bytes=numbers[trace.input_bytes],
         output_bytes=numbers[trace.output_bytes],
@@ -44,10 +44,9 @@ def matrix_shape(call: Call, numbers: Sequence[Quantity]) -> Shape | None:
 
 
 def _live(fitted: Fitted, place: int) -> Quantity:
-    trace = fitted.trace
-    forward = place < trace.forward_calls
+    forward = place < fitted.trace.forward_calls
     return total(
         fitted.numbers[buffer.nbytes]
-        for buffer in trace.buffers
-        if trace.counts(buffer.role, forward=forward) and trace.lives(place, buffer)
+        for buffer in fitted.trace.buffers
+        if buffer.counts(forward=forward) and buffer.lives(place)
     )

@@ -213,7 +213,26 @@ def _lives(
     fitted: Fitted, groups: Sequence[_Group], first_backward: int, saved: frozenset[int]
 ) -> list[Quantity]:
     """Bytes alive while each group runs."""
-    trace = fitted.trace
+    buffers = fitted.trace.buffers
+    born, last = _spans(fitted, groups, first_backward, saved)
+    lives = []
+    for place, group in enumerate(groups):
+        alive = [
+            buffer
+            for buffer in born
+            if born[buffer] <= place <= last[buffer]
+            and buffers[buffer].counts(forward=place < first_backward)
+        ]
+        dying = [b for b in alive if last[b] == place and born[b] < place]
+        reused = _reused(fitted, group, dying)
+        lives.append(total(_bytes(fitted, buffer) for buffer in alive if buffer not in reused))
+    return lives
+
+
+def _spans(
+    fitted: Fitted, groups: Sequence[_Group], first_backward: int, saved: frozenset[int]
+) -> tuple[dict[int, int], dict[int, int]]:
+    """The group that makes each buffer, and the last one during which it is there."""
     born: dict[int, int] = {}
     last: dict[int, int] = {}
     for place, group in enumerate(groups):
@@ -221,29 +240,18 @@ def _lives(
             born.setdefault(buffer, place)
             last[buffer] = place
         for buffer in group.reads:
-            if buffer in born and (
-                place < first_backward or buffer in saved or born[buffer] >= first_backward
-            ):
+            if buffer in born:
                 last[buffer] = place
-    for buffer in saved:
-        last[buffer] = max(last.get(buffer, 0), first_backward)
-    for buffer in born:
-        if trace.buffers[buffer].role == "output":
+    for buffer, start in born.items():
+        forward = start < first_backward
+        stays = fitted.trace.buffers[buffer].died is None and buffer not in saved
+        if forward and (stays or fitted.trace.buffers[buffer].role == "output"):
             last[buffer] = first_backward - 1
-        elif trace.buffers[buffer].died is None and buffer not in saved:
-            last[buffer] = len(groups) - 1 if born[buffer] >= first_backward else first_backward - 1
-    lives = []
-    for place, group in enumerate(groups):
-        forward = place < first_backward
-        alive = [
-            buffer
-            for buffer in born
-            if born[buffer] <= place <= last[buffer]
-            and trace.counts(trace.buffers[buffer].role, forward=forward)
-        ]
-        reused = _reused(fitted, group, [b for b in alive if last[b] == place and born[b] < place])
-        lives.append(total(_bytes(fitted, buffer) for buffer in alive if buffer not in reused))
-    return lives
+        elif stays:
+            last[buffer] = len(groups) - 1
+        elif buffer in saved:
+            last[buffer] = max(last[buffer], first_backward)
+    return born, last
 
 
 def _reused(fitted: Fitted, group: _Group, dying: Sequence[int]) -> set[int]:

@@ -1,4 +1,4 @@
-"""The name under which a graph is kept: changes with the model, its file, torch and our own code."""
+"""The name under which a graph is kept; it changes with the model, its file, torch and our code."""
 
 import hashlib
 from collections.abc import Iterator

@@ -9,8 +9,6 @@ from typing import Literal
 
 from windlass.spec.graph import OpKind, Quantity
 
-Pass = Literal["forward", "backward"]
-
 Role = Literal[
     "parameter",
     "input",  # of the layer, and targets
@@ -54,9 +52,17 @@ class Buffer:
     nbytes: int
     """Place of the number of bytes."""
     born: int
-    """Index of the call that makes it; -1 is before the first."""
+    """Index of the call that makes it, or before which it is there."""
     died: int | None
     """It is gone when this call begins; None if it outlives both passes."""
+
+    def lives(self, call: int) -> bool:
+        """Whether it is there while a call runs."""
+        return self.born <= call and (self.died is None or call < self.died)
+
+    def counts(self, *, forward: bool) -> bool:
+        """Whether it is the pass's own; all others the caller holds."""
+        return self.role == "inner" or (self.role == "output" and forward)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,14 +76,6 @@ class Trace:
     input_bytes: int
     """Place of the number of bytes of the layer's input."""
     output_bytes: int
-
-    def lives(self, place: int, buffer: Buffer) -> bool:
-        """Whether a buffer is there while a call runs."""
-        return buffer.born <= place and (buffer.died is None or place < buffer.died)
-
-    def counts(self, role: Role, *, forward: bool) -> bool:
-        """Whether buffers of a role are the pass's own; all others the caller holds."""
-        return role == "inner" or (role == "output" and forward)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

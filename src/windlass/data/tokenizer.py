@@ -45,6 +45,18 @@ class Tokenizer:
             return bytes(i for i in ids if i != self.end_of_text).decode(errors="replace")
         return self.core.decode(list(ids), skip_special_tokens=True)
 
+    def pieces(self, ids: Iterable[int]) -> Iterator[str]:
+        """The text of `ids` as it comes, held back where a character is not yet whole."""
+        held: list[int] = []
+        for token in ids:
+            held.append(token)
+            text = self.decode(held)
+            if not text.endswith("\ufffd"):
+                yield text
+                held.clear()
+        if held:
+            yield self.decode(held)
+
     def encode_batch(self, texts: Sequence[str]) -> list[Ids]:
         """The ids of several texts, on all cores."""
         if self.bytewise:

@@ -84,7 +84,8 @@ def materialise(chain: Chain, index: int, *, seed: int, device: str) -> nn.Modul
 
     Which layers are built, in what order and on what device does not change the numbers. A
     parameter that is tied to one of an earlier layer holds the owner's numbers in memory of its
-    own: whoever holds both layers joins them. The layer in the chain stays as it is.
+    own: whoever holds both layers joins them. The layer in the chain stays as it is. Weights that a
+    model sets outside of any `reset_parameters` come only from building it whole (`build_chain`).
 
     Args:
         chain: its layer is on the meta device, or has real weights, which are then copied.

@@ -117,7 +117,7 @@ def runs_table(runs: Sequence[RunSummary], now: float) -> RenderableType:
     table.add_column("run", no_wrap=True)
     table.add_column("model", overflow="ellipsis", no_wrap=True, min_width=8)
     table.add_column("state", no_wrap=True)
-    for name in ("step", "loss", "held out", "ms/step", "ratio", "ago"):
+    for name in ("step", "loss", "held out", "step time", "ratio", "ago"):
         table.add_column(name, justify="right", no_wrap=True)
     for run in runs:
         ratio = run.seconds / run.predicted_seconds if run.predicted_seconds else None
@@ -129,7 +129,7 @@ def runs_table(runs: Sequence[RunSummary], now: float) -> RenderableType:
             f"{run.step}{steps}",
             loss_words(run.loss) if run.step else "–",
             "–" if run.held_out_loss is None else loss_words(run.held_out_loss),
-            f"{1000 * run.seconds:.3g}" if math.isfinite(run.seconds) else "–",
+            show_seconds(run.seconds) if math.isfinite(run.seconds) else "–",
             ratio_words(ratio),
             _ago(now - run.started),
         )

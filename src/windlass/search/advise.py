@@ -33,7 +33,7 @@ def advise(
     near_bytes = request.near or machine.device.near.capacity_bytes
     nearest, memory = refused[0]
     state = min(_state_bytes(plan, graph) for plan, _ in refused)
-    left = near_bytes - machine.device.runtime_bytes
+    left = near_bytes - machine.device.process_bytes(compiled=False)
     changes = list(_budget(memory, nearest, machine))
     if state <= left:
         changes += _changes(request, graph, machine, nearest, near_bytes)

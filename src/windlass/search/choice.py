@@ -1,7 +1,7 @@
 """Choice: what a search found, what came next, what did not fit and what would help."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from windlass.program.instruction import Instruction
 from windlass.spec.plan import Plan
@@ -90,7 +90,7 @@ class Choice:
     refused: tuple[Refusal, ...] = ()
     """What does not fit, nearest first."""
     advice: Advice | None = None
-    weighed: int = field(default=0)
+    weighed: int = 0
     """How many plans were compared."""
 
     @property

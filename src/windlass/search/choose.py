@@ -50,8 +50,8 @@ def choose(request: Request, graph: Graph, machine: Machine) -> Choice:
         (plan, weigh(plan, graph, machine, near_bytes=near_bytes))
         for plan in undominated(sieved.fitting)
     ]
-    weighed += _recomputing(min(weighed, key=lambda item: _rank(item, steps))[0],
-                            sieved.fitting, graph, machine, near_bytes)  # fmt: skip
+    best, _ = min(weighed, key=lambda item: _rank(item, steps))
+    weighed += _recomputing(best, sieved.fitting, graph, machine, near_bytes)
     weighed.sort(key=lambda item: _rank(item, steps))
     plan, short = weighed[0]
     # The winner's own program, whole: the same numbers, told of the program that will run.

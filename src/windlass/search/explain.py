@@ -34,7 +34,7 @@ def explain_runner_up(runner: RunnerUp) -> str:
     """Why a plan that fits lost: in what it differs, by how much time, and in which term."""
     differs = ", ".join(f"{key}={value}" for key, value in runner.differs.items())
     if runner.slower_seconds == 0:
-        return f"{differs}: as fast, but needs more memory"
+        return f"{differs}: as fast, and needs no less memory"
     share = runner.slower_seconds / (runner.run_seconds - runner.slower_seconds)
     lost = f"{differs}: {show_seconds(runner.slower_seconds)} slower ({share:+.1%})"
     return f"{lost}, of which {runner.term} {show_seconds(runner.term_seconds)}"
@@ -54,6 +54,8 @@ def explain_advice(advice: Advice) -> Iterator[str]:
     """What would make it fit, cheapest first, then how much memory would do."""
     for change in advice.changes:
         yield explain_change(change)
+    if advice.devices is None:
+        yield f"the process alone holds {show_bytes(advice.by_class['runtime'])}"
     if not advice.changes:
         yield f"weights, gradients and optimizer state alone are {show_bytes(advice.state_bytes)}"
     yield f"a near tier of {show_bytes(advice.needed_bytes)} would do"

@@ -35,7 +35,8 @@ def memory_of(plan: Plan, graph: Graph, machine: Machine) -> Memory:
     """How full the near tier gets."""
     short = _shortened(plan, _FEW)
     (program,) = lower(short, graph)
-    full = occupancy(program, short, graph, runtime_bytes=machine.device.runtime_bytes)
+    held = machine.device.process_bytes(compiled=plan.compile)
+    full = occupancy(program, short, graph, runtime_bytes=held)
     return Memory(
         peak_bytes=full.peak_bytes,
         by_class=full.by_class,

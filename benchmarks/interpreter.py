@@ -1,0 +1,109 @@
+"""What does the interpreter cost for each instruction, and what share of a step is that?
+
+Runs the program of a `gpt2-124m` step (12 blocks, so many micro-batches) with handlers that do
+nothing, interleaved with a bare loop that calls the same handlers without a clock, and sets the
+difference against the step time given.
+
+    python benchmarks/interpreter.py --micro-batches 1 --step-seconds 2.8
+"""
+
+import argparse
+import csv
+import datetime as dt
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from windlass.program.instruction import Instruction, Program
+from windlass.runtime.interpret import Interpreter, clock_for
+from windlass.track.environment import code_version
+
+LAYERS = 14
+ROUNDS = 200
+RESULTS = Path(__file__).parent / "results" / "interpreter.csv"
+
+
+def program(micros: int) -> Program:
+    """One step of a chain of `LAYERS` layers."""
+    steps: list[Instruction] = []
+    for micro in range(micros):
+        steps.append(Instruction("load", None, micro))
+        steps += [Instruction("forward", layer, micro) for layer in range(LAYERS)]
+        steps += [Instruction("backward", layer, micro) for layer in reversed(range(LAYERS))]
+    steps.append(Instruction("norm"))
+    steps += [Instruction("update", layer) for layer in range(LAYERS)]
+    return Program(plan="0" * 12, device=0, instructions=(*steps, Instruction("sync")))
+
+
+def nothing(layer: int, micro: int) -> None:
+    """A handler that leaves all the time to the interpreter."""
+
+
+def seconds(run: Callable[[], object]) -> float:
+    """How long a call takes."""
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
+
+
+def main() -> None:
+    """Measures, prints, and appends a row to the results."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--micro-batches", type=int, default=1)
+    parser.add_argument("--step-seconds", type=float, default=2.8)
+    asked = parser.parse_args()
+    steps = program(asked.micro_batches)
+    length = len(steps.instructions)
+    handlers = dict.fromkeys(("load", "forward", "backward", "norm", "update", "sync"), nothing)
+    interpreter = Interpreter(steps, handlers, clock_for(torch.device("cpu"), length))
+    calls = [(nothing, 0, 0)] * length
+
+    def bare() -> None:
+        for handler, layer, micro in calls:
+            handler(layer, micro)
+
+    def interpreted() -> None:
+        interpreter.run()
+        interpreter.by_kind()
+        interpreter.seconds()
+
+    pairs = [(seconds(interpreted), seconds(bare)) for _ in range(ROUNDS)]
+    ours = statistics.median(pair[0] for pair in pairs)
+    spread = statistics.quantiles([pair[0] for pair in pairs], n=10)
+    each = ours / length
+    share = ours / asked.step_seconds
+    sys.stdout.write(
+        f"{length} instructions: {each * 1e6:.2f} us each (80 % of rounds within "
+        f"{spread[0] / length * 1e6:.2f} to {spread[-1] / length * 1e6:.2f}), of which the call "
+        f"itself {statistics.median(pair[1] for pair in pairs) / length * 1e6:.2f} us; "
+        f"{share:.4%} of a step of {asked.step_seconds} s\n"
+    )
+    commit, dirty = code_version(Path(__file__))
+    RESULTS.parent.mkdir(exist_ok=True)
+    new = not RESULTS.exists()
+    with RESULTS.open("a", newline="") as file:
+        writer = csv.writer(file)
+        if new:
+            writer.writerow(
+                ("date", "commit", "machine", "instructions", "us_each", "step_seconds", "share")
+            )
+        writer.writerow(
+            (
+                dt.datetime.now(dt.UTC).date().isoformat(),
+                f"{commit}{'+' if dirty else ''}",
+                platform.processor() or platform.machine(),
+                length,
+                f"{each * 1e6:.3f}",
+                asked.step_seconds,
+                f"{share:.6f}",
+            )
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,44 @@
+"""Memory: the fullest moment of each tier on its fullest device.
+
+The program says what is alive while each instruction runs; the machine says what the process holds
+before any tensor. On a machine whose allocator was pinned (`machines.allocator`) nothing else is
+added: large blocks are mapped one by one, so that what is resident is what is alive.
+"""
+
+from windlass.program.instruction import Program
+from windlass.program.layout import place_of
+from windlass.program.occupancy import Occupancy, occupancy
+from windlass.spec.graph import Graph
+from windlass.spec.machine import Machine
+from windlass.spec.plan import Plan
+from windlass.spec.prediction import TierPeak
+
+
+def peaks(
+    plan: Plan, graph: Graph, machine: Machine, programs: tuple[Program, ...]
+) -> tuple[TierPeak, ...]:
+    """The peak of the near tier on the device where it is highest; one entry for each tier."""
+    held = machine.device.process_bytes(compiled=plan.compile)
+    by_stage: dict[int, Occupancy] = {}
+    for program in programs:
+        stage = place_of(program.device, plan.cut).stage
+        if stage not in by_stage:
+            by_stage[stage] = occupancy(program, plan, graph, runtime_bytes=held)
+    fullest = max(by_stage.values(), key=lambda full: full.peak_bytes)
+    near, *others = machine.device.tiers
+    first = TierPeak(
+        tier=near.name,
+        capacity_bytes=near.capacity_bytes,
+        peak_bytes=fullest.peak_bytes,
+        by_class=fullest.by_class,
+        instruction=fullest.peak,
+    )
+    # Programs of this version keep nothing beyond the near tier.
+    empty = (
+        TierPeak(
+            tier=tier.name, capacity_bytes=tier.capacity_bytes, peak_bytes=0, by_class={},
+            instruction=0,
+        )
+        for tier in others
+    )  # fmt: skip
+    return (first, *empty)

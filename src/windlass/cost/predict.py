@@ -1,0 +1,112 @@
+"""Predict: what one step of a plan costs, before it runs."""
+
+from collections import Counter, defaultdict
+from math import exp
+
+from windlass.cost.clock import run_clock
+from windlass.cost.memory import peaks
+from windlass.cost.op import TERMS, Seconds
+from windlass.cost.step import StepCost
+from windlass.program.instruction import Program
+from windlass.program.lower import lower
+from windlass.spec.graph import Graph
+from windlass.spec.machine import Machine
+from windlass.spec.plan import Plan
+from windlass.spec.prediction import Prediction
+
+_WITHIN_80 = 1.2816
+"""Standard deviations on either side that hold 80 % of a normal distribution."""
+
+_MODEL_ERROR = 0.08
+"""Standard deviation of log(measured / predicted) that comes from the formulas, not from noise.
+
+Measured on 2 cores of an AMD EPYC: see docs/cost.md.
+"""
+
+_PUBLISHED_NOISE = 0.15
+"""Taken for a machine that was not measured: its curves are drawn from two published figures."""
+
+
+def predict(
+    plan: Plan, graph: Graph, machine: Machine, programs: tuple[Program, ...] | None = None
+) -> Prediction:
+    """Step time by term and by kind, memory by tier and class.
+
+    Args:
+        plan: the plan.
+        graph: that it cuts.
+        machine: that it runs on.
+        programs: lowered from the plan; None lowers it.
+
+    Raises:
+        Faults: the plan asks for what this version does not lower.
+        KeyError: the machine states no rate for the plan's precision.
+    """
+    programs = programs or lower(plan, graph)
+    costs = StepCost(plan, graph, machine)
+    by_kind, by_term = _totals(plan, costs, programs)
+    seconds = sum(by_kind.values())
+    spread = exp(_WITHIN_80 * _deviation(machine))
+    micros = plan.batch.accumulation * plan.cut.replicas
+    rate = machine.device.rate(plan.precision)
+    used = len({span.kind for span in graph.chain})
+    return Prediction(
+        plan=plan.label,
+        machine=machine.label,
+        step_seconds=seconds,
+        low_seconds=seconds / spread,
+        high_seconds=seconds * spread,
+        by_term=by_term,
+        by_kind=by_kind,
+        peaks=peaks(plan, graph, machine, programs),
+        tokens_per_step=plan.tokens_per_step,
+        model_flop=micros * graph.step_flop(plan.batch.micro, plan.batch.sequence),
+        peak_flop_rate=rate.peak * plan.cut.devices,
+        compile_seconds=used * machine.device.compile_seconds if plan.compile else 0.0,
+    )
+
+
+def _deviation(machine: Machine) -> float:
+    """Standard deviation of log(step time) around the prediction: noise and formulas together."""
+    noise = _PUBLISHED_NOISE if machine.noise is None else machine.noise
+    return (noise**2 + _MODEL_ERROR**2) ** 0.5
+
+
+def _totals(
+    plan: Plan, costs: StepCost, programs: tuple[Program, ...]
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Seconds by instruction kind and by term on the device that is done last."""
+    if len(programs) == 1:
+        return _alone(costs, programs[0])
+    spans = run_clock(plan, costs, programs)
+    last = max(range(len(programs)), key=lambda at: max(span.end for span in spans[at]))
+    by_kind: dict[str, float] = defaultdict(float)
+    done = 0.0
+    for instruction, span in zip(programs[last].instructions, spans[last], strict=True):
+        # A send goes on beside what follows it: only time that nothing else covers is its own.
+        by_kind[instruction.kind] += max(0.0, span.end - max(span.start, done))
+        done = max(done, span.end)
+    worked = Seconds()
+    for instruction in programs[last].instructions:
+        worked = worked.plus(costs.of(instruction, programs[last].device))
+    by_term = _terms(worked)
+    by_term["exchange and waiting"] = max(0.0, done - worked.total)
+    return dict(by_kind), by_term
+
+
+def _alone(costs: StepCost, program: Program) -> tuple[dict[str, float], dict[str, float]]:
+    """On a single device instructions follow each other, so equal ones are counted together."""
+    counted: Counter[tuple[str, Seconds]] = Counter()
+    for instruction in program.instructions:
+        counted[instruction.kind, costs.of(instruction)] += 1
+    by_kind: dict[str, float] = defaultdict(float)
+    terms = [0.0] * len(TERMS)
+    for (kind, seconds), times in counted.items():
+        by_kind[kind] += times * seconds.total
+        for at, value in enumerate(seconds):
+            terms[at] += times * value
+    return dict(by_kind), _terms(Seconds(*terms))
+
+
+def _terms(seconds: Seconds) -> dict[str, float]:
+    return {term: value for term, value in zip(TERMS, seconds, strict=True) if value > 0}

@@ -1,0 +1,36 @@
+"""Simulate: a plan's programs on a clock become a timeline that a measured one lies beside."""
+
+from windlass.cost.clock import run_clock
+from windlass.cost.step import StepCost
+from windlass.program.instruction import Program
+from windlass.program.occupancy import occupancy
+from windlass.spec.graph import Graph
+from windlass.spec.machine import Machine
+from windlass.spec.plan import Plan
+from windlass.spec.prediction import Lane, Timeline
+
+
+def simulate(plan: Plan, graph: Graph, machine: Machine, programs: tuple[Program, ...]) -> Timeline:
+    """One predicted step: when each instruction starts and ends, and what memory holds meanwhile.
+
+    Args:
+        plan: the plan.
+        graph: that it cuts.
+        machine: that it runs on.
+        programs: lowered from the plan, one for each device.
+    """
+    spans = run_clock(plan, StepCost(plan, graph, machine), programs)
+    held = machine.device.process_bytes(compiled=plan.compile)
+    lanes = tuple(
+        Lane(
+            device=program.device,
+            kinds=tuple(instruction.kind for instruction in program.instructions),
+            layers=tuple(instruction.layer for instruction in program.instructions),
+            micros=tuple(instruction.micro for instruction in program.instructions),
+            starts=tuple(span.start for span in times),
+            ends=tuple(span.end for span in times),
+            memory_bytes=occupancy(program, plan, graph, runtime_bytes=held).bytes,
+        )
+        for program, times in zip(programs, spans, strict=True)
+    )
+    return Timeline(predicted=True, lanes=lanes)

@@ -1,0 +1,167 @@
+"""Step: seconds of each instruction of a plan, found once for each kind of layer."""
+
+from windlass.cost.op import DeviceRates, Seconds, Setting, fresh_seconds, pass_seconds
+from windlass.program.instruction import Instruction
+from windlass.program.layout import place_of
+from windlass.program.ties import owners
+from windlass.spec.graph import Graph, LayerKind, Parameter
+from windlass.spec.machine import Link, Machine
+from windlass.spec.plan import Plan
+
+_TOKEN_BYTES = 8
+_SUM_BYTES = 4
+"""Gradients are summed in float32."""
+_MOMENT_BYTES = 8
+_MASTER_BYTES = 4
+
+
+class StepCost:
+    """Seconds of the instructions of one plan on one machine.
+
+    Args:
+        plan: the plan.
+        graph: that it cuts.
+        machine: that it runs on.
+
+    Raises:
+        KeyError: the machine states no rate for the plan's precision.
+    """
+
+    def __init__(self, plan: Plan, graph: Graph, machine: Machine) -> None:
+        batch = plan.batch
+        setting = Setting(batch.micro, batch.sequence, plan.precision, plan.compile)
+        self._plan, self._graph, self._machine = plan, graph, machine
+        self._device = machine.device
+        self._rates = DeviceRates(machine.device, setting)
+        self._kinds = tuple(graph.layer_kinds())
+        self._known: dict[tuple[object, ...], Seconds] = {}
+        self._shared = _shared_elements(graph, self._kinds)
+
+    def of(self, instruction: Instruction, device: int = 0) -> Seconds:
+        """Seconds of one instruction, by what they go into."""
+        kind, layer, micro = instruction
+        if layer is None:
+            key: tuple[object, ...] = (kind, device)
+        else:
+            shared = self._shared.get(layer, 0)
+            key = (kind, self._kinds[layer].name, shared, micro == 0)
+        known = self._known.get(key)
+        if known is None:
+            known = self._found(instruction, device)
+            self._known[key] = known
+        return known
+
+    def exchange_seconds(self, instruction: Instruction) -> float:
+        """Seconds that a message or reduction takes on its link."""
+        kind, layer, _ = instruction
+        if kind not in ("send", "receive", "reduce") or layer is None:
+            return 0.0
+        if kind == "reduce":
+            owned = self._kinds[layer].parameter_count
+            return _all_reduce_seconds(
+                owned * self._plan.gradient_bytes, self._plan.cut.replicas,
+                self._link(self._plan.cut.replicas),
+            )  # fmt: skip
+        link = self._link(self._plan.cut.devices)
+        cost = self._kinds[layer].cost(self._plan.precision, compiled=self._plan.compile)
+        size = cost.output_bytes.at(self._plan.batch.micro, self._plan.batch.sequence)
+        return link.latency + size / link.rate
+
+    def _found(self, instruction: Instruction, device: int) -> Seconds:
+        kind, layer, micro = instruction
+        if kind == "load":
+            return self._load()
+        if kind == "norm":
+            return self._norm(device)
+        if layer is None or kind not in ("forward", "recompute", "backward", "update"):
+            return Seconds()
+        if kind == "update":
+            return self._update(self._kinds[layer])
+        cost = self._kinds[layer].cost(self._plan.precision, compiled=self._plan.compile)
+        if kind != "backward":
+            return pass_seconds(cost.forward, cost, self._rates, backward=False)
+        passed = pass_seconds(cost.backward, cost, self._rates, backward=True)
+        return passed.plus(self._sum(layer, first=micro == 0))
+
+    def _load(self) -> Seconds:
+        """Inputs and targets of one micro-batch are copied once."""
+        tokens = self._plan.batch.micro * self._plan.batch.sequence
+        moved = 2 * 2 * tokens * _TOKEN_BYTES
+        rate = self._device.traffic.at(moved)
+        return Seconds(load=moved / rate + self._device.pass_seconds)
+
+    def _norm(self, device: int) -> Seconds:
+        stage = self._plan.stages[place_of(device, self._plan.cut).stage]
+        owned = [self._kinds[at] for at in range(stage.first, stage.last)]
+        nbytes = self._plan.gradient_bytes * sum(kind.parameter_count for kind in owned)
+        if not nbytes:
+            return Seconds()
+        launches = self._device.launch_seconds * sum(len(kind.parameters) for kind in owned)
+        rate = self._device.norm_rate or self._device.traffic.at(nbytes)
+        return Seconds(norm=nbytes / rate, launch=launches)
+
+    def _update(self, kind: LayerKind) -> Seconds:
+        """AdamW reads master, two moments and the gradient; it writes all but the gradient.
+
+        In bfloat16 it also writes the weights that layers compute with.
+        """
+        state = _MASTER_BYTES + _MOMENT_BYTES
+        working = 0 if self._plan.weight_bytes == _MASTER_BYTES else self._plan.weight_bytes
+        moved = 2 * state + self._plan.gradient_bytes + working
+        owned = kind.parameter_count
+        launches = self._device.launch_seconds * len(kind.parameters)
+        return Seconds(update=owned * moved / self._device.update_rate, launch=launches)
+
+    def _sum(self, layer: int, *, first: bool) -> Seconds:
+        """Adding a layer's fresh gradients to what is there; the first is taken over as it is.
+
+        In bfloat16 with accumulation the first is copied into float32.
+        """
+        summed = 0.0
+        fresh = 0.0
+        device, plan = self._device, self._plan
+        converts = plan.gradient_bytes != plan.weight_bytes
+        added = self._shared.get(layer, 0) if first else _elements(self._kinds[layer].parameters)
+        if added:
+            each = plan.weight_bytes + 2 * plan.gradient_bytes
+            summed += added * each / device.traffic.at(added * each)
+        if first and converts:
+            for parameter in self._kinds[layer].parameters:
+                moved = parameter.count * (plan.weight_bytes + _SUM_BYTES)
+                summed += moved / device.traffic.at(moved)
+                fresh += fresh_seconds(device, parameter.count * _SUM_BYTES)
+        return Seconds(traffic=summed, fresh=fresh)
+
+    def _link(self, joined: int) -> Link:
+        """The innermost link that joins so many devices, else the outermost there is.
+
+        Raises:
+            KeyError: the machine states no link.
+        """
+        links = self._machine.links
+        if not links:
+            raise KeyError(f"{self._machine.name} states no link between devices")
+        return next((link for link in links if link.joins >= joined), links[-1])
+
+
+def _all_reduce_seconds(nbytes: float, ranks: int, link: Link) -> float:
+    """Time of one ring all-reduce: `2(n-1)/n * B/w + 2(n-1) * a`.
+
+    Source: Patarasuk & Yuan 2009, JPDC 69(2).
+    """
+    hops = 2 * (ranks - 1)
+    return hops / ranks * nbytes / link.rate + hops * link.latency
+
+
+def _elements(parameters: tuple[Parameter, ...]) -> int:
+    return sum(parameter.count for parameter in parameters)
+
+
+def _shared_elements(graph: Graph, kinds: tuple[LayerKind, ...]) -> dict[int, int]:
+    """Elements of each layer that a later layer uses too, and so has a gradient for already."""
+    shared: dict[int, int] = {}
+    for layer, owned_by in enumerate(owners(graph)):
+        tied = _elements(tuple(p for p in kinds[layer].parameters if p.tied_to is not None))
+        for owner in {at for at in owned_by if at != layer}:
+            shared[owner] = shared.get(owner, 0) + tied
+    return shared

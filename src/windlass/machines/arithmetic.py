@@ -1,0 +1,113 @@
+"""Arithmetic: rates of matrix products and fused attention on this device."""
+
+from collections.abc import Callable
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from windlass.machines.timing import Stopwatch
+from windlass.spec.graph import Precision
+from windlass.spec.machine import AttentionRate, Curve, MatmulRate, Point
+
+DTYPES: dict[Precision, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+_SHAPES = (
+    (64, 64, 64), (128, 192, 192), (512, 192, 192), (1024, 576, 192), (2048, 768, 192),
+    (1024, 768, 768), (2048, 3072, 768), (256, 32768, 768),
+)  # fmt: skip
+"""(m, n, k) as they come in transformers: tokens by width by width, the last a vocabulary's."""
+
+_ACCELERATOR_SHAPES = (*_SHAPES, (8192, 8192, 8192))
+
+_SEQUENCES = (128, 256, 512, 768, 1024)
+_HEAD_WIDTHS = (32, 64, 128)
+_TOKENS = 2048
+_WIDTH = 512
+"""Heads times head width in the attention that is measured."""
+
+
+def matmul_rates(precision: Precision, watch: Stopwatch, tell: Callable[[], None]) -> MatmulRate:
+    """Rates in one precision.
+
+    A product is measured as training runs it: once forward (`x W^T`) and twice backward
+    (`g W`, `g^T x`), and counted at the mean.
+
+    Args:
+        precision: of all operands.
+        watch: times the work.
+        tell: called after each measurement.
+    """
+    shapes = _SHAPES if watch.device.type == "cpu" else _ACCELERATOR_SHAPES
+    points = []
+    for m, n, k in shapes:
+        points.append(_product(m, n, k, precision, watch))
+        tell()
+    points.sort()
+    widths = tuple(_attention(width, precision, watch, tell) for width in _HEAD_WIDTHS)
+    typical = widths[1].forward
+    return MatmulRate(
+        precision=precision,
+        peak=max(point.rate for point in points),
+        curve=Curve(points=tuple(points)),
+        attention=Curve(
+            points=tuple(
+                Point(4 * _TOKENS * _WIDTH * sequence, rate) for sequence, rate in typical.points
+            )
+        ),
+        attention_rates=widths,
+    )
+
+
+def _product(m: int, n: int, k: int, precision: Precision, watch: Stopwatch) -> Point:
+    dtype = DTYPES[precision]
+    x, weight, gradient = (
+        torch.randn(rows, columns, device=watch.device).to(dtype)
+        for rows, columns in ((m, k), (n, k), (m, n))
+    )
+    # Results go where they went before: fresh memory is measured, and counted, apart.
+    y, of_x, of_weight = (torch.empty_like(like) for like in (gradient, x, weight))
+    seconds = [
+        watch.seconds(lambda: torch.mm(x, weight.t(), out=y)),
+        watch.seconds(lambda: torch.mm(gradient, weight, out=of_x)),
+        watch.seconds(lambda: torch.mm(gradient.t(), x, out=of_weight)),
+    ]
+    flop = 2.0 * m * n * k
+    return Point(flop, flop * len(seconds) / sum(seconds))
+
+
+def _attention(
+    width: int, precision: Precision, watch: Stopwatch, tell: Callable[[], None]
+) -> AttentionRate:
+    """The typical head width over all lengths of a sequence; the others at one, and in ratio."""
+    lengths = _SEQUENCES if width == _HEAD_WIDTHS[1] else (_SEQUENCES[1], _SEQUENCES[-1])
+    forward, backward = [], []
+    for sequence in lengths:
+        there, back = _attention_rate(width, sequence, precision, watch)
+        forward.append(Point(sequence, there))
+        backward.append(Point(sequence, back))
+        tell()
+    return AttentionRate(
+        head_width=width,
+        forward=Curve(points=tuple(forward)),
+        backward=Curve(points=tuple(backward)),
+    )
+
+
+def _attention_rate(
+    width: int, sequence: int, precision: Precision, watch: Stopwatch
+) -> tuple[float, float]:
+    """FLOP/s forward and backward; backward counts the scores that it forms again."""
+    heads, batch = _WIDTH // width, _TOKENS // sequence
+    shape = (batch, sequence, heads, width)
+    query, key, value = (
+        torch.randn(shape, device=watch.device).to(DTYPES[precision]).transpose(1, 2)
+        .requires_grad_()
+        for _ in range(3)
+    )  # fmt: skip
+    gradient = torch.randn(shape, device=watch.device).to(DTYPES[precision]).transpose(1, 2)
+    inputs = (query, key, value)
+    output = scaled_dot_product_attention(query, key, value, is_causal=True)
+    there = watch.seconds(lambda: scaled_dot_product_attention(query, key, value, is_causal=True))
+    back = watch.seconds(lambda: torch.autograd.grad(output, inputs, gradient, retain_graph=True))
+    flop = 4.0 * batch * heads * sequence**2 * width
+    return flop / there, 2.5 * flop / back

@@ -1,0 +1,95 @@
+"""Here: the measurement of this machine, kept for this user as long as the machine stays the same.
+
+Nothing here imports torch, so that a kept measurement is found at once.
+"""
+
+import hashlib
+import os
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from windlass.errors import WindlassError
+from windlass.spec.machine import Machine
+
+HERE_FILE = "here.toml"
+"""Name of the file in the folder for this user."""
+
+_FORMAT = "1"
+"""Raised whenever a probe measures something new, so that older measurements are taken again."""
+
+_GPUS = Path("/proc/driver/nvidia/gpus")
+
+
+def load_here(folder: Path) -> Machine | None:
+    """The kept measurement; None if there is none, it is damaged, or of another system."""
+    path = folder / HERE_FILE
+    if not path.exists():
+        return None
+    try:
+        machine = Machine.load(path)
+    except WindlassError:
+        return None
+    return machine if machine.system == system_fingerprint() else None
+
+
+def save_here(folder: Path, machine: Machine) -> Path:
+    """Keeps a measurement, whole or not at all; returns where.
+
+    Raises:
+        StorageError: the folder does not take it.
+    """
+    path = folder / HERE_FILE
+    machine.save(path)
+    return path
+
+
+def system_fingerprint() -> str:
+    """Twelve digits of processor, cores, memory, kernel, torch and accelerators."""
+    content = "\n".join(
+        (_FORMAT, processor(), str(cores()), str(memory_bytes()), platform.release(), _torch(),
+         *accelerators())
+    )  # fmt: skip
+    return hashlib.sha256(content.encode()).hexdigest()[:12]
+
+
+def processor() -> str:
+    """The processor's name, as exactly as the system tells it."""
+    info = Path("/proc/cpuinfo")
+    wanted = ("model name", "cpu family", "model")
+    found: dict[str, str] = {}
+    if info.exists():
+        for line in info.read_text(encoding="utf-8", errors="replace").splitlines():
+            key, _, value = line.partition(":")
+            if key.strip() in wanted:
+                found.setdefault(key.strip(), value.strip())
+    return " ".join(found.values()) or platform.processor() or platform.machine()
+
+
+def cores() -> int:
+    """Cores that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def memory_bytes() -> int:
+    """All memory of this host."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def accelerators() -> tuple[str, ...]:
+    """Names of the GPUs that the driver lists."""
+    if not _GPUS.is_dir():
+        return ()
+    return tuple(
+        line.partition(":")[2].strip()
+        for gpu in sorted(_GPUS.iterdir())
+        for line in (gpu / "information").read_text().splitlines()
+        if line.startswith("Model")
+    )
+
+
+def _torch() -> str:
+    try:
+        return version("torch")
+    except PackageNotFoundError:
+        return "no torch"

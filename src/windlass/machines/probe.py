@@ -1,0 +1,151 @@
+"""Probe: measures this machine in under 30 seconds.
+
+What is measured is what a training step is made of, never a model: products over their size,
+fused attention, plain traffic, the ops that are slower than traffic, fresh memory, the optimizer,
+the cost of starting an op, and what the process itself holds.
+"""
+
+import warnings
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+import torch
+
+from windlass.machines.allocator import prepare_allocator
+from windlass.machines.arithmetic import matmul_rates
+from windlass.machines.here import system_fingerprint
+from windlass.machines.surroundings import disk_rates, free_bytes, gloo_link
+from windlass.machines.timing import Stopwatch
+from windlass.machines.traffic import (
+    fresh_rate,
+    launch_seconds,
+    layer_seconds,
+    norm_rate,
+    op_rates,
+    plain_traffic,
+    update_rate,
+)
+from windlass.machines.trial import Trial, run_trial
+from windlass.spec.graph import Precision
+from windlass.spec.machine import Device, Machine, Tier
+
+_PRECISIONS: tuple[Precision, ...] = ("float32", "bfloat16")
+_BUDGET_SECONDS = 0.05
+"""For one measurement; there are about 120."""
+_KEPT_BYTES = 32 * 2**20
+"""Larger results are mapped afresh; see `machines.allocator`."""
+_STAGES = 140
+"""Measurements, roughly: the progress bar's length."""
+
+Progress = Callable[[str, int, int | None], None]
+"""Told what is being measured, how many measurements are done, and of how many."""
+
+
+def probe(progress: Progress | None, disk: Path) -> Machine:
+    """Measures this machine.
+
+    Args:
+        progress: told how far it is; None if nobody asks.
+        disk: a folder on the disk to measure; a file is made there and removed.
+
+    Raises:
+        MachineError: something cannot be measured.
+        StorageError: the folder does not take a file.
+    """
+    prepare_allocator()
+    bar = _Bar(progress)
+    bar.label("memory and disk")
+    capacity = free_bytes()
+    read, write = disk_rates(disk)
+    bar.step()
+    bar.label("loopback")
+    links = (gloo_link(),)
+    bar.label("compiled code")
+    trial = run_trial()
+    device, noise = _device(bar, trial)
+    on_cpu = device.kind == "cpu"
+    near = Tier(name="near", capacity_bytes=capacity if on_cpu else _accelerator_bytes())
+    tiers = (near, Tier(name="disk", capacity_bytes=_disk_bytes(disk), read=read, write=write))
+    bar.end()
+    return Machine(
+        name="here",
+        devices_per_host=1,
+        device=device.model_copy(update={"tiers": tiers}),
+        links=links,
+        source="measured here",
+        date=datetime.now(UTC).date().isoformat(),
+        noise=noise,
+        system=system_fingerprint(),
+    )
+
+
+class _Bar:
+    """Counts measurements for whoever watches."""
+
+    def __init__(self, progress: Progress | None) -> None:
+        self._progress = progress
+        self._label = ""
+        self._done = 0
+
+    def label(self, label: str) -> None:
+        self._label = label
+        self._tell()
+
+    def step(self) -> None:
+        self._done = min(self._done + 1, _STAGES - 1)
+        self._tell()
+
+    def end(self) -> None:
+        self._done = _STAGES
+        self._tell()
+
+    def _tell(self) -> None:
+        if self._progress is not None:
+            self._progress(f"measuring {self._label}", self._done, _STAGES)
+
+
+def _device(bar: _Bar, trial: Trial) -> tuple[Device, float]:
+    """The rates of the device that a run would take, and their noise; tiers are left open."""
+    kind = "cuda" if torch.cuda.is_available() else "cpu"
+    watch = Stopwatch(torch.device(kind), budget_seconds=_BUDGET_SECONDS)
+    rates, ops = [], []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for precision in _PRECISIONS:
+            bar.label(f"products in {precision}")
+            rates.append(matmul_rates(precision, watch, bar.step))
+            bar.label(f"operations in {precision}")
+            ops += op_rates(precision, watch, bar.step)
+        bar.label("optimizer and launches")
+        launch = launch_seconds(watch)
+        on_cpu = kind == "cpu"
+        device = Device(
+            kind=kind,
+            matmul=tuple(rates),
+            traffic=plain_traffic(watch),
+            launch_seconds=launch,
+            update_rate=update_rate(watch),
+            op_rates=(*ops, *trial.op_rates) if on_cpu else tuple(ops),
+            fresh_rate=fresh_rate(watch) if on_cpu else None,
+            fresh_above_bytes=_KEPT_BYTES if on_cpu else 0,
+            norm_rate=norm_rate(watch),
+            pass_seconds=layer_seconds(watch, launch),
+            compiled_pass_seconds=trial.compiled_pass_seconds,
+            compile_seconds=trial.compile_seconds,
+            runtime_bytes=trial.runtime_bytes if on_cpu else 0,
+            compiler_bytes=trial.compiler_bytes if on_cpu else 0,
+            tiers=(Tier(name="near", capacity_bytes=0),),
+        )
+    return device, watch.noise
+
+
+def _accelerator_bytes() -> int:
+    free, _ = torch.cuda.mem_get_info()
+    return int(free)
+
+
+def _disk_bytes(folder: Path) -> int:
+    import shutil
+
+    return shutil.disk_usage(folder).free

@@ -1,0 +1,186 @@
+"""Traffic: rates of all that is bound by moving bytes, and of the ops that are not quite."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.optim.adamw import adamw
+
+from windlass.machines.arithmetic import DTYPES
+from windlass.machines.timing import Stopwatch
+from windlass.spec.graph import PRECISION_BYTES, Precision
+from windlass.spec.machine import Curve, OpRate, Point
+
+_aten = torch.ops.aten
+
+_PLAIN_ELEMENTS = (2**13, 2**16, 2**19, 2**22, 2**25)
+_UPDATED = 2**23
+"""Weights in the update that is measured: their state does not fit any cache."""
+_FRESH_BYTES = 2**27
+_WIDTH = 768
+_ROWS = (128, 2048)
+_VOCABULARY = 8192
+_VOCABULARY_ROWS = (64, 512)
+_LAUNCHES = 50
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Op:
+    """An op at one size, and the bytes that it touches."""
+
+    name: str
+    work: Callable[[], object]
+    nbytes: int
+
+
+def plain_traffic(watch: Stopwatch) -> Curve:
+    """Bytes/s of `x + y` over the bytes that it moves, into memory that is there already."""
+    points = []
+    for elements in _PLAIN_ELEMENTS:
+        x, y, z = (torch.ones(elements, device=watch.device) for _ in range(3))
+        moved = 3 * 4 * elements
+        points.append(Point(moved, moved / watch.seconds(lambda: torch.add(x, y, out=z))))
+    return Curve(points=tuple(points))
+
+
+def fresh_rate(watch: Stopwatch) -> float:
+    """Bytes/s of the first touch of a large result: what it takes beyond one that is there."""
+    x = torch.ones(_FRESH_BYTES // 4, device=watch.device)
+    y = torch.empty_like(x)
+    known = watch.seconds(lambda: torch.neg(x, out=y))
+    fresh = watch.seconds(lambda: torch.neg(x))
+    # Where fresh memory costs nothing the difference is noise.
+    return _FRESH_BYTES / max(fresh - known, 0.01 * known)
+
+
+def op_rates(
+    precision: Precision, watch: Stopwatch, tell: Callable[[], None]
+) -> tuple[OpRate, ...]:
+    """Rates of the ops that transformers use, run one by one."""
+    points: dict[str, list[Point]] = {}
+    for rows in _ROWS:
+        for op in (*_layer_ops(rows, precision, watch.device), *_loss_ops(rows, precision, watch)):
+            rate = op.nbytes / watch.seconds(op.work)
+            points.setdefault(op.name, []).append(Point(op.nbytes, rate))
+            tell()
+    return tuple(
+        OpRate(name=name, precision=precision, curve=Curve(points=tuple(found)))
+        for name, found in points.items()
+    )
+
+
+def update_rate(watch: Stopwatch) -> float:
+    """Bytes/s of fused AdamW: it reads master, moments and gradient, and writes three of them."""
+    master, moment1, moment2, gradient = (
+        torch.zeros(_UPDATED, device=watch.device) for _ in range(4)
+    )
+    steps = torch.ones((), device=watch.device)
+
+    def update() -> None:
+        adamw(
+            [master], [gradient], [moment1], [moment2], [], [steps], fused=True, amsgrad=False,
+            beta1=0.9, beta2=0.95, lr=1e-4, weight_decay=0.1, eps=1e-8, maximize=False,
+        )  # fmt: skip
+
+    return 7 * 4 * _UPDATED / watch.seconds(update)
+
+
+def norm_rate(watch: Stopwatch) -> float:
+    """Bytes/s of the 2-norm of gradients."""
+    gradient = torch.ones(_UPDATED, device=watch.device)
+    return 4 * _UPDATED / watch.seconds(lambda: torch.linalg.vector_norm(gradient))
+
+
+def launch_seconds(watch: Stopwatch) -> float:
+    """Seconds of one op that does next to nothing, half of them forward and half backward."""
+    x = torch.ones(8, device=watch.device, requires_grad=True)
+    gradient = torch.ones(8, device=watch.device)
+
+    def chain() -> None:
+        y = x
+        for _ in range(_LAUNCHES):
+            y = y * x
+        torch.autograd.grad(y, x, gradient)
+
+    # Backward of a product is two products and a sum.
+    return watch.seconds(chain) / (4 * _LAUNCHES)
+
+
+def layer_seconds(watch: Stopwatch, launch: float) -> float:
+    """Seconds of one pass of a layer beyond its ops: the call with its weights, the tape."""
+    layer = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8), nn.LayerNorm(8)).to(watch.device)
+    weights = {name: weight.detach() for name, weight in layer.named_parameters()}
+    x = torch.ones(8, 8, device=watch.device)
+
+    def both() -> None:
+        used = {name: weight.requires_grad_() for name, weight in weights.items()}
+        y = functional_call(layer, used, (x.detach().requires_grad_(),))
+        torch.autograd.grad(y, [*used.values()], x)
+
+    # Three ops forward; backward two products and a sum for each linear layer, and the norm's.
+    return max(0.0, watch.seconds(both) - 10 * launch) / 2
+
+
+def _layer_ops(rows: int, precision: Precision, device: torch.device) -> Iterator[_Op]:
+    size, dtype = PRECISION_BYTES[precision], DTYPES[precision]
+    x, y = (torch.randn(rows, _WIDTH, device=device).to(dtype) for _ in range(2))
+    wide = torch.randn(rows, 4 * _WIDTH, device=device).to(dtype)
+    weight, bias = (torch.ones(_WIDTH, device=device, dtype=dtype) for _ in range(2))
+    _, mean, rstd = torch.native_layer_norm(x, (_WIDTH,), weight, bias, 1e-5)
+    n = rows * _WIDTH * size
+    norm_args = (y, x, [_WIDTH], mean, rstd, weight, bias, [True, True, True])
+    works: tuple[tuple[str, Callable[[], object], int], ...] = (
+        ("native_layer_norm", lambda: _aten.native_layer_norm(x, [_WIDTH], weight, bias, 1e-5), 2),
+        ("native_layer_norm_backward", lambda: _aten.native_layer_norm_backward(*norm_args), 3),
+        ("gelu", lambda: _aten.gelu(wide, approximate="tanh"), 8),
+        ("gelu_backward", lambda: _aten.gelu_backward(wide, wide, approximate="tanh"), 12),
+        ("silu", lambda: _aten.silu(wide), 8),
+        ("silu_backward", lambda: _aten.silu_backward(wide, wide), 12),
+        ("add", lambda: x + y, 3),
+        ("mul", lambda: x * y, 3),
+        ("sum", lambda: wide.sum(0, keepdim=True), 4),
+        ("cat", lambda: torch.cat([x, y, x], 1), 6),
+        ("clone", lambda: x.clone(), 2),
+    )
+    for name, work, times in works:
+        yield _Op(name=name, work=work, nbytes=times * n)
+
+
+def _loss_ops(rows: int, precision: Precision, watch: Stopwatch) -> Iterator[_Op]:
+    """Cross-entropy runs in float32 whatever the logits are in; the embedding in `precision`."""
+    rows, device, dtype = rows // 4, watch.device, DTYPES[precision]
+    logits = torch.randn(rows, _VOCABULARY, device=device)
+    narrow = logits.to(dtype)
+    chances = torch.log_softmax(logits, 1)
+    targets = torch.randint(0, _VOCABULARY, (rows,), device=device)
+    table = torch.randn(_VOCABULARY, 192, device=device).to(dtype)
+    taken = torch.randn(rows, 192, device=device).to(dtype)
+    one, count = torch.ones((), device=device), torch.tensor(float(rows), device=device)
+    n, size = 4 * logits.numel(), PRECISION_BYTES[precision]
+    looked_up = rows * 192 * size
+    works: tuple[tuple[str, Callable[[], object], int], ...] = (
+        ("_log_softmax", lambda: _aten._log_softmax(logits, 1, False), 2 * n),  # noqa: FBT003, SLF001
+        (
+            "_log_softmax_backward_data",
+            lambda: _aten._log_softmax_backward_data(logits, chances, 1, torch.float32),  # noqa: SLF001
+            3 * n,
+        ),
+        ("nll_loss_backward", lambda: _nll_backward(one, chances, targets, count), n),
+        ("embedding", lambda: _aten.embedding(table, targets), 2 * looked_up),
+        (
+            "embedding_dense_backward",
+            lambda: _aten.embedding_dense_backward(taken, targets, _VOCABULARY, -1, False),  # noqa: FBT003
+            looked_up + table.numel() * size,
+        ),
+    )
+    for name, work, nbytes in works:
+        yield _Op(name=name, work=work, nbytes=nbytes)
+    if dtype != torch.float32:
+        both = logits.numel() * (4 + size)
+        yield _Op(name="_to_copy", work=lambda: [narrow.float(), logits.to(dtype)], nbytes=2 * both)
+
+
+def _nll_backward(one: Tensor, chances: Tensor, targets: Tensor, count: Tensor) -> object:
+    return _aten.nll_loss_backward(one, chances, targets, None, 1, -100, count)

@@ -1,0 +1,179 @@
+"""Trial: a fresh process that runs a little eagerly, then compiled, and prints what that takes.
+
+Run as `python -m windlass.machines.trial`; it prints one `Trial` as JSON. A process of its own,
+because compiling fills memory that the measured process would never give back.
+"""
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from windlass.document import Document
+from windlass.errors import MachineError
+from windlass.machines.allocator import prepare_allocator
+from windlass.machines.arithmetic import DTYPES
+from windlass.machines.surroundings import process_bytes
+from windlass.machines.timing import Stopwatch
+from windlass.spec.graph import PRECISION_BYTES, Precision
+from windlass.spec.machine import Curve, OpRate, Point
+
+_ROWS = 2048
+_WIDTH = 768
+_VOCABULARY = 8192
+_BUDGET_SECONDS = 0.06
+
+
+class Trial(Document):
+    """What a fresh process held and took."""
+
+    runtime_bytes: int
+    """Before any large tensor, having run both precisions."""
+    compiler_bytes: int
+    """On top, after compiling."""
+    compile_seconds: float
+    """Of one kind of layer."""
+    compiled_pass_seconds: float
+    op_rates: tuple[OpRate, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Case:
+    """A function to compile, with the ATen names that it stands for and the bytes they move."""
+
+    work: Callable[..., Tensor]
+    inputs: tuple[Tensor, ...]
+    gradient: Tensor
+    forward: tuple[str, int]
+    backward: tuple[str, int]
+
+
+def run_trial() -> Trial:
+    """The result of a trial in a process of its own.
+
+    Raises:
+        MachineError: it ended with an error, which the message holds.
+    """
+    done = subprocess.run(  # noqa: S603  our own words, no shell
+        (sys.executable, "-m", "windlass.machines.trial"),
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if done.returncode:
+        last = done.stderr.strip().splitlines()[-1:]
+        raise MachineError(f"compiled code cannot be measured here: {' '.join(last)}")
+    return Trial.model_validate_json(done.stdout.splitlines()[-1])
+
+
+def main() -> None:
+    """Prints the trial of this process."""
+    prepare_allocator()
+    sys.stdout.write(_trial().to_json() + "\n")
+
+
+def _trial() -> Trial:
+    from torch._inductor.utils import fresh_cache
+
+    watch = Stopwatch(torch.device("cpu"), budget_seconds=_BUDGET_SECONDS)
+    _run_eagerly()
+    before = process_bytes()
+    with fresh_cache():
+        start = time.perf_counter()
+        host = _compiled_pass_seconds(watch)
+        rates, seconds = _compiled_rates("bfloat16", watch)
+        held = process_bytes() - before
+        more, _ = _compiled_rates("float32", watch, loss_only=True)
+    total = time.perf_counter() - start
+    del total
+    return Trial(
+        runtime_bytes=before,
+        compiler_bytes=max(0, held),
+        compile_seconds=seconds,
+        compiled_pass_seconds=host,
+        op_rates=(*rates, *more),
+    )
+
+
+def _run_eagerly() -> None:
+    """Loads what a first product and a first backward pass load."""
+    for dtype in DTYPES.values():
+        weight = torch.ones(64, 64, dtype=dtype, requires_grad=True)
+        loss = functional.cross_entropy((torch.ones(64, 64, dtype=dtype) @ weight).float(),
+                                        torch.zeros(64, dtype=torch.int64))  # fmt: skip
+        torch.autograd.grad(loss, weight)
+
+
+def _compiled_pass_seconds(watch: Stopwatch) -> float:
+    """Seconds of one pass of compiled code that does next to nothing."""
+    work = torch.compile(_scaled, dynamic=False)
+    x = torch.ones(8, 8, requires_grad=True)
+    weight = torch.ones(8, requires_grad=True)
+    gradient = torch.ones(8, 8)
+    return watch.seconds(lambda: torch.autograd.grad(work(x, weight), (x, weight), gradient)) / 2
+
+
+def _scaled(x: Tensor, weight: Tensor) -> Tensor:
+    return x * weight
+
+
+def _compiled_rates(
+    precision: Precision, watch: Stopwatch, *, loss_only: bool = False
+) -> tuple[list[OpRate], float]:
+    """Rates of compiled runs under the name of their slowest op, and all seconds of compiling."""
+    rates, seconds = [], 0.0
+    for case in _cases(precision):
+        if loss_only and case.forward[0] != "_log_softmax":
+            continue
+        work = torch.compile(case.work, dynamic=False)
+        inputs = [x for x in case.inputs if x.requires_grad]
+        start = time.perf_counter()
+        torch.autograd.grad(work(*case.inputs), inputs, case.gradient)
+        seconds += time.perf_counter() - start
+        there = watch.seconds(lambda: work(*case.inputs))
+        both = watch.seconds(lambda: torch.autograd.grad(work(*case.inputs), inputs, case.gradient))
+        for (name, nbytes), taken in (
+            (case.forward, there), (case.backward, max(both - there, 0.1 * both)),
+        ):  # fmt: skip
+            curve = Curve(points=(Point(nbytes, nbytes / taken),))
+            rates.append(OpRate(name=name, precision=precision, compiled=True, curve=curve))
+    return rates, seconds
+
+
+def _cases(precision: Precision) -> Iterator[_Case]:
+    dtype, size = DTYPES[precision], PRECISION_BYTES[precision]
+    narrow = _ROWS * _WIDTH * size
+    logits = _ROWS // 4 * _VOCABULARY * size
+    x, wide, scores = (
+        torch.randn(rows, columns).to(dtype).requires_grad_()
+        for rows, columns in ((_ROWS, _WIDTH), (_ROWS, 4 * _WIDTH), (_ROWS // 4, _VOCABULARY))
+    )
+    weight, bias = (torch.ones(_WIDTH, dtype=dtype, requires_grad=True) for _ in range(2))
+    yield _Case(
+        work=lambda x, w, b: functional.layer_norm(x, (_WIDTH,), w, b),
+        inputs=(x, weight, bias),
+        gradient=torch.ones_like(x),
+        forward=("native_layer_norm", 2 * narrow),
+        backward=("native_layer_norm_backward", 3 * narrow),
+    )
+    yield _Case(
+        work=lambda x: functional.gelu(x, approximate="tanh"),
+        inputs=(wide,),
+        gradient=torch.ones_like(wide),
+        forward=("gelu", 8 * narrow),
+        backward=("gelu_backward", 12 * narrow),
+    )
+    yield _Case(
+        work=lambda x, y: functional.cross_entropy(x.float(), y),
+        inputs=(scores, torch.zeros(_ROWS // 4, dtype=torch.int64)),
+        gradient=torch.ones(()),
+        forward=("_log_softmax", logits),
+        backward=("_log_softmax_backward_data", 2 * logits),
+    )
+
+
+if __name__ == "__main__":
+    main()

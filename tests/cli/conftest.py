@@ -1,0 +1,37 @@
+"""A command line with a cache of its own, on a machine that is known already."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from windlass.machines.here import save_here, system_fingerprint
+
+from command_line import Windlass
+from factories import tiny_machine
+
+
+@pytest.fixture(scope="session")
+def surroundings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Environment variables that lead to a cache which holds a machine named `here`."""
+    cache = tmp_path_factory.mktemp("cache")
+    machine = tiny_machine(near="8 GiB").model_copy(
+        update={"name": "here", "system": system_fingerprint()}
+    )
+    save_here(cache / "windlass", machine)
+    return {**os.environ, "XDG_CACHE_HOME": str(cache), "COLUMNS": "200"}
+
+
+@pytest.fixture
+def windlass(surroundings: dict[str, str], tmp_path: Path) -> Windlass:
+    """Runs one command line in an empty folder, to its end."""
+
+    def run(*words: str, **more: object) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            (sys.executable, "-m", "windlass", *words),
+            cwd=tmp_path, env=surroundings, capture_output=True, text=True, check=False,
+            timeout=120, **more,
+        )  # type: ignore[call-overload,no-any-return]  # fmt: skip
+
+    return run

@@ -1,0 +1,80 @@
+"""The command line itself: what it refuses, how it says so, and that it answers at once."""
+
+import subprocess
+import sys
+
+import pytest
+
+from command_line import Windlass
+
+
+def test_all_faults_of_a_command_line_are_told_at_once(windlass: Windlass) -> None:
+    done = windlass("train", "gpt-tiny", "train.stepz=3", "batch.micro=many", "near=3 GiBB")
+
+    assert done.returncode == 2
+    for words in ("did you mean `train.steps`?", "`batch.micro` = 'many'", "3 GiBB"):
+        assert words in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("train", "gpt-tini"), "did you mean `gpt-tiny`?"),
+        (("plan", "gpt-tiny", "--on", "h1000"), "h1000"),
+        (("train", "gpt-tiny", "--file", "nowhere.toml"), "no file `nowhere.toml`"),
+        (("train", "gpt-tiny", "data.source=nowhere.txt"), "nowhere.txt"),
+        (("train", "nowhere.py:build"), "nowhere.py"),
+        (("train", "gpt-tiny", "--on", "a100-80gb"), "not this one"),
+        (("show", "nothing"), "no run"),
+        (("resume", "nothing"), "no run"),
+        (("frobnicate",), "frobnicate"),
+        (("train", "gpt-tiny", "--stepz", "3"), "--stepz"),
+    ],
+)
+def test_an_unknown_name_is_one_clear_message_and_exit_code_2(
+    windlass: Windlass, words: tuple[str, ...], told: str
+) -> None:
+    done = windlass(*words)
+
+    assert done.returncode == 2, done.stderr
+    assert told in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_planning_and_help_answer_without_torch(surroundings: dict[str, str]) -> None:
+    code = (
+        "import sys\n"
+        "from windlass.cli.main import main\n"
+        "try: main(sys.argv[1:])\n"
+        "except SystemExit as end: print('code', end.code)\n"
+        "print('torch' in sys.modules)\n"
+    )
+
+    def torch_is_there(*words: str) -> bool:
+        done = subprocess.run(
+            (sys.executable, "-c", code, *words),
+            env=surroundings, capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        return done.stdout.strip().endswith("True")
+
+    torch_is_there("plan", "gpt-tiny")  # captures the model once, which takes torch
+    assert not torch_is_there("plan", "gpt-tiny")
+    assert not torch_is_there("--help")
+    assert not torch_is_there("models")
+
+
+def test_fit_says_no_with_the_bytes_that_lack_and_what_would_help(windlass: Windlass) -> None:
+    done = windlass("fit", "gpt-tiny", "--near", "64MiB")
+
+    assert done.returncode == 0
+    assert done.stdout.startswith("no")
+    assert "too little" in done.stdout
+    assert "what would help" in done.stdout
+
+
+def test_a_model_that_does_not_fit_is_not_trained(windlass: Windlass) -> None:
+    done = windlass("train", "gpt-tiny", "--near", "64MiB")
+
+    assert done.returncode == 2
+    assert "what would help" in done.stderr

@@ -1,0 +1,185 @@
+"""`windlass train`, `resume` and `sample`, as a user runs them."""
+
+import os
+import resource
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from safetensors.numpy import load_file
+
+from command_line import TINY, Windlass, start
+from windlass.track.history import Record, load
+
+
+def weights(folder: Path) -> dict[str, bytes]:
+    """Every tensor of the newest checkpoint, as bytes."""
+    newest = max((folder / "checkpoints").glob("step-*"))
+    return {
+        f"{file.name} {name}": tensor.tobytes()
+        for file in sorted(newest.glob("*.safetensors"))
+        for name, tensor in load_file(file).items()
+    }
+
+
+def numbers(record: Record) -> list[tuple[float, ...]]:
+    """What must be equal between two runs, bit for bit."""
+    return [(s.step, s.loss, s.gradient_norm, s.held_out_loss or 0.0) for s in record.steps]
+
+
+def wait_for_step(folder: Path, step: int, seconds: float = 60) -> None:
+    """Waits until a run has journalled a step."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if (folder / "id").exists():
+            record = load(folder)
+            if record.steps and record.steps[-1].step >= step:
+                return
+        time.sleep(0.02)
+    raise TimeoutError(f"step {step} did not come in {seconds} s")
+
+
+def test_a_run_is_planned_predicted_recorded_and_ends_with_what_to_do_next(
+    windlass: Windlass, tmp_path: Path
+) -> None:
+    done = windlass("train", *TINY, "train.steps=6", "--folder", "run")
+
+    assert done.returncode == 0, done.stderr
+    for words in ("predicted", "report", "windlass sample run"):
+        assert words in done.stdout
+    record = load(tmp_path / "run")
+    assert record.state == "finished"
+    assert [step.step for step in record.steps] == [1, 2, 3, 4, 5, 6]
+    assert record.faults == ()
+    parts = (record.request, record.plan, record.prediction, record.environment, record.measured)
+    assert all(parts)
+    assert (tmp_path / "run" / "report.html").stat().st_size > 10_000
+    again = windlass("sample", "run", "--prompt", "def ", "--tokens", "8")
+    assert again.returncode == 0, again.stderr
+    assert again.stdout.startswith("def ")
+    assert "finished" in windlass("show", "run").stdout
+
+
+def test_a_run_stopped_by_hand_saves_exits_130_and_goes_on_as_if_it_never_stopped(
+    windlass: Windlass, surroundings: dict[str, str], tmp_path: Path
+) -> None:
+    words = (*TINY, "train.steps=60", "train.evaluate_every=20", "train.save_every=1000")
+    assert windlass("train", *words, "--folder", "whole").returncode == 0
+
+    process = start(surroundings, tmp_path, "train", *words, "--folder", "stopped")
+    wait_for_step(tmp_path / "stopped", 2)
+    process.send_signal(signal.SIGINT)
+    _, news = process.communicate(timeout=60)
+
+    assert process.returncode == 130, news
+    assert "windlass resume stopped" in news
+    assert load(tmp_path / "stopped").state == "interrupted"
+    resumed = windlass("resume", "stopped", "--runs", ".")
+    assert resumed.returncode == 0, resumed.stderr
+    whole, stopped = load(tmp_path / "whole"), load(tmp_path / "stopped")
+    assert stopped.attempts == 2
+    assert numbers(stopped) == numbers(whole)
+    assert weights(tmp_path / "stopped") == weights(tmp_path / "whole")
+
+
+def test_a_loss_that_is_no_number_ends_the_run_with_its_step_and_documents(
+    windlass: Windlass, tmp_path: Path
+) -> None:
+    done = windlass("train", *TINY, "train.steps=20", "train.learning_rate=1e38",
+                    "train.save_every=1", "train.clip=1e30", "--folder", "run")  # fmt: skip
+
+    assert done.returncode == 1, done.stderr
+    assert "step" in done.stderr
+    assert ".py" in done.stderr
+    assert "last good checkpoint" in done.stderr
+    assert load(tmp_path / "run").state == "broken"
+    assert "Traceback" not in done.stderr
+
+
+def test_a_second_run_in_the_same_folder_is_refused_and_the_first_goes_on(
+    windlass: Windlass, surroundings: dict[str, str], tmp_path: Path
+) -> None:
+    words = ("train", *TINY, "train.steps=2000", "--folder", "run")
+    process = start(surroundings, tmp_path, *words)
+    wait_for_step(tmp_path / "run", 1)
+
+    second = windlass(*words)
+    resumed = windlass("resume", "run", "--runs", ".")
+
+    assert second.returncode == resumed.returncode == 2
+    assert str(process.pid) in resumed.stderr
+    assert process.poll() is None
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
+    assert process.returncode == 130
+
+
+def test_a_checkpoint_with_a_flipped_byte_is_told_and_the_one_before_it_serves(
+    windlass: Windlass, tmp_path: Path
+) -> None:
+    words = (*TINY, "train.steps=30", "train.save_every=10", "train.keep=3")
+    assert windlass("train", *words, "--folder", "whole").returncode == 0
+    assert windlass("train", *words, "--folder", "run").returncode == 0
+    expected = weights(tmp_path / "whole")
+    newest = max((tmp_path / "run" / "checkpoints").glob("step-*"))
+    file = max(newest.glob("*.safetensors"), key=lambda path: path.stat().st_size)
+    content = bytearray(file.read_bytes())
+    content[-5] ^= 1
+    file.write_bytes(content)
+
+    done = windlass("resume", "run", "--runs", ".")
+
+    assert done.returncode == 0, done.stderr
+    assert file.name in done.stderr
+    record = load(tmp_path / "run")
+    assert numbers(record) == numbers(load(tmp_path / "whole"))
+    assert weights(tmp_path / "run") == expected
+
+
+def test_a_disk_that_fills_up_while_saving_is_one_message_and_keeps_the_last_good_checkpoint(
+    windlass: Windlass, tmp_path: Path
+) -> None:
+    words = (*TINY, "train.steps=40", "train.save_every=10")
+    assert windlass("train", *words, "train.steps=10", "--folder", "sizes").returncode == 0
+    largest = max(p.stat().st_size for p in (tmp_path / "sizes" / "checkpoints").rglob("*.*s"))
+
+    def fill() -> None:
+        # A limit on the size of files stands for the end of the disk: the system's answer to a
+        # write beyond it takes the same way.
+        resource.setrlimit(resource.RLIMIT_FSIZE, (largest - 1, largest - 1))
+
+    done = windlass("train", *words, "--folder", "run", preexec_fn=fill)
+
+    assert done.returncode == 2, done.stderr
+    assert "no space left" in done.stderr
+    assert "Traceback" not in done.stderr
+    left = {path.name for path in (tmp_path / "run" / "checkpoints").iterdir()}
+    assert not any("tmp" in name for name in left)
+
+
+@pytest.mark.slow
+def test_twenty_kills_at_random_moments_lose_nothing(
+    windlass: Windlass, surroundings: dict[str, str], tmp_path: Path
+) -> None:
+    words = (*TINY, "train.steps=400", "train.evaluate_every=50", "train.save_every=3")
+    assert windlass("train", *words, "--folder", "whole").returncode == 0
+    # Moments spread from process start over set-up and training; the seed makes them repeatable.
+    moments = [0.9 + 0.17 * (7 * turn % 20) for turn in range(20)]
+    kills = 0
+    verb: tuple[str, ...] = ("train", *words, "--folder", "killed")
+    for moment in moments:
+        process = start(surroundings, tmp_path, *verb)
+        time.sleep(moment + int.from_bytes(os.urandom(1)) / 1000)
+        kills += process.poll() is None
+        process.kill()
+        process.communicate(timeout=60)
+        if (tmp_path / "killed" / "id").exists():
+            verb = ("resume", "killed", "--runs", ".")
+
+    final = windlass(*verb)
+
+    assert kills == len(moments)
+    assert final.returncode == 0, final.stderr
+    assert numbers(load(tmp_path / "killed")) == numbers(load(tmp_path / "whole"))
+    assert weights(tmp_path / "killed") == weights(tmp_path / "whole")

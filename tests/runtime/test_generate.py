@@ -1,0 +1,85 @@
+"""Text from a checkpoint."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from windlass.data.batches import Batches
+from windlass.errors import CheckpointError
+from windlass.models.chain import Chain
+from windlass.program.instruction import Program
+from windlass.runtime.checkpoint import Checkpoint, latest
+from windlass.runtime.generate import generate
+from windlass.runtime.train import train
+from windlass.spec.plan import Plan
+from windlass.spec.request import TrainRequest
+
+Trained = tuple[Chain, Checkpoint | None]
+
+
+@pytest.fixture
+def trained(
+    gpt: Callable[..., Chain],
+    plan: Callable[..., Plan],
+    program: Callable[[Plan], Program],
+    batches: Callable[..., Batches],
+    settings: Callable[..., TrainRequest],
+    folder: Path,
+):
+    chain = gpt(device="meta")
+    cut = plan(chain)
+    asked = settings(steps=40, warmup=0.1)
+    list(train(cut, chain, batches(), asked, program=program(cut), checkpoints=folder))
+    return chain, latest(folder)
+
+
+def text(
+    trained: Trained, prompt: bytes = b"word1 word", count: int = 40, **options: float
+) -> list[int]:
+    return list(generate(*trained, list(prompt), count=count, **options))
+
+
+def test_the_same_seed_writes_the_same(trained: Trained):
+    assert text(trained, seed=1) == text(trained, seed=1)
+    assert text(trained, seed=1) != text(trained, seed=2)
+
+
+def test_it_goes_on_beyond_the_longest_sequence_that_the_model_takes(trained: Trained):
+    assert len(text(trained, count=50)) == 50
+
+
+def test_without_temperature_the_seed_does_not_matter_and_only_the_likeliest_is_drawn(
+    trained: Trained,
+):
+    greedy = text(trained, temperature=0)
+    assert greedy == text(trained, temperature=0, seed=9)
+    assert greedy == text(trained, top_k=1)
+
+
+def test_it_learned_which_bytes_there_are(trained: Trained):
+    known = set(b"word0123456789 ")
+    assert set(text(trained, top_k=5)) <= known
+
+
+def test_it_stops_at_the_end_of_text(trained: Trained):
+    greedy = text(trained, temperature=0)
+    end = greedy[5]
+    assert text(trained, temperature=0, end=end) == greedy[: greedy.index(end)]
+
+
+def test_a_checkpoint_of_another_model_is_refused(trained: Trained, gpt: Callable[..., Chain]):
+    with pytest.raises(CheckpointError, match="another model"):
+        text((gpt(width=48), trained[1]))
+
+
+def test_no_prompt_is_refused(trained: Trained):
+    with pytest.raises(ValueError, match="no token"):
+        text(trained, prompt=b"")
+
+
+def test_evaluation_draws_nothing_from_torch(trained: Trained):
+    before = torch.random.get_rng_state()
+    text(trained, count=2)
+    assert torch.equal(before, torch.random.get_rng_state())

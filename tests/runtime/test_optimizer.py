@@ -1,0 +1,108 @@
+"""AdamW, its schedule and the norm."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from windlass.runtime.optimizer import Optimizer, learning_rate
+from windlass.runtime.tensors import CHUNK, Weight
+from windlass.spec.request import TrainRequest
+
+NORM = 5e-5
+"""Relative: a million squares summed in float32."""
+CPU = torch.device("cpu")
+
+
+def weight(*shape: int, precision: torch.dtype = torch.float32, seed: int = 0) -> Weight:
+    draws = torch.Generator().manual_seed(seed)
+    master = torch.randn(shape, generator=draws)
+    return Weight(
+        name="w",
+        master=master,
+        working=master if precision == torch.float32 else master.to(precision),
+        moment1=torch.zeros(shape),
+        moment2=torch.zeros(shape),
+        steps=torch.zeros(()),
+        gradient=torch.randn(shape, generator=draws).to(precision),
+    )
+
+
+def reference(one: Weight, settings: TrainRequest, steps: int, scale: float = 1.0) -> torch.Tensor:
+    """The weight after some steps of torch's own optimizer with one gradient."""
+    parameter = one.master.clone().requires_grad_()
+    decay = settings.weight_decay if parameter.dim() >= 2 else 0.0
+    optimizer = torch.optim.AdamW(
+        [parameter], betas=settings.betas, eps=settings.epsilon, weight_decay=decay
+    )
+    for step in range(1, steps + 1):
+        optimizer.param_groups[0]["lr"] = learning_rate(settings, step)
+        parameter.grad = one.gradient.float() * scale
+        optimizer.step()
+    return parameter.detach()
+
+
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(7,), (5, 3), (3, CHUNK // 2 + 5)])
+@pytest.mark.parametrize("divisor", [None, 3.0])
+def test_an_update_is_that_of_torch(
+    precision: torch.dtype, shape: tuple[int, ...], divisor: float | None
+):
+    settings = TrainRequest(steps=5, learning_rate=0.1)
+    one, optimizer = weight(*shape, precision=precision), Optimizer(settings, CPU)
+    gradient = one.gradient.clone()
+    wanted = reference(one, settings, 3, 1 / (divisor or 1))
+    for step in (1, 2, 3):
+        one.gradient = gradient.clone()
+        optimizer.update([one], step, None if divisor is None else torch.tensor(divisor))
+    torch.testing.assert_close(one.master, wanted, rtol=1e-5, atol=1e-6)
+    assert one.gradient is None
+    assert float(one.steps) == 3
+    assert torch.equal(one.working, one.master.to(precision))
+
+
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
+def test_the_norm_is_over_all_gradients_in_float32(precision: torch.dtype):
+    parts = [weight(3, CHUNK // 2 + 5, precision=precision), weight(11, precision=precision)]
+    whole = torch.cat([one.gradient.double().flatten() for one in parts])
+    norm = Optimizer(TrainRequest(), CPU).norm(parts)
+    assert float(norm) == pytest.approx(float(whole.norm()), rel=NORM)
+
+
+def test_a_norm_within_the_clip_divides_nothing():
+    optimizer = Optimizer(TrainRequest(clip=2.0), CPU)
+    assert optimizer.divisor(1.9) is None
+    assert float(optimizer.divisor(4.0)) == pytest.approx(2.0)
+    assert Optimizer(TrainRequest(clip=None), CPU).divisor(1e9) is None
+
+
+@given(
+    st.integers(1, 10_000),
+    st.floats(0, 0.99),
+    st.floats(0, 1),
+)
+def test_the_rate_rises_then_falls_to_its_final_share(steps: int, warmup: float, final: float):
+    settings = TrainRequest(steps=steps, warmup=warmup, final_rate=final, learning_rate=0.5)
+    seen = sorted({1, *range(1, steps, max(1, steps // 50)), steps})
+    rates = [learning_rate(settings, step) for step in seen]
+    rising = round(warmup * steps)
+    up = [rate for step, rate in zip(seen, rates, strict=True) if step <= rising]
+    down = [rate for step, rate in zip(seen, rates, strict=True) if step > rising]
+    assert up == sorted(up)
+    assert down == sorted(down, reverse=True)
+    assert all(0 <= rate <= 0.5 for rate in rates)
+    if rising < steps:
+        assert rates[-1] == pytest.approx(0.5 * final, abs=1e-12)
+
+
+@pytest.mark.parametrize("summed", [False, True])
+def test_gradients_of_micro_batches_are_summed_in_float32(summed: bool):
+    one = weight(3, CHUNK, precision=torch.bfloat16)
+    one.gradient = None
+    parts = [weight(3, CHUNK, precision=torch.bfloat16, seed=seed).gradient for seed in range(3)]
+    wanted = sum(part.float() for part in parts)
+    for part in parts:
+        one.add(part.clone(), summed=summed)
+    assert one.gradient.dtype == (torch.float32 if summed else torch.bfloat16)
+    if summed:
+        assert torch.equal(one.gradient, wanted)
