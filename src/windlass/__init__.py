@@ -1,3 +1,43 @@
-"""Windlass: train a large model on whatever machine you have."""
+"""Windlass: train a large model on whatever machine you have.
 
+The verbs of the command line are functions here, and give values instead of text:
+
+    planned = windlass.plan("gpt-tiny")
+    for step in windlass.train(planned):
+        print(step.step, step.loss)
+"""
+
+from windlass.api import (
+    Planned,
+    Run,
+    ask,
+    capture,
+    find_machine,
+    load,
+    plan,
+    probe,
+    report,
+    resume,
+    runs,
+    sample,
+    train,
+)
+from windlass.errors import WindlassError
+
+__all__ = [
+    "Planned",
+    "Run",
+    "WindlassError",
+    "ask",
+    "capture",
+    "find_machine",
+    "load",
+    "plan",
+    "probe",
+    "report",
+    "resume",
+    "runs",
+    "sample",
+    "train",
+]
 __version__ = "0.1.0"

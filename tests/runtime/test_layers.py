@@ -4,7 +4,9 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from torch import nn
 from torch._dynamo.testing import CompileCounter
+from torch.nn import functional
 
 from windlass.models.chain import Chain
 from windlass.runtime.layers import Template, mean_loss, templates
@@ -24,7 +26,7 @@ def test_a_template_gives_what_its_layer_gives(gpt: Callable[..., Chain]):
     layer = chain.layers[1]
     x = torch.randn(2, 16, 32)
     template = Template(layer, last=False, compiled=False)
-    assert torch.equal(template(list(layer.parameters()), [], None, x), layer(x))
+    assert torch.equal(template(list(layer.parameters()), [], None, x, seed=0), layer(x))
 
 
 def test_a_template_holds_no_memory(gpt: Callable[..., Chain]):
@@ -53,7 +55,7 @@ def test_the_last_template_gives_the_loss(gpt: Callable[..., Chain]):
     layer = chain.layers[-1]
     x, y = torch.randn(2, 16, 32), torch.randint(0, 10, (2, 16))
     template = Template(layer, last=True, compiled=False)
-    loss = template(list(layer.parameters()), [], None, x, y)
+    loss = template(list(layer.parameters()), [], None, x, y, seed=0)
     assert torch.equal(loss, mean_loss(layer(x), y))
 
 
@@ -74,7 +76,7 @@ def test_twelve_blocks_and_several_steps_compile_once(
                 p.detach().clone().requires_grad_() for p in chain.layers[index].parameters()
             ]
             x = x.detach().requires_grad_()
-            x = made[index](weights, [], keys(step, chain.names[index]), x)
+            x = made[index](weights, [], keys(step, chain.names[index]), x, seed=0)
     assert counter.frame_count == 1
 
 
@@ -89,5 +91,32 @@ def test_more_kinds_of_layers_compile_than_torch_keeps_versions_of_one_code(
     layer = gpt().layers[1]
     for width in range(9):
         template = Template(layer, last=False, compiled=True)
-        template(list(layer.parameters()), [], None, torch.randn(2, 2 + width, 32))
+        template(list(layer.parameters()), [], None, torch.randn(2, 2 + width, 32), seed=0)
     assert counter.frame_count == 9
+
+
+class Careless(nn.Module):
+    """Draws from torch's generator, where no key reaches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(32))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.dropout(x * self.scale, 0.5, training=self.training)
+
+
+@pytest.mark.parametrize(
+    "compiled", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["eager", "compiled"]
+)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, while it compiles
+def test_what_a_layer_draws_past_its_keys_follows_from_the_seed(compiled: bool):
+    layer, x = Careless(), torch.ones(2, 8, 32)
+    template = Template(layer, last=False, compiled=compiled)
+    before = torch.random.get_rng_state()
+    outputs = [template([layer.scale], [], None, x, seed=seed) for seed in (5, 5, 6)]
+    assert torch.equal(outputs[0], outputs[1])
+    assert not torch.equal(outputs[0], outputs[2])
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert torch.equal(template.evaluated([layer.scale], [], x), x)
+    assert torch.equal(template.output([layer.scale], [], x), x)

@@ -145,6 +145,35 @@ def test_recompute_and_dropout_change_no_bit(
     assert found[0] == found[1]
 
 
+class Careless(nn.Module):
+    """Draws from torch's generator, where no key reaches."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.dropout(self.inner(x), 0.3, training=self.training)
+
+
+def test_recompute_changes_no_bit_where_a_layer_draws_by_itself(
+    gpt: Callable[..., Chain],
+    plan: Callable[..., Plan],
+    program: Callable[[Plan], Program],
+    batches: Callable[..., Batches],
+    settings: Callable[..., TrainRequest],
+    folder: Path,
+):
+    first, *blocks, last = gpt().layers
+    chain = chain_of(nn.Sequential(first, *map(Careless, blocks), last), "x")
+    found = []
+    for recompute in ("none", "layer"):
+        cut = plan(chain, micro=2, accumulation=2, recompute=recompute)
+        run_once(cut, chain, batches(), settings(), program, folder / recompute)
+        found.append(latest(folder / recompute).manifest.files)
+    assert found[0] == found[1]
+
+
 def test_dropped_elements_do_not_depend_on_the_micro_batch(
     gpt: Callable[..., Chain],
     plan: Callable[..., Plan],

@@ -1,7 +1,7 @@
 """Running: makes a run ready, trains, journals every step; goes on with a run; samples from one."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -43,7 +43,7 @@ class Run:
         self,
         planned: Planned,
         held: RunFolder,
-        steps: Callable[[], Iterator[Step]],
+        steps: Callable[[], Generator[Step]],
         *,
         done: int = 0,
         notes: tuple[str, ...] = (),
@@ -299,7 +299,7 @@ def _loop(
     folder: Path,
     checkpoint: "Checkpoint | None",
     stop: Callable[[], bool] | None,
-) -> Callable[[], Iterator[Step]]:
+) -> Callable[[], Generator[Step]]:
     """The training loop, begun when it is called; it keeps one step's measured timeline."""
     from windlass.runtime.train import Watch, never, train
 

@@ -67,6 +67,8 @@ def fit(
 ) -> None:
     """Say whether training a model fits, memory class by class, and if not, what would help.
 
+    The exit code is 0 for yes and 1 for no.
+
     Args:
         model: a name (`windlass models` lists them), or `file.py:function` of your own.
         overrides: `key=value`, such as `train.batch=32` or `batch.micro=4`.
@@ -91,6 +93,8 @@ def fit(
     console.print("what would help")
     for line in told.help:
         console.print(f"  - {line}", soft_wrap=True)
+    # So that `windlass fit X && windlass train X` says what it means.
+    sys.exit(1)
 
 
 def _print_memory(prediction: Prediction) -> None:

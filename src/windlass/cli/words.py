@@ -22,5 +22,5 @@ def request_of(
     """
     # `windlass train train.steps=10` names no model: the first word is an override too.
     if model is not None and "=" in model:
-        model, overrides = None, (model, *overrides)
+        overrides, model = (model, *overrides), None
     return api.ask(model, *overrides, machine=on, near=near, file=file)

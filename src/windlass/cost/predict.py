@@ -1,7 +1,7 @@
 """Predict: what one step of a plan costs, before it runs."""
 
 from collections import Counter, defaultdict
-from math import exp
+from math import exp, hypot
 
 from windlass.cost.clock import run_clock
 from windlass.cost.memory import peaks
@@ -69,7 +69,7 @@ def predict(
 def _deviation(machine: Machine) -> float:
     """Standard deviation of log(step time) around the prediction: noise and formulas together."""
     noise = _PUBLISHED_NOISE if machine.noise is None else machine.noise
-    return (noise**2 + _MODEL_ERROR**2) ** 0.5
+    return hypot(noise, _MODEL_ERROR)
 
 
 def _totals(

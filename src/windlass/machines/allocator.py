@@ -21,7 +21,7 @@ _TRIM_BYTES = 2 * _MMAP_BYTES
 
 
 def prepare_allocator() -> bool:
-    """Pins glibc's thresholds for this process: larger than 32 MiB is mapped and given back at once.
+    """Pins glibc's thresholds for this process: blocks above 32 MiB are always mapped afresh.
 
     The probe and every run call it before the first large tensor. Calling it twice does no harm.
 

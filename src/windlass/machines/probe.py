@@ -28,7 +28,7 @@ from windlass.machines.traffic import (
 )
 from windlass.machines.trial import Trial, run_trial
 from windlass.spec.graph import Precision
-from windlass.spec.machine import Device, Machine, Tier
+from windlass.spec.machine import Device, Machine, MatmulRate, OpRate, Tier
 
 _PRECISIONS: tuple[Precision, ...] = ("float32", "bfloat16")
 _BUDGET_SECONDS = 0.05
@@ -109,7 +109,8 @@ def _device(bar: _Bar, trial: Trial) -> tuple[Device, float]:
     """The rates of the device that a run would take, and their noise; tiers are left open."""
     kind = "cuda" if torch.cuda.is_available() else "cpu"
     watch = Stopwatch(torch.device(kind), budget_seconds=_BUDGET_SECONDS)
-    rates, ops = [], []
+    rates: list[MatmulRate] = []
+    ops: list[OpRate] = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for precision in _PRECISIONS:

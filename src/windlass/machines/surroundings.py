@@ -11,7 +11,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
+from torch._C._distributed_c10d import AllreduceOptions, HashStore, ProcessGroupGloo, Store
 
 from windlass.files import storage_faults
 from windlass.spec.machine import Link
@@ -59,7 +59,7 @@ def disk_rates(folder: Path) -> tuple[float, float]:
 
 def gloo_link() -> Link:
     """Latency and rate of an all-reduce between two ranks on loopback, in two threads."""
-    store = dist.HashStore()
+    store = HashStore()
     found: list[tuple[float, float]] = []
     threads = [
         threading.Thread(target=_rank, args=(store, rank, found), daemon=True) for rank in range(2)
@@ -75,16 +75,16 @@ def gloo_link() -> Link:
     return Link(name="loopback", joins=2, latency=latency / 2, rate=rate)
 
 
-def _rank(store: dist.Store, rank: int, found: list[tuple[float, float]]) -> None:
-    group = dist.ProcessGroupGloo(store, rank, 2, timedelta(seconds=20))
+def _rank(store: Store, rank: int, found: list[tuple[float, float]]) -> None:
+    group = ProcessGroupGloo(store, rank, 2, timedelta(seconds=20))
     small, large = torch.ones(1), torch.ones(_LARGE)
     seconds = [_reduced(group, small) for _ in range(_MESSAGES)]
     found.append((statistics.median(seconds[5:]), min(_reduced(group, large) for _ in range(4))))
 
 
-def _reduced(group: dist.ProcessGroupGloo, buffer: torch.Tensor) -> float:
+def _reduced(group: ProcessGroupGloo, buffer: torch.Tensor) -> float:
     start = time.perf_counter()
-    group.allreduce([buffer]).wait()
+    group.allreduce([buffer], AllreduceOptions()).wait()  # type: ignore[attr-defined]
     return time.perf_counter() - start
 
 

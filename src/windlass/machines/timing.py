@@ -55,13 +55,13 @@ class Stopwatch:
         return time.perf_counter() - start
 
     def _on_accelerator(self, work: Callable[[], object]) -> float:
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         torch.cuda.synchronize(self.device)
         start.record()
         work()
         end.record()
         torch.cuda.synchronize(self.device)
-        return start.elapsed_time(end) / 1e3
+        return float(start.elapsed_time(end)) / 1e3
 
 
 def _deviation(taken: list[float]) -> float:

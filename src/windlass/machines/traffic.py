@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -41,7 +42,7 @@ def plain_traffic(watch: Stopwatch) -> Curve:
     for elements in _PLAIN_ELEMENTS:
         x, y, z = (torch.ones(elements, device=watch.device) for _ in range(3))
         moved = 3 * 4 * elements
-        points.append(Point(moved, moved / watch.seconds(lambda: torch.add(x, y, out=z))))
+        points.append(Point(moved, moved / watch.seconds(partial(torch.add, x, y, out=z))))
     return Curve(points=tuple(points))
 
 
@@ -78,13 +79,22 @@ def update_rate(watch: Stopwatch) -> float:
     )
     steps = torch.ones((), device=watch.device)
 
-    def update() -> None:
-        adamw(
-            [master], [gradient], [moment1], [moment2], [], [steps], fused=True, amsgrad=False,
-            beta1=0.9, beta2=0.95, lr=1e-4, weight_decay=0.1, eps=1e-8, maximize=False,
-        )  # fmt: skip
+    return (
+        7
+        * 4
+        * _UPDATED
+        / watch.seconds(lambda: fused_adamw(master, moment1, moment2, gradient, steps))
+    )
 
-    return 7 * 4 * _UPDATED / watch.seconds(update)
+
+def fused_adamw(
+    master: Tensor, moment1: Tensor, moment2: Tensor, gradient: Tensor, steps: Tensor
+) -> None:
+    """One step of torch's fused AdamW."""
+    adamw(
+        [master], [gradient], [moment1], [moment2], [], [steps], fused=True, amsgrad=False,
+        beta1=0.9, beta2=0.95, lr=1e-4, weight_decay=0.1, eps=1e-8, maximize=False,
+    )  # fmt: skip
 
 
 def norm_rate(watch: Stopwatch) -> float:
@@ -142,7 +152,7 @@ def _layer_ops(rows: int, precision: Precision, device: torch.device) -> Iterato
         ("mul", lambda: x * y, 3),
         ("sum", lambda: wide.sum(0, keepdim=True), 4),
         ("cat", lambda: torch.cat([x, y, x], 1), 6),
-        ("clone", lambda: x.clone(), 2),
+        ("clone", x.clone, 2),
     )
     for name, work, times in works:
         yield _Op(name=name, work=work, nbytes=times * n)
@@ -161,7 +171,7 @@ def _loss_ops(rows: int, precision: Precision, watch: Stopwatch) -> Iterator[_Op
     n, size = 4 * logits.numel(), PRECISION_BYTES[precision]
     looked_up = rows * 192 * size
     works: tuple[tuple[str, Callable[[], object], int], ...] = (
-        ("_log_softmax", lambda: _aten._log_softmax(logits, 1, False), 2 * n),  # noqa: FBT003, SLF001
+        ("_log_softmax", lambda: _aten._log_softmax(logits, 1, False), 2 * n),  # noqa: SLF001
         (
             "_log_softmax_backward_data",
             lambda: _aten._log_softmax_backward_data(logits, chances, 1, torch.float32),  # noqa: SLF001
@@ -171,7 +181,7 @@ def _loss_ops(rows: int, precision: Precision, watch: Stopwatch) -> Iterator[_Op
         ("embedding", lambda: _aten.embedding(table, targets), 2 * looked_up),
         (
             "embedding_dense_backward",
-            lambda: _aten.embedding_dense_backward(taken, targets, _VOCABULARY, -1, False),  # noqa: FBT003
+            lambda: _aten.embedding_dense_backward(taken, targets, _VOCABULARY, -1, False),
             looked_up + table.numel() * size,
         ),
     )

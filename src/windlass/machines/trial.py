@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -20,6 +21,7 @@ from windlass.machines.allocator import prepare_allocator
 from windlass.machines.arithmetic import DTYPES
 from windlass.machines.surroundings import process_bytes
 from windlass.machines.timing import Stopwatch
+from windlass.machines.traffic import fused_adamw, layer_seconds
 from windlass.spec.graph import PRECISION_BYTES, Precision
 from windlass.spec.machine import Curve, OpRate, Point
 
@@ -59,7 +61,7 @@ def run_trial() -> Trial:
     Raises:
         MachineError: it ended with an error, which the message holds.
     """
-    done = subprocess.run(  # noqa: S603  our own words, no shell
+    done = subprocess.run(
         (sys.executable, "-m", "windlass.machines.trial"),
         capture_output=True, text=True, check=False,
     )  # fmt: skip
@@ -76,19 +78,17 @@ def main() -> None:
 
 
 def _trial() -> Trial:
+    watch = Stopwatch(torch.device("cpu"), budget_seconds=_BUDGET_SECONDS)
+    _run_eagerly(watch)
+    before = process_bytes()
+    # Not before the memory without a compiler is known: this import loads much of it.
     from torch._inductor.utils import fresh_cache
 
-    watch = Stopwatch(torch.device("cpu"), budget_seconds=_BUDGET_SECONDS)
-    _run_eagerly()
-    before = process_bytes()
     with fresh_cache():
-        start = time.perf_counter()
         host = _compiled_pass_seconds(watch)
         rates, seconds = _compiled_rates("bfloat16", watch)
         held = process_bytes() - before
         more, _ = _compiled_rates("float32", watch, loss_only=True)
-    total = time.perf_counter() - start
-    del total
     return Trial(
         runtime_bytes=before,
         compiler_bytes=max(0, held),
@@ -98,9 +98,16 @@ def _trial() -> Trial:
     )
 
 
-def _run_eagerly() -> None:
-    """Loads what a first product and a first backward pass load."""
+def _run_eagerly(watch: Stopwatch) -> None:
+    """Loads what the first step of a run loads: products, attention, passes, the optimizer."""
+    layer_seconds(watch, 0.0)
+    master, moment1, moment2, gradient = (torch.zeros(8) for _ in range(4))
+    fused_adamw(master, moment1, moment2, gradient, torch.ones(()))
     for dtype in DTYPES.values():
+        x = torch.ones(1, 4, 64, 32, dtype=dtype, requires_grad=True)
+        torch.autograd.grad(
+            functional.scaled_dot_product_attention(x, x, x, is_causal=True).sum(), x
+        )
         weight = torch.ones(64, 64, dtype=dtype, requires_grad=True)
         loss = functional.cross_entropy((torch.ones(64, 64, dtype=dtype) @ weight).float(),
                                         torch.zeros(64, dtype=torch.int64))  # fmt: skip
@@ -131,16 +138,21 @@ def _compiled_rates(
         work = torch.compile(case.work, dynamic=False)
         inputs = [x for x in case.inputs if x.requires_grad]
         start = time.perf_counter()
-        torch.autograd.grad(work(*case.inputs), inputs, case.gradient)
+        both_ways = partial(_both_ways, work, case, inputs)
+        both_ways()
         seconds += time.perf_counter() - start
-        there = watch.seconds(lambda: work(*case.inputs))
-        both = watch.seconds(lambda: torch.autograd.grad(work(*case.inputs), inputs, case.gradient))
+        there = watch.seconds(partial(work, *case.inputs))
+        both = watch.seconds(both_ways)
         for (name, nbytes), taken in (
             (case.forward, there), (case.backward, max(both - there, 0.1 * both)),
         ):  # fmt: skip
             curve = Curve(points=(Point(nbytes, nbytes / taken),))
             rates.append(OpRate(name=name, precision=precision, compiled=True, curve=curve))
     return rates, seconds
+
+
+def _both_ways(work: Callable[..., Tensor], case: _Case, inputs: list[Tensor]) -> None:
+    torch.autograd.grad(work(*case.inputs), inputs, case.gradient)
 
 
 def _cases(precision: Precision) -> Iterator[_Case]:

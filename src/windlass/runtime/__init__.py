@@ -1,1 +1,1 @@
-"""."""
+"""Runs exactly a plan: interpreter, tensors, optimizer, checkpoints. Never searches or predicts."""

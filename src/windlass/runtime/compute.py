@@ -12,7 +12,7 @@ from windlass.program.instruction import Kind, Program
 from windlass.runtime.interpret import Handler
 from windlass.runtime.layers import Template
 from windlass.runtime.optimizer import Optimizer
-from windlass.runtime.random import Keys, layer_key, sample_keys
+from windlass.runtime.random import Keys, draw_seed, layer_key, sample_keys
 from windlass.runtime.tensors import LayerTensors
 from windlass.spec.plan import Plan
 
@@ -225,7 +225,8 @@ class Compute:
             keys = Keys(
                 samples=self._samples[micro], layer=self._layer_keys[layer], active=self._active
             )
-        return template(tensors.weights, tensors.buffers, keys, x, targets)
+        seed = draw_seed(self._seed, self._step, layer, micro * self._micro)
+        return template(tensors.weights, tensors.buffers, keys, x, targets, seed=seed)
 
     def _require_finite_losses(self) -> None:
         for micro, loss in self._losses.items():

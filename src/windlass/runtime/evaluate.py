@@ -8,7 +8,6 @@ from torch import Tensor
 
 from windlass.data.batches import Batches, Block
 from windlass.runtime.layers import NO_TARGET, Template
-from windlass.runtime.random import no_keys
 from windlass.runtime.tensors import LayerTensors
 
 
@@ -64,17 +63,11 @@ def _loss(
 ) -> Tensor:
     x = inputs
     for index, (layer, template) in enumerate(zip(layers, templates, strict=True)):
-        keys = no_keys(x) if template.draws else None
         keeps = index not in again
         x = x.detach().requires_grad_(keeps and index > 0)
+        last = targets if index == len(layers) - 1 else None
         with torch.set_grad_enabled(keeps):
-            x = template(
-                layer.weights,
-                layer.buffers,
-                keys,
-                x,
-                targets if index == len(layers) - 1 else None,
-            )
+            x = template.evaluated(layer.weights, layer.buffers, x, last)
     return x.detach()
 
 

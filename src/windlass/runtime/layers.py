@@ -39,8 +39,13 @@ class Template:
         """Names inside the layer, in the order of `buffers`."""
         self._keyed = key_dropout(self._module)
         self._dropouts = tuple(m for m in self._module.modules() if isinstance(m, KeyedDropout))
+        self._draws_unkeyed: bool | None = None
+        # Looking rows up gains nothing from a compiler, and compiled code gives no sparse gradient.
+        self._compiled = compiled and not _only_looks_up(self._module)
+        if not self._compiled:
+            _give_sparse_gradients(self._module)
         self._run: Callable[..., Tensor] = self._call
-        if compiled:
+        if self._compiled:
             # Shapes never change within a run, so none is left open.
             self._run = torch.compile(
                 MethodType(_own_code(Template._call), self), fullgraph=True, dynamic=False
@@ -58,8 +63,10 @@ class Template:
         keys: Keys | None,
         x: Tensor,
         targets: Tensor | None = None,
+        *,
+        seed: int,
     ) -> Tensor:
-        """The layer's output, or the loss of the last layer.
+        """The layer's output, or the loss of the last layer, in training.
 
         Args:
             weights: in the order of `parameters`.
@@ -67,15 +74,57 @@ class Template:
             keys: of this use; None only where the template draws nothing.
             x: `Int[b s]` for the first layer, else `Float[b s d]`.
             targets: `Int[b s]`, for the last layer; `NO_TARGET` does not count.
+            seed: of what the layer draws from torch's own generator, past `nn.Dropout`. Such
+                draws are the same again in a recompute and after a resume, but do depend on how
+                the batch is cut into micro-batches.
         """
-        return self._run(list(weights), list(buffers), keys, x, targets)
+        arguments = (list(weights), list(buffers), keys, x, targets)
+        if self._draws_unkeyed is False:
+            return self._run(*arguments)
+        generator = _generator(x.device)
+        before = generator.get_state()
+        generator.manual_seed(seed)
+        if self._draws_unkeyed is None:
+            seeded = generator.get_state()
+            output = self._run(*arguments)
+            self._draws_unkeyed = not torch.equal(generator.get_state(), seeded)
+        else:
+            output = self._run(*arguments)
+        generator.set_state(before)
+        return output
+
+    def evaluated(
+        self,
+        weights: Sequence[Tensor],
+        buffers: Sequence[Tensor],
+        x: Tensor,
+        targets: Tensor | None = None,
+    ) -> Tensor:
+        """The layer's output, or the loss of the last layer, with nothing drawn.
+
+        By the code of training, whose keyed dropout knows how to drop nothing. Only a layer that
+        draws past it has to be told by its mode, for which torch compiles it once more.
+        """
+        keys = no_keys(x) if self._keyed else None
+        arguments = (list(weights), list(buffers), keys, x, targets)
+        if self._compiled and not self._draws_unkeyed:
+            return self._run(*arguments)
+        self._module.eval()
+        try:
+            return self._run(*arguments)
+        finally:
+            self._module.train()
 
     def output(self, weights: Sequence[Tensor], buffers: Sequence[Tensor], x: Tensor) -> Tensor:
         """The layer's own output: never compiled, nothing dropped, logits in place of the loss."""
         tensors = dict(zip(self.parameters + self.buffers, (*weights, *buffers), strict=True))
         if self._keyed:
             tensors |= key_buffers(self._keyed, no_keys(x))
-        return self._output(tensors, x)
+        self._module.eval()
+        try:
+            return self._output(tensors, x)
+        finally:
+            self._module.train()
 
     def _call(
         self,
@@ -117,6 +166,30 @@ def templates(chain: Chain, *, compiled: bool) -> tuple[Template, ...]:
         if key not in made:
             made[key] = Template(layer, last=index == last, compiled=compiled)
     return tuple(made[kind, index == last] for index, kind in enumerate(chain.kinds))
+
+
+def _only_looks_up(layer: nn.Module) -> bool:
+    """Whether all that a layer is made of are tables of rows."""
+    leaves = [module for module in layer.modules() if not any(module.children())]
+    return all(isinstance(leaf, (nn.Embedding, nn.Identity)) for leaf in leaves)
+
+
+def _give_sparse_gradients(layer: nn.Module) -> None:
+    """Lets tables give the gradient of the rows they were asked for, in place of all rows.
+
+    Where the table is tied to the head, whose gradient is there already, only those rows are then
+    touched: a tenth of the table's memory and more need not be made, cleared and added.
+    """
+    for module in layer.modules():
+        if isinstance(module, nn.Embedding):
+            module.sparse = True
+
+
+def _generator(device: torch.device) -> torch.Generator:
+    """The one that torch draws from on a device where nobody names another."""
+    if device.type == "cuda":
+        return torch.cuda.default_generators[device.index or 0]
+    return torch.default_generator
 
 
 def _own_code(function: Callable[..., Tensor]) -> Callable[..., Tensor]:

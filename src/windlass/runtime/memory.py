@@ -1,6 +1,5 @@
 """What the process, or its accelerator, holds now and held at most."""
 
-import contextlib
 import os
 from pathlib import Path
 
@@ -14,7 +13,7 @@ _RESET_PEAK = "5"
 
 
 def peak_bytes(device: torch.device) -> int:
-    """The most that was held since the last `forget_peak`: all resident memory on a CPU."""
+    """The most that was held since its peak was begun anew: all resident memory on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return _status_bytes("VmHWM") if _STATUS.exists() else _usage_bytes()
@@ -29,13 +28,40 @@ def held_bytes(device: torch.device) -> int:
     return _usage_bytes()
 
 
-def forget_peak(device: torch.device) -> None:
-    """Begins the peak anew where the system lets us; elsewhere it stays the process's own."""
+class Peak:
+    """The most that was held since it was made, and since the last look.
+
+    Where the system does not let a process begin its peak anew, what was held before counts too,
+    and a look sees what is held now.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        _forget_peak(device)
+        self._highest = 0
+
+    def look(self) -> int:
+        """The most that was held since the last look."""
+        peak = peak_bytes(self._device)
+        self._highest = max(self._highest, peak)
+        return peak if _forget_peak(self._device) else held_bytes(self._device)
+
+    def highest(self) -> int:
+        """The most that was held since this was made."""
+        self._highest = max(self._highest, peak_bytes(self._device))
+        return self._highest
+
+
+def _forget_peak(device: torch.device) -> bool:
+    """Begins the peak anew; False where the system does not let us."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-        return
-    with contextlib.suppress(OSError):
+        return True
+    try:
         _CLEAR.write_text(_RESET_PEAK)
+    except OSError:
+        return False
+    return True
 
 
 def _status_bytes(key: str) -> int:

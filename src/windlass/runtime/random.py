@@ -42,6 +42,11 @@ def sample_keys(seed: int, step: int, first: int, count: int) -> Tensor:
     return torch.tensor([_signed(_mix(base ^ sample)) for sample in range(first, first + count)])
 
 
+def draw_seed(seed: int, step: int, layer: int, sample: int) -> int:
+    """Seeds torch's own generator for one use of a layer, from its first sample on."""
+    return _mix(_mix(_mix(_mix(seed) ^ step) ^ layer) ^ sample) >> 1
+
+
 def no_keys(x: Tensor) -> Keys:
     """Keys with which nothing is dropped, for samples in the first dimension of `x`."""
     # Three tensors, not one three times: compiled code is told that they are not the same.

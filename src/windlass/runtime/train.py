@@ -22,7 +22,7 @@ from windlass.runtime.compute import Compute, StopWished
 from windlass.runtime.evaluate import HeldOut, evaluate
 from windlass.runtime.interpret import Interpreter, clock_for
 from windlass.runtime.layers import Template, templates
-from windlass.runtime.memory import forget_peak, held_bytes, peak_bytes
+from windlass.runtime.memory import Peak
 from windlass.runtime.optimizer import Optimizer, learning_rate
 from windlass.runtime.saving import Saver
 from windlass.runtime.tensors import LayerTensors, layer_tensors
@@ -39,7 +39,7 @@ def never() -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watch:
-    """Steps whose every instruction is told, with the memory held after it."""
+    """Steps whose every instruction is told, with the most memory held while it ran."""
 
     steps: frozenset[int]
     take: Callable[[int, Timeline], None]
@@ -105,7 +105,7 @@ class _Run:
         stop: Callable[[], bool],
     ) -> None:
         prepare_allocator()
-        forget_peak(device)
+        self._peak = Peak(device)
         self._plan, self._batches, self._settings = plan, batches, settings
         self._device, self._folder = device, checkpoints
         self._layers: tuple[LayerTensors, ...] = layer_tensors(
@@ -166,7 +166,7 @@ class _Run:
         if watch is None or step not in watch.steps:
             self._interpreter.run()
             return
-        memory = self._interpreter.sample(lambda: held_bytes(self._device))
+        memory = self._interpreter.sample(self._peak.look)
         watch.take(step, self._interpreter.timeline(memory))
 
     def _measured(self, step: int) -> Step:
@@ -184,7 +184,7 @@ class _Run:
             learning_rate=learning_rate(settings, step),
             tokens=self._plan.tokens_per_step,
             seconds=self._interpreter.seconds(),
-            memory_bytes=peak_bytes(self._device),
+            memory_bytes=self._peak.highest(),
             by_kind=self._interpreter.by_kind(),
             held_out_loss=held_out.loss if held_out else None,
             held_out_bits_per_byte=held_out.bits_per_byte if held_out else None,

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 
-import windlass
 from windlass.spec.record import Environment
 
 _GIT_SECONDS = 10.0
@@ -22,9 +21,9 @@ def collect(command: Sequence[str], *, threads: int | None = None) -> Environmen
         command: what the user ran, word by word.
         threads: that compute; None: as many as the system lets this process use.
     """
-    commit, dirty = code_version(Path(windlass.__file__))
+    commit, dirty = code_version(Path(__file__))
     return Environment(
-        windlass=windlass.__version__,
+        windlass=metadata.version("windlass"),
         commit=commit,
         dirty=dirty,
         python=platform.python_version(),

@@ -1,0 +1,71 @@
+"""Tensors without memory take the same way through torch as real ones."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pytest
+import torch
+from measuring import make_input, runner
+from torch._ops import OpOverload
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import (
+    FlopCounterMode,
+    sdpa_backward_flop_count,
+    sdpa_flop_count,
+)
+
+from windlass.models.build import build_chain
+from windlass.models.chain import Chain
+from windlass.spec.graph import Graph
+
+ATTENTION = {
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: lambda q, k, v, *_, **__: (
+        sdpa_flop_count(q, k, v)
+    ),
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: (
+        lambda g, q, k, v, *_, **__: sdpa_backward_flop_count(g, q, k, v)
+    ),
+}
+
+
+class Names(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(
+        self,
+        func: OpOverload,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:  # noqa: ANN401
+        self.seen.append(func.overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("index", [0, 1, 2])
+@pytest.mark.parametrize("name", ["gpt-tiny", "llama-tiny"])
+def test_a_real_run_calls_the_ops_of_the_graph_in_their_order(
+    captured: Callable[..., tuple[Chain, Graph]], name: str, index: int, precision: str
+):
+    chain = build_chain(name, {"layers": 1}, device="cpu", seed=0)
+    _, graph = captured(name, layers=1)
+    cost = graph.kinds[chain.kinds[index]].cost(precision, compiled=False)
+    dtype = getattr(torch, precision)
+    layer = chain.layers[index].to(dtype)
+    weights = dict(layer.named_parameters())
+    x = make_input(chain, index, 4, 100, dtype)
+    run = runner(layer, loss=index == 2)
+
+    with Names() as names:
+        y = run(weights, x)
+        torch.autograd.grad(y, [*weights.values()] + [x] * x.requires_grad, torch.ones_like(y))
+    with FlopCounterMode(display=False, custom_mapping=ATTENTION) as counter:
+        run(weights, x).sum().backward()
+
+    ops = (*cost.forward, *cost.backward)
+    expected = [op.name for op in ops]
+    assert [seen for seen in names.seen if seen in set(expected)] == expected
+    assert sum(op.flop.at(4, 100) for op in ops) == counter.get_total_flops()

@@ -1,0 +1,140 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from factories import tiny_machine
+from windlass.cost.op import DeviceRates, Seconds, Setting, fresh_seconds, op_seconds, pass_seconds
+from windlass.spec.graph import LayerCost, Op, Quantity, Shape
+from windlass.spec.machine import AttentionRate, Curve, OpRate, Point
+
+
+def _rates(*, compiled: bool = False, **changes: object) -> DeviceRates:
+    machine = tiny_machine()
+    device = machine.device.model_copy(update=changes)
+    return DeviceRates(device, Setting(1, 1, "float32", compiled))
+
+
+def _memory(
+    name: str = "act", *, nbytes: float = 0.0, written: float = 0.0, live: float | None = None,
+    calls: int = 1,
+) -> Op:  # fmt: skip
+    return Op(
+        name=name, kind="memory", read_bytes=Quantity(nbytes - written),
+        written_bytes=Quantity(written), calls=calls,
+        live_bytes=Quantity(written if live is None else live),
+    )  # fmt: skip
+
+
+def _seconds(op: Op, rates: DeviceRates, before: float = 0.0) -> Seconds:
+    return op_seconds(op, rates, before_bytes=before, head_width=64.0, backward=False)
+
+
+@given(st.floats(1, 1e10), st.floats(1, 1e10))
+def test_more_bytes_are_never_faster(nbytes: float, more: float):
+    rates = _rates()
+    fewer = _seconds(_memory(nbytes=nbytes), rates).total
+    assert _seconds(_memory(nbytes=nbytes + more), rates).total >= fewer * (1 - 1e-12)
+
+
+@given(st.floats(1, 1e13), st.floats(1, 1e13))
+def test_more_flop_are_never_faster(flop: float, more: float):
+    rates = _rates()
+    one = Quantity(1)
+
+    def product(flop: float) -> Op:
+        return Op(
+            name="mm", kind="matmul", flop=Quantity(flop), read_bytes=one, written_bytes=one,
+            live_bytes=one, shape=Shape(one, one, one, one),
+        )  # fmt: skip
+
+    fewer = _seconds(product(flop), rates).matmul
+    assert _seconds(product(flop + more), rates).matmul >= fewer * (1 - 1e-12)
+
+
+def test_a_plain_op_takes_its_bytes_over_the_rate_and_its_launches():
+    seconds = _seconds(_memory(nbytes=1e9, calls=3), _rates())
+    assert seconds.traffic == pytest.approx(1e9 / 2e10)
+    assert seconds.launch == pytest.approx(3 * 5e-6)
+
+
+def test_an_op_that_was_measured_by_name_takes_its_own_rate():
+    slow = OpRate(name="gelu", precision="float32", curve=Curve(points=(Point(1, 1e9),)))
+    other = OpRate(name="gelu", precision="bfloat16", curve=Curve(points=(Point(1, 1e6),)))
+    seconds = _seconds(_memory("gelu", nbytes=1e9), _rates(op_rates=(slow, other)))
+    assert seconds.traffic == pytest.approx(1.0)
+
+
+def test_a_compiled_run_is_as_slow_as_its_slowest_part_and_prefers_compiled_rates():
+    eager = OpRate(name="gelu", precision="float32", curve=Curve(points=(Point(1, 1e9),)))
+    norm = eager.model_copy(update={"name": "norm", "curve": Curve(points=(Point(1, 4e9),))})
+    fused = eager.model_copy(update={"compiled": True, "curve": Curve(points=(Point(1, 2e9),))})
+    rates = _rates(op_rates=(eager, norm, fused), compiled=True)
+    assert rates.traffic_rate("add+gelu+norm", 1e9) == pytest.approx(2e9)
+
+
+def test_only_results_too_large_to_be_kept_pay_for_fresh_memory():
+    device = _rates(fresh_rate=1e9, fresh_above_bytes=1000).device
+    assert fresh_seconds(device, 1000) == 0
+    assert fresh_seconds(device, 2000) == pytest.approx(2e-6)
+
+
+def test_a_compiled_op_that_writes_over_its_operand_needs_no_fresh_memory():
+    changes = {"fresh_rate": 1e9, "fresh_above_bytes": 1000}
+    over = _memory(nbytes=4e6, written=2e6, live=2e6)
+    beside = _memory(nbytes=4e6, written=2e6, live=4e6)
+    assert _seconds(over, _rates(compiled=True, **changes), before=2e6).fresh == 0
+    assert _seconds(beside, _rates(compiled=True, **changes), before=2e6).fresh > 0
+    assert _seconds(over, _rates(**changes), before=2e6).fresh > 0
+
+
+def test_an_accelerator_launches_while_it_works():
+    op = _memory(nbytes=2e9)
+    assert _seconds(op, _rates(kind="cuda")).launch == 0
+    small = _seconds(_memory(nbytes=1), _rates(kind="cuda"))
+    assert small.total == pytest.approx(5e-6)
+
+
+def test_attention_takes_the_rate_of_the_nearest_head_width_and_its_direction():
+    def rate(width: int, forward: float, backward: float) -> AttentionRate:
+        return AttentionRate(
+            head_width=width,
+            forward=Curve(points=(Point(1, forward),)),
+            backward=Curve(points=(Point(1, backward),)),
+        )
+
+    machine = tiny_machine()
+    matmul = tuple(
+        each.model_copy(update={"attention_rates": (rate(32, 1e9, 2e9), rate(128, 3e9, 4e9))})
+        for each in machine.device.matmul
+    )
+    rates = _rates(matmul=matmul)
+    assert rates.attention_rate(1e9, 32, backward=False) == pytest.approx(1e9)
+    assert rates.attention_rate(1e9, 128, backward=True) == pytest.approx(4e9)
+
+
+def test_the_width_of_heads_is_told_by_what_attention_writes():
+    # given 2 sequences of 8 tokens, 3 heads of width 32 in float32
+    b, s, h, k = 2, 8, 3, 32
+    attention = Op(
+        name="sdpa", kind="attention", flop=Quantity(4 * b * h * s * s * k),
+        read_bytes=Quantity(3 * 4 * b * s * h * k),
+        written_bytes=Quantity(4 * b * s * h * k + 4 * b * s * h), live_bytes=Quantity(1),
+    )  # fmt: skip
+    cost = LayerCost(
+        precision="float32", compiled=False, forward=(attention,), backward=(),
+        kept_bytes=Quantity(), input_bytes=Quantity(), output_bytes=Quantity(),
+    )  # fmt: skip
+    machine = tiny_machine()
+    known = tuple(_same_both_ways(width, rate) for width, rate in ((32, 7e9), (64, 1e9)))
+    matmul = tuple(
+        each.model_copy(update={"attention_rates": known}) for each in machine.device.matmul
+    )
+    device = machine.device.model_copy(update={"matmul": matmul})
+    rates = DeviceRates(device, Setting(b, s, "float32", False))
+    passed = pass_seconds(cost.forward, cost, rates, backward=False)
+    assert passed.attention == pytest.approx(4 * b * h * s * s * k / 7e9)
+
+
+def _same_both_ways(width: int, rate: float) -> AttentionRate:
+    curve = Curve(points=(Point(1, rate),))
+    return AttentionRate(head_width=width, forward=curve, backward=curve)

@@ -1,0 +1,149 @@
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from factories import tiny_graph, tiny_machine, tiny_plan
+from windlass.cost.predict import predict
+from windlass.cost.simulate import simulate
+from windlass.program.lower import lower
+from windlass.program.occupancy import occupancy
+from windlass.spec.graph import Graph
+from windlass.spec.machine import Curve, Machine, Point
+from windlass.spec.prediction import Prediction
+
+_sizes = st.integers(min_value=1, max_value=6)
+
+
+def _predict(
+    graph: Graph | None = None,
+    machine: Machine | None = None,
+    **wishes: Any,  # whatever a plan takes
+) -> Prediction:
+    graph, machine = graph or tiny_graph(), machine or tiny_machine()
+    return predict(tiny_plan(graph, machine, **wishes), graph, machine)
+
+
+@given(micro=_sizes, accumulation=_sizes, compiled=st.booleans())
+def test_kinds_and_terms_both_sum_to_the_step(micro: int, accumulation: int, compiled: bool):
+    told = _predict(micro=micro, accumulation=accumulation, compiled=compiled)
+    assert sum(told.by_kind.values()) == pytest.approx(told.step_seconds)
+    assert sum(told.by_term.values()) == pytest.approx(told.step_seconds)
+    assert told.low_seconds < told.step_seconds < told.high_seconds
+
+
+@given(micro=_sizes, more=_sizes)
+def test_a_larger_micro_batch_is_never_faster(micro: int, more: int):
+    assert _predict(micro=micro + more).step_seconds >= _predict(micro=micro).step_seconds
+
+
+@given(accumulation=_sizes, more=_sizes)
+def test_more_micro_batches_are_never_faster(accumulation: int, more: int):
+    fewer = _predict(accumulation=accumulation).step_seconds
+    assert _predict(accumulation=accumulation + more).step_seconds > fewer
+
+
+@given(layers=_sizes, more=_sizes)
+def test_more_layers_are_never_faster_nor_smaller(layers: int, more: int):
+    small, large = _predict(tiny_graph(layers=layers)), _predict(tiny_graph(layers=layers + more))
+    assert large.step_seconds > small.step_seconds
+    assert large.peaks[0].peak_bytes >= small.peaks[0].peak_bytes
+
+
+@given(factor=st.floats(min_value=1.1, max_value=100))
+def test_a_machine_with_faster_products_is_never_slower(factor: float):
+    graph, slow = tiny_graph(), tiny_machine()
+    rates = tuple(
+        rate.model_copy(
+            update={
+                "curve": Curve(
+                    points=tuple(Point(p.size, p.rate * factor) for p in rate.curve.points)
+                )
+            }
+        )
+        for rate in slow.device.matmul
+    )
+    fast = slow.model_copy(update={"device": slow.device.model_copy(update={"matmul": rates})})
+    assert _predict(graph, fast).step_seconds < _predict(graph, slow).step_seconds
+
+
+def test_recompute_adds_the_forward_passes_of_the_layers_between_the_ends():
+    plain, again = _predict(), _predict(recompute="layer")
+    ends = _predict(tiny_graph(layers=0))
+    blocks = plain.by_kind["forward"] - ends.by_kind["forward"]
+    assert again.by_kind["recompute"] == pytest.approx(blocks)
+    assert again.step_seconds - plain.step_seconds == pytest.approx(blocks)
+
+
+def test_the_step_of_one_device_is_where_its_clock_ends():
+    graph, machine = tiny_graph(), tiny_machine()
+    plan = tiny_plan(graph, machine, accumulation=3)
+    programs = lower(plan, graph)
+    (lane,) = simulate(plan, graph, machine, programs).lanes
+    told = predict(plan, graph, machine, programs)
+    assert max(lane.ends) == pytest.approx(told.step_seconds)
+    assert list(lane.starts) == sorted(lane.starts)
+    assert all(end >= start for start, end in zip(lane.starts, lane.ends, strict=True))
+
+
+def test_the_peak_is_the_fullest_instruction_of_the_timeline():
+    graph, machine = tiny_graph(), tiny_machine(runtime=1000)
+    plan = tiny_plan(graph, machine, accumulation=2)
+    programs = lower(plan, graph)
+    (lane,) = simulate(plan, graph, machine, programs).lanes
+    (peak, *_) = predict(plan, graph, machine, programs).peaks
+    assert peak.peak_bytes == max(lane.memory_bytes)
+    assert lane.memory_bytes[peak.instruction] == peak.peak_bytes
+    assert sum(peak.by_class.values()) == peak.peak_bytes
+    full = occupancy(programs[0], plan, graph, runtime_bytes=1000)
+    assert peak.peak_bytes == full.peak_bytes
+
+
+def test_a_plan_that_compiles_pays_for_the_compiler_in_time_and_memory():
+    machine = tiny_machine(compiler=5000)
+    device = machine.device.model_copy(update={"compile_seconds": 2.0})
+    machine = machine.model_copy(update={"device": device})
+    eager, compiled = _predict(machine=machine), _predict(machine=machine, compiled=True)
+    assert eager.compile_seconds == 0
+    assert compiled.compile_seconds == pytest.approx(6.0)
+    assert compiled.peaks[0].by_class["runtime"] - eager.peaks[0].by_class["runtime"] == 5000
+
+
+def test_capacity_decides_what_fits_and_by_how_much_it_does_not():
+    roomy = _predict(machine=tiny_machine(near="1 GiB"))
+    tight = _predict(machine=tiny_machine(near=roomy.peaks[0].peak_bytes - 1))
+    assert roomy.fits
+    assert not tight.fits
+    assert tight.peaks[0].over_bytes == 1
+
+
+def test_a_noisier_machine_gets_a_wider_interval():
+    machine = tiny_machine()
+    calm, wild = (machine.model_copy(update={"noise": noise}) for noise in (0.01, 0.5))
+    assert _predict(machine=wild).high_seconds > _predict(machine=calm).high_seconds
+
+
+def test_model_flop_counts_every_micro_batch_and_no_recompute():
+    graph = tiny_graph()
+    plain = _predict(graph, micro=2, accumulation=3)
+    again = _predict(graph, micro=2, accumulation=3, recompute="layer")
+    assert plain.model_flop == pytest.approx(3 * graph.step_flop(2, 16))
+    assert again.model_flop == plain.model_flop
+
+
+def test_the_gradient_norm_costs_only_where_something_is_clipped():
+    assert "norm" in _predict(clip=True).by_kind
+    assert "norm" not in _predict(clip=False).by_kind
+
+
+@pytest.mark.parametrize("stages", [2, 3])
+def test_stages_wait_for_each_other_and_the_step_ends_with_the_last(stages: int):
+    graph, machine = tiny_graph(layers=4, tied=False), tiny_machine(devices=stages)
+    plan = tiny_plan(graph, machine, pipeline=stages, accumulation=4)
+    alone = _predict(graph, accumulation=4)
+    told = predict(plan, graph, machine)
+    lanes = simulate(plan, graph, machine, lower(plan, graph)).lanes
+    assert told.step_seconds == pytest.approx(max(max(lane.ends) for lane in lanes))
+    assert told.step_seconds > alone.step_seconds / stages
+    assert sum(told.by_kind.values()) == pytest.approx(told.step_seconds)

@@ -1,0 +1,55 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from factories import tiny_machine
+from windlass.machines.here import HERE_FILE, load_here, save_here, system_fingerprint
+from windlass.spec.machine import Machine
+
+
+@pytest.fixture
+def measured() -> Machine:
+    return tiny_machine().model_copy(update={"name": "here", "system": system_fingerprint()})
+
+
+def test_a_measurement_comes_back_as_it_was_kept(tmp_path: Path, measured: Machine):
+    save_here(tmp_path, measured)
+    assert load_here(tmp_path) == measured
+
+
+def test_nothing_kept_is_no_measurement(tmp_path: Path):
+    assert load_here(tmp_path) is None
+
+
+@pytest.mark.parametrize("content", [b"", b"name = ", b"\xff\xfe", b'name = "here"\nspeed = 1\n'])
+def test_a_damaged_measurement_is_no_measurement(tmp_path: Path, content: bytes):
+    (tmp_path / HERE_FILE).write_bytes(content)
+    assert load_here(tmp_path) is None
+
+
+def test_a_measurement_of_another_system_is_no_measurement(tmp_path: Path, measured: Machine):
+    save_here(tmp_path, measured.model_copy(update={"system": "0123456789ab"}))
+    assert load_here(tmp_path) is None
+
+
+def test_a_half_written_measurement_is_never_seen(tmp_path: Path, measured: Machine):
+    whole = save_here(tmp_path, measured).read_bytes()
+    (tmp_path / HERE_FILE).write_bytes(whole[: len(whole) // 2])
+    assert load_here(tmp_path) is None
+
+
+def test_the_fingerprint_of_a_system_stays_the_same_in_another_process():
+    code = "from windlass.machines.here import system_fingerprint; print(system_fingerprint())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == system_fingerprint()
+
+
+def test_finding_a_machine_imports_no_torch():
+    code = (
+        "import sys; from windlass.machines import catalogue, here; catalogue.find('h100'); "
+        "here.system_fingerprint(); print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"

@@ -1,0 +1,73 @@
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from windlass.machines.arithmetic import matmul_rates
+from windlass.machines.here import load_here, save_here
+from windlass.machines.probe import probe
+from windlass.machines.surroundings import disk_rates, free_bytes, gloo_link
+from windlass.machines.timing import Stopwatch
+from windlass.machines.traffic import op_rates, plain_traffic
+
+
+@pytest.fixture
+def watch() -> Stopwatch:
+    return Stopwatch(torch.device("cpu"), budget_seconds=0.001)
+
+
+def test_work_that_sleeps_takes_as_long_as_it_sleeps(watch: Stopwatch):
+    assert watch.seconds(lambda: time.sleep(0.02)) == pytest.approx(0.02, rel=0.5)
+
+
+def test_rates_of_products_rise_in_size_order_and_never_pass_the_peak(watch: Stopwatch):
+    told = []
+    rate = matmul_rates("float32", watch, lambda: told.append(1))
+    sizes = [point.size for point in rate.curve.points]
+    assert sizes == sorted(sizes)
+    assert all(0 < point.rate <= rate.peak for point in rate.curve.points)
+    assert len(told) > len(sizes)
+
+
+def test_each_op_has_its_rate_once_in_each_precision(watch: Stopwatch):
+    rates = op_rates("bfloat16", watch, lambda: None)
+    assert len({rate.name for rate in rates}) == len(rates)
+    assert all(point.rate > 0 for rate in rates for point in rate.curve.points)
+
+
+def test_traffic_is_a_curve_over_rising_sizes(watch: Stopwatch):
+    sizes = [point.size for point in plain_traffic(watch).points]
+    assert sizes == sorted(set(sizes))
+
+
+def test_measuring_a_disk_leaves_nothing_behind(tmp_path: Path):
+    read, write = disk_rates(tmp_path / "deep" / "folder")
+    assert read > 0
+    assert write > 0
+    assert list((tmp_path / "deep" / "folder").iterdir()) == []
+
+
+def test_two_ranks_meet_on_loopback():
+    link = gloo_link()
+    assert link.joins == 2
+    assert 0 < link.latency < 1
+    assert link.rate > 1e6
+
+
+def test_free_memory_is_less_than_all_memory():
+    from windlass.machines.here import memory_bytes
+
+    assert 0 < free_bytes() < memory_bytes()
+
+
+@pytest.mark.slow
+def test_a_whole_probe_is_a_machine_that_can_be_kept_and_found_again(tmp_path: Path):
+    told = []
+    machine = probe(lambda _, done, total: told.append((done, total)), tmp_path)
+    save_here(tmp_path, machine)
+    assert load_here(tmp_path) == machine
+    assert [done for done, _ in told] == sorted(done for done, _ in told)
+    assert told[-1][0] == told[-1][1]
+    assert {rate.precision for rate in machine.device.matmul} == {"float32", "bfloat16"}
+    assert machine.noise is not None
