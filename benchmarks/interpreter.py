@@ -8,24 +8,19 @@ difference against the step time given.
 """
 
 import argparse
-import csv
-import datetime as dt
-import platform
 import statistics
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 
+from results import append_row
 from windlass.program.instruction import Instruction, Program
 from windlass.runtime.interpret import Interpreter, clock_for
-from windlass.track.environment import code_version
 
 LAYERS = 14
 ROUNDS = 200
-RESULTS = Path(__file__).parent / "results" / "interpreter.csv"
 
 
 def program(micros: int) -> Program:
@@ -83,26 +78,13 @@ def main() -> None:
         f"itself {statistics.median(pair[1] for pair in pairs) / length * 1e6:.2f} us; "
         f"{share:.4%} of a step of {asked.step_seconds} s\n"
     )
-    commit, dirty = code_version(Path(__file__))
-    RESULTS.parent.mkdir(exist_ok=True)
-    new = not RESULTS.exists()
-    with RESULTS.open("a", newline="") as file:
-        writer = csv.writer(file)
-        if new:
-            writer.writerow(
-                ("date", "commit", "machine", "instructions", "us_each", "step_seconds", "share")
-            )
-        writer.writerow(
-            (
-                dt.datetime.now(dt.UTC).date().isoformat(),
-                f"{commit}{'+' if dirty else ''}",
-                platform.processor() or platform.machine(),
-                length,
-                f"{each * 1e6:.3f}",
-                asked.step_seconds,
-                f"{share:.6f}",
-            )
-        )
+    append_row(
+        "interpreter",
+        instructions=length,
+        us_each=f"{each * 1e6:.3f}",
+        step_seconds=asked.step_seconds,
+        share=f"{share:.6f}",
+    )
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ _sizes = st.integers(min_value=1, max_value=6)
 def _predict(
     graph: Graph | None = None,
     machine: Machine | None = None,
-    **wishes: Any,  # whatever a plan takes
+    **wishes: Any,  # noqa: ANN401  whatever a plan takes
 ) -> Prediction:
     graph, machine = graph or tiny_graph(), machine or tiny_machine()
     return predict(tiny_plan(graph, machine, **wishes), graph, machine)

@@ -178,14 +178,13 @@ def kill_and_resume(asked: dict, kills: int, seed: int) -> dict[int, str]:
             [sys.executable, str(script), json.dumps(asked)], stdout=subprocess.PIPE, text=True
         )
         patience = draws.randrange(1, 9) if attempt < kills else 10**9
-        for line in process.stdout:
+        for line in process.stdout:  # what it still said before it died counts too
             step, loss = line.split()
             assert losses.setdefault(int(step), loss) == loss
             patience -= 1
             if patience == 0:
                 time.sleep(draws.random() * 0.03)
                 process.send_signal(signal.SIGKILL)
-                break
         process.stdout.close()
         process.wait()
         if attempt == kills:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from windlass.document import Document
@@ -100,6 +100,8 @@ def _trial() -> Trial:
 
 def _run_eagerly(watch: Stopwatch) -> None:
     """Loads what the first step of a run loads: products, attention, passes, the optimizer."""
+    # A model is laid out without weights before it runs; torch loads its tracing for that.
+    nn.Embedding(8, 8, device="meta")
     layer_seconds(watch, 0.0)
     master, moment1, moment2, gradient = (torch.zeros(8) for _ in range(4))
     fused_adamw(master, moment1, moment2, gradient, torch.ones(()))

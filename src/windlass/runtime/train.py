@@ -142,7 +142,17 @@ class _Run:
                 raise self._stopped(step - 1) from None
             except RunBroken as broken:
                 raise RunBroken(f"{broken}; {self._last_good()}") from None
-            yield self._measured(step)
+            ends = step == self._settings.steps
+            saves = ends or step % self._settings.save_every == 0
+            try:
+                yield self._measured(step, saves=saves)
+            finally:
+                # After the step is handed over: else a kill between the two would leave a
+                # checkpoint of a step that nobody has a record of. Also if nobody asks for more.
+                if saves:
+                    self._save(step)
+            if ends:
+                self.saver.finish()
 
     def _restore(self, checkpoint: Checkpoint) -> int:
         """Puts a checkpoint in place and gives its step."""
@@ -169,14 +179,11 @@ class _Run:
         memory = self._interpreter.sample(self._peak.look)
         watch.take(step, self._interpreter.timeline(memory))
 
-    def _measured(self, step: int) -> Step:
-        """What the step that just ran leaves behind; evaluates and begins to save where due."""
+    def _measured(self, step: int, *, saves: bool) -> Step:
+        """What the step that just ran leaves behind; evaluates where due."""
         settings, compute = self._settings, self._compute
         ends = step == settings.steps
         held_out = self._evaluate() if ends or step % settings.evaluate_every == 0 else None
-        saved = self._save(step) if ends or step % settings.save_every == 0 else None
-        if ends:
-            self.saver.finish()
         return Step(
             step=step,
             loss=compute.loss,
@@ -188,7 +195,7 @@ class _Run:
             by_kind=self._interpreter.by_kind(),
             held_out_loss=held_out.loss if held_out else None,
             held_out_bits_per_byte=held_out.bits_per_byte if held_out else None,
-            saved=saved,
+            saved=folder_name(step) if saves else None,
         )
 
     def _evaluate(self) -> HeldOut:
@@ -202,8 +209,8 @@ class _Run:
             device=self._device,
         )
 
-    def _save(self, step: int) -> str:
-        return self.saver.begin(
+    def _save(self, step: int) -> None:
+        self.saver.begin(
             Manifest(
                 step=step,
                 samples=step * self._batches.batch,
