@@ -23,7 +23,7 @@ Loc = tuple[str | int, ...]
 class Document(BaseModel):
     """An immutable value with a file form; unknown keys are faults."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
 
     @classmethod
     def load(cls, path: Path) -> Self:
@@ -49,7 +49,7 @@ class Document(BaseModel):
         """
         text = _read_text(file) if file else ""
         tree = _parse(file, text) if file else {}
-        origin: dict[Loc, str] = {loc: f"{file}:{line}" for loc, line in _lines(text)}
+        overridden: dict[Loc, str] = {}
         faults: list[str] = []
         for override in overrides:
             key, equals, value = override.partition("=")
@@ -57,13 +57,19 @@ class Document(BaseModel):
             if not equals or not all(loc):
                 faults.append(f"override `{override}`: write it as `key=value`")
             elif not _put(tree, loc, _value(value.strip())):
-                faults.append(f"override `{override}`: `{key}` lies below a key with a plain value")
+                faults.append(f"override `{override}`: `{key}` lies below a key that is no table")
             else:
-                origin[loc] = f"override `{override}`"
+                overridden[loc] = f"override `{override}`"
         try:
             document = cls.model_validate(tree)
         except ValidationError as error:
-            faults += [_fault(cls, item, origin, file) for item in error.errors()]
+            toml = file is not None and file.suffix != ".json"
+            lines = {loc: f"{file}:{line}" for loc, line in _lines(text if toml else "")}
+            origin = lines | overridden
+            found = error.errors()
+            # A list with a faulty item counts as too short: told by the item's own fault.
+            inner = {item["loc"][:end] for item in found for end in range(len(item["loc"]))}
+            faults += [_fault(cls, i, origin, file) for i in found if i["loc"] not in inner]
         if faults:
             raise Faults(faults)
         return document
@@ -103,27 +109,58 @@ def _parse(path: Path, text: str) -> dict[str, Any]:
     """The file's tree; `Any` because a file may hold anything before it is validated."""
     try:
         tree = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, json.JSONDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise RequestError(f"{path}: {error}") from None
     if not isinstance(tree, dict):
         raise RequestError(f"{path}: holds a {type(tree).__name__}, not a table of keys")
     return tree
 
 
-def _lines(text: str) -> Iterator[tuple[tuple[str, ...], int]]:
-    """Where each key of a TOML text stands; tables in arrays are told by their last occurrence."""
-    table: tuple[str, ...] = ()
-    for number, line in enumerate(text.splitlines(), start=1):
-        bare = line.split("#")[0].strip()
-        if bare.startswith("["):
-            table = _key(bare.strip("[]"))
-            yield table, number
-        elif "=" in bare and not bare.startswith(("{", '"""')):
-            yield (*table, *_key(bare.partition("=")[0])), number
+def _lines(text: str) -> Iterator[tuple[Loc, int]]:
+    """Where each key of a TOML text stands; a table of an array is counted from 0.
+
+    The text is known to be TOML, so lines are gathered until they are whole, which no beginning of
+    a key with its value or of a table's name is.
+    """
+    table: Loc = ()
+    tables: dict[Loc, int] = {}
+    held, start = "", 1
+    for number, line in enumerate(text.split("\n"), start=1):
+        held += f"{line}\n"
+        try:
+            tree = tomllib.loads(held)
+        except tomllib.TOMLDecodeError:
+            continue
+        if held.lstrip().startswith("["):
+            table = _table(tree, tables)
+            yield table, start
+            if table[-1] == 0:  # the array begins with its first table
+                yield table[:-1], start
+        else:
+            yield from ((table + loc, start) for loc in _keys(tree))
+        held, start = "", number + 1
 
 
-def _key(dotted: str) -> tuple[str, ...]:
-    return tuple(part.strip().strip("\"'") for part in dotted.split("."))
+def _table(tree: dict[str, Any], tables: dict[Loc, int]) -> Loc:
+    """The place that a table's name, alone in `tree`, opens; counts those of arrays in `tables`."""
+    loc: Loc = ()
+    inner: object = tree
+    while isinstance(inner, dict) and inner:
+        [(name, inner)] = inner.items()
+        loc += (name,)
+        if isinstance(inner, list):
+            tables[loc] = tables.get(loc, -1) + 1
+        if loc in tables:
+            loc += (tables[loc],)
+    return loc
+
+
+def _keys(tree: object) -> Iterator[Loc]:
+    """All keys of a tree, those of tables within tables included."""
+    if isinstance(tree, dict):
+        for name, inner in tree.items():
+            yield (name,)
+            yield from ((name, *loc) for loc in _keys(inner))
 
 
 def _value(text: str) -> object:
@@ -135,7 +172,7 @@ def _value(text: str) -> object:
 
 
 def _put(tree: dict[str, Any], loc: tuple[str, ...], value: object) -> bool:
-    """Sets a leaf of the tree; False if a plain value stands in the way."""
+    """Sets a leaf of the tree; False if what is no table stands in the way."""
     for part in loc[:-1]:
         branch = tree.setdefault(part, {})
         if not isinstance(branch, dict):
@@ -157,18 +194,20 @@ def _fault(
     message = message[:1].lower() + message[1:]
     if item["type"] == "missing":
         return f"{where}: `{name}` is missing"
-    if isinstance(item["input"], Mapping) or not name:
+    if item["type"] == "model_type":
+        message = "should be a table of keys"
+    if isinstance(item["input"], (Mapping, Sequence)) and not isinstance(item["input"], str):
         return f"{where}: {f'`{name}`: ' if name else ''}{message}"
     return f"{where}: `{name}` = {item['input']!r}: {message}"
 
 
 def _where(loc: Loc, origin: Mapping[Loc, str]) -> str | None:
-    """The nearest known place at or above `loc` (an override may have set only part of it)."""
-    names = tuple(part for part in loc if isinstance(part, str))
-    for end in range(len(names), 0, -1):
-        if names[:end] in origin:
-            return origin[names[:end]]
-    return None
+    """The place of `loc`; else of a key below it, or the nearest above it that is known."""
+    if loc in origin:
+        return origin[loc]
+    below = next((place for key, place in origin.items() if loc and key[: len(loc)] == loc), None)
+    above = (origin[loc[:end]] for end in range(len(loc), 0, -1) if loc[:end] in origin)
+    return below or next(above, None)
 
 
 def _suggestion(cls: type[Document], loc: Loc) -> str:

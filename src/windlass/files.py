@@ -16,6 +16,11 @@ from typing import BinaryIO
 from windlass.errors import StorageError
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_REFUSED = (
+    errno.EACCES, errno.EROFS, errno.EPERM,
+    errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG,
+)  # fmt: skip
+"""Closed to us, or a file where a folder should be, or the other way round."""
 
 
 def write_whole(path: Path, content: bytes | str) -> None:
@@ -51,7 +56,11 @@ def writing_whole(path: Path) -> Iterator[BinaryIO]:
 
 @contextlib.contextmanager
 def storage_faults(path: Path) -> Iterator[None]:
-    """Turns the system's word for a full or closed disk into a `StorageError` that names `path`."""
+    """Turns the system's word for a full or closed disk into a `StorageError` that names `path`.
+
+    Raises:
+        StorageError: the disk is full, or the folder does not take the file.
+    """
     try:
         yield
     except OSError as error:
@@ -59,8 +68,10 @@ def storage_faults(path: Path) -> Iterator[None]:
             raise StorageError(
                 f"no space left to write `{path}`; free some, or name another folder"
             ) from error
-        if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
-            raise StorageError(f"`{path}` cannot be written: {error.strerror}") from error
+        if error.errno in _REFUSED:
+            raise StorageError(
+                f"`{path}` cannot be written: {(error.strerror or '').lower()}; name another place"
+            ) from error
         raise
 
 

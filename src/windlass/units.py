@@ -20,9 +20,11 @@ _SECONDS: dict[str, float] = {
     "ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1, "": 1,
     "min": 60, "h": 3600, "d": 86400,
 }  # fmt: skip
+_UP = 0.9995
+"""What three digits round to 1000 of a unit is written as one of the next."""
 _SI = ("", "k", "M", "G", "T", "P", "E")
 _FLOP_RATES: dict[str, float] = {f"{p}FLOP/s": 1000.0**i for i, p in enumerate(_SI)} | {"": 1}
-_NUMBER = re.compile(r"\s*([0-9][0-9_]*(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)\s*([^\s0-9].*)?$")
+_NUMBER = re.compile(r"\s*([0-9]+(?:_[0-9]+)*(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)\s*([^\s0-9].*)?$")
 
 
 def read_bytes(value: object) -> int:
@@ -53,11 +55,14 @@ FlopPerSecond = Annotated[float, BeforeValidator(read_flop_rate)]
 
 def show_bytes(count: float) -> str:
     """`16.0 GiB`: three significant digits, powers of 2."""
-    unit, size = "B", 1
+    if abs(round(count)) < 2**10:
+        return f"{round(count)} B"
+    unit, size = "KiB", 2**10
     for name, scale in _BINARY.items():
-        if abs(count) >= scale:
+        # What rounds to 1024 of a unit is one of the next.
+        if abs(count) >= scale - scale / 2**11:
             unit, size = name, scale
-    return f"{round(count)} B" if unit == "B" else f"{_digits(count / size)} {unit}"
+    return f"{_digits(count / size)} {unit}"
 
 
 def show_rate(rate: float) -> str:
@@ -78,7 +83,7 @@ def show_flop_rate(rate: float) -> str:
 def show_count(count: float) -> str:
     """`124 M`, `175 B`: a count of parameters or tokens, three significant digits."""
     for scale, name in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if abs(count) >= scale:
+        if abs(count) >= _UP * scale:
             return f"{_digits(count / scale)} {name}"
     return f"{count:g}"
 
@@ -87,13 +92,14 @@ def show_seconds(seconds: float) -> str:
     """`2.53 s`, `41.0 ms`, `3 h 12 min`: what a person would say."""
     size = abs(seconds)
     if size >= 86400:
-        return f"{int(seconds // 86400)} d {round(seconds % 86400 / 3600)} h"
+        days, hours = divmod(round(seconds / 3600), 24)
+        return f"{days} d {hours} h"
     if size >= 3600:
         return f"{int(seconds // 3600)} h {int(seconds % 3600 // 60)} min"
     if size >= 60:
         return f"{int(seconds // 60)} min {int(seconds % 60)} s"
     for scale, name in ((1, "s"), (1e-3, "ms"), (1e-6, "us")):
-        if size >= scale:
+        if size >= _UP * scale:
             return f"{_digits(seconds / scale)} {name}"
     return "0 s" if size == 0 else f"{_digits(seconds / 1e-9)} ns"
 
@@ -102,14 +108,19 @@ def _read(value: object, units: dict[str, float], example: str) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         raise RequestError(f"{value!r} is not {example}")
     match = _NUMBER.match(str(value))
-    unit = (match.group(2) or "").strip() if match else None
-    if match is None or unit not in units:
+    size = units.get((match.group(2) or "").strip()) if match else None
+    if match is None or size is None:
         raise RequestError(f"{value!r} is not {example}")
-    return float(match.group(1).replace("_", "")) * units[unit]
+    number = float(match.group(1)) * size
+    if math.isinf(number):
+        raise RequestError(f"{value!r} is larger than any number; write {example}")
+    return number
 
 
 def _si(value: float, unit: str) -> str:
-    power = 0 if value == 0 else min(len(_SI) - 1, max(0, int(math.log10(abs(value)) // 3)))
+    power = 0
+    while power < len(_SI) - 1 and abs(value) >= _UP * 1000.0 ** (power + 1):
+        power += 1
     return f"{_digits(value / 1000.0**power)} {_SI[power]}{unit}"
 
 

@@ -22,7 +22,7 @@ def _captured(name: str, dials: tuple[tuple[str, int], ...]) -> tuple[Chain, Gra
     return chain, capture(chain)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def captured() -> Callable[..., tuple[Chain, Graph]]:
     """`captured(name, layers=2)`: a chain without memory and its graph."""
     return lambda name, **dials: _captured(name, tuple(sorted(dials.items())))

@@ -5,7 +5,7 @@ from math import prod
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -100,9 +100,7 @@ def test_a_tied_head_owns_no_second_table(captured: Captured):
     assert graph.parameter_count == 124_439_808
 
 
-@settings(
-    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=12)
 @given(
     name=st.sampled_from(["gpt2-124m", "gpt-j-6b", "llama2-70b"]),
     place=st.sampled_from([0, 1, 3]),

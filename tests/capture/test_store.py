@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from windlass.capture.key import graph_key
 from windlass.capture.store import load_graph, save_graph
 from windlass.models.chain import Chain
 from windlass.spec.graph import Graph
@@ -36,3 +37,16 @@ def test_a_missing_or_damaged_file_is_no_graph(tmp_path: Path, content: bytes | 
 def test_the_store_answers_without_torch():
     code = "import sys; import windlass.capture.store; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_model_file_and_what_it_may_import_change_the_key(tmp_path: Path):
+    model, beside = tmp_path / "model.py", tmp_path / "layers.py"
+    model.write_text("import layers")
+    keys = [graph_key("{}", None), graph_key("{}", model)]
+    beside.write_text("width = 1")
+    keys.append(graph_key("{}", model))
+    beside.write_text("width = 2")
+    keys.append(graph_key("{}", model))
+
+    assert len(set(keys)) == 4
+    assert graph_key("{}", model) == keys[-1]

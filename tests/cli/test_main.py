@@ -1,5 +1,6 @@
 """The command line itself: what it refuses, how it says so, and that it answers at once."""
 
+import json
 import subprocess
 import sys
 
@@ -26,6 +27,7 @@ def test_all_faults_of_a_command_line_are_told_at_once(windlass: Windlass) -> No
         (("train", "gpt-tiny", "data.source=nowhere.txt"), "nowhere.txt"),
         (("train", "nowhere.py:build"), "nowhere.py"),
         (("train", "gpt-tiny", "--on", "a100-80gb"), "not this one"),
+        (("fit", "gpt-tiny", "--near", "0"), "greater than 0"),
         (("show", "nothing"), "no run"),
         (("resume", "nothing"), "no run"),
         (("frobnicate",), "frobnicate"),
@@ -78,3 +80,24 @@ def test_a_model_that_does_not_fit_is_not_trained(windlass: Windlass) -> None:
 
     assert done.returncode == 2
     assert "what would help" in done.stderr
+
+
+def test_help_tells_what_each_verb_is_for_in_the_order_of_use(windlass: Windlass) -> None:
+    told = windlass("--help").stdout
+
+    first = ("train        Plan, predict, run", "sample       Let a", "show         Show one run")
+    places = [told.index(words) for words in first]
+    assert places == sorted(places)
+
+
+def test_json_is_for_other_programs_and_agrees_with_the_exit_code(windlass: Windlass) -> None:
+    yes = windlass("fit", "gpt-tiny", "--json")
+    no = windlass("fit", "gpt-tiny", "--near", "24MiB", "--json")
+    planned = windlass("plan", "gpt-tiny", "--json")
+    runs = windlass("runs", "--json")
+
+    assert (yes.returncode, json.loads(yes.stdout)["fits"]) == (0, True)
+    assert (no.returncode, json.loads(no.stdout)["fits"]) == (1, False)
+    peaks = json.loads(planned.stdout)["prediction"]["peaks"]
+    assert peaks[0]["by_class"] == json.loads(yes.stdout)["by_class"]
+    assert json.loads(runs.stdout) == []

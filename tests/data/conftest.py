@@ -5,7 +5,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
 
 from windlass.data.prepare import prepare
 from windlass.data.tokens import Tokens
@@ -13,10 +12,6 @@ from windlass.data.tokens import Tokens
 sys.path.insert(0, str(Path(__file__).parent))
 
 from made_text import words
-
-# A shared machine may pause any test for longer than the usual deadline of 0.2 s.
-settings.register_profile("no deadline", deadline=None)
-settings.load_profile("no deadline")
 
 
 @pytest.fixture

@@ -130,6 +130,36 @@ def test_a_damaged_parquet_file_is_a_fault_with_its_name(tmp_path: Path):
     assert faults(path)[0].startswith(f"`{path}` is no Parquet file: ")
 
 
+@given(place=st.floats(0, 1, exclude_max=True), flip=st.integers(1, 255))
+def test_a_parquet_file_with_a_flipped_byte_is_read_or_is_a_fault(
+    tmp_path_factory: pytest.TempPathFactory, place: float, flip: int
+):
+    path = tmp_path_factory.mktemp("flipped") / "rows.parquet"
+    parquet.write_table(pa.table({"text": [f"row {i}" for i in range(300)]}), path)
+    content = bytearray(path.read_bytes())
+    content[int(place * len(content))] ^= flip
+    path.write_bytes(content)
+    assert all(str(path) in fault for fault in faults(path))
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("{", "no JSON: expecting property name"),
+        ("[" * 100_000, "cannot be read: maximum recursion depth"),
+        ('{"text": ' + "1" * 5000 + "}", "cannot be read: exceeds the limit (4300 digits)"),
+    ],
+    ids=["torn", "deep", "long"],
+)
+def test_a_line_that_no_reader_of_json_takes_is_a_fault_with_its_number(
+    tmp_path: Path, line: str, reason: str
+):
+    path = tmp_path / "rows.jsonl"
+    path.write_text(f'{{"text": "good"}}\n{line}\n', encoding="utf-8")
+    [fault] = faults(path)
+    assert fault.startswith(f"{path}:2: {reason}")
+
+
 def test_a_folder_may_mix_texts_and_tables(tmp_path: Path):
     (tmp_path / "a.txt").write_text("plain", encoding="utf-8")
     (tmp_path / "b.jsonl").write_text('{"text": "line"}\n', encoding="utf-8")

@@ -48,6 +48,11 @@ def test_a_byte_is_its_own_id_and_the_end_of_text_the_next():
 
 
 @BOTH
+def test_an_id_that_only_a_larger_model_knows_stands_for_nothing(tokenizer: Tokenizer):
+    assert tokenizer.decode([*tokenizer.encode("word"), tokenizer.vocabulary + 700]) == "word"
+
+
+@BOTH
 def test_text_that_spells_the_end_of_text_does_not_become_one(tokenizer: Tokenizer):
     spelled = f"a{END_OF_TEXT}b"
     ids = tokenizer.encode(spelled)

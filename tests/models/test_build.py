@@ -88,6 +88,11 @@ def test_all_dials_that_do_not_go_together_are_told_at_once():
     assert "unknown dial `layerz`; did you mean `layers`?" in message
 
 
+def test_a_width_below_the_heads_is_told_the_one_that_goes():
+    with pytest.raises(ModelError, match=r"take `width` 4$"):
+        build_chain("gpt2-124m", {"width": 3, "heads": 4}, device="meta", seed=0)
+
+
 def test_a_dial_of_zero_is_refused():
     with pytest.raises(ModelError, match="`heads` is 0, must be at least 1"):
         build_chain("gpt-tiny", {"heads": 0}, device="meta", seed=0)
@@ -119,7 +124,7 @@ def test_weights_start_as_those_of_gpt2_do():
     assert block.attention_norm.weight.eq(1).all()
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.permutations(range(5)), st.integers(1, 5), st.integers(0, 2**40))
 def test_weights_do_not_depend_on_which_layers_are_built_or_when(
     order: list[int], count: int, seed: int

@@ -13,7 +13,7 @@ from platformdirs import user_cache_path
 
 from windlass.capture.key import graph_key
 from windlass.capture.store import load_graph, save_graph
-from windlass.errors import PlanError
+from windlass.errors import PlanError, RequestError
 from windlass.machines import catalogue
 from windlass.machines.here import load_here, save_here
 from windlass.search.choice import Choice
@@ -101,7 +101,8 @@ def plan(
 
     Args:
         model: a name, `file.py:function`, or a whole request.
-        overrides: `key=value`, such as `train.batch=32`.
+        overrides: `key=value`, such as `train.batch=32`; a whole request takes none, nor
+            `machine` or `near`: it says all that already.
         machine: a name of the catalogue; None means this machine.
         near: budget for the near tier, such as `4GiB`.
         progress: told how far a first measurement of this machine is.
@@ -109,8 +110,12 @@ def plan(
     Raises:
         WindlassError: what is wrong with the request, the model or the machine.
     """
-    request = model if isinstance(model, Request) else None
-    request = request or ask(str(model), *overrides, machine=machine, near=near)
+    if isinstance(model, str):
+        request = ask(model, *overrides, machine=machine, near=near)
+    elif overrides or machine or near:
+        raise RequestError("a whole request takes no overrides; give them to `ask`, which makes it")
+    else:
+        request = model
     graph = capture(request.model)
     found = find_machine(request.machine, progress=progress)
     return Planned(

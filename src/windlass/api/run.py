@@ -10,8 +10,16 @@ from windlass.api.plan import HERE, Planned, Progress, cache_folder, chain_of_re
 from windlass.api.record import RUNS, load
 from windlass.cost.simulate import simulate
 from windlass.document import Document
-from windlass.errors import CheckpointError, MachineError, PlanError, RecordError, RunInterrupted
+from windlass.errors import (
+    CheckpointError,
+    MachineError,
+    PlanError,
+    RecordError,
+    RequestError,
+    RunInterrupted,
+)
 from windlass.program.instruction import Program
+from windlass.program.legal import require_legal
 from windlass.program.lower import lower
 from windlass.program.verify import verify
 from windlass.search.choice import Choice
@@ -56,15 +64,22 @@ class Run:
         """What a user should know before it goes on."""
         self._held = held
         self._steps = steps
+        self._begun = False
 
     def __iter__(self) -> Iterator[Step]:
         """Trains; journals and yields every step.
 
         Raises:
+            RecordError: it was iterated over before.
             RunBroken: a loss or gradient is not finite.
             RunInterrupted: the caller's `stop` said so; the state is saved.
             StorageError: the disk is full; the last good checkpoint is kept.
         """
+        if self._begun:
+            raise RecordError(
+                f"run `{self.folder.name}` was iterated over before; go on with `resume`"
+            )
+        self._begun = True
         state: RunState = "broken"
         reason = "the program failed"
         try:
@@ -104,7 +119,12 @@ def train(
     Raises:
         WindlassError: what is wrong with the request, the data, the machine or the folder.
     """
-    planned = what if isinstance(what, Planned) else plan(what, *overrides, progress=progress)
+    if not isinstance(what, Planned):
+        planned = plan(what, *overrides, progress=progress)
+    elif overrides:
+        raise RequestError("what is planned takes no overrides; give them to `plan`")
+    else:
+        planned = what
     _require_here(planned)
     tokens = _tokens(planned.request, progress)
     _require_room(planned, tokens)
@@ -233,10 +253,14 @@ def _require_room(planned: Planned, tokens: "Tokens") -> None:
 
 
 def _ready(planned: Planned, tokens: "Tokens") -> "tuple[Batches, Chain, tuple[Program, ...]]":
-    """What a run needs before its first step: batches, the chain, and verified programs."""
+    """What a run needs before its first step: batches, the chain, and verified programs.
+
+    This is the gate of every run: a plan may come from a search, or from a file that was edited.
+    """
     from windlass.data.batches import Batches
 
     plan, train_request = planned.plan, planned.request.train
+    require_legal(plan, planned.graph, planned.machine, global_batch=train_request.batch)
     batches = Batches(
         tokens,
         sequence=plan.batch.sequence,

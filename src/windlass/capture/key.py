@@ -14,7 +14,8 @@ def graph_key(model: str, own_file: Path | None) -> str:
 
     Args:
         model: the request for the model, as JSON.
-        own_file: the user's file that builds it; None for a model of the catalogue.
+        own_file: the user's file that builds it; None for a model of the catalogue. The Python
+            files beside it count too, since it may import them.
     """
     digest = hashlib.sha256(f"{model} torch {metadata.version('torch')}".encode())
     for path in _sources(own_file):
@@ -28,4 +29,4 @@ def _sources(own_file: Path | None) -> Iterator[Path]:
     for room in _ROOMS:
         yield from sorted((house / room).glob("*.*"))
     if own_file is not None and own_file.is_file():
-        yield own_file
+        yield from sorted({own_file, *own_file.parent.glob("*.py")})

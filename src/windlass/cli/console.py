@@ -1,10 +1,24 @@
 """Where the command line writes: results to one stream, news and errors to the other."""
 
-from collections.abc import Callable
-from typing import Any
+import json
+import math
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields, is_dataclass
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    Progress,
+    SpinnerColumn,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+)
+from rich.table import Table
+from rich.text import Text
+
+from windlass.document import Document
 
 console = Console(highlight=False)
 errors = Console(stderr=True, highlight=False)
@@ -24,17 +38,63 @@ class Bars:
             TimeElapsedColumn(),
             console=errors,
             transient=True,
+            disable=not errors.is_terminal,
         )
-        self._tasks: dict[str, Any] = {}
+        self._tasks: dict[str, TaskID] = {}
 
     def __enter__(self) -> Report:
-        self._progress.start()
         return self._tell
 
     def __exit__(self, *_: object) -> None:
-        self._progress.stop()
+        if self._tasks:
+            self._progress.stop()
 
     def _tell(self, label: str, done: int, total: int | None) -> None:
+        # Begun with the first label: an empty display would leave a blank line behind.
+        if not self._tasks:
+            self._progress.start()
         if label not in self._tasks:
             self._tasks[label] = self._progress.add_task(label, total=total)
         self._progress.update(self._tasks[label], completed=done, total=total)
+
+
+def print_line(line: str) -> None:
+    """A line with markup: broken between words on a terminal, left whole in a pipe or file."""
+    console.print(line, soft_wrap=not console.is_terminal)
+
+
+def print_error(message: str) -> None:
+    """A message on the news stream, in our name; broken and left whole as `print_line` does."""
+    line = Text.assemble(("windlass:", "bold red"), " ", message)
+    errors.print(line, soft_wrap=not errors.is_terminal)
+
+
+def print_points(lines: Iterable[str]) -> None:
+    """A list; on a terminal, a line that is too long goes on below its own beginning."""
+    if not console.is_terminal:
+        for line in lines:
+            console.print(Text(f"  - {line}"), soft_wrap=True)
+        return
+    table = Table.grid(padding=(0, 1, 0, 0))
+    for line in lines:
+        table.add_row(" ", "-", Text(line))
+    console.print(table)
+
+
+def print_json(tree: object) -> None:
+    """Values for another program: documents and dataclasses by field, no number as null."""
+    sys.stdout.write(json.dumps(_plain(tree), indent=1, allow_nan=False) + "\n")
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, Document):
+        return _plain(value.model_dump(mode="json"))
+    if is_dataclass(value):
+        return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value if isinstance(value, str | int | None) else str(value)

@@ -8,7 +8,7 @@ import sys
 
 from cyclopts import App, CycloptsError
 
-from windlass.cli.console import errors
+from windlass.cli.console import errors, print_error
 from windlass.errors import WindlassError
 
 app = App(
@@ -16,35 +16,40 @@ app = App(
     help="Train a large model on whatever machine you have: planned, predicted, run, recorded.",
     version_flags=["--version"],
 )
-for verb, place in {
+
+_VERBS = {
     "train": "train:train",
     "resume": "train:resume",
     "sample": "sample:sample",
     "plan": "plan:plan",
     "fit": "plan:fit",
-    "probe": "machine:probe",
-    "machines": "machine:machines",
-    "models": "machine:models",
-    "validate": "validate:validate",
     "runs": "record:runs",
     "show": "record:show",
     "report": "record:report",
-}.items():
-    app.command(f"windlass.cli.{place}", name=verb)
+    "models": "machine:models",
+    "machines": "machine:machines",
+    "probe": "machine:probe",
+    "validate": "validate:validate",
+}
+"""Verb -> where its function is; imported when asked for, listed in this order."""
+
+for turn, (verb, place) in enumerate(_VERBS.items()):
+    app.command(f"windlass.cli.{place}", name=verb, sort_key=turn)
 
 
 def main(tokens: list[str] | None = None) -> None:
     """Runs one command line and exits with its code."""
     try:
+        _name_verbs(sys.argv[1:] if tokens is None else tokens)
         app(tokens, exit_on_error=False, print_error=False, result_action="return_value")
     except WindlassError as error:
-        errors.print(f"[bold red]windlass:[/] {_plain(error)}", highlight=False, soft_wrap=True)
+        print_error(str(error))
         sys.exit(error.exit_code)
     except CycloptsError as error:
-        errors.print(f"[bold red]windlass:[/] {_plain(error)}", highlight=False, soft_wrap=True)
+        print_error(str(error))
         sys.exit(2)
     except KeyboardInterrupt:
-        errors.print("[bold red]windlass:[/] stopped by hand", highlight=False)
+        print_error("stopped by hand")
         sys.exit(130)
     except BrokenPipeError:
         # The reader of our output left (`windlass runs | head`); there is nobody to tell.
@@ -52,9 +57,12 @@ def main(tokens: list[str] | None = None) -> None:
         sys.exit(0)
     except Exception:  # noqa: BLE001  whatever is left is our own slip, told with its trace
         errors.print_exception()
-        errors.print("[bold red]windlass:[/] this is a bug of ours; please report the trace above")
+        print_error("this is a bug of ours; please report the trace above")
         sys.exit(3)
 
 
-def _plain(error: Exception) -> str:
-    return str(error).replace("[", r"\[")
+def _name_verbs(tokens: list[str]) -> None:
+    """The list of verbs tells what each is for, in the words of its function: imports them."""
+    if not tokens or tokens[0] in app.help_flags:
+        for verb in _VERBS:
+            app[verb]

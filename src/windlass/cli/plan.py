@@ -1,15 +1,15 @@
 """`windlass plan` and `windlass fit`: what a step will cost, whether it fits, and why."""
 
-import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from windlass import api
-from windlass.cli.console import Bars, console
-from windlass.cli.words import request_of
+from windlass.cli.console import Bars, console, print_json, print_line, print_points
+from windlass.cli.words import AsJson, request_of
 from windlass.report.table import plan_table, prediction_table, runners_up_table
-from windlass.search.explain import Explanation, explain, explain_runner_up
-from windlass.spec.prediction import Prediction
+from windlass.search.explain import Explanation, explain
+from windlass.spec.prediction import MemoryClass, Prediction
 from windlass.units import show_bytes
 
 _REFUSED_SHOWN = 4
@@ -22,7 +22,7 @@ def plan(
     near: str | None = None,
     file: Path | None = None,
     out: Path | None = None,
-    as_json: bool = False,
+    as_json: AsJson = False,
 ) -> None:
     """Choose a plan and say what it will cost, which plans came next, and why they lost.
 
@@ -42,19 +42,15 @@ def plan(
     if out is not None:
         chosen.save(out)
     if as_json:
-        tree = {"plan": chosen.model_dump(mode="json"), "prediction": _dump(prediction)}
-        sys.stdout.write(json.dumps(tree, indent=1) + "\n")
+        print_json({"plan": chosen, "prediction": _tree(prediction)})
         return
     told = explain(choice)
     console.print(plan_table(chosen, planned.graph))
     console.print()
     console.print(prediction_table(prediction))
     if choice.runners_up:
-        console.print(
-            runners_up_table(
-                [(r.plan, r.prediction, explain_runner_up(r)) for r in choice.runners_up]
-            )
-        )
+        reasons = zip(choice.runners_up, told.runners_up, strict=True)
+        console.print(runners_up_table([(r.plan, r.prediction, why) for r, why in reasons]))
     _print_refused(told)
 
 
@@ -64,6 +60,7 @@ def fit(
     on: str | None = None,
     near: str | None = None,
     file: Path | None = None,
+    as_json: AsJson = False,
 ) -> None:
     """Say whether training a model fits, memory class by class, and if not, what would help.
 
@@ -75,40 +72,43 @@ def fit(
         on: the machine; `here` if not given.
         near: budget for the near memory, such as `4GiB`.
         file: a request in TOML.
+        as_json: print the verdict, the bytes of each memory class and what would help as JSON.
     """
     with Bars() as progress:
         request = request_of(model, overrides, on=on, near=near, file=file)
         planned = api.plan(request, progress=progress)
-    told = explain(planned.choice)
-    name = request.model.name
-    if planned.choice.fits:
-        console.print(f"[bold green]yes[/], `{name}` {told.verdict}", soft_wrap=True)
-        _print_memory(planned.prediction)
-        _print_refused(told)
-        return
-    console.print(f"[bold red]no[/], `{name}` {told.verdict}", soft_wrap=True)
-    if planned.choice.advice is not None:
-        for part, nbytes in planned.choice.advice.by_class.items():
-            console.print(f"  {part:<12} {show_bytes(nbytes):>9} predicted")
-    console.print("what would help")
-    for line in told.help:
-        console.print(f"  - {line}", soft_wrap=True)
-    # So that `windlass fit X && windlass train X` says what it means.
-    sys.exit(1)
+    choice, told = planned.choice, explain(planned.choice)
+    held = choice.advice.by_class if choice.advice else planned.prediction.peaks[0].by_class
+    if as_json:
+        print_json(
+            {"fits": choice.fits, "verdict": told.verdict, "by_class": held, "help": told.help}
+        )
+    else:
+        answer = "[bold green]yes[/]" if choice.fits else "[bold red]no[/]"
+        print_line(f"{answer}, `{request.model.name}` {told.verdict}")
+        _print_memory(held)
+        if told.help:
+            console.print("what would help")
+            print_points(told.help)
+        else:
+            _print_refused(told)
+    if not choice.fits:
+        # So that `windlass fit X && windlass train X` says what it means.
+        sys.exit(1)
 
 
-def _print_memory(prediction: Prediction) -> None:
-    for part, nbytes in prediction.peaks[0].by_class.items():
-        console.print(f"  {part:<12} {show_bytes(nbytes):>9} predicted")
+def _print_memory(by_class: Mapping[MemoryClass, int]) -> None:
+    console.print("predicted at the fullest moment")
+    for part, nbytes in by_class.items():
+        console.print(f"  {part:<12} {show_bytes(nbytes):>9}")
 
 
 def _print_refused(told: Explanation) -> None:
     if told.refused:
-        console.print("does not fit")
-        for line in told.refused[:_REFUSED_SHOWN]:
-            console.print(f"  - {line}", soft_wrap=True)
+        console.print("plans that do not fit")
+        print_points(told.refused[:_REFUSED_SHOWN])
 
 
-def _dump(prediction: Prediction) -> dict[str, object]:
+def _tree(prediction: Prediction) -> dict[str, object]:
     derived = {"tokens_per_second": prediction.tokens_per_second, "mfu": prediction.mfu}
     return {**prediction.model_dump(mode="json"), **derived}

@@ -4,31 +4,42 @@ import time
 from pathlib import Path
 
 from windlass import api
-from windlass.cli.console import console
+from windlass.cli.console import console, print_json
+from windlass.cli.words import AsJson
 from windlass.report.table import record_table, runs_table
 
 
-def runs(*, runs: Path = api.RUNS) -> None:
+def runs(*, runs: Path = api.RUNS, as_json: AsJson = False) -> None:
     """List all runs, newest first.
 
     Args:
         runs: where run folders lie.
+        as_json: print the runs as JSON.
     """
     found = api.runs(runs)
+    if as_json:
+        print_json(found)
+        return
     if not found:
         console.print(f"no runs in `{runs}` yet; begin one with `windlass train`")
         return
     console.print(runs_table(found, time.time()))
 
 
-def show(run: str = "last", *, runs: Path = api.RUNS) -> None:
+def show(run: str = "last", *, runs: Path = api.RUNS, as_json: AsJson = False) -> None:
     """Show one run, predicted beside measured.
 
     Args:
         run: folder, name, beginning of its id, or `last`.
         runs: where run folders lie.
+        as_json: print plan, prediction and steps as JSON.
     """
-    console.print(record_table(api.load(run, root=runs)))
+    record = api.load(run, root=runs)
+    if as_json:
+        names = ("id", "folder", "state", "plan", "prediction", "steps", "faults")
+        print_json({name: getattr(record, name) for name in names})
+        return
+    console.print(record_table(record))
 
 
 def report(run: str = "last", *, runs: Path = api.RUNS) -> None:

@@ -1,18 +1,18 @@
 """`windlass validate here`: holds predictions against runs on this machine."""
 
-import json
 import statistics
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.table import Table
 
 from windlass import api
-from windlass.cli.console import Bars, console
+from windlass.cli.console import Bars, console, print_json
+from windlass.cli.words import AsJson
 from windlass.errors import RequestError, RunBroken, did_you_mean
 from windlass.spec.record import Step
 from windlass.units import show_bytes, show_seconds
@@ -54,7 +54,7 @@ class Row:
         return self.predicted_bytes / self.measured_bytes - 1
 
 
-def validate(what: str = "here", *, as_json: bool = False) -> None:
+def validate(what: str = "here", *, as_json: AsJson = False) -> None:
     """Run 12 plans in fresh processes and compare step time and peak memory with predictions.
 
     Args:
@@ -73,7 +73,7 @@ def validate(what: str = "here", *, as_json: bool = False) -> None:
             rows.append(row)
             progress("validating", len(rows), total)
     if as_json:
-        sys.stdout.write(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+        print_json(rows)
     else:
         console.print(_table(rows))
         console.print(_summary(rows))

@@ -1,9 +1,15 @@
-"""What every verb that takes a model shares: the words of a command line become one request."""
+"""What verbs share: the words of a command line become one request, and the flag `--json`."""
 
 from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
 
 from windlass import api
 from windlass.spec.request import Request
+
+AsJson = Annotated[bool, Parameter(name="--json", negative="")]
+"""The flag `--json`: the same as values for other programs, in place of tables."""
 
 
 def request_of(

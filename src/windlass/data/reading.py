@@ -172,6 +172,8 @@ def _json_line(
         row = json.loads(decoded.text.rstrip("\r\n"))
     except json.JSONDecodeError as error:
         return Fault(message=f"{where}: no JSON: {error.msg.lower()} at column {error.colno}")
+    except (ValueError, RecursionError) as error:  # a number too long, brackets too deep
+        return Fault(message=f"{where}: cannot be read: {str(error).lower()}")
     if not isinstance(row, dict):
         return Fault(message=f"{where}: holds a {type(row).__name__}, not an object with fields")
     if text_field not in row:
@@ -183,15 +185,13 @@ def _parquet(file: SourceFile, text_field: str) -> Iterator[Text | Fault]:
     _arrow_package(file.path)
     parquet = importlib.import_module("pyarrow.parquet")
     try:
-        table = parquet.ParquetFile(file.path)
+        with parquet.ParquetFile(file.path) as table:
+            names = table.schema_arrow.names
+            columns = [text_field] if text_field in names else []
+            batches = table.iter_batches(batch_size=_TABLE_ROWS, columns=columns)
+            yield from _table(file, text_field, names, batches)
     except ValueError as error:  # pyarrow's own errors are ValueErrors
         yield Fault(message=f"`{file.path}` is no Parquet file: {error}")
-        return
-    with table:
-        names = table.schema_arrow.names
-        columns = [text_field] if text_field in names else []
-        batches = table.iter_batches(batch_size=_TABLE_ROWS, columns=columns)
-        yield from _table(file, text_field, names, batches)
 
 
 def _table(

@@ -40,9 +40,13 @@ class Tokenizer:
         return list(self.core.encode(text, add_special_tokens=False).ids)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of ids; an end of text is nothing, half a character a replacement mark."""
+        """The text of ids; half a character is a replacement mark.
+
+        An end of text is nothing, and so is an id that only the model knows, whose vocabulary may
+        be larger.
+        """
         if self.bytewise:
-            return bytes(i for i in ids if i != self.end_of_text).decode(errors="replace")
+            return bytes(i for i in ids if i < self.end_of_text).decode(errors="replace")
         return self.core.decode(list(ids), skip_special_tokens=True)
 
     def pieces(self, ids: Iterable[int]) -> Iterator[str]:

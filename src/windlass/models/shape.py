@@ -62,10 +62,11 @@ class TransformerShape:
         if low:
             return tuple(found)
         if self.width % self.heads:
-            below, above = self._near_widths()
+            below = self.width // self.heads * self.heads
+            nearest = [str(width) for width in (below, below + self.heads) if width]
             found.append(
                 f"`width` {self.width} is not divisible by `heads` {self.heads}; "
-                f"take `width` {below} or {above}"
+                f"take `width` {' or '.join(nearest)}"
             )
         elif self.positions == "rotary" and self.turned_width % 2:
             found.append(
@@ -87,7 +88,3 @@ class TransformerShape:
         if self.positions == "learned":
             return 0
         return self.head_width if self.rotary_width is None else self.rotary_width
-
-    def _near_widths(self) -> tuple[int, int]:
-        below = max(1, self.width // self.heads) * self.heads
-        return below, (self.width // self.heads + 1) * self.heads

@@ -1,4 +1,4 @@
-"""Effects: what each instruction reads, makes and frees, by name, class, tier and bytes.
+"""Effects: what each instruction reads, makes and frees, by name, class and bytes.
 
 One place says it; the verifier proves programs with it and the cost model adds up memory with it.
 The near tier while an instruction runs holds all values alive before it, what it makes, and its
@@ -103,12 +103,6 @@ class Effects:
         self._owners = owners(graph)
         self._again = tuple(recomputed(plan, graph, layer) for layer in self.layers)
         self._tokens = 2 * plan.batch.micro * plan.batch.sequence * _TOKEN_BYTES
-        self._tiers: dict[MemoryClass, str] = {
-            "weights": plan.home.weights,
-            "gradients": plan.home.gradients,
-            "optimizer": plan.home.optimizer,
-            "activations": plan.home.activations,
-        }
 
     @property
     def layers(self) -> range:
@@ -153,10 +147,6 @@ class Effects:
         if value.name == "gradients":
             return sizes.gradients
         return sizes.kept if value.name == "kept" else sizes.output
-
-    def tier_of(self, value: Value) -> str:
-        """The tier where a value lives between uses."""
-        return self._tiers[CLASSES[value.name]]
 
     def of(self, instruction: Instruction, made: frozenset[int] | set[int]) -> Effect:
         """What an instruction does.

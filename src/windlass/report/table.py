@@ -65,7 +65,9 @@ def prediction_table(prediction: Prediction) -> RenderableType:
     parts: list[RenderableType] = [table]
     parts.append(_shares("predicted step time by term", prediction.by_term, show_seconds))
     parts.append(_shares("predicted step time by instruction", prediction.by_kind, show_seconds))
-    parts += [_peak(peak) for peak in prediction.peaks]
+    # Further tiers only where something is kept in them.
+    near, *others = prediction.peaks
+    parts += [_peak(peak) for peak in (near, *(peak for peak in others if peak.peak_bytes))]
     blank = Text()
     return Group(*(item for part in parts for item in (part, blank)))
 

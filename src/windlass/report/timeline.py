@@ -1,6 +1,6 @@
 """One step as lanes: predicted above measured on one clock, an instruction kind to each colour."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from windlass.report.svg import (
@@ -112,14 +112,6 @@ def _piece(lane: Lane, group: Sequence[int]) -> Piece:
         what = f"{len(group)} instructions: {', '.join(seconds)}"
     text = f"{what}: {show_seconds(end - start)} from {show_seconds(start)}"
     return Piece(kind=kind, start=start, end=end, text=text, odd=bool(micro and micro % 2))
-
-
-def _entries(kinds: Iterable[str]) -> list[tuple[str, str]]:
-    """Names and colours of the legend: kinds that share a colour share an entry."""
-    by_colour: dict[str, list[str]] = {}
-    for kind in kinds:
-        by_colour.setdefault(kind_colour(kind), []).append(kind)
-    return [(", ".join(names), colour) for colour, names in by_colour.items()]
 
 
 def _paired(predicted: Timeline | None, measured: Timeline | None) -> Iterator[tuple[str, Lane]]:

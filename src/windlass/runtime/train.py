@@ -1,6 +1,6 @@
 """The training loop: a generator of measured steps."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,7 +58,7 @@ def train(
     device: str = "cpu",
     stop: Callable[[], bool] = never,
     watch: Watch | None = None,
-) -> Iterator[Step]:
+) -> Generator[Step]:
     """Trains, and yields each step once it is done.
 
     The first step is 1, or the one after `resume`; the last is `settings.steps`, after which a
@@ -129,7 +129,7 @@ class _Run:
             program, self._compute.handlers(), clock_for(device, len(program.instructions))
         )
 
-    def steps(self, resume: Checkpoint | None, watch: Watch | None) -> Iterator[Step]:
+    def steps(self, resume: Checkpoint | None, watch: Watch | None) -> Generator[Step]:
         remove_temporaries(self._folder)
         done = self._restore(resume) if resume else 0
         if self._plan.compile and done < self._settings.steps:

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 from windlass.cost.predict import predict
-from windlass.program.lower import lower
 from windlass.search.advise import advise
 from windlass.search.choice import Choice, Refusal, RunnerUp, differences
 from windlass.search.sieve import sieve, undominated
@@ -55,7 +54,7 @@ def choose(request: Request, graph: Graph, machine: Machine) -> Choice:
     weighed.sort(key=lambda item: _rank(item, steps))
     plan, short = weighed[0]
     # The winner's own program, whole: the same numbers, told of the program that will run.
-    prediction = with_near(predict(plan, graph, machine, lower(plan, graph)), near_bytes)
+    prediction = with_near(predict(plan, graph, machine), near_bytes)
     return Choice(
         plan=plan,
         prediction=prediction,

@@ -36,7 +36,7 @@ def explain_runner_up(runner: RunnerUp) -> str:
     if runner.slower_seconds == 0:
         return f"{differs}: as fast, and needs no less memory"
     share = runner.slower_seconds / (runner.run_seconds - runner.slower_seconds)
-    lost = f"{differs}: {show_seconds(runner.slower_seconds)} slower ({share:+.1%})"
+    lost = f"{differs}: {show_seconds(runner.slower_seconds)} slower ({100 * share:+.1f} %)"
     return f"{lost}, of which {runner.term} {show_seconds(runner.term_seconds)}"
 
 
@@ -51,48 +51,43 @@ def explain_refusal(refusal: Refusal) -> str:
 
 
 def explain_advice(advice: Advice) -> Iterator[str]:
-    """What would make it fit, cheapest first, then how much memory would do."""
+    """What would make it fit, cheapest first; then larger and more devices."""
     for change in advice.changes:
         yield explain_change(change)
-    if advice.devices is None:
-        yield f"the process alone holds {show_bytes(advice.by_class['runtime'])}"
-    if not advice.changes:
-        yield f"weights, gradients and optimizer state alone are {show_bytes(advice.state_bytes)}"
-    yield f"a near tier of {show_bytes(advice.needed_bytes)} would do"
+    if not any(key.startswith("near=") for change in advice.changes for key in change.overrides):
+        yield f"a device with a near tier of {show_bytes(advice.needed_bytes)} would do"
     if advice.devices is not None and advice.devices > 1:
         yield (
-            f"over devices with as much memory as this one, at least {advice.devices} would hold "
-            "the state alone (not yet run by this version)"
+            f"a cut over at least {advice.devices} devices of this size would hold weights, "
+            f"gradients and optimizer state ({show_bytes(advice.state_bytes)}); this version "
+            "trains on one device only"
         )
 
 
 def explain_change(change: Change) -> str:
     """One change, what it costs and what it then needs."""
-    cost = "as fast" if abs(change.cost) < 0.0005 else f"{abs(change.cost):.1%} "
-    if cost != "as fast":
-        cost += "slower" if change.cost > 0 else "faster"
+    way = "slower" if change.cost > 0 else "faster"
+    cost = (
+        "as fast" if abs(change.cost) < 0.0005 else f"{100 * abs(change.cost):.1f} % {way} a token"
+    )
     return (
-        f"`{' '.join(change.overrides)}` makes it fit: {cost} a token, "
-        f"needs {show_bytes(change.peak_bytes)}"
+        f"`{' '.join(change.overrides)}` makes it fit with {show_bytes(change.peak_bytes)}, {cost}"
     )
 
 
 def show_plan(plan: Plan) -> str:
-    """`float32, compiled, micro-batch 4 x 2, recompute layer`: what tells plans apart."""
+    """`float32, compiled, 2 micro-batches of 4, recomputes layers`: what tells plans apart."""
     mode = "compiled" if plan.compile else "eager"
-    return (
-        f"{plan.precision}, {mode}, micro-batch {plan.batch.micro} x {plan.batch.accumulation}, "
-        f"recompute {plan.stages[0].recompute}"
-    )
+    count, micro = plan.batch.accumulation, plan.batch.micro
+    batch = f"{count} micro-batches of {micro}" if count > 1 else f"one micro-batch of {micro}"
+    recomputes = plan.stages[0].recompute == "layer"
+    kept = "recomputes layers" if recomputes else "keeps all activations"
+    return f"{plan.precision}, {mode}, {batch}, {kept}"
 
 
 def _verdict(choice: Choice) -> str:
     if choice.advice is not None:
-        advice = choice.advice
-        return (
-            f"does not fit: {show_bytes(advice.needed_bytes)} are needed at the least, the near "
-            f"tier has {show_bytes(advice.near_bytes)}, {show_bytes(advice.over_bytes)} too little"
-        )
+        return _refusal_verdict(choice.advice)
     if choice.plan is None or choice.prediction is None or choice.run_seconds is None:
         return "nothing was chosen"
     near = choice.prediction.peaks[0]
@@ -101,3 +96,17 @@ def _verdict(choice: Choice) -> str:
         f"a step, {show_seconds(choice.run_seconds)} in all, {show_bytes(near.peak_bytes)} of "
         f"{show_bytes(near.capacity_bytes)}"
     )
+
+
+def _refusal_verdict(advice: Advice) -> str:
+    """What lacks, and what no change to the batch could help."""
+    verdict = (
+        f"does not fit: {show_bytes(advice.needed_bytes)} are needed at the least, the near "
+        f"tier has {show_bytes(advice.near_bytes)}, {show_bytes(advice.over_bytes)} too little"
+    )
+    if advice.devices is None:
+        return f"{verdict}; the process alone holds {show_bytes(advice.by_class['runtime'])}"
+    if not advice.changes:
+        state = show_bytes(advice.state_bytes)
+        return f"{verdict}; weights, gradients and optimizer state alone are {state}"
+    return verdict

@@ -1,8 +1,11 @@
 """Machine: devices with their rates and memory tiers, and where each number comes from."""
 
 from bisect import bisect_left
-from math import exp, log
-from typing import NamedTuple
+from itertools import pairwise
+from math import exp, inf, log
+from typing import NamedTuple, Self
+
+from pydantic import Field, model_validator
 
 from windlass.document import Document
 from windlass.spec.graph import Precision
@@ -19,7 +22,17 @@ class Point(NamedTuple):
 class Curve(Document):
     """A rate over the size of the work, straight lines between points in log(size), log(rate)."""
 
-    points: tuple[Point, ...]
+    points: tuple[Point, ...] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _points_rise_and_have_rates(self) -> Self:
+        for point in self.points:
+            if not (0 < point.size < inf and 0 < point.rate < inf):
+                raise ValueError(f"point {list(point)} must have a size and a rate above 0")
+        for low, high in pairwise(self.points):
+            if log(high.size) <= log(low.size):  # as `at` compares them
+                raise ValueError(f"size {high.size:g} follows {low.size:g}; sizes must rise")
+        return self
 
     def at(self, size: float) -> float:
         """The rate at `size`; beyond the ends the nearest point's rate holds."""
@@ -112,7 +125,7 @@ class Device(Document):
     """Held by the process before any tensor: libraries, allocator."""
     compiler_bytes: Bytes = 0
     """Held on top by a process that compiled something."""
-    tiers: tuple[Tier, ...]
+    tiers: tuple[Tier, ...] = Field(min_length=1)
 
     def process_bytes(self, *, compiled: bool) -> int:
         """Held by the process before any tensor, compiled code and its compiler included."""

@@ -57,7 +57,7 @@ class Batch(Document):
 class Stage(Document):
     """Consecutive layers on one device of a pipeline."""
 
-    phases: tuple[tuple[int, int], ...]
+    phases: tuple[tuple[int, int], ...] = Field(min_length=1)
     """Half-open ranges of layers that are in the near tier together, in turn."""
     recompute: Recompute = "none"
 

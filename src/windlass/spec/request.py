@@ -1,11 +1,17 @@
 """Request: what a user asks for. Everything has a default; what stays open, the planner decides."""
 
-from pydantic import Field
+from math import inf
+from typing import Annotated, Any
+
+from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer
 
 from windlass.document import Document
 from windlass.spec.graph import Precision
 from windlass.spec.plan import Order, Recompute
 from windlass.units import Bytes
+
+Decay = Annotated[float, Field(ge=0, lt=1)]
+"""What is left of a running mean after each step."""
 
 
 class ModelRequest(Document):
@@ -55,17 +61,28 @@ class TrainRequest(Document):
     """Share of the learning rate that is left at the last step."""
     warmup: float = Field(default=0.05, ge=0, lt=1)
     """Share of the steps over which the learning rate rises."""
-    betas: tuple[float, float] = (0.9, 0.95)
+    betas: tuple[Decay, Decay] = (0.9, 0.95)
     epsilon: float = Field(default=1e-8, gt=0)
     weight_decay: float = Field(default=0.1, ge=0)
     clip: float | None = Field(default=1.0, gt=0)
-    """Largest global gradient norm; None never clips."""
+    """Largest global gradient norm; None, which a file writes as `inf`, never clips."""
     seed: int = 0
     evaluate_every: int = Field(default=100, ge=1)
     evaluate_sequences: int = Field(default=64, ge=1)
     save_every: int = Field(default=100, ge=1)
     keep: int = Field(default=2, ge=1)
     """Checkpoints that stay on disk."""
+
+    @field_validator("clip")
+    @classmethod
+    def _infinity_never_clips(cls, clip: float | None) -> float | None:
+        return None if clip == inf else clip
+
+    @model_serializer(mode="wrap")
+    def _with_clip(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Writes the clip also where it is None: left out, it would be read as the default."""
+        content: dict[str, Any] = dump(self)
+        return content | {"clip": inf} if self.clip is None else content
 
 
 class CutRequest(Document):
@@ -88,7 +105,7 @@ class Request(Document):
 
     model: ModelRequest = ModelRequest()
     machine: str = "here"
-    near: Bytes | None = None
+    near: Bytes | None = Field(default=None, gt=0)
     """Budget for the near tier; None: the machine's own capacity."""
     data: DataRequest = DataRequest()
     train: TrainRequest = TrainRequest()

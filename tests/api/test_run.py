@@ -1,0 +1,149 @@
+"""The Python verbs that run: what they yield, how a run ends, and what they refuse."""
+
+from pathlib import Path
+
+import pytest
+
+import windlass
+from command_line import TINY
+from factories import tiny_machine
+from windlass.errors import Faults, MachineError, PlanError, RecordError, RequestError
+from windlass.machines.here import save_here, system_fingerprint
+from windlass.spec import record as names
+from windlass.spec.plan import Plan
+
+MODEL, *DIALS = TINY
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache that knows a machine named `here`, and keeps what the tests of this file capture."""
+    folder = tmp_path_factory.mktemp("cache")
+    machine = tiny_machine(near="8 GiB").model_copy(
+        update={"name": "here", "system": system_fingerprint()}
+    )
+    save_here(folder / "windlass", machine)
+    return folder
+
+
+@pytest.fixture
+def home(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a small text, for a user with that cache."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    text = "\n".join(f"{number} times {number} is {number * number}" for number in range(400))
+    for part in ("one", "two", "three"):
+        (tmp_path / "text" / part).mkdir(parents=True)
+        (tmp_path / "text" / part / "table.txt").write_text(f"{part}\n{text}")
+    return tmp_path
+
+
+def begun(home: Path, *overrides: str) -> windlass.Run:
+    """A tiny run that is ready to go."""
+    words = (*DIALS, f"data.source={home / 'text'}", "train.steps=6", *overrides)
+    return windlass.train(MODEL, *words, root=home / "runs")
+
+
+def numbers(run: windlass.Run) -> list[tuple[int, float, float]]:
+    return [(s.step, s.loss, s.gradient_norm) for s in windlass.load(run.folder).steps]
+
+
+def test_a_run_yields_the_steps_that_its_record_holds(home: Path) -> None:
+    run = begun(home)
+
+    steps = list(run)
+
+    assert [step.step for step in steps] == [1, 2, 3, 4, 5, 6]
+    record = windlass.load(run.folder)
+    assert record.state == "finished"
+    assert [step.loss for step in record.steps] == [step.loss for step in steps]
+    assert [found.id for found in windlass.runs(home / "runs")] == [record.id]
+    assert windlass.report(run.folder).read_text().startswith("<!DOCTYPE html>")
+    assert "".join(windlass.sample(run.folder, "3 times ", tokens=5))
+
+
+def test_a_run_left_midway_is_interrupted_and_goes_on_to_the_same_numbers(home: Path) -> None:
+    whole, left = begun(home, "train.save_every=2"), begun(home, "train.save_every=2")
+    list(whole)
+    steps = iter(left)
+    for step in steps:
+        if step.step == 3:
+            break
+    del steps
+
+    assert windlass.load(left.folder).state == "interrupted"
+    resumed = windlass.resume(left.folder, root=home / "runs")
+    list(resumed)
+
+    assert resumed.done == 2
+    assert windlass.load(left.folder).state == "finished"
+    assert numbers(left) == numbers(whole)
+
+
+def test_a_wish_to_stop_is_told_and_leaves_a_run_that_can_go_on(home: Path) -> None:
+    run = begun(home)
+    planned = run.planned
+    list(run)
+    stopped = windlass.train(planned, root=home / "runs", stop=lambda: True)
+
+    with pytest.raises(windlass.WindlassError, match="stopped"):
+        list(stopped)
+
+    assert windlass.load(stopped.folder).state == "interrupted"
+    assert len(list(windlass.resume(stopped.folder, root=home / "runs"))) == 6
+
+
+def test_a_run_is_iterated_over_once(home: Path) -> None:
+    run = begun(home)
+    list(run)
+    with pytest.raises(RecordError, match="iterated over before"):
+        list(run)
+
+
+def test_a_finished_run_cannot_go_on(home: Path) -> None:
+    run = begun(home)
+    list(run)
+    with pytest.raises(RecordError, match="has finished all its 6 steps"):
+        windlass.resume(run.folder)
+
+
+def test_another_machine_can_be_planned_for_and_not_trained_on(home: Path) -> None:
+    with pytest.raises(MachineError, match="not this one"):
+        begun(home, "machine=a100-80gb")
+    assert not (home / "runs").exists()
+
+
+def test_a_tokenizer_with_more_entries_than_the_model_is_refused(home: Path) -> None:
+    with pytest.raises(PlanError, match=r"257 entries .* only 200; raise `model.vocabulary`"):
+        begun(home, "model.vocabulary=200")
+    assert not (home / "runs").exists()
+
+
+@pytest.mark.usefixtures("home")
+def test_overrides_beside_a_whole_request_are_refused_and_not_ignored() -> None:
+    request = windlass.ask(MODEL, *DIALS)
+    with pytest.raises(RequestError, match="takes no overrides"):
+        windlass.plan(request, "train.batch=8")
+    with pytest.raises(RequestError, match="takes no overrides"):
+        windlass.train(windlass.plan(request), "train.batch=8")
+
+
+def test_a_changed_text_is_not_gone_on_with(home: Path) -> None:
+    run = begun(home, "train.save_every=2")
+    next(iter(run))
+    (home / "text" / "four.txt").write_text("more " * 200)
+    with pytest.raises(RecordError, match="has changed"):
+        windlass.resume(run.folder)
+
+
+def test_a_plan_edited_into_one_that_is_not_legal_is_refused_before_a_step(home: Path) -> None:
+    run = begun(home, "train.save_every=2")
+    next(iter(run))
+    path = run.folder / names.PLAN_FILE
+    plan = Plan.load(path)
+    batch = plan.batch.model_copy(update={"accumulation": 3})
+    plan.model_copy(update={"batch": batch}).save(path)
+
+    with pytest.raises(Faults, match=r"but `train.batch` is 4"):
+        windlass.resume(run.folder)
+
+    assert windlass.load(run.folder).attempts == 1

@@ -1,0 +1,58 @@
+"""Graph: quantities, and counts over the chain."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from factories import tiny_graph
+from windlass.spec.graph import Graph, Quantity
+
+whole = st.integers(0, 1000)
+quantities = st.builds(Quantity, *[whole] * 6)
+sizes = st.integers(1, 64)
+
+
+@given(quantity=quantities, micro=sizes, sequence=sizes)
+def test_a_quantity_is_its_polynomial(quantity: Quantity, micro: int, sequence: int):
+    b, s = micro, sequence
+    terms = (1, s, s**2, b, b * s, b * s**2)
+    assert quantity.at(micro, sequence) == sum(c * t for c, t in zip(quantity, terms, strict=True))
+
+
+@given(quantity=quantities, one=sizes, other=sizes, sequence=sizes)
+def test_more_sequences_never_count_less(quantity: Quantity, one: int, other: int, sequence: int):
+    low, high = sorted((one, other))
+    assert quantity.at(low, sequence) <= quantity.at(high, sequence)
+
+
+@given(layers=st.integers(0, 5), tied=st.booleans())
+def test_the_counts_of_a_graph_are_those_of_its_layers_one_by_one(layers: int, tied: bool):
+    graph = tiny_graph(layers=layers, tied=tied)
+    kinds = list(graph.layer_kinds())
+    assert graph.layers == len(kinds) == layers + 2
+    assert graph.parameter_count == sum(
+        parameter.count
+        for kind in kinds
+        for parameter in kind.parameters
+        if parameter.tied_to is None
+    )
+    assert graph.step_flop(3, 16) == sum(
+        op.flop.at(3, 16)
+        for kind in kinds
+        for cost in [kind.cost("float32", compiled=False)]
+        for op in (*cost.forward, *cost.backward)
+    )
+
+
+def test_a_cost_that_was_not_captured_is_a_key_error():
+    kind = tiny_graph().kinds["block"]
+    bare = kind.model_copy(update={"costs": kind.costs[:1]})
+    with pytest.raises(KeyError, match="bfloat16"):
+        bare.cost("bfloat16", compiled=True)
+
+
+def test_a_graph_survives_its_file():
+    graph = tiny_graph()
+    again = Graph.model_validate_json(graph.to_json())
+    assert again == graph
+    assert again.label == graph.label

@@ -1,0 +1,75 @@
+"""Machine: curves, and what a machine file must hold."""
+
+from math import log
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from factories import tiny_machine
+from windlass.spec.machine import Curve, Device, Machine, Point
+
+positive = st.floats(1e-3, 1e15)
+curves = st.lists(
+    st.tuples(positive, positive), min_size=1, max_size=6, unique_by=lambda p: round(log(p[0]), 9)
+)
+curves = curves.map(lambda pairs: Curve(points=tuple(Point(*pair) for pair in sorted(pairs))))
+
+
+@given(curve=curves)
+def test_a_curve_goes_through_its_points(curve: Curve):
+    for point in curve.points:
+        assert curve.at(point.size) == pytest.approx(point.rate)
+
+
+@given(curve=curves, size=positive)
+def test_a_curve_never_leaves_the_range_of_its_rates(curve: Curve, size: float):
+    rates = [point.rate for point in curve.points]
+    assert min(rates) * (1 - 1e-9) <= curve.at(size) <= max(rates) * (1 + 1e-9)
+
+
+@given(curve=curves)
+def test_beyond_the_ends_the_nearest_rate_holds(curve: Curve):
+    assert curve.at(curve.points[0].size / 2) == curve.points[0].rate
+    assert curve.at(curve.points[-1].size * 2) == curve.points[-1].rate
+
+
+@given(exponent=st.floats(0, 2), size=st.floats(1, 1e9))
+def test_between_points_a_curve_is_a_power_law(exponent: float, size: float):
+    curve = Curve(points=(Point(1, 1), Point(1e9, 1e9**exponent)))
+    assert curve.at(size) == pytest.approx(size**exponent)
+
+
+@pytest.mark.parametrize(
+    ("points", "reason"),
+    [
+        ([], "at least 1"),
+        ([(0, 1)], "above 0"),
+        ([(1, 0)], "above 0"),
+        ([(1, float("nan"))], "above 0"),
+        ([(1, float("inf"))], "above 0"),
+        ([(2, 1), (1, 1)], "sizes must rise"),
+        ([(2, 1), (2, 3)], "sizes must rise"),
+    ],
+)
+def test_points_that_make_no_curve_are_refused(points: list[tuple[float, float]], reason: str):
+    with pytest.raises(ValidationError, match=reason):
+        Curve.model_validate({"points": points})
+
+
+def test_a_device_without_memory_is_refused():
+    content = tiny_machine().device.model_dump() | {"tiers": ()}
+    with pytest.raises(ValidationError, match="tiers"):
+        Device.model_validate(content)
+
+
+def test_a_machine_file_may_use_units(tmp_path: Path):
+    machine = tiny_machine(near="2 GiB")
+    text = machine.to_toml()
+    assert "capacity_bytes = 2147483648" in text
+    assert "update_rate = 40000000000.0" in text
+    path = tmp_path / "machine.toml"
+    path.write_text(text.replace("2147483648", '"2 GiB"').replace("40000000000.0", '"40 GB/s"'))
+    assert Machine.load(path) == machine

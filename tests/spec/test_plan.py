@@ -1,0 +1,85 @@
+"""Plan: which stages may stand in one, and what follows from its fields."""
+
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from factories import tiny_graph, tiny_machine, tiny_plan
+from windlass.spec.plan import Batch, Cut, Plan, Stage
+
+Phases = tuple[tuple[int, int], ...]
+
+
+def plan(*stages: Phases, pipeline: int | None = None) -> Plan:
+    return Plan(
+        graph="tiny", machine="tiny", batch=Batch(sequence=8, micro=1),
+        cut=Cut(pipeline=pipeline or len(stages)),
+        stages=tuple(Stage(phases=phases) for phases in stages),
+    )  # fmt: skip
+
+
+@given(ends=st.sets(st.integers(1, 40), min_size=1, max_size=6), data=st.data())
+def test_stages_that_follow_each_other_make_a_plan(ends: set[int], data: st.DataObject):
+    ranges = list(pairwise([0, *sorted(ends)]))
+    border = data.draw(st.integers(1, len(ranges)))
+    stages = [tuple(ranges[:border]), *[(one,) for one in ranges[border:]]]
+    made = plan(*stages)
+    assert made.stages[0].first == 0
+    assert made.stages[-1].last == max(ends)
+
+
+@pytest.mark.parametrize(
+    ("stages", "reason"),
+    [
+        ([((1, 3),)], r"stage 0 has phase \[1, 3\) where one from 0 is due"),
+        ([((0, 0),)], r"stage 0 has phase \[0, 0\)"),
+        ([((0, 2),), ((3, 4),)], r"stage 1 has phase \[3, 4\) where one from 2 is due"),
+        ([((0, 2),), ((1, 4),)], r"stage 1 has phase \[1, 4\) where one from 2 is due"),
+        ([((0, 2), (1, 3))], r"stage 0 has phase \[1, 3\) where one from 2 is due"),
+        ([()], "at least 1"),
+    ],
+)
+def test_stages_with_a_gap_or_an_overlap_are_refused(stages: list[Phases], reason: str):
+    with pytest.raises(ValidationError, match=reason):
+        plan(*stages)
+
+
+def test_a_plan_has_a_stage_for_each_device_of_the_pipeline():
+    with pytest.raises(ValidationError, match=r"1 stages for `cut.pipeline` = 2"):
+        plan(((0, 2),), pipeline=2)
+
+
+@given(
+    micro=st.integers(1, 9), accumulation=st.integers(1, 9), replicas=st.integers(1, 9),
+    sequence=st.integers(1, 99),
+)  # fmt: skip
+def test_tokens_of_a_step_are_those_of_all_micro_batches_of_all_replicas(
+    micro: int, accumulation: int, replicas: int, sequence: int
+):
+    made = tiny_plan(
+        tiny_graph(), tiny_machine(),
+        micro=micro, accumulation=accumulation, replicas=replicas, sequence=sequence,
+    )  # fmt: skip
+    tokens = sum(sequence * micro for _ in range(replicas) for _ in range(accumulation))
+    assert made.tokens_per_step == tokens
+
+
+def test_a_plan_survives_its_file(tmp_path: Path):
+    made = tiny_plan(tiny_graph(layers=4), tiny_machine(devices=2), pipeline=2)
+    made.save(tmp_path / "plan.toml")
+    assert Plan.load(tmp_path / "plan.toml") == made
+    assert Plan.load(tmp_path / "plan.toml").label == made.label
+
+
+def test_bfloat16_keeps_masters_and_sums_gradients_in_float32():
+    made = [
+        tiny_plan(tiny_graph(), tiny_machine(), precision=precision, accumulation=accumulation)
+        for precision, accumulation in (("float32", 1), ("bfloat16", 1), ("bfloat16", 2))
+    ]
+    assert [(p.weight_bytes, p.gradient_bytes, p.optimizer_bytes) for p in made] == [
+        (4, 4, 8), (2, 2, 12), (2, 4, 12),
+    ]  # fmt: skip

@@ -1,0 +1,96 @@
+"""Files: written whole or not at all."""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from windlass.errors import StorageError
+from windlass.files import hash_file, write_whole, writing_whole
+
+_WRITES_FOR_EVER = """
+import sys
+from pathlib import Path
+from windlass.files import write_whole
+for letter in "ab" * 10**6:
+    write_whole(Path(sys.argv[1]), letter * 2_000_000)
+    print(letter, flush=True)
+"""
+_WRITES_ON_A_FULL_DISK = """
+import resource, sys
+from pathlib import Path
+from windlass.errors import StorageError
+from windlass.files import write_whole
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+try:
+    write_whole(Path(sys.argv[1]), b"x" * 5000)
+except StorageError as error:
+    print(error)
+"""
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(entry.name for entry in folder.iterdir())
+
+
+def test_what_is_written_is_there_and_nothing_else(tmp_path: Path):
+    path = tmp_path / "deep" / "down" / "file"
+    write_whole(path, "first")
+    write_whole(path, b"second")
+    assert path.read_bytes() == b"second"
+    assert names(path.parent) == ["file"]
+
+
+def test_a_block_that_fails_leaves_the_old_file(tmp_path: Path):
+    path = tmp_path / "file"
+    write_whole(path, "old")
+    with pytest.raises(TypeError), writing_whole(path) as file:
+        file.writelines([b"half", None])  # type: ignore[list-item]  # the fault
+    assert path.read_text() == "old"
+    assert names(tmp_path) == ["file"]
+
+
+def test_a_killed_writer_leaves_the_old_file_or_the_new_one(tmp_path: Path):
+    path = tmp_path / "file"
+    for _ in range(4):
+        writer = subprocess.Popen(
+            [sys.executable, "-c", _WRITES_FOR_EVER, str(path)], stdout=subprocess.PIPE
+        )
+        assert writer.stdout is not None
+        with writer.stdout:
+            writer.stdout.readline()
+            writer.send_signal(signal.SIGKILL)
+            writer.wait()
+        content = path.read_text()
+        assert len(content) == 2_000_000
+        assert len(set(content)) == 1
+
+
+def test_a_full_disk_is_told_and_leaves_the_old_file(tmp_path: Path):
+    path = tmp_path / "file"
+    write_whole(path, "old")
+    done = subprocess.run(
+        [sys.executable, "-c", _WRITES_ON_A_FULL_DISK, str(path)],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout.startswith(f"no space left to write `{path}`")
+    assert path.read_text() == "old"
+    assert names(tmp_path) == ["file"]
+
+
+@pytest.mark.parametrize("place", ["file/below", "folder", "n" * 250])
+def test_a_place_that_takes_no_file_is_told_by_its_name(tmp_path: Path, place: str):
+    (tmp_path / "file").write_text("old")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(StorageError, match=f"{place}` cannot be written"):
+        write_whole(tmp_path / place, "new")
+    assert names(tmp_path) == ["file", "folder"]
+
+
+def test_a_hash_is_that_of_sha256sum(tmp_path: Path):
+    path = tmp_path / "file"
+    path.write_bytes(b"abc")
+    told = subprocess.run(["sha256sum", str(path)], capture_output=True, text=True, check=True)
+    assert hash_file(path) == told.stdout.split()[0]

@@ -1,0 +1,85 @@
+"""Units: what a person writes is read, and what is shown can be read back."""
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from windlass.errors import RequestError
+from windlass.units import (
+    read_bytes,
+    read_flop_rate,
+    read_rate,
+    read_seconds,
+    show_bytes,
+    show_count,
+    show_flop,
+    show_flop_rate,
+    show_rate,
+    show_seconds,
+)
+
+
+def test_capacity_counts_in_powers_of_2_and_a_vendors_unit_in_powers_of_10():
+    assert read_bytes("16 GiB") == 16 * 2**30
+    assert read_bytes("16GB") == 16 * 10**9
+    assert read_rate("900 GB/s") == 9e11
+    assert read_flop_rate("312 TFLOP/s") == 3.12e14
+    assert read_seconds("3 h") == 10_800
+
+
+@given(count=st.integers(0, 2**53))
+def test_a_plain_number_is_in_the_base_unit(count: int):
+    assert read_bytes(count) == read_bytes(str(count)) == read_bytes(f"{count:_} B") == count
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "", "GiB", "-1 GiB", "16 GiBs", "1 2 B", "1__0", "16_ GiB", "1 GB/s", "1e999", "nan",
+        True, None, [1], -1, float("inf"),
+    ],
+)  # fmt: skip
+def test_what_is_no_size_is_refused_with_an_example(value: object):
+    with pytest.raises(RequestError, match="16 GiB"):
+        read_bytes(value)
+
+
+@given(count=st.integers(0, 2**60))
+def test_shown_bytes_are_read_back_within_their_digits(count: int):
+    assert read_bytes(show_bytes(count)) == pytest.approx(count, rel=6e-3)
+
+
+@given(rate=st.floats(0.1, 1e17))
+def test_shown_rates_are_read_back_within_their_digits(rate: float):
+    assert read_rate(show_rate(rate)) == pytest.approx(rate, rel=6e-3, abs=5e-3)
+    assert read_flop_rate(show_flop_rate(rate)) == pytest.approx(rate, rel=6e-3, abs=5e-3)
+
+
+@given(seconds=st.floats(1e-9, 59))
+def test_a_shown_time_below_a_minute_is_read_back_within_its_digits(seconds: float):
+    assert read_seconds(show_seconds(seconds)) == pytest.approx(seconds, rel=6e-3)
+
+
+@given(number=st.floats(1, 9.9e14))
+def test_no_unit_is_written_a_thousand_times(number: float):
+    for shown in (show_rate(number), show_flop(number), show_count(round(number))):
+        assert re.match(r"[0-9.]{1,4} |[0-9]{1,3}$", shown), shown
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [
+        (0, "0 s"), (0.041, "41.0 ms"), (0.9999, "1.00 s"), (75, "1 min 15 s"),
+        (11_520, "3 h 12 min"), (90_000, "1 d 1 h"), (2 * 86_400 - 60, "2 d 0 h"),
+    ],
+)  # fmt: skip
+def test_a_time_is_shown_as_a_person_would_say_it(seconds: float, shown: str):
+    assert show_seconds(seconds) == shown
+
+
+def test_what_rounds_to_a_whole_larger_unit_is_shown_in_it():
+    assert show_bytes(2**20 - 1) == "1.00 MiB"
+    assert show_rate(9.999e11) == "1.00 TB/s"
+    assert show_count(999_999) == "1.00 M"
