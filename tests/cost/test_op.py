@@ -73,13 +73,13 @@ def test_a_compiled_run_is_as_slow_as_its_slowest_part_and_prefers_compiled_rate
 
 
 def test_only_results_too_large_to_be_kept_pay_for_fresh_memory():
-    device = _rates(fresh_rate=1e9, fresh_above_bytes=1000).device
+    device = _rates(fresh=Curve(points=(Point(1, 1e9),)), fresh_above_bytes=1000).device
     assert fresh_seconds(device, 1000) == 0
     assert fresh_seconds(device, 2000) == pytest.approx(2e-6)
 
 
 def test_a_compiled_op_that_writes_over_its_operand_needs_no_fresh_memory():
-    changes = {"fresh_rate": 1e9, "fresh_above_bytes": 1000}
+    changes = {"fresh": Curve(points=(Point(1, 1e9),)), "fresh_above_bytes": 1000}
     over = _memory(nbytes=4e6, written=2e6, live=2e6)
     beside = _memory(nbytes=4e6, written=2e6, live=4e6)
     assert _seconds(over, _rates(compiled=True, **changes), before=2e6).fresh == 0

@@ -1,8 +1,8 @@
 """Memory: the fullest moment of each tier on its fullest device.
 
 The program says what is alive while each instruction runs; the machine says what the process holds
-before any tensor. On a machine whose allocator was pinned (`machines.allocator`) nothing else is
-added: large blocks are mapped one by one, so that what is resident is what is alive.
+before any tensor. Nothing is added for holes: `machines.allocator` has blocks mapped one by one, so
+that what is resident is what is alive.
 """
 
 from windlass.program.instruction import Program

@@ -159,9 +159,9 @@ def op_seconds(
 
 def fresh_seconds(device: Device, written_bytes: float) -> float:
     """Seconds of first touching a result that is too large for the allocator to keep."""
-    if device.fresh_rate is None or written_bytes <= device.fresh_above_bytes:
+    if device.fresh is None or written_bytes <= device.fresh_above_bytes:
         return 0.0
-    return written_bytes / device.fresh_rate
+    return written_bytes / device.fresh.at(written_bytes)
 
 
 def _head_width(cost: LayerCost, setting: Setting) -> float:

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import torch
 
-from windlass.machines.allocator import prepare_allocator
+from windlass.machines.allocator import keep_blocks, prepare_allocator
 from windlass.machines.arithmetic import matmul_rates
 from windlass.machines.here import system_fingerprint
 from windlass.machines.surroundings import disk_rates, free_bytes, gloo_link
 from windlass.machines.timing import Stopwatch
 from windlass.machines.traffic import (
-    fresh_rate,
+    fresh_rates,
     launch_seconds,
     layer_seconds,
     norm_rate,
@@ -33,8 +33,6 @@ from windlass.spec.machine import Device, Machine, MatmulRate, OpRate, Tier
 _PRECISIONS: tuple[Precision, ...] = ("float32", "bfloat16")
 _BUDGET_SECONDS = 0.05
 """For one measurement; there are about 120."""
-_KEPT_BYTES = 32 * 2**20
-"""Larger results are mapped afresh; see `machines.allocator`."""
 _STAGES = 140
 """Measurements, roughly: the progress bar's length."""
 
@@ -53,7 +51,7 @@ def probe(progress: Progress | None, disk: Path) -> Machine:
         MachineError: something cannot be measured.
         StorageError: the folder does not take a file.
     """
-    prepare_allocator()
+    mapped = prepare_allocator()
     bar = _Bar(progress)
     bar.label("memory and disk")
     capacity = free_bytes()
@@ -63,7 +61,7 @@ def probe(progress: Progress | None, disk: Path) -> Machine:
     links = (gloo_link(),)
     bar.label("compiled code")
     trial = run_trial()
-    device, noise = _device(bar, trial)
+    device, noise = _device(bar, trial, mapped)
     on_cpu = device.kind == "cpu"
     near = Tier(name="near", capacity_bytes=capacity if on_cpu else _accelerator_bytes())
     tiers = (near, Tier(name="disk", capacity_bytes=_disk_bytes(disk), read=read, write=write))
@@ -105,10 +103,21 @@ class _Bar:
             self._progress(f"measuring {self._label}", self._done, _STAGES)
 
 
-def _device(bar: _Bar, trial: Trial) -> tuple[Device, float]:
-    """The rates of the device that a run would take, and their noise; tiers are left open."""
+def _device(bar: _Bar, trial: Trial, mapped: int | None) -> tuple[Device, float]:
+    """The rates of the device that a run would take, and their noise; tiers are left open.
+
+    Args:
+        bar: told of each measurement.
+        trial: what a fresh process took.
+        mapped: bytes above which a run's results lie in fresh memory; None if never.
+    """
     kind = "cuda" if torch.cuda.is_available() else "cpu"
     watch = Stopwatch(torch.device(kind), budget_seconds=_BUDGET_SECONDS)
+    on_cpu = kind == "cpu"
+    pays = on_cpu and mapped is not None
+    fresh = fresh_rates(watch) if pays else None
+    # Fresh memory is measured and counted apart; everything else without it.
+    keep_blocks()
     rates: list[MatmulRate] = []
     ops: list[OpRate] = []
     with warnings.catch_warnings():
@@ -120,7 +129,6 @@ def _device(bar: _Bar, trial: Trial) -> tuple[Device, float]:
             ops += op_rates(precision, watch, bar.step)
         bar.label("optimizer and launches")
         launch = launch_seconds(watch)
-        on_cpu = kind == "cpu"
         device = Device(
             kind=kind,
             matmul=tuple(rates),
@@ -128,8 +136,8 @@ def _device(bar: _Bar, trial: Trial) -> tuple[Device, float]:
             launch_seconds=launch,
             update_rate=update_rate(watch),
             op_rates=(*ops, *trial.op_rates) if on_cpu else tuple(ops),
-            fresh_rate=fresh_rate(watch) if on_cpu else None,
-            fresh_above_bytes=_KEPT_BYTES if on_cpu else 0,
+            fresh=fresh,
+            fresh_above_bytes=mapped or 0,
             norm_rate=norm_rate(watch),
             pass_seconds=layer_seconds(watch, launch),
             compiled_pass_seconds=trial.compiled_pass_seconds,

@@ -19,7 +19,7 @@ _aten = torch.ops.aten
 _PLAIN_ELEMENTS = (2**13, 2**16, 2**19, 2**22, 2**25)
 _UPDATED = 2**23
 """Weights in the update that is measured: their state does not fit any cache."""
-_FRESH_BYTES = 2**27
+_FRESH_BYTES = (2**22, 2**24, 2**26, 2**28)
 _WIDTH = 768
 _ROWS = (128, 2048)
 _VOCABULARY = 8192
@@ -46,14 +46,16 @@ def plain_traffic(watch: Stopwatch) -> Curve:
     return Curve(points=tuple(points))
 
 
-def fresh_rate(watch: Stopwatch) -> float:
-    """Bytes/s of the first touch of a large result: what it takes beyond one that is there."""
-    x = torch.ones(_FRESH_BYTES // 4, device=watch.device)
-    y = torch.empty_like(x)
-    known = watch.seconds(lambda: torch.neg(x, out=y))
-    fresh = watch.seconds(lambda: torch.neg(x))
-    # Where fresh memory costs nothing the difference is noise.
-    return _FRESH_BYTES / max(fresh - known, 0.01 * known)
+def fresh_rates(watch: Stopwatch) -> Curve:
+    """Bytes/s of the first touch of a result: what it takes beyond one whose memory is there."""
+    points = []
+    for nbytes in _FRESH_BYTES:
+        x = torch.ones(nbytes // 4, device=watch.device)
+        known = watch.seconds(partial(torch.neg, x, out=torch.empty_like(x)))
+        fresh = watch.seconds(partial(torch.neg, x))
+        # Where fresh memory costs nothing the difference is noise.
+        points.append(Point(nbytes, nbytes / max(fresh - known, 0.01 * known)))
+    return Curve(points=tuple(points))
 
 
 def op_rates(

@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from windlass.document import Document
 from windlass.errors import MachineError
-from windlass.machines.allocator import prepare_allocator
+from windlass.machines.allocator import keep_blocks, prepare_allocator
 from windlass.machines.arithmetic import DTYPES
 from windlass.machines.surroundings import process_bytes
 from windlass.machines.timing import Stopwatch
@@ -48,6 +48,7 @@ class Trial(Document):
 class _Case:
     """A function to compile, with the ATen names that it stands for and the bytes they move."""
 
+    precision: Precision
     work: Callable[..., Tensor]
     inputs: tuple[Tensor, ...]
     gradient: Tensor
@@ -86,15 +87,20 @@ def _trial() -> Trial:
 
     with fresh_cache():
         host = _compiled_pass_seconds(watch)
-        rates, seconds = _compiled_rates("bfloat16", watch)
+        start = time.perf_counter()
+        compiled = [_compiled(case) for case in _cases("bfloat16")]
+        seconds = time.perf_counter() - start
         held = process_bytes() - before
-        more, _ = _compiled_rates("float32", watch, loss_only=True)
+        compiled += [_compiled(case) for case in _cases("float32", loss_only=True)]
+    # Fresh memory is measured and counted apart.
+    keep_blocks()
+    rates = [rate for each in compiled for rate in _rates(each, watch)]
     return Trial(
         runtime_bytes=before,
         compiler_bytes=max(0, held),
         compile_seconds=seconds,
         compiled_pass_seconds=host,
-        op_rates=(*rates, *more),
+        op_rates=tuple(rates),
     )
 
 
@@ -129,35 +135,39 @@ def _scaled(x: Tensor, weight: Tensor) -> Tensor:
     return x * weight
 
 
-def _compiled_rates(
-    precision: Precision, watch: Stopwatch, *, loss_only: bool = False
-) -> tuple[list[OpRate], float]:
-    """Rates of compiled runs under the name of their slowest op, and all seconds of compiling."""
-    rates, seconds = [], 0.0
-    for case in _cases(precision):
-        if loss_only and case.forward[0] != "_log_softmax":
-            continue
-        work = torch.compile(case.work, dynamic=False)
-        inputs = [x for x in case.inputs if x.requires_grad]
-        start = time.perf_counter()
-        both_ways = partial(_both_ways, work, case, inputs)
-        both_ways()
-        seconds += time.perf_counter() - start
-        there = watch.seconds(partial(work, *case.inputs))
-        both = watch.seconds(both_ways)
-        for (name, nbytes), taken in (
-            (case.forward, there), (case.backward, max(both - there, 0.1 * both)),
-        ):  # fmt: skip
-            curve = Curve(points=(Point(nbytes, nbytes / taken),))
-            rates.append(OpRate(name=name, precision=precision, compiled=True, curve=curve))
-    return rates, seconds
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Compiled:
+    """A case that has run once, forward and backward."""
+
+    case: _Case
+    forward: Callable[[], Tensor]
+    both: Callable[[], object]
 
 
-def _both_ways(work: Callable[..., Tensor], case: _Case, inputs: list[Tensor]) -> None:
-    torch.autograd.grad(work(*case.inputs), inputs, case.gradient)
+def _compiled(case: _Case) -> _Compiled:
+    forward = partial(torch.compile(case.work, dynamic=False), *case.inputs)
+    inputs = [x for x in case.inputs if x.requires_grad]
+    both = partial(_both_ways, forward, inputs, case.gradient)
+    both()
+    return _Compiled(case=case, forward=forward, both=both)
 
 
-def _cases(precision: Precision) -> Iterator[_Case]:
+def _both_ways(forward: Callable[[], Tensor], inputs: list[Tensor], gradient: Tensor) -> None:
+    torch.autograd.grad(forward(), inputs, gradient)
+
+
+def _rates(compiled: _Compiled, watch: Stopwatch) -> Iterator[OpRate]:
+    """Rates of compiled runs under the name of their slowest op."""
+    there = watch.seconds(compiled.forward)
+    both = watch.seconds(compiled.both)
+    case = compiled.case
+    back = max(both - there, 0.1 * both)
+    for (name, nbytes), taken in ((case.forward, there), (case.backward, back)):
+        curve = Curve(points=(Point(nbytes, nbytes / taken),))
+        yield OpRate(name=name, precision=case.precision, compiled=True, curve=curve)
+
+
+def _cases(precision: Precision, *, loss_only: bool = False) -> Iterator[_Case]:
     dtype, size = DTYPES[precision], PRECISION_BYTES[precision]
     narrow = _ROWS * _WIDTH * size
     logits = _ROWS // 4 * _VOCABULARY * size
@@ -165,8 +175,19 @@ def _cases(precision: Precision) -> Iterator[_Case]:
         torch.randn(rows, columns).to(dtype).requires_grad_()
         for rows, columns in ((_ROWS, _WIDTH), (_ROWS, 4 * _WIDTH), (_ROWS // 4, _VOCABULARY))
     )
+    yield _Case(
+        precision=precision,
+        work=lambda x, y: functional.cross_entropy(x.float(), y),
+        inputs=(scores, torch.zeros(_ROWS // 4, dtype=torch.int64)),
+        gradient=torch.ones(()),
+        forward=("_log_softmax", logits),
+        backward=("_log_softmax_backward_data", 2 * logits),
+    )
+    if loss_only:
+        return
     weight, bias = (torch.ones(_WIDTH, dtype=dtype, requires_grad=True) for _ in range(2))
     yield _Case(
+        precision=precision,
         work=lambda x, w, b: functional.layer_norm(x, (_WIDTH,), w, b),
         inputs=(x, weight, bias),
         gradient=torch.ones_like(x),
@@ -174,18 +195,12 @@ def _cases(precision: Precision) -> Iterator[_Case]:
         backward=("native_layer_norm_backward", 3 * narrow),
     )
     yield _Case(
+        precision=precision,
         work=lambda x: functional.gelu(x, approximate="tanh"),
         inputs=(wide,),
         gradient=torch.ones_like(wide),
         forward=("gelu", 8 * narrow),
         backward=("gelu_backward", 12 * narrow),
-    )
-    yield _Case(
-        work=lambda x, y: functional.cross_entropy(x.float(), y),
-        inputs=(scores, torch.zeros(_ROWS // 4, dtype=torch.int64)),
-        gradient=torch.ones(()),
-        forward=("_log_softmax", logits),
-        backward=("_log_softmax_backward_data", 2 * logits),
     )
 
 

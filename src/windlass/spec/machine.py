@@ -109,8 +109,9 @@ class Device(Document):
     """Like `traffic`, for compiled element-wise runs; None means the same curve."""
     op_rates: tuple[OpRate, ...] = ()
     """Ops that are bound by arithmetic or by an awkward order, not by plain traffic."""
-    fresh_rate: BytesPerSecond | None = None
-    """Bytes/s of touching memory that the system just handed out; None where that is free."""
+    fresh: Curve | None = None
+    """Bytes/s of first touching a result that lies in memory just handed out by the system, over
+    its bytes; None where that is free."""
     fresh_above_bytes: Bytes = 0
     """Results larger than this lie in memory that is fresh each time."""
     norm_rate: BytesPerSecond | None = None
