@@ -15,6 +15,7 @@ from windlass.capture.key import graph_key
 from windlass.capture.store import load_graph, save_graph
 from windlass.errors import PlanError, RequestError
 from windlass.machines import catalogue
+from windlass.machines.allocator import prepare_allocator
 from windlass.machines.here import load_here, save_here
 from windlass.search.choice import Choice
 from windlass.search.choose import choose
@@ -134,6 +135,8 @@ def capture(model: ModelRequest) -> Graph:
     key = graph_key(model.to_json(), own_file)
     graph = load_graph(folder, key)
     if graph is None:
+        # Before torch's first tensor, and a run may follow in this process.
+        prepare_allocator()
         from windlass.capture.capture import capture as capture_chain
 
         graph = capture_chain(chain_of_request(model))

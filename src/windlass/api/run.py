@@ -18,6 +18,7 @@ from windlass.errors import (
     RequestError,
     RunInterrupted,
 )
+from windlass.machines.allocator import prepare_allocator
 from windlass.program.instruction import Program
 from windlass.program.legal import require_legal
 from windlass.program.lower import lower
@@ -257,6 +258,8 @@ def _ready(planned: Planned, tokens: "Tokens") -> "tuple[Batches, Chain, tuple[P
 
     This is the gate of every run: a plan may come from a search, or from a file that was edited.
     """
+    # Before torch's first tensor, which comes with the chain.
+    prepare_allocator()
     from windlass.data.batches import Batches
 
     plan, train_request = planned.plan, planned.request.train
