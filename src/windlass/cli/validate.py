@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from rich import box
 from rich.table import Table
 
 from windlass import api
@@ -84,7 +85,9 @@ def _sweep(folder: Path) -> Iterator[Row]:
     steps = _WARM_STEPS + _MEASURED_STEPS
     for model, sequence in _SIZES:
         for micro, recompute, precision, compiled in _CELLS:
-            name = f"{micro} x {sequence}, recompute {recompute}, {precision}"
+            parts = [f"{micro} × {sequence}", precision]
+            parts += ["compiled"] if compiled else []
+            name = ", ".join(parts + (["recompute"] if recompute == "layer" else []))
             place = folder / f"{model}-{micro}-{recompute}-{precision}"
             words = (
                 "train", model, f"train.steps={steps}", f"train.sequence={sequence}",
@@ -99,7 +102,7 @@ def _sweep(folder: Path) -> Iterator[Row]:
             )  # fmt: skip
             if done.returncode:
                 raise RunBroken(f"the run of {model}, {name} ended with {done.stderr.strip()}")
-            yield _row(place, model, name + (", compiled" if compiled else ""))
+            yield _row(place, model, name)
 
 
 def _row(place: Path, model: str, plan: str) -> Row:
@@ -118,10 +121,10 @@ def _row(place: Path, model: str, plan: str) -> Row:
 
 
 def _table(rows: list[Row]) -> Table:
-    table = Table(title="predicted against measured, on this machine")
-    for head in ("model", "plan"):
-        table.add_column(head)
-    for head in ("step, predicted", "measured", "error", "peak, predicted", "measured", "error"):
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("model", no_wrap=True)
+    table.add_column("micro-batch × sequence", overflow="fold")
+    for head in ("predicted step", "measured", "error", "predicted peak", "measured", "error"):
         table.add_column(head, justify="right")
     for row in rows:
         table.add_row(

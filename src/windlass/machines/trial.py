@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +30,8 @@ _ROWS = 2048
 _WIDTH = 768
 _VOCABULARY = 8192
 _BUDGET_SECONDS = 0.06
+_LIBRARIES = ("cyclopts", "rich.live", "rich.table", "tokenizers")
+"""What a run loads beside torch, and so holds."""
 
 
 class Trial(Document):
@@ -106,6 +109,8 @@ def _trial() -> Trial:
 
 def _run_eagerly(watch: Stopwatch) -> None:
     """Loads what the first step of a run loads: products, attention, passes, the optimizer."""
+    for name in _LIBRARIES:
+        import_module(name)
     # A model is laid out without weights before it runs; torch loads its tracing for that.
     nn.Embedding(8, 8, device="meta")
     layer_seconds(watch, 0.0)
