@@ -144,10 +144,9 @@ class Constant:
 
 def windlass_loop(batch: int, accumulation: int, folder: str) -> tuple[Step, str]:
     """One step of the plan that Windlass picks, and the plan in words."""
+    import windlass
     from windlass.models.build import build_chain
     from windlass.runtime.train import train
-
-    import windlass
 
     planned = windlass.plan(
         "gpt2-124m", f"train.sequence={SEQUENCE}", f"train.batch={batch * accumulation}",

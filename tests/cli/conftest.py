@@ -6,10 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from windlass.machines.here import save_here, system_fingerprint
 
 from command_line import Windlass
 from factories import tiny_machine
+from windlass.machines.here import save_here, system_fingerprint
 
 
 @pytest.fixture(scope="session")
