@@ -128,6 +128,7 @@ class Constant:
     """The same batch at every step, in the form that the runtime asks for."""
 
     def __init__(self, batch: int) -> None:
+        self.batch = batch
         self.inputs, self.targets = (part.numpy() for part in tokens(batch))
 
     def at(self, step: int, first: int, count: int) -> tuple[np.ndarray, np.ndarray]:
@@ -142,10 +143,11 @@ class Constant:
         return ()
 
 
-def windlass_loop(batch: int, accumulation: int, folder: str) -> tuple[Step, str]:
-    """One step of the plan that Windlass picks, and the plan in words."""
+def windlass_loop(batch: int, accumulation: int, folder: str) -> Step:
+    """One step of the plan that Windlass picks; it says which."""
     import windlass
     from windlass.models.build import build_chain
+    from windlass.program.lower import lower
     from windlass.runtime.train import train
 
     planned = windlass.plan(
@@ -155,12 +157,12 @@ def windlass_loop(batch: int, accumulation: int, folder: str) -> tuple[Step, str
     )  # fmt: skip
     chain = build_chain("gpt2-124m", {}, device="meta", seed=0)
     steps = train(
-        planned.plan, planned.graph, chain, Constant(batch), planned.request.train,
-        checkpoints=Path(folder),
+        planned.plan, chain, Constant(batch * accumulation), planned.request.train,
+        program=lower(planned.plan, planned.graph)[0], checkpoints=Path(folder),
     )  # fmt: skip
     plan = planned.plan
-    words = f"{plan.precision}, compile {plan.compile}, recompute {plan.stages[0].recompute}"
-    return (lambda: next(steps).loss), words
+    print(f"plan: {plan.precision}, compile {plan.compile}, {plan.stages[0].recompute} recompute")
+    return lambda: next(steps).loss
 
 
 def main() -> None:
@@ -184,7 +186,7 @@ def compare(
         "autocast": lambda: plain_loop(micro, accumulation, "autocast"),
         "pure": lambda: plain_loop(micro, accumulation, "pure"),
         "trainer": lambda: trainer_loop(micro, accumulation, folder),
-        "windlass": lambda: windlass_loop(micro, accumulation, folder)[0],
+        "windlass": lambda: windlass_loop(micro, accumulation, folder),
     }
     steps: dict[str, Step] = {}
     for name in only or makers:

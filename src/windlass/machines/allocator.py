@@ -8,9 +8,9 @@ above 2 MiB is mapped by itself here, and torch is asked to lay huge pages under
 Measured on 2 cores of an AMD EPYC (Zen 5, glibc 2.36, Linux 6.18, torch 2.13, 2026-11; seconds of
 processor time, one thread, 6 layers of gpt2-124m, micro-batch 2, sequence 512, bfloat16): compiled
 2.02 to 2.28 against 2.39 to 2.49 untouched, eager 2.56 against 2.68 to 3.56, at 20 to 30 MiB less.
-gpt-mini in float32 with recompute, micro-batch 8, peaks at 697 MiB against 806 to 921, where 691
-are alive. Keeping blocks of any size in the heap is as fast, at a peak up to 26 % higher. Blocks
-above 2 MiB without huge pages cost a block's forward pass a fifth: then 32 MiB is the threshold.
+gpt-mini in float32 with recompute, micro-batch 8, peaks at 697 MiB against 806 to 921.
+Keeping blocks of any size in the heap is as fast, at a peak up to 26 % higher. Without huge
+pages blocks above 2 MiB would pay for each page of 4 KiB: then 32 MiB is the threshold.
 """
 
 import ctypes

@@ -51,7 +51,7 @@ class DataRequest(Document):
 class TrainRequest(Document):
     """Optimisation: AdamW, warm-up and cosine, clipping by the global norm."""
 
-    steps: int = Field(default=300, ge=1)
+    steps: int = Field(default=400, ge=1)
     batch: int = Field(default=16, ge=1)
     """Global batch in sequences."""
     sequence: int | None = Field(default=None, ge=2)
