@@ -7,7 +7,7 @@ machine hit all alike; ratios are taken within a round. All train `gpt2-124m` (t
 at sequence 512 on the same tokens with AdamW and clipping by the global norm:
 
 - `eager`: a plain PyTorch loop, float32;
-- `autocast`: the usual fast loop: bfloat16 autocast, the model compiled whole, fused AdamW;
+- `autocast`: the usual fast loop: bfloat16 autocast, model and loss compiled whole, fused AdamW;
 - `pure`: weights themselves bfloat16 (no float32 masters), compiled whole, fused AdamW;
 - `trainer`: the Hugging Face Trainer on its own GPT2LMHeadModel, bfloat16 autocast, fused AdamW;
 - `windlass`: the plan that the planner picks for this machine, float32 masters kept.
@@ -62,17 +62,19 @@ def plain_loop(batch: int, accumulation: int, mode: str) -> Step:
     model = plain_model()
     if mode == "pure":
         model.to(torch.bfloat16)
-    run = model if mode == "eager" else torch.compile(model)
+
+    def loss_of(inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(model(inputs).float().flatten(0, 1), targets.flatten())
+
+    run = loss_of if mode == "eager" else torch.compile(loss_of)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=mode != "eager")
     inputs, targets = tokens(batch)
 
     def step() -> float:
         for _ in range(accumulation):
             with torch.autocast("cpu", torch.bfloat16, enabled=mode == "autocast"):
-                logits = run(inputs)
-                loss = F.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
+                loss = run(inputs, targets)
             (loss / accumulation).backward()
-            del logits
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
