@@ -1,5 +1,6 @@
 """`windlass train`, `resume` and `sample`, as a user runs them."""
 
+import math
 import random
 import resource
 import signal
@@ -156,6 +157,27 @@ def test_a_disk_that_fills_up_while_saving_is_one_message_and_keeps_the_last_goo
     assert "Traceback" not in done.stderr
     left = {path.name for path in (tmp_path / "run" / "checkpoints").iterdir()}
     assert not any("tmp" in name for name in left)
+
+
+def test_a_model_of_ones_own_begins_with_the_weights_that_its_code_gives(
+    windlass: Windlass, tmp_path: Path
+) -> None:
+    (tmp_path / "own.py").write_text(
+        "from torch import nn\n"
+        "def build():\n"
+        "    head = nn.Linear(16, 257)\n"
+        "    nn.init.zeros_(head.weight)\n"
+        "    nn.init.zeros_(head.bias)\n"
+        "    return nn.Sequential(nn.Embedding(257, 16), nn.Linear(16, 16), head)\n"
+    )
+    words = ("own.py:build", "data.tokenizer=byte", "train.sequence=32", "train.batch=4")
+    more = ("precision=float32", "compile=false", "train.steps=1", "train.evaluate_sequences=4")
+
+    done = windlass("train", *words, *more, "--folder", "run")
+
+    assert done.returncode == 0, done.stderr
+    # Logits of zero give every token the same chance.
+    assert load(tmp_path / "run").steps[0].loss == pytest.approx(math.log(257), rel=1e-6)
 
 
 @pytest.mark.slow

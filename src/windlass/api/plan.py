@@ -173,8 +173,13 @@ def cache_folder() -> Path:
     return user_cache_path("windlass")
 
 
-def chain_of_request(model: ModelRequest) -> "Chain":
-    """The chain of a requested model, without weights.
+def chain_of_request(model: ModelRequest, *, seed: int | None = None) -> "Chain":
+    """The chain of a requested model, on the meta device where nothing is lost by it.
+
+    Args:
+        model: what is asked for.
+        seed: of a run. A user's own file is then built with the weights that its code gives them;
+            a catalogue model's are drawn later, layer by layer. None: no weights are needed.
 
     Raises:
         ModelError: unknown, or no chain of layers.
@@ -182,4 +187,5 @@ def chain_of_request(model: ModelRequest) -> "Chain":
     from windlass.models.build import build_chain
 
     dials = model.model_dump(exclude={"name"}, exclude_none=True)
-    return build_chain(model.name, dials, device="meta")
+    real = seed is not None and ".py" in model.name
+    return build_chain(model.name, dials, device="cpu" if real else "meta", seed=seed or 0)

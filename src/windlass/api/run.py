@@ -276,7 +276,8 @@ def _ready(planned: Planned, tokens: "Tokens") -> "tuple[Batches, Chain, tuple[P
     # What the process holds before any tensor is no instruction's doing.
     left = near_bytes - device.process_bytes(compiled=plan.compile)
     verify(programs, plan, planned.graph, {device.near.name: left})
-    return batches, chain_of_request(planned.request.model), programs
+    chain = chain_of_request(planned.request.model, seed=train_request.seed)
+    return batches, chain, programs
 
 
 def _documents(planned: Planned, programs: tuple[Program, ...]) -> dict[str, Document]:
