@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+from platformdirs import user_cache_path
+
 from windlass.errors import StorageError
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -21,6 +23,11 @@ _REFUSED = (
     errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG,
 )  # fmt: skip
 """Closed to us, or a file where a folder should be, or the other way round."""
+
+
+def cache_folder() -> Path:
+    """Where what can be made again is kept for this user: graphs, tokens, measurements."""
+    return user_cache_path("windlass")
 
 
 def write_whole(path: Path, content: bytes | str) -> None:

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from factories import tiny_machine
-from windlass.cost.op import DeviceRates, Seconds, Setting, fresh_seconds, op_seconds, pass_seconds
+from windlass.cost.op import DeviceRates, Seconds, Setting, op_seconds, pass_seconds
 from windlass.spec.graph import LayerCost, Op, Quantity, Shape
 from windlass.spec.machine import AttentionRate, Curve, OpRate, Point
 
@@ -15,18 +15,17 @@ def _rates(*, compiled: bool = False, **changes: object) -> DeviceRates:
 
 
 def _memory(
-    name: str = "act", *, nbytes: float = 0.0, written: float = 0.0, live: float | None = None,
-    calls: int = 1,
+    name: str = "act", *, nbytes: float = 0.0, written: float = 0.0, calls: int = 1
 ) -> Op:  # fmt: skip
     return Op(
         name=name, kind="memory", read_bytes=Quantity(nbytes - written),
         written_bytes=Quantity(written), calls=calls,
-        live_bytes=Quantity(written if live is None else live),
+        live_bytes=Quantity(written),
     )  # fmt: skip
 
 
-def _seconds(op: Op, rates: DeviceRates, before: float = 0.0) -> Seconds:
-    return op_seconds(op, rates, before_bytes=before, head_width=64.0, backward=False)
+def _seconds(op: Op, rates: DeviceRates) -> Seconds:
+    return op_seconds(op, rates, head_width=64.0, backward=False)
 
 
 @given(st.floats(1, 1e10), st.floats(1, 1e10))
@@ -72,19 +71,17 @@ def test_a_compiled_run_is_as_slow_as_its_slowest_part_and_prefers_compiled_rate
     assert rates.traffic_rate("add+gelu+norm", 1e9) == pytest.approx(2e9)
 
 
-def test_only_results_too_large_to_be_kept_pay_for_fresh_memory():
-    device = _rates(fresh=Curve(points=(Point(1, 1e9),)), fresh_above_bytes=1000).device
-    assert fresh_seconds(device, 1000) == 0
-    assert fresh_seconds(device, 2000) == pytest.approx(2e-6)
-
-
-def test_a_compiled_op_that_writes_over_its_operand_needs_no_fresh_memory():
-    changes = {"fresh": Curve(points=(Point(1, 1e9),)), "fresh_above_bytes": 1000}
-    over = _memory(nbytes=4e6, written=2e6, live=2e6)
-    beside = _memory(nbytes=4e6, written=2e6, live=4e6)
-    assert _seconds(over, _rates(compiled=True, **changes), before=2e6).fresh == 0
-    assert _seconds(beside, _rates(compiled=True, **changes), before=2e6).fresh > 0
-    assert _seconds(over, _rates(**changes), before=2e6).fresh > 0
+def test_a_product_with_a_bias_takes_its_own_rate_where_one_was_measured():
+    one = Quantity(1)
+    op = Op(
+        name="addmm", kind="matmul", flop=Quantity(1e9), read_bytes=one, written_bytes=one,
+        live_bytes=one, shape=Shape(one, one, one, one),
+    )  # fmt: skip
+    rates = _rates()
+    plain = _seconds(op, rates).matmul
+    slower = rates.device.matmul[0].model_copy(update={"biased": Curve(points=(Point(1, 1e9),))})
+    assert plain == pytest.approx(_seconds(op.model_copy(update={"name": "mm"}), rates).matmul)
+    assert _seconds(op, _rates(matmul=(slower,))).matmul == pytest.approx(1.0)
 
 
 def test_an_accelerator_launches_while_it_works():

@@ -1,29 +1,80 @@
-import subprocess
-import sys
+import random
+from collections.abc import Iterator
 
-from windlass.machines.allocator import prepare_allocator
+import pytest
+import torch
+from torch import Tensor
 
-_GROWN = """
-from windlass.machines.allocator import prepare_allocator
-prepare_allocator()
-import numpy
-def resident():
-    import os
-    return int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-block = numpy.ones(64 * 2**20, numpy.uint8)
-full = resident()
-del block
-print(full - resident())
-"""
+from windlass.machines.allocator import Held, held_blocks, limit_blocks, prepare_allocator
+
+MIB = 2**20
 
 
-def test_the_allocator_takes_the_setting_twice_over():
-    assert prepare_allocator() == prepare_allocator()
+@pytest.fixture(autouse=True)
+def _blocks() -> Iterator[None]:
+    if not prepare_allocator():
+        pytest.skip("no C++ compiler here")
+    yield
+    limit_blocks(None)
 
 
-def test_a_large_block_goes_back_to_the_system_as_soon_as_it_is_freed():
-    done = subprocess.run(
-        [sys.executable, "-c", _GROWN], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert int(done.stdout) >= 60 * 2**20
+def _held() -> Held:
+    held = held_blocks()
+    assert held is not None
+    return held
+
+
+def _filled(nbytes: int, value: int) -> Tensor:
+    return torch.full((nbytes,), value, dtype=torch.uint8)
+
+
+def test_a_result_of_a_size_that_was_freed_takes_no_fresh_memory():
+    limit_blocks(None)
+    block = _filled(32 * MIB, 1)
+    del block
+    before = _held().fresh
+    block = _filled(32 * MIB, 2)
+    assert _held().fresh == before
+    assert int(block[-1]) == 2
+
+
+def test_free_memory_above_the_limit_goes_back_to_the_system():
+    limit_blocks(0)
+    alive = _held().alive
+    blocks = [_filled(16 * MIB, value) for value in range(4)]
+    assert _held().held >= alive + 64 * MIB
+    del blocks
+    assert _held().held == _held().alive <= alive
+
+
+def test_under_a_limit_results_of_another_size_are_made_of_what_is_free():
+    limit_blocks(0)
+    limit_blocks(_held().alive + 64 * MIB)
+    first = _filled(60 * MIB, 1)
+    del first
+    before = _held().fresh
+    others = [_filled(20 * MIB, value) for value in (2, 3)]
+    assert _held().fresh == before
+    assert [int(other.min()) for other in others] == [2, 3]
+    assert [int(other.max()) for other in others] == [2, 3]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_what_is_written_stays_and_the_limit_holds_whatever_comes_and_goes(seed: int):
+    draw = random.Random(seed)
+    limit_blocks(0)
+    limit = _held().alive + 48 * MIB
+    limit_blocks(limit)
+    blocks: list[tuple[int, Tensor]] = []
+    for turn in range(400):
+        room = 40 * MIB - sum(block.numel() for _, block in blocks)
+        if blocks and (room < 12 * MIB or draw.random() < 0.5):
+            value, block = blocks.pop(draw.randrange(len(blocks)))
+            assert int(block.min()) == int(block.max()) == value
+            del block
+        else:
+            size = draw.choice((1000, 200_000, 3 * MIB, draw.randrange(1, 12 * MIB)))
+            blocks.append((turn % 251, _filled(size, turn % 251)))
+        assert _held().held <= limit
+    for value, block in blocks:
+        assert int(block.min()) == int(block.max()) == value

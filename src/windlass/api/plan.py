@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from platformdirs import user_cache_path
-
 from windlass.capture.key import graph_key
 from windlass.capture.store import load_graph, save_graph
 from windlass.errors import PlanError, RequestError
+from windlass.files import cache_folder
 from windlass.machines import catalogue
 from windlass.machines.allocator import prepare_allocator
 from windlass.machines.here import load_here, save_here
@@ -166,11 +165,6 @@ def probe(*, progress: Progress | None = None) -> Machine:
     machine = measure(progress, cache_folder())
     save_here(cache_folder(), machine)
     return machine
-
-
-def cache_folder() -> Path:
-    """Where graphs, tokens and this machine's measurement are kept for this user."""
-    return user_cache_path("windlass")
 
 
 def chain_of_request(model: ModelRequest, *, seed: int | None = None) -> "Chain":

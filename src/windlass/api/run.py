@@ -6,7 +6,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from windlass.api.plan import HERE, Planned, Progress, cache_folder, chain_of_request, plan
+from windlass.api.plan import HERE, Planned, Progress, chain_of_request, plan
 from windlass.api.record import RUNS, load
 from windlass.cost.simulate import simulate
 from windlass.document import Document
@@ -18,7 +18,13 @@ from windlass.errors import (
     RequestError,
     RunInterrupted,
 )
-from windlass.machines.allocator import prepare_allocator
+from windlass.files import cache_folder
+from windlass.machines.allocator import (
+    KEPT_SHARE,
+    give_back,
+    limit_blocks,
+    prepare_allocator,
+)
 from windlass.program.instruction import Program
 from windlass.program.legal import require_legal
 from windlass.program.lower import lower
@@ -225,7 +231,7 @@ def _tokens(request: Request, progress: Progress | None) -> "Tokens":
     from windlass.data.prepare import prepare
 
     data = request.data
-    return prepare(
+    tokens = prepare(
         data.source,
         tokenizer=data.tokenizer,
         vocabulary=data.vocabulary,
@@ -235,6 +241,8 @@ def _tokens(request: Request, progress: Progress | None) -> "Tokens":
         cache=cache_folder() / "tokens",
         progress=progress,
     )
+    give_back()
+    return tokens
 
 
 def _require_here(planned: Planned) -> None:
@@ -276,6 +284,9 @@ def _ready(planned: Planned, tokens: "Tokens") -> "tuple[Batches, Chain, tuple[P
     # What the process holds before any tensor is no instruction's doing.
     left = near_bytes - device.process_bytes(compiled=plan.compile)
     verify(programs, plan, planned.graph, {device.near.name: left})
+    peak = planned.prediction.peaks[0]
+    blocks = peak.peak_bytes - peak.by_class["runtime"] + round(KEPT_SHARE * peak.peak_bytes)
+    limit_blocks(min(blocks, left))
     chain = chain_of_request(planned.request.model, seed=train_request.seed)
     return batches, chain, programs
 

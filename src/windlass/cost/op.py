@@ -1,10 +1,9 @@
 """Op: seconds of one ATen operation, or of one compiled run of them, split into terms.
 
 A product takes `FLOP / rate(FLOP)`, attention `FLOP / rate(sequence, head width)`, all else
-`bytes / rate(bytes)` with the rate of its own name if the machine states one. To that come the
-launch, and the first touch of memory that the allocator takes fresh from the system. On a CPU the
-four add up, since one thread does them in turn; on an accelerator the host launches ahead, and the
-larger of launch and work counts.
+`bytes / rate(bytes)` with the rate of its own name if the machine states one. To that comes the
+launch. On a CPU the two add up, since one thread does them in turn; on an accelerator the host
+launches ahead, and the larger of launch and work counts.
 """
 
 from math import log
@@ -13,11 +12,11 @@ from typing import Literal, NamedTuple
 from windlass.spec.graph import PRECISION_BYTES, LayerCost, Op, Precision
 from windlass.spec.machine import AttentionRate, Curve, Device
 
-Term = Literal["matmul", "attention", "traffic", "fresh memory", "launch", "update", "norm", "load"]
+Term = Literal["matmul", "attention", "traffic", "launch", "update", "norm", "load"]
 """What the time of a step goes into."""
 
 TERMS: tuple[Term, ...] = (
-    "matmul", "attention", "traffic", "fresh memory", "launch", "update", "norm", "load",
+    "matmul", "attention", "traffic", "launch", "update", "norm", "load",
 )  # fmt: skip
 
 _WORK: dict[str, Term] = {"matmul": "matmul", "attention": "attention", "memory": "traffic"}
@@ -29,7 +28,6 @@ class Seconds(NamedTuple):
     matmul: float = 0.0
     attention: float = 0.0
     traffic: float = 0.0
-    fresh: float = 0.0
     launch: float = 0.0
     update: float = 0.0
     norm: float = 0.0
@@ -67,6 +65,7 @@ class DeviceRates:
         self.setting = setting
         rate = device.rate(setting.precision)
         self.matmul = rate.curve
+        self.biased = rate.biased or rate.curve
         self._attention = rate.attention
         self._attention_rates = rate.attention_rates
         plain = device.fused_traffic if setting.compiled else None
@@ -107,43 +106,31 @@ def pass_seconds(
     width = _head_width(cost, setting)
     host = device.compiled_pass_seconds if setting.compiled else device.pass_seconds
     passed = Seconds(launch=host)
-    kept = cost.kept_bytes.at(setting.micro, setting.sequence) if backward else 0.0
-    before = kept
     for op in ops:
-        live = op.live_bytes.at(setting.micro, setting.sequence)
-        passed = passed.plus(
-            op_seconds(op, rates, before_bytes=before, head_width=width, backward=backward)
-        )
-        before = live
+        passed = passed.plus(op_seconds(op, rates, head_width=width, backward=backward))
     return passed
 
 
-def op_seconds(
-    op: Op, rates: DeviceRates, *, before_bytes: float, head_width: float, backward: bool
-) -> Seconds:
+def op_seconds(op: Op, rates: DeviceRates, *, head_width: float, backward: bool) -> Seconds:
     """Seconds of one op.
 
     Args:
         op: the op.
         rates: of the device.
-        before_bytes: alive before it; a compiled op that adds nothing writes over its operand.
         head_width: of the layer's attention heads.
         backward: whether it belongs to a backward pass.
     """
-    micro, sequence, _, compiled = rates.setting
+    micro, sequence, _, _ = rates.setting
     flop = op.flop.at(micro, sequence)
     read = op.read_bytes.at(micro, sequence)
     written = op.written_bytes.at(micro, sequence)
     if op.kind == "matmul":
-        work = flop / rates.matmul.at(flop)
+        work = flop / (rates.biased if op.name == "addmm" else rates.matmul).at(flop)
     elif op.kind == "attention":
         work = flop / rates.attention_rate(flop, head_width, backward=backward)
     else:
         moved = read + written
         work = moved / rates.traffic_rate(op.name, moved) if moved else 0.0
-    live = op.live_bytes.at(micro, sequence)
-    in_place = compiled and op.kind == "memory" and live < before_bytes + written / 2 <= live + read
-    fresh = 0.0 if in_place else fresh_seconds(rates.device, written)
     launch = rates.device.launch_seconds * op.calls
     if rates.device.kind != "cpu":
         launch = max(0.0, launch - work)
@@ -152,16 +139,8 @@ def op_seconds(
         matmul=terms.get("matmul", 0.0),
         attention=terms.get("attention", 0.0),
         traffic=terms.get("traffic", 0.0),
-        fresh=fresh,
         launch=launch,
     )
-
-
-def fresh_seconds(device: Device, written_bytes: float) -> float:
-    """Seconds of first touching a result that is too large for the allocator to keep."""
-    if device.fresh is None or written_bytes <= device.fresh_above_bytes:
-        return 0.0
-    return written_bytes / device.fresh.at(written_bytes)
 
 
 def _head_width(cost: LayerCost, setting: Setting) -> float:

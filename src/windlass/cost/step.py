@@ -1,6 +1,6 @@
 """Step: seconds of each instruction of a plan, found once for each kind of layer."""
 
-from windlass.cost.op import DeviceRates, Seconds, Setting, fresh_seconds, pass_seconds
+from windlass.cost.op import DeviceRates, Seconds, Setting, pass_seconds
 from windlass.program.instruction import Instruction
 from windlass.program.layout import place_of
 from windlass.program.ties import owners
@@ -13,6 +13,11 @@ _SUM_BYTES = 4
 """Gradients are summed in float32."""
 _MOMENT_BYTES = 8
 _MASTER_BYTES = 4
+_NORM_CALLS = 7
+"""A weight's gradient is laid flat, split, handed to the norm and its norm to the sum, counted in
+ops of eager code."""
+_CONVERSIONS = 14
+"""In bfloat16 a weight is also split into its parts, and gradient and weight are converted."""
 
 
 class StepCost:
@@ -96,8 +101,11 @@ class StepCost:
         nbytes = self._plan.gradient_bytes * sum(kind.parameter_count for kind in owned)
         if not nbytes:
             return Seconds()
-        launches = self._device.launch_seconds * sum(len(kind.parameters) for kind in owned)
+        calls = _NORM_CALLS * self._device.launch_seconds
+        launches = calls * sum(len(kind.parameters) for kind in owned)
         rate = self._device.norm_rate or self._device.traffic.at(nbytes)
+        if self._plan.gradient_bytes != _SUM_BYTES:
+            rate = self._device.mixed_norm_rate or rate
         return Seconds(norm=nbytes / rate, launch=launches)
 
     def _update(self, kind: LayerKind) -> Seconds:
@@ -109,8 +117,13 @@ class StepCost:
         working = 0 if self._plan.weight_bytes == _MASTER_BYTES else self._plan.weight_bytes
         moved = 2 * state + self._plan.gradient_bytes + working
         owned = kind.parameter_count
-        launches = self._device.launch_seconds * len(kind.parameters)
-        return Seconds(update=owned * moved / self._device.update_rate, launch=launches)
+        device = self._device
+        calls = device.update_call_seconds or device.launch_seconds
+        if working:
+            calls += _CONVERSIONS * device.launch_seconds
+        launches = calls * sum(p.tied_to is None for p in kind.parameters)
+        rate = (device.mixed_update_rate if working else None) or device.update_rate
+        return Seconds(update=owned * moved / rate, launch=launches)
 
     def _sum(self, layer: int, *, first: bool) -> Seconds:
         """Adding a layer's fresh gradients to what is there; the first is taken over as it is.
@@ -118,8 +131,9 @@ class StepCost:
         In bfloat16 with accumulation the first is copied into float32.
         """
         summed = 0.0
-        fresh = 0.0
         device, plan = self._device, self._plan
+        if self._kinds[layer].looks_up:
+            return self._sum_rows(layer, first=first)
         converts = plan.gradient_bytes != plan.weight_bytes
         added = self._shared.get(layer, 0) if first else _elements(self._kinds[layer].parameters)
         if added:
@@ -129,8 +143,19 @@ class StepCost:
             for parameter in self._kinds[layer].parameters:
                 moved = parameter.count * (plan.weight_bytes + _SUM_BYTES)
                 summed += moved / device.traffic.at(moved)
-                fresh += fresh_seconds(device, parameter.count * _SUM_BYTES)
-        return Seconds(traffic=summed, fresh=fresh)
+        return Seconds(traffic=summed)
+
+    def _sum_rows(self, layer: int, *, first: bool) -> Seconds:
+        """Adding rows to a gradient; where there is none yet, one of zeros is made first."""
+        device, plan, kind = self._device, self._plan, self._kinds[layer]
+        rows = sum(kind.fresh_elements(plan.batch.micro, plan.batch.sequence))
+        moved = rows * (plan.weight_bytes + 2 * plan.gradient_bytes)
+        made = 0.0
+        if first:
+            unshared = kind.parameter_count - self._shared.get(layer, 0)
+            made = unshared * plan.gradient_bytes
+        seconds = sum(nbytes / device.traffic.at(nbytes) for nbytes in (moved, made) if nbytes)
+        return Seconds(traffic=seconds)
 
     def _link(self, joined: int) -> Link:
         """The innermost link that joins so many devices, else the outermost there is.

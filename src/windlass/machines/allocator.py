@@ -1,96 +1,153 @@
-"""Holds the C allocator to one behaviour, so that memory is what is alive and steps are alike.
+"""Holds torch's memory on a CPU to a limit, and keeps what is free within it.
 
-Left alone, glibc moves its own thresholds while a program runs and keeps blocks of up to 32 MiB in
-a heap full of holes: up to 2.8 times what is alive there, and nobody can foresee it. Larger blocks
-are mapped afresh each time, page by page of 4 KiB, at a tenth of the memory's speed. So every block
-above 2 MiB is mapped by itself here, and torch is asked to lay huge pages under it.
+Left to the C library, memory goes two bad ways. Blocks that are mapped one by one go back to the
+system when they are freed; it clears them again for the next step, and where the machine is a
+virtual one whose host takes free pages away, getting them back costs half a second a GiB. Blocks
+that stay in a heap fill it with holes: up to 1.7 times what is alive, and nobody can foresee it.
+So torch gets an allocator of our own (`blocks.cpp`), built once for each version of torch.
 
-Measured on 2 cores of an AMD EPYC (Zen 5, glibc 2.36, Linux 6.18, torch 2.13, 2026-11; seconds of
-processor time, one thread, 6 layers of gpt2-124m, micro-batch 2, sequence 512, bfloat16): compiled
-2.02 to 2.28 against 2.39 to 2.49 untouched, eager 2.56 against 2.68 to 3.56, at 20 to 30 MiB less.
-gpt-mini in float32 with recompute, micro-batch 8, peaks at 697 MiB against 806 to 921.
-Keeping blocks of any size in the heap is as fast, at a peak up to 26 % higher. Without huge
-pages blocks above 2 MiB would pay for each page of 4 KiB: then 32 MiB is the threshold.
+Measured on 2 cores of an AMD EPYC (Zen 5, glibc 2.36, Linux 6.18, torch 2.13, 2026-11), a step and
+the most that was held, beside what was predicted to be alive:
+
+| | gpt2-124m, 8 x 256, bfloat16, compiled | gpt-mini, 8 x 256, float32, recompute |
+|---|---|---|
+| alive | 2952 MiB | 690 MiB |
+| blocks above 2 MiB mapped one by one | 4.9 s, 2960 MiB | 1.45 s, 710 MiB |
+| everything in the heap | 2.95 s, 3203 MiB | 1.11 s, 939 MiB |
+| this | 2.95 s, 2948 MiB | 1.12 s, 677 MiB |
 """
 
 import ctypes
+import hashlib
 import os
+import shutil
+import subprocess
 import sys
+from functools import cache
+from importlib import resources
+from importlib.metadata import version
 from pathlib import Path
+from typing import NamedTuple
 
-MAPPED_BYTES = 2 * 2**20
-"""Larger blocks are mapped by themselves, on huge pages. torch asks for such from 2 MiB on."""
+from windlass.files import cache_folder
 
-_MAPPED_BYTES_BY_SMALL_PAGES = 32 * 2**20
-"""The same without huge pages; where glibc itself would end."""
+KEPT_SHARE = 0.05
+"""Of the predicted peak, kept in free blocks beyond it. With none at all a step that alternates
+between many sizes moves pages all the time: gpt-mini, 2 x 256, bfloat16, compiled, recompute takes
+166 ms a step with none and 133 to 141 ms with this."""
 
-_TRIM_BYTES = 64 * 2**20
-"""The heap's free end goes back to the system above this."""
-
-_M_TRIM_THRESHOLD = -1
-_M_MMAP_THRESHOLD = -3
-_KEEP_TRIM_BYTES = 2**30
-
-_SWITCH = "THP_MEM_ALLOC_ENABLE"
-"""torch reads it at its first allocation, and never again. Source: c10/core/impl/alloc_cpu.cpp."""
-
-_SYSTEM = Path("/sys/kernel/mm/transparent_hugepage/enabled")
-_ROLLUP = Path("/proc/self/smaps_rollup")
+_SOURCE = "blocks.cpp"
+_COMPILERS = ("c++", "g++", "clang++")
+_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
+_NEVER = 2**31 - 1
 
 
-def prepare_allocator() -> int | None:
-    """Sets the allocator of this process up for training.
+def prepare_allocator() -> bool:
+    """Has torch take its memory from blocks of our own from now on.
 
-    The probe and every run call it before torch makes its first tensor, a tensor without memory
-    included; later it still helps, but without huge pages. Calling it again does no harm.
+    The probe and every run call it before torch makes its first large tensor; again it does no
+    harm. Without Linux or a C++ compiler memory stays in the C library's heap: as fast, but with
+    holes that no prediction tells of.
 
     Returns:
-        Bytes above which a block is mapped by itself; None where the allocator is not glibc's.
+        Whether blocks are in use.
     """
-    os.environ.setdefault(_SWITCH, "1")
-    mapped = MAPPED_BYTES if _huge_pages() else _MAPPED_BYTES_BY_SMALL_PAGES
-    return mapped if _set_thresholds(mapped, _TRIM_BYTES) else None
-
-
-def keep_blocks() -> None:
-    """Lets blocks of up to 32 MiB stay in the heap: to measure work without its fresh memory."""
-    _set_thresholds(_MAPPED_BYTES_BY_SMALL_PAGES, _KEEP_TRIM_BYTES)
-
-
-def _set_thresholds(mapped_bytes: int, trim_bytes: int) -> bool:
-    if not sys.platform.startswith("linux"):
-        return False
-    libc = ctypes.CDLL(None)
-    try:
-        _ = libc.gnu_get_libc_version
-        set_option = libc.mallopt
-    except AttributeError:
-        return False
-    return bool(
-        set_option(_M_MMAP_THRESHOLD, mapped_bytes) and set_option(_M_TRIM_THRESHOLD, trim_bytes)
-    )
-
-
-def _huge_pages() -> bool:
-    """Whether torch lays huge pages under its tensors, or will once it makes the first."""
-    if not _SYSTEM.exists() or "[never]" in _SYSTEM.read_text():
-        return False
-    torch = sys.modules.get("torch")
-    if torch is None:
+    if _blocks() is not None:
         return True
-    before = _huge_bytes()
-    # Torch may have made its first tensor before it was asked, so look at what it does.
-    block = torch.ones(2 * MAPPED_BYTES)
-    taken = _huge_bytes() - before
-    del block
-    return taken >= MAPPED_BYTES
+    _keep_heap()
+    return False
 
 
-def _huge_bytes() -> int:
-    """Bytes of this process on huge pages."""
-    if not _ROLLUP.exists():
-        return 0
-    for line in _ROLLUP.read_text().splitlines():
-        if line.startswith("AnonHugePages:"):
-            return int(line.split()[1]) * 1024
-    return 0
+def limit_blocks(nbytes: int | None) -> None:
+    """Sets how much blocks may hold together, free ones included; what is alive may exceed it.
+
+    Args:
+        nbytes: the limit; None is none.
+    """
+    blocks = _blocks()
+    if blocks is not None:
+        blocks.windlass_blocks_limit(ctypes.c_uint64(2**64 - 1 if nbytes is None else nbytes))
+
+
+class Held(NamedTuple):
+    """Bytes of all blocks."""
+
+    alive: int
+    held: int
+    """Alive, or free and kept."""
+    most_alive: int
+    """Since it was asked last."""
+    fresh: int
+    """That the system was asked for, all told."""
+
+
+def held_blocks() -> Held | None:
+    """What blocks hold; None if there are none."""
+    blocks = _blocks()
+    if blocks is None:
+        return None
+    told = (ctypes.c_uint64 * 4)()
+    blocks.windlass_blocks_tell(told)
+    return Held(*told)
+
+
+def give_back() -> None:
+    """Gives free memory back to the system: what made the tokens is no part of the training."""
+    if sys.platform.startswith("linux"):
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        if trim is not None:
+            trim(0)
+
+
+@cache
+def _blocks() -> ctypes.CDLL | None:
+    """The library, in use by torch; None where it cannot be built."""
+    if not sys.platform.startswith("linux"):
+        return None
+    built = _built()
+    if built is None:
+        return None
+    import torch  # noqa: F401  its libraries must be there before ours
+
+    library = ctypes.CDLL(str(built))
+    library.windlass_blocks_install()
+    return library
+
+
+def _built() -> Path | None:
+    """The library on disk, built if this version of torch has none yet; takes about a second."""
+    source = resources.files(__package__).joinpath(_SOURCE).read_bytes()
+    name = hashlib.sha256(source + version("torch").encode()).hexdigest()[:16]
+    library = cache_folder() / f"blocks-{name}.so"
+    if library.exists():
+        return library
+    compiler = next(filter(None, map(shutil.which, _COMPILERS)), None)
+    if compiler is None:
+        return None
+    torch = Path(_torch_folder())
+    beside = library.with_name(f".{library.name}.{os.getpid()}")
+    library.parent.mkdir(parents=True, exist_ok=True)
+    done = subprocess.run(  # noqa: S603  our own words, no shell
+        (compiler, "-x", "c++", "-", "-std=c++20", "-O2", "-fPIC", "-shared", "-o", str(beside),
+         f"-I{torch / 'include'}", f"-L{torch / 'lib'}", "-lc10", f"-Wl,-rpath,{torch / 'lib'}"),
+        input=source, capture_output=True, check=False,
+    )  # fmt: skip
+    if done.returncode:
+        beside.unlink(missing_ok=True)
+        return None
+    beside.replace(library)
+    return library
+
+
+def _torch_folder() -> str:
+    import torch
+
+    return torch.__path__[0]
+
+
+def _keep_heap() -> None:
+    """Lets the C library keep all memory in its heap, the best that it can do for speed."""
+    set_option = getattr(ctypes.CDLL(None), "mallopt", None)
+    if set_option is not None:
+        set_option(_M_MMAP_MAX, 0)
+        set_option(_M_TRIM_THRESHOLD, _NEVER)

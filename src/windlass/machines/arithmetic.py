@@ -1,12 +1,13 @@
 """Arithmetic: rates of matrix products and fused attention on this device."""
 
 from collections.abc import Callable
+from itertools import cycle
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from windlass.machines.timing import Stopwatch
-from windlass.spec.graph import Precision
+from windlass.spec.graph import PRECISION_BYTES, Precision
 from windlass.spec.machine import AttentionRate, Curve, MatmulRate, Point
 
 DTYPES: dict[Precision, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -18,6 +19,9 @@ _SHAPES = (
 """(m, n, k) as they come in transformers: tokens by width by width, the last a vocabulary's."""
 
 _ACCELERATOR_SHAPES = (*_SHAPES, (8192, 8192, 8192))
+
+_COLD_BYTES = 2**26
+"""What the weights and results of one measurement take together: more than a processor's cache."""
 
 _SEQUENCES = (128, 256, 512, 768, 1024)
 _HEAD_WIDTHS = (32, 64, 128)
@@ -38,17 +42,21 @@ def matmul_rates(precision: Precision, watch: Stopwatch, tell: Callable[[], None
         tell: called after each measurement.
     """
     shapes = _SHAPES if watch.device.type == "cpu" else _ACCELERATOR_SHAPES
-    points = []
+    plain, biased = [], []
     for m, n, k in shapes:
-        points.append(_product(m, n, k, precision, watch))
+        point, with_bias = _product(m, n, k, precision, watch)
+        plain.append(point)
+        biased.append(with_bias)
         tell()
-    points.sort()
+    plain.sort()
+    biased.sort()
     widths = tuple(_attention(width, precision, watch, tell) for width in _HEAD_WIDTHS)
     typical = widths[1].forward
     return MatmulRate(
         precision=precision,
-        peak=max(point.rate for point in points),
-        curve=Curve(points=tuple(points)),
+        peak=max(point.rate for point in plain),
+        curve=Curve(points=tuple(plain)),
+        biased=Curve(points=tuple(biased)),
         attention=Curve(
             points=tuple(
                 Point(4 * _TOKENS * _WIDTH * sequence, rate) for sequence, rate in typical.points
@@ -58,21 +66,29 @@ def matmul_rates(precision: Precision, watch: Stopwatch, tell: Callable[[], None
     )
 
 
-def _product(m: int, n: int, k: int, precision: Precision, watch: Stopwatch) -> Point:
-    dtype = DTYPES[precision]
+def _product(m: int, n: int, k: int, precision: Precision, watch: Stopwatch) -> tuple[Point, Point]:
+    """The rate of a product, and of its forward form with a bias."""
+    sets = 1
+    if watch.device.type == "cpu":
+        sets = max(1, _COLD_BYTES // (PRECISION_BYTES[precision] * (n * k + m * n)))
     x, weight, gradient = (
-        torch.randn(rows, columns, device=watch.device).to(dtype)
+        torch.randn(rows, columns, device=watch.device).to(DTYPES[precision])
         for rows, columns in ((m, k), (n, k), (m, n))
     )
-    # Results go where they went before: fresh memory is measured, and counted, apart.
-    y, of_x, of_weight = (torch.empty_like(like) for like in (gradient, x, weight))
-    seconds = [
-        watch.seconds(lambda: torch.mm(x, weight.t(), out=y)),
-        watch.seconds(lambda: torch.mm(gradient, weight, out=of_x)),
-        watch.seconds(lambda: torch.mm(gradient.t(), x, out=of_weight)),
-    ]
+    bias = torch.zeros(n, device=watch.device, dtype=weight.dtype)
+    weights, inputs, gradients = (
+        cycle([like.clone() for _ in range(sets)]) for like in (weight, x, gradient)
+    )
+    # The left factor was made just now, so it is in the cache; weights and results are not.
+    works = (
+        lambda: torch.mm(x, next(weights).t(), out=next(gradients)),
+        lambda: torch.mm(gradient, next(weights), out=next(inputs)),
+        lambda: torch.mm(gradient.t(), next(inputs), out=next(weights)),
+        lambda: torch.addmm(bias, x, next(weights).t(), out=next(gradients)),
+    )
+    *seconds, with_bias = (watch.seconds(work) for work in works)
     flop = 2.0 * m * n * k
-    return Point(flop, flop * len(seconds) / sum(seconds))
+    return Point(flop, flop * len(seconds) / sum(seconds)), Point(flop, flop / with_bias)
 
 
 def _attention(

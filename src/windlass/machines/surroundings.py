@@ -41,6 +41,34 @@ def process_bytes() -> int:
     return _status("VmRSS")
 
 
+class Contention:
+    """How much the threads of this process had to wait for a core since this was made.
+
+    Source: Linux, `Documentation/scheduler/sched-stats.rst`, /proc/<pid>/schedstat.
+    """
+
+    def __init__(self) -> None:
+        self._before = _ran_and_waited()
+
+    @property
+    def share(self) -> float:
+        """Waiting over running and waiting; 0 where the system does not tell."""
+        ran, waited = (
+            now - then for now, then in zip(_ran_and_waited(), self._before, strict=True)
+        )
+        return waited / (ran + waited) if waited > 0 else 0.0
+
+
+def _ran_and_waited() -> tuple[int, int]:
+    """Nanoseconds, over all threads."""
+    ran = waited = 0
+    for path in Path("/proc/self/task").glob("*/schedstat"):
+        with contextlib.suppress(OSError, ValueError):
+            ran_here, waited_here, _ = map(int, path.read_text().split())
+            ran, waited = ran + ran_here, waited + waited_here
+    return ran, waited
+
+
 def disk_rates(folder: Path) -> tuple[float, float]:
     """Bytes/s of reading and writing in `folder`, past the page cache where the system allows.
 

@@ -17,9 +17,10 @@ from windlass.spec.machine import Curve, OpRate, Point
 _aten = torch.ops.aten
 
 _PLAIN_ELEMENTS = (2**13, 2**16, 2**19, 2**22, 2**25)
-_UPDATED = 2**23
+_UPDATED = 2**25
 """Weights in the update that is measured: their state does not fit any cache."""
-_FRESH_BYTES = (2**22, 2**24, 2**26, 2**28)
+_PART = 2**21
+"""Elements that a run converts at a time."""
 _WIDTH = 768
 _ROWS = (128, 2048)
 _VOCABULARY = 8192
@@ -46,18 +47,6 @@ def plain_traffic(watch: Stopwatch) -> Curve:
     return Curve(points=tuple(points))
 
 
-def fresh_rates(watch: Stopwatch) -> Curve:
-    """Bytes/s of the first touch of a result: what it takes beyond one whose memory is there."""
-    points = []
-    for nbytes in _FRESH_BYTES:
-        x = torch.ones(nbytes // 4, device=watch.device)
-        known = watch.seconds(partial(torch.neg, x, out=torch.empty_like(x)))
-        fresh = watch.seconds(partial(torch.neg, x))
-        # Where fresh memory costs nothing the difference is noise.
-        points.append(Point(nbytes, nbytes / max(fresh - known, 0.01 * known)))
-    return Curve(points=tuple(points))
-
-
 def op_rates(
     precision: Precision, watch: Stopwatch, tell: Callable[[], None]
 ) -> tuple[OpRate, ...]:
@@ -80,13 +69,34 @@ def update_rate(watch: Stopwatch) -> float:
         torch.zeros(_UPDATED, device=watch.device) for _ in range(4)
     )
     steps = torch.ones((), device=watch.device)
+    seconds = watch.seconds(lambda: fused_adamw(master, moment1, moment2, gradient, steps))
+    return 7 * 4 * _UPDATED / seconds
 
-    return (
-        7
-        * 4
-        * _UPDATED
-        / watch.seconds(lambda: fused_adamw(master, moment1, moment2, gradient, steps))
-    )
+
+def mixed_update_rate(watch: Stopwatch) -> float:
+    """The same with a bfloat16 gradient and bfloat16 weights, in parts, as a run does it."""
+    state = [torch.split(torch.zeros(_UPDATED, device=watch.device), _PART) for _ in range(3)]
+    low = [
+        torch.split(torch.zeros(_UPDATED, device=watch.device, dtype=torch.bfloat16), _PART)
+        for _ in range(2)
+    ]
+    buffer = torch.empty(_PART, device=watch.device)
+    steps = torch.ones((), device=watch.device)
+
+    def update() -> None:
+        for master, moment1, moment2, gradient, weight in zip(*state, *low, strict=True):
+            fused_adamw(master, moment1, moment2, buffer.copy_(gradient), steps)
+            weight.copy_(master)
+
+    return (6 * 4 + 2 * 2) * _UPDATED / watch.seconds(update)
+
+
+def update_call_seconds(watch: Stopwatch) -> float:
+    """Seconds of one call of fused AdamW that moves next to nothing."""
+    master, moment1, moment2, gradient = (torch.zeros(8, device=watch.device) for _ in range(4))
+    steps = torch.ones((), device=watch.device)
+    # A run hands over a copy of the count, which the call changes.
+    return watch.seconds(lambda: fused_adamw(master, moment1, moment2, gradient, steps.clone()))
 
 
 def fused_adamw(
@@ -100,9 +110,18 @@ def fused_adamw(
 
 
 def norm_rate(watch: Stopwatch) -> float:
-    """Bytes/s of the 2-norm of gradients."""
-    gradient = torch.ones(_UPDATED, device=watch.device)
-    return 4 * _UPDATED / watch.seconds(lambda: torch.linalg.vector_norm(gradient))
+    """Bytes/s of the 2-norm of gradients, in parts, as a run does it."""
+    parts = torch.split(torch.ones(_UPDATED, device=watch.device), _PART)
+    return 4 * _UPDATED / watch.seconds(lambda: [torch.linalg.vector_norm(p) for p in parts])
+
+
+def mixed_norm_rate(watch: Stopwatch) -> float:
+    """The same of bfloat16 gradients, turned into float32 first."""
+    gradient = torch.ones(_UPDATED, device=watch.device, dtype=torch.bfloat16)
+    parts = torch.split(gradient, _PART)
+    buffer = torch.empty(_PART, device=watch.device)
+    seconds = watch.seconds(lambda: [torch.linalg.vector_norm(buffer.copy_(p)) for p in parts])
+    return 2 * _UPDATED / seconds
 
 
 def launch_seconds(watch: Stopwatch) -> float:

@@ -7,10 +7,10 @@ because compiling fills memory that the measured process would never give back.
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from functools import partial
 from importlib import import_module
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from windlass.document import Document
 from windlass.errors import MachineError
-from windlass.machines.allocator import keep_blocks, prepare_allocator
+from windlass.machines.allocator import limit_blocks, prepare_allocator
 from windlass.machines.arithmetic import DTYPES
 from windlass.machines.surroundings import process_bytes
 from windlass.machines.timing import Stopwatch
@@ -26,7 +26,6 @@ from windlass.machines.traffic import fused_adamw, layer_seconds
 from windlass.spec.graph import PRECISION_BYTES, Precision
 from windlass.spec.machine import Curve, OpRate, Point
 
-_ROWS = 2048
 _WIDTH = 768
 _VOCABULARY = 8192
 _BUDGET_SECONDS = 0.06
@@ -47,16 +46,19 @@ class Trial(Document):
     op_rates: tuple[OpRate, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Case:
-    """A function to compile, with the ATen names that it stands for and the bytes they move."""
+class _Part(NamedTuple):
+    """One part of the compiled trial: what it runs on, what it stands for, the bytes it moves."""
 
     precision: Precision
-    work: Callable[..., Tensor]
-    inputs: tuple[Tensor, ...]
-    gradient: Tensor
-    forward: tuple[str, int]
-    backward: tuple[str, int]
+    forward: str
+    backward: str
+    width: int
+    """Of the rows that it runs on."""
+    rows: int
+    """Where it is measured."""
+    forward_times: int
+    """Times the bytes of its input that it moves forward."""
+    backward_times: int
 
 
 def run_trial() -> Trial:
@@ -83,6 +85,8 @@ def main() -> None:
 
 def _trial() -> Trial:
     watch = Stopwatch(torch.device("cpu"), budget_seconds=_BUDGET_SECONDS)
+    # What is free between two tensors is not held by the process as such.
+    limit_blocks(0)
     _run_eagerly(watch)
     before = process_bytes()
     # Not before the memory without a compiler is known: this import loads much of it.
@@ -91,19 +95,16 @@ def _trial() -> Trial:
     with fresh_cache():
         host = _compiled_pass_seconds(watch)
         start = time.perf_counter()
-        compiled = [_compiled(case) for case in _cases("bfloat16")]
+        parts = _Compiled()
         seconds = time.perf_counter() - start
         held = process_bytes() - before
-        compiled += [_compiled(case) for case in _cases("float32", loss_only=True)]
-    # Fresh memory is measured and counted apart.
-    keep_blocks()
-    rates = [rate for each in compiled for rate in _rates(each, watch)]
+    limit_blocks(None)
     return Trial(
         runtime_bytes=before,
         compiler_bytes=max(0, held),
         compile_seconds=seconds,
         compiled_pass_seconds=host,
-        op_rates=tuple(rates),
+        op_rates=tuple(parts.rates(watch)),
     )
 
 
@@ -140,73 +141,87 @@ def _scaled(x: Tensor, weight: Tensor) -> Tensor:
     return x * weight
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+_PARTS = (
+    _Part("bfloat16", "_log_softmax", "_log_softmax_backward_data", _VOCABULARY, 512, 1, 2),
+    _Part("float32", "_log_softmax", "_log_softmax_backward_data", _VOCABULARY, 512, 1, 2),
+    _Part("bfloat16", "native_layer_norm", "native_layer_norm_backward", _WIDTH, 2048, 2, 3),
+    _Part("bfloat16", "gelu", "gelu_backward", 4 * _WIDTH, 2048, 2, 3),
+)
+"""Bytes are counted as `capture` counts those of a compiled layer."""
+
+_FEW = 4
+"""Rows of the parts that are not being measured."""
+
+
+def _all_parts(
+    scores: Tensor, wide_scores: Tensor, x: Tensor, hidden: Tensor, weight: Tensor, bias: Tensor,
+    *targets: Tensor,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """What layers are made of besides products, in the order of `_PARTS`."""
+    return (
+        functional.cross_entropy(scores.float(), targets[0]),
+        functional.cross_entropy(wide_scores, targets[1]),
+        functional.layer_norm(x, (_WIDTH,), weight, bias),
+        functional.gelu(hidden, approximate="tanh"),
+    )
+
+
+class _Feed(NamedTuple):
+    """What the compiled graph takes, forward and backward."""
+
+    inputs: list[Tensor]
+    gradients: list[Tensor]
+
+
 class _Compiled:
-    """A case that has run once, forward and backward."""
+    """All parts as one compiled graph: a compiler takes half as long for one graph as for four.
 
-    case: _Case
-    forward: Callable[[], Tensor]
-    both: Callable[[], object]
+    Rows are left open, so that one part at a time can be made large enough to be measured.
+    """
+
+    def __init__(self) -> None:
+        self._work = torch.compile(_all_parts)
+        self._both(_feed([part.rows for part in _PARTS]))
+
+    def rates(self, watch: Stopwatch) -> Iterator[OpRate]:
+        """Rates of compiled runs under the name of their slowest op."""
+        few = _feed([_FEW for _ in _PARTS])
+        least_there, least = (watch.seconds(partial(work, few)) for work in (self._go, self._both))
+        for index, part in enumerate(_PARTS):
+            feed = _feed([part.rows if index == at else _FEW for at in range(len(_PARTS))])
+            there = watch.seconds(partial(self._go, feed))
+            both = watch.seconds(partial(self._both, feed))
+            ahead = max(there - least_there, 0.5 * there)
+            back = max(both - there - (least - least_there), 0.1 * both)
+            nbytes = part.rows * part.width * PRECISION_BYTES[part.precision]
+            for name, moved, taken in (
+                (part.forward, part.forward_times * nbytes, ahead),
+                (part.backward, part.backward_times * nbytes, back),
+            ):
+                curve = Curve(points=(Point(moved, moved / taken),))
+                yield OpRate(name=name, precision=part.precision, compiled=True, curve=curve)
+
+    def _go(self, feed: _Feed) -> tuple[Tensor, ...]:
+        return self._work(*feed.inputs)
+
+    def _both(self, feed: _Feed) -> None:
+        wanted = [x for x in feed.inputs if x.requires_grad]
+        torch.autograd.grad(self._go(feed), wanted, feed.gradients)
 
 
-def _compiled(case: _Case) -> _Compiled:
-    forward = partial(torch.compile(case.work, dynamic=False), *case.inputs)
-    inputs = [x for x in case.inputs if x.requires_grad]
-    both = partial(_both_ways, forward, inputs, case.gradient)
-    both()
-    return _Compiled(case=case, forward=forward, both=both)
-
-
-def _both_ways(forward: Callable[[], Tensor], inputs: list[Tensor], gradient: Tensor) -> None:
-    torch.autograd.grad(forward(), inputs, gradient)
-
-
-def _rates(compiled: _Compiled, watch: Stopwatch) -> Iterator[OpRate]:
-    """Rates of compiled runs under the name of their slowest op."""
-    there = watch.seconds(compiled.forward)
-    both = watch.seconds(compiled.both)
-    case = compiled.case
-    back = max(both - there, 0.1 * both)
-    for (name, nbytes), taken in ((case.forward, there), (case.backward, back)):
-        curve = Curve(points=(Point(nbytes, nbytes / taken),))
-        yield OpRate(name=name, precision=case.precision, compiled=True, curve=curve)
-
-
-def _cases(precision: Precision, *, loss_only: bool = False) -> Iterator[_Case]:
-    dtype, size = DTYPES[precision], PRECISION_BYTES[precision]
-    narrow = _ROWS * _WIDTH * size
-    logits = _ROWS // 4 * _VOCABULARY * size
-    x, wide, scores = (
-        torch.randn(rows, columns).to(dtype).requires_grad_()
-        for rows, columns in ((_ROWS, _WIDTH), (_ROWS, 4 * _WIDTH), (_ROWS // 4, _VOCABULARY))
-    )
-    yield _Case(
-        precision=precision,
-        work=lambda x, y: functional.cross_entropy(x.float(), y),
-        inputs=(scores, torch.zeros(_ROWS // 4, dtype=torch.int64)),
-        gradient=torch.ones(()),
-        forward=("_log_softmax", logits),
-        backward=("_log_softmax_backward_data", 2 * logits),
-    )
-    if loss_only:
-        return
-    weight, bias = (torch.ones(_WIDTH, dtype=dtype, requires_grad=True) for _ in range(2))
-    yield _Case(
-        precision=precision,
-        work=lambda x, w, b: functional.layer_norm(x, (_WIDTH,), w, b),
-        inputs=(x, weight, bias),
-        gradient=torch.ones_like(x),
-        forward=("native_layer_norm", 2 * narrow),
-        backward=("native_layer_norm_backward", 3 * narrow),
-    )
-    yield _Case(
-        precision=precision,
-        work=lambda x: functional.gelu(x, approximate="tanh"),
-        inputs=(wide,),
-        gradient=torch.ones_like(wide),
-        forward=("gelu", 8 * narrow),
-        backward=("gelu_backward", 12 * narrow),
-    )
+def _feed(rows: list[int]) -> _Feed:
+    """Inputs of so many rows for each part, which the compiler leaves open."""
+    parts = [
+        torch.randn(count, part.width).to(DTYPES[part.precision]).requires_grad_()
+        for part, count in zip(_PARTS, rows, strict=True)
+    ]
+    targets = [torch.zeros(count, dtype=torch.int64) for count in rows[:2]]
+    for tensor in (*parts, *targets):
+        torch._dynamo.mark_dynamic(tensor, 0)  # noqa: SLF001
+    shared = [torch.ones(_WIDTH, dtype=torch.bfloat16, requires_grad=True) for _ in range(2)]
+    losses = [torch.ones(()) for _ in targets]
+    gradients = [*losses, *(torch.ones_like(part) for part in parts[2:])]
+    return _Feed([*parts, *shared, *targets], gradients)
 
 
 if __name__ == "__main__":

@@ -185,6 +185,12 @@ def machine_table(machine: Machine) -> RenderableType:
         words = f"{show_rate(link.rate)}, {show_seconds(link.latency)}, joins {link.joins}"
         table.add_row(Text(f"link {link.name}"), words)
     noise = f", noise {100 * machine.noise:.1f} %" if machine.noise is not None else ""
+    if machine.disturbed:
+        table.add_row(
+            "disturbed",
+            f"other processes held the cores {100 * machine.contention:.0f} % of the time; "
+            "measure again when they have ended: `windlass probe`",
+        )
     table.add_row("source", Text(f"{machine.source}, {machine.date}{noise}"))
     return table
 

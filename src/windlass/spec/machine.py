@@ -11,6 +11,10 @@ from windlass.document import Document
 from windlass.spec.graph import Precision
 from windlass.units import Bytes, BytesPerSecond, FlopPerSecond, Seconds
 
+MOST_CONTENTION = 0.05
+"""Above this, measured rates tell of other processes as much as of the machine: products on two
+cores wait 0.4 % of their time when alone there, and 40 % beside one busy process."""
+
 
 class Point(NamedTuple):
     """One measured or published point of a curve."""
@@ -87,6 +91,8 @@ class MatmulRate(Document):
     """The dense peak that MFU is measured against."""
     curve: Curve
     """FLOP/s over FLOP of one product."""
+    biased: Curve | None = None
+    """The same of a product that a bias is added to; None means that it takes no longer."""
     attention: Curve
     """FLOP/s of fused attention over FLOP of one call."""
     attention_rates: tuple[AttentionRate, ...] = ()
@@ -105,17 +111,17 @@ class Device(Document):
     """Cost of starting one op."""
     update_rate: BytesPerSecond
     """Bytes/s of the fused optimizer over all that it reads and writes."""
+    mixed_update_rate: BytesPerSecond | None = None
+    """The same where it also turns bfloat16 gradients into float32, and masters into bfloat16
+    weights; None means the same rate."""
     fused_traffic: Curve | None = None
     """Like `traffic`, for compiled element-wise runs; None means the same curve."""
     op_rates: tuple[OpRate, ...] = ()
     """Ops that are bound by arithmetic or by an awkward order, not by plain traffic."""
-    fresh: Curve | None = None
-    """Bytes/s of first touching a result that lies in memory just handed out by the system, over
-    its bytes; None where that is free."""
-    fresh_above_bytes: Bytes = 0
-    """Results larger than this lie in memory that is fresh each time."""
     norm_rate: BytesPerSecond | None = None
     """Bytes/s of the gradient norm over the gradients it reads; None means plain traffic."""
+    mixed_norm_rate: BytesPerSecond | None = None
+    """The same over bfloat16 gradients, which are turned into float32; None means the same rate."""
     pass_seconds: Seconds = 0.0
     """Cost on the host of one forward or backward pass of a layer, apart from its ops."""
     compiled_pass_seconds: Seconds = 0.0
@@ -126,6 +132,8 @@ class Device(Document):
     """Held by the process before any tensor: libraries, allocator."""
     compiler_bytes: Bytes = 0
     """Held on top by a process that compiled something."""
+    update_call_seconds: Seconds = 0.0
+    """Cost on the host of updating one weight, apart from its bytes."""
     tiers: tuple[Tier, ...] = Field(min_length=1)
 
     def process_bytes(self, *, compiled: bool) -> int:
@@ -174,8 +182,15 @@ class Machine(Document):
     """ISO date of the measurement or publication."""
     noise: float | None = None
     """Standard deviation of log(time) between repeats of one measurement; None if not measured."""
+    contention: float = 0.0
+    """Share of its time that the measuring process waited for a core that others held."""
     system: str | None = None
     """Fingerprint of hardware and library versions that a measurement holds for."""
+
+    @property
+    def disturbed(self) -> bool:
+        """Whether others held its cores while it was measured."""
+        return self.contention > MOST_CONTENTION
 
     @property
     def label(self) -> str:
