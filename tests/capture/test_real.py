@@ -59,9 +59,15 @@ def test_a_real_run_calls_the_ops_of_the_graph_in_their_order(
     x = make_input(chain, index, 4, 100, dtype)
     run = runner(layer, loss=index == 2)
 
+    for module in layer.modules():
+        if isinstance(module, torch.nn.Embedding):
+            module.sparse = True  # as in a run
     with Names() as names:
         y = run(weights, x)
-        torch.autograd.grad(y, [*weights.values()] + [x] * x.requires_grad, torch.ones_like(y))
+        wanted = [*weights.values()] + [x] * x.requires_grad
+        for gradient in torch.autograd.grad(y, wanted, torch.ones_like(y)):
+            if gradient.is_sparse:
+                gradient.coalesce()
     with FlopCounterMode(display=False, custom_mapping=ATTENTION) as counter:
         run(weights, x).sum().backward()
 

@@ -10,13 +10,14 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from windlass.capture.eager import eager_cost
+from windlass.capture.eager import eager_cost, looked_up_costs
 from windlass.capture.fit import MICROS, fit
 from windlass.capture.fuse import compiled_cost
 from windlass.capture.record import Recording, record
 from windlass.capture.trace import Fitted
 from windlass.errors import ModelError
 from windlass.models.chain import Chain
+from windlass.models.structure import only_looks_up
 from windlass.spec.graph import Graph, LayerCost, LayerKind, Parameter, Precision, Span
 
 _DTYPES: dict[Precision, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -62,11 +63,19 @@ def _kind(chain: Chain, index: int, width: int | None) -> tuple[LayerKind, int]:
     """One kind of layer, by its first layer, and the width of what that layer gives."""
     costs: list[LayerCost] = []
     out = 0
+    looks_up = only_looks_up(chain.layers[index])
     for precision in _DTYPES:
         fitted, out = _fitted(chain, index, width, precision)
-        costs += [eager_cost(fitted, precision), compiled_cost(fitted, precision)]
+        costs += (
+            looked_up_costs(fitted, precision)
+            if looks_up
+            else (eager_cost(fitted, precision), compiled_cost(fitted, precision))
+        )
     kind = LayerKind(
-        name=chain.kinds[index], parameters=tuple(_parameters(chain, index)), costs=tuple(costs)
+        name=chain.kinds[index],
+        parameters=tuple(_parameters(chain, index)),
+        costs=tuple(costs),
+        looks_up=looks_up,
     )
     return kind, out
 

@@ -38,6 +38,29 @@ def eager_cost(fitted: Fitted, precision: Precision) -> LayerCost:
     )
 
 
+def looked_up_costs(fitted: Fitted, precision: Precision) -> tuple[LayerCost, LayerCost]:
+    """What a layer that only looks rows up costs, alike in both modes, for it is never compiled.
+
+    A table's gradient comes as the rows that were asked for: they are put in order, and those of
+    one row added. So as much is written as is read, whatever the size of the table.
+    """
+    cost = eager_cost(fitted, precision)
+    backward = tuple(
+        op.model_copy(
+            update={
+                "name": "_coalesce",
+                "written_bytes": op.read_bytes,
+                "live_bytes": op.read_bytes,
+            }
+        )
+        if op.name == "embedding_dense_backward"
+        else op
+        for op in cost.backward
+    )
+    eager = cost.model_copy(update={"backward": backward})
+    return eager, eager.model_copy(update={"compiled": True})
+
+
 def matrix_shape(call: Call, numbers: Sequence[Quantity]) -> Shape | None:
     """The shape of a matrix product; None of any other call."""
     return None if call.shape is None else Shape(*(numbers[place] for place in call.shape))

@@ -33,6 +33,19 @@ def kinds_of(layers: Sequence[nn.Module]) -> tuple[str, ...]:
     return tuple(names)
 
 
+def only_looks_up(layer: nn.Module) -> bool:
+    """Whether all that a layer is made of are tables of rows.
+
+    Compiling it gains nothing, and its gradient can come as the rows that were asked for.
+    """
+    leaves = [module for module in layer.modules() if not any(module.children())]
+    return all(
+        isinstance(leaf, (nn.Embedding, nn.Identity))
+        or (isinstance(leaf, nn.Dropout) and leaf.p == 0)
+        for leaf in leaves
+    )
+
+
 def _same(one: nn.Module, other: nn.Module) -> bool:
     """Equal but for the numbers inside parameters and buffers."""
     if type(one) is not type(other) or _hooked(one) or _hooked(other):

@@ -81,6 +81,8 @@ class _Sizes:
     """Gradients that one backward pass makes, tied weights included."""
     largest: int
     """The largest of them."""
+    rows_only: bool
+    """They are rows of the weights, so that none of them becomes the sum itself."""
 
 
 class Effects:
@@ -280,7 +282,7 @@ class Effects:
         sizes = self._sizes[layer]
         made = sum(map(self.bytes_of, makes))
         sums = sum(self.bytes_of(value) for value in makes if value.name == "gradients")
-        at_end = sizes.fresh + made - sums
+        at_end = sizes.fresh + made - (0 if sizes.rows_only else sums)
         if sums and self._sums_apart:
             at_end = max(at_end, made + sizes.largest)
         return max(sizes.backward_peak, at_end, made) - made
@@ -306,6 +308,7 @@ def _sizes(plan: Plan, kind: LayerKind) -> _Sizes:
     micro, sequence = plan.batch.micro, plan.batch.sequence
     owned = kind.parameter_count
     kept = round(cost.kept_bytes.at(micro, sequence))
+    fresh = kind.fresh_elements(micro, sequence)
     return _Sizes(
         weights=owned * plan.weight_bytes,
         optimizer=owned * plan.optimizer_bytes,
@@ -316,8 +319,9 @@ def _sizes(plan: Plan, kind: LayerKind) -> _Sizes:
             max((op.live_bytes.at(micro, sequence) for op in cost.forward), default=0)
         ),
         backward_peak=max(0, _backward_peak(plan, kind, cost) - kept),
-        fresh=_elements(kind) * plan.weight_bytes,
-        largest=max((p.count for p in kind.parameters), default=0) * plan.weight_bytes,
+        fresh=sum(fresh) * plan.weight_bytes,
+        largest=max(fresh, default=0) * plan.weight_bytes,
+        rows_only=kind.looks_up,
     )
 
 
@@ -329,7 +333,8 @@ def _backward_peak(plan: Plan, kind: LayerKind, cost: LayerCost) -> int:
     from no product (norms, the embedding) are counted from the start.
     """
     made = [_product_elements(op) for op in cost.backward]
-    so_far = max(0, _elements(kind) - sum(made))
+    fresh = kind.fresh_elements(plan.batch.micro, plan.batch.sequence)
+    so_far = max(0, sum(fresh) - sum(made))
     peak = 0.0
     for op, elements in zip(cost.backward, made, strict=True):
         so_far += elements
@@ -346,8 +351,3 @@ def _product_elements(op: Op) -> int:
     if any(side != Quantity(side.one) for side in sides):
         return 0
     return round(op.shape.batch.one * op.shape.m.one * op.shape.n.one)
-
-
-def _elements(kind: LayerKind) -> int:
-    """Elements of all weights that a layer uses, tied ones included."""
-    return sum(parameter.count for parameter in kind.parameters)

@@ -15,6 +15,7 @@ from torch.func import functional_call
 from torch.nn import functional
 
 from windlass.models.chain import Chain
+from windlass.models.structure import only_looks_up
 from windlass.runtime.random import KeyedDropout, Keys, key_buffers, key_dropout, no_keys
 
 NO_TARGET = -100
@@ -41,7 +42,7 @@ class Template:
         self._dropouts = tuple(m for m in self._module.modules() if isinstance(m, KeyedDropout))
         self._draws_unkeyed: bool | None = None
         # Looking rows up gains nothing from a compiler, and compiled code gives no sparse gradient.
-        self._compiled = compiled and not _only_looks_up(self._module)
+        self._compiled = compiled and not only_looks_up(self._module)
         if not self._compiled:
             _give_sparse_gradients(self._module)
         self._run: Callable[..., Tensor] = self._call
@@ -166,12 +167,6 @@ def templates(chain: Chain, *, compiled: bool) -> tuple[Template, ...]:
         if key not in made:
             made[key] = Template(layer, last=index == last, compiled=compiled)
     return tuple(made[kind, index == last] for index, kind in enumerate(chain.kinds))
-
-
-def _only_looks_up(layer: nn.Module) -> bool:
-    """Whether all that a layer is made of are tables of rows."""
-    leaves = [module for module in layer.modules() if not any(module.children())]
-    return all(isinstance(leaf, (nn.Embedding, nn.Identity)) for leaf in leaves)
 
 
 def _give_sparse_gradients(layer: nn.Module) -> None:

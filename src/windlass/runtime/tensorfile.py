@@ -19,7 +19,7 @@ from windlass.errors import CheckpointError
 
 _BLOCK_BYTES = 4 * 2**20
 _ALIGNMENT = 8
-_DTYPE_NAMES = {
+DTYPE_NAMES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
     torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8",
     torch.uint8: "U8", torch.bool: "BOOL",
@@ -48,7 +48,7 @@ def write_tensors(path: Path, tensors: Iterable[tuple[str, Tensor]]) -> FileProo
     size = 0
     with path.open("xb") as file:
         for tensor in (None, *named.values()):
-            content = memoryview(_header(named)) if tensor is None else _bytes_of(tensor)
+            content = memoryview(_header(named)) if tensor is None else bytes_of(tensor)
             for start in range(0, len(content), _BLOCK_BYTES):
                 block = content[start : start + _BLOCK_BYTES]
                 file.write(block)
@@ -92,7 +92,7 @@ def _header(named: Mapping[str, Tensor]) -> bytes:
     for name, tensor in named.items():
         end = offset + tensor.numel() * tensor.element_size()
         entries[name] = {
-            "dtype": _DTYPE_NAMES[tensor.dtype],
+            "dtype": DTYPE_NAMES[tensor.dtype],
             "shape": list(tensor.shape),
             "data_offsets": [offset, end],
         }
@@ -102,6 +102,7 @@ def _header(named: Mapping[str, Tensor]) -> bytes:
     return len(text).to_bytes(8, "little") + text
 
 
-def _bytes_of(tensor: Tensor) -> memoryview:
+def bytes_of(tensor: Tensor) -> memoryview:
+    """The numbers of a tensor as bytes, copied only if they lie apart or on another device."""
     flat = tensor.detach().contiguous().cpu().reshape(-1)
     return flat.view(torch.uint8).numpy().data

@@ -99,11 +99,21 @@ class LayerKind(Document):
     name: str
     parameters: tuple[Parameter, ...]
     costs: tuple[LayerCost, ...]
+    looks_up: bool = False
+    """All it does is look rows of its weights up: it is never compiled, and its backward gives
+    gradients of those rows only."""
 
     @property
     def parameter_count(self) -> int:
         """Elements that the layer owns; tied parameters are counted where they live."""
         return sum(p.count for p in self.parameters if p.tied_to is None)
+
+    def fresh_elements(self, micro: int, sequence: int) -> tuple[int, ...]:
+        """Elements of the gradient that one backward pass gives of each parameter, tied or not."""
+        if not self.looks_up:
+            return tuple(p.count for p in self.parameters)
+        rows = micro * sequence
+        return tuple(min(p.count, rows * p.shape[-1]) for p in self.parameters)
 
     def cost(self, precision: Precision, *, compiled: bool) -> LayerCost:
         """The cost in one precision and mode.
