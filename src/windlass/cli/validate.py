@@ -15,12 +15,15 @@ from windlass import api
 from windlass.cli.console import Bars, console, print_json
 from windlass.cli.words import AsJson
 from windlass.errors import RequestError, RunBroken, did_you_mean
+from windlass.spec.graph import Precision
+from windlass.spec.plan import Plan, Recompute
 from windlass.spec.record import Step
-from windlass.units import show_bytes, show_seconds
 
-_WARM_STEPS = 2
-"""The first steps compile and fill caches; they are run and left out."""
-_MEASURED_STEPS = 5
+_WARM_SECONDS, _WARM_STEPS = 2.0, 2
+"""Steps that are run and left out: at least so many, and for so long. Caches fill in the first few,
+and a processor that was idle takes a second or two to come to its speed."""
+_MEASURED_SECONDS, _MEASURED_STEPS = 4.0, 5
+"""Steps that count: at least so many, and for so long."""
 
 _SIZES = (("gpt-tiny", 256), ("gpt-mini", 256), ("gpt2-124m", 256))
 """Model and sequence; each meets every cell of `_CELLS`."""
@@ -32,17 +35,30 @@ _CELLS = (
 )
 """Micro-batch, recompute, precision, compile: both levels of each, in both company."""
 
+_SHORT: dict[Precision, str] = {"float32": "fp32", "bfloat16": "bf16"}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
     """One plan, predicted and measured. Memory is the peak of a fresh process."""
 
     model: str
-    plan: str
+    micro: int
+    sequence: int
+    precision: Precision
+    compiled: bool
+    recompute: Recompute
     predicted_seconds: float
     measured_seconds: float
     predicted_bytes: int
     measured_bytes: int
+
+    @property
+    def plan(self) -> str:
+        """Micro-batch by sequence, and what is not the default."""
+        words = [f"{self.micro} × {self.sequence}", _SHORT[self.precision]]
+        words += ["compiled"] if self.compiled else []
+        return " ".join(words + (["recompute"] if self.recompute == "layer" else []))
 
     @property
     def seconds_error(self) -> float:
@@ -70,6 +86,8 @@ def validate(what: str = "here", *, as_json: AsJson = False) -> None:
     total = len(_SIZES) * len(_CELLS)
     with Bars() as progress, tempfile.TemporaryDirectory() as folder:
         progress("validating", 0, total)
+        # Whatever has to be made once, tokens and compiled code's headers, is no part of a run.
+        _train(_SIZES[0][0], "train.steps=1", "--folder", str(Path(folder) / "first"))
         for row in _sweep(Path(folder)):
             rows.append(row)
             progress("validating", len(rows), total)
@@ -82,37 +100,51 @@ def validate(what: str = "here", *, as_json: AsJson = False) -> None:
 
 def _sweep(folder: Path) -> Iterator[Row]:
     """Trains every plan of the sweep for a few steps, each in a process of its own."""
-    steps = _WARM_STEPS + _MEASURED_STEPS
     for model, sequence in _SIZES:
         for micro, recompute, precision, compiled in _CELLS:
-            parts = [f"{micro} × {sequence}", precision]
-            parts += ["compiled"] if compiled else []
-            name = ", ".join(parts + (["recompute"] if recompute == "layer" else []))
-            place = folder / f"{model}-{micro}-{recompute}-{precision}"
             words = (
-                "train", model, f"train.steps={steps}", f"train.sequence={sequence}",
-                f"train.batch={micro}", f"batch.micro={micro}", f"recompute={recompute}",
-                f"precision={precision}", f"compile={str(compiled).lower()}",
-                f"train.evaluate_every={steps + 1}", f"train.save_every={steps + 1}",
-                "--folder", str(place),
+                model, f"train.sequence={sequence}", f"train.batch={micro}",
+                f"batch.micro={micro}", f"recompute={recompute}", f"precision={precision}",
+                f"compile={str(compiled).lower()}",
             )  # fmt: skip
-            done = subprocess.run(  # noqa: S603  our own words, no shell
-                (sys.executable, "-m", "windlass", *words),
-                capture_output=True, text=True, check=False,
+            planned = api.plan(*words)
+            seconds = planned.prediction.step_seconds
+            warm = max(_WARM_STEPS, round(_WARM_SECONDS / seconds))
+            steps = warm + max(_MEASURED_STEPS, round(_MEASURED_SECONDS / seconds))
+            place = folder / f"{model}-{micro}-{recompute}-{precision}"
+            _train(
+                *words, f"train.steps={steps}", f"train.evaluate_every={steps + 1}",
+                f"train.save_every={steps + 1}", "--folder", str(place),
             )  # fmt: skip
-            if done.returncode:
-                raise RunBroken(f"the run of {model}, {name} ended with {done.stderr.strip()}")
-            yield _row(place, model, name)
+            yield _row(place, planned.plan, warm)
 
 
-def _row(place: Path, model: str, plan: str) -> Row:
+def _train(*words: str) -> None:
+    """Runs `windlass train` in a process of its own.
+
+    Raises:
+        RunBroken: it ended with an error.
+    """
+    done = subprocess.run(  # noqa: S603  our own words, no shell
+        (sys.executable, "-m", "windlass", "train", *words),
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if done.returncode:
+        raise RunBroken(f"the run of {' '.join(words)} ended with {done.stderr.strip()}")
+
+
+def _row(place: Path, plan: Plan, warm: int) -> Row:
     record = api.load(place)
-    if record.prediction is None:
+    if record.prediction is None or record.request is None:
         raise RunBroken(f"`{place}` holds no prediction")
-    measured: tuple[Step, ...] = record.steps[_WARM_STEPS:]
+    measured: tuple[Step, ...] = record.steps[warm:]
     return Row(
-        model=model,
-        plan=plan,
+        model=record.request.model.name,
+        micro=plan.batch.micro,
+        sequence=plan.batch.sequence,
+        precision=plan.precision,
+        compiled=plan.compile,
+        recompute=plan.stages[0].recompute,
         predicted_seconds=record.prediction.step_seconds,
         measured_seconds=statistics.median(step.seconds for step in measured),
         predicted_bytes=record.prediction.peaks[0].peak_bytes,
@@ -121,17 +153,21 @@ def _row(place: Path, model: str, plan: str) -> Row:
 
 
 def _table(rows: list[Row]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    """Narrow enough for a terminal of 80 columns: one unit for a whole column."""
+    table = Table(
+        box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True,
+        caption="predicted / measured: ms a step, MiB at the peak", caption_justify="left",
+    )  # fmt: skip
     table.add_column("model", no_wrap=True)
-    table.add_column("micro-batch × sequence", overflow="fold")
-    for head in ("predicted step", "measured", "error", "predicted peak", "measured", "error"):
-        table.add_column(head, justify="right")
+    table.add_column("plan", no_wrap=True)
+    for head in ("step, ms", "error", "peak, MiB", "error"):
+        table.add_column(head, justify="right", no_wrap=True)
     for row in rows:
         table.add_row(
             row.model, row.plan,
-            show_seconds(row.predicted_seconds), show_seconds(row.measured_seconds),
+            f"{row.predicted_seconds * 1e3:.0f} / {row.measured_seconds * 1e3:.0f}",
             f"{row.seconds_error:+.1%}",
-            show_bytes(row.predicted_bytes), show_bytes(row.measured_bytes),
+            f"{row.predicted_bytes / 2**20:.0f} / {row.measured_bytes / 2**20:.0f}",
             f"{row.bytes_error:+.1%}",
         )  # fmt: skip
     return table
