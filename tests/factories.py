@@ -16,8 +16,11 @@ from windlass.spec.graph import (
     Span,
 )  # fmt: skip
 from windlass.spec.machine import Curve, Device, Link, Machine, MatmulRate, Point, Tier
-from windlass.spec.plan import Batch, Cut, Plan, Recompute, Stage
+from windlass.spec.plan import Batch, Cut, Home, Plan, Recompute, Stage
 from windlass.units import read_bytes
+
+AWAY = Home(weights="host", gradients="host", optimizer="host")
+"""Weights, their gradients and their optimizer state live in the host tier; activations stay."""
 
 
 def tiny_graph(
@@ -61,15 +64,36 @@ def tiny_graph(
     )
 
 
+def late_tied_graph(*, before: int = 1, between: int = 1) -> Graph:
+    """Blocks, one that owns a second weight, blocks again, and a head that borrows that weight."""
+    graph = tiny_graph(layers=1, tied=False)
+    block, head = graph.kinds["block"], graph.kinds["head"]
+    lent = head.parameters[0].model_copy(update={"name": "lent.weight"})
+    owner = block.model_copy(update={"name": "owner", "parameters": (*block.parameters, lent)})
+    borrowed = lent.model_copy(update={"name": "output.weight", "tied_to": "owner.lent.weight"})
+    borrower = head.model_copy(update={"parameters": (borrowed,)})
+    spans = (("embedding", 1), ("block", before), ("owner", 1), ("block", between), ("head", 1))
+    return graph.model_copy(
+        update={
+            "chain": tuple(Span(kind=kind, count=count) for kind, count in spans if count),
+            "kinds": {**graph.kinds, "owner": owner, "head": borrower},
+        }
+    )
+
+
 def tiny_machine(
     *,
     near: int | str = "1 GiB",
+    host: int | str | None = None,
     precisions: tuple[Precision, ...] = ("float32", "bfloat16"),
     devices: int = 1,
     runtime: int | str = 0,
     compiler: int | str = 0,
 ) -> Machine:
-    """One host of `devices` equal processors; bfloat16 products run twice as fast as float32."""
+    """One host of `devices` equal processors; bfloat16 products run twice as fast as float32.
+
+    `host` is the capacity of a second tier; None for none.
+    """
     rates = {"float32": 1e11, "bfloat16": 2e11}
     return Machine(
         name="tiny",
@@ -90,7 +114,10 @@ def tiny_machine(
             update_rate=4e10,
             runtime_bytes=read_bytes(runtime),
             compiler_bytes=read_bytes(compiler),
-            tiers=(Tier(name="near", capacity_bytes=read_bytes(near)),),
+            tiers=(
+                Tier(name="near", capacity_bytes=read_bytes(near)),
+                *(() if host is None else (_host(host),)),
+            ),
         ),
         links=(Link(name="memory", joins=devices, latency=1e-4, rate=1e9),) if devices > 1 else (),
         source="made up for tests",
@@ -112,8 +139,13 @@ def tiny_plan(
     pipeline: int = 1,
     replicas: int = 1,
     order: str = "1f1b",
+    home: Home | None = None,
+    phases: tuple[tuple[int, int], ...] | None = None,
 ) -> Plan:
-    """A plan with the chain split into `pipeline` stages of as equal length as can be."""
+    """A plan with the chain split into `pipeline` stages of as equal length as can be.
+
+    `phases` are those of the only stage; None for one phase a stage. `home` None keeps all near.
+    """
     ends = [round(index * graph.layers / pipeline) for index in range(pipeline + 1)]
     return Plan.model_validate(
         {
@@ -124,13 +156,18 @@ def tiny_plan(
             "compile": compiled,
             "clip": clip,
             "cut": Cut(pipeline=pipeline, replicas=replicas),
+            "home": home or Home(),
             "batch": Batch(sequence=sequence, micro=micro, accumulation=accumulation),
             "stages": tuple(
-                Stage(phases=((first, last),), recompute=recompute)
+                Stage(phases=phases or ((first, last),), recompute=recompute)
                 for first, last in pairwise(ends)
             ),
         }
     )
+
+
+def _host(capacity: int | str) -> Tier:
+    return Tier(name="host", capacity_bytes=read_bytes(capacity), read=2e10, write=1e10)
 
 
 def _curve(rate: float) -> Curve:

@@ -14,7 +14,7 @@ from windlass.program.occupancy import occupancy
 from windlass.runtime.compute import Compute
 from windlass.runtime.layers import templates
 from windlass.runtime.optimizer import Optimizer
-from windlass.runtime.tensors import layer_tensors
+from windlass.runtime.residence import Near
 from windlass.spec.graph import Graph, Precision
 from windlass.spec.plan import Plan, Recompute
 from windlass.spec.request import TrainRequest
@@ -46,18 +46,25 @@ def graph(chain: Chain) -> Graph:
 def allocated_peak(plan: Plan, program: Program, chain: Chain) -> int:
     """Most bytes of tensors over the second step, as torch's profiler saw them come and go."""
     device = torch.device("cpu")
-    layers = layer_tensors(chain, seed=0, precision=plan.precision, device=device)
+    optimizer = Optimizer(TrainRequest(), device)
+    residence = Near(
+        chain,
+        optimizer,
+        seed=0,
+        precision=plan.precision,
+        device=device,
+        before_update=lambda _: None,
+    )
     compute = Compute(
         plan,
         program,
-        layers,
+        residence,
         templates(chain, compiled=False),
-        optimizer=Optimizer(TrainRequest(), device),
+        optimizer=optimizer,
         batches=RandomTokens(),
         seed=0,
         device=device,
         stop=lambda: False,
-        before_update=lambda _: None,
     )
     handlers = compute.handlers()
 
@@ -75,7 +82,7 @@ def allocated_peak(plan: Plan, program: Program, chain: Chain) -> int:
     changes = sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]")
     lasting = {
         tensor.data_ptr(): tensor.nbytes
-        for layer in layers
+        for layer in residence.layers
         for weight in layer.owned
         for tensor in (weight.master, weight.working, weight.moment1, weight.moment2)
     }

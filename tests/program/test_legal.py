@@ -1,12 +1,13 @@
 import pytest
 
-from factories import tiny_graph, tiny_machine, tiny_plan
+from factories import AWAY, tiny_graph, tiny_machine, tiny_plan
 from windlass.errors import Faults
 from windlass.program.legal import faults, require_legal
-from windlass.spec.plan import Plan
+from windlass.spec.plan import Home, Plan
 
 GRAPH = tiny_graph(tied=False)
-MACHINE = tiny_machine()
+MACHINE = tiny_machine(host="1 GiB")
+TWO = ((0, 2), (2, 4))
 
 
 def test_a_plan_made_for_its_graph_and_machine_is_legal():
@@ -35,5 +36,84 @@ def test_all_faults_are_told_at_once():
         "`sharding.weights` = 2 does not divide `cut.replicas` = 3",
         "`home.optimizer` = 'disk', but `tiny` has only near",
         "`sharding.weights` = 2 is not yet run by this version",
-        "`home.optimizer` = disk is not yet run by this version",
+        "`home.optimizer` = disk with `cut.replicas` = 3 is not yet run by this version",
     ]
+
+
+@pytest.mark.parametrize(
+    ("home", "phases"),
+    [
+        (AWAY, TWO),
+        (AWAY.model_copy(update={"activations": "host"}), ((0, 1), (1, 2), (2, 3), (3, 4))),
+        (Home(optimizer="host"), None),
+        (Home(activations="host"), None),
+        (Home(optimizer="host", activations="host"), None),
+    ],
+)
+def test_these_homes_may_be_far_together(home: Home, phases: tuple[tuple[int, int], ...] | None):
+    assert faults(tiny_plan(GRAPH, MACHINE, home=home, phases=phases), GRAPH, MACHINE) == ()
+
+
+@pytest.mark.parametrize(
+    ("home", "phases", "fault"),
+    [
+        (
+            Home(weights="host", gradients="host"),
+            TWO,
+            (
+                "`home.weights` = host but `home.optimizer` = near: weights that are away are "
+                "updated as their optimizer state passes through; set `home.optimizer` = host"
+            ),
+        ),
+        (
+            Home(weights="host", optimizer="host"),
+            TWO,
+            (
+                "`home.weights` = host but `home.gradients` = near: gradients of weights that are "
+                "away leave the near tier too; set `home.gradients` = host"
+            ),
+        ),
+        (
+            Home(gradients="host", optimizer="host"),
+            None,
+            (
+                "`home.gradients` = host but `home.weights` = near: only gradients of weights that "
+                "go away leave; set `home.weights` and `home.optimizer` = host, or "
+                "`home.gradients` = near"
+            ),
+        ),
+        (
+            AWAY,
+            None,
+            (
+                "`home.weights` = host but `stages.0.phases` = 1: with all layers in one phase no "
+                "weights would ever be away; cut the layers into at least 2 phases"
+            ),
+        ),
+        (
+            Home(optimizer="host"),
+            TWO,
+            (
+                "`stages.0.phases` = 2 but `home.weights` = near: weights that never go away need "
+                "no turns; give them another home, or put all layers into 1 phase"
+            ),
+        ),
+    ],
+)
+def test_homes_that_do_not_go_together_are_refused_in_one_sentence(
+    home: Home, phases: tuple[tuple[int, int], ...] | None, fault: str
+):
+    plan = tiny_plan(GRAPH, MACHINE, home=home, phases=phases)
+    assert faults(plan, GRAPH, MACHINE) == (fault,)
+
+
+@pytest.mark.parametrize(("cut", "devices"), [("pipeline", 2), ("replicas", 2)])
+def test_homes_beyond_the_near_tier_are_for_one_device(cut: str, devices: int):
+    machine = tiny_machine(host="1 GiB", devices=devices)
+    plan = tiny_plan(GRAPH, machine, home=Home(optimizer="host"), **{cut: devices})  # type: ignore[arg-type]
+    assert faults(plan, GRAPH, machine) == (
+        (
+            f"`home.optimizer` = host with `cut.{cut}` = 2 is not yet run by this version; "
+            f"set `cut.{cut}` = 1 or `home.optimizer` = near"
+        ),
+    )

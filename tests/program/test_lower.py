@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from factories import tiny_graph, tiny_machine, tiny_plan
+from factories import AWAY, tiny_graph, tiny_machine, tiny_plan
 from windlass.errors import Faults
 from windlass.program.instruction import Program
 from windlass.program.lower import lower
@@ -51,7 +51,7 @@ def test_a_plan_that_is_not_yet_run_is_refused_with_every_reason():
         | {
             "cut": {"tensor": 2},
             "order": "zero-bubble",
-            "home": {"weights": "host"},
+            "home": {"weights": "host", "gradients": "host"},
             "stages": [{"phases": [[0, 2], [2, 3]]}],
         }
     )
@@ -59,10 +59,12 @@ def test_a_plan_that_is_not_yet_run_is_refused_with_every_reason():
         lower(plan, graph)
     assert caught.value.faults == (
         "the stages cover layers [0, 3), but `tiny` has 4 layers; let the last phase end there",
+        (
+            "`home.weights` = host but `home.optimizer` = near: weights that are away are updated "
+            "as their optimizer state passes through; set `home.optimizer` = host"
+        ),
         "`cut.tensor` = 2 is not yet run by this version",
         "`order` = zero-bubble is not yet run by this version",
-        "`home.weights` = host is not yet run by this version",
-        "`stages.0.phases` = 2 is not yet run by this version",
     )
 
 
@@ -77,3 +79,10 @@ def test_a_program_survives_its_file(tmp_path: Path):
     (program,) = lower(tiny_plan(graph, MACHINE, accumulation=2, recompute="layer"), graph)
     program.save(tmp_path / "program.json")
     assert Program.load(tmp_path / "program.json") == program
+
+
+def test_what_settles_a_step_survives_its_file(tmp_path: Path):
+    graph = tiny_graph(tied=False)
+    (program,) = lower(tiny_plan(graph, MACHINE, home=AWAY, phases=((0, 2), (2, 4))), graph)
+    program.save(tmp_path / "program.json")
+    assert Program.load(tmp_path / "program.json").settle == program.settle != ()

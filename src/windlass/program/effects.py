@@ -2,17 +2,18 @@
 
 One place says it; the verifier proves programs with it and the cost model adds up memory with it.
 The near tier while an instruction runs holds all values alive before it, what it makes, and its
-`working` bytes; what it frees is gone when it ends.
+`working` bytes; what it frees is gone when it ends. What has gone home takes no near memory.
 """
 
 from collections.abc import Hashable, Iterable
-from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal, NamedTuple
 
 from windlass.program.instruction import Instruction, Kind
-from windlass.program.lower import recomputed
+from windlass.program.phases import departing, put_off, recomputed, resident
+from windlass.program.sizes import layer_sizes
 from windlass.program.ties import owners
-from windlass.spec.graph import Graph, LayerCost, LayerKind, Op, Quantity
+from windlass.spec.graph import Graph
 from windlass.spec.plan import Plan
 from windlass.spec.prediction import MemoryClass
 
@@ -24,6 +25,9 @@ Name = Literal[
     "output",  # of a layer: the next layer's input, and what its own backward starts from
     "kept",  # for backward, apart from the input
     "output gradient",  # of a layer: what the next layer's backward passes down
+    "staging",  # what optimizer state passes through on its way from and to its home
+    "gradients at home",
+    "output at home",
 ]
 
 CLASSES: dict[Name, MemoryClass] = {
@@ -34,7 +38,16 @@ CLASSES: dict[Name, MemoryClass] = {
     "output": "activations",
     "kept": "activations",
     "output gradient": "activations",
+    "staging": "working",
+    "gradients at home": "gradients",
+    "output at home": "activations",
 }
+
+STAGING_BYTES = 52 * 2**20
+"""The near memory that optimizer state passes through, part by part, where its home is far. It is
+there as long as the run, and no layer is too large for it."""
+
+_AWAY = ("gradients at home", "output at home")
 
 _TOKEN_BYTES = 8
 """Token numbers are int64, as torch's embedding and cross-entropy take them."""
@@ -63,28 +76,6 @@ class Effect(NamedTuple):
     """Held only while it runs, above what it makes."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Sizes:
-    """Bytes of one layer's values for one micro-batch of the plan."""
-
-    weights: int
-    optimizer: int
-    gradients: int
-    output: int
-    kept: int
-    forward_peak: int
-    """Most that the forward pass allocates, its output and what it keeps included."""
-    backward_peak: int
-    """Most that the backward pass allocates above what was kept for it, fresh gradients included.
-    """
-    fresh: int
-    """Gradients that one backward pass makes, tied weights included."""
-    largest: int
-    """The largest of them."""
-    rows_only: bool
-    """They are rows of the weights, so that none of them becomes the sum itself."""
-
-
 class Effects:
     """The effects of the instructions of one stage of a plan.
 
@@ -99,11 +90,18 @@ class Effects:
         self._last = plan.stages[stage].last
         self._end = graph.layers - 1
         self._sums_apart = plan.gradient_bytes != plan.weight_bytes
-        by_kind = {name: _sizes(plan, kind) for name, kind in graph.kinds.items()}
+        by_kind = {name: layer_sizes(plan, kind) for name, kind in graph.kinds.items()}
         self._kinds = tuple(span.kind for span in graph.chain for _ in range(span.count))
         self._sizes = tuple(by_kind[kind] for kind in self._kinds)
         self._owners = owners(graph)
         self._again = tuple(recomputed(plan, graph, layer) for layer in self.layers)
+        self._near = frozenset(resident(plan, graph) if plan.far("weights") else self.layers)
+        self._near_state = not plan.far("optimizer")
+        self.put_off = frozenset(put_off(plan, graph))
+        """Layers whose update waits for the next step; their gradients lie at home meanwhile."""
+        self.departing = departing(plan, graph)
+        """Layers whose gradients leave during the backward pass, in that order."""
+        self._left_before = {after: before for before, after in pairwise(self.departing)}
         self._tokens = 2 * plan.batch.micro * plan.batch.sequence * _TOKEN_BYTES
 
     @property
@@ -129,25 +127,37 @@ class Effects:
 
     @property
     def resident(self) -> tuple[Value, ...]:
-        """What is there before a step and after it: weights and optimizer state."""
-        return tuple(
-            Value(name, layer)
-            for layer in self.layers
-            for name in ("weights", "optimizer")
-            if self._sizes[layer].weights
-        )
+        """What is there before a step and after it: weights and optimizer state, if near.
+
+        Where updates are put off, also the gradients that wait at home for them.
+        """
+        values: list[Value] = [] if self._near_state else [Value("staging")]
+        for layer in self.layers:
+            if not self._sizes[layer].weights:
+                continue
+            if layer in self._near:
+                values.append(Value("weights", layer))
+            if self._near_state:
+                values.append(Value("optimizer", layer))
+            if layer in self.put_off:
+                values.append(Value("gradients at home", layer))
+        return tuple(values)
 
     def bytes_of(self, value: Value) -> int:
         """How large a value is."""
         if value.name == "tokens":
             return self._tokens
+        if value.name == "staging":
+            return STAGING_BYTES
+        if value.name in _AWAY:
+            return 0
         sizes = self._sizes[value.layer or 0]
         if value.name == "weights":
             return sizes.weights
         if value.name == "optimizer":
             return sizes.optimizer
         if value.name == "gradients":
-            return sizes.gradients
+            return sizes.gradients + sizes.rows
         return sizes.kept if value.name == "kept" else sizes.output
 
     def of(self, instruction: Instruction, made: frozenset[int] | set[int]) -> Effect:
@@ -162,9 +172,9 @@ class Effects:
         """
         kind, layer, micro = instruction
         if kind == "norm":
-            return Effect(reads=self._gradients(self.layers))
+            return self._norm()
         if kind == "sync":
-            return Effect()
+            return self._leave(() if self.put_off else self.departing[-1:])
         if kind == "load":
             return Effect(makes=(Value("tokens", None, micro),))
         if layer is None:
@@ -173,10 +183,10 @@ class Effects:
             return self._message(kind, layer, micro)
         if layer not in self.layers:
             raise ValueError(f"layer {layer} is not on this stage")
-        if kind == "update":
-            return self._update(layer)
         if kind == "reduce":
             return Effect(reads=self._gradients((layer,)))
+        if micro is None:
+            return self._move(kind, layer)
         return self._compute(kind, layer, micro, made)
 
     def signature(self, instruction: Instruction, made: frozenset[int] | set[int]) -> Hashable:
@@ -186,9 +196,11 @@ class Effects:
             instruction: one of this stage.
             made: layers whose gradient is there already.
         """
-        kind, layer, _ = instruction
+        kind, layer, micro = instruction
         if layer is None:
             return kind
+        if micro is None and (self.departing or self.put_off):
+            return kind, layer
         before = (self._kinds[layer - 1], self._starts_backward(layer - 1)) if layer else None
         edge = layer == 0 or layer == self._end
         again = layer in self.layers and self._again[layer - self._first]
@@ -215,17 +227,35 @@ class Effects:
         return (Value("tokens", None, micro),) if layer == self._end and layer else ()
 
     def _compute(
-        self, kind: Kind, layer: int, micro: int | None, made: frozenset[int] | set[int]
+        self, kind: Kind, layer: int, micro: int, made: frozenset[int] | set[int]
     ) -> Effect:
-        if micro is None:
-            raise ValueError(f"{kind} needs a micro-batch")
         if kind == "forward":
             return self._forward(layer, micro)
         if kind == "recompute":
             return self._recompute(layer, micro)
         if kind == "backward":
             return self._backward(layer, micro, made)
-        raise ValueError(f"{kind} is not yet run by this version")
+        near, away = Value("output", layer, micro), Value("output at home", layer, micro)
+        if kind == "keep":
+            return Effect((near,), (away,), (near,))
+        if kind == "restore":
+            return Effect((away,), (near,), (away,))
+        raise ValueError(f"{kind} of one micro-batch has no meaning here")
+
+    def _move(self, kind: Kind, layer: int) -> Effect:
+        """What moves or changes a layer's weights, gradient and optimizer state."""
+        weights = Value("weights", layer)
+        if kind == "update":
+            return self._update(layer)
+        if kind == "fetch":
+            return Effect(makes=(weights,))
+        if kind == "release":
+            return Effect((weights,), (), (weights,))
+        if kind == "store":
+            left = self._leave(self._before(layer))
+            reads = (Value("gradients", layer), *left.reads)
+            return Effect(reads, (Value("gradients at home", layer),), left.frees)
+        raise ValueError(f"{kind} of a layer has no meaning here")
 
     def _forward(self, layer: int, micro: int) -> Effect:
         sizes = self._sizes[layer]
@@ -290,8 +320,31 @@ class Effects:
     def _update(self, layer: int) -> Effect:
         if not self._sizes[layer].weights:
             return Effect()
-        reads = (Value("gradients", layer), Value("weights", layer), Value("optimizer", layer))
-        return Effect(reads, (), reads[:1])
+        gradient, weights = Value("gradients", layer), Value("weights", layer)
+        if layer in self.put_off:
+            away = Value("gradients at home", layer)
+            return Effect((away,), (weights,), (away,))
+        if layer in self.departing:
+            left = self._leave(self._before(layer))
+            return Effect((gradient, weights, *left.reads), (), left.frees)
+        state = (Value("optimizer", layer),) if self._near_state else ()
+        return Effect((gradient, weights, *state), (), (gradient,))
+
+    def _norm(self) -> Effect:
+        """Of gradients that are away, the squares were summed as they left."""
+        near = self._gradients(layer for layer in self.layers if layer not in self.put_off)
+        left = self._leave(self.departing[-1:])
+        away = (Value("gradients at home", layer) for layer in self.layers if layer in self.put_off)
+        return Effect((*near, *away, *left.reads), (), left.frees)
+
+    def _leave(self, layers: Iterable[int]) -> Effect:
+        """A gradient that leaves beside what follows has gone once the next one is to leave."""
+        gone = self._gradients(layers)
+        return Effect(gone, (), gone)
+
+    def _before(self, layer: int) -> tuple[int, ...]:
+        """The layer whose gradient leaves before this one's, if there is one."""
+        return (self._left_before[layer],) if layer in self._left_before else ()
 
     def _message(self, kind: Kind, layer: int, micro: int | None) -> Effect:
         own = layer in self.layers
@@ -301,53 +354,3 @@ class Effects:
             return Effect(makes=(value,))
         held = onward and self._starts_backward(layer)
         return Effect(reads=(value,), frees=() if held else (value,))
-
-
-def _sizes(plan: Plan, kind: LayerKind) -> _Sizes:
-    cost = kind.cost(plan.precision, compiled=plan.compile)
-    micro, sequence = plan.batch.micro, plan.batch.sequence
-    owned = kind.parameter_count
-    kept = round(cost.kept_bytes.at(micro, sequence))
-    fresh = kind.fresh_elements(micro, sequence)
-    return _Sizes(
-        weights=owned * plan.weight_bytes,
-        optimizer=owned * plan.optimizer_bytes,
-        gradients=owned * plan.gradient_bytes,
-        output=round(cost.output_bytes.at(micro, sequence)),
-        kept=kept,
-        forward_peak=round(
-            max((op.live_bytes.at(micro, sequence) for op in cost.forward), default=0)
-        ),
-        backward_peak=max(0, _backward_peak(plan, kind, cost) - kept),
-        fresh=sum(fresh) * plan.weight_bytes,
-        largest=max(fresh, default=0) * plan.weight_bytes,
-        rows_only=kind.looks_up,
-    )
-
-
-def _backward_peak(plan: Plan, kind: LayerKind, cost: LayerCost) -> int:
-    """The fullest moment of a backward pass: what is alive, and the gradients made so far.
-
-    A product whose result does not depend on micro-batch and sequence makes a weight's gradient,
-    and makes it only then: at the logits' fullest moment the head has none yet. Gradients that come
-    from no product (norms, the embedding) are counted from the start.
-    """
-    made = [_product_elements(op) for op in cost.backward]
-    fresh = kind.fresh_elements(plan.batch.micro, plan.batch.sequence)
-    so_far = max(0, sum(fresh) - sum(made))
-    peak = 0.0
-    for op, elements in zip(cost.backward, made, strict=True):
-        so_far += elements
-        live = op.live_bytes.at(plan.batch.micro, plan.batch.sequence)
-        peak = max(peak, live + so_far * plan.weight_bytes)
-    return round(peak)
-
-
-def _product_elements(op: Op) -> int:
-    """Elements of a product's result if it has a fixed size; 0 of any other op."""
-    if op.shape is None:
-        return 0
-    sides = (op.shape.batch, op.shape.m, op.shape.n)
-    if any(side != Quantity(side.one) for side in sides):
-        return 0
-    return round(op.shape.batch.one * op.shape.m.one * op.shape.n.one)

@@ -22,7 +22,7 @@ def faults(
         global_batch: sequences of a step that the request asks for; None asks for none.
     """
     return (*_labels(plan, graph, machine), *_sizes(plan, graph, machine, global_batch),
-            *_uncovered(plan, graph), *_not_yet(plan, graph))  # fmt: skip
+            *_uncovered(plan, graph), *_homes(plan), *_not_yet(plan, graph))  # fmt: skip
 
 
 def require_legal(
@@ -42,7 +42,7 @@ def require_lowerable(plan: Plan, graph: Graph) -> None:
     Raises:
         Faults: all that is wrong.
     """
-    _raise((*_uncovered(plan, graph), *_not_yet(plan, graph)))
+    _raise((*_uncovered(plan, graph), *_homes(plan), *_not_yet(plan, graph)))
 
 
 def _raise(found: tuple[str, ...]) -> None:
@@ -107,6 +107,41 @@ def _uncovered(plan: Plan, graph: Graph) -> Iterator[str]:
         )
 
 
+def _homes(plan: Plan) -> Iterator[str]:
+    """Which classes may have homes beyond the near tier together."""
+    weights, gradients = plan.home.weights, plan.home.gradients
+    phases = len(plan.stages[0].phases)
+    if plan.far("weights") and not plan.far("optimizer"):
+        yield (
+            f"`home.weights` = {weights} but `home.optimizer` = near: weights that are away are "
+            f"updated as their optimizer state passes through; set `home.optimizer` = {weights}"
+        )
+    if plan.far("weights") and not plan.far("gradients"):
+        yield (
+            f"`home.weights` = {weights} but `home.gradients` = near: gradients of weights that "
+            f"are away leave the near tier too; set `home.gradients` = {weights}"
+        )
+    if plan.far("gradients") and not plan.far("weights"):
+        yield (
+            f"`home.gradients` = {gradients} but `home.weights` = near: only gradients of weights "
+            f"that go away leave; set `home.weights` and `home.optimizer` = {gradients}, or "
+            "`home.gradients` = near"
+        )
+    if plan.far("weights") and phases == 1:
+        yield (
+            f"`home.weights` = {weights} but `stages.0.phases` = 1: with all layers in one phase "
+            "no weights would ever be away; cut the layers into at least 2 phases"
+        )
+    if not plan.far("weights"):
+        for index, stage in enumerate(plan.stages):
+            if len(stage.phases) > 1:
+                yield (
+                    f"`stages.{index}.phases` = {len(stage.phases)} but `home.weights` = near: "
+                    "weights that never go away need no turns; give them another home, or put "
+                    "all layers into 1 phase"
+                )
+
+
 def _not_yet(plan: Plan, graph: Graph) -> Iterator[str]:
     later: list[tuple[str, object, bool]] = [
         ("cut.tensor", plan.cut.tensor, plan.cut.tensor > 1),
@@ -114,14 +149,17 @@ def _not_yet(plan: Plan, graph: Graph) -> Iterator[str]:
         ("sharding.optimizer", plan.sharding.optimizer, plan.sharding.optimizer > 1),
         ("order", plan.order, plan.order not in ORDERS),
     ]
-    later += [(f"home.{name}", tier, tier != "near") for name, tier in plan.home]
-    later += [
-        (f"stages.{index}.phases", len(stage.phases), len(stage.phases) > 1)
-        for index, stage in enumerate(plan.stages)
-    ]
     for key, value, asked in later:
         if asked:
             yield f"`{key}` = {value} is not yet run by this version"
+    cut = plan.cut
+    for name, tier in plan.far_homes.items():
+        for key, degree in (("cut.pipeline", cut.pipeline), ("cut.replicas", cut.replicas)):
+            if degree > 1:
+                yield (
+                    f"`home.{name}` = {tier} with `{key}` = {degree} is not yet run by this "
+                    f"version; set `{key}` = 1 or `home.{name}` = near"
+                )
     yield from _parted_ties(plan.stages, graph)
 
 

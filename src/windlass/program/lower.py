@@ -10,7 +10,9 @@ from collections.abc import Iterator
 from windlass.program.instruction import Instruction, Program
 from windlass.program.layout import place_of
 from windlass.program.legal import require_lowerable
+from windlass.program.phases import recomputed
 from windlass.program.schedule import ORDERS
+from windlass.program.stream import stream
 from windlass.spec.graph import Graph
 from windlass.spec.plan import Plan
 
@@ -23,6 +25,9 @@ def lower(plan: Plan, graph: Graph) -> tuple[Program, ...]:
     """
     require_lowerable(plan, graph)
     label = plan.label
+    if plan.streamed:
+        step, settle = stream(plan, graph)
+        return (Program.model_construct(plan=label, device=0, instructions=step, settle=settle),)
     stages = [tuple(_stage(plan, graph, stage)) for stage in range(plan.cut.pipeline)]
     # Not validated again: tens of thousands of instructions were just built from typed values.
     return tuple(
@@ -31,16 +36,6 @@ def lower(plan: Plan, graph: Graph) -> tuple[Program, ...]:
         )
         for device in range(plan.cut.devices)
     )
-
-
-def recomputed(plan: Plan, graph: Graph, layer: int) -> bool:
-    """Whether a layer keeps only its input and runs its forward again before its backward.
-
-    Never the head, whose backward follows its forward at once, nor the embedding, which keeps
-    nothing that its tokens do not already hold.
-    """
-    stage = next(stage for stage in plan.stages if stage.first <= layer < stage.last)
-    return stage.recompute == "layer" and 0 < layer < graph.layers - 1
 
 
 def _stage(plan: Plan, graph: Graph, index: int) -> Iterator[Instruction]:

@@ -2,21 +2,27 @@
 
 Proved are: nothing is read before it is there or after it is gone, nothing is made or freed twice,
 nothing stays behind, all of the plan's work is done once, every message sent is received and in
-order, no devices wait for each other in a circle, and no tier overflows.
+order, no devices wait for each other in a circle, and no tier overflows. Where updates are put off,
+they are proved as in a run that is under way: each finds the gradient that the step before stored.
 """
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from typing import TypeVar
 
 from windlass.errors import PlanError
 from windlass.program.effects import Effect, Effects, Value
 from windlass.program.exchange import verify_exchange
+from windlass.program.far import far_bytes
 from windlass.program.instruction import Instruction, Program
 from windlass.program.layout import place_of
 from windlass.program.occupancy import occupancy
+from windlass.program.phases import owning, travelling
 from windlass.spec.graph import Graph
 from windlass.spec.plan import Plan
 from windlass.units import show_bytes
+
+_Class = TypeVar("_Class", bound=str)
 
 
 def verify(
@@ -40,23 +46,35 @@ def verify(
             "give one for each device, in order"
         )
     stages: dict[int, Effects] = {}
-    proved: set[tuple[int, tuple[Instruction, ...]]] = set()
+    proved: set[tuple[int, tuple[Instruction, ...], tuple[Instruction, ...]]] = set()
     for program in programs:
         stage = place_of(program.device, plan.cut).stage
-        if (stage, program.instructions) in proved:
+        if (stage, program.instructions, program.settle) in proved:
             continue  # replicas run the same program; proving one proves all
-        proved.add((stage, program.instructions))
+        proved.add((stage, program.instructions, program.settle))
         effects = stages.setdefault(stage, Effects(plan, graph, stage))
-        _verify_work(program, plan, effects)
-        _verify_values(program, effects)
+        moves = frozenset(owning(graph) if plan.far("weights") else ())
+        _verify_work(program, Counter(_due(plan, graph, effects)), moves)
+        _verify_turns(program, plan, effects)
+        _verify_put_off(program, effects)
+        _verify_values(program, effects, set(effects.resident))
         _verify_capacity(program, plan, graph, capacities)
+        _verify_settle(program, effects)
+    _verify_far_capacity(plan, graph, capacities)
     verify_exchange(programs, plan)
 
 
-def _verify_work(program: Program, plan: Plan, effects: Effects) -> None:
-    """All that the plan asks for is done, once, and nothing else; in whatever order."""
-    due: Counter[Instruction] = Counter(_due(plan, effects))
+def _verify_work(program: Program, due: Counter[Instruction], moves: frozenset[int]) -> None:
+    """All that is due is done, once, and nothing else; in whatever order.
+
+    Args:
+        program: its instructions.
+        due: what is to be done.
+        moves: layers whose weights may come and go; how often, the values decide.
+    """
     for index, instruction in enumerate(program.instructions):
+        if instruction.kind in ("fetch", "release") and instruction.layer in moves:
+            continue
         if instruction not in due:
             raise _fault(program, index, "the plan asks for no such instruction here")
         due[instruction] -= 1
@@ -65,59 +83,96 @@ def _verify_work(program: Program, plan: Plan, effects: Effects) -> None:
     for instruction, times in due.items():
         if times > 0:
             raise PlanError(f"device {program.device} never runs {show_instruction(instruction)}")
-    _verify_turns(program, plan, effects)
 
 
 def _verify_turns(program: Program, plan: Plan, effects: Effects) -> None:
-    """Gradients are whole before they are reduced, normed and used."""
+    """Gradients are whole before they are reduced, normed, used or sent home."""
     normed: int | None = None
-    reduced: dict[int, int] = {}
+    done: dict[int, tuple[str, int]] = {}
+    ends = {"reduce": "reduced", "store": "stored"}
+    if effects.departing and not plan.deferred:
+        ends["update"] = "used"
     for index, (kind, layer, _) in enumerate(program.instructions):
         if kind == "norm":
             normed = index
-        elif normed is not None and kind in ("backward", "reduce"):
+        elif normed is not None and kind in ("backward", "reduce", "store"):
             raise _fault(program, index, f"the norm was taken before, at instruction {normed}")
-        elif normed is None and kind == "update" and plan.clip:
+        elif normed is None and kind == "update" and plan.clip and layer not in effects.put_off:
             raise _fault(program, index, "it needs the norm, which is not yet taken")
-        elif kind == "reduce" and layer is not None:
-            reduced[layer] = index
+        elif kind in ends and layer is not None:
+            done[layer] = (ends[kind], index)
         elif kind == "backward" and layer is not None:
             for target in effects.targets(layer):
-                if target in reduced:
+                if target in done:
+                    how, at = done[target]
                     raise _fault(
                         program,
                         index,
-                        f"the gradient of layer {target} was reduced before, at instruction "
-                        f"{reduced[target]}",
+                        f"the gradient of layer {target} was {how} before, at instruction {at}",
                     )
 
 
-def _due(plan: Plan, effects: Effects) -> Iterator[Instruction]:
-    again = set(effects.recomputed)
+def _verify_put_off(program: Program, effects: Effects) -> None:
+    """What the step before has put off is made up for before the weights are used."""
+    updated: set[int] = set()
+    for index, (kind, layer, _) in enumerate(program.instructions):
+        if kind == "update" and layer is not None:
+            updated.add(layer)
+        elif kind == "fetch" and layer in effects.put_off - updated:
+            raise _fault(program, index, "the update that the step before put off comes first")
+
+
+def _verify_settle(program: Program, effects: Effects) -> None:
+    """Settling makes up for all that was put off, and leaves the near tier as it was.
+
+    It holds the weights of the first phase and of one layer. A step holds either of them together
+    with their gradients, which are no smaller, so that settling fits wherever a step does.
+    """
+    settling = program.model_copy(update={"instructions": program.settle})
+    due = Counter(Instruction("update", layer) for layer in effects.put_off)
+    waiting = (value for value in effects.resident if value.name == "gradients at home")
+    try:
+        _verify_work(settling, due, effects.put_off)
+        _verify_put_off(settling, effects)
+        _verify_values(settling, effects, set(effects.resident).difference(waiting))
+    except PlanError as fault:
+        raise PlanError(f"in settling: {fault}") from fault
+
+
+def _due(plan: Plan, graph: Graph, effects: Effects) -> Iterator[Instruction]:
+    travels = travelling(plan, graph)
     for micro in range(plan.batch.accumulation):
-        if effects.takes_tokens:
-            yield Instruction("load", None, micro)
-        for layer in effects.layers:
-            yield Instruction("forward", layer, micro)
-            yield Instruction("backward", layer, micro)
-            if layer in again:
-                yield Instruction("recompute", layer, micro)
-        for layer in effects.boundaries:
-            yield Instruction("send", layer, micro)
-            yield Instruction("receive", layer, micro)
-    for layer in effects.layers:
+        yield from _due_of_micro(effects, travels, micro)
+    for layer in owning(graph) if plan.streamed else effects.layers:
         yield Instruction("update", layer)
         if plan.cut.replicas > 1:
             yield Instruction("reduce", layer)
+    for layer in effects.put_off:
+        yield Instruction("store", layer)
     if plan.clip:
         yield Instruction("norm")
     yield Instruction("sync")
 
 
-def _verify_values(program: Program, effects: Effects) -> None:
-    """Walks the program with the set of values that are there."""
-    resident = set(effects.resident)
-    alive, freed = set(resident), dict[Value, int]()
+def _due_of_micro(effects: Effects, travels: tuple[int, ...], micro: int) -> Iterator[Instruction]:
+    if effects.takes_tokens:
+        yield Instruction("load", None, micro)
+    for layer in effects.layers:
+        yield Instruction("forward", layer, micro)
+        yield Instruction("backward", layer, micro)
+    for layer in effects.recomputed:
+        yield Instruction("recompute", layer, micro)
+    for layer in effects.boundaries:
+        yield Instruction("send", layer, micro)
+        yield Instruction("receive", layer, micro)
+    for layer in travels:
+        yield Instruction("keep", layer, micro)
+        yield Instruction("restore", layer, micro)
+
+
+def _verify_values(program: Program, effects: Effects, after: set[Value]) -> None:
+    """Walks the program with the set of values that are there, and ends with those `after` it."""
+    alive, freed = set(effects.resident), dict[Value, int]()
     made_at: dict[Value, int] = {}
     summed: set[int] = set()
     for index, instruction in enumerate(program.instructions):
@@ -135,7 +190,10 @@ def _verify_values(program: Program, effects: Effects) -> None:
             freed[value] = index
             if value.name == "gradients" and value.layer is not None:
                 summed.discard(value.layer)
-    left = alive - resident
+    for value in effects.resident:
+        if value in after - alive:
+            raise _fault(program, freed[value], f"it frees {value}, which the next step needs")
+    left = alive - after
     if left:
         value = min(left, key=made_at.__getitem__)
         raise _fault(program, made_at[value], f"it makes {value}, which is never freed")
@@ -163,13 +221,21 @@ def _verify_capacity(
     capacity = capacities.get(full.tier)
     if capacity is None or full.peak_bytes <= capacity:
         return
-    over = full.peak_bytes - capacity
-    most = max(full.by_class.items(), key=lambda item: item[1])
-    raise _fault(
-        program,
-        full.peak,
-        f"`{full.tier}` overflows by {over} bytes: {show_bytes(full.peak_bytes)} are needed, "
-        f"{show_bytes(capacity)} are there; most is {most[0]} with {show_bytes(most[1])}",
+    raise _fault(program, full.peak, _overflow(full.tier, full.by_class, capacity))
+
+
+def _verify_far_capacity(plan: Plan, graph: Graph, capacities: Mapping[str, int]) -> None:
+    for tier, by_class in far_bytes(plan, graph).items():
+        if tier in capacities and sum(by_class.values()) > capacities[tier]:
+            raise PlanError(_overflow(tier, by_class, capacities[tier]))
+
+
+def _overflow(tier: str, by_class: Mapping[_Class, int], capacity: int) -> str:
+    needed = sum(by_class.values())
+    most = max(by_class.items(), key=lambda item: item[1])
+    return (
+        f"`{tier}` overflows by {needed - capacity} bytes: {show_bytes(needed)} are needed, "
+        f"{show_bytes(capacity)} are there; most is {most[0]} with {show_bytes(most[1])}"
     )
 
 

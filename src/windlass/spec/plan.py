@@ -11,6 +11,12 @@ Order = Literal["gpipe", "1f1b", "interleaved", "zero-bubble"]
 Recompute = Literal["none", "layer"]
 """`layer`: keep only a layer's input, run its forward again right before its backward."""
 
+HomeClass = Literal["weights", "gradients", "optimizer", "activations"]
+"""What a plan gives a home to."""
+
+NEAR = "near"
+"""The tier that layers compute in; every other one is far."""
+
 
 class Cut(Document):
     """pipeline x tensor x replicas = devices."""
@@ -35,10 +41,10 @@ class Sharding(Document):
 class Home(Document):
     """The tier where each class of tensor lives between uses."""
 
-    weights: str = "near"
-    gradients: str = "near"
-    optimizer: str = "near"
-    activations: str = "near"
+    weights: str = NEAR
+    gradients: str = NEAR
+    optimizer: str = NEAR
+    activations: str = NEAR
 
 
 class Batch(Document):
@@ -116,6 +122,35 @@ class Plan(Document):
     def tokens_per_step(self) -> int:
         """Tokens of one step over all replicas."""
         return self.global_batch * self.batch.sequence
+
+    @property
+    def far_homes(self) -> dict[HomeClass, str]:
+        """The tier of each class that does not stay in the near one."""
+        homes: dict[HomeClass, str] = {
+            "weights": self.home.weights,
+            "gradients": self.home.gradients,
+            "optimizer": self.home.optimizer,
+            "activations": self.home.activations,
+        }
+        return {name: tier for name, tier in homes.items() if tier != NEAR}
+
+    def far(self, name: HomeClass) -> bool:
+        """Whether a class lives outside the near tier between uses."""
+        return name in self.far_homes
+
+    @property
+    def streamed(self) -> bool:
+        """Whether anything moves between tiers within a step."""
+        return bool(self.far_homes)
+
+    @property
+    def deferred(self) -> bool:
+        """Whether a layer's update waits for its next fetch, in the next step.
+
+        The global norm is known only after the whole backward pass, when the gradients of all
+        phases but the first have gone home. So they wait there together with the optimizer state.
+        """
+        return self.clip and self.far("gradients")
 
     @property
     def label(self) -> str:

@@ -24,6 +24,17 @@ class TierPeak(Document):
         return max(0, self.peak_bytes - self.capacity_bytes)
 
 
+class FarTraffic(Document):
+    """What one step moves between the near tier and those beyond it, beside the computing."""
+
+    read_bytes: int
+    written_bytes: int
+    seconds: float
+    """That the moves take, one after the other."""
+    waiting_seconds: float
+    """Of the step, that the device waits for them."""
+
+
 class Prediction(Document):
     """Step time by term and by instruction kind, memory by tier and class."""
 
@@ -48,6 +59,26 @@ class Prediction(Document):
     """Dense FLOP/s of all devices in the plan's precision (the denominator of MFU)."""
     compile_seconds: float = 0.0
     """Once per run, before the first step."""
+    far: FarTraffic | None = None
+    """None where nothing moves."""
+
+    @property
+    def hidden_share(self) -> float:
+        """The step's speed over what it would be if moves took no time."""
+        waiting = self.far.waiting_seconds if self.far else 0.0
+        return 1 - waiting / self.step_seconds
+
+    @property
+    def hiding_tokens(self) -> float:
+        """Tokens a step from which on computing takes longer than moving.
+
+        Moves do not grow with the batch and computing does: so many tokens that both take equally
+        long. What each phase must wait for beyond that is the program's, and in `step_seconds`.
+        """
+        if self.far is None:
+            return 0.0
+        computing = self.step_seconds - self.far.waiting_seconds
+        return self.tokens_per_step * self.far.seconds / computing
 
     @property
     def tokens_per_second(self) -> float:

@@ -115,3 +115,5 @@ class Request(Document):
     precision: Precision | None = None
     compile: bool | None = None
     recompute: Recompute | None = None
+    phases: int | None = Field(default=None, ge=1)
+    """In how many turns layers come into the near tier; 1: all stay there; None: as few as fit."""

@@ -1,0 +1,90 @@
+"""Sizes: bytes of what one layer holds, makes and needs for one micro-batch of a plan."""
+
+from dataclasses import dataclass
+
+from windlass.spec.graph import LayerCost, LayerKind, Op, Quantity
+from windlass.spec.plan import Plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerSizes:
+    """Bytes of one layer's values for one micro-batch of the plan."""
+
+    weights: int
+    optimizer: int
+    gradients: int
+    output: int
+    kept: int
+    forward_peak: int
+    """Most that the forward pass allocates, its output and what it keeps included."""
+    backward_peak: int
+    """Most that the backward pass allocates above what was kept for it, fresh gradients included.
+    """
+    fresh: int
+    """Gradients that one backward pass makes, tied weights included."""
+    largest: int
+    """The largest of them."""
+    rows_only: bool
+    """They are rows of the weights, so that none of them becomes the sum itself."""
+    rows: int
+    """What rows of all micro-batches but the last take until they are added to the gradient, in
+    float32: so much is there at the fullest moment of the last."""
+
+
+def layer_sizes(plan: Plan, kind: LayerKind) -> LayerSizes:
+    """The sizes of all layers of one kind under a plan."""
+    cost = kind.cost(plan.precision, compiled=plan.compile)
+    micro, sequence = plan.batch.micro, plan.batch.sequence
+    owned = kind.parameter_count
+    kept = round(cost.kept_bytes.at(micro, sequence))
+    fresh = kind.fresh_elements(micro, sequence)
+    return LayerSizes(
+        weights=owned * plan.weight_bytes,
+        optimizer=owned * plan.optimizer_bytes,
+        gradients=owned * plan.gradient_bytes,
+        output=round(cost.output_bytes.at(micro, sequence)),
+        kept=kept,
+        forward_peak=round(
+            max((op.live_bytes.at(micro, sequence) for op in cost.forward), default=0)
+        ),
+        backward_peak=max(0, _backward_peak(plan, kind, cost) - kept),
+        fresh=sum(fresh) * plan.weight_bytes,
+        largest=max(fresh, default=0) * plan.weight_bytes,
+        rows_only=kind.looks_up,
+        rows=_rows(plan, kind),
+    )
+
+
+def _rows(plan: Plan, kind: LayerKind) -> int:
+    if not kind.looks_up or plan.batch.accumulation == 1:
+        return 0
+    before = plan.batch.micro * (plan.batch.accumulation - 1)
+    return 4 * sum(kind.fresh_elements(before, plan.batch.sequence))
+
+
+def _backward_peak(plan: Plan, kind: LayerKind, cost: LayerCost) -> int:
+    """The fullest moment of a backward pass: what is alive, and the gradients made so far.
+
+    A product whose result does not depend on micro-batch and sequence makes a weight's gradient,
+    and makes it only then: at the logits' fullest moment the head has none yet. Gradients that come
+    from no product (norms, the embedding) are counted from the start.
+    """
+    made = [_product_elements(op) for op in cost.backward]
+    fresh = kind.fresh_elements(plan.batch.micro, plan.batch.sequence)
+    so_far = max(0, sum(fresh) - sum(made))
+    peak = 0.0
+    for op, elements in zip(cost.backward, made, strict=True):
+        so_far += elements
+        live = op.live_bytes.at(plan.batch.micro, plan.batch.sequence)
+        peak = max(peak, live + so_far * plan.weight_bytes)
+    return round(peak)
+
+
+def _product_elements(op: Op) -> int:
+    """Elements of a product's result if it has a fixed size; 0 of any other op."""
+    if op.shape is None:
+        return 0
+    sides = (op.shape.batch, op.shape.m, op.shape.n)
+    if any(side != Quantity(side.one) for side in sides):
+        return 0
+    return round(op.shape.batch.one * op.shape.m.one * op.shape.n.one)

@@ -1,0 +1,121 @@
+"""Traffic: bytes that each instruction reads from and writes to the tiers beyond the near one."""
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from windlass.program.instruction import Instruction
+from windlass.program.phases import put_off
+from windlass.program.sizes import LayerSizes, layer_sizes
+from windlass.spec.graph import Graph
+from windlass.spec.plan import HomeClass, Plan
+
+
+class Moved(NamedTuple):
+    """Bytes that cross between the near tier and another."""
+
+    read: int = 0
+    written: int = 0
+
+    def plus(self, other: "Moved") -> "Moved":
+        """Both together."""
+        return Moved(self.read + other.read, self.written + other.written)
+
+
+class Traffic:
+    """The traffic of one plan.
+
+    Args:
+        plan: of one stage.
+        graph: that it cuts.
+    """
+
+    def __init__(self, plan: Plan, graph: Graph) -> None:
+        self._homes = plan.far_homes
+        self._masters_apart = plan.precision != "float32"
+        self._put_off = frozenset(put_off(plan, graph))
+        by_kind = {name: layer_sizes(plan, kind) for name, kind in graph.kinds.items()}
+        self._sizes = tuple(by_kind[kind.name] for kind in graph.layer_kinds())
+
+    def of(self, instruction: Instruction, *, stored: bool = True) -> dict[str, Moved]:
+        """What an instruction moves, by tier.
+
+        Args:
+            instruction: of a program that was lowered from the plan.
+            stored: whether gradients wait at home for the updates that are put off: not in the
+                first step, nor after settling, where such an update is a plain fetch.
+        """
+        if instruction.layer is None or not self._homes:
+            return {}
+        tiers: dict[str, Moved] = {}
+        for name, moved in self._classes(instruction, stored=stored):
+            if name in self._homes and any(moved):
+                tier = self._homes[name]
+                tiers[tier] = tiers.get(tier, Moved()).plus(moved)
+        return tiers
+
+    def total(
+        self, instructions: Iterable[Instruction], *, stored: bool = True
+    ) -> dict[str, Moved]:
+        """What a step moves, or what settles it, by tier.
+
+        Args:
+            instructions: of a program that was lowered from the plan.
+            stored: as for one instruction.
+        """
+        tiers: dict[str, Moved] = {}
+        for instruction in instructions:
+            for tier, moved in self.of(instruction, stored=stored).items():
+                tiers[tier] = tiers.get(tier, Moved()).plus(moved)
+        return tiers
+
+    def _classes(
+        self, instruction: Instruction, *, stored: bool
+    ) -> Iterable[tuple[HomeClass, Moved]]:
+        kind, layer, _ = instruction
+        sizes = self._sizes[layer or 0]
+        if kind == "fetch":
+            return (("weights", Moved(read=sizes.weights)),)
+        if kind == "store":
+            return (("gradients", Moved(written=sizes.gradients)),)
+        if kind == "keep":
+            return (("activations", Moved(written=sizes.output)),)
+        if kind == "restore":
+            return (("activations", Moved(read=sizes.output)),)
+        if kind != "update":
+            return ()
+        if layer not in self._put_off:
+            return self._update(sizes)
+        if not stored:
+            return (("weights", Moved(read=sizes.weights)),)
+        return (*self._update(sizes), ("gradients", Moved(read=sizes.gradients)))
+
+    def _update(self, sizes: LayerSizes) -> tuple[tuple[HomeClass, Moved], ...]:
+        """The state comes and goes; weights come only where they are the masters themselves.
+
+        Masters that stay near as weights have a twin at home, which is updated with the moments.
+        """
+        read = 0 if self._masters_apart else sizes.weights
+        state = sizes.optimizer + (0 if "weights" in self._homes else read)
+        return (
+            ("optimizer", Moved(state, state)),
+            ("weights", Moved(read, sizes.weights)),
+        )
+
+
+def moved(plan: Plan, graph: Graph, instruction: Instruction, *, stored: bool = True) -> Moved:
+    """Bytes that one instruction reads and writes in all far tiers together.
+
+    Args:
+        plan: of one stage.
+        graph: that it cuts.
+        instruction: of a program that was lowered from the plan.
+        stored: as in `Traffic.of`.
+    """
+    return together(Traffic(plan, graph).of(instruction, stored=stored))
+
+
+def together(tiers: Mapping[str, Moved]) -> Moved:
+    """All tiers in one sum."""
+    return Moved(
+        sum(each.read for each in tiers.values()), sum(each.written for each in tiers.values())
+    )

@@ -1,0 +1,54 @@
+from hypothesis import given
+
+from factories import AWAY, tiny_graph, tiny_machine, tiny_plan
+from program.streamed_plans import streamed_plans
+from windlass.program.far import far_bytes
+from windlass.program.lower import lower
+from windlass.program.sizes import layer_sizes
+from windlass.spec.graph import Graph
+from windlass.spec.plan import Home, Plan
+
+MACHINE = tiny_machine(host="1 GiB")
+SQUARE, TABLE = 32 * 32, 64 * 32
+PHASES = ((0, 1), (1, 3), (3, 4))
+
+
+def test_a_plan_that_keeps_all_near_holds_nothing_elsewhere():
+    graph = tiny_graph()
+    assert far_bytes(tiny_plan(graph, MACHINE), graph) == {}
+
+
+def test_each_class_lies_in_its_own_tier():
+    graph = tiny_graph(layers=2, tied=False)
+    home = Home(weights="host", gradients="disk", optimizer="disk")
+    plan = tiny_plan(graph, MACHINE, home=home, phases=PHASES)
+    owned, waiting = 2 * TABLE + 2 * SQUARE, TABLE + 2 * SQUARE
+    assert far_bytes(plan, graph) == {
+        "host": {"weights": 4 * owned},
+        "disk": {"gradients": 4 * waiting, "optimizer": 8 * owned},
+    }
+
+
+def test_bfloat16_masters_lie_with_the_optimizer_state():
+    graph = tiny_graph(layers=2, tied=True)
+    plan = tiny_plan(graph, MACHINE, home=AWAY, phases=PHASES, precision="bfloat16", clip=False)
+    owned = TABLE + 2 * SQUARE
+    assert far_bytes(plan, graph) == {
+        "host": {"weights": 2 * owned, "optimizer": 12 * owned, "gradients": 0}
+    }
+
+
+@given(drawn=streamed_plans())
+def test_outputs_at_home_are_as_many_as_a_program_ever_holds_there(drawn: tuple[Graph, Plan]):
+    graph, plan = drawn
+    (program,) = lower(plan, graph)
+    kinds = list(graph.layer_kinds())
+    held = most = 0
+    for kind, layer, _ in program.instructions:
+        if kind in ("keep", "restore") and layer is not None:
+            size = layer_sizes(plan, kinds[layer]).output
+            held += size if kind == "keep" else -size
+            most = max(most, held)
+    assert held == 0
+    if plan.far("activations"):
+        assert far_bytes(plan, graph)[plan.home.activations]["activations"] == most

@@ -1,0 +1,277 @@
+from collections.abc import Iterable
+
+import pytest
+from hypothesis import given
+
+from factories import AWAY, late_tied_graph, tiny_graph, tiny_machine, tiny_plan
+from program.streamed_plans import streamed_plans
+from windlass.errors import PlanError
+from windlass.program.effects import STAGING_BYTES, Effects, Value
+from windlass.program.instruction import Instruction, Program
+from windlass.program.lower import lower
+from windlass.program.occupancy import occupancy
+from windlass.program.verify import verify
+from windlass.spec.graph import Graph
+from windlass.spec.plan import Home, Plan
+
+MACHINE = tiny_machine(host="1 GiB")
+THREE = ((0, 1), (1, 2), (2, 4))
+
+SIGNS = {
+    "load": "L", "fetch": "+", "release": "-", "forward": "F", "recompute": "A", "backward": "B",
+    "keep": "K", "restore": "R", "store": "S", "norm": "N", "update": "U", "sync": ".",
+}  # fmt: skip
+
+
+def shown(instructions: Iterable[Instruction]):
+    """`F12`: forward of layer 1, micro-batch 2; `A` is a forward again."""
+    return " ".join(
+        SIGNS[kind] + "".join(str(n) for n in (layer, micro) if n is not None)
+        for kind, layer, micro in instructions
+    )
+
+
+def lowered(plan: Plan, graph: Graph) -> Program:
+    (program,) = lower(plan, graph)
+    return program
+
+
+def test_a_clipped_step_updates_at_the_first_fetch_and_stores_gradients_for_the_next_one():
+    graph = tiny_graph(layers=2, tied=False)
+    plan = tiny_plan(graph, MACHINE, home=AWAY, phases=THREE, accumulation=2)
+    assert plan.deferred
+    program = lowered(plan, graph)
+    forward = "U1 L0 F00 L1 F01 -0 U2 U3 F10 F11 -1"
+    turn = "+1 F20 F30 B30 B20 F21 F31 B31 S3 B21 S2 -2 -3"
+    backward = "+0 A10 B10 A11 B11 S1 -1 A00 B00 A01 B01"
+    assert shown(program.instructions) == f"{forward} {turn} {backward} N U0 ."
+    assert shown(program.settle) == "U1 -1 U2 -2 U3 -3"
+
+
+def test_without_clipping_a_layer_is_updated_as_soon_as_its_gradient_is_whole():
+    graph = tiny_graph(layers=2, tied=False)
+    plan = tiny_plan(graph, MACHINE, home=AWAY, phases=THREE, clip=False)
+    assert not plan.deferred
+    program = lowered(plan, graph)
+    forward = "+1 L0 F00 -0 +2 +3 F10 -1"
+    backward = "+1 F20 F30 B30 U3 B20 U2 -2 -3 +0 A10 B10 U1 -1 A00 B00 U0"
+    assert shown(program.instructions) == f"{forward} {backward} ."
+    assert program.settle == ()
+
+
+def test_the_owner_of_tied_weights_comes_with_each_phase_that_borrows_them():
+    graph = late_tied_graph(before=0, between=1)  # embedding, owner, block, head
+    phases = ((0, 1), (1, 2), (2, 3), (3, 4))
+    program = lowered(tiny_plan(graph, MACHINE, home=AWAY, phases=phases), graph)
+    # The owner, layer 1, is updated once, is away in the third phase and back with the head.
+    forward = "U1 L0 F00 -0 U2 F10 -1 +1 F20 -2"
+    # Its gradient, begun by the head, stays until its own backward pass has added to it.
+    backward = "+2 F30 B30 -1 +1 A20 B20 S2 -2 +0 A10 B10 S1 -1 A00 B00"
+    assert shown(program.instructions) == f"{forward} {backward} N U0 ."
+    assert shown(program.settle) == "U1 -1 U2 -2"
+
+
+def test_weights_that_two_phases_in_turn_need_stay():
+    graph = tiny_graph(layers=1, tied=True)  # the head borrows the embedding's table
+    plan = tiny_plan(graph, MACHINE, home=AWAY, phases=((0, 1), (1, 3)))
+    program = lowered(plan, graph)
+    assert shown(program.instructions) == "U1 L0 F00 F10 F20 B20 B10 S1 -1 A00 B00 N U0 ."
+
+
+def test_outputs_between_layers_that_run_again_go_home_and_come_back():
+    graph = tiny_graph(layers=3)
+    home = Home(activations="host")
+    plan = tiny_plan(graph, MACHINE, home=home, recompute="layer", accumulation=2, clip=False)
+    forward = "L{0} F0{0} F1{0} F2{0} K1{0} F3{0} K2{0} F4{0}"
+    backward = "B4{0} R2{0} A3{0} B3{0} R1{0} A2{0} B2{0} A1{0} B1{0} B0{0}"
+    each = f"{forward} {backward}"
+    expected = f"{each.format(0)} {each.format(1)} U0 U1 U2 U3 ."
+    assert shown(lowered(plan, graph).instructions) == expected
+
+
+def test_optimizer_state_alone_may_be_far_and_the_order_stays_that_of_one_phase():
+    graph = tiny_graph(layers=1)
+    far = lowered(tiny_plan(graph, MACHINE, home=Home(optimizer="host"), accumulation=2), graph)
+    near = lowered(tiny_plan(graph, MACHINE, accumulation=2), graph)
+    borrowing = Instruction("update", 2)  # the head owns no weight
+    assert far.instructions == tuple(i for i in near.instructions if i != borrowing)
+    assert far.settle == near.settle == ()
+
+
+@given(drawn=streamed_plans())
+def test_every_legal_plan_lowers_to_a_program_that_verifies_and_fits_exactly_its_peak(
+    drawn: tuple[Graph, Plan],
+):
+    graph, plan = drawn
+    program = lowered(plan, graph)
+    peak = occupancy(program, plan, graph).peak_bytes
+    verify([program], plan, graph, {"near": peak})
+    with pytest.raises(PlanError, match="`near` overflows by 1 bytes"):
+        verify([program], plan, graph, {"near": peak - 1})
+
+
+@given(drawn=streamed_plans(weights=True))
+def test_phases_follow_each_other_and_in_the_last_each_micro_batch_goes_back_at_once(
+    drawn: tuple[Graph, Plan],
+):
+    graph, plan = drawn
+    passes = ("forward", "recompute", "backward")
+    again = set(Effects(plan, graph).recomputed)
+    micros = range(plan.batch.accumulation)
+    *phases, last = plan.stages[0].phases
+    assert again == set(range(last[0]))
+    due = [
+        Instruction("forward", layer, micro)
+        for phase in phases
+        for micro in micros
+        for layer in range(*phase)
+    ]
+    for phase in reversed(plan.stages[0].phases):
+        for micro in micros:
+            if phase == last:
+                due += [Instruction("forward", layer, micro) for layer in range(*last)]
+            for layer in reversed(range(*phase)):
+                if layer in again:
+                    due.append(Instruction("recompute", layer, micro))
+                due.append(Instruction("backward", layer, micro))
+    assert [i for i in lowered(plan, graph).instructions if i.kind in passes] == due
+
+
+def in_memory(plan: Plan, graph: Graph) -> Plan:
+    whole = plan.stages[0].model_copy(update={"phases": ((0, graph.layers),)})
+    return plan.model_copy(update={"home": Home(), "stages": (whole,)})
+
+
+@given(drawn=streamed_plans())
+def test_a_layers_micro_batches_add_to_its_gradient_in_the_order_that_they_do_in_memory(
+    drawn: tuple[Graph, Plan],
+):
+    graph, plan = drawn
+    streamed, whole = (lowered(each, graph) for each in (plan, in_memory(plan, graph)))
+    for layer in range(graph.layers):
+        added = [
+            [i.micro for i in program.instructions if (i.kind, i.layer) == ("backward", layer)]
+            for program in (streamed, whole)
+        ]
+        assert added[0] == added[1]
+
+
+def walked(plan: Plan, graph: Graph, instructions: Iterable[Instruction]):
+    """Near bytes after each instruction, and what is there at the end: a second way of knowing."""
+    effects = Effects(plan, graph)
+    alive = {value: effects.bytes_of(value) for value in effects.resident}
+    summed: set[int] = set()
+    held = [sum(alive.values())]
+    for instruction in instructions:
+        effect = effects.of(instruction, summed)
+        alive |= {value: effects.bytes_of(value) for value in effect.makes}
+        summed |= {v.layer for v in effect.makes if v.name == "gradients" and v.layer is not None}
+        for value in effect.frees:
+            del alive[value]
+        held.append(sum(alive.values()))
+    return held, set(alive)
+
+
+@given(drawn=streamed_plans())
+def test_the_near_tier_ends_a_step_as_it_began(drawn: tuple[Graph, Plan]):
+    graph, plan = drawn
+    program = lowered(plan, graph)
+    held, alive = walked(plan, graph, program.instructions)
+    assert held[0] == held[-1]
+    assert alive == set(Effects(plan, graph).resident)
+
+
+@given(drawn=streamed_plans(weights=True))
+def test_settling_leaves_the_near_tier_as_it_was_and_nothing_waiting(drawn: tuple[Graph, Plan]):
+    graph, plan = drawn
+    program = lowered(plan, graph)
+    held, alive = walked(plan, graph, program.settle)
+    assert held[0] == held[-1]
+    assert not [value for value in alive if value.name == "gradients at home"]
+
+
+@given(drawn=streamed_plans(weights=True))
+def test_settling_holds_the_first_phase_and_one_layer(drawn: tuple[Graph, Plan]):
+    graph, plan = drawn
+    program = lowered(plan, graph)
+    settling = program.model_copy(update={"instructions": program.settle})
+    effects = Effects(plan, graph)
+    first = sum(map(effects.bytes_of, effects.resident))
+    largest = max((effects.bytes_of(Value("weights", at)) for at in effects.put_off), default=0)
+    assert occupancy(settling, plan, graph).peak_bytes == first + largest
+
+
+@given(drawn=streamed_plans(weights=True))
+def test_settling_needs_no_more_near_memory_than_a_step(drawn: tuple[Graph, Plan]):
+    graph, plan = drawn
+    program = lowered(plan, graph)
+    settling = program.model_copy(update={"instructions": program.settle})
+    needed, there = (occupancy(part, plan, graph).peak_bytes for part in (settling, program))
+    assert needed <= there
+
+
+def near_bytes(plan: Plan, graph: Graph, name: str):
+    return occupancy(lowered(plan, graph), plan, graph).by_class[name]
+
+
+def test_only_two_phases_of_weights_are_near_at_once():
+    graph = tiny_graph(layers=10, tied=False)
+    square, table = 32 * 32 * 4, 64 * 32 * 4
+    phases = ((0, 1), *((at, at + 2) for at in range(1, 11, 2)), (11, 12))
+    plan = tiny_plan(graph, MACHINE, home=AWAY, phases=phases, micro=1, sequence=1)
+    held, _ = walked(plan, graph, lowered(plan, graph).instructions)
+    assert held[0] == STAGING_BYTES + table
+    assert near_bytes(plan, graph, "weights") in (table + 2 * square, 4 * square)
+    assert near_bytes(plan, graph, "optimizer") == 0
+
+
+def test_a_stored_gradient_is_near_until_the_next_one_is_stored():
+    graph = tiny_graph(layers=2, tied=False)
+    plan = tiny_plan(graph, MACHINE, home=AWAY, phases=((0, 1), (1, 4)))
+    program, effects = lowered(plan, graph), Effects(plan, graph)
+    at = {i: n for n, i in enumerate(program.instructions)}
+
+    def near_gradients(instruction: Instruction) -> set[int | None]:
+        part = program.instructions[: at[instruction] + 1]
+        _, alive = walked(plan, graph, part)
+        return {value.layer for value in alive if value.name == "gradients"}
+
+    assert near_gradients(Instruction("store", 3)) == {3}
+    assert near_gradients(Instruction("backward", 2, 0)) == {2, 3}
+    assert near_gradients(Instruction("store", 2)) == {2}
+    assert near_gradients(Instruction("store", 1)) == {1}
+    assert near_gradients(Instruction("norm")) == {0}
+    assert effects.departing == (3, 2, 1)
+
+
+def test_an_update_during_the_backward_pass_holds_its_gradient_until_the_next_one():
+    graph = tiny_graph(layers=2, tied=False)
+    plan = tiny_plan(graph, MACHINE, home=AWAY, phases=((0, 1), (1, 4)), clip=False)
+    program = lowered(plan, graph)
+    at = program.instructions.index(Instruction("update", 2))
+    _, alive = walked(plan, graph, program.instructions[: at + 1])
+    assert {value.layer for value in alive if value.name == "gradients"} == {2}
+
+
+@given(drawn=streamed_plans())
+def test_optimizer_state_that_is_far_takes_only_the_staging_ring(drawn: tuple[Graph, Plan]):
+    graph, plan = drawn
+    full = occupancy(lowered(plan, graph), plan, graph)
+    if plan.far("optimizer"):
+        assert full.by_class["optimizer"] == 0
+        assert full.by_class["working"] >= STAGING_BYTES
+    else:
+        assert full.by_class["optimizer"] == plan.optimizer_bytes * graph.parameter_count
+
+
+def test_outputs_that_wait_at_home_take_no_near_memory():
+    graph = tiny_graph(layers=8)
+    near, far = (
+        tiny_plan(graph, MACHINE, home=home, recompute="layer", micro=8, sequence=64)
+        for home in (Home(), Home(activations="host"))
+    )
+    output = 8 * 64 * 32 * 4
+    # Of eight blocks' outputs seven travel; the one that is used at the fullest moment is back.
+    assert near_bytes(near, graph, "activations") - near_bytes(far, graph, "activations") >= (
+        5 * output
+    )

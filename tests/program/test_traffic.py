@@ -1,0 +1,138 @@
+"""What a step moves, against formulas that are written down from the plan alone."""
+
+from collections.abc import Mapping
+from itertools import pairwise
+
+from hypothesis import given
+
+from factories import AWAY, tiny_graph, tiny_machine, tiny_plan
+from program.streamed_plans import streamed_plans
+from windlass.program.instruction import Instruction
+from windlass.program.lower import lower
+from windlass.program.ties import owners
+from windlass.program.traffic import Moved, Traffic, moved, together
+from windlass.spec.graph import Graph
+from windlass.spec.plan import Home, Plan, Precision
+
+MACHINE = tiny_machine(host="1 GiB")
+SQUARE, TABLE = 32 * 32, 64 * 32
+
+
+def step_total(plan: Plan, graph: Graph) -> Mapping[str, Moved]:
+    (program,) = lower(plan, graph)
+    return Traffic(plan, graph).total(program.instructions)
+
+
+def deferred(precision: Precision, accumulation: int = 2):
+    """A plan of three phases that puts its updates off, and its traffic."""
+    graph = tiny_graph(layers=4, tied=False)
+    plan = tiny_plan(
+        graph, MACHINE, home=AWAY, phases=((0, 1), (1, 3), (3, 6)), precision=precision,
+        accumulation=accumulation,
+    )  # fmt: skip
+    traffic = Traffic(plan, graph)
+    return plan, graph, traffic
+
+
+def test_float32_weights_are_their_own_masters():
+    _, _, traffic = deferred("float32")
+    (tier,) = traffic.of(Instruction("update", 2))
+    assert tier == "host"
+    # Two moments, the weights that are the masters, and the stored gradient; all but it go back.
+    assert traffic.of(Instruction("update", 2))[tier] == (SQUARE * (8 + 4 + 4), SQUARE * 12)
+    assert traffic.of(Instruction("update", 0))[tier] == (TABLE * 12, TABLE * 12)
+    assert traffic.of(Instruction("fetch", 2))[tier] == (SQUARE * 4, 0)
+    assert traffic.of(Instruction("store", 2))[tier] == (0, SQUARE * 4)
+    assert traffic.of(Instruction("release", 2)) == {}
+
+
+def test_bfloat16_weights_are_written_beside_their_masters():
+    _, _, several = deferred("bfloat16", accumulation=2)
+    assert several.of(Instruction("update", 2))["host"] == (SQUARE * (12 + 4), SQUARE * (12 + 2))
+    assert several.of(Instruction("update", 0))["host"] == (TABLE * 12, TABLE * (12 + 2))
+    assert several.of(Instruction("fetch", 2))["host"] == (SQUARE * 2, 0)
+    assert several.of(Instruction("store", 2))["host"] == (0, SQUARE * 4)
+    _, _, once = deferred("bfloat16", accumulation=1)
+    assert once.of(Instruction("update", 2))["host"] == (SQUARE * (12 + 2), SQUARE * (12 + 2))
+    assert once.of(Instruction("store", 2))["host"] == (0, SQUARE * 2)
+
+
+def test_where_no_gradient_waits_an_update_that_was_put_off_is_a_fetch():
+    _, _, traffic = deferred("float32")
+    assert traffic.of(Instruction("update", 2), stored=False)["host"] == (SQUARE * 4, 0)
+    assert traffic.of(Instruction("update", 0), stored=False)["host"] == (TABLE * 12, TABLE * 12)
+
+
+def test_near_weights_of_a_far_optimizer_do_not_move():
+    graph = tiny_graph(layers=1)
+    for precision, state in (("float32", 12), ("bfloat16", 12)):
+        plan = tiny_plan(graph, MACHINE, home=Home(optimizer="host"), precision=precision)
+        update = Instruction("update", 1)
+        assert moved(plan, graph, update) == (SQUARE * state, SQUARE * state)
+
+
+def test_a_step_in_three_phases_moves_what_is_counted_by_hand():
+    plan, graph, _ = deferred("float32")
+    first, middle, last = TABLE, 2 * SQUARE, 2 * SQUARE + TABLE  # parameters of each phase
+    read = 16 * (middle + last) + 12 * first  # updates
+    read += 4 * (first + middle)  # fetched for backward: the last phase is there still
+    written = 12 * (first + middle + last) + 4 * (middle + last)
+    assert step_total(plan, graph) == {"host": (read, written)}
+
+
+@given(drawn=streamed_plans(weights=True))
+def test_a_step_moves_what_the_formula_says(drawn: tuple[Graph, Plan]):
+    graph, plan = drawn
+    tiers: dict[str, list[int]] = {}
+
+    def add(tier: str, read: int, written: int) -> None:
+        total = tiers.setdefault(tier, [0, 0])
+        total[0] += read
+        total[1] += written
+
+    master = 4 if plan.precision == "float32" else 0
+    phases, home, kinds = plan.stages[0].phases, plan.home, list(graph.layer_kinds())
+    for layer, kind in enumerate(kinds):
+        n = kind.parameter_count
+        away = layer >= phases[0][1]
+        add(home.optimizer, n * plan.optimizer_bytes, n * plan.optimizer_bytes)
+        fetches = _fetches(plan, graph, layer)
+        add(home.weights, n * (master + fetches * plan.weight_bytes), n * plan.weight_bytes)
+        if away and plan.clip:  # one of the fetches is the update's own
+            add(home.weights, -n * plan.weight_bytes, 0)
+            add(home.gradients, n * plan.gradient_bytes, n * plan.gradient_bytes)
+    if plan.far("activations"):
+        width = plan.batch.micro * plan.batch.sequence * 32 * plan.weight_bytes
+        # Between two layers that run again: all those before the last phase do.
+        travels = phases[-1][0] - 1
+        moved_bytes = width * travels * plan.batch.accumulation
+        add(home.activations, moved_bytes, moved_bytes)
+    expected = {tier: tuple(total) for tier, total in tiers.items() if any(total)}
+    assert step_total(plan, graph) == expected
+
+
+def _fetches(plan: Plan, graph: Graph, layer: int) -> int:
+    """How often a layer comes: each time that a phase uses it which the one before did not.
+
+    Phases are used in turn, forward and back, and what the first one uses is there.
+    """
+    borrowed = owners(graph)
+    phases = plan.stages[0].phases
+    used = [any(layer == at or layer in borrowed[at] for at in range(*phase)) for phase in phases]
+    turns = [*used, *reversed(used[:-1])]
+    return sum(now and not before for before, now in pairwise(turns))
+
+
+@given(drawn=streamed_plans(weights=True))
+def test_a_step_moves_no_more_weights_gradients_and_state_for_more_micro_batches(
+    drawn: tuple[Graph, Plan],
+):
+    graph, plan = drawn
+    plan = plan.model_copy(update={"home": plan.home.model_copy(update={"activations": "near"})})
+    more = plan.batch.model_copy(update={"accumulation": plan.batch.accumulation + 3})
+    few = plan.batch.model_copy(update={"accumulation": max(2, plan.batch.accumulation)})
+    totals = [
+        together(step_total(plan.model_copy(update={"batch": batch}), graph))
+        for batch in (few, more)
+    ]
+    assert totals[0] == totals[1]

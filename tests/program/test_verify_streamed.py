@@ -1,0 +1,180 @@
+"""Faults of programs whose weights, gradients and state come and go, each named."""
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from factories import AWAY, tiny_graph, tiny_machine, tiny_plan
+from windlass.errors import PlanError
+from windlass.program.effects import STAGING_BYTES
+from windlass.program.instruction import Instruction, Program
+from windlass.program.lower import lower
+from windlass.program.verify import verify
+from windlass.spec.plan import Plan
+
+MACHINE = tiny_machine(host="1 GiB")
+GRAPH = tiny_graph(layers=3, tied=False)
+PHASES = ((0, 1), (1, 2), (2, 3), (3, 5))
+Edit = Callable[[list[Instruction]], None]
+
+
+def made(*, clip: bool = True, activations: str = "near") -> tuple[Plan, Program]:
+    home = AWAY.model_copy(update={"activations": activations})
+    plan = tiny_plan(
+        GRAPH, MACHINE, home=home, phases=PHASES, accumulation=2, clip=clip, recompute="layer"
+    )
+    (program,) = lower(plan, GRAPH)
+    return plan, program
+
+
+def refused(plan: Plan, program: Program, edit: Edit, part: str = "instructions"):
+    instructions = list(getattr(program, part))
+    edit(instructions)
+    edited = program.model_copy(update={part: tuple(instructions)})
+    with pytest.raises(PlanError) as caught:
+        verify([edited], plan, GRAPH, {})
+    return str(caught.value)
+
+
+def moved(instruction: Instruction, before: Instruction) -> Edit:
+    def edit(instructions: list[Instruction]) -> None:
+        instructions.remove(instruction)
+        instructions.insert(instructions.index(before), instruction)
+
+    return edit
+
+
+@settings(max_examples=200)
+@given(data=st.data(), clip=st.booleans(), part=st.sampled_from(["instructions", "settle"]))
+def test_an_instruction_lost_is_always_found(data: st.DataObject, clip: bool, part: str):
+    plan, program = made(clip=clip or part == "settle", activations="host")
+    at = data.draw(st.integers(0, len(getattr(program, part)) - 1))
+    assert refused(plan, program, lambda instructions: instructions.__delitem__(at), part)
+
+
+@settings(max_examples=200)
+@given(data=st.data(), clip=st.booleans(), part=st.sampled_from(["instructions", "settle"]))
+def test_an_instruction_doubled_is_always_found(data: st.DataObject, clip: bool, part: str):
+    plan, program = made(clip=clip or part == "settle", activations="host")
+    length = len(getattr(program, part))
+    at, to = data.draw(st.integers(0, length - 1)), data.draw(st.integers(0, length))
+    assert refused(
+        plan, program, lambda instructions: instructions.insert(to, instructions[at]), part
+    )
+
+
+def test_computing_with_weights_that_are_away_is_named():
+    plan, program = made(clip=False)
+    message = refused(
+        plan, program, moved(Instruction("fetch", 2), before=Instruction("forward", 2, 1))
+    )
+    assert message.endswith(
+        "(forward of layer 2, micro-batch 0): it reads weights of layer 2, which is not there yet"
+    )
+
+
+def test_computing_with_weights_that_were_released_is_named_with_who_released_them():
+    plan, program = made()
+    message = refused(
+        plan, program, moved(Instruction("release", 0), before=Instruction("forward", 0, 1))
+    )
+    assert "it reads weights of layer 0, which instruction 4 has freed" in message
+
+
+def test_fetching_what_is_there_is_named():
+    plan, program = made()
+    message = refused(
+        plan, program, lambda instructions: instructions.insert(0, Instruction("fetch", 0))
+    )
+    assert message == (
+        "device 0, instruction 0 (fetch of layer 0): "
+        "it makes weights of layer 0, which is there already"
+    )
+
+
+def test_releasing_what_is_away_is_named():
+    plan, program = made()
+    message = refused(
+        plan, program, lambda instructions: instructions.insert(0, Instruction("release", 3))
+    )
+    assert message == (
+        "device 0, instruction 0 (release of layer 3): "
+        "it frees weights of layer 3, which is not there yet"
+    )
+
+
+def test_fetching_before_an_update_that_was_put_off_is_named():
+    plan, program = made()
+
+    def edit(instructions: list[Instruction]) -> None:
+        update, fetch = Instruction("update", 2), Instruction("fetch", 2)
+        here, there = instructions.index(update), instructions.index(fetch)
+        instructions[here], instructions[there] = fetch, update
+
+    assert refused(plan, program, edit).endswith(
+        "(fetch of layer 2): the update that the step before put off comes first"
+    )
+
+
+def test_storing_a_gradient_before_it_is_whole_is_named():
+    plan, program = made()
+    message = refused(
+        plan, program, moved(Instruction("store", 3), before=Instruction("backward", 3, 1))
+    )
+    assert "(backward of layer 3, micro-batch 1): the gradient of layer 3 was stored" in message
+
+
+def test_updating_with_a_gradient_before_it_is_whole_is_named():
+    plan, program = made(clip=False)
+    message = refused(
+        plan, program, moved(Instruction("update", 3), before=Instruction("backward", 3, 1))
+    )
+    assert "(backward of layer 3, micro-batch 1): the gradient of layer 3 was used" in message
+
+
+def test_a_gradient_that_is_not_stored_by_the_norm_is_named():
+    plan, program = made()
+    message = refused(plan, program, moved(Instruction("norm"), before=Instruction("store", 1)))
+    norm = program.instructions.index(Instruction("store", 1))
+    assert message.endswith(f"(store of layer 1): the norm was taken before, at instruction {norm}")
+
+
+def test_weights_of_the_first_phase_that_are_away_at_the_end_are_named():
+    plan, program = made()
+    message = refused(
+        plan, program, lambda instructions: instructions.append(Instruction("release", 0))
+    )
+    assert message.endswith(
+        "(release of layer 0): it frees weights of layer 0, which the next step needs"
+    )
+
+
+def test_restoring_an_output_that_was_not_kept_is_named():
+    plan, program = made(activations="host")
+    keep = Instruction("keep", 1, 0)
+    message = refused(plan, program, moved(keep, before=Instruction("recompute", 2, 0)))
+    assert message.endswith(
+        "(restore of layer 1, micro-batch 0): "
+        "it frees output at home of layer 1, micro-batch 0, which is not there yet"
+    )
+
+
+def test_a_fault_in_settling_says_so():
+    plan, program = made()
+    release = Instruction("release", 4)
+    message = refused(plan, program, lambda instructions: instructions.remove(release), "settle")
+    assert message == (
+        "in settling: device 0, instruction 6 (update of layer 4): "
+        "it makes weights of layer 4, which is never freed"
+    )
+
+
+def test_a_far_tier_that_is_too_small_is_named_with_what_fills_it():
+    plan, program = made()
+    needed = 4 * (2 + 1) * GRAPH.parameter_count  # weights and two moments
+    needed += 4 * (GRAPH.parameter_count - 64 * 32)  # gradients of all but the first phase
+    verify([program], plan, GRAPH, {"near": 2 * STAGING_BYTES, "host": needed})
+    with pytest.raises(PlanError, match=r"`host` overflows by 1 bytes: .* most is optimizer with"):
+        verify([program], plan, GRAPH, {"host": needed - 1})
