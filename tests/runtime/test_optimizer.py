@@ -119,4 +119,5 @@ def test_a_sparse_gradient_adds_to_the_rows_it_has(dtype: torch.dtype):
     assert torch.equal(one.gradient, start + rows.to_dense())
     one.gradient = None
     one.add(rows, summed=True)
+    one.complete()
     assert torch.equal(one.gradient, rows.to_dense().float())

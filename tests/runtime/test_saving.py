@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from windlass.errors import CheckpointError, StorageError
 from windlass.models.chain import Chain
-from windlass.runtime import saving
+from windlass.runtime import residence
 from windlass.runtime.checkpoint import (
     Manifest,
     latest,
@@ -22,6 +22,13 @@ from windlass.runtime.checkpoint import (
 from windlass.runtime.saving import Saver
 from windlass.runtime.tensorfile import FileProof, read_tensors, write_tensors
 from windlass.runtime.tensors import LayerTensors, layer_tensors
+
+
+def saver_of(folder: Path, layers: tuple[LayerTensors, ...]) -> Saver:
+    def save(index: int, to: Path) -> residence.Proof | None:
+        return residence.save_layer(layers[index], to)
+
+    return Saver(folder, len(layers), keep=2, save=save)
 
 
 def manifest(step: int):
@@ -35,7 +42,7 @@ def layers(gpt: Callable[..., Chain]):
 
 @pytest.fixture
 def saver(layers: tuple[LayerTensors, ...], folder: Path):
-    made = Saver(folder, layers, keep=2)
+    made = saver_of(folder, layers)
     yield made
     made.close()
 
@@ -110,7 +117,7 @@ def test_if_every_checkpoint_is_damaged_all_are_named(saver: Saver, folder: Path
 def test_a_layer_that_is_not_written_yet_may_not_change(
     layers: tuple[LayerTensors, ...], folder: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    saver = Saver(folder, layers, keep=2)
+    saver = saver_of(folder, layers)
     reached = []
 
     def slow(path: Path, tensors: Iterable[tuple[str, torch.Tensor]]) -> FileProof:
@@ -121,7 +128,7 @@ def test_a_layer_that_is_not_written_yet_may_not_change(
         reached.append(path.name)
         return write_tensors(path, tensors)
 
-    monkeypatch.setattr(saving, "write_tensors", slow)
+    monkeypatch.setattr(residence, "write_tensors", slow)
     saver.begin(manifest(1))
     saver.wait_for(1)
     assert reached[:2] == ["layer-0000.safetensors", "layer-0001.safetensors"]
@@ -137,7 +144,7 @@ def test_a_full_disk_is_told_at_the_next_step_and_costs_no_checkpoint(
     def full(path: Path, _: object) -> FileProof:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
-    monkeypatch.setattr(saving, "write_tensors", full)
+    monkeypatch.setattr(residence, "write_tensors", full)
     saver.begin(manifest(2))
     saver.wait_for(3)
     with pytest.raises(StorageError, match=r"no space left.*step-00000002"):

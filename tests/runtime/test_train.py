@@ -16,7 +16,7 @@ from windlass.data.batches import Batches
 from windlass.errors import RunBroken, StorageError
 from windlass.models.chain import Chain, chain_of
 from windlass.program.instruction import Program
-from windlass.runtime import saving
+from windlass.runtime import residence
 from windlass.runtime.checkpoint import latest
 from windlass.runtime.optimizer import learning_rate
 from windlass.runtime.tensorfile import FileProof, write_tensors
@@ -384,7 +384,7 @@ def test_a_full_disk_ends_the_run_at_the_next_step(
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
         return write_tensors(path, tensors)
 
-    monkeypatch.setattr(saving, "write_tensors", full)
+    monkeypatch.setattr(residence, "write_tensors", full)
     cut, seen = plan(chain), []
     steps = train(
         cut,

@@ -13,13 +13,16 @@ from windlass.runtime.interpret import Handler
 from windlass.runtime.layers import Template
 from windlass.runtime.optimizer import Optimizer
 from windlass.runtime.random import Keys, draw_seed, layer_key, sample_keys
-from windlass.runtime.tensors import LayerTensors
+from windlass.runtime.residence import Residence
+from windlass.runtime.tensors import LayerParameters
 from windlass.spec.plan import Plan
 
 _NAMED_DOCUMENTS = 8
 """How many documents a broken step's message names."""
 
 _PASSES = ("load", "forward", "recompute", "backward")
+_PASSED = ("forward", True)
+"""The forward pass of a layer that runs again before its backward: nothing of it is kept."""
 
 
 class StopWished(Exception):  # noqa: N818  a wish, not a fault
@@ -32,21 +35,20 @@ class Compute:
     Args:
         plan: the plan that the program was lowered from.
         program: tells which layers run forward again before their backward.
-        layers: weights and optimizer state of the chain.
+        residence: of weights and optimizer state.
         templates: one for each layer.
         optimizer: updates weights.
         batches: gives a micro-batch's tokens.
         seed: of the dropout masks.
         device: where all tensors lie.
         stop: asked before each micro-batch.
-        before_update: called with a layer's index before its weights change.
     """
 
     def __init__(
         self,
         plan: Plan,
         program: Program,
-        layers: tuple[LayerTensors, ...],
+        residence: Residence,
         templates: tuple[Template, ...],
         *,
         optimizer: Optimizer,
@@ -54,19 +56,19 @@ class Compute:
         seed: int,
         device: torch.device,
         stop: Callable[[], bool],
-        before_update: Callable[[int], None],
     ) -> None:
         self._micro = plan.batch.micro
         self._summed = plan.batch.accumulation > 1
-        self._layers = layers
+        self._residence = residence
+        self._layers = layers = residence.layers
         self._templates = templates
         self._last = len(layers) - 1
+        self._clips = any(instruction.kind == "norm" for instruction in program.instructions)
         self._optimizer = optimizer
         self._batches = batches
         self._seed = seed
         self._device = device
         self._stop = stop
-        self._before_update = before_update
         self.again = frozenset(
             i.layer for i in program.instructions if i.kind == "recompute" and i.layer is not None
         )
@@ -83,6 +85,7 @@ class Compute:
     def begin(self, step: int) -> None:
         """Forgets the step before and begins `step`, counted from 1."""
         self._step = step
+        self._residence.begin(step)
         self._tokens: dict[int, tuple[Tensor, Tensor]] = {}
         self._samples: dict[int, Tensor] = {}
         self._outputs: dict[tuple[int, int], Tensor] = {}
@@ -94,14 +97,18 @@ class Compute:
         self._divisor: Tensor | None = None
         for layer in self._layers:
             for weight in layer.owned:
-                weight.gradient = None
+                weight.forget()
 
     def warm(self, step: int) -> None:
         """Runs the passes of one micro-batch for nothing, so that all code is compiled."""
         self.begin(step)
         handlers = self.handlers()
         for kind, layer, micro in self._first_micro:
+            if layer is not None:
+                self._residence.visit((layer,))
             handlers[kind](layer or 0, micro or 0)
+            if layer is not None and (kind == "backward" or (kind, layer in self.again) == _PASSED):
+                self._residence.leave((layer,))
         self.begin(step)
 
     def handlers(self) -> Mapping[Kind, Handler]:
@@ -114,6 +121,7 @@ class Compute:
             "norm": self._global_norm,
             "update": self._update,
             "sync": self._sync,
+            **self._residence.handlers(),
         }
 
     @property
@@ -185,22 +193,29 @@ class Compute:
 
     def _global_norm(self, _: int, __: int) -> None:
         self._require_finite_losses()
-        weights = [weight for layer in self._layers for weight in layer.owned]
+        norms: list[Tensor] = []
+        for index, layer in enumerate(self._layers):
+            gone = self._residence.norms.get(index)
+            norms += self._norms(layer) if gone is None else gone
         # Waits for the device, once a step: weights must not change by a broken gradient.
-        self._norm = float(self._optimizer.norm(weights))
+        self._norm = float(self._optimizer.joined(norms))
         if not math.isfinite(self._norm):
             self._refuse_norm()
         self._divisor = self._optimizer.divisor(self._norm)
+        self._residence.ends_backward(self._divisor)
+
+    def _norms(self, layer: LayerParameters) -> list[Tensor]:
+        for weight in layer.owned:
+            weight.complete()
+        return self._optimizer.norms(layer.owned)
 
     def _update(self, layer: int, _: int) -> None:
-        owned = self._layers[layer].owned
-        if self._norm is None:
+        if not self._clips:
             if not self._squares:
                 self._require_finite_losses()
-            self._squares.append(self._optimizer.norm(owned).square())
-        self._before_update(layer)
-        with torch.no_grad():
-            self._optimizer.update(owned, self._step, self._divisor)
+            norms = self._norms(self._layers[layer])
+            self._squares.append(self._optimizer.joined(norms).square())
+        self._residence.update(layer, self._step, self._divisor)
 
     def _sync(self, _: int, __: int) -> None:
         """One device agrees with itself; the clock waits for it."""
@@ -218,6 +233,7 @@ class Compute:
         return output
 
     def _call(self, layer: int, micro: int, x: Tensor) -> Tensor:
+        self._residence.need(layer)
         tensors, template = self._layers[layer], self._templates[layer]
         targets = self._tokens[micro][1] if layer == self._last else None
         keys = None

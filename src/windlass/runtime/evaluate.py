@@ -1,5 +1,6 @@
 """Held-out loss: the forward pass of the same templates, over text that is never trained on."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,7 +9,7 @@ from torch import Tensor
 
 from windlass.data.batches import Batches, Block
 from windlass.runtime.layers import NO_TARGET, Template
-from windlass.runtime.tensors import LayerTensors
+from windlass.runtime.residence import Residence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,10 +22,11 @@ class HeldOut:
 
 
 def evaluate(
-    layers: tuple[LayerTensors, ...],
+    residence: Residence,
     templates: tuple[Template, ...],
     batches: Batches,
     *,
+    phases: Sequence[tuple[int, int]],
     sequences: int,
     micro: int,
     again: frozenset[int],
@@ -33,39 +35,54 @@ def evaluate(
     """The mean loss over held-out sequences, nothing dropped.
 
     Args:
-        layers: weights.
+        residence: of the weights.
         templates: one for each layer.
         batches: gives the held-out sequences.
+        phases: half-open ranges of layers that are near together; all sequences pass through one
+            before the next.
         sequences: how many; all of them if there are fewer.
         micro: sequences at a time, as in training, so that compiled code fits.
         again: layers whose forward pass keeps nothing in training. Each layer runs here as it
             does there, so that nothing is compiled for evaluation alone.
         device: where the weights are.
     """
-    total, targets = 0.0, 0
+    values: list[Tensor] = []
+    wanted: list[Tensor] = []
+    counts: list[int] = []
     for block in batches.held_out(sequences, micro):
-        inputs, wanted = (torch.from_numpy(part).to(device) for part in _filled(block, micro))
-        count = block[1].size
-        loss = _loss(layers, templates, inputs, wanted, again)
-        total, targets = total + float(loss) * count, targets + count
-    loss_per_token = total / targets
+        inputs, targets = (torch.from_numpy(part).to(device) for part in _filled(block, micro))
+        values.append(inputs)
+        wanted.append(targets)
+        counts.append(block[1].size)
+    for first, last in phases:
+        residence.visit(range(first, last))
+        for index, x in enumerate(values):
+            values[index] = _through(
+                range(first, last), residence, templates, x, wanted[index], again
+            )
+        residence.leave(range(first, last))
+    losses = (float(loss) * count for loss, count in zip(values, counts, strict=True))
+    loss_per_token = sum(losses) / sum(counts)
     return HeldOut(
         loss=loss_per_token, bits_per_byte=batches.bits_per_byte(loss_per_token, sequences)
     )
 
 
-def _loss(
-    layers: tuple[LayerTensors, ...],
+def _through(
+    layers: range,
+    residence: Residence,
     templates: tuple[Template, ...],
-    inputs: Tensor,
+    x: Tensor,
     targets: Tensor,
     again: frozenset[int],
 ) -> Tensor:
-    x = inputs
-    for index, (layer, template) in enumerate(zip(layers, templates, strict=True)):
+    """What layers make of one block; the loss if the last is among them."""
+    for index in layers:
+        residence.need(index)
+        layer, template = residence.layers[index], templates[index]
         keeps = index not in again
         x = x.detach().requires_grad_(keeps and index > 0)
-        last = targets if index == len(layers) - 1 else None
+        last = targets if index == len(templates) - 1 else None
         with torch.set_grad_enabled(keeps):
             x = template.evaluated(layer.weights, layer.buffers, x, last)
     return x.detach()

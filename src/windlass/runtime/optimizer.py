@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.optim.adamw import adamw
 
-from windlass.runtime.tensors import CHUNK, Weight
+from windlass.runtime.tensors import CHUNK, Parameter, Weight
 from windlass.spec.request import TrainRequest
 
 
@@ -45,9 +45,16 @@ class Optimizer:
         self._buffer = torch.empty(CHUNK, device=device)
         self._found = torch.zeros((), device=device)
 
-    def norm(self, weights: Iterable[Weight]) -> Tensor:
+    def norm(self, weights: Iterable[Parameter]) -> Tensor:
         """`Float[]`: the 2-norm over all gradients together, summed in float32."""
-        norms = [norm for weight in weights for norm in self._norms(weight)]
+        return self.joined(self.norms(weights))
+
+    def norms(self, weights: Iterable[Parameter]) -> list[Tensor]:
+        """`Float[]` each: the 2-norms of parts of the gradients, to be joined with others."""
+        return [norm for weight in weights for norm in self._norms(weight)]
+
+    def joined(self, norms: list[Tensor]) -> Tensor:
+        """`Float[]`: the 2-norm over all parts together."""
         if not norms:
             return torch.zeros((), device=self._buffer.device)
         return torch.linalg.vector_norm(torch.stack(norms))
@@ -82,6 +89,33 @@ class Optimizer:
             weight.steps += 1
             weight.gradient = None
 
+    def apply(
+        self,
+        master: Tensor,
+        moments: tuple[Tensor, Tensor],
+        gradient: Tensor,
+        *,
+        step: int,
+        updates: int,
+        decays: bool,
+        divisor: Tensor | None,
+    ) -> None:
+        """One step of AdamW for a piece of one weight.
+
+        Args:
+            master: changed in place, as the moments are.
+            moments: the first and the second.
+            gradient: float32.
+            step: counted from 1; gives the rate.
+            updates: that the weight has had before.
+            decays: whether it is pulled towards zero.
+            divisor: of all gradients; None for 1.
+        """
+        part = _Part(master, *moments, gradient, None)
+        decay = self._settings.weight_decay if decays else 0.0
+        rate = learning_rate(self._settings, step)
+        self._adamw(part, torch.tensor(float(updates)), rate, decay, divisor)
+
     def _adamw(
         self, part: "_Part", steps: Tensor, rate: float, decay: float, divisor: Tensor | None
     ) -> None:
@@ -105,7 +139,7 @@ class Optimizer:
             maximize=False,
         )
 
-    def _norms(self, weight: Weight) -> Iterator[Tensor]:
+    def _norms(self, weight: Parameter) -> Iterator[Tensor]:
         if weight.gradient is None:
             return
         # In parts for exactness too: torch sums squares one after the other in float32, and over

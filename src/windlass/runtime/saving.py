@@ -1,13 +1,13 @@
-"""Saving while training goes on: a thread writes the tensors themselves, and copies none.
+"""Saving while training goes on: a thread saves layer by layer, and copies no tensor.
 
-Weights and optimizer state change only in an update. So the writer goes through the layers in the
-order of the updates, and the next step's update of a layer waits until that layer is written,
-which the forward and backward passes before it leave time for. A save costs no memory.
+Weights and optimizer state change only in an update. So the thread goes through the layers in the
+order of the updates, and the next step's update of a layer waits until that layer is saved, which
+the forward and backward passes before it leave time for. A save costs no memory.
 """
 
 import shutil
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -19,8 +19,9 @@ from windlass.runtime.checkpoint import (
     layer_file,
     stored,
 )
-from windlass.runtime.tensorfile import write_tensors
-from windlass.runtime.tensors import LayerTensors
+from windlass.runtime.residence import Proof
+
+Save = Callable[[int, Path], Proof | None]
 
 
 class Saver:
@@ -28,15 +29,16 @@ class Saver:
 
     Args:
         folder: made when the first checkpoint is written.
-        layers: what is saved.
+        layers: how many layers are saved.
         keep: how many checkpoints stay.
+        save: saves one layer, as `Residence.save` does.
     """
 
-    def __init__(self, folder: Path, layers: Sequence[LayerTensors], *, keep: int) -> None:
+    def __init__(self, folder: Path, layers: int, *, keep: int, save: Save) -> None:
         self._folder = folder
-        self._layers = layers
         self._keep = keep
-        self._written = [threading.Event() for _ in layers]
+        self._save_layer = save
+        self._written = [threading.Event() for _ in range(layers)]
         for event in self._written:
             event.set()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="windlass-save")
@@ -113,14 +115,13 @@ class Saver:
             shutil.rmtree(beside, ignore_errors=True)
 
     def _write(self, beside: Path, manifest: Manifest) -> None:
-        files = {}
-        for index, layer in enumerate(self._layers):
-            tensors = dict(layer.saved())
-            if tensors:
-                files[layer_file(index)] = write_tensors(
-                    beside / layer_file(index), tensors.items()
-                )
-            self._written[index].set()
+        proofs: dict[str, Proof] = {}
+        for index, written in enumerate(self._written):
+            proof = self._save_layer(index, beside / layer_file(index))
+            if proof is not None:
+                proofs[layer_file(index)] = proof
+            written.set()
+        files = {name: proof() for name, proof in proofs.items()}
         whole = manifest.model_copy(update={"files": files}).sealed()
         write_whole(beside / MANIFEST_FILE, whole.to_json())
         sync_folder(beside)

@@ -23,21 +23,18 @@ that others use too costs up to 40 times as much."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Weight:
-    """One parameter: its master, what layers compute with, its moments, the gradient of a step."""
+class Parameter:
+    """One parameter as layers use it: what they compute with, and the gradient of a step."""
 
     name: str
     """Full name: `<layer name>.<its name inside>`."""
-    master: Tensor
-    """float32; only the update changes it."""
     working: Tensor
-    """In the run's precision; the master itself in float32."""
-    moment1: Tensor
-    moment2: Tensor
-    steps: Tensor
-    """`Float[]`: updates so far, as torch's AdamW counts them."""
+    """In the run's precision; empty while it is in another tier."""
     gradient: Tensor | None = None
     """Summed over the micro-batches of a step; None before the first and after the update."""
+    rows: Tensor | None = None
+    """Sparse gradients of several micro-batches, summed apart and added at the end, so that the
+    whole does not depend on the order in which layers run."""
 
     def add(self, gradient: Tensor, *, summed: bool) -> None:
         """Adds a micro-batch's gradient.
@@ -47,12 +44,11 @@ class Weight:
             summed: whether several micro-batches come together, which is done in float32.
         """
         if gradient.is_sparse:
-            gradient = gradient.coalesce()
-            if self.gradient is not None:
-                self.gradient.add_(gradient.to(self.gradient.dtype))
-                return
-            gradient = gradient.to_dense()
-        if self.gradient is not None:
+            rows = gradient.float() if summed else gradient
+            self.rows = (rows if self.rows is None else self.rows + rows).coalesce()
+            if not summed:
+                self.complete()
+        elif self.gradient is not None:
             # In parts: torch makes a float32 copy of whatever is added to float32.
             parts = zip(_parts(self.gradient), _parts(gradient.contiguous()), strict=True)
             for total, part in parts:
@@ -63,20 +59,46 @@ class Weight:
             # The optimizer walks memory, so the layout must be the weight's.
             self.gradient = gradient.contiguous()
 
+    def complete(self) -> None:
+        """Adds the rows to the gradient; called before anybody looks at it."""
+        rows, self.rows = self.rows, None
+        if rows is None:
+            return
+        if self.gradient is None:
+            self.gradient = rows.to_dense()
+        else:
+            self.gradient.add_(rows.to(self.gradient.dtype))
+
+    def forget(self) -> None:
+        """Drops the gradient."""
+        self.gradient = self.rows = None
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Weight(Parameter):
+    """One parameter whose optimizer state is near: its master and its moments."""
+
+    master: Tensor
+    """float32; only the update changes it. The working tensor itself in float32."""
+    moment1: Tensor
+    moment2: Tensor
+    steps: Tensor
+    """`Float[]`: updates so far, as torch's AdamW counts them."""
+
     def refresh(self) -> None:
         """Makes the working copy from the master, where they are not the same tensor."""
         if self.working is not self.master:
             self.working.detach().copy_(self.master)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayerTensors:
-    """What one layer holds and uses."""
+@dataclass(frozen=True, kw_only=True)
+class LayerParameters:
+    """What one layer computes with."""
 
     name: str
-    owned: tuple[Weight, ...]
+    owned: tuple[Parameter, ...]
     """Updated and saved here."""
-    used: tuple[Weight, ...]
+    used: tuple[Parameter, ...]
     """In the order of the template's parameters; owned here or by an earlier layer."""
     buffers: tuple[Tensor, ...]
     """In the order of the template's buffers."""
@@ -87,6 +109,13 @@ class LayerTensors:
     def weights(self) -> list[Tensor]:
         """What the template is called with."""
         return [weight.working for weight in self.used]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerTensors(LayerParameters):
+    """What one layer holds where all of it is near."""
+
+    owned: tuple[Weight, ...]
 
     def saved(self, *, moments: bool = True) -> Iterator[tuple[str, Tensor]]:
         """What a checkpoint holds of this layer, under its name there.
@@ -131,7 +160,7 @@ def layer_tensors(
                 owned=tuple(owned),
                 used=tuple(weights[chain.ties.get(full, full)] for full in names),
                 buffers=tuple(layer.buffers()),
-                saved_buffers=_saved_buffers(name, layer),
+                saved_buffers=saved_buffers(name, layer),
             )
         )
     return tuple(layers)
@@ -153,7 +182,8 @@ def _weight(name: str, parameter: nn.Parameter, precision: Precision) -> Weight:
     )
 
 
-def _saved_buffers(name: str, layer: nn.Module) -> dict[str, Tensor]:
+def saved_buffers(name: str, layer: nn.Module) -> dict[str, Tensor]:
+    """Full name -> each buffer of a layer that belongs to a checkpoint."""
     kept = layer.state_dict().keys()
     return {f"{name}.{inner}": b for inner, b in layer.named_buffers() if inner in kept}
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from windlass.data.batches import Batches
-from windlass.errors import CheckpointError, RunBroken, RunInterrupted
+from windlass.errors import CheckpointError, PlanError, RunBroken, RunInterrupted
 from windlass.machines.allocator import prepare_allocator
 from windlass.models.chain import Chain
 from windlass.program.instruction import Program
@@ -15,7 +15,6 @@ from windlass.runtime.checkpoint import (
     Checkpoint,
     Manifest,
     folder_name,
-    load,
     remove_temporaries,
 )
 from windlass.runtime.compute import Compute, StopWished
@@ -24,12 +23,16 @@ from windlass.runtime.interpret import Interpreter, clock_for
 from windlass.runtime.layers import Template, templates
 from windlass.runtime.memory import Peak
 from windlass.runtime.optimizer import Optimizer, learning_rate
+from windlass.runtime.residence import Near, Residence
 from windlass.runtime.saving import Saver
-from windlass.runtime.tensors import LayerTensors, layer_tensors
+from windlass.runtime.stream import Stream
 from windlass.spec.plan import Plan
 from windlass.spec.prediction import Timeline
 from windlass.spec.record import Step
 from windlass.spec.request import TrainRequest
+
+STATE_FOLDER = "state"
+"""Beside the checkpoints: what of a run lives beyond the near tier. Of no use to another run."""
 
 
 def never() -> bool:
@@ -87,7 +90,7 @@ def train(
     try:
         yield from run.steps(resume, watch)
     finally:
-        run.saver.close()
+        run.close()
 
 
 class _Run:
@@ -108,30 +111,57 @@ class _Run:
         self._peak = Peak(device)
         self._plan, self._batches, self._settings = plan, batches, settings
         self._device, self._folder = device, checkpoints
-        self._layers: tuple[LayerTensors, ...] = layer_tensors(
-            chain, seed=settings.seed, precision=plan.precision, device=device
-        )
+        self._program = program
         self._templates: tuple[Template, ...] = templates(chain, compiled=plan.compile)
-        self.saver = Saver(checkpoints, self._layers, keep=settings.keep)
+        optimizer = Optimizer(settings, device)
+        self.residence = self._home(chain, optimizer)
+        self.saver = Saver(
+            checkpoints, len(chain.layers), keep=settings.keep, save=self.residence.save
+        )
         self._compute = Compute(
             plan,
             program,
-            self._layers,
+            self.residence,
             self._templates,
-            optimizer=Optimizer(settings, device),
+            optimizer=optimizer,
             batches=batches,
             seed=settings.seed,
             device=device,
             stop=stop,
-            before_update=self.saver.wait_for,
         )
         self._interpreter = Interpreter(
             program, self._compute.handlers(), clock_for(device, len(program.instructions))
         )
 
+    def _home(self, chain: Chain, optimizer: Optimizer) -> Residence:
+        """Where the plan has weights and optimizer state live."""
+        plan, seed = self._plan, self._settings.seed
+
+        def before_update(layer: int) -> None:
+            self.saver.wait_for(layer)
+
+        if plan.far("activations"):
+            raise PlanError(
+                f"`home.activations` = {plan.home.activations} is not yet run by this version; set "
+                "it to near"
+            )
+        if plan.streamed:
+            folder = self._folder.with_name(STATE_FOLDER)
+            return Stream(plan, chain, folder, optimizer, seed=seed, before_update=before_update)
+        return Near(
+            chain, optimizer, seed=seed, precision=plan.precision, device=self._device,
+            before_update=before_update,
+        )  # fmt: skip
+
+    def close(self) -> None:
+        """Waits for the save under way, and ends all threads."""
+        self.saver.close()
+        self.residence.close()
+
     def steps(self, resume: Checkpoint | None, watch: Watch | None) -> Generator[Step]:
         remove_temporaries(self._folder)
-        done = self._restore(resume) if resume else 0
+        done = self._checked(resume) if resume else 0
+        self.residence.start(resume)
         if self._plan.compile and done < self._settings.steps:
             self._compute.warm(done + 1)
         for step in range(done + 1, self._settings.steps + 1):
@@ -154,8 +184,8 @@ class _Run:
             if ends:
                 self.saver.finish()
 
-    def _restore(self, checkpoint: Checkpoint) -> int:
-        """Puts a checkpoint in place and gives its step."""
+    def _checked(self, checkpoint: Checkpoint) -> int:
+        """The step of a checkpoint that is of this run."""
         manifest = checkpoint.manifest
         if manifest.graph != self._plan.graph:
             raise CheckpointError(
@@ -166,7 +196,6 @@ class _Run:
                 f"`{checkpoint.path}` has taken {manifest.samples} samples in {manifest.step} "
                 f"steps, not {self._batches.batch} a step; resume with the batch it was made with"
             )
-        load(checkpoint, self._layers)
         self.saver.found(manifest.step)
         return manifest.step
 
@@ -182,8 +211,10 @@ class _Run:
     def _measured(self, step: int, *, saves: bool) -> Step:
         """What the step that just ran leaves behind; evaluates where due."""
         settings, compute = self._settings, self._compute
-        ends = step == settings.steps
-        held_out = self._evaluate() if ends or step % settings.evaluate_every == 0 else None
+        evaluates = step == settings.steps or step % settings.evaluate_every == 0
+        if evaluates or saves:
+            self.residence.settle(self._program)
+        held_out = self._evaluate() if evaluates else None
         return Step(
             step=step,
             loss=compute.loss,
@@ -200,9 +231,10 @@ class _Run:
 
     def _evaluate(self) -> HeldOut:
         return evaluate(
-            self._layers,
+            self.residence,
             self._templates,
             self._batches,
+            phases=self._plan.stages[0].phases,
             sequences=self._settings.evaluate_sequences,
             micro=self._plan.batch.micro,
             again=self._compute.again,
@@ -224,6 +256,7 @@ class _Run:
     def _stopped(self, done: int) -> RunInterrupted:
         """Saves the last whole step, if it is not saved already."""
         if done and self.saver.newest != done:
+            self.residence.settle(self._program)
             self._save(done)
         self.saver.finish()
         return RunInterrupted(f"stopped after step {done}; {self._last_good()}")

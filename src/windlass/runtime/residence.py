@@ -1,0 +1,147 @@
+"""Residence: where a run's weights and optimizer state live, and how they are updated and saved.
+
+`Near` holds all of them near all the time; `stream.Stream` brings them near for their phase.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from windlass.models.chain import Chain
+from windlass.program.instruction import Kind, Program
+from windlass.runtime.checkpoint import Checkpoint, load
+from windlass.runtime.interpret import Handler
+from windlass.runtime.optimizer import Optimizer
+from windlass.runtime.tensorfile import FileProof, write_tensors
+from windlass.runtime.tensors import LayerParameters, LayerTensors, layer_tensors
+from windlass.spec.graph import Precision
+
+Proof = Callable[[], FileProof]
+"""Tells what a file must be to count as whole; may read it for that."""
+
+
+class Residence(Protocol):
+    """What the handlers, the training loop and the saver ask of it."""
+
+    @property
+    def layers(self) -> Sequence[LayerParameters]:
+        """What layers compute with."""
+
+    @property
+    def norms(self) -> Mapping[int, list[Tensor]]:
+        """Norms of the gradients of this step that are not near any more, by layer."""
+
+    def start(self, checkpoint: Checkpoint | None) -> None:
+        """Makes the state of a new run, or takes that of a checkpoint over."""
+
+    def handlers(self) -> Mapping[Kind, Handler]:
+        """The handlers of moves between tiers."""
+
+    def begin(self, step: int) -> None:
+        """A step begins."""
+
+    def need(self, layer: int) -> None:
+        """Returns when all weights that a layer computes with are near."""
+
+    def ends_backward(self, divisor: Tensor | None) -> None:
+        """All gradients are there; they are to be divided by this."""
+
+    def update(self, layer: int, step: int, divisor: Tensor | None) -> None:
+        """Updates a layer, or begins to."""
+
+    def settle(self, program: Program) -> None:
+        """Does updates that were put off."""
+
+    def visit(self, layers: Sequence[int]) -> None:
+        """Brings layers near for a forward pass outside of a step."""
+
+    def leave(self, layers: Sequence[int]) -> None:
+        """Frees what `visit` brought near."""
+
+    def save(self, layer: int, to: Path) -> Proof | None:
+        """Saves a layer's state; when it returns the layer may change. None: it has no state."""
+
+    def close(self) -> None:
+        """Ends what is under way."""
+
+
+class Near:
+    """All weights and all optimizer state in the near tier.
+
+    Args:
+        chain: the model.
+        optimizer: applied at once.
+        seed: of the initial weights.
+        precision: what layers compute in.
+        device: where everything lies.
+        before_update: called with a layer's index before its state changes.
+    """
+
+    def __init__(
+        self,
+        chain: Chain,
+        optimizer: Optimizer,
+        *,
+        seed: int,
+        precision: Precision,
+        device: torch.device,
+        before_update: Callable[[int], None],
+    ) -> None:
+        self._optimizer = optimizer
+        self._before_update = before_update
+        self.layers: tuple[LayerTensors, ...] = layer_tensors(
+            chain, seed=seed, precision=precision, device=device
+        )
+        self.norms: dict[int, list[Tensor]] = {}
+
+    def start(self, checkpoint: Checkpoint | None) -> None:
+        """Takes a checkpoint's state over."""
+        if checkpoint is not None:
+            load(checkpoint, self.layers)
+
+    def handlers(self) -> Mapping[Kind, Handler]:
+        """None: nothing moves."""
+        return {}
+
+    def begin(self, step: int) -> None:
+        """Nothing is to be done."""
+
+    def need(self, layer: int) -> None:
+        """Everything is near."""
+
+    def ends_backward(self, divisor: Tensor | None) -> None:
+        """Nothing waits elsewhere."""
+
+    def update(self, layer: int, step: int, divisor: Tensor | None) -> None:
+        """Updates a layer."""
+        self._before_update(layer)
+        with torch.no_grad():
+            self._optimizer.update(self.layers[layer].owned, step, divisor)
+
+    def settle(self, program: Program) -> None:
+        """Nothing was put off."""
+
+    def visit(self, layers: Sequence[int]) -> None:
+        """Everything is near."""
+
+    def leave(self, layers: Sequence[int]) -> None:
+        """Everything stays."""
+
+    def save(self, layer: int, to: Path) -> Proof | None:
+        """Writes the tensors themselves, and copies none."""
+        return save_layer(self.layers[layer], to)
+
+    def close(self) -> None:
+        """Nothing is under way."""
+
+
+def save_layer(layer: LayerTensors, to: Path) -> Proof | None:
+    """Writes what a checkpoint holds of a layer; None if that is nothing."""
+    tensors = dict(layer.saved())
+    if not tensors:
+        return None
+    proof = write_tensors(to, tensors.items())
+    return lambda: proof

@@ -1,0 +1,152 @@
+"""The files of one layer whose state lies beyond the near tier.
+
+    layer-0003.safetensors   masters, moments and counts of updates: a checkpoint's file as it is
+    layer-0003.working       what the layer computes with, where that is not the masters
+    layer-0003.gradients     the summed gradients that wait for their update
+
+Every tensor begins at a page and is followed by zeros up to the next one, so that it can be read
+and written directly. In the safetensors file, whose format allows no gaps, the zeros have names of
+their own. So a checkpoint takes the file by a second name, and copies nothing.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from windlass.runtime.directfile import PAGE, DirectFile, aligned, page_memory
+from windlass.runtime.tensorfile import DTYPE_NAMES, bytes_of
+
+_HEADER_LENGTH_BYTES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """Where one weight's numbers lie in a region."""
+
+    name: str
+    shape: tuple[int, ...]
+    offset: int
+    """In bytes, a multiple of a page."""
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """One number for each element of a layer's own weights, weight after weight."""
+
+    dtype: torch.dtype
+    slices: tuple[Slice, ...]
+    nbytes: int
+
+    def views(self, memory: Tensor) -> tuple[Tensor, ...]:
+        """The weights in memory that holds the whole region, `UInt8[nbytes]`."""
+        return tuple(
+            memory[part.offset : part.offset + part.nbytes].view(self.dtype).view(part.shape)
+            for part in self.slices
+        )
+
+
+def region(weights: Mapping[str, tuple[int, ...]], dtype: torch.dtype) -> Region:
+    """The region of weights with these names and shapes."""
+    slices: list[Slice] = []
+    offset = 0
+    for name, shape in weights.items():
+        nbytes = torch.Size(shape).numel() * dtype.itemsize
+        slices.append(Slice(name, shape, offset, nbytes))
+        offset += aligned(nbytes)
+    return Region(dtype, tuple(slices), offset)
+
+
+@dataclass(frozen=True, slots=True)
+class StateLayout:
+    """Where everything lies in a layer's safetensors file."""
+
+    header: bytes
+    """Padded to whole pages; what follows begins there."""
+    region: Region
+    """Of each of masters and moments."""
+    steps: int
+    """Offset of the counts of updates, one float32 for each weight."""
+    nbytes: int
+
+    def offset(self, which: int) -> int:
+        """Where masters (0), first moments (1) and second moments (2) begin."""
+        return len(self.header) + which * self.region.nbytes
+
+
+KINDS = ("weight", "moment1", "moment2")
+
+
+def state_layout(
+    weights: Mapping[str, tuple[int, ...]], buffers: Sequence[tuple[str, Tensor]]
+) -> StateLayout:
+    """The layout of a layer that owns these weights.
+
+    Args:
+        weights: names and shapes, in the layer's order.
+        buffers: that belong to a checkpoint.
+    """
+    each = region(weights, torch.float32)
+    entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    offset = 0
+    for kind in KINDS:
+        for part in each.slices:
+            end = offset + part.nbytes
+            entries[f"{kind}/{part.name}"] = _entry("F32", part.shape, offset, end)
+            offset = _padded(entries, end)
+    steps = offset
+    for name in weights:
+        entries[f"steps/{name}"] = _entry("F32", (), offset, offset + 4)
+        offset += 4
+    for name, buffer in buffers:
+        end = offset + buffer.numel() * buffer.element_size()
+        shape = tuple(buffer.shape)
+        entries[f"buffer/{name}"] = _entry(DTYPE_NAMES[buffer.dtype], shape, offset, end)
+        offset = end
+    nbytes = _padded(entries, offset)
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-(len(text) + _HEADER_LENGTH_BYTES) % PAGE)
+    header = len(text).to_bytes(_HEADER_LENGTH_BYTES, "little") + text
+    return StateLayout(header, each, len(header) + steps, len(header) + nbytes)
+
+
+def write_tail(
+    file: DirectFile, layout: StateLayout, updates: Sequence[int], buffers: Sequence[Tensor]
+) -> None:
+    """Writes the header, the counts of updates and the buffers of a state file.
+
+    Args:
+        file: that has its size.
+        layout: of the file.
+        updates: of each weight.
+        buffers: that belong to a checkpoint.
+    """
+    counts = torch.tensor(updates, dtype=torch.float32).numpy().tobytes()
+    tail = counts + b"".join(bytes(bytes_of(buffer)) for buffer in buffers)
+    for offset, content in ((0, layout.header), (layout.steps, tail)):
+        memory = page_memory(aligned(len(content)))
+        memory.zero_()
+        memory[: len(content)] = torch.frombuffer(bytearray(content), dtype=torch.uint8)
+        file.write(memory, offset)
+
+
+def layer_files(folder: Path, index: int) -> Iterator[Path]:
+    """State, working weights and gradients of one layer."""
+    for ending in ("safetensors", "working", "gradients"):
+        yield folder / f"layer-{index:04d}.{ending}"
+
+
+def _entry(dtype: str, shape: tuple[int, ...], start: int, end: int) -> dict[str, object]:
+    return {"dtype": dtype, "shape": list(shape), "data_offsets": [start, end]}
+
+
+def _padded(entries: dict[str, object], offset: int) -> int:
+    """The next page, with an entry for the zeros before it."""
+    end = aligned(offset)
+    if end > offset:
+        entries[f"zeros/{offset}"] = _entry("U8", (end - offset,), offset, end)
+    return end

@@ -1,0 +1,318 @@
+"""Streaming: layers come into the near tier for their phase and go home again.
+
+One lane moves everything in the order that the program begins it; whoever needs a layer waits for
+it. A layer's update runs in that lane too, piece by piece, and leaves the layer near.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from windlass.errors import RunBroken
+from windlass.files import hash_file, storage_faults
+from windlass.models.chain import Chain, materialise
+from windlass.program.instruction import Kind, Program
+from windlass.runtime.checkpoint import Checkpoint, layer_file
+from windlass.runtime.directfile import page_memory
+from windlass.runtime.home import LayerHome, Staging
+from windlass.runtime.interpret import Handler
+from windlass.runtime.lane import Lane, Moved
+from windlass.runtime.optimizer import Optimizer
+from windlass.runtime.residence import Proof
+from windlass.runtime.tensorfile import FileProof
+from windlass.runtime.tensors import DTYPES, LayerParameters, Parameter, saved_buffers
+from windlass.spec.plan import Plan
+
+_AWAY = torch.empty(0)
+
+
+class _Near(NamedTuple):
+    """A layer that is in the near tier, or on its way there."""
+
+    memory: Tensor
+    there: Future[None]
+
+
+class _Stored(NamedTuple):
+    """Gradients that wait at home for their update."""
+
+    step: int
+    has: tuple[bool, ...]
+    """Which of the layer's weights have one."""
+
+
+class Stream:
+    """The moves of one device.
+
+    Args:
+        plan: whose weights and optimizer state have their home beyond the near tier.
+        chain: the model.
+        folder: of the state's files; made if it is not there.
+        optimizer: applied in the lane.
+        seed: of the initial weights.
+        before_update: called with a layer's index before its state changes.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        chain: Chain,
+        folder: Path,
+        optimizer: Optimizer,
+        *,
+        seed: int,
+        before_update: Callable[[int], None],
+    ) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._plan, self._chain, self._folder = plan, chain, folder
+        self._optimizer, self._seed = optimizer, seed
+        self._before_update = before_update
+        self._step = 0
+        self._lane = Lane()
+        self._staging = Staging()
+        self._near: dict[int, _Near] = {}
+        self._stored: dict[int, _Stored] = {}
+        self._leaving: Future[None] | None = None
+        self._divisor: Tensor | None = None
+        self.norms: dict[int, list[Tensor]] = {}
+        """Of the gradients that went home in this step, by layer."""
+        self.layers: tuple[LayerParameters, ...]
+        self._homes: tuple[LayerHome, ...]
+        self.layers, self._homes = self._laid_out()
+        owner = {w.name: index for index, layer in enumerate(self.layers) for w in layer.owned}
+        self._needs = tuple(
+            sorted({owner[weight.name] for weight in layer.used}) for layer in self.layers
+        )
+
+    # What is there at the start.
+
+    def start(self, checkpoint: Checkpoint | None) -> None:
+        """Makes the state of a new run, or takes that of a checkpoint over.
+
+        Raises:
+            CheckpointError: it is of another model.
+            StorageError: the disk is full, or does not take files.
+        """
+        if checkpoint is None:
+            self._create()
+        else:
+            self._adopt(checkpoint)
+        first, last = self._plan.stages[0].phases[0]
+        self.visit(range(first, last))
+
+    def _create(self) -> None:
+        with storage_faults(self._folder):
+            for index, home in enumerate(self._homes):
+                layer = materialise(self._chain, index, seed=self._seed, device="cpu")
+                named = dict(layer.named_parameters())
+                prefix = f"{self._chain.names[index]}."
+                owned = self.layers[index].owned
+                masters = [named[w.name.removeprefix(prefix)].detach().float() for w in owned]
+                home.create((masters, None, None), self._staging)
+
+    def _adopt(self, checkpoint: Checkpoint) -> None:
+        with storage_faults(self._folder):
+            for index, (home, layer) in enumerate(zip(self._homes, self.layers, strict=True)):
+                if layer.owned or layer.saved_buffers:
+                    file = checkpoint.path / layer_file(index)
+                    home.adopt(file, checkpoint.manifest.step, self._staging)
+
+    # What the program asks for.
+
+    def handlers(self) -> Mapping[Kind, Handler]:
+        """The handlers of moves."""
+        return {"fetch": self.fetch, "release": self.release, "store": self.store}
+
+    def fetch(self, layer: int, _: int) -> None:
+        """Begins to bring a layer's weights near."""
+        memory, views = self._room(layer)
+        home = self._homes[layer]
+        self._near[layer] = _Near(memory, self._begin(partial(home.fetch, memory)))
+        self._place(layer, views)
+
+    def release(self, layer: int, _: int) -> None:
+        """Frees the near copy of a layer's weights."""
+        near = self._near.pop(layer)
+        near.there.result()
+        for weight in self.layers[layer].owned:
+            weight.working = _AWAY
+
+    def need(self, layer: int) -> None:
+        """Returns when all weights that a layer computes with are near.
+
+        Raises:
+            StorageError: they cannot be read.
+        """
+        for owner in self._needs[layer]:
+            near = self._near.get(owner)
+            if near is None:
+                raise RunBroken(f"layer {layer} needs layer {owner}, which was not fetched")
+            near.there.result()
+
+    def begin(self, step: int) -> None:
+        """A step begins: gradients that go home are of it."""
+        self._step = step
+
+    def visit(self, layers: Sequence[int]) -> None:
+        """Brings layers near that are not, for a forward pass outside of a step."""
+        for layer in layers:
+            for owner in self._needs[layer]:
+                if owner not in self._near:
+                    self.fetch(owner, 0)
+
+    def leave(self, layers: Sequence[int]) -> None:
+        """Frees layers, except those that are near between steps."""
+        _, first = self._plan.stages[0].phases[0]
+        for layer in layers:
+            for owner in self._needs[layer]:
+                if owner >= first and owner in self._near:
+                    self.release(owner, 0)
+
+    def store(self, layer: int, _: int) -> None:
+        """Begins to bring a layer's summed gradients home, and takes their norms before."""
+        if self._leaving is not None:
+            self._leaving.result()
+        owned = self.layers[layer].owned
+        for weight in owned:
+            weight.complete()
+        self.norms[layer] = self._optimizer.norms(owned)
+        gradients, has = self._taken(layer)
+        self._stored[layer] = _Stored(self._step, has)
+        home = self._homes[layer]
+        self._leaving = self._begin(lambda moved: home.store(gradients, self._staging, moved))
+
+    def ends_backward(self, divisor: Tensor | None) -> None:
+        """Takes note of what the gradients that went home are to be divided by."""
+        if self._leaving is not None:
+            self._leaving.result()
+            self._leaving = None
+        self._divisor = divisor
+        self.norms.clear()
+
+    def update(self, layer: int, step: int, divisor: Tensor | None) -> None:
+        """Begins a layer's update, by near gradients or by those at home; else only fetches it."""
+        stored = self._stored.pop(layer, None)
+        gradients: list[Tensor | None] | None
+        if stored is not None:
+            step, has, divisor, gradients = stored.step, stored.has, self._divisor, None
+        else:
+            if self._leaving is not None:
+                self._leaving.result()  # one layer's gradients at a time are on their way
+            gradients, has = self._taken(layer)
+        if not any(has):
+            if layer not in self._near:
+                self.fetch(layer, 0)
+            return
+        self._before_update(layer)
+        near = self._near.get(layer)
+        memory, views = self._room(layer) if near is None else (near.memory, None)
+        if views is not None:
+            self._place(layer, views)
+        weights = [weight.working.detach() for weight in self.layers[layer].owned]
+        apply = partial(self._optimizer.apply, step=step, divisor=divisor)
+        home = self._homes[layer]
+        there = self._begin(
+            lambda moved: home.update(
+                apply, weights, gradients, has, memory=memory, staging=self._staging,
+                lane=self._lane, moved=moved,
+            )
+        )  # fmt: skip
+        self._near[layer] = _Near(memory, there)
+        if gradients is not None:
+            self._leaving = there
+
+    def settle(self, program: Program) -> None:
+        """Does the updates that were put off, so that the state at home is that of this step."""
+        for kind, layer, _ in program.settle:
+            if kind == "update" and layer is not None:
+                self.update(layer, 0, None)
+            elif kind == "release" and layer is not None:
+                self.release(layer, 0)
+        self.wait()
+
+    def save(self, layer: int, to: Path) -> Proof | None:
+        """Gives a layer's state a second name, and copies nothing."""
+        if not (self.layers[layer].owned or self.layers[layer].saved_buffers):
+            return None
+        self._homes[layer].link(to)
+        return lambda: FileProof(bytes=to.stat().st_size, sha256=hash_file(to))
+
+    def wait(self) -> None:
+        """Returns when nothing is under way.
+
+        Raises:
+            StorageError: something failed.
+        """
+        for near in self._near.values():
+            near.there.result()
+        self._lane.wait()
+
+    def moved(self) -> Moved:
+        """What was moved since this was asked last."""
+        return self._lane.moved()
+
+    def close(self) -> None:
+        """Ends the lane."""
+        self._lane.close()
+
+    # How.
+
+    def _begin(self, move: Callable[[Moved], None]) -> Future[None]:
+        def told(moved: Moved) -> None:
+            with storage_faults(self._folder):
+                move(moved)
+
+        return self._lane.begin(told)
+
+    def _taken(self, layer: int) -> tuple[list[Tensor | None], tuple[bool, ...]]:
+        """A layer's gradients, handed over."""
+        gradients = [weight.gradient for weight in self.layers[layer].owned]
+        for weight in self.layers[layer].owned:
+            weight.forget()
+        return gradients, tuple(gradient is not None for gradient in gradients)
+
+    def _room(self, layer: int) -> tuple[Tensor, tuple[Tensor, ...]]:
+        memory = page_memory(self._homes[layer].working.nbytes)
+        return memory, self._homes[layer].working.views(memory)
+
+    def _place(self, layer: int, views: Sequence[Tensor]) -> None:
+        for weight, view in zip(self.layers[layer].owned, views, strict=True):
+            weight.working = view.detach().requires_grad_()
+
+    def _laid_out(self) -> tuple[tuple[LayerParameters, ...], tuple[LayerHome, ...]]:
+        """The layers without their weights, and where they are at home."""
+        chain, plan = self._chain, self._plan
+        sums = torch.float32 if plan.gradient_bytes == 4 else DTYPES[plan.precision]
+        known: dict[str, Parameter] = {}
+        layers: list[LayerParameters] = []
+        homes: list[LayerHome] = []
+        for index, (name, layer) in enumerate(zip(chain.names, chain.layers, strict=True)):
+            shapes = {f"{name}.{n}": tuple(p.shape) for n, p in layer.named_parameters()}
+            owned = {full: shape for full, shape in shapes.items() if full not in chain.ties}
+            known |= {full: Parameter(name=full, working=_AWAY) for full in owned}
+            # Buffers are small, and some are computed, so they come with the layer and stay near.
+            real = materialise(chain, index, seed=self._seed, device="cpu") if any(
+                True for _ in layer.buffers()
+            ) else layer  # fmt: skip
+            buffers = saved_buffers(name, real)
+            layers.append(
+                LayerParameters(
+                    name=name,
+                    owned=tuple(known[full] for full in owned),
+                    used=tuple(known[chain.ties.get(full, full)] for full in shapes),
+                    buffers=tuple(real.buffers()),
+                    saved_buffers=buffers,
+                )
+            )
+            homes.append(
+                LayerHome(
+                    self._folder, index, owned, tuple(buffers.items()),
+                    working=DTYPES[plan.precision], gradients=sums,
+                )
+            )  # fmt: skip
+        return tuple(layers), tuple(homes)

@@ -1,0 +1,157 @@
+"""A model that passes through the near tier in phases, against the same model held there whole."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from windlass.capture.capture import capture
+from windlass.data.batches import Batches
+from windlass.models.chain import Chain
+from windlass.program.lower import lower
+from windlass.runtime.checkpoint import latest, stored
+from windlass.runtime.train import train
+from windlass.spec.plan import Batch, Home, Plan, Stage
+from windlass.spec.record import Step
+from windlass.spec.request import TrainRequest
+
+SEQUENCE = 16
+FAR = Home(weights="disk", gradients="disk", optimizer="disk")
+PHASES = {
+    1: ((0, 5),),
+    2: ((0, 2), (2, 5)),
+    3: ((0, 1), (1, 3), (3, 5)),
+    5: ((0, 1), (1, 2), (2, 3), (3, 4), (4, 5)),
+}
+"""Cuts of embedding, three blocks and head."""
+
+Run = Callable[..., tuple[list[Step], dict[str, torch.Tensor]]]
+
+
+@pytest.fixture
+def run(
+    gpt: Callable[..., Chain],
+    batches: Callable[..., Batches],
+    settings: Callable[..., TrainRequest],
+    tmp_path: Path,
+) -> Run:
+    """Trains under a cut and gives the steps, and all tensors of the last checkpoint."""
+
+    def go(
+        phases: int,
+        *,
+        home: Home | None = None,
+        micro: int = 4,
+        accumulation: int = 1,
+        precision: str = "float32",
+        compiled: bool = False,
+        recompute: str = "none",
+        name: str = "run",
+        resume: bool = False,
+        until: int | None = None,
+        dials: dict[str, float] | None = None,
+        **asked: object,
+    ) -> tuple[list[Step], dict[str, torch.Tensor]]:
+        chain = gpt(device="meta", dropout=0.1, **(dials or {}))
+        graph = capture(chain)
+        plan = Plan(
+            graph=graph.label,
+            machine="here@000000000000",
+            precision=precision,
+            compile=compiled,
+            clip=asked.get("clip", 0.5) is not None,
+            home=home or (FAR if phases > 1 else Home()),
+            batch=Batch(sequence=SEQUENCE, micro=micro, accumulation=accumulation),
+            stages=(Stage(phases=PHASES[phases], recompute=recompute),),
+        )
+        folder = tmp_path / name / "checkpoints"
+        request = settings(batch=micro * accumulation, **asked)
+        steps = []
+        for step in train(
+            plan,
+            chain,
+            batches(batch=micro * accumulation),
+            request,
+            program=lower(plan, graph)[0],
+            checkpoints=folder,
+            resume=latest(folder) if resume else None,
+        ):
+            steps.append(step)
+            if step.step == until:
+                break
+        tensors: dict[str, torch.Tensor] = {}
+        for file in sorted(stored(folder)[-1].glob("*.safetensors")):
+            tensors |= load_file(file)
+        return steps, {key: t for key, t in tensors.items() if not key.startswith("zeros/")}
+
+    return go
+
+
+def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    """Whether all tensors are equal bit for bit."""
+    assert one.keys() == other.keys()
+    return all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize("phases", [2, 3, 5])
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("accumulation", [1, 3])
+def test_phases_give_the_weights_of_the_run_in_memory_bit_for_bit(
+    run: Run, phases: int, precision: str, accumulation: int
+):
+    shape = {"precision": precision, "accumulation": accumulation, "micro": 2}
+    whole, held = run(1, name="whole", **shape)
+    steps, streamed = run(phases, **shape)
+    assert [s.loss for s in steps] == [s.loss for s in whole]
+    assert [s.gradient_norm for s in steps] == [s.gradient_norm for s in whole]
+    assert steps[-1].held_out_loss == whole[-1].held_out_loss
+    assert same(streamed, held)
+
+
+def test_without_clipping_layers_are_updated_in_their_phase_with_the_same_result(run: Run):
+    _, held = run(1, name="whole", clip=None)
+    _, streamed = run(3, clip=None)
+    assert same(streamed, held)
+
+
+def test_only_the_optimizer_may_be_away(run: Run):
+    _, held = run(1, name="whole", precision="bfloat16")
+    _, streamed = run(1, home=Home(optimizer="disk"), precision="bfloat16")
+    assert same(streamed, held)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_compiled_layers_stream_as_they_run_in_memory(run: Run):
+    _, held = run(1, name="whole", precision="bfloat16", compiled=True)
+    _, streamed = run(3, precision="bfloat16", compiled=True)
+    assert same(streamed, held)
+
+
+def test_a_stopped_run_goes_on_from_its_checkpoint_as_if_nothing_happened(run: Run):
+    _, whole = run(3, name="whole", steps=6, save_every=2)
+    run(3, steps=6, save_every=2, until=4)
+    _, resumed = run(3, steps=6, save_every=2, resume=True)
+    assert same(resumed, whole)
+
+
+def test_a_streamed_checkpoint_goes_on_in_memory_and_back(run: Run):
+    _, whole = run(1, name="whole", steps=6, save_every=2)
+    run(3, steps=6, save_every=2, until=2)
+    run(1, steps=6, save_every=2, resume=True, until=4)
+    _, mixed = run(3, steps=6, save_every=2, resume=True)
+    assert same(mixed, whole)
+
+
+def test_a_checkpoint_does_not_change_with_the_updates_after_it(run: Run, tmp_path: Path):
+    run(3, steps=6, save_every=2, keep=3)
+    folder = tmp_path / "run" / "checkpoints"
+    kept = stored(folder)
+    assert len(kept) == 3
+    assert latest(folder).damaged == ()
+    for path in kept[1:]:
+        shutil.rmtree(path)
+    assert latest(folder).manifest.step == 2
