@@ -5,6 +5,7 @@ before any tensor. Nothing is added for holes: `machines.allocator` has blocks m
 that what is resident is what is alive.
 """
 
+from windlass.program.far import far_bytes
 from windlass.program.instruction import Program
 from windlass.program.layout import place_of
 from windlass.program.occupancy import Occupancy, occupancy
@@ -33,12 +34,15 @@ def peaks(
         by_class=fullest.by_class,
         instruction=fullest.peak,
     )
-    # Programs of this version keep nothing beyond the near tier.
-    empty = (
+    far = far_bytes(plan, graph)
+    beyond = (
         TierPeak(
-            tier=tier.name, capacity_bytes=tier.capacity_bytes, peak_bytes=0, by_class={},
+            tier=tier.name,
+            capacity_bytes=tier.capacity_bytes,
+            peak_bytes=sum(far.get(tier.name, {}).values()),
+            by_class=dict(far.get(tier.name, {})),
             instruction=0,
         )
         for tier in others
-    )  # fmt: skip
-    return (first, *empty)
+    )
+    return (first, *beyond)

@@ -7,12 +7,14 @@ from windlass.cost.clock import run_clock
 from windlass.cost.memory import peaks
 from windlass.cost.op import TERMS, Seconds
 from windlass.cost.step import StepCost
+from windlass.cost.streamed import moving_seconds, run_streamed, step_seconds
 from windlass.program.instruction import Program
 from windlass.program.lower import lower
+from windlass.program.traffic import Traffic, together
 from windlass.spec.graph import Graph
 from windlass.spec.machine import Machine
 from windlass.spec.plan import Plan
-from windlass.spec.prediction import Prediction
+from windlass.spec.prediction import FarTraffic, Prediction
 
 _WITHIN_80 = 1.2816
 """Standard deviations on either side that hold 80 % of a normal distribution."""
@@ -23,6 +25,8 @@ _MODEL_ERROR = 0.12
 Taken, until a whole sweep on an idle machine tells it: five undisturbed runs on 2 cores of an AMD
 EPYC were 2 to 17 % slower than predicted.
 """
+
+_WAITING = "waiting for far memory"
 
 _PUBLISHED_NOISE = 0.15
 """Taken for a machine that was not measured: its curves are drawn from two published figures."""
@@ -45,7 +49,14 @@ def predict(
     """
     programs = programs or lower(plan, graph)
     costs = StepCost(plan, graph, machine)
-    by_kind, by_term = _totals(plan, costs, programs)
+    far = None
+    if plan.streamed:
+        far = _far_traffic(plan, graph, machine, costs, programs[0])
+        by_kind, by_term = _alone(costs, programs[0])
+        for totals in (by_kind, by_term):
+            totals[_WAITING] = far.waiting_seconds
+    else:
+        by_kind, by_term = _totals(plan, costs, programs)
     seconds = sum(by_kind.values())
     spread = exp(_WITHIN_80 * _deviation(machine))
     micros = plan.batch.accumulation * plan.cut.replicas
@@ -64,6 +75,7 @@ def predict(
         model_flop=micros * graph.step_flop(plan.batch.micro, plan.batch.sequence),
         peak_flop_rate=rate.peak * plan.cut.devices,
         compile_seconds=used * machine.device.compile_seconds if plan.compile else 0.0,
+        far=far,
     )
 
 
@@ -71,6 +83,21 @@ def _deviation(machine: Machine) -> float:
     """Standard deviation of log(step time) around the prediction: noise and formulas together."""
     noise = _PUBLISHED_NOISE if machine.noise is None else machine.noise
     return hypot(noise, _MODEL_ERROR)
+
+
+def _far_traffic(
+    plan: Plan, graph: Graph, machine: Machine, costs: StepCost, program: Program
+) -> FarTraffic:
+    """What moves in a step that repeats, and how much of that the computing does not cover."""
+    spans = run_streamed(plan, graph, machine, costs, program)
+    computing = sum(costs.of(instruction).total for instruction in program.instructions)
+    moved = together(Traffic(plan, graph).total(program.instructions))
+    return FarTraffic(
+        read_bytes=moved.read,
+        written_bytes=moved.written,
+        seconds=moving_seconds(program, spans),
+        waiting_seconds=max(0.0, step_seconds(program, spans) - computing),
+    )
 
 
 def _totals(

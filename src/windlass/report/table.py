@@ -13,6 +13,7 @@ from windlass.report.compare import headlines, kinds
 from windlass.report.words import (
     batch_words,
     cut_words,
+    far_words,
     graph_words,
     held_out_words,
     loss_words,
@@ -62,6 +63,8 @@ def prediction_table(prediction: Prediction) -> RenderableType:
     table.add_row("predicted MFU", mfu_words(prediction, prediction.step_seconds))
     if prediction.compile_seconds:
         table.add_row("predicted compile", f"{show_seconds(prediction.compile_seconds)}, once")
+    if prediction.far is not None:
+        table.add_row("predicted traffic", far_words(prediction))
     parts: list[RenderableType] = [table]
     parts.append(_shares("predicted step time by term", prediction.by_term, show_seconds))
     parts.append(_shares("predicted step time by instruction", prediction.by_kind, show_seconds))

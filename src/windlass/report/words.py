@@ -6,7 +6,7 @@ from windlass.spec.graph import Graph
 from windlass.spec.plan import Plan
 from windlass.spec.prediction import Prediction
 from windlass.spec.record import Step
-from windlass.units import show_count, show_flop, show_flop_rate, show_seconds
+from windlass.units import show_bytes, show_count, show_flop, show_flop_rate, show_seconds
 
 MFU_FORMULA = "model FLOP of a step / (step time × dense peak FLOP/s)"
 
@@ -49,6 +49,8 @@ def precision_words(plan: Plan) -> str:
 
 def recompute_words(plan: Plan) -> str:
     """What is computed twice."""
+    if plan.far("weights"):
+        return "recomputes the layers of all phases but the last"
     kept = {stage.recompute for stage in plan.stages}
     if kept == {"none"}:
         return "keeps all activations"
@@ -58,7 +60,23 @@ def recompute_words(plan: Plan) -> str:
 def phase_words(plan: Plan) -> str:
     """In how many phases the fullest stage runs."""
     most = max(len(stage.phases) for stage in plan.stages)
-    return "all layers in memory at once" if most == 1 else f"{most} phases in turn"
+    if most > 1:
+        return f"{most} in turn, weights and state at home on {plan.home.weights}"
+    if plan.far("optimizer"):
+        return f"all layers in memory at once, optimizer state on {plan.home.optimizer}"
+    return "all layers in memory at once"
+
+
+def far_words(prediction: Prediction) -> str:
+    """What moves in a step, and whether the computing hides it."""
+    far = prediction.far
+    if far is None:
+        return "nothing moves between tiers"
+    moved = f"{show_bytes(far.read_bytes)} read and {show_bytes(far.written_bytes)} written a step"
+    share = f"{100 * prediction.hidden_share:.0f} % of the speed without it"
+    tokens = show_count(prediction.hiding_tokens)
+    law = f"moving takes as long as computing at {tokens} tokens a step"
+    return f"{moved}; at {show_count(prediction.tokens_per_step)} tokens {share}; {law}"
 
 
 def plan_words(plan: Plan) -> str:

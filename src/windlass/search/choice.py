@@ -58,6 +58,15 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FarShortage:
+    """A tier beyond the near one that is too small for what would have to wait there."""
+
+    tier: str
+    needed_bytes: int
+    capacity_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
     """What would help where nothing fits."""
 
@@ -72,6 +81,8 @@ class Advice:
     """Changes that make it fit, cheapest first; none if only more memory helps."""
     state_bytes: int
     """Weights, gradients and optimizer state: what any cut must still hold somewhere."""
+    far: tuple[FarShortage, ...]
+    """Tiers in which the model could wait its turn, were they larger."""
     devices: int | None
     """How many devices' memory that state takes at least; None if the process alone fills one."""
 
@@ -106,6 +117,7 @@ def differences(plan: Plan, other: Plan) -> dict[str, str]:
         "compile": (str(plan.compile).lower(), str(other.compile).lower()),
         "recompute": (plan.stages[0].recompute, other.stages[0].recompute),
         "batch.micro": (plan.batch.micro, other.batch.micro),
+        "phases": (len(plan.stages[0].phases), len(other.stages[0].phases)),
         "train.sequence": (plan.batch.sequence, other.batch.sequence),
     }
     return {key: str(theirs) for key, (ours, theirs) in pairs.items() if ours != theirs}

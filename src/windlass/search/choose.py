@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from windlass.cost.predict import predict
 from windlass.search.advise import advise
 from windlass.search.choice import Choice, Refusal, RunnerUp, differences
-from windlass.search.sieve import sieve, undominated
+from windlass.search.sieve import Sieved, sieve, undominated
 from windlass.search.space import plans, vary
+from windlass.search.streamed import streamed_plans
 from windlass.search.weigh import Memory, weigh, with_near
 from windlass.spec.graph import Graph
 from windlass.spec.machine import Machine
@@ -36,8 +37,14 @@ def choose(request: Request, graph: Graph, machine: Machine) -> Choice:
         Faults: the request asks for what cannot be.
     """
     near_bytes = request.near or machine.device.near.capacity_bytes
-    candidates = plans(request, graph, machine)
+    candidates = _candidates(request, graph, machine)
     sieved = sieve(candidates, graph, machine, near_bytes)
+    if not sieved.fitting and request.phases is None:
+        # What fits whole is never slower than in phases, so those are asked for only now.
+        streamed = streamed_plans(request, graph, machine)
+        candidates += streamed
+        turned = sieve(streamed, graph, machine, near_bytes)
+        sieved = Sieved(fitting=turned.fitting, refused=(*turned.refused, *sieved.refused))
     refused = tuple(_refusal(*item, near_bytes=near_bytes) for item in sieved.refused)
     if not sieved.fitting:
         advice = advise(request, graph, machine, sieved.refused)
@@ -65,11 +72,18 @@ def choose(request: Request, graph: Graph, machine: Machine) -> Choice:
     )
 
 
+def _candidates(request: Request, graph: Graph, machine: Machine) -> tuple[Plan, ...]:
+    """The plans that the request leaves open, streamed ones only if it asks for phases."""
+    if request.phases is None or request.phases == 1:
+        return plans(request, graph, machine)
+    return streamed_plans(request, graph, machine)
+
+
 def _runners_up(weighed: Sequence[_Weighed]) -> list[_Weighed]:
     """The next best, and the best with another precision, mode or recompute if not among them."""
     shown = list(weighed[1 : _RUNNERS_UP + 1])
     best = weighed[0][0]
-    for trait in (_precision, _compile, _recompute):
+    for trait in (_precision, _compile, _recompute, _phases):
         other = next((item for item in weighed if trait(item[0]) != trait(best)), None)
         if other is not None and other not in shown:
             shown.append(other)
@@ -88,6 +102,10 @@ def _recompute(plan: Plan) -> str:
     return plan.stages[0].recompute
 
 
+def _phases(plan: Plan) -> str:
+    return str(len(plan.stages[0].phases))
+
+
 def run_seconds(prediction: Prediction, steps: int) -> float:
     """Predicted seconds of a run of `steps`, compilation included."""
     return prediction.step_seconds * steps + prediction.compile_seconds
@@ -103,6 +121,8 @@ def _recomputing(
     best: Plan, fitting: Sequence[Plan], graph: Graph, machine: Machine, near_bytes: int
 ) -> list[_Weighed]:
     """The best plan with recompute, if it was open: users ask what recompute would cost."""
+    if best.streamed:
+        return []
     twin = vary(best, recompute="layer")
     if twin == best or twin not in fitting:
         return []

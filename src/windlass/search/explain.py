@@ -56,6 +56,11 @@ def explain_advice(advice: Advice) -> Iterator[str]:
         yield explain_change(change)
     if not any(key.startswith("near=") for change in advice.changes for key in change.overrides):
         yield f"a device with a near tier of {show_bytes(advice.needed_bytes)} would do"
+    for short in advice.far:
+        yield (
+            f"{show_bytes(short.needed_bytes)} on {short.tier}, which has "
+            f"{show_bytes(short.capacity_bytes)}, would let its layers take turns in this memory"
+        )
     if advice.devices is not None and advice.devices > 1:
         yield (
             f"a cut over at least {advice.devices} devices of this size would hold weights, "

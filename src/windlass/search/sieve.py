@@ -22,9 +22,9 @@ class Sieved:
 def sieve(plans: Sequence[Plan], graph: Graph, machine: Machine, near_bytes: int) -> Sieved:
     """Parts the plans into those that fit into `near_bytes` and those that do not.
 
-    In one family (precision, compile, recompute) the fullest moment grows with the micro-batch, so
-    the largest that fits is found by halving. The whole batch at once stands apart: without a sum
-    over micro-batches its gradients may be smaller.
+    In one family (precision, compile, recompute, phases) the fullest moment grows with the
+    micro-batch, so the largest that fits is found by halving. The whole batch at once stands apart:
+    without a sum over micro-batches its gradients may be smaller.
     """
     fitting: list[Plan] = []
     refused: list[tuple[Plan, Memory]] = []
@@ -62,11 +62,12 @@ def _largest_fitting(
     return low, memories
 
 
-def _family(plan: Plan) -> tuple[str, bool, str]:
-    return plan.precision, plan.compile, plan.stages[0].recompute
+def _family(plan: Plan) -> tuple[str, bool, str, int]:
+    stage = plan.stages[0]
+    return plan.precision, plan.compile, stage.recompute, len(stage.phases)
 
 
-def _order(plan: Plan) -> tuple[tuple[str, bool, str], int]:
+def _order(plan: Plan) -> tuple[tuple[str, bool, str, int], int]:
     return _family(plan), plan.batch.micro
 
 
@@ -85,5 +86,5 @@ def undominated(plans: Sequence[Plan]) -> Iterator[Plan]:
             yield plan
 
 
-def _without_recompute(plan: Plan) -> tuple[str, bool, int]:
-    return plan.precision, plan.compile, plan.batch.micro
+def _without_recompute(plan: Plan) -> tuple[str, bool, int, int]:
+    return plan.precision, plan.compile, plan.batch.micro, len(plan.stages[0].phases)

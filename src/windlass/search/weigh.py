@@ -1,7 +1,7 @@
 """Weighing: memory and time of a plan for one device, exactly but without all its micro-batches.
 
-On one device every micro-batch after the first costs the same and the fullest moment comes by the
-second. So a program of three micro-batches tells all about one of a thousand.
+Where all layers stay near, every micro-batch after the first costs the same and the fullest moment
+comes by the second. So a program of three micro-batches tells all about one of a thousand.
 """
 
 from collections.abc import Mapping
@@ -47,7 +47,7 @@ def memory_of(plan: Plan, graph: Graph, machine: Machine) -> Memory:
 
 def weigh(plan: Plan, graph: Graph, machine: Machine, *, near_bytes: int) -> Prediction:
     """The prediction of a plan, with `near_bytes` as the capacity of the near tier."""
-    if plan.batch.accumulation <= _FEW:
+    if plan.batch.accumulation <= _FEW or plan.streamed:
         return with_near(predict(plan, graph, machine), near_bytes)
     more, fewer = (_shortened(plan, count) for count in (_FEW, _FEW - 1))
     programs = lower(more, graph)
@@ -80,6 +80,8 @@ def with_near(prediction: Prediction, near_bytes: int) -> Prediction:
 
 
 def _shortened(plan: Plan, accumulation: int) -> Plan:
+    if plan.streamed:  # every micro-batch keeps something until its phase comes back
+        return plan
     batch = plan.batch
     few = batch.model_copy(update={"accumulation": min(batch.accumulation, accumulation)})
     return plan.model_copy(update={"batch": few})
@@ -96,6 +98,8 @@ def _shifted(index: int, plan: Plan, length: int) -> int:
     What follows the micro-batches (norm, an update for each layer, sync) moves back by those left
     out; what stands in the first micro-batches stays.
     """
+    if plan.streamed:
+        return index
     layers = plan.stages[-1].last - plan.stages[0].first
     micros = min(plan.batch.accumulation, _FEW)
     tail = layers + 1 + (1 if plan.clip else 0)

@@ -1,0 +1,91 @@
+"""Streamed plans: how layers are cut into phases where a model does not fit the near tier."""
+
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+
+from windlass.errors import Faults
+from windlass.program.far import far_bytes
+from windlass.search.space import plans
+from windlass.spec.graph import Graph
+from windlass.spec.machine import Machine, Tier
+from windlass.spec.plan import Home, Plan, Stage
+from windlass.spec.request import Request
+
+_PHASES = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+"""How many phases are tried where the request leaves it open; each layer alone as well."""
+
+
+def streamed_plans(request: Request, graph: Graph, machine: Machine) -> tuple[Plan, ...]:
+    """Every plan whose weights, gradients and optimizer state live in a far tier that holds them.
+
+    Args:
+        request: pins whatever it names; the rest is open.
+        graph: captured from the request's model.
+        machine: what the plans are for.
+
+    Raises:
+        Faults: the request pins more phases than there are layers, or there is no far tier.
+    """
+    tiers = [tier for tier in machine.device.tiers[1:] if tier.read and tier.write]
+    if request.phases is not None:
+        _require(request.phases, graph, machine, tiers)
+    counts = _PHASES if request.phases is None else (request.phases,)
+    cuts = {phases_of(graph, count) for count in (*counts, graph.layers) if count <= graph.layers}
+    if request.phases is not None:
+        cuts = {cut for cut in cuts if len(cut) == request.phases}
+    return tuple(
+        plan
+        for base in plans(request.model_copy(update={"recompute": "none"}), graph, machine)
+        for cut in sorted(cuts, key=len)
+        if (plan := _at_home(base, cut, tiers, graph)) is not None
+    )
+
+
+def phases_of(graph: Graph, count: int) -> tuple[tuple[int, int], ...]:
+    """The chain in `count` ranges of layers, their parameters as even as can be told at once.
+
+    Args:
+        graph: of at least `count` layers.
+        count: of phases.
+    """
+    sums = list(accumulate(kind.parameter_count for kind in graph.layer_kinds()))
+    ends: list[int] = []
+    for phase in range(1, count):
+        least = (ends[-1] if ends else 0) + 1
+        most = graph.layers - (count - phase)
+        target = sums[-1] * phase / count
+        nearest = min(range(least, most + 1), key=lambda end: abs(sums[end - 1] - target))
+        ends.append(nearest)
+    return tuple(zip([0, *ends], [*ends, graph.layers], strict=True))
+
+
+def _at_home(
+    plan: Plan, cut: tuple[tuple[int, int], ...], tiers: Sequence[Tier], graph: Graph
+) -> Plan | None:
+    """The plan in phases, at home in the nearest tier that holds it; None if none does."""
+    for tier in tiers:
+        home = Home(weights=tier.name, gradients=tier.name, optimizer=tier.name)
+        stages = (Stage(phases=cut),)
+        streamed = plan.model_copy(update={"home": home, "stages": stages})
+        if sum(far_bytes(streamed, graph)[tier.name].values()) <= tier.capacity_bytes:
+            return streamed
+    return None
+
+
+def _require(phases: int, graph: Graph, machine: Machine, tiers: Sequence[Tier]) -> None:
+    found = tuple(_faults(phases, graph, machine, tiers))
+    if found:
+        raise Faults(found)
+
+
+def _faults(phases: int, graph: Graph, machine: Machine, tiers: Sequence[Tier]) -> Iterator[str]:
+    if phases > graph.layers:
+        yield (
+            f"`phases` = {phases}, but `{graph.name}` has {graph.layers} layers; ask for "
+            f"{graph.layers} at most"
+        )
+    if not tiers:
+        yield (
+            f"`phases` = {phases}, but `{machine.name}` states no tier beyond the near one that "
+            "weights could wait in; leave `phases` out"
+        )

@@ -1,0 +1,66 @@
+from hypothesis import given
+from hypothesis import strategies as st
+
+from factories import AWAY, tiny_graph, tiny_machine, tiny_plan
+from windlass.cost.predict import predict
+from windlass.spec.machine import Machine
+from windlass.spec.prediction import Prediction
+
+PHASES = ((0, 2), (2, 4), (4, 6))
+
+
+def machine(rate: float) -> Machine:
+    """One whose host tier reads and writes so many bytes/s."""
+    plain = tiny_machine(host="1 GiB")
+    near, host = plain.device.tiers
+    tiers = (near, host.model_copy(update={"read": rate, "write": rate}))
+    return plain.model_copy(update={"device": plain.device.model_copy(update={"tiers": tiers})})
+
+
+def predicted(rate: float, *, accumulation: int = 1, streamed: bool = True) -> Prediction:
+    graph, on = tiny_graph(layers=4), machine(rate)
+    away = {"home": AWAY, "phases": PHASES} if streamed else {}
+    plan = tiny_plan(graph, on, accumulation=accumulation, **away)
+    return predict(plan, graph, on)
+
+
+def test_moves_that_take_no_time_leave_the_computing_alone():
+    far = predicted(1e18).far
+    assert far is not None
+    assert far.waiting_seconds < 1e-9
+    assert predicted(1e18).hidden_share > 1 - 1e-6
+
+
+@given(st.floats(1e5, 1e12), st.floats(1.0, 100.0))
+def test_a_slower_tier_never_makes_a_step_shorter(rate: float, times: float):
+    assert predicted(rate).step_seconds <= predicted(rate / times).step_seconds * (1 + 1e-9)
+
+
+def test_where_moving_takes_longest_a_step_takes_about_as_long_as_it_moves():
+    slow = predicted(1e5)
+    assert slow.far is not None
+    assert 0.7 < slow.step_seconds / slow.far.seconds < 1.3
+
+
+def test_traffic_does_not_grow_with_the_micro_batches_and_computing_does():
+    once, often = (predicted(1e9, accumulation=count) for count in (2, 8))
+    assert once.far is not None
+    assert often.far is not None
+    assert (once.far.read_bytes, once.far.written_bytes) == (
+        often.far.read_bytes,
+        often.far.written_bytes,
+    )
+    assert often.hidden_share > once.hidden_share
+
+
+def test_nothing_moves_where_everything_is_near():
+    whole = predicted(1e9, streamed=False)
+    assert whole.far is None
+    assert whole.hidden_share == 1
+
+
+def test_the_peak_of_a_far_tier_is_what_lives_there():
+    near, host = predicted(1e9).peaks
+    assert near.peak_bytes < predicted(1e9, streamed=False).peaks[0].peak_bytes + 60 * 2**20
+    assert host.peak_bytes > 0
+    assert sum(host.by_class.values()) == host.peak_bytes

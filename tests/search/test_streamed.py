@@ -1,0 +1,65 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from factories import tiny_graph, tiny_machine
+from windlass.errors import Faults
+from windlass.search.choose import choose
+from windlass.search.streamed import phases_of
+from windlass.spec.request import Request
+
+HOST = "1 GiB"
+GRAPH = tiny_graph(layers=6)
+
+
+def asked(**changes: object) -> Request:
+    return Request.model_validate({"train": {"batch": 4, "sequence": 16}} | changes)
+
+
+@given(st.integers(1, 9), st.data())
+def test_phases_cover_all_layers_in_order_and_none_is_empty(layers: int, data: st.DataObject):
+    graph = tiny_graph(layers=layers)
+    count = data.draw(st.integers(1, graph.layers))
+    phases = phases_of(graph, count)
+    assert len(phases) == count
+    assert [layer for first, last in phases for layer in range(first, last)] == list(
+        range(graph.layers)
+    )
+    assert all(first < last for first, last in phases)
+
+
+def test_a_model_that_fits_whole_does_not_run_in_phases():
+    plan = choose(asked(), GRAPH, tiny_machine(host=HOST)).plan
+    assert plan is not None
+    assert not plan.streamed
+
+
+def test_a_number_of_phases_that_is_asked_for_is_what_the_plan_has():
+    plan = choose(asked(phases=3), GRAPH, tiny_machine(host=HOST)).plan
+    assert plan is not None
+    assert len(plan.stages[0].phases) == 3
+    assert set(plan.far_homes) == {"weights", "gradients", "optimizer"}
+    assert plan.home.weights == "host"
+
+
+def test_a_model_too_large_for_the_near_tier_takes_turns_in_it():
+    wide = tiny_graph(layers=6, width=2048)
+    machine = tiny_machine(near="300 MiB", host="8 GiB")
+    plan = choose(asked(), wide, machine).plan
+    assert plan is not None
+    assert plan.streamed
+    assert choose(asked(phases=1), wide, machine).plan is None
+
+
+def test_a_far_tier_that_is_too_small_is_told():
+    wide = tiny_graph(layers=6, width=2048)
+    advice = choose(asked(), wide, tiny_machine(near="300 MiB", host="200 MiB")).advice
+    assert advice is not None
+    (short,) = advice.far
+    assert short.tier == "host"
+    assert short.needed_bytes > short.capacity_bytes == 200 * 2**20
+
+
+def test_more_phases_than_layers_are_refused():
+    with pytest.raises(Faults, match="has 8 layers; ask for 8 at most"):
+        choose(asked(phases=9), GRAPH, tiny_machine(host=HOST))
