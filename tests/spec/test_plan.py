@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from factories import tiny_graph, tiny_machine, tiny_plan
-from windlass.spec.plan import Batch, Cut, Plan, Stage
+from factories import AWAY, tiny_graph, tiny_machine, tiny_plan
+from windlass.spec.plan import Batch, Cut, Home, Plan, Stage
 
 Phases = tuple[tuple[int, int], ...]
 
@@ -83,3 +83,20 @@ def test_bfloat16_keeps_masters_and_sums_gradients_in_float32():
     assert [(p.weight_bytes, p.gradient_bytes, p.optimizer_bytes) for p in made] == [
         (4, 4, 8), (2, 2, 12), (2, 4, 12),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("home", "clip", "streamed", "deferred"),
+    [
+        (Home(), True, False, False),
+        (Home(optimizer="disk"), True, True, False),
+        (AWAY, True, True, True),
+        (AWAY, False, True, False),
+    ],
+)
+def test_updates_are_put_off_where_gradients_go_away_and_a_norm_is_needed(
+    home: Home, clip: bool, streamed: bool, deferred: bool
+):
+    made = tiny_plan(tiny_graph(), tiny_machine(), home=home, clip=clip)
+    assert (made.streamed, made.deferred) == (streamed, deferred)
+    assert made.far("optimizer") == ("optimizer" in made.far_homes) == streamed
