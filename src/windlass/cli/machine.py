@@ -11,7 +11,7 @@ from windlass.units import show_count
 
 
 def probe() -> None:
-    """Measure this machine (under 30 s) and keep the result for this user."""
+    """Measure this machine (under a minute) and keep the result for this user."""
     with Bars() as progress:
         machine = api.probe(progress=progress)
     console.print(machine_table(machine))
