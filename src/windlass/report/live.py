@@ -180,7 +180,8 @@ def curve(values: Sequence[float], cells: int = _CURVE_CELLS) -> str:
         return ""
     cells = min(cells, len(numbers))
     edges = [index * len(numbers) // cells for index in range(cells + 1)]
-    means = [fmean(numbers[low:high]) for low, high in pairwise(edges)]
+    # Halved, so that their spread is a number however far they lie apart.
+    means = [fmean(numbers[low:high]) / 2 for low, high in pairwise(edges)]
     low, spread = min(means), max(means) - min(means)
     if spread == 0:
         return _BLOCKS[0] * cells
