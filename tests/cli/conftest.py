@@ -16,7 +16,7 @@ from windlass.machines.here import save_here, system_fingerprint
 def surroundings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Environment variables that lead to a cache which holds a machine named `here`."""
     cache = tmp_path_factory.mktemp("cache")
-    machine = tiny_machine(near="8 GiB").model_copy(
+    machine = tiny_machine(near="8 GiB", host="8 GiB").model_copy(
         update={"name": "here", "system": system_fingerprint()}
     )
     save_here(cache / "windlass", machine)

@@ -1,5 +1,6 @@
 """`windlass train`, `resume` and `sample`, as a user runs them."""
 
+import json
 import math
 import random
 import resource
@@ -211,3 +212,14 @@ def test_twenty_kills_at_random_moments_lose_nothing(
     assert final.returncode == 0, final.stderr
     assert numbers(load(folder)) == numbers(load(tmp_path / "whole"))
     assert weights(folder) == weights(tmp_path / "whole")
+
+
+def test_check_proves_a_run_in_phases_equal_to_the_run_in_memory(windlass: Windlass) -> None:
+    done = windlass("check", *TINY, "phases=3", "--json")
+
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert told["equal"]
+    assert told["checked"]["plan"] != told["in_memory"]["plan"]
+    assert told["checked"]["weights"] == told["in_memory"]["weights"]
+    assert len(told["checked"]["losses"]) == 3

@@ -12,14 +12,16 @@ from typing import Any
 
 import pytest
 
+from windlass.capture.capture import capture
 from windlass.data.batches import Batches
 from windlass.data.tokens import Tokens
 from windlass.errors import CheckpointError, RunInterrupted
 from windlass.models.chain import Chain
 from windlass.program.instruction import Program
+from windlass.program.lower import lower
 from windlass.runtime.checkpoint import Checkpoint, latest, stored
 from windlass.runtime.train import never, train
-from windlass.spec.plan import Plan
+from windlass.spec.plan import Home, Plan, Stage
 from windlass.spec.record import Step
 from windlass.spec.request import TrainRequest
 
@@ -202,9 +204,19 @@ def killed(
     batches: Callable[..., Batches],
     settings: Callable[..., TrainRequest],
     folder: Path,
+    *,
+    phases: tuple[tuple[int, int], ...] = (),
 ):
     chain = gpt(dropout=0.1, device="meta")
     cut = plan(chain, micro=2, accumulation=2, precision="bfloat16", recompute="layer")
+    made = program(cut)
+    if phases:
+        graph = capture(chain)
+        away = Home(weights="disk", gradients="disk", optimizer="disk")
+        stages = (Stage(phases=phases),)
+        changes = {"graph": graph.label, "home": away, "stages": stages}
+        cut = cut.model_copy(update=changes)
+        (made,) = lower(cut, graph)
     asked = settings(steps=30, save_every=2, keep=2, seed=7)
     data = {
         "source": tokens.meta.source, "tokenizer": "byte", "vocabulary": 300, "held_out": 0.2,
@@ -218,20 +230,21 @@ def killed(
             "cache": str(tokens.folder.parent),
             "settings": asked.model_dump(mode="json"),
             "plan": cut.model_dump(mode="json"),
-            "program": program(cut).model_dump(mode="json"),
+            "program": made.model_dump(mode="json"),
             "dials": dials,
-            "folder": str(folder / "killed"),
+            "folder": str(folder / "killed" / "checkpoints"),
         },
         kills,
         seed,
     )
     whole = train(
-        cut, chain, batches(seed=7), asked, program=program(cut), checkpoints=folder / "whole"
-    )
+        cut, chain, batches(seed=7), asked, program=made,
+        checkpoints=folder / "whole" / "checkpoints",
+    )  # fmt: skip
     assert losses == {step.step: step.loss.hex() for step in whole}
-    ends = [latest(folder / where).manifest for where in ("killed", "whole")]
+    ends = [latest(folder / where / "checkpoints").manifest for where in ("killed", "whole")]
     assert ends[0] == ends[1]
-    assert not list((folder / "killed").glob(".*"))
+    assert not list((folder / "killed" / "checkpoints").glob(".*"))
 
 
 def test_a_killed_run_goes_on_bit_identical(
@@ -257,3 +270,31 @@ def test_a_run_killed_twenty_times_goes_on_bit_identical(
     folder: Path,
 ):
     killed(20, 2, gpt, plan, program, tokens, batches, settings, folder)
+
+
+EACH_LAYER = ((0, 1), (1, 2), (2, 3), (3, 4), (4, 5))
+
+
+def test_a_streamed_run_that_is_killed_goes_on_bit_identical(
+    gpt: Callable[..., Chain],
+    plan: Callable[..., Plan],
+    program: Callable[[Plan], Program],
+    tokens: Tokens,
+    batches: Callable[..., Batches],
+    settings: Callable[..., TrainRequest],
+    folder: Path,
+):
+    killed(3, 3, gpt, plan, program, tokens, batches, settings, folder, phases=EACH_LAYER)
+
+
+@pytest.mark.slow
+def test_a_streamed_run_killed_two_hundred_times_goes_on_bit_identical(
+    gpt: Callable[..., Chain],
+    plan: Callable[..., Plan],
+    program: Callable[[Plan], Program],
+    tokens: Tokens,
+    batches: Callable[..., Batches],
+    settings: Callable[..., TrainRequest],
+    folder: Path,
+):
+    killed(200, 4, gpt, plan, program, tokens, batches, settings, folder, phases=EACH_LAYER)

@@ -155,3 +155,8 @@ def test_a_checkpoint_does_not_change_with_the_updates_after_it(run: Run, tmp_pa
     for path in kept[1:]:
         shutil.rmtree(path)
     assert latest(folder).manifest.step == 2
+
+
+def test_nothing_of_the_state_is_left_on_disk_but_the_checkpoints(run: Run, tmp_path: Path):
+    run(3, steps=2, save_every=1)
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["checkpoints"]

@@ -29,6 +29,7 @@ _VERBS = {
     "models": "machine:models",
     "machines": "machine:machines",
     "probe": "machine:probe",
+    "check": "check:check",
     "validate": "validate:validate",
 }
 """Verb -> where its function is; imported when asked for, listed in this order."""

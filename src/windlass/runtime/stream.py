@@ -4,6 +4,7 @@ One lane moves everything in the order that the program begins it; whoever needs
 it. A layer's update runs in that lane too, piece by piece, and leaves the layer near.
 """
 
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
@@ -257,8 +258,9 @@ class Stream:
         return self._lane.moved()
 
     def close(self) -> None:
-        """Ends the lane."""
+        """Ends the lane and removes the state's files: what counts of them is in checkpoints."""
         self._lane.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
 
     # How.
 

@@ -1,0 +1,172 @@
+"""`windlass check`: proves a plan equal to the run in which every layer stays near."""
+
+import hashlib
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich import box
+from rich.table import Table
+
+from windlass import api
+from windlass.cli.console import Bars, console, print_json
+from windlass.cli.words import AsJson, request_of
+from windlass.errors import RunBroken
+from windlass.report.words import phase_words
+from windlass.spec import record as names
+from windlass.spec.request import Request
+from windlass.units import show_bytes, show_seconds
+
+_STEPS = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checked:
+    """What a few steps of one plan left behind."""
+
+    plan: str
+    losses: tuple[float, ...]
+    norms: tuple[float, ...]
+    weights: str
+    """SHA-256 over the names and numbers of all weights, in the order of their names."""
+    predicted_seconds: float
+    measured_seconds: float
+    """Of the last step."""
+    predicted_bytes: int
+    measured_bytes: int
+
+
+def check(
+    model: str | None = None,
+    *overrides: str,
+    near: str | None = None,
+    file: Path | None = None,
+    as_json: AsJson = False,
+) -> None:
+    """Train some steps under a plan and with every layer in memory, and compare the weights.
+
+    The exit code is 0 if all losses, norms and weights are equal bit for bit, and 1 if not.
+
+    Args:
+        model: a name (`windlass models` lists them), or `file.py:function` of your own.
+        overrides: `key=value`, such as `phases=12` or `batch.micro=4`.
+        near: budget for the near memory, such as `4GiB`.
+        file: a request in TOML.
+        as_json: print both runs as JSON.
+    """
+    with Bars() as progress:
+        request = _short(request_of(model, overrides, on=None, near=near, file=file), overrides)
+        planned = api.plan(request, progress=progress)
+        # The same arithmetic in the same order, all of it near.
+        whole = request.model_copy(
+            update={
+                "near": None,
+                "phases": 1,
+                "precision": planned.plan.precision,
+                "compile": planned.plan.compile,
+                "batch": request.batch.model_copy(update={"micro": planned.plan.batch.micro}),
+            }
+        )
+        with tempfile.TemporaryDirectory() as folder:
+            runs = []
+            for turn, each in enumerate((request, whole)):
+                progress("checking", turn, 2)
+                runs.append(_run(each, Path(folder) / str(turn)))
+            progress("checking", 2, 2)
+    one, other = runs
+    if as_json:
+        print_json({"checked": one, "in_memory": other, "equal": _equal(one, other)})
+    else:
+        console.print(_table(one, other))
+    if not _equal(one, other):
+        sys.exit(1)
+
+
+def _short(request: Request, overrides: tuple[str, ...]) -> Request:
+    """The request with a few steps, unless it says how many."""
+    asked = any(override.startswith("train.steps=") for override in overrides)
+    steps = request.train.steps if asked else _STEPS
+    rarely = {"steps": steps, "evaluate_every": steps + 1, "save_every": steps + 1}
+    return request.model_copy(update={"train": request.train.model_copy(update=rarely)})
+
+
+def _run(request: Request, place: Path) -> Checked:
+    """Trains in a process of its own, whose memory is then its own too.
+
+    Raises:
+        RunBroken: it ended with an error.
+    """
+    asked = place.with_suffix(".toml")
+    request.save(asked)
+    done = subprocess.run(  # noqa: S603  our own words, no shell
+        (sys.executable, "-m", "windlass", "train", "--file", str(asked), "--folder", str(place)),
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if done.returncode:
+        raise RunBroken(f"a run of `{request.model.name}` ended with {done.stderr.strip()}")
+    record = api.load(place)
+    if record.plan is None or record.prediction is None:
+        raise RunBroken(f"`{place}` holds no plan")
+    last = record.steps[-1]
+    return Checked(
+        plan=phase_words(record.plan),
+        losses=tuple(step.loss for step in record.steps),
+        norms=tuple(step.gradient_norm for step in record.steps),
+        weights=_weights(place / names.CHECKPOINT_FOLDER / str(last.saved)),
+        predicted_seconds=record.prediction.step_seconds,
+        measured_seconds=last.seconds,
+        predicted_bytes=record.prediction.peaks[0].peak_bytes,
+        measured_bytes=last.memory_bytes,
+    )
+
+
+def _weights(checkpoint: Path) -> str:
+    """The hash of all weights of a checkpoint, wherever in their files they lie."""
+    from safetensors import safe_open
+
+    digest = hashlib.sha256()
+    for path in sorted(checkpoint.glob("*.safetensors")):
+        with safe_open(path, framework="numpy") as file:
+            names_of = file.keys()
+            for name in sorted(key for key in names_of if key.startswith("weight/")):
+                digest.update(name.encode())
+                digest.update(file.get_tensor(name).tobytes())
+    return digest.hexdigest()
+
+
+def _equal(one: Checked, other: Checked) -> bool:
+    mine, its = ((run.losses, run.norms, run.weights) for run in (one, other))
+    return mine == its
+
+
+def _table(one: Checked, other: Checked) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=_verdict(one, other),
+                  title_justify="left", title_style="bold")  # fmt: skip
+    for head in ("", "checked", "in memory"):
+        table.add_column(head, overflow="fold")
+    for name, *cells in (
+        ("plan", one.plan, other.plan),
+        ("weights", one.weights[:16], other.weights[:16]),
+        ("loss", f"{one.losses[-1]:.6f}", f"{other.losses[-1]:.6f}"),
+        ("gradient norm", f"{one.norms[-1]:.6f}", f"{other.norms[-1]:.6f}"),
+        ("predicted peak", show_bytes(one.predicted_bytes), show_bytes(other.predicted_bytes)),
+        ("measured peak", show_bytes(one.measured_bytes), show_bytes(other.measured_bytes)),
+        ("predicted step", show_seconds(one.predicted_seconds),
+         show_seconds(other.predicted_seconds)),
+        ("measured step", show_seconds(one.measured_seconds),
+         show_seconds(other.measured_seconds)),
+    ):  # fmt: skip
+        table.add_row(name, *cells)
+    return table
+
+
+def _verdict(one: Checked, other: Checked) -> str:
+    if _equal(one, other):
+        return f"equal bit for bit after {len(one.losses)} steps"
+    pairs = zip(one.losses, other.losses, strict=True)
+    differs = next((step for step, (a, b) in enumerate(pairs, 1) if a != b), None)
+    if differs is None:
+        return "NOT EQUAL: the losses are, the weights are not"
+    return f"NOT EQUAL: the losses differ from step {differs} on"
