@@ -63,3 +63,9 @@ def test_a_far_tier_that_is_too_small_is_told():
 def test_more_phases_than_layers_are_refused():
     with pytest.raises(Faults, match="has 8 layers; ask for 8 at most"):
         choose(asked(phases=9), GRAPH, tiny_machine(host=HOST))
+
+
+def test_phases_that_no_far_tier_has_room_for_are_refused_with_the_bytes():
+    wide = tiny_graph(layers=6, width=2048)
+    with pytest.raises(Faults, match=r"`phases` = 3 needs .* on host, which has 200 MiB"):
+        choose(asked(phases=3), wide, tiny_machine(host="200 MiB"))

@@ -99,12 +99,6 @@ class LayerHome:
         self.working: Region = region(weights, working)
         self.gradients: Region = region(weights, gradients)
 
-    @property
-    def nbytes(self) -> int:
-        """On the disk, with stored gradients."""
-        apart = self.working.nbytes if self._apart else 0
-        return self._layout.nbytes + apart + self.gradients.nbytes
-
     def create(self, state: Sequence[Sequence[Tensor] | None], staging: Staging) -> None:
         """Makes the files.
 

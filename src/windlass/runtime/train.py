@@ -145,6 +145,11 @@ class _Run:
                 f"`home.activations` = {plan.home.activations} is not yet run by this version; set "
                 "it to near"
             )
+        if plan.streamed and self._device.type != "cpu":
+            raise PlanError(
+                f"homes beyond the near tier are not yet run on `{self._device.type}` by this "
+                "version, only on a CPU; set every `home` to near"
+            )
         if plan.streamed:
             folder = self._folder.with_name(STATE_FOLDER)
             return Stream(plan, chain, folder, optimizer, seed=seed, before_update=before_update)

@@ -4,14 +4,14 @@ from collections.abc import Iterator, Sequence
 from itertools import combinations
 from math import ceil
 
-from windlass.program.far import far_bytes
 from windlass.search.choice import Advice, Change, FarShortage
 from windlass.search.sieve import sieve
 from windlass.search.space import plans, precisions, sequence_of, vary
+from windlass.search.streamed import shortages
 from windlass.search.weigh import Memory, memory_of, weigh
 from windlass.spec.graph import Graph
 from windlass.spec.machine import Machine
-from windlass.spec.plan import Home, Plan, Stage
+from windlass.spec.plan import Plan
 from windlass.spec.request import BatchRequest, Request
 
 _SHORTEST = 64
@@ -45,7 +45,7 @@ def advise(
         by_class=memory.by_class,
         changes=tuple(sorted(changes, key=lambda change: (change.cost, len(change.overrides)))),
         state_bytes=state,
-        far=tuple(_far(graph, nearest, machine)),
+        far=_far(graph, nearest, machine),
         devices=ceil(state / left) if left > 0 else None,
     )
 
@@ -56,23 +56,12 @@ def _state_bytes(plan: Plan, graph: Graph) -> int:
     return graph.parameter_count * each
 
 
-def _far(graph: Graph, nearest: Plan, machine: Machine) -> Iterator[FarShortage]:
+def _far(graph: Graph, nearest: Plan, machine: Machine) -> tuple[FarShortage, ...]:
     """The tiers that lack room for the model in phases, with its state in either precision."""
     if graph.layers < 2:
-        return
-    for tier in machine.device.tiers[1:]:
-        home = Home(weights=tier.name, gradients=tier.name, optimizer=tier.name)
-        stages = (Stage(phases=((0, 1), (1, graph.layers))),)
-        changes = {"home": home, "stages": stages}
-        needed = min(
-            sum(far_bytes(vary(nearest, precision=precision).model_copy(update=changes), graph)
-                [tier.name].values())
-            for precision in precisions(machine)
-        )  # fmt: skip
-        if needed > tier.capacity_bytes:
-            yield FarShortage(
-                tier=tier.name, needed_bytes=needed, capacity_bytes=tier.capacity_bytes
-            )
+        return ()
+    bases = [vary(nearest, precision=precision) for precision in precisions(machine)]
+    return shortages(bases, graph, machine)
 
 
 def _budget(memory: Memory, nearest: Plan, machine: Machine) -> Iterator[Change]:

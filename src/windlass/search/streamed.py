@@ -5,11 +5,13 @@ from itertools import accumulate
 
 from windlass.errors import Faults
 from windlass.program.far import far_bytes
+from windlass.search.choice import FarShortage
 from windlass.search.space import plans
 from windlass.spec.graph import Graph
 from windlass.spec.machine import Machine, Tier
 from windlass.spec.plan import Home, Plan, Stage
 from windlass.spec.request import Request
+from windlass.units import show_bytes
 
 _PHASES = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 """How many phases are tried where the request leaves it open; each layer alone as well."""
@@ -33,11 +35,42 @@ def streamed_plans(request: Request, graph: Graph, machine: Machine) -> tuple[Pl
     cuts = {phases_of(graph, count) for count in (*counts, graph.layers) if count <= graph.layers}
     if request.phases is not None:
         cuts = {cut for cut in cuts if len(cut) == request.phases}
-    return tuple(
+    bases = plans(request.model_copy(update={"recompute": "none"}), graph, machine)
+    found = tuple(
         plan
-        for base in plans(request.model_copy(update={"recompute": "none"}), graph, machine)
+        for base in bases
         for cut in sorted(cuts, key=len)
         if (plan := _at_home(base, cut, tiers, graph)) is not None
+    )
+    if request.phases is not None and not found:
+        raise Faults(
+            tuple(
+                f"`phases` = {request.phases} needs {show_bytes(short.needed_bytes)} on "
+                f"{short.tier}, which has {show_bytes(short.capacity_bytes)}; free some, or take a "
+                "smaller model"
+                for short in shortages(bases, graph, machine)
+            )
+        )
+    return found
+
+
+def shortages(bases: Sequence[Plan], graph: Graph, machine: Machine) -> tuple[FarShortage, ...]:
+    """The far tiers that no plan could wait its turn in, and what the smallest would need there.
+
+    Args:
+        bases: whole plans, of all precisions that are open.
+        graph: of at least 2 layers.
+        machine: what the plans are for.
+    """
+    cut = phases_of(graph, 2)
+    needed = {
+        tier: min(_far_total(_at(plan, cut, tier.name), graph) for plan in bases)
+        for tier in machine.device.tiers[1:]
+    }
+    return tuple(
+        FarShortage(tier=tier.name, needed_bytes=nbytes, capacity_bytes=tier.capacity_bytes)
+        for tier, nbytes in needed.items()
+        if nbytes > tier.capacity_bytes
     )
 
 
@@ -64,12 +97,20 @@ def _at_home(
 ) -> Plan | None:
     """The plan in phases, at home in the nearest tier that holds it; None if none does."""
     for tier in tiers:
-        home = Home(weights=tier.name, gradients=tier.name, optimizer=tier.name)
-        stages = (Stage(phases=cut),)
-        streamed = plan.model_copy(update={"home": home, "stages": stages})
-        if sum(far_bytes(streamed, graph)[tier.name].values()) <= tier.capacity_bytes:
+        streamed = _at(plan, cut, tier.name)
+        if _far_total(streamed, graph) <= tier.capacity_bytes:
             return streamed
     return None
+
+
+def _at(plan: Plan, cut: tuple[tuple[int, int], ...], tier: str) -> Plan:
+    """The plan in phases, at home in one tier."""
+    home = Home(weights=tier, gradients=tier, optimizer=tier)
+    return plan.model_copy(update={"home": home, "stages": (Stage(phases=cut),)})
+
+
+def _far_total(plan: Plan, graph: Graph) -> int:
+    return sum(sum(classes.values()) for classes in far_bytes(plan, graph).values())
 
 
 def _require(phases: int, graph: Graph, machine: Machine, tiers: Sequence[Tier]) -> None:
