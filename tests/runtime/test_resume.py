@@ -194,9 +194,8 @@ def kill_and_resume(asked: dict, kills: int, seed: int) -> dict[int, str]:
     return losses
 
 
+@pytest.fixture
 def killed(
-    kills: int,
-    seed: int,
     gpt: Callable[..., Chain],
     plan: Callable[..., Plan],
     program: Callable[[Plan], Program],
@@ -204,97 +203,70 @@ def killed(
     batches: Callable[..., Batches],
     settings: Callable[..., TrainRequest],
     folder: Path,
-    *,
-    phases: tuple[tuple[int, int], ...] = (),
-):
-    chain = gpt(dropout=0.1, device="meta")
-    cut = plan(chain, micro=2, accumulation=2, precision="bfloat16", recompute="layer")
-    made = program(cut)
-    if phases:
-        graph = capture(chain)
-        away = Home(weights="disk", gradients="disk", optimizer="disk")
-        stages = (Stage(phases=phases),)
-        changes = {"graph": graph.label, "home": away, "stages": stages}
-        cut = cut.model_copy(update=changes)
-        (made,) = lower(cut, graph)
-    asked = settings(steps=30, save_every=2, keep=2, seed=7)
-    data = {
-        "source": tokens.meta.source, "tokenizer": "byte", "vocabulary": 300, "held_out": 0.2,
-        "text_field": "text", "limit_bytes": None,
-    }  # fmt: skip
-    dials = {"layers": 3, "width": 32, "heads": 4, "sequence": 16, "vocabulary": 257,
-             "dropout": 0.1}  # fmt: skip
-    losses = kill_and_resume(
-        {
-            "data": data,
-            "cache": str(tokens.folder.parent),
-            "settings": asked.model_dump(mode="json"),
-            "plan": cut.model_dump(mode="json"),
-            "program": made.model_dump(mode="json"),
-            "dials": dials,
-            "folder": str(folder / "killed" / "checkpoints"),
-        },
-        kills,
-        seed,
-    )
-    whole = train(
-        cut, chain, batches(seed=7), asked, program=made,
-        checkpoints=folder / "whole" / "checkpoints",
-    )  # fmt: skip
-    assert losses == {step.step: step.loss.hex() for step in whole}
-    ends = [latest(folder / where / "checkpoints").manifest for where in ("killed", "whole")]
-    assert ends[0] == ends[1]
-    assert not list((folder / "killed" / "checkpoints").glob(".*"))
+) -> Callable[..., None]:
+    """Kills a run at random moments and holds it against one that was left alone."""
 
+    def go(kills: int, seed: int, *, phases: tuple[tuple[int, int], ...] = ()) -> None:
+        chain = gpt(dropout=0.1, device="meta")
+        cut = plan(chain, micro=2, accumulation=2, precision="bfloat16", recompute="layer")
+        made = program(cut)
+        if phases:
+            graph = capture(chain)
+            away = Home(weights="disk", gradients="disk", optimizer="disk")
+            stages = (Stage(phases=phases),)
+            changes = {"graph": graph.label, "home": away, "stages": stages}
+            cut = cut.model_copy(update=changes)
+            (made,) = lower(cut, graph)
+        asked = settings(steps=30, save_every=2, keep=2, seed=7)
+        data = {
+            "source": tokens.meta.source, "tokenizer": "byte", "vocabulary": 300, "held_out": 0.2,
+            "text_field": "text", "limit_bytes": None,
+        }  # fmt: skip
+        dials = {"layers": 3, "width": 32, "heads": 4, "sequence": 16, "vocabulary": 257,
+                 "dropout": 0.1}  # fmt: skip
+        losses = kill_and_resume(
+            {
+                "data": data,
+                "cache": str(tokens.folder.parent),
+                "settings": asked.model_dump(mode="json"),
+                "plan": cut.model_dump(mode="json"),
+                "program": made.model_dump(mode="json"),
+                "dials": dials,
+                "folder": str(folder / "killed" / "checkpoints"),
+            },
+            kills,
+            seed,
+        )
+        whole = train(
+            cut, chain, batches(seed=7), asked, program=made,
+            checkpoints=folder / "whole" / "checkpoints",
+        )  # fmt: skip
+        assert losses == {step.step: step.loss.hex() for step in whole}
+        ends = [latest(folder / where / "checkpoints").manifest for where in ("killed", "whole")]
+        assert ends[0] == ends[1]
+        assert not list((folder / "killed" / "checkpoints").glob(".*"))
 
-def test_a_killed_run_goes_on_bit_identical(
-    gpt: Callable[..., Chain],
-    plan: Callable[..., Plan],
-    program: Callable[[Plan], Program],
-    tokens: Tokens,
-    batches: Callable[..., Batches],
-    settings: Callable[..., TrainRequest],
-    folder: Path,
-):
-    killed(3, 1, gpt, plan, program, tokens, batches, settings, folder)
-
-
-@pytest.mark.slow
-def test_a_run_killed_twenty_times_goes_on_bit_identical(
-    gpt: Callable[..., Chain],
-    plan: Callable[..., Plan],
-    program: Callable[[Plan], Program],
-    tokens: Tokens,
-    batches: Callable[..., Batches],
-    settings: Callable[..., TrainRequest],
-    folder: Path,
-):
-    killed(20, 2, gpt, plan, program, tokens, batches, settings, folder)
+    return go
 
 
 EACH_LAYER = ((0, 1), (1, 2), (2, 3), (3, 4), (4, 5))
 
 
-def test_a_streamed_run_that_is_killed_goes_on_bit_identical(
-    gpt: Callable[..., Chain],
-    plan: Callable[..., Plan],
-    program: Callable[[Plan], Program],
-    tokens: Tokens,
-    batches: Callable[..., Batches],
-    settings: Callable[..., TrainRequest],
-    folder: Path,
-):
-    killed(3, 3, gpt, plan, program, tokens, batches, settings, folder, phases=EACH_LAYER)
+def test_a_killed_run_goes_on_bit_identical(killed: Callable[..., None]):
+    killed(3, 1)
+
+
+@pytest.mark.slow
+def test_a_run_killed_twenty_times_goes_on_bit_identical(killed: Callable[..., None]):
+    killed(20, 2)
+
+
+def test_a_streamed_run_that_is_killed_goes_on_bit_identical(killed: Callable[..., None]):
+    killed(3, 3, phases=EACH_LAYER)
 
 
 @pytest.mark.slow
 def test_a_streamed_run_killed_two_hundred_times_goes_on_bit_identical(
-    gpt: Callable[..., Chain],
-    plan: Callable[..., Plan],
-    program: Callable[[Plan], Program],
-    tokens: Tokens,
-    batches: Callable[..., Batches],
-    settings: Callable[..., TrainRequest],
-    folder: Path,
+    killed: Callable[..., None],
 ):
-    killed(200, 4, gpt, plan, program, tokens, batches, settings, folder, phases=EACH_LAYER)
+    killed(200, 4, phases=EACH_LAYER)
