@@ -4,7 +4,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,6 +52,8 @@ class Row:
     measured_seconds: float
     predicted_bytes: int
     measured_bytes: int
+    drift: float
+    """What the yardstick took before and after the run, over what it took in the probe."""
 
     @property
     def plan(self) -> str:
@@ -64,6 +66,11 @@ class Row:
     def seconds_error(self) -> float:
         """Predicted over measured step time, less one."""
         return self.predicted_seconds / self.measured_seconds - 1
+
+    @property
+    def steady_error(self) -> float:
+        """The same had the machine kept the speed that the probe met."""
+        return self.predicted_seconds * self.drift / self.measured_seconds - 1
 
     @property
     def bytes_error(self) -> float:
@@ -112,28 +119,41 @@ def _sweep(folder: Path) -> Iterator[Row]:
             warm = max(_WARM_STEPS, round(_WARM_SECONDS / seconds))
             steps = warm + max(_MEASURED_STEPS, round(_MEASURED_SECONDS / seconds))
             place = folder / f"{model}-{micro}-{recompute}-{precision}"
+            before = _yardstick_seconds()
             _train(
                 *words, f"train.steps={steps}", f"train.evaluate_every={steps + 1}",
                 f"train.save_every={steps + 1}", "--folder", str(place),
             )  # fmt: skip
-            yield _row(place, planned.plan, warm)
+            around = statistics.fmean((before, _yardstick_seconds()))
+            yield _row(place, planned.plan, warm, around / planned.machine.yardstick_seconds)
 
 
 def _train(*words: str) -> None:
-    """Runs `windlass train` in a process of its own.
+    """Runs `windlass train` in a process of its own."""
+    _run("windlass", "train", *words)
+
+
+def _yardstick_seconds() -> float:
+    """How long this machine takes just now for the same work as always."""
+    return float(_run("windlass.machines.yardstick"))
+
+
+def _run(module: str, *words: str) -> str:
+    """What a module prints in a process of its own.
 
     Raises:
         RunBroken: it ended with an error.
     """
     done = subprocess.run(  # noqa: S603  our own words, no shell
-        (sys.executable, "-m", "windlass", "train", *words),
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        (sys.executable, "-m", module, *words), capture_output=True, text=True, check=False
+    )
     if done.returncode:
-        raise RunBroken(f"the run of {' '.join(words)} ended with {done.stderr.strip()}")
+        asked = " ".join((module, *words))
+        raise RunBroken(f"the run of {asked} ended with {done.stderr.strip()}")
+    return done.stdout
 
 
-def _row(place: Path, plan: Plan, warm: int) -> Row:
+def _row(place: Path, plan: Plan, warm: int, drift: float) -> Row:
     record = api.load(place)
     if record.prediction is None or record.request is None:
         raise RunBroken(f"`{place}` holds no prediction")
@@ -149,6 +169,7 @@ def _row(place: Path, plan: Plan, warm: int) -> Row:
         measured_seconds=statistics.median(step.seconds for step in measured),
         predicted_bytes=record.prediction.peaks[0].peak_bytes,
         measured_bytes=measured[-1].memory_bytes,
+        drift=drift,
     )
 
 
@@ -156,17 +177,19 @@ def _table(rows: list[Row]) -> Table:
     """Narrow enough for a terminal of 80 columns: one unit for a whole column."""
     table = Table(
         box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True,
-        caption="predicted / measured: ms a step, MiB at the peak", caption_justify="left",
+        caption="predicted / measured: ms a step, MiB at the peak; slower: the machine, since its "
+        "probe", caption_justify="left",
     )  # fmt: skip
     table.add_column("model", no_wrap=True)
     table.add_column("plan", no_wrap=True)
-    for head in ("step, ms", "error", "peak, MiB", "error"):
+    for head in ("step, ms", "error", "slower", "peak, MiB", "error"):
         table.add_column(head, justify="right", no_wrap=True)
     for row in rows:
         table.add_row(
             row.model, row.plan,
             f"{row.predicted_seconds * 1e3:.0f} / {row.measured_seconds * 1e3:.0f}",
             f"{row.seconds_error:+.1%}",
+            f"{row.drift - 1:+.0%}",
             f"{row.predicted_bytes / 2**20:.0f} / {row.measured_bytes / 2**20:.0f}",
             f"{row.bytes_error:+.1%}",
         )  # fmt: skip
@@ -174,10 +197,16 @@ def _table(rows: list[Row]) -> Table:
 
 
 def _summary(rows: list[Row]) -> str:
-    seconds = [abs(row.seconds_error) for row in rows]
-    nbytes = [abs(row.bytes_error) for row in rows]
-    return (
-        f"step time: median error {statistics.median(seconds):.1%}, worst {max(seconds):.1%}; "
-        f"peak memory: median error {statistics.median(nbytes):.1%}, worst {max(nbytes):.1%}; "
-        f"{len(rows)} plans"
+    return "; ".join(
+        (
+            f"step time: {_spread(row.seconds_error for row in rows)}",
+            f"at the probe's speed: {_spread(row.steady_error for row in rows)}",
+            f"peak memory: {_spread(row.bytes_error for row in rows)}",
+            f"{len(rows)} plans",
+        )
     )
+
+
+def _spread(errors: Iterable[float]) -> str:
+    found = [abs(error) for error in errors]
+    return f"median error {statistics.median(found):.1%}, worst {max(found):.1%}"

@@ -5,10 +5,12 @@ fused attention, plain traffic, the ops that are slower than traffic, the optimi
 cost of starting an op, and what the process itself holds.
 """
 
+import statistics
 import warnings
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -29,6 +31,7 @@ from windlass.machines.traffic import (
     update_rate,
 )
 from windlass.machines.trial import Trial, run_trial
+from windlass.machines.yardstick import yardstick_seconds
 from windlass.spec.graph import Precision
 from windlass.spec.machine import Device, Machine, MatmulRate, OpRate, Tier
 
@@ -63,7 +66,7 @@ def probe(progress: Progress | None, disk: Path) -> Machine:
     links = (gloo_link(),)
     bar.label("compiled code")
     trial = run_trial()
-    device, noise, contention = _undisturbed(bar, trial)
+    device, rounds = _two_rounds(bar, trial)
     on_cpu = device.kind == "cpu"
     near = Tier(name="near", capacity_bytes=capacity if on_cpu else _accelerator_bytes())
     tiers = (near, Tier(name="disk", capacity_bytes=_disk_bytes(disk), read=read, write=write))
@@ -75,21 +78,33 @@ def probe(progress: Progress | None, disk: Path) -> Machine:
         links=links,
         source="measured here",
         date=datetime.now(UTC).date().isoformat(),
-        noise=noise,
-        contention=contention,
+        noise=rounds.noise,
+        contention=rounds.contention,
+        yardstick_seconds=rounds.yardstick_seconds,
         system=system_fingerprint(),
     )
 
 
-def _undisturbed(bar: "_Bar", trial: Trial) -> tuple[Device, float, float]:
-    """The device, its noise and the contention, of two rounds that are seconds apart."""
-    kind = "cuda" if torch.cuda.is_available() else "cpu"
-    watch = Stopwatch(torch.device(kind), budget_seconds=_BUDGET_SECONDS)
+class _Rounds(NamedTuple):
+    """Under what the device was measured."""
+
+    noise: float
+    contention: float
+    yardstick_seconds: float
+
+
+def _two_rounds(bar: "_Bar", trial: Trial) -> tuple[Device, _Rounds]:
+    """The device as two rounds that are seconds apart find it."""
+    kind = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    watch = Stopwatch(kind, budget_seconds=_BUDGET_SECONDS)
     contention = Contention()
+    yardsticks = [yardstick_seconds(kind)]
     _device(bar, trial, watch)
+    yardsticks.append(yardstick_seconds(kind))
     watch.again()
     device = _device(bar, trial, watch)
-    return device, watch.noise, contention.share
+    yardsticks.append(yardstick_seconds(kind))
+    return device, _Rounds(watch.noise, contention.share, statistics.fmean(yardsticks))
 
 
 class _Bar:

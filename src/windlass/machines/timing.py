@@ -7,8 +7,10 @@ from math import log
 
 import torch
 
-_LEAST_REPEATS = 3
+_LEAST_REPEATS = 2
 _MOST_REPEATS = 40
+_STALL = 2.0
+"""Times the median from which on a repeat was held up by something else."""
 
 
 class Stopwatch:
@@ -16,32 +18,33 @@ class Stopwatch:
 
     Args:
         device: where the work runs; an accelerator is waited for.
-        budget_seconds: to be spent on one piece of work, once it ran three times.
+        budget_seconds: to be spent on one piece of work, once it ran twice.
     """
 
     def __init__(self, device: torch.device, *, budget_seconds: float) -> None:
         self.device = device
         self._budget_seconds = budget_seconds
         self._spreads: list[float] = []
-        self._best: list[float] = []
+        self._found: list[list[float]] = []
         self._turn = 0
 
     def again(self) -> None:
         """Begins a second round of the same pieces of work in the same order.
 
-        Of each the shorter time then counts: a machine that others use too is slow for seconds at a
-        time, but hardly twice at the same piece.
+        Of each the mean of both rounds then counts: a machine that others use too is slow for
+        seconds at a time, and a run meets both.
         """
         self._turn = 0
 
     def seconds(self, work: Callable[[], object]) -> float:
-        """Seconds of one run of `work`: the lower quartile of repeats, after one not counted.
+        """Seconds of one run of `work`: the mean of repeats, stalls left out.
 
-        Whatever else runs on the machine only ever adds to a time, so the lower half tells more
-        about the work, and the quartile is not yet the one lucky repeat.
+        A step is a sum of hundreds of such pieces, each as fast as it happens to be. So the mean
+        tells what it takes, and the best or a quartile would be too hopeful.
         """
-        self._once(work)
-        taken: list[float] = []
+        first = self._once(work)
+        # What takes long has warmed itself; what is short is run once more.
+        taken = [first] if first >= self._budget_seconds else []
         end = time.perf_counter() + self._budget_seconds
         while len(taken) < _LEAST_REPEATS or (
             len(taken) < _MOST_REPEATS and time.perf_counter() < end
@@ -49,16 +52,16 @@ class Stopwatch:
             taken.append(self._once(work))
         if len(taken) > _LEAST_REPEATS:
             self._spreads.append(_deviation(taken))
-        taken.sort()
-        return self._shorter(taken[len(taken) // 4])
+        return self._over_rounds(_mean(taken))
 
-    def _shorter(self, seconds: float) -> float:
-        """This time, or the one of the round before."""
-        if self._turn == len(self._best):
-            self._best.append(seconds)
-        self._best[self._turn] = min(seconds, self._best[self._turn])
+    def _over_rounds(self, seconds: float) -> float:
+        """The mean of this time and that of the round before, if there was one."""
+        if self._turn == len(self._found):
+            self._found.append([])
+        rounds = self._found[self._turn]
+        rounds.append(seconds)
         self._turn += 1
-        return self._best[self._turn - 1]
+        return statistics.fmean(rounds)
 
     @property
     def noise(self) -> float:
@@ -80,6 +83,12 @@ class Stopwatch:
         end.record()
         torch.cuda.synchronize(self.device)
         return float(start.elapsed_time(end)) / 1e3
+
+
+def _mean(taken: list[float]) -> float:
+    """Of all that were not held up."""
+    limit = _STALL * statistics.median_low(taken)
+    return statistics.fmean(seconds for seconds in taken if seconds <= limit)
 
 
 def _deviation(taken: list[float]) -> float:

@@ -184,6 +184,9 @@ class Machine(Document):
     """Standard deviation of log(time) between repeats of one measurement; None if not measured."""
     contention: float = 0.0
     """Share of its time that the measuring process waited for a core that others held."""
+    yardstick_seconds: Seconds = 0.0
+    """That the yardstick took meanwhile; what it takes later tells by how much the machine has
+    become slower or faster. 0 if not measured."""
     system: str | None = None
     """Fingerprint of hardware and library versions that a measurement holds for."""
 
