@@ -120,3 +120,14 @@ def test_what_a_layer_draws_past_its_keys_follows_from_the_seed(compiled: bool):
     assert torch.equal(torch.random.get_rng_state(), before)
     assert torch.equal(template.evaluated([layer.scale], [], x), x)
     assert torch.equal(template.output([layer.scale], [], x), x)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, while it compiles
+def test_a_wide_layer_that_drops_compiles_forward_and_backward():
+    layer = nn.Sequential(nn.LayerNorm(1024), nn.Dropout(0.1))
+    template = Template(layer, last=False, compiled=True)
+    weights = [p.detach().requires_grad_() for p in layer.parameters()]
+    x = torch.randn(1, 256, 1024, requires_grad=True)
+    output = template(weights, [], keys(1, "wide", 1), x, seed=0)
+    given = torch.autograd.grad(output.sum(), x)
+    assert torch.isfinite(given[0]).all()

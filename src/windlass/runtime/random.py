@@ -121,7 +121,9 @@ class KeyedDropout(nn.Module):
         self._uses += 1
         key = _mix_tensor(self.samples ^ (self.layer + place))
         count = x[0].numel()
-        element = torch.arange(1, count + 1, dtype=torch.int64, device=x.device)
+        # The idle "or" keeps the compiler from taking the product below for an index, which it
+        # works out beyond 64 bits, and then refuses.
+        element = torch.arange(1, count + 1, dtype=torch.int64, device=x.device) | 0
         draw = _draw(element * _signed(_GOLDEN) + key.unsqueeze(1)).view(x.shape)
         kept = draw >= self._threshold * self.active
         return torch.where(kept, x * (1 + self._growth * self.active).to(x.dtype), 0)
