@@ -103,6 +103,8 @@ class Stream:
             self._create()
         else:
             self._adopt(checkpoint)
+        for layer in self._chain.layers:
+            layer.to_empty(device="meta")  # a model that was built whole is at home now
         first, last = self._plan.stages[0].phases[0]
         self.visit(range(first, last))
 

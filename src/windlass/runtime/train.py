@@ -70,7 +70,8 @@ def train(
 
     Args:
         plan: what `program` was lowered from.
-        chain: the model; its layers may lie on the meta device.
+        chain: the model; its layers may lie on the meta device. Real weights are taken over, as
+            there is no room for a large model twice: they change, or leave for their home.
         batches: training and held-out sequences.
         settings: optimisation, and how often to evaluate and to save.
         program: of this device, verified.
@@ -242,7 +243,7 @@ class _Run:
             phases=self._plan.stages[0].phases,
             sequences=self._settings.evaluate_sequences,
             micro=self._plan.batch.micro,
-            again=self._compute.again,
+            bare=self._compute.bare,
             device=self._device,
         )
 
