@@ -79,6 +79,16 @@ def far_words(prediction: Prediction) -> str:
     return f"{moved}; at {show_count(prediction.tokens_per_step)} tokens {share}; {law}"
 
 
+def wear_words(plan: Plan, prediction: Prediction, steps: int) -> str:
+    """`writes 2.1 GiB a step to disk, 840 GiB over 400 steps`."""
+    if prediction.far is None:
+        return "writes nothing beyond memory"
+    tiers = " and ".join(dict.fromkeys(plan.far_homes.values()))
+    written = prediction.far.written_bytes
+    run = f"{show_bytes(written * steps)} over {steps} step{'s' if steps > 1 else ''}"
+    return f"writes {show_bytes(written)} a step to {tiers}, {run}"
+
+
 def plan_words(plan: Plan) -> str:
     """The plan in one sentence, without its full stop."""
     return "; ".join(

@@ -105,6 +105,7 @@ class Stream:
             self._adopt(checkpoint)
         first, last = self._plan.stages[0].phases[0]
         self.visit(range(first, last))
+        self.wait()
 
     def _create(self) -> None:
         with storage_faults(self._folder):
@@ -254,7 +255,7 @@ class Stream:
         self._lane.wait()
 
     def moved(self) -> Moved:
-        """What was moved since this was asked last."""
+        """What went between tiers since this was asked last."""
         return self._lane.moved()
 
     def close(self) -> None:

@@ -1,5 +1,6 @@
 """The training loop: a generator of measured steps."""
 
+import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from pathlib import Path
@@ -169,6 +170,7 @@ class _Run:
         self.residence.start(resume)
         if self._plan.compile and done < self._settings.steps:
             self._compute.warm(done + 1)
+        self.residence.moved()  # what came before the first step is none of it
         for step in range(done + 1, self._settings.steps + 1):
             self.saver.check()
             try:
@@ -217,9 +219,14 @@ class _Run:
         """What the step that just ran leaves behind; evaluates where due."""
         settings, compute = self._settings, self._compute
         evaluates = step == settings.steps or step % settings.evaluate_every == 0
+        settling = time.perf_counter()
         if evaluates or saves:
             self.residence.settle(self._program)
+        settled = time.perf_counter() - settling
+        moved = self.residence.moved()
         held_out = self._evaluate() if evaluates else None
+        if evaluates:
+            self.residence.moved()
         return Step(
             step=step,
             loss=compute.loss,
@@ -228,6 +235,9 @@ class _Run:
             tokens=self._plan.tokens_per_step,
             seconds=self._interpreter.seconds(),
             memory_bytes=self._peak.highest(),
+            read_bytes=moved.read_bytes,
+            written_bytes=moved.written_bytes,
+            settle_seconds=settled if self._plan.streamed and (evaluates or saves) else 0.0,
             by_kind=self._interpreter.by_kind(),
             held_out_loss=held_out.loss if held_out else None,
             held_out_bits_per_byte=held_out.bits_per_byte if held_out else None,
