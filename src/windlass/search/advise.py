@@ -8,11 +8,15 @@ from windlass.search.choice import Advice, Change, FarShortage
 from windlass.search.sieve import sieve
 from windlass.search.space import plans, precisions, sequence_of, vary
 from windlass.search.streamed import shortages
+from windlass.search.ways import ways
 from windlass.search.weigh import Memory, memory_of, weigh
 from windlass.spec.graph import Graph
 from windlass.spec.machine import Machine
 from windlass.spec.plan import Plan
 from windlass.spec.request import BatchRequest, Request
+
+LEAST_NAMED = 3
+"""Plans that fit are named at least, where there are so many."""
 
 _SHORTEST = 64
 """Tokens below which a shorter sequence is no longer worth advising."""
@@ -38,6 +42,7 @@ def advise(
     changes = list(_budget(memory, nearest, machine))
     if state <= left:
         changes += _changes(request, graph, machine, nearest, near_bytes)
+    changes += _ways(request, graph, machine, nearest, near_bytes, changes)
     return Advice(
         near_bytes=near_bytes,
         needed_bytes=memory.peak_bytes,
@@ -100,6 +105,20 @@ def _changes(
             best, cost = _cheapest(shorter, graph, machine, base, near_bytes)
             yield _change(request, freed, best, cost, graph, machine)
             return
+
+
+def _ways(
+    request: Request,
+    graph: Graph,
+    machine: Machine,
+    nearest: Plan,
+    near_bytes: int,
+    changes: Sequence[Change],
+) -> tuple[Change, ...]:
+    """More changes, of kinds that are not among them, so that `LEAST_NAMED` fit this budget."""
+    within = [change for change in changes if change.peak_bytes <= near_bytes]
+    base = _seconds_per_token(nearest, graph, machine, near_bytes)
+    return ways(request, graph, machine, near_bytes, base=base, count=LEAST_NAMED, beside=within)
 
 
 def _pins(request: Request, machine: Machine) -> Iterator[str]:

@@ -69,14 +69,15 @@ def explain_advice(advice: Advice) -> Iterator[str]:
         )
 
 
-def explain_change(change: Change) -> str:
-    """One change, what it costs and what it then needs."""
+def explain_change(change: Change, *before: str) -> str:
+    """One change, what it costs and what it is then predicted to need; `before` goes with it."""
     way = "slower" if change.cost > 0 else "faster"
     cost = (
         "as fast" if abs(change.cost) < 0.0005 else f"{100 * abs(change.cost):.1f} % {way} a token"
     )
     return (
-        f"`{' '.join(change.overrides)}` makes it fit with {show_bytes(change.peak_bytes)}, {cost}"
+        f"`{' '.join((*before, *change.overrides))}` makes it fit with a predicted peak of "
+        f"{show_bytes(change.peak_bytes)}, {cost}"
     )
 
 

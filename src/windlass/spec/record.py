@@ -20,6 +20,9 @@ TOKENIZER_FILE = "tokenizer.json"
 REPORT_FILE = "report.html"
 JOURNAL_FOLDER = "journal"
 CHECKPOINT_FOLDER = "checkpoints"
+STATE_FOLDER = "state"
+"""Beside the checkpoints: what of a run lives beyond the near tier. Of no use to another run."""
+RECORDED_FILE = "recorded.json"
 
 
 class Environment(Document):

@@ -68,7 +68,8 @@ class TrainRequest(Document):
     """Largest global gradient norm; None, which a file writes as `inf`, never clips."""
     seed: int = 0
     evaluate_every: int = Field(default=100, ge=1)
-    evaluate_sequences: int = Field(default=64, ge=1)
+    evaluate_sequences: int = Field(default=64, ge=0)
+    """0 never evaluates."""
     save_every: int = Field(default=100, ge=1)
     keep: int = Field(default=2, ge=1)
     """Checkpoints that stay on disk."""
