@@ -43,13 +43,17 @@ def trained(
     """Trains, and gives the last step and its checkpoint."""
 
     def run(
-        *, phases: tuple[tuple[int, int], ...], precision: str = "float32", steps: int = 1
+        *,
+        phases: tuple[tuple[int, int], ...],
+        precision: str = "float32",
+        moments: str = "float32",
+        steps: int = 1,
     ) -> Trained:
         chain = gpt(device="meta")
         graph = capture(chain)
         plan = Plan(
             graph=graph.label, machine="here@000000000000", precision=precision, batch=BATCH,
-            home=FAR if len(phases) > 1 else Home(), stages=(Stage(phases=phases),),
+            home=FAR if len(phases) > 1 else Home(), moments=moments, stages=(Stage(phases=phases),),
         )  # fmt: skip
         request = settings(steps=steps, clip=0.1, evaluate_sequences=0)
         folder = tmp_path / "checkpoints"
@@ -97,18 +101,24 @@ def test_a_layer_that_drops_cannot_be_walked(
         reference(gpt(device="meta", dropout=0.1), batches, "float32")
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("precision", "moments"),
+    [("float32", "float32"), ("bfloat16", "float32"), ("float32", "bfloat16"), ("float32", "int8")],
+)
 @pytest.mark.parametrize("phases", [((0, 5),), ((0, 2), (2, 5))], ids=["in memory", "in phases"])
 def test_a_step_agrees_with_the_reference_in_loss_norm_and_the_gradients_of_both_ends(
     trained: Callable[..., Trained],
     batches: Callable[..., Batches],
     precision: str,
+    moments: str,
     phases: tuple[tuple[int, int], ...],
 ):
-    chain, step, checkpoint, request = trained(phases=phases, precision=precision)
+    chain, step, checkpoint, request = trained(phases=phases, precision=precision, moments=moments)
     assert step.gradient_norm > 0.1, "it clips, so that the divisor counts"
     wanted = reference(chain, batches, precision)
-    verified = compare(wanted, checkpoint, chain, step, request, precision=precision)
+    verified = compare(
+        wanted, checkpoint, chain, step, request, precision=precision, moments=moments
+    )
     assert verified.holds, verified
     assert len(verified.agreements) == 4
 

@@ -148,11 +148,10 @@ def _by_parameters(root: Path) -> Iterator[str]:
 
 def _moments(overrides: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
     """What to ask for of the moments: as the user does, else each format in turn."""
-    asked = any(override.startswith("moments=") for override in overrides)
-    if asked or "moments" not in Request.model_fields:
+    if any(override.startswith("moments=") for override in overrides):
         yield ()
-        return
-    yield from ((each,) for each in _MOMENTS)
+    else:
+        yield from ((each,) for each in _MOMENTS)
 
 
 def _one_step(model: str, overrides: tuple[str, ...], near: str | None) -> Request:
@@ -212,7 +211,7 @@ def _verified(
     )
     return compare(
         reference, checkpoint, chain, step, train,
-        precision=plan.precision, moments=_moments_of(planned),
+        precision=plan.precision, moments=plan.moments,
     )  # fmt: skip
 
 
@@ -232,7 +231,7 @@ def _recorded(planned: Planned, folder: Path, step: Step, far: int, verified: Ve
         folder=str(folder),
         parameters=graph.parameter_count,
         precision=plan.precision,
-        moments=_moments_of(planned),
+        moments=plan.moments,
         phases=len(plan.stages[0].phases),
         tokens=step.tokens,
         near_bytes=Sized(predicted=prediction.peaks[0].peak_bytes, measured=step.memory_bytes),
@@ -245,10 +244,6 @@ def _recorded(planned: Planned, folder: Path, step: Step, far: int, verified: Ve
         law=far_words(prediction),
         verified=verified,
     )
-
-
-def _moments_of(planned: Planned) -> str:
-    return str(getattr(planned.plan, "moments", "float32"))
 
 
 def _disk_bytes(folder: Path) -> int:

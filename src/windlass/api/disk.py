@@ -7,7 +7,6 @@ from windlass.api.plan import Planned
 from windlass.errors import StorageError
 from windlass.files import free_bytes
 from windlass.program.room import Room, room
-from windlass.spec.plan import Plan
 from windlass.units import show_bytes
 
 
@@ -52,15 +51,7 @@ def _ways(planned: Planned, needed: Room) -> Iterator[str]:
         less = room(plan, planned.graph, train.model_copy(update=changes)).needed_bytes
         if less < needed.needed_bytes:
             yield f"`{override}` takes {show_bytes(less)}"
-    small = _in_few_bits(plan)
-    if small is not None:
-        less = room(small, planned.graph, train).needed_bytes
-        if less < needed.needed_bytes:
-            yield f"`moments=int8` takes {show_bytes(less)}"
-
-
-def _in_few_bits(plan: Plan) -> Plan | None:
-    """The plan with moments of 8 bits; None where plans say nothing of moments."""
-    if "moments" not in Plan.model_fields:
-        return None
-    return plan.model_copy(update={"moments": "int8"})
+    small = plan.model_copy(update={"moments": "int8"})
+    less = room(small, planned.graph, train).needed_bytes
+    if less < needed.needed_bytes:
+        yield f"`moments=int8` takes {show_bytes(less)}"

@@ -51,5 +51,5 @@ def room(plan: Plan, graph: Graph, settings: TrainRequest) -> Room:
 def _checkpoint_bytes(plan: Plan, graph: Graph) -> int:
     """Masters and moments of all weights."""
     sizes = [layer_sizes(plan, kind) for kind in graph.layer_kinds()]
-    masters = sum(each.weights for each in sizes) if plan.precision == "float32" else 0
+    masters = sum(each.weights for each in sizes) if not plan.masters_apart else 0
     return masters + sum(each.optimizer for each in sizes)

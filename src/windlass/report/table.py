@@ -117,6 +117,7 @@ def short_words(plan: Plan) -> str:
     parts = [size, plan.precision]
     if plan.cut.devices > 1:
         parts.insert(0, f"p{plan.cut.pipeline} t{plan.cut.tensor} r{plan.cut.replicas}")
+    parts += [] if plan.moments == "float32" else [f"{plan.moments} moments"]
     parts += ["compiled"] if plan.compile else []
     parts += ["recompute"] if any(stage.recompute == "layer" for stage in plan.stages) else []
     return ", ".join(parts)

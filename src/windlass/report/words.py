@@ -42,9 +42,11 @@ def cut_words(plan: Plan) -> str:
 
 
 def precision_words(plan: Plan) -> str:
-    """`bfloat16 with float32 master weights, compiled`."""
-    masters = " with float32 master weights" if plan.precision == "bfloat16" else ""
-    return f"{plan.precision}{masters}, {'compiled' if plan.compile else 'run eagerly'}"
+    """`bfloat16 with float32 master weights, moments in int8, compiled`."""
+    masters = " with float32 master weights" if plan.masters_apart else ""
+    moments = "" if plan.moments == "float32" else f", moments in {plan.moments}"
+    mode = "compiled" if plan.compile else "run eagerly"
+    return f"{plan.precision}{masters}{moments}, {mode}"
 
 
 def recompute_words(plan: Plan) -> str:

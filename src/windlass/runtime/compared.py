@@ -12,11 +12,14 @@ import torch
 from torch import Tensor
 
 from windlass.errors import CheckpointError
+from windlass.machines.moments import Codec
 from windlass.models.chain import Chain
 from windlass.runtime.checkpoint import layer_file
 from windlass.runtime.reference import Reference
 from windlass.runtime.tensorfile import read_tensors
+from windlass.runtime.translate import read_moments
 from windlass.spec.graph import Precision
+from windlass.spec.plan import Moments
 from windlass.spec.record import Step
 from windlass.spec.recorded import Agreement, Verified
 from windlass.spec.request import TrainRequest
@@ -25,9 +28,10 @@ TOLERANCE: Mapping[Precision, float] = {"float32": 1e-4, "bfloat16": 3e-2}
 """Of gradients. Sums in another order leave some 1e-6 in float32; in bfloat16, whose numbers have
 8 bits, they leave 2^-9 a layer, which walks through all of them."""
 
-MOMENT_TOLERANCE: Mapping[str, float] = {"float32": 0.0, "bfloat16": 2**-8, "int8": 3e-2}
-"""What the format of the moments adds: half a unit of 8 bits in bfloat16; in 8 bits half a step of
-the largest of a block, which is some percent of what is typical in it."""
+MOMENT_TOLERANCE: Mapping[Moments, float] = {"float32": 0.0, "bfloat16": 2**-8, "int8": 0.032}
+"""What the format of the moments adds. bfloat16: half a unit of its 8 bits. int8: the root of each
+element, over that of the largest in its block of n = 256, is off by half of 1/127; so an element m is
+off by `sqrt(m s) / 127`, and a block by at most `n^(1/4) / 127 = 0.0315` of its norm."""
 
 _LOSS_TOLERANCE: Mapping[Precision, float] = {"float32": 1e-5, "bfloat16": 1e-2}
 
@@ -40,7 +44,7 @@ def compare(
     settings: TrainRequest,
     *,
     precision: Precision,
-    moments: str = "float32",
+    moments: Moments = "float32",
 ) -> Verified:
     """Holds the first step of a run against the reference.
 
@@ -105,15 +109,18 @@ def _moments(
     file: Path, names: Sequence[str], like: Mapping[str, Tensor]
 ) -> Iterator[tuple[str, Tensor]]:
     """The first moments of weights after one update, in float32, one after the other."""
+    codec = Codec(torch.device("cpu"))
     for name in names:
-        moment, steps = torch.empty(like[name].shape), torch.empty(())
-        read_tensors(file, {f"moment1/{name}": moment, f"steps/{name}": steps})
+        steps = torch.empty(())
+        read_tensors(file, {f"steps/{name}": steps})
         if steps != 1:
             raise CheckpointError(
                 f"`{file}` has `{name}` after {int(steps)} updates; its gradient can be had back "
                 "only after the first one"
             )
-        yield name, moment
+        shape = tuple(like[name].shape)
+        moment, _ = read_moments(file, name, shape, "float32", codec, seed=0, step=1)
+        yield name, moment.values
 
 
 def _error(pairs: Iterator[tuple[Tensor, Tensor]]) -> float:

@@ -19,6 +19,7 @@ from windlass.runtime.optimizer import Optimizer
 from windlass.runtime.tensorfile import FileProof, write_tensors
 from windlass.runtime.tensors import LayerParameters, LayerTensors, layer_tensors
 from windlass.spec.graph import Precision
+from windlass.spec.plan import Moments
 
 Proof = Callable[[], FileProof]
 """Tells what a file must be to count as whole; may read it for that."""
@@ -82,6 +83,7 @@ class Near:
         precision: what layers compute in.
         device: where everything lies.
         before_update: called with a layer's index before its state changes.
+        moments: how the optimizer's are kept.
     """
 
     def __init__(
@@ -93,11 +95,12 @@ class Near:
         precision: Precision,
         device: torch.device,
         before_update: Callable[[int], None],
+        moments: Moments = "float32",
     ) -> None:
         self._optimizer = optimizer
         self._before_update = before_update
         self.layers: tuple[LayerTensors, ...] = layer_tensors(
-            chain, seed=seed, precision=precision, device=device
+            chain, seed=seed, precision=precision, device=device, moments=moments
         )
         self.norms: dict[int, list[Tensor]] = {}
 

@@ -129,7 +129,7 @@ class _Run:
         self._device, self._folder = device, checkpoints
         self._program = program
         self._templates: tuple[Template, ...] = templates(chain, compiled=plan.compile)
-        optimizer = Optimizer(settings, device)
+        optimizer = Optimizer(settings, device, plan.moments)
         self._at = 1
         self.residence = self._home(chain, optimizer)
         self.saver = Saver(
@@ -169,10 +169,13 @@ class _Run:
             )
         if plan.streamed:
             folder = self._folder.with_name(STATE_FOLDER)
-            return Stream(plan, chain, folder, optimizer, seed=seed, before_update=before_update)
+            return Stream(
+                plan, chain, folder, optimizer, program=self._program, seed=seed,
+                before_update=before_update,
+            )  # fmt: skip
         return Near(
             chain, optimizer, seed=seed, precision=plan.precision, device=self._device,
-            before_update=before_update,
+            before_update=before_update, moments=plan.moments,
         )  # fmt: skip
 
     def close(self) -> None:

@@ -88,7 +88,8 @@ def show_plan(plan: Plan) -> str:
     batch = f"{count} micro-batches of {micro}" if count > 1 else f"one micro-batch of {micro}"
     recomputes = plan.stages[0].recompute == "layer"
     kept = "recomputes layers" if recomputes else "keeps all activations"
-    return f"{plan.precision}, {mode}, {batch}, {kept}"
+    moments = "" if plan.moments == "float32" else f", moments in {plan.moments}"
+    return f"{plan.precision}, {mode}, {batch}, {kept}{moments}"
 
 
 def _verdict(choice: Choice) -> str:

@@ -2,6 +2,7 @@
 
 from windlass.document import Document
 from windlass.spec.graph import Precision
+from windlass.spec.plan import Moments
 
 
 class Sized(Document):
@@ -49,7 +50,7 @@ class Recorded(Document):
     """Of the run."""
     parameters: int
     precision: Precision
-    moments: str
+    moments: Moments
     """The format of the optimizer's moments."""
     phases: int
     tokens: int
