@@ -13,6 +13,7 @@ from windlass.cost.clock import Span
 from windlass.cost.step import StepCost
 from windlass.program.effects import Effects
 from windlass.program.instruction import Instruction, Program
+from windlass.program.phases import put_off
 from windlass.program.traffic import Traffic
 from windlass.spec.graph import Graph
 from windlass.spec.machine import Machine, Tier
@@ -54,6 +55,25 @@ def run_streamed(
     return tuple(Span(span.start - begin, span.end - begin) for span in lanes.spans)
 
 
+def run_once(
+    plan: Plan, graph: Graph, machine: Machine, costs: StepCost, program: Program
+) -> float:
+    """Seconds of a first step with what settles it, until all has moved.
+
+    Raises:
+        KeyError: the machine has no such tier, or states no rate for it.
+    """
+    clock = _Clock(plan, graph, machine, costs)
+    lanes = _Lanes()
+    clock.stored = False
+    for instruction in program.instructions:
+        clock.pass_by(lanes, instruction)
+    clock.stored = True
+    for instruction in program.settle:
+        clock.pass_by(lanes, instruction)
+    return max(lanes.now, lanes.far)
+
+
 def step_seconds(program: Program, spans: tuple[Span, ...]) -> float:
     """When the last instruction has passed that is no move."""
     return max(
@@ -80,6 +100,9 @@ class _Clock:
         self._tiers = {tier.name: tier for tier in machine.device.tiers}
         self._shares_cores = machine.device.kind == "cpu"
         self._moves_updates = plan.far("optimizer")
+        self._put_off = frozenset(put_off(plan, graph))
+        self.stored = True
+        """Whether gradients wait at home for the updates that are put off."""
 
     def pass_by(self, lanes: _Lanes, instruction: Instruction) -> None:
         kind, layer, _ = instruction
@@ -104,9 +127,9 @@ class _Clock:
         start = max(lanes.now, lanes.far)
         end = start + sum(
             moved.read / self._rate(tier, "read") + moved.written / self._rate(tier, "write")
-            for tier, moved in self._traffic.of(instruction).items()
+            for tier, moved in self._traffic.of(instruction, stored=self.stored).items()
         )
-        if kind == "update":
+        if kind == "update" and (self.stored or layer not in self._put_off):
             work = self._costs.of(instruction).total
             end = max(end, start + work)
             lanes.now += work if self._shares_cores else 0.0

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from windlass.program.phases import put_off, travelling
+from windlass.program.phases import put_off, shares_room, travelling
 from windlass.program.sizes import layer_sizes
 from windlass.spec.graph import Graph
 from windlass.spec.plan import HomeClass, Plan
@@ -12,8 +12,8 @@ def far_bytes(plan: Plan, graph: Graph) -> dict[str, dict[HomeClass, int]]:
     """Bytes in each far tier, by class; nothing for a plan that keeps all near.
 
     In float32 the weights are the masters too, and lie there once; if they stay near, the masters
-    lie there with the moments. A gradient has a place there
-    only if it waits there for its update.
+    lie there with the moments. A gradient has a place there only if it waits there for its update,
+    and where it may lie in place of the weights only as far as it is larger.
 
     Args:
         plan: of one stage.
@@ -36,7 +36,8 @@ def _held(plan: Plan, graph: Graph) -> Iterator[tuple[HomeClass, int]]:
     # With one phase each micro-batch goes back before the next one comes.
     micros = plan.batch.accumulation if len(plan.stages[0].phases) > 1 else 1
     yield "weights", plan.weight_bytes * graph.parameter_count
-    twins = plan.precision == "float32" and not plan.far("weights")
-    yield "optimizer", (plan.optimizer_bytes + (4 if twins else 0)) * graph.parameter_count
-    yield "gradients", plan.gradient_bytes * waiting
+    twins = 0 if plan.masters_apart or plan.far("weights") else 4 * graph.parameter_count
+    yield "optimizer", sum(sizes[kind.name].optimizer for kind in kinds) + twins
+    shared = plan.weight_bytes if shares_room(plan) else 0
+    yield "gradients", max(0, plan.gradient_bytes - shared) * waiting
     yield "activations", outputs * micros

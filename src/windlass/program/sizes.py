@@ -36,11 +36,12 @@ def layer_sizes(plan: Plan, kind: LayerKind) -> LayerSizes:
     cost = kind.cost(plan.precision, compiled=plan.compile)
     micro, sequence = plan.batch.micro, plan.batch.sequence
     owned = kind.parameter_count
+    counts = tuple(p.count for p in kind.parameters if p.tied_to is None)
     kept = round(cost.kept_bytes.at(micro, sequence))
     fresh = kind.fresh_elements(micro, sequence)
     return LayerSizes(
         weights=owned * plan.weight_bytes,
-        optimizer=owned * plan.optimizer_bytes,
+        optimizer=sum(map(plan.state_bytes, counts)),
         gradients=owned * plan.gradient_bytes,
         output=round(cost.output_bytes.at(micro, sequence)),
         kept=kept,

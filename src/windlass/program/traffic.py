@@ -31,7 +31,7 @@ class Traffic:
 
     def __init__(self, plan: Plan, graph: Graph) -> None:
         self._homes = plan.far_homes
-        self._masters_apart = plan.precision != "float32"
+        self._masters_apart = plan.masters_apart
         self._put_off = frozenset(put_off(plan, graph))
         by_kind = {name: layer_sizes(plan, kind) for name, kind in graph.kinds.items()}
         self._sizes = tuple(by_kind[kind.name] for kind in graph.layer_kinds())
