@@ -53,7 +53,8 @@ def trained(
         graph = capture(chain)
         plan = Plan(
             graph=graph.label, machine="here@000000000000", precision=precision, batch=BATCH,
-            home=FAR if len(phases) > 1 else Home(), moments=moments, stages=(Stage(phases=phases),),
+            home=FAR if len(phases) > 1 else Home(), moments=moments,
+            stages=(Stage(phases=phases),),
         )  # fmt: skip
         request = settings(steps=steps, clip=0.1, evaluate_sequences=0)
         folder = tmp_path / "checkpoints"

@@ -30,8 +30,8 @@ TOLERANCE: Mapping[Precision, float] = {"float32": 1e-4, "bfloat16": 3e-2}
 
 MOMENT_TOLERANCE: Mapping[Moments, float] = {"float32": 0.0, "bfloat16": 2**-8, "int8": 0.032}
 """What the format of the moments adds. bfloat16: half a unit of its 8 bits. int8: the root of each
-element, over that of the largest in its block of n = 256, is off by half of 1/127; so an element m is
-off by `sqrt(m s) / 127`, and a block by at most `n^(1/4) / 127 = 0.0315` of its norm."""
+element, over that of the largest in its block of n = 256, is off by half of 1/127; so an element m
+is off by `sqrt(m s) / 127`, and a block by at most `n^(1/4) / 127 = 0.0315` of its norm."""
 
 _LOSS_TOLERANCE: Mapping[Precision, float] = {"float32": 1e-5, "bfloat16": 1e-2}
 
