@@ -12,9 +12,8 @@ import tempfile
 from pathlib import Path
 from typing import get_args
 
-from results import append_row
-
 import windlass
+from results import append_row
 from windlass.spec.plan import Moments
 
 SEQUENCE, BATCH = 128, 8
