@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 
 from windlass.errors import Faults
-from windlass.program.schedule import ORDERS
 from windlass.program.ties import owners
 from windlass.spec.graph import Graph
 from windlass.spec.machine import Machine
@@ -147,7 +146,8 @@ def _not_yet(plan: Plan, graph: Graph) -> Iterator[str]:
         ("cut.tensor", plan.cut.tensor, plan.cut.tensor > 1),
         ("sharding.weights", plan.sharding.weights, plan.sharding.weights > 1),
         ("sharding.optimizer", plan.sharding.optimizer, plan.sharding.optimizer > 1),
-        ("order", plan.order, plan.order not in ORDERS),
+        ("interleave", plan.interleave, plan.interleave > 1),
+        ("order", plan.order, plan.order not in ("gpipe", "1f1b")),
     ]
     for key, value, asked in later:
         if asked:
