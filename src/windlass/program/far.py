@@ -2,41 +2,61 @@
 
 from collections.abc import Iterator
 
-from windlass.program.phases import put_off, travelling
-from windlass.program.sizes import layer_sizes
+from windlass.program.layout import chunks_of
+from windlass.program.phases import owned, put_off, travelling
+from windlass.program.schedule import passes
+from windlass.program.sizes import LayerSizes, layer_sizes
 from windlass.spec.graph import Graph
 from windlass.spec.plan import HomeClass, Plan
 
 
-def far_bytes(plan: Plan, graph: Graph) -> dict[str, dict[HomeClass, int]]:
-    """Bytes in each far tier, by class; nothing for a plan that keeps all near.
+def far_bytes(plan: Plan, graph: Graph, stage: int = 0) -> dict[str, dict[HomeClass, int]]:
+    """Bytes in each far tier of one device, by class; nothing for a plan that keeps all near.
 
     In float32 the weights are the masters too, and lie there once; if they stay near, the masters
-    lie there with the moments. A gradient has a place there
-    only if it waits there for its update.
+    lie there with the moments. A gradient has a place there only if it waits there for its update.
+    Of what replicas share, each has its own shard there.
 
     Args:
-        plan: of one stage.
+        plan: the plan.
         graph: that it cuts.
+        stage: of the device.
     """
     tiers: dict[str, dict[HomeClass, int]] = {}
     if not plan.streamed:
         return tiers
-    held = dict(_held(plan, graph))
+    held = dict(_held(plan, graph, stage))
     for name, tier in plan.far_homes.items():
         tiers.setdefault(tier, {})[name] = held[name]
     return tiers
 
 
-def _held(plan: Plan, graph: Graph) -> Iterator[tuple[HomeClass, int]]:
-    kinds = tuple(graph.layer_kinds())
-    waiting = sum(kinds[layer].parameter_count for layer in put_off(plan, graph))
-    sizes = {name: layer_sizes(plan, kind) for name, kind in graph.kinds.items()}
-    outputs = sum(sizes[kinds[layer].name].output for layer in travelling(plan, graph))
-    # With one phase each micro-batch goes back before the next one comes.
-    micros = plan.batch.accumulation if len(plan.stages[0].phases) > 1 else 1
-    yield "weights", plan.weight_bytes * graph.parameter_count
+def _held(plan: Plan, graph: Graph, stage: int) -> Iterator[tuple[HomeClass, int]]:
+    by_kind = {name: layer_sizes(plan, kind) for name, kind in graph.kinds.items()}
+    sizes = [by_kind[kind.name] for kind in graph.layer_kinds()]
+    own = [sizes[layer] for layer in owned(plan, graph, stage)]
     twins = plan.precision == "float32" and not plan.far("weights")
-    yield "optimizer", (plan.optimizer_bytes + (4 if twins else 0)) * graph.parameter_count
-    yield "gradients", plan.gradient_bytes * waiting
-    yield "activations", outputs * micros
+    yield "weights", sum(layer.held for layer in own)
+    yield "optimizer", sum(layer.optimizer + (layer.part if twins else 0) for layer in own)
+    yield "gradients", sum(sizes[layer].shard for layer in put_off(plan, graph, stage))
+    yield "activations", _outputs(plan, graph, stage, sizes)
+
+
+def _outputs(plan: Plan, graph: Graph, stage: int, sizes: list[LayerSizes]) -> int:
+    """The most that outputs take there at once."""
+    travels = travelling(plan, graph, stage)
+    if plan.far("weights"):  # every micro-batch has gone forward before the first one goes back
+        return sum(sizes[layer].output for layer in travels) * plan.batch.accumulation
+    chunks = [plan.stages[chunk] for chunk in chunks_of(plan, stage)]
+    each = [
+        sum(sizes[layer].output for layer in travels if chunk.first <= layer < chunk.last)
+        for chunk in chunks
+    ]
+    now = most = 0
+    for turn in passes(plan, stage):
+        if turn.kind == "forward":
+            now += each[turn.chunk]
+            most = max(most, now)
+        elif turn.kind != "backward weight":
+            now -= each[turn.chunk]
+    return most
