@@ -1,21 +1,27 @@
 """How fast is a step when the model fits: Windlass beside what one would write or pick instead.
 
     python benchmarks/in_memory.py [--rounds 5] [--micro 4] [--accumulation 1]
+        [--trainer-python PATH]
 
-One process holds all contestants and takes one step of each in turn, so that the moods of a shared
-machine hit all alike; ratios are taken within a round. All train `gpt2-124m` (the published shape)
-at sequence 512 on the same tokens with AdamW and clipping by the global norm:
+Each contestant waits in a process of its own, where only Windlass has its allocator, and all take
+one step in turn, so that the moods of a shared machine hit all alike; ratios are taken within a
+round. All train `gpt2-124m` (the published shape) at sequence 512 on the same tokens with AdamW and
+clipping by the global norm:
 
 - `eager`: a plain PyTorch loop, float32;
 - `autocast`: the usual fast loop: bfloat16 autocast, model and loss compiled whole, fused AdamW;
 - `pure`: weights themselves bfloat16 (no float32 masters), compiled whole, fused AdamW;
 - `trainer`: the Hugging Face Trainer on its own GPT2LMHeadModel, bfloat16 autocast, fused AdamW;
+  left out where its interpreter has no transformers;
 - `windlass`: the plan that the planner picks for this machine, float32 masters kept.
 """
 
 import argparse
 import itertools
+import os
 import statistics
+import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -32,6 +38,7 @@ from results import append_row
 SEQUENCE = 512
 VOCABULARY = 50257
 Step = Callable[[], float]
+CONTESTANTS = ("eager", "autocast", "pure", "trainer", "windlass")
 
 
 def tokens(batch: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -167,44 +174,118 @@ def windlass_loop(batch: int, accumulation: int, folder: str) -> Step:
     return lambda: next(steps).loss
 
 
+class Contestant:
+    """A process that takes one step whenever it is told to.
+
+    Args:
+        name: which contestant.
+        python: the interpreter that it runs in.
+        micro: sequences in a micro-batch.
+        accumulation: micro-batches in a step.
+    """
+
+    def __init__(self, name: str, python: str, micro: int, accumulation: int) -> None:
+        self.name = name
+        self._process = subprocess.Popen(
+            [python, __file__, "--child", name, str(micro), str(accumulation)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+
+    def step(self) -> float:
+        """Seconds of one step, by the process's own clock."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        try:
+            self._process.stdin.write("step\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            sys.exit(f"{self.name} ended with {self._process.wait()}")
+        answer = self._process.stdout.readline()
+        if not answer:
+            sys.exit(f"{self.name} ended with {self._process.wait()}")
+        return float(answer)
+
+    def end(self) -> None:
+        """Ends the process; it may be in the middle of nothing but waiting."""
+        self._process.kill()
+        self._process.wait()
+
+
+def wait_for_turns(name: str, micro: int, accumulation: int, folder: str) -> None:
+    """What a contestant's process does: a step for each line that comes, its seconds as answer."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what libraries print is no answer
+    if name == "trainer":
+        step = trainer_loop(micro, accumulation, folder)
+    elif name == "windlass":
+        step = windlass_loop(micro, accumulation, folder)
+    else:
+        step = plain_loop(micro, accumulation, name)
+    for _ in sys.stdin:
+        begun = time.perf_counter()
+        step()
+        answers.write(f"{time.perf_counter() - begun}\n")
+        answers.flush()
+
+
+def has_transformers(python: str) -> bool:
+    """Whether an interpreter finds the Trainer and what it needs."""
+    words = "import accelerate, transformers"
+    return not subprocess.run([python, "-c", words], capture_output=True, check=False).returncode
+
+
 def main() -> None:
     """Prints each contestant's median step and its ratio to Windlass, and appends the rows."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--micro", type=int, default=4)
     parser.add_argument("--accumulation", type=int, default=1)
-    parser.add_argument("--only", nargs="*", default=None)
+    parser.add_argument("--only", nargs="+", choices=CONTESTANTS, default=list(CONTESTANTS))
+    parser.add_argument("--trainer-python", default=sys.executable)
+    parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.child:
+        name, micro, accumulation = options.child
+        # The run's last files are the parent's to remove, for it ends this process at once.
+        wait_for_turns(name, int(micro), int(accumulation), tempfile.gettempdir())
+        return
+    names = [name for name in options.only if name != "windlass"] + ["windlass"]
+    if "trainer" in names and not has_transformers(options.trainer_python):
+        print(f"trainer: transformers or accelerate is not installed for {options.trainer_python}")
+        names.remove("trainer")
+    pythons = {"trainer": options.trainer_python}
     with tempfile.TemporaryDirectory() as folder:
-        compare(options.rounds, options.micro, options.accumulation, options.only, folder)
+        os.environ["TMPDIR"] = folder
+        contestants = [
+            Contestant(name, pythons.get(name, sys.executable), options.micro, options.accumulation)
+            for name in names
+        ]
+        try:
+            seconds = compare(contestants, options.rounds)
+        finally:
+            for contestant in contestants:
+                contestant.end()
+    conclude(seconds, options.micro, options.accumulation)
 
 
-def compare(
-    rounds: int, micro: int, accumulation: int, only: list[str] | None, folder: str
-) -> None:
+def compare(contestants: list[Contestant], rounds: int) -> dict[str, list[float]]:
     """Warms every contestant up, then times `rounds` interleaved steps of each."""
-    makers: dict[str, Callable[[], Step]] = {
-        "eager": lambda: plain_loop(micro, accumulation, "eager"),
-        "autocast": lambda: plain_loop(micro, accumulation, "autocast"),
-        "pure": lambda: plain_loop(micro, accumulation, "pure"),
-        "trainer": lambda: trainer_loop(micro, accumulation, folder),
-        "windlass": lambda: windlass_loop(micro, accumulation, folder),
-    }
-    steps: dict[str, Step] = {}
-    for name in only or makers:
+    for contestant in contestants:
         begun = time.perf_counter()
-        steps[name] = makers[name]()
         for _ in range(2):
-            steps[name]()
-        print(f"{name}: ready after {time.perf_counter() - begun:.0f} s", flush=True)
-    seconds: dict[str, list[float]] = {name: [] for name in steps}
+            contestant.step()
+        print(f"{contestant.name}: ready after {time.perf_counter() - begun:.0f} s", flush=True)
+    seconds: dict[str, list[float]] = {contestant.name: [] for contestant in contestants}
     for number in range(rounds):
-        for name, step in steps.items():
-            begun = time.perf_counter()
-            step()
-            seconds[name].append(time.perf_counter() - begun)
+        for contestant in contestants:
+            seconds[contestant.name].append(contestant.step())
         last = ", ".join(f"{name} {times[-1]:.2f} s" for name, times in seconds.items())
         print(f"round {number + 1}: {last}", flush=True)
+    return seconds
+
+
+def conclude(seconds: dict[str, list[float]], micro: int, accumulation: int) -> None:
+    """Prints the table and appends its rows."""
     print(f"\n{'':10} {'median':>8}  windlass / it (median of rounds, lowest to highest)")
     for name, times in seconds.items():
         ratios = sorted(ours / it for ours, it in zip(seconds["windlass"], times, strict=True))
@@ -214,7 +295,7 @@ def compare(
             f"  {middle:.3f}  ({ratios[0]:.3f} to {ratios[-1]:.3f})"
         )
         append_row(
-            "in_memory", contestant=name, micro=micro, accumulation=accumulation, rounds=rounds,
+            "in_memory", contestant=name, micro=micro, accumulation=accumulation, rounds=len(times),
             median_seconds=f"{statistics.median(times):.4f}", windlass_over_it=f"{middle:.4f}",
             lowest=f"{ratios[0]:.4f}", highest=f"{ratios[-1]:.4f}",
         )  # fmt: skip

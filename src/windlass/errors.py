@@ -61,6 +61,19 @@ class RunInterrupted(WindlassError):  # noqa: N818  a wish, not a fault
     exit_code = 130
 
 
+class MemoryShort(WindlassError):  # noqa: N818  a state of the machine, not of the code
+    """Memory ran out while a run was under way; it can go on where there is more.
+
+    Args:
+        message: what ran out, when, and where to go on from.
+        room_bytes: that this process could have held by then, all in all.
+    """
+
+    def __init__(self, message: str, *, room_bytes: int) -> None:
+        self.room_bytes = room_bytes
+        super().__init__(message)
+
+
 class Faults(WindlassError):  # noqa: N818  several at once
     """All faults of one input at once, one a line."""
 

@@ -8,6 +8,7 @@ import contextlib
 import errno
 import hashlib
 import os
+import shutil
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -89,6 +90,12 @@ def sync_folder(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def free_bytes(path: Path) -> int:
+    """Room on the disk under a path that may not be there yet."""
+    there = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
+    return shutil.disk_usage(there).free
 
 
 def hash_file(path: Path) -> str:

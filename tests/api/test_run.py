@@ -7,7 +7,14 @@ import pytest
 import windlass
 from command_line import TINY
 from factories import tiny_machine
-from windlass.errors import Faults, MachineError, PlanError, RecordError, RequestError
+from windlass.errors import (
+    Faults,
+    MachineError,
+    PlanError,
+    RecordError,
+    RequestError,
+    StorageError,
+)
 from windlass.machines.here import save_here, system_fingerprint
 from windlass.spec import record as names
 from windlass.spec.plan import Plan
@@ -115,6 +122,17 @@ def test_another_machine_can_be_planned_for_and_not_trained_on(home: Path) -> No
 def test_a_tokenizer_with_more_entries_than_the_model_is_refused(home: Path) -> None:
     with pytest.raises(PlanError, match=r"257 entries .* only 200; raise `model.vocabulary`"):
         begun(home, "model.vocabulary=200")
+    assert not (home / "runs").exists()
+
+
+def test_a_run_that_its_disk_has_no_room_for_is_refused_before_anything_is_written(
+    home: Path,
+) -> None:
+    often = ("train.steps=1000000000", "train.save_every=1", "train.keep=1000000000")
+    with pytest.raises(StorageError, match="are free: 1000000000 checkpoints of") as refused:
+        windlass.train(MODEL, *DIALS, *often, root=home / "runs")
+    for way in ("`train.keep=1` takes", "`train.save_every=1000000000` takes", "`--folder`"):
+        assert way in str(refused.value)
     assert not (home / "runs").exists()
 
 

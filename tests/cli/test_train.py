@@ -12,6 +12,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from command_line import TINY, Windlass, start
+from windlass.runtime.checkpoint import latest
 from windlass.track.history import Record, load
 
 
@@ -63,10 +64,11 @@ def test_a_run_is_planned_predicted_recorded_and_ends_with_what_to_do_next(
     assert "finished" in windlass("show", "run").stdout
 
 
+@pytest.mark.parametrize("more", [(), ("phases=3",)], ids=["in memory", "in phases"])
 def test_a_run_stopped_by_hand_saves_exits_130_and_goes_on_as_if_it_never_stopped(
-    windlass: Windlass, surroundings: dict[str, str], tmp_path: Path
+    windlass: Windlass, surroundings: dict[str, str], tmp_path: Path, more: tuple[str, ...]
 ) -> None:
-    words = (*TINY, "train.steps=60", "train.evaluate_every=20", "train.save_every=1000")
+    words = (*TINY, *more, "train.steps=60", "train.evaluate_every=20", "train.save_every=1000")
     assert windlass("train", *words, "--folder", "whole").returncode == 0
 
     process = start(surroundings, tmp_path, "train", *words, "--folder", "stopped")
@@ -76,7 +78,9 @@ def test_a_run_stopped_by_hand_saves_exits_130_and_goes_on_as_if_it_never_stoppe
 
     assert process.returncode == 130, news
     assert "windlass resume stopped" in news
-    assert load(tmp_path / "stopped").state == "interrupted"
+    record = load(tmp_path / "stopped")
+    assert record.state == "interrupted"
+    assert latest(tmp_path / "stopped" / "checkpoints").manifest.step == record.steps[-1].step
     resumed = windlass("resume", "stopped", "--runs", ".")
     assert resumed.returncode == 0, resumed.stderr
     whole, stopped = load(tmp_path / "whole"), load(tmp_path / "stopped")

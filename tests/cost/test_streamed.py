@@ -1,8 +1,11 @@
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from factories import AWAY, tiny_graph, tiny_machine, tiny_plan
+from windlass.cost.once import once
 from windlass.cost.predict import predict
+from windlass.program.lower import lower
 from windlass.spec.machine import Machine
 from windlass.spec.prediction import Prediction
 
@@ -64,3 +67,22 @@ def test_the_peak_of_a_far_tier_is_what_lives_there():
     assert near.peak_bytes < predicted(1e9, streamed=False).peaks[0].peak_bytes + 60 * 2**20
     assert host.peak_bytes > 0
     assert sum(host.by_class.values()) == host.peak_bytes
+
+
+@given(st.floats(1e5, 1e12))
+def test_a_step_alone_reads_no_less_and_takes_no_less_than_one_that_repeats(rate: float):
+    graph, on = tiny_graph(layers=4), machine(rate)
+    plan = tiny_plan(graph, on, accumulation=2, home=AWAY, phases=PHASES)
+    alone, repeats = once(plan, graph, on, lower(plan, graph)[0]), predict(plan, graph, on)
+    assert repeats.far is not None
+    assert alone.written_bytes == repeats.far.written_bytes
+    assert alone.read_bytes > repeats.far.read_bytes
+    assert alone.seconds >= repeats.step_seconds * (1 - 1e-9)
+
+
+def test_a_step_alone_in_memory_is_like_any_other():
+    graph, on = tiny_graph(layers=4), machine(1e9)
+    plan = tiny_plan(graph, on, accumulation=2)
+    alone = once(plan, graph, on, lower(plan, graph)[0])
+    assert alone.seconds == pytest.approx(predict(plan, graph, on).step_seconds)
+    assert (alone.read_bytes, alone.written_bytes) == (0, 0)

@@ -117,8 +117,8 @@ def test_homes_that_do_not_go_together_are_refused_in_one_sentence(
         (
             {"replicas": 3, "sharding": (2, 3)},
             (
-                "`sharding.weights` = 2 does not divide `sharding.optimizer` = 3: a device updates a "
-                "part of the weights that it holds; make one a multiple of the other"
+                "`sharding.weights` = 2 does not divide `sharding.optimizer` = 3: a device updates "
+                "a part of the weights that it holds; make one a multiple of the other"
             ),
         ),
         (
@@ -128,8 +128,8 @@ def test_homes_that_do_not_go_together_are_refused_in_one_sentence(
         (
             {"pipeline": 2, "order": "interleaved"},
             (
-                "`order` = interleaved with `interleave` = 1 and `cut.pipeline` = 2: chunks take turns "
-                "only if there are 2 or more of each; raise them or set `order` = 1f1b"
+                "`order` = interleaved with `interleave` = 1 and `cut.pipeline` = 2: chunks take "
+                "turns only if there are 2 or more of each; raise them or set `order` = 1f1b"
             ),
         ),
         (
@@ -142,8 +142,8 @@ def test_homes_that_do_not_go_together_are_refused_in_one_sentence(
         (
             {"pipeline": 2, "interleave": 2},
             (
-                "`interleave` = 2 with `order` = 1f1b, which runs a stage in one piece; set `order` = "
-                "interleaved or `interleave` = 1"
+                "`interleave` = 2 with `order` = 1f1b, which runs a stage in one piece; set "
+                "`order` = interleaved or `interleave` = 1"
             ),
         ),
         (

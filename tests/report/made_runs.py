@@ -3,6 +3,7 @@
 import math
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from windlass.document import Document
@@ -10,7 +11,7 @@ from windlass.spec import record as files
 from windlass.spec.graph import Graph, LayerKind, Parameter, Span
 from windlass.spec.machine import Curve, Device, Machine, MatmulRate, Point, Tier
 from windlass.spec.plan import Batch, Plan, Stage
-from windlass.spec.prediction import Lane, Prediction, TierPeak, Timeline
+from windlass.spec.prediction import FarTraffic, Lane, Prediction, TierPeak, Timeline
 from windlass.spec.record import Environment, RunState, Step
 from windlass.spec.request import Request
 from windlass.track import Record, create, load
@@ -120,6 +121,18 @@ def prediction() -> Prediction:
         },
         model_flop=1.3e11, peak_flop_rate=4.1e11, compile_seconds=14.0,
     )  # fmt: skip
+
+
+def streaming(record: Record) -> Record:
+    """The same run as one that moves 2 GiB and 1 GiB a step, 1 % more than was predicted."""
+    far = FarTraffic(read_bytes=2 * 2**30, written_bytes=2**30, seconds=0.4, waiting_seconds=0.1)
+    assert record.prediction is not None
+    moved = {"read_bytes": round(2.02 * 2**30), "written_bytes": round(1.01 * 2**30)}
+    return replace(
+        record,
+        prediction=record.prediction.model_copy(update={"far": far}),
+        steps=tuple(replace(step, **moved) for step in record.steps),
+    )
 
 
 def environment() -> Environment:

@@ -3,13 +3,14 @@
 import math
 from dataclasses import replace
 from io import StringIO
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from report.made_runs import prediction, steps
+from report.made_runs import make_record, prediction, steps, streaming
 from windlass.report.live import TrainingView, curve
 
 
@@ -40,6 +41,17 @@ def test_the_display_tells_loss_speed_ratio_mfu_memory_and_time_left():
         "× predicted 645 ms", "GFLOP / (", "of 22.0 GiB", "saved     step-100",
     ):  # fmt: skip
         assert words in text
+
+
+def test_the_display_of_a_streamed_run_tells_measured_and_predicted_traffic(tmp_path: Path):
+    record = streaming(make_record(tmp_path, count=5))
+    made = TrainingView("gpt-tiny", 5, record.prediction)
+    for step in record.steps:
+        made.update(step)
+    text = " ".join(drawn(made, 160).split())
+    assert "2.02 GiB read and 1.01 GiB written a step" in text
+    assert "1.01 × and 1.01 × predicted 2.00 GiB and 1.00 GiB" in text
+    assert "traffic" not in drawn(view(5), 160)
 
 
 def test_before_the_first_step_the_display_says_what_it_waits_for():

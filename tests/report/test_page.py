@@ -7,6 +7,7 @@ from html.parser import HTMLParser
 
 import pytest
 
+from report.made_runs import streaming
 from windlass.report.page import page
 from windlass.spec import record as files
 from windlass.track import Record
@@ -112,3 +113,13 @@ def test_a_run_without_some_files_is_drawn(record: Callable[..., Record], withou
 
 def test_the_page_of_ten_thousand_steps_stays_small(record: Callable[..., Record]):
     assert len(page(record(count=10_000))) < 400_000
+
+
+def test_a_streamed_run_has_tiles_of_its_traffic_beside_what_was_predicted(
+    record: Callable[..., Record],
+):
+    text = page(streaming(record(count=5)))
+    for name, value in (("read", "2.02 GiB"), ("written", "1.01 GiB")):
+        (tile,) = re.findall(rf'<div class="name">{name} a step</div>.*?</div></div>', text)
+        assert value in tile
+        assert "predicted" in tile

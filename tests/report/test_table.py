@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console, RenderableType
 
-from report.made_runs import graph, machine, plan, prediction
+from report.made_runs import graph, machine, plan, prediction, streaming
 from windlass.report.table import (
     bar,
     machine_table,
@@ -20,6 +20,7 @@ from windlass.report.table import (
     runners_up_table,
     runs_table,
 )
+from windlass.spec.plan import Home
 from windlass.track import Record, list_runs
 
 
@@ -50,6 +51,30 @@ def test_terms_and_kinds_are_listed_with_the_largest_first():
     text = drawn(prediction_table(prediction()))
     found = [text.index(f"\n{name} ") for name in ("matmul", "traffic", "attention", "launch")]
     assert found == sorted(found)
+
+
+def test_a_streamed_run_shows_its_traffic_beside_what_was_predicted(
+    record: Callable[..., Record],
+):
+    text = drawn(record_table(streaming(record(count=60))))
+    for name, predicted, measured in (("read", "2.00", "2.02"), ("written", "1.00", "1.01")):
+        (line,) = [line for line in text.splitlines() if line.startswith(f" {name} a step")]
+        assert re.search(rf"{predicted} GiB +{measured} GiB +1\.01 ×", line)
+
+
+def test_a_run_in_memory_has_no_rows_of_traffic(record: Callable[..., Record]):
+    assert "a step  " not in drawn(record_table(record(count=3)))
+
+
+def test_a_streamed_plan_says_what_it_writes_a_step_and_over_the_run(
+    record: Callable[..., Record],
+):
+    told = streaming(record(count=3)).prediction
+    assert told is not None
+    streamed = plan().model_copy(update={"home": Home(optimizer="disk")})
+    text = drawn(prediction_table(told, plan=streamed, steps=400))
+    assert "predicted wear" in text
+    assert "writes 1.00 GiB a step to disk, 400 GiB over 400 steps" in text
 
 
 def test_what_does_not_fit_says_by_how_much():

@@ -12,6 +12,7 @@ from windlass.capture.capture import capture
 from windlass.data.batches import Batches
 from windlass.models.chain import Chain
 from windlass.program.lower import lower
+from windlass.program.traffic import Traffic, together
 from windlass.runtime.checkpoint import latest, stored
 from windlass.runtime.train import train
 from windlass.spec.plan import Batch, Home, Plan, Stage
@@ -160,3 +161,35 @@ def test_a_checkpoint_does_not_change_with_the_updates_after_it(run: Run, tmp_pa
 def test_nothing_of_the_state_is_left_on_disk_but_the_checkpoints(run: Run, tmp_path: Path):
     run(3, steps=2, save_every=1)
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["checkpoints"]
+
+
+PADDING = 0.02
+"""Share by which pages that are not full lift the traffic of layers this wide."""
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_a_run_moves_the_bytes_that_its_program_says(
+    run: Run, gpt: Callable[..., Chain], precision: str
+):
+    shape = {"precision": precision, "accumulation": 2, "micro": 2, "dials": {"width": 256}}
+    steps, _ = run(3, steps=4, evaluate_every=4, save_every=4, **shape)
+    graph = capture(gpt(device="meta", dropout=0.1, width=256))
+    plan = Plan(
+        graph=graph.label, machine="here@000000000000", precision=precision, home=FAR,
+        batch=Batch(sequence=SEQUENCE, micro=2, accumulation=2), stages=(Stage(phases=PHASES[3]),),
+    )  # fmt: skip
+    (program,), traffic = lower(plan, graph), Traffic(plan, graph)
+    first = together(traffic.total(program.instructions, stored=False))
+    again = together(traffic.total(program.instructions))
+    last = again.plus(together(traffic.total(program.settle)))
+    # All steps together: a move that is under way when its step ends counts to the next one.
+    due = first.plus(again).plus(again).plus(last)
+    assert sum(step.read_bytes for step in steps) == pytest.approx(due.read, rel=PADDING)
+    assert sum(step.written_bytes for step in steps) == pytest.approx(due.written, rel=PADDING)
+
+
+def test_a_run_in_memory_moves_nothing(run: Run):
+    steps, _ = run(1)
+    assert {(step.read_bytes, step.written_bytes, step.settle_seconds) for step in steps} == {
+        (0, 0, 0.0)
+    }

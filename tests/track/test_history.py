@@ -21,6 +21,7 @@ STEPS = st.builds(
     step=st.integers(1, 10**6),
     loss=SIZES, gradient_norm=SIZES, learning_rate=SIZES, seconds=SIZES,
     tokens=st.integers(0, 2**40), memory_bytes=st.integers(0, 2**50),
+    read_bytes=st.integers(0, 2**50), written_bytes=st.integers(0, 2**50), settle_seconds=SIZES,
     by_kind=st.dictionaries(st.sampled_from(["forward", "backward", "update"]), SIZES),
     held_out_loss=st.none() | SIZES,
     held_out_bits_per_byte=st.none(),
@@ -44,6 +45,15 @@ def test_a_step_comes_back_as_it_was(tmp_path_factory: pytest.TempPathFactory, s
         for item in steps:
             append_step(journal, item)
     assert steps_of([read_journal(path)]) == tuple(steps)
+
+
+def test_a_journal_from_before_traffic_was_counted_is_read_as_one_where_nothing_moves(
+    tmp_path: Path,
+):
+    with JournalWriter(tmp_path / "0.1.j") as journal:
+        journal.row(1, {"loss": 2.0, "seconds": 0.5, "memory_bytes": 5.0})
+    (read,) = steps_of([read_journal(tmp_path / "0.1.j")])
+    assert (read.read_bytes, read.written_bytes, read.settle_seconds) == (0, 0, 0.0)
 
 
 def test_an_evaluation_in_bits_per_byte_comes_back(tmp_path: Path):

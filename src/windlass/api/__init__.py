@@ -1,5 +1,6 @@
 """The verbs: joins the rooms below into what a user calls. No numbers of its own, only calls."""
 
+from windlass.api.biggest import largest, record, require_here
 from windlass.api.plan import HERE, Planned, Progress, ask, capture, find_machine, plan, probe
 from windlass.api.record import RUNS, load, report, runs
 from windlass.api.run import Run, resume, sample, train
@@ -13,10 +14,13 @@ __all__ = [
     "ask",
     "capture",
     "find_machine",
+    "largest",
     "load",
     "plan",
     "probe",
+    "record",
     "report",
+    "require_here",
     "resume",
     "runs",
     "sample",

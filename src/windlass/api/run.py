@@ -6,13 +6,16 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from windlass.api.disk import require_disk
 from windlass.api.plan import HERE, Planned, Progress, chain_of_request, plan
 from windlass.api.record import RUNS, load
+from windlass.api.short import with_ways
 from windlass.cost.simulate import simulate
 from windlass.document import Document
 from windlass.errors import (
     CheckpointError,
     MachineError,
+    MemoryShort,
     PlanError,
     RecordError,
     RequestError,
@@ -78,6 +81,7 @@ class Run:
         """Trains; journals and yields every step.
 
         Raises:
+            MemoryShort: memory ran out; the message names plans that fit into what there was.
             RecordError: it was iterated over before.
             RunBroken: a loss or gradient is not finite.
             RunInterrupted: the caller's `stop` said so; the state is saved.
@@ -90,6 +94,7 @@ class Run:
         self._begun = True
         state: RunState = "broken"
         reason = "the program failed"
+        short: MemoryShort | None = None
         try:
             with closing(self._steps()) as steps:
                 for step in steps:
@@ -99,11 +104,16 @@ class Run:
         except (RunInterrupted, KeyboardInterrupt, GeneratorExit) as error:
             state, reason = "interrupted", str(error)
             raise
+        except MemoryShort as error:
+            # The tensors that its frames hold would leave no room for what follows.
+            short, reason = error.with_traceback(None), str(error)
         except Exception as error:
             reason = str(error)
             raise
         finally:
             self._held.end(state, reason=reason)
+        if short is not None:
+            raise with_ways(short, self.planned, self.folder)
 
 
 def train(
@@ -134,6 +144,7 @@ def train(
     else:
         planned = what
     _require_here(planned)
+    require_disk(planned, folder or Path(root))
     tokens = _tokens(planned.request, progress)
     _require_room(planned, tokens)
     batches, chain, programs = _ready(planned, tokens)
@@ -283,17 +294,10 @@ def _ready(planned: Planned, tokens: "Tokens") -> "tuple[Batches, Chain, tuple[P
     """
     # Before torch's first tensor, which comes with the chain.
     prepare_allocator()
-    from windlass.data.batches import Batches
-
     plan, train_request = planned.plan, planned.request.train
     require_legal(plan, planned.graph, planned.machine, global_batch=train_request.batch)
     _require_one_device(plan)
-    batches = Batches(
-        tokens,
-        sequence=plan.batch.sequence,
-        batch=train_request.batch,
-        seed=train_request.seed,
-    )
+    batches = _batches(planned, tokens)
     programs = lower(plan, planned.graph)
     device = planned.machine.device
     near_bytes = planned.request.near or device.near.capacity_bytes
@@ -305,6 +309,27 @@ def _ready(planned: Planned, tokens: "Tokens") -> "tuple[Batches, Chain, tuple[P
     limit_blocks(min(blocks, left))
     chain = chain_of_request(planned.request.model, seed=train_request.seed)
     return batches, chain, programs
+
+
+def batches_of(planned: Planned) -> "Batches":
+    """The batches of a run, from tokens that were made before or are made now.
+
+    Raises:
+        DataError: the text is missing, empty or too short.
+    """
+    return _batches(planned, _tokens(planned.request, None))
+
+
+def _batches(planned: Planned, tokens: "Tokens") -> "Batches":
+    from windlass.data.batches import Batches
+
+    train_request = planned.request.train
+    return Batches(
+        tokens,
+        sequence=planned.plan.batch.sequence,
+        batch=train_request.batch,
+        seed=train_request.seed,
+    )
 
 
 def _documents(planned: Planned, programs: tuple[Program, ...]) -> dict[str, Document]:

@@ -30,6 +30,7 @@ _VERBS = {
     "machines": "machine:machines",
     "probe": "machine:probe",
     "check": "check:check",
+    "record": "biggest:record",
     "validate": "validate:validate",
 }
 """Verb -> where its function is; imported when asked for, listed in this order."""

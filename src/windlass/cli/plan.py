@@ -47,7 +47,8 @@ def plan(
     told = explain(choice)
     console.print(plan_table(chosen, planned.graph))
     console.print()
-    console.print(prediction_table(prediction))
+    steps = planned.request.train.steps
+    console.print(prediction_table(prediction, plan=chosen, steps=steps))
     if choice.runners_up:
         reasons = zip(choice.runners_up, told.runners_up, strict=True)
         console.print(runners_up_table([(r.plan, r.prediction, why) for r, why in reasons]))

@@ -43,7 +43,7 @@ def train(
         folder: train into this folder in place of a new one under `runs`.
     """
     request = request_of(model, overrides, on=on, near=near, file=file)
-    with _stopping() as stop:
+    with stopping() as stop:
         with Bars() as progress:
             planned = api.plan(request, progress=progress)
             run = api.train(planned, root=runs, folder=folder, stop=stop, progress=progress)
@@ -57,7 +57,7 @@ def resume(run: str = "last", *, runs: Path = api.RUNS) -> None:
         run: folder, name, beginning of its id, or `last`.
         runs: where run folders lie.
     """
-    with _stopping() as stop:
+    with stopping() as stop:
         with Bars() as progress:
             resumed = api.resume(run, root=runs, stop=stop, progress=progress)
         seen = api.load(resumed.folder).steps[: resumed.done]
@@ -102,7 +102,7 @@ def _follow(run: api.Run, view: TrainingView) -> None:
 
 
 @contextmanager
-def _stopping() -> Iterator[Callable[[], bool]]:
+def stopping() -> Iterator[Callable[[], bool]]:
     """A first Ctrl-C (or SIGTERM) asks for a stop and a save, a second one stops at once."""
     asked = threading.Event()
 

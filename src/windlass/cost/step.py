@@ -9,12 +9,17 @@ from windlass.program.sizes import gradient_elements
 from windlass.program.ties import loans, owners
 from windlass.spec.graph import Graph, LayerCost, LayerKind, Op, Parameter
 from windlass.spec.machine import Machine
-from windlass.spec.plan import Plan
+from windlass.spec.plan import Moments, Plan
 
 _TOKEN_BYTES = 8
 _SUM_BYTES = 4
 """Gradients are summed in float32."""
 _MOMENT_BYTES = 8
+_MOMENT_OPS: dict[Moments, int] = {"float32": 0, "bfloat16": 6, "int8": 29}
+"""Element-wise ops of `machines.moments` that decode and encode a part, each over one float32 read
+and one written: what they take where nobody measured."""
+_PART = 2**17
+"""Elements of such a part."""
 _MASTER_BYTES = 4
 _NORM_CALLS = 7
 """A weight's gradient is laid flat, split, handed to the norm and its norm to the sum, counted in
@@ -112,9 +117,11 @@ class StepCost:
     def _update(self, kind: LayerKind) -> Seconds:
         """AdamW reads master, two moments and the gradient; it writes all but the gradient.
 
-        In bfloat16 it also writes the weights that layers compute with.
+        In bfloat16 it also writes the weights that layers compute with. Moments that are decoded
+        are in the cache when it reads them.
         """
-        state = _MASTER_BYTES + _MOMENT_BYTES
+        decodes = self._plan.moments != "float32"
+        state = _MASTER_BYTES + (0 if decodes else _MOMENT_BYTES)
         working = 0 if self._plan.weight_bytes == _MASTER_BYTES else self._plan.weight_bytes
         moved = 2 * state + self._plan.gradient_bytes + working
         owned = self._updated(kind)
@@ -122,9 +129,23 @@ class StepCost:
         calls = device.update_call_seconds or device.launch_seconds
         if working:
             calls += _CONVERSIONS * device.launch_seconds
-        launches = calls * sum(p.tied_to is None for p in kind.parameters)
+        counts = [p.count for p in kind.parameters if p.tied_to is None]
+        launches = calls * len(counts)
+        parts = sum(-(-count // _PART) for count in counts)
+        launches += _MOMENT_OPS[self._plan.moments] * parts * device.launch_seconds
         rate = (device.mixed_update_rate if working else None) or device.update_rate
-        return Seconds(update=owned * moved / rate, launch=launches)
+        seconds = owned * moved / rate
+        if decodes:
+            seconds += owned / self._moment_rate()
+        return Seconds(update=seconds, launch=launches)
+
+    def _moment_rate(self) -> float:
+        """Parameters a second whose moments are decoded and encoded."""
+        for rate in self._device.moment_rates:
+            if rate.moments == self._plan.moments:
+                return rate.elements
+        moved = 2 * 4 * _PART
+        return self._device.traffic.at(moved) / (2 * 4 * _MOMENT_OPS[self._plan.moments])
 
     def _updated(self, kind: LayerKind) -> int:
         """Elements of a layer that one device updates: its share, where replicas share them."""

@@ -28,6 +28,24 @@ class Span(NamedTuple):
     end: float
 
 
+def run_once(
+    plan: Plan, graph: Graph, machine: Machine, costs: StepCost, program: Program
+) -> float:
+    """Seconds of a first step with what settles it, until all has moved.
+
+    Raises:
+        KeyError: the machine has no such tier, or states no rate for it.
+    """
+    lane, now = FarLane(plan, graph, machine, costs, program.device), 0.0
+    lane.stored = False
+    for instruction in program.instructions:
+        _, now = lane.pass_by(instruction, now)
+    lane.stored = True
+    for instruction in program.settle:
+        _, now = lane.pass_by(instruction, now)
+    return max(now, lane.moved)
+
+
 def step_seconds(program: Program, spans: tuple[Span, ...]) -> float:
     """When the last instruction has passed that is no move."""
     return max(
@@ -66,18 +84,20 @@ class FarLane:
         self._tiers = {tier.name: tier for tier in machine.device.tiers}
         self._shares_cores = machine.device.kind == "cpu"
         self._moves_updates = plan.far("optimizer")
-        self._far = 0.0
+        self.moved = 0.0
         """When all that was begun has moved."""
-        self._stored = 0.0
+        self._put_home = 0.0
         """When the last gradient has gone home."""
         self._there: dict[int, float] = {}
         """When each layer has come."""
+        self.stored = True
+        """Whether gradients wait at home for the updates that are put off."""
 
     def ready(self, instruction: Instruction, now: float) -> float:
         """When an instruction can start that itself moves nothing between tiers."""
         kind, layer, _ = instruction
         if kind == "norm":
-            return max(now, self._stored)
+            return max(now, self._put_home)
         if layer is None:
             return now
         if kind in _PASSES:
@@ -106,21 +126,21 @@ class FarLane:
         """Sends home what an exchange that ended has brought."""
         seconds = self._moving(instruction)
         if seconds:
-            self._far = max(self._far, end) + seconds
+            self.moved = max(self.moved, end) + seconds
 
     def _move(self, instruction: Instruction, now: float) -> tuple[Span, float]:
         kind, layer, _ = instruction
         if kind == "store":
-            now = max(now, self._stored)
-        start = max(now, self._far)
+            now = max(now, self._put_home)
+        start = max(now, self.moved)
         end = start + self._moving(instruction)
-        if kind == "update":
+        if kind == "update" and (self.stored or layer not in self._effects.put_off):
             work = self._costs.of(instruction, self._device).total
             end = max(end, start + work)
             now += work if self._shares_cores else 0.0
-        self._far = end
+        self.moved = end
         if kind == "store":
-            self._stored = end
+            self._put_home = end
         elif layer is not None and kind != "keep":
             self._there[layer] = end
         return Span(start, end), now
@@ -128,7 +148,7 @@ class FarLane:
     def _moving(self, instruction: Instruction) -> float:
         return sum(
             moved.read / self._rate(tier, "read") + moved.written / self._rate(tier, "write")
-            for tier, moved in self._traffic.of(instruction).items()
+            for tier, moved in self._traffic.of(instruction, stored=self.stored).items()
         )
 
     def _rate(self, name: str, direction: str) -> float:

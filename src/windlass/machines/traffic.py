@@ -10,15 +10,19 @@ from torch.func import functional_call
 from torch.optim.adamw import adamw
 
 from windlass.machines.arithmetic import DTYPES
+from windlass.machines.moments import PART, Codec, Kept, dither_key
 from windlass.machines.timing import Stopwatch
 from windlass.spec.graph import PRECISION_BYTES, Precision
-from windlass.spec.machine import Curve, OpRate, Point
+from windlass.spec.machine import Curve, MomentRate, OpRate, Point
+from windlass.spec.plan import Moments
 
 _aten = torch.ops.aten
 
 _PLAIN_ELEMENTS = (2**13, 2**16, 2**19, 2**22, 2**25)
 _UPDATED = 2**25
 """Weights in the update that is measured: their state does not fit any cache."""
+_MOMENTS = 2**24
+"""Weights whose moments are decoded and encoded: those of 8 bits fill a large cache."""
 _PART = 2**21
 """Elements that a run converts at a time."""
 _WIDTH = 768
@@ -89,6 +93,28 @@ def mixed_update_rate(watch: Stopwatch) -> float:
             weight.copy_(master)
 
     return (6 * 4 + 2 * 2) * _UPDATED / watch.seconds(update)
+
+
+def moment_rates(watch: Stopwatch) -> tuple[MomentRate, ...]:
+    """Parameters a second whose moments are decoded and encoded, from memory and back to it."""
+    codec = Codec(watch.device)
+    return tuple(
+        MomentRate(moments=moments, elements=_MOMENTS / _recoding(moments, codec, watch))
+        for moments in ("bfloat16", "int8")
+    )
+
+
+def _recoding(moments: Moments, codec: Codec, watch: Stopwatch) -> float:
+    first, second = (Kept.zeros(moments, which, (_MOMENTS,), watch.device) for which in (0, 1))
+    values = torch.linspace(-1e-3, 1e-3, _MOMENTS, device=watch.device)
+    codec.encode_all((values, values.square()), (first, second), seed=0, step=1, weight="")
+
+    def recode() -> None:
+        for part, at in enumerate(range(0, _MOMENTS, PART)):
+            kept = (first.part(at, PART), second.part(at, PART))
+            codec.encode(codec.decode(kept), kept, dither_key(0, 1, "", part))
+
+    return watch.seconds(recode)
 
 
 def update_call_seconds(watch: Stopwatch) -> float:

@@ -1,6 +1,5 @@
 """Chain: a model as the layers at which it may be cut, found in any module that is one."""
 
-import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -84,11 +83,12 @@ def materialise(chain: Chain, index: int, *, seed: int, device: str) -> nn.Modul
 
     Which layers are built, in what order and on what device does not change the numbers. A
     parameter that is tied to one of an earlier layer holds the owner's numbers in memory of its
-    own: whoever holds both layers joins them. The layer in the chain stays as it is. Weights that a
+    own: whoever holds both layers joins them. Weights that a
     model sets outside of any `reset_parameters` come only from building it whole (`build_chain`).
 
     Args:
-        chain: its layer is on the meta device, or has real weights, which are then copied.
+        chain: its layer is on the meta device, and stays as it is, or has real weights, which are
+            then handed over: there is no room for a large model twice.
         index: place of the layer in the chain.
         seed: of all weights of the model.
         device: where the layer shall be.
@@ -98,7 +98,7 @@ def materialise(chain: Chain, index: int, *, seed: int, device: str) -> nn.Modul
     """
     name, layer = chain.names[index], chain.layers[index]
     if not any(tensor.is_meta for tensor in state_of(layer)):
-        return copy.deepcopy(layer).to(device)
+        return layer.to(device)
     real = drawn(layer, name, seed)
     for tied, owner in chain.ties.items():
         if tied.startswith(f"{name}."):

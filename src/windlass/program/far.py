@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from windlass.program.layout import chunks_of
-from windlass.program.phases import owned, put_off, travelling
+from windlass.program.phases import owned, put_off, shares_room, travelling
 from windlass.program.schedule import passes
 from windlass.program.sizes import LayerSizes, layer_sizes
 from windlass.spec.graph import Graph
@@ -14,8 +14,9 @@ def far_bytes(plan: Plan, graph: Graph, stage: int = 0) -> dict[str, dict[HomeCl
     """Bytes in each far tier of one device, by class; nothing for a plan that keeps all near.
 
     In float32 the weights are the masters too, and lie there once; if they stay near, the masters
-    lie there with the moments. A gradient has a place there only if it waits there for its update.
-    Of what replicas share, each has its own shard there.
+    lie there with the moments. A gradient has a place there only if it waits there for its update,
+    and where it may lie in place of the weights only as far as it is larger. Of what replicas share
+    each has its own shard there.
 
     Args:
         plan: the plan.
@@ -35,10 +36,12 @@ def _held(plan: Plan, graph: Graph, stage: int) -> Iterator[tuple[HomeClass, int
     by_kind = {name: layer_sizes(plan, kind) for name, kind in graph.kinds.items()}
     sizes = [by_kind[kind.name] for kind in graph.layer_kinds()]
     own = [sizes[layer] for layer in owned(plan, graph, stage)]
-    twins = plan.precision == "float32" and not plan.far("weights")
+    twins = not plan.masters_apart and not plan.far("weights")
+    shares = shares_room(plan)
     yield "weights", sum(layer.held for layer in own)
     yield "optimizer", sum(layer.optimizer + (layer.part if twins else 0) for layer in own)
-    yield "gradients", sum(sizes[layer].shard for layer in put_off(plan, graph, stage))
+    waiting = [sizes[layer] for layer in put_off(plan, graph, stage)]
+    yield "gradients", sum(max(0, each.shard - (each.held if shares else 0)) for each in waiting)
     yield "activations", _outputs(plan, graph, stage, sizes)
 
 

@@ -68,6 +68,18 @@ def put_off(plan: Plan, graph: Graph, stage: int = 0) -> tuple[int, ...]:
     return tuple(at for at in owned(plan, graph, stage) if at not in near)
 
 
+def shares_room(plan: Plan) -> bool:
+    """Whether gradients that wait at home lie where the layer's weights lay.
+
+    In bfloat16 those are copies. From the fetch for a layer's last backward pass until its update
+    makes them anew from the masters nobody reads them: the update is the next that asks for the
+    layer, be it in the next step or in settling, before an evaluation or a checkpoint. Where some
+    weight of the layer has no gradient the update makes all of them anew all the same; where none
+    has, nothing was stored.
+    """
+    return plan.deferred and plan.masters_apart and plan.home.gradients == plan.home.weights
+
+
 def departing(plan: Plan, graph: Graph, stage: int = 0) -> tuple[int, ...]:
     """The layers whose gradient leaves the near tier during the backward pass, in that order.
 

@@ -45,15 +45,17 @@ def layer_sizes(plan: Plan, kind: LayerKind) -> LayerSizes:
     cost = kind.cost(plan.precision, compiled=plan.compile)
     micro, sequence = plan.batch.micro, plan.batch.sequence
     owned = kind.parameter_count
+    counts = tuple(p.count for p in kind.parameters if p.tied_to is None)
     kept = round(cost.kept_bytes.at(micro, sequence))
     fresh = kind.fresh_elements(micro, sequence)
     whole = padded(owned, plan)
     part = whole // plan.sharding.optimizer
+    shared = plan.sharding.optimizer > 1  # then it is one flat piece, not weight by weight
     return LayerSizes(
         weights=whole * plan.weight_bytes,
         held=whole // plan.sharding.weights * plan.weight_bytes,
         part=part * plan.weight_bytes,
-        optimizer=part * plan.optimizer_bytes,
+        optimizer=plan.state_bytes(part) if shared else sum(map(plan.state_bytes, counts)),
         gradients=whole * plan.gradient_bytes,
         shard=part * plan.gradient_bytes,
         output=round(cost.output_bytes.at(micro, sequence)),

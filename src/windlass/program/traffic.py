@@ -31,7 +31,7 @@ class Traffic:
 
     def __init__(self, plan: Plan, graph: Graph) -> None:
         self._homes = plan.far_homes
-        self._masters_apart = plan.precision != "float32"
+        self._masters_apart = plan.masters_apart
         self._put_off = frozenset(
             layer for stage in range(plan.cut.pipeline) for layer in put_off(plan, graph, stage)
         )

@@ -47,6 +47,14 @@ def memory_peak(steps: Sequence[Step]) -> int | None:
     return max((step.memory_bytes for step in steps), default=0) or None
 
 
+def traffic(steps: Sequence[Step]) -> tuple[float | None, float | None]:
+    """Median bytes that a step read from far tiers and wrote to them; None before the first."""
+    if not steps:
+        return None, None
+    of = settled(steps)
+    return median(step.read_bytes for step in of), median(step.written_bytes for step in of)
+
+
 def near_peak(prediction: Prediction | None) -> TierPeak | None:
     """The predicted peak of the nearest tier; None if there is none."""
     return prediction.peaks[0] if prediction is not None and prediction.peaks else None
@@ -71,7 +79,10 @@ def kinds(steps: Sequence[Step], prediction: Prediction | None) -> tuple[Pair, .
 
 
 def headlines(steps: Sequence[Step], prediction: Prediction | None) -> dict[str, Pair]:
-    """Step time, speed, MFU and memory by name: `seconds`, `tokens`, `mfu`, `memory`."""
+    """By name: step time `seconds`, speed `tokens`, `mfu`, `memory`, and traffic `read`, `written`.
+
+    Traffic is there only where something moves.
+    """
     seconds = step_seconds(steps)
     peak = near_peak(prediction)
     mfu = (
@@ -95,5 +106,24 @@ def headlines(steps: Sequence[Step], prediction: Prediction | None) -> dict[str,
             name="memory at the peak",
             predicted=float(peak.peak_bytes) if peak else None,
             measured=memory_peak(steps),
+        ),
+        **_traffic(steps, prediction),
+    }
+
+
+def _traffic(steps: Sequence[Step], prediction: Prediction | None) -> dict[str, Pair]:
+    """Bytes a step to and from far tiers; measured is the median, which no settling colours."""
+    far = prediction.far if prediction else None
+    read, written = traffic(steps)
+    if far is None and not (read or written):
+        return {}
+    return {
+        "read": Pair(
+            name="read a step", predicted=float(far.read_bytes) if far else None, measured=read
+        ),
+        "written": Pair(
+            name="written a step",
+            predicted=float(far.written_bytes) if far else None,
+            measured=written,
         ),
     }

@@ -50,6 +50,7 @@ class TrainingView:
         self._prediction = prediction
         self._losses = [step.loss for step in seen]
         self._seconds: list[float] = []
+        self._moved: list[tuple[int, int]] = []
         self._last: Step | None = seen[-1] if seen else None
         self._evaluated = next((s for s in reversed(seen) if s.held_out_loss is not None), None)
         self._saved = next((s.saved for s in reversed(seen) if s.saved is not None), None)
@@ -60,6 +61,7 @@ class TrainingView:
         if len(self._seconds) == 1 and self._seconds[0] > 1.5 * step.seconds:
             self._seconds.clear()
         self._seconds = [*self._seconds[-_RECENT + 1 :], step.seconds]
+        self._moved = [*self._moved[-_RECENT + 1 :], (step.read_bytes, step.written_bytes)]
         self._losses.append(step.loss)
         self._last = step
         self._evaluated = step if step.held_out_loss is not None else self._evaluated
@@ -147,6 +149,7 @@ class TrainingView:
             ("speed", f"{speed_words(step.tokens / seconds)}, {self._step_time(seconds)}"),
             ("MFU", mfu_words(prediction, seconds) if prediction else ""),
             ("memory", self._memory(step)),
+            ("traffic", self._traffic()),
             ("saved", self._saved or ""),
         ]
 
@@ -171,6 +174,22 @@ class TrainingView:
             f"{words}, {ratio} predicted {show_bytes(peak.peak_bytes)} "
             f"of {show_bytes(peak.capacity_bytes)}"
         )
+
+    def _traffic(self) -> str:
+        """What recent steps moved beside what was predicted; nothing where nothing moves."""
+        far = self._prediction.far if self._prediction else None
+        read, written = (median(sizes) for sizes in zip(*self._moved, strict=True))
+        if far is None and not (read or written):
+            return ""
+        words = f"{show_bytes(read)} read and {show_bytes(written)} written a step"
+        if far is None:
+            return words
+        predicted = f"{show_bytes(far.read_bytes)} and {show_bytes(far.written_bytes)}"
+        ratios = " and ".join(
+            ratio_words(now / then) if then else "–"
+            for now, then in ((read, far.read_bytes), (written, far.written_bytes))
+        )
+        return f"{words}, {ratios} predicted {predicted}"
 
 
 def curve(values: Sequence[float], cells: int = _CURVE_CELLS) -> str:

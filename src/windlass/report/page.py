@@ -82,10 +82,12 @@ def _tiles(record: Record) -> str:
         ("tokens", show_count),
         ("mfu", lambda share: f"{100 * share:.1f} %"),
         ("memory", show_bytes),
+        ("read", show_bytes),
+        ("written", show_bytes),
     )
     for key, show in shows:
-        pair = pairs[key]
-        if pair.measured is None and pair.predicted is None:
+        pair = pairs.get(key)
+        if pair is None or (pair.measured is None and pair.predicted is None):
             continue
         value = show(pair.measured) if pair.measured is not None else "not measured"
         more = [f"predicted {show(pair.predicted)}"] if pair.predicted is not None else []

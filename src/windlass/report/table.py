@@ -23,6 +23,7 @@ from windlass.report.words import (
     ratio_words,
     recompute_words,
     speed_words,
+    wear_words,
 )
 from windlass.spec.graph import Graph
 from windlass.spec.machine import Machine
@@ -53,8 +54,16 @@ def plan_table(plan: Plan, graph: Graph | None = None) -> RenderableType:
     return table
 
 
-def prediction_table(prediction: Prediction) -> RenderableType:
-    """Predicted step time by term and instruction kind, and memory by class at the peak moment."""
+def prediction_table(
+    prediction: Prediction, *, plan: Plan | None = None, steps: int = 1
+) -> RenderableType:
+    """Predicted step time by term and instruction kind, and memory by class at the peak moment.
+
+    Args:
+        prediction: of one step.
+        plan: names the tiers that a run wears; None leaves that out.
+        steps: of the run.
+    """
     table = _facts()
     low, high = show_seconds(prediction.low_seconds), show_seconds(prediction.high_seconds)
     step = show_seconds(prediction.step_seconds)
@@ -65,6 +74,8 @@ def prediction_table(prediction: Prediction) -> RenderableType:
         table.add_row("predicted compile", f"{show_seconds(prediction.compile_seconds)}, once")
     if prediction.far is not None:
         table.add_row("predicted traffic", far_words(prediction))
+        if plan is not None:
+            table.add_row("predicted wear", wear_words(plan, prediction, steps))
     parts: list[RenderableType] = [table]
     parts.append(_shares("predicted step time by term", prediction.by_term, show_seconds))
     parts.append(_shares("predicted step time by instruction", prediction.by_kind, show_seconds))
@@ -106,6 +117,7 @@ def short_words(plan: Plan) -> str:
     parts = [size, plan.precision]
     if plan.cut.devices > 1:
         parts.insert(0, f"p{plan.cut.pipeline} t{plan.cut.tensor} r{plan.cut.replicas}")
+    parts += [] if plan.moments == "float32" else [f"{plan.moments} moments"]
     parts += ["compiled"] if plan.compile else []
     parts += ["recompute"] if any(stage.recompute == "layer" for stage in plan.stages) else []
     return ", ".join(parts)
@@ -206,16 +218,18 @@ def _compared(record: Record) -> Table:
     heads = headlines(record.steps, record.prediction)
     shows: Mapping[str, Callable[[float], str]] = {
         "seconds": show_seconds, "tokens": speed_words, "mfu": _percent, "memory": show_bytes,
+        "read": show_bytes, "written": show_bytes,
     }  # fmt: skip
-    rows = [(heads[key], show) for key, show in shows.items()]
+    rows = [(heads[key], show) for key, show in shows.items() if key in heads]
+    whole = len(rows)
     rows += [(pair, show_seconds) for pair in kinds(record.steps, record.prediction)]
     for index, (pair, show) in enumerate(rows):
         table.add_row(
-            pair.name if index < len(shows) else f"  {pair.name}",
+            pair.name if index < whole else f"  {pair.name}",
             "–" if pair.predicted is None else show(pair.predicted),
             "–" if pair.measured is None else show(pair.measured),
             ratio_words(pair.ratio),
-            end_section=index == len(shows) - 1,
+            end_section=index == whole - 1,
         )
     return table
 

@@ -42,9 +42,11 @@ def cut_words(plan: Plan) -> str:
 
 
 def precision_words(plan: Plan) -> str:
-    """`bfloat16 with float32 master weights, compiled`."""
-    masters = " with float32 master weights" if plan.precision == "bfloat16" else ""
-    return f"{plan.precision}{masters}, {'compiled' if plan.compile else 'run eagerly'}"
+    """`bfloat16 with float32 master weights, moments in int8, compiled`."""
+    masters = " with float32 master weights" if plan.masters_apart else ""
+    moments = "" if plan.moments == "float32" else f", moments in {plan.moments}"
+    mode = "compiled" if plan.compile else "run eagerly"
+    return f"{plan.precision}{masters}{moments}, {mode}"
 
 
 def recompute_words(plan: Plan) -> str:
@@ -77,6 +79,16 @@ def far_words(prediction: Prediction) -> str:
     tokens = show_count(prediction.hiding_tokens)
     law = f"moving takes as long as computing at {tokens} tokens a step"
     return f"{moved}; at {show_count(prediction.tokens_per_step)} tokens {share}; {law}"
+
+
+def wear_words(plan: Plan, prediction: Prediction, steps: int) -> str:
+    """`writes 2.1 GiB a step to disk, 840 GiB over 400 steps`."""
+    if prediction.far is None:
+        return "writes nothing beyond memory"
+    tiers = " and ".join(dict.fromkeys(plan.far_homes.values()))
+    written = prediction.far.written_bytes
+    run = f"{show_bytes(written * steps)} over {steps} step{'s' if steps > 1 else ''}"
+    return f"writes {show_bytes(written)} a step to {tiers}, {run}"
 
 
 def plan_words(plan: Plan) -> str:

@@ -24,6 +24,7 @@ from windlass.errors import CheckpointError
 from windlass.files import hash_file
 from windlass.runtime.tensorfile import FileProof, read_tensors
 from windlass.runtime.tensors import LayerTensors
+from windlass.runtime.translate import fill_moments
 
 MANIFEST_FILE = "manifest.json"
 
@@ -128,16 +129,21 @@ def load(checkpoint: Checkpoint, layers: Sequence[LayerTensors], *, moments: boo
 
     Args:
         checkpoint: a whole one.
-        layers: of the same model, in whichever precision.
+        layers: of the same model, in whichever precision and with moments in whichever format.
         moments: also what only the optimizer needs.
 
     Raises:
         CheckpointError: the checkpoint is of another model.
     """
     for index, layer in enumerate(layers):
-        wanted = dict(layer.saved(moments=moments))
+        file, manifest = checkpoint.path / layer_file(index), checkpoint.manifest
+        wanted = dict(layer.saved(moments=False))
+        if moments:
+            wanted |= {f"steps/{weight.name}": weight.steps for weight in layer.owned}
         if wanted:
-            read_tensors(checkpoint.path / layer_file(index), wanted)
+            read_tensors(file, wanted)
+        if moments and layer.owned:
+            fill_moments(file, layer.owned, seed=manifest.seed, step=manifest.step)
         for weight in layer.owned:
             weight.refresh()
 

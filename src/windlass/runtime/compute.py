@@ -73,6 +73,9 @@ class Compute:
             i.layer for i in program.instructions if i.kind == "recompute" and i.layer is not None
         )
         """Layers that run forward again right before their backward."""
+        self.bare = frozenset(layer for layer in self.again if not templates[layer].compiled)
+        """Those of them whose first forward pass keeps nothing. Compiled code that keeps nothing is
+        other code, which fuses and so rounds otherwise; there what it keeps is dropped."""
         self._first_micro = tuple(
             i for i in program.instructions if i.micro == 0 and i.kind in _PASSES
         )
@@ -153,11 +156,13 @@ class Compute:
         return tensor
 
     def _forward(self, layer: int, micro: int) -> None:
-        if layer in self.again:
+        if layer in self.bare:
             with torch.no_grad():
                 self._outputs[layer, micro] = self._call(layer, micro, self._input(layer, micro))
             return
         output = self._keep(layer, micro)
+        if layer in self.again:
+            del self._kept[layer, micro]
         if layer == self._last:
             self._losses[micro] = output.detach()
         else:

@@ -29,7 +29,7 @@ def evaluate(
     phases: Sequence[tuple[int, int]],
     sequences: int,
     micro: int,
-    again: frozenset[int],
+    bare: frozenset[int],
     device: torch.device,
 ) -> HeldOut:
     """The mean loss over held-out sequences, nothing dropped.
@@ -42,7 +42,7 @@ def evaluate(
             before the next.
         sequences: how many; all of them if there are fewer.
         micro: sequences at a time, as in training, so that compiled code fits.
-        again: layers whose forward pass keeps nothing in training. Each layer runs here as it
+        bare: layers whose forward pass keeps nothing in training. Each layer runs here as it
             does there, so that nothing is compiled for evaluation alone.
         device: where the weights are.
     """
@@ -58,7 +58,7 @@ def evaluate(
         residence.visit(range(first, last))
         for index, x in enumerate(values):
             values[index] = _through(
-                range(first, last), residence, templates, x, wanted[index], again
+                range(first, last), residence, templates, x, wanted[index], bare
             )
         residence.leave(range(first, last))
     losses = (float(loss) * count for loss, count in zip(values, counts, strict=True))
@@ -74,13 +74,13 @@ def _through(
     templates: tuple[Template, ...],
     x: Tensor,
     targets: Tensor,
-    again: frozenset[int],
+    bare: frozenset[int],
 ) -> Tensor:
     """What layers make of one block; the loss if the last is among them."""
     for index in layers:
         residence.need(index)
         layer, template = residence.layers[index], templates[index]
-        keeps = index not in again
+        keeps = index not in bare
         x = x.detach().requires_grad_(keeps and index > 0)
         last = targets if index == len(templates) - 1 else None
         with torch.set_grad_enabled(keeps):

@@ -13,11 +13,11 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from windlass.machines.moments import Codec, Kept
 from windlass.program.values import STAGING_BYTES
 from windlass.runtime.directfile import DirectFile, aligned, page_memory
 from windlass.runtime.lane import Lane, Moved
 from windlass.runtime.statefile import (
-    KINDS,
     Region,
     StateLayout,
     layer_files,
@@ -26,12 +26,21 @@ from windlass.runtime.statefile import (
     write_tail,
 )
 from windlass.runtime.tensorfile import read_tensors
+from windlass.runtime.translate import read_moments
+from windlass.spec.plan import Moments
 
 _SETS = 3
 """Pieces under way: one is read, one updated, one written."""
 _PIECE_BYTES = STAGING_BYTES // (4 * _SETS + 1)
 """Of each of masters, two moments and gradient; and once more to turn gradients into float32."""
 _PIECE = _PIECE_BYTES // 4
+"""Elements, a multiple of the codec's parts: so no block straddles two pieces, and all that a piece
+has begins at a page."""
+_SCALES_AT = _PIECE_BYTES // 2
+"""Where scales lie in the memory of their codes, which take a quarter."""
+_MEMORY = {"weight": (0, 0), "moment1": (1, 0), "moment2": (2, 0),
+           "scale1": (1, _SCALES_AT), "scale2": (2, _SCALES_AT)}  # fmt: skip
+"""Which memory of a set takes what, and where in it."""
 
 
 class Apply(Protocol):
@@ -40,13 +49,15 @@ class Apply(Protocol):
     def __call__(
         self,
         master: Tensor,
-        moments: tuple[Tensor, Tensor],
+        moments: tuple[Kept, Kept],
         gradient: Tensor,
         *,
+        name: str,
+        first: int,
         updates: int,
         decays: bool,
     ) -> None:
-        """Changes master and moments in place; `updates` came before."""
+        """Changes master and moments in place, from element `first` on; `updates` came before."""
 
 
 class Staging:
@@ -75,7 +86,9 @@ class LayerHome:
         weights: names and shapes of what it owns.
         buffers: that belong to a checkpoint.
         working: what the layer computes in.
-        gradients: what gradients are summed in.
+        gradients: what gradients are summed in; None if none waits here for its update.
+        moments: how they are kept.
+        shares: whether gradients may lie in the working weights' place.
     """
 
     def __init__(
@@ -86,71 +99,94 @@ class LayerHome:
         buffers: Sequence[tuple[str, Tensor]],
         *,
         working: torch.dtype,
-        gradients: torch.dtype,
+        gradients: torch.dtype | None,
+        moments: Moments,
+        shares: bool,
     ) -> None:
         self._state, self._working, self._gradients = layer_files(folder, index)
+        if shares:
+            self._gradients = self._working
+        self._waits = gradients is not None
         self._buffers = buffers
-        self._layout: StateLayout = state_layout(weights, buffers)
+        self._moments: Moments = moments
+        self._layout: StateLayout = state_layout(weights, buffers, moments)
         self._decays = tuple(len(shape) >= 2 for shape in weights.values())
         self._updates = [0] * len(weights)
         self._apart = working != torch.float32
         self._shared = False
         """A checkpoint has the state's file under another name: it must not change."""
         self.working: Region = region(weights, working)
-        self.gradients: Region = region(weights, gradients)
+        self.gradients: Region = region(weights, gradients or torch.float32)
 
-    def create(self, state: Sequence[Sequence[Tensor] | None], staging: Staging) -> None:
+    def create(
+        self,
+        masters: Sequence[Tensor],
+        staging: Staging,
+        moments: Sequence[tuple[Kept, Kept]] | None = None,
+    ) -> None:
         """Makes the files.
 
         Args:
-            state: masters, first and second moments of each weight; None for zeros.
+            masters: of each weight.
             staging: passed through.
+            moments: of each weight, as they are kept; None for zeros.
 
         Raises:
             OSError: the disk is full, or the folder does not take files.
         """
-        for path in (self._state, self._working, self._gradients):
-            path.unlink(missing_ok=True)
+        self._remove()
+        sets = staging.sets[0]
         with DirectFile(self._state, write=True) as file:
             file.resize(self._layout.nbytes)
-            for which, tensors in enumerate(state):
-                for piece in self._pieces():
-                    memory = staging.sets[0][0][: aligned(4 * piece.elements)]
+            for piece in self._pieces():
+                for memory, _ in self._spots(sets, piece):
                     memory.zero_()
-                    if tensors is not None:
-                        into = memory[: 4 * piece.elements].view(torch.float32)
-                        into.copy_(_part(tensors[piece.weight].detach(), piece))
-                    file.write(memory, self._at(which, piece))
+                master, kept = self._views(sets, piece)
+                master.copy_(_part(masters[piece.weight].detach(), piece))
+                for into, each in zip(kept, moments[piece.weight] if moments else (), strict=False):
+                    part = each.part(piece.first, piece.elements)
+                    into.values.copy_(part.values)
+                    if into.scales is not None and part.scales is not None:
+                        into.scales.copy_(part.scales)
+                for memory, at in self._spots(sets, piece):
+                    file.write(memory, at)
             write_tail(file, self._layout, self._updates, [b for _, b in self._buffers])
-        self._make_working(staging)
-        self._make_room()
+        self._make_rest(staging)
 
-    def adopt(self, file: Path, updates: int, staging: Staging) -> None:
+    def adopt(self, file: Path, updates: int, staging: Staging, *, seed: int) -> None:
         """Takes a checkpoint's file for its state; copies it only if it is laid out otherwise.
+
+        Moments in another format are decoded, and encoded anew.
 
         Args:
             file: whole.
             updates: that its weights have had.
             staging: passed through.
+            seed: of the run that wrote it.
 
         Raises:
             CheckpointError: it is of another model.
         """
         self._updates = [updates] * len(self._updates)
-        if not self._laid_out_so(file):
-            parts = self._layout.region.slices
-            state = [[torch.empty(part.shape) for part in parts] for _ in KINDS]
-            for kind, tensors in zip(KINDS, state, strict=True):
-                names = (f"{kind}/{part.name}" for part in parts)
-                read_tensors(file, dict(zip(names, tensors, strict=True)))
-            self.create(state, staging)
+        if self._laid_out_so(file):
+            self._remove()
+            os.link(file, self._state)
+            self._shared = True
+            self._make_rest(staging)
             return
-        for path in (self._state, self._working, self._gradients):
+        parts = self._layout.masters.slices
+        masters = {f"weight/{part.name}": torch.empty(part.shape) for part in parts}
+        read_tensors(file, masters)
+        codec = Codec(torch.device("cpu"))
+        moments = [
+            read_moments(file, part.name, part.shape, self._moments, codec, seed=seed, step=updates)
+            for part in parts
+        ]
+        self.create(list(masters.values()), staging, moments)
+
+    def _remove(self) -> None:
+        for path in {self._state, self._working, self._gradients}:
             path.unlink(missing_ok=True)
-        os.link(file, self._state)
-        self._shared = True
-        self._make_working(staging)
-        self._make_room()
 
     def _laid_out_so(self, file: Path) -> bool:
         with file.open("rb") as content:
@@ -169,7 +205,7 @@ class LayerHome:
         """Reads what the layer computes with into `UInt8[working.nbytes]`."""
         path = self._working if self._apart else self._state
         with DirectFile(path, write=False) as file:
-            file.read(memory, 0 if self._apart else self._layout.offset(0))
+            file.read(memory, 0 if self._apart else self._layout.places[0].offset)
         moved.read_bytes += memory.numel()
 
     def store(self, gradients: Sequence[Tensor | None], staging: Staging, moved: Moved) -> None:
@@ -219,9 +255,8 @@ class LayerHome:
                 stored = stack.enter_context(DirectFile(self._gradients, write=False))
 
             def read(sets: list[Tensor], piece: _Piece) -> None:
-                for which in range(len(KINDS)):
-                    memory = sets[which][: aligned(4 * piece.elements)]
-                    source.read(memory, self._at(which, piece))
+                for memory, at in self._spots(sets, piece):
+                    source.read(memory, at)
                     moved.read_bytes += memory.numel()
                 if stored is not None and has[piece.weight]:
                     memory, at = self._gradient_at(sets[-1], piece)
@@ -232,9 +267,8 @@ class LayerHome:
                 self._piece(sets, piece, apply, weights, gradients, has, staging)
 
             def write(sets: list[Tensor], piece: _Piece) -> None:
-                for which in range(len(KINDS)):
-                    memory = sets[which][: aligned(4 * piece.elements)]
-                    into.write(memory, self._at(which, piece))
+                for memory, at in self._spots(sets, piece):
+                    into.write(memory, at)
                     moved.written_bytes += memory.numel()
 
             lane.pass_through(list(self._pieces()), staging.sets, read, work, write)
@@ -274,7 +308,7 @@ class LayerHome:
     ) -> None:
         """Updates one piece that has been read."""
         index, count = piece.weight, piece.elements
-        master, one, two = (memory[: 4 * count].view(torch.float32) for memory in at[:3])
+        master, moments = self._views(at, piece)
         if has[index]:
             near = None if gradients is None else gradients[index]
             dtype = self.gradients.dtype
@@ -284,21 +318,40 @@ class LayerHome:
             if gradient.dtype != torch.float32:
                 gradient = staging.converted[:count].copy_(gradient)
             apply(
-                master, (one, two), gradient,
+                master, moments, gradient,
+                name=self._layout.masters.slices[index].name, first=piece.first,
                 updates=self._updates[index], decays=self._decays[index],
             )  # fmt: skip
         _part(weights[index].detach(), piece).copy_(master)
 
     def _pieces(self) -> Iterator[_Piece]:
-        for index, part in enumerate(self._layout.region.slices):
+        for index, part in enumerate(self._layout.masters.slices):
             elements = part.nbytes // 4
             for first in range(0, elements, _PIECE):
                 yield _Piece(index, first, min(_PIECE, elements - first))
 
-    def _at(self, which: int, piece: _Piece) -> int:
-        """Where a piece of masters (0) or moments (1, 2) lies in the state's file."""
-        part = self._layout.region.slices[piece.weight]
-        return self._layout.offset(which) + part.offset + 4 * piece.first
+    def _spots(self, sets: Sequence[Tensor], piece: _Piece) -> Iterator[tuple[Tensor, int]]:
+        """The memory of everything in a piece of the state, and where it lies in the file."""
+        for place in self._layout.places:
+            at, nbytes = place.spot(piece.weight, piece.first, piece.elements)
+            which, begin = _MEMORY[place.kind]
+            yield sets[which][begin : begin + aligned(nbytes)], at
+
+    def _views(self, sets: Sequence[Tensor], piece: _Piece) -> tuple[Tensor, tuple[Kept, Kept]]:
+        """Master and moments of a piece, in the memory that it was read into."""
+        found: dict[str, Tensor] = {}
+        for place in self._layout.places:
+            _, nbytes = place.spot(piece.weight, piece.first, piece.elements)
+            which, begin = _MEMORY[place.kind]
+            found[place.kind] = sets[which][begin : begin + nbytes].view(place.region.dtype)
+        first = Kept(found["moment1"], found.get("scale1"))
+        return found["weight"], (first, Kept(found["moment2"], found.get("scale2")))
+
+    def _make_rest(self, staging: Staging) -> None:
+        """The files beside the state."""
+        self._make_working(staging)
+        if self._waits:
+            self._make_room()
 
     def _make_working(self, staging: Staging) -> None:
         """Makes the working weights from the masters."""
@@ -311,7 +364,8 @@ class LayerHome:
             file.resize(self.working.nbytes)
             for piece in self._pieces():
                 memory, into = staging.sets[0][0], staging.sets[0][1]
-                state.read(memory[: aligned(4 * piece.elements)], self._at(0, piece))
+                at, _ = self._layout.places[0].spot(*piece)
+                state.read(memory[: aligned(4 * piece.elements)], at)
                 nbytes = self.working.dtype.itemsize * piece.elements
                 master = memory[: 4 * piece.elements].view(torch.float32)
                 into[:nbytes].view(self.working.dtype).copy_(master)
@@ -322,8 +376,9 @@ class LayerHome:
 
     def _make_room(self) -> None:
         """Takes the disk's room for gradients before it is needed."""
+        shared = self._gradients == self._working
         with DirectFile(self._gradients, write=True) as file:
-            file.resize(self.gradients.nbytes)
+            file.resize(max(self.gradients.nbytes, self.working.nbytes if shared else 0))
 
 
 def _part(tensor: Tensor, piece: _Piece) -> Tensor:

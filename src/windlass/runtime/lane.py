@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import torch
@@ -19,7 +19,7 @@ Memory = TypeVar("Memory")
 
 @dataclass(slots=True)
 class Moved:
-    """What the lane has done since it was asked last."""
+    """What a lane has done."""
 
     seconds: float = 0.0
     """Busy."""
@@ -37,6 +37,7 @@ class Lane:
         self._reader = ThreadPoolExecutor(1, "windlass-read", initializer=_one_core)
         self._writer = ThreadPoolExecutor(1, "windlass-write", initializer=_one_core)
         self._moved = Moved()
+        self._told = Moved()
 
     def begin(self, move: Callable[[Moved], None]) -> Future[None]:
         """Begins a move when all before it have ended.
@@ -92,9 +93,14 @@ class Lane:
                 future.result()
 
     def moved(self) -> Moved:
-        """What was done since this was asked last; asked between steps."""
-        moved, self._moved = self._moved, Moved()
-        return moved
+        """What was done since this was asked last; of a move under way, what it has done so far."""
+        now, told = replace(self._moved), self._told
+        self._told = now
+        return Moved(
+            seconds=now.seconds - told.seconds,
+            read_bytes=now.read_bytes - told.read_bytes,
+            written_bytes=now.written_bytes - told.written_bytes,
+        )
 
     def wait(self) -> None:
         """Returns when nothing is under way."""
@@ -107,9 +113,8 @@ class Lane:
 
     def _timed(self, move: Callable[[Moved], None]) -> None:
         start = time.perf_counter()
-        moved = self._moved
-        move(moved)
-        moved.seconds += time.perf_counter() - start
+        move(self._moved)
+        self._moved.seconds += time.perf_counter() - start
 
 
 def _one_core() -> None:

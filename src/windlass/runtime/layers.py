@@ -42,11 +42,12 @@ class Template:
         self._dropouts = tuple(m for m in self._module.modules() if isinstance(m, KeyedDropout))
         self._draws_unkeyed: bool | None = None
         # Looking rows up gains nothing from a compiler, and compiled code gives no sparse gradient.
-        self._compiled = compiled and not only_looks_up(self._module)
-        if not self._compiled:
+        self.compiled = compiled and not only_looks_up(self._module)
+        """Whether it runs as compiled code."""
+        if not self.compiled:
             _give_sparse_gradients(self._module)
         self._run: Callable[..., Tensor] = self._call
-        if self._compiled:
+        if self.compiled:
             # Shapes never change within a run, so none is left open.
             self._run = torch.compile(
                 MethodType(_own_code(Template._call), self), fullgraph=True, dynamic=False
@@ -108,7 +109,7 @@ class Template:
         """
         keys = no_keys(x) if self._keyed else None
         arguments = (list(weights), list(buffers), keys, x, targets)
-        if self._compiled and not self._draws_unkeyed:
+        if self.compiled and not self._draws_unkeyed:
             return self._run(*arguments)
         self._module.eval()
         try:

@@ -2,13 +2,16 @@
 
 import math
 from collections.abc import Iterable, Iterator
+from itertools import count
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.optim.adamw import adamw
 
+from windlass.machines.moments import PART, Codec, Kept, dither_key
 from windlass.runtime.tensors import CHUNK, Parameter, Weight
+from windlass.spec.plan import Moments
 from windlass.spec.request import TrainRequest
 
 
@@ -31,17 +34,22 @@ def learning_rate(settings: TrainRequest, step: int) -> float:
 
 
 class Optimizer:
-    """AdamW as `settings` ask for; it holds no state but one small buffer.
+    """AdamW as `settings` ask for; it holds no state but small buffers.
 
     Source: Loshchilov & Hutter 2019, arXiv:1711.05101; weights of one dimension never decay.
 
     Args:
         settings: betas, epsilon, decay, rate and clip.
         device: where the weights are.
+        moments: how they are kept; but for float32 they are decoded part by part.
     """
 
-    def __init__(self, settings: TrainRequest, device: torch.device) -> None:
+    def __init__(
+        self, settings: TrainRequest, device: torch.device, moments: Moments = "float32"
+    ) -> None:
         self._settings = settings
+        self.codec = None if moments == "float32" else Codec(device)
+        """None where moments are kept as the update takes them."""
         self._buffer = torch.empty(CHUNK, device=device)
         self._found = torch.zeros((), device=device)
 
@@ -82,8 +90,7 @@ class Optimizer:
                 continue
             decay = self._settings.weight_decay if weight.master.dim() >= 2 else 0.0
             for part in self._parts(weight, weight.gradient):
-                # A copy, because torch counts up what it is given, and a weight comes in parts.
-                self._adamw(part, weight.steps.clone(), rate, decay, divisor)
+                self._step(part, weight.steps, step, rate, decay, divisor)
                 if part.working is not None:
                     part.working.copy_(part.master)
             weight.steps += 1
@@ -92,9 +99,11 @@ class Optimizer:
     def apply(
         self,
         master: Tensor,
-        moments: tuple[Tensor, Tensor],
+        moments: tuple[Kept, Kept],
         gradient: Tensor,
         *,
+        name: str,
+        first: int,
         step: int,
         updates: int,
         decays: bool,
@@ -106,25 +115,61 @@ class Optimizer:
             master: changed in place, as the moments are.
             moments: the first and the second.
             gradient: float32.
+            name: of the weight.
+            first: element of the piece in it, a multiple of `PART`.
             step: counted from 1; gives the rate.
             updates: that the weight has had before.
             decays: whether it is pulled towards zero.
             divisor: of all gradients; None for 1.
         """
-        part = _Part(master, *moments, gradient, None)
+        part = _Part(name, first, master, moments, gradient, None)
         decay = self._settings.weight_decay if decays else 0.0
         rate = learning_rate(self._settings, step)
-        self._adamw(part, torch.tensor(float(updates)), rate, decay, divisor)
+        self._step(part, torch.tensor(float(updates)), step, rate, decay, divisor)
+
+    def _step(
+        self,
+        part: "_Part",
+        updates: Tensor,
+        step: int,
+        rate: float,
+        decay: float,
+        divisor: Tensor | None,
+    ) -> None:
+        """Updates a part; decodes and encodes its moments by smaller ones, where need be."""
+        # Copies, because torch counts up what it is given, and a weight comes in parts.
+        if self.codec is None:
+            values = (part.moments[0].values, part.moments[1].values)
+            self._adamw(part.master, part.gradient, values, updates.clone(), rate, decay, divisor)
+            return
+        master, gradient = _flat(part.master), _flat(part.gradient)
+        for at in range(0, master.numel(), PART):
+            n = min(PART, master.numel() - at)
+            kept = (part.moments[0].part(at, n), part.moments[1].part(at, n))
+            values = self.codec.decode(kept)
+            self._adamw(
+                master[at : at + n], gradient[at : at + n], values,
+                updates.clone(), rate, decay, divisor,
+            )  # fmt: skip
+            key = dither_key(self._settings.seed, step, part.name, (part.first + at) // PART)
+            self.codec.encode(values, kept, key)
 
     def _adamw(
-        self, part: "_Part", steps: Tensor, rate: float, decay: float, divisor: Tensor | None
+        self,
+        master: Tensor,
+        gradient: Tensor,
+        moments: tuple[Tensor, Tensor],
+        steps: Tensor,
+        rate: float,
+        decay: float,
+        divisor: Tensor | None,
     ) -> None:
         beta1, beta2 = self._settings.betas
         adamw(
-            [part.master],
-            [part.gradient],
-            [part.moment1],
-            [part.moment2],
+            [master],
+            [gradient],
+            [moments[0]],
+            [moments[1]],
             [],
             [steps],
             fused=True,
@@ -152,13 +197,15 @@ class Optimizer:
     def _parts(self, weight: Weight, gradient: Tensor) -> Iterator["_Part"]:
         """A weight in parts that stay in the cache, or whole where nothing is converted."""
         if weight.working is weight.master:
-            yield _Part(weight.master.detach(), weight.moment1, weight.moment2, gradient, None)
+            yield _Part(weight.name, 0, weight.master.detach(), weight.moments, gradient, None)
             return
-        tensors = (weight.master, weight.moment1, weight.moment2, gradient, weight.working)
-        for parts in zip(*(_flat(tensor).split(CHUNK) for tensor in tensors), strict=True):
-            master, moment1, moment2, part, working = parts
+        one, two = weight.moments
+        tensors = (weight.master, gradient, weight.working)
+        pieces = zip(*(_flat(tensor).split(CHUNK) for tensor in tensors), strict=True)
+        for first, (master, part, working) in zip(count(0, CHUNK), pieces, strict=False):
             converted = part if part.dtype == torch.float32 else self._float(part)
-            yield _Part(master, moment1, moment2, converted, working)
+            moments = (one.part(first, len(master)), two.part(first, len(master)))
+            yield _Part(weight.name, first, master, moments, converted, working)
 
     def _float(self, part: Tensor) -> Tensor:
         """A part of a gradient in float32, valid until the next one is asked for."""
@@ -166,9 +213,12 @@ class Optimizer:
 
 
 class _Part(NamedTuple):
+    name: str
+    """Of the weight."""
+    first: int
+    """Element of the weight."""
     master: Tensor
-    moment1: Tensor
-    moment2: Tensor
+    moments: tuple[Kept, Kept]
     gradient: Tensor
     working: Tensor | None
     """To be made from the master; None where layers compute with the master itself."""

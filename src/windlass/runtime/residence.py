@@ -14,10 +14,12 @@ from windlass.models.chain import Chain
 from windlass.program.instruction import Kind, Program
 from windlass.runtime.checkpoint import Checkpoint, load
 from windlass.runtime.interpret import Handler
+from windlass.runtime.lane import Moved
 from windlass.runtime.optimizer import Optimizer
 from windlass.runtime.tensorfile import FileProof, write_tensors
 from windlass.runtime.tensors import LayerParameters, LayerTensors, layer_tensors
 from windlass.spec.graph import Precision
+from windlass.spec.plan import Moments
 
 Proof = Callable[[], FileProof]
 """Tells what a file must be to count as whole; may read it for that."""
@@ -64,6 +66,9 @@ class Residence(Protocol):
     def save(self, layer: int, to: Path) -> Proof | None:
         """Saves a layer's state; when it returns the layer may change. None: it has no state."""
 
+    def moved(self) -> Moved:
+        """What went between tiers since this was asked last."""
+
     def close(self) -> None:
         """Ends what is under way."""
 
@@ -78,6 +83,7 @@ class Near:
         precision: what layers compute in.
         device: where everything lies.
         before_update: called with a layer's index before its state changes.
+        moments: how the optimizer's are kept.
     """
 
     def __init__(
@@ -89,11 +95,12 @@ class Near:
         precision: Precision,
         device: torch.device,
         before_update: Callable[[int], None],
+        moments: Moments = "float32",
     ) -> None:
         self._optimizer = optimizer
         self._before_update = before_update
         self.layers: tuple[LayerTensors, ...] = layer_tensors(
-            chain, seed=seed, precision=precision, device=device
+            chain, seed=seed, precision=precision, device=device, moments=moments
         )
         self.norms: dict[int, list[Tensor]] = {}
 
@@ -133,6 +140,10 @@ class Near:
     def save(self, layer: int, to: Path) -> Proof | None:
         """Writes the tensors themselves, and copies none."""
         return save_layer(self.layers[layer], to)
+
+    def moved(self) -> Moved:
+        """Nothing moves."""
+        return Moved()
 
     def close(self) -> None:
         """Nothing is under way."""

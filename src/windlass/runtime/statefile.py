@@ -2,7 +2,8 @@
 
     layer-0003.safetensors   masters, moments and counts of updates: a checkpoint's file as it is
     layer-0003.working       what the layer computes with, where that is not the masters
-    layer-0003.gradients     the summed gradients that wait for their update
+    layer-0003.gradients     the summed gradients that wait for their update, where the layer has
+                             such and they may not lie in the working file's place
 
 Every tensor begins at a page and is followed by zeros up to the next one, so that it can be read
 and written directly. In the safetensors file, whose format allows no gaps, the zeros have names of
@@ -17,8 +18,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from windlass.machines.moments import blocks, moment_dtypes
 from windlass.runtime.directfile import PAGE, DirectFile, aligned, page_memory
 from windlass.runtime.tensorfile import DTYPE_NAMES, bytes_of
+from windlass.spec.plan import MOMENT_BLOCK, Moments
 
 _HEADER_LENGTH_BYTES = 8
 
@@ -62,41 +65,73 @@ def region(weights: Mapping[str, tuple[int, ...]], dtype: torch.dtype) -> Region
 
 
 @dataclass(frozen=True, slots=True)
+class Place:
+    """A region of a layer's safetensors file."""
+
+    kind: str
+    """`weight`, `moment1`, `moment2`, `scale1`, `scale2`."""
+    region: Region
+    offset: int
+    """Of the region in the file."""
+    each: int
+    """Elements of the weight that share one of its numbers."""
+
+    def spot(self, weight: int, first: int, elements: int) -> tuple[int, int]:
+        """Offset in the file, and bytes, of a part of one weight.
+
+        Args:
+            weight: index of it.
+            first: element, such that what it has here begins at a page.
+            elements: of the part.
+        """
+        size = self.region.dtype.itemsize
+        begin = self.offset + self.region.slices[weight].offset + size * (first // self.each)
+        return begin, size * -(-elements // self.each)
+
+
+_SCALES = ("scale1", "scale2")
+
+
+@dataclass(frozen=True, slots=True)
 class StateLayout:
     """Where everything lies in a layer's safetensors file."""
 
     header: bytes
     """Padded to whole pages; what follows begins there."""
-    region: Region
-    """Of each of masters and moments."""
+    places: tuple[Place, ...]
+    """Masters, first moments, second moments, and the scales of either where there are."""
     steps: int
     """Offset of the counts of updates, one float32 for each weight."""
     nbytes: int
 
-    def offset(self, which: int) -> int:
-        """Where masters (0), first moments (1) and second moments (2) begin."""
-        return len(self.header) + which * self.region.nbytes
-
-
-KINDS = ("weight", "moment1", "moment2")
+    @property
+    def masters(self) -> Region:
+        """The region of the masters."""
+        return self.places[0].region
 
 
 def state_layout(
-    weights: Mapping[str, tuple[int, ...]], buffers: Sequence[tuple[str, Tensor]]
+    weights: Mapping[str, tuple[int, ...]],
+    buffers: Sequence[tuple[str, Tensor]],
+    moments: Moments = "float32",
 ) -> StateLayout:
     """The layout of a layer that owns these weights.
 
     Args:
         weights: names and shapes, in the layer's order.
         buffers: that belong to a checkpoint.
+        moments: how they are kept.
     """
-    each = region(weights, torch.float32)
     entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
     offset = 0
-    for kind in KINDS:
+    begins: list[tuple[str, Region, int]] = []
+    for kind, each in _regions(weights, moments):
+        begins.append((kind, each, offset))
         for part in each.slices:
             end = offset + part.nbytes
-            entries[f"{kind}/{part.name}"] = _entry("F32", part.shape, offset, end)
+            entries[f"{kind}/{part.name}"] = _entry(
+                DTYPE_NAMES[each.dtype], part.shape, offset, end
+            )
             offset = _padded(entries, end)
     steps = offset
     for name in weights:
@@ -111,7 +146,24 @@ def state_layout(
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-(len(text) + _HEADER_LENGTH_BYTES) % PAGE)
     header = len(text).to_bytes(_HEADER_LENGTH_BYTES, "little") + text
-    return StateLayout(header, each, len(header) + steps, len(header) + nbytes)
+    places = tuple(
+        Place(kind, each, len(header) + begin, MOMENT_BLOCK if kind in _SCALES else 1)
+        for kind, each, begin in begins
+    )
+    return StateLayout(header, places, len(header) + steps, len(header) + nbytes)
+
+
+def _regions(
+    weights: Mapping[str, tuple[int, ...]], moments: Moments
+) -> Iterator[tuple[str, Region]]:
+    """What the file begins with, in its order."""
+    one, two = moment_dtypes(moments)
+    for kind, dtype in (("weight", torch.float32), ("moment1", one), ("moment2", two)):
+        yield kind, region(weights, dtype)
+    if moments == "int8":
+        scales = {name: (blocks(torch.Size(shape).numel()),) for name, shape in weights.items()}
+        for kind in _SCALES:
+            yield kind, region(scales, torch.float32)
 
 
 def write_tail(

@@ -18,6 +18,7 @@ from windlass.errors import RunBroken
 from windlass.files import hash_file, storage_faults
 from windlass.models.chain import Chain, materialise
 from windlass.program.instruction import Kind, Program
+from windlass.program.phases import shares_room
 from windlass.runtime.checkpoint import Checkpoint, layer_file
 from windlass.runtime.directfile import page_memory
 from windlass.runtime.home import LayerHome, Staging
@@ -55,6 +56,7 @@ class Stream:
         chain: the model.
         folder: of the state's files; made if it is not there.
         optimizer: applied in the lane.
+        program: that will run; says whose gradients wait at home.
         seed: of the initial weights.
         before_update: called with a layer's index before its state changes.
     """
@@ -66,6 +68,7 @@ class Stream:
         folder: Path,
         optimizer: Optimizer,
         *,
+        program: Program,
         seed: int,
         before_update: Callable[[int], None],
     ) -> None:
@@ -84,7 +87,7 @@ class Stream:
         """Of the gradients that went home in this step, by layer."""
         self.layers: tuple[LayerParameters, ...]
         self._homes: tuple[LayerHome, ...]
-        self.layers, self._homes = self._laid_out()
+        self.layers, self._homes = self._laid_out(program)
         owner = {w.name: index for index, layer in enumerate(self.layers) for w in layer.owned}
         self._needs = tuple(
             sorted({owner[weight.name] for weight in layer.used}) for layer in self.layers
@@ -103,8 +106,11 @@ class Stream:
             self._create()
         else:
             self._adopt(checkpoint)
+        for layer in self._chain.layers:
+            layer.to_empty(device="meta")  # a model that was built whole is at home now
         first, last = self._plan.stages[0].phases[0]
         self.visit(range(first, last))
+        self.wait()
 
     def _create(self) -> None:
         with storage_faults(self._folder):
@@ -114,14 +120,15 @@ class Stream:
                 prefix = f"{self._chain.names[index]}."
                 owned = self.layers[index].owned
                 masters = [named[w.name.removeprefix(prefix)].detach().float() for w in owned]
-                home.create((masters, None, None), self._staging)
+                home.create(masters, self._staging)
 
     def _adopt(self, checkpoint: Checkpoint) -> None:
         with storage_faults(self._folder):
             for index, (home, layer) in enumerate(zip(self._homes, self.layers, strict=True)):
                 if layer.owned or layer.saved_buffers:
                     file = checkpoint.path / layer_file(index)
-                    home.adopt(file, checkpoint.manifest.step, self._staging)
+                    manifest = checkpoint.manifest
+                    home.adopt(file, manifest.step, self._staging, seed=manifest.seed)
 
     # What the program asks for.
 
@@ -254,7 +261,7 @@ class Stream:
         self._lane.wait()
 
     def moved(self) -> Moved:
-        """What was moved since this was asked last."""
+        """What went between tiers since this was asked last."""
         return self._lane.moved()
 
     def close(self) -> None:
@@ -286,10 +293,13 @@ class Stream:
         for weight, view in zip(self.layers[layer].owned, views, strict=True):
             weight.working = view.detach().requires_grad_()
 
-    def _laid_out(self) -> tuple[tuple[LayerParameters, ...], tuple[LayerHome, ...]]:
+    def _laid_out(
+        self, program: Program
+    ) -> tuple[tuple[LayerParameters, ...], tuple[LayerHome, ...]]:
         """The layers without their weights, and where they are at home."""
         chain, plan = self._chain, self._plan
         sums = torch.float32 if plan.gradient_bytes == 4 else DTYPES[plan.precision]
+        stored = {each.layer for each in program.instructions if each.kind == "store"}
         known: dict[str, Parameter] = {}
         layers: list[LayerParameters] = []
         homes: list[LayerHome] = []
@@ -314,7 +324,9 @@ class Stream:
             homes.append(
                 LayerHome(
                     self._folder, index, owned, tuple(buffers.items()),
-                    working=DTYPES[plan.precision], gradients=sums,
+                    working=DTYPES[plan.precision],
+                    gradients=sums if index in stored else None, moments=plan.moments,
+                    shares=shares_room(plan),
                 )
             )  # fmt: skip
         return tuple(layers), tuple(homes)

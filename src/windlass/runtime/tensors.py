@@ -10,8 +10,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from windlass.machines.moments import Kept
 from windlass.models.chain import Chain, materialise
 from windlass.spec.graph import Precision
+from windlass.spec.plan import Moments
 
 DTYPES: dict[Precision, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -82,8 +84,17 @@ class Weight(Parameter):
     """float32; only the update changes it. The working tensor itself in float32."""
     moment1: Tensor
     moment2: Tensor
+    """Float32, bfloat16 or codes, in the weight's shape."""
     steps: Tensor
     """`Float[]`: updates so far, as torch's AdamW counts them."""
+    scale1: Tensor | None = None
+    scale2: Tensor | None = None
+    """Of codes: one for each block."""
+
+    @property
+    def moments(self) -> tuple[Kept, Kept]:
+        """Both moments as they are kept."""
+        return Kept(self.moment1, self.scale1), Kept(self.moment2, self.scale2)
 
     def refresh(self) -> None:
         """Makes the working copy from the master, where they are not the same tensor."""
@@ -126,15 +137,22 @@ class LayerTensors(LayerParameters):
         for weight in self.owned:
             yield f"weight/{weight.name}", weight.master
         for weight in self.owned if moments else ():
-            yield f"moment1/{weight.name}", weight.moment1
-            yield f"moment2/{weight.name}", weight.moment2
+            for which, kept in enumerate(weight.moments, start=1):
+                yield f"moment{which}/{weight.name}", kept.values
+                if kept.scales is not None:
+                    yield f"scale{which}/{weight.name}", kept.scales
             yield f"steps/{weight.name}", weight.steps
         for name, buffer in self.saved_buffers.items():
             yield f"buffer/{name}", buffer
 
 
 def layer_tensors(
-    chain: Chain, *, seed: int, precision: Precision, device: torch.device
+    chain: Chain,
+    *,
+    seed: int,
+    precision: Precision,
+    device: torch.device,
+    moments: Moments = "float32",
 ) -> tuple[LayerTensors, ...]:
     """The tensors of a whole chain, materialised layer by layer.
 
@@ -143,6 +161,7 @@ def layer_tensors(
         seed: of the initial weights.
         precision: what layers compute in.
         device: where everything lies.
+        moments: how the optimizer's are kept.
     """
     weights: dict[str, Weight] = {}
     layers = []
@@ -152,7 +171,7 @@ def layer_tensors(
         owned = []
         for full, parameter in zip(names, layer.parameters(), strict=True):
             if full not in chain.ties:
-                weights[full] = _weight(full, parameter, precision)
+                weights[full] = _weight(full, parameter, precision, moments)
                 owned.append(weights[full])
         layers.append(
             LayerTensors(
@@ -166,18 +185,22 @@ def layer_tensors(
     return tuple(layers)
 
 
-def _weight(name: str, parameter: nn.Parameter, precision: Precision) -> Weight:
+def _weight(name: str, parameter: nn.Parameter, precision: Precision, moments: Moments) -> Weight:
     master = parameter.detach().float().contiguous()
     if precision == "float32":
         working = master.requires_grad_()
     else:
         working = master.to(DTYPES[precision]).requires_grad_()
+    shape, device = tuple(master.shape), master.device
+    first, second = (Kept.zeros(moments, which, shape, device) for which in (0, 1))
     return Weight(
         name=name,
         master=master,
         working=working,
-        moment1=torch.zeros_like(master, requires_grad=False),
-        moment2=torch.zeros_like(master, requires_grad=False),
+        moment1=first.values,
+        moment2=second.values,
+        scale1=first.scales,
+        scale2=second.scales,
         steps=torch.zeros((), device=master.device),
     )
 

@@ -1,5 +1,7 @@
 """The training loop: a generator of measured steps."""
 
+import gc
+import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,7 +9,7 @@ from pathlib import Path
 import torch
 
 from windlass.data.batches import Batches
-from windlass.errors import CheckpointError, PlanError, RunBroken, RunInterrupted
+from windlass.errors import CheckpointError, MemoryShort, PlanError, RunBroken, RunInterrupted
 from windlass.machines.allocator import prepare_allocator
 from windlass.models.chain import Chain
 from windlass.program.instruction import Program
@@ -25,14 +27,12 @@ from windlass.runtime.memory import Peak
 from windlass.runtime.optimizer import Optimizer, learning_rate
 from windlass.runtime.residence import Near, Residence
 from windlass.runtime.saving import Saver
+from windlass.runtime.shortage import asked_words, is_shortage, room_bytes
 from windlass.runtime.stream import Stream
 from windlass.spec.plan import Plan
 from windlass.spec.prediction import Timeline
-from windlass.spec.record import Step
+from windlass.spec.record import STATE_FOLDER, Step
 from windlass.spec.request import TrainRequest
-
-STATE_FOLDER = "state"
-"""Beside the checkpoints: what of a run lives beyond the near tier. Of no use to another run."""
 
 
 def never() -> bool:
@@ -70,7 +70,8 @@ def train(
 
     Args:
         plan: what `program` was lowered from.
-        chain: the model; its layers may lie on the meta device.
+        chain: the model; its layers may lie on the meta device. Real weights are taken over, as
+            there is no room for a large model twice: they change, or leave for their home.
         batches: training and held-out sequences.
         settings: optimisation, and how often to evaluate and to save.
         program: of this device, verified.
@@ -82,15 +83,31 @@ def train(
 
     Raises:
         CheckpointError: `resume` is of another model.
+        MemoryShort: memory ran out; nothing of the step counts.
         RunBroken: a loss or gradient is not finite; no weight has changed by it.
         RunInterrupted: `stop` said so; the state is saved.
         StorageError: a checkpoint could not be written; the one before it is kept.
     """
-    run = _Run(plan, chain, batches, settings, program, checkpoints, torch.device(device), stop)
+    on = torch.device(device)
+    run: _Run | None = None
     try:
+        run = _Run(plan, chain, batches, settings, program, checkpoints, on, stop)
         yield from run.steps(resume, watch)
+    except (MemoryError, RuntimeError, OSError) as error:
+        if not is_shortage(error):
+            raise
+        asked = asked_words(error)
+    else:
+        return
     finally:
-        run.close()
+        if run is not None:
+            run.close()
+    # Outside of the handler, whose error holds on to all tensors: what follows needs memory too.
+    told = f"memory ran out {run.where() if run is not None else 'before the first step'}{asked}"
+    told += f"; {run.last_good()}" if run is not None else ""
+    del run, resume
+    gc.collect()
+    raise MemoryShort(told, room_bytes=room_bytes(on))
 
 
 class _Run:
@@ -113,7 +130,8 @@ class _Run:
         self._device, self._folder = device, checkpoints
         self._program = program
         self._templates: tuple[Template, ...] = templates(chain, compiled=plan.compile)
-        optimizer = Optimizer(settings, device)
+        optimizer = Optimizer(settings, device, plan.moments)
+        self._at = 1
         self.residence = self._home(chain, optimizer)
         self.saver = Saver(
             checkpoints, len(chain.layers), keep=settings.keep, save=self.residence.save
@@ -152,10 +170,13 @@ class _Run:
             )
         if plan.streamed:
             folder = self._folder.with_name(STATE_FOLDER)
-            return Stream(plan, chain, folder, optimizer, seed=seed, before_update=before_update)
+            return Stream(
+                plan, chain, folder, optimizer, program=self._program, seed=seed,
+                before_update=before_update,
+            )  # fmt: skip
         return Near(
             chain, optimizer, seed=seed, precision=plan.precision, device=self._device,
-            before_update=before_update,
+            before_update=before_update, moments=plan.moments,
         )  # fmt: skip
 
     def close(self) -> None:
@@ -169,6 +190,7 @@ class _Run:
         self.residence.start(resume)
         if self._plan.compile and done < self._settings.steps:
             self._compute.warm(done + 1)
+        self.residence.moved()  # what came before the first step is none of it
         for step in range(done + 1, self._settings.steps + 1):
             self.saver.check()
             try:
@@ -176,7 +198,7 @@ class _Run:
             except StopWished:
                 raise self._stopped(step - 1) from None
             except RunBroken as broken:
-                raise RunBroken(f"{broken}; {self._last_good()}") from None
+                raise RunBroken(f"{broken}; {self.last_good()}") from None
             ends = step == self._settings.steps
             saves = ends or step % self._settings.save_every == 0
             try:
@@ -206,6 +228,7 @@ class _Run:
 
     def _one(self, step: int, watch: Watch | None) -> None:
         """Runs one step and tells the watcher, if it is one that is looked at."""
+        self._at = step
         self._compute.begin(step)
         if watch is None or step not in watch.steps:
             self._interpreter.run()
@@ -216,10 +239,16 @@ class _Run:
     def _measured(self, step: int, *, saves: bool) -> Step:
         """What the step that just ran leaves behind; evaluates where due."""
         settings, compute = self._settings, self._compute
-        evaluates = step == settings.steps or step % settings.evaluate_every == 0
+        due = step == settings.steps or step % settings.evaluate_every == 0
+        evaluates = due and settings.evaluate_sequences > 0
+        settling = time.perf_counter()
         if evaluates or saves:
             self.residence.settle(self._program)
+        settled = time.perf_counter() - settling
+        moved = self.residence.moved()
         held_out = self._evaluate() if evaluates else None
+        if evaluates:
+            self.residence.moved()
         return Step(
             step=step,
             loss=compute.loss,
@@ -228,6 +257,9 @@ class _Run:
             tokens=self._plan.tokens_per_step,
             seconds=self._interpreter.seconds(),
             memory_bytes=self._peak.highest(),
+            read_bytes=moved.read_bytes,
+            written_bytes=moved.written_bytes,
+            settle_seconds=settled if self._plan.streamed and (evaluates or saves) else 0.0,
             by_kind=self._interpreter.by_kind(),
             held_out_loss=held_out.loss if held_out else None,
             held_out_bits_per_byte=held_out.bits_per_byte if held_out else None,
@@ -242,7 +274,7 @@ class _Run:
             phases=self._plan.stages[0].phases,
             sequences=self._settings.evaluate_sequences,
             micro=self._plan.batch.micro,
-            again=self._compute.again,
+            bare=self._compute.bare,
             device=self._device,
         )
 
@@ -264,9 +296,13 @@ class _Run:
             self.residence.settle(self._program)
             self._save(done)
         self.saver.finish()
-        return RunInterrupted(f"stopped after step {done}; {self._last_good()}")
+        return RunInterrupted(f"stopped after step {done}; {self.last_good()}")
 
-    def _last_good(self) -> str:
+    def where(self) -> str:
+        """The step that ran last."""
+        return f"in step {self._at}"
+
+    def last_good(self) -> str:
         """Where to go on from, in words."""
         self.saver.finish()
         if self.saver.newest is None:

@@ -4,15 +4,20 @@ from collections.abc import Iterator, Sequence
 from itertools import combinations
 from math import ceil
 
+from windlass.program.sizes import layer_sizes
 from windlass.search.choice import Advice, Change, FarShortage
 from windlass.search.sieve import sieve
-from windlass.search.space import plans, precisions, sequence_of, vary
-from windlass.search.streamed import shortages
+from windlass.search.space import plans, precisions, sequence_of, smaller, vary
+from windlass.search.streamed import shortages, streamed_plans
+from windlass.search.ways import ways
 from windlass.search.weigh import Memory, memory_of, weigh
 from windlass.spec.graph import Graph
 from windlass.spec.machine import Machine
 from windlass.spec.plan import Plan
 from windlass.spec.request import BatchRequest, Request
+
+LEAST_NAMED = 3
+"""Plans that fit are named at least, where there are so many."""
 
 _SHORTEST = 64
 """Tokens below which a shorter sequence is no longer worth advising."""
@@ -38,6 +43,8 @@ def advise(
     changes = list(_budget(memory, nearest, machine))
     if state <= left:
         changes += _changes(request, graph, machine, nearest, near_bytes)
+    changes += _ways(request, graph, machine, nearest, near_bytes, changes)
+    changes += _fewer_bits(request, graph, machine, nearest, near_bytes)
     return Advice(
         near_bytes=near_bytes,
         needed_bytes=memory.peak_bytes,
@@ -52,8 +59,10 @@ def advise(
 
 def _state_bytes(plan: Plan, graph: Graph) -> int:
     """Weights, gradients and optimizer state: they are there together before the update."""
-    each = plan.weight_bytes + plan.gradient_bytes + plan.optimizer_bytes
-    return graph.parameter_count * each
+    return sum(
+        sizes.weights + sizes.gradients + sizes.optimizer
+        for sizes in (layer_sizes(plan, kind) for kind in graph.layer_kinds())
+    )
 
 
 def _far(graph: Graph, nearest: Plan, machine: Machine) -> tuple[FarShortage, ...]:
@@ -100,6 +109,43 @@ def _changes(
             best, cost = _cheapest(shorter, graph, machine, base, near_bytes)
             yield _change(request, freed, best, cost, graph, machine)
             return
+
+
+def _ways(
+    request: Request,
+    graph: Graph,
+    machine: Machine,
+    nearest: Plan,
+    near_bytes: int,
+    changes: Sequence[Change],
+) -> tuple[Change, ...]:
+    """More changes, of kinds that are not among them, so that `LEAST_NAMED` fit this budget."""
+    within = [change for change in changes if change.peak_bytes <= near_bytes]
+    base = _seconds_per_token(nearest, graph, machine, near_bytes)
+    return ways(request, graph, machine, near_bytes, base=base, count=LEAST_NAMED, beside=within)
+
+
+def _fewer_bits(
+    request: Request, graph: Graph, machine: Machine, nearest: Plan, near_bytes: int
+) -> Iterator[Change]:
+    """Moments in fewer bits, with all layers near or else in phases."""
+    base = _seconds_per_token(nearest, graph, machine, near_bytes)
+    for moments in smaller(request.moments):
+        other = request.model_copy(update={"moments": moments})
+        found: tuple[Plan, ...] = ()
+        if request.phases in (None, 1):
+            found = sieve(plans(other, graph, machine), graph, machine, near_bytes).fitting
+        if not found and request.phases != 1:
+            turns = streamed_plans(other, graph, machine)
+            found = sieve(turns, graph, machine, near_bytes).fitting
+        if found:
+            best, cost = _cheapest(found, graph, machine, base, near_bytes)
+            yield Change(
+                overrides=(f"moments={moments}",),
+                plan=best,
+                peak_bytes=memory_of(best, graph, machine).peak_bytes,
+                cost=cost,
+            )
 
 
 def _pins(request: Request, machine: Machine) -> Iterator[str]:

@@ -68,14 +68,15 @@ def explain_advice(advice: Advice) -> Iterator[str]:
         )
 
 
-def explain_change(change: Change) -> str:
-    """One change, what it costs and what it then needs."""
+def explain_change(change: Change, *before: str) -> str:
+    """One change, what it costs and what it is then predicted to need; `before` goes with it."""
     way = "slower" if change.cost > 0 else "faster"
     cost = (
         "as fast" if abs(change.cost) < 0.0005 else f"{100 * abs(change.cost):.1f} % {way} a token"
     )
     return (
-        f"`{' '.join(change.overrides)}` makes it fit with {show_bytes(change.peak_bytes)}, {cost}"
+        f"`{' '.join((*before, *change.overrides))}` makes it fit with a predicted peak of "
+        f"{show_bytes(change.peak_bytes)}, {cost}"
     )
 
 
@@ -86,7 +87,8 @@ def show_plan(plan: Plan) -> str:
     batch = f"{count} micro-batches of {micro}" if count > 1 else f"one micro-batch of {micro}"
     recomputes = plan.stages[0].recompute == "layer"
     kept = "recomputes layers" if recomputes else "keeps all activations"
-    return f"{plan.precision}, {mode}, {batch}, {kept}"
+    moments = "" if plan.moments == "float32" else f", moments in {plan.moments}"
+    return f"{plan.precision}, {mode}, {batch}, {kept}{moments}"
 
 
 def _verdict(choice: Choice) -> str:

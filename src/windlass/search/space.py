@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator
 from itertools import product
-from typing import TypeVar
+from typing import TypeVar, get_args
 
 from windlass.errors import Faults
 from windlass.spec.graph import PRECISION_BYTES, Graph, Precision
 from windlass.spec.machine import Machine
-from windlass.spec.plan import Batch, Order, Plan, Recompute, Stage
+from windlass.spec.plan import Batch, Moments, Order, Plan, Recompute, Stage
 from windlass.spec.request import Request
 
 _Choice = TypeVar("_Choice")
@@ -39,6 +39,7 @@ def plans(request: Request, graph: Graph, machine: Machine) -> tuple[Plan, ...]:
         graph=graph.label,
         machine=machine.label,
         order=request.order or "1f1b",
+        moments=request.moments,
         clip=request.train.clip is not None,
         batch=Batch(sequence=sequence_of(request, graph), micro=request.train.batch),
         stages=(Stage(phases=((0, graph.layers),)),),
@@ -97,6 +98,12 @@ def precisions(machine: Machine) -> tuple[Precision, ...]:
     """The precisions that the machine states a rate for, float32 first."""
     stated = {rate.precision for rate in machine.device.matmul}
     return tuple(precision for precision in PRECISION_BYTES if precision in stated)
+
+
+def smaller(moments: Moments) -> tuple[Moments, ...]:
+    """The formats of moments that take fewer bytes, the largest of them first."""
+    formats: tuple[Moments, ...] = get_args(Moments)
+    return formats[formats.index(moments) + 1 :]
 
 
 def divisors(count: int) -> tuple[int, ...]:

@@ -6,7 +6,7 @@ from itertools import accumulate
 from windlass.errors import Faults
 from windlass.program.far import far_bytes
 from windlass.search.choice import FarShortage
-from windlass.search.space import plans
+from windlass.search.space import plans, smaller
 from windlass.spec.graph import Graph
 from windlass.spec.machine import Machine, Tier
 from windlass.spec.plan import Home, Plan, Stage
@@ -46,8 +46,8 @@ def streamed_plans(request: Request, graph: Graph, machine: Machine) -> tuple[Pl
         raise Faults(
             tuple(
                 f"`phases` = {request.phases} needs {show_bytes(short.needed_bytes)} on "
-                f"{short.tier}, which has {show_bytes(short.capacity_bytes)}; free some, or take a "
-                "smaller model"
+                f"{short.tier}, which has {show_bytes(short.capacity_bytes)}; "
+                f"{_way_out(request, short, bases, graph, machine)}"
                 for short in shortages(bases, graph, machine)
             )
         )
@@ -72,6 +72,18 @@ def shortages(bases: Sequence[Plan], graph: Graph, machine: Machine) -> tuple[Fa
         for tier, nbytes in needed.items()
         if nbytes > tier.capacity_bytes
     )
+
+
+def _way_out(
+    request: Request, short: FarShortage, bases: Sequence[Plan], graph: Graph, machine: Machine
+) -> str:
+    """Moments in fewer bits, if the tier then holds all."""
+    for moments in smaller(request.moments):
+        fewer = [base.model_copy(update={"moments": moments}) for base in bases]
+        lacking = {each.tier for each in shortages(fewer, graph, machine)}
+        if short.tier not in lacking:
+            return f"free some, or set `moments` = {moments}, with which it has room"
+    return "free some, or take a smaller model"
 
 
 def phases_of(graph: Graph, count: int) -> tuple[tuple[int, int], ...]:

@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 
 from windlass.document import Document
 from windlass.spec.graph import Precision
+from windlass.spec.plan import Moments
 from windlass.units import Bytes, BytesPerSecond, FlopPerSecond, Seconds
 
 MOST_CONTENTION = 0.05
@@ -83,6 +84,14 @@ class OpRate(Document):
     curve: Curve
 
 
+class MomentRate(Document):
+    """How fast the optimizer's moments are read from and written back to one format."""
+
+    moments: Moments
+    elements: float = Field(gt=0, lt=inf)
+    """Parameters a second, both moments of each decoded and encoded again."""
+
+
 class MatmulRate(Document):
     """How fast matrix products run in one precision."""
 
@@ -114,6 +123,8 @@ class Device(Document):
     mixed_update_rate: BytesPerSecond | None = None
     """The same where it also turns bfloat16 gradients into float32, and masters into bfloat16
     weights; None means the same rate."""
+    moment_rates: tuple[MomentRate, ...] = ()
+    """Where measured; what is not named takes its element-wise ops, at the rate of `traffic`."""
     fused_traffic: Curve | None = None
     """Like `traffic`, for compiled element-wise runs; None means the same curve."""
     op_rates: tuple[OpRate, ...] = ()

@@ -14,6 +14,17 @@ Recompute = Literal["none", "layer"]
 HomeClass = Literal["weights", "gradients", "optimizer", "activations"]
 """What a plan gives a home to."""
 
+Moments = Literal["float32", "bfloat16", "int8"]
+"""How the optimizer's two moments of each weight are kept between updates. The update itself is in
+float32. `int8`: 8-bit codes, and one float32 scale for each block of `MOMENT_BLOCK` elements."""
+
+MOMENT_BLOCK = 256
+"""Elements of one weight that share a scale, as in torchao's 8-bit AdamW. Blocks keep one outlier
+from spoiling a whole weight. Source: Dettmers et al. 2021, arXiv:2110.02861, with 2048."""
+
+_MOMENT_BYTES: dict[Moments, int] = {"float32": 4, "bfloat16": 2, "int8": 1}
+_SCALE_BYTES = 4
+
 NEAR = "near"
 """The tier that layers compute in; every other one is far."""
 
@@ -89,6 +100,8 @@ class Plan(Document):
     interleave: int = Field(default=1, ge=1)
     """Chunks of layers of one device of the pipeline; `interleaved` runs them in turn."""
     precision: Precision = "float32"
+    moments: Moments = "float32"
+    """In which format the optimizer's moments are kept; never chosen by search."""
     compile: bool = False
     clip: bool = True
     """Whether the step needs the global gradient norm before it updates."""
@@ -168,9 +181,29 @@ class Plan(Document):
         return PRECISION_BYTES[self.precision]
 
     @property
-    def optimizer_bytes(self) -> int:
-        """Bytes a parameter that only the update touches: two moments, and masters if apart."""
-        return 8 if self.precision == "float32" else 12
+    def masters_apart(self) -> bool:
+        """Whether layers compute with copies of float32 masters."""
+        return self.precision != "float32"
+
+    def moment_bytes(self, elements: int) -> int:
+        """Bytes of both moments of one weight: `2 n` numbers and, in 8 bits, their scales.
+
+        With scales it is `2 n + 2 * 4 * ceil(n / 256)`, 2.03 bytes a parameter.
+
+        Args:
+            elements: n, of the weight.
+        """
+        scales = -(-elements // MOMENT_BLOCK) if self.moments == "int8" else 0
+        return 2 * (_MOMENT_BYTES[self.moments] * elements + _SCALE_BYTES * scales)
+
+    def state_bytes(self, elements: int) -> int:
+        """Bytes of one weight that only the update touches: moments, and the master if apart."""
+        return self.moment_bytes(elements) + (4 * elements if self.masters_apart else 0)
+
+    @property
+    def optimizer_bytes(self) -> float:
+        """The same for each parameter of a large weight."""
+        return self.state_bytes(MOMENT_BLOCK) / MOMENT_BLOCK
 
     @property
     def gradient_bytes(self) -> int:

@@ -20,6 +20,9 @@ TOKENIZER_FILE = "tokenizer.json"
 REPORT_FILE = "report.html"
 JOURNAL_FOLDER = "journal"
 CHECKPOINT_FOLDER = "checkpoints"
+STATE_FOLDER = "state"
+"""Beside the checkpoints: what of a run lives beyond the near tier. Of no use to another run."""
+RECORDED_FILE = "recorded.json"
 
 
 class Environment(Document):
@@ -57,6 +60,13 @@ class Step:
     """From the first instruction to the last, without evaluation and saving."""
     memory_bytes: int
     """Peak of the process up to this step."""
+    read_bytes: int = 0
+    """That came from tiers beyond the near one: since the step before, with what settled both. Not
+    what an evaluation reads. 0 where nothing moves."""
+    written_bytes: int = 0
+    """That went to tiers beyond the near one."""
+    settle_seconds: float = 0.0
+    """After the step: updates that were put off, and done because it evaluates or saves."""
     by_kind: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     """Seconds by instruction kind."""
     held_out_loss: float | None = None

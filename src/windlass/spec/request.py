@@ -7,7 +7,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, field_validator, mode
 
 from windlass.document import Document
 from windlass.spec.graph import Precision
-from windlass.spec.plan import Order, Recompute
+from windlass.spec.plan import Moments, Order, Recompute
 from windlass.units import Bytes
 
 Decay = Annotated[float, Field(ge=0, lt=1)]
@@ -68,7 +68,8 @@ class TrainRequest(Document):
     """Largest global gradient norm; None, which a file writes as `inf`, never clips."""
     seed: int = 0
     evaluate_every: int = Field(default=100, ge=1)
-    evaluate_sequences: int = Field(default=64, ge=1)
+    evaluate_sequences: int = Field(default=64, ge=0)
+    """0 never evaluates."""
     save_every: int = Field(default=100, ge=1)
     keep: int = Field(default=2, ge=1)
     """Checkpoints that stay on disk."""
@@ -113,6 +114,8 @@ class Request(Document):
     batch: BatchRequest = BatchRequest()
     order: Order | None = None
     precision: Precision | None = None
+    moments: Moments = "float32"
+    """How the optimizer's moments are kept. It changes the numbers, so search holds to it."""
     compile: bool | None = None
     recompute: Recompute | None = None
     phases: int | None = Field(default=None, ge=1)

@@ -1,0 +1,57 @@
+"""Disk: whether the one under a run's folder has room, said before anything is written."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from windlass.api.plan import Planned
+from windlass.errors import StorageError
+from windlass.files import free_bytes
+from windlass.program.room import Room, room
+from windlass.units import show_bytes
+
+
+def require_disk(planned: Planned, folder: Path) -> None:
+    """Refuses a run that would fill the disk.
+
+    Args:
+        planned: the run.
+        folder: where it would lie; it need not be there yet.
+
+    Raises:
+        StorageError: the disk lacks room; the message names what would help.
+    """
+    needed = room(planned.plan, planned.graph, planned.request.train)
+    free = free_bytes(folder)
+    if needed.needed_bytes <= free:
+        return
+    ways = (*_ways(planned, needed), "name a folder on another disk with `--folder`")
+    raise StorageError(
+        f"this run would take {show_bytes(needed.needed_bytes)} under `{folder}`, where "
+        f"{show_bytes(free)} are free: {_parts(needed)}; {', or '.join(ways)}"
+    )
+
+
+def _parts(needed: Room) -> str:
+    """What the room is for, at the fullest moment."""
+    parts = [f"{show_bytes(needed.state_bytes)} of state"] if needed.state_bytes else []
+    if needed.checkpoints:
+        many = f"{needed.checkpoints} checkpoint{'s' if needed.checkpoints > 1 else ''}"
+        own = " that no longer share its files" if needed.state_bytes else ""
+        parts.append(f"{many} of {show_bytes(needed.checkpoint_bytes)}{own}")
+    return " and ".join(parts)
+
+
+def _ways(planned: Planned, needed: Room) -> Iterator[str]:
+    """Changes that take less room, and how much they take."""
+    plan, train = planned.plan, planned.request.train
+    for override, changes in (
+        ("train.keep=1", {"keep": 1}),
+        (f"train.save_every={train.steps}", {"save_every": train.steps}),
+    ):
+        less = room(plan, planned.graph, train.model_copy(update=changes)).needed_bytes
+        if less < needed.needed_bytes:
+            yield f"`{override}` takes {show_bytes(less)}"
+    small = plan.model_copy(update={"moments": "int8"})
+    less = room(small, planned.graph, train).needed_bytes
+    if less < needed.needed_bytes:
+        yield f"`moments=int8` takes {show_bytes(less)}"

@@ -1,0 +1,58 @@
+"""`windlass record`, as a user runs it."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from command_line import Windlass
+from windlass.spec.recorded import Recorded
+
+SMALL = ("model.layers=2", "model.width=256", "model.heads=4", "model.vocabulary=257",
+         "data.tokenizer=byte", "compile=false", "precision=float32")  # fmt: skip
+PADDING = 0.03
+"""Share by which pages that are not full lift the bytes of layers this small."""
+
+
+def test_a_record_is_one_step_in_phases_proved_equal_and_its_run_is_kept_without_its_checkpoint(
+    windlass: Windlass, tmp_path: Path
+) -> None:
+    done = windlass("record", "gpt-tiny", *SMALL, "phases=3", "--folder", "run", "--json")
+
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert told["holds"]
+    recorded = Recorded.load(tmp_path / "run" / "recorded.json")
+    assert told["recorded"] == recorded.model_dump(mode="json")
+    assert recorded.phases == 3
+    assert recorded.tokens == 2048
+    for size in (recorded.far_bytes, recorded.read_bytes, recorded.written_bytes):
+        assert size.measured == pytest.approx(size.predicted, rel=PADDING)
+    assert not (tmp_path / "run" / "checkpoints").exists()
+    assert not (tmp_path / "run" / "state").exists()
+    shown = windlass("show", "run")
+    assert shown.returncode == 0
+    assert "read a step" in shown.stdout
+
+
+def test_a_record_is_one_table_with_the_law_and_the_verdict(
+    windlass: Windlass, tmp_path: Path
+) -> None:
+    done = windlass("record", "gpt-tiny", *SMALL, "phases=2", "--folder", "run",
+                    "--keep-checkpoint")  # fmt: skip
+
+    assert done.returncode == 0, done.stderr
+    for words in ("near peak", "far, on disk", "written", "MFU", "bytes near",
+                  "moving takes as long as computing", "equal to the reference",
+                  "gradient of layer 0", "gradient of layer 3"):  # fmt: skip
+        assert words in done.stdout
+    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-00000001"]
+
+
+def test_too_few_tokens_and_another_machine_are_refused(windlass: Windlass) -> None:
+    few = windlass("record", "gpt-tiny", *SMALL, "train.batch=4")
+    other = windlass("record", "gpt-tiny", "--on", "a100-80gb")
+
+    assert few.returncode == other.returncode == 2
+    assert "4 of 256 tokens are 1024 a step; a record takes 2048 at least" in few.stderr
+    assert "measured on `here`" in other.stderr

@@ -1,0 +1,167 @@
+"""The reference walk against torch on the whole model, and runs against the reference."""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+from torch.nn import functional
+
+from windlass.capture.capture import capture
+from windlass.data.batches import Batches
+from windlass.errors import CheckpointError, ModelError
+from windlass.models.chain import Chain
+from windlass.program.lower import lower
+from windlass.runtime.checkpoint import layer_file, stored
+from windlass.runtime.compared import compare
+from windlass.runtime.reference import Reference, walk
+from windlass.runtime.train import train
+from windlass.spec.plan import Batch, Home, Plan, Stage
+from windlass.spec.record import Step
+from windlass.spec.recorded import Verified
+from windlass.spec.request import TrainRequest
+
+SEQUENCE = 16
+BATCH = Batch(sequence=SEQUENCE, micro=2, accumulation=2)
+FAR = Home(weights="disk", gradients="disk", optimizer="disk")
+ROUNDING = 2e-5
+"""Relative, of float32 sums in another order."""
+
+Trained = tuple[Chain, Step, Path, TrainRequest]
+
+
+@pytest.fixture
+def trained(
+    gpt: Callable[..., Chain],
+    batches: Callable[..., Batches],
+    settings: Callable[..., TrainRequest],
+    tmp_path: Path,
+) -> Callable[..., Trained]:
+    """Trains, and gives the last step and its checkpoint."""
+
+    def run(
+        *,
+        phases: tuple[tuple[int, int], ...],
+        precision: str = "float32",
+        moments: str = "float32",
+        steps: int = 1,
+    ) -> Trained:
+        chain = gpt(device="meta")
+        graph = capture(chain)
+        plan = Plan(
+            graph=graph.label, machine="here@000000000000", precision=precision, batch=BATCH,
+            home=FAR if len(phases) > 1 else Home(), moments=moments,
+            stages=(Stage(phases=phases),),
+        )  # fmt: skip
+        request = settings(steps=steps, clip=0.1, evaluate_sequences=0)
+        folder = tmp_path / "checkpoints"
+        program = lower(plan, graph)[0]
+        done = list(train(plan, chain, batches(), request, program=program, checkpoints=folder))
+        return chain, done[-1], stored(folder)[-1], request
+
+    return run
+
+
+def reference(chain: Chain, batches: Callable[..., Batches], precision: str) -> Reference:
+    return walk(chain, batches(), seed=0, precision=precision, batch=BATCH)
+
+
+@pytest.mark.parametrize("name", ["gpt-tiny", "llama-tiny"])
+def test_the_walk_finds_what_torch_finds_on_the_whole_model(
+    gpt: Callable[..., Chain], batches: Callable[..., Batches], name: str
+):
+    keys = {"key_heads": 2} if name == "llama-tiny" else {}
+    whole = gpt(name, device="cpu", seed=0, **keys)
+    tokens, targets = (torch.as_tensor(part) for part in batches().at(1, 0, 4))
+    logits = nn.Sequential(*whole.layers)(tokens)
+    loss = functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+    loss.backward()
+    gradients = {
+        f"{layer}.{inner}": parameter.grad
+        for layer, module in zip(whole.names, whole.layers, strict=True)
+        for inner, parameter in module.named_parameters()
+        if f"{layer}.{inner}" not in whole.ties
+    }
+    found = reference(gpt(name, device="meta", **keys), batches, "float32")
+    assert found.loss == pytest.approx(loss.item(), rel=ROUNDING)
+    norm = math.sqrt(sum(float(each.square().sum()) for each in gradients.values()))
+    assert found.gradient_norm == pytest.approx(norm, rel=ROUNDING)
+    assert {name.split(".")[0] for name in found.gradients} == {whole.names[0], whole.names[-1]}
+    for name_, gradient in found.gradients.items():
+        apart = torch.linalg.vector_norm(gradient - gradients[name_])
+        assert apart <= ROUNDING * torch.linalg.vector_norm(gradients[name_]), name_
+
+
+def test_a_layer_that_drops_cannot_be_walked(
+    gpt: Callable[..., Chain], batches: Callable[..., Batches]
+):
+    with pytest.raises(ModelError, match=r"drops 0.1 of its values.*`model.dropout=0`"):
+        reference(gpt(device="meta", dropout=0.1), batches, "float32")
+
+
+@pytest.mark.parametrize(
+    ("precision", "moments"),
+    [("float32", "float32"), ("bfloat16", "float32"), ("float32", "bfloat16"), ("float32", "int8")],
+)
+@pytest.mark.parametrize("phases", [((0, 5),), ((0, 2), (2, 5))], ids=["in memory", "in phases"])
+def test_a_step_agrees_with_the_reference_in_loss_norm_and_the_gradients_of_both_ends(
+    trained: Callable[..., Trained],
+    batches: Callable[..., Batches],
+    precision: str,
+    moments: str,
+    phases: tuple[tuple[int, int], ...],
+):
+    chain, step, checkpoint, request = trained(phases=phases, precision=precision, moments=moments)
+    assert step.gradient_norm > 0.1, "it clips, so that the divisor counts"
+    wanted = reference(chain, batches, precision)
+    verified = compare(
+        wanted, checkpoint, chain, step, request, precision=precision, moments=moments
+    )
+    assert verified.holds, verified
+    assert len(verified.agreements) == 4
+
+
+@pytest.fixture
+def spoilt(trained: Callable[..., Trained], batches: Callable[..., Batches]):
+    """One layer's first moments times a factor, in the checkpoint of a step in phases."""
+
+    def spoil(layer: int, factor: float) -> Verified:
+        chain, step, checkpoint, request = trained(phases=((0, 2), (2, 5)))
+        file = checkpoint / layer_file(layer)
+        tensors = {
+            name: tensor * factor if name.startswith("moment1/") else tensor
+            for name, tensor in load_file(file).items()
+        }
+        file.unlink()
+        save_file(tensors, file)
+        wanted = reference(chain, batches, "float32")
+        return compare(wanted, checkpoint, chain, step, request, precision="float32")
+
+    return spoil
+
+
+@pytest.mark.parametrize(("layer", "place"), [(0, 2), (4, 3)])
+def test_a_moment_that_was_tampered_with_is_told_with_its_layer(
+    spoilt: Callable[..., Verified], layer: int, place: int
+):
+    verified = spoilt(layer, 1.1)
+    assert not verified.holds
+    assert [each.holds for each in verified.agreements].index(False) == place
+    assert verified.agreements[place].error == pytest.approx(0.1, rel=1e-3)
+    assert sum(not each.holds for each in verified.agreements) == 1
+
+
+def test_a_moment_that_is_no_number_is_not_taken_for_equal(spoilt: Callable[..., Verified]):
+    assert not spoilt(0, float("nan")).holds
+
+
+def test_a_checkpoint_of_several_updates_gives_no_gradient_back(
+    trained: Callable[..., Trained], batches: Callable[..., Batches]
+):
+    chain, step, checkpoint, request = trained(phases=((0, 5),), steps=2)
+    wanted = reference(chain, batches, "float32")
+    with pytest.raises(CheckpointError, match="after 2 updates"):
+        compare(wanted, checkpoint, chain, step, request, precision="float32")

@@ -1,0 +1,117 @@
+"""The room that a run asks for on its disk, against what a real run takes of it."""
+
+import contextlib
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Self
+
+import pytest
+
+from windlass.capture.capture import capture
+from windlass.data.batches import Batches
+from windlass.data.tokens import Tokens
+from windlass.models.build import build_chain
+from windlass.models.chain import Chain
+from windlass.program.lower import lower
+from windlass.program.room import room
+from windlass.runtime.train import train
+from windlass.spec.graph import Graph
+from windlass.spec.plan import Batch, Home, Plan, Stage
+from windlass.spec.request import TrainRequest
+
+SEQUENCE = 16
+FAR = Home(weights="disk", gradients="disk", optimizer="disk")
+TAILS = 1.1
+"""Headers and pages that are not full, of layers this small; and the room of gradients that the
+first phase keeps for itself."""
+
+
+class Fullest:
+    """Looks at a folder again and again, and remembers the most that its files took."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+        self.most = 0
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def look(self) -> None:
+        sizes: dict[int, int] = {}
+        for folder, _, files in os.walk(self._folder):
+            for name in files:
+                with contextlib.suppress(FileNotFoundError):  # gone since it was listed
+                    found = Path(folder, name).stat()
+                    sizes[found.st_ino] = found.st_blocks * 512
+        self.most = max(self.most, sum(sizes.values()))
+
+    def _watch(self) -> None:
+        while not self._ended.wait(0.002):
+            self.look()
+
+
+@pytest.fixture(scope="module")
+def model(tokens: Tokens) -> tuple[Chain, Graph]:
+    dials = {
+        "layers": 3, "width": 128, "heads": 4, "sequence": SEQUENCE,
+        "vocabulary": tokens.vocabulary,
+    }  # fmt: skip
+    chain = build_chain("gpt-tiny", dials, device="meta", seed=7)
+    return chain, capture(chain)
+
+
+@pytest.mark.parametrize(
+    ("streamed", "precision"), [(False, "float32"), (True, "float32"), (True, "bfloat16")]
+)
+@pytest.mark.parametrize(("save_every", "keep"), [(1, 1), (2, 2)])
+def test_a_run_takes_the_room_that_it_asks_for_and_no_more(
+    model: tuple[Chain, Graph],
+    batches: Callable[..., Batches],
+    settings: Callable[..., TrainRequest],
+    tmp_path: Path,
+    streamed: bool,
+    precision: str,
+    save_every: int,
+    keep: int,
+):
+    chain, graph = model
+    phases = tuple((layer, layer + 1) for layer in range(5)) if streamed else ((0, 5),)
+    plan = Plan(
+        graph=graph.label, machine="here@000000000000", precision=precision,
+        home=FAR if streamed else Home(),
+        batch=Batch(sequence=SEQUENCE, micro=2, accumulation=2), stages=(Stage(phases=phases),),
+    )  # fmt: skip
+    request = settings(steps=6, save_every=save_every, keep=keep)
+    with Fullest(tmp_path) as fullest:
+        for _ in train(
+            plan, chain, batches(), request, program=lower(plan, graph)[0],
+            checkpoints=tmp_path / "checkpoints",
+        ):  # fmt: skip
+            fullest.look()
+        fullest.look()
+    asked = room(plan, graph, request)
+    assert fullest.most <= TAILS * asked.needed_bytes
+    # Whether the oldest checkpoint is still there when the newest is alone is a matter of timing.
+    assert fullest.most >= asked.needed_bytes - asked.checkpoint_bytes
+
+
+def test_a_streamed_run_that_saves_only_at_its_end_holds_its_state_once(
+    model: tuple[Chain, Graph], settings: Callable[..., TrainRequest]
+):
+    _, graph = model
+    plan = Plan(
+        graph=graph.label, machine="here@000000000000", home=FAR,
+        batch=Batch(sequence=SEQUENCE, micro=2), stages=(Stage(phases=((0, 2), (2, 5))),),
+    )  # fmt: skip
+    asked = room(plan, graph, settings(steps=6, save_every=6, keep=3))
+    assert asked.needed_bytes == asked.state_bytes
+    assert asked.checkpoint_bytes == 12 * graph.parameter_count
