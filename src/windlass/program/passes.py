@@ -22,8 +22,8 @@ class Passes:
         self._holding = holding
         plan = holding.plan
         self._parted = plan.order == "zero-bubble"
-        # A flat gradient is there before what is added to it, and so is one of another precision.
-        self._sums_apart = plan.gradient_bytes != plan.weight_bytes or plan.sharding.optimizer > 1
+        self._converts = plan.gradient_bytes != plan.weight_bytes
+        self._flat = plan.sharding.optimizer > 1
 
     def forward(self, layer: int, micro: int) -> Effect:
         """The first forward pass."""
@@ -130,9 +130,10 @@ class Passes:
         comes.
         """
         sizes, made = self._holding.sizes[layer], self._bytes(makes)
-        sums = self._bytes(tuple(value for value in makes if value.name in SUMS))
-        at_end = sizes.fresh + made - (0 if sizes.rows_only else sums)
-        if sums and self._sums_apart:
+        sums = tuple(value for value in makes if value.name in SUMS)
+        at_end = sizes.fresh + made - (0 if sizes.rows_only else self._bytes(sums))
+        flat = self._flat and any(value.name == "gradients" for value in sums)
+        if flat or (sums and self._converts):
             at_end = max(at_end, made + sizes.largest)
         return at_end
 
