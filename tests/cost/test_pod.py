@@ -9,9 +9,9 @@ from windlass.cost.predict import predict
 from windlass.cost.simulate import simulate
 from windlass.program.instruction import Instruction
 from windlass.program.lower import lower
-from windlass.spec.graph import Graph
-from windlass.spec.machine import Machine
-from windlass.spec.plan import Plan
+from windlass.spec.graph import Graph, Span
+from windlass.spec.machine import Curve, Machine, Point
+from windlass.spec.plan import Order, Plan
 
 GRAPH = tiny_graph(layers=2, tied=False)
 SQUARE_BYTES = 32 * 32 * 4
@@ -21,6 +21,54 @@ def linked(rate: float) -> Machine:
     """All devices on one link of so many bytes/s."""
     (link,) = MACHINE.links
     return MACHINE.model_copy(update={"links": (link.model_copy(update={"rate": rate}),)})
+
+
+def equal_blocks(count: int) -> tuple[Graph, Machine]:
+    """So many equal layers, and a machine on which only products take time: three equal parts.
+
+    A forward pass is one product; a backward pass is one for the input and one for the weights.
+    """
+    tiny = tiny_graph()
+    chain = (Span(kind="block", count=count),)
+    graph = tiny.model_copy(update={"chain": chain, "kinds": {"block": tiny.kinds["block"]}})
+    machine = tiny_machine(devices=8)
+    at_once, one_rate = (Curve(points=(Point(1.0, rate),)) for rate in (1e30, 1e9))
+    matmul = tuple(rate.model_copy(update={"curve": one_rate}) for rate in machine.device.matmul)
+    device = machine.device.model_copy(
+        update={"matmul": matmul, "traffic": at_once, "launch_seconds": 0.0, "update_rate": 1e30}
+    )
+    link = machine.links[0].model_copy(update={"latency": 0.0, "rate": 1e30})
+    return graph, machine.model_copy(update={"device": device, "links": (link,)})
+
+
+@given(
+    pipeline=st.integers(1, 4),
+    groups=st.integers(1, 3),
+    extra=st.integers(0, 3),
+    interleave=st.sampled_from([2, 3]),
+    order=st.sampled_from(["gpipe", "1f1b", "interleaved", "zero-bubble"]),
+)
+def test_programs_on_the_clock_take_what_the_laws_of_their_orders_say(
+    pipeline: int, groups: int, extra: int, interleave: int, order: Order
+):
+    chunks = interleave if order == "interleaved" and pipeline > 1 else 1
+    micros = groups * pipeline + (0 if order == "interleaved" else extra)
+    graph, machine = equal_blocks(2 * pipeline * chunks)
+    plan = tiny_plan(
+        graph,
+        machine,
+        pipeline=pipeline,
+        order=order if chunks > 1 or order != "interleaved" else "1f1b",
+        interleave=chunks,
+        accumulation=micros,
+        clip=False,
+    )
+    product = 2 * (2 * 16) * 32 * 32 / 1e9
+    part = 2 * chunks * product  # of a stage: tf = tb = tw
+    waiting = {"zero-bubble": 2 * (pipeline - 1) - (min(micros, pipeline) - 1)}
+    turns = 3 * micros + waiting.get(order, 3 * (pipeline - 1) / chunks)
+    # The rest takes 1e-21 of the time: loads, sums, messages.
+    assert predict(plan, graph, machine).step_seconds == pytest.approx(turns * part, rel=1e-9)
 
 
 @given(drawn=pod_plans())
