@@ -1,9 +1,13 @@
 """What streaming costs: a model in phases from disk beside the same model in memory.
 
-    python benchmarks/streaming.py [--model gpt2-124m] [--phases 6] [--micro 4] [--rounds 2]
+    python benchmarks/streaming.py [--model gpt2-124m] [--phases 6] [--micro 4] [--rounds 1]
+        [--accumulations 1 2 4] [--recompute layer]
 
 For each number of micro-batches both train for a few steps on the same text, each in a process of
-its own, in turn. The table sets the ratio of their step times beside the predicted one, and the
+its own, in turn. Layers of all phases but the last run forward twice, so the run in memory does as
+well (`--recompute layer`): what is left between the two is what moving costs. Held against a run in
+memory that keeps everything (`--recompute none`) that comes on top. The table sets the ratio of
+their step times beside the predicted one, and the
 bytes that the kernel counted (`/proc/self/io`) beside those of the program.
 """
 
@@ -28,7 +32,7 @@ def io_bytes() -> tuple[int, int]:
     return int(counted["read_bytes"]), int(counted["write_bytes"])
 
 
-def run(model: str, phases: int, micro: int, accumulation: int) -> None:
+def run(model: str, phases: int, micro: int, accumulation: int, recompute: str) -> None:
     """Trains in this process and prints what was measured and predicted as JSON."""
     import windlass
 
@@ -36,7 +40,8 @@ def run(model: str, phases: int, micro: int, accumulation: int) -> None:
     planned = windlass.plan(
         model, f"phases={phases}", f"batch.micro={micro}", f"train.batch={micro * accumulation}",
         f"train.sequence={SEQUENCE}", f"train.steps={steps}", "precision=bfloat16", "compile=true",
-        "recompute=none", f"train.evaluate_every={steps + 1}", f"train.save_every={steps + 1}",
+        f"recompute={recompute}", f"train.evaluate_every={steps + 1}",
+        f"train.save_every={steps + 1}",
     )  # fmt: skip
     seconds: list[float] = []
     moved: list[tuple[int, int]] = []
@@ -81,21 +86,22 @@ def main() -> None:
     parser.add_argument("--micro", type=int, default=4)
     parser.add_argument("--accumulations", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--child", nargs=4)
+    parser.add_argument("--recompute", choices=("layer", "none"), default="layer")
+    parser.add_argument("--child", nargs=5)
     asked = parser.parse_args()
     if asked.child:
-        model, phases, micro, accumulation = asked.child
-        run(model, int(phases), int(micro), int(accumulation))
+        model, phases, micro, accumulation, recompute = asked.child
+        run(model, int(phases), int(micro), int(accumulation), recompute)
         return
     print(
         "tokens  in memory  streamed  speed (predicted)  read GB (predicted)  written GB  peak MiB"
     )
     for accumulation in asked.accumulations:
         for _ in range(asked.rounds):
-            whole = child(asked.model, 1, asked.micro, accumulation)
-            turns = child(asked.model, asked.phases, asked.micro, accumulation)
+            whole = child(asked.model, 1, asked.micro, accumulation, asked.recompute)
+            turns = child(asked.model, asked.phases, asked.micro, accumulation, "none")
             row = {
-                "model": asked.model, "phases": asked.phases,
+                "model": asked.model, "phases": asked.phases, "recompute": asked.recompute,
                 "tokens": asked.micro * accumulation * SEQUENCE,
                 "in_memory_seconds": whole["seconds"],
                 "predicted_in_memory_seconds": whole["predicted_seconds"],

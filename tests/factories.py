@@ -16,7 +16,7 @@ from windlass.spec.graph import (
     Span,
 )  # fmt: skip
 from windlass.spec.machine import Curve, Device, Link, Machine, MatmulRate, Point, Tier
-from windlass.spec.plan import Batch, Cut, Home, Plan, Recompute, Sharding, Stage
+from windlass.spec.plan import Batch, Cut, Home, Moments, Plan, Recompute, Sharding, Stage
 from windlass.units import read_bytes
 
 AWAY = Home(weights="host", gradients="host", optimizer="host")
@@ -134,6 +134,7 @@ def tiny_plan(
     sequence: int = 16,
     recompute: Recompute = "none",
     precision: Precision = "float32",
+    moments: Moments = "float32",
     compiled: bool = False,
     clip: bool = True,
     pipeline: int = 1,
@@ -161,6 +162,7 @@ def tiny_plan(
             "order": order,
             "interleave": interleave,
             "precision": precision,
+            "moments": moments,
             "compile": compiled,
             "clip": clip,
             "cut": Cut(pipeline=pipeline, replicas=replicas),

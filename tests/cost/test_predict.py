@@ -10,7 +10,7 @@ from windlass.cost.simulate import simulate
 from windlass.program.lower import lower
 from windlass.program.occupancy import occupancy
 from windlass.spec.graph import Graph
-from windlass.spec.machine import Curve, Machine, Point
+from windlass.spec.machine import Curve, Machine, MomentRate, Point
 from windlass.spec.prediction import Prediction
 
 _sizes = st.integers(min_value=1, max_value=6)
@@ -130,6 +130,18 @@ def test_model_flop_counts_every_micro_batch_and_no_recompute():
     again = _predict(graph, micro=2, accumulation=3, recompute="layer")
     assert plain.model_flop == pytest.approx(3 * graph.step_flop(2, 16))
     assert again.model_flop == plain.model_flop
+
+
+def test_moments_in_fewer_bits_cost_time_where_they_are_measured_and_where_not():
+    machine = tiny_machine()
+    rates = (MomentRate(moments="int8", elements=1e4),)
+    device = machine.device.model_copy(update={"moment_rates": rates})
+    measured = machine.model_copy(update={"device": device})
+    plain = _predict(machine=measured).by_kind["update"]
+    told = _predict(machine=measured, moments="int8").by_kind["update"]
+    assert told - plain == pytest.approx(tiny_graph().parameter_count / 1e4, rel=0.01)
+    guessed = [_predict(moments=each).by_kind["update"] for each in ("bfloat16", "int8")]
+    assert _predict().by_kind["update"] < guessed[0] < guessed[1]
 
 
 def test_the_gradient_norm_costs_only_where_something_is_clipped():

@@ -48,6 +48,7 @@ def pod_plans(draw: st.DrawFn) -> tuple[Graph, Plan]:
         accumulation=accumulation,
         recompute=draw(st.sampled_from(["none", "layer"])),
         precision=draw(st.sampled_from(["float32", "bfloat16"])),
+        moments=draw(st.sampled_from(["float32", "bfloat16", "int8"])),
         clip=draw(st.booleans()),
     )
     return graph, plan

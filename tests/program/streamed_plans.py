@@ -47,5 +47,6 @@ def streamed_plans(draw: st.DrawFn, *, weights: bool | None = None) -> tuple[Gra
         recompute=draw(st.sampled_from(["none", "layer"])),
         precision=draw(st.sampled_from(["float32", "bfloat16"])),
         clip=draw(st.booleans()),
+        moments=draw(st.sampled_from(["float32", "bfloat16", "int8"])),
     )
     return graph, plan

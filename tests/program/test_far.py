@@ -1,12 +1,15 @@
+import pytest
 from hypothesis import given
 
 from factories import AWAY, tiny_graph, tiny_machine, tiny_plan
 from program.streamed_plans import streamed_plans
 from windlass.program.far import far_bytes
+from windlass.program.instruction import Instruction
 from windlass.program.lower import lower
 from windlass.program.sizes import layer_sizes
+from windlass.program.traffic import Traffic
 from windlass.spec.graph import Graph
-from windlass.spec.plan import Home, Plan
+from windlass.spec.plan import Home, Moments, Plan
 
 MACHINE = tiny_machine(host="1 GiB")
 SQUARE, TABLE = 32 * 32, 64 * 32
@@ -36,6 +39,49 @@ def test_bfloat16_masters_lie_with_the_optimizer_state():
     assert far_bytes(plan, graph) == {
         "host": {"weights": 2 * owned, "optimizer": 12 * owned, "gradients": 0}
     }
+
+
+@pytest.mark.parametrize(("moments", "each"), [("float32", 8), ("bfloat16", 4), ("int8", 2)])
+def test_moments_in_fewer_bits_take_less_room_and_move_less(moments: Moments, each: int):
+    graph = tiny_graph(layers=2, tied=False)
+    plan = tiny_plan(graph, MACHINE, home=AWAY, phases=PHASES, moments=moments)
+    owned = 2 * TABLE + 2 * SQUARE
+    scales = 2 * 4 * owned // 256 if moments == "int8" else 0
+    assert far_bytes(plan, graph)["host"]["optimizer"] == each * owned + scales
+    update = Traffic(plan, graph).of(Instruction("update", 0))["host"]
+    assert update.read == update.written == (each + 4) * TABLE + scales * TABLE // owned
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_waiting_gradients_lie_where_copies_of_masters_lay(accumulation: int):
+    graph = tiny_graph(layers=2, tied=False)
+    plan = tiny_plan(
+        graph, MACHINE, home=AWAY, phases=PHASES, precision="bfloat16", accumulation=accumulation
+    )
+    owned, waiting = 2 * TABLE + 2 * SQUARE, TABLE + 2 * SQUARE
+    room = far_bytes(plan, graph)["host"]
+    assert room["weights"] == 2 * owned
+    assert room["gradients"] == (plan.gradient_bytes - 2) * waiting
+    apart = plan.model_copy(update={"home": AWAY.model_copy(update={"gradients": "disk"})})
+    assert far_bytes(apart, graph)["disk"]["gradients"] == plan.gradient_bytes * waiting
+
+
+@given(drawn=streamed_plans(weights=True))
+def test_nobody_reads_weights_between_the_store_of_their_gradient_and_their_update(
+    drawn: tuple[Graph, Plan],
+):
+    graph, plan = drawn
+    (program,) = lower(plan, graph)
+    stored: set[int | None] = set()
+    # Two steps and settling, which is all that may follow one.
+    for kind, layer, _ in (*program.instructions, *program.instructions, *program.settle):
+        if kind == "store":
+            stored.add(layer)
+        elif kind == "update":
+            stored.discard(layer)
+        elif kind == "fetch":
+            assert layer not in stored
+    assert not stored
 
 
 @given(drawn=streamed_plans())

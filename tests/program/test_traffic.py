@@ -95,7 +95,8 @@ def test_a_step_moves_what_the_formula_says(drawn: tuple[Graph, Plan]):
     for layer, kind in enumerate(kinds):
         n = kind.parameter_count
         away = layer >= phases[0][1]
-        add(home.optimizer, n * plan.optimizer_bytes, n * plan.optimizer_bytes)
+        state = sum(plan.state_bytes(p.count) for p in kind.parameters if p.tied_to is None)
+        add(home.optimizer, state, state)
         fetches = _fetches(plan, graph, layer)
         add(home.weights, n * (master + fetches * plan.weight_bytes), n * plan.weight_bytes)
         if away and plan.clip:  # one of the fetches is the update's own

@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Callable
+from itertools import permutations
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from safetensors.torch import load_file
 from windlass.capture.capture import capture
 from windlass.data.batches import Batches
 from windlass.models.chain import Chain
+from windlass.program.far import far_bytes
 from windlass.program.lower import lower
 from windlass.program.traffic import Traffic, together
 from windlass.runtime.checkpoint import latest, stored
@@ -28,6 +30,9 @@ PHASES = {
     5: ((0, 1), (1, 2), (2, 3), (3, 4), (4, 5)),
 }
 """Cuts of embedding, three blocks and head."""
+
+FILLING = 400 * 4096
+"""Bytes: headers, and less than a page behind each of 40 weights in up to 7 regions or files."""
 
 Run = Callable[..., tuple[list[Step], dict[str, torch.Tensor]]]
 
@@ -48,11 +53,14 @@ def run(
         micro: int = 4,
         accumulation: int = 1,
         precision: str = "float32",
+        moments: str = "float32",
         compiled: bool = False,
         recompute: str = "none",
         name: str = "run",
         resume: bool = False,
         until: int | None = None,
+        look: Callable[[], None] = lambda: None,
+        rooms: list[int] | None = None,
         dials: dict[str, float] | None = None,
         **asked: object,
     ) -> tuple[list[Step], dict[str, torch.Tensor]]:
@@ -62,12 +70,15 @@ def run(
             graph=graph.label,
             machine="here@000000000000",
             precision=precision,
+            moments=moments,
             compile=compiled,
             clip=asked.get("clip", 0.5) is not None,
             home=home or (FAR if phases > 1 else Home()),
             batch=Batch(sequence=SEQUENCE, micro=micro, accumulation=accumulation),
             stages=(Stage(phases=PHASES[phases], recompute=recompute),),
         )
+        if rooms is not None:
+            rooms.append(sum(far_bytes(plan, graph)["disk"].values()))
         folder = tmp_path / name / "checkpoints"
         request = settings(batch=micro * accumulation, **asked)
         steps = []
@@ -81,6 +92,7 @@ def run(
             resume=latest(folder) if resume else None,
         ):
             steps.append(step)
+            look()
             if step.step == until:
                 break
         tensors: dict[str, torch.Tensor] = {}
@@ -110,6 +122,68 @@ def test_phases_give_the_weights_of_the_run_in_memory_bit_for_bit(
     assert [s.gradient_norm for s in steps] == [s.gradient_norm for s in whole]
     assert steps[-1].held_out_loss == whole[-1].held_out_loss
     assert same(streamed, held)
+
+
+@pytest.mark.parametrize("moments", ["bfloat16", "int8"])
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("clip", [0.5, None])
+def test_moments_in_fewer_bits_are_the_same_in_phases_and_in_memory(
+    run: Run, moments: str, precision: str, clip: float | None
+):
+    shape = {"precision": precision, "accumulation": 2, "micro": 2, "moments": moments}
+    shape |= {"clip": clip, "dials": {"width": 96}}  # 300 x 96: the last block is cut short
+    whole, held = run(1, name="whole", **shape)
+    steps, streamed = run(3, **shape)
+    assert [s.loss for s in steps] == [s.loss for s in whole]
+    assert same(streamed, held)
+    one = next(tensor for name, tensor in held.items() if name.startswith("moment1/"))
+    assert one.dtype == {"bfloat16": torch.bfloat16, "int8": torch.int8}[moments]
+
+
+@pytest.mark.parametrize("moments", ["bfloat16", "int8"])
+def test_moments_in_fewer_bits_go_on_bit_for_bit_wherever_they_were_saved(run: Run, moments: str):
+    asked = {"steps": 6, "save_every": 2, "moments": moments, "precision": "bfloat16"}
+    _, whole = run(1, name="whole", **asked)
+    run(3, until=2, **asked)
+    run(1, resume=True, until=4, **asked)
+    _, mixed = run(3, resume=True, **asked)
+    assert same(mixed, whole)
+
+
+@pytest.mark.parametrize(("before", "after"), [*permutations(["float32", "bfloat16", "int8"], 2)])
+def test_a_checkpoint_goes_on_with_moments_in_another_format_in_memory_as_in_phases(
+    run: Run, tmp_path: Path, before: str, after: str
+):
+    run(3, name="far", steps=4, save_every=2, until=2, moments=before)
+    shutil.copytree(tmp_path / "far", tmp_path / "near")
+    asked = {"steps": 4, "save_every": 4, "moments": after, "resume": True}
+    steps, far = run(3, name="far", **asked)
+    whole, near = run(1, name="near", **asked)
+    assert [s.step for s in steps] == [3, 4]
+    assert [s.loss for s in steps] == [s.loss for s in whole]
+    assert same(far, near)
+
+
+@pytest.mark.parametrize("moments", ["float32", "int8"])
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("accumulation", "clip"), [(1, 0.5), (2, 0.5), (2, None)])
+def test_the_room_that_was_predicted_is_what_the_files_take(
+    run: Run, tmp_path: Path, moments: str, precision: str, accumulation: int, clip: float | None
+):
+    shape = {"precision": precision, "moments": moments, "accumulation": accumulation}
+    taken: list[int] = []
+    rooms: list[int] = []
+
+    def look() -> None:
+        files = (tmp_path / "run" / "state").iterdir()
+        taken.append(sum(file.stat().st_size for file in files))
+
+    run(
+        3, micro=2, clip=clip, look=look, rooms=rooms, steps=1,
+        dials={"width": 256}, **shape,
+    )  # fmt: skip
+    (room,) = rooms
+    assert room <= taken[0] <= room + FILLING
 
 
 def test_without_clipping_layers_are_updated_in_their_phase_with_the_same_result(run: Run):

@@ -65,6 +65,28 @@ def test_more_phases_than_layers_are_refused():
         choose(asked(phases=9), GRAPH, tiny_machine(host=HOST))
 
 
+@pytest.mark.parametrize("phases", [None, 3])
+def test_a_far_tier_that_would_hold_smaller_moments_has_them_named(phases: int | None):
+    wide = tiny_graph(layers=6, width=2048)
+    machine = tiny_machine(near="250 MiB", host="300 MiB")
+    if phases is None:
+        advice = choose(asked(), wide, machine).advice
+        assert advice is not None
+        named = {change.overrides: change.plan for change in advice.changes}
+        plan = named[("moments=bfloat16",)]
+        assert plan.streamed
+        assert plan.moments == "bfloat16"
+    else:
+        with pytest.raises(Faults, match="`moments` = bfloat16, with which it has room"):
+            choose(asked(phases=phases), wide, machine)
+
+
+def test_moments_are_what_was_asked_for_and_never_chosen():
+    machine = tiny_machine(host=HOST)
+    plans = [choose(asked(**pins), GRAPH, machine).plan for pins in ({}, {"moments": "int8"})]
+    assert [plan and plan.moments for plan in plans] == ["float32", "int8"]
+
+
 def test_phases_that_no_far_tier_has_room_for_are_refused_with_the_bytes():
     wide = tiny_graph(layers=6, width=2048)
     with pytest.raises(Faults, match=r"`phases` = 3 needs .* on host, which has 200 MiB"):

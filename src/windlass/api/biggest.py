@@ -21,6 +21,7 @@ from windlass.spec import record as names
 from windlass.spec.record import Step
 from windlass.spec.recorded import Recorded, Sized, Verified
 from windlass.spec.request import Request
+from windlass.units import show_bytes
 
 if TYPE_CHECKING:
     from windlass.models.chain import Chain
@@ -188,8 +189,9 @@ def _require_spare(planned: Planned, root: Path) -> None:
     free = free_bytes(root)
     if needed > (1 - SPARE) * free:
         raise PlanError(
-            f"`{planned.request.model.name}` takes {needed} bytes under `{root}`, which leaves "
-            f"less than {100 * SPARE:.0f} % of the {free} bytes that are free there"
+            f"`{planned.request.model.name}` takes {show_bytes(needed)} under `{root}`, which "
+            f"leaves less than {100 * SPARE:.0f} % of the {show_bytes(free)} that are free there; "
+            "free some, or name another `--folder`"
         )
 
 

@@ -37,7 +37,7 @@ from windlass.spec.graph import Precision
 from windlass.spec.machine import Device, Machine, MatmulRate, OpRate, Tier
 
 _PRECISIONS: tuple[Precision, ...] = ("float32", "bfloat16")
-_BUDGET_SECONDS = 0.02
+_BUDGET_SECONDS = 0.015
 """For one measurement; there are about 120 in each of two rounds."""
 _STAGES = 260
 """Measurements, roughly: the progress bar's length."""
