@@ -16,7 +16,7 @@ from windlass.spec.graph import (
     Span,
 )  # fmt: skip
 from windlass.spec.machine import Curve, Device, Link, Machine, MatmulRate, Point, Tier
-from windlass.spec.plan import Batch, Cut, Home, Moments, Plan, Recompute, Stage
+from windlass.spec.plan import Batch, Cut, Home, Moments, Plan, Recompute, Sharding, Stage
 from windlass.units import read_bytes
 
 AWAY = Home(weights="host", gradients="host", optimizer="host")
@@ -140,29 +140,38 @@ def tiny_plan(
     pipeline: int = 1,
     replicas: int = 1,
     order: str = "1f1b",
+    interleave: int = 1,
+    sharding: tuple[int, int] = (1, 1),
     home: Home | None = None,
     phases: tuple[tuple[int, int], ...] | None = None,
+    stages: tuple[tuple[tuple[int, int], ...], ...] | None = None,
 ) -> Plan:
-    """A plan with the chain split into `pipeline` stages of as equal length as can be.
+    """A plan with the chain split into `pipeline` x `interleave` parts as equal as can be.
 
-    `phases` are those of the only stage; None for one phase a stage. `home` None keeps all near.
+    `stages` are the phases of each part in place of that, and `phases` those of the only one.
+    `sharding` is of weights and of optimizer state. `home` None keeps all near.
     """
-    ends = [round(index * graph.layers / pipeline) for index in range(pipeline + 1)]
+    count = pipeline * interleave
+    ends = [round(index * graph.layers / count) for index in range(count + 1)]
+    if phases is not None:
+        stages = (phases,)
     return Plan.model_validate(
         {
             "graph": graph.label,
             "machine": machine.label,
             "order": order,
+            "interleave": interleave,
             "precision": precision,
             "moments": moments,
             "compile": compiled,
             "clip": clip,
             "cut": Cut(pipeline=pipeline, replicas=replicas),
+            "sharding": Sharding(weights=sharding[0], optimizer=sharding[1]),
             "home": home or Home(),
             "batch": Batch(sequence=sequence, micro=micro, accumulation=accumulation),
             "stages": tuple(
-                Stage(phases=phases or ((first, last),), recompute=recompute)
-                for first, last in pairwise(ends)
+                Stage(phases=each, recompute=recompute)
+                for each in stages or tuple((pair,) for pair in pairwise(ends))
             ),
         }
     )

@@ -165,3 +165,15 @@ def test_a_plan_edited_into_one_that_is_not_legal_is_refused_before_a_step(home:
         windlass.resume(run.folder)
 
     assert windlass.load(run.folder).attempts == 1
+
+
+def test_a_plan_that_can_only_be_planned_is_refused_before_a_step(home: Path) -> None:
+    run = begun(home, "train.save_every=2")
+    next(iter(run))
+    path = run.folder / names.PLAN_FILE
+    Plan.load(path).model_copy(update={"order": "zero-bubble"}).save(path)
+
+    with pytest.raises(PlanError, match="`order` = zero-bubble is not yet run by this version"):
+        windlass.resume(run.folder)
+
+    assert windlass.load(run.folder).attempts == 1

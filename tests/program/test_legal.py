@@ -1,8 +1,11 @@
+from typing import Any
+
 import pytest
 
-from factories import AWAY, tiny_graph, tiny_machine, tiny_plan
+from factories import AWAY, late_tied_graph, tiny_graph, tiny_machine, tiny_plan
 from windlass.errors import Faults
 from windlass.program.legal import faults, require_legal
+from windlass.spec.graph import Graph
 from windlass.spec.plan import Home, Plan
 
 GRAPH = tiny_graph(tied=False)
@@ -33,10 +36,11 @@ def test_all_faults_are_told_at_once():
         ),
         "`batch.sequence` = 128, but `tiny` takes at most 64 tokens",
         "`precision` = bfloat16, but `tiny` states no rate for it",
-        "`sharding.weights` = 2 does not divide `cut.replicas` = 3",
         "`home.optimizer` = 'disk', but `tiny` has only near",
-        "`sharding.weights` = 2 is not yet run by this version",
-        "`home.optimizer` = disk with `cut.replicas` = 3 is not yet run by this version",
+        (
+            "`sharding.weights` = 2 does not divide `sharding.optimizer` = 1: a device updates a "
+            "part of the weights that it holds"
+        ),
     ]
 
 
@@ -107,13 +111,77 @@ def test_homes_that_do_not_go_together_are_refused_in_one_sentence(
     assert faults(plan, GRAPH, MACHINE) == (fault,)
 
 
-@pytest.mark.parametrize(("cut", "devices"), [("pipeline", 2), ("replicas", 2)])
-def test_homes_beyond_the_near_tier_are_for_one_device(cut: str, devices: int):
-    machine = tiny_machine(host="1 GiB", devices=devices)
-    plan = tiny_plan(GRAPH, machine, home=Home(optimizer="host"), **{cut: devices})  # type: ignore[arg-type]
-    assert faults(plan, GRAPH, machine) == (
+@pytest.mark.parametrize(
+    ("choice", "fault"),
+    [
         (
-            f"`home.optimizer` = host with `cut.{cut}` = 2 is not yet run by this version; "
-            f"set `cut.{cut}` = 1 or `home.optimizer` = near"
+            {"replicas": 3, "sharding": (2, 3)},
+            (
+                "`sharding.weights` = 2 does not divide `sharding.optimizer` = 3: a device updates "
+                "a part of the weights that it holds; make one a multiple of the other"
+            ),
+        ),
+        (
+            {"replicas": 4, "sharding": (1, 3)},
+            "`sharding.optimizer` = 3 does not divide `cut.replicas` = 4; choose a divisor",
+        ),
+        (
+            {"pipeline": 2, "order": "interleaved"},
+            (
+                "`order` = interleaved with `interleave` = 1 and `cut.pipeline` = 2: chunks take "
+                "turns only if there are 2 or more of each; raise them or set `order` = 1f1b"
+            ),
+        ),
+        (
+            {"pipeline": 2, "order": "interleaved", "interleave": 2, "accumulation": 3},
+            (
+                "`order` = interleaved with `batch.accumulation` = 3, which is no multiple of "
+                "`cut.pipeline` = 2; make it one"
+            ),
+        ),
+        (
+            {"pipeline": 2, "interleave": 2},
+            (
+                "`interleave` = 2 with `order` = 1f1b, which runs a stage in one piece; set "
+                "`order` = interleaved or `interleave` = 1"
+            ),
+        ),
+        (
+            {"pipeline": 2, "home": AWAY},
+            (
+                "`home.weights` = host but `stages.*.phases` = 1: with all layers in one phase no "
+                "weights would ever be away; cut the layers into at least 2 phases"
+            ),
+        ),
+    ],
+)
+def test_degrees_and_orders_that_do_not_go_together_are_refused_with_the_way_out(
+    choice: dict[str, Any], fault: str
+):
+    machine = tiny_machine(host="1 GiB", devices=4)
+    choice = {"accumulation": 2, **choice}
+    assert faults(tiny_plan(GRAPH, machine, **choice), GRAPH, machine) == (fault,)
+
+
+def test_a_layer_that_borrows_from_two_other_stages_is_refused():
+    graph = two_owners()
+    machine = tiny_machine(devices=3)
+    plan = tiny_plan(graph, machine, pipeline=3)
+    assert faults(plan, graph, machine) == (
+        (
+            "layer 2 on stage 2 uses weights of 2 layers on other stages; cut the stages so that "
+            "all but one of them are on its own"
         ),
     )
+    assert faults(tiny_plan(graph, machine, pipeline=1), graph, machine) == ()
+
+
+def two_owners() -> Graph:
+    """An embedding and a block that each own a table, and a head that borrows both."""
+    graph = late_tied_graph(before=0, between=0)
+    head, table = graph.kinds["head"], graph.kinds["embedding"].parameters[0]
+    second = table.model_copy(
+        update={"name": "second.weight", "tied_to": "embedding.tokens.weight"}
+    )
+    both = head.model_copy(update={"parameters": (*head.parameters, second)})
+    return graph.model_copy(update={"kinds": {**graph.kinds, "head": both}})

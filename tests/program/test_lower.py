@@ -40,10 +40,10 @@ def test_replicas_run_one_program_and_reduce_after_the_last_micro_batch():
     graph = tiny_graph(layers=0)
     first, last = lower(tiny_plan(graph, MACHINE, replicas=2, accumulation=2), graph)
     assert first.instructions == last.instructions
-    assert shown(first) == "L0 F00 F10 B10 B00 L1 F01 F11 B11 R1 B01 R0 N U0 U1 S"
+    assert shown(first) == "L0 F00 F10 B10 B00 L1 F01 F11 B11 B01 R0 N U0 U1 S"
 
 
-def test_a_plan_that_is_not_yet_run_is_refused_with_every_reason():
+def test_a_plan_that_cannot_be_lowered_is_refused_with_every_reason():
     graph = tiny_graph(tied=False)
     plan = tiny_plan(graph, MACHINE)
     plan = type(plan).model_validate(
@@ -60,18 +60,41 @@ def test_a_plan_that_is_not_yet_run_is_refused_with_every_reason():
     assert caught.value.faults == (
         "the stages cover layers [0, 3), but `tiny` has 4 layers; let the last phase end there",
         (
+            "`order` = zero-bubble with `home.weights` = host: phases have an order of their own, "
+            "in which all micro-batches run through one; set `order` = 1f1b"
+        ),
+        (
             "`home.weights` = host but `home.optimizer` = near: weights that are away are updated "
             "as their optimizer state passes through; set `home.optimizer` = host"
         ),
-        "`cut.tensor` = 2 is not yet run by this version",
-        "`order` = zero-bubble is not yet run by this version",
+        "`cut.tensor` = 2 is not yet run by this version; set it to 1",
     )
 
 
-def test_tied_weights_on_two_stages_are_refused():
-    graph = tiny_graph(layers=2, tied=True)
-    with pytest.raises(Faults, match="stage 1 uses weights of layer 0 in layer 3"):
-        lower(tiny_plan(graph, MACHINE, pipeline=2), graph)
+def test_tied_weights_on_two_stages_are_lent_each_step_and_their_gradient_handed_back():
+    graph = tiny_graph(layers=0, tied=True)
+    owner, borrower = lower(tiny_plan(graph, MACHINE, pipeline=2, accumulation=2), graph)
+    kinds = ("lend", "borrow", "hand over", "take over", "forward", "backward", "norm", "update")
+    assert [tuple(i) for i in owner.instructions if i.kind in kinds] == [
+        ("lend", 1, None),
+        ("forward", 0, 0),
+        ("forward", 0, 1),
+        ("backward", 0, 0),
+        ("backward", 0, 1),
+        ("take over", 1, None),
+        ("norm", None, None),
+        ("update", 0, None),
+    ]
+    assert [tuple(i) for i in borrower.instructions if i.kind in kinds] == [
+        ("borrow", 1, None),
+        ("forward", 1, 0),
+        ("backward", 1, 0),
+        ("forward", 1, 1),
+        ("backward", 1, 1),
+        ("hand over", 1, None),
+        ("norm", None, None),
+        ("update", 1, None),
+    ]
 
 
 def test_a_program_survives_its_file(tmp_path: Path):

@@ -1,84 +1,141 @@
-from collections.abc import Callable
+from collections.abc import Sequence
+from fractions import Fraction
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from windlass.program.schedule import ORDERS, Pass, gpipe, one_forward_one_backward
+from windlass.program.schedule import (
+    ORDERS,
+    Pass,
+    gpipe,
+    interleaved,
+    most_held,
+    one_forward_one_backward,
+    zero_bubble,
+)
 
 FORWARD, BACKWARD = 1, 2
+STAGES, MICROS = st.integers(1, 6), st.integers(1, 12)
 
 
-def makespan(order: Callable[[int, int, int], tuple[Pass, ...]], stages: int, micros: int):
-    """Plays an order with a clock: a second way of knowing what the formulas say."""
-    lists = [order(stages, stage, micros) for stage in range(stages)]
-    done: dict[tuple[int, Pass], int] = {}
+def makespan(lists: Sequence[tuple[Pass, ...]], **seconds: int):
+    """Plays an order with a clock: a second way of knowing what the formulas say.
+
+    Stage s runs chunk c as the `c p + s`th of all; each waits for the one before, or after it.
+    """
+    cost = {"forward": FORWARD, "backward": BACKWARD} | {
+        kind.replace("_", " "): value for kind, value in seconds.items()
+    }
+    stages, chunks = len(lists), 1 + max(step.chunk for step in lists[0])
+    done: dict[tuple[str, int, int], int] = {}
     at, clock = [0] * stages, [0] * stages
     while any(at[s] < len(lists[s]) for s in range(stages)):
         before = list(at)
         for stage in range(stages):
             while at[stage] < len(lists[stage]):
-                step = lists[stage][at[stage]]
-                feeder = stage - 1 if step.kind == "forward" else stage + 1
+                kind, micro, chunk = lists[stage][at[stage]]
+                here = chunk * stages + stage
+                feeder = {"forward": here - 1, "backward weight": here}.get(kind, here + 1)
+                awaited = "backward input" if kind == "backward weight" else kind
                 fed = 0
-                if 0 <= feeder < stages:
-                    if (feeder, step) not in done:
+                if 0 <= feeder < stages * chunks:
+                    if (awaited, feeder, micro) not in done:
                         break
-                    fed = done[feeder, step]
-                cost = FORWARD if step.kind == "forward" else BACKWARD
-                clock[stage] = max(clock[stage], fed) + cost
-                done[stage, step] = clock[stage]
+                    fed = done[awaited, feeder, micro]
+                clock[stage] = max(clock[stage], fed) + cost[kind]
+                done[kind, here, micro] = clock[stage]
                 at[stage] += 1
         assert at != before, "the order waits for itself"
     return max(clock)
 
 
-def in_flight(passes: tuple[Pass, ...]):
-    held = peak = 0
-    for step in passes:
-        held += 1 if step.kind == "forward" else -1
-        peak = max(peak, held)
-    return peak
-
-
-@given(stages=st.integers(1, 6), micros=st.integers(1, 12))
+@given(stages=STAGES, micros=MICROS)
 def test_1f1b_takes_micro_batches_plus_stages_minus_one_turns(stages: int, micros: int):
-    turns = micros + stages - 1
-    assert makespan(one_forward_one_backward, stages, micros) == turns * (FORWARD + BACKWARD)
+    lists = [one_forward_one_backward(stages, stage, micros) for stage in range(stages)]
+    assert makespan(lists) == (micros + stages - 1) * (FORWARD + BACKWARD)
 
 
-@given(stages=st.integers(1, 6), micros=st.integers(1, 12))
+@given(stages=STAGES, micros=MICROS)
 def test_1f1b_holds_at_most_as_many_micro_batches_as_stages_follow(stages: int, micros: int):
     for stage in range(stages):
-        assert in_flight(one_forward_one_backward(stages, stage, micros)) == min(
-            micros, stages - stage
-        )
+        turns = one_forward_one_backward(stages, stage, micros)
+        assert most_held(turns) == min(micros, stages - stage)
 
 
-@given(stages=st.integers(2, 6), micros=st.integers(1, 12))
+@given(stages=st.integers(2, 6), micros=MICROS)
 def test_gpipe_takes_as_long_as_1f1b_but_holds_every_micro_batch(stages: int, micros: int):
-    assert makespan(gpipe, stages, micros) == (micros + stages - 1) * (FORWARD + BACKWARD)
-    assert in_flight(gpipe(stages, 0, micros)) == micros
+    lists = [gpipe(stages, stage, micros) for stage in range(stages)]
+    assert makespan(lists) == (micros + stages - 1) * (FORWARD + BACKWARD)
+    assert {most_held(turns) for turns in lists} == {micros}
 
 
-@pytest.mark.parametrize("order", ORDERS.values())
-def test_on_one_device_forward_and_backward_take_turns(
-    order: Callable[[int, int, int], tuple[Pass, ...]],
-):
-    assert order(1, 0, 2) == (
-        Pass("forward", 0),
-        Pass("backward", 0),
-        Pass("forward", 1),
-        Pass("backward", 1),
-    )
+@given(stages=STAGES, groups=st.integers(1, 4), chunks=st.integers(1, 4))
+def test_interleaving_divides_the_waiting_by_the_chunks(stages: int, groups: int, chunks: int):
+    micros = groups * stages
+    lists = [interleaved(stages, stage, micros, chunks) for stage in range(stages)]
+    whole_stage = chunks * (FORWARD + BACKWARD)
+    waiting = Fraction((stages - 1) * whole_stage, chunks)
+    assert makespan(lists) == micros * whole_stage + waiting
 
 
-@given(
-    order=st.sampled_from(list(ORDERS.values())), stages=st.integers(1, 6), micros=st.integers(1, 9)
-)
-def test_every_pass_runs_once(
-    order: Callable[[int, int, int], tuple[Pass, ...]], stages: int, micros: int
-):
+@given(stages=STAGES, groups=st.integers(1, 4), chunks=st.integers(1, 4))
+def test_interleaving_holds_more_micro_batches_for_it(stages: int, groups: int, chunks: int):
+    micros = groups * stages
     for stage in range(stages):
-        passes = order(stages, stage, micros)
-        assert len(passes) == len(set(passes)) == 2 * micros
+        warm = 2 * (stages - stage - 1) + (chunks - 1) * stages
+        turns = interleaved(stages, stage, micros, chunks)
+        assert most_held(turns) == min(micros * chunks, warm + 1)
+        assert sum(most_held(turns, chunk) for chunk in range(chunks)) >= most_held(turns)
+
+
+SECONDS = st.tuples(st.integers(1, 4), st.integers(1, 4), st.integers(1, 4))
+
+
+@given(stages=STAGES, micros=MICROS, seconds=SECONDS)
+def test_zero_bubble_waits_shorter_by_a_weights_part_for_each_stage_that_is_filled(
+    stages: int, micros: int, seconds: tuple[int, int, int]
+):
+    tw, tf, tb = sorted(seconds)
+    lists = [zero_bubble(stages, stage, micros) for stage in range(stages)]
+    waiting = (stages - 1) * (tf + tb) - (min(micros, stages) - 1) * tw
+    taken = makespan(lists, forward=tf, backward_input=tb, backward_weight=tw)
+    assert taken == micros * (tf + tb + tw) + waiting
+
+
+@given(stages=STAGES, micros=st.integers(6, 12))
+def test_zero_bubble_has_the_published_bubble_once_the_pipeline_is_filled(stages: int, micros: int):
+    lists = [zero_bubble(stages, stage, micros) for stage in range(stages)]
+    taken = makespan(lists, forward=3, backward_input=3, backward_weight=2)
+    assert taken - micros * 8 == (stages - 1) * (3 + 3 - 2)
+
+
+@given(stages=STAGES, micros=MICROS)
+def test_zero_bubble_holds_on_every_stage_what_1f1b_holds_on_the_first(stages: int, micros: int):
+    for stage in range(stages):
+        turns = zero_bubble(stages, stage, micros)
+        assert most_held(turns) == min(micros, stages)
+
+
+@pytest.mark.parametrize("name", ORDERS)
+def test_on_one_device_forward_and_backward_take_turns(name: str):
+    back = ("backward input", "backward weight") if name == "zero-bubble" else ("backward",)
+    assert [(step.kind, step.micro) for step in ORDERS[name](1, 0, 2)] == [  # type: ignore[index]
+        (kind, micro) for micro in range(2) for kind in ("forward", *back)
+    ]
+
+
+@given(order=st.sampled_from(list(ORDERS.values())), stages=STAGES, groups=st.integers(1, 3))
+def test_every_pass_runs_once(order: object, stages: int, groups: int):
+    assert callable(order)
+    for stage in range(stages):
+        turns = order(stages, stage, groups * stages)
+        parts = 3 if turns[-1].kind == "backward weight" else 2
+        assert len(turns) == len(set(turns)) == parts * groups * stages
+
+
+@given(stages=STAGES, groups=st.integers(1, 3), chunks=st.integers(1, 4))
+def test_every_chunk_runs_every_micro_batch_once(stages: int, groups: int, chunks: int):
+    for stage in range(stages):
+        turns = interleaved(stages, stage, groups * stages, chunks)
+        assert len(turns) == len(set(turns)) == 2 * groups * stages * chunks

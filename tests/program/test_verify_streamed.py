@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from factories import AWAY, tiny_graph, tiny_machine, tiny_plan
 from windlass.errors import PlanError
-from windlass.program.effects import STAGING_BYTES
 from windlass.program.instruction import Instruction, Program
 from windlass.program.lower import lower
+from windlass.program.values import STAGING_BYTES
 from windlass.program.verify import verify
 from windlass.spec.plan import Plan
 

@@ -34,6 +34,7 @@ from windlass.program.lower import lower
 from windlass.program.verify import verify
 from windlass.search.choice import Choice
 from windlass.spec import record as names
+from windlass.spec.plan import Plan
 from windlass.spec.prediction import Timeline
 from windlass.spec.record import RunState, Step
 from windlass.spec.request import Request
@@ -264,6 +265,20 @@ def _require_here(planned: Planned) -> None:
         )
 
 
+def _require_one_device(plan: Plan) -> None:
+    """More can be planned, proved and predicted than is run."""
+    cut = plan.cut
+    if cut.devices > 1:
+        raise PlanError(
+            f"`cut` takes {cut.pipeline} x {cut.tensor} x {cut.replicas} = {cut.devices} devices, "
+            "but this version runs plans of one; set every degree to 1"
+        )
+    if plan.order == "zero-bubble":
+        raise PlanError(
+            "`order` = zero-bubble is not yet run by this version, only planned; set it to 1f1b"
+        )
+
+
 def _require_room(planned: Planned, tokens: "Tokens") -> None:
     if tokens.vocabulary > planned.graph.vocabulary:
         raise PlanError(
@@ -281,6 +296,7 @@ def _ready(planned: Planned, tokens: "Tokens") -> "tuple[Batches, Chain, tuple[P
     prepare_allocator()
     plan, train_request = planned.plan, planned.request.train
     require_legal(plan, planned.graph, planned.machine, global_batch=train_request.batch)
+    _require_one_device(plan)
     batches = _batches(planned, tokens)
     programs = lower(plan, planned.graph)
     device = planned.machine.device

@@ -2,28 +2,27 @@
 
 A device computes in one lane, in the order of its program. Messages leave on a lane of their own:
 a send starts when its value is there and the one before it has left, and the device goes on. A
-receive waits for its send; a reduction, and whatever brings all devices together, for the last.
+receive waits for its send; what replicas put together, and whatever brings all devices together,
+for the last. What moves between tiers has a lane of its own too.
+
+What a step leaves under way the next one finds there: of a plan that moves something between tiers
+the second of two steps is told, the one that repeats.
 """
 
 from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from windlass.cost.step import StepCost
+from windlass.cost.streamed import FarLane, Span
 from windlass.errors import PlanError
-from windlass.program.exchange import group_of, peer_of
-from windlass.program.instruction import Instruction, Program
+from windlass.program.instruction import ANSWERS, MEETINGS, Instruction, Program
+from windlass.program.peers import Peers, group_of
+from windlass.spec.graph import Graph
+from windlass.spec.machine import Machine
 from windlass.spec.plan import Plan
 
-_TOGETHER = ("reduce", "norm", "sync")
-
-
-class Span(NamedTuple):
-    """Seconds of the step at which an instruction starts and ends."""
-
-    start: float
-    end: float
+_ANSWERING = frozenset(ANSWERS.values())
 
 
 @dataclass(slots=True)
@@ -31,6 +30,8 @@ class _Lane:
     """How far one device is."""
 
     program: Program
+    far: FarLane | None
+    """None where nothing moves between tiers."""
     at: int = 0
     now: float = 0.0
     sending: float = 0.0
@@ -42,82 +43,125 @@ class _Lane:
         instructions = self.program.instructions
         return instructions[self.at] if self.at < len(instructions) else None
 
+    def ready(self, instruction: Instruction) -> float:
+        return self.now if self.far is None else self.far.ready(instruction, self.now)
+
     def pass_by(self, start: float, end: float, *, then: float) -> None:
         self.spans.append(Span(start, end))
         self.now = then
         self.at += 1
 
+    def begin(self) -> float:
+        """Starts the next step; gives when that is."""
+        self.at, self.spans = 0, []
+        return self.now
+
 
 def run_clock(
-    plan: Plan, costs: StepCost, programs: Sequence[Program]
+    plan: Plan, graph: Graph, machine: Machine, costs: StepCost, programs: Sequence[Program]
 ) -> tuple[tuple[Span, ...], ...]:
-    """The span of each instruction, for each program.
+    """The span of each instruction, for each program, from the begin of the step.
+
+    Moves between tiers have the span in which they move, which may end after the step.
 
     Raises:
         PlanError: the devices wait for each other for ever.
+        KeyError: the machine has no such tier or link, or states no rate for it.
     """
-    lanes = [_Lane(program) for program in programs]
-    sent: dict[tuple[int, int], deque[float]] = defaultdict(deque)
-    moved = True
-    while moved:
-        moved = False
-        for lane in lanes:
-            while lane.next is not None and _advance(lane, lanes, sent, plan, costs):
-                moved = True
-    for lane in lanes:
-        if lane.next is not None:
-            raise PlanError(
-                f"device {lane.program.device} waits for ever at instruction {lane.at} "
-                f"(`{lane.next.kind}`)"
+    clock = _Clock(plan, graph, machine, costs, programs)
+    begins = [0.0] * len(programs)
+    for _ in range(2 if plan.streamed else 1):
+        begins = [lane.begin() for lane in clock.lanes]
+        clock.step()
+    return tuple(
+        tuple(Span(span.start - begin, span.end - begin) for span in lane.spans)
+        for begin, lane in zip(begins, clock.lanes, strict=True)
+    )
+
+
+class _Clock:
+    def __init__(
+        self,
+        plan: Plan,
+        graph: Graph,
+        machine: Machine,
+        costs: StepCost,
+        programs: Sequence[Program],
+    ) -> None:
+        self._plan, self._costs = plan, costs
+        self._peers = Peers(plan, graph)
+        self._sent: dict[tuple[int, int, str], deque[float]] = defaultdict(deque)
+        self.lanes = [
+            _Lane(
+                program,
+                FarLane(plan, graph, machine, costs, program.device) if plan.streamed else None,
             )
-    return tuple(tuple(lane.spans) for lane in lanes)
+            for program in programs
+        ]
 
+    def step(self) -> None:
+        """One step of all devices."""
+        moved = True
+        while moved:
+            moved = False
+            for lane in self.lanes:
+                while (instruction := lane.next) is not None and self._advance(lane, instruction):
+                    moved = True
+        for lane in self.lanes:
+            if lane.next is not None:
+                raise PlanError(
+                    f"device {lane.program.device} waits for ever at instruction {lane.at} "
+                    f"(`{lane.next.kind}`)"
+                )
 
-def _advance(
-    lane: _Lane,
-    lanes: Sequence[_Lane],
-    sent: dict[tuple[int, int], deque[float]],
-    plan: Plan,
-    costs: StepCost,
-) -> bool:
-    """Passes the lane's next instruction if it can start; False if it has to wait."""
-    instruction = lane.next
-    if instruction is None:
-        return False
-    device = lane.program.device
-    if instruction.kind in _TOGETHER and len(lanes) > 1:
-        return _meet(lane, lanes, instruction, plan, costs)
-    if instruction.kind == "send":
-        start = max(lane.now, lane.sending)
-        lane.sending = start + costs.exchange_seconds(instruction)
-        peer = peer_of(instruction, device, plan)
-        if peer is not None:
-            sent[device, peer].append(lane.sending)
-        lane.pass_by(start, lane.sending, then=lane.now)
+    def _advance(self, lane: _Lane, instruction: Instruction) -> bool:
+        """Passes the lane's next instruction if it can start; False if it has to wait."""
+        if instruction.kind in MEETINGS and len(self.lanes) > 1:
+            return self._meet(lane, instruction)
+        if instruction.kind in ANSWERS:
+            self._send(lane, instruction)
+        elif instruction.kind in _ANSWERING:
+            return self._receive(lane, instruction)
+        elif lane.far is not None:
+            span, then = lane.far.pass_by(instruction, lane.now)
+            lane.pass_by(*span, then=then)
+        else:
+            end = lane.now + self._costs.of(instruction, lane.program.device).total
+            lane.pass_by(lane.now, end, then=end)
         return True
-    if instruction.kind == "receive":
-        peer = peer_of(instruction, device, plan)
-        queue = sent[device if peer is None else peer, device]
+
+    def _send(self, lane: _Lane, instruction: Instruction) -> None:
+        device = lane.program.device
+        now = lane.ready(instruction)
+        start = max(now, lane.sending)
+        lane.sending = start + self._costs.exchange_seconds(instruction)
+        peer = self._peers.of(instruction, device)
+        if peer is not None:
+            self._sent[device, peer, self._peers.lane(instruction, device)].append(lane.sending)
+        lane.pass_by(start, lane.sending, then=now)
+
+    def _receive(self, lane: _Lane, instruction: Instruction) -> bool:
+        device = lane.program.device
+        peer = self._peers.of(instruction, device)
+        if peer is None:
+            return False
+        queue = self._sent[peer, device, self._peers.lane(instruction, device)]
         if not queue:
             return False
-        arrived = max(lane.now, queue.popleft())
-        lane.pass_by(lane.now, arrived, then=arrived)
+        end = max(lane.now, queue.popleft()) + self._costs.of(instruction, device).total
+        lane.pass_by(lane.now, end, then=end)
         return True
-    end = lane.now + costs.of(instruction, device).total
-    lane.pass_by(lane.now, end, then=end)
-    return True
 
-
-def _meet(
-    lane: _Lane, lanes: Sequence[_Lane], instruction: Instruction, plan: Plan, costs: StepCost
-) -> bool:
-    """Passes an instruction for all devices of its group once the last of them is there."""
-    group = [lanes[at] for at in group_of(instruction, lane.program.device, plan)]
-    if any(other.next is None or other.next[:2] != instruction[:2] for other in group):
-        return False
-    begin = max(other.now for other in group)
-    exchange = costs.exchange_seconds(instruction)
-    for other in group:
-        end = begin + exchange + costs.of(instruction, other.program.device).total
-        other.pass_by(other.now, end, then=end)
-    return True
+    def _meet(self, lane: _Lane, instruction: Instruction) -> bool:
+        """Passes an instruction for all devices of its group once the last of them is there."""
+        group = [self.lanes[at] for at in group_of(instruction, lane.program.device, self._plan)]
+        if any(other.next is None or other.next[:2] != instruction[:2] for other in group):
+            return False
+        begin = max(other.ready(instruction) for other in group)
+        exchange = self._costs.exchange_seconds(instruction)
+        for other in group:
+            end = begin + exchange + self._costs.of(instruction, other.program.device).total
+            if other.far is not None:
+                other.far.follow(instruction, end)
+            other.pass_by(other.now, end, then=end)
+        return True

@@ -10,15 +10,15 @@ from windlass.program.instruction import Program
 from windlass.program.layout import place_of
 from windlass.program.occupancy import Occupancy, occupancy
 from windlass.spec.graph import Graph
-from windlass.spec.machine import Machine
-from windlass.spec.plan import Plan
+from windlass.spec.machine import Machine, Tier
+from windlass.spec.plan import HomeClass, Plan
 from windlass.spec.prediction import TierPeak
 
 
 def peaks(
     plan: Plan, graph: Graph, machine: Machine, programs: tuple[Program, ...]
 ) -> tuple[TierPeak, ...]:
-    """The peak of the near tier on the device where it is highest; one entry for each tier."""
+    """The peak of each tier on the device where it is highest, the near one first."""
     held = machine.device.process_bytes(compiled=plan.compile)
     by_stage: dict[int, Occupancy] = {}
     for program in programs:
@@ -34,15 +34,17 @@ def peaks(
         by_class=fullest.by_class,
         instruction=fullest.peak,
     )
-    far = far_bytes(plan, graph)
-    beyond = (
-        TierPeak(
-            tier=tier.name,
-            capacity_bytes=tier.capacity_bytes,
-            peak_bytes=sum(far.get(tier.name, {}).values()),
-            by_class=dict(far.get(tier.name, {})),
-            instruction=0,
-        )
-        for tier in others
+    far = [far_bytes(plan, graph, stage) for stage in sorted(by_stage)]
+    return (first, *(_beyond(tier, [held.get(tier.name, {}) for held in far]) for tier in others))
+
+
+def _beyond(tier: Tier, held: list[dict[HomeClass, int]]) -> TierPeak:
+    """A far tier of the device that has most there."""
+    most = max(held, key=lambda by_class: sum(by_class.values()))
+    return TierPeak(
+        tier=tier.name,
+        capacity_bytes=tier.capacity_bytes,
+        peak_bytes=sum(most.values()),
+        by_class=dict(most),
+        instruction=0,
     )
-    return (first, *beyond)

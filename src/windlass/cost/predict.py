@@ -7,10 +7,10 @@ from windlass.cost.clock import run_clock
 from windlass.cost.memory import peaks
 from windlass.cost.op import TERMS, Seconds
 from windlass.cost.step import StepCost
-from windlass.cost.streamed import moving_seconds, run_streamed, step_seconds
+from windlass.cost.streamed import Span, moving_seconds, step_seconds
 from windlass.program.instruction import Program
 from windlass.program.lower import lower
-from windlass.program.traffic import Traffic, together
+from windlass.program.traffic import Moved, Traffic, together
 from windlass.spec.graph import Graph
 from windlass.spec.machine import Machine
 from windlass.spec.plan import Plan
@@ -50,13 +50,21 @@ def predict(
     programs = programs or lower(plan, graph)
     costs = StepCost(plan, graph, machine)
     far = None
-    if plan.streamed:
-        far = _far_traffic(plan, graph, machine, costs, programs[0])
+    if len(programs) == 1 and not plan.streamed:
         by_kind, by_term = _alone(costs, programs[0])
-        for totals in (by_kind, by_term):
-            totals[_WAITING] = far.waiting_seconds
     else:
-        by_kind, by_term = _totals(plan, costs, programs)
+        spans = run_clock(plan, graph, machine, costs, programs)
+        last = max(range(len(programs)), key=lambda at: step_seconds(programs[at], spans[at]))
+        program, times = programs[last], spans[last]
+        if plan.streamed:
+            moved = together(Traffic(plan, graph).total(program.instructions))
+            far = _far_traffic(costs, program, times, moved)
+        if len(programs) == 1:
+            by_kind, by_term = _alone(costs, program)
+            for totals in (by_kind, by_term):
+                totals[_WAITING] = far.waiting_seconds if far else 0.0
+        else:
+            by_kind, by_term = _among_others(costs, program, times)
     seconds = sum(by_kind.values())
     spread = exp(_WITHIN_80 * _deviation(machine))
     micros = plan.batch.accumulation * plan.cut.replicas
@@ -86,12 +94,10 @@ def _deviation(machine: Machine) -> float:
 
 
 def _far_traffic(
-    plan: Plan, graph: Graph, machine: Machine, costs: StepCost, program: Program
+    costs: StepCost, program: Program, spans: tuple[Span, ...], moved: Moved
 ) -> FarTraffic:
-    """What moves in a step that repeats, and how much of that the computing does not cover."""
-    spans = run_streamed(plan, graph, machine, costs, program)
-    computing = sum(costs.of(instruction).total for instruction in program.instructions)
-    moved = together(Traffic(plan, graph).total(program.instructions))
+    """What moves in a step that repeats, and how long the device waits for it and for others."""
+    computing = sum(costs.of(each, program.device).total for each in program.instructions)
     return FarTraffic(
         read_bytes=moved.read,
         written_bytes=moved.written,
@@ -100,23 +106,24 @@ def _far_traffic(
     )
 
 
-def _totals(
-    plan: Plan, costs: StepCost, programs: tuple[Program, ...]
+def _among_others(
+    costs: StepCost, program: Program, spans: tuple[Span, ...]
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """Seconds by instruction kind and by term on the device that is done last."""
-    if len(programs) == 1:
-        return _alone(costs, programs[0])
-    spans = run_clock(plan, costs, programs)
-    last = max(range(len(programs)), key=lambda at: max(span.end for span in spans[at]))
+    """Seconds by instruction kind and by term on the device that is done last.
+
+    Whatever goes on beside what follows it counts as far as nothing else covers it.
+    """
     by_kind: dict[str, float] = defaultdict(float)
-    done = 0.0
-    for instruction, span in zip(programs[last].instructions, spans[last], strict=True):
-        # A send goes on beside what follows it: only time that nothing else covers is its own.
-        by_kind[instruction.kind] += max(0.0, span.end - max(span.start, done))
-        done = max(done, span.end)
+    done, end = 0.0, step_seconds(program, spans)
+    for instruction, span in zip(program.instructions, spans, strict=True):
+        until = min(span.end, end)
+        by_kind[instruction.kind] += max(0.0, until - max(span.start, done))
+        if span.start > done:
+            by_kind[_WAITING] += span.start - done
+        done = max(done, until)
     worked = Seconds()
-    for instruction in programs[last].instructions:
-        worked = worked.plus(costs.of(instruction, programs[last].device))
+    for instruction in program.instructions:
+        worked = worked.plus(costs.of(instruction, program.device))
     by_term = _terms(worked)
     by_term["exchange and waiting"] = max(0.0, done - worked.total)
     return dict(by_kind), by_term

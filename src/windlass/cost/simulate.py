@@ -1,8 +1,7 @@
 """Simulate: a plan's programs on a clock become a timeline that a measured one lies beside."""
 
-from windlass.cost.clock import Span, run_clock
+from windlass.cost.clock import run_clock
 from windlass.cost.step import StepCost
-from windlass.cost.streamed import run_streamed
 from windlass.program.instruction import Program
 from windlass.program.occupancy import occupancy
 from windlass.spec.graph import Graph
@@ -21,12 +20,7 @@ def simulate(plan: Plan, graph: Graph, machine: Machine, programs: tuple[Program
         programs: lowered from the plan, one for each device.
     """
     costs = StepCost(plan, graph, machine)
-    if plan.streamed:
-        spans: tuple[tuple[Span, ...], ...] = (
-            run_streamed(plan, graph, machine, costs, programs[0]),
-        )
-    else:
-        spans = run_clock(plan, costs, programs)
+    spans = run_clock(plan, graph, machine, costs, programs)
     held = machine.device.process_bytes(compiled=plan.compile)
     lanes = tuple(
         Lane(

@@ -1,11 +1,14 @@
 """Step: seconds of each instruction of a plan, found once for each kind of layer."""
 
+from windlass.cost.links import Links
 from windlass.cost.op import DeviceRates, Seconds, Setting, pass_seconds
-from windlass.program.instruction import Instruction
-from windlass.program.layout import place_of
-from windlass.program.ties import owners
-from windlass.spec.graph import Graph, LayerKind, Parameter
-from windlass.spec.machine import Link, Machine
+from windlass.program.instruction import BACKWARDS, Instruction, Kind
+from windlass.program.layout import layers_of, place_of, stages_by_layer
+from windlass.program.shards import padded
+from windlass.program.sizes import gradient_elements
+from windlass.program.ties import loans, owners
+from windlass.spec.graph import Graph, LayerCost, LayerKind, Op, Parameter
+from windlass.spec.machine import Machine
 from windlass.spec.plan import Moments, Plan
 
 _TOKEN_BYTES = 8
@@ -45,7 +48,9 @@ class StepCost:
         self._rates = DeviceRates(machine.device, setting)
         self._kinds = tuple(graph.layer_kinds())
         self._known: dict[tuple[object, ...], Seconds] = {}
-        self._shared = _shared_elements(graph, self._kinds)
+        self._shared = _shared_elements(plan, graph, self._kinds)
+        self._lent = {loan.layer: loan.elements for loan in loans(plan, graph)}
+        self._links = Links(plan, graph, machine)
 
     def of(self, instruction: Instruction, device: int = 0) -> Seconds:
         """Seconds of one instruction, by what they go into."""
@@ -54,7 +59,8 @@ class StepCost:
             key: tuple[object, ...] = (kind, device)
         else:
             shared = self._shared.get(layer, 0)
-            key = (kind, self._kinds[layer].name, shared, micro == 0)
+            lent = layer if kind == "take over" else None
+            key = (kind, self._kinds[layer].name, shared, micro == 0, lent)
         known = self._known.get(key)
         if known is None:
             known = self._found(instruction, device)
@@ -62,20 +68,8 @@ class StepCost:
         return known
 
     def exchange_seconds(self, instruction: Instruction) -> float:
-        """Seconds that a message or reduction takes on its link."""
-        kind, layer, _ = instruction
-        if kind not in ("send", "receive", "reduce") or layer is None:
-            return 0.0
-        if kind == "reduce":
-            owned = self._kinds[layer].parameter_count
-            return _all_reduce_seconds(
-                owned * self._plan.gradient_bytes, self._plan.cut.replicas,
-                self._link(self._plan.cut.replicas),
-            )  # fmt: skip
-        link = self._link(self._plan.cut.devices)
-        cost = self._kinds[layer].cost(self._plan.precision, compiled=self._plan.compile)
-        size = cost.output_bytes.at(self._plan.batch.micro, self._plan.batch.sequence)
-        return link.latency + size / link.rate
+        """Seconds that a message or collective takes on its link; 0 of anything else."""
+        return self._links.seconds(instruction)
 
     def _found(self, instruction: Instruction, device: int) -> Seconds:
         kind, layer, micro = instruction
@@ -83,15 +77,21 @@ class StepCost:
             return self._load()
         if kind == "norm":
             return self._norm(device)
-        if layer is None or kind not in ("forward", "recompute", "backward", "update"):
+        if layer is None:
             return Seconds()
         if kind == "update":
             return self._update(self._kinds[layer])
+        if kind == "take over":
+            return self._take_over(layer)
         cost = self._kinds[layer].cost(self._plan.precision, compiled=self._plan.compile)
-        if kind != "backward":
+        if kind in ("forward", "recompute"):
             return pass_seconds(cost.forward, cost, self._rates, backward=False)
-        passed = pass_seconds(cost.backward, cost, self._rates, backward=True)
-        return passed.plus(self._sum(layer, first=micro == 0))
+        if kind not in (*BACKWARDS, "backward input"):
+            return Seconds()
+        ops = _backward_ops(kind, self._kinds[layer], cost)
+        passed = pass_seconds(ops, cost, self._rates, backward=True)
+        summed = self._sum(layer, first=micro == 0) if kind in BACKWARDS else Seconds()
+        return passed.plus(summed)
 
     def _load(self) -> Seconds:
         """Inputs and targets of one micro-batch are copied once."""
@@ -101,9 +101,10 @@ class StepCost:
         return Seconds(load=moved / rate + self._device.pass_seconds)
 
     def _norm(self, device: int) -> Seconds:
-        stage = self._plan.stages[place_of(device, self._plan.cut).stage]
-        owned = [self._kinds[at] for at in range(stage.first, stage.last)]
-        nbytes = self._plan.gradient_bytes * sum(kind.parameter_count for kind in owned)
+        stage = place_of(device, self._plan.cut).stage
+        owned = [self._kinds[at] for at in layers_of(self._plan, stage)]
+        elements = sum(self._updated(kind) for kind in owned)
+        nbytes = self._plan.gradient_bytes * elements
         if not nbytes:
             return Seconds()
         calls = _NORM_CALLS * self._device.launch_seconds
@@ -123,7 +124,7 @@ class StepCost:
         state = _MASTER_BYTES + (0 if decodes else _MOMENT_BYTES)
         working = 0 if self._plan.weight_bytes == _MASTER_BYTES else self._plan.weight_bytes
         moved = 2 * state + self._plan.gradient_bytes + working
-        owned = kind.parameter_count
+        owned = self._updated(kind)
         device = self._device
         calls = device.update_call_seconds or device.launch_seconds
         if working:
@@ -145,6 +146,15 @@ class StepCost:
                 return rate.elements
         moved = 2 * 4 * _PART
         return self._device.traffic.at(moved) / (2 * 4 * _MOMENT_OPS[self._plan.moments])
+
+    def _updated(self, kind: LayerKind) -> int:
+        """Elements of a layer that one device updates: its share, where replicas share them."""
+        return padded(kind.parameter_count, self._plan) // self._plan.sharding.optimizer
+
+    def _take_over(self, layer: int) -> Seconds:
+        """Adding what came to what is there: two reads and a write."""
+        moved = 3 * self._lent[layer] * self._plan.gradient_bytes
+        return Seconds(traffic=moved / self._device.traffic.at(moved))
 
     def _sum(self, layer: int, *, first: bool) -> Seconds:
         """Adding a layer's fresh gradients to what is there; the first is taken over as it is.
@@ -178,36 +188,30 @@ class StepCost:
         seconds = sum(nbytes / device.traffic.at(nbytes) for nbytes in (moved, made) if nbytes)
         return Seconds(traffic=seconds)
 
-    def _link(self, joined: int) -> Link:
-        """The innermost link that joins so many devices, else the outermost there is.
-
-        Raises:
-            KeyError: the machine states no link.
-        """
-        links = self._machine.links
-        if not links:
-            raise KeyError(f"{self._machine.name} states no link between devices")
-        return next((link for link in links if link.joins >= joined), links[-1])
-
-
-def _all_reduce_seconds(nbytes: float, ranks: int, link: Link) -> float:
-    """Time of one ring all-reduce: `2(n-1)/n * B/w + 2(n-1) * a`.
-
-    Source: Patarasuk & Yuan 2009, JPDC 69(2).
-    """
-    hops = 2 * (ranks - 1)
-    return hops / ranks * nbytes / link.rate + hops * link.latency
-
 
 def _elements(parameters: tuple[Parameter, ...]) -> int:
     return sum(parameter.count for parameter in parameters)
 
 
-def _shared_elements(graph: Graph, kinds: tuple[LayerKind, ...]) -> dict[int, int]:
-    """Elements of each layer that a later layer uses too, and so has a gradient for already."""
+def _backward_ops(kind: Kind, layer: LayerKind, cost: LayerCost) -> tuple[Op, ...]:
+    """The ops of a backward pass, or of one of its parts.
+
+    Products that make a gradient are the weights' part; of a layer that looks rows up, all is.
+    """
+    if kind == "backward":
+        return cost.backward
+    weights = kind == "backward weight"
+    return tuple(
+        op for op in cost.backward if (layer.looks_up or gradient_elements(op) > 0) == weights
+    )
+
+
+def _shared_elements(plan: Plan, graph: Graph, kinds: tuple[LayerKind, ...]) -> dict[int, int]:
+    """Elements of each layer that a later one of its stage uses: their gradient is there first."""
     shared: dict[int, int] = {}
+    stages = stages_by_layer(plan)
     for layer, owned_by in enumerate(owners(graph)):
         tied = _elements(tuple(p for p in kinds[layer].parameters if p.tied_to is not None))
-        for owner in {at for at in owned_by if at != layer}:
+        for owner in {at for at in owned_by if at != layer and stages[at] == stages[layer]}:
             shared[owner] = shared.get(owner, 0) + tied
     return shared

@@ -1,58 +1,31 @@
-"""Streamed: when each instruction of a program starts and ends whose layers come and go.
+"""Streamed: when the instructions of a device start and end whose layers come and go.
 
 The device computes in one lane. What moves between tiers goes through another, one after the other
-in the order that the program begins it, and whoever needs a layer waits for it. What a step leaves
-under way the next one finds there, so the second of two steps is the one that repeats.
+in the order that the program begins it, and whoever needs a layer waits for it.
 
 On a CPU the updates of moving layers take the cores from the computing, so they count in both.
 """
 
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from windlass.cost.clock import Span
 from windlass.cost.step import StepCost
 from windlass.program.effects import Effects
-from windlass.program.instruction import Instruction, Program
-from windlass.program.phases import put_off
+from windlass.program.instruction import BACKWARDS, COMPUTING, Instruction, Kind, Program
+from windlass.program.layout import place_of
 from windlass.program.traffic import Traffic
 from windlass.spec.graph import Graph
 from windlass.spec.machine import Machine, Tier
 from windlass.spec.plan import Plan
 
-_MOVES = ("fetch", "update", "store", "keep", "restore")
-_PASSES = ("forward", "recompute", "backward")
+_MOVES: tuple[Kind, ...] = ("fetch", "update", "store", "keep", "restore")
+_PASSES: tuple[Kind, ...] = (*COMPUTING, *BACKWARDS)
 
 
-@dataclass(slots=True)
-class _Lanes:
-    """How far both lanes are, and when each layer is there."""
+class Span(NamedTuple):
+    """Seconds of the step at which an instruction starts and ends."""
 
-    now: float = 0.0
-    far: float = 0.0
-    """When all that was begun has moved."""
-    stored: float = 0.0
-    """When the last gradient has gone home."""
-    there: dict[int, float] = field(default_factory=dict)
-    spans: list[Span] = field(default_factory=list)
-
-
-def run_streamed(
-    plan: Plan, graph: Graph, machine: Machine, costs: StepCost, program: Program
-) -> tuple[Span, ...]:
-    """The span of each instruction of a step that repeats, from its begin.
-
-    Moves have the span in which they move, which may end after the step.
-
-    Raises:
-        KeyError: the machine has no such tier, or states no rate for it.
-    """
-    clock = _Clock(plan, graph, machine, costs)
-    lanes = _Lanes()
-    for _ in range(2):
-        begin, lanes.spans = lanes.now, []
-        for instruction in program.instructions:
-            clock.pass_by(lanes, instruction)
-    return tuple(Span(span.start - begin, span.end - begin) for span in lanes.spans)
+    start: float
+    end: float
 
 
 def run_once(
@@ -63,15 +36,14 @@ def run_once(
     Raises:
         KeyError: the machine has no such tier, or states no rate for it.
     """
-    clock = _Clock(plan, graph, machine, costs)
-    lanes = _Lanes()
-    clock.stored = False
+    lane, now = FarLane(plan, graph, machine, costs, program.device), 0.0
+    lane.stored = False
     for instruction in program.instructions:
-        clock.pass_by(lanes, instruction)
-    clock.stored = True
+        _, now = lane.pass_by(instruction, now)
+    lane.stored = True
     for instruction in program.settle:
-        clock.pass_by(lanes, instruction)
-    return max(lanes.now, lanes.far)
+        _, now = lane.pass_by(instruction, now)
+    return max(now, lane.moved)
 
 
 def step_seconds(program: Program, spans: tuple[Span, ...]) -> float:
@@ -92,53 +64,92 @@ def moving_seconds(program: Program, spans: tuple[Span, ...]) -> float:
     )
 
 
-class _Clock:
-    def __init__(self, plan: Plan, graph: Graph, machine: Machine, costs: StepCost) -> None:
-        self._costs = costs
+class FarLane:
+    """What one device has under way between its tiers.
+
+    Args:
+        plan: the plan.
+        graph: that it cuts.
+        machine: that it runs on.
+        costs: of the plan's instructions.
+        device: which of the plan's devices.
+    """
+
+    def __init__(
+        self, plan: Plan, graph: Graph, machine: Machine, costs: StepCost, device: int
+    ) -> None:
+        self._costs, self._device = costs, device
         self._traffic = Traffic(plan, graph)
-        self._effects = Effects(plan, graph)
+        self._effects = Effects(plan, graph, place_of(device, plan.cut).stage)
         self._tiers = {tier.name: tier for tier in machine.device.tiers}
         self._shares_cores = machine.device.kind == "cpu"
         self._moves_updates = plan.far("optimizer")
-        self._put_off = frozenset(put_off(plan, graph))
+        self.moved = 0.0
+        """When all that was begun has moved."""
+        self._put_home = 0.0
+        """When the last gradient has gone home."""
+        self._there: dict[int, float] = {}
+        """When each layer has come."""
         self.stored = True
         """Whether gradients wait at home for the updates that are put off."""
 
-    def pass_by(self, lanes: _Lanes, instruction: Instruction) -> None:
+    def ready(self, instruction: Instruction, now: float) -> float:
+        """When an instruction can start that itself moves nothing between tiers."""
         kind, layer, _ = instruction
-        start = lanes.now
-        if kind in _MOVES and (kind != "update" or self._moves_updates):
-            self._move(lanes, instruction)
-            return
-        if kind in _PASSES and layer is not None:
+        if kind == "norm":
+            return max(now, self._put_home)
+        if layer is None:
+            return now
+        if kind in _PASSES:
             needed = self._effects.targets(layer)
-            start = max(start, *(lanes.there.get(owner, 0.0) for owner in needed))
-        elif kind == "release" and layer is not None:
-            start = max(start, lanes.there.get(layer, 0.0))
-        elif kind == "norm":
-            start = max(start, lanes.stored)
-        lanes.now = start + self._costs.of(instruction).total
-        lanes.spans.append(Span(start, lanes.now))
+            return max(now, *(self._there.get(owner, 0.0) for owner in needed))
+        if kind == "lend":
+            layer = self._effects.holding.lends[layer].owner
+        if kind in ("release", "drop", "gather", "spread", "lend"):
+            return max(now, self._there.get(layer, 0.0))
+        return now
 
-    def _move(self, lanes: _Lanes, instruction: Instruction) -> None:
+    def pass_by(self, instruction: Instruction, now: float) -> tuple[Span, float]:
+        """The span of an instruction, and when the device goes on; a move goes on beside it.
+
+        Raises:
+            KeyError: the machine has no such tier, or states no rate for it.
+        """
+        kind = instruction.kind
+        if kind in _MOVES and (kind != "update" or self._moves_updates):
+            return self._move(instruction, now)
+        start = self.ready(instruction, now)
+        end = start + self._costs.of(instruction, self._device).total
+        return Span(start, end), end
+
+    def follow(self, instruction: Instruction, end: float) -> None:
+        """Sends home what an exchange that ended has brought."""
+        seconds = self._moving(instruction)
+        if seconds:
+            self.moved = max(self.moved, end) + seconds
+
+    def _move(self, instruction: Instruction, now: float) -> tuple[Span, float]:
         kind, layer, _ = instruction
         if kind == "store":
-            lanes.now = max(lanes.now, lanes.stored)
-        start = max(lanes.now, lanes.far)
-        end = start + sum(
+            now = max(now, self._put_home)
+        start = max(now, self.moved)
+        end = start + self._moving(instruction)
+        if kind == "update" and (self.stored or layer not in self._effects.put_off):
+            work = self._costs.of(instruction, self._device).total
+            end = max(end, start + work)
+            now += work if self._shares_cores else 0.0
+        self.moved = end
+        if kind == "store":
+            self._put_home = end
+        elif layer is not None and kind != "keep":
+            self._there[layer] = end
+        return Span(start, end), now
+
+    def _moving(self, instruction: Instruction) -> float:
+        return sum(
             moved.read / self._rate(tier, "read") + moved.written / self._rate(tier, "write")
             for tier, moved in self._traffic.of(instruction, stored=self.stored).items()
         )
-        if kind == "update" and (self.stored or layer not in self._put_off):
-            work = self._costs.of(instruction).total
-            end = max(end, start + work)
-            lanes.now += work if self._shares_cores else 0.0
-        lanes.far = end
-        if kind == "store":
-            lanes.stored = end
-        elif layer is not None and kind != "keep":
-            lanes.there[layer] = end
-        lanes.spans.append(Span(start, end))
 
     def _rate(self, name: str, direction: str) -> float:
         tier: Tier = self._tiers[name]

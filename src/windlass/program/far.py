@@ -2,42 +2,64 @@
 
 from collections.abc import Iterator
 
-from windlass.program.phases import put_off, shares_room, travelling
-from windlass.program.sizes import layer_sizes
+from windlass.program.layout import chunks_of
+from windlass.program.phases import owned, put_off, shares_room, travelling
+from windlass.program.schedule import passes
+from windlass.program.sizes import LayerSizes, layer_sizes
 from windlass.spec.graph import Graph
 from windlass.spec.plan import HomeClass, Plan
 
 
-def far_bytes(plan: Plan, graph: Graph) -> dict[str, dict[HomeClass, int]]:
-    """Bytes in each far tier, by class; nothing for a plan that keeps all near.
+def far_bytes(plan: Plan, graph: Graph, stage: int = 0) -> dict[str, dict[HomeClass, int]]:
+    """Bytes in each far tier of one device, by class; nothing for a plan that keeps all near.
 
     In float32 the weights are the masters too, and lie there once; if they stay near, the masters
     lie there with the moments. A gradient has a place there only if it waits there for its update,
-    and where it may lie in place of the weights only as far as it is larger.
+    and where it may lie in place of the weights only as far as it is larger. Of what replicas share
+    each has its own shard there.
 
     Args:
-        plan: of one stage.
+        plan: the plan.
         graph: that it cuts.
+        stage: of the device.
     """
     tiers: dict[str, dict[HomeClass, int]] = {}
     if not plan.streamed:
         return tiers
-    held = dict(_held(plan, graph))
+    held = dict(_held(plan, graph, stage))
     for name, tier in plan.far_homes.items():
         tiers.setdefault(tier, {})[name] = held[name]
     return tiers
 
 
-def _held(plan: Plan, graph: Graph) -> Iterator[tuple[HomeClass, int]]:
-    kinds = tuple(graph.layer_kinds())
-    waiting = sum(kinds[layer].parameter_count for layer in put_off(plan, graph))
-    sizes = {name: layer_sizes(plan, kind) for name, kind in graph.kinds.items()}
-    outputs = sum(sizes[kinds[layer].name].output for layer in travelling(plan, graph))
-    # With one phase each micro-batch goes back before the next one comes.
-    micros = plan.batch.accumulation if len(plan.stages[0].phases) > 1 else 1
-    yield "weights", plan.weight_bytes * graph.parameter_count
-    twins = 0 if plan.masters_apart or plan.far("weights") else 4 * graph.parameter_count
-    yield "optimizer", sum(sizes[kind.name].optimizer for kind in kinds) + twins
-    shared = plan.weight_bytes if shares_room(plan) else 0
-    yield "gradients", max(0, plan.gradient_bytes - shared) * waiting
-    yield "activations", outputs * micros
+def _held(plan: Plan, graph: Graph, stage: int) -> Iterator[tuple[HomeClass, int]]:
+    by_kind = {name: layer_sizes(plan, kind) for name, kind in graph.kinds.items()}
+    sizes = [by_kind[kind.name] for kind in graph.layer_kinds()]
+    own = [sizes[layer] for layer in owned(plan, graph, stage)]
+    twins = not plan.masters_apart and not plan.far("weights")
+    shares = shares_room(plan)
+    yield "weights", sum(layer.held for layer in own)
+    yield "optimizer", sum(layer.optimizer + (layer.part if twins else 0) for layer in own)
+    waiting = [sizes[layer] for layer in put_off(plan, graph, stage)]
+    yield "gradients", sum(max(0, each.shard - (each.held if shares else 0)) for each in waiting)
+    yield "activations", _outputs(plan, graph, stage, sizes)
+
+
+def _outputs(plan: Plan, graph: Graph, stage: int, sizes: list[LayerSizes]) -> int:
+    """The most that outputs take there at once."""
+    travels = travelling(plan, graph, stage)
+    if plan.far("weights"):  # every micro-batch has gone forward before the first one goes back
+        return sum(sizes[layer].output for layer in travels) * plan.batch.accumulation
+    chunks = [plan.stages[chunk] for chunk in chunks_of(plan, stage)]
+    each = [
+        sum(sizes[layer].output for layer in travels if chunk.first <= layer < chunk.last)
+        for chunk in chunks
+    ]
+    now = most = 0
+    for turn in passes(plan, stage):
+        if turn.kind == "forward":
+            now += each[turn.chunk]
+            most = max(most, now)
+        elif turn.kind != "backward weight":
+            now -= each[turn.chunk]
+    return most

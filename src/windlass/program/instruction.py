@@ -6,22 +6,42 @@ from windlass.document import Document
 
 Kind = Literal[
     "load",  # a micro-batch's tokens enter the near tier
-    "fetch",  # a layer's weights come from their home, beside what follows; who uses them waits
-    "release",  # the near copy of a layer's weights is freed; their home holds the same
+    "fetch",  # a layer's weights, or its shard, come from home beside what follows; users wait
+    "release",  # the near copy of a layer's whole weights is freed; home or shards hold the same
+    "drop",  # the near copy of a shard of weights is freed; its home holds the same
     "gather",  # shards of weights come together over replicas
+    "spread",  # parts of a shard that its replicas have updated come together
     "forward",
     "recompute",  # the layer's forward again, from its kept input
     "backward",  # adds to the layer's gradient
+    "backward input",  # what the stage before waits for of a backward pass
+    "backward weight",  # the rest: adds to the layer's gradient
     "send",
     "receive",
-    "reduce",  # gradients are averaged over replicas
+    "lend",  # weights go to another stage that computes with them too
+    "borrow",  # and come there
+    "hand over",  # the gradient of borrowed weights goes to their owner
+    "take over",  # and is added to the owner's
+    "reduce",  # gradients are averaged over replicas; only the device's shard is left
     "keep",  # an activation goes to its home
     "restore",  # and comes back
     "store",  # a layer's summed gradient goes home, beside what follows; the next store waits
-    "norm",  # the global gradient norm
+    "norm",  # the global gradient norm; of each shard one copy counts
     "update",  # the optimizer's step for one layer; fetches its weights too if they are away
     "sync",  # the end of a step: all devices agree
 ]
+
+BACKWARDS: tuple[Kind, ...] = ("backward", "backward weight")
+"""Those that add to a gradient, and end a micro-batch's stay in a layer."""
+
+COMPUTING: tuple[Kind, ...] = ("forward", "recompute", "backward", "backward input")
+"""Those that compute with weights."""
+
+ANSWERS: dict[Kind, Kind] = {"send": "receive", "lend": "borrow", "hand over": "take over"}
+"""What another device does with what one sends."""
+
+MEETINGS: tuple[Kind, ...] = ("gather", "spread", "reduce", "norm", "sync")
+"""Those that wait until every device of their group is there."""
 
 
 class Instruction(NamedTuple):
@@ -29,9 +49,14 @@ class Instruction(NamedTuple):
 
     kind: Kind
     layer: int | None = None
-    """Index into the chain; None where it does not matter."""
+    """Index into the chain; None where it does not matter. Loans go by the borrowing layer."""
     micro: int | None = None
     """Index of the micro-batch within the step; None where it does not matter."""
+
+    def __str__(self) -> str:
+        layer = "" if self.layer is None else f" of layer {self.layer}"
+        micro = "" if self.micro is None else f", micro-batch {self.micro}"
+        return f"{self.kind}{layer}{micro}"
 
 
 class Program(Document):

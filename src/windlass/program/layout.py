@@ -1,8 +1,13 @@
-"""Which device does what: stage, slice and replica of each device, and back."""
+"""Which device does what: stage, slice and replica of each device and back, and layers of a stage.
+
+A stage of the pipeline is one device's part of it. Where a plan interleaves, that is several chunks
+of layers: `plan.stages` lists the chunks of all stages in the order of the chain, and chunk k is on
+stage `k mod p`.
+"""
 
 from typing import NamedTuple
 
-from windlass.spec.plan import Cut
+from windlass.spec.plan import Cut, Plan
 
 
 class Place(NamedTuple):
@@ -26,3 +31,26 @@ def place_of(device: int, cut: Cut) -> Place:
 def device_of(place: Place, cut: Cut) -> int:
     """The device at these coordinates."""
     return (place.stage * cut.replicas + place.replica) * cut.tensor + place.slice
+
+
+def chunks_of(plan: Plan, stage: int) -> tuple[int, ...]:
+    """The indices in `plan.stages` of a stage's chunks, first to last; one if none interleave."""
+    return tuple(range(stage, len(plan.stages), plan.cut.pipeline))
+
+
+def layers_of(plan: Plan, stage: int) -> tuple[int, ...]:
+    """The layers of a stage, ascending."""
+    return tuple(
+        layer
+        for chunk in chunks_of(plan, stage)
+        for layer in range(plan.stages[chunk].first, plan.stages[chunk].last)
+    )
+
+
+def stages_by_layer(plan: Plan) -> tuple[int, ...]:
+    """The stage of each layer that the plan covers."""
+    return tuple(
+        chunk % plan.cut.pipeline
+        for chunk, part in enumerate(plan.stages)
+        for _ in range(part.first, part.last)
+    )

@@ -1,13 +1,13 @@
 """Which plans are legal for a graph and a machine: every fault at once, each with the way out."""
 
+from collections import Counter
 from collections.abc import Iterator
 
 from windlass.errors import Faults
-from windlass.program.schedule import ORDERS
-from windlass.program.ties import owners
+from windlass.program.ties import loans
 from windlass.spec.graph import Graph
 from windlass.spec.machine import Machine
-from windlass.spec.plan import Plan, Stage
+from windlass.spec.plan import Plan
 
 
 def faults(
@@ -22,7 +22,7 @@ def faults(
         global_batch: sequences of a step that the request asks for; None asks for none.
     """
     return (*_labels(plan, graph, machine), *_sizes(plan, graph, machine, global_batch),
-            *_uncovered(plan, graph), *_homes(plan), *_not_yet(plan, graph))  # fmt: skip
+            *_lowerable(plan, graph))  # fmt: skip
 
 
 def require_legal(
@@ -42,7 +42,7 @@ def require_lowerable(plan: Plan, graph: Graph) -> None:
     Raises:
         Faults: all that is wrong.
     """
-    _raise((*_uncovered(plan, graph), *_homes(plan), *_not_yet(plan, graph)))
+    _raise(tuple(_lowerable(plan, graph)))
 
 
 def _raise(found: tuple[str, ...]) -> None:
@@ -86,16 +86,20 @@ def _sizes(plan: Plan, graph: Graph, machine: Machine, global_batch: int | None)
             f"`precision` = {plan.precision}, but `{machine.name}` states no rate for it; "
             "choose one that it states"
         )
-    for name, shards in (
-        ("weights", plan.sharding.weights),
-        ("optimizer", plan.sharding.optimizer),
-    ):
-        if cut.replicas % shards:
-            yield (f"`sharding.{name}` = {shards} does not divide `cut.replicas` = {cut.replicas}")
     tiers = [tier.name for tier in machine.device.tiers]
     for name, tier in plan.home:
         if tier not in tiers:
             yield f"`home.{name}` = {tier!r}, but `{machine.name}` has only {', '.join(tiers)}"
+
+
+def _lowerable(plan: Plan, graph: Graph) -> Iterator[str]:
+    yield from _uncovered(plan, graph)
+    yield from _shards(plan)
+    yield from _order(plan)
+    yield from _homes(plan)
+    if plan.cut.tensor > 1:
+        yield f"`cut.tensor` = {plan.cut.tensor} is not yet run by this version; set it to 1"
+    yield from _loans(plan, graph)
 
 
 def _uncovered(plan: Plan, graph: Graph) -> Iterator[str]:
@@ -110,7 +114,7 @@ def _uncovered(plan: Plan, graph: Graph) -> Iterator[str]:
 def _homes(plan: Plan) -> Iterator[str]:
     """Which classes may have homes beyond the near tier together."""
     weights, gradients = plan.home.weights, plan.home.gradients
-    phases = len(plan.stages[0].phases)
+    phases = max(len(stage.phases) for stage in plan.stages)
     if plan.far("weights") and not plan.far("optimizer"):
         yield (
             f"`home.weights` = {weights} but `home.optimizer` = near: weights that are away are "
@@ -128,8 +132,9 @@ def _homes(plan: Plan) -> Iterator[str]:
             "`home.gradients` = near"
         )
     if plan.far("weights") and phases == 1:
+        stages = "stages.0" if len(plan.stages) == 1 else "stages.*"
         yield (
-            f"`home.weights` = {weights} but `stages.0.phases` = 1: with all layers in one phase "
+            f"`home.weights` = {weights} but `{stages}.phases` = 1: with all layers in one phase "
             "no weights would ever be away; cut the layers into at least 2 phases"
         )
     if not plan.far("weights"):
@@ -142,36 +147,56 @@ def _homes(plan: Plan) -> Iterator[str]:
                 )
 
 
-def _not_yet(plan: Plan, graph: Graph) -> Iterator[str]:
-    later: list[tuple[str, object, bool]] = [
-        ("cut.tensor", plan.cut.tensor, plan.cut.tensor > 1),
-        ("sharding.weights", plan.sharding.weights, plan.sharding.weights > 1),
-        ("sharding.optimizer", plan.sharding.optimizer, plan.sharding.optimizer > 1),
-        ("order", plan.order, plan.order not in ORDERS),
-    ]
-    for key, value, asked in later:
-        if asked:
-            yield f"`{key}` = {value} is not yet run by this version"
-    cut = plan.cut
-    for name, tier in plan.far_homes.items():
-        for key, degree in (("cut.pipeline", cut.pipeline), ("cut.replicas", cut.replicas)):
-            if degree > 1:
-                yield (
-                    f"`home.{name}` = {tier} with `{key}` = {degree} is not yet run by this "
-                    f"version; set `{key}` = 1 or `home.{name}` = near"
-                )
-    yield from _parted_ties(plan.stages, graph)
+def _shards(plan: Plan) -> Iterator[str]:
+    """The degree rts divides rts', and rts' divides r: a device updates a part of what it holds."""
+    weights, optimizer = plan.sharding.weights, plan.sharding.optimizer
+    if optimizer % weights:
+        yield (
+            f"`sharding.weights` = {weights} does not divide `sharding.optimizer` = {optimizer}: a "
+            "device updates a part of the weights that it holds; make one a multiple of the other"
+        )
+    if plan.cut.replicas % optimizer:
+        yield (
+            f"`sharding.optimizer` = {optimizer} does not divide `cut.replicas` = "
+            f"{plan.cut.replicas}; choose a divisor"
+        )
 
 
-def _parted_ties(stages: tuple[Stage, ...], graph: Graph) -> Iterator[str]:
-    if len(stages) == 1:
+def _order(plan: Plan) -> Iterator[str]:
+    """Which orders go with chunks, micro-batches and phases."""
+    stages, chunks, micros = plan.cut.pipeline, plan.interleave, plan.batch.accumulation
+    if plan.order == "interleaved":
+        if chunks == 1 or stages == 1:
+            yield (
+                f"`order` = interleaved with `interleave` = {chunks} and `cut.pipeline` = "
+                f"{stages}: chunks take turns only if there are 2 or more of each; raise them or "
+                "set `order` = 1f1b"
+            )
+        if micros % stages:
+            yield (
+                f"`order` = interleaved with `batch.accumulation` = {micros}, which is no multiple "
+                f"of `cut.pipeline` = {stages}; make it one"
+            )
+    elif chunks > 1:
+        yield (
+            f"`interleave` = {chunks} with `order` = {plan.order}, which runs a stage in one "
+            "piece; set `order` = interleaved or `interleave` = 1"
+        )
+    if plan.far("weights") and plan.order in ("interleaved", "zero-bubble"):
+        yield (
+            f"`order` = {plan.order} with `home.weights` = {plan.home.weights}: phases have an "
+            "order of their own, in which all micro-batches run through one; set `order` = 1f1b"
+        )
+
+
+def _loans(plan: Plan, graph: Graph) -> Iterator[str]:
+    """A message of a loan goes by the layer that borrows, so that it may borrow from one only."""
+    if plan.cut.pipeline == 1 or plan.stages[-1].last != graph.layers:
         return
-    borrowed = owners(graph)
-    for index, stage in enumerate(stages):
-        for layer in range(stage.first, min(stage.last, graph.layers)):
-            for owner in borrowed[layer]:
-                if not stage.first <= owner < stage.last:
-                    yield (
-                        f"stage {index} uses weights of layer {owner} in layer {layer}: tied "
-                        "weights on two stages are not yet run by this version"
-                    )
+    names = Counter((loan.layer, loan.borrower) for loan in loans(plan, graph))
+    for (layer, stage), lenders in names.items():
+        if lenders > 1:
+            yield (
+                f"layer {layer} on stage {stage} uses weights of {lenders} layers on other stages; "
+                "cut the stages so that all but one of them are on its own"
+            )

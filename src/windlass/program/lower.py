@@ -3,18 +3,24 @@
 A message is named by the layer whose output crosses the boundary. So a stage that sends a layer of
 its own sends that layer's output onward, and one that sends the layer before its first sends the
 gradient of that output back; receiving is the mirror image.
+
+Shared weights are gathered once for each chunk of layers, before its first pass, and are whole
+until the last pass that needs them: they move once a step, however many micro-batches it has.
 """
 
 from collections.abc import Iterator
 
 from windlass.program.instruction import Instruction, Program
-from windlass.program.layout import place_of
+from windlass.program.layout import chunks_of, place_of
 from windlass.program.legal import require_lowerable
-from windlass.program.phases import recomputed
-from windlass.program.schedule import ORDERS
+from windlass.program.phases import needs, owned, travelling
+from windlass.program.schedule import Pass, passes
 from windlass.program.stream import stream
+from windlass.program.weave import Weave
 from windlass.spec.graph import Graph
 from windlass.spec.plan import Plan
+
+_Instructions = tuple[Instruction, ...]
 
 
 def lower(plan: Plan, graph: Graph) -> tuple[Program, ...]:
@@ -25,57 +31,94 @@ def lower(plan: Plan, graph: Graph) -> tuple[Program, ...]:
     """
     require_lowerable(plan, graph)
     label = plan.label
-    if plan.streamed:
-        step, settle = stream(plan, graph)
-        return (Program.model_construct(plan=label, device=0, instructions=step, settle=settle),)
-    stages = [tuple(_stage(plan, graph, stage)) for stage in range(plan.cut.pipeline)]
+    stages = [_stage(plan, graph, stage) for stage in range(plan.cut.pipeline)]
+    places = (place_of(device, plan.cut) for device in range(plan.cut.devices))
     # Not validated again: tens of thousands of instructions were just built from typed values.
     return tuple(
         Program.model_construct(
-            plan=label, device=device, instructions=stages[place_of(device, plan.cut).stage]
+            plan=label,
+            device=device,
+            instructions=stages[place.stage][0],
+            settle=stages[place.stage][1],
         )
-        for device in range(plan.cut.devices)
+        for device, place in enumerate(places)
     )
 
 
-def _stage(plan: Plan, graph: Graph, index: int) -> Iterator[Instruction]:
-    stage, micros = plan.stages[index], plan.batch.accumulation
-    again = {layer for layer in range(stage.first, stage.last) if recomputed(plan, graph, layer)}
-    for step in ORDERS[plan.order](plan.cut.pipeline, index, micros):
-        if step.kind == "forward":
-            yield from _forward(graph, stage.first, stage.last, step.micro)
+def _stage(plan: Plan, graph: Graph, stage: int) -> tuple[_Instructions, _Instructions]:
+    if plan.far("weights"):
+        return stream(plan, graph, stage)
+    ordered = _Ordered(plan, graph, stage)
+    return tuple(ordered.step()), ()
+
+
+class _Ordered:
+    """One stage whose weights stay near: its passes in the plan's order."""
+
+    def __init__(self, plan: Plan, graph: Graph, stage: int) -> None:
+        self._plan, self._stage = plan, stage
+        self._end = graph.layers
+        self._bounds = [
+            (plan.stages[chunk].first, plan.stages[chunk].last) for chunk in chunks_of(plan, stage)
+        ]
+        self._needs = needs(plan, graph, stage)
+        self._weave = Weave(plan, graph, stage)
+        self._owned = owned(plan, graph, stage)
+        self._again = self._weave.holding.again
+        self._travelling = frozenset(travelling(plan, graph, stage))
+
+    def step(self) -> Iterator[Instruction]:
+        """One step."""
+        yield from self._weave.woven(tuple(self._passes()))
+        if self._plan.clip:
+            yield Instruction("norm")
+        for layer in self._owned if self._plan.streamed else self._weave.holding.layers:
+            yield Instruction("update", layer)
+            yield from self._weave.spread(layer)
+        yield Instruction("sync")
+
+    def _passes(self) -> Iterator[Instruction]:
+        if self._plan.sharding.weights == 1:
+            yield from self._weave.lend(self._owned)
+        whole: set[int] = set()
+        for turn in passes(self._plan, self._stage):
+            due = [layer for layer in self._needs[turn.chunk] if layer not in whole]
+            whole.update(due)
+            if due and self._plan.sharding.weights > 1:
+                yield from self._weave.gather(due)
+                yield from self._weave.lend(due)
+            yield from self._pass(turn)
+
+    def _pass(self, turn: Pass) -> Iterator[Instruction]:
+        first, last = self._bounds[turn.chunk]
+        if turn.kind == "forward":
+            yield from self._forward(first, last, turn.micro)
+        elif turn.kind == "backward weight":
+            for layer in reversed(range(first, last)):
+                yield Instruction("backward weight", layer, turn.micro)
         else:
-            reduces = plan.cut.replicas > 1 and step.micro == micros - 1
-            yield from _backward(graph, (stage.first, stage.last), step.micro, again, reduces)
-    if plan.clip:
-        yield Instruction("norm")
-    for layer in range(stage.first, stage.last):
-        yield Instruction("update", layer)
-    yield Instruction("sync")
+            yield from self._backward(first, last, turn)
 
+    def _forward(self, first: int, last: int, micro: int) -> Iterator[Instruction]:
+        if first == 0 or last == self._end:  # tokens feed the embedding and the loss
+            yield Instruction("load", None, micro)
+        if first > 0:
+            yield Instruction("receive", first - 1, micro)
+        for layer in range(first, last):
+            yield Instruction("forward", layer, micro)
+            if layer - 1 in self._travelling:
+                yield Instruction("keep", layer - 1, micro)
+        if last < self._end:
+            yield Instruction("send", last - 1, micro)
 
-def _forward(graph: Graph, first: int, last: int, micro: int) -> Iterator[Instruction]:
-    if first == 0 or last == graph.layers:  # tokens feed the embedding and the loss
-        yield Instruction("load", None, micro)
-    if first > 0:
-        yield Instruction("receive", first - 1, micro)
-    for layer in range(first, last):
-        yield Instruction("forward", layer, micro)
-    if last < graph.layers:
-        yield Instruction("send", last - 1, micro)
-
-
-def _backward(
-    graph: Graph, bounds: tuple[int, int], micro: int, again: set[int], reduces: bool
-) -> Iterator[Instruction]:
-    first, last = bounds
-    if last < graph.layers:
-        yield Instruction("receive", last - 1, micro)
-    for layer in reversed(range(first, last)):
-        if layer in again:
-            yield Instruction("recompute", layer, micro)
-        yield Instruction("backward", layer, micro)
-        if reduces:
-            yield Instruction("reduce", layer)
-    if first > 0:
-        yield Instruction("send", first - 1, micro)
+    def _backward(self, first: int, last: int, turn: Pass) -> Iterator[Instruction]:
+        if last < self._end:
+            yield Instruction("receive", last - 1, turn.micro)
+        for layer in reversed(range(first, last)):
+            if layer - 1 in self._travelling:
+                yield Instruction("restore", layer - 1, turn.micro)
+            if layer in self._again:
+                yield Instruction("recompute", layer, turn.micro)
+            yield Instruction(turn.kind, layer, turn.micro)
+        if first > 0:
+            yield Instruction("send", first - 1, turn.micro)

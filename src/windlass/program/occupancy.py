@@ -5,9 +5,10 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from windlass.program.effects import CLASSES, Effect, Effects
-from windlass.program.instruction import Instruction, Program
+from windlass.program.effects import Effects
+from windlass.program.instruction import BACKWARDS, Instruction, Program
 from windlass.program.layout import place_of
+from windlass.program.values import CLASSES, Effect
 from windlass.spec.graph import Graph
 from windlass.spec.plan import Plan
 from windlass.spec.prediction import MemoryClass
@@ -103,14 +104,14 @@ def _keys(
     keys: list[_Key] = []
     for instruction in instructions:
         kind, layer, _ = instruction
-        key = (kind, layer, kind == "backward" and layer not in made)
+        key = (kind, layer, kind in BACKWARDS and layer not in made)
         keys.append(key)
         if key not in known:
             signature = effects.signature(instruction, made)
             if signature not in equal:
                 equal[signature] = _delta(effects.of(instruction, made), effects)
             known[key] = equal[signature]
-            if kind == "backward" and layer is not None:
+            if kind in BACKWARDS and layer is not None:
                 made.update(effects.targets(layer))
     return keys, known
 

@@ -1,8 +1,9 @@
 """Phases: which layers are in the near tier together, and what of them waits elsewhere meanwhile.
 
-This is what a plan with far homes settles for one device; `stream` makes a program of it.
+This is what a plan with far homes settles for each stage; `stream` makes a program of it.
 """
 
+from windlass.program.layout import chunks_of, layers_of
 from windlass.program.ties import owners
 from windlass.spec.graph import Graph
 from windlass.spec.plan import Plan
@@ -13,12 +14,16 @@ def recomputed(plan: Plan, graph: Graph, layer: int) -> bool:
 
     Never the head, whose backward follows its forward at once, nor the embedding, which keeps
     nothing that its tokens do not already hold. Where weights go away between the passes every
-    layer does that has to come back, for what it kept would hold on to its weights; and no layer of
-    the last phase does, whose backward follows at once.
+    layer does that has to come back, for what it kept would hold on to its weights. Of a stage's
+    last phase, whose weights stay until its backward, the plan decides; but no layer of the chain's
+    last phase does, whose backward follows at once.
     """
     stage = next(stage for stage in plan.stages if stage.first <= layer < stage.last)
     if plan.far("weights"):
-        return layer < stage.phases[-1][0]
+        if layer < stage.phases[-1][0]:
+            return True
+        if stage.last == graph.layers:
+            return False
     return stage.recompute == "layer" and 0 < layer < graph.layers - 1
 
 
@@ -27,31 +32,40 @@ def owning(graph: Graph) -> tuple[int, ...]:
     return tuple(at for at, kind in enumerate(graph.layer_kinds()) if kind.parameter_count)
 
 
-def needs(plan: Plan, graph: Graph) -> tuple[tuple[int, ...], ...]:
-    """For each phase the layers whose weights it computes with: its own and tied ones, ascending.
+def owned(plan: Plan, graph: Graph, stage: int) -> tuple[int, ...]:
+    """The layers of a stage that own parameters, ascending."""
+    here = set(layers_of(plan, stage))
+    return tuple(at for at in owning(graph) if at in here)
 
-    The plan has one stage.
+
+def needs(plan: Plan, graph: Graph, stage: int = 0) -> tuple[tuple[int, ...], ...]:
+    """For each phase of a stage the layers of the stage whose weights it computes with, ascending.
+
+    Its own and tied ones; weights that another stage lends are none of them.
     """
-    borrowed, owned = owners(graph), set(owning(graph))
+    borrowed, here = owners(graph), set(owned(plan, graph, stage))
     return tuple(
-        tuple(sorted(owned & {at for layer in range(*phase) for at in (layer, *borrowed[layer])}))
-        for phase in plan.stages[0].phases
+        tuple(sorted(here & {at for layer in range(*phase) for at in (layer, *borrowed[layer])}))
+        for chunk in chunks_of(plan, stage)
+        for phase in plan.stages[chunk].phases
     )
 
 
-def resident(plan: Plan, graph: Graph) -> tuple[int, ...]:
-    """The layers of the first stage whose weights are near between steps, ascending."""
-    first = plan.stages[0]
-    until = first.phases[0][1] if plan.far("weights") else first.last
-    return tuple(at for at in owning(graph) if at < until)
+def resident(plan: Plan, graph: Graph, stage: int = 0) -> tuple[int, ...]:
+    """The layers of a stage whose weights are near between steps, ascending."""
+    layers = owned(plan, graph, stage)
+    if not plan.far("weights"):
+        return layers
+    until = plan.stages[stage].phases[0][1]
+    return tuple(at for at in layers if at < until)
 
 
-def put_off(plan: Plan, graph: Graph) -> tuple[int, ...]:
+def put_off(plan: Plan, graph: Graph, stage: int = 0) -> tuple[int, ...]:
     """The layers whose update waits for the next step, ascending: all that go away in between."""
     if not plan.deferred:
         return ()
-    near = set(resident(plan, graph))
-    return tuple(at for at in owning(graph) if at not in near)
+    near = set(resident(plan, graph, stage))
+    return tuple(at for at in owned(plan, graph, stage) if at not in near)
 
 
 def shares_room(plan: Plan) -> bool:
@@ -66,23 +80,28 @@ def shares_room(plan: Plan) -> bool:
     return plan.deferred and plan.masters_apart and plan.home.gradients == plan.home.weights
 
 
-def departing(plan: Plan, graph: Graph) -> tuple[int, ...]:
+def departing(plan: Plan, graph: Graph, stage: int = 0) -> tuple[int, ...]:
     """The layers whose gradient leaves the near tier during the backward pass, in that order.
 
     With clipping it goes home and waits there; without, the layer is updated at once.
     """
     if not plan.far("gradients"):
         return ()
-    return tuple(reversed(put_off(plan, graph) if plan.deferred else owning(graph)))
+    layers = put_off(plan, graph, stage) if plan.deferred else owned(plan, graph, stage)
+    return tuple(reversed(layers))
 
 
-def travelling(plan: Plan, graph: Graph) -> tuple[int, ...]:
+def travelling(plan: Plan, graph: Graph, stage: int = 0) -> tuple[int, ...]:
     """The layers whose outputs go home from forward to backward, ascending.
 
-    Those between two layers that run again: any other layer's own record of its forward pass holds
-    its input and its output, and a copy elsewhere would free nothing.
+    Those between two layers of a stage that run again: any other layer's own record of its forward
+    pass holds its input and its output, and a copy elsewhere would free nothing.
     """
     if not plan.far("activations"):
         return ()
-    again = [recomputed(plan, graph, layer) for layer in range(graph.layers)]
-    return tuple(at for at in range(graph.layers - 1) if again[at] and again[at + 1])
+    return tuple(
+        at
+        for chunk in chunks_of(plan, stage)
+        for at in range(plan.stages[chunk].first, plan.stages[chunk].last - 1)
+        if recomputed(plan, graph, at) and recomputed(plan, graph, at + 1)
+    )

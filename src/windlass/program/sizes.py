@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from windlass.program.shards import padded
 from windlass.spec.graph import LayerCost, LayerKind, Op, Quantity
 from windlass.spec.plan import Plan
 
@@ -11,8 +12,16 @@ class LayerSizes:
     """Bytes of one layer's values for one micro-batch of the plan."""
 
     weights: int
+    """What layers compute with: all of them, laid flat and padded where they are shared."""
+    held: int
+    """Weights that stay on a device between uses: one shard of them, or all."""
+    part: int
+    """Of those, what the device itself updates."""
     optimizer: int
+    """The device's share of the state."""
     gradients: int
+    shard: int
+    """The gradient of the part that the device updates."""
     output: int
     kept: int
     forward_peak: int
@@ -39,10 +48,16 @@ def layer_sizes(plan: Plan, kind: LayerKind) -> LayerSizes:
     counts = tuple(p.count for p in kind.parameters if p.tied_to is None)
     kept = round(cost.kept_bytes.at(micro, sequence))
     fresh = kind.fresh_elements(micro, sequence)
+    whole = padded(owned, plan)
+    part = whole // plan.sharding.optimizer
+    shared = plan.sharding.optimizer > 1  # then it is one flat piece, not weight by weight
     return LayerSizes(
-        weights=owned * plan.weight_bytes,
-        optimizer=sum(map(plan.state_bytes, counts)),
-        gradients=owned * plan.gradient_bytes,
+        weights=whole * plan.weight_bytes,
+        held=whole // plan.sharding.weights * plan.weight_bytes,
+        part=part * plan.weight_bytes,
+        optimizer=plan.state_bytes(part) if shared else sum(map(plan.state_bytes, counts)),
+        gradients=whole * plan.gradient_bytes,
+        shard=part * plan.gradient_bytes,
         output=round(cost.output_bytes.at(micro, sequence)),
         kept=kept,
         forward_peak=round(
@@ -70,7 +85,7 @@ def _backward_peak(plan: Plan, kind: LayerKind, cost: LayerCost) -> int:
     and makes it only then: at the logits' fullest moment the head has none yet. Gradients that come
     from no product (norms, the embedding) are counted from the start.
     """
-    made = [_product_elements(op) for op in cost.backward]
+    made = [gradient_elements(op) for op in cost.backward]
     fresh = kind.fresh_elements(plan.batch.micro, plan.batch.sequence)
     so_far = max(0, sum(fresh) - sum(made))
     peak = 0.0
@@ -81,7 +96,7 @@ def _backward_peak(plan: Plan, kind: LayerKind, cost: LayerCost) -> int:
     return round(peak)
 
 
-def _product_elements(op: Op) -> int:
+def gradient_elements(op: Op) -> int:
     """Elements of a product's result if it has a fixed size; 0 of any other op."""
     if op.shape is None:
         return 0

@@ -1,6 +1,29 @@
-"""Tied weights: which earlier layers own the weights that a layer borrows."""
+"""Tied weights: which layers own the weights that a layer borrows, and which stages lend them."""
 
+from typing import NamedTuple
+
+from windlass.program.layout import stages_by_layer
 from windlass.spec.graph import Graph, Parameter
+from windlass.spec.plan import Plan
+
+
+class Loan(NamedTuple):
+    """Weights that one stage owns and another computes with.
+
+    In each step the owner lends them as soon as they are whole and up to date, and takes over their
+    gradient once the borrower has summed it.
+    """
+
+    owner: int
+    """The layer that owns them."""
+    layer: int
+    """The first of the borrower's layers that uses them. Messages of this loan carry its index."""
+    lender: int
+    """The owner's stage."""
+    borrower: int
+    """The other stage."""
+    elements: int
+    """Numbers lent: only those that are tied, not all that the owner has."""
 
 
 def owners(graph: Graph) -> tuple[tuple[int, ...], ...]:
@@ -12,11 +35,7 @@ def owners(graph: Graph) -> tuple[tuple[int, ...], ...]:
     Raises:
         ValueError: a tie without an owner in the chain.
     """
-    starts: list[tuple[int, str]] = []
-    layer = 0
-    for span in graph.chain:
-        starts.append((layer, span.kind))
-        layer += span.count
+    starts = _starts(graph)
     borrowed = {
         kind: tuple(
             dict.fromkeys(
@@ -28,6 +47,44 @@ def owners(graph: Graph) -> tuple[tuple[int, ...], ...]:
         for kind in graph.kinds
     }
     return tuple(borrowed[span.kind] for span in graph.chain for _ in range(span.count))
+
+
+def loans(plan: Plan, graph: Graph) -> tuple[Loan, ...]:
+    """All loans of a plan, those of each borrowing stage in the order of their layers.
+
+    Raises:
+        ValueError: a tie without an owner in the chain.
+    """
+    if plan.cut.pipeline == 1:
+        return ()
+    starts, stages = _starts(graph), stages_by_layer(plan)
+    borrowed = owners(graph)
+    first: dict[tuple[int, int], int] = {}
+    tied: dict[tuple[int, int], dict[str, int]] = {}
+    kinds = tuple(graph.layer_kinds())
+    for layer, stage in enumerate(stages[: graph.layers]):
+        for owner in borrowed[layer]:
+            if stages[owner] != stage:
+                first.setdefault((stage, owner), layer)
+                tied.setdefault((stage, owner), {}).update(
+                    (str(parameter.tied_to), parameter.count)
+                    for parameter in kinds[layer].parameters
+                    if parameter.tied_to is not None and _owner(graph, starts, parameter) == owner
+                )
+    return tuple(
+        Loan(owner, layer, stages[owner], stage, sum(tied[stage, owner].values()))
+        for (stage, owner), layer in first.items()
+    )
+
+
+def _starts(graph: Graph) -> list[tuple[int, str]]:
+    """The first layer of each span of the chain, and its kind."""
+    starts: list[tuple[int, str]] = []
+    layer = 0
+    for span in graph.chain:
+        starts.append((layer, span.kind))
+        layer += span.count
+    return starts
 
 
 def _owner(graph: Graph, starts: list[tuple[int, str]], tied: Parameter) -> int:

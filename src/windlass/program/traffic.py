@@ -25,14 +25,16 @@ class Traffic:
     """The traffic of one plan.
 
     Args:
-        plan: of one stage.
+        plan: the plan.
         graph: that it cuts.
     """
 
     def __init__(self, plan: Plan, graph: Graph) -> None:
         self._homes = plan.far_homes
         self._masters_apart = plan.masters_apart
-        self._put_off = frozenset(put_off(plan, graph))
+        self._put_off = frozenset(
+            layer for stage in range(plan.cut.pipeline) for layer in put_off(plan, graph, stage)
+        )
         by_kind = {name: layer_sizes(plan, kind) for name, kind in graph.kinds.items()}
         self._sizes = tuple(by_kind[kind.name] for kind in graph.layer_kinds())
 
@@ -74,9 +76,12 @@ class Traffic:
         kind, layer, _ = instruction
         sizes = self._sizes[layer or 0]
         if kind == "fetch":
-            return (("weights", Moved(read=sizes.weights)),)
+            return (("weights", Moved(read=sizes.held)),)
         if kind == "store":
-            return (("gradients", Moved(written=sizes.gradients)),)
+            return (("gradients", Moved(written=sizes.shard)),)
+        if kind == "spread":  # what others have updated goes home as well
+            away = stored or layer not in self._put_off
+            return (("weights", Moved(written=sizes.held - sizes.part if away else 0)),)
         if kind == "keep":
             return (("activations", Moved(written=sizes.output)),)
         if kind == "restore":
@@ -86,19 +91,19 @@ class Traffic:
         if layer not in self._put_off:
             return self._update(sizes)
         if not stored:
-            return (("weights", Moved(read=sizes.weights)),)
-        return (*self._update(sizes), ("gradients", Moved(read=sizes.gradients)))
+            return (("weights", Moved(read=sizes.held)),)
+        return (*self._update(sizes), ("gradients", Moved(read=sizes.shard)))
 
     def _update(self, sizes: LayerSizes) -> tuple[tuple[HomeClass, Moved], ...]:
         """The state comes and goes; weights come only where they are the masters themselves.
 
         Masters that stay near as weights have a twin at home, which is updated with the moments.
         """
-        read = 0 if self._masters_apart else sizes.weights
+        read = 0 if self._masters_apart else sizes.part
         state = sizes.optimizer + (0 if "weights" in self._homes else read)
         return (
             ("optimizer", Moved(state, state)),
-            ("weights", Moved(read, sizes.weights)),
+            ("weights", Moved(read, sizes.part)),
         )
 
 
@@ -106,7 +111,7 @@ def moved(plan: Plan, graph: Graph, instruction: Instruction, *, stored: bool = 
     """Bytes that one instruction reads and writes in all far tiers together.
 
     Args:
-        plan: of one stage.
+        plan: the plan.
         graph: that it cuts.
         instruction: of a program that was lowered from the plan.
         stored: as in `Traffic.of`.

@@ -1,28 +1,35 @@
 """Verification: a program is proved before it runs, or refused with device, instruction and value.
 
 Proved are: nothing is read before it is there or after it is gone, nothing is made or freed twice,
-nothing stays behind, all of the plan's work is done once, every message sent is received and in
-order, no devices wait for each other in a circle, and no tier overflows. Where updates are put off,
-they are proved as in a run that is under way: each finds the gradient that the step before stored.
+nothing stays behind, all of the plan's work is done once, gradients are whole and reduced before
+they are used, no weights are read that others have updated a part of, every message sent is
+received and in order, no devices wait for each other in a circle, and no tier overflows. Where
+updates are put off, they are proved as in a run that is under way: each finds the gradient that the
+step before stored.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from windlass.errors import PlanError
-from windlass.program.effects import Effect, Effects, Value
+from windlass.program.effects import Effects
 from windlass.program.exchange import verify_exchange
 from windlass.program.far import far_bytes
-from windlass.program.instruction import Instruction, Program
+from windlass.program.instruction import BACKWARDS, Instruction, Kind, Program
 from windlass.program.layout import place_of
 from windlass.program.occupancy import occupancy
-from windlass.program.phases import owning, travelling
+from windlass.program.phases import owned, travelling
+from windlass.program.shards import parts
+from windlass.program.values import SUMS, Effect, Value
 from windlass.spec.graph import Graph
 from windlass.spec.plan import Plan
 from windlass.units import show_bytes
 
 _Class = TypeVar("_Class", bound=str)
+
+_ENDS: dict[Kind, str] = {"reduce": "reduced", "store": "stored", "update": "used"}
+_BEFORE_NORM: tuple[Kind, ...] = (*BACKWARDS, "take over", "reduce", "store")
 
 
 def verify(
@@ -53,27 +60,41 @@ def verify(
             continue  # replicas run the same program; proving one proves all
         proved.add((stage, program.instructions, program.settle))
         effects = stages.setdefault(stage, Effects(plan, graph, stage))
-        moves = frozenset(owning(graph) if plan.far("weights") else ())
-        _verify_work(program, Counter(_due(plan, graph, effects)), moves)
+        moves = _moves(plan, owned(plan, graph, stage))
+        _verify_work(program, Counter(_due(plan, graph, stage, effects)), moves)
         _verify_turns(program, plan, effects)
         _verify_put_off(program, effects)
+        _verify_fresh(program, plan, effects)
         _verify_values(program, effects, set(effects.resident))
         _verify_capacity(program, plan, graph, capacities)
-        _verify_settle(program, effects)
+        _verify_settle(program, plan, effects)
     _verify_far_capacity(plan, graph, capacities)
-    verify_exchange(programs, plan)
+    verify_exchange(programs, plan, graph)
 
 
-def _verify_work(program: Program, due: Counter[Instruction], moves: frozenset[int]) -> None:
+def _moves(plan: Plan, layers: Iterable[int]) -> frozenset[tuple[Kind, int]]:
+    """What may bring weights near, make them whole and free them; how often, the values decide."""
+    kinds: list[Kind] = []
+    if plan.far("weights"):
+        kinds += ("fetch", "release")
+    if plan.sharding.weights > 1:
+        kinds += ("gather", "release")
+        kinds += ("drop",) if plan.far("weights") else ()
+    return frozenset((kind, layer) for kind in kinds for layer in layers)
+
+
+def _verify_work(
+    program: Program, due: Counter[Instruction], moves: frozenset[tuple[Kind, int]]
+) -> None:
     """All that is due is done, once, and nothing else; in whatever order.
 
     Args:
         program: its instructions.
         due: what is to be done.
-        moves: layers whose weights may come and go; how often, the values decide.
+        moves: what may be done besides, however often.
     """
     for index, instruction in enumerate(program.instructions):
-        if instruction.kind in ("fetch", "release") and instruction.layer in moves:
+        if instruction[:2] in moves:
             continue
         if instruction not in due:
             raise _fault(program, index, "the plan asks for no such instruction here")
@@ -82,34 +103,72 @@ def _verify_work(program: Program, due: Counter[Instruction], moves: frozenset[i
             raise _fault(program, index, "it runs a second time")
     for instruction, times in due.items():
         if times > 0:
-            raise PlanError(f"device {program.device} never runs {show_instruction(instruction)}")
+            raise PlanError(f"device {program.device} never runs {instruction}")
 
 
 def _verify_turns(program: Program, plan: Plan, effects: Effects) -> None:
-    """Gradients are whole before they are reduced, normed, used or sent home."""
+    """Gradients are whole before they are handed over, reduced, normed, used or sent home."""
     normed: int | None = None
     done: dict[int, tuple[str, int]] = {}
-    ends = {"reduce": "reduced", "store": "stored"}
-    if effects.departing and not plan.deferred:
-        ends["update"] = "used"
     for index, (kind, layer, _) in enumerate(program.instructions):
         if kind == "norm":
             normed = index
-        elif normed is not None and kind in ("backward", "reduce", "store"):
+        elif normed is not None and kind in _BEFORE_NORM:
             raise _fault(program, index, f"the norm was taken before, at instruction {normed}")
         elif normed is None and kind == "update" and plan.clip and layer not in effects.put_off:
             raise _fault(program, index, "it needs the norm, which is not yet taken")
-        elif kind in ends and layer is not None:
-            done[layer] = (ends[kind], index)
-        elif kind == "backward" and layer is not None:
-            for target in effects.targets(layer):
-                if target in done:
-                    how, at = done[target]
-                    raise _fault(
-                        program,
-                        index,
-                        f"the gradient of layer {target} was {how} before, at instruction {at}",
-                    )
+        if layer is None:
+            continue
+        for target in _changed(kind, layer, effects):
+            if target in done:
+                how, at = done[target]
+                raise _fault(
+                    program,
+                    index,
+                    f"the gradient of layer {target} was {how} before, at instruction {at}",
+                )
+        if kind == "hand over":
+            done[effects.holding.borrows[layer].owner] = ("handed over", index)
+        elif kind in _ENDS and (kind != "update" or layer not in effects.put_off):
+            done[layer] = (_ENDS[kind], index)
+
+
+def _changed(kind: Kind, layer: int, effects: Effects) -> tuple[int, ...]:
+    """The layers whose gradient an instruction changes, so that none may be final before it."""
+    if kind in BACKWARDS:
+        return effects.targets(layer)
+    if kind == "take over":
+        return (effects.holding.lends[layer].owner,)
+    return (layer,) if kind == "reduce" else ()
+
+
+def _verify_fresh(program: Program, plan: Plan, effects: Effects) -> None:
+    """What others have updated is not read from an own copy until it has come.
+
+    An update changes a device's own part of the weights it holds. What it holds beyond that is old
+    until `spread`, and whole weights that were gathered before are old until they are again.
+    """
+    old: dict[Value, int] = {}
+    if plan.sharding.optimizer == 1:
+        return
+    for index, instruction in enumerate(program.instructions):
+        kind, layer, _ = instruction
+        effect = effects.of(instruction, frozenset())
+        for value in effect.reads:
+            if value in old and kind not in ("spread", "release", "drop", "update"):
+                raise _fault(
+                    program, index, f"it reads {value}, of which others have updated a part at "
+                    f"instruction {old[value]} and which has not come since",
+                )  # fmt: skip
+        for value in (*effect.makes, *effect.frees):
+            old.pop(value, None)
+        if layer is None:
+            continue
+        held, whole = effects.holding.held(layer), Value("weights", layer)
+        if kind == "spread":
+            old.pop(held, None)
+        elif kind == "update":
+            old |= dict.fromkeys({whole} if parts(plan) == 1 else {held, whole}, index)
 
 
 def _verify_put_off(program: Program, effects: Effects) -> None:
@@ -122,31 +181,39 @@ def _verify_put_off(program: Program, effects: Effects) -> None:
             raise _fault(program, index, "the update that the step before put off comes first")
 
 
-def _verify_settle(program: Program, effects: Effects) -> None:
+def _verify_settle(program: Program, plan: Plan, effects: Effects) -> None:
     """Settling makes up for all that was put off, and leaves the near tier as it was.
 
     It holds the weights of the first phase and of one layer. A step holds either of them together
     with their gradients, which are no smaller, so that settling fits wherever a step does.
     """
     settling = program.model_copy(update={"instructions": program.settle})
-    due = Counter(Instruction("update", layer) for layer in effects.put_off)
+    kinds: tuple[Kind, ...] = ("update", "spread") if parts(plan) > 1 else ("update",)
+    due = Counter(Instruction(kind, layer) for kind in kinds for layer in effects.put_off)
     waiting = (value for value in effects.resident if value.name == "gradients at home")
     try:
-        _verify_work(settling, due, effects.put_off)
+        _verify_work(settling, due, _moves(plan, effects.put_off))
         _verify_put_off(settling, effects)
         _verify_values(settling, effects, set(effects.resident).difference(waiting))
     except PlanError as fault:
         raise PlanError(f"in settling: {fault}") from fault
 
 
-def _due(plan: Plan, graph: Graph, effects: Effects) -> Iterator[Instruction]:
-    travels = travelling(plan, graph)
+def _due(plan: Plan, graph: Graph, stage: int, effects: Effects) -> Iterator[Instruction]:
+    travels, owns = travelling(plan, graph, stage), owned(plan, graph, stage)
     for micro in range(plan.batch.accumulation):
-        yield from _due_of_micro(effects, travels, micro)
-    for layer in owning(graph) if plan.streamed else effects.layers:
+        yield from _due_of_micro(plan, effects, travels, micro)
+    for layer in owns if plan.streamed else effects.holding.layers:
         yield Instruction("update", layer)
+    for layer in owns:
         if plan.cut.replicas > 1:
             yield Instruction("reduce", layer)
+        if parts(plan) > 1:
+            yield Instruction("spread", layer)
+    for layer in effects.holding.borrows:
+        yield from (Instruction("borrow", layer), Instruction("hand over", layer))
+    for layer in effects.holding.lends:
+        yield from (Instruction("lend", layer), Instruction("take over", layer))
     for layer in effects.put_off:
         yield Instruction("store", layer)
     if plan.clip:
@@ -154,15 +221,20 @@ def _due(plan: Plan, graph: Graph, effects: Effects) -> Iterator[Instruction]:
     yield Instruction("sync")
 
 
-def _due_of_micro(effects: Effects, travels: tuple[int, ...], micro: int) -> Iterator[Instruction]:
-    if effects.takes_tokens:
+def _due_of_micro(
+    plan: Plan, effects: Effects, travels: tuple[int, ...], micro: int
+) -> Iterator[Instruction]:
+    backward: tuple[Kind, ...] = ("backward",)
+    if plan.order == "zero-bubble":
+        backward = ("backward input", "backward weight")
+    if effects.holding.takes_tokens:
         yield Instruction("load", None, micro)
-    for layer in effects.layers:
+    for layer in effects.holding.layers:
         yield Instruction("forward", layer, micro)
-        yield Instruction("backward", layer, micro)
+        yield from (Instruction(kind, layer, micro) for kind in backward)
     for layer in effects.recomputed:
         yield Instruction("recompute", layer, micro)
-    for layer in effects.boundaries:
+    for layer in effects.holding.boundaries:
         yield Instruction("send", layer, micro)
         yield Instruction("receive", layer, micro)
     for layer in travels:
@@ -182,13 +254,13 @@ def _verify_values(program: Program, effects: Effects, after: set[Value]) -> Non
             if value in alive:
                 raise _fault(program, index, f"it makes {value}, which is there already")
             made_at[value] = index
-            if value.name == "gradients" and value.layer is not None:
+            if value.name in SUMS and value.layer is not None:
                 summed.add(value.layer)
         alive.update(effect.makes)
         for value in effect.frees:
             alive.remove(value)
             freed[value] = index
-            if value.name == "gradients" and value.layer is not None:
+            if value.name in SUMS and value.layer is not None:
                 summed.discard(value.layer)
     for value in effects.resident:
         if value in after - alive:
@@ -225,9 +297,10 @@ def _verify_capacity(
 
 
 def _verify_far_capacity(plan: Plan, graph: Graph, capacities: Mapping[str, int]) -> None:
-    for tier, by_class in far_bytes(plan, graph).items():
-        if tier in capacities and sum(by_class.values()) > capacities[tier]:
-            raise PlanError(_overflow(tier, by_class, capacities[tier]))
+    for stage in range(plan.cut.pipeline):
+        for tier, by_class in far_bytes(plan, graph, stage).items():
+            if tier in capacities and sum(by_class.values()) > capacities[tier]:
+                raise PlanError(_overflow(tier, by_class, capacities[tier]))
 
 
 def _overflow(tier: str, by_class: Mapping[_Class, int], capacity: int) -> str:
@@ -240,12 +313,5 @@ def _overflow(tier: str, by_class: Mapping[_Class, int], capacity: int) -> str:
 
 
 def _fault(program: Program, index: int, what: str) -> PlanError:
-    shown = show_instruction(program.instructions[index])
-    return PlanError(f"device {program.device}, instruction {index} ({shown}): {what}")
-
-
-def show_instruction(instruction: Instruction) -> str:
-    """`forward of layer 3, micro-batch 0`."""
-    layer = "" if instruction.layer is None else f" of layer {instruction.layer}"
-    micro = "" if instruction.micro is None else f", micro-batch {instruction.micro}"
-    return f"{instruction.kind}{layer}{micro}"
+    instruction = program.instructions[index]
+    return PlanError(f"device {program.device}, instruction {index} ({instruction}): {what}")

@@ -29,8 +29,10 @@ svg .axis{stroke:var(--line)}
 """
 
 _KIND_COLOURS = {
-    "load": "grey", "fetch": "sky", "release": "sky", "gather": "yellow", "forward": "blue",
-    "recompute": "orange", "backward": "red", "send": "violet", "receive": "violet",
+    "load": "grey", "fetch": "sky", "release": "sky", "drop": "sky", "gather": "yellow",
+    "spread": "yellow", "forward": "blue", "recompute": "orange", "backward": "red",
+    "backward input": "red", "backward weight": "orange", "send": "violet", "receive": "violet",
+    "lend": "violet", "borrow": "violet", "hand over": "violet", "take over": "violet",
     "reduce": "yellow", "keep": "brown", "restore": "brown", "norm": "pink", "update": "green",
     "sync": "grey",
 }  # fmt: skip

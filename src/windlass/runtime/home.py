@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from windlass.machines.moments import Codec, Kept
-from windlass.program.effects import STAGING_BYTES
+from windlass.program.values import STAGING_BYTES
 from windlass.runtime.directfile import DirectFile, aligned, page_memory
 from windlass.runtime.lane import Lane, Moved
 from windlass.runtime.statefile import (

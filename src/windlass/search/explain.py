@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from windlass.program.verify import show_instruction
 from windlass.search.choice import Advice, Change, Choice, Refusal, RunnerUp
 from windlass.spec.plan import Plan
 from windlass.units import show_bytes, show_seconds
@@ -45,7 +44,7 @@ def explain_refusal(refusal: Refusal) -> str:
     largest = refusal.largest_class
     return (
         f"{show_plan(refusal.plan)}: over by {show_bytes(refusal.over_bytes)} at "
-        f"{show_instruction(refusal.instruction)}; most is {largest} with "
+        f"{refusal.instruction}; most is {largest} with "
         f"{show_bytes(refusal.by_class[largest])}"
     )
 

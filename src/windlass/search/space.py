@@ -5,16 +5,18 @@ from itertools import product
 from typing import TypeVar, get_args
 
 from windlass.errors import Faults
-from windlass.program.schedule import ORDERS
 from windlass.spec.graph import PRECISION_BYTES, Graph, Precision
 from windlass.spec.machine import Machine
-from windlass.spec.plan import Batch, Moments, Plan, Recompute, Stage
+from windlass.spec.plan import Batch, Moments, Order, Plan, Recompute, Stage
 from windlass.spec.request import Request
 
 _Choice = TypeVar("_Choice")
 
 _LONGEST = 1024
 """Tokens of a sequence where neither request nor model say."""
+
+_ORDERS: tuple[Order, ...] = ("gpipe", "1f1b")
+"""Those that are run; on one device they are the same."""
 
 _RECOMPUTES: tuple[Recompute, ...] = ("none", "layer")
 
@@ -137,8 +139,8 @@ def _faults(request: Request, graph: Graph, machine: Machine) -> Iterator[str]:
     for name, degree in request.cut:
         if degree is not None and degree > 1:
             yield f"`cut.{name}` = {degree} is not yet run by this version; leave it open or 1"
-    if request.order is not None and request.order not in ORDERS:
-        known = ", ".join(f"`{order}`" for order in ORDERS)
+    if request.order is not None and request.order not in _ORDERS:
+        known = ", ".join(f"`{order}`" for order in _ORDERS)
         yield f"`order` = {request.order} is not yet run by this version; choose one of {known}"
     if not _micros(request):
         batch, total = request.batch, request.train.batch

@@ -72,7 +72,7 @@ class Batch(Document):
 
 
 class Stage(Document):
-    """Consecutive layers on one device of a pipeline."""
+    """Consecutive layers on one device of a pipeline; with `Plan.interleave`, one chunk of it."""
 
     phases: tuple[tuple[int, int], ...] = Field(min_length=1)
     """Half-open ranges of layers that are in the near tier together, in turn."""
@@ -97,6 +97,8 @@ class Plan(Document):
     machine: str
     """`name@fingerprint` of the machine."""
     order: Order = "1f1b"
+    interleave: int = Field(default=1, ge=1)
+    """Chunks of layers of one device of the pipeline; `interleaved` runs them in turn."""
     precision: Precision = "float32"
     moments: Moments = "float32"
     """In which format the optimizer's moments are kept; never chosen by search."""
@@ -108,12 +110,15 @@ class Plan(Document):
     home: Home = Home()
     batch: Batch
     stages: tuple[Stage, ...] = Field(min_length=1)
+    """In the order of the chain; of p devices the `k`th is on device `k mod p`."""
 
     @model_validator(mode="after")
     def _stages_follow_each_other(self) -> Self:
-        if len(self.stages) != self.cut.pipeline:
+        due = self.cut.pipeline * self.interleave
+        if len(self.stages) != due:
+            chunks = f" x `interleave` = {self.interleave}" if self.interleave > 1 else ""
             raise ValueError(
-                f"{len(self.stages)} stages for `cut.pipeline` = {self.cut.pipeline}; "
+                f"{len(self.stages)} stages for `cut.pipeline` = {self.cut.pipeline}{chunks}; "
                 "write one `[[stages]]` for each"
             )
         end = 0

@@ -1,0 +1,81 @@
+"""Links: seconds that messages and collectives take on a machine's links.
+
+A collective costs what each device sends over the rate of its link, and the latency of each hop of
+the ring. Groups of one stage that exchange at once over one link share its rate.
+
+Source of the formulas: Patarasuk & Yuan 2009, JPDC 69(2).
+"""
+
+from windlass.program.exchanged import Sent, all_reduce_bytes, gather_bytes
+from windlass.program.instruction import ANSWERS, Instruction
+from windlass.program.shards import parts
+from windlass.program.sizes import LayerSizes, layer_sizes
+from windlass.spec.graph import Graph
+from windlass.spec.machine import Link, Machine
+from windlass.spec.plan import Plan
+
+
+class Links:
+    """Seconds of the exchanges of one plan on one machine.
+
+    Args:
+        plan: the plan.
+        graph: that it cuts.
+        machine: that it runs on.
+    """
+
+    def __init__(self, plan: Plan, graph: Graph, machine: Machine) -> None:
+        self._plan, self._machine = plan, machine
+        self._sent = Sent(plan, graph)
+        by_kind = {name: layer_sizes(plan, kind) for name, kind in graph.kinds.items()}
+        self._sizes = tuple(by_kind[kind.name] for kind in graph.layer_kinds())
+
+    def seconds(self, instruction: Instruction) -> float:
+        """Seconds that a message or collective takes; 0 of anything else.
+
+        Raises:
+            KeyError: the machine states no link.
+        """
+        kind, layer, _ = instruction
+        if layer is None:
+            return 0.0
+        sharding, sizes = self._plan.sharding, self._sizes[layer]
+        if kind in ANSWERS:
+            link = self._link(self._plan.cut.devices)
+            return link.latency + self._sent.of(instruction) / link.rate
+        if kind == "gather":
+            sent = gather_bytes(sizes.weights, sharding.weights)
+            return self._ring(sent, sharding.weights, apart=parts(self._plan))
+        if kind == "spread":
+            return self._ring(gather_bytes(sizes.held, parts(self._plan)), parts(self._plan))
+        return self._reduce(sizes) if kind == "reduce" else 0.0
+
+    def _reduce(self, sizes: LayerSizes) -> float:
+        """Scattering within rts' replicas, then a sum of shards over the others."""
+        degree = self._plan.sharding.optimizer
+        others = self._plan.cut.replicas // degree
+        scattered = self._ring(gather_bytes(sizes.gradients, degree), degree)
+        summed = all_reduce_bytes(sizes.shard, others)
+        return scattered + self._ring(summed, others, apart=degree, passes=2)
+
+    def _ring(self, sent: int, ranks: int, *, apart: int = 1, passes: int = 1) -> float:
+        """Seconds of one ring.
+
+        Args:
+            sent: bytes that each device sends.
+            ranks: devices in the ring.
+            apart: replicas from one of them to the next; so many rings lie side by side.
+            passes: times that the buffer goes around.
+        """
+        if ranks == 1:
+            return 0.0
+        link = self._link(ranks * apart)
+        at_once = max(1, min(link.joins, self._plan.cut.replicas) // ranks)
+        return sent * at_once / link.rate + passes * (ranks - 1) * link.latency
+
+    def _link(self, joined: int) -> Link:
+        """The innermost link that joins so many devices, else the outermost there is."""
+        links = self._machine.links
+        if not links:
+            raise KeyError(f"{self._machine.name} states no link between devices")
+        return next((link for link in links if link.joins >= joined), links[-1])

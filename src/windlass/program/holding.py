@@ -1,0 +1,109 @@
+"""Holding: the layers of one stage, how large their values are, and whose weights they use."""
+
+from windlass.program.layout import layers_of
+from windlass.program.phases import recomputed
+from windlass.program.sizes import layer_sizes
+from windlass.program.ties import loans, owners
+from windlass.program.values import AWAY, STAGING_BYTES, Name, Value
+from windlass.spec.graph import Graph
+from windlass.spec.plan import Plan
+
+_TOKEN_BYTES = 8
+"""Token numbers are int64, as torch's embedding and cross-entropy take them."""
+
+
+class Holding:
+    """What one stage of a plan holds.
+
+    Args:
+        plan: the plan.
+        graph: the graph that it cuts.
+        stage: index of the stage.
+    """
+
+    def __init__(self, plan: Plan, graph: Graph, stage: int) -> None:
+        self.plan = plan
+        self.layers = layers_of(plan, stage)
+        self.on = frozenset(self.layers)
+        self.end = graph.layers - 1
+        """The chain's last layer, which makes the loss."""
+        self.boundaries = frozenset(
+            at for at in range(self.end) if (at in self.on) != (at + 1 in self.on)
+        )
+        """The layers whose outputs cross to or from another stage."""
+        by_kind = {name: layer_sizes(plan, kind) for name, kind in graph.kinds.items()}
+        self.kinds = tuple(span.kind for span in graph.chain for _ in range(span.count))
+        self.sizes = tuple(by_kind[kind] for kind in self.kinds)
+        self.again = frozenset(at for at in self.layers if recomputed(plan, graph, at))
+        """Layers whose forward runs again before their backward."""
+        lent = loans(plan, graph)
+        self.borrows = {loan.layer: loan for loan in lent if loan.borrower == stage}
+        """By the layer that they go by."""
+        self.lends = {loan.layer: loan for loan in lent if loan.lender == stage}
+        self._borrowed = {loan.owner: loan.elements for loan in self.borrows.values()}
+        self._owners = owners(graph)
+        self._tokens = 2 * plan.batch.micro * plan.batch.sequence * _TOKEN_BYTES
+        self._held: Name = "weights shard" if plan.sharding.weights > 1 else "weights"
+        self._summed: Name = "gradient shard" if plan.sharding.optimizer > 1 else "gradients"
+
+    @property
+    def takes_tokens(self) -> bool:
+        """Whether the stage holds the embedding or the loss."""
+        return 0 in self.on or self.end in self.on
+
+    def targets(self, layer: int) -> tuple[int, ...]:
+        """The layers at which the gradients of a layer's weights are summed: its own and tied."""
+        return (layer, *(owner for owner in self._owners[layer] if owner != layer))
+
+    def weights(self, layer: int) -> tuple[Value, ...]:
+        """What a layer computes with."""
+        return tuple(
+            Value("weights" if at in self.on else "borrowed weights", at)
+            for at in self.targets(layer)
+            if self.sizes[at].weights
+        )
+
+    def sums(self, layer: int) -> tuple[Value, ...]:
+        """What a layer's backward passes add to."""
+        return tuple(
+            Value("gradients" if at in self.on else "borrowed gradients", at)
+            for at in self.targets(layer)
+            if self.sizes[at].gradients
+        )
+
+    def held(self, layer: int) -> Value:
+        """A layer's weights between uses: the device's shard, or all where none are shared."""
+        return Value(self._held, layer)
+
+    def gradient(self, layer: int) -> Value:
+        """What norm and update read: the device's shard, or all where none is shared."""
+        return Value(self._summed, layer)
+
+    def gradients(self, layers: tuple[int, ...]) -> tuple[Value, ...]:
+        """The same of those layers that have weights."""
+        return tuple(self.gradient(at) for at in layers if self.sizes[at].gradients)
+
+    def bytes_of(self, value: Value) -> int:
+        """How large a value is."""
+        if value.name in AWAY:
+            return 0
+        if value.name == "tokens":
+            return self._tokens
+        if value.name == "staging":
+            return STAGING_BYTES
+        layer = value.layer or 0
+        if value.name == "borrowed weights":
+            return self._borrowed[layer] * self.plan.weight_bytes
+        if value.name == "borrowed gradients":
+            return self._borrowed[layer] * self.plan.gradient_bytes
+        sizes = self.sizes[layer]
+        known: dict[Name, int] = {
+            "weights": sizes.weights,
+            "weights shard": sizes.held,
+            "optimizer": sizes.optimizer,
+            "gradients": sizes.gradients + sizes.rows,
+            "gradient shard": sizes.shard,
+            "kept": sizes.kept,
+            "inner gradients": sizes.kept,
+        }
+        return known.get(value.name, sizes.output)

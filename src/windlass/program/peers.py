@@ -1,0 +1,81 @@
+"""Peers: with whom each instruction of a device exchanges."""
+
+from windlass.program.instruction import Instruction, Kind
+from windlass.program.layout import Place, device_of, place_of
+from windlass.program.shards import gathering, spreading
+from windlass.program.ties import loans
+from windlass.spec.graph import Graph
+from windlass.spec.plan import Plan
+
+_FROM_OWNER: tuple[Kind, ...] = ("lend", "take over")
+_LOANS: tuple[Kind, ...] = (*_FROM_OWNER, "borrow", "hand over")
+
+
+def group_of(instruction: Instruction, device: int, plan: Plan) -> tuple[int, ...]:
+    """The devices that an instruction brings together, in the order of what each has of the whole.
+
+    For a reduction the replicas, for `gather` those that share the weights, for `spread` those that
+    updated parts of one shard; else all devices.
+    """
+    place = place_of(device, plan.cut)
+    if instruction.kind == "reduce":
+        replicas: tuple[int, ...] = tuple(range(plan.cut.replicas))
+    elif instruction.kind == "gather":
+        replicas = gathering(place.replica, plan)
+    elif instruction.kind == "spread":
+        replicas = spreading(place.replica, plan)
+    else:
+        return tuple(range(plan.cut.devices))
+    return tuple(device_of(place._replace(replica=replica), plan.cut) for replica in replicas)
+
+
+class Peers:
+    """Who is at the other end of each message of a plan.
+
+    Args:
+        plan: the plan.
+        graph: that it cuts.
+    """
+
+    def __init__(self, plan: Plan, graph: Graph) -> None:
+        self._cut = plan.cut
+        stages = plan.cut.pipeline
+        self._ends = {
+            part.last - 1: (chunk % stages, (chunk + 1) % stages)
+            for chunk, part in enumerate(plan.stages[:-1])
+        }
+        self._loans = {
+            (loan.layer, stage): (loan.borrower if stage == loan.lender else loan.lender)
+            for loan in loans(plan, graph)
+            for stage in (loan.lender, loan.borrower)
+        }
+
+    def of(self, instruction: Instruction, device: int) -> int | None:
+        """The device at the other end of a message; None if the layer lies on no boundary."""
+        kind, layer, _ = instruction
+        place = place_of(device, self._cut)
+        if layer is None:
+            return None
+        if kind in _LOANS:
+            return self._at(self._loans.get((layer, place.stage)), place)
+        ends = self._ends.get(layer)
+        if ends is None or place.stage not in ends:
+            return None
+        here, there = ends
+        return self._at(there if here == place.stage else here, place)
+
+    def lane(self, instruction: Instruction, device: int) -> str:
+        """The kind of message, as its receiver's instruction; each kind keeps its own order.
+
+        Outputs go onward and their gradients back, on lanes of their own: with two stages that
+        interleave, both go from each device to the other.
+        """
+        kind, layer, _ = instruction
+        if kind == "send" and layer is not None:
+            return "onward" if self._ends[layer][0] == place_of(device, self._cut).stage else "back"
+        if kind == "receive" and layer is not None:
+            return "onward" if self._ends[layer][1] == place_of(device, self._cut).stage else "back"
+        return {"lend": "borrow", "hand over": "take over"}.get(kind, kind)
+
+    def _at(self, stage: int | None, place: Place) -> int | None:
+        return None if stage is None else device_of(place._replace(stage=stage), self._cut)

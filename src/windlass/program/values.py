@@ -1,0 +1,76 @@
+"""Values: what lies in memory between instructions, by name, class and layer."""
+
+from typing import Literal, NamedTuple
+
+from windlass.spec.prediction import MemoryClass
+
+Name = Literal[
+    "weights",  # of a layer, whole
+    "weights shard",  # the device's share, where replicas share one copy
+    "borrowed weights",  # a working copy of what another stage owns; goes by the owner
+    "optimizer",
+    "gradients",  # summed over micro-batches; tied weights' where they live
+    "gradient shard",  # summed over replicas: the part that the device updates
+    "borrowed gradients",  # of borrowed weights, until their owner takes them over
+    "tokens",  # inputs and targets of one micro-batch
+    "output",  # of a layer: the next layer's input, and what its own backward starts from
+    "output again",  # the same, recomputed, where the first one is still needed
+    "kept",  # for backward, apart from the input
+    "output gradient",  # of a layer: what the next layer's backward passes down
+    "inner gradients",  # what the input's part of a backward leaves for the weights' part
+    "staging",  # what optimizer state passes through on its way from and to its home
+    "gradients at home",
+    "output at home",
+]
+
+CLASSES: dict[Name, MemoryClass] = {
+    "weights": "weights",
+    "weights shard": "weights",
+    "borrowed weights": "weights",
+    "optimizer": "optimizer",
+    "gradients": "gradients",
+    "gradient shard": "gradients",
+    "borrowed gradients": "gradients",
+    "tokens": "activations",
+    "output": "activations",
+    "output again": "activations",
+    "kept": "activations",
+    "output gradient": "activations",
+    "inner gradients": "activations",
+    "staging": "working",
+    "gradients at home": "gradients",
+    "output at home": "activations",
+}
+
+SUMS: tuple[Name, ...] = ("gradients", "borrowed gradients")
+"""What backward passes add to."""
+
+AWAY: tuple[Name, ...] = ("gradients at home", "output at home")
+"""What takes no near memory."""
+
+STAGING_BYTES = 52 * 2**20
+"""The near memory that optimizer state passes through, part by part, where its home is far. It is
+there as long as the run, and no layer is too large for it."""
+
+
+class Value(NamedTuple):
+    """Something that lies in memory between instructions."""
+
+    name: Name
+    layer: int | None = None
+    micro: int | None = None
+
+    def __str__(self) -> str:
+        layer = "" if self.layer is None else f" of layer {self.layer}"
+        micro = "" if self.micro is None else f", micro-batch {self.micro}"
+        return f"{self.name}{layer}{micro}"
+
+
+class Effect(NamedTuple):
+    """What one instruction does to memory."""
+
+    reads: tuple[Value, ...] = ()
+    makes: tuple[Value, ...] = ()
+    frees: tuple[Value, ...] = ()
+    working_bytes: int = 0
+    """Held only while it runs, above what it makes."""

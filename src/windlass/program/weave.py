@@ -1,0 +1,145 @@
+"""Weave: what a stage does with weights and gradients, set among its passes as early as is exact.
+
+Passes say when a layer is used. From that follows the rest: borrowed weights come before their
+first use; shared weights become a shard again after their last; a gradient is handed over, taken
+over, reduced, and leaves or is used, after the last backward pass that adds to it.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
+
+from windlass.program.holding import Holding
+from windlass.program.instruction import BACKWARDS, COMPUTING, Instruction
+from windlass.program.phases import departing, owned, resident
+from windlass.program.shards import parts
+from windlass.spec.graph import Graph
+from windlass.spec.plan import Plan
+
+
+class Weave:
+    """Sets exchanges and updates of one stage among its passes.
+
+    Args:
+        plan: legal.
+        graph: that it cuts.
+        stage: index of the stage.
+    """
+
+    def __init__(self, plan: Plan, graph: Graph, stage: int) -> None:
+        self._plan = plan
+        self.holding = Holding(plan, graph, stage)
+        self._owned = owned(plan, graph, stage)
+        self._departing = frozenset(departing(plan, graph, stage))
+        self._resident = frozenset(resident(plan, graph, stage))
+        self._shares = plan.sharding.weights > 1
+
+    def woven(self, passes: Sequence[Instruction]) -> Iterator[Instruction]:
+        """The passes with all that hangs on them."""
+        cloth = _Cloth(passes, self.holding)
+        for layer, loan in self.holding.borrows.items():
+            cloth.before[cloth.first[layer]].append(Instruction("borrow", layer))
+            cloth.after[cloth.added[loan.owner]].append(Instruction("hand over", layer))
+        layers = sorted(self._owned, key=cloth.added.__getitem__)
+        for layer in layers:
+            if self._shares:
+                cloth.after[cloth.read[layer]].append(Instruction("release", layer))
+            cloth.after[cloth.added[layer]] += self._summed(layer)
+        leaving = [layer for layer in layers if layer in self._departing]
+        if self._plan.deferred:
+            for layer in leaving:
+                cloth.after[cloth.added[layer]].append(Instruction("store", layer))
+        else:
+            self._update(leaving, cloth)
+        return iter(cloth)
+
+    def gather(self, layers: Iterable[int]) -> Iterator[Instruction]:
+        """Makes weights whole that are shared; those that have a home leave no shard behind."""
+        if self._shares:
+            for layer in layers:
+                yield Instruction("gather", layer)
+                if self._plan.far("weights"):
+                    yield Instruction("drop", layer)
+
+    def lend(self, layers: Iterable[int]) -> Iterator[Instruction]:
+        """Lends weights that are whole now to the stages that borrow them."""
+        here = set(layers)
+        for layer, loan in self.holding.lends.items():
+            if loan.owner in here:
+                yield Instruction("lend", layer)
+
+    def spread(self, layer: int) -> Iterator[Instruction]:
+        """Puts what the device has updated together with what the others have."""
+        if layer in self._owned and parts(self._plan) > 1:
+            yield Instruction("spread", layer)
+
+    def forget(self, layer: int) -> Instruction:
+        """Frees what is near of a layer that is not in use; its home holds the same."""
+        return Instruction("drop" if self._shares else "release", layer)
+
+    def _summed(self, layer: int) -> Iterator[Instruction]:
+        """What follows the last backward pass that adds to a layer's gradient."""
+        for name, loan in self.holding.lends.items():
+            if loan.owner == layer:
+                yield Instruction("take over", name)
+        if self._plan.cut.replicas > 1:
+            yield Instruction("reduce", layer)
+
+    def _update(self, layers: Sequence[int], cloth: "_Cloth") -> None:
+        """Sets updates where each gradient is whole.
+
+        An update goes on beside the passes that follow. To put its parts together at once would
+        wait for its end, so that comes when the next layer's update begins, or the weights go.
+        """
+        for layer, following in pairwise((*layers, None)):
+            if layer is None:
+                return
+            here = cloth.added[layer]
+            then = cloth.end if following is None else cloth.added[following]
+            cloth.after[here].append(Instruction("update", layer))
+            goes = cloth.released.get(layer, here)
+            (cloth.before[goes] if here < goes <= then else cloth.after[then]).extend(
+                self._agree(layer)
+            )
+
+    def _agree(self, layer: int) -> Iterator[Instruction]:
+        """What follows an update during the backward pass."""
+        yield from self.spread(layer)
+        if self._shares and layer not in self._resident:
+            yield self.forget(layer)
+
+
+class _Cloth:
+    """Passes, when each layer is used in them, and what is set before and after each."""
+
+    def __init__(self, passes: Sequence[Instruction], holding: Holding) -> None:
+        self._passes = passes
+        self.before: dict[int, list[Instruction]] = defaultdict(list)
+        self.after: dict[int, list[Instruction]] = defaultdict(list)
+        self.first: dict[int, int] = {}
+        """Where a layer is used first."""
+        self.read: dict[int, int] = {}
+        """Where an owner's weights are read last."""
+        self.added: dict[int, int] = {}
+        """Where something is added to an owner's gradient last."""
+        self.released: dict[int, int] = {}
+        """Where a layer's whole weights are freed last."""
+        self.end = len(passes) - 1
+        for index, (kind, layer, _) in enumerate(passes):
+            if layer is None:
+                continue
+            if kind == "release":
+                self.released[layer] = index
+            elif kind in COMPUTING or kind in BACKWARDS:
+                self.first.setdefault(layer, index)
+                for target in holding.targets(layer):
+                    if kind in COMPUTING:
+                        self.read[target] = index
+                    if kind in BACKWARDS:
+                        self.added[target] = index
+
+    def __iter__(self) -> Iterator[Instruction]:
+        for index, instruction in enumerate(self._passes):
+            yield from self.before[index]
+            yield instruction
+            yield from self.after[index]

@@ -1,0 +1,140 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from factories import tiny_graph, tiny_machine, tiny_plan
+from program.pod_plans import MACHINE, pod_plans
+from windlass.cost.links import Links
+from windlass.cost.predict import predict
+from windlass.cost.simulate import simulate
+from windlass.program.instruction import Instruction
+from windlass.program.lower import lower
+from windlass.spec.graph import Graph, Span
+from windlass.spec.machine import Curve, Machine, Point
+from windlass.spec.plan import Order, Plan
+
+GRAPH = tiny_graph(layers=2, tied=False)
+SQUARE_BYTES = 32 * 32 * 4
+
+
+def linked(rate: float) -> Machine:
+    """All devices on one link of so many bytes/s."""
+    (link,) = MACHINE.links
+    return MACHINE.model_copy(update={"links": (link.model_copy(update={"rate": rate}),)})
+
+
+def equal_blocks(count: int) -> tuple[Graph, Machine]:
+    """So many equal layers, and a machine on which only products take time: three equal parts.
+
+    A forward pass is one product; a backward pass is one for the input and one for the weights.
+    """
+    tiny = tiny_graph()
+    chain = (Span(kind="block", count=count),)
+    graph = tiny.model_copy(update={"chain": chain, "kinds": {"block": tiny.kinds["block"]}})
+    machine = tiny_machine(devices=8)
+    at_once, one_rate = (Curve(points=(Point(1.0, rate),)) for rate in (1e30, 1e9))
+    matmul = tuple(rate.model_copy(update={"curve": one_rate}) for rate in machine.device.matmul)
+    device = machine.device.model_copy(
+        update={"matmul": matmul, "traffic": at_once, "launch_seconds": 0.0, "update_rate": 1e30}
+    )
+    link = machine.links[0].model_copy(update={"latency": 0.0, "rate": 1e30})
+    return graph, machine.model_copy(update={"device": device, "links": (link,)})
+
+
+@given(
+    pipeline=st.integers(1, 4),
+    groups=st.integers(1, 3),
+    extra=st.integers(0, 3),
+    interleave=st.sampled_from([2, 3]),
+    order=st.sampled_from(["gpipe", "1f1b", "interleaved", "zero-bubble"]),
+)
+def test_programs_on_the_clock_take_what_the_laws_of_their_orders_say(
+    pipeline: int, groups: int, extra: int, interleave: int, order: Order
+):
+    chunks = interleave if order == "interleaved" and pipeline > 1 else 1
+    micros = groups * pipeline + (0 if order == "interleaved" else extra)
+    graph, machine = equal_blocks(2 * pipeline * chunks)
+    plan = tiny_plan(
+        graph,
+        machine,
+        pipeline=pipeline,
+        order=order if chunks > 1 or order != "interleaved" else "1f1b",
+        interleave=chunks,
+        accumulation=micros,
+        clip=False,
+    )
+    product = 2 * (2 * 16) * 32 * 32 / 1e9
+    part = 2 * chunks * product  # of a stage: tf = tb = tw
+    waiting = {"zero-bubble": 2 * (pipeline - 1) - (min(micros, pipeline) - 1)}
+    turns = 3 * micros + waiting.get(order, 3 * (pipeline - 1) / chunks)
+    # The rest takes 1e-21 of the time: loads, sums, messages.
+    assert predict(plan, graph, machine).step_seconds == pytest.approx(turns * part, rel=1e-9)
+
+
+@given(drawn=pod_plans())
+def test_every_plan_of_a_pod_is_timed_and_its_kinds_sum_to_the_step(drawn: tuple[Graph, Plan]):
+    graph, plan = drawn
+    programs = lower(plan, graph)
+    told = predict(plan, graph, MACHINE, programs)
+    assert sum(told.by_kind.values()) == pytest.approx(told.step_seconds)
+    if plan.cut.devices > 1:
+        assert sum(told.by_term.values()) == pytest.approx(told.step_seconds)
+    for lane in simulate(plan, graph, MACHINE, programs).lanes:
+        assert len(lane.starts) == len(programs[lane.device].instructions)
+        assert all(end >= start for start, end in zip(lane.starts, lane.ends, strict=True))
+
+
+@given(drawn=pod_plans(), rate=st.floats(1e6, 1e12), times=st.floats(1, 100))
+def test_a_slower_link_never_makes_a_step_shorter(
+    drawn: tuple[Graph, Plan], rate: float, times: float
+):
+    graph, plan = drawn
+    fast, slow = (predict(plan, graph, linked(each)) for each in (rate, rate / times))
+    assert fast.step_seconds <= slow.step_seconds * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("sharding", "kind", "sent", "hops"),
+    [
+        # Four rings of two lie side by side among eight replicas, and share one link.
+        ((2, 2), "gather", 4 * SQUARE_BYTES / 2, 1),
+        ((8, 8), "gather", 7 * SQUARE_BYTES / 8, 7),
+        ((2, 8), "spread", 2 * 3 * SQUARE_BYTES / 8, 3),
+        ((1, 1), "reduce", 2 * 7 * SQUARE_BYTES / 8, 14),
+        # Scattered among four, then summed over the two blocks by four rings at once.
+        ((1, 4), "reduce", 2 * 3 * SQUARE_BYTES / 4 + 4 * 2 * SQUARE_BYTES / 4 / 2, 3 + 2),
+    ],
+)
+def test_collectives_take_what_rings_take(
+    sharding: tuple[int, int], kind: str, sent: float, hops: int
+):
+    machine = tiny_machine(devices=8)
+    plan = tiny_plan(GRAPH, machine, replicas=8, sharding=sharding)
+    (link,) = machine.links
+    seconds = Links(plan, GRAPH, machine).seconds(Instruction(kind, 1))  # type: ignore[arg-type]
+    assert seconds == pytest.approx(sent / link.rate + hops * link.latency)
+
+
+def test_a_gather_holds_up_its_group_until_the_last_is_there():
+    plan = tiny_plan(GRAPH, MACHINE, replicas=2, sharding=(2, 2), pipeline=2)
+    lanes = simulate(plan, GRAPH, MACHINE, lower(plan, GRAPH)).lanes
+    for first, second in (lanes[:2], lanes[2:]):
+        ends = [
+            [end for kind, end in zip(lane.kinds, lane.ends, strict=True) if kind == "gather"]
+            for lane in (first, second)
+        ]
+        assert ends[0] == ends[1]
+        assert len(ends[0]) == 2
+
+
+def test_borrowed_weights_come_while_the_first_stage_computes():
+    """Lent at the begin of the step, they are there before the last stage has anything to do."""
+    graph = tiny_graph(layers=6, tied=True)
+    machine = linked(1e11)
+    tied, apart = (
+        predict(tiny_plan(each, machine, pipeline=2, micro=32, sequence=64), each, machine)
+        for each in (graph, tiny_graph(layers=6, tied=False))
+    )
+    (link,) = machine.links
+    handed = 2 * (link.latency + 64 * 32 * 4 / link.rate)
+    assert tied.step_seconds < apart.step_seconds + handed

@@ -1,0 +1,226 @@
+"""Laws of programs for pods: what is proved, how full devices are, what they send."""
+
+from collections.abc import Iterable
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from factories import AWAY, tiny_graph, tiny_machine, tiny_plan
+from program.pod_plans import MACHINE, pod_plans
+from windlass.errors import PlanError
+from windlass.program.exchanged import Sent, exchanged
+from windlass.program.far import far_bytes
+from windlass.program.instruction import BACKWARDS, Instruction
+from windlass.program.layout import layers_of, place_of
+from windlass.program.legal import faults
+from windlass.program.lower import lower
+from windlass.program.occupancy import occupancy
+from windlass.program.phases import owned
+from windlass.program.ties import loans, owners
+from windlass.program.verify import verify
+from windlass.spec.graph import Graph
+from windlass.spec.plan import Plan
+
+GRAPH = tiny_graph(layers=4)
+
+
+def peak_of(plan: Plan, graph: Graph) -> int:
+    return max(occupancy(program, plan, graph).peak_bytes for program in lower(plan, graph))
+
+
+@settings(max_examples=400)
+@given(drawn=pod_plans())
+def test_every_legal_plan_of_a_pod_lowers_to_programs_that_verify_and_fit_exactly_their_peak(
+    drawn: tuple[Graph, Plan],
+):
+    graph, plan = drawn
+    assert faults(plan, graph, MACHINE) == ()
+    programs, peak = lower(plan, graph), peak_of(plan, graph)
+    verify(programs, plan, graph, {"near": peak})
+    with pytest.raises(PlanError, match="`near` overflows by 1 bytes"):
+        verify(programs, plan, graph, {"near": peak - 1})
+
+
+@given(drawn=pod_plans())
+def test_replicas_run_one_program(drawn: tuple[Graph, Plan]):
+    graph, plan = drawn
+    by_stage: dict[int, set[tuple[Instruction, ...]]] = {}
+    for program in lower(plan, graph):
+        stage = place_of(program.device, plan.cut).stage
+        by_stage.setdefault(stage, set()).add(program.instructions)
+    assert [len(each) for each in by_stage.values()] == [1] * plan.cut.pipeline
+
+
+@given(drawn=pod_plans())
+def test_a_gradient_is_reduced_right_after_the_last_backward_pass_that_adds_to_it(
+    drawn: tuple[Graph, Plan],
+):
+    graph, plan = drawn
+    borrowed = owners(graph)
+    for program in lower(plan, graph):
+        stage = place_of(program.device, plan.cut).stage
+        for layer in owned(plan, graph, stage) if plan.cut.replicas > 1 else ():
+            instructions = program.instructions
+            at = instructions.index(Instruction("reduce", layer))
+            adds = [
+                index
+                for index, each in enumerate(instructions)
+                if each.kind in BACKWARDS and layer in (each.layer, *borrowed[each.layer or 0])
+            ]
+            between = {each.kind for each in instructions[max(adds) + 1 : at]}
+            assert between <= {"release", "take over", "hand over"}
+
+
+@given(drawn=pod_plans())
+def test_weights_are_gathered_once_a_phase_and_pass_however_many_micro_batches(
+    drawn: tuple[Graph, Plan],
+):
+    graph, plan = drawn
+    more = plan.batch.accumulation + 2 * plan.cut.pipeline
+    larger = plan.model_copy(update={"batch": plan.batch.model_copy(update={"accumulation": more})})
+    for device in range(plan.cut.devices):
+        few, many = (_gathers(lower(each, graph)[device].instructions) for each in (plan, larger))
+        stage = place_of(device, plan.cut).stage
+        assert few == many
+        for layer in owned(plan, graph, stage) if plan.sharding.weights > 1 else ():
+            assert few[layer] == _turns(plan, graph, stage, layer)
+
+
+def _gathers(instructions: Iterable[Instruction]) -> dict[int | None, int]:
+    counts: dict[int | None, int] = {}
+    for kind, layer, _ in instructions:
+        if kind == "gather":
+            counts[layer] = counts.get(layer, 0) + 1
+    return counts
+
+
+def _turns(plan: Plan, graph: Graph, stage: int, layer: int) -> int:
+    """How often a layer comes into use: in a phase, where it was not used in the one before."""
+    if not plan.far("weights"):
+        return 1
+    borrowed = owners(graph)
+    phases = plan.stages[stage].phases
+    used = [any(layer == at or layer in borrowed[at] for at in range(*phase)) for phase in phases]
+    turns = [False, *used, *reversed(used[:-1])]
+    return sum(now and not before for before, now in pairwise(turns))
+
+
+@given(drawn=pod_plans())
+def test_a_device_sends_what_the_formulas_say(drawn: tuple[Graph, Plan]):
+    """Written down from the plan alone: bytes of the layers of a stage, and how often they move."""
+    graph, plan = drawn
+    r, rts, shards = plan.cut.replicas, plan.sharding.weights, plan.sharding.optimizer
+    kinds = list(graph.layer_kinds())
+    for device in range(plan.cut.devices):
+        stage = place_of(device, plan.cut).stage
+        due = dict.fromkeys(("gather", "spread", "reduce", "send", "lend", "hand over"), 0)
+        for layer in owned(plan, graph, stage):
+            flat = -(-kinds[layer].parameter_count // shards) * shards
+            turns = _turns(plan, graph, stage, layer)
+            due["gather"] += turns * flat * plan.weight_bytes * (rts - 1) // rts
+            due["spread"] += flat * plan.weight_bytes * (shards // rts - 1) // shards
+            scattered = flat * plan.gradient_bytes * (shards - 1) // shards
+            others = 2 * (flat * plan.gradient_bytes // shards) * (r // shards - 1)
+            due["reduce"] += scattered + others // (r // shards)
+        due["send"] = _sent(plan, graph, stage)
+        for loan in loans(plan, graph):
+            due["lend"] += loan.elements * plan.weight_bytes * (loan.lender == stage)
+            due["hand over"] += loan.elements * plan.gradient_bytes * (loan.borrower == stage)
+        expected = {kind: nbytes for kind, nbytes in due.items() if nbytes}
+        assert exchanged(plan, graph, device) == expected
+
+
+def _sent(plan: Plan, graph: Graph, stage: int) -> int:
+    """Each boundary of a stage is crossed by an output or by its gradient, of equal size."""
+    here = set(layers_of(plan, stage))
+    width = plan.batch.micro * plan.batch.sequence * 32 * plan.weight_bytes
+    boundaries = sum((at in here) != (at + 1 in here) for at in range(graph.layers - 1))
+    return plan.batch.accumulation * boundaries * width
+
+
+@given(drawn=pod_plans())
+def test_what_is_sent_is_received(drawn: tuple[Graph, Plan]):
+    graph, plan = drawn
+    sent = Sent(plan, graph)
+    pairs = {"send": "receive", "lend": "borrow", "hand over": "take over"}
+    totals = dict.fromkeys((*pairs, *pairs.values()), 0)
+    for program in lower(plan, graph):
+        for kind, layer, micro in program.instructions:
+            if kind in pairs:
+                totals[kind] += sent.of(Instruction(kind, layer, micro))
+            elif kind in totals:
+                (sender,) = (one for one, other in pairs.items() if other == kind)
+                totals[kind] += sent.of(Instruction(sender, layer, micro))  # type: ignore[arg-type]
+    assert all(totals[one] == totals[other] for one, other in pairs.items())
+
+
+def sharing(shards: int, **choice: Any) -> Plan:  # noqa: ANN401  handed on to the factory
+    return tiny_plan(GRAPH, MACHINE, replicas=8, sharding=(1, shards), **choice)
+
+
+@given(
+    accumulation=st.integers(1, 4),
+    precision=st.sampled_from(["float32", "bfloat16"]),
+    order=st.sampled_from(["gpipe", "1f1b", "zero-bubble"]),
+    pipeline=st.integers(1, 3),
+)
+def test_the_more_replicas_share_the_optimizer_state_the_less_each_holds(**choice: Any):  # noqa: ANN401  handed on to the factory
+    peaks = [peak_of(sharing(shards, **choice), GRAPH) for shards in (1, 2, 4, 8)]
+    assert peaks == sorted(peaks, reverse=True)
+    assert peaks[-1] < peaks[0]
+
+
+@given(clip=st.booleans(), precision=st.sampled_from(["float32", "bfloat16"]))
+def test_the_more_replicas_share_far_state_the_less_lies_at_home(**choice: Any):  # noqa: ANN401  handed on to the factory
+    phases = ((0, 1), (1, 2), (2, 6))
+    homes = [
+        sum(far_bytes(sharing(shards, home=AWAY, phases=phases, **choice), GRAPH)["host"].values())
+        for shards in (1, 2, 4, 8)
+    ]
+    assert homes == sorted(set(homes), reverse=True)
+
+
+def test_sharing_weights_leaves_a_shard_between_uses_and_gathers_each_once():
+    graph, machine = tiny_graph(layers=0, tied=False), tiny_machine(devices=4)
+    plan = tiny_plan(graph, machine, replicas=4, sharding=(2, 4), accumulation=2)
+    kinds = [tuple(i)[:2] for i in lower(plan, graph)[0].instructions if i.micro is None]
+    assert kinds == [
+        ("gather", 0),
+        ("gather", 1),
+        ("release", 1),
+        ("reduce", 1),
+        ("release", 0),
+        ("reduce", 0),
+        ("norm", None),
+        ("update", 0),
+        ("spread", 0),
+        ("update", 1),
+        ("spread", 1),
+        ("sync", None),
+    ]
+
+
+def test_a_stage_in_phases_gathers_each_phase_and_updates_at_the_first_fetch():
+    graph = tiny_graph(layers=1, tied=False)
+    plan = tiny_plan(
+        graph,
+        MACHINE,
+        home=AWAY,
+        pipeline=1,
+        phases=((0, 1), (1, 3)),
+        replicas=4,
+        sharding=(2, 4),
+    )
+    program = lower(plan, graph)[0]
+    assert " ".join(f"{i.kind}-{i.layer}" for i in program.instructions if i.micro is None) == (
+        "update-1 update-2 gather-0 drop-0 release-0 "
+        "spread-1 spread-2 gather-1 drop-1 gather-2 drop-2 "
+        "fetch-0 release-2 reduce-2 store-2 release-1 reduce-1 store-1 "
+        "gather-0 drop-0 release-0 reduce-0 norm-None update-0 spread-0 sync-None"
+    )
+    assert " ".join(f"{i.kind}-{i.layer}" for i in program.settle) == (
+        "update-1 spread-1 drop-1 update-2 spread-2 drop-2"
+    )

@@ -1,0 +1,69 @@
+from hypothesis import given
+from hypothesis import strategies as st
+
+from factories import tiny_graph, tiny_machine, tiny_plan
+from windlass.program.shards import (
+    agreeing,
+    gathering,
+    optimizer_shard,
+    padded,
+    scattering,
+    spreading,
+    weight_shard,
+)
+from windlass.spec.plan import Plan
+
+MACHINE, GRAPH = tiny_machine(devices=64), tiny_graph()
+
+
+@st.composite
+def sharded(draw: st.DrawFn) -> Plan:
+    weights, q, blocks = (draw(st.integers(1, 4)) for _ in range(3))
+    sharding = (weights, weights * q)
+    return tiny_plan(GRAPH, MACHINE, replicas=weights * q * blocks, sharding=sharding)
+
+
+@given(plan=sharded())
+def test_the_weights_gathered_are_every_shard_once_in_order(plan: Plan):
+    for replica in range(plan.cut.replicas):
+        group = gathering(replica, plan)
+        assert replica in group
+        assert [weight_shard(each, plan) for each in group] == list(range(plan.sharding.weights))
+
+
+@given(plan=sharded())
+def test_what_is_spread_is_every_part_of_one_weight_shard_once_in_order(plan: Plan):
+    q = plan.sharding.optimizer // plan.sharding.weights
+    for replica in range(plan.cut.replicas):
+        shard = weight_shard(replica, plan)
+        group = spreading(replica, plan)
+        assert replica in group
+        assert [optimizer_shard(each, plan) for each in group] == [shard * q + i for i in range(q)]
+        assert {weight_shard(each, plan) for each in group} == {shard}
+
+
+@given(plan=sharded())
+def test_a_gradient_shard_is_the_sum_of_all_replicas_each_once(plan: Plan):
+    """Scattered within a block, then summed over the same shard of all blocks."""
+    for replica in range(plan.cut.replicas):
+        shards = {optimizer_shard(each, plan) for each in agreeing(replica, plan)}
+        assert shards == {optimizer_shard(replica, plan)}
+        summed = [each for one in agreeing(replica, plan) for each in scattering(one, plan)]
+        assert sorted(summed) == list(range(plan.cut.replicas))
+
+
+@given(plan=sharded())
+def test_every_member_of_a_group_names_the_same_group(plan: Plan):
+    for group_of in (gathering, spreading, scattering, agreeing):
+        for replica in range(plan.cut.replicas):
+            group = group_of(replica, plan)
+            assert {group_of(each, plan) for each in group} == {group}
+
+
+@given(plan=sharded(), elements=st.integers(0, 1000))
+def test_a_flat_layer_is_cut_into_equal_shards_with_less_than_one_element_each_to_spare(
+    plan: Plan, elements: int
+):
+    flat = padded(elements, plan)
+    assert flat % plan.sharding.optimizer == 0
+    assert 0 <= flat - elements < plan.sharding.optimizer

@@ -1,0 +1,248 @@
+"""Faults of programs of a pod, each named."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from factories import AWAY, tiny_graph, tiny_machine, tiny_plan
+from windlass.errors import PlanError
+from windlass.program.instruction import Instruction, Program
+from windlass.program.lower import lower
+from windlass.program.verify import verify
+from windlass.spec.plan import Plan
+
+MACHINE = tiny_machine(host="1 GiB", devices=64)
+GRAPH = tiny_graph(layers=2, tied=True)
+Edit = Callable[[list[Instruction]], None]
+
+SHARED = {"pipeline": 2, "replicas": 4, "sharding": (2, 4), "accumulation": 2}
+"""Two stages of four replicas; two share the weights, four the optimizer state."""
+STREAMED = {
+    "stages": (((0, 1), (1, 2)), ((2, 3), (3, 4))),
+    "home": AWAY,
+    **SHARED,
+}
+
+
+def made(**choice: Any) -> tuple[Plan, tuple[Program, ...]]:  # noqa: ANN401  handed on to the factory
+    plan = tiny_plan(GRAPH, MACHINE, **{**SHARED, **choice})
+    programs = lower(plan, GRAPH)
+    verify(programs, plan, GRAPH, {})
+    return plan, programs
+
+
+def refused(plan: Plan, programs: tuple[Program, ...], edits: dict[int, Edit]) -> str:
+    changed = []
+    for program in programs:
+        instructions = list(program.instructions)
+        edits.get(program.device, lambda _: None)(instructions)
+        changed.append(program.model_copy(update={"instructions": tuple(instructions)}))
+    with pytest.raises(PlanError) as caught:
+        verify(changed, plan, GRAPH, {})
+    return str(caught.value)
+
+
+def dropped(instruction: Instruction) -> Edit:
+    return lambda instructions: instructions.remove(instruction)
+
+
+def moved(instruction: Instruction, before: Instruction) -> Edit:
+    def edit(instructions: list[Instruction]) -> None:
+        instructions.remove(instruction)
+        instructions.insert(instructions.index(before), instruction)
+
+    return edit
+
+
+def swapped(one: Instruction, other: Instruction) -> Edit:
+    def edit(instructions: list[Instruction]) -> None:
+        here, there = instructions.index(one), instructions.index(other)
+        instructions[here], instructions[there] = other, one
+
+    return edit
+
+
+@settings(max_examples=150)
+@given(data=st.data(), twice=st.booleans(), streamed=st.booleans())
+def test_an_instruction_lost_or_doubled_is_always_found(
+    data: st.DataObject, twice: bool, streamed: bool
+):
+    plan, programs = made(**(STREAMED if streamed else {}))
+    device = data.draw(st.integers(0, 7))
+    length = len(programs[device].instructions)
+    at, to = data.draw(st.integers(0, length - 1)), data.draw(st.integers(0, length))
+
+    def edit(instructions: list[Instruction]) -> None:
+        if twice:
+            instructions.insert(to, instructions[at])
+        else:
+            del instructions[at]
+
+    assert refused(plan, programs, {device: edit})
+
+
+def test_a_gather_that_is_dropped_is_named_by_who_reads_the_weights():
+    plan, programs = made()
+    message = refused(plan, programs, {2: dropped(Instruction("gather", 1))})
+    assert message.startswith("device 2, instruction ")
+    assert message.endswith(
+        "(forward of layer 1, micro-batch 0): it reads weights of layer 1, which is not there yet"
+    )
+
+
+def test_weights_released_before_their_last_use_are_named():
+    plan, programs = made()
+    edit = moved(Instruction("release", 1), before=Instruction("backward", 1, 1))
+    message = refused(plan, programs, {0: edit})
+    assert "(backward of layer 1, micro-batch 1): it reads weights of layer 1, which" in message
+    assert message.endswith("has freed")
+
+
+def test_a_shard_dropped_before_it_is_gathered_is_named():
+    plan, programs = made(**STREAMED)
+    edit = swapped(Instruction("gather", 1), Instruction("drop", 1))
+    message = refused(plan, programs, {3: edit})
+    assert "(gather of layer 1): it reads weights shard of layer 1, which instruction" in message
+
+
+def test_two_gathers_swapped_on_one_replica_never_meet():
+    plan, programs = made()
+    edit = swapped(Instruction("gather", 0), Instruction("gather", 1))
+    message = refused(plan, programs, {2: edit})
+    # Devices 0 and 2 have the two shards of stage 0 that make one whole.
+    assert "device 0, instruction 0 (gather of layer 0) waits for the devices of its" in message
+    assert "device 2, instruction 0 (gather of layer 1) waits for the devices of its" in message
+
+
+def test_a_reduction_before_the_last_backward_pass_is_named():
+    plan, programs = made()
+    edit = moved(Instruction("reduce", 1), before=Instruction("backward", 1, 1))
+    assert "(backward of layer 1, micro-batch 1): the gradient of layer 1 was reduced" in refused(
+        plan, programs, {1: edit}
+    )
+
+
+def test_a_reduction_after_the_gradient_was_stored_is_named():
+    plan, programs = made(**{**STREAMED, "sharding": (1, 1)})
+    edit = swapped(Instruction("reduce", 1), Instruction("store", 1))
+    assert "(reduce of layer 1): the gradient of layer 1 was stored before" in refused(
+        plan, programs, {0: edit}
+    )
+
+
+def test_a_norm_before_a_reduction_is_named():
+    plan, programs = made()
+    edit = moved(Instruction("norm"), before=Instruction("reduce", 2))
+    assert "(reduce of layer 2): the norm was taken before" in refused(plan, programs, {4: edit})
+
+
+def test_two_reductions_swapped_on_one_replica_never_meet():
+    plan, programs = made(pipeline=1, sharding=(1, 1))
+    edit = moved(Instruction("reduce", 2), before=Instruction("norm"))
+    message = refused(plan, programs, {1: edit})
+    assert "(reduce of layer 2) waits for the devices of its group for ever" in message
+
+
+def test_a_missing_spread_is_named():
+    plan, programs = made()
+    assert refused(plan, programs, {5: dropped(Instruction("spread", 2))}) == (
+        "device 5 never runs spread of layer 2"
+    )
+
+
+@pytest.mark.parametrize("sharding", [(1, 4), (2, 4)])
+def test_weights_that_others_have_updated_a_part_of_are_not_read_before_they_have_come(
+    sharding: tuple[int, int],
+):
+    plan, programs = made(**{**STREAMED, "sharding": sharding})
+    reader = Instruction("gather", 1) if sharding[0] > 1 else Instruction("forward", 1, 0)
+
+    def edit(instructions: list[Instruction]) -> None:
+        instructions.remove(Instruction("spread", 1))
+        instructions.insert(instructions.index(reader) + 1, Instruction("spread", 1))
+
+    message = refused(plan, programs, {0: edit})
+    assert f"({reader}): it reads weights" in message
+    assert message.endswith(
+        "of layer 1, of which others have updated a part at instruction 0 and which has not come "
+        "since"
+    )
+
+
+def test_whole_weights_from_before_an_update_are_not_read_after_it():
+    plan, programs = made(sharding=(4, 4))
+
+    def edit(instructions: list[Instruction]) -> None:
+        for late in (Instruction("release", 0), Instruction("lend", 3)):
+            instructions.remove(late)
+            instructions.insert(instructions.index(Instruction("update", 0)) + 1, late)
+
+    assert (
+        "(lend of layer 3): it reads weights of layer 0, of which others have updated"
+        in refused(plan, programs, {0: edit})
+    )
+
+
+def test_swapped_receives_are_named_with_both_ends():
+    plan, programs = made()
+    edit = swapped(Instruction("receive", 1, 0), Instruction("receive", 1, 1))
+    message = refused(plan, programs, {5: edit})
+    assert "device 5, instruction " in message
+    assert "micro-batch 0, which is not there yet" in message
+
+
+def test_messages_sent_in_another_order_than_they_are_received_in_are_named():
+    plan, programs = made(order="interleaved", interleave=2, replicas=1, sharding=(1, 1))
+
+    def edit(instructions: list[Instruction]) -> None:
+        for at, (kind, layer, micro) in enumerate(instructions):
+            if micro is not None:
+                instructions[at] = Instruction(kind, layer, 1 - micro)
+
+    message = refused(plan, programs, {0: edit})
+    assert "device 0 sends layer 0, micro-batch 1 first" in message
+
+
+def test_borrowed_weights_that_come_after_their_first_use_are_named():
+    plan, programs = made()
+    edit = moved(Instruction("borrow", 3), before=Instruction("backward", 3, 0))
+    assert "it reads borrowed weights of layer 0, which is not there yet" in refused(
+        plan, programs, {6: edit}
+    )
+
+
+def test_a_gradient_handed_over_before_it_is_whole_is_named():
+    plan, programs = made()
+    edit = moved(Instruction("hand over", 3), before=Instruction("backward", 3, 1))
+    assert "(backward of layer 3, micro-batch 1): the gradient of layer 0 was handed" in refused(
+        plan, programs, {4: edit}
+    )
+
+
+def test_a_gradient_taken_over_after_the_reduction_is_named():
+    plan, programs = made()
+    edit = swapped(Instruction("take over", 3), Instruction("reduce", 0))
+    assert "(take over of layer 3): the gradient of layer 0 was reduced before" in refused(
+        plan, programs, {3: edit}
+    )
+
+
+def test_weights_that_are_never_lent_leave_their_borrower_waiting():
+    plan, programs = made()
+    assert refused(plan, programs, {1: dropped(Instruction("lend", 3))}) == (
+        "device 1 never runs lend of layer 3"
+    )
+    late = moved(Instruction("lend", 3), before=Instruction("release", 0))
+    message = refused(plan, programs, {1: late})
+    assert "device 1, instruction" in message
+    assert "(receive of layer 1) waits for device 5 for ever" in message
+
+
+def test_a_weights_part_before_its_input_part_is_named():
+    plan, programs = made(order="zero-bubble")
+    edit = swapped(Instruction("backward input", 3, 0), Instruction("backward weight", 3, 0))
+    message = refused(plan, programs, {4: edit})
+    assert "it frees inner gradients of layer 3, micro-batch 0, which is not there yet" in message
