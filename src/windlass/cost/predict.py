@@ -22,8 +22,8 @@ _WITHIN_80 = 1.2816
 _MODEL_ERROR = 0.10
 """Standard deviation of log(measured / predicted) that comes from the formulas, not from noise.
 
-Of a sweep of 12 plans on 2 cores of an AMD EPYC (`benchmarks/results/prediction.csv`): the root mean
-square of their errors is 0.11, of which the machine's own noise is 0.03.
+Of a sweep of 12 plans on 2 cores of an AMD EPYC (`benchmarks/results/prediction.csv`): the root
+mean square of their errors is 0.11, of which the machine's own noise is 0.03.
 """
 
 _WAITING = "waiting for far memory"

@@ -4,13 +4,12 @@ from collections.abc import Iterator, Sequence
 from itertools import combinations
 from math import ceil
 
-from windlass.program.sizes import layer_sizes
 from windlass.search.choice import Advice, Change, FarShortage
 from windlass.search.sieve import sieve
 from windlass.search.space import plans, precisions, sequence_of, smaller, vary
 from windlass.search.streamed import shortages, streamed_plans
 from windlass.search.ways import ways
-from windlass.search.weigh import Memory, memory_of, weigh
+from windlass.search.weigh import Memory, holdable, memory_of, state_bytes, weigh
 from windlass.spec.graph import Graph
 from windlass.spec.machine import Machine
 from windlass.spec.plan import Plan
@@ -38,7 +37,7 @@ def advise(
     """
     near_bytes = request.near or machine.device.near.capacity_bytes
     nearest, memory = refused[0]
-    state = min(_state_bytes(plan, graph) for plan, _ in refused)
+    state = min(state_bytes(plan, graph) for plan, _ in refused)
     left = near_bytes - machine.device.process_bytes(compiled=False)
     changes = list(_budget(memory, nearest, machine))
     if state <= left:
@@ -54,14 +53,6 @@ def advise(
         state_bytes=state,
         far=_far(graph, nearest, machine),
         devices=ceil(state / left) if left > 0 else None,
-    )
-
-
-def _state_bytes(plan: Plan, graph: Graph) -> int:
-    """Weights, gradients and optimizer state: they are there together before the update."""
-    return sum(
-        sizes.weights + sizes.gradients + sizes.optimizer
-        for sizes in (layer_sizes(plan, kind) for kind in graph.layer_kinds())
     )
 
 
@@ -134,7 +125,12 @@ def _fewer_bits(
         other = request.model_copy(update={"moments": moments})
         found: tuple[Plan, ...] = ()
         if request.phases in (None, 1):
-            found = sieve(plans(other, graph, machine), graph, machine, near_bytes).fitting
+            found = sieve(
+                holdable(plans(other, graph, machine), graph, near_bytes),
+                graph,
+                machine,
+                near_bytes,
+            ).fitting
         if not found and request.phases != 1:
             turns = streamed_plans(other, graph, machine)
             found = sieve(turns, graph, machine, near_bytes).fitting

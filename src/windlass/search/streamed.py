@@ -36,9 +36,11 @@ def streamed_plans(request: Request, graph: Graph, machine: Machine) -> tuple[Pl
     if request.phases is not None:
         cuts = {cut for cut in cuts if len(cut) == request.phases}
     bases = plans(request.model_copy(update={"recompute": "none"}), graph, machine)
+    # The larger the first phase, the fewer gradients wait: what two phases lack, all do.
+    roomy = [base for base in bases if _at_home(base, phases_of(graph, 2), tiers, graph)]
     found = tuple(
         plan
-        for base in bases
+        for base in roomy
         for cut in sorted(cuts, key=len)
         if (plan := _at_home(base, cut, tiers, graph)) is not None
     )

@@ -7,7 +7,7 @@ from windlass.search.choice import Change
 from windlass.search.sieve import sieve
 from windlass.search.space import plans
 from windlass.search.streamed import streamed_plans
-from windlass.search.weigh import memory_of, weigh
+from windlass.search.weigh import holdable, memory_of, weigh
 from windlass.spec.graph import Graph
 from windlass.spec.machine import Machine
 from windlass.spec.plan import Plan, Recompute
@@ -102,7 +102,11 @@ def _fitting(
     """
     for freed in _FREED:
         asked = request.model_copy(update=freed)
-        found = (streamed_plans if phased else plans)(asked, graph, machine)
+        found = (
+            streamed_plans(asked, graph, machine)
+            if phased
+            else holdable(plans(asked, graph, machine), graph, near_bytes)
+        )
         fitting = sieve(found, graph, machine, near_bytes).fitting
         if fitting:
             weighed = (

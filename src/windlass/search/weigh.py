@@ -4,13 +4,14 @@ Where all layers stay near, every micro-batch after the first costs the same and
 comes by the second. So a program of three micro-batches tells all about one of a thousand.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from windlass.cost.predict import predict
 from windlass.program.instruction import Instruction
 from windlass.program.lower import lower
 from windlass.program.occupancy import occupancy
+from windlass.program.sizes import layer_sizes
 from windlass.spec.graph import Graph
 from windlass.spec.machine import Machine
 from windlass.spec.plan import Plan
@@ -105,3 +106,15 @@ def _shifted(index: int, plan: Plan, length: int) -> int:
     tail = layers + 1 + (1 if plan.clip else 0)
     each = (length - tail) // micros
     return index if index < length - tail else index + each * (plan.batch.accumulation - micros)
+
+
+def state_bytes(plan: Plan, graph: Graph) -> int:
+    """Weights, gradients and optimizer state: they are there together before the update."""
+    sizes = {name: layer_sizes(plan, kind) for name, kind in graph.kinds.items()}
+    held = {name: each.weights + each.gradients + each.optimizer for name, each in sizes.items()}
+    return sum(span.count * held[span.kind] for span in graph.chain)
+
+
+def holdable(plans: Iterable[Plan], graph: Graph, near_bytes: int) -> tuple[Plan, ...]:
+    """Those of whole plans whose state alone does not overflow the near tier."""
+    return tuple(plan for plan in plans if state_bytes(plan, graph) <= near_bytes)

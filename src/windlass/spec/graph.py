@@ -5,6 +5,7 @@ to write down as one. Every number of an op is a `Quantity`, a polynomial in b a
 """
 
 from collections.abc import Iterator
+from functools import cached_property
 from math import prod
 from typing import Literal, NamedTuple
 
@@ -103,7 +104,7 @@ class LayerKind(Document):
     """All it does is look rows of its weights up: it is never compiled, and its backward gives
     gradients of those rows only."""
 
-    @property
+    @cached_property
     def parameter_count(self) -> int:
         """Elements that the layer owns; tied parameters are counted where they live."""
         return sum(p.count for p in self.parameters if p.tied_to is None)
