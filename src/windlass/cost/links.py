@@ -9,7 +9,7 @@ Source of the formulas: Patarasuk & Yuan 2009, JPDC 69(2).
 from windlass.program.exchanged import Sent, all_reduce_bytes, gather_bytes
 from windlass.program.instruction import ANSWERS, Instruction
 from windlass.program.shards import parts
-from windlass.program.sizes import LayerSizes, layer_sizes
+from windlass.program.sizes import LayerSizes, sizes_of
 from windlass.spec.graph import Graph
 from windlass.spec.machine import Link, Machine
 from windlass.spec.plan import Plan
@@ -27,8 +27,7 @@ class Links:
     def __init__(self, plan: Plan, graph: Graph, machine: Machine) -> None:
         self._plan, self._machine = plan, machine
         self._sent = Sent(plan, graph)
-        by_kind = {name: layer_sizes(plan, kind) for name, kind in graph.kinds.items()}
-        self._sizes = tuple(by_kind[kind.name] for kind in graph.layer_kinds())
+        self._sizes = sizes_of(plan, graph)
 
     def seconds(self, instruction: Instruction) -> float:
         """Seconds that a message or collective takes; 0 of anything else.

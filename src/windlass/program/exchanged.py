@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from windlass.program.instruction import Instruction, Kind
 from windlass.program.lower import lower
 from windlass.program.shards import parts
-from windlass.program.sizes import LayerSizes, layer_sizes
+from windlass.program.sizes import LayerSizes, sizes_of
 from windlass.program.ties import loans
 from windlass.spec.graph import Graph
 from windlass.spec.plan import Plan
@@ -42,8 +42,7 @@ class Sent:
 
     def __init__(self, plan: Plan, graph: Graph) -> None:
         self._plan = plan
-        by_kind = {name: layer_sizes(plan, kind) for name, kind in graph.kinds.items()}
-        self._sizes = tuple(by_kind[kind.name] for kind in graph.layer_kinds())
+        self._sizes = sizes_of(plan, graph)
         self._lent = {loan.layer: loan.elements for loan in loans(plan, graph)}
 
     def of(self, instruction: Instruction) -> int:

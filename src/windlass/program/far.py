@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from windlass.program.layout import chunks_of
 from windlass.program.phases import owned, put_off, shares_room, travelling
 from windlass.program.schedule import passes
-from windlass.program.sizes import LayerSizes, layer_sizes
+from windlass.program.sizes import LayerSizes, sizes_of
 from windlass.spec.graph import Graph
 from windlass.spec.plan import HomeClass, Plan
 
@@ -33,8 +33,7 @@ def far_bytes(plan: Plan, graph: Graph, stage: int = 0) -> dict[str, dict[HomeCl
 
 
 def _held(plan: Plan, graph: Graph, stage: int) -> Iterator[tuple[HomeClass, int]]:
-    by_kind = {name: layer_sizes(plan, kind) for name, kind in graph.kinds.items()}
-    sizes = [by_kind[kind.name] for kind in graph.layer_kinds()]
+    sizes = sizes_of(plan, graph)
     own = [sizes[layer] for layer in owned(plan, graph, stage)]
     twins = not plan.masters_apart and not plan.far("weights")
     shares = shares_room(plan)
@@ -45,7 +44,7 @@ def _held(plan: Plan, graph: Graph, stage: int) -> Iterator[tuple[HomeClass, int
     yield "activations", _outputs(plan, graph, stage, sizes)
 
 
-def _outputs(plan: Plan, graph: Graph, stage: int, sizes: list[LayerSizes]) -> int:
+def _outputs(plan: Plan, graph: Graph, stage: int, sizes: tuple[LayerSizes, ...]) -> int:
     """The most that outputs take there at once."""
     travels = travelling(plan, graph, stage)
     if plan.far("weights"):  # every micro-batch has gone forward before the first one goes back

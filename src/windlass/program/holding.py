@@ -2,7 +2,7 @@
 
 from windlass.program.layout import layers_of
 from windlass.program.phases import recomputed
-from windlass.program.sizes import layer_sizes
+from windlass.program.sizes import sizes_of
 from windlass.program.ties import loans, owners
 from windlass.program.values import AWAY, STAGING_BYTES, Name, Value
 from windlass.spec.graph import Graph
@@ -31,9 +31,8 @@ class Holding:
             at for at in range(self.end) if (at in self.on) != (at + 1 in self.on)
         )
         """The layers whose outputs cross to or from another stage."""
-        by_kind = {name: layer_sizes(plan, kind) for name, kind in graph.kinds.items()}
         self.kinds = tuple(span.kind for span in graph.chain for _ in range(span.count))
-        self.sizes = tuple(by_kind[kind] for kind in self.kinds)
+        self.sizes = sizes_of(plan, graph)
         self.again = frozenset(at for at in self.layers if recomputed(plan, graph, at))
         """Layers whose forward runs again before their backward."""
         lent = loans(plan, graph)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from windlass.program.far import far_bytes
-from windlass.program.sizes import layer_sizes
+from windlass.program.sizes import sizes_of
 from windlass.spec.graph import Graph
 from windlass.spec.plan import Plan
 from windlass.spec.request import TrainRequest
@@ -50,6 +50,6 @@ def room(plan: Plan, graph: Graph, settings: TrainRequest) -> Room:
 
 def _checkpoint_bytes(plan: Plan, graph: Graph) -> int:
     """Masters and moments of all weights."""
-    sizes = [layer_sizes(plan, kind) for kind in graph.layer_kinds()]
+    sizes = sizes_of(plan, graph)
     masters = sum(each.weights for each in sizes) if not plan.masters_apart else 0
     return masters + sum(each.optimizer for each in sizes)

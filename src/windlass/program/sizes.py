@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from windlass.program.shards import padded
-from windlass.spec.graph import LayerCost, LayerKind, Op, Quantity
+from windlass.spec.graph import Graph, LayerCost, LayerKind, Op, Quantity
 from windlass.spec.plan import Plan
 
 
@@ -38,6 +38,12 @@ class LayerSizes:
     rows: int
     """What rows of all micro-batches but the last take until they are added to the gradient, in
     float32: so much is there at the fullest moment of the last."""
+
+
+def sizes_of(plan: Plan, graph: Graph) -> tuple[LayerSizes, ...]:
+    """The sizes of every layer of the chain under a plan, found once for each kind."""
+    by_kind = {name: layer_sizes(plan, kind) for name, kind in graph.kinds.items()}
+    return tuple(by_kind[kind.name] for kind in graph.layer_kinds())
 
 
 def layer_sizes(plan: Plan, kind: LayerKind) -> LayerSizes:

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from windlass.program.instruction import Instruction
 from windlass.program.phases import put_off
-from windlass.program.sizes import LayerSizes, layer_sizes
+from windlass.program.sizes import LayerSizes, sizes_of
 from windlass.spec.graph import Graph
 from windlass.spec.plan import HomeClass, Plan
 
@@ -35,8 +35,7 @@ class Traffic:
         self._put_off = frozenset(
             layer for stage in range(plan.cut.pipeline) for layer in put_off(plan, graph, stage)
         )
-        by_kind = {name: layer_sizes(plan, kind) for name, kind in graph.kinds.items()}
-        self._sizes = tuple(by_kind[kind.name] for kind in graph.layer_kinds())
+        self._sizes = sizes_of(plan, graph)
 
     def of(self, instruction: Instruction, *, stored: bool = True) -> dict[str, Moved]:
         """What an instruction moves, by tier.
