@@ -92,7 +92,7 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def free_bytes(path: Path) -> int:
+def free_disk_bytes(path: Path) -> int:
     """Room on the disk under a path that may not be there yet."""
     there = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
     return shutil.disk_usage(there).free

@@ -10,7 +10,7 @@ from windlass.api.record import RUNS
 from windlass.api.run import batches_of, train
 from windlass.cost.once import once
 from windlass.errors import Faults, MachineError, PlanError, RequestError
-from windlass.files import free_bytes, write_whole
+from windlass.files import free_disk_bytes, write_whole
 from windlass.models.catalogue import names as model_names
 from windlass.models.catalogue import published_parameters
 from windlass.program.far import far_bytes
@@ -140,7 +140,7 @@ def require_here(machine: str | None) -> None:
 
 def _by_parameters(root: Path) -> Iterator[str]:
     """The catalogue's models that this disk may hold, largest first; then those of no source."""
-    free = free_bytes(root)
+    free = free_disk_bytes(root)
     sizes = {name: published_parameters(name) or 0.0 for name in model_names()}
     for name in sorted(sizes, key=lambda name: -sizes[name]):
         if _LEAST_STATE_BYTES * sizes[name] <= free:
@@ -186,7 +186,7 @@ def _require_spare(planned: Planned, root: Path) -> None:
         PlanError: nothing fits, or too little of the disk would be left.
     """
     needed = room(planned.plan, planned.graph, planned.request.train).needed_bytes
-    free = free_bytes(root)
+    free = free_disk_bytes(root)
     if needed > (1 - SPARE) * free:
         raise PlanError(
             f"`{planned.request.model.name}` takes {show_bytes(needed)} under `{root}`, which "

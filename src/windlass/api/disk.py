@@ -5,7 +5,7 @@ from pathlib import Path
 
 from windlass.api.plan import Planned
 from windlass.errors import StorageError
-from windlass.files import free_bytes
+from windlass.files import free_disk_bytes
 from windlass.program.room import Room, room
 from windlass.units import show_bytes
 
@@ -21,7 +21,7 @@ def require_disk(planned: Planned, folder: Path) -> None:
         StorageError: the disk lacks room; the message names what would help.
     """
     needed = room(planned.plan, planned.graph, planned.request.train)
-    free = free_bytes(folder)
+    free = free_disk_bytes(folder)
     if needed.needed_bytes <= free:
         return
     ways = (*_ways(planned, needed), "name a folder on another disk with `--folder`")

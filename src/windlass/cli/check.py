@@ -1,7 +1,6 @@
 """`windlass check`: proves a plan equal to the run in which every layer stays near."""
 
 import hashlib
-import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from rich import box
 from rich.table import Table
 
 from windlass import api
+from windlass.cli.apart import run_apart
 from windlass.cli.console import Bars, console, print_json
 from windlass.cli.words import AsJson, request_of
 from windlass.errors import RunBroken
@@ -100,12 +100,7 @@ def _run(request: Request, place: Path) -> Checked:
     """
     asked = place.with_suffix(".toml")
     request.save(asked)
-    done = subprocess.run(  # noqa: S603  our own words, no shell
-        (sys.executable, "-m", "windlass", "train", "--file", str(asked), "--folder", str(place)),
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    if done.returncode:
-        raise RunBroken(f"a run of `{request.model.name}` ended with {done.stderr.strip()}")
+    run_apart("windlass", "train", "--file", str(asked), "--folder", str(place))
     record = api.load(place)
     if record.plan is None or record.prediction is None:
         raise RunBroken(f"`{place}` holds no plan")
@@ -168,5 +163,5 @@ def _verdict(one: Checked, other: Checked) -> str:
     pairs = zip(one.losses, other.losses, strict=True)
     differs = next((step for step, (a, b) in enumerate(pairs, 1) if a != b), None)
     if differs is None:
-        return "NOT EQUAL: the losses are, the weights are not"
+        return "NOT EQUAL: the losses are, norms or weights are not"
     return f"NOT EQUAL: the losses differ from step {differs} on"

@@ -1,8 +1,6 @@
 """`windlass validate here`: holds predictions against runs on this machine."""
 
 import statistics
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -12,6 +10,7 @@ from rich import box
 from rich.table import Table
 
 from windlass import api
+from windlass.cli.apart import run_apart
 from windlass.cli.console import Bars, console, print_json
 from windlass.cli.words import AsJson
 from windlass.errors import RequestError, RunBroken, did_you_mean
@@ -130,27 +129,12 @@ def _sweep(folder: Path) -> Iterator[Row]:
 
 def _train(*words: str) -> None:
     """Runs `windlass train` in a process of its own."""
-    _run("windlass", "train", *words)
+    run_apart("windlass", "train", *words)
 
 
 def _yardstick_seconds() -> float:
     """How long this machine takes just now for the same work as always."""
-    return float(_run("windlass.machines.yardstick"))
-
-
-def _run(module: str, *words: str) -> str:
-    """What a module prints in a process of its own.
-
-    Raises:
-        RunBroken: it ended with an error.
-    """
-    done = subprocess.run(  # noqa: S603  our own words, no shell
-        (sys.executable, "-m", module, *words), capture_output=True, text=True, check=False
-    )
-    if done.returncode:
-        asked = " ".join((module, *words))
-        raise RunBroken(f"the run of {asked} ended with {done.stderr.strip()}")
-    return done.stdout
+    return float(run_apart("windlass.machines.yardstick"))
 
 
 def _row(place: Path, plan: Plan, warm: int, drift: float) -> Row:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import torch
 
+from windlass.files import free_disk_bytes
 from windlass.machines.allocator import prepare_allocator
 from windlass.machines.arithmetic import matmul_rates
 from windlass.machines.here import system_fingerprint
@@ -70,7 +71,7 @@ def probe(progress: Progress | None, disk: Path) -> Machine:
     device, rounds = _two_rounds(bar, trial)
     on_cpu = device.kind == "cpu"
     near = Tier(name="near", capacity_bytes=capacity if on_cpu else _accelerator_bytes())
-    tiers = (near, Tier(name="disk", capacity_bytes=_disk_bytes(disk), read=read, write=write))
+    tiers = (near, Tier(name="disk", capacity_bytes=free_disk_bytes(disk), read=read, write=write))
     bar.end()
     return Machine(
         name="here",
@@ -178,9 +179,3 @@ def _device(bar: _Bar, trial: Trial, watch: Stopwatch) -> Device:
 def _accelerator_bytes() -> int:
     free, _ = torch.cuda.mem_get_info()
     return int(free)
-
-
-def _disk_bytes(folder: Path) -> int:
-    import shutil
-
-    return shutil.disk_usage(folder).free
