@@ -1,6 +1,7 @@
 """The verbs: joins the rooms below into what a user calls. No numbers of its own, only calls."""
 
 from windlass.api.biggest import largest, record, require_here
+from windlass.api.device import run_device
 from windlass.api.plan import HERE, Planned, Progress, ask, capture, find_machine, plan, probe
 from windlass.api.record import RUNS, load, report, runs
 from windlass.api.run import Run, resume, sample, train
@@ -22,6 +23,7 @@ __all__ = [
     "report",
     "require_here",
     "resume",
+    "run_device",
     "runs",
     "sample",
     "train",

@@ -19,6 +19,7 @@ from windlass.machines.here import load_here, save_here
 from windlass.search.choice import Choice
 from windlass.search.choose import choose
 from windlass.search.explain import explain
+from windlass.search.pods import cut_of
 from windlass.spec.graph import Graph
 from windlass.spec.machine import Machine
 from windlass.spec.plan import Plan
@@ -118,6 +119,9 @@ def plan(
         request = model
     graph = capture(request.model)
     found = find_machine(request.machine, progress=progress)
+    devices = cut_of(request).devices
+    if devices > 1 and request.machine == HERE and found.device.kind == "cpu":
+        found = found.shared(devices)
     return Planned(
         request=request, graph=graph, machine=found, choice=choose(request, graph, found)
     )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from windlass.api.disk import require_disk
 from windlass.api.plan import HERE, Planned, Progress, chain_of_request, plan
+from windlass.api.pod import abreast
 from windlass.api.record import RUNS, load
 from windlass.api.short import with_ways
 from windlass.cost.simulate import simulate
@@ -34,7 +35,6 @@ from windlass.program.lower import lower
 from windlass.program.verify import verify
 from windlass.search.choice import Choice
 from windlass.spec import record as names
-from windlass.spec.plan import Plan
 from windlass.spec.prediction import Timeline
 from windlass.spec.record import RunState, Step
 from windlass.spec.request import Request
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from windlass.data.batches import Batches
     from windlass.data.tokens import Tokens
     from windlass.models.chain import Chain
+    from windlass.runtime.beat import Marks
     from windlass.runtime.checkpoint import Checkpoint
 
 _WATCHED_STEP = 3
@@ -147,7 +148,7 @@ def train(
     require_disk(planned, folder or Path(root))
     tokens = _tokens(planned.request, progress)
     _require_room(planned, tokens)
-    batches, chain, programs = _ready(planned, tokens)
+    batches, programs = _batches(planned, tokens), _verified(planned)
     held = create(
         Path(root),
         planned.request.model.name,
@@ -156,7 +157,7 @@ def train(
         folder=folder,
     )
     tokens.tokenizer.save(held.path / names.TOKENIZER_FILE)
-    return Run(planned, held, _loop(planned, chain, batches, programs, held.path, None, stop))
+    return Run(planned, held, _steps(planned, batches, programs, held, None, stop or never))
 
 
 def resume(
@@ -181,7 +182,7 @@ def resume(
     from windlass.runtime.checkpoint import latest
 
     record = load(run, root=root)
-    planned = _planned(record)
+    planned = planned_of(record)
     _require_here(planned)
     checkpoint = latest(record.folder / names.CHECKPOINT_FOLDER)
     done = checkpoint.manifest.step if checkpoint else 0
@@ -193,10 +194,10 @@ def resume(
             f"the text of `{planned.request.data.source}` has changed since run "
             f"`{record.folder.name}` began; it cannot go on as if nothing happened"
         )
-    batches, chain, programs = _ready(planned, tokens)
+    batches, programs = _batches(planned, tokens), _verified(planned)
     held = reopen(record.folder, meta=_meta(planned, tokens))
     notes = checkpoint.damaged if checkpoint else ("no checkpoint was saved: begins anew",)
-    steps = _loop(planned, chain, batches, programs, held.path, checkpoint, stop)
+    steps = _steps(planned, batches, programs, held, checkpoint, stop or never)
     return Run(planned, held, steps, done=done, notes=notes)
 
 
@@ -221,7 +222,7 @@ def sample(
     from windlass.runtime.generate import generate
 
     record = load(run, root=root)
-    planned = _planned(record)
+    planned = planned_of(record)
     checkpoint = latest(record.folder / names.CHECKPOINT_FOLDER)
     if checkpoint is None:
         raise CheckpointError(f"run `{record.folder.name}` has saved no checkpoint yet")
@@ -265,20 +266,6 @@ def _require_here(planned: Planned) -> None:
         )
 
 
-def _require_one_device(plan: Plan) -> None:
-    """More can be planned, proved and predicted than is run."""
-    cut = plan.cut
-    if cut.devices > 1:
-        raise PlanError(
-            f"`cut` takes {cut.pipeline} x {cut.tensor} x {cut.replicas} = {cut.devices} devices, "
-            "but this version runs plans of one; set every degree to 1"
-        )
-    if plan.order == "zero-bubble":
-        raise PlanError(
-            "`order` = zero-bubble is not yet run by this version, only planned; set it to 1f1b"
-        )
-
-
 def _require_room(planned: Planned, tokens: "Tokens") -> None:
     if tokens.vocabulary > planned.graph.vocabulary:
         raise PlanError(
@@ -287,28 +274,23 @@ def _require_room(planned: Planned, tokens: "Tokens") -> None:
         )
 
 
-def _ready(planned: Planned, tokens: "Tokens") -> "tuple[Batches, Chain, tuple[Program, ...]]":
-    """What a run needs before its first step: batches, the chain, and verified programs.
+def _verified(planned: Planned) -> tuple[Program, ...]:
+    """The programs of all devices, proved.
 
     This is the gate of every run: a plan may come from a search, or from a file that was edited.
     """
-    # Before torch's first tensor, which comes with the chain.
-    prepare_allocator()
-    plan, train_request = planned.plan, planned.request.train
-    require_legal(plan, planned.graph, planned.machine, global_batch=train_request.batch)
-    _require_one_device(plan)
-    batches = _batches(planned, tokens)
-    programs = lower(plan, planned.graph)
+    plan, graph, machine = planned.plan, planned.graph, planned.machine
+    require_legal(plan, graph, machine, global_batch=planned.request.train.batch)
+    programs = lower(plan, graph)
+    verify(programs, plan, graph, {machine.device.near.name: _left_bytes(planned)})
+    return programs
+
+
+def _left_bytes(planned: Planned) -> int:
+    """What a process has for tensors: what it holds before any is no instruction's doing."""
     device = planned.machine.device
     near_bytes = planned.request.near or device.near.capacity_bytes
-    # What the process holds before any tensor is no instruction's doing.
-    left = near_bytes - device.process_bytes(compiled=plan.compile)
-    verify(programs, plan, planned.graph, {device.near.name: left})
-    peak = planned.prediction.peaks[0]
-    blocks = peak.peak_bytes - peak.by_class["runtime"] + round(KEPT_SHARE * peak.peak_bytes)
-    limit_blocks(min(blocks, left))
-    chain = chain_of_request(planned.request.model, seed=train_request.seed)
-    return batches, chain, programs
+    return near_bytes - device.process_bytes(compiled=planned.plan.compile)
 
 
 def batches_of(planned: Planned) -> "Batches":
@@ -360,7 +342,7 @@ def _meta(planned: Planned, tokens: "Tokens") -> dict[str, object]:
     }
 
 
-def _planned(record: Record) -> Planned:
+def planned_of(record: Record) -> Planned:
     """What a run was made of, from its own files."""
     parts = (record.request, record.graph, record.machine, record.plan, record.prediction)
     request, graph, machine, plan, prediction = parts
@@ -371,17 +353,84 @@ def _planned(record: Record) -> Planned:
     return Planned(request=request, graph=graph, machine=machine, choice=choice)
 
 
-def _loop(
+def never() -> bool:
+    """No wish to stop."""
+    return False
+
+
+def _steps(
+    planned: Planned,
+    batches: "Batches",
+    programs: tuple[Program, ...],
+    held: RunFolder,
+    checkpoint: "Checkpoint | None",
+    stop: Callable[[], bool],
+) -> Callable[[], Generator[Step]]:
+    """The training loop, begun when it is called: here, or on several devices beside this."""
+    folder = held.path
+    if len(programs) == 1:
+        _prepare(planned)
+        chain = chain_of_request(planned.request.model, seed=planned.request.train.seed)
+        return lambda: _trained(planned, chain, batches, programs[0], folder, checkpoint, stop)
+    return lambda: abreast(
+        planned,
+        programs,
+        folder,
+        attempt=held.attempt,
+        checkpoint=checkpoint.path if checkpoint else None,
+        stop=stop,
+    )
+
+
+def device_steps(
+    planned: Planned,
+    device: int,
+    folder: Path,
+    checkpoint: Path | None,
+    *,
+    beat: "Marks",
+    stop: Callable[[], bool],
+) -> Generator[Step]:
+    """The training loop of one device of several.
+
+    Args:
+        planned: what the run was made of.
+        device: which of its devices.
+        folder: of the run.
+        checkpoint: that all go on from; None begins anew.
+        beat: told the step and instruction.
+        stop: True asks all devices to end with the step under way.
+    """
+    from windlass.runtime.checkpoint import found
+
+    _prepare(planned)
+    batches = batches_of(planned)
+    chain = chain_of_request(planned.request.model, seed=planned.request.train.seed)
+    program = lower(planned.plan, planned.graph)[device]
+    start = found(checkpoint) if checkpoint else None
+    return _trained(planned, chain, batches, program, folder, start, stop, beat)
+
+
+def _prepare(planned: Planned) -> None:
+    """Sets this process up to hold what its device holds; comes before torch's first tensor."""
+    prepare_allocator()
+    peak = planned.prediction.peaks[0]
+    blocks = peak.peak_bytes - peak.by_class["runtime"] + round(KEPT_SHARE * peak.peak_bytes)
+    limit_blocks(min(blocks, _left_bytes(planned)))
+
+
+def _trained(
     planned: Planned,
     chain: "Chain",
     batches: "Batches",
-    programs: tuple[Program, ...],
+    program: Program,
     folder: Path,
     checkpoint: "Checkpoint | None",
-    stop: Callable[[], bool] | None,
-) -> Callable[[], Generator[Step]]:
-    """The training loop, begun when it is called; it keeps one step's measured timeline."""
-    from windlass.runtime.train import Watch, never, train
+    stop: Callable[[], bool],
+    beat: "Marks | None" = None,
+) -> Generator[Step]:
+    """The training loop of one device; the first keeps one step's measured timeline."""
+    from windlass.runtime.train import Watch, train
 
     done = checkpoint.manifest.step if checkpoint else 0
     watched = min(done + _WATCHED_STEP, planned.request.train.steps)
@@ -390,15 +439,17 @@ def _loop(
         del step
         timeline.save(folder / names.MEASURED_TIMELINE_FILE)
 
-    return lambda: train(
+    return train(
         planned.plan,
         chain,
         batches,
         planned.request.train,
-        program=programs[0],
+        program=program,
         checkpoints=folder / names.CHECKPOINT_FOLDER,
         resume=checkpoint,
         device=planned.machine.device.kind,
-        stop=stop or never,
-        watch=Watch(steps=frozenset({watched}), take=keep),
+        stop=stop,
+        watch=None if program.device else Watch(steps=frozenset({watched}), take=keep),
+        graph=planned.graph if planned.plan.cut.devices > 1 else None,
+        beat=beat,
     )

@@ -37,6 +37,7 @@ _VERBS = {
 
 for turn, (verb, place) in enumerate(_VERBS.items()):
     app.command(f"windlass.cli.{place}", name=verb, sort_key=turn)
+app.command("windlass.cli.device:device", name="device", show=False)
 
 
 def main(tokens: list[str] | None = None) -> None:

@@ -81,7 +81,7 @@ def _sizes(plan: Plan, graph: Graph, machine: Machine, global_batch: int | None)
             f"`batch.sequence` = {batch.sequence}, but `{graph.name}` takes at most "
             f"{graph.max_sequence} tokens; shorten it or raise `model.sequence`"
         )
-    if plan.precision not in {rate.precision for rate in machine.device.matmul}:
+    if not machine.device.computes_in(plan.precision):
         yield (
             f"`precision` = {plan.precision}, but `{machine.name}` states no rate for it; "
             "choose one that it states"
@@ -113,6 +113,13 @@ def _uncovered(plan: Plan, graph: Graph) -> Iterator[str]:
 
 def _homes(plan: Plan) -> Iterator[str]:
     """Which classes may have homes beyond the near tier together."""
+    if plan.precision == "float64" and plan.streamed:
+        yield (
+            "`precision` = float64 with a `home` that is not near: it is for proofs in memory; "
+            "set `precision` to float32, in which phases change no bit"
+        )
+    if plan.precision == "float64" and plan.moments != "float32":
+        yield (f"`precision` = float64 with `moments` = {plan.moments}; set `moments` to float32")
     weights, gradients = plan.home.weights, plan.home.gradients
     phases = max(len(stage.phases) for stage in plan.stages)
     if plan.far("weights") and not plan.far("optimizer"):

@@ -17,14 +17,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Self
 
+import torch
 from pydantic import ValidationError
 
 from windlass.document import Document
 from windlass.errors import CheckpointError
-from windlass.files import hash_file
+from windlass.files import hash_file, write_whole
+from windlass.machines.moments import Codec
 from windlass.runtime.tensorfile import FileProof, read_tensors
-from windlass.runtime.tensors import LayerTensors
-from windlass.runtime.translate import fill_moments
+from windlass.runtime.tensors import LayerParameters, LayerTensors, Weight
+from windlass.runtime.translate import fill_moments, read_moments
 
 MANIFEST_FILE = "manifest.json"
 
@@ -60,6 +62,12 @@ class Manifest(Document):
         return hashlib.sha256(json.dumps(bare, sort_keys=True).encode()).hexdigest()
 
 
+class Proofs(Document):
+    """What one device of several has written of a checkpoint."""
+
+    files: dict[str, FileProof]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
     """A whole checkpoint, and what had to be passed over to find it."""
@@ -75,9 +83,28 @@ def folder_name(step: int) -> str:
     return f"step-{step:08d}"
 
 
-def layer_file(index: int) -> str:
-    """The name of one layer's file."""
-    return f"layer-{index:04d}.safetensors"
+def layer_file(index: int, *, part: int | None = None) -> str:
+    """The name of one layer's file, or of a part of it that one device of several writes."""
+    place = "" if part is None else f".{part}"
+    return f"layer-{index:04d}{place}.safetensors"
+
+
+def tell_proofs(folder: Path, device: int, files: dict[str, FileProof]) -> None:
+    """Tells the device that ends a checkpoint what another one has written of it."""
+    write_whole(proofs_file(folder, device), Proofs(files=files).to_json())
+
+
+def told_proofs(folder: Path, device: int) -> dict[str, FileProof]:
+    """What a device has told of its files; forgotten then."""
+    path = proofs_file(folder, device)
+    told = Proofs.model_validate_json(path.read_bytes())
+    path.unlink()
+    return told.files
+
+
+def proofs_file(folder: Path, device: int) -> Path:
+    """Where a device tells what it has written."""
+    return folder / f"proofs-{device}.json"
 
 
 def stored(folder: Path) -> tuple[Path, ...]:
@@ -102,6 +129,15 @@ def latest(folder: Path) -> Checkpoint | None:
     if damaged:
         raise CheckpointError("; ".join((*damaged, "no earlier checkpoint is left")))
     return None
+
+
+def found(path: Path) -> Checkpoint:
+    """A checkpoint that another process has proved whole.
+
+    Raises:
+        CheckpointError: it has no manifest.
+    """
+    return Checkpoint(path=path, manifest=_manifest(path / MANIFEST_FILE))
 
 
 def verify(path: Path) -> Manifest:
@@ -146,6 +182,48 @@ def load(checkpoint: Checkpoint, layers: Sequence[LayerTensors], *, moments: boo
             fill_moments(file, layer.owned, seed=manifest.seed, step=manifest.step)
         for weight in layer.owned:
             weight.refresh()
+
+
+def load_part(
+    checkpoint: Checkpoint,
+    index: int,
+    weights: Sequence[Weight],
+    layer: LayerParameters,
+) -> None:
+    """Puts one device's share of a layer in place.
+
+    Args:
+        checkpoint: a whole one, whose layers are each in one file.
+        index: of the layer.
+        weights: that the device updates: whole ones, or shards.
+        layer: the whole weights' shapes, and buffers.
+
+    Raises:
+        CheckpointError: the checkpoint is of another model.
+    """
+    file, manifest = checkpoint.path / layer_file(index), checkpoint.manifest
+    buffers = {f"buffer/{name}": buffer for name, buffer in layer.saved_buffers.items()}
+    if buffers:
+        read_tensors(file, buffers)
+    shapes = {weight.name: weight.shape for weight in layer.owned}
+    codec = Codec(torch.device("cpu"))
+    for weight in weights:
+        shape, last = shapes[weight.name], weight.first + weight.master.numel()
+        if weight.shape == shape:
+            fill_moments(file, [weight], seed=manifest.seed, step=manifest.step)
+            read_tensors(file, {f"weight/{weight.name}": weight.master})
+        else:
+            whole = torch.empty(shape, dtype=weight.master.dtype)
+            read_tensors(file, {f"weight/{weight.name}": whole})
+            weight.master.detach().copy_(whole.view(-1)[weight.first : last])
+            kept = read_moments(
+                file, weight.name, tuple(shape), "float32", codec,
+                seed=manifest.seed, step=manifest.step,
+            )  # fmt: skip
+            for mine, found in zip(weight.moments, kept, strict=True):
+                mine.values.copy_(found.values.view(-1)[weight.first : last])
+        read_tensors(file, {f"steps/{weight.name}": weight.steps})
+        weight.refresh()
 
 
 def remove_temporaries(folder: Path) -> None:

@@ -9,12 +9,15 @@ from torch import Tensor
 from windlass.data.batches import Batches
 from windlass.errors import RunBroken
 from windlass.program.instruction import Kind, Program
+from windlass.runtime.flow import Flow
 from windlass.runtime.interpret import Handler
 from windlass.runtime.layers import Template
 from windlass.runtime.optimizer import Optimizer
+from windlass.runtime.parted import input_gradient, weight_gradients
 from windlass.runtime.random import Keys, draw_seed, layer_key, sample_keys
 from windlass.runtime.residence import Residence
-from windlass.runtime.tensors import LayerParameters
+from windlass.runtime.tensors import Parameter, master_dtype
+from windlass.runtime.world import World
 from windlass.spec.plan import Plan
 
 _NAMED_DOCUMENTS = 8
@@ -41,7 +44,8 @@ class Compute:
         batches: gives a micro-batch's tokens.
         seed: of the dropout masks.
         device: where all tensors lie.
-        stop: asked before each micro-batch.
+        stop: asked before each micro-batch; by one device among several, at the end of a step.
+        world: the devices that it is one of.
     """
 
     def __init__(
@@ -56,13 +60,18 @@ class Compute:
         seed: int,
         device: torch.device,
         stop: Callable[[], bool],
+        world: World,
     ) -> None:
         self._micro = plan.batch.micro
+        self._first = world.place.replica * plan.batch.replica
+        """Of the samples in the global batch, the first that this replica takes."""
         self._summed = plan.batch.accumulation > 1
         self._residence = residence
         self._layers = layers = residence.layers
         self._templates = templates
         self._last = len(layers) - 1
+        self._embeds = any(i.kind == "forward" and i.layer == 0 for i in program.instructions)
+        self._world = world
         self._clips = any(instruction.kind == "norm" for instruction in program.instructions)
         self._optimizer = optimizer
         self._batches = batches
@@ -79,8 +88,8 @@ class Compute:
         self._first_micro = tuple(
             i for i in program.instructions if i.micro == 0 and i.kind in _PASSES
         )
-        self._scale = torch.tensor(1 / plan.batch.accumulation, device=device)
-        self._draws = any(template.draws for template in templates)
+        micros = plan.batch.accumulation * plan.cut.replicas
+        self._scale = torch.tensor(1 / micros, device=device, dtype=master_dtype(plan.precision))
         self._active = torch.ones((), dtype=torch.int64, device=device)
         self._layer_keys = [layer_key(layer.name).to(device) for layer in layers]
         self.begin(1)
@@ -89,17 +98,15 @@ class Compute:
         """Forgets the step before and begins `step`, counted from 1."""
         self._step = step
         self._residence.begin(step)
-        self._tokens: dict[int, tuple[Tensor, Tensor]] = {}
-        self._samples: dict[int, Tensor] = {}
-        self._outputs: dict[tuple[int, int], Tensor] = {}
-        self._kept: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
-        self._output_gradients: dict[tuple[int, int], Tensor] = {}
-        self._losses: dict[int, Tensor] = {}
+        self.flow = Flow()
         self._norm: float | None = None
+        self._loss = math.nan
+        self.stops = False
+        """Whether all devices agreed, at the step's end, to stop."""
         self._squares: list[Tensor] = []
         self._divisor: Tensor | None = None
         for layer in self._layers:
-            for weight in layer.owned:
+            for weight in (*layer.owned, *layer.used):
                 weight.forget()
 
     def warm(self, step: int) -> None:
@@ -121,6 +128,8 @@ class Compute:
             "forward": self._forward,
             "recompute": self._recompute,
             "backward": self._backward,
+            "backward input": self._backward_input,
+            "backward weight": self._backward_weight,
             "norm": self._global_norm,
             "update": self._update,
             "sync": self._sync,
@@ -129,25 +138,23 @@ class Compute:
 
     @property
     def loss(self) -> float:
-        """Mean loss of the step's micro-batches, in nats a token."""
-        return math.fsum(float(loss) for loss in self._losses.values()) / len(self._losses)
+        """Mean loss of the step's micro-batches on all devices, in nats a token."""
+        return self._loss
 
     @property
     def gradient_norm(self) -> float:
         """2-norm over all gradients of the step, before clipping."""
-        if self._norm is not None:
-            return self._norm
-        return math.sqrt(math.fsum(float(square) for square in self._squares))
+        return math.nan if self._norm is None else self._norm
 
     def _load(self, _: int, micro: int) -> None:
-        if self._stop():
+        if self._world.devices == 1 and self._stop():
             raise StopWished
-        first = micro * self._micro
-        inputs, targets = self._batches.at(self._step, first, self._micro)
-        self._tokens[micro] = (self._to_device(inputs), self._to_device(targets))
-        if self._draws:
-            keys = sample_keys(self._seed, self._step, first, self._micro)
-            self._samples[micro] = keys.to(self._device, non_blocking=True)
+        inputs, targets = self._batches.at(self._step, self._sample(micro), self._micro)
+        self.flow.tokens[micro] = (self._to_device(inputs), self._to_device(targets))
+
+    def _sample(self, micro: int) -> int:
+        """The first sample of a micro-batch in the global batch."""
+        return self._first + micro * self._micro
 
     def _to_device(self, tokens: object) -> Tensor:
         tensor = torch.as_tensor(tokens)
@@ -158,75 +165,119 @@ class Compute:
     def _forward(self, layer: int, micro: int) -> None:
         if layer in self.bare:
             with torch.no_grad():
-                self._outputs[layer, micro] = self._call(layer, micro, self._input(layer, micro))
+                output = self._call(layer, micro, self._input(layer, micro))
+            self.flow.outputs[layer, micro] = output
             return
         output = self._keep(layer, micro)
         if layer in self.again:
-            del self._kept[layer, micro]
+            del self.flow.kept[layer, micro]
         if layer == self._last:
-            self._losses[micro] = output.detach()
+            self.flow.losses[micro] = output.detach()
         else:
-            self._outputs[layer, micro] = output.detach()
+            self.flow.outputs[layer, micro] = output.detach()
 
     def _recompute(self, layer: int, micro: int) -> None:
         self._keep(layer, micro)
 
     def _backward(self, layer: int, micro: int) -> None:
-        x, output = self._kept.pop((layer, micro))
+        x, output = self.flow.kept.pop((layer, micro))
         used = self._layers[layer].used
         wanted = [weight.working for weight in used]
-        if layer == self._last:
-            gradient = self._scale
-        else:
-            gradient = self._output_gradients.pop((layer, micro))
-        if layer == 0:
-            del self._tokens[micro]
-        else:
+        gradient = self._gradient(layer, micro)
+        self._forget_input(layer, micro)
+        if layer > 0:
             wanted.append(x)
-            del self._outputs[layer - 1, micro]
         found = list(torch.autograd.grad(output, wanted, gradient, allow_unused=True))
         # Nothing of the forward pass may outlive its backward: this is the fullest moment.
         del x, output, gradient, wanted
         if layer > 0:
-            passed = found.pop()
-            if passed is not None:
-                self._output_gradients[layer - 1, micro] = passed
+            self._pass_down(layer, micro, found.pop())
         for weight in reversed(used):
-            part = found.pop()
-            if part is not None:
-                weight.add(part, summed=self._summed)
+            self._add(weight, found.pop())
+
+    def _backward_input(self, layer: int, micro: int) -> None:
+        if layer == 0:
+            return  # nothing comes before it, and its weights' part does all
+        x, output = self.flow.kept[layer, micro]
+        weights = [weight.working for weight in self._layers[layer].used]
+        found, inner = input_gradient(x, output, self._gradient(layer, micro), weights)
+        self.flow.inner[layer, micro] = inner
+        self._pass_down(layer, micro, found)
+
+    def _backward_weight(self, layer: int, micro: int) -> None:
+        if layer == 0:
+            self._backward(layer, micro)
+            return
+        del self.flow.kept[layer, micro]
+        self._forget_input(layer, micro)
+        used = self._layers[layer].used
+        inner = self.flow.inner.pop((layer, micro))
+        found = weight_gradients([weight.working for weight in used], inner)
+        for weight in used:
+            self._add(weight, found.pop(0))
+
+    def _gradient(self, layer: int, micro: int) -> Tensor:
+        """Of a layer's output."""
+        if layer == self._last:
+            return self._scale
+        return self.flow.gradients.pop((layer, micro))
+
+    def _forget_input(self, layer: int, micro: int) -> None:
+        """Lets go of what only the backward pass of a layer still needed."""
+        if layer > 0:
+            del self.flow.outputs[layer - 1, micro]
+        if layer == 0 or (layer == self._last and not self._embeds):
+            del self.flow.tokens[micro]
+
+    def _pass_down(self, layer: int, micro: int, gradient: Tensor | None) -> None:
+        """Hands the gradient of a layer's input to the layer before."""
+        if gradient is not None:
+            self.flow.gradients[layer - 1, micro] = gradient
+
+    def _add(self, weight: Parameter, gradient: Tensor | None) -> None:
+        if gradient is not None:
+            weight.add(gradient, summed=self._summed)
 
     def _global_norm(self, _: int, __: int) -> None:
         self._require_finite_losses()
         norms: list[Tensor] = []
-        for index, layer in enumerate(self._layers):
+        for index in range(len(self._layers)):
             gone = self._residence.norms.get(index)
-            norms += self._norms(layer) if gone is None else gone
+            norms += self._norms(index) if gone is None else gone
         # Waits for the device, once a step: weights must not change by a broken gradient.
-        self._norm = float(self._optimizer.joined(norms))
+        own = float(self._optimizer.joined(norms))
+        self._norm = self._world.norm(own, counts=self._residence.counts)
         if not math.isfinite(self._norm):
             self._refuse_norm()
         self._divisor = self._optimizer.divisor(self._norm)
         self._residence.ends_backward(self._divisor)
 
-    def _norms(self, layer: LayerParameters) -> list[Tensor]:
-        for weight in layer.owned:
-            weight.complete()
-        return self._optimizer.norms(layer.owned)
+    def _norms(self, layer: int) -> list[Tensor]:
+        return self._optimizer.norms(self._residence.summed(layer))
 
     def _update(self, layer: int, _: int) -> None:
         if not self._clips:
             if not self._squares:
                 self._require_finite_losses()
-            norms = self._norms(self._layers[layer])
-            self._squares.append(self._optimizer.joined(norms).square())
+            self._squares.append(self._optimizer.joined(self._norms(layer)).square())
         self._residence.update(layer, self._step, self._divisor)
 
     def _sync(self, _: int, __: int) -> None:
-        """One device agrees with itself; the clock waits for it."""
+        """All devices agree on what the step has come to, and whether it was the last."""
+        self._require_finite_losses()
+        losses = [float(loss) for loss in self.flow.losses.values()]
+        told = (math.fsum(losses), float(len(losses)), float(self._stop_wished()))
+        total, count, stops = self._world.total(told)
+        self._loss, self.stops = total / count, stops > 0
+        if self._norm is None:
+            own = math.sqrt(math.fsum(float(square) for square in self._squares))
+            self._norm = self._world.norm(own, counts=self._residence.counts)
+
+    def _stop_wished(self) -> bool:
+        return self._world.devices > 1 and self._stop()
 
     def _input(self, layer: int, micro: int) -> Tensor:
-        return self._tokens[micro][0] if layer == 0 else self._outputs[layer - 1, micro]
+        return self.flow.tokens[micro][0] if layer == 0 else self.flow.outputs[layer - 1, micro]
 
     def _keep(self, layer: int, micro: int) -> Tensor:
         """The output of a forward pass that keeps what its backward needs."""
@@ -234,25 +285,32 @@ class Compute:
         if layer > 0:
             x = x.detach().requires_grad_()
         output = self._call(layer, micro, x)
-        self._kept[layer, micro] = (x, output)
+        self.flow.kept[layer, micro] = (x, output)
         return output
 
     def _call(self, layer: int, micro: int, x: Tensor) -> Tensor:
         self._residence.need(layer)
         tensors, template = self._layers[layer], self._templates[layer]
-        targets = self._tokens[micro][1] if layer == self._last else None
+        targets = self.flow.tokens[micro][1] if layer == self._last else None
         keys = None
         if template.draws:
             keys = Keys(
-                samples=self._samples[micro], layer=self._layer_keys[layer], active=self._active
+                samples=self._keys(micro), layer=self._layer_keys[layer], active=self._active
             )
-        seed = draw_seed(self._seed, self._step, layer, micro * self._micro)
+        seed = draw_seed(self._seed, self._step, layer, self._sample(micro))
         return template(tensors.weights, tensors.buffers, keys, x, targets, seed=seed)
 
+    def _keys(self, micro: int) -> Tensor:
+        """What tells the samples of a micro-batch from all others where something is dropped."""
+        if micro not in self.flow.samples:
+            keys = sample_keys(self._seed, self._step, self._sample(micro), self._micro)
+            self.flow.samples[micro] = keys.to(self._device, non_blocking=True)
+        return self.flow.samples[micro]
+
     def _require_finite_losses(self) -> None:
-        for micro, loss in self._losses.items():
+        for micro, loss in self.flow.losses.items():
             if not math.isfinite(float(loss)):
-                first = micro * self._micro
+                first = self._sample(micro)
                 samples = range(first, first + self._micro)
                 raise RunBroken(
                     f"the loss is {float(loss)} at step {self._step}, micro-batch {micro}, over "
@@ -263,11 +321,11 @@ class Compute:
     def _refuse_norm(self) -> None:
         names = [
             weight.name
-            for layer in self._layers
-            for weight in layer.owned
+            for layer in range(len(self._layers))
+            for weight in self._residence.summed(layer)
             if not math.isfinite(float(self._optimizer.norm([weight])))
         ]
-        samples = range(self._micro * len(self._losses))
+        samples = range(self._first, self._first + self._micro * len(self.flow.losses))
         raise RunBroken(
             f"the gradient of `{names[0]}` and {len(names) - 1} others is not finite at step "
             f"{self._step}, though its losses are, over samples from {self._documents(samples)}"

@@ -9,7 +9,9 @@ from torch import Tensor
 
 from windlass.data.batches import Batches, Block
 from windlass.runtime.layers import NO_TARGET, Template
+from windlass.runtime.messages import Messages
 from windlass.runtime.residence import Residence
+from windlass.runtime.world import World
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +33,9 @@ def evaluate(
     micro: int,
     bare: frozenset[int],
     device: torch.device,
+    world: World,
+    messages: Messages | None,
+    replicas: int,
 ) -> HeldOut:
     """The mean loss over held-out sequences, nothing dropped.
 
@@ -45,27 +50,39 @@ def evaluate(
         bare: layers whose forward pass keeps nothing in training. Each layer runs here as it
             does there, so that nothing is compiled for evaluation alone.
         device: where the weights are.
+        world: the devices; each replica takes its share of the sequences.
+        messages: between stages; None on one device.
+        replicas: that the sequences are divided among.
     """
     values: list[Tensor] = []
     wanted: list[Tensor] = []
     counts: list[int] = []
-    for block in batches.held_out(sequences, micro):
-        inputs, targets = (torch.from_numpy(part).to(device) for part in _filled(block, micro))
-        values.append(inputs)
-        wanted.append(targets)
-        counts.append(block[1].size)
+    for at, block in enumerate(batches.held_out(sequences, micro)):
+        if at % replicas == world.place.replica:
+            inputs, targets = (torch.from_numpy(part).to(device) for part in _filled(block, micro))
+            values.append(inputs)
+            wanted.append(targets)
+            counts.append(block[1].size)
     for first, last in phases:
         residence.visit(range(first, last))
-        for index, x in enumerate(values):
-            values[index] = _through(
-                range(first, last), residence, templates, x, wanted[index], bare
-            )
+        if messages:
+            messages.lend_of((first, last))
+            messages.before((first, last))
+        for index in range(len(values)):
+            x = values[index]
+            if messages and messages.crosses(first - 1):
+                x = messages.come(first - 1, index)
+            x = _through(range(first, last), residence, templates, x, wanted[index], bare)
+            if messages and messages.crosses(last - 1):
+                messages.go(last - 1, index, x)
+            values[index] = x
         residence.leave(range(first, last))
-    losses = (float(loss) * count for loss, count in zip(values, counts, strict=True))
-    loss_per_token = sum(losses) / sum(counts)
-    return HeldOut(
-        loss=loss_per_token, bits_per_byte=batches.bits_per_byte(loss_per_token, sequences)
-    )
+    if messages:
+        messages.give_back()
+    ends = bool(phases) and phases[-1][1] == len(templates)
+    lost = [float(x) * n for x, n in zip(values, counts, strict=True)] if ends else []
+    loss, count = world.total((sum(lost), float(sum(counts) if ends else 0)))
+    return HeldOut(loss=loss / count, bits_per_byte=batches.bits_per_byte(loss / count, sequences))
 
 
 def _through(

@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 
 from windlass.program.instruction import Kind, Program
+from windlass.runtime.beat import Marks
 from windlass.spec.prediction import Lane, Timeline
 
 Handler = Callable[[int, int], None]
@@ -33,16 +34,29 @@ class Interpreter:
         program: of one step on one device.
         handlers: one for each kind of instruction in the program.
         clock: `clock_for` the device.
+        beat: whose second number is set to each instruction's index as it begins; None for nobody
+            watches.
 
     Raises:
         KeyError: a kind without a handler.
     """
 
-    def __init__(self, program: Program, handlers: Mapping[Kind, Handler], clock: Clock) -> None:
+    def __init__(
+        self,
+        program: Program,
+        handlers: Mapping[Kind, Handler],
+        clock: Clock,
+        beat: Marks | None = None,
+    ) -> None:
         self._program = program
         self._calls = tuple(
             (handlers[kind], layer or 0, micro or 0) for kind, layer, micro in program.instructions
         )
+        if beat is not None:
+            self._calls = tuple(
+                (_beating(handler, index, beat), layer, micro)
+                for index, (handler, layer, micro) in enumerate(self._calls)
+            )
         self._clock = clock
 
     def run(self) -> None:
@@ -97,6 +111,16 @@ class Interpreter:
             memory_bytes=memory_bytes,
         )
         return Timeline(predicted=False, lanes=(lane,))
+
+
+def _beating(handler: Handler, index: int, beat: Marks) -> Handler:
+    """A handler that tells first which instruction it is."""
+
+    def call(layer: int, micro: int) -> None:
+        beat[1] = index
+        handler(layer, micro)
+
+    return call
 
 
 def clock_for(device: torch.device, length: int) -> Clock:

@@ -128,6 +128,11 @@ class Template:
         finally:
             self._module.train()
 
+    def bare_output(self, x: Tensor) -> Tensor:
+        """The layer's own output without numbers, for a tensor on meta."""
+        weights = [self._module.get_parameter(name) for name in self.parameters]
+        return self.output(weights, [self._module.get_buffer(name) for name in self.buffers], x)
+
     def _call(
         self,
         weights: list[Tensor],
@@ -153,10 +158,9 @@ class Template:
 
 
 def mean_loss(logits: Tensor, targets: Tensor) -> Tensor:
-    """Mean cross-entropy in nats a token, computed in float32 whatever the logits are in."""
-    return functional.cross_entropy(
-        logits.float().flatten(0, 1), targets.flatten(), ignore_index=NO_TARGET
-    )
+    """Mean cross-entropy in nats a token, computed in float32, or in the logits' float64."""
+    wide = logits if logits.dtype == torch.float64 else logits.float()
+    return functional.cross_entropy(wide.flatten(0, 1), targets.flatten(), ignore_index=NO_TARGET)
 
 
 def templates(chain: Chain, *, compiled: bool) -> tuple[Template, ...]:

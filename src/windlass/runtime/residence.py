@@ -3,9 +3,9 @@
 `Near` holds all of them near all the time; `stream.Stream` brings them near for their phase.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -17,12 +17,19 @@ from windlass.runtime.interpret import Handler
 from windlass.runtime.lane import Moved
 from windlass.runtime.optimizer import Optimizer
 from windlass.runtime.tensorfile import FileProof, write_tensors
-from windlass.runtime.tensors import LayerParameters, LayerTensors, layer_tensors
+from windlass.runtime.tensors import LayerParameters, LayerTensors, Parameter, layer_tensors
 from windlass.spec.graph import Precision
 from windlass.spec.plan import Moments
 
 Proof = Callable[[], FileProof]
 """Tells what a file must be to count as whole; may read it for that."""
+
+
+class Saved(NamedTuple):
+    """A file of a checkpoint that a layer, or a device's share of it, was written into."""
+
+    path: Path
+    proof: Proof
 
 
 class Residence(Protocol):
@@ -45,6 +52,13 @@ class Residence(Protocol):
     def begin(self, step: int) -> None:
         """A step begins."""
 
+    def summed(self, layer: int) -> Sequence[Parameter]:
+        """What has the layer's whole gradient, as norm and update read it."""
+
+    @property
+    def counts(self) -> bool:
+        """Whether these gradients count in the norm over all devices."""
+
     def need(self, layer: int) -> None:
         """Returns when all weights that a layer computes with are near."""
 
@@ -63,8 +77,16 @@ class Residence(Protocol):
     def leave(self, layers: Sequence[int]) -> None:
         """Frees what `visit` brought near."""
 
-    def save(self, layer: int, to: Path) -> Proof | None:
-        """Saves a layer's state; when it returns the layer may change. None: it has no state."""
+    def save(self, layer: int, to: Path) -> Saved | None:
+        """Saves a layer's state; when it returns the layer may change.
+
+        Args:
+            layer: its index.
+            to: the file for the whole layer; a device's share goes into one beside it.
+
+        Returns:
+            None if there is nothing that this device would write.
+        """
 
     def moved(self) -> Moved:
         """What went between tiers since this was asked last."""
@@ -116,6 +138,12 @@ class Near:
     def begin(self, step: int) -> None:
         """Nothing is to be done."""
 
+    def summed(self, layer: int) -> Sequence[Parameter]:
+        """The weights themselves."""
+        return completed(self.layers[layer])
+
+    counts = True
+
     def need(self, layer: int) -> None:
         """Everything is near."""
 
@@ -137,7 +165,7 @@ class Near:
     def leave(self, layers: Sequence[int]) -> None:
         """Everything stays."""
 
-    def save(self, layer: int, to: Path) -> Proof | None:
+    def save(self, layer: int, to: Path) -> Saved | None:
         """Writes the tensors themselves, and copies none."""
         return save_layer(self.layers[layer], to)
 
@@ -149,10 +177,22 @@ class Near:
         """Nothing is under way."""
 
 
-def save_layer(layer: LayerTensors, to: Path) -> Proof | None:
+def completed(layer: LayerParameters) -> Sequence[Parameter]:
+    """A layer's own weights, all that is to be added to their gradients added."""
+    for weight in layer.owned:
+        weight.complete()
+    return layer.owned
+
+
+def save_layer(layer: LayerTensors, to: Path) -> Saved | None:
     """Writes what a checkpoint holds of a layer; None if that is nothing."""
-    tensors = dict(layer.saved())
+    return save_tensors(layer.saved(), to)
+
+
+def save_tensors(named: Iterable[tuple[str, Tensor]], to: Path) -> Saved | None:
+    """Writes tensors of a checkpoint; None if there are none."""
+    tensors = dict(named)
     if not tensors:
         return None
     proof = write_tensors(to, tensors.items())
-    return lambda: proof
+    return Saved(to, lambda: proof)

@@ -17,11 +17,17 @@ from windlass.runtime.checkpoint import (
     Manifest,
     folder_name,
     layer_file,
+    proofs_file,
     stored,
+    tell_proofs,
+    told_proofs,
 )
-from windlass.runtime.residence import Proof
+from windlass.runtime.residence import Proof, Saved
+from windlass.runtime.tensorfile import FileProof
 
-Save = Callable[[int, Path], Proof | None]
+Save = Callable[[int, Path], Saved | None]
+_LOOK_SECONDS = 0.02
+"""Between two looks for what another device writes."""
 
 
 class Saver:
@@ -32,10 +38,22 @@ class Saver:
         layers: how many layers are saved.
         keep: how many checkpoints stay.
         save: saves one layer, as `Residence.save` does.
+        device: which of the run's devices this process is.
+        devices: that write one checkpoint together; the first of them ends it.
     """
 
-    def __init__(self, folder: Path, layers: int, *, keep: int, save: Save) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        layers: int,
+        *,
+        keep: int,
+        save: Save,
+        device: int = 0,
+        devices: int = 1,
+    ) -> None:
         self._folder = folder
+        self._device, self._devices = device, devices
         self._keep = keep
         self._save_layer = save
         self._written = [threading.Event() for _ in range(layers)]
@@ -43,6 +61,7 @@ class Saver:
             event.set()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="windlass-save")
         self._pending: Future[None] | None = None
+        self._abandoned = threading.Event()
         self._begun: int | None = None
         self.newest: int | None = None
         """Step of the newest checkpoint that is whole on the disk; None if there is none."""
@@ -95,7 +114,11 @@ class Saver:
             self.newest = self._begun
 
     def close(self) -> None:
-        """Waits for the save under way and ends the thread; what failed is not told again."""
+        """Waits for the save under way and ends the thread; what failed is not told again.
+
+        It does not wait for other devices, which may have ended.
+        """
+        self._abandoned.set()
         self._thread.shutdown(wait=True)
 
     def _save(self, manifest: Manifest) -> None:
@@ -103,28 +126,51 @@ class Saver:
         beside = self._folder / f".{name}.tmp"
         try:
             with storage_faults(self._folder / name):
-                shutil.rmtree(beside, ignore_errors=True)
-                beside.mkdir(parents=True)
-                self._write(beside, manifest)
+                if self._devices == 1:
+                    shutil.rmtree(beside, ignore_errors=True)
+                beside.mkdir(parents=True, exist_ok=True)
+                proofs = self._write(beside)
+                if self._device:
+                    tell_proofs(beside, self._device, proofs)
+                    self._await(self._folder / name)
+                    return
+                proofs |= self._told(beside)
+                whole = manifest.model_copy(update={"files": proofs}).sealed()
+                write_whole(beside / MANIFEST_FILE, whole.to_json())
+                sync_folder(beside)
                 self._publish(beside, self._folder / name)
                 self._forget_old(manifest.step)
         finally:
             # Also when the disk is full: the training must not wait for ever.
             for event in self._written:
                 event.set()
-            shutil.rmtree(beside, ignore_errors=True)
+            if not self._device:
+                shutil.rmtree(beside, ignore_errors=True)
 
-    def _write(self, beside: Path, manifest: Manifest) -> None:
-        proofs: dict[str, Proof] = {}
+    def _write(self, beside: Path) -> dict[str, FileProof]:
+        """Writes this device's files, and tells what each must be to count as whole."""
+        proofs: dict[Path, Proof] = {}
         for index, written in enumerate(self._written):
-            proof = self._save_layer(index, beside / layer_file(index))
-            if proof is not None:
-                proofs[layer_file(index)] = proof
+            saved = self._save_layer(index, beside / layer_file(index))
+            if saved is not None:
+                proofs[saved.path] = saved.proof
             written.set()
-        files = {name: proof() for name, proof in proofs.items()}
-        whole = manifest.model_copy(update={"files": files}).sealed()
-        write_whole(beside / MANIFEST_FILE, whole.to_json())
-        sync_folder(beside)
+        return {path.name: proof() for path, proof in proofs.items()}
+
+    def _told(self, beside: Path) -> dict[str, FileProof]:
+        """What the other devices have written; returns when all have."""
+        found: dict[str, FileProof] = {}
+        for device in range(1, self._devices):
+            self._await(proofs_file(beside, device))
+            found |= told_proofs(beside, device)
+        return found
+
+    def _await(self, path: Path) -> None:
+        """Returns when a file of another device is there, or nobody wants it any more."""
+        while not path.exists() and not self._abandoned.wait(_LOOK_SECONDS):
+            pass
+        if self._abandoned.is_set():
+            raise OSError(f"the other devices left before `{path}` was there")
 
     def _publish(self, beside: Path, final: Path) -> None:
         """Gives the folder its name; one that is there already was found damaged, and goes."""

@@ -25,9 +25,15 @@ from windlass.runtime.home import LayerHome, Staging
 from windlass.runtime.interpret import Handler
 from windlass.runtime.lane import Lane, Moved
 from windlass.runtime.optimizer import Optimizer
-from windlass.runtime.residence import Proof
+from windlass.runtime.residence import Saved, completed
 from windlass.runtime.tensorfile import FileProof
-from windlass.runtime.tensors import DTYPES, LayerParameters, Parameter, saved_buffers
+from windlass.runtime.tensors import (
+    DTYPES,
+    LayerParameters,
+    Parameter,
+    saved_buffers,
+    sum_dtype,
+)
 from windlass.spec.plan import Plan
 
 _AWAY = torch.empty(0)
@@ -181,14 +187,17 @@ class Stream:
                 if owner >= first and owner in self._near:
                     self.release(owner, 0)
 
+    def summed(self, layer: int) -> Sequence[Parameter]:
+        """The weights themselves."""
+        return completed(self.layers[layer])
+
+    counts = True
+
     def store(self, layer: int, _: int) -> None:
         """Begins to bring a layer's summed gradients home, and takes their norms before."""
         if self._leaving is not None:
             self._leaving.result()
-        owned = self.layers[layer].owned
-        for weight in owned:
-            weight.complete()
-        self.norms[layer] = self._optimizer.norms(owned)
+        self.norms[layer] = self._optimizer.norms(self.summed(layer))
         gradients, has = self._taken(layer)
         self._stored[layer] = _Stored(self._step, has)
         home = self._homes[layer]
@@ -243,12 +252,12 @@ class Stream:
                 self.release(layer, 0)
         self.wait()
 
-    def save(self, layer: int, to: Path) -> Proof | None:
+    def save(self, layer: int, to: Path) -> Saved | None:
         """Gives a layer's state a second name, and copies nothing."""
         if not (self.layers[layer].owned or self.layers[layer].saved_buffers):
             return None
         self._homes[layer].link(to)
-        return lambda: FileProof(bytes=to.stat().st_size, sha256=hash_file(to))
+        return Saved(to, lambda: FileProof(bytes=to.stat().st_size, sha256=hash_file(to)))
 
     def wait(self) -> None:
         """Returns when nothing is under way.
@@ -298,7 +307,6 @@ class Stream:
     ) -> tuple[tuple[LayerParameters, ...], tuple[LayerHome, ...]]:
         """The layers without their weights, and where they are at home."""
         chain, plan = self._chain, self._plan
-        sums = torch.float32 if plan.gradient_bytes == 4 else DTYPES[plan.precision]
         stored = {each.layer for each in program.instructions if each.kind == "store"}
         known: dict[str, Parameter] = {}
         layers: list[LayerParameters] = []
@@ -306,7 +314,10 @@ class Stream:
         for index, (name, layer) in enumerate(zip(chain.names, chain.layers, strict=True)):
             shapes = {f"{name}.{n}": tuple(p.shape) for n, p in layer.named_parameters()}
             owned = {full: shape for full, shape in shapes.items() if full not in chain.ties}
-            known |= {full: Parameter(name=full, working=_AWAY) for full in owned}
+            known |= {
+                full: Parameter(name=full, working=_AWAY, shape=torch.Size(shape))
+                for full, shape in owned.items()
+            }
             # Buffers are small, and some are computed, so they come with the layer and stay near.
             real = materialise(chain, index, seed=self._seed, device="cpu") if any(
                 True for _ in layer.buffers()
@@ -325,7 +336,7 @@ class Stream:
                 LayerHome(
                     self._folder, index, owned, tuple(buffers.items()),
                     working=DTYPES[plan.precision],
-                    gradients=sums if index in stored else None, moments=plan.moments,
+                    gradients=sum_dtype(plan) if index in stored else None, moments=plan.moments,
                     shares=shares_room(plan),
                 )
             )  # fmt: skip

@@ -4,7 +4,7 @@ Each weight is stored once, at the layer that owns it; tied layers borrow it. In
 layers compute with copies of float32 masters, made anew at each update.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -13,9 +13,14 @@ from torch import Tensor, nn
 from windlass.machines.moments import Kept
 from windlass.models.chain import Chain, materialise
 from windlass.spec.graph import Precision
-from windlass.spec.plan import Moments
+from windlass.spec.plan import Moments, Plan
 
-DTYPES: dict[Precision, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+DTYPES: dict[Precision, torch.dtype] = {
+    "float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64,
+}  # fmt: skip
+
+SHARD_MARK = "@"
+"""In a checkpoint between a weight's name and the element of it that a shard begins at."""
 
 CHUNK = 2**21
 """Elements that are converted at a time. A part of 8 MiB stays in the shared cache: on 2 cores of a
@@ -31,7 +36,8 @@ class Parameter:
     name: str
     """Full name: `<layer name>.<its name inside>`."""
     working: Tensor
-    """In the run's precision; empty while it is in another tier."""
+    """In the run's precision; empty while it is in another tier, or on other devices."""
+    shape: torch.Size
     gradient: Tensor | None = None
     """Summed over the micro-batches of a step; None before the first and after the update."""
     rows: Tensor | None = None
@@ -46,7 +52,7 @@ class Parameter:
             summed: whether several micro-batches come together, which is done in float32.
         """
         if gradient.is_sparse:
-            rows = gradient.float() if summed else gradient
+            rows = gradient.to(_wide(gradient.dtype)) if summed else gradient
             self.rows = (rows if self.rows is None else self.rows + rows).coalesce()
             if not summed:
                 self.complete()
@@ -55,11 +61,9 @@ class Parameter:
             parts = zip(_parts(self.gradient), _parts(gradient.contiguous()), strict=True)
             for total, part in parts:
                 total.add_(part)
-        elif summed:
-            self.gradient = gradient.float().contiguous()
         else:
             # The optimizer walks memory, so the layout must be the weight's.
-            self.gradient = gradient.contiguous()
+            self._begin(gradient.to(_wide(gradient.dtype) if summed else gradient.dtype))
 
     def complete(self) -> None:
         """Adds the rows to the gradient; called before anybody looks at it."""
@@ -67,9 +71,13 @@ class Parameter:
         if rows is None:
             return
         if self.gradient is None:
-            self.gradient = rows.to_dense()
+            self._begin(rows.to_dense())
         else:
             self.gradient.add_(rows.to(self.gradient.dtype))
+
+    def _begin(self, gradient: Tensor) -> None:
+        """Takes the first that is added, in the precision of the sum."""
+        self.gradient = gradient.contiguous()
 
     def forget(self) -> None:
         """Drops the gradient."""
@@ -90,6 +98,10 @@ class Weight(Parameter):
     scale1: Tensor | None = None
     scale2: Tensor | None = None
     """Of codes: one for each block."""
+    decays: bool
+    """Whether it is pulled towards zero: weights of one dimension are not."""
+    first: int = 0
+    """Where it begins in the whole weight, if it is a shard of one."""
 
     @property
     def moments(self) -> tuple[Kept, Kept]:
@@ -134,16 +146,35 @@ class LayerTensors(LayerParameters):
         Args:
             moments: also what only the optimizer needs.
         """
-        for weight in self.owned:
-            yield f"weight/{weight.name}", weight.master
-        for weight in self.owned if moments else ():
-            for which, kept in enumerate(weight.moments, start=1):
-                yield f"moment{which}/{weight.name}", kept.values
-                if kept.scales is not None:
-                    yield f"scale{which}/{weight.name}", kept.scales
-            yield f"steps/{weight.name}", weight.steps
-        for name, buffer in self.saved_buffers.items():
-            yield f"buffer/{name}", buffer
+        yield from saved_tensors(self.owned, self.saved_buffers, moments=moments)
+
+
+def saved_tensors(
+    weights: Iterable[Weight],
+    buffers: Mapping[str, Tensor],
+    *,
+    moments: bool = True,
+    whole: bool = True,
+) -> Iterator[tuple[str, Tensor]]:
+    """What a checkpoint holds of some weights, under their names there.
+
+    Args:
+        weights: of one layer.
+        buffers: of the layer, by full name.
+        moments: also what only the optimizer needs.
+        whole: whether they are whole weights; the name of a shard says where it begins.
+    """
+    named = [(w.name if whole else f"{w.name}{SHARD_MARK}{w.first}", w) for w in weights]
+    for name, weight in named:
+        yield f"weight/{name}", weight.master
+    for name, weight in named if moments else ():
+        for which, kept in enumerate(weight.moments, start=1):
+            yield f"moment{which}/{name}", kept.values
+            if kept.scales is not None:
+                yield f"scale{which}/{name}", kept.scales
+        yield f"steps/{name}", weight.steps
+    for name, buffer in buffers.items():
+        yield f"buffer/{name}", buffer
 
 
 def layer_tensors(
@@ -185,23 +216,65 @@ def layer_tensors(
     return tuple(layers)
 
 
+def sum_dtype(plan: Plan) -> torch.dtype:
+    """What gradients of a step's micro-batches are summed in."""
+    working = DTYPES[plan.precision]
+    return _wide(working) if plan.batch.accumulation > 1 else working
+
+
+def master_dtype(precision: Precision) -> torch.dtype:
+    """What masters, sums of gradients and plain moments are kept in."""
+    return _wide(DTYPES[precision])
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
 def _weight(name: str, parameter: nn.Parameter, precision: Precision, moments: Moments) -> Weight:
-    master = parameter.detach().float().contiguous()
-    if precision == "float32":
+    master = parameter.detach().to(master_dtype(precision)).contiguous()
+    if master.dtype == DTYPES[precision]:
         working = master.requires_grad_()
     else:
         working = master.to(DTYPES[precision]).requires_grad_()
+    return weight_of(name, master, working, moments, decays=master.dim() >= 2)
+
+
+def weight_of(
+    name: str,
+    master: Tensor,
+    working: Tensor,
+    moments: Moments,
+    *,
+    decays: bool,
+    first: int = 0,
+) -> Weight:
+    """A weight, or a shard of one, that had no update yet.
+
+    Args:
+        name: of the whole weight.
+        master: changed by updates.
+        working: what layers compute with; may be the same tensor.
+        moments: how they are kept.
+        decays: whether it is pulled towards zero.
+        first: element of the whole weight that a shard begins at.
+    """
     shape, device = tuple(master.shape), master.device
-    first, second = (Kept.zeros(moments, which, shape, device) for which in (0, 1))
+    one, two = (Kept.zeros(moments, which, shape, device) for which in (0, 1))
+    if master.dtype == torch.float64:
+        one, two = (Kept(kept.values.double()) for kept in (one, two))
     return Weight(
         name=name,
+        shape=master.shape,
         master=master,
         working=working,
-        moment1=first.values,
-        moment2=second.values,
-        scale1=first.scales,
-        scale2=second.scales,
+        moment1=one.values,
+        moment2=two.values,
+        scale1=one.scales,
+        scale2=two.scales,
         steps=torch.zeros((), device=master.device),
+        decays=decays,
+        first=first,
     )
 
 

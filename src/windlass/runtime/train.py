@@ -13,6 +13,8 @@ from windlass.errors import CheckpointError, MemoryShort, PlanError, RunBroken, 
 from windlass.machines.allocator import prepare_allocator
 from windlass.models.chain import Chain
 from windlass.program.instruction import Program
+from windlass.program.layout import chunks_of
+from windlass.runtime.beat import Marks
 from windlass.runtime.checkpoint import (
     Checkpoint,
     Manifest,
@@ -24,11 +26,15 @@ from windlass.runtime.evaluate import HeldOut, evaluate
 from windlass.runtime.interpret import Interpreter, clock_for
 from windlass.runtime.layers import Template, templates
 from windlass.runtime.memory import Peak
+from windlass.runtime.messages import Messages
 from windlass.runtime.optimizer import Optimizer, learning_rate
 from windlass.runtime.residence import Near, Residence
 from windlass.runtime.saving import Saver
+from windlass.runtime.shared import Shared
 from windlass.runtime.shortage import asked_words, is_shortage, room_bytes
 from windlass.runtime.stream import Stream
+from windlass.runtime.world import Alone, Pod, World
+from windlass.spec.graph import Graph
 from windlass.spec.plan import Plan
 from windlass.spec.prediction import Timeline
 from windlass.spec.record import STATE_FOLDER, Step
@@ -61,6 +67,8 @@ def train(
     device: str = "cpu",
     stop: Callable[[], bool] = never,
     watch: Watch | None = None,
+    graph: Graph | None = None,
+    beat: Marks | None = None,
 ) -> Generator[Step]:
     """Trains, and yields each step once it is done.
 
@@ -80,6 +88,9 @@ def train(
         device: torch's name for it.
         stop: asked before each micro-batch; True saves the last whole step and ends.
         watch: steps to look at closely.
+        graph: what the plan cuts; needed only where it takes several devices. Then this process is
+            one of them, has joined them, and yields the same steps as all others do.
+        beat: set to the step and to the index of the instruction that begins.
 
     Raises:
         CheckpointError: `resume` is of another model.
@@ -91,7 +102,7 @@ def train(
     on = torch.device(device)
     run: _Run | None = None
     try:
-        run = _Run(plan, chain, batches, settings, program, checkpoints, on, stop)
+        run = _Run(plan, chain, batches, settings, program, checkpoints, on, stop, graph, beat)
         yield from run.steps(resume, watch)
     except (MemoryError, RuntimeError, OSError) as error:
         if not is_shortage(error):
@@ -123,6 +134,8 @@ class _Run:
         checkpoints: Path,
         device: torch.device,
         stop: Callable[[], bool],
+        graph: Graph | None,
+        beat: Marks | None,
     ) -> None:
         prepare_allocator()
         self._peak = Peak(device)
@@ -132,10 +145,14 @@ class _Run:
         self._templates: tuple[Template, ...] = templates(chain, compiled=plan.compile)
         optimizer = Optimizer(settings, device, plan.moments)
         self._at = 1
-        self.residence = self._home(chain, optimizer)
+        self._beat = beat
+        self._pod = Pod(plan, graph, program.device, device) if graph else None
+        self._world: World = self._pod or Alone()
+        self.residence = self._home(chain, graph, optimizer)
         self.saver = Saver(
-            checkpoints, len(chain.layers), keep=settings.keep, save=self.residence.save
-        )
+            checkpoints, len(chain.layers), keep=settings.keep, save=self.residence.save,
+            device=self._world.device, devices=self._world.devices,
+        )  # fmt: skip
         self._compute = Compute(
             plan,
             program,
@@ -146,12 +163,21 @@ class _Run:
             seed=settings.seed,
             device=device,
             stop=stop,
+            world=self._world,
         )
+        handlers = dict(self._compute.handlers())
+        self._messages: Messages | None = None
+        if self._pod and graph:
+            layers = self.residence.layers
+            self._messages = Messages(
+                plan, graph, chain, self._pod, layers, self._templates, device
+            )
+            handlers |= self._messages.handlers()
         self._interpreter = Interpreter(
-            program, self._compute.handlers(), clock_for(device, len(program.instructions))
+            program, handlers, clock_for(device, len(program.instructions)), beat
         )
 
-    def _home(self, chain: Chain, optimizer: Optimizer) -> Residence:
+    def _home(self, chain: Chain, graph: Graph | None, optimizer: Optimizer) -> Residence:
         """Where the plan has weights and optimizer state live."""
         plan, seed = self._plan, self._settings.seed
 
@@ -174,6 +200,11 @@ class _Run:
                 plan, chain, folder, optimizer, program=self._program, seed=seed,
                 before_update=before_update,
             )  # fmt: skip
+        if self._pod and graph:
+            return Shared(
+                plan, graph, chain, optimizer, self._pod, seed=seed, device=self._device,
+                before_update=before_update,
+            )  # fmt: skip
         return Near(
             chain, optimizer, seed=seed, precision=plan.precision, device=self._device,
             before_update=before_update, moments=plan.moments,
@@ -185,7 +216,8 @@ class _Run:
         self.residence.close()
 
     def steps(self, resume: Checkpoint | None, watch: Watch | None) -> Generator[Step]:
-        remove_temporaries(self._folder)
+        if not self._world.device:
+            remove_temporaries(self._folder)
         done = self._checked(resume) if resume else 0
         self.residence.start(resume)
         if self._plan.compile and done < self._settings.steps:
@@ -210,6 +242,8 @@ class _Run:
                     self._save(step)
             if ends:
                 self.saver.finish()
+            elif self._compute.stops:
+                raise self._stopped(step)
 
     def _checked(self, checkpoint: Checkpoint) -> int:
         """The step of a checkpoint that is of this run."""
@@ -229,12 +263,18 @@ class _Run:
     def _one(self, step: int, watch: Watch | None) -> None:
         """Runs one step and tells the watcher, if it is one that is looked at."""
         self._at = step
+        if self._beat is not None:
+            self._beat[0] = step
         self._compute.begin(step)
+        if self._messages:
+            self._messages.flow = self._compute.flow
         if watch is None or step not in watch.steps:
             self._interpreter.run()
-            return
-        memory = self._interpreter.sample(self._peak.look)
-        watch.take(step, self._interpreter.timeline(memory))
+        else:
+            memory = self._interpreter.sample(self._peak.look)
+            watch.take(step, self._interpreter.timeline(memory))
+        if self._pod:
+            self._pod.settle_messages()
 
     def _measured(self, step: int, *, saves: bool) -> Step:
         """What the step that just ran leaves behind; evaluates where due."""
@@ -256,7 +296,7 @@ class _Run:
             learning_rate=learning_rate(settings, step),
             tokens=self._plan.tokens_per_step,
             seconds=self._interpreter.seconds(),
-            memory_bytes=self._peak.highest(),
+            memory_bytes=round(self._world.most(self._peak.highest())),
             read_bytes=moved.read_bytes,
             written_bytes=moved.written_bytes,
             settle_seconds=settled if self._plan.streamed and (evaluates or saves) else 0.0,
@@ -271,11 +311,18 @@ class _Run:
             self.residence,
             self._templates,
             self._batches,
-            phases=self._plan.stages[0].phases,
+            phases=[
+                phase
+                for chunk in chunks_of(self._plan, self._world.place.stage)
+                for phase in self._plan.stages[chunk].phases
+            ],
             sequences=self._settings.evaluate_sequences,
             micro=self._plan.batch.micro,
             bare=self._compute.bare,
             device=self._device,
+            world=self._world,
+            messages=self._messages,
+            replicas=self._plan.cut.replicas,
         )
 
     def _save(self, step: int) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from windlass.cost.predict import predict
 from windlass.search.advise import advise
 from windlass.search.choice import Choice, Refusal, RunnerUp, differences
+from windlass.search.pods import choose_pod, cut_of
 from windlass.search.sieve import Sieved, sieve, undominated
 from windlass.search.space import plans, vary
 from windlass.search.streamed import streamed_plans
@@ -36,6 +37,8 @@ def choose(request: Request, graph: Graph, machine: Machine) -> Choice:
     Raises:
         Faults: the request asks for what cannot be.
     """
+    if cut_of(request).devices > 1:
+        return choose_pod(request, graph, machine)
     near_bytes = request.near or machine.device.near.capacity_bytes
     candidates = _candidates(request, graph, machine)
     sieved = sieve(candidates, graph, machine, near_bytes)

@@ -16,7 +16,7 @@ _LONGEST = 1024
 """Tokens of a sequence where neither request nor model say."""
 
 _ORDERS: tuple[Order, ...] = ("gpipe", "1f1b")
-"""Those that are run; on one device they are the same."""
+"""Those that one device has; they are the same there."""
 
 _RECOMPUTES: tuple[Recompute, ...] = ("none", "layer")
 
@@ -32,10 +32,15 @@ def plans(request: Request, graph: Graph, machine: Machine) -> tuple[Plan, ...]:
     Raises:
         Faults: all that the request asks for and that cannot be.
     """
-    found = tuple(_faults(request, graph, machine))
+    found = (*_uncut(request), *_faults(request, graph, machine))
     if found:
         raise Faults(found)
-    first = Plan(
+    return open_plans(base_plan(request, graph, machine), request, graph, machine)
+
+
+def base_plan(request: Request, graph: Graph, machine: Machine) -> Plan:
+    """A plan for one device, as plain as can be, with what the request pins for all."""
+    return Plan(
         graph=graph.label,
         machine=machine.label,
         order=request.order or "1f1b",
@@ -44,6 +49,23 @@ def plans(request: Request, graph: Graph, machine: Machine) -> tuple[Plan, ...]:
         batch=Batch(sequence=sequence_of(request, graph), micro=request.train.batch),
         stages=(Stage(phases=((0, graph.layers),)),),
     )
+
+
+def open_plans(first: Plan, request: Request, graph: Graph, machine: Machine) -> tuple[Plan, ...]:
+    """A plan in every precision, mode and size of micro-batch that the request leaves open.
+
+    Args:
+        first: whose micro-batch is all that one replica takes.
+        request: pins whatever it names.
+        graph: that it cuts.
+        machine: what it is for.
+
+    Raises:
+        Faults: what the request pins cannot be.
+    """
+    found = tuple(_faults(request, graph, machine))
+    if found:
+        raise Faults(found)
     choices = product(
         _pinned(request.precision, precisions(machine)),
         _pinned(request.compile, (False, True)),
@@ -118,8 +140,9 @@ def _pinned(pin: _Choice | None, choices: tuple[_Choice, ...]) -> tuple[_Choice,
 
 def _captured(graph: Graph, precision: Precision, *, compiled: bool) -> bool:
     """Whether every kind of layer was captured so."""
+    known = "float32" if precision == "float64" else precision
     return all(
-        any(cost.precision == precision and cost.compiled == compiled for cost in kind.costs)
+        any(cost.precision == known and cost.compiled == compiled for cost in kind.costs)
         for kind in graph.kinds.values()
     )
 
@@ -135,13 +158,20 @@ def _micros(request: Request) -> tuple[int, ...]:
     )
 
 
-def _faults(request: Request, graph: Graph, machine: Machine) -> Iterator[str]:
-    for name, degree in request.cut:
-        if degree is not None and degree > 1:
-            yield f"`cut.{name}` = {degree} is not yet run by this version; leave it open or 1"
+def _uncut(request: Request) -> Iterator[str]:
+    """What only a cut over several devices has a use for."""
     if request.order is not None and request.order not in _ORDERS:
         known = ", ".join(f"`{order}`" for order in _ORDERS)
-        yield f"`order` = {request.order} is not yet run by this version; choose one of {known}"
+        yield (
+            f"`order` = {request.order} on one device, which has no stages to order; choose one "
+            f"of {known}, or name `cut.pipeline`"
+        )
+    for name, degree in request.sharding:
+        if degree is not None and degree > 1:
+            yield f"`sharding.{name}` = {degree} on one device; name `cut.replicas` too"
+
+
+def _faults(request: Request, graph: Graph, machine: Machine) -> Iterator[str]:
     if not _micros(request):
         batch, total = request.batch, request.train.batch
         asked = " and ".join(f"`batch.{name}` = {size}" for name, size in batch if size is not None)
@@ -157,7 +187,7 @@ def _faults(request: Request, graph: Graph, machine: Machine) -> Iterator[str]:
             "shorten it or raise `model.sequence`"
         )
     stated = precisions(machine)
-    if request.precision is not None and request.precision not in stated:
+    if request.precision is not None and not machine.device.computes_in(request.precision):
         yield (
             f"`precision` = {request.precision}, but `{machine.name}` states no rate for it; "
             f"choose {' or '.join(stated)}"

@@ -7,17 +7,21 @@ to write down as one. Every number of an op is a `Quantity`, a polynomial in b a
 from collections.abc import Iterator
 from functools import cached_property
 from math import prod
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Self
 
 from windlass.document import Document
 
-Precision = Literal["float32", "bfloat16"]
-"""What layers compute in; with bfloat16 the optimizer keeps float32 master weights."""
+Precision = Literal["float32", "bfloat16", "float64"]
+"""What layers compute in; with bfloat16 the optimizer keeps float32 master weights. `float64` is
+for proofs on a CPU, and never chosen by search."""
 
 OpKind = Literal["matmul", "attention", "memory"]
 """`memory` is all that is bound by traffic: element-wise, normalisation, gather, copy."""
 
-PRECISION_BYTES: dict[Precision, int] = {"float32": 4, "bfloat16": 2}
+_OP_BYTES = ("read_bytes", "written_bytes", "live_bytes")
+_LAYER_BYTES = ("kept_bytes", "input_bytes", "output_bytes")
+
+PRECISION_BYTES: dict[Precision, int] = {"float32": 4, "bfloat16": 2, "float64": 8}
 
 
 class Quantity(NamedTuple):
@@ -34,6 +38,11 @@ class Quantity(NamedTuple):
         """The value for `micro` sequences of `sequence` tokens."""
         fixed = self.one + sequence * (self.s + sequence * self.ss)
         return fixed + micro * (self.b + sequence * (self.bs + sequence * self.bss))
+
+    @property
+    def twice(self) -> Self:
+        """Two of it."""
+        return type(self)(*(2 * part for part in self))
 
 
 class Shape(NamedTuple):
@@ -78,6 +87,24 @@ class LayerCost(Document):
     """Held from forward to backward, apart from parameters, the layer's input and its output."""
     input_bytes: Quantity
     output_bytes: Quantity
+
+    def widened(self) -> Self:
+        """The same in float64: every byte twice."""
+
+        def twice(ops: tuple[Op, ...]) -> tuple[Op, ...]:
+            return tuple(
+                op.model_copy(update={name: getattr(op, name).twice for name in _OP_BYTES})
+                for op in ops
+            )
+
+        return self.model_copy(
+            update={
+                "precision": "float64",
+                "forward": twice(self.forward),
+                "backward": twice(self.backward),
+                **{name: getattr(self, name).twice for name in _LAYER_BYTES},
+            }
+        )
 
 
 class Parameter(Document):
@@ -125,6 +152,8 @@ class LayerKind(Document):
         for cost in self.costs:
             if cost.precision == precision and cost.compiled == compiled:
                 return cost
+        if precision == "float64":
+            return self.cost("float32", compiled=compiled).widened()
         raise KeyError(f"{self.name} has no cost in {precision}, compiled={compiled}")
 
 

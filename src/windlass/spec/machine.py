@@ -17,6 +17,12 @@ MOST_CONTENTION = 0.05
 cores wait 0.4 % of their time when alone there, and 40 % beside one busy process."""
 
 
+LOOPBACK_SECONDS = 2e-4
+LOOPBACK_RATE = 1e9
+"""Of gloo between processes of one host, bytes/s that each sends: on 2 cores of a Zen 4 a small
+message takes 0.05 to 0.4 ms, and a gathering or a sum 0.4 to 1.8 GB/s."""
+
+
 class Point(NamedTuple):
     """One measured or published point of a curve."""
 
@@ -151,13 +157,19 @@ class Device(Document):
         """Held by the process before any tensor, compiled code and its compiler included."""
         return self.runtime_bytes + (self.compiler_bytes if compiled else 0)
 
+    def computes_in(self, precision: Precision) -> bool:
+        """Whether layers can compute in `precision`."""
+        if precision == "float64":
+            return self.kind == "cpu"
+        return any(rate.precision == precision for rate in self.matmul)
+
     @property
     def near(self) -> Tier:
         """The tier that ops read and write."""
         return self.tiers[0]
 
     def rate(self, precision: Precision) -> MatmulRate:
-        """Matrix product rates in `precision`.
+        """Matrix product rates in `precision`; of float64 those of float32, twice what it is.
 
         Raises:
             KeyError: this device has none stated.
@@ -165,7 +177,70 @@ class Device(Document):
         for rate in self.matmul:
             if rate.precision == precision:
                 return rate
+        if precision == "float64":  # for proofs, so that nobody measures it
+            return self.rate("float32")
         raise KeyError(f"{self.kind} states no rate for {precision}")
+
+    def shared(self, sharers: int) -> Self:
+        """One of several equal devices that the cores, memory and disk of this one are lent to.
+
+        Rates are divided among them. Starting an op costs what it did, as long as there is a core
+        for each.
+        """
+
+        def slower(rate: float | None) -> float | None:
+            return None if rate is None else rate / sharers
+
+        def curve(found: Curve | None) -> Curve | None:
+            if found is None:
+                return None
+            return Curve(points=tuple(Point(p.size, p.rate / sharers) for p in found.points))
+
+        matmul = tuple(
+            rate.model_copy(
+                update={
+                    "peak": rate.peak / sharers,
+                    **{
+                        name: curve(getattr(rate, name))
+                        for name in ("curve", "biased", "attention")
+                    },
+                    "attention_rates": tuple(
+                        each.model_copy(
+                            update={n: curve(getattr(each, n)) for n in ("forward", "backward")}
+                        )
+                        for each in rate.attention_rates
+                    ),
+                }
+            )
+            for rate in self.matmul
+        )
+        tiers = tuple(
+            tier.model_copy(
+                update={
+                    "capacity_bytes": tier.capacity_bytes // sharers,
+                    "read": slower(tier.read),
+                    "write": slower(tier.write),
+                }
+            )
+            for tier in self.tiers
+        )
+        rates = ("update_rate", "mixed_update_rate", "norm_rate", "mixed_norm_rate")
+        return self.model_copy(
+            update={
+                "matmul": matmul,
+                "tiers": tiers,
+                "traffic": curve(self.traffic),
+                "fused_traffic": curve(self.fused_traffic),
+                "op_rates": tuple(
+                    each.model_copy(update={"curve": curve(each.curve)}) for each in self.op_rates
+                ),
+                "moment_rates": tuple(
+                    each.model_copy(update={"elements": each.elements / sharers})
+                    for each in self.moment_rates
+                ),
+                **{name: slower(getattr(self, name)) for name in rates},
+            }
+        )
 
 
 class Link(Document):
@@ -215,3 +290,18 @@ class Machine(Document):
     def devices(self) -> int:
         """Devices in all hosts."""
         return self.hosts * self.devices_per_host
+
+    def shared(self, devices: int) -> Self:
+        """This machine of one device as one of several, which share what it has.
+
+        Args:
+            devices: how many processes are to compute on it side by side.
+        """
+        link = Link(name="loopback", joins=devices, latency=LOOPBACK_SECONDS, rate=LOOPBACK_RATE)
+        return self.model_copy(
+            update={
+                "devices_per_host": devices,
+                "device": self.device.shared(devices),
+                "links": (link,),
+            }
+        )

@@ -183,7 +183,7 @@ class Plan(Document):
     @property
     def masters_apart(self) -> bool:
         """Whether layers compute with copies of float32 masters."""
-        return self.precision != "float32"
+        return self.precision == "bfloat16"
 
     def moment_bytes(self, elements: int) -> int:
         """Bytes of both moments of one weight: `2 n` numbers and, in 8 bits, their scales.
@@ -194,7 +194,8 @@ class Plan(Document):
             elements: n, of the weight.
         """
         scales = -(-elements // MOMENT_BLOCK) if self.moments == "int8" else 0
-        return 2 * (_MOMENT_BYTES[self.moments] * elements + _SCALE_BYTES * scales)
+        wider = 2 if self.precision == "float64" else 1
+        return 2 * (wider * _MOMENT_BYTES[self.moments] * elements + _SCALE_BYTES * scales)
 
     def state_bytes(self, elements: int) -> int:
         """Bytes of one weight that only the update touches: moments, and the master if apart."""
@@ -207,5 +208,5 @@ class Plan(Document):
 
     @property
     def gradient_bytes(self) -> int:
-        """Bytes a parameter of the gradient: summed in float32 once there is a sum."""
-        return 4 if self.batch.accumulation > 1 else self.weight_bytes
+        """Bytes a parameter of the gradient: a sum is at least in float32."""
+        return max(4, self.weight_bytes) if self.batch.accumulation > 1 else self.weight_bytes

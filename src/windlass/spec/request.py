@@ -94,6 +94,13 @@ class CutRequest(Document):
     replicas: int | None = Field(default=None, ge=1)
 
 
+class ShardingRequest(Document):
+    """How many replicas share one copy; what is left open is 1."""
+
+    weights: int | None = Field(default=None, ge=1)
+    optimizer: int | None = Field(default=None, ge=1)
+
+
 class BatchRequest(Document):
     """Sizes to hold fixed."""
 
@@ -111,8 +118,11 @@ class Request(Document):
     data: DataRequest = DataRequest()
     train: TrainRequest = TrainRequest()
     cut: CutRequest = CutRequest()
+    sharding: ShardingRequest = ShardingRequest()
     batch: BatchRequest = BatchRequest()
     order: Order | None = None
+    interleave: int | None = Field(default=None, ge=1)
+    """Chunks of layers of each stage; with more than 1 their order is `interleaved`."""
     precision: Precision | None = None
     moments: Moments = "float32"
     """How the optimizer's moments are kept. It changes the numbers, so search holds to it."""

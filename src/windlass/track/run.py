@@ -4,7 +4,8 @@ import os
 import re
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -170,6 +171,21 @@ def read_id(folder: Path) -> str:
 def journal_path(folder: Path, rank: int, attempt: int) -> Path:
     """Where one rank journals one attempt; both count as the file name says: `0.1.j` is first."""
     return folder / JOURNAL_FOLDER / f"{rank}.{attempt}.j"
+
+
+@contextmanager
+def rank_journal(folder: Path, rank: int, attempt: int) -> Iterator[JournalWriter]:
+    """The journal of another rank's attempt at a run; the run's own is rank 0's.
+
+    Raises:
+        RecordError: it was written before.
+        StorageError: the disk is full.
+    """
+    journal = JournalWriter(journal_path(folder, rank, attempt))
+    try:
+        yield journal
+    finally:
+        journal.close()
 
 
 def journal_files(folder: Path) -> tuple[tuple[int, int], ...]:

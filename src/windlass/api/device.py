@@ -1,0 +1,53 @@
+"""Device: the whole life of a process that is one of a run's devices."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from windlass.api.record import load
+from windlass.api.run import device_steps, planned_of
+from windlass.spec.record import Step
+from windlass.track.run import rank_journal
+from windlass.track.steps import append_step
+
+
+def run_device(
+    folder: Path, *, port: int, device: int, attempt: int, checkpoint: Path | None
+) -> Iterator[Step]:
+    """One device of a run, from its start to its end; leaves behind what went wrong.
+
+    Device 0 yields the run's steps, for whoever started it to journal; every other one journals
+    its own.
+
+    Args:
+        folder: of the run.
+        port: of the loopback, where devices meet.
+        device: which of them this is.
+        attempt: of the run.
+        checkpoint: that all go on from; None begins anew.
+
+    Raises:
+        WindlassError: what went wrong.
+    """
+    from windlass.runtime.beat import Pulse
+    from windlass.runtime.ranks import RANKS_FOLDER, Parent, beat_file, report
+    from windlass.runtime.world import LOOPBACK, Rendezvous, join, leave
+
+    parent = Parent()
+    try:
+        planned = planned_of(load(folder))
+        pulse = Pulse(beat_file(folder / RANKS_FOLDER, device))
+        steps = device_steps(
+            planned, device, folder, checkpoint, beat=pulse.numbers, stop=parent.wants_stop
+        )
+        devices = planned.plan.cut.devices
+        join(Rendezvous(LOOPBACK, port, device, devices), planned.machine.device.kind)
+        if device == 0:
+            yield from steps
+        else:
+            with rank_journal(folder, device, attempt) as journal:
+                for step in steps:
+                    append_step(journal, step)
+        leave()
+    except Exception as error:
+        report(folder / RANKS_FOLDER, device, error)
+        raise

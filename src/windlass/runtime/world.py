@@ -1,0 +1,319 @@
+"""World: the devices of a run, a process each, and what they exchange and agree on.
+
+It rides on torch.distributed: gloo between CPUs, nccl between GPUs. What an instruction brings
+together, and who is at the other end of a message, the program says; here it only happens.
+"""
+
+import math
+import os
+import warnings
+from collections import Counter
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import NamedTuple, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import TCPStore
+
+from windlass.program.exchanged import all_reduce_bytes, gather_bytes
+from windlass.program.instruction import Instruction, Kind
+from windlass.program.layout import Place, device_of, place_of
+from windlass.program.peers import Peers
+from windlass.program.shards import agreeing, gathering, scattering, spreading
+from windlass.spec.graph import Graph
+from windlass.spec.plan import Plan
+
+WAIT = timedelta(minutes=30)
+"""How long a device waits for others before it gives up. A watchdog, which knows more, is there
+much sooner: this only ends what nobody watches."""
+
+LOOPBACK = "127.0.0.1"
+
+_PIECE = 2**20
+"""Elements of a shard that are summed at a time."""
+
+_LANES = ("onward", "back", "borrow", "take over")
+"""Kinds of messages, each in its own order; its index is the message's tag."""
+
+
+class Rendezvous(NamedTuple):
+    """Where the devices of a run find each other."""
+
+    host: str
+    port: int
+    device: int
+    """Which of them this process is."""
+    devices: int
+
+
+def join(rendezvous: Rendezvous, kind: str) -> None:
+    """Meets the other devices; returns when all are there.
+
+    The store listens already, in the process that chose the port.
+
+    Args:
+        rendezvous: where.
+        kind: of what this process computes on, as torch names it.
+    """
+    if rendezvous.host == LOOPBACK:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    store = TCPStore(rendezvous.host, rendezvous.port, rendezvous.devices, is_master=False)
+    dist.init_process_group(
+        "nccl" if kind == "cuda" else "gloo",
+        store=store,
+        rank=rendezvous.device,
+        world_size=rendezvous.devices,
+        timeout=WAIT,
+    )
+
+
+def leave() -> None:
+    """Ends what `join` began; harmless if nothing did."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def is_lost(error: BaseException) -> bool:
+    """Whether an error says that another device is gone, not what went wrong."""
+    words = ("Connection closed", "Connection reset", "connection was closed", "gloo", "NCCL",
+             "Broken pipe", "Socket", "store", "Timed out")  # fmt: skip
+    return isinstance(error, dist.DistError) or (
+        isinstance(error, (RuntimeError, ValueError)) and any(w in str(error) for w in words)
+    )
+
+
+class World(Protocol):
+    """What a run asks of the devices it is one of."""
+
+    device: int
+    place: Place
+    devices: int
+
+    def total(self, values: Sequence[float]) -> list[float]:
+        """The sums of each value over all devices, in float64."""
+
+    def most(self, value: float) -> float:
+        """The largest over all devices."""
+
+    def norm(self, own: float, *, counts: bool) -> float:
+        """The 2-norm over all devices.
+
+        Args:
+            own: of this device's part.
+            counts: whether it counts: of each shard one copy does.
+        """
+
+
+class Alone:
+    """One device, which agrees with itself."""
+
+    device = 0
+    place = Place(0, 0, 0)
+    devices = 1
+
+    def total(self, values: Sequence[float]) -> list[float]:
+        """The values themselves."""
+        return list(values)
+
+    def most(self, value: float) -> float:
+        """The value itself."""
+        return value
+
+    def norm(self, own: float, *, counts: bool) -> float:
+        """Its own norm."""
+        del counts
+        return own
+
+
+class Pod:
+    """Several devices, of which this process is one. Made on all of them at once, after `join`.
+
+    Args:
+        plan: of more than one device.
+        graph: that it cuts.
+        device: which of its devices this is.
+        on: where tensors lie.
+    """
+
+    def __init__(self, plan: Plan, graph: Graph, device: int, on: torch.device) -> None:
+        self.device, self.devices = device, plan.cut.devices
+        self.place = place_of(device, plan.cut)
+        self._plan, self._on = plan, on
+        self._peers = Peers(plan, graph)
+        self._groups = _Groups(plan)
+        self.slices = self._groups.of(_slices(self.place, plan))
+        """The devices that a layer is cut over; None where it is not."""
+        self._lanes = self._groups.lanes(on)
+        self._under_way: list[tuple[Tensor, dist.Work]] = []
+        self.sent: Counter[Kind] = Counter()
+        """Bytes that this device has sent, by the instruction's kind."""
+
+    # What a group does together.
+
+    def gather(self, whole: Tensor, held: Tensor) -> None:
+        """Puts the shards of a layer's weights together, `[n]` of `[n / rts]`."""
+        self._gather("gather", self._with(gathering), whole, held)
+
+    def spread(self, held: Tensor, part: Tensor) -> None:
+        """Puts the updated parts of one shard of weights together, `[n]` of `[n / q]`."""
+        self._gather("spread", self._with(spreading), held, part)
+
+    def reduce(self, whole: Tensor) -> Tensor:
+        """The sum of a flat gradient over all replicas; of it only the device's shard `[n / rts']`.
+
+        Args:
+            whole: `[n]`; may be changed.
+        """
+        shard = whole
+        within = self._with(scattering)
+        if len(within) > 1:
+            shard = torch.empty(len(whole) // len(within), dtype=whole.dtype, device=whole.device)
+            _reduce_scatter(shard, whole, self._groups.of(within))
+            self.sent["reduce"] += gather_bytes(whole.nbytes, len(within))
+        among = self._with(agreeing)
+        if len(among) > 1:
+            dist.all_reduce(shard, group=self._groups.of(among))
+            self.sent["reduce"] += all_reduce_bytes(shard.nbytes, len(among))
+        return shard
+
+    def _gather(self, kind: Kind, devices: tuple[int, ...], whole: Tensor, part: Tensor) -> None:
+        _all_gather(whole, part, self._groups.of(devices))
+        self.sent[kind] += gather_bytes(whole.nbytes, len(devices))
+
+    # Messages.
+
+    def send(self, instruction: Instruction, tensor: Tensor) -> None:
+        """Sends a tensor to the device at the other end, and goes on at once."""
+        self._forget_arrived()
+        tensor = tensor.detach().contiguous()
+        peer, lane = self._other_end(instruction)
+        work = dist.isend(tensor, peer, group=self._lanes[lane], tag=_LANES.index(lane))
+        if work is not None:
+            self._under_way.append((tensor, work))
+        self.sent[instruction.kind] += tensor.nbytes
+
+    def receive(self, instruction: Instruction, into: Tensor) -> Tensor:
+        """Waits for a tensor from the device at the other end."""
+        peer, lane = self._other_end(instruction)
+        work = dist.irecv(into, peer, group=self._lanes[lane], tag=_LANES.index(lane))
+        if work is not None:
+            work.wait()
+        return into
+
+    def _other_end(self, instruction: Instruction) -> tuple[int, str]:
+        peer = self._peers.of(instruction, self.device)
+        if peer is None:
+            raise ValueError(f"{instruction} lies on no boundary of device {self.device}")
+        return peer, self._peers.lane(instruction, self.device)
+
+    def _forget_arrived(self) -> None:
+        self._under_way = [each for each in self._under_way if not each[1].is_completed()]
+
+    def settle_messages(self) -> None:
+        """Returns when all that was sent has arrived."""
+        for _, work in self._under_way:
+            work.wait()
+        self._under_way.clear()
+
+    # What all agree on.
+
+    def total(self, values: Sequence[float]) -> list[float]:
+        """The sums of each value over all devices, in float64."""
+        return self._agreed(values, dist.ReduceOp.SUM)
+
+    def most(self, value: float) -> float:
+        """The largest over all devices."""
+        return self._agreed((value,), dist.ReduceOp.MAX)[0]
+
+    def norm(self, own: float, *, counts: bool) -> float:
+        """The 2-norm over all devices; of each shard one copy counts."""
+        return math.sqrt(self.total((own * own if counts else 0.0,))[0])
+
+    def _agreed(self, values: Sequence[float], op: dist.ReduceOp.RedOpType) -> list[float]:
+        told = torch.tensor(values, dtype=torch.float64, device=self._on)
+        dist.all_reduce(told, op)
+        found: list[float] = told.tolist()
+        return found
+
+    def _with(self, replicas: "_Sharers") -> tuple[int, ...]:
+        return _sharing(self.place, self._plan, replicas)
+
+
+_Sharers = Callable[[int, Plan], tuple[int, ...]]
+"""The replicas that share something with one, such as `gathering`."""
+
+
+class _Groups:
+    """torch's groups, by their devices.
+
+    All devices make all groups, in one order. If only a group's own made it, torch 2.13 would have
+    them wait for each other for ever as soon as groups overlap.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        places = [place_of(device, plan.cut) for device in range(plan.cut.devices)]
+        shared = (gathering, spreading, scattering, agreeing)
+        wanted = {_sharing(place, plan, each) for place in places for each in shared}
+        wanted |= {_slices(place, plan) for place in places}
+        self._made: dict[tuple[int, ...], dist.ProcessGroup | None] = {}
+        for devices in sorted(each for each in wanted if len(each) > 1):
+            self._made[devices] = dist.new_group(list(devices), timeout=WAIT)
+
+    def of(self, devices: tuple[int, ...]) -> dist.ProcessGroup | None:
+        """The group of these devices; None for one device alone."""
+        return self._made.get(devices)
+
+    def lanes(self, on: torch.device) -> dict[str, dist.ProcessGroup | None]:
+        """The group that each kind of message goes through.
+
+        gloo tells messages apart by their tags. nccl knows no tags, and what goes both ways through
+        one group is done in one order: there each kind has a group of its own.
+        """
+        if on.type != "cuda":
+            return dict.fromkeys(_LANES)
+        return {lane: dist.new_group(timeout=WAIT) for lane in _LANES}
+
+
+def _sharing(place: Place, plan: Plan, replicas: _Sharers) -> tuple[int, ...]:
+    """The devices of the replicas that share something with a place."""
+    return tuple(
+        device_of(place._replace(replica=each), plan.cut) for each in replicas(place.replica, plan)
+    )
+
+
+def _slices(place: Place, plan: Plan) -> tuple[int, ...]:
+    """The devices that a place's layers are cut over."""
+    return tuple(device_of(place._replace(slice=at), plan.cut) for at in range(plan.cut.tensor))
+
+
+def _reduce_scatter(shard: Tensor, whole: Tensor, group: dist.ProcessGroup | None) -> None:
+    """Sums equal parts of `[n]` over a group, and leaves this device its own, `[n / ranks]`.
+
+    gloo would sum all parts on all devices and so send twice as much: there each sends every other
+    one its part, and sums what comes, piece by piece.
+    """
+    if whole.is_cuda:
+        _scatter_sum(shard, whole, group=group)
+        return
+    rows = whole.view(dist.get_world_size(group), -1)
+    for at in range(0, len(shard), _PIECE):
+        goes = rows[:, at : at + _PIECE].contiguous()
+        comes = torch.empty_like(goes)
+        dist.all_to_all_single(comes, goes, group=group)
+        torch.sum(comes, 0, out=shard[at : at + _PIECE])
+
+
+def _renamed(new: str, old: str) -> Callable[..., object]:
+    """A collective under the name that this version of torch has for it."""
+    found: Callable[..., object] = getattr(dist, new, None) or getattr(dist, old)
+    return found
+
+
+# torch 2.13 has new names for them, and warns of the old ones.
+_all_gather = _renamed("all_gather_single", "all_gather_into_tensor")
+_scatter_sum = _renamed("reduce_scatter_single", "reduce_scatter_tensor")
+warnings.filterwarnings(
+    "ignore", message=".*gloo.*", category=UserWarning, module="torch.distributed"
+)

@@ -1,0 +1,158 @@
+"""Pods: plans for several devices whose cut the request names, and the best of them."""
+
+from collections.abc import Iterator
+from itertools import accumulate, pairwise
+
+from windlass.cost.predict import predict
+from windlass.errors import Faults, PlanError
+from windlass.program.legal import faults
+from windlass.search.choice import Choice
+from windlass.search.space import base_plan, open_plans, sequence_of
+from windlass.search.weigh import with_near
+from windlass.spec.graph import Graph, LayerKind
+from windlass.spec.machine import Machine
+from windlass.spec.plan import Cut, Home, Plan, Sharding, Stage
+from windlass.spec.prediction import Prediction
+from windlass.spec.request import Request
+from windlass.units import show_bytes
+
+_Bounds = tuple[tuple[int, int], ...]
+
+
+def cut_of(request: Request) -> Cut:
+    """The cut that a request names; what it leaves open is 1."""
+    named = request.cut
+    return Cut(pipeline=named.pipeline or 1, tensor=named.tensor or 1, replicas=named.replicas or 1)
+
+
+def pod_plans(request: Request, graph: Graph, machine: Machine) -> tuple[Plan, ...]:
+    """Every plan with the request's cut that it leaves open.
+
+    Raises:
+        Faults: all that is wrong with the cut for this graph and machine.
+    """
+    cut, chunks = cut_of(request), request.interleave or 1
+    wrong = tuple(_misfits(request, cut, chunks, graph))
+    if wrong:
+        raise Faults(wrong)
+    stages = stages_of(graph, cut.pipeline * chunks, sequence_of(request, graph))
+    first = base_plan(_of_replica(request, cut.replicas), graph, machine).model_copy(
+        update={
+            "cut": cut,
+            "interleave": chunks,
+            "order": request.order or ("interleaved" if chunks > 1 else "1f1b"),
+            "sharding": Sharding(
+                weights=request.sharding.weights or 1, optimizer=request.sharding.optimizer or 1
+            ),
+            "stages": tuple(Stage(phases=(bounds,)) for bounds in stages),
+        }
+    )
+    if request.phases and request.phases > 1:
+        first = _in_phases(first, request.phases, machine)
+    found = open_plans(first, _of_replica(request, cut.replicas), graph, machine)
+    told = [faults(plan, graph, machine) for plan in found]
+    legal = tuple(plan for plan, faulty in zip(found, told, strict=True) if not faulty)
+    if not legal:
+        raise Faults(tuple(dict.fromkeys(fault for faulty in told for fault in faulty)))
+    return legal
+
+
+def choose_pod(request: Request, graph: Graph, machine: Machine) -> Choice:
+    """The fastest of them that fits.
+
+    Args:
+        request: names the cut.
+        graph: captured from its model.
+        machine: of as many devices.
+
+    Raises:
+        Faults: all that is wrong with the cut.
+    """
+    near_bytes = request.near or machine.device.near.capacity_bytes
+    candidates = pod_plans(request, graph, machine)
+    weighed = [(plan, with_near(predict(plan, graph, machine), near_bytes)) for plan in candidates]
+    fitting = [each for each in weighed if each[1].peaks[0].peak_bytes <= near_bytes]
+    if not fitting:
+        least = min(prediction.peaks[0].peak_bytes for _, prediction in weighed)
+        raise PlanError(
+            f"`{request.model.name}` needs {show_bytes(least)} at the least on each of "
+            f"{cut_of(request).devices} devices that have {show_bytes(near_bytes)}; raise "
+            "`cut.pipeline`, `cut.tensor`, `sharding.optimizer` or `phases`"
+        )
+    plan, prediction = min(fitting, key=lambda each: _seconds(each[1], request))
+    return Choice(
+        plan=plan,
+        prediction=prediction,
+        run_seconds=_seconds(prediction, request),
+        weighed=len(candidates),
+    )
+
+
+def stages_of(graph: Graph, count: int, sequence: int) -> _Bounds:
+    """The chain in `count` ranges of layers, the slowest of which is as quick as can be.
+
+    Args:
+        graph: of at least `count` layers.
+        count: of stages.
+        sequence: tokens of one sequence.
+    """
+    works = [_forward_flop(kind, sequence) for kind in graph.layer_kinds()]
+    sums = [0.0, *accumulate(works)]
+    best = [sums[:]] + [[float("inf")] * (len(works) + 1) for _ in range(count - 1)]
+    cuts: list[list[int]] = [[0] * (len(works) + 1) for _ in range(count)]
+    for stage in range(1, count):
+        for end in range(stage + 1, len(works) + 1):
+            for begin in range(stage, end):
+                slowest = max(best[stage - 1][begin], sums[end] - sums[begin])
+                if slowest < best[stage][end]:
+                    best[stage][end], cuts[stage][end] = slowest, begin
+    ends = [len(works)]
+    for stage in reversed(range(1, count)):
+        ends.append(cuts[stage][ends[-1]])
+    return tuple(pairwise([0, *reversed(ends)]))
+
+
+def _forward_flop(kind: LayerKind, sequence: int) -> float:
+    ops = kind.cost("float32", compiled=False).forward
+    return sum(op.flop.at(1, sequence) for op in ops)
+
+
+def _in_phases(plan: Plan, phases: int, machine: Machine) -> Plan:
+    """Each stage in so many phases, as even as its layers allow, at home in the far tier."""
+    tier = next((tier.name for tier in machine.device.tiers[1:] if tier.read), None)
+    if tier is None:
+        raise Faults((f"`phases` = {phases}, but `{machine.name}` has no tier to wait in",))
+    stages = tuple(
+        Stage(phases=tuple(_even(stage.first, stage.last, phases))) for stage in plan.stages
+    )
+    home = Home(weights=tier, gradients=tier, optimizer=tier)
+    return plan.model_copy(update={"home": home, "stages": stages})
+
+
+def _even(first: int, last: int, count: int) -> Iterator[tuple[int, int]]:
+    count = min(count, last - first)
+    yield from pairwise(first + (last - first) * at // count for at in range(count + 1))
+
+
+def _seconds(prediction: Prediction, request: Request) -> float:
+    return prediction.step_seconds * request.train.steps + prediction.compile_seconds
+
+
+def _misfits(request: Request, cut: Cut, chunks: int, graph: Graph) -> Iterator[str]:
+    """What of the cut fits neither the chain nor the batch."""
+    if cut.pipeline * chunks > graph.layers:
+        yield (
+            f"`cut.pipeline` x `interleave` = {cut.pipeline} x {chunks}, but `{graph.name}` has "
+            f"{graph.layers} layers, and every stage needs one; lower a degree"
+        )
+    if request.train.batch % cut.replicas:
+        yield (
+            f"`cut.replicas` = {cut.replicas} does not divide `train.batch` = "
+            f"{request.train.batch}; make one a multiple of the other"
+        )
+
+
+def _of_replica(request: Request, replicas: int) -> Request:
+    """What one of them is to do."""
+    train = request.train.model_copy(update={"batch": request.train.batch // replicas})
+    return request.model_copy(update={"train": train})
