@@ -180,6 +180,6 @@ def chain_of_request(model: ModelRequest, *, seed: int | None = None) -> "Chain"
     """
     from windlass.models.build import build_chain
 
-    dials = model.model_dump(exclude={"name"}, exclude_none=True)
-    real = seed is not None and ".py" in model.name
-    return build_chain(model.name, dials, device="cpu" if real else "meta", seed=seed or 0)
+    dials = model.model_dump(exclude={"name", "cuts"}, exclude_none=True)
+    device = "cpu" if seed is not None and ".py" in model.name else "meta"
+    return build_chain(model.name, dials, device=device, seed=seed or 0, cuts=model.cuts)

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from windlass.data.batches import Batches, Block
-from windlass.runtime.layers import NO_TARGET, Template
+from windlass.models.loss import NO_TARGET
+from windlass.runtime.layers import Template
 from windlass.runtime.residence import Residence
 
 
