@@ -4,9 +4,11 @@ from hypothesis import strategies as st
 
 from factories import cut_graph, tiny_graph, tiny_machine, tiny_plan
 from program.pod_plans import MACHINE, pod_plans
+from windlass.cost.clock import run_clock
 from windlass.cost.links import Links
 from windlass.cost.predict import predict
 from windlass.cost.simulate import simulate
+from windlass.cost.step import StepCost
 from windlass.program.instruction import Instruction
 from windlass.program.lower import lower
 from windlass.spec.graph import Graph, Span
@@ -205,3 +207,13 @@ def test_cut_layers_take_less_time_to_compute_and_less_memory():
     peaks = [one.peaks[0].peak_bytes for one in told]
     assert peaks == sorted(set(peaks), reverse=True)
     assert len({one.model_flop for one in told}) == 1
+
+
+@given(drawn=pod_plans())
+def test_devices_that_all_run_the_same_are_timed_as_the_clock_times_them(drawn: tuple[Graph, Plan]):
+    graph, plan = drawn
+    programs = lower(plan, graph)
+    told = predict(plan, graph, MACHINE, programs)
+    spans = run_clock(plan, graph, MACHINE, StepCost(plan, graph, MACHINE), programs)
+    if not plan.streamed:
+        assert told.step_seconds == pytest.approx(max(each[-1].end for each in spans))

@@ -129,7 +129,8 @@ class _GoOnWithOwn:
     place: Place
 
     def __call__(self, _: nn.Module, __: tuple[Any, ...], output: Tensor) -> Tensor:
-        return own_tokens(output, self.place)
+        # A copy, for a view would hold on to all tokens as long as the next layers need their own.
+        return own_tokens(output, self.place).clone()
 
 
 def _put_pieces(twin: nn.Module, own: dict[str, Piece]) -> None:

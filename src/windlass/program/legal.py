@@ -45,6 +45,28 @@ def require_lowerable(plan: Plan, graph: Graph) -> None:
     _raise(tuple(_lowerable(plan, graph)))
 
 
+def slice_faults(degree: int, sequence: int, graph: Graph) -> Iterator[str]:
+    """Why a graph's layers cannot be cut over so many slices.
+
+    Between layers each slice holds its own tokens, inside them whole heads and features.
+    """
+    if degree == 1:
+        return
+    if sequence % degree:
+        yield (
+            f"`batch.sequence` = {sequence} is no multiple of `cut.tensor` = {degree}: between "
+            "layers each slice holds as many tokens; make it one or lower the degree"
+        )
+    if degree in graph.uncut:
+        yield from (f"`cut.tensor` = {degree}: {why}" for why in graph.uncut[degree])
+    elif degree not in graph.slices:
+        known = " or ".join(map(str, sorted((1, *graph.slices))))
+        yield (
+            f"`cut.tensor` = {degree}, but `{graph.name}` was not captured in {degree} slices; "
+            f"capture it so, or set it to {known}"
+        )
+
+
 def _raise(found: tuple[str, ...]) -> None:
     if found:
         raise Faults(found)
@@ -97,7 +119,7 @@ def _lowerable(plan: Plan, graph: Graph) -> Iterator[str]:
     yield from _shards(plan)
     yield from _order(plan)
     yield from _homes(plan)
-    yield from _slices(plan, graph)
+    yield from slice_faults(plan.cut.tensor, plan.batch.sequence, graph)
     yield from _loans(plan, graph)
 
 
@@ -158,26 +180,6 @@ def _shards(plan: Plan) -> Iterator[str]:
         yield (
             f"`sharding.optimizer` = {optimizer} does not divide `cut.replicas` = "
             f"{plan.cut.replicas}; choose a divisor"
-        )
-
-
-def _slices(plan: Plan, graph: Graph) -> Iterator[str]:
-    """Between layers each slice holds its own tokens, inside them whole heads and features."""
-    degree, sequence = plan.cut.tensor, plan.batch.sequence
-    if degree == 1:
-        return
-    if sequence % degree:
-        yield (
-            f"`batch.sequence` = {sequence} is no multiple of `cut.tensor` = {degree}: between "
-            "layers each slice holds as many tokens; make it one or lower the degree"
-        )
-    if degree in graph.uncut:
-        yield from (f"`cut.tensor` = {degree}: {why}" for why in graph.uncut[degree])
-    elif degree not in graph.slices:
-        known = " or ".join(map(str, sorted((1, *graph.slices))))
-        yield (
-            f"`cut.tensor` = {degree}, but `{graph.name}` was not captured in {degree} slices; "
-            f"capture it so, or set it to {known}"
         )
 
 
