@@ -9,6 +9,7 @@ from windlass.cost.links import Links
 from windlass.cost.predict import predict
 from windlass.cost.simulate import simulate
 from windlass.cost.step import StepCost
+from windlass.cost.streamed import step_seconds
 from windlass.program.instruction import Instruction
 from windlass.program.lower import lower
 from windlass.spec.graph import Graph, Span
@@ -215,5 +216,5 @@ def test_devices_that_all_run_the_same_are_timed_as_the_clock_times_them(drawn: 
     programs = lower(plan, graph)
     told = predict(plan, graph, MACHINE, programs)
     spans = run_clock(plan, graph, MACHINE, StepCost(plan, graph, MACHINE), programs)
-    if not plan.streamed:
-        assert told.step_seconds == pytest.approx(max(each[-1].end for each in spans))
+    ends = (step_seconds(*each) for each in zip(programs, spans, strict=True))
+    assert told.step_seconds == pytest.approx(max(ends))

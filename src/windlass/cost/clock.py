@@ -62,7 +62,15 @@ def run_clock(
 ) -> tuple[tuple[Span, ...], ...]:
     """The span of each instruction, for each program, from the begin of the step.
 
-    Moves between tiers have the span in which they move, which may end after the step.
+    Moves between tiers have the span in which they move, which may end after the step. Of devices
+    that all run the same, one stands for all: then nobody waits, but for the exchange itself.
+
+    Args:
+        plan: the plan.
+        graph: that it cuts.
+        machine: that it runs on.
+        costs: of the plan's instructions.
+        programs: of all devices in order, or of one stage's first device where there is one stage.
 
     Raises:
         PlanError: the devices wait for each other for ever.
@@ -116,7 +124,7 @@ class _Clock:
 
     def _advance(self, lane: _Lane, instruction: Instruction) -> bool:
         """Passes the lane's next instruction if it can start; False if it has to wait."""
-        if len(self.lanes) > 1 and self._peers.meets(instruction):
+        if self._peers.meets(instruction):
             return self._meet(lane, instruction)
         if instruction.kind in ANSWERS:
             self._send(lane, instruction)
@@ -154,7 +162,10 @@ class _Clock:
 
     def _meet(self, lane: _Lane, instruction: Instruction) -> bool:
         """Passes an instruction for all devices of its group once the last of them is there."""
-        group = [self.lanes[at] for at in group_of(instruction, lane.program.device, self._plan)]
+        group = [lane]
+        if len(self.lanes) > 1:
+            devices = group_of(instruction, lane.program.device, self._plan)
+            group = [self.lanes[at] for at in devices]
         if any(other.next is None or other.next != instruction for other in group):
             return False
         begin = max(other.ready(instruction) for other in group)

@@ -54,8 +54,9 @@ def predict(
     if plan.cut.pipeline == 1 and not plan.streamed:
         by_kind, by_term = _alike(costs, programs[0])
     else:
-        spans = run_clock(plan, graph, machine, costs, programs)
-        last = max(range(len(programs)), key=lambda at: step_seconds(programs[at], spans[at]))
+        clocked = programs[:1] if plan.cut.pipeline == 1 else programs
+        spans = run_clock(plan, graph, machine, costs, clocked)
+        last = max(range(len(clocked)), key=lambda at: step_seconds(clocked[at], spans[at]))
         program, times = programs[last], spans[last]
         if plan.streamed:
             moved = together(Traffic(plan, graph).total(program.instructions))
