@@ -5,6 +5,8 @@ from itertools import pairwise
 
 from windlass.spec.graph import (
     PRECISION_BYTES,
+    Collective,
+    Exchange,
     Graph,
     LayerCost,
     LayerKind,
@@ -81,6 +83,44 @@ def late_tied_graph(*, before: int = 1, between: int = 1) -> Graph:
     )
 
 
+def cut_graph(graph: Graph, degrees: tuple[int, ...] = (2, 4)) -> Graph:
+    """A tiny graph, every layer but the first with a norm that slices have whole, and its slices.
+
+    Each slice has its share of the rows of every weight.
+    """
+    width = graph.kinds["block"].parameters[0].shape[1]
+    norm = Parameter(name="norm.weight", shape=(width,))
+    kinds = {
+        name: kind
+        if name == "embedding"
+        else LayerKind(name=name, parameters=(*kind.parameters, norm), costs=kind.costs)
+        for name, kind in graph.kinds.items()
+    }
+    slices = {
+        degree: {name: _cut_kind(kind, degree, width) for name, kind in kinds.items()}
+        for degree in degrees
+    }
+    return graph.model_copy(update={"kinds": kinds, "slices": slices})
+
+
+def _cut_kind(kind: LayerKind, degree: int, width: int) -> LayerKind:
+    parameters = tuple(
+        p
+        if len(p.shape) == 1
+        else p.model_copy(update={"shape": (-(-p.shape[0] // degree), *p.shape[1:]), "cut": 0})
+        for p in kind.parameters
+    )
+    own = parameters[0].shape[0]
+    costs: Callable[[int], dict[str, object]]
+    if kind.name == "embedding":
+        costs = lambda e: _embedding_cost(e, width, degree)  # noqa: E731
+    elif kind.name == "head":
+        costs = lambda e: _head_cost(e, width, own, degree)  # noqa: E731
+    else:
+        costs = lambda e: _block_cost(e, width, degree)  # noqa: E731
+    return LayerKind(name=kind.name, parameters=parameters, costs=_costs(costs))
+
+
 def tiny_machine(
     *,
     near: int | str = "1 GiB",
@@ -138,6 +178,7 @@ def tiny_plan(
     compiled: bool = False,
     clip: bool = True,
     pipeline: int = 1,
+    tensor: int = 1,
     replicas: int = 1,
     order: str = "1f1b",
     interleave: int = 1,
@@ -165,7 +206,7 @@ def tiny_plan(
             "moments": moments,
             "compile": compiled,
             "clip": clip,
-            "cut": Cut(pipeline=pipeline, replicas=replicas),
+            "cut": Cut(pipeline=pipeline, tensor=tensor, replicas=replicas),
             "sharding": Sharding(weights=sharding[0], optimizer=sharding[1]),
             "home": home or Home(),
             "batch": Batch(sequence=sequence, micro=micro, accumulation=accumulation),
@@ -195,35 +236,47 @@ def _costs(cost: Callable[[int], dict[str, object]]) -> tuple[LayerCost, ...]:
     )
 
 
-def _embedding_cost(e: int, width: int) -> dict[str, object]:
+def _embedding_cost(e: int, width: int, degree: int = 1) -> dict[str, object]:
+    """Rows; of slices, summed over them, and own tokens of the sum."""
     moved = Quantity(bs=width * e)
     op = Op(
         name="embedding", kind="memory", read_bytes=moved, written_bytes=moved, live_bytes=moved
     )
     back = op.model_copy(update={"name": "embedding backward", "live_bytes": Quantity()})
+    summed = _exchange("sum", moved, degree)
     return {
-        "forward": (op,), "backward": (back,), "kept_bytes": Quantity(),
-        "input_bytes": Quantity(bs=8), "output_bytes": moved,
+        "forward": (op, *summed), "backward": (*summed, back), "kept_bytes": Quantity(),
+        "input_bytes": Quantity(bs=8), "output_bytes": _times(moved, 1 / degree),
     }  # fmt: skip
 
 
-def _block_cost(e: int, width: int) -> dict[str, object]:
-    """One product, then an element-wise op that keeps the product for backward."""
-    x = Quantity(bs=width * e)
-    product = _product(e, m=Quantity(bs=1), n=width, k=Quantity(width), live=x)
+def _block_cost(e: int, width: int, degree: int = 1) -> dict[str, object]:
+    """One product, then an element-wise op that keeps the product for backward.
+
+    Of slices all tokens are gathered before and the sum scattered over tokens after, in both
+    passes, and each has its share of the product's results.
+    """
+    own, x = width // degree, Quantity(bs=width * e // degree)
+    gather = _exchange("gather", _times(x, degree), degree)
+    scatter = _exchange("scatter", _times(x, degree), degree)
+    product = _product(e, m=Quantity(bs=1), n=own, k=Quantity(width), live=x)
     act = Op(name="act", kind="memory", read_bytes=x, written_bytes=x, live_bytes=_times(x, 2))
     back = act.model_copy(update={"name": "act backward"})
-    wgrad = _product(e, m=Quantity(width), n=width, k=Quantity(bs=1), live=_times(x, 1))
-    dgrad = _product(e, m=Quantity(bs=1), n=width, k=Quantity(width), live=_times(x, 2))
+    wgrad = _product(e, m=Quantity(width), n=own, k=Quantity(bs=1), live=_times(x, 1))
+    dgrad = _product(e, m=Quantity(bs=1), n=width, k=Quantity(own), live=_times(x, 2))
     return {
-        "forward": (product, act), "backward": (back, wgrad, dgrad), "kept_bytes": x,
+        "forward": (*gather, product, act, *scatter),
+        "backward": (*gather, back, wgrad, dgrad, *scatter), "kept_bytes": x,
         "input_bytes": x, "output_bytes": x,
     }  # fmt: skip
 
 
-def _head_cost(e: int, width: int, vocabulary: int) -> dict[str, object]:
-    """Logits, their cross-entropy in float32, and back."""
-    x, logits = Quantity(bs=width * e), Quantity(bs=vocabulary * 4)
+def _head_cost(e: int, width: int, vocabulary: int, degree: int = 1) -> dict[str, object]:
+    """Logits, their cross-entropy in float32, and back; of slices, each a share of the logits."""
+    x, logits = Quantity(bs=width * e // degree), Quantity(bs=vocabulary * 4)
+    gather = _exchange("gather", _times(x, degree), degree)
+    scatter = _exchange("scatter", _times(x, degree), degree)
+    losses = _exchange("sum", Quantity(bs=4), degree)
     product = _product(e, m=Quantity(bs=1), n=vocabulary, k=Quantity(width), live=logits)
     loss = Op(
         name="loss", kind="memory", read_bytes=logits, written_bytes=Quantity(4),
@@ -236,7 +289,8 @@ def _head_cost(e: int, width: int, vocabulary: int) -> dict[str, object]:
         live=Quantity(bs=vocabulary * 4 + width * e),
     )  # fmt: skip
     return {
-        "forward": (product, loss), "backward": (back, wgrad, dgrad), "kept_bytes": logits,
+        "forward": (*gather, product, *losses, loss),
+        "backward": (back, wgrad, dgrad, *scatter), "kept_bytes": logits,
         "input_bytes": x, "output_bytes": Quantity(4),
     }  # fmt: skip
 
@@ -253,5 +307,20 @@ def _product(e: int, *, m: Quantity, n: int, k: Quantity, live: Quantity) -> Op:
     )  # fmt: skip
 
 
-def _times(quantity: Quantity, factor: int) -> Quantity:
+def _exchange(how: Collective, nbytes: Quantity, degree: int) -> tuple[Op, ...]:
+    """Nothing of whole layers."""
+    if degree == 1:
+        return ()
+    own = _times(nbytes, 1 / degree)
+    read, written = {"gather": (own, nbytes), "scatter": (nbytes, own), "sum": (nbytes, nbytes)}[
+        how
+    ]
+    op = Op(
+        name=how, kind="exchange", read_bytes=read, written_bytes=written, live_bytes=nbytes,
+        exchange=Exchange(how, nbytes),
+    )  # fmt: skip
+    return (op,)
+
+
+def _times(quantity: Quantity, factor: float) -> Quantity:
     return Quantity(*(factor * part for part in quantity))

@@ -9,7 +9,7 @@ import json
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self, get_args
+from typing import Any, ClassVar, Self, get_args
 
 import tomli_w
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -24,6 +24,9 @@ class Document(BaseModel):
     """An immutable value with a file form; unknown keys are faults."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
+
+    beside: ClassVar[frozenset[str]] = frozenset()
+    """Fields that do not change what a document is, and that its fingerprint leaves out."""
 
     @classmethod
     def load(cls, path: Path) -> Self:
@@ -92,7 +95,10 @@ class Document(BaseModel):
 
     def fingerprint(self) -> str:
         """Twelve hexadecimal digits of the SHA-256 of the content, independent of key order."""
-        content = json.dumps(self.model_dump(mode="json", exclude_none=True), sort_keys=True)
+        content = json.dumps(
+            self.model_dump(mode="json", exclude_none=True, exclude=set(self.beside)),
+            sort_keys=True,
+        )
         return hashlib.sha256(content.encode()).hexdigest()[:12]
 
 

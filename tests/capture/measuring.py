@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn import functional
 from torch.profiler import ProfilerActivity, profile
 
 from windlass.models.chain import Chain
+from windlass.models.loss import loss_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,14 +26,21 @@ class Weighed:
 
 
 def weigh(
-    chain: Chain, index: int, dtype: torch.dtype, *, micro: int, sequence: int, compiled: bool
+    chain: Chain,
+    index: int,
+    dtype: torch.dtype,
+    *,
+    micro: int,
+    sequence: int,
+    compiled: bool,
+    degree: int = 1,
 ) -> Weighed:
-    """Weighs a layer of a chain that has real weights."""
+    """Weighs a layer of a chain that has real weights, or the twin of one of `degree` slices."""
     layer = chain.layers[index].to(dtype)
-    run = runner(layer, loss=index == len(chain.layers) - 1)
+    run = runner(layer, loss=index == len(chain.layers) - 1, degree=degree)
     run = torch.compile(run) if compiled else run
     weights = dict(layer.named_parameters())
-    x = make_input(chain, index, micro, sequence, dtype)
+    x = make_input(chain, index, micro, sequence // (degree if index else 1), dtype)
     wanted = [*([x] if x.requires_grad else []), *weights.values()]
     for _ in range(2 if compiled else 0):  # compiles forward, then backward
         y = run(weights, x)
@@ -50,15 +57,17 @@ def weigh(
     )
 
 
-def runner(layer: nn.Module, *, loss: bool) -> Callable[[dict[str, Tensor], Tensor], Tensor]:
+def runner(
+    layer: nn.Module, *, loss: bool, degree: int = 1
+) -> Callable[[dict[str, Tensor], Tensor], Tensor]:
     """The layer as a function of its weights, with the loss on arbitrary targets."""
 
     def run(weights: dict[str, Tensor], x: Tensor) -> Tensor:
         y = functional_call(layer, weights, (x,))
         if not loss:
             return y
-        targets = torch.zeros(x.shape[:2], dtype=torch.int64)
-        return functional.cross_entropy(y.float().flatten(0, 1), targets.flatten())
+        samples, tokens = x.shape[:2]
+        return loss_of(layer)(y, torch.zeros(samples, degree * tokens, dtype=torch.int64))
 
     return run
 

@@ -122,7 +122,7 @@ def test_sizes_never_seen_are_predicted_to_the_byte(
             else torch.zeros(micro, sequence, dtype=torch.int64)
         ),
         dtype=getattr(torch, precision),
-        loss=place == 3,
+        targets=(micro, sequence) if place == 3 else None,
     )
 
     ops = (*cost.forward, *cost.backward)

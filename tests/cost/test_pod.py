@@ -2,11 +2,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from factories import tiny_graph, tiny_machine, tiny_plan
+from factories import cut_graph, tiny_graph, tiny_machine, tiny_plan
 from program.pod_plans import MACHINE, pod_plans
+from windlass.cost.clock import run_clock
 from windlass.cost.links import Links
 from windlass.cost.predict import predict
 from windlass.cost.simulate import simulate
+from windlass.cost.step import StepCost
+from windlass.cost.streamed import step_seconds
 from windlass.program.instruction import Instruction
 from windlass.program.lower import lower
 from windlass.spec.graph import Graph, Span
@@ -15,6 +18,9 @@ from windlass.spec.plan import Order, Plan
 
 GRAPH = tiny_graph(layers=2, tied=False)
 SQUARE_BYTES = 32 * 32 * 4
+CUT = cut_graph(tiny_graph(layers=2, tied=False))
+TOKENS_BYTES = 2 * 16 * 32 * 4
+"""Of all vectors of one micro-batch of `tiny_plan`."""
 
 
 def linked(rate: float) -> Machine:
@@ -138,3 +144,77 @@ def test_borrowed_weights_come_while_the_first_stage_computes():
     (link,) = machine.links
     handed = 2 * (link.latency + 64 * 32 * 4 / link.rate)
     assert tied.step_seconds < apart.step_seconds + handed
+
+
+@pytest.mark.parametrize(
+    ("kind", "layer", "sent", "hops"),
+    [
+        # All tokens are gathered before a block's product, and its sum is scattered after it.
+        ("forward", 1, 2 * 3 * TOKENS_BYTES / 4, 2 * 3),
+        ("backward", 1, 2 * 3 * TOKENS_BYTES / 4, 2 * 3),
+        ("backward weight", 1, 0, 0),
+        # The rows that slices have found are summed.
+        ("forward", 0, 2 * 3 * TOKENS_BYTES / 4, 2 * 3),
+        # Gradients of the norm, which slices have whole, are summed over slices alone.
+        ("reduce", 1, 2 * 3 * 32 * 4 / 4, 2 * 3),
+    ],
+)
+def test_slices_take_what_rings_of_neighbours_take(kind: str, layer: int, sent: float, hops: int):
+    """Four neighbours share a fast link; all eight share a slow one."""
+    machine = tiny_machine(devices=8)
+    (slow,) = machine.links
+    fast = slow.model_copy(update={"joins": 4, "rate": 1e10, "latency": 1e-6})
+    machine = machine.model_copy(update={"links": (fast, slow)})
+    plan = tiny_plan(CUT, machine, tensor=4, pipeline=2)
+    seconds = Links(plan, CUT, machine).seconds(Instruction(kind, layer, 0))  # type: ignore[arg-type]
+    assert seconds == pytest.approx(sent / fast.rate + hops * fast.latency)
+
+
+def test_replicas_of_slices_reach_over_the_links_beyond_them():
+    machine = tiny_machine(devices=8)
+    (slow,) = machine.links
+    fast = slow.model_copy(update={"joins": 4, "rate": 1e10})
+    machine = machine.model_copy(update={"links": (fast, slow)})
+    plan = tiny_plan(CUT, machine, tensor=4, replicas=2, sharding=(2, 2))
+    own = (32 * 32 // 4 + 32) * 4
+    seconds = Links(plan, CUT, machine).seconds(Instruction("gather", 1))
+    # Four rings of two lie side by side on the outer link.
+    assert seconds == pytest.approx(4 * own / 2 / slow.rate + slow.latency)
+
+
+def test_slices_wait_for_each_other_in_passes_that_exchange():
+    plan = tiny_plan(CUT, MACHINE, tensor=2, accumulation=2)
+    lanes = simulate(plan, CUT, MACHINE, lower(plan, CUT)).lanes
+    ends = [
+        [end for kind, end in zip(lane.kinds, lane.ends, strict=True) if kind == "forward"]
+        for lane in lanes
+    ]
+    assert ends[0] == ends[1]
+    assert len(ends[0]) == 2 * CUT.layers
+
+
+def test_cut_layers_take_less_time_to_compute_and_less_memory():
+    """On links that take none."""
+    machine = linked(1e30)
+    link = machine.links[0].model_copy(update={"latency": 0.0})
+    machine = machine.model_copy(update={"links": (link,)})
+    told = [
+        predict(tiny_plan(CUT, machine, tensor=degree, micro=16), CUT, machine)
+        for degree in (1, 2, 4)
+    ]
+    assert [one.by_term["matmul"] for one in told] == sorted(
+        (one.by_term["matmul"] for one in told), reverse=True
+    )
+    peaks = [one.peaks[0].peak_bytes for one in told]
+    assert peaks == sorted(set(peaks), reverse=True)
+    assert len({one.model_flop for one in told}) == 1
+
+
+@given(drawn=pod_plans())
+def test_devices_that_all_run_the_same_are_timed_as_the_clock_times_them(drawn: tuple[Graph, Plan]):
+    graph, plan = drawn
+    programs = lower(plan, graph)
+    told = predict(plan, graph, MACHINE, programs)
+    spans = run_clock(plan, graph, MACHINE, StepCost(plan, graph, MACHINE), programs)
+    ends = (step_seconds(*each) for each in zip(programs, spans, strict=True))
+    assert told.step_seconds == pytest.approx(max(ends))

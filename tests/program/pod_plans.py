@@ -1,10 +1,10 @@
-"""Random legal plans over stages, replicas, shards, orders and phases, each with its graph."""
+"""Random legal plans over stages, slices, replicas, shards, orders and phases, and their graphs."""
 
 from itertools import pairwise
 
 from hypothesis import strategies as st
 
-from factories import AWAY, late_tied_graph, tiny_graph, tiny_machine, tiny_plan
+from factories import AWAY, cut_graph, late_tied_graph, tiny_graph, tiny_machine, tiny_plan
 from windlass.spec.graph import Graph
 from windlass.spec.plan import Home, Plan
 
@@ -16,13 +16,17 @@ GRAPHS = (
 )
 """Six layers each; tied weights belong to no layer, to the first or to the third."""
 
+CUT_GRAPHS = (*map(cut_graph, GRAPHS), cut_graph(tiny_graph(layers=4, tied=True, vocabulary=61)))
+"""The same with their slices, and one whose slices have not all as many rows of the vocabulary."""
+
 NEAR = (Home(), Home(optimizer="host"), Home(activations="host"))
 
 
 @st.composite
 def pod_plans(draw: st.DrawFn) -> tuple[Graph, Plan]:
-    """A graph of six layers and a plan for up to 3 stages of up to 4 replicas."""
-    graph = draw(st.sampled_from(GRAPHS))
+    """A graph of six layers and a plan for up to 3 stages of up to 4 replicas of 1, 2, 4 slices."""
+    tensor = draw(st.sampled_from([1, 2, 4]))
+    graph = draw(st.sampled_from(GRAPHS if tensor == 1 else CUT_GRAPHS))
     pipeline, replicas = draw(st.integers(1, 3)), draw(st.sampled_from([1, 2, 3, 4]))
     optimizer = draw(st.sampled_from(_divisors(replicas)))
     weights = draw(st.sampled_from(_divisors(optimizer)))
@@ -39,6 +43,7 @@ def pod_plans(draw: st.DrawFn) -> tuple[Graph, Plan]:
         graph,
         MACHINE,
         pipeline=pipeline,
+        tensor=tensor,
         replicas=replicas,
         sharding=(weights, optimizer),
         order=order,

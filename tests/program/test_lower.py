@@ -67,7 +67,7 @@ def test_a_plan_that_cannot_be_lowered_is_refused_with_every_reason():
             "`home.weights` = host but `home.optimizer` = near: weights that are away are updated "
             "as their optimizer state passes through; set `home.optimizer` = host"
         ),
-        "`cut.tensor` = 2 is not yet run by this version; set it to 1",
+        "`cut.tensor` = 2, but `tiny` was not captured in 2 slices; capture it so, or set it to 1",
     )
 
 

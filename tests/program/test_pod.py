@@ -13,12 +13,13 @@ from program.pod_plans import MACHINE, pod_plans
 from windlass.errors import PlanError
 from windlass.program.exchanged import Sent, exchanged
 from windlass.program.far import far_bytes
+from windlass.program.holding import Holding
 from windlass.program.instruction import BACKWARDS, Instruction
 from windlass.program.layout import layers_of, place_of
 from windlass.program.legal import faults
 from windlass.program.lower import lower
 from windlass.program.occupancy import occupancy
-from windlass.program.phases import owned
+from windlass.program.phases import owned, recomputed
 from windlass.program.ties import loans, owners
 from windlass.program.verify import verify
 from windlass.spec.graph import Graph
@@ -45,7 +46,7 @@ def test_every_legal_plan_of_a_pod_lowers_to_programs_that_verify_and_fit_exactl
 
 
 @given(drawn=pod_plans())
-def test_replicas_run_one_program(drawn: tuple[Graph, Plan]):
+def test_replicas_and_slices_run_one_program(drawn: tuple[Graph, Plan]):
     graph, plan = drawn
     by_stage: dict[int, set[tuple[Instruction, ...]]] = {}
     for program in lower(plan, graph):
@@ -62,7 +63,9 @@ def test_a_gradient_is_reduced_right_after_the_last_backward_pass_that_adds_to_i
     borrowed = owners(graph)
     for program in lower(plan, graph):
         stage = place_of(program.device, plan.cut).stage
-        for layer in owned(plan, graph, stage) if plan.cut.replicas > 1 else ():
+        for layer in owned(plan, graph, stage):
+            if not Holding(plan, graph, stage).reduces(layer):
+                continue
             instructions = program.instructions
             at = instructions.index(Instruction("reduce", layer))
             adds = [
@@ -113,10 +116,12 @@ def test_a_device_sends_what_the_formulas_say(drawn: tuple[Graph, Plan]):
     """Written down from the plan alone: bytes of the layers of a stage, and how often they move."""
     graph, plan = drawn
     r, rts, shards = plan.cut.replicas, plan.sharding.weights, plan.sharding.optimizer
-    kinds = list(graph.layer_kinds())
+    t = plan.cut.tensor
     for device in range(plan.cut.devices):
-        stage = place_of(device, plan.cut).stage
+        stage, index, _ = place_of(device, plan.cut)
+        kinds = list(graph.cut(t, index).layer_kinds())
         due = dict.fromkeys(("gather", "spread", "reduce", "send", "lend", "hand over"), 0)
+        due |= _inside(plan, graph, stage)
         for layer in owned(plan, graph, stage):
             flat = -(-kinds[layer].parameter_count // shards) * shards
             turns = _turns(plan, graph, stage, layer)
@@ -125,20 +130,43 @@ def test_a_device_sends_what_the_formulas_say(drawn: tuple[Graph, Plan]):
             scattered = flat * plan.gradient_bytes * (shards - 1) // shards
             others = 2 * (flat * plan.gradient_bytes // shards) * (r // shards - 1)
             due["reduce"] += scattered + others // (r // shards)
+            norm = 32 * (kinds[layer].parameters[-1].name == "norm.weight")
+            due["reduce"] += 2 * norm * plan.gradient_bytes * (t - 1) // t
         due["send"] = _sent(plan, graph, stage)
-        for loan in loans(plan, graph):
+        for loan in loans(plan, graph, index):
             due["lend"] += loan.elements * plan.weight_bytes * (loan.lender == stage)
             due["hand over"] += loan.elements * plan.gradient_bytes * (loan.borrower == stage)
-        expected = {kind: nbytes for kind, nbytes in due.items() if nbytes}
+        expected: dict[str, int] = {kind: nbytes for kind, nbytes in due.items() if nbytes}
         assert exchanged(plan, graph, device) == expected
 
 
 def _sent(plan: Plan, graph: Graph, stage: int) -> int:
     """Each boundary of a stage is crossed by an output or by its gradient, of equal size."""
     here = set(layers_of(plan, stage))
-    width = plan.batch.micro * plan.batch.sequence * 32 * plan.weight_bytes
+    width = plan.batch.micro * plan.batch.sequence * 32 * plan.weight_bytes // plan.cut.tensor
     boundaries = sum((at in here) != (at + 1 in here) for at in range(graph.layers - 1))
     return plan.batch.accumulation * boundaries * width
+
+
+def _inside(plan: Plan, graph: Graph, stage: int) -> dict[str, int]:
+    """What slices exchange: a gather and a scattered sum of a block's tokens in each pass.
+
+    The embedding's rows are summed forward, and their gradient backward; the head gathers tokens
+    forward, where it also sums a number a token, and scatters their gradient.
+    """
+    t, here = plan.cut.tensor, layers_of(plan, stage)
+    tokens = plan.batch.micro * plan.batch.sequence
+    once = tokens * 32 * plan.weight_bytes * (t - 1) // t
+    number = 2 * 4 * tokens * (t - 1) // t
+    forward = dict.fromkeys(here, 2 * once) | {graph.layers - 1: once + number}
+    backward = dict.fromkeys(here, 2 * once) | {graph.layers - 1: once}
+    again = (at for at in here if recomputed(plan, graph, at))
+    begun = "backward input" if plan.order == "zero-bubble" else "backward"
+    return {
+        "forward": plan.batch.accumulation * sum(forward[at] for at in here),
+        "recompute": plan.batch.accumulation * sum(forward[at] for at in again),
+        begun: plan.batch.accumulation * sum(backward[at] for at in here),
+    }
 
 
 @given(drawn=pod_plans())

@@ -9,7 +9,9 @@ from torch._dynamo.testing import CompileCounter
 from torch.nn import functional
 
 from windlass.models.chain import Chain
-from windlass.runtime.layers import Template, mean_loss, templates
+from windlass.models.exchange import Place
+from windlass.models.loss import mean_loss
+from windlass.runtime.layers import Template, templates
 from windlass.runtime.random import Keys, layer_key, sample_keys
 
 
@@ -48,6 +50,21 @@ def test_layers_of_one_kind_share_a_template(gpt: Callable[..., Chain]):
     made = templates(gpt(layers=4), compiled=False)
     assert len(made) == 6
     assert len(set(map(id, made))) == 3
+
+
+def test_a_single_slice_is_the_whole_layer(gpt: Callable[..., Chain]):
+    chain = gpt()
+    alone = templates(chain, compiled=False, place=Place(degree=1))[-1]
+    x, y = torch.randn(2, 16, 32), torch.randint(0, 10, (2, 16))
+    loss = alone(list(chain.layers[-1].parameters()), [], None, x, y, seed=0)
+    assert torch.equal(loss, mean_loss(chain.layers[-1](x), y))
+
+
+def test_a_loss_of_float64_logits_keeps_their_precision():
+    logits = torch.randn(2, 3, 5, dtype=torch.float64)
+    targets = torch.randint(0, 5, (2, 3))
+    wanted = -logits.log_softmax(-1).gather(-1, targets.unsqueeze(-1)).mean()
+    assert abs(mean_loss(logits, targets) - wanted) < 1e-14
 
 
 def test_the_last_template_gives_the_loss(gpt: Callable[..., Chain]):

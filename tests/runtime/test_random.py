@@ -1,11 +1,13 @@
 """Masks from keys."""
 
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
 from torch import nn
 
+from windlass.models.exchange import Place
+from windlass.models.slices import Part
 from windlass.runtime.random import (
     KeyedDropout,
     Keys,
@@ -117,3 +119,24 @@ def test_compiled_code_draws_the_same_mask():
     dropout.restart()
     compiled = torch.compile(dropout, fullgraph=True, dynamic=False)
     assert torch.equal(compiled(x), eager)
+
+
+@pytest.mark.parametrize(("along", "dim"), [("tokens", 1), ("features", 2)])
+def test_masks_of_slices_are_parts_of_the_whole_mask(
+    along: Literal["tokens", "features"], dim: int
+):
+    x = torch.ones(2, 12, 20)
+    whole = dropped(x, None)
+    parts = [
+        dropped(own, Part(place=Place(degree=4, index=index), along=along))
+        for index, own in enumerate(x.chunk(4, dim=dim))
+    ]
+    assert torch.equal(torch.cat(parts, dim=dim), whole)
+    assert 0 < int(whole.count_nonzero()) < whole.numel()
+
+
+def dropped(x: torch.Tensor, part: Part | None) -> torch.Tensor:
+    dropout = KeyedDropout(RATE, 0, part)
+    dropout.samples, dropout.layer = sample_keys(1, 1, 0, len(x)), layer_key("block0")
+    dropout.active = torch.ones((), dtype=torch.int64)
+    return dropout(x)

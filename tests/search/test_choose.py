@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from factories import tiny_graph, tiny_machine
+from factories import cut_graph, tiny_graph, tiny_machine
 from windlass.cost.predict import predict
 from windlass.program.lower import lower
 from windlass.program.occupancy import occupancy
@@ -16,7 +16,7 @@ from windlass.spec.plan import Plan
 from windlass.spec.request import Request
 
 GRAPH = tiny_graph(layers=3, width=64, vocabulary=128)
-MACHINE = tiny_machine(runtime=1000, compiler=20_000)
+MACHINE = tiny_machine(runtime=1000, compiler=20_000, devices=4)
 
 
 def request(*overrides: str, batch: int = 8) -> Request:
@@ -26,19 +26,20 @@ def request(*overrides: str, batch: int = 8) -> Request:
 
 
 def peak(plan: Plan, graph: Graph, machine: Machine) -> int:
-    (program,) = lower(plan, graph)
+    program, *_ = lower(plan, graph)
     held = machine.device.process_bytes(compiled=plan.compile)
     return occupancy(program, plan, graph, runtime_bytes=held).peak_bytes
 
 
+graphs = st.builds(
+    tiny_graph,
+    layers=st.integers(0, 4),
+    width=st.sampled_from([8, 32, 96]),
+    vocabulary=st.sampled_from([16, 200]),
+    tied=st.booleans(),
+)
 cases = st.tuples(
-    st.builds(
-        tiny_graph,
-        layers=st.integers(0, 4),
-        width=st.sampled_from([8, 32, 96]),
-        vocabulary=st.sampled_from([16, 200]),
-        tied=st.booleans(),
-    ),
+    graphs | graphs.map(cut_graph),
     st.sampled_from([1, 6, 8, 12]),
     st.lists(
         st.sampled_from(["recompute=layer", "precision=float32", "compile=false"]), unique=True
@@ -104,7 +105,7 @@ def test_a_short_program_tells_the_fullest_moment_of_the_whole(
 ):
     graph, batch, pins = case
     plan = data.draw(st.sampled_from(plans(request(*pins, batch=batch), graph, MACHINE)))
-    (program,) = lower(plan, graph)
+    program, *_ = lower(plan, graph)
     held = MACHINE.device.process_bytes(compiled=plan.compile)
     full = occupancy(program, plan, graph, runtime_bytes=held)
     memory = memory_of(plan, graph, MACHINE)

@@ -2,9 +2,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from factories import tiny_graph, tiny_machine
+from factories import cut_graph, tiny_graph, tiny_machine
 from windlass.errors import Faults
-from windlass.search.space import divisors, plans, vary
+from windlass.search.space import degrees, divisors, plans, vary
 from windlass.spec.plan import Plan
 from windlass.spec.request import Request
 
@@ -77,13 +77,13 @@ def test_the_sequence_is_the_models_longest_up_to_1024():
 
 def test_what_cannot_be_is_told_all_at_once():
     asked = request(
-        "cut.tensor=2", "order=interleaved", "batch.micro=4", "train.sequence=65",
+        "cut.replicas=2", "order=interleaved", "batch.micro=4", "train.sequence=65",
         "precision=bfloat16",
     )  # fmt: skip
     with pytest.raises(Faults) as caught:
         plans(asked, GRAPH, tiny_machine(precisions=("float32",)))
     assert [fault.split(";")[0] for fault in caught.value.faults] == [
-        "`cut.tensor` = 2 is not yet run by this version",
+        "`cut.replicas` = 2 is not yet run by this version",
         "`order` = interleaved is not yet run by this version",
         (
             "`batch.micro` = 4 cannot make `train.batch` = 6: micro-batch x accumulation must be "
@@ -97,3 +97,32 @@ def test_what_cannot_be_is_told_all_at_once():
 def test_varying_the_micro_batch_keeps_the_global_batch():
     plan = plans(request(), GRAPH, MACHINE)[0]
     assert vary(plan, micro=3).global_batch == plan.global_batch
+
+
+SLICED = cut_graph(tiny_graph(layers=2, tied=False), degrees=(2, 4, 8))
+EIGHT = tiny_machine(devices=8)
+
+
+def test_neighbours_may_share_layers_where_the_machine_has_several_and_the_graph_can_be_cut():
+    assert {plan.cut.tensor for plan in plans(request(), SLICED, EIGHT)} == {1, 2, 4, 8}
+    assert {plan.cut.tensor for plan in plans(request(), SLICED, MACHINE)} == {1}
+    assert {plan.cut.tensor for plan in plans(request(), GRAPH, EIGHT)} == {1}
+    odd = request("train.sequence=18")
+    assert {plan.cut.tensor for plan in plans(odd, SLICED, EIGHT)} == {1, 2}
+    assert degrees(request(), EIGHT) == (2, 4, 8)
+    assert degrees(request(), tiny_machine(devices=6)) == (2, 4)
+    assert degrees(request(), MACHINE) == ()
+
+
+def test_a_number_of_slices_is_held_and_refused_where_it_cannot_be():
+    assert {plan.cut.tensor for plan in plans(request("cut.tensor=4"), SLICED, EIGHT)} == {4}
+    assert degrees(request("cut.tensor=3"), EIGHT) == (3,)
+    faults = {
+        ("cut.tensor=4", MACHINE): "`cut.tensor` = 4, but `tiny` has 1 device",
+        ("cut.tensor=3", EIGHT): "`batch.sequence` = 16 is no multiple of `cut.tensor` = 3: between"
+        " layers each slice holds as many tokens",
+    }
+    for (pin, machine), fault in faults.items():
+        with pytest.raises(Faults) as caught:
+            plans(request(pin), SLICED, machine)
+        assert caught.value.faults[0].split(";")[0] == fault

@@ -4,7 +4,7 @@ Rooms that need torch are imported only where something must be captured or meas
 time, so that planning answers at once.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,7 +19,8 @@ from windlass.machines.here import load_here, save_here
 from windlass.search.choice import Choice
 from windlass.search.choose import choose
 from windlass.search.explain import explain
-from windlass.search.pods import cut_of
+from windlass.search.pods import cut_of, pinned
+from windlass.search.space import degrees
 from windlass.spec.graph import Graph
 from windlass.spec.machine import Machine
 from windlass.spec.plan import Plan
@@ -122,6 +123,7 @@ def plan(
     devices = cut_of(request).devices
     if devices > 1 and request.machine == HERE and found.device.kind == "cpu":
         found = found.shared(devices)
+    graph = in_slices(request.model, graph, degrees(pinned(request), found))
     return Planned(
         request=request, graph=graph, machine=found, choice=choose(request, graph, found)
     )
@@ -133,9 +135,7 @@ def capture(model: ModelRequest) -> Graph:
     Raises:
         ModelError: unknown, or no chain of layers.
     """
-    folder = cache_folder() / "graphs"
-    own_file = Path(model.name.partition(":")[0]) if ".py" in model.name else None
-    key = graph_key(model.to_json(), own_file)
+    folder, key = _kept(model)
     graph = load_graph(folder, key)
     if graph is None:
         # Before torch's first tensor, and a run may follow in this process.
@@ -145,6 +145,33 @@ def capture(model: ModelRequest) -> Graph:
         graph = capture_chain(chain_of_request(model))
         save_graph(folder, key, graph)
     return graph
+
+
+def in_slices(model: ModelRequest, graph: Graph, asked: Iterable[int]) -> Graph:
+    """The graph with its layers cut over so many slices too; each degree is captured once.
+
+    Args:
+        model: that the graph was captured from.
+        graph: of `capture`.
+        asked: degrees, 2 or more each. One that cannot be is noted in the graph.
+
+    Raises:
+        ModelError: a slice does what cannot be counted.
+    """
+    missing = [each for each in asked if each not in graph.slices and each not in graph.uncut]
+    if missing:
+        prepare_allocator()
+        from windlass.capture.capture import capture_slices
+
+        graph = capture_slices(chain_of_request(model), graph, missing)
+        save_graph(*_kept(model), graph)
+    return graph
+
+
+def _kept(model: ModelRequest) -> tuple[Path, str]:
+    """The folder and the key under which a model's graph is kept."""
+    own_file = Path(model.name.partition(":")[0]) if ".py" in model.name else None
+    return cache_folder() / "graphs", graph_key(model.to_json(), own_file)
 
 
 def find_machine(name: str, *, progress: Progress | None = None) -> Machine:
@@ -184,6 +211,6 @@ def chain_of_request(model: ModelRequest, *, seed: int | None = None) -> "Chain"
     """
     from windlass.models.build import build_chain
 
-    dials = model.model_dump(exclude={"name"}, exclude_none=True)
-    real = seed is not None and ".py" in model.name
-    return build_chain(model.name, dials, device="cpu" if real else "meta", seed=seed or 0)
+    dials = model.model_dump(exclude={"name", "cuts"}, exclude_none=True)
+    device = "cpu" if seed is not None and ".py" in model.name else "meta"
+    return build_chain(model.name, dials, device=device, seed=seed or 0, cuts=model.cuts)

@@ -2,13 +2,15 @@
 
 Each kind of layer runs forward and backward once at each of a few sizes, on tensors without
 memory. Every count is then fitted as a polynomial of micro-batch and sequence, and checked at one
-more size.
+more size. For a cut over t slices the first slice's twin of each layer runs instead: what is fused
+and kept does not follow from other degrees, nor does an uneven vocabulary.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from windlass.capture.eager import eager_cost, looked_up_costs
 from windlass.capture.fit import MICROS, fit
@@ -16,7 +18,11 @@ from windlass.capture.fuse import compiled_cost
 from windlass.capture.record import Recording, record
 from windlass.capture.trace import Fitted
 from windlass.errors import ModelError
-from windlass.models.chain import Chain
+from windlass.models.chain import Chain, cuts_of
+from windlass.models.cutting import faults
+from windlass.models.exchange import Place
+from windlass.models.pieces import pieces
+from windlass.models.slices import sliced
 from windlass.models.structure import only_looks_up
 from windlass.spec.graph import Graph, LayerCost, LayerKind, Parameter, Precision, Span
 
@@ -25,6 +31,32 @@ _LONGEST = 64
 """Sequences of the trial runs stay below; longer ones tell nothing new."""
 _SHORTEST = 9
 _CHECK_MICRO = 5
+_SLICE_TOKENS = ((4, 8, 12, 15), (2, 3, 4, 5))
+"""Tokens of a slice in its trial runs, the last to check at; the second where a model takes only
+short sequences."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Subject:
+    """A layer to be run, whole or one slice's twin."""
+
+    chain: Chain
+    index: int
+    layer: nn.Module
+    degree: int
+    width: int | None
+    """Of its input; None if it takes tokens."""
+
+    @property
+    def last(self) -> bool:
+        """Whether the loss follows."""
+        return self.index == len(self.chain.layers) - 1
+
+    @property
+    def name(self) -> str:
+        """For messages."""
+        slices = f" in {self.degree} slices" if self.degree > 1 else ""
+        return f"layer `{self.chain.names[self.index]}` of model `{self.chain.name}`{slices}"
 
 
 def capture(chain: Chain) -> Graph:
@@ -36,12 +68,45 @@ def capture(chain: Chain) -> Graph:
         ModelError: a layer cannot run without numbers, takes only very short sequences, or does
             something whose cost is no polynomial of micro-batch and sequence.
     """
+    return Graph(
+        name=chain.name,
+        vocabulary=chain.vocabulary,
+        max_sequence=chain.max_sequence,
+        chain=tuple(_spans(chain.kinds)),
+        kinds=_kinds(chain, 1),
+    )
+
+
+def capture_slices(chain: Chain, graph: Graph, degrees: Iterable[int]) -> Graph:
+    """The graph with what one slice computes of each kind of layer, cut over each of `degrees`.
+
+    A degree that cannot be is noted with what is wrong.
+
+    Args:
+        chain: that the graph was captured from.
+        graph: whole, perhaps with slices of other degrees.
+        degrees: 2 or more each.
+
+    Raises:
+        ModelError: as `capture`, of a slice.
+    """
+    slices, uncut = dict(graph.slices), dict(graph.uncut)
+    for degree in degrees:
+        found = (*faults(chain, degree), *_too_short(chain, degree))
+        if found:
+            uncut[degree] = found
+        else:
+            slices[degree] = _kinds(chain, degree)
+    return graph.model_copy(update={"slices": slices, "uncut": uncut})
+
+
+def _kinds(chain: Chain, degree: int) -> dict[str, LayerKind]:
     kinds: dict[str, LayerKind] = {}
     widths: dict[str, tuple[int | None, int]] = {}
     width: int | None = None
     for index, (name, kind) in enumerate(zip(chain.names, chain.kinds, strict=True)):
         if kind not in kinds:
-            kinds[kind], out = _kind(chain, index, width)
+            kinds[kind], out = _kind(chain, index, width, degree)
             widths[kind] = (width, out)
         taken, out = widths[kind]
         if taken != width:
@@ -50,22 +115,21 @@ def capture(chain: Chain) -> Graph:
                 f"of its kind take {taken}; give every layer the same width"
             )
         width = out
-    return Graph(
-        name=chain.name,
-        vocabulary=chain.vocabulary,
-        max_sequence=chain.max_sequence,
-        chain=tuple(_spans(chain.kinds)),
-        kinds=kinds,
-    )
+    return kinds
 
 
-def _kind(chain: Chain, index: int, width: int | None) -> tuple[LayerKind, int]:
+def _kind(chain: Chain, index: int, width: int | None, degree: int) -> tuple[LayerKind, int]:
     """One kind of layer, by its first layer, and the width of what that layer gives."""
     costs: list[LayerCost] = []
     out = 0
-    looks_up = only_looks_up(chain.layers[index])
+    layer, place = chain.layers[index], Place(degree=degree)
+    if degree > 1:
+        last = index == len(chain.layers) - 1
+        layer = sliced(layer, cuts_of(chain, index), place, last=last)
+    subject = _Subject(chain=chain, index=index, layer=layer, degree=degree, width=width)
+    looks_up = only_looks_up(layer)
     for precision in _DTYPES:
-        fitted, out = _fitted(chain, index, width, precision)
+        fitted, out = _fitted(subject, precision)
         costs += (
             looked_up_costs(fitted, precision)
             if looks_up
@@ -73,77 +137,91 @@ def _kind(chain: Chain, index: int, width: int | None) -> tuple[LayerKind, int]:
         )
     kind = LayerKind(
         name=chain.kinds[index],
-        parameters=tuple(_parameters(chain, index)),
+        parameters=tuple(_parameters(subject)),
         costs=tuple(costs),
         looks_up=looks_up,
     )
     return kind, out
 
 
-def _parameters(chain: Chain, index: int) -> Iterator[Parameter]:
-    for name, parameter in chain.layers[index].named_parameters(remove_duplicate=False):
+def _parameters(subject: _Subject) -> Iterator[Parameter]:
+    chain, index = subject.chain, subject.index
+    own = {}
+    if subject.degree > 1:
+        own = pieces(chain.layers[index], cuts_of(chain, index), Place(degree=subject.degree))
+    for name, parameter in subject.layer.named_parameters(remove_duplicate=False):
         owner = chain.ties.get(f"{chain.names[index]}.{name}")
-        yield Parameter(name=name, shape=tuple(parameter.shape), tied_to=owner)
+        cut = own[name].dim if name in own else None
+        yield Parameter(name=name, shape=tuple(parameter.shape), tied_to=owner, cut=cut)
 
 
-def _fitted(
-    chain: Chain, index: int, width: int | None, precision: Precision
-) -> tuple[Fitted, int]:
+def _fitted(subject: _Subject, precision: Precision) -> tuple[Fitted, int]:
     """The layer's trace with its numbers as polynomials, and the width of its output."""
-    *fit_at, check_at = _sequences(chain)
+    *fit_at, check_at = _sequences(subject.chain, subject.degree)
     points = [(micro, sequence) for micro in MICROS for sequence in fit_at]
     check = (_CHECK_MICRO, check_at)
-    at = {point: _run(chain, index, width, precision, point) for point in (*points, check)}
+    at = {point: _run(subject, precision, point) for point in (*points, check)}
     first = at[points[0]]
     for point, recording in at.items():
         if recording.trace != first.trace:
-            raise _not_one_polynomial(chain, index, point, "other operations")
+            raise _not_one_polynomial(subject, point, "other operations")
     columns = {point: recording.numbers for point, recording in at.items()}
     numbers = tuple(
         fit({point: columns[point][place] for point in points}, fit_at)
         for place in range(len(first.numbers))
     )
     if any(q.at(*check) != seen for q, seen in zip(numbers, columns[check], strict=True)):
-        raise _not_one_polynomial(chain, index, check, "another amount of work")
+        raise _not_one_polynomial(subject, check, "another amount of work")
     return Fitted(trace=first.trace, numbers=numbers), first.output_shape[-1]
 
 
-def _not_one_polynomial(
-    chain: Chain, index: int, point: tuple[int, int], difference: str
-) -> ModelError:
+def _not_one_polynomial(subject: _Subject, point: tuple[int, int], difference: str) -> ModelError:
     return ModelError(
-        f"layer `{chain.names[index]}` of model `{chain.name}` does {difference} at micro-batch "
-        f"{point[0]}, sequence {point[1]} than its other sizes tell; its work must be a polynomial "
-        "of both, at most linear in the micro-batch and quadratic in the sequence, so let its "
+        f"{subject.name} does {difference} at micro-batch {point[0]}, sequence {point[1]} than its "
+        "other sizes tell; its work must be a polynomial of both, at most linear in the "
+        "micro-batch and quadratic in the sequence, so let its "
         "code not branch on sizes"
     )
 
 
-def _run(
-    chain: Chain, index: int, width: int | None, precision: Precision, point: tuple[int, int]
-) -> Recording:
-    layer = chain.layers[index]
-    last = index == len(chain.layers) - 1
+def _run(subject: _Subject, precision: Precision, point: tuple[int, int]) -> Recording:
+    targets = point if subject.last else None
+    dtype = _DTYPES[precision]
     try:
-        return record(layer, _input(width, point), dtype=_DTYPES[precision], loss=last)
+        return record(subject.layer, _input(subject, point), dtype=dtype, targets=targets)
     except Exception as error:
         raise ModelError(
-            f"layer `{chain.names[index]}` of model `{chain.name}` cannot run without numbers in "
-            f"{precision} at micro-batch {point[0]}, sequence {point[1]}: "
+            f"{subject.name} cannot run without numbers in {precision} at micro-batch {point[0]}, "
+            f"sequence {point[1]}: "
             f"{type(error).__name__}: {' '.join(str(error).split())[:300]}; let its code not "
             "depend on the values of tensors, and hold constant tensors as buffers"
         ) from error
 
 
-def _input(width: int | None, point: tuple[int, int]) -> Callable[[], Tensor]:
-    """Makes tokens for the first layer, vectors for any other."""
+def _input(subject: _Subject, point: tuple[int, int]) -> Callable[[], Tensor]:
+    """Makes all tokens for the first layer, the slice's own vectors for any other."""
+    (micro, sequence), width = point, subject.width
     if width is None:
         return lambda: torch.zeros(point, dtype=torch.int64)
-    return lambda: torch.empty(*point, width)
+    return lambda: torch.empty(micro, sequence // subject.degree, width)
 
 
-def _sequences(chain: Chain) -> tuple[int, int, int, int]:
+def _too_short(chain: Chain, degree: int) -> Iterator[str]:
+    least = degree * _SLICE_TOKENS[-1][-1] + 1
+    if chain.max_sequence is not None and chain.max_sequence < least:
+        yield (
+            f"model `{chain.name}` takes sequences of at most {chain.max_sequence} tokens, must "
+            f"take {least} to be measured in {degree} slices; lower the degree"
+        )
+
+
+def _sequences(chain: Chain, degree: int) -> tuple[int, int, int, int]:
     """Three lengths to fit at and one to check at, all shorter than the model's longest."""
+    if degree > 1:
+        longest = chain.max_sequence or _LONGEST * degree
+        own = next(own for own in _SLICE_TOKENS if degree * own[-1] < longest)
+        first, second, third, check = (degree * tokens for tokens in own)
+        return first, second, third, check
     longest = _LONGEST if chain.max_sequence is None else min(_LONGEST, chain.max_sequence)
     if longest < _SHORTEST:
         raise ModelError(

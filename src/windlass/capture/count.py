@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload, OpOverloadPacket
 
+from windlass.spec.graph import Collective
+
 _aten = torch.ops.aten
 
 _PRODUCTS: dict[OpOverloadPacket, int] = {
@@ -30,6 +32,21 @@ _SHAPE_ONLY: frozenset[OpOverloadPacket] = frozenset({
 
 _OVERWRITES: frozenset[OpOverloadPacket] = frozenset({_aten.zero_, _aten.fill_, _aten.copy_})
 """In place, without reading what was there."""
+
+_COLLECTIVES: dict[str, Collective] = {
+    "windlass::gather_tokens": "gather",
+    "windlass::scatter_sum": "scatter",
+    "windlass::sum_slices": "sum",
+    "windlass::agree_sum": "sum",
+    "windlass::max_slices": "sum",
+}
+"""What the slices of a layer exchange, by the names of `models.exchange`."""
+
+IN_PLACE_UNSEEN: frozenset[OpOverloadPacket] = frozenset({_aten.scatter_add})
+"""Autograd calls them in place, but not while somebody watches: on their first tensor, a fresh one.
+
+Source: `gather_backward` in torch's FunctionsManual.cpp, whose two ways ask for a tensor subclass.
+"""
 
 EMPTY: frozenset[OpOverloadPacket] = frozenset({
     _aten.empty, _aten.empty_like, _aten.empty_strided, _aten.new_empty, _aten.new_empty_strided,
@@ -64,6 +81,17 @@ def attention_flop(call: OpOverload, tensors: Sequence[Tensor]) -> int | None:
         scores, mixes = 1, 1
     pairs = prod(query.shape[:-1]) * key.shape[-2]
     return 2 * pairs * (scores * query.shape[-1] + mixes * value.shape[-1])
+
+
+def exchanged(
+    call: OpOverload, taken: Sequence[Tensor], made: Sequence[Tensor]
+) -> tuple[Collective, int] | None:
+    """What slices exchange, and the bytes of the whole buffer; None if the call is no exchange."""
+    how = _COLLECTIVES.get(call.name())
+    if how is None:
+        return None
+    whole = made[0] if how == "gather" else taken[0]
+    return how, whole.numel() * whole.element_size()
 
 
 def read_tensors(

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from windlass.capture.fit import total
 from windlass.capture.trace import Call, Fitted
-from windlass.spec.graph import LayerCost, Op, Precision, Quantity, Shape
+from windlass.spec.graph import Exchange, LayerCost, Op, Precision, Quantity, Shape
 
 
 def eager_cost(fitted: Fitted, precision: Precision) -> LayerCost:
@@ -17,8 +17,9 @@ def eager_cost(fitted: Fitted, precision: Precision) -> LayerCost:
             flop=numbers[call.flop],
             read_bytes=total(numbers[touch.nbytes] for touch in call.reads),
             written_bytes=total(numbers[touch.nbytes] for touch in call.writes),
-            live_bytes=_live(fitted, place),
+            live_bytes=total([_live(fitted, place), set_in_order(call, numbers)]),
             shape=matrix_shape(call, numbers),
+            exchange=slice_exchange(call, numbers),
         )
         for place, call in enumerate(trace.calls)
     )
@@ -64,6 +65,21 @@ def looked_up_costs(fitted: Fitted, precision: Precision) -> tuple[LayerCost, La
 def matrix_shape(call: Call, numbers: Sequence[Quantity]) -> Shape | None:
     """The shape of a matrix product; None of any other call."""
     return None if call.shape is None else Shape(*(numbers[place] for place in call.shape))
+
+
+def slice_exchange(call: Call, numbers: Sequence[Quantity]) -> Exchange | None:
+    """What slices exchange; None of any other call."""
+    return None if call.exchange is None else Exchange(call.exchange[0], numbers[call.exchange[1]])
+
+
+def set_in_order(call: Call, numbers: Sequence[Quantity]) -> Quantity:
+    """Bytes that an exchange takes besides: tokens lie by slice on their way, by sample elsewhere.
+
+    A single sample lies so already, but is not told apart.
+    """
+    if call.exchange is None or call.exchange[0] == "sum":
+        return Quantity()
+    return numbers[call.exchange[1]]
 
 
 def _live(fitted: Fitted, place: int) -> Quantity:

@@ -2,7 +2,8 @@
 
 Three things change (read off the graphs of AOTAutograd and the code of Inductor, torch 2.13):
 
-1. Adjacent calls that are bound by memory become one; what only they use is never written.
+1. Adjacent calls that are bound by memory become one; what only they use is never written. What
+   slices exchange stands alone, and is never exchanged again to save memory.
 2. What a later matrix product or fused attention of the backward pass reads is kept as it is; what
    only element-wise work reads is made again from what is kept (the partitioner's min-cut).
 3. A fused call writes its result over an operand of the same size that nobody needs any more; the
@@ -12,7 +13,7 @@ Three things change (read off the graphs of AOTAutograd and the code of Inductor
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from windlass.capture.eager import matrix_shape
+from windlass.capture.eager import matrix_shape, set_in_order, slice_exchange
 from windlass.capture.fit import total
 from windlass.capture.trace import Call, Fitted, Trace
 from windlass.spec.graph import PRECISION_BYTES, LayerCost, Op, Precision, Quantity
@@ -275,6 +276,7 @@ def _op(fitted: Fitted, group: _Group, live: Quantity, precision: Precision) -> 
     numbers = fitted.numbers
     first = group.calls[0]
     read, written = total(group.reads.values()), total(group.writes.values())
+    live = total([live, set_in_order(first, numbers)])
     wide = 4 // PRECISION_BYTES[precision]
     for call in group.calls:
         if call.name == _SUMS_IN_FLOAT32 and wide > 1:
@@ -292,6 +294,7 @@ def _op(fitted: Fitted, group: _Group, live: Quantity, precision: Precision) -> 
         written_bytes=written,
         live_bytes=live,
         shape=matrix_shape(first, numbers) if len(group.calls) == 1 else None,
+        exchange=slice_exchange(first, numbers),
     )
 
 

@@ -14,20 +14,23 @@ from torch import Tensor, nn
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call
-from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
 from windlass.capture.count import (
     EMPTY,
+    IN_PLACE_UNSEEN,
     attention_flop,
+    exchanged,
     product_shape,
     read_tensors,
     touched_bytes,
 )
 from windlass.capture.trace import Buffer, Call, Role, Touch, Trace
+from windlass.models.loss import loss_of
 from windlass.models.trial import fake_state
+from windlass.spec.graph import OpKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +44,11 @@ class Recording:
 
 
 def record(
-    layer: nn.Module, make_input: Callable[[], Tensor], *, dtype: torch.dtype, loss: bool
+    layer: nn.Module,
+    make_input: Callable[[], Tensor],
+    *,
+    dtype: torch.dtype,
+    targets: tuple[int, int] | None,
 ) -> Recording:
     """Forward and backward of a layer.
 
@@ -49,22 +56,23 @@ def record(
         layer: on any device; its weights are not touched.
         make_input: gives the layer's input, called where nothing is allocated.
         dtype: of weights and activations.
-        loss: whether mean cross-entropy in float32 follows, as it does after the last layer.
+        targets: micro-batch and sequence of the targets of the loss that follows the last layer;
+            None of any other.
     """
     with FakeTensorMode(allow_non_fake_inputs=True), torch.enable_grad():
         state = fake_state(layer, dtype)
         x = make_input()
         x = x.to(dtype).requires_grad_() if x.is_floating_point() else x
-        targets = torch.zeros(x.shape[:2], dtype=torch.int64) if loss else None
+        aims = None if targets is None else torch.zeros(targets, dtype=torch.int64)
         learned = {id(w): w for w in state.values() if w.requires_grad}
         recorder = _Recorder()
         recorder.know(state.values(), "parameter")
-        recorder.know([x] if targets is None else [x, targets], "input")
+        recorder.know([x] if aims is None else [x, aims], "input")
         with recorder:
             y = functional_call(layer, state, (x,))
             shape = tuple(y.shape)
-            if targets is not None:
-                y = functional.cross_entropy(y.float().flatten(0, 1), targets.flatten())
+            if aims is not None:
+                y = loss_of(layer)(y, aims)
         recorder.ends_forward([y])
         handed = torch.empty_like(y)
         recorder.know([handed], "handed")
@@ -79,7 +87,7 @@ def record(
 
 
 class _Recorder(TorchDispatchMode):
-    """Sees every ATen call, and the end of every storage."""
+    """Sees every call of ATen and every exchange, and the end of every storage."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -139,6 +147,8 @@ class _Recorder(TorchDispatchMode):
             for tensor in fresh:
                 self._buffer(tensor)
             return
+        if func.overloadpacket in IN_PLACE_UNSEEN:
+            self._same_memory(made[0], taken[0])
         reads = tuple(
             Touch(buffer=self._buffer(tensor), nbytes=self._number(nbytes))
             for tensor, nbytes in read_tensors(func, taken, made)
@@ -147,11 +157,11 @@ class _Recorder(TorchDispatchMode):
             Touch(buffer=self._buffer(tensor), nbytes=self._number(touched_bytes(tensor)))
             for tensor in fresh
         )
-        self._calls.append(self._call(func, taken, reads, writes))
+        self._calls.append(self._call(func, taken, made, reads, writes))
 
     def _call(
-        self, func: OpOverload, taken: list[Tensor], reads: tuple[Touch, ...],
-        writes: tuple[Touch, ...],
+        self, func: OpOverload, taken: list[Tensor], made: list[Tensor],
+        reads: tuple[Touch, ...], writes: tuple[Touch, ...],
     ) -> Call:  # fmt: skip
         name = func.overloadpacket.__name__
         random = torch.Tag.nondeterministic_seeded in func.tags
@@ -163,15 +173,17 @@ class _Recorder(TorchDispatchMode):
                 name=name, kind="matmul", flop=flop, shape=(batch, m, n, k), reads=reads,
                 writes=writes, random=random,
             )  # fmt: skip
-        count = attention_flop(func, taken)
+        count, exchange = attention_flop(func, taken), exchanged(func, taken, made)
+        kind: OpKind = "memory" if count is None else "attention"
         return Call(
             name=name,
-            kind="memory" if count is None else "attention",
+            kind=kind if exchange is None else "exchange",
             flop=self._number(count or 0),
             shape=None,
             reads=reads,
             writes=writes,
             random=random,
+            exchange=None if exchange is None else (exchange[0], self._number(exchange[1])),
         )
 
     def _buffer(self, tensor: Tensor) -> int:
@@ -186,6 +198,12 @@ class _Recorder(TorchDispatchMode):
             )
             weakref.finalize(storage, self._ends, index)
         return index
+
+    def _same_memory(self, made: Tensor, taken: Tensor) -> None:
+        """Takes a new tensor for the one that it would have been written to."""
+        index, storage = self._buffer(taken), made.untyped_storage()
+        self._ids[storage] = index
+        weakref.finalize(storage, self._ends, index)
 
     def _ends(self, index: int) -> None:
         self._buffers[index] = replace(self._buffers[index], died=len(self._calls))

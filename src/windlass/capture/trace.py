@@ -7,7 +7,7 @@ fitted as a polynomial: a call names the places of its numbers in one list.
 from dataclasses import dataclass
 from typing import Literal
 
-from windlass.spec.graph import OpKind, Quantity
+from windlass.spec.graph import Collective, OpKind, Quantity
 
 Role = Literal[
     "parameter",
@@ -30,7 +30,7 @@ class Touch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """One ATen call that touches memory."""
+    """One call that touches memory, of ATen or of what slices exchange."""
 
     name: str
     kind: OpKind
@@ -42,6 +42,8 @@ class Call:
     writes: tuple[Touch, ...]
     random: bool
     """It draws numbers, so that it cannot be run again with the same result."""
+    exchange: tuple[Collective, int] | None = None
+    """Of an exchange: what slices do together, and the place of the whole buffer's bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

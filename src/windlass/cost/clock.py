@@ -2,8 +2,8 @@
 
 A device computes in one lane, in the order of its program. Messages leave on a lane of their own:
 a send starts when its value is there and the one before it has left, and the device goes on. A
-receive waits for its send; what replicas put together, and whatever brings all devices together,
-for the last. What moves between tiers has a lane of its own too.
+receive waits for its send; what replicas put together, a pass in which slices exchange and whatever
+brings all devices together wait for the last. What moves between tiers has a lane of its own too.
 
 What a step leaves under way the next one finds there: of a plan that moves something between tiers
 the second of two steps is told, the one that repeats.
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from windlass.cost.step import StepCost
 from windlass.cost.streamed import FarLane, Span
 from windlass.errors import PlanError
-from windlass.program.instruction import ANSWERS, MEETINGS, Instruction, Program
+from windlass.program.instruction import ANSWERS, Instruction, Program
 from windlass.program.peers import Peers, group_of
 from windlass.spec.graph import Graph
 from windlass.spec.machine import Machine
@@ -62,7 +62,15 @@ def run_clock(
 ) -> tuple[tuple[Span, ...], ...]:
     """The span of each instruction, for each program, from the begin of the step.
 
-    Moves between tiers have the span in which they move, which may end after the step.
+    Moves between tiers have the span in which they move, which may end after the step. Of devices
+    that all run the same, one stands for all: then nobody waits, but for the exchange itself.
+
+    Args:
+        plan: the plan.
+        graph: that it cuts.
+        machine: that it runs on.
+        costs: of the plan's instructions.
+        programs: of all devices in order, or of one stage's first device where there is one stage.
 
     Raises:
         PlanError: the devices wait for each other for ever.
@@ -116,7 +124,7 @@ class _Clock:
 
     def _advance(self, lane: _Lane, instruction: Instruction) -> bool:
         """Passes the lane's next instruction if it can start; False if it has to wait."""
-        if instruction.kind in MEETINGS and len(self.lanes) > 1:
+        if self._peers.meets(instruction):
             return self._meet(lane, instruction)
         if instruction.kind in ANSWERS:
             self._send(lane, instruction)
@@ -154,8 +162,11 @@ class _Clock:
 
     def _meet(self, lane: _Lane, instruction: Instruction) -> bool:
         """Passes an instruction for all devices of its group once the last of them is there."""
-        group = [self.lanes[at] for at in group_of(instruction, lane.program.device, self._plan)]
-        if any(other.next is None or other.next[:2] != instruction[:2] for other in group):
+        group = [lane]
+        if len(self.lanes) > 1:
+            devices = group_of(instruction, lane.program.device, self._plan)
+            group = [self.lanes[at] for at in devices]
+        if any(other.next is None or other.next != instruction for other in group):
             return False
         begin = max(other.ready(instruction) for other in group)
         exchange = self._costs.exchange_seconds(instruction)
@@ -163,5 +174,5 @@ class _Clock:
             end = begin + exchange + self._costs.of(instruction, other.program.device).total
             if other.far is not None:
                 other.far.follow(instruction, end)
-            other.pass_by(other.now, end, then=end)
+            other.pass_by(other.ready(instruction), end, then=end)
         return True

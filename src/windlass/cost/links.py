@@ -1,7 +1,8 @@
 """Links: seconds that messages and collectives take on a machine's links.
 
 A collective costs what each device sends over the rate of its link, and the latency of each hop of
-the ring. Groups of one stage that exchange at once over one link share its rate.
+the ring. Groups of one stage that exchange at once over one link share its rate. The slices of a
+layer lie next to each other, so that the innermost link that joins them is theirs.
 
 Source of the formulas: Patarasuk & Yuan 2009, JPDC 69(2).
 """
@@ -30,7 +31,7 @@ class Links:
         self._sizes = sizes_of(plan, graph)
 
     def seconds(self, instruction: Instruction) -> float:
-        """Seconds that a message or collective takes; 0 of anything else.
+        """Seconds that a message or collective takes, or the collectives inside a pass; else 0.
 
         Raises:
             KeyError: the machine states no link.
@@ -47,18 +48,34 @@ class Links:
             return self._ring(sent, sharding.weights, apart=parts(self._plan))
         if kind == "spread":
             return self._ring(gather_bytes(sizes.held, parts(self._plan)), parts(self._plan))
-        return self._reduce(sizes) if kind == "reduce" else 0.0
+        return self._reduce(sizes) if kind == "reduce" else self._inside(instruction)
+
+    def _inside(self, instruction: Instruction) -> float:
+        """What the slices of a layer exchange in a pass, one collective after the other."""
+        return sum(
+            self._slices(sent, passes=2 if how == "sum" else 1)
+            for how, sent in self._sent.inside(instruction)
+        )
 
     def _reduce(self, sizes: LayerSizes) -> float:
-        """Scattering within rts' replicas, then a sum of shards over the others."""
-        degree = self._plan.sharding.optimizer
+        """What slices have whole is summed over them, the whole scattered within rts' replicas.
+
+        Then shards are summed over the others.
+        """
+        degree, slices = self._plan.sharding.optimizer, self._plan.cut.tensor
         others = self._plan.cut.replicas // degree
         scattered = self._ring(gather_bytes(sizes.gradients, degree), degree)
         summed = all_reduce_bytes(sizes.shard, others)
-        return scattered + self._ring(summed, others, apart=degree, passes=2)
+        whole = self._slices(all_reduce_bytes(sizes.common, slices), passes=2)
+        return whole + scattered + self._ring(summed, others, apart=degree, passes=2)
+
+    def _slices(self, sent: int, *, passes: int) -> float:
+        """Seconds of one ring of the slices of a layer."""
+        degree = self._plan.cut.tensor
+        return self._hops(sent, degree, degree, passes) if sent else 0.0
 
     def _ring(self, sent: int, ranks: int, *, apart: int = 1, passes: int = 1) -> float:
-        """Seconds of one ring.
+        """Seconds of one ring of replicas.
 
         Args:
             sent: bytes that each device sends.
@@ -68,8 +85,12 @@ class Links:
         """
         if ranks == 1:
             return 0.0
-        link = self._link(ranks * apart)
-        at_once = max(1, min(link.joins, self._plan.cut.replicas) // ranks)
+        return self._hops(sent, ranks, ranks * apart * self._plan.cut.tensor, passes)
+
+    def _hops(self, sent: int, ranks: int, spans: int, passes: int) -> float:
+        """Seconds of one ring, whose ends are so many devices from each other."""
+        link, cut = self._link(spans), self._plan.cut
+        at_once = max(1, min(link.joins, cut.replicas * cut.tensor) // ranks)
         return sent * at_once / link.rate + passes * (ranks - 1) * link.latency
 
     def _link(self, joined: int) -> Link:

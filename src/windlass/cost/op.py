@@ -19,7 +19,10 @@ TERMS: tuple[Term, ...] = (
     "matmul", "attention", "traffic", "launch", "update", "norm", "load",
 )  # fmt: skip
 
-_WORK: dict[str, Term] = {"matmul": "matmul", "attention": "attention", "memory": "traffic"}
+_WORK: dict[str, Term] = {
+    "matmul": "matmul", "attention": "attention", "memory": "traffic", "exchange": "traffic",
+}  # fmt: skip
+"""Of an exchange what it copies on the device itself; `Links` tells what the links take."""
 
 
 class Seconds(NamedTuple):

@@ -27,6 +27,7 @@ mean square of their errors is 0.11, of which the machine's own noise is 0.03.
 """
 
 _WAITING = "waiting for far memory"
+_EXCHANGE = "exchange and waiting"
 
 _PUBLISHED_NOISE = 0.15
 """Taken for a machine that was not measured: its curves are drawn from two published figures."""
@@ -50,17 +51,18 @@ def predict(
     programs = programs or lower(plan, graph)
     costs = StepCost(plan, graph, machine)
     far = None
-    if len(programs) == 1 and not plan.streamed:
-        by_kind, by_term = _alone(costs, programs[0])
+    if plan.cut.pipeline == 1 and not plan.streamed:
+        by_kind, by_term = _alike(costs, programs[0])
     else:
-        spans = run_clock(plan, graph, machine, costs, programs)
-        last = max(range(len(programs)), key=lambda at: step_seconds(programs[at], spans[at]))
+        clocked = programs[:1] if plan.cut.pipeline == 1 else programs
+        spans = run_clock(plan, graph, machine, costs, clocked)
+        last = max(range(len(clocked)), key=lambda at: step_seconds(clocked[at], spans[at]))
         program, times = programs[last], spans[last]
         if plan.streamed:
             moved = together(Traffic(plan, graph).total(program.instructions))
             far = _far_traffic(costs, program, times, moved)
         if len(programs) == 1:
-            by_kind, by_term = _alone(costs, program)
+            by_kind, by_term = _alike(costs, program)
             for totals in (by_kind, by_term):
                 totals[_WAITING] = far.waiting_seconds if far else 0.0
         else:
@@ -125,22 +127,28 @@ def _among_others(
     for instruction in program.instructions:
         worked = worked.plus(costs.of(instruction, program.device))
     by_term = _terms(worked)
-    by_term["exchange and waiting"] = max(0.0, done - worked.total)
+    by_term[_EXCHANGE] = max(0.0, done - worked.total)
     return dict(by_kind), by_term
 
 
-def _alone(costs: StepCost, program: Program) -> tuple[dict[str, float], dict[str, float]]:
-    """On a single device instructions follow each other, so equal ones are counted together."""
-    counted: Counter[tuple[str, Seconds]] = Counter()
+def _alike(costs: StepCost, program: Program) -> tuple[dict[str, float], dict[str, float]]:
+    """On one device, or several that all run the same, instructions follow each other.
+
+    None waits for another, so equal ones are counted together.
+    """
+    counted: Counter[tuple[str, Seconds, float]] = Counter()
     for instruction in program.instructions:
-        counted[instruction.kind, costs.of(instruction)] += 1
+        exchange = costs.exchange_seconds(instruction)
+        counted[instruction.kind, costs.of(instruction), exchange] += 1
     by_kind: dict[str, float] = defaultdict(float)
-    terms = [0.0] * len(TERMS)
-    for (kind, seconds), times in counted.items():
-        by_kind[kind] += times * seconds.total
+    terms, exchanging = [0.0] * len(TERMS), 0.0
+    for (kind, seconds, exchange), times in counted.items():
+        by_kind[kind] += times * (seconds.total + exchange)
+        exchanging += times * exchange
         for at, value in enumerate(seconds):
             terms[at] += times * value
-    return dict(by_kind), _terms(Seconds(*terms))
+    by_term = _terms(Seconds(*terms))
+    return dict(by_kind), by_term | ({_EXCHANGE: exchanging} if exchanging else {})
 
 
 def _terms(seconds: Seconds) -> dict[str, float]:

@@ -2,12 +2,12 @@
 
 from windlass.cost.links import Links
 from windlass.cost.op import DeviceRates, Seconds, Setting, pass_seconds
-from windlass.program.instruction import BACKWARDS, Instruction, Kind
+from windlass.program.instruction import BACKWARDS, Instruction
 from windlass.program.layout import layers_of, place_of, stages_by_layer
 from windlass.program.shards import padded
-from windlass.program.sizes import gradient_elements
+from windlass.program.slices import ops_of
 from windlass.program.ties import loans, owners
-from windlass.spec.graph import Graph, LayerCost, LayerKind, Op, Parameter
+from windlass.spec.graph import Graph, LayerKind, Parameter
 from windlass.spec.machine import Machine
 from windlass.spec.plan import Moments, Plan
 
@@ -46,7 +46,7 @@ class StepCost:
         self._plan, self._graph, self._machine = plan, graph, machine
         self._device = machine.device
         self._rates = DeviceRates(machine.device, setting)
-        self._kinds = tuple(graph.layer_kinds())
+        self._kinds = tuple(graph.cut(plan.cut.tensor).layer_kinds())
         self._known: dict[tuple[object, ...], Seconds] = {}
         self._shared = _shared_elements(plan, graph, self._kinds)
         self._lent = {loan.layer: loan.elements for loan in loans(plan, graph)}
@@ -68,7 +68,7 @@ class StepCost:
         return known
 
     def exchange_seconds(self, instruction: Instruction) -> float:
-        """Seconds that a message or collective takes on its link; 0 of anything else."""
+        """Seconds that messages and collectives of an instruction take on their links, else 0."""
         return self._links.seconds(instruction)
 
     def _found(self, instruction: Instruction, device: int) -> Seconds:
@@ -84,11 +84,11 @@ class StepCost:
         if kind == "take over":
             return self._take_over(layer)
         cost = self._kinds[layer].cost(self._plan.precision, compiled=self._plan.compile)
+        ops = ops_of(kind, self._kinds[layer], cost)
         if kind in ("forward", "recompute"):
-            return pass_seconds(cost.forward, cost, self._rates, backward=False)
+            return pass_seconds(ops, cost, self._rates, backward=False)
         if kind not in (*BACKWARDS, "backward input"):
             return Seconds()
-        ops = _backward_ops(kind, self._kinds[layer], cost)
         passed = pass_seconds(ops, cost, self._rates, backward=True)
         summed = self._sum(layer, first=micro == 0) if kind in BACKWARDS else Seconds()
         return passed.plus(summed)
@@ -191,19 +191,6 @@ class StepCost:
 
 def _elements(parameters: tuple[Parameter, ...]) -> int:
     return sum(parameter.count for parameter in parameters)
-
-
-def _backward_ops(kind: Kind, layer: LayerKind, cost: LayerCost) -> tuple[Op, ...]:
-    """The ops of a backward pass, or of one of its parts.
-
-    Products that make a gradient are the weights' part; of a layer that looks rows up, all is.
-    """
-    if kind == "backward":
-        return cost.backward
-    weights = kind == "backward weight"
-    return tuple(
-        op for op in cost.backward if (layer.looks_up or gradient_elements(op) > 0) == weights
-    )
 
 
 def _shared_elements(plan: Plan, graph: Graph, kinds: tuple[LayerKind, ...]) -> dict[int, int]:

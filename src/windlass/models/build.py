@@ -17,7 +17,12 @@ DIALS = ("layers", "width", "heads", "key_heads", "hidden", "vocabulary", "seque
 
 
 def build_chain(
-    name: str, dials: Mapping[str, int | float], *, device: str, seed: int = 0
+    name: str,
+    dials: Mapping[str, int | float],
+    *,
+    device: str,
+    seed: int = 0,
+    cuts: Mapping[str, str] | None = None,
 ) -> Chain:
     """The chain of layers of a model.
 
@@ -27,16 +32,20 @@ def build_chain(
         device: `meta` allocates no weights; on any other they are drawn from the seed, the
             catalogue's models each parameter from (seed, its name) alone.
         seed: of all weights.
+        cuts: rules of cutting by pattern of module names, as `read_cut` reads them, beyond what the
+            catalogue's models know themselves.
 
     Raises:
-        ModelError: unknown model, dials that do not go together, or no chain of layers.
+        ModelError: unknown model, dials or rules that do not fit it, or no chain of layers.
     """
     if ":" in name or name.endswith(".py"):
-        return chain_of(build_own(name, dials, device=device, seed=seed), name)
+        return chain_of(build_own(name, dials, device=device, seed=seed), name, cuts=cuts)
     shape = turned(catalogue.shape(name), dials)
     with torch.device("meta"):
         module = transformer(shape)
-    chain = chain_of(module, name, vocabulary=shape.vocabulary, max_sequence=shape.sequence)
+    chain = chain_of(
+        module, name, vocabulary=shape.vocabulary, max_sequence=shape.sequence, cuts=cuts
+    )
     return chain if device == "meta" else _with_weights(chain, seed=seed, device=device)
 
 

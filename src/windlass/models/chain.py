@@ -1,11 +1,13 @@
 """Chain: a model as the layers at which it may be cut, found in any module that is one."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import nn
 
 from windlass.errors import ModelError
+from windlass.models.cuts import Cut, LayerCuts, read_cut
+from windlass.models.rules import layer_cuts, matches
 from windlass.models.structure import kinds_of
 from windlass.models.trial import WAY_OUT, logits_width, position_rows
 from windlass.models.weights import drawn, put_parameter, state_of
@@ -31,6 +33,14 @@ class Chain:
     vocabulary: int
     max_sequence: int | None
     """Longest sequence the model takes; None if it sets no limit."""
+    cuts: Mapping[str, Cut] = field(default_factory=dict)
+    """How modules are cut over slices, by pattern of full names, beyond what they know themselves;
+    `*` stands for one part between dots."""
+
+
+def cuts_of(chain: Chain, index: int) -> LayerCuts:
+    """How one layer of a chain is cut over slices."""
+    return layer_cuts(chain.layers[index], chain.names[index], chain.cuts, first=index == 0)
 
 
 def chain_of(
@@ -39,6 +49,7 @@ def chain_of(
     *,
     vocabulary: int | None = None,
     max_sequence: int | None = None,
+    cuts: Mapping[str, str] | None = None,
 ) -> Chain:
     """The chain that `module` is.
 
@@ -49,9 +60,10 @@ def chain_of(
         name: what plans and records will call it.
         vocabulary: width of the logits; None finds it by a trial run without numbers.
         max_sequence: longest sequence; None looks for a table of positions.
+        cuts: rules by pattern of full names, as `read_cut` reads them.
 
     Raises:
-        ModelError: it is no chain of layers.
+        ModelError: it is no chain of layers, or a rule cannot be read or is for nothing in it.
     """
     if not isinstance(module, (nn.Sequential, nn.ModuleList)):
         raise ModelError(
@@ -75,6 +87,7 @@ def chain_of(
         ties=_ties(named),
         vocabulary=vocabulary,
         max_sequence=max_sequence,
+        cuts=_rules(name, named, kinds, cuts or {}),
     )
 
 
@@ -126,6 +139,33 @@ def _flatten(module: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:
             yield from _flatten(child, f"{prefix}{name}.")
         elif child is not None:
             yield f"{prefix}{name}", child
+
+
+def _rules(
+    model: str,
+    named: Sequence[tuple[str, nn.Module]],
+    kinds: Sequence[str],
+    rules: Mapping[str, str],
+) -> dict[str, Cut]:
+    """The rules, each of which is for something, and all the same for layers of one kind."""
+    read = {pattern: read_cut(pattern, text) for pattern, text in rules.items()}
+    for pattern, cut in read.items():
+        if not any(True for name, layer in named for _ in matches(layer, name, pattern, cut)):
+            what = "setting that is a whole number" if cut.way == "count" else "module"
+            raise ModelError(
+                f"rule `{pattern}` of model `{model}` is for no {what} of it; name one as in its "
+                f"parameters' names, such as `{named[-1][0]}`, with `*` for one part between dots"
+            )
+    firsts: dict[str, tuple[str, Mapping[str, Cut]]] = {}
+    for (name, layer), kind in zip(named, kinds, strict=True) if read else ():
+        ways = layer_cuts(layer, name, read, first=False).ways
+        twin, same = firsts.setdefault(kind, (name, ways))
+        if ways != same:
+            raise ModelError(
+                f"the rules of model `{model}` do not cut `{name}` as they cut `{twin}`, which is "
+                "its equal; let `*` stand for what tells their names apart"
+            )
+    return read
 
 
 def _ties(named: Sequence[tuple[str, nn.Module]]) -> dict[str, str]:

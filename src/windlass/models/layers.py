@@ -6,10 +6,13 @@ do: normal with deviation 0.02, biases zero, and the projections that end a resi
 smaller by `1 / sqrt(branches)` (Radford et al. 2019, section 2.3).
 """
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from windlass.models.cuts import Cut, Cuttable
 from windlass.models.shape import TransformerShape
 
 WEIGHT_DEVIATION = 0.02
@@ -79,7 +82,7 @@ class Rotary(nn.Module):
         return torch.cat((first * cos - second * sin, second * cos + first * sin, *still), dim=-1)
 
 
-class Attention(nn.Module):
+class Attention(nn.Module, Cuttable):
     """Causal self-attention, several query heads to a key head if the shape says so.
 
     Attention weights are never dropped: the fused kernels that make attention fast on every
@@ -110,8 +113,19 @@ class Attention(nn.Module):
         )
         return self.output(mixed.transpose(1, 2).flatten(-2))
 
+    def cuts(self) -> Mapping[str, Cut]:
+        """Each slice has whole heads: its share of queries, of keys and of values."""
+        parts = (self.query_width, self.key_width, self.key_width)
+        return {
+            "": Cut(way="region"),
+            "input": Cut(way="column", parts=parts, unit=self.head_width),
+            "output": Cut(way="row", unit=self.head_width),
+            "query_width": Cut(way="count"),
+            "key_width": Cut(way="count"),
+        }
 
-class FeedForward(nn.Module):
+
+class FeedForward(nn.Module, Cuttable):
     """Two projections with a GELU between them."""
 
     def __init__(self, shape: TransformerShape) -> None:
@@ -124,8 +138,12 @@ class FeedForward(nn.Module):
         """Maps `[b s d]` to `[b s d]`."""
         return self.output(self.activation(self.input(x)))
 
+    def cuts(self) -> Mapping[str, Cut]:
+        """Each slice has its share of hidden features."""
+        return {"": Cut(way="region"), "input": Cut(way="column"), "output": Cut(way="row")}
 
-class GatedFeedForward(nn.Module):
+
+class GatedFeedForward(nn.Module, Cuttable):
     """SwiGLU: `(silu(x G) * x U) D`. Source: Shazeer 2020, arXiv:2002.05202."""
 
     def __init__(self, shape: TransformerShape) -> None:
@@ -137,6 +155,11 @@ class GatedFeedForward(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Maps `[b s d]` to `[b s d]`."""
         return self.output(functional.silu(self.gate(x)) * self.input(x))
+
+    def cuts(self) -> Mapping[str, Cut]:
+        """Each slice has its share of hidden features, the same of gate and input."""
+        columns = {"gate": Cut(way="column"), "input": Cut(way="column")}
+        return {"": Cut(way="region"), **columns, "output": Cut(way="row")}
 
 
 def feed_forward(shape: TransformerShape) -> nn.Module:

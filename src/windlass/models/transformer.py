@@ -1,14 +1,16 @@
 """The GPT family as a chain: embedding, blocks, head (plain PyTorch, usable without Windlass)."""
 
 from collections import OrderedDict
+from collections.abc import Mapping
 
 from torch import Tensor, nn
 
+from windlass.models.cuts import Cut, Cuttable
 from windlass.models.layers import Attention, Projection, Table, feed_forward, norm
 from windlass.models.shape import TransformerShape
 
 
-class Embedding(nn.Module):
+class Embedding(nn.Module, Cuttable):
     """Tokens to vectors, with learned positions added where the family has them."""
 
     def __init__(self, shape: TransformerShape) -> None:
@@ -24,6 +26,10 @@ class Embedding(nn.Module):
         if self.positions is not None:
             x = x + self.positions.weight[: tokens.shape[1]]
         return self.dropout(x)
+
+    def cuts(self) -> Mapping[str, Cut]:
+        """Each slice has its share of the rows."""
+        return {"tokens": Cut(way="vocabulary")}
 
 
 class Block(nn.Module):
@@ -65,7 +71,7 @@ class ParallelBlock(nn.Module):
         return x + self.dropout(self.attention(attended)) + self.dropout(self.hidden(fed))
 
 
-class Head(nn.Module):
+class Head(nn.Module, Cuttable):
     """Final norm and projection to the vocabulary."""
 
     def __init__(self, shape: TransformerShape) -> None:
@@ -76,6 +82,10 @@ class Head(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Maps `[b s d]` to logits `[b s v]`."""
         return self.projection(self.norm(x))
+
+    def cuts(self) -> Mapping[str, Cut]:
+        """Each slice has its share of the logits."""
+        return {"projection": Cut(way="vocabulary")}
 
 
 def transformer(shape: TransformerShape) -> nn.Sequential:

@@ -41,6 +41,17 @@ def drawn(module: nn.Module, name: str, seed: int) -> nn.Module:
     return real
 
 
+def weightless(layer: nn.Module) -> nn.Module:
+    """A copy of a layer on the meta device, in training, made without copying its weights."""
+    tensors = [*layer.parameters(), *layer.buffers()]
+    memo: dict[int, object] = {}
+    for tensor in tensors:
+        bare = tensor.detach().to("meta")
+        memo[id(tensor)] = nn.Parameter(bare) if isinstance(tensor, nn.Parameter) else bare
+    copied: nn.Module = copy.deepcopy(layer, memo)
+    return copied.train()
+
+
 def put_parameter(module: nn.Module, path: str, parameter: nn.Parameter) -> None:
     """Makes `parameter` the one that stands at `path` (dots between names) in `module`."""
     holder, _, leaf = path.rpartition(".")

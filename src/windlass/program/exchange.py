@@ -1,15 +1,15 @@
 """Exchange: whether what the devices send and put together meets, in order and without a circle.
 
 A send leaves its value in a buffer and goes on; a receive waits for it. So do what is lent and
-handed over. What puts shards, gradients or the norm together, and the end of the step, wait until
-every device of their group is there.
+handed over. What puts shards, gradients or the norm together, passes in which the slices of a layer
+exchange, and the end of the step, wait until every device of their group is there.
 """
 
 from collections import deque
 from collections.abc import Sequence
 
 from windlass.errors import PlanError
-from windlass.program.instruction import ANSWERS, MEETINGS, Instruction, Program
+from windlass.program.instruction import ANSWERS, Instruction, Program
 from windlass.program.peers import Peers, group_of
 from windlass.spec.graph import Graph
 from windlass.spec.plan import Plan
@@ -59,7 +59,7 @@ class _Play:
         if index == len(program.instructions):
             return False
         instruction = program.instructions[index]
-        if instruction.kind in MEETINGS:
+        if self._peers.meets(instruction):
             return self._meet(instruction, device)
         if instruction.kind in ANSWERS:
             peer = self._peer(instruction, device, index)
@@ -79,9 +79,9 @@ class _Play:
         return True
 
     def _stands_at(self, device: int, instruction: Instruction) -> bool:
-        """Whether a device is at the same exchange, of the same layer."""
+        """Whether a device is at the same exchange, of the same layer and micro-batch."""
         instructions, index = self._programs[device].instructions, self._at[device]
-        return index < len(instructions) and instructions[index][:2] == instruction[:2]
+        return index < len(instructions) and instructions[index] == instruction
 
     def _peer(self, instruction: Instruction, device: int, index: int) -> int:
         peer = self._peers.of(instruction, device)

@@ -1,20 +1,23 @@
 """Exchanged: bytes that each device sends to others, by the kind of the instruction that sends.
 
-Collectives run on rings. Of a buffer of B bytes on n devices each sends `(n - 1) / n B` to gather
-it from its parts, as much to scatter its sum, and twice that for the sum on all. Only the norm, one
-number, and the end of the step are not counted.
+Collectives run on rings, and so do those of a layer's slices inside its passes. Of a buffer of B
+bytes on n devices each sends `(n - 1) / n B` to gather it from its parts, as much to scatter its
+sum, and twice that for the sum on all. Only the norm, one number, and the end of the step are not
+counted.
 
 Source: Patarasuk & Yuan 2009, JPDC 69(2).
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from windlass.program.instruction import Instruction, Kind
+from windlass.program.layout import place_of
 from windlass.program.lower import lower
 from windlass.program.shards import parts
 from windlass.program.sizes import LayerSizes, sizes_of
+from windlass.program.slices import ops_of
 from windlass.program.ties import loans
-from windlass.spec.graph import Graph
+from windlass.spec.graph import Collective, Graph, LayerKind
 from windlass.spec.plan import Plan
 
 
@@ -29,7 +32,8 @@ def exchanged(plan: Plan, graph: Graph, device: int) -> dict[Kind, int]:
     Raises:
         Faults: the plan asks for what this version does not lower.
     """
-    return Sent(plan, graph).total(lower(plan, graph)[device].instructions)
+    sent = Sent(plan, graph, place_of(device, plan.cut).slice)
+    return sent.total(lower(plan, graph)[device].instructions)
 
 
 class Sent:
@@ -38,12 +42,15 @@ class Sent:
     Args:
         plan: the plan.
         graph: that it cuts.
+        index: of the device's slice; the first is the largest.
     """
 
-    def __init__(self, plan: Plan, graph: Graph) -> None:
+    def __init__(self, plan: Plan, graph: Graph, index: int = 0) -> None:
         self._plan = plan
-        self._sizes = sizes_of(plan, graph)
-        self._lent = {loan.layer: loan.elements for loan in loans(plan, graph)}
+        self._sizes = sizes_of(plan, graph, index)
+        self._kinds = tuple(graph.cut(plan.cut.tensor, index).layer_kinds())
+        self._inside: dict[tuple[Kind, str], tuple[tuple[Collective, int], ...]] = {}
+        self._lent = {loan.layer: loan.elements for loan in loans(plan, graph, index)}
 
     def of(self, instruction: Instruction) -> int:
         """Bytes that one device sends for an instruction."""
@@ -61,7 +68,19 @@ class Sent:
             return gather_bytes(sizes.weights, plan.sharding.weights)
         if kind == "spread":
             return gather_bytes(sizes.held, parts(plan))
-        return self._reduced(sizes) if kind == "reduce" else 0
+        if kind == "reduce":
+            return self._reduced(sizes)
+        return sum(sent for _, sent in self.inside(instruction))
+
+    def inside(self, instruction: Instruction) -> tuple[tuple[Collective, int], ...]:
+        """The collectives of a layer's slices inside a pass, and what one device sends for each."""
+        kind, layer, _ = instruction
+        if layer is None or self._plan.cut.tensor == 1:
+            return ()
+        known = self._kinds[layer]
+        if (kind, known.name) not in self._inside:
+            self._inside[kind, known.name] = tuple(self._exchanges(kind, known))
+        return self._inside[kind, known.name]
 
     def total(self, instructions: Iterable[Instruction]) -> dict[Kind, int]:
         """What the instructions of one device send, by kind."""
@@ -73,10 +92,28 @@ class Sent:
         return totals
 
     def _reduced(self, sizes: LayerSizes) -> int:
-        """The sum is scattered over rts' replicas, and each shard summed over r / rts'."""
+        """What of whole parameters is summed over slices, and all of it over replicas.
+
+        That sum is scattered over rts' replicas, and each shard summed over r / rts'.
+        """
         degree = self._plan.sharding.optimizer
+        summed = all_reduce_bytes(sizes.common, self._plan.cut.tensor)
         scattered = gather_bytes(sizes.gradients, degree) if degree > 1 else 0
-        return scattered + all_reduce_bytes(sizes.shard, self._plan.cut.replicas // degree)
+        return summed + scattered + all_reduce_bytes(sizes.shard, self._plan.cut.replicas // degree)
+
+    def _exchanges(self, kind: Kind, layer: LayerKind) -> Iterator[tuple[Collective, int]]:
+        plan = self._plan
+        cost = layer.cost(plan.precision, compiled=plan.compile)
+        for op in ops_of(kind, layer, cost):
+            if op.exchange is not None:
+                how, buffer = op.exchange
+                nbytes = round(buffer.at(plan.batch.micro, plan.batch.sequence))
+                yield how, collective_bytes(how, nbytes, plan.cut.tensor)
+
+
+def collective_bytes(how: Collective, nbytes: int, ranks: int) -> int:
+    """What each of n devices sends for a collective over B bytes."""
+    return (all_reduce_bytes if how == "sum" else gather_bytes)(nbytes, ranks)
 
 
 def gather_bytes(nbytes: int, ranks: int) -> int:

@@ -70,6 +70,10 @@ class Holding:
             if self.sizes[at].gradients
         )
 
+    def reduces(self, layer: int) -> bool:
+        """Whether a gradient is summed over replicas, or over slices what they have whole."""
+        return self.plan.cut.replicas > 1 or self.sizes[layer].common > 0
+
     def held(self, layer: int) -> Value:
         """A layer's weights between uses: the device's shard, or all where none are shared."""
         return Value(self._held, layer)

@@ -22,11 +22,13 @@ Kind = Literal[
     "borrow",  # and come there
     "hand over",  # the gradient of borrowed weights goes to their owner
     "take over",  # and is added to the owner's
+    # Before, the gradient of what every slice of a layer has whole is summed over the slices.
     "reduce",  # gradients are averaged over replicas; only the device's shard is left
     "keep",  # an activation goes to its home
     "restore",  # and comes back
     "store",  # a layer's summed gradient goes home, beside what follows; the next store waits
-    "norm",  # the global gradient norm; of each shard one copy counts
+    # Of each shard, and of what every slice has whole, one copy counts.
+    "norm",  # the global gradient norm
     "update",  # the optimizer's step for one layer; fetches its weights too if they are away
     "sync",  # the end of a step: all devices agree
 ]
@@ -41,7 +43,7 @@ ANSWERS: dict[Kind, Kind] = {"send": "receive", "lend": "borrow", "hand over": "
 """What another device does with what one sends."""
 
 MEETINGS: tuple[Kind, ...] = ("gather", "spread", "reduce", "norm", "sync")
-"""Those that wait until every device of their group is there."""
+"""Those that wait until every device of their group is there; so do passes that exchange."""
 
 
 class Instruction(NamedTuple):

@@ -45,6 +45,28 @@ def require_lowerable(plan: Plan, graph: Graph) -> None:
     _raise(tuple(_lowerable(plan, graph)))
 
 
+def slice_faults(degree: int, sequence: int, graph: Graph) -> Iterator[str]:
+    """Why a graph's layers cannot be cut over so many slices.
+
+    Between layers each slice holds its own tokens, inside them whole heads and features.
+    """
+    if degree == 1:
+        return
+    if sequence % degree:
+        yield (
+            f"`batch.sequence` = {sequence} is no multiple of `cut.tensor` = {degree}: between "
+            "layers each slice holds as many tokens; make it one or lower the degree"
+        )
+    if degree in graph.uncut:
+        yield from (f"`cut.tensor` = {degree}: {why}" for why in graph.uncut[degree])
+    elif degree not in graph.slices:
+        known = " or ".join(map(str, sorted((1, *graph.slices))))
+        yield (
+            f"`cut.tensor` = {degree}, but `{graph.name}` was not captured in {degree} slices; "
+            f"capture it so, or set it to {known}"
+        )
+
+
 def _raise(found: tuple[str, ...]) -> None:
     if found:
         raise Faults(found)
@@ -97,8 +119,7 @@ def _lowerable(plan: Plan, graph: Graph) -> Iterator[str]:
     yield from _shards(plan)
     yield from _order(plan)
     yield from _homes(plan)
-    if plan.cut.tensor > 1:
-        yield f"`cut.tensor` = {plan.cut.tensor} is not yet run by this version; set it to 1"
+    yield from slice_faults(plan.cut.tensor, plan.batch.sequence, graph)
     yield from _loans(plan, graph)
 
 
@@ -200,6 +221,8 @@ def _loans(plan: Plan, graph: Graph) -> Iterator[str]:
     """A message of a loan goes by the layer that borrows, so that it may borrow from one only."""
     if plan.cut.pipeline == 1 or plan.stages[-1].last != graph.layers:
         return
+    if plan.cut.tensor > 1 and plan.cut.tensor not in graph.slices:
+        return  # told above
     names = Counter((loan.layer, loan.borrower) for loan in loans(plan, graph))
     for (layer, stage), lenders in names.items():
         if lenders > 1:

@@ -1,8 +1,9 @@
 """Peers: with whom each instruction of a device exchanges."""
 
-from windlass.program.instruction import Instruction, Kind
+from windlass.program.instruction import MEETINGS, Instruction, Kind
 from windlass.program.layout import Place, device_of, place_of
 from windlass.program.shards import gathering, spreading
+from windlass.program.slices import PASSES, exchanging
 from windlass.program.ties import loans
 from windlass.spec.graph import Graph
 from windlass.spec.plan import Plan
@@ -14,14 +15,20 @@ _LOANS: tuple[Kind, ...] = (*_FROM_OWNER, "borrow", "hand over")
 def group_of(instruction: Instruction, device: int, plan: Plan) -> tuple[int, ...]:
     """The devices that an instruction brings together, in the order of what each has of the whole.
 
-    For a reduction the replicas, for `gather` those that share the weights, for `spread` those that
-    updated parts of one shard; else all devices.
+    For a pass the slices of one stage and replica. For a reduction all replicas of a stage and
+    their slices: whole parameters are summed over slices, then all over replicas. For `gather`
+    those replicas that share the weights, for `spread` those that updated parts of one shard; else
+    all devices.
     """
     place = place_of(device, plan.cut)
+    if instruction.kind in PASSES:
+        slices = range(plan.cut.tensor)
+        return tuple(device_of(place._replace(slice=index), plan.cut) for index in slices)
     if instruction.kind == "reduce":
-        replicas: tuple[int, ...] = tuple(range(plan.cut.replicas))
-    elif instruction.kind == "gather":
-        replicas = gathering(place.replica, plan)
+        first = device_of(place._replace(slice=0, replica=0), plan.cut)
+        return tuple(range(first, first + plan.cut.replicas * plan.cut.tensor))
+    if instruction.kind == "gather":
+        replicas: tuple[int, ...] = gathering(place.replica, plan)
     elif instruction.kind == "spread":
         replicas = spreading(place.replica, plan)
     else:
@@ -30,7 +37,7 @@ def group_of(instruction: Instruction, device: int, plan: Plan) -> tuple[int, ..
 
 
 class Peers:
-    """Who is at the other end of each message of a plan.
+    """Who is at the other end of each message of a plan, and where devices meet.
 
     Args:
         plan: the plan.
@@ -39,6 +46,7 @@ class Peers:
 
     def __init__(self, plan: Plan, graph: Graph) -> None:
         self._cut = plan.cut
+        self._exchanging = exchanging(plan, graph)
         stages = plan.cut.pipeline
         self._ends = {
             part.last - 1: (chunk % stages, (chunk + 1) % stages)
@@ -49,6 +57,11 @@ class Peers:
             for loan in loans(plan, graph)
             for stage in (loan.lender, loan.borrower)
         }
+
+    def meets(self, instruction: Instruction) -> bool:
+        """Whether an instruction waits until every device of its group is there."""
+        kind, layer, _ = instruction
+        return kind in MEETINGS or (kind, layer) in self._exchanging
 
     def of(self, instruction: Instruction, device: int) -> int | None:
         """The device at the other end of a message; None if the layer lies on no boundary."""

@@ -35,19 +35,28 @@ class LayerSizes:
     """The largest of them."""
     rows_only: bool
     """They are rows of the weights, so that none of them becomes the sum itself."""
+    common: int
+    """Of the gradients, those of parameters that every slice has whole; 0 of whole layers."""
     rows: int
     """What rows of all micro-batches but the last take until they are added to the gradient, in
     float32: so much is there at the fullest moment of the last."""
 
 
-def sizes_of(plan: Plan, graph: Graph) -> tuple[LayerSizes, ...]:
-    """The sizes of every layer of the chain under a plan, found once for each kind."""
-    by_kind = {name: layer_sizes(plan, kind) for name, kind in graph.kinds.items()}
+def sizes_of(plan: Plan, graph: Graph, index: int = 0) -> tuple[LayerSizes, ...]:
+    """The sizes of every layer of the chain under a plan, found once for each kind.
+
+    Args:
+        plan: the plan.
+        graph: that it cuts.
+        index: of the slice; the first is the largest.
+    """
+    kinds = graph.cut(plan.cut.tensor, index).kinds
+    by_kind = {name: layer_sizes(plan, kind) for name, kind in kinds.items()}
     return tuple(by_kind[kind.name] for kind in graph.layer_kinds())
 
 
 def layer_sizes(plan: Plan, kind: LayerKind) -> LayerSizes:
-    """The sizes of all layers of one kind under a plan."""
+    """The sizes of all layers of one kind, whole or one slice's, under a plan."""
     cost = kind.cost(plan.precision, compiled=plan.compile)
     micro, sequence = plan.batch.micro, plan.batch.sequence
     owned = kind.parameter_count
@@ -73,6 +82,7 @@ def layer_sizes(plan: Plan, kind: LayerKind) -> LayerSizes:
         fresh=sum(fresh) * plan.weight_bytes,
         largest=max(fresh, default=0) * plan.weight_bytes,
         rows_only=kind.looks_up,
+        common=kind.whole_count * plan.gradient_bytes if plan.cut.tensor > 1 else 0,
         rows=_rows(plan, kind),
     )
 

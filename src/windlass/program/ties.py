@@ -49,19 +49,25 @@ def owners(graph: Graph) -> tuple[tuple[int, ...], ...]:
     return tuple(borrowed[span.kind] for span in graph.chain for _ in range(span.count))
 
 
-def loans(plan: Plan, graph: Graph) -> tuple[Loan, ...]:
+def loans(plan: Plan, graph: Graph, index: int = 0) -> tuple[Loan, ...]:
     """All loans of a plan, those of each borrowing stage in the order of their layers.
+
+    Args:
+        plan: the plan.
+        graph: that it cuts.
+        index: of the slice that lends to and borrows from its like.
 
     Raises:
         ValueError: a tie without an owner in the chain.
     """
     if plan.cut.pipeline == 1:
         return ()
-    starts, stages = _starts(graph), stages_by_layer(plan)
-    borrowed = owners(graph)
+    part = graph.cut(plan.cut.tensor, index)
+    starts, stages = _starts(part), stages_by_layer(plan)
+    borrowed = owners(part)
     first: dict[tuple[int, int], int] = {}
     tied: dict[tuple[int, int], dict[str, int]] = {}
-    kinds = tuple(graph.layer_kinds())
+    kinds = tuple(part.layer_kinds())
     for layer, stage in enumerate(stages[: graph.layers]):
         for owner in borrowed[layer]:
             if stages[owner] != stage:
@@ -69,7 +75,7 @@ def loans(plan: Plan, graph: Graph) -> tuple[Loan, ...]:
                 tied.setdefault((stage, owner), {}).update(
                     (str(parameter.tied_to), parameter.count)
                     for parameter in kinds[layer].parameters
-                    if parameter.tied_to is not None and _owner(graph, starts, parameter) == owner
+                    if parameter.tied_to is not None and _owner(part, starts, parameter) == owner
                 )
     return tuple(
         Loan(owner, layer, stages[owner], stage, sum(tied[stage, owner].values()))

@@ -57,7 +57,7 @@ def verify(
     for program in programs:
         stage = place_of(program.device, plan.cut).stage
         if (stage, program.instructions, program.settle) in proved:
-            continue  # replicas run the same program; proving one proves all
+            continue  # replicas and slices run the same program; proving one proves all
         proved.add((stage, program.instructions, program.settle))
         effects = stages.setdefault(stage, Effects(plan, graph, stage))
         moves = _moves(plan, owned(plan, graph, stage))
@@ -206,7 +206,7 @@ def _due(plan: Plan, graph: Graph, stage: int, effects: Effects) -> Iterator[Ins
     for layer in owns if plan.streamed else effects.holding.layers:
         yield Instruction("update", layer)
     for layer in owns:
-        if plan.cut.replicas > 1:
+        if effects.holding.reduces(layer):
             yield Instruction("reduce", layer)
         if parts(plan) > 1:
             yield Instruction("spread", layer)

@@ -82,7 +82,7 @@ class Weave:
         for name, loan in self.holding.lends.items():
             if loan.owner == layer:
                 yield Instruction("take over", name)
-        if self._plan.cut.replicas > 1:
+        if self.holding.reduces(layer):
             yield Instruction("reduce", layer)
 
     def _update(self, layers: Sequence[int], cloth: "_Cloth") -> None:

@@ -265,7 +265,9 @@ class Compute:
     def _sync(self, _: int, __: int) -> None:
         """All devices agree on what the step has come to, and whether it was the last."""
         self._require_finite_losses()
-        losses = [float(loss) for loss in self.flow.losses.values()]
+        # All slices have the same loss.
+        mine = self.flow.losses.values() if not self._world.place.slice else ()
+        losses = [float(loss) for loss in mine]
         told = (math.fsum(losses), float(len(losses)), float(self._stop_wished()))
         total, count, stops = self._world.total(told)
         self._loss, self.stops = total / count, stops > 0

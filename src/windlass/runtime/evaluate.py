@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from windlass.data.batches import Batches, Block
-from windlass.runtime.layers import NO_TARGET, Template
+from windlass.models.loss import NO_TARGET
+from windlass.runtime.layers import Template
 from windlass.runtime.messages import Messages
 from windlass.runtime.residence import Residence
 from windlass.runtime.world import World
@@ -79,7 +80,8 @@ def evaluate(
         residence.leave(range(first, last))
     if messages:
         messages.give_back()
-    ends = bool(phases) and phases[-1][1] == len(templates)
+    # All slices have the same loss, where the last layer is.
+    ends = bool(phases) and phases[-1][1] == len(templates) and not world.place.slice
     lost = [float(x) * n for x, n in zip(values, counts, strict=True)] if ends else []
     loss, count = world.total((sum(lost), float(sum(counts) if ends else 0)))
     return HeldOut(loss=loss / count, bits_per_byte=batches.bits_per_byte(loss / count, sequences))

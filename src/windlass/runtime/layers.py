@@ -1,10 +1,10 @@
 """Stateless templates: one module for each kind of layer, called with the weights of the moment.
 
 A template lies on the meta device and holds no memory; 96 layers of one kind share it, and one
-compiled code. The last layer's template ends in the loss, mean cross-entropy in float32.
+compiled code. The last layer's template ends in the loss, mean cross-entropy in float32. Of a
+layer that is cut over slices each slice has a template of its own, whose passes exchange.
 """
 
-import copy
 from collections.abc import Callable, Mapping, Sequence
 from types import FunctionType, MethodType
 from typing import cast
@@ -12,28 +12,29 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn import functional
 
-from windlass.models.chain import Chain
+from windlass.models.chain import Chain, cuts_of
+from windlass.models.exchange import Place
+from windlass.models.loss import loss_of
+from windlass.models.slices import sliced
 from windlass.models.structure import only_looks_up
+from windlass.models.weights import weightless
 from windlass.runtime.random import KeyedDropout, Keys, key_buffers, key_dropout, no_keys
-
-NO_TARGET = -100
-"""A target that does not count in the mean; torch's own default for cross-entropy."""
 
 
 class Template:
     """One kind of layer as a function of its weights.
 
     Args:
-        layer: any layer of the kind, on whichever device; it is copied to meta, weights left out.
+        layer: any layer of the kind, or its twin as one slice computes it, on whichever device; it
+            is copied to meta, weights left out.
         last: whether it gives logits, and so ends in the loss.
         compiled: whether to compile it.
     """
 
     def __init__(self, layer: nn.Module, *, last: bool, compiled: bool) -> None:
-        self._module = _weightless(layer)
-        self._last = last
+        self._module = weightless(layer)
+        self._loss = loss_of(self._module) if last else None
         self.parameters = tuple(name for name, _ in self._module.named_parameters())
         """Names inside the layer, in the order of `weights`."""
         self.buffers = tuple(name for name, _ in self._module.named_buffers())
@@ -146,9 +147,9 @@ class Template:
         if keys is not None:
             tensors |= key_buffers(self._keyed, keys)
         output = self._output(tensors, x)
-        if not self._last or targets is None:
+        if self._loss is None or targets is None:
             return output
-        return mean_loss(output, targets)
+        return self._loss(output, targets)
 
     def _output(self, tensors: Mapping[str, Tensor], x: Tensor) -> Tensor:
         for dropout in self._dropouts:
@@ -157,19 +158,22 @@ class Template:
         return output  # noqa: RET504  functional_call is untyped
 
 
-def mean_loss(logits: Tensor, targets: Tensor) -> Tensor:
-    """Mean cross-entropy in nats a token, computed in float32, or in the logits' float64."""
-    wide = logits if logits.dtype == torch.float64 else logits.float()
-    return functional.cross_entropy(wide.flatten(0, 1), targets.flatten(), ignore_index=NO_TARGET)
+def templates(chain: Chain, *, compiled: bool, place: Place | None = None) -> tuple[Template, ...]:
+    """The template of each layer; layers of one kind share one.
 
-
-def templates(chain: Chain, *, compiled: bool) -> tuple[Template, ...]:
-    """The template of each layer; layers of one kind share one."""
+    Args:
+        chain: its weights are not touched.
+        compiled: whether to compile them.
+        place: the slice that they compute; None for whole layers.
+    """
     last = len(chain.layers) - 1
     made: dict[tuple[str, bool], Template] = {}
-    for index, (kind, layer) in enumerate(zip(chain.kinds, chain.layers, strict=True)):
+    for index, kind in enumerate(chain.kinds):
         key = (kind, index == last)
         if key not in made:
+            layer = chain.layers[index]
+            if place is not None and place.degree > 1:
+                layer = sliced(layer, cuts_of(chain, index), place, last=index == last)
             made[key] = Template(layer, last=index == last, compiled=compiled)
     return tuple(made[kind, index == last] for index, kind in enumerate(chain.kinds))
 
@@ -200,14 +204,3 @@ def _own_code(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """
     own = FunctionType(function.__code__.replace(), function.__globals__, function.__name__)
     return cast("Callable[..., Tensor]", own)
-
-
-def _weightless(layer: nn.Module) -> nn.Module:
-    """A copy of a layer on the meta device, made without copying its weights first."""
-    tensors = [*layer.parameters(), *layer.buffers()]
-    memo: dict[int, object] = {}
-    for tensor in tensors:
-        bare = tensor.detach().to("meta")
-        memo[id(tensor)] = nn.Parameter(bare) if isinstance(tensor, nn.Parameter) else bare
-    copied: nn.Module = copy.deepcopy(layer, memo)
-    return copied.train()

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from windlass.models.slices import Part, SliceDropout
+
 _MASK = 2**64 - 1
 # Constants of the generator SplitMix64. Source: Steele, Lea & Flood 2014, OOPSLA,
 # "Fast splittable pseudorandom number generators", and Vigna's reference code.
@@ -69,13 +71,18 @@ def key_dropout(layer: nn.Module) -> tuple[str, ...]:
     Returns:
         Paths of the keyed modules, in order; a rate of 0 leaves none.
     """
-    found = [(path, module) for path, module in layer.named_modules() if type(module) is nn.Dropout]
+    found = [
+        (path, module)
+        for path, module in layer.named_modules()
+        if type(module) is nn.Dropout or isinstance(module, SliceDropout)
+    ]
     keyed: list[str] = []
     for path, module in found:
         parent, _, name = path.rpartition(".")
         swap: nn.Module = nn.Identity()
         if module.p > 0:
-            swap = KeyedDropout(module.p, len(keyed))
+            part = module.part if isinstance(module, SliceDropout) else None
+            swap = KeyedDropout(module.p, len(keyed), part)
             keyed.append(path)
         setattr(layer.get_submodule(parent), name, swap)
     return tuple(keyed)
@@ -96,17 +103,19 @@ class KeyedDropout(nn.Module):
     Args:
         rate: share of elements that become zero; the others grow by `1 / (1 - rate)`.
         position: index among the keyed modules of one layer.
+        part: tells which elements of a sample a slice has; None: all.
     """
 
     samples: Tensor
     layer: Tensor
     active: Tensor
 
-    def __init__(self, rate: float, position: int) -> None:
+    def __init__(self, rate: float, position: int, part: Part | None = None) -> None:
         super().__init__()
         self._threshold = round(rate * 2**_DRAW_BITS)
         self._growth = 1 / (1 - rate) - 1
         self._position = position
+        self._part = part
         self._uses = 0
         for name in ("samples", "layer", "active"):
             self.register_buffer(name, torch.zeros((), dtype=torch.int64), persistent=False)
@@ -120,13 +129,26 @@ class KeyedDropout(nn.Module):
         place = _signed(_mix(self._position * _MOST_USES + self._uses))
         self._uses += 1
         key = _mix_tensor(self.samples ^ (self.layer + place))
-        count = x[0].numel()
         # The idle "or" keeps the compiler from taking the product below for an index, which it
         # works out beyond 64 bits, and then refuses.
-        element = torch.arange(1, count + 1, dtype=torch.int64, device=x.device) | 0
+        element = self._elements(x) | 0
         draw = _draw(element * _signed(_GOLDEN) + key.unsqueeze(1)).view(x.shape)
         kept = draw >= self._threshold * self.active
         return torch.where(kept, x * (1 + self._growth * self.active).to(x.dtype), 0)
+
+    def _elements(self, x: Tensor) -> Tensor:
+        """`Int64[...]`: the number in the whole sample, from 1, of each element of a part of it."""
+        count = x[0].numel()
+        if self._part is None:
+            return torch.arange(1, count + 1, dtype=torch.int64, device=x.device)
+        place, own = self._part.place, x.shape[-1]
+        if self._part.along == "tokens":
+            first = place.index * count + 1
+            return torch.arange(first, first + count, dtype=torch.int64, device=x.device)
+        first = place.index * own + 1
+        feature = torch.arange(first, first + own, dtype=torch.int64, device=x.device)
+        token = torch.arange(count // own, dtype=torch.int64, device=x.device)
+        return (token.unsqueeze(1) * (own * place.degree) + feature).flatten()
 
 
 def _mix(value: int) -> int:

@@ -53,7 +53,7 @@ class Residence(Protocol):
         """A step begins."""
 
     def summed(self, layer: int) -> Sequence[Parameter]:
-        """What has the layer's whole gradient, as norm and update read it."""
+        """What has the layer's whole gradient, as the norm reads it: everything once."""
 
     @property
     def counts(self) -> bool:

@@ -14,7 +14,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from windlass.models.chain import Chain, materialise
+from windlass.models.chain import Chain, cuts_of, materialise
+from windlass.models.pieces import Piece, pieces
 from windlass.program.instruction import Kind, Program
 from windlass.program.layout import layers_of
 from windlass.program.shards import optimizer_shard, padded, parts
@@ -49,6 +50,13 @@ class FlatParameter(Parameter):
     first: int
     """Element of the flat layer."""
     sums: "FlatSum"
+    piece: Piece
+    """Which part of the whole parameter it is."""
+
+    @property
+    def common(self) -> bool:
+        """Whether every slice has it whole, and a contribution to its gradient."""
+        return self.piece.dim is None
 
     def _begin(self, gradient: Tensor) -> None:
         place = self.sums.made()[self.first : self.first + self.shape.numel()]
@@ -150,8 +158,9 @@ class Shared:
                 layers.append(_of_another_stage(name))
                 continue
             layer = materialise(chain, index, seed=self._seed, device=str(self._device))
-            shapes = {f"{name}.{n}": p.shape for n, p in layer.named_parameters()}
-            owned = self._own(index, name, layer)
+            cut = pieces(layer, cuts_of(chain, index), self._pod.slice)
+            shapes = {f"{name}.{n}": torch.Size(piece.shape) for n, piece in cut.items()}
+            owned = self._own(index, name, layer, cut)
             known |= {weight.name: weight for weight in owned}
             for full, shape in shapes.items():  # what another stage lends
                 owner = chain.ties.get(full, full)
@@ -168,11 +177,13 @@ class Shared:
             )
         return tuple(layers)
 
-    def _own(self, index: int, name: str, layer: nn.Module) -> tuple[FlatParameter, ...]:
+    def _own(
+        self, index: int, name: str, layer: nn.Module, cut: Mapping[str, Piece]
+    ) -> tuple[FlatParameter, ...]:
         """Lays a layer's own weights flat and keeps the device's share of them."""
         plan = self._plan
         named = {
-            f"{name}.{inner}": parameter.detach()
+            f"{name}.{inner}": cut[inner].of(parameter.detach())
             for inner, parameter in layer.named_parameters()
             if f"{name}.{inner}" not in self._chain.ties
         }
@@ -211,7 +222,14 @@ class Shared:
             starts=tuple(starts),
         )  # fmt: skip
         owned = tuple(
-            FlatParameter(name=full, working=_AWAY, shape=tensor.shape, first=first, sums=sums)
+            FlatParameter(
+                name=full,
+                working=_AWAY,
+                shape=tensor.shape,
+                first=first,
+                sums=sums,
+                piece=cut[full.removeprefix(f"{name}.")],
+            )
             for (full, tensor), first in zip(named.items(), firsts, strict=False)
         )
         if not self._shares:
@@ -265,10 +283,26 @@ class Shared:
         has = {weight.name for weight in weights if weight.gradient is not None}
         if not weights:
             return
-        shard = self._pod.reduce(layer.sums.taken())
+        flat = layer.sums.taken()
+        self._sum_common(index, flat)
+        shard = self._pod.reduce(flat)
         for weight in weights:
             weight.forget()
         self._give(layer, shard, has)
+
+    def _sum_common(self, index: int, flat: Tensor) -> None:
+        """Sums over the slices the gradients of what all of them have whole."""
+        places = [
+            flat[weight.first : weight.first + weight.shape.numel()]
+            for weight in self.layers[index].owned
+            if isinstance(weight, FlatParameter) and weight.common
+        ]
+        if self._pod.slice.degree == 1 or not places:
+            return
+        common = torch.cat(places)
+        self._pod.sum_slices(common)
+        for place, part in zip(places, common.split([len(p) for p in places]), strict=True):
+            place.copy_(part)
 
     def _give(self, layer: _Layer, shard: Tensor, has: set[str]) -> None:
         """Hands each weight, or shard of one, its gradient."""
@@ -278,11 +312,19 @@ class Shared:
                 weight.gradient = piece.view(weight.shape)
 
     def summed(self, layer: int) -> Sequence[Parameter]:
-        """The gradients that norm and update read."""
+        """The gradients that the norm reads: of what all slices have, those of the first."""
         if layer not in self._layers:
             return ()
         self._take_own(layer)
-        return self._layers[layer].own
+        own = self._layers[layer].own
+        if not self._pod.slice.index:
+            return own
+        common = {
+            weight.name
+            for weight in self.layers[layer].owned
+            if isinstance(weight, FlatParameter) and weight.common
+        }
+        return [weight for weight in own if weight.name not in common]
 
     def _take_own(self, index: int) -> None:
         """Where nothing was reduced, for want of other replicas, the sum is the gradient."""

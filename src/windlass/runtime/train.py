@@ -142,12 +142,14 @@ class _Run:
         self._plan, self._batches, self._settings = plan, batches, settings
         self._device, self._folder = device, checkpoints
         self._program = program
-        self._templates: tuple[Template, ...] = templates(chain, compiled=plan.compile)
         optimizer = Optimizer(settings, device, plan.moments)
         self._at = 1
         self._beat = beat
         self._pod = Pod(plan, graph, program.device, device) if graph else None
         self._world: World = self._pod or Alone()
+        self._templates: tuple[Template, ...] = templates(
+            chain, compiled=plan.compile, place=self._pod.slice if self._pod else None
+        )
         self.residence = self._home(chain, graph, optimizer)
         self.saver = Saver(
             checkpoints, len(chain.layers), keep=settings.keep, save=self.residence.save,

@@ -6,7 +6,6 @@ together, and who is at the other end of a message, the program says; here it on
 
 import math
 import os
-import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -17,6 +16,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import TCPStore
 
+from windlass.models.exchange import Place as SlicePlace
+from windlass.models.exchange import all_gather, reduce_scatter
 from windlass.program.exchanged import all_reduce_bytes, gather_bytes
 from windlass.program.instruction import Instruction, Kind
 from windlass.program.layout import Place, device_of, place_of
@@ -30,9 +31,6 @@ WAIT = timedelta(minutes=30)
 much sooner: this only ends what nobody watches."""
 
 LOOPBACK = "127.0.0.1"
-
-_PIECE = 2**20
-"""Elements of a shard that are summed at a time."""
 
 _LANES = ("onward", "back", "borrow", "take over")
 """Kinds of messages, each in its own order; its index is the message's tag."""
@@ -143,8 +141,13 @@ class Pod:
         self._plan, self._on = plan, on
         self._peers = Peers(plan, graph)
         self._groups = _Groups(plan)
-        self.slices = self._groups.of(_slices(self.place, plan))
-        """The devices that a layer is cut over; None where it is not."""
+        self._slices = self._groups.of(_slices(self.place, plan))
+        self.slice = SlicePlace(
+            degree=plan.cut.tensor,
+            index=self.place.slice,
+            group=self._slices.group_name if self._slices else "",
+        )
+        """Which slice of each layer this device computes."""
         self._lanes = self._groups.lanes(on)
         self._under_way: list[tuple[Tensor, dist.Work]] = []
         self.sent: Counter[Kind] = Counter()
@@ -155,6 +158,11 @@ class Pod:
     def gather(self, whole: Tensor, held: Tensor) -> None:
         """Puts the shards of a layer's weights together, `[n]` of `[n / rts]`."""
         self._gather("gather", self._with(gathering), whole, held)
+
+    def sum_slices(self, common: Tensor) -> None:
+        """Sums in place what every slice has a contribution to."""
+        dist.all_reduce(common, group=self._slices)
+        self.sent["reduce"] += all_reduce_bytes(common.nbytes, self._plan.cut.tensor)
 
     def spread(self, held: Tensor, part: Tensor) -> None:
         """Puts the updated parts of one shard of weights together, `[n]` of `[n / q]`."""
@@ -170,7 +178,7 @@ class Pod:
         within = self._with(scattering)
         if len(within) > 1:
             shard = torch.empty(len(whole) // len(within), dtype=whole.dtype, device=whole.device)
-            _reduce_scatter(shard, whole, self._groups.of(within))
+            reduce_scatter(shard, whole, group=self._groups.of(within))
             self.sent["reduce"] += gather_bytes(whole.nbytes, len(within))
         among = self._with(agreeing)
         if len(among) > 1:
@@ -179,7 +187,7 @@ class Pod:
         return shard
 
     def _gather(self, kind: Kind, devices: tuple[int, ...], whole: Tensor, part: Tensor) -> None:
-        _all_gather(whole, part, self._groups.of(devices))
+        all_gather(whole, part, group=self._groups.of(devices))
         self.sent[kind] += gather_bytes(whole.nbytes, len(devices))
 
     # Messages.
@@ -286,34 +294,3 @@ def _sharing(place: Place, plan: Plan, replicas: _Sharers) -> tuple[int, ...]:
 def _slices(place: Place, plan: Plan) -> tuple[int, ...]:
     """The devices that a place's layers are cut over."""
     return tuple(device_of(place._replace(slice=at), plan.cut) for at in range(plan.cut.tensor))
-
-
-def _reduce_scatter(shard: Tensor, whole: Tensor, group: dist.ProcessGroup | None) -> None:
-    """Sums equal parts of `[n]` over a group, and leaves this device its own, `[n / ranks]`.
-
-    gloo would sum all parts on all devices and so send twice as much: there each sends every other
-    one its part, and sums what comes, piece by piece.
-    """
-    if whole.is_cuda:
-        _scatter_sum(shard, whole, group=group)
-        return
-    rows = whole.view(dist.get_world_size(group), -1)
-    for at in range(0, len(shard), _PIECE):
-        goes = rows[:, at : at + _PIECE].contiguous()
-        comes = torch.empty_like(goes)
-        dist.all_to_all_single(comes, goes, group=group)
-        torch.sum(comes, 0, out=shard[at : at + _PIECE])
-
-
-def _renamed(new: str, old: str) -> Callable[..., object]:
-    """A collective under the name that this version of torch has for it."""
-    found: Callable[..., object] = getattr(dist, new, None) or getattr(dist, old)
-    return found
-
-
-# torch 2.13 has new names for them, and warns of the old ones.
-_all_gather = _renamed("all_gather_single", "all_gather_into_tensor")
-_scatter_sum = _renamed("reduce_scatter_single", "reduce_scatter_tensor")
-warnings.filterwarnings(
-    "ignore", message=".*gloo.*", category=UserWarning, module="torch.distributed"
-)

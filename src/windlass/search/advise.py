@@ -167,7 +167,11 @@ def _shorter(request: Request, graph: Graph, machine: Machine, near_bytes: int) 
     """The plans of the longest halved sequence that fit."""
     sequence = sequence_of(request, graph) // 2
     while sequence >= _SHORTEST:
-        shorter = [vary(plan, sequence=sequence) for plan in plans(request, graph, machine)]
+        shorter = [
+            vary(plan, sequence=sequence)
+            for plan in plans(request, graph, machine)
+            if sequence % plan.cut.tensor == 0  # slices hold as many tokens each
+        ]
         fitting = sieve(shorter, graph, machine, near_bytes).fitting
         if fitting:
             return fitting

@@ -28,7 +28,10 @@ class RunnerUp:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """The plan of one family (precision, compile, recompute) that comes nearest to fitting."""
+    """The plan that comes nearest to fitting, of one family.
+
+    A family is of one number of slices, precision, mode and recompute.
+    """
 
     plan: Plan
     peak_bytes: int
@@ -113,6 +116,7 @@ class Choice:
 def differences(plan: Plan, other: Plan) -> dict[str, str]:
     """Where another plan differs, as a request would write it: key -> the other's value."""
     pairs: dict[str, tuple[object, object]] = {
+        "cut.tensor": (plan.cut.tensor, other.cut.tensor),
         "precision": (plan.precision, other.precision),
         "compile": (str(plan.compile).lower(), str(other.compile).lower()),
         "recompute": (plan.stages[0].recompute, other.stages[0].recompute),

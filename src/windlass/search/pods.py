@@ -13,7 +13,7 @@ from windlass.spec.graph import Graph, LayerKind
 from windlass.spec.machine import Machine
 from windlass.spec.plan import Cut, Home, Plan, Sharding, Stage
 from windlass.spec.prediction import Prediction
-from windlass.spec.request import Request
+from windlass.spec.request import CutRequest, Request
 from windlass.units import show_bytes
 
 _Bounds = tuple[tuple[int, int], ...]
@@ -23,6 +23,15 @@ def cut_of(request: Request) -> Cut:
     """The cut that a request names; what it leaves open is 1."""
     named = request.cut
     return Cut(pipeline=named.pipeline or 1, tensor=named.tensor or 1, replicas=named.replicas or 1)
+
+
+def pinned(request: Request) -> Request:
+    """The request with its whole cut named, if it names more than one device."""
+    cut = cut_of(request)
+    if cut.devices == 1:
+        return request
+    whole = CutRequest(pipeline=cut.pipeline, tensor=cut.tensor, replicas=cut.replicas)
+    return request.model_copy(update={"cut": whole})
 
 
 def pod_plans(request: Request, graph: Graph, machine: Machine) -> tuple[Plan, ...]:
@@ -155,4 +164,4 @@ def _misfits(request: Request, cut: Cut, chunks: int, graph: Graph) -> Iterator[
 def _of_replica(request: Request, replicas: int) -> Request:
     """What one of them is to do."""
     train = request.train.model_copy(update={"batch": request.train.batch // replicas})
-    return request.model_copy(update={"train": train})
+    return pinned(request).model_copy(update={"train": train})

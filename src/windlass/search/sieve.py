@@ -22,7 +22,7 @@ class Sieved:
 def sieve(plans: Sequence[Plan], graph: Graph, machine: Machine, near_bytes: int) -> Sieved:
     """Parts the plans into those that fit into `near_bytes` and those that do not.
 
-    In one family (precision, compile, recompute, phases) the fullest moment grows with the
+    In one family (slices, precision, compile, recompute, phases) the fullest moment grows with the
     micro-batch, so the largest that fits is found by halving. The whole batch at once stands apart:
     without a sum over micro-batches its gradients may be smaller.
     """
@@ -62,12 +62,12 @@ def _largest_fitting(
     return low, memories
 
 
-def _family(plan: Plan) -> tuple[str, bool, str, int]:
+def _family(plan: Plan) -> tuple[int, str, bool, str, int]:
     stage = plan.stages[0]
-    return plan.precision, plan.compile, stage.recompute, len(stage.phases)
+    return plan.cut.tensor, plan.precision, plan.compile, stage.recompute, len(stage.phases)
 
 
-def _order(plan: Plan) -> tuple[tuple[str, bool, str, int], int]:
+def _order(plan: Plan) -> tuple[tuple[int, str, bool, str, int], int]:
     return _family(plan), plan.batch.micro
 
 
@@ -86,5 +86,6 @@ def undominated(plans: Sequence[Plan]) -> Iterator[Plan]:
             yield plan
 
 
-def _without_recompute(plan: Plan) -> tuple[str, bool, int, int]:
-    return plan.precision, plan.compile, plan.batch.micro, len(plan.stages[0].phases)
+def _without_recompute(plan: Plan) -> tuple[int, str, bool, int, int]:
+    phases = len(plan.stages[0].phases)
+    return plan.cut.tensor, plan.precision, plan.compile, plan.batch.micro, phases

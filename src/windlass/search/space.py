@@ -1,10 +1,15 @@
-"""Space: all plans for one device that a request leaves open, and what it forbids."""
+"""Space: all plans of one stage that a request leaves open, and what it forbids.
+
+A machine of several devices may share each layer among neighbours: of what else they could do
+nothing is tried yet.
+"""
 
 from collections.abc import Iterator
 from itertools import product
 from typing import TypeVar, get_args
 
 from windlass.errors import Faults
+from windlass.program.legal import slice_faults
 from windlass.spec.graph import PRECISION_BYTES, Graph, Precision
 from windlass.spec.machine import Machine
 from windlass.spec.plan import Batch, Moments, Order, Plan, Recompute, Stage
@@ -22,11 +27,11 @@ _RECOMPUTES: tuple[Recompute, ...] = ("none", "layer")
 
 
 def plans(request: Request, graph: Graph, machine: Machine) -> tuple[Plan, ...]:
-    """Every plan for one device that holds to what the request pins.
+    """Every plan of one stage and replica that holds to what the request pins.
 
     Args:
         request: pins whatever it names; the rest is open.
-        graph: captured from the request's model.
+        graph: captured from the request's model, in the slices of `degrees`.
         machine: what the plans are for.
 
     Raises:
@@ -67,14 +72,22 @@ def open_plans(first: Plan, request: Request, graph: Graph, machine: Machine) ->
     if found:
         raise Faults(found)
     choices = product(
+        _tensors(request, graph, machine),
         _pinned(request.precision, precisions(machine)),
         _pinned(request.compile, (False, True)),
         _pinned(request.recompute, _RECOMPUTES),
         _micros(request),
     )
     return tuple(
-        vary(first, precision=precision, compiled=compiled, recompute=recompute, micro=micro)
-        for precision, compiled, recompute, micro in choices
+        vary(
+            first,
+            tensor=tensor,
+            precision=precision,
+            compiled=compiled,
+            recompute=recompute,
+            micro=micro,
+        )
+        for tensor, precision, compiled, recompute, micro in choices
         if _captured(graph, precision, compiled=compiled)
     )
 
@@ -82,6 +95,7 @@ def open_plans(first: Plan, request: Request, graph: Graph, machine: Machine) ->
 def vary(
     plan: Plan,
     *,
+    tensor: int | None = None,
     precision: Precision | None = None,
     compiled: bool | None = None,
     recompute: Recompute | None = None,
@@ -104,11 +118,26 @@ def vary(
     if recompute is not None:
         stages = tuple(stage.model_copy(update={"recompute": recompute}) for stage in stages)
     changes: dict[str, object] = {"batch": batch, "stages": stages}
+    if tensor is not None:
+        changes["cut"] = plan.cut.model_copy(update={"tensor": tensor})
     if precision is not None:
         changes["precision"] = precision
     if compiled is not None:
         changes["compile"] = compiled
     return plan.model_copy(update=changes)
+
+
+def degrees(request: Request, machine: Machine) -> tuple[int, ...]:
+    """The numbers of slices, 2 or more, that a request asks for or leaves open on a machine.
+
+    All powers of two that the innermost link joins, the fastest one: slices exchange in each layer.
+    """
+    pin = request.cut.tensor
+    if pin is not None:
+        return (pin,) if 1 < pin <= machine.devices else ()
+    joined = machine.links[0].joins if machine.links else 1
+    most = min(joined, machine.devices)
+    return tuple(2**power for power in range(1, most.bit_length()) if 2**power <= most)
 
 
 def sequence_of(request: Request, graph: Graph) -> int:
@@ -136,6 +165,19 @@ def divisors(count: int) -> tuple[int, ...]:
 
 def _pinned(pin: _Choice | None, choices: tuple[_Choice, ...]) -> tuple[_Choice, ...]:
     return choices if pin is None else (pin,)
+
+
+def _tensors(request: Request, graph: Graph, machine: Machine) -> tuple[int, ...]:
+    """Numbers of slices that hold to the pin, or whose layers and tokens can be cut so."""
+    sequence = sequence_of(request, graph)
+    if request.cut.tensor is not None:
+        return (request.cut.tensor,)
+    able = (
+        degree
+        for degree in degrees(request, machine)
+        if not any(slice_faults(degree, sequence, graph))
+    )
+    return (1, *able)
 
 
 def _captured(graph: Graph, precision: Precision, *, compiled: bool) -> bool:
@@ -172,6 +214,14 @@ def _uncut(request: Request) -> Iterator[str]:
 
 
 def _faults(request: Request, graph: Graph, machine: Machine) -> Iterator[str]:
+    slices = request.cut.tensor or 1
+    if slices > machine.devices:
+        yield (
+            f"`cut.tensor` = {slices}, but `{machine.name}` has {machine.devices} device"
+            f"{'s' if machine.devices > 1 else ''}; lower it or leave it open"
+        )
+    else:
+        yield from slice_faults(slices, sequence_of(request, graph), graph)
     if not _micros(request):
         batch, total = request.batch, request.train.batch
         asked = " and ".join(f"`batch.{name}` = {size}" for name, size in batch if size is not None)

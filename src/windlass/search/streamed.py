@@ -20,6 +20,8 @@ _PHASES = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 def streamed_plans(request: Request, graph: Graph, machine: Machine) -> tuple[Plan, ...]:
     """Every plan whose weights, gradients and optimizer state live in a far tier that holds them.
 
+    Layers are shared among as many neighbours as can: with t slices a t-th comes to each device.
+
     Args:
         request: pins whatever it names; the rest is open.
         graph: captured from the request's model.
@@ -35,7 +37,9 @@ def streamed_plans(request: Request, graph: Graph, machine: Machine) -> tuple[Pl
     cuts = {phases_of(graph, count) for count in (*counts, graph.layers) if count <= graph.layers}
     if request.phases is not None:
         cuts = {cut for cut in cuts if len(cut) == request.phases}
-    bases = plans(request.model_copy(update={"recompute": "none"}), graph, machine)
+    every = plans(request.model_copy(update={"recompute": "none"}), graph, machine)
+    slices = max(plan.cut.tensor for plan in every)
+    bases = tuple(plan for plan in every if plan.cut.tensor == slices)
     # The larger the first phase, the fewer gradients wait: what two phases lack, all do.
     roomy = [base for base in bases if _at_home(base, phases_of(graph, 2), tiers, graph)]
     found = tuple(

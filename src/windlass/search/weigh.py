@@ -1,4 +1,4 @@
-"""Weighing: memory and time of a plan for one device, exactly but without all its micro-batches.
+"""Weighing: memory and time of a plan of one stage, exactly but without all its micro-batches.
 
 Where all layers stay near, every micro-batch after the first costs the same and the fullest moment
 comes by the second. So a program of three micro-batches tells all about one of a thousand.
@@ -8,10 +8,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from windlass.cost.predict import predict
-from windlass.program.instruction import Instruction
+from windlass.program.instruction import Instruction, Program
 from windlass.program.lower import lower
 from windlass.program.occupancy import occupancy
-from windlass.program.sizes import layer_sizes
+from windlass.program.sizes import sizes_of
 from windlass.spec.graph import Graph
 from windlass.spec.machine import Machine
 from windlass.spec.plan import Plan
@@ -35,13 +35,13 @@ class Memory:
 def memory_of(plan: Plan, graph: Graph, machine: Machine) -> Memory:
     """How full the near tier gets."""
     short = _shortened(plan, _FEW)
-    (program,) = lower(short, graph)
+    program, *_ = lower(short, graph)  # its slices all run the same
     held = machine.device.process_bytes(compiled=plan.compile)
     full = occupancy(program, short, graph, runtime_bytes=held)
     return Memory(
         peak_bytes=full.peak_bytes,
         by_class=full.by_class,
-        index=_shifted(full.peak, plan, len(program.instructions)),
+        index=_shifted(full.peak, plan, program),
         instruction=program.instructions[full.peak],
     )
 
@@ -65,9 +65,7 @@ def weigh(plan: Plan, graph: Graph, machine: Machine, *, near_bytes: int) -> Pre
     changes["plan"] = plan.label
     changes["tokens_per_step"] = plan.tokens_per_step
     changes["peaks"] = tuple(
-        peak.model_copy(
-            update={"instruction": _shifted(peak.instruction, plan, len(programs[0].instructions))}
-        )
+        peak.model_copy(update={"instruction": _shifted(peak.instruction, plan, programs[0])})
         for peak in high.peaks
     )
     return with_near(high.model_copy(update=changes), near_bytes)
@@ -93,26 +91,27 @@ def _further(low: float, high: float, times: int) -> float:
     return high + times * (high - low)
 
 
-def _shifted(index: int, plan: Plan, length: int) -> int:
+def _shifted(index: int, plan: Plan, program: Program) -> int:
     """Where an instruction of the short program stands in the plan's own program.
 
     What follows the micro-batches (norm, an update for each layer, sync) moves back by those left
-    out; what stands in the first micro-batches stays.
+    out; what stands in the first micro-batches stays. The last one has the reductions as well.
     """
     if plan.streamed:
         return index
     layers = plan.stages[-1].last - plan.stages[0].first
     micros = min(plan.batch.accumulation, _FEW)
+    length = len(program.instructions)
     tail = layers + 1 + (1 if plan.clip else 0)
+    tail += sum(instruction.kind == "reduce" for instruction in program.instructions)
     each = (length - tail) // micros
     return index if index < length - tail else index + each * (plan.batch.accumulation - micros)
 
 
 def state_bytes(plan: Plan, graph: Graph) -> int:
-    """Weights, gradients and optimizer state: they are there together before the update."""
-    sizes = {name: layer_sizes(plan, kind) for name, kind in graph.kinds.items()}
-    held = {name: each.weights + each.gradients + each.optimizer for name, each in sizes.items()}
-    return sum(span.count * held[span.kind] for span in graph.chain)
+    """Weights, gradients and optimizer state of one device: all there before the update."""
+    sizes = sizes_of(plan, graph)
+    return sum(each.weights + each.gradients + each.optimizer for each in sizes)
 
 
 def holdable(plans: Iterable[Plan], graph: Graph, near_bytes: int) -> tuple[Plan, ...]:

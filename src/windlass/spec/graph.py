@@ -9,14 +9,21 @@ from functools import cached_property
 from math import prod
 from typing import Literal, NamedTuple, Self
 
+from pydantic import Field
+
 from windlass.document import Document
 
 Precision = Literal["float32", "bfloat16", "float64"]
 """What layers compute in; with bfloat16 the optimizer keeps float32 master weights. `float64` is
 for proofs on a CPU, and never chosen by search."""
 
-OpKind = Literal["matmul", "attention", "memory"]
-"""`memory` is all that is bound by traffic: element-wise, normalisation, gather, copy."""
+OpKind = Literal["matmul", "attention", "memory", "exchange"]
+"""`memory` is all that is bound by traffic: element-wise, normalisation, look-up, copy. `exchange`
+is what the slices of one layer put together inside a pass."""
+
+Collective = Literal["gather", "scatter", "sum"]
+"""What the slices of a layer do together: put a buffer together from their parts, sum it and leave
+each its part, or have the sum (or the largest) of it on all."""
 
 _OP_BYTES = ("read_bytes", "written_bytes", "live_bytes")
 _LAYER_BYTES = ("kept_bytes", "input_bytes", "output_bytes")
@@ -54,6 +61,14 @@ class Shape(NamedTuple):
     k: Quantity
 
 
+class Exchange(NamedTuple):
+    """What an op sends to the other slices of its layer."""
+
+    how: Collective
+    nbytes: Quantity
+    """Of the whole buffer: what a gather puts together, or a scatter parts."""
+
+
 class Op(Document):
     """One ATen operation, or the run of them that a compiler fuses into one."""
 
@@ -72,6 +87,8 @@ class Op(Document):
     handed in for the output, and the gradients of parameters that the pass makes."""
     shape: Shape | None = None
     """Only of a `matmul`."""
+    exchange: Exchange | None = None
+    """Only of an `exchange`."""
     calls: int = 1
     """How many ATen calls stand behind it: each pays the launch overhead once."""
 
@@ -114,6 +131,9 @@ class Parameter(Document):
     shape: tuple[int, ...]
     tied_to: str | None = None
     """Full name of the parameter that owns the memory; None if this one does."""
+    cut: int | None = None
+    """Of a slice: the dimension along which the slices share it, the first with the most; None if
+    each has it whole."""
 
     @property
     def count(self) -> int:
@@ -135,6 +155,11 @@ class LayerKind(Document):
     def parameter_count(self) -> int:
         """Elements that the layer owns; tied parameters are counted where they live."""
         return sum(p.count for p in self.parameters if p.tied_to is None)
+
+    @cached_property
+    def whole_count(self) -> int:
+        """Elements that it owns and that are not cut: of a slice, what every slice has."""
+        return sum(p.count for p in self.parameters if p.tied_to is None and p.cut is None)
 
     def fresh_elements(self, micro: int, sequence: int) -> tuple[int, ...]:
         """Elements of the gradient that one backward pass gives of each parameter, tied or not."""
@@ -165,7 +190,9 @@ class Span(Document):
 
 
 class Graph(Document):
-    """A chain of layers with the cost of each kind."""
+    """A chain of layers with the cost of each kind, whole and as one of t slices computes it."""
+
+    beside = frozenset({"slices", "uncut", "whole"})
 
     name: str
     vocabulary: int
@@ -173,11 +200,47 @@ class Graph(Document):
     """Longest sequence the model takes; None if it sets no limit."""
     chain: tuple[Span, ...]
     kinds: dict[str, LayerKind]
+    slices: dict[int, dict[str, LayerKind]] = Field(default_factory=dict, repr=False)
+    """For each degree t that it was captured for, the kinds as the first of t slices computes them,
+    which is the largest. All parameters but those of an uneven vocabulary are cut in equal parts.
+    """
+    uncut: dict[int, tuple[str, ...]] = Field(default_factory=dict)
+    """Degrees that were asked for and cannot be: what is wrong, and the way out."""
+    whole: "Graph | None" = Field(default=None, repr=False)
+    """Of a slice: the graph that it is one of."""
 
     @property
     def label(self) -> str:
-        """`name@fingerprint`: how plans refer to this graph."""
-        return f"{self.name}@{self.fingerprint()}"
+        """`name@fingerprint`: how plans refer to this graph, and to each slice of it."""
+        return f"{self.name}@{self.fingerprint()}" if self.whole is None else self.whole.label
+
+    def cut(self, degree: int, index: int = 0) -> "Graph":
+        """What one of `degree` slices computes: the same chain, of smaller layers.
+
+        Parameters are those of slice `index`. Costs are those of the first slice, which has most of
+        an uneven vocabulary: the others wait for it.
+
+        Raises:
+            KeyError: it was not captured for that degree.
+        """
+        if degree == 1:
+            return self
+        kinds = self.slices.get(degree)
+        if kinds is None:
+            raise KeyError(f"{self.name} was not captured for {degree} slices")
+        if index:
+            kinds = {
+                name: _of_slice(kind, self.kinds[name], degree, index)
+                for name, kind in kinds.items()
+            }
+        return Graph.model_construct(
+            name=self.name,
+            vocabulary=self.vocabulary,
+            max_sequence=self.max_sequence,
+            chain=self.chain,
+            kinds=kinds,
+            whole=self,
+        )
 
     @property
     def layers(self) -> int:
@@ -204,3 +267,27 @@ class Graph(Document):
                 op.flop.at(micro, sequence) for op in (*cost.forward, *cost.backward)
             )
         return total
+
+
+def _of_slice(first: LayerKind, whole: LayerKind, degree: int, index: int) -> LayerKind:
+    """The kind with the parameters of another slice than the first."""
+    parameters = tuple(
+        _share(mine, full, degree, index)
+        for mine, full in zip(first.parameters, whole.parameters, strict=True)
+    )
+    if parameters == first.parameters:
+        return first
+    return LayerKind(
+        name=first.name, parameters=parameters, costs=first.costs, looks_up=first.looks_up
+    )
+
+
+def _share(first: Parameter, whole: Parameter, degree: int, index: int) -> Parameter:
+    """What slice `index` has of a parameter: as much as the first, or what is left."""
+    at = first.cut
+    if at is None or first.shape[at] * degree == whole.shape[at]:
+        return first
+    most, total = first.shape[at], whole.shape[at]
+    own = min((index + 1) * most, total) - min(index * most, total)
+    shape = (*first.shape[:at], own, *first.shape[at + 1 :])
+    return first.model_copy(update={"shape": shape})

@@ -1,0 +1,205 @@
+"""A layer as one slice computes it: a twin with its own part of the parameters.
+
+Between layers each slice holds its own tokens `[b s/t d]`, and norms, dropout and residual sums
+work on those. A *region*, attention or feed-forward, gathers all tokens, cuts features, and
+scatters the sum of what the slices found. Sources: Shoeybi et al. 2019, arXiv:1909.08053, section
+3; Korthikanti et al. 2022, arXiv:2205.05198, section 4.2.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from windlass.models.cuts import Cut, LayerCuts
+from windlass.models.exchange import Place, gathered, own_tokens, scattered, summed
+from windlass.models.loss import SliceLoss, put_loss
+from windlass.models.pieces import Piece, pieces
+from windlass.models.weights import put_parameter, weightless
+
+
+def sliced(layer: nn.Module, cuts: LayerCuts, place: Place, *, last: bool) -> nn.Module:
+    """A twin of a layer, on meta, as one slice computes it.
+
+    It has the parameters of `pieces`, by the same names. The first layer takes all tokens; every
+    other takes and gives `[b s/t d]`; the last gives what `loss_of(twin)` takes. Slices differ in
+    numbers and in their share of an uneven vocabulary, where the first one's is the largest.
+
+    Args:
+        layer: whole, on any device; it stays as it is, and `faults` found nothing wrong with it.
+        cuts: of the layer.
+        place: of the slice. Its group is looked up only where there are numbers.
+        last: whether the loss follows.
+    """
+    twin = weightless(layer)
+    own = pieces(layer, cuts, place)
+    _put_pieces(twin, own)
+    for path, cut in cuts.ways.items():
+        _cut_module(twin, path, cut, place)
+    _place_dropouts(twin, cuts, place)
+    if cuts.first:
+        twin.register_forward_hook(_GoOnWithOwn(place))
+    if last:
+        put_loss(twin, SliceLoss(place=place, first=_first_column(layer, cuts, own)))
+    return twin
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """Which elements of a sample a slice has."""
+
+    place: Place
+    along: Literal["tokens", "features"]
+    """Own tokens, `[b s/t ...]`, or own last features, `[b ... f/t]`."""
+
+
+class SliceDropout(nn.Dropout):
+    """Dropout on a slice's part of a sample: its mask must be there what the whole one's is."""
+
+    part: Part
+
+
+class _Rows(nn.Embedding):
+    """A slice's rows of a table: all tokens in, all vectors out, summed over the slices."""
+
+    place: Place
+    first: int
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        rows = tokens - self.first
+        elsewhere = (rows < 0) | (rows >= self.weight.shape[0])
+        found = super().forward(rows.masked_fill(elsewhere, 0))
+        return summed(found.masked_fill(elsewhere.unsqueeze(-1), 0), self.place)
+
+
+class _Columns(nn.Linear):
+    """A slice's columns of the logits: own tokens in, all tokens out."""
+
+    place: Place
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(gathered(x, self.place))
+
+
+class _Row(nn.Linear):
+    """A linear map of a slice's inputs: a partial sum."""
+
+    place: Place
+
+    def forward(self, x: Tensor) -> Tensor:
+        # Each slice adds its share of the bias. If the first one added all of it, slices would run
+        # different graphs, and a compiler might order their exchanges differently.
+        share = None if self.bias is None else self.bias * (1 / self.place.degree)
+        return functional.linear(x, self.weight, share)
+
+
+@dataclass(frozen=True, slots=True)
+class _Enter:
+    """Gathers the tokens of what a region is called with first."""
+
+    place: Place
+
+    def __call__(
+        self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        if args:
+            return (gathered(args[0], self.place), *args[1:]), kwargs
+        first = next(name for name, value in kwargs.items() if isinstance(value, Tensor))
+        return args, kwargs | {first: gathered(kwargs[first], self.place)}
+
+
+@dataclass(frozen=True, slots=True)
+class _Leave:
+    """Sums what the slices found, and leaves each its own tokens."""
+
+    place: Place
+
+    def __call__(self, _: nn.Module, __: tuple[Any, ...], output: Any) -> Any:  # noqa: ANN401
+        if isinstance(output, tuple):
+            return (scattered(output[0], self.place), *output[1:])
+        return scattered(output, self.place)
+
+
+@dataclass(frozen=True, slots=True)
+class _GoOnWithOwn:
+    """Leaves a slice its own tokens of what all slices have."""
+
+    place: Place
+
+    def __call__(self, _: nn.Module, __: tuple[Any, ...], output: Tensor) -> Tensor:
+        # A copy, for a view would hold on to all tokens as long as the next layers need their own.
+        return own_tokens(output, self.place).clone()
+
+
+def _put_pieces(twin: nn.Module, own: dict[str, Piece]) -> None:
+    """Gives a twin parameters of the pieces' shapes; what was one parameter stays one."""
+    whole = dict(twin.named_parameters(remove_duplicate=False))
+    made: dict[int, nn.Parameter] = {}
+    for name, piece in own.items():
+        old = whole[name]
+        if id(old) not in made:
+            part = torch.empty(piece.shape, dtype=old.dtype, device="meta")
+            made[id(old)] = nn.Parameter(part, requires_grad=old.requires_grad)
+        put_parameter(twin, name, made[id(old)])
+
+
+def _cut_module(twin: nn.Module, path: str, cut: Cut, place: Place) -> None:
+    """Makes one module of a twin compute a slice's share."""
+    if cut.way == "count":
+        holder, _, name = path.rpartition(".")
+        module = twin.get_submodule(holder)
+        setattr(module, name, getattr(module, name) // place.degree)
+        return
+    module = twin.get_submodule(path)
+    if cut.way == "region":
+        module.register_forward_pre_hook(_Enter(place), with_kwargs=True)
+        module.register_forward_hook(_Leave(place))
+    elif isinstance(module, nn.Embedding) and cut.way == "vocabulary":
+        _cut_table(module, cut, place)
+    elif isinstance(module, nn.Linear) and cut.way in ("column", "row", "vocabulary"):
+        module.out_features, module.in_features = module.weight.shape
+        if cut.way != "column":
+            _become(module, _Row if cut.way == "row" else _Columns, place=place)
+
+
+def _cut_table(table: nn.Embedding, cut: Cut, place: Place) -> None:
+    start, stop = cut.ranges(table.num_embeddings, place.degree, place.index)[0]
+    padding = table.padding_idx
+    if padding is not None:
+        table.padding_idx = padding - start if start <= padding < stop else None
+    table.num_embeddings = stop - start
+    _become(table, _Rows, place=place, first=start)
+
+
+def _become(module: nn.Module, kind: type[nn.Module], **settings: object) -> None:
+    """Makes a module of a twin one of another class, with all it has and some settings more.
+
+    So its parameters keep their names and its hooks their place, wherever it stands.
+    """
+    module.__class__ = kind
+    vars(module).update(settings)
+
+
+def _place_dropouts(twin: nn.Module, cuts: LayerCuts, place: Place) -> None:
+    """Tells each dropout which part of a sample it sees, where that is not all of it."""
+    for path, module in twin.named_modules():
+        if type(module) is not nn.Dropout or module.p == 0:
+            continue
+        cut = cuts.ways.get(path)
+        if cut is not None and cut.way == "features":
+            along: Literal["tokens", "features"] = "features"
+        elif cuts.first or cuts.region(path) is not None:
+            continue
+        else:
+            along = "tokens"
+        _become(module, SliceDropout, part=Part(place=place, along=along))
+
+
+def _first_column(layer: nn.Module, cuts: LayerCuts, own: dict[str, Piece]) -> int | None:
+    """The first of the logits' columns that a slice has; None if it has all."""
+    for path, cut in cuts.ways.items():
+        if cut.way == "vocabulary" and isinstance(layer.get_submodule(path), nn.Linear):
+            return own[f"{path}.weight" if path else "weight"].ranges[0][0]
+    return None

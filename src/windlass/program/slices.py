@@ -1,0 +1,53 @@
+"""Slices: what the t slices of one layer do together inside its passes.
+
+A pass whose ops exchange waits for the same pass of the same micro-batch on every slice, so all
+slices of one stage and replica run it at the same place of their programs. Gradients of parameters
+that every slice has whole are partial: `reduce` sums them over the slices first.
+"""
+
+from windlass.program.instruction import BACKWARDS, COMPUTING, Kind
+from windlass.program.sizes import gradient_elements
+from windlass.spec.graph import Graph, LayerCost, LayerKind, Op
+from windlass.spec.plan import Plan
+
+PASSES: tuple[Kind, ...] = (*COMPUTING, "backward weight")
+"""All that run a layer's ops."""
+
+
+def ops_of(kind: Kind, layer: LayerKind, cost: LayerCost) -> tuple[Op, ...]:
+    """The ops that an instruction runs, in turn; none if it is no pass.
+
+    Of a backward pass in two parts, products that make a gradient are the weights' part; of a layer
+    that looks rows up, all is.
+
+    Args:
+        kind: of the instruction.
+        layer: the kind of layer.
+        cost: of that layer.
+    """
+    if kind in ("forward", "recompute"):
+        return cost.forward
+    if kind == "backward":
+        return cost.backward
+    if kind not in (*BACKWARDS, "backward input"):
+        return ()
+    weights = kind == "backward weight"
+    return tuple(
+        op for op in cost.backward if (layer.looks_up or gradient_elements(op) > 0) == weights
+    )
+
+
+def exchanging(plan: Plan, graph: Graph) -> frozenset[tuple[Kind, int]]:
+    """The passes, by kind and layer, in which the slices of a layer wait for each other."""
+    if plan.cut.tensor == 1:
+        return frozenset()
+    kinds = graph.cut(plan.cut.tensor).kinds
+    among: dict[str, tuple[Kind, ...]] = {}
+    for name, layer in kinds.items():
+        cost = layer.cost(plan.precision, compiled=plan.compile)
+        among[name] = tuple(
+            kind for kind in PASSES if any(op.exchange for op in ops_of(kind, layer, cost))
+        )
+    return frozenset(
+        (kind, at) for at, layer in enumerate(graph.layer_kinds()) for kind in among[layer.name]
+    )

@@ -1,0 +1,170 @@
+"""What a graph says of slices is what a slice of the layer does."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.distributed as dist
+from measuring import weigh
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from windlass.capture.capture import capture_slices
+from windlass.models.build import build_chain
+from windlass.models.chain import Chain, cuts_of
+from windlass.models.exchange import Place
+from windlass.models.pieces import pieces
+from windlass.models.slices import sliced
+from windlass.spec.graph import PRECISION_BYTES, Graph, LayerCost, LayerKind, Precision
+
+Captured = Callable[..., tuple[Chain, Graph]]
+
+SMALL = {"layers": 1, "width": 256, "heads": 4, "vocabulary": 3000, "sequence": 160}
+GROUPED = {**SMALL, "heads": 8, "key_heads": 4, "hidden": 672}
+FAMILIES = {"gpt-tiny": SMALL, "gpt-neox-20b": SMALL, "llama-tiny": GROUPED}
+UNEVEN = {**SMALL, "vocabulary": 3001}
+MICRO, SEQUENCE, WIDTH = 3, 128, 256
+
+
+@pytest.fixture(scope="module")
+def cut(captured: Captured) -> Callable[..., tuple[Chain, Graph]]:
+    """`cut(name, 2, 4, layers=1)`: a chain without memory, and its graph in 2 and 4 slices."""
+    known: dict[str, tuple[Chain, Graph]] = {}
+
+    def found(name: str, *degrees: int, **dials: int) -> tuple[Chain, Graph]:
+        key = f"{name} {degrees} {dials}"
+        if key not in known:
+            chain, graph = captured(name, **dials)
+            known[key] = chain, capture_slices(chain, graph, degrees)
+        return known[key]
+
+    return found
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_pass_of_a_block_gathers_and_scatters_all_tokens_twice_each(cut: Captured, name: str):
+    """Of `b s d` numbers each. Source: Korthikanti et al. 2022, arXiv:2205.05198, section 4.2.2."""
+    chain, graph = cut(name, 2, 4, **FAMILIES[name])
+    for degree in (2, 4):
+        kind = graph.cut(degree).kinds[chain.kinds[1]]
+        for cost in kind.costs:
+            whole = MICRO * SEQUENCE * WIDTH * PRECISION_BYTES[cost.precision]
+            for ops in (cost.forward, cost.backward):
+                found = [op.exchange for op in ops if op.exchange is not None]
+                assert sorted(each.how for each in found) == ["gather"] * 2 + ["scatter"] * 2
+                assert all(each.nbytes.at(MICRO, SEQUENCE) == whole for each in found)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_embedding_sums_its_rows_and_the_head_gathers_its_input(cut: Captured, name: str):
+    chain, graph = cut(name, 2, 4, **FAMILIES[name])
+    kinds = graph.cut(2).kinds
+    first, last = (kinds[chain.kinds[at]].cost("float32", compiled=False) for at in (0, -1))
+    tokens = MICRO * SEQUENCE
+    whole, number = tokens * WIDTH * 4, tokens * 4
+    assert exchanged(first) == ([("sum", whole)], [("sum", whole)])
+    # The largest logit, then the sum of exponentials and the target's logit together.
+    losses = [("sum", number), ("sum", 2 * number)]
+    assert exchanged(last) == ([("gather", whole), *losses], [("scatter", whole)])
+
+
+def exchanged(cost: LayerCost) -> tuple[list[tuple[str, float]], list[tuple[str, float]]]:
+    forward, backward = (
+        [(op.exchange.how, op.exchange.nbytes.at(MICRO, SEQUENCE)) for op in ops if op.exchange]
+        for ops in (cost.forward, cost.backward)
+    )
+    return forward, backward
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_products_and_attention_of_all_slices_are_those_of_the_whole(cut: Captured, name: str):
+    _, graph = cut(name, 2, 4, **FAMILIES[name])
+    for degree in (2, 4):
+        sliced_flop = degree * graph.cut(degree).step_flop(MICRO, SEQUENCE)
+        assert sliced_flop == graph.step_flop(MICRO, SEQUENCE)
+
+
+@pytest.mark.parametrize("degree", [2, 4])
+def test_a_slice_has_the_parameters_of_its_pieces_also_of_an_uneven_vocabulary(
+    cut: Captured, degree: int
+):
+    chain, graph = cut("gpt-tiny", 2, 4, **UNEVEN)
+    for index in range(degree):
+        kinds = graph.cut(degree, index).kinds
+        for at, kind in enumerate(chain.kinds):
+            place = Place(degree=degree, index=index)
+            due = pieces(chain.layers[at], cuts_of(chain, at), place)
+            assert {p.name: (p.shape, p.cut) for p in kinds[kind].parameters} == {
+                name: (piece.shape, piece.dim) for name, piece in due.items()
+            }
+
+
+def test_degrees_that_cannot_be_are_noted_with_the_way_out(cut: Captured):
+    _, graph = cut("llama-tiny", 3, 8, **GROUPED)
+    assert not graph.slices
+    assert all("take a degree that divides" in graph.uncut[degree][0] for degree in (3, 8))
+    _, short = cut("gpt-tiny", 4, **{**SMALL, "sequence": 16})
+    assert short.uncut[4] == (
+        (
+            "model `gpt-tiny` takes sequences of at most 16 tokens, must take 21 to be measured in "
+            "4 slices; lower the degree"
+        ),
+    )
+
+
+def test_a_slice_looks_rows_up_as_its_whole_layer_does(cut: Captured):
+    chain, graph = cut("gpt-tiny", 2, 4, **SMALL)
+    kinds = [graph.cut(degree).kinds[chain.kinds[0]] for degree in (1, 2, 4)]
+    assert all(kind.looks_up for kind in kinds)
+    assert [rows(kind) for kind in kinds] == [MICRO * 4 * WIDTH] * 3
+
+
+def rows(kind: LayerKind) -> int:
+    return kind.fresh_elements(MICRO, 4)[0]
+
+
+@pytest.fixture(scope="module")
+def group() -> Iterator[str]:
+    """Torch's own stand-in for a process group of four: it allocates as any, and sends nothing."""
+    dist.init_process_group("fake", rank=0, world_size=4, store=FakeStore())
+    assert dist.group.WORLD is not None
+    yield dist.group.WORLD.group_name
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("precision", PRECISION_BYTES)
+@pytest.mark.parametrize("index", [0, 1, 2])
+@pytest.mark.parametrize("name", ["gpt-tiny", "llama-tiny"])
+def test_a_slice_run_as_written_takes_the_bytes_that_its_graph_says(
+    cut: Captured, group: str, name: str, index: int, precision: Precision
+):
+    dials = FAMILIES[name]
+    chain, graph = cut(name, 2, 4, **dials)
+    place = Place(degree=4, group=group)
+    real = build_chain(name, dials, device="meta", seed=0)
+    twins = tuple(
+        sliced(layer, cuts_of(real, at), place, last=at == 2).to_empty(device="cpu")
+        for at, layer in enumerate(real.layers)
+    )
+    seen = weigh(
+        replace(real, layers=twins),
+        index,
+        getattr(torch, precision),
+        micro=MICRO,
+        sequence=SEQUENCE,
+        compiled=False,
+        degree=4,
+    )
+
+    cost = graph.cut(4).kinds[chain.kinds[index]].cost(precision, compiled=False)
+    forward, backward = (
+        max(op.live_bytes.at(MICRO, SEQUENCE) for op in ops)
+        for ops in (cost.forward, cost.backward)
+    )
+    # In bfloat16 attention sums in hidden float32: so much for each of two threads.
+    scratch = 48 * 2**10 * 2 if precision == "bfloat16" else 1024
+    assert cost.kept_bytes.at(MICRO, SEQUENCE) == pytest.approx(seen.kept, rel=0.001, abs=1024)
+    assert forward == pytest.approx(seen.forward_peak, rel=0.001, abs=scratch)
+    # The caller counts gradients of parameters.
+    low, high = seen.backward_peak - seen.gradients, seen.backward_peak
+    assert low * 0.98 - scratch <= backward <= high * 1.02

@@ -1,0 +1,48 @@
+"""Twins of layers, without a process group: what they are made of, and in which order they run."""
+
+import pytest
+import torch
+
+from windlass.capture.record import record
+from windlass.errors import ModelError
+from windlass.models.build import build_chain
+from windlass.models.chain import Chain, cuts_of
+from windlass.models.exchange import Place, own_tokens
+from windlass.models.slices import sliced
+
+DEGREE = 4
+
+
+@pytest.mark.parametrize("family", ["gpt-tiny", "gpt-j-6b", "gpt-neox-20b", "llama3-8b"])
+def test_all_slices_run_the_same_operations_in_the_same_order(family: str):
+    dials = {"layers": 1, "width": 32, "heads": 8, "hidden": 64, "vocabulary": 50, "dropout": 0.1}
+    chain = build_chain(family, dials, device="meta")
+    for index in range(len(chain.layers)):
+        first, *others = (operations(chain, index, at) for at in range(DEGREE))
+        assert {"gather_tokens", "scatter_sum", "sum_slices"} & set(first)
+        assert all(other == first for other in others)
+
+
+def operations(chain: Chain, index: int, slice_index: int) -> list[str]:
+    place = Place(degree=DEGREE, index=slice_index)
+    twin = sliced(chain.layers[index], cuts_of(chain, index), place, last=False)
+
+    def make_input() -> torch.Tensor:
+        return torch.zeros(2, 8, dtype=torch.int64) if index == 0 else torch.empty(2, 2, 32)
+
+    recording = record(twin, make_input, dtype=torch.float32, loss=False)
+    return [call.name for call in recording.trace.calls]
+
+
+def test_making_a_twin_leaves_the_layer_as_it_was():
+    chain = build_chain("gpt-tiny", {"dropout": 0.1}, device="meta")
+    layer = chain.layers[1]
+    before = repr(layer), [p.shape for p in layer.parameters()]
+    sliced(layer, cuts_of(chain, 1), Place(degree=2, index=1), last=False)
+    assert (repr(layer), [p.shape for p in layer.parameters()]) == before
+    assert not any(module._forward_hooks for module in layer.modules())
+
+
+def test_a_sequence_that_slices_cannot_share_is_refused():
+    with pytest.raises(ModelError, match="10 tokens cannot be cut over 4 slices"):
+        own_tokens(torch.zeros(2, 10, 3), Place(degree=4))

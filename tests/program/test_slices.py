@@ -1,0 +1,174 @@
+"""Laws of layers that are cut over slices: what they have, when they meet, what is refused."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from factories import cut_graph, tiny_graph, tiny_machine, tiny_plan
+from program.pod_plans import CUT_GRAPHS
+from windlass.errors import PlanError
+from windlass.program.instruction import BACKWARDS, COMPUTING, Instruction, Program
+from windlass.program.legal import faults
+from windlass.program.lower import lower
+from windlass.program.peers import Peers, group_of
+from windlass.program.sizes import sizes_of
+from windlass.program.verify import verify
+from windlass.spec.graph import Graph
+from windlass.spec.plan import Plan
+
+MACHINE = tiny_machine(host="1 GiB", devices=8)
+GRAPH = cut_graph(tiny_graph(layers=2))
+NORM = 32
+"""Elements of the weight that every slice of a layer has whole."""
+
+
+def made(**choice: Any) -> tuple[Plan, tuple[Program, ...]]:  # noqa: ANN401  handed on to the factory
+    shape = {"tensor": 2, "pipeline": 2, "replicas": 2, "accumulation": 2, **choice}
+    plan = tiny_plan(GRAPH, MACHINE, **shape)
+    programs = lower(plan, GRAPH)
+    verify(programs, plan, GRAPH, {})
+    return plan, programs
+
+
+@given(graph=st.sampled_from(CUT_GRAPHS), degree=st.sampled_from([2, 4]))
+def test_slices_have_the_whole_together_and_what_is_not_cut_once_each(graph: Graph, degree: int):
+    slices = [graph.cut(degree, index) for index in range(degree)]
+    for name, whole in graph.kinds.items():
+        parts = [each.kinds[name] for each in slices]
+        for place, parameter in enumerate(whole.parameters):
+            counts = [part.parameters[place].count for part in parts]
+            times = degree if parts[0].parameters[place].cut is None else 1
+            assert sum(counts) == times * parameter.count
+            assert counts == sorted(counts, reverse=True)
+
+
+@given(
+    degree=st.sampled_from([2, 4]),
+    accumulation=st.integers(1, 2),
+    precision=st.sampled_from(["float32", "bfloat16"]),
+)
+def test_sizes_of_slices_sum_to_the_whole_and_their_own_tokens_to_all(degree: int, **choice: Any):  # noqa: ANN401  handed on to the factory
+    plan = tiny_plan(GRAPH, MACHINE, tensor=degree, **choice)
+    alone = tiny_plan(GRAPH, MACHINE, **choice)
+    for part, whole in zip(sizes_of(plan, GRAPH), sizes_of(alone, GRAPH), strict=True):
+        more = (degree - 1) * part.common
+        assert degree * part.gradients == whole.gradients + more
+        assert part.common in (0, NORM * plan.gradient_bytes)
+        if whole.output > 4:  # not the loss, which all have
+            assert degree * part.output == whole.output
+        assert whole.common == 0
+
+
+@given(graph=st.sampled_from(CUT_GRAPHS[:3]), degree=st.sampled_from([2, 4]))
+def test_the_work_of_all_slices_is_the_work_of_the_whole(graph: Graph, degree: int):
+    assert degree * graph.cut(degree).step_flop(2, 16) == pytest.approx(graph.step_flop(2, 16))
+
+
+def test_a_slice_goes_by_the_label_of_its_graph_and_capturing_more_changes_none():
+    bare = GRAPH.model_copy(update={"slices": {}})
+    assert GRAPH.cut(2).label == GRAPH.cut(4, 3).label == GRAPH.label == bare.label
+    assert Graph.model_validate_json(GRAPH.to_json()) == GRAPH
+
+
+def test_passes_that_exchange_are_meetings_of_the_slices_of_one_stage_and_replica():
+    plan, programs = made(order="zero-bubble")
+    peers = Peers(plan, GRAPH)
+    for program in programs:
+        first = program.device - program.device % 2
+        for each in program.instructions:
+            if each.kind in (*COMPUTING, *BACKWARDS):
+                # Where only the gradients of weights are made, nothing is exchanged.
+                assert peers.meets(each) == (each.kind != "backward weight")
+                assert group_of(each, program.device, plan) == (first, first + 1)
+    assert not Peers(tiny_plan(GRAPH, MACHINE), GRAPH).meets(Instruction("forward", 1, 0))
+
+
+def test_messages_between_stages_go_from_each_slice_to_its_like():
+    plan, _ = made()
+    peers = Peers(plan, GRAPH)
+    assert [peers.of(Instruction("send", 1, 0), device) for device in range(8)] == [
+        4, 5, 6, 7, 0, 1, 2, 3,
+    ]  # fmt: skip
+    assert [peers.of(Instruction("lend", 3), device) for device in range(4)] == [4, 5, 6, 7]
+
+
+def test_one_replica_reduces_only_the_layers_with_weights_that_every_slice_has():
+    _, programs = made(replicas=1, pipeline=1)
+    reduced = [each.layer for each in programs[0].instructions if each.kind == "reduce"]
+    assert reduced == [3, 2, 1]  # the embedding has none
+
+
+@settings(max_examples=100)
+@given(data=st.data(), twice=st.booleans())
+def test_an_instruction_that_one_slice_loses_or_doubles_is_found(data: st.DataObject, twice: bool):
+    plan, programs = made()
+    device = data.draw(st.integers(0, 7))
+    instructions = list(programs[device].instructions)
+    at = data.draw(st.integers(0, len(instructions) - 1))
+    if twice:
+        instructions.insert(data.draw(st.integers(0, len(instructions))), instructions[at])
+    else:
+        del instructions[at]
+    assert "device" in refused(plan, programs, device, instructions)
+
+
+@settings(max_examples=100)
+@given(data=st.data())
+def test_a_slice_that_runs_its_passes_in_another_turn_waits_for_ever_or_breaks_another_rule(
+    data: st.DataObject,
+):
+    """Any two passes that exchange, of which one slice alone runs the later first."""
+    plan, programs = made()
+    peers, device = Peers(plan, GRAPH), data.draw(st.integers(0, 7))
+    instructions = list(programs[device].instructions)
+    passes = [at for at, each in enumerate(instructions) if peers.meets(each) and each.micro]
+    here = data.draw(st.sampled_from(passes[:-1]))
+    there = data.draw(st.sampled_from([at for at in passes if at > here]))
+    instructions[here], instructions[there] = instructions[there], instructions[here]
+    refused(plan, programs, device, instructions)
+
+
+def test_slices_that_take_two_micro_batches_in_different_turns_are_named():
+    plan, programs = made(pipeline=1, replicas=1, order="gpipe")
+    other = {0: 1, 1: 0}
+    instructions = [
+        each if each.micro is None else each._replace(micro=other[each.micro])
+        for each in programs[1].instructions
+    ]
+    message = refused(plan, programs, 1, instructions)
+    assert "device 0, instruction 1 (forward of layer 0) waits for the devices of its" in message
+
+
+def refused(
+    plan: Plan, programs: tuple[Program, ...], device: int, instructions: list[Instruction]
+) -> str:
+    changed = list(programs)
+    changed[device] = changed[device].model_copy(update={"instructions": tuple(instructions)})
+    with pytest.raises(PlanError) as caught:
+        verify(changed, plan, GRAPH, {})
+    return str(caught.value)
+
+
+def test_degrees_that_cannot_be_are_refused_with_the_way_out():
+    why = "`block` has 6 heads, which cannot be cut over 4 slices; take a degree that divides 6"
+    graph = GRAPH.model_copy(update={"slices": {2: GRAPH.slices[2]}, "uncut": {4: (why,)}})
+
+    def told(tensor: int, sequence: int) -> tuple[str, ...]:
+        return faults(tiny_plan(graph, MACHINE, tensor=tensor, sequence=sequence), graph, MACHINE)
+
+    assert told(2, 16) == ()
+    assert told(2, 15) == (
+        (
+            "`batch.sequence` = 15 is no multiple of `cut.tensor` = 2: between layers each slice "
+            "holds as many tokens; make it one or lower the degree"
+        ),
+    )
+    assert told(4, 16) == (f"`cut.tensor` = 4: {why}",)
+    assert told(8, 16) == (
+        (
+            "`cut.tensor` = 8, but `tiny` was not captured in 8 slices; capture it so, or set it "
+            "to 1 or 2"
+        ),
+    )

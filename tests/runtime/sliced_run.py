@@ -1,0 +1,193 @@
+"""One slice of four, in a process of its own: each layer cut over slices beside the whole layer.
+
+Called with rank, folder and cases. Writes for each case how far the slice is from the whole layer:
+the largest difference of a tensor over the largest of its values.
+"""
+
+import json
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from windlass.models.build import build_chain
+from windlass.models.chain import Chain, chain_of, cuts_of
+from windlass.models.exchange import Place, summed
+from windlass.models.loss import NO_TARGET
+from windlass.models.pieces import pieces
+from windlass.models.slices import sliced
+from windlass.runtime.layers import Template
+from windlass.runtime.random import Keys, layer_key, sample_keys
+
+RANKS = 4
+SAMPLES, SEQUENCE = 3, 16
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    rank, folder = int(sys.argv[1]), Path(sys.argv[2])
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=RANKS
+    )
+    pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    found = {}
+    for case in json.loads((folder / "cases.json").read_text()):
+        if case["degree"] == 2 and case.get("compiled", False) != (rank < 2):
+            continue
+        group = dist.group.WORLD if case["degree"] == RANKS else pairs[rank // 2]
+        place = Place(degree=case["degree"], index=rank % case["degree"], group=group.group_name)
+        found[case["name"]] = compared(case, place)
+    (folder / f"rank{rank}.json").write_text(json.dumps(found))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def compared(case: dict, place: Place) -> dict[str, float]:
+    """How far a slice is from the whole, for each layer of a case's chain that is asked for."""
+    dtype = getattr(torch, case["dtype"])
+    torch.manual_seed(1)
+    chain = built(case)
+    for layer in chain.layers:
+        for parameter in layer.parameters():
+            # Biases that start as zeros would prove nothing.
+            nn.init.normal_(parameter, std=0.3)
+    chain = replace(chain, layers=tuple(layer.to(dtype) for layer in chain.layers))
+    apart: dict[str, float] = {}
+    for index in case.get("layers") or range(len(chain.layers)):
+        apart |= compared_layer(chain, index, place, compiled=case.get("compiled", False))
+    return apart
+
+
+def compared_layer(chain: Chain, index: int, place: Place, *, compiled: bool) -> dict[str, float]:
+    layer, name, last = chain.layers[index], chain.names[index], index == len(chain.layers) - 1
+    dtype = next(layer.parameters()).dtype
+    draw = torch.Generator().manual_seed(index)
+    width = layer_width(chain)
+    x = torch.randn(SAMPLES, SEQUENCE, width, generator=draw, dtype=dtype)
+    tokens = torch.randint(chain.vocabulary, (SAMPLES, SEQUENCE), generator=draw)
+    targets = None
+    if last:
+        targets = torch.randint(chain.vocabulary, (SAMPLES, SEQUENCE), generator=draw)
+        targets[0, :5] = NO_TARGET
+    handed = torch.randn(SAMPLES, SEQUENCE, width, generator=draw, dtype=dtype)
+
+    cuts = cuts_of(chain, index)
+    parts = pieces(layer, cuts, place)
+    weights = [p.detach() for p in layer.parameters()]
+    whole = Template(layer, last=last, compiled=False)
+    twin = Template(sliced(layer, cuts, place, last=last), last=last, compiled=compiled)
+    own_weights = [parts[path].of(w) for path, w in zip(twin.parameters, weights, strict=True)]
+    if index == 0:
+        given = own_given = tokens
+    else:
+        given, own_given = x, own(x, place)
+    out, gradients = passed(
+        whole, weights, name, given, targets, torch.ones(()) if last else handed
+    )
+    own_handed = torch.ones(()) if last else own(handed, place)
+    own_out, own_gradients = passed(twin, own_weights, name, own_given, targets, own_handed)
+
+    apart = {f"{name} output": distance(own_out, out if last else own(out, place))}
+    if index > 0:
+        apart[f"{name} input"] = distance(own_gradients.pop(), own(gradients.pop(), place))
+    for path, part, gradient in zip(twin.parameters, own_gradients, gradients, strict=True):
+        piece, mine = parts[path], part.to_dense()
+        if piece.dim is None:
+            mine = summed(mine, place)
+        apart[f"{name}.{path}"] = distance(mine, piece.of(gradient.to_dense()))
+    return apart
+
+
+def passed(
+    template: Template, weights: list[Tensor], name: str, x: Tensor, targets: Tensor | None,
+    handed: Tensor,
+) -> tuple[Tensor, list[Tensor]]:  # fmt: skip
+    """Output, and gradients of weights and, last, of an input that is no tokens."""
+    wanted = [w.detach().clone().requires_grad_() for w in weights]
+    keys = Keys(
+        samples=sample_keys(0, 1, 0, SAMPLES),
+        layer=layer_key(name),
+        active=torch.ones((), dtype=torch.int64),
+    )
+    if x.is_floating_point():
+        x = x.detach().clone().requires_grad_()
+        wanted.append(x)
+    keyed = keys if template.draws else None
+    out = template(wanted[: len(weights)], [], keyed, x, targets, seed=0)
+    gradients = torch.autograd.grad(out, wanted, handed.to(out.dtype))
+    return out.detach(), [g.detach() for g in gradients]
+
+
+def own(x: Tensor, place: Place) -> Tensor:
+    return x.chunk(place.degree, dim=1)[place.index]
+
+
+def distance(mine: Tensor, theirs: Tensor) -> float:
+    if mine.shape != theirs.shape:
+        return float("inf")
+    return float((mine - theirs).abs().max() / theirs.abs().max())
+
+
+def layer_width(chain: Chain) -> int:
+    return next(m.weight.shape[1] for m in chain.layers[0].modules() if isinstance(m, nn.Embedding))
+
+
+def built(case: dict) -> Chain:
+    if case["model"] != "own":
+        return build_chain(case["model"], case["dials"], device="cpu", seed=1)
+    return chain_of(own_model(), "own", cuts=case["cuts"])
+
+
+class Mixing(nn.Module):
+    """Attention and feed-forward as a user might write them: fused projection, heads counted."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm = nn.LayerNorm(width)
+        self.attention = Mixer(width, heads)
+        self.feed = nn.Sequential(
+            nn.Linear(width, 2 * width), nn.ReLU(), nn.Dropout(0.2), nn.Linear(2 * width, width),
+            nn.Dropout(0.1),
+        )  # fmt: skip
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attention(hidden=self.norm(x))[0]
+        return x + self.feed(x)
+
+
+class Mixer(nn.Module):
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.mixed = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+
+    def forward(self, hidden: Tensor) -> tuple[Tensor, None]:
+        b, s, _ = hidden.shape
+        q, k, v = self.mixed(hidden).chunk(3, dim=-1)
+        q, k, v = (part.view(b, s, self.heads, -1).transpose(1, 2) for part in (q, k, v))
+        mixed = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.out(mixed.transpose(1, 2).reshape(b, s, -1)), None
+
+
+class Start(nn.Module):
+    def __init__(self, vocabulary: int, width: int) -> None:
+        super().__init__()
+        self.table = nn.Embedding(vocabulary, width, padding_idx=3)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.table(tokens)
+
+
+def own_model() -> nn.Sequential:
+    return nn.Sequential(Start(33, 16), Mixing(16, 4), Mixing(16, 4), nn.Linear(16, 33))
+
+
+if __name__ == "__main__":
+    main()

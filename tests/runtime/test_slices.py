@@ -1,0 +1,74 @@
+"""A layer that is cut over slices computes what the whole layer computes."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+RANKS = 4
+CLOSE = {"float64": 1e-9, "float32": 1e-5, "bfloat16": 0.05}
+"""Partial sums are added in another order, and rounded before they are: some hundred roundings of
+1e-16, or of 6e-8; a dozen of 0.004."""
+
+SMALL = {"layers": 1, "width": 32, "heads": 4, "vocabulary": 50, "sequence": 16, "dropout": 0.1}
+GROUPED = {**SMALL, "heads": 8, "key_heads": 4, "hidden": 48}
+FAMILIES = {"gpt-tiny": SMALL, "gpt-j-6b": SMALL, "gpt-neox-20b": SMALL, "llama-tiny": GROUPED}
+RULES = {
+    "0.table": "vocabulary",
+    "*.attention": "region",
+    "*.attention.mixed": "column in 3 by 4",
+    "*.attention.heads": "count",
+    "*.attention.out": "row",
+    "*.feed": "region",
+    "*.feed.0": "column",
+    "*.feed.2": "features",
+    "*.feed.3": "row",
+    "*.feed.4": "whole",
+}
+MODELS = {
+    **{family: {"model": family, "dials": dials} for family, dials in FAMILIES.items()},
+    "a user's model": {"model": "own", "cuts": RULES | {"3": "vocabulary"}},
+    "a user's model with a whole head": {"model": "own", "cuts": RULES},
+}
+CASES = [
+    {"name": f"{name}, {degree} slices, {dtype}", "degree": degree, "dtype": dtype, **model}
+    for degree in (4, 2)
+    for name, model in MODELS.items()
+    for dtype in ("float64", "float32")
+] + [
+    {"name": "bfloat16", "degree": 4, "dtype": "bfloat16", **MODELS["llama-tiny"]},
+    {
+        "name": "compiled", "model": "gpt-j-6b", "dials": SMALL, "degree": 2, "dtype": "float32",
+        "compiled": True, "layers": [1, 2],
+    },
+]  # fmt: skip
+"""The first two processes run compiled code, the others all else that needs no more than two."""
+
+
+@pytest.fixture(scope="module")
+def apart(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, dict[str, float]]]:
+    """What each of four processes found: by case and tensor, how far it is from the whole."""
+    folder = tmp_path_factory.mktemp("slices")
+    (folder / "cases.json").write_text(json.dumps(CASES))
+    script = Path(__file__).with_name("sliced_run.py")
+    running = [
+        subprocess.Popen([sys.executable, str(script), str(rank), str(folder)])
+        for rank in range(RANKS)
+    ]
+    try:
+        assert [process.wait(timeout=240) for process in running] == [0] * RANKS
+    finally:
+        for process in running:
+            process.kill()
+    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(RANKS)]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
+def test_outputs_and_gradients_of_every_slice_are_those_of_the_whole_layer(case: dict, apart: list):
+    found = [by_case[case["name"]] for by_case in apart if case["name"] in by_case]
+    assert len(found) == case["degree"]
+    for by_tensor in found:
+        assert len(by_tensor) > 8
+        assert {n: x for n, x in by_tensor.items() if not x < CLOSE[case["dtype"]]} == {}
