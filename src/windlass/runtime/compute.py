@@ -12,6 +12,7 @@ from windlass.program.instruction import Kind, Program
 from windlass.runtime.interpret import Handler
 from windlass.runtime.layers import Template
 from windlass.runtime.optimizer import Optimizer
+from windlass.runtime.outputs import Outputs
 from windlass.runtime.random import Keys, draw_seed, layer_key, sample_keys
 from windlass.runtime.residence import Residence
 from windlass.runtime.tensors import LayerParameters
@@ -42,6 +43,7 @@ class Compute:
         seed: of the dropout masks.
         device: where all tensors lie.
         stop: asked before each micro-batch.
+        outputs: the home of outputs beyond the near tier; None where they stay.
     """
 
     def __init__(
@@ -56,10 +58,12 @@ class Compute:
         seed: int,
         device: torch.device,
         stop: Callable[[], bool],
+        outputs: Outputs | None = None,
     ) -> None:
         self._micro = plan.batch.micro
         self._summed = plan.batch.accumulation > 1
         self._residence = residence
+        self._away = outputs
         self._layers = layers = residence.layers
         self._templates = templates
         self._last = len(layers) - 1
@@ -89,6 +93,8 @@ class Compute:
         """Forgets the step before and begins `step`, counted from 1."""
         self._step = step
         self._residence.begin(step)
+        if self._away is not None:
+            self._away.begin()
         self._tokens: dict[int, tuple[Tensor, Tensor]] = {}
         self._samples: dict[int, Tensor] = {}
         self._outputs: dict[tuple[int, int], Tensor] = {}
@@ -125,7 +131,19 @@ class Compute:
             "update": self._update,
             "sync": self._sync,
             **self._residence.handlers(),
+            **({} if self._away is None else self._moves(self._away)),
         }
+
+    def _moves(self, away: Outputs) -> Mapping[Kind, Handler]:
+        """The handlers of outputs that wait elsewhere."""
+
+        def keep(layer: int, micro: int) -> None:
+            away.keep(layer, micro, self._outputs.pop((layer, micro)))
+
+        def restore(layer: int, micro: int) -> None:
+            self._outputs[layer, micro] = away.restore(layer, micro)
+
+        return {"keep": keep, "restore": restore}
 
     @property
     def loss(self) -> float:
@@ -226,7 +244,11 @@ class Compute:
         """One device agrees with itself; the clock waits for it."""
 
     def _input(self, layer: int, micro: int) -> Tensor:
-        return self._tokens[micro][0] if layer == 0 else self._outputs[layer - 1, micro]
+        if layer == 0:
+            return self._tokens[micro][0]
+        if self._away is not None:
+            self._away.need(layer - 1, micro)
+        return self._outputs[layer - 1, micro]
 
     def _keep(self, layer: int, micro: int) -> Tensor:
         """The output of a forward pass that keeps what its backward needs."""

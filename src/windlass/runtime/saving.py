@@ -19,7 +19,7 @@ from windlass.runtime.checkpoint import (
     layer_file,
     stored,
 )
-from windlass.runtime.residence import Proof
+from windlass.runtime.shelf import Proof
 
 Save = Callable[[int, Path], Proof | None]
 
