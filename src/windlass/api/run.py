@@ -6,7 +6,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from windlass.api.disk import require_disk
+from windlass.api.disk import require_disk, require_disk_again
 from windlass.api.plan import HERE, Planned, Progress, chain_of_request, plan
 from windlass.api.record import RUNS, load
 from windlass.api.short import with_ways
@@ -34,7 +34,7 @@ from windlass.program.lower import lower
 from windlass.program.verify import verify
 from windlass.search.choice import Choice
 from windlass.spec import record as names
-from windlass.spec.plan import Plan
+from windlass.spec.plan import HOST, Plan
 from windlass.spec.prediction import Timeline
 from windlass.spec.record import RunState, Step
 from windlass.spec.request import Request
@@ -177,16 +177,19 @@ def resume(
     Raises:
         RecordError: no such run, it is finished, or another process holds it.
         CheckpointError: every checkpoint is damaged.
+        StorageError: the disk lacks room for the rest.
     """
-    from windlass.runtime.checkpoint import latest
+    from windlass.runtime.checkpoint import latest, stored
 
     record = load(run, root=root)
     planned = _planned(record)
     _require_here(planned)
-    checkpoint = latest(record.folder / names.CHECKPOINT_FOLDER)
+    checkpoints = record.folder / names.CHECKPOINT_FOLDER
+    checkpoint = latest(checkpoints)
     done = checkpoint.manifest.step if checkpoint else 0
     if done >= planned.request.train.steps:
         raise RecordError(f"run `{record.folder.name}` has finished all its {done} steps")
+    require_disk_again(planned, record.folder, done, len(stored(checkpoints)))
     tokens = _tokens(planned.request, progress)
     if tokens.fingerprint != record.meta.get("tokens"):
         raise RecordError(
@@ -303,7 +306,8 @@ def _ready(planned: Planned, tokens: "Tokens") -> "tuple[Batches, Chain, tuple[P
     near_bytes = planned.request.near or device.near.capacity_bytes
     # What the process holds before any tensor is no instruction's doing.
     left = near_bytes - device.process_bytes(compiled=plan.compile)
-    verify(programs, plan, planned.graph, {device.near.name: left})
+    rooms = {tier.name: tier.capacity_bytes for tier in device.tiers if tier.name == HOST}
+    verify(programs, plan, planned.graph, rooms | {device.near.name: left})
     peak = planned.prediction.peaks[0]
     blocks = peak.peak_bytes - peak.by_class["runtime"] + round(KEPT_SHARE * peak.peak_bytes)
     limit_blocks(min(blocks, left))
