@@ -251,10 +251,22 @@ def test_without_clipping_layers_are_updated_in_their_phase_with_the_same_result
     assert same(streamed, held)
 
 
-def test_only_the_optimizer_may_be_away(run: Run):
-    _, held = run(1, name="whole", precision="bfloat16")
-    _, streamed = run(1, home=Home(optimizer="disk"), precision="bfloat16")
+@pytest.mark.parametrize("tier", ["host", "disk"])
+def test_only_the_optimizer_may_be_away(run: Run, tmp_path: Path, tier: str):
+    found: set[str] = set()
+
+    def look() -> None:
+        found.update(path.name for path in (tmp_path / "run").glob("*"))
+
+    shape = {"precision": "bfloat16", "dials": {"width": 128}}
+    _, held = run(1, name="whole", **shape)
+    steps, streamed = run(1, home=Home(optimizer=tier), look=look, **shape)
     assert same(streamed, held)
+    assert ("state" in found) == (tier == "disk")
+    # Masters and moments come and go; the weights that layers compute with stay.
+    state = sum(t.nbytes for name, t in held.items() if name.startswith(("weight/", "moment")))
+    for step in steps:
+        assert state <= step.read_bytes == step.written_bytes <= (1 + PADDING) * state + FILLING
 
 
 @pytest.mark.slow

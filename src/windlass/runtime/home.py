@@ -20,7 +20,7 @@ from windlass.runtime.shelf import Access, Proof, Shelf, Shelves
 from windlass.runtime.statefile import Region, StateLayout, region, state_layout, write_tail
 from windlass.runtime.tensorfile import read_tensors
 from windlass.runtime.translate import read_moments
-from windlass.spec.plan import Home, Moments
+from windlass.spec.plan import NEAR, Home, Moments
 
 _SETS = 3
 """Pieces under way: one is read, one updated, one written."""
@@ -125,7 +125,8 @@ class LayerHome:
         shared = shares and gradients is not None
         if working != torch.float32:
             nbytes = max(self.working.nbytes, self.gradients.nbytes if shared else 0)
-            self._working = shelves.shelf(home.weights, f"{name}.working", nbytes)
+            tier = home.optimizer if home.weights == NEAR else home.weights
+            self._working = shelves.shelf(tier, f"{name}.working", nbytes)
         if shared:
             self._gradients = self._working
         elif gradients is not None:

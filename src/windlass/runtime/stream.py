@@ -229,11 +229,11 @@ class Stream:
             self._place(layer, views)
         weights = [weight.working.detach() for weight in self.layers[layer].owned]
         apply = partial(self._optimizer.apply, step=step, divisor=divisor)
-        home = self._homes[layer]
+        home, goes = self._homes[layer], self._plan.far("weights")
         there = self._begin(
             lambda moved: home.update(
-                apply, weights, gradients, has, memory=memory, staging=self._staging,
-                lane=self._lane, moved=moved,
+                apply, weights, gradients, has, memory=memory if goes else None,
+                staging=self._staging, lane=self._lane, moved=moved,
             ),
             *_some(gradients or ()), *_some((divisor,)),
         )  # fmt: skip
