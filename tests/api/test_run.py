@@ -1,5 +1,6 @@
 """The Python verbs that run: what they yield, how a run ends, and what they refuse."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 import windlass
 from command_line import TINY
 from factories import tiny_machine
+from windlass.api.disk import taken_bytes
 from windlass.errors import (
     Faults,
     MachineError,
@@ -16,8 +18,10 @@ from windlass.errors import (
     StorageError,
 )
 from windlass.machines.here import save_here, system_fingerprint
+from windlass.program.room import room
 from windlass.spec import record as names
 from windlass.spec.plan import Plan
+from windlass.spec.request import Request
 
 MODEL, *DIALS = TINY
 
@@ -134,6 +138,42 @@ def test_a_run_that_its_disk_has_no_room_for_is_refused_before_anything_is_writt
     for way in ("`train.keep=1` takes", "`train.save_every=1000000000` takes", "`--folder`"):
         assert way in str(refused.value)
     assert not (home / "runs").exists()
+
+
+def test_going_on_is_refused_where_the_disk_lacks_room_for_the_rest(home: Path) -> None:
+    run = begun(home, "train.save_every=2")
+    next(iter(run))
+    path = run.folder / names.REQUEST_FILE
+    request = Request.load(path)
+    many = {"steps": 10**9, "save_every": 1, "keep": 10**9}
+    request.model_copy(update={"train": request.train.model_copy(update=many)}).save(path)
+
+    with pytest.raises(StorageError, match=r"going on takes .* more, or move the folder"):
+        windlass.resume(run.folder)
+
+    assert windlass.load(run.folder).attempts == 1
+
+
+def test_going_on_counts_what_the_checkpoints_hold_already(home: Path) -> None:
+    run = begun(home, "train.save_every=2", "train.keep=1")
+    for step in run:
+        if step.step == 4:
+            break
+    planned, folder = run.planned, run.folder
+    held = taken_bytes(folder / names.CHECKPOINT_FOLDER)
+    whole = room(planned.plan, planned.graph, planned.request.train)
+    rest = room(planned.plan, planned.graph, planned.request.train, done=4, kept=1)
+    # One of 3 saves is left, beside the one that is there: as many as `keep` lets stand together.
+    assert rest.needed_bytes == whole.needed_bytes == 2 * whole.checkpoint_bytes
+    assert whole.checkpoint_bytes <= held <= 1.2 * whole.checkpoint_bytes
+
+
+def test_a_file_with_two_names_takes_its_room_once(tmp_path: Path) -> None:
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "one").write_bytes(bytes(8192))
+    os.link(tmp_path / "one", tmp_path / "deep" / "two")
+    alone = (tmp_path / "one").stat().st_blocks * 512
+    assert taken_bytes(tmp_path, tmp_path / "deep", tmp_path / "none") == alone
 
 
 @pytest.mark.usefixtures("home")

@@ -16,8 +16,12 @@ from windlass.machines.here import save_here, system_fingerprint
 def surroundings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Environment variables that lead to a cache which holds a machine named `here`."""
     cache = tmp_path_factory.mktemp("cache")
-    machine = tiny_machine(near="8 GiB", host="8 GiB").model_copy(
-        update={"name": "here", "system": system_fingerprint()}
+    machine = tiny_machine(near="8 GiB", host="8 GiB")
+    near, far = machine.device.tiers
+    tiers = (near, far.model_copy(update={"name": "disk"}))
+    device = machine.device.model_copy(update={"tiers": tiers})
+    machine = machine.model_copy(
+        update={"name": "here", "system": system_fingerprint(), "device": device}
     )
     save_here(cache / "windlass", machine)
     return {**os.environ, "XDG_CACHE_HOME": str(cache), "COLUMNS": "200"}

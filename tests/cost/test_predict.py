@@ -144,6 +144,28 @@ def test_moments_in_fewer_bits_cost_time_where_they_are_measured_and_where_not()
     assert _predict().by_kind["update"] < guessed[0] < guessed[1]
 
 
+def test_clipped_gradients_of_float32_are_written_back_and_others_are_not():
+    machine = tiny_machine()
+    for precision, written in (("float32", 4), ("bfloat16", 0)):
+        clipped, free = (
+            _predict(precision=precision, clip=clip).by_kind["update"] for clip in (True, False)
+        )
+        due = written * tiny_graph().parameter_count / machine.device.update_rate
+        assert clipped - free == pytest.approx(due, rel=1e-6, abs=1e-15)
+
+
+def test_a_weight_takes_at_least_one_part_of_the_codec():
+    machine = tiny_machine()
+    rates = (MomentRate(moments="int8", elements=1e4, part_seconds=0.5),)
+    device = machine.device.model_copy(update={"moment_rates": rates})
+    measured = machine.model_copy(update={"device": device})
+    plain = _predict(machine=measured).by_kind["update"]
+    told = _predict(machine=measured, moments="int8").by_kind["update"]
+    elements, weights = tiny_graph().parameter_count, 3
+    each = 1 / 1e4 - 0.5 / 2**17
+    assert told - plain == pytest.approx(elements * each + weights * 0.5, rel=0.01)
+
+
 def test_the_gradient_norm_costs_only_where_something_is_clipped():
     assert "norm" in _predict(clip=True).by_kind
     assert "norm" not in _predict(clip=False).by_kind

@@ -3,8 +3,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from factories import AWAY, tiny_graph, tiny_machine, tiny_plan
+from windlass.cost.clock import run_clock
 from windlass.cost.once import once
 from windlass.cost.predict import predict
+from windlass.cost.step import StepCost
 from windlass.program.lower import lower
 from windlass.spec.machine import Machine
 from windlass.spec.prediction import Prediction
@@ -86,3 +88,20 @@ def test_a_step_alone_in_memory_is_like_any_other():
     alone = once(plan, graph, on, lower(plan, graph)[0])
     assert alone.seconds == pytest.approx(predict(plan, graph, on).step_seconds)
     assert (alone.read_bytes, alone.written_bytes) == (0, 0)
+
+
+def test_a_layer_that_runs_again_waits_for_the_output_that_it_starts_from():
+    graph, on = tiny_graph(layers=4), machine(1e6)
+    home = AWAY.model_copy(update={"activations": "host"})
+    plan = tiny_plan(graph, on, accumulation=2, home=home, phases=PHASES)
+    (program,) = lower(plan, graph)
+    spans = run_clock(plan, graph, on, StepCost(plan, graph, on), (program,))[0]
+    back: dict[tuple[int, int | None], float] = {}
+    checked = 0
+    for (kind, layer, micro), span in zip(program.instructions, spans, strict=True):
+        if kind == "restore":
+            back[layer, micro] = span.end
+        elif kind == "recompute" and (layer - 1, micro) in back:
+            assert span.start >= back[layer - 1, micro]
+            checked += 1
+    assert checked > 0

@@ -7,7 +7,7 @@ import torch
 from windlass.machines.arithmetic import matmul_rates
 from windlass.machines.here import load_here, save_here
 from windlass.machines.probe import probe
-from windlass.machines.surroundings import disk_rates, free_bytes, gloo_link
+from windlass.machines.surroundings import copy_rates, disk_rates, free_bytes, gloo_link
 from windlass.machines.timing import Stopwatch
 from windlass.machines.traffic import op_rates, plain_traffic
 
@@ -46,6 +46,11 @@ def test_measuring_a_disk_leaves_nothing_behind(tmp_path: Path):
     assert read > 0
     assert write > 0
     assert list((tmp_path / "deep" / "folder").iterdir()) == []
+
+
+def test_memory_is_copied_there_and_back_at_a_rate_that_is_no_disk_s():
+    for rate in copy_rates(torch.device("cpu")):
+        assert 1e8 < rate < 1e13
 
 
 def test_two_ranks_meet_on_loopback():

@@ -115,3 +115,17 @@ def test_a_streamed_run_that_saves_only_at_its_end_holds_its_state_once(
     asked = room(plan, graph, settings(steps=6, save_every=6, keep=3))
     assert asked.needed_bytes == asked.state_bytes
     assert asked.checkpoint_bytes == 12 * graph.parameter_count
+
+
+def test_a_state_in_memory_takes_no_room_but_that_of_checkpoints(
+    model: tuple[Chain, Graph], settings: Callable[..., TrainRequest]
+):
+    _, graph = model
+    home = Home(weights="host", gradients="host", optimizer="host")
+    far = Plan(
+        graph=graph.label, machine="here@000000000000", home=home,
+        batch=Batch(sequence=SEQUENCE, micro=2), stages=(Stage(phases=((0, 2), (2, 5))),),
+    )  # fmt: skip
+    near = far.model_copy(update={"home": Home(), "stages": (Stage(phases=((0, 5),)),)})
+    request = settings(steps=6, save_every=2, keep=1)
+    assert room(far, graph, request) == room(near, graph, request)

@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 
 from windlass.capture.capture import capture
 from windlass.data.batches import Batches
+from windlass.errors import PlanError
 from windlass.models.chain import Chain
 from windlass.program.far import far_bytes
 from windlass.program.lower import lower
@@ -23,6 +24,7 @@ from windlass.spec.request import TrainRequest
 
 SEQUENCE = 16
 FAR = Home(weights="disk", gradients="disk", optimizer="disk")
+HOST = Home(weights="host", gradients="host", optimizer="host")
 PHASES = {
     1: ((0, 5),),
     2: ((0, 2), (2, 5)),
@@ -186,16 +188,85 @@ def test_the_room_that_was_predicted_is_what_the_files_take(
     assert room <= taken[0] <= room + FILLING
 
 
+@pytest.mark.parametrize("phases", [2, 3, 5])
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_a_home_in_memory_gives_the_same_bits_and_makes_no_files(
+    run: Run, tmp_path: Path, phases: int, precision: str
+):
+    shape = {"precision": precision, "accumulation": 2, "micro": 2}
+    found: set[str] = set()
+
+    def look() -> None:
+        found.update(path.name for path in (tmp_path / "run").glob("*"))
+
+    whole, held = run(1, name="whole", **shape)
+    steps, streamed = run(phases, home=HOST, look=look, **shape)
+    assert [s.loss for s in steps] == [s.loss for s in whole]
+    assert [s.gradient_norm for s in steps] == [s.gradient_norm for s in whole]
+    assert steps[-1].held_out_loss == whole[-1].held_out_loss
+    assert same(streamed, held)
+    assert found <= {"checkpoints"}
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_a_home_in_memory_moves_the_bytes_that_one_in_files_does(run: Run, precision: str):
+    shape = {"precision": precision, "accumulation": 2, "micro": 2, "clip": None}
+    files, _ = run(3, name="files", **shape)
+    memory, _ = run(3, home=HOST, **shape)
+    for way in ("read_bytes", "written_bytes"):
+        moved = [sum(getattr(step, way) for step in steps) for steps in (memory, files)]
+        assert moved[0] == moved[1] > 0
+
+
+@pytest.mark.parametrize("moments", ["float32", "int8"])
+def test_classes_may_have_homes_in_different_tiers(run: Run, moments: str):
+    shape = {"precision": "bfloat16", "accumulation": 2, "micro": 2, "moments": moments}
+    _, held = run(1, name="whole", **shape)
+    for home in (
+        Home(weights="host", gradients="host", optimizer="disk"),
+        Home(weights="disk", gradients="host", optimizer="host"),
+    ):
+        _, streamed = run(3, name=home.optimizer, home=home, **shape)
+        assert same(streamed, held)
+
+
+def test_masters_and_moments_have_one_home_where_layers_compute_with_masters(run: Run):
+    home = Home(weights="host", gradients="host", optimizer="disk")
+    with pytest.raises(PlanError, match="name one tier for both, or set `precision` = bfloat16"):
+        run(3, home=home)
+
+
+def test_a_run_goes_on_from_files_in_memory_and_back(run: Run):
+    asked = {"steps": 6, "save_every": 2, "moments": "int8", "precision": "bfloat16"}
+    _, whole = run(1, name="whole", **asked)
+    run(3, home=HOST, until=2, **asked)
+    run(2, resume=True, until=4, **asked)
+    _, mixed = run(3, home=HOST, resume=True, **asked)
+    assert same(mixed, whole)
+
+
 def test_without_clipping_layers_are_updated_in_their_phase_with_the_same_result(run: Run):
     _, held = run(1, name="whole", clip=None)
     _, streamed = run(3, clip=None)
     assert same(streamed, held)
 
 
-def test_only_the_optimizer_may_be_away(run: Run):
-    _, held = run(1, name="whole", precision="bfloat16")
-    _, streamed = run(1, home=Home(optimizer="disk"), precision="bfloat16")
+@pytest.mark.parametrize("tier", ["host", "disk"])
+def test_only_the_optimizer_may_be_away(run: Run, tmp_path: Path, tier: str):
+    found: set[str] = set()
+
+    def look() -> None:
+        found.update(path.name for path in (tmp_path / "run").glob("*"))
+
+    shape = {"precision": "bfloat16", "dials": {"width": 128}}
+    _, held = run(1, name="whole", **shape)
+    steps, streamed = run(1, home=Home(optimizer=tier), look=look, **shape)
     assert same(streamed, held)
+    assert ("state" in found) == (tier == "disk")
+    # Masters and moments come and go; the weights that layers compute with stay.
+    state = sum(t.nbytes for name, t in held.items() if name.startswith(("weight/", "moment")))
+    for step in steps:
+        assert state <= step.read_bytes == step.written_bytes <= (1 + PADDING) * state + FILLING
 
 
 @pytest.mark.slow
@@ -235,6 +306,39 @@ def test_a_checkpoint_does_not_change_with_the_updates_after_it(run: Run, tmp_pa
 def test_nothing_of_the_state_is_left_on_disk_but_the_checkpoints(run: Run, tmp_path: Path):
     run(3, steps=2, save_every=1)
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["checkpoints"]
+
+
+@pytest.mark.parametrize("tier", ["host", "disk"])
+@pytest.mark.parametrize(("phases", "precision"), [(5, "float32"), (5, "bfloat16"), (2, "float32")])
+def test_outputs_that_wait_elsewhere_come_back_as_they_were(
+    run: Run, tmp_path: Path, tier: str, phases: int, precision: str
+):
+    shape = {"precision": precision, "accumulation": 3, "micro": 2}
+    whole, held = run(1, name="whole", **shape)
+    steps, streamed = run(phases, home=HOST.model_copy(update={"activations": tier}), **shape)
+    assert [s.loss for s in steps] == [s.loss for s in whole]
+    assert [s.gradient_norm for s in steps] == [s.gradient_norm for s in whole]
+    assert same(streamed, held)
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["checkpoints"]
+
+
+@pytest.mark.parametrize("tier", ["host", "disk"])
+def test_only_outputs_may_be_away_and_move_the_bytes_that_the_program_says(
+    run: Run, gpt: Callable[..., Chain], tier: str
+):
+    shape = {"accumulation": 3, "micro": 2, "recompute": "layer"}
+    _, held = run(1, name="whole", **shape)
+    steps, away = run(1, home=Home(activations=tier), **shape)
+    assert same(away, held)
+    graph = capture(gpt(device="meta", dropout=0.1))
+    plan = Plan(
+        graph=graph.label, machine="here@000000000000", home=Home(activations=tier),
+        batch=Batch(sequence=SEQUENCE, micro=2, accumulation=3),
+        stages=(Stage(phases=PHASES[1], recompute="layer"),),
+    )  # fmt: skip
+    due = together(Traffic(plan, graph).total(lower(plan, graph)[0].instructions))
+    assert due.read == due.written > 0
+    assert {(step.read_bytes, step.written_bytes) for step in steps} == {tuple(due)}
 
 
 PADDING = 0.02

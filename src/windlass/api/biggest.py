@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from windlass.api.disk import taken_bytes
 from windlass.api.plan import HERE, Planned, Progress, ask, capture, chain_of_request, plan
 from windlass.api.record import RUNS
 from windlass.api.run import batches_of, train
@@ -13,7 +14,6 @@ from windlass.errors import Faults, MachineError, PlanError, RequestError
 from windlass.files import free_disk_bytes, write_whole
 from windlass.models.catalogue import names as model_names
 from windlass.models.catalogue import published_parameters
-from windlass.program.far import far_bytes
 from windlass.program.lower import lower
 from windlass.program.room import room
 from windlass.report.words import far_words
@@ -113,7 +113,7 @@ def record(
     for done in run:
         step = done
         # While it is there: the state's files go when the run ends.
-        far = _disk_bytes(run.folder / names.STATE_FOLDER)
+        far = taken_bytes(run.folder / names.STATE_FOLDER)
     tell("making the state and training one step", 1, 1)
     if step is None or step.saved is None:
         raise RequestError("a record is one step, saved; give what `largest` gives")
@@ -227,7 +227,7 @@ def _recorded(planned: Planned, folder: Path, step: Step, far: int, verified: Ve
     def over(count: float) -> Sized:
         return Sized(predicted=count / seconds.predicted, measured=count / seconds.measured)
 
-    lying = sum(sum(classes.values()) for classes in far_bytes(plan, graph).values())
+    lying = room(plan, graph, planned.request.train).state_bytes
     return Recorded(
         model=planned.request.model.name,
         folder=str(folder),
@@ -246,8 +246,3 @@ def _recorded(planned: Planned, folder: Path, step: Step, far: int, verified: Ve
         law=far_words(prediction),
         verified=verified,
     )
-
-
-def _disk_bytes(folder: Path) -> int:
-    """What the files of a folder take of the disk."""
-    return sum(path.stat().st_blocks * 512 for path in folder.rglob("*") if path.is_file())

@@ -1,5 +1,7 @@
 """Disk: whether the one under a run's folder has room, said before anything is written."""
 
+import contextlib
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -7,7 +9,11 @@ from windlass.api.plan import Planned
 from windlass.errors import StorageError
 from windlass.files import free_disk_bytes
 from windlass.program.room import Room, room
+from windlass.spec.record import CHECKPOINT_FOLDER, STATE_FOLDER
 from windlass.units import show_bytes
+
+_BLOCK_BYTES = 512
+"""In which `stat` counts what a file takes. Source: `man 3type stat`."""
 
 
 def require_disk(planned: Planned, folder: Path) -> None:
@@ -29,6 +35,46 @@ def require_disk(planned: Planned, folder: Path) -> None:
         f"this run would take {show_bytes(needed.needed_bytes)} under `{folder}`, where "
         f"{show_bytes(free)} are free: {_parts(needed)}; {', or '.join(ways)}"
     )
+
+
+def require_disk_again(planned: Planned, folder: Path, done: int, kept: int) -> None:
+    """Refuses to go on with a run that would fill the disk.
+
+    What its checkpoints take already is part of what it needs, and what a killed attempt left of
+    its state is taken over.
+
+    Args:
+        planned: the run.
+        folder: where it lies.
+        done: steps that it has done.
+        kept: checkpoints that are there.
+
+    Raises:
+        StorageError: the disk lacks room; the message says how much.
+    """
+    needed = room(planned.plan, planned.graph, planned.request.train, done=done, kept=kept)
+    held = taken_bytes(folder / CHECKPOINT_FOLDER, folder / STATE_FOLDER)
+    free = free_disk_bytes(folder)
+    lacking = needed.needed_bytes - held - free
+    if lacking <= 0:
+        return
+    raise StorageError(
+        f"going on takes {show_bytes(needed.needed_bytes)} under `{folder}`, which holds "
+        f"{show_bytes(held)} of it, and {show_bytes(free)} are free: {_parts(needed)}; free "
+        f"{show_bytes(lacking)} more, or move the folder to another disk"
+    )
+
+
+def taken_bytes(*folders: Path) -> int:
+    """What files take of the disk, each once, by however many names; 0 of what is not there."""
+    sizes: dict[tuple[int, int], int] = {}
+    for top in folders:
+        for folder, _, files in os.walk(top):
+            for name in files:
+                with contextlib.suppress(FileNotFoundError):  # gone since it was listed
+                    found = Path(folder, name).stat()
+                    sizes[found.st_dev, found.st_ino] = found.st_blocks * _BLOCK_BYTES
+    return sum(sizes.values())
 
 
 def _parts(needed: Room) -> str:

@@ -6,7 +6,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from windlass.api.disk import require_disk
+from windlass.api.disk import require_disk, require_disk_again
 from windlass.api.plan import HERE, Planned, Progress, chain_of_request, plan
 from windlass.api.pod import abreast
 from windlass.api.record import RUNS, load
@@ -35,6 +35,7 @@ from windlass.program.lower import lower
 from windlass.program.verify import verify
 from windlass.search.choice import Choice
 from windlass.spec import record as names
+from windlass.spec.plan import HOST
 from windlass.spec.prediction import Timeline
 from windlass.spec.record import RunState, Step
 from windlass.spec.request import Request
@@ -178,16 +179,19 @@ def resume(
     Raises:
         RecordError: no such run, it is finished, or another process holds it.
         CheckpointError: every checkpoint is damaged.
+        StorageError: the disk lacks room for the rest.
     """
-    from windlass.runtime.checkpoint import latest
+    from windlass.runtime.checkpoint import latest, stored
 
     record = load(run, root=root)
     planned = planned_of(record)
     _require_here(planned)
-    checkpoint = latest(record.folder / names.CHECKPOINT_FOLDER)
+    checkpoints = record.folder / names.CHECKPOINT_FOLDER
+    checkpoint = latest(checkpoints)
     done = checkpoint.manifest.step if checkpoint else 0
     if done >= planned.request.train.steps:
         raise RecordError(f"run `{record.folder.name}` has finished all its {done} steps")
+    require_disk_again(planned, record.folder, done, len(stored(checkpoints)))
     tokens = _tokens(planned.request, progress)
     if tokens.fingerprint != record.meta.get("tokens"):
         raise RecordError(
@@ -282,7 +286,9 @@ def _verified(planned: Planned) -> tuple[Program, ...]:
     plan, graph, machine = planned.plan, planned.graph, planned.machine
     require_legal(plan, graph, machine, global_batch=planned.request.train.batch)
     programs = lower(plan, graph)
-    verify(programs, plan, graph, {machine.device.near.name: _left_bytes(planned)})
+    tiers = machine.device.tiers
+    rooms = {tier.name: tier.capacity_bytes for tier in tiers if tier.name == HOST}
+    verify(programs, plan, graph, rooms | {machine.device.near.name: _left_bytes(planned)})
     return programs
 
 

@@ -118,34 +118,47 @@ class StepCost:
         """AdamW reads master, two moments and the gradient; it writes all but the gradient.
 
         In bfloat16 it also writes the weights that layers compute with. Moments that are decoded
-        are in the cache when it reads them.
+        are in the cache when it reads them. Where gradients are clipped, torch's fused AdamW
+        writes back what it has divided: that is the gradient itself, or a copy in the cache where
+        it has been converted.
         """
         decodes = self._plan.moments != "float32"
         state = _MASTER_BYTES + (0 if decodes else _MOMENT_BYTES)
         working = 0 if self._plan.weight_bytes == _MASTER_BYTES else self._plan.weight_bytes
-        moved = 2 * state + self._plan.gradient_bytes + working
+        divided = _SUM_BYTES if self._plan.clip and self._plan.gradient_bytes == _SUM_BYTES else 0
+        moved = 2 * state + self._plan.gradient_bytes + divided + working
         owned = self._updated(kind)
         device = self._device
-        calls = device.update_call_seconds or device.launch_seconds
-        if working:
-            calls += _CONVERSIONS * device.launch_seconds
         counts = [p.count for p in kind.parameters if p.tied_to is None]
-        launches = calls * len(counts)
-        parts = sum(-(-count // _PART) for count in counts)
-        launches += _MOMENT_OPS[self._plan.moments] * parts * device.launch_seconds
+        calls = sum(-(-count // _PART) if decodes else 1 for count in counts)
+        launches = calls * (device.update_call_seconds or device.launch_seconds)
+        if working:
+            launches += _CONVERSIONS * len(counts) * device.launch_seconds
         rate = (device.mixed_update_rate if working else None) or device.update_rate
         seconds = owned * moved / rate
         if decodes:
-            seconds += owned / self._moment_rate()
+            recoding = self._recoding(counts if self._plan.sharding.optimizer == 1 else [owned])
+            seconds, launches = seconds + recoding.update, launches + recoding.launch
         return Seconds(update=seconds, launch=launches)
 
-    def _moment_rate(self) -> float:
-        """Parameters a second whose moments are decoded and encoded."""
-        for rate in self._device.moment_rates:
+    def _recoding(self, counts: list[int]) -> Seconds:
+        """Moments are decoded and encoded part by part: `parts x a + elements x e`.
+
+        Of a measured rate r and cost a of a part, `e = 1/r - a/131072`: the rate is that of whole
+        parts. A layer's many small weights, each a part, can take as long as its few large ones.
+
+        Args:
+            counts: elements that the device updates of each weight.
+        """
+        device, elements = self._device, sum(counts)
+        parts = sum(-(-count // _PART) for count in counts)
+        for rate in device.moment_rates:
             if rate.moments == self._plan.moments:
-                return rate.elements
-        moved = 2 * 4 * _PART
-        return self._device.traffic.at(moved) / (2 * 4 * _MOMENT_OPS[self._plan.moments])
+                each = max(0.0, 1 / rate.elements - rate.part_seconds / _PART)
+                return Seconds(update=elements * each, launch=parts * rate.part_seconds)
+        ops, moved = _MOMENT_OPS[self._plan.moments], 2 * 4 * _PART
+        each = 2 * 4 * ops / device.traffic.at(moved)
+        return Seconds(update=elements * each, launch=parts * ops * device.launch_seconds)
 
     def _updated(self, kind: LayerKind) -> int:
         """Elements of a layer that one device updates: its share, where replicas share them."""

@@ -90,18 +90,23 @@ class FarLane:
         """When the last gradient has gone home."""
         self._there: dict[int, float] = {}
         """When each layer has come."""
+        self._back: dict[tuple[int, int | None], float] = {}
+        """When each output has come back, by layer and micro-batch."""
+        self._gone = 0.0
+        """When the last output has gone home."""
         self.stored = True
         """Whether gradients wait at home for the updates that are put off."""
 
     def ready(self, instruction: Instruction, now: float) -> float:
         """When an instruction can start that itself moves nothing between tiers."""
-        kind, layer, _ = instruction
+        kind, layer, micro = instruction
         if kind == "norm":
             return max(now, self._put_home)
         if layer is None:
             return now
         if kind in _PASSES:
             needed = self._effects.targets(layer)
+            now = max(now, self._back.get((layer - 1, micro), 0.0))
             return max(now, *(self._there.get(owner, 0.0) for owner in needed))
         if kind == "lend":
             layer = self._effects.holding.lends[layer].owner
@@ -129,9 +134,11 @@ class FarLane:
             self.moved = max(self.moved, end) + seconds
 
     def _move(self, instruction: Instruction, now: float) -> tuple[Span, float]:
-        kind, layer, _ = instruction
+        kind, layer, micro = instruction
         if kind == "store":
             now = max(now, self._put_home)
+        elif kind == "keep":
+            now = max(now, self._gone)
         start = max(now, self.moved)
         end = start + self._moving(instruction)
         if kind == "update" and (self.stored or layer not in self._effects.put_off):
@@ -141,7 +148,11 @@ class FarLane:
         self.moved = end
         if kind == "store":
             self._put_home = end
-        elif layer is not None and kind != "keep":
+        elif kind == "keep":
+            self._gone = end
+        elif kind == "restore" and layer is not None:
+            self._back[layer, micro] = end
+        elif layer is not None:
             self._there[layer] = end
         return Span(start, end), now
 

@@ -18,7 +18,13 @@ from windlass.files import free_disk_bytes
 from windlass.machines.allocator import prepare_allocator
 from windlass.machines.arithmetic import matmul_rates
 from windlass.machines.here import system_fingerprint
-from windlass.machines.surroundings import Contention, disk_rates, free_bytes, gloo_link
+from windlass.machines.surroundings import (
+    Contention,
+    copy_rates,
+    disk_rates,
+    free_bytes,
+    gloo_link,
+)
 from windlass.machines.timing import Stopwatch
 from windlass.machines.traffic import (
     launch_seconds,
@@ -36,6 +42,7 @@ from windlass.machines.trial import Trial, run_trial
 from windlass.machines.yardstick import yardstick_seconds
 from windlass.spec.graph import Precision
 from windlass.spec.machine import Device, Machine, MatmulRate, OpRate, Tier
+from windlass.spec.plan import HOST
 
 _PRECISIONS: tuple[Precision, ...] = ("float32", "bfloat16")
 _BUDGET_SECONDS = 0.015
@@ -71,7 +78,8 @@ def probe(progress: Progress | None, disk: Path) -> Machine:
     device, rounds = _two_rounds(bar, trial)
     on_cpu = device.kind == "cpu"
     near = Tier(name="near", capacity_bytes=capacity if on_cpu else _accelerator_bytes())
-    tiers = (near, Tier(name="disk", capacity_bytes=free_disk_bytes(disk), read=read, write=write))
+    far = Tier(name="disk", capacity_bytes=free_disk_bytes(disk), read=read, write=write)
+    tiers = (near, far) if on_cpu else (near, _host(capacity), far)
     bar.end()
     return Machine(
         name="here",
@@ -174,6 +182,12 @@ def _device(bar: _Bar, trial: Trial, watch: Stopwatch) -> Device:
             update_call_seconds=update_call_seconds(watch),
             tiers=(Tier(name="near", capacity_bytes=0),),
         )
+
+
+def _host(capacity: int) -> Tier:
+    """The host's memory, as an accelerator reaches it."""
+    read, write = copy_rates(torch.device("cuda"))
+    return Tier(name=HOST, capacity_bytes=capacity, read=read, write=write)
 
 
 def _accelerator_bytes() -> int:

@@ -14,6 +14,7 @@ import torch
 from torch._C._distributed_c10d import AllreduceOptions, HashStore, ProcessGroupGloo, Store
 
 from windlass.files import storage_faults
+from windlass.machines.timing import Stopwatch
 from windlass.spec.machine import Link
 
 _BLOCK = 4 * 2**20
@@ -21,6 +22,10 @@ _BLOCKS = 24
 _HEADROOM = 0.05
 """Share of the free memory that is left to everybody else."""
 _MESSAGES = 60
+_COPIED = 2**26
+"""Bytes of the copy that tells the rate between host and accelerator; a power of two, as torch
+would round it up to one."""
+_COPYING_SECONDS = 0.05
 _LARGE = 2**22
 """Elements of the message that tells the rate of loopback."""
 
@@ -83,6 +88,20 @@ def disk_rates(folder: Path) -> tuple[float, float]:
             return _read(path), write
         finally:
             path.unlink(missing_ok=True)
+
+
+def copy_rates(device: torch.device) -> tuple[float, float]:
+    """Bytes/s from memory of the host into a device's, and back; pinned, as a run has it.
+
+    Args:
+        device: an accelerator; a CPU copies from its memory into its memory.
+    """
+    host = torch.ones(_COPIED, dtype=torch.uint8, pin_memory=device.type == "cuda")
+    near = torch.ones(_COPIED, dtype=torch.uint8, device=device)
+    watch = Stopwatch(device, budget_seconds=_COPYING_SECONDS)
+    read = watch.seconds(lambda: near.copy_(host, non_blocking=True))
+    write = watch.seconds(lambda: host.copy_(near, non_blocking=True))
+    return _COPIED / read, _COPIED / write
 
 
 def gloo_link() -> Link:

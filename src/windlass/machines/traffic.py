@@ -14,7 +14,7 @@ from windlass.machines.moments import PART, Codec, Kept, dither_key
 from windlass.machines.timing import Stopwatch
 from windlass.spec.graph import PRECISION_BYTES, Precision
 from windlass.spec.machine import Curve, MomentRate, OpRate, Point
-from windlass.spec.plan import Moments
+from windlass.spec.plan import MOMENT_BLOCK, Moments
 
 _aten = torch.ops.aten
 
@@ -99,19 +99,24 @@ def moment_rates(watch: Stopwatch) -> tuple[MomentRate, ...]:
     """Parameters a second whose moments are decoded and encoded, from memory and back to it."""
     codec = Codec(watch.device)
     return tuple(
-        MomentRate(moments=moments, elements=_MOMENTS / _recoding(moments, codec, watch))
+        MomentRate(
+            moments=moments,
+            elements=_MOMENTS / _recoding(moments, _MOMENTS, codec, watch),
+            part_seconds=_recoding(moments, MOMENT_BLOCK, codec, watch),
+        )
         for moments in ("bfloat16", "int8")
     )
 
 
-def _recoding(moments: Moments, codec: Codec, watch: Stopwatch) -> float:
-    first, second = (Kept.zeros(moments, which, (_MOMENTS,), watch.device) for which in (0, 1))
-    values = torch.linspace(-1e-3, 1e-3, _MOMENTS, device=watch.device)
+def _recoding(moments: Moments, elements: int, codec: Codec, watch: Stopwatch) -> float:
+    first, second = (Kept.zeros(moments, which, (elements,), watch.device) for which in (0, 1))
+    values = torch.linspace(-1e-3, 1e-3, elements, device=watch.device)
     codec.encode_all((values, values.square()), (first, second), seed=0, step=1, weight="")
 
     def recode() -> None:
-        for part, at in enumerate(range(0, _MOMENTS, PART)):
-            kept = (first.part(at, PART), second.part(at, PART))
+        for part, at in enumerate(range(0, elements, PART)):
+            n = min(PART, elements - at)
+            kept = (first.part(at, n), second.part(at, n))
             codec.encode(codec.decode(kept), kept, dither_key(0, 1, "", part))
 
     return watch.seconds(recode)

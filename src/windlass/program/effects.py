@@ -51,9 +51,12 @@ class Effects:
     def resident(self) -> tuple[Value, ...]:
         """What is there before a step and after it: weights and optimizer state, if near.
 
-        Where updates are put off, also the gradients that wait at home for them.
+        Where updates are put off, also the gradients that wait at home for them; where outputs go
+        home, room for one that is on its way.
         """
         values: list[Value] = [] if self._near_state else [Value("staging")]
+        if self.holding.plan.far("activations"):
+            values.append(Value("passing"))
         for layer in self.holding.layers:
             if not self.holding.sizes[layer].weights:
                 continue

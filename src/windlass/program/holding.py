@@ -1,12 +1,12 @@
 """Holding: the layers of one stage, how large their values are, and whose weights they use."""
 
 from windlass.program.layout import layers_of
-from windlass.program.phases import recomputed
-from windlass.program.sizes import sizes_of
+from windlass.program.phases import recomputed, travelling
+from windlass.program.sizes import LayerSizes, sizes_of
 from windlass.program.ties import loans, owners
-from windlass.program.values import AWAY, STAGING_BYTES, Name, Value
+from windlass.program.values import AWAY, BOUNCE_BYTES, STAGING_BYTES, Name, Value
 from windlass.spec.graph import Graph
-from windlass.spec.plan import Plan
+from windlass.spec.plan import HOST, Plan
 
 _TOKEN_BYTES = 8
 """Token numbers are int64, as torch's embedding and cross-entropy take them."""
@@ -41,6 +41,7 @@ class Holding:
         self.lends = {loan.layer: loan for loan in lent if loan.lender == stage}
         self._borrowed = {loan.owner: loan.elements for loan in self.borrows.values()}
         self._owners = owners(graph)
+        self._passing = _passing(plan, graph, stage, self.sizes)
         self._tokens = 2 * plan.batch.micro * plan.batch.sequence * _TOKEN_BYTES
         self._held: Name = "weights shard" if plan.sharding.weights > 1 else "weights"
         self._summed: Name = "gradient shard" if plan.sharding.optimizer > 1 else "gradients"
@@ -94,6 +95,8 @@ class Holding:
             return self._tokens
         if value.name == "staging":
             return STAGING_BYTES
+        if value.name == "passing":
+            return self._passing
         layer = value.layer or 0
         if value.name == "borrowed weights":
             return self._borrowed[layer] * self.plan.weight_bytes
@@ -110,3 +113,10 @@ class Holding:
             "inner gradients": sizes.kept,
         }
         return known.get(value.name, sizes.output)
+
+
+def _passing(plan: Plan, graph: Graph, stage: int, sizes: tuple[LayerSizes, ...]) -> int:
+    """The largest output that goes home, and for files both halves of a bounce; 0 if none does."""
+    largest = max((sizes[at].output for at in travelling(plan, graph, stage)), default=0)
+    bounced = largest > 0 and plan.home.activations != HOST
+    return largest + (2 * BOUNCE_BYTES if bounced else 0)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from windlass.program.far import far_bytes
 from windlass.program.sizes import sizes_of
 from windlass.spec.graph import Graph
-from windlass.spec.plan import Plan
+from windlass.spec.plan import HOST, Plan
 from windlass.spec.request import TrainRequest
 
 
@@ -14,7 +14,7 @@ class Room:
     """Bytes on the disk, when there are most."""
 
     state_bytes: int
-    """What lives beyond the near tier; 0 of a run that keeps all near."""
+    """What lives in files beyond the near tier; 0 of a run that keeps all in memory."""
     checkpoint_bytes: int
     """Of one checkpoint."""
     checkpoints: int
@@ -26,11 +26,11 @@ class Room:
         return self.state_bytes + self.checkpoints * self.checkpoint_bytes
 
 
-def room(plan: Plan, graph: Graph, settings: TrainRequest) -> Room:
+def room(plan: Plan, graph: Graph, settings: TrainRequest, *, done: int = 0, kept: int = 0) -> Room:
     """The room that a run needs: `state + checkpoints x checkpoint`.
 
-    A checkpoint is whole before the oldest one goes, so `keep + 1` are there together. One of a
-    streamed run gives the state's files a second name: it takes room of its own from the next
+    A checkpoint is whole before the oldest one goes, so `keep + 1` are there together. Where the
+    state lies in files, one gives them a second name: it takes room of its own from the next
     update on, which writes beside. So the last one never does, and of a run that saves only at its
     end no checkpoint does.
 
@@ -38,13 +38,20 @@ def room(plan: Plan, graph: Graph, settings: TrainRequest) -> Room:
         plan: of one stage.
         graph: that it cuts.
         settings: how often a run saves, and how many checkpoints stay.
+        done: steps that the run has done before it goes on.
+        kept: checkpoints that are there already.
     """
-    saves = -(-settings.steps // settings.save_every)
-    apart = saves - 1 if plan.streamed else saves
+    saves = kept + -(-settings.steps // settings.save_every) - done // settings.save_every
+    linked = plan.far("optimizer") and plan.home.optimizer != HOST
+    apart = saves - 1 if linked else saves
     return Room(
-        state_bytes=sum(sum(classes.values()) for classes in far_bytes(plan, graph).values()),
+        state_bytes=sum(
+            sum(classes.values())
+            for tier, classes in far_bytes(plan, graph).items()
+            if tier != HOST
+        ),
         checkpoint_bytes=_checkpoint_bytes(plan, graph),
-        checkpoints=min(settings.keep + 1, apart),
+        checkpoints=min(max(settings.keep, kept) + 1, apart),
     )
 
 

@@ -18,6 +18,7 @@ Name = Literal[
     "kept",  # for backward, apart from the input
     "output gradient",  # of a layer: what the next layer's backward passes down
     "inner gradients",  # what the input's part of a backward leaves for the weights' part
+    "passing",  # an output that goes home beside what follows, and the memory it may pass through
     "staging",  # what optimizer state passes through on its way from and to its home
     "gradients at home",
     "output at home",
@@ -37,6 +38,7 @@ CLASSES: dict[Name, MemoryClass] = {
     "kept": "activations",
     "output gradient": "activations",
     "inner gradients": "activations",
+    "passing": "activations",
     "staging": "working",
     "gradients at home": "gradients",
     "output at home": "activations",
@@ -47,6 +49,10 @@ SUMS: tuple[Name, ...] = ("gradients", "borrowed gradients")
 
 AWAY: tuple[Name, ...] = ("gradients at home", "output at home")
 """What takes no near memory."""
+
+BOUNCE_BYTES = 4 * 2**20
+"""Each of two halves of memory that bytes pass through between a file and tensors that begin
+anywhere: while one is copied the other is read or written."""
 
 STAGING_BYTES = 52 * 2**20
 """The near memory that optimizer state passes through, part by part, where its home is far. It is

@@ -13,6 +13,7 @@ from windlass.runtime.flow import Flow
 from windlass.runtime.interpret import Handler
 from windlass.runtime.layers import Template
 from windlass.runtime.optimizer import Optimizer
+from windlass.runtime.outputs import Outputs
 from windlass.runtime.parted import input_gradient, weight_gradients
 from windlass.runtime.random import Keys, draw_seed, layer_key, sample_keys
 from windlass.runtime.residence import Residence
@@ -46,6 +47,7 @@ class Compute:
         device: where all tensors lie.
         stop: asked before each micro-batch; by one device among several, at the end of a step.
         world: the devices that it is one of.
+        outputs: the home of outputs beyond the near tier; None where they stay.
     """
 
     def __init__(
@@ -61,12 +63,14 @@ class Compute:
         device: torch.device,
         stop: Callable[[], bool],
         world: World,
+        outputs: Outputs | None = None,
     ) -> None:
         self._micro = plan.batch.micro
         self._first = world.place.replica * plan.batch.replica
         """Of the samples in the global batch, the first that this replica takes."""
         self._summed = plan.batch.accumulation > 1
         self._residence = residence
+        self._away = outputs
         self._layers = layers = residence.layers
         self._templates = templates
         self._last = len(layers) - 1
@@ -98,6 +102,8 @@ class Compute:
         """Forgets the step before and begins `step`, counted from 1."""
         self._step = step
         self._residence.begin(step)
+        if self._away is not None:
+            self._away.begin()
         self.flow = Flow()
         self._norm: float | None = None
         self._loss = math.nan
@@ -134,7 +140,19 @@ class Compute:
             "update": self._update,
             "sync": self._sync,
             **self._residence.handlers(),
+            **({} if self._away is None else self._moves(self._away)),
         }
+
+    def _moves(self, away: Outputs) -> Mapping[Kind, Handler]:
+        """The handlers of outputs that wait elsewhere."""
+
+        def keep(layer: int, micro: int) -> None:
+            away.keep(layer, micro, self.flow.outputs.pop((layer, micro)))
+
+        def restore(layer: int, micro: int) -> None:
+            self.flow.outputs[layer, micro] = away.restore(layer, micro)
+
+        return {"keep": keep, "restore": restore}
 
     @property
     def loss(self) -> float:
@@ -279,7 +297,11 @@ class Compute:
         return self._world.devices > 1 and self._stop()
 
     def _input(self, layer: int, micro: int) -> Tensor:
-        return self.flow.tokens[micro][0] if layer == 0 else self.flow.outputs[layer - 1, micro]
+        if layer == 0:
+            return self.flow.tokens[micro][0]
+        if self._away is not None:
+            self._away.need(layer - 1, micro)
+        return self.flow.outputs[layer - 1, micro]
 
     def _keep(self, layer: int, micro: int) -> Tensor:
         """The output of a forward pass that keeps what its backward needs."""

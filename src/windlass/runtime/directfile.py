@@ -26,8 +26,15 @@ def aligned(nbytes: int) -> int:
     return -(-nbytes // PAGE) * PAGE
 
 
-def page_memory(nbytes: int) -> Tensor:
-    """`UInt8[nbytes]` that begins at a page; `nbytes` must be a multiple of one."""
+def page_memory(nbytes: int, device: torch.device | None = None) -> Tensor:
+    """`UInt8[nbytes]` that begins at a page; `nbytes` must be a multiple of one.
+
+    Args:
+        nbytes: how many.
+        device: where; None for a CPU. On an accelerator, which knows no pages, it begins anywhere.
+    """
+    if device is not None and device.type != "cpu":
+        return torch.empty(nbytes, dtype=torch.uint8, device=device)
     memory = torch.empty(nbytes + PAGE, dtype=torch.uint8)
     skipped = -memory.data_ptr() % PAGE
     return memory[skipped : skipped + nbytes]

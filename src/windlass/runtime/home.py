@@ -4,7 +4,6 @@ No more than the staging memory is held for it, whatever the size of the layer. 
 updated the next is read and the one before is written.
 """
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,19 +14,13 @@ from torch import Tensor
 
 from windlass.machines.moments import Codec, Kept
 from windlass.program.values import STAGING_BYTES
-from windlass.runtime.directfile import DirectFile, aligned, page_memory
+from windlass.runtime.directfile import aligned, page_memory
 from windlass.runtime.lane import Lane, Moved
-from windlass.runtime.statefile import (
-    Region,
-    StateLayout,
-    layer_files,
-    region,
-    state_layout,
-    write_tail,
-)
+from windlass.runtime.shelf import Access, Proof, Shelf, Shelves
+from windlass.runtime.statefile import Region, StateLayout, region, state_layout, write_tail
 from windlass.runtime.tensorfile import read_tensors
 from windlass.runtime.translate import read_moments
-from windlass.spec.plan import Moments
+from windlass.spec.plan import NEAR, Home, Moments
 
 _SETS = 3
 """Pieces under way: one is read, one updated, one written."""
@@ -61,11 +54,15 @@ class Apply(Protocol):
 
 
 class Staging:
-    """The memory that state passes through, for all layers in turn."""
+    """The memory that state passes through, for all layers in turn.
 
-    def __init__(self) -> None:
-        self.sets = [[page_memory(_PIECE_BYTES) for _ in range(4)] for _ in range(_SETS)]
-        self.converted = page_memory(_PIECE_BYTES).view(torch.float32)
+    Args:
+        device: that updates, and whose near tier it is of.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.sets = [[page_memory(_PIECE_BYTES, device) for _ in range(4)] for _ in range(_SETS)]
+        self.converted = page_memory(_PIECE_BYTES, device).view(torch.float32)
 
 
 class _Piece(NamedTuple):
@@ -78,11 +75,17 @@ class _Piece(NamedTuple):
 
 
 class LayerHome:
-    """The files of one layer.
+    """Where one layer lives.
+
+        layer-0003.safetensors   masters, moments and counts of updates: a checkpoint's file as is
+        layer-0003.working       what the layer computes with, where that is not the masters
+        layer-0003.gradients     the summed gradients that wait for their update, where the layer
+                                 has such and they may not lie in the working weights' place
 
     Args:
-        folder: of all layers' files.
+        shelves: give it its places.
         index: of the layer.
+        home: the tier of each class.
         weights: names and shapes of what it owns.
         buffers: that belong to a checkpoint.
         working: what the layer computes in.
@@ -93,8 +96,9 @@ class LayerHome:
 
     def __init__(
         self,
-        folder: Path,
+        shelves: Shelves,
         index: int,
+        home: Home,
         weights: Mapping[str, tuple[int, ...]],
         buffers: Sequence[tuple[str, Tensor]],
         *,
@@ -103,20 +107,32 @@ class LayerHome:
         moments: Moments,
         shares: bool,
     ) -> None:
-        self._state, self._working, self._gradients = layer_files(folder, index)
-        if shares:
-            self._gradients = self._working
-        self._waits = gradients is not None
         self._buffers = buffers
         self._moments: Moments = moments
         self._layout: StateLayout = state_layout(weights, buffers, moments)
         self._decays = tuple(len(shape) >= 2 for shape in weights.values())
         self._updates = [0] * len(weights)
-        self._apart = working != torch.float32
-        self._shared = False
-        """A checkpoint has the state's file under another name: it must not change."""
         self.working: Region = region(weights, working)
         self.gradients: Region = region(weights, gradients or torch.float32)
+        name = f"layer-{index:04d}"
+        self._state: Shelf = shelves.shelf(
+            home.optimizer, f"{name}.safetensors", self._layout.nbytes
+        )
+        self._working: Shelf | None = None
+        """None where layers compute with the masters."""
+        self._gradients: Shelf | None = None
+        """None where no gradient waits."""
+        shared = shares and gradients is not None
+        if working != torch.float32:
+            nbytes = max(self.working.nbytes, self.gradients.nbytes if shared else 0)
+            tier = home.optimizer if home.weights == NEAR else home.weights
+            self._working = shelves.shelf(tier, f"{name}.working", nbytes)
+        if shared:
+            self._gradients = self._working
+        elif gradients is not None:
+            self._gradients = shelves.shelf(
+                home.gradients, f"{name}.gradients", self.gradients.nbytes
+            )
 
     def create(
         self,
@@ -124,7 +140,7 @@ class LayerHome:
         staging: Staging,
         moments: Sequence[tuple[Kept, Kept]] | None = None,
     ) -> None:
-        """Makes the files.
+        """Takes the room, and fills it.
 
         Args:
             masters: of each weight.
@@ -134,10 +150,9 @@ class LayerHome:
         Raises:
             OSError: the disk is full, or the folder does not take files.
         """
-        self._remove()
+        self._state.make()
         sets = staging.sets[0]
-        with DirectFile(self._state, write=True) as file:
-            file.resize(self._layout.nbytes)
+        with self._state.opened(write=True) as file:
             for piece in self._pieces():
                 for memory, _ in self._spots(sets, piece):
                     memory.zero_()
@@ -154,7 +169,7 @@ class LayerHome:
         self._make_rest(staging)
 
     def adopt(self, file: Path, updates: int, staging: Staging, *, seed: int) -> None:
-        """Takes a checkpoint's file for its state; copies it only if it is laid out otherwise.
+        """Takes a checkpoint's file for its state, as it is unless it is laid out otherwise.
 
         Moments in another format are decoded, and encoded anew.
 
@@ -169,9 +184,7 @@ class LayerHome:
         """
         self._updates = [updates] * len(self._updates)
         if self._laid_out_so(file):
-            self._remove()
-            os.link(file, self._state)
-            self._shared = True
+            self._state.adopt(file)
             self._make_rest(staging)
             return
         parts = self._layout.masters.slices
@@ -184,35 +197,29 @@ class LayerHome:
         ]
         self.create(list(masters.values()), staging, moments)
 
-    def _remove(self) -> None:
-        for path in {self._state, self._working, self._gradients}:
-            path.unlink(missing_ok=True)
-
     def _laid_out_so(self, file: Path) -> bool:
         with file.open("rb") as content:
             return content.read(len(self._layout.header)) == self._layout.header
 
-    def link(self, to: Path) -> None:
-        """Gives the state's file, as it is now, a second name that keeps its content."""
-        if not self._shared:
-            with DirectFile(self._state, write=True) as file:
-                write_tail(file, self._layout, self._updates, [b for _, b in self._buffers])
-                file.sync()
-        os.link(self._state, to)
-        self._shared = True
+    def save(self, to: Path) -> Proof:
+        """Makes a checkpoint's file of the state as it is now."""
+        return self._state.save(to, self._tail)
 
     def fetch(self, memory: Tensor, moved: Moved) -> None:
         """Reads what the layer computes with into `UInt8[working.nbytes]`."""
-        path = self._working if self._apart else self._state
-        with DirectFile(path, write=False) as file:
-            file.read(memory, 0 if self._apart else self._layout.places[0].offset)
+        if self._working is None:
+            with self._state.opened() as state:
+                state.read(memory, self._layout.places[0].offset)
+        else:
+            with self._working.opened() as working:
+                working.read(memory, 0)
         moved.read_bytes += memory.numel()
 
     def store(self, gradients: Sequence[Tensor | None], staging: Staging, moved: Moved) -> None:
         """Writes the summed gradients of all weights that have one."""
         size = self.gradients.dtype.itemsize
         bounce = staging.sets[0][3]
-        with DirectFile(self._gradients, write=True) as file:
+        with _there(self._gradients).opened(write=True) as file:
             for piece in self._pieces():
                 gradient = gradients[piece.weight]
                 if gradient is None:
@@ -248,11 +255,10 @@ class LayerHome:
             moved: counts the bytes.
         """
         with ExitStack() as stack:
-            source = stack.enter_context(DirectFile(self._state, write=True))
-            into = stack.enter_context(self._beside()) if self._shared else source
+            source, into = stack.enter_context(self._state.changing())
             stored = None
             if gradients is None and any(has):
-                stored = stack.enter_context(DirectFile(self._gradients, write=False))
+                stored = stack.enter_context(_there(self._gradients).opened())
 
             def read(sets: list[Tensor], piece: _Piece) -> None:
                 for memory, at in self._spots(sets, piece):
@@ -273,22 +279,16 @@ class LayerHome:
 
             lane.pass_through(list(self._pieces()), staging.sets, read, work, write)
             self._updates = [n + did for n, did in zip(self._updates, has, strict=True)]
-            if self._shared:
-                write_tail(into, self._layout, self._updates, [b for _, b in self._buffers])
-                into.path.rename(self._state)
-                self._shared = False
-        if memory is not None and self._apart:
-            with DirectFile(self._working, write=True) as file:
+            if into is not source:
+                self._tail(into)
+        if memory is not None and self._working is not None:
+            with self._working.opened(write=True) as file:
                 file.write(memory, 0)
             moved.written_bytes += memory.numel()
 
-    def _beside(self) -> DirectFile:
-        """A new file for the state, while a checkpoint keeps the old one."""
-        path = self._state.with_suffix(".next")
-        path.unlink(missing_ok=True)
-        file = DirectFile(path, write=True)
-        file.resize(self._layout.nbytes)
-        return file
+    def _tail(self, file: Access) -> None:
+        """Writes the counts of updates, and whatever else no update writes."""
+        write_tail(file, self._layout, self._updates, [b for _, b in self._buffers])
 
     def _gradient_at(self, memory: Tensor, piece: _Piece) -> tuple[Tensor, int]:
         """What a stored piece of gradient takes of memory, and where it lies in the file."""
@@ -348,20 +348,16 @@ class LayerHome:
         return found["weight"], (first, Kept(found["moment2"], found.get("scale2")))
 
     def _make_rest(self, staging: Staging) -> None:
-        """The files beside the state."""
-        self._make_working(staging)
-        if self._waits:
-            self._make_room()
+        """What lies beside the state."""
+        if self._working is not None:
+            self._working.make()
+            self._fill(self._working, staging)
+        if self._gradients is not None and self._gradients is not self._working:
+            self._gradients.make()
 
-    def _make_working(self, staging: Staging) -> None:
+    def _fill(self, shelf: Shelf, staging: Staging) -> None:
         """Makes the working weights from the masters."""
-        if not self._apart:
-            return
-        with (
-            DirectFile(self._state, write=False) as state,
-            DirectFile(self._working, write=True) as file,
-        ):
-            file.resize(self.working.nbytes)
+        with self._state.opened() as state, shelf.opened(write=True) as file:
             for piece in self._pieces():
                 memory, into = staging.sets[0][0], staging.sets[0][1]
                 at, _ = self._layout.places[0].spot(*piece)
@@ -374,11 +370,11 @@ class LayerHome:
                 at = part.offset + self.working.dtype.itemsize * piece.first
                 file.write(into[: aligned(nbytes)], at)
 
-    def _make_room(self) -> None:
-        """Takes the disk's room for gradients before it is needed."""
-        shared = self._gradients == self._working
-        with DirectFile(self._gradients, write=True) as file:
-            file.resize(max(self.gradients.nbytes, self.working.nbytes if shared else 0))
+
+def _there(shelf: Shelf | None) -> Shelf:
+    if shelf is None:
+        raise ValueError("no gradient of this layer waits for its update")
+    return shelf
 
 
 def _part(tensor: Tensor, piece: _Piece) -> Tensor:

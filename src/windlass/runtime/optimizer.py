@@ -125,7 +125,9 @@ class Optimizer:
         part = _Part(name, first, master, moments, gradient, None)
         decay = self._settings.weight_decay if decays else 0.0
         rate = learning_rate(self._settings, step)
-        self._step(part, torch.tensor(float(updates)), step, rate, decay, divisor)
+        # Filled where it lies: a number that is copied to a device makes the host wait.
+        done = torch.full((), float(updates), device=master.device)
+        self._step(part, done, step, rate, decay, divisor)
 
     def _step(
         self,

@@ -14,15 +14,12 @@ from windlass.models.chain import Chain
 from windlass.program.instruction import Kind, Program
 from windlass.runtime.checkpoint import Checkpoint, load
 from windlass.runtime.interpret import Handler
-from windlass.runtime.lane import Moved
 from windlass.runtime.optimizer import Optimizer
-from windlass.runtime.tensorfile import FileProof, write_tensors
+from windlass.runtime.shelf import Proof
+from windlass.runtime.tensorfile import write_tensors
 from windlass.runtime.tensors import LayerParameters, LayerTensors, Parameter, layer_tensors
 from windlass.spec.graph import Precision
 from windlass.spec.plan import Moments
-
-Proof = Callable[[], FileProof]
-"""Tells what a file must be to count as whole; may read it for that."""
 
 
 class Saved(NamedTuple):
@@ -87,9 +84,6 @@ class Residence(Protocol):
         Returns:
             None if there is nothing that this device would write.
         """
-
-    def moved(self) -> Moved:
-        """What went between tiers since this was asked last."""
 
     def close(self) -> None:
         """Ends what is under way."""
@@ -168,10 +162,6 @@ class Near:
     def save(self, layer: int, to: Path) -> Saved | None:
         """Writes the tensors themselves, and copies none."""
         return save_layer(self.layers[layer], to)
-
-    def moved(self) -> Moved:
-        """Nothing moves."""
-        return Moved()
 
     def close(self) -> None:
         """Nothing is under way."""

@@ -22,7 +22,8 @@ from windlass.runtime.checkpoint import (
     tell_proofs,
     told_proofs,
 )
-from windlass.runtime.residence import Proof, Saved
+from windlass.runtime.residence import Saved
+from windlass.runtime.shelf import Proof
 from windlass.runtime.tensorfile import FileProof
 
 Save = Callable[[int, Path], Saved | None]

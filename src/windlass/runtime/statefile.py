@@ -1,25 +1,21 @@
-"""The files of one layer whose state lies beyond the near tier.
+"""The file of one layer whose state lies beyond the near tier, byte by byte.
 
-    layer-0003.safetensors   masters, moments and counts of updates: a checkpoint's file as it is
-    layer-0003.working       what the layer computes with, where that is not the masters
-    layer-0003.gradients     the summed gradients that wait for their update, where the layer has
-                             such and they may not lie in the working file's place
-
-Every tensor begins at a page and is followed by zeros up to the next one, so that it can be read
-and written directly. In the safetensors file, whose format allows no gaps, the zeros have names of
-their own. So a checkpoint takes the file by a second name, and copies nothing.
+It is a checkpoint's file as it is. Every tensor begins at a page and is followed by zeros up to the
+next one, so that it can be read and written directly. In the safetensors format, which allows no
+gaps, the zeros have names of their own. So a checkpoint takes the file by a second name, and copies
+nothing; where the state lies in memory, its bytes are the file's.
 """
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from windlass.machines.moments import blocks, moment_dtypes
-from windlass.runtime.directfile import PAGE, DirectFile, aligned, page_memory
+from windlass.runtime.directfile import PAGE, aligned, page_memory
+from windlass.runtime.shelf import Access
 from windlass.runtime.tensorfile import DTYPE_NAMES, bytes_of
 from windlass.spec.plan import MOMENT_BLOCK, Moments
 
@@ -167,12 +163,12 @@ def _regions(
 
 
 def write_tail(
-    file: DirectFile, layout: StateLayout, updates: Sequence[int], buffers: Sequence[Tensor]
+    file: Access, layout: StateLayout, updates: Sequence[int], buffers: Sequence[Tensor]
 ) -> None:
     """Writes the header, the counts of updates and the buffers of a state file.
 
     Args:
-        file: that has its size.
+        file: the state's, open.
         layout: of the file.
         updates: of each weight.
         buffers: that belong to a checkpoint.
@@ -184,12 +180,6 @@ def write_tail(
         memory.zero_()
         memory[: len(content)] = torch.frombuffer(bytearray(content), dtype=torch.uint8)
         file.write(memory, offset)
-
-
-def layer_files(folder: Path, index: int) -> Iterator[Path]:
-    """State, working weights and gradients of one layer."""
-    for ending in ("safetensors", "working", "gradients"):
-        yield folder / f"layer-{index:04d}.{ending}"
 
 
 def _entry(dtype: str, shape: tuple[int, ...], start: int, end: int) -> dict[str, object]:

@@ -6,7 +6,6 @@ it. A layer's update runs in that lane too, piece by piece, and leaves the layer
 
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor
 
 from windlass.errors import RunBroken
-from windlass.files import hash_file, storage_faults
+from windlass.files import storage_faults
 from windlass.models.chain import Chain, materialise
 from windlass.program.instruction import Kind, Program
 from windlass.program.phases import shares_room
@@ -23,10 +22,10 @@ from windlass.runtime.checkpoint import Checkpoint, layer_file
 from windlass.runtime.directfile import page_memory
 from windlass.runtime.home import LayerHome, Staging
 from windlass.runtime.interpret import Handler
-from windlass.runtime.lane import Lane, Moved
+from windlass.runtime.lane import Lane, Moved, Ticket
 from windlass.runtime.optimizer import Optimizer
 from windlass.runtime.residence import Saved, completed
-from windlass.runtime.tensorfile import FileProof
+from windlass.runtime.shelf import Shelves
 from windlass.runtime.tensors import (
     DTYPES,
     LayerParameters,
@@ -43,7 +42,7 @@ class _Near(NamedTuple):
     """A layer that is in the near tier, or on its way there."""
 
     memory: Tensor
-    there: Future[None]
+    there: Ticket
 
 
 class _Stored(NamedTuple):
@@ -60,8 +59,10 @@ class Stream:
     Args:
         plan: whose weights and optimizer state have their home beyond the near tier.
         chain: the model.
-        folder: of the state's files; made if it is not there.
+        folder: of what lives in files; made if need be.
         optimizer: applied in the lane.
+        lane: of all moves.
+        device: that computes, and whose near tier layers come to.
         program: that will run; says whose gradients wait at home.
         seed: of the initial weights.
         before_update: called with a layer's index before its state changes.
@@ -73,21 +74,23 @@ class Stream:
         chain: Chain,
         folder: Path,
         optimizer: Optimizer,
+        lane: Lane,
+        device: torch.device,
         *,
         program: Program,
         seed: int,
         before_update: Callable[[int], None],
     ) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
         self._plan, self._chain, self._folder = plan, chain, folder
         self._optimizer, self._seed = optimizer, seed
         self._before_update = before_update
         self._step = 0
-        self._lane = Lane()
-        self._staging = Staging()
+        self._lane, self._device = lane, device
+        self._shelves = Shelves(folder, device)
+        self._staging = Staging(device)
         self._near: dict[int, _Near] = {}
         self._stored: dict[int, _Stored] = {}
-        self._leaving: Future[None] | None = None
+        self._leaving: Ticket | None = None
         self._divisor: Tensor | None = None
         self.norms: dict[int, list[Tensor]] = {}
         """Of the gradients that went home in this step, by layer."""
@@ -108,6 +111,8 @@ class Stream:
             CheckpointError: it is of another model.
             StorageError: the disk is full, or does not take files.
         """
+        with storage_faults(self._folder):
+            self._shelves.take()
         if checkpoint is None:
             self._create()
         else:
@@ -152,7 +157,7 @@ class Stream:
     def release(self, layer: int, _: int) -> None:
         """Frees the near copy of a layer's weights."""
         near = self._near.pop(layer)
-        near.there.result()
+        near.there.wait()
         for weight in self.layers[layer].owned:
             weight.working = _AWAY
 
@@ -166,7 +171,7 @@ class Stream:
             near = self._near.get(owner)
             if near is None:
                 raise RunBroken(f"layer {layer} needs layer {owner}, which was not fetched")
-            near.there.result()
+            near.there.wait()
 
     def begin(self, step: int) -> None:
         """A step begins: gradients that go home are of it."""
@@ -196,17 +201,19 @@ class Stream:
     def store(self, layer: int, _: int) -> None:
         """Begins to bring a layer's summed gradients home, and takes their norms before."""
         if self._leaving is not None:
-            self._leaving.result()
+            self._leaving.wait()
         self.norms[layer] = self._optimizer.norms(self.summed(layer))
         gradients, has = self._taken(layer)
         self._stored[layer] = _Stored(self._step, has)
         home = self._homes[layer]
-        self._leaving = self._begin(lambda moved: home.store(gradients, self._staging, moved))
+        self._leaving = self._begin(
+            lambda moved: home.store(gradients, self._staging, moved), *_some(gradients)
+        )
 
     def ends_backward(self, divisor: Tensor | None) -> None:
         """Takes note of what the gradients that went home are to be divided by."""
         if self._leaving is not None:
-            self._leaving.result()
+            self._leaving.wait()
             self._leaving = None
         self._divisor = divisor
         self.norms.clear()
@@ -219,7 +226,7 @@ class Stream:
             step, has, divisor, gradients = stored.step, stored.has, self._divisor, None
         else:
             if self._leaving is not None:
-                self._leaving.result()  # one layer's gradients at a time are on their way
+                self._leaving.wait()  # one layer's gradients at a time are on their way
             gradients, has = self._taken(layer)
         if not any(has):
             if layer not in self._near:
@@ -232,12 +239,13 @@ class Stream:
             self._place(layer, views)
         weights = [weight.working.detach() for weight in self.layers[layer].owned]
         apply = partial(self._optimizer.apply, step=step, divisor=divisor)
-        home = self._homes[layer]
+        home, goes = self._homes[layer], self._plan.far("weights")
         there = self._begin(
             lambda moved: home.update(
-                apply, weights, gradients, has, memory=memory, staging=self._staging,
-                lane=self._lane, moved=moved,
-            )
+                apply, weights, gradients, has, memory=memory if goes else None,
+                staging=self._staging, lane=self._lane, moved=moved,
+            ),
+            *_some(gradients or ()), *_some((divisor,)),
         )  # fmt: skip
         self._near[layer] = _Near(memory, there)
         if gradients is not None:
@@ -253,11 +261,11 @@ class Stream:
         self.wait()
 
     def save(self, layer: int, to: Path) -> Saved | None:
-        """Gives a layer's state a second name, and copies nothing."""
+        """Saves a layer's state; where it is a file, that gets a second name."""
         if not (self.layers[layer].owned or self.layers[layer].saved_buffers):
             return None
-        self._homes[layer].link(to)
-        return Saved(to, lambda: FileProof(bytes=to.stat().st_size, sha256=hash_file(to)))
+        proof = self._homes[layer].save(to)
+        return None if proof is None else Saved(to, proof)
 
     def wait(self) -> None:
         """Returns when nothing is under way.
@@ -266,26 +274,25 @@ class Stream:
             StorageError: something failed.
         """
         for near in self._near.values():
-            near.there.result()
+            near.there.wait()
         self._lane.wait()
 
-    def moved(self) -> Moved:
-        """What went between tiers since this was asked last."""
-        return self._lane.moved()
-
     def close(self) -> None:
-        """Ends the lane and removes the state's files: what counts of them is in checkpoints."""
-        self._lane.close()
+        """Gives the host's memory back and removes the state's files, once the lane has ended.
+
+        What counts of them is in checkpoints.
+        """
+        self._shelves.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     # How.
 
-    def _begin(self, move: Callable[[Moved], None]) -> Future[None]:
+    def _begin(self, move: Callable[[Moved], None], *uses: Tensor) -> Ticket:
         def told(moved: Moved) -> None:
             with storage_faults(self._folder):
                 move(moved)
 
-        return self._lane.begin(told)
+        return self._lane.begin(told, *uses)
 
     def _taken(self, layer: int) -> tuple[list[Tensor | None], tuple[bool, ...]]:
         """A layer's gradients, handed over."""
@@ -295,7 +302,7 @@ class Stream:
         return gradients, tuple(gradient is not None for gradient in gradients)
 
     def _room(self, layer: int) -> tuple[Tensor, tuple[Tensor, ...]]:
-        memory = page_memory(self._homes[layer].working.nbytes)
+        memory = page_memory(self._homes[layer].working.nbytes, self._device)
         return memory, self._homes[layer].working.views(memory)
 
     def _place(self, layer: int, views: Sequence[Tensor]) -> None:
@@ -319,7 +326,7 @@ class Stream:
                 for full, shape in owned.items()
             }
             # Buffers are small, and some are computed, so they come with the layer and stay near.
-            real = materialise(chain, index, seed=self._seed, device="cpu") if any(
+            real = materialise(chain, index, seed=self._seed, device=str(self._device)) if any(
                 True for _ in layer.buffers()
             ) else layer  # fmt: skip
             buffers = saved_buffers(name, real)
@@ -334,10 +341,14 @@ class Stream:
             )
             homes.append(
                 LayerHome(
-                    self._folder, index, owned, tuple(buffers.items()),
+                    self._shelves, index, plan.home, owned, tuple(buffers.items()),
                     working=DTYPES[plan.precision],
                     gradients=sum_dtype(plan) if index in stored else None, moments=plan.moments,
                     shares=shares_room(plan),
                 )
             )  # fmt: skip
         return tuple(layers), tuple(homes)
+
+
+def _some(tensors: Sequence[Tensor | None]) -> list[Tensor]:
+    return [tensor for tensor in tensors if tensor is not None]

@@ -24,10 +24,12 @@ from windlass.runtime.checkpoint import (
 from windlass.runtime.compute import Compute, StopWished
 from windlass.runtime.evaluate import HeldOut, evaluate
 from windlass.runtime.interpret import Interpreter, clock_for
+from windlass.runtime.lane import Lane, Moved
 from windlass.runtime.layers import Template, templates
 from windlass.runtime.memory import Peak
 from windlass.runtime.messages import Messages
 from windlass.runtime.optimizer import Optimizer, learning_rate
+from windlass.runtime.outputs import Outputs
 from windlass.runtime.residence import Near, Residence
 from windlass.runtime.saving import Saver
 from windlass.runtime.shared import Shared
@@ -35,7 +37,7 @@ from windlass.runtime.shortage import asked_words, is_shortage, room_bytes
 from windlass.runtime.stream import Stream
 from windlass.runtime.world import Alone, Pod, World
 from windlass.spec.graph import Graph
-from windlass.spec.plan import Plan
+from windlass.spec.plan import HOST, Plan
 from windlass.spec.prediction import Timeline
 from windlass.spec.record import STATE_FOLDER, Step
 from windlass.spec.request import TrainRequest
@@ -143,14 +145,20 @@ class _Run:
         self._device, self._folder = device, checkpoints
         self._program = program
         optimizer = Optimizer(settings, device, plan.moments)
+        own = f"-{program.device}" if program.device else ""
+        self._state = checkpoints.with_name(STATE_FOLDER + own)
         self._at = 1
         self._beat = beat
         self._pod = Pod(plan, graph, program.device, device) if graph else None
         self._world: World = self._pod or Alone()
+        self._lane = _lane(plan, device)
         self._templates: tuple[Template, ...] = templates(
             chain, compiled=plan.compile, place=self._pod.slice if self._pod else None
         )
         self.residence = self._home(chain, graph, optimizer)
+        self._outputs: Outputs | None = None
+        if self._lane is not None and plan.far("activations"):
+            self._outputs = Outputs(self._lane, plan.home.activations, self._state, device)
         self.saver = Saver(
             checkpoints, len(chain.layers), keep=settings.keep, save=self.residence.save,
             device=self._world.device, devices=self._world.devices,
@@ -166,6 +174,7 @@ class _Run:
             device=device,
             stop=stop,
             world=self._world,
+            outputs=self._outputs,
         )
         handlers = dict(self._compute.handlers())
         self._messages: Messages | None = None
@@ -181,26 +190,21 @@ class _Run:
 
     def _home(self, chain: Chain, graph: Graph | None, optimizer: Optimizer) -> Residence:
         """Where the plan has weights and optimizer state live."""
-        plan, seed = self._plan, self._settings.seed
+        plan, home, seed = self._plan, self._plan.home, self._settings.seed
 
         def before_update(layer: int) -> None:
             self.saver.wait_for(layer)
 
-        if plan.far("activations"):
+        if plan.far("weights") and not plan.masters_apart and home.weights != home.optimizer:
             raise PlanError(
-                f"`home.activations` = {plan.home.activations} is not yet run by this version; set "
-                "it to near"
+                f"`home.weights` = {home.weights} but `home.optimizer` = {home.optimizer}: in "
+                "float32 the weights are the masters, which lie with the moments; name one tier "
+                "for both, or set `precision` = bfloat16"
             )
-        if plan.streamed and self._device.type != "cpu":
-            raise PlanError(
-                f"homes beyond the near tier are not yet run on `{self._device.type}` by this "
-                "version, only on a CPU; set every `home` to near"
-            )
-        if plan.streamed:
-            folder = self._folder.with_name(STATE_FOLDER)
+        if self._lane is not None and plan.far("optimizer"):
             return Stream(
-                plan, chain, folder, optimizer, program=self._program, seed=seed,
-                before_update=before_update,
+                plan, chain, self._state, optimizer, self._lane, self._device,
+                program=self._program, seed=seed, before_update=before_update,
             )  # fmt: skip
         if self._pod and graph:
             return Shared(
@@ -215,6 +219,10 @@ class _Run:
     def close(self) -> None:
         """Waits for the save under way, and ends all threads."""
         self.saver.close()
+        if self._lane is not None:
+            self._lane.close()
+        if self._outputs is not None:
+            self._outputs.close()
         self.residence.close()
 
     def steps(self, resume: Checkpoint | None, watch: Watch | None) -> Generator[Step]:
@@ -224,7 +232,7 @@ class _Run:
         self.residence.start(resume)
         if self._plan.compile and done < self._settings.steps:
             self._compute.warm(done + 1)
-        self.residence.moved()  # what came before the first step is none of it
+        self._moved()  # what came before the first step is none of it
         for step in range(done + 1, self._settings.steps + 1):
             self.saver.check()
             try:
@@ -287,10 +295,10 @@ class _Run:
         if evaluates or saves:
             self.residence.settle(self._program)
         settled = time.perf_counter() - settling
-        moved = self.residence.moved()
+        moved = self._moved()
         held_out = self._evaluate() if evaluates else None
         if evaluates:
-            self.residence.moved()
+            self._moved()
         return Step(
             step=step,
             loss=compute.loss,
@@ -307,6 +315,10 @@ class _Run:
             held_out_bits_per_byte=held_out.bits_per_byte if held_out else None,
             saved=folder_name(step) if saves else None,
         )
+
+    def _moved(self) -> Moved:
+        """What went between tiers since this was asked last."""
+        return Moved() if self._lane is None else self._lane.moved()
 
     def _evaluate(self) -> HeldOut:
         return evaluate(
@@ -357,3 +369,11 @@ class _Run:
         if self.saver.newest is None:
             return "no checkpoint was written yet"
         return f"the last good checkpoint is `{self._folder / folder_name(self.saver.newest)}`"
+
+
+def _lane(plan: Plan, device: torch.device) -> Lane | None:
+    """Of all that moves between tiers; None where nothing does."""
+    if not plan.streamed:
+        return None
+    in_memory = set(plan.far_homes.values()) == {HOST}
+    return Lane(device, blocks=device.type == "cpu" or not in_memory)

@@ -95,7 +95,9 @@ class MomentRate(Document):
 
     moments: Moments
     elements: float = Field(gt=0, lt=inf)
-    """Parameters a second, both moments of each decoded and encoded again."""
+    """Parameters a second, both moments of each decoded and encoded again, in whole parts."""
+    part_seconds: Seconds = 0.0
+    """Cost of one part apart from its elements, of which a weight takes at least one."""
 
 
 class MatmulRate(Document):

@@ -29,6 +29,11 @@ NEAR = "near"
 """The tier that layers compute in; every other one is far."""
 
 
+HOST = "host"
+"""The far tier that is memory of the host, pinned where an accelerator copies from it; every other
+far tier is files under the run's folder."""
+
+
 class Cut(Document):
     """pipeline x tensor x replicas = devices."""
 

@@ -57,7 +57,7 @@ class Recorded(Document):
     near_bytes: Sized
     """At the peak."""
     far_bytes: Sized
-    """Lying in the tiers beyond; measured: what the files take of the disk."""
+    """Lying in files beyond; measured: what they take of the disk."""
     read_bytes: Sized
     written_bytes: Sized
     seconds: Sized
