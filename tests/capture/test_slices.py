@@ -6,11 +6,10 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.distributed as dist
-from measuring import weigh
+from measuring import Weighed, weigh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from windlass.capture.capture import capture_slices
-from windlass.models.build import build_chain
 from windlass.models.chain import Chain, cuts_of
 from windlass.models.exchange import Place
 from windlass.models.pieces import pieces
@@ -132,35 +131,44 @@ def group() -> Iterator[str]:
     dist.destroy_process_group()
 
 
+def seen_and_said(
+    cut: Captured, group: str, name: str, index: int, precision: Precision, *, compiled: bool
+) -> tuple[Weighed, LayerCost]:
+    """Bytes of the first of four slices of a layer, run, and its graph."""
+    chain, graph = cut(name, 2, 4, **FAMILIES[name])
+    place = Place(degree=4, group=group)
+    twins = tuple(
+        sliced(layer, cuts_of(chain, at), place, last=at == 2).to_empty(device="cpu")
+        for at, layer in enumerate(chain.layers)
+    )
+    seen = weigh(
+        replace(chain, layers=twins),
+        index,
+        getattr(torch, precision),
+        micro=MICRO,
+        sequence=SEQUENCE,
+        compiled=compiled,
+        degree=4,
+    )
+    return seen, graph.cut(4).kinds[chain.kinds[index]].cost(precision, compiled=compiled)
+
+
+def peaks(cost: LayerCost) -> tuple[float, float]:
+    forward, backward = (
+        max(op.live_bytes.at(MICRO, SEQUENCE) for op in ops)
+        for ops in (cost.forward, cost.backward)
+    )
+    return forward, backward
+
+
 @pytest.mark.parametrize("precision", PRECISION_BYTES)
 @pytest.mark.parametrize("index", [0, 1, 2])
 @pytest.mark.parametrize("name", ["gpt-tiny", "llama-tiny"])
 def test_a_slice_run_as_written_takes_the_bytes_that_its_graph_says(
     cut: Captured, group: str, name: str, index: int, precision: Precision
 ):
-    dials = FAMILIES[name]
-    chain, graph = cut(name, 2, 4, **dials)
-    place = Place(degree=4, group=group)
-    real = build_chain(name, dials, device="meta", seed=0)
-    twins = tuple(
-        sliced(layer, cuts_of(real, at), place, last=at == 2).to_empty(device="cpu")
-        for at, layer in enumerate(real.layers)
-    )
-    seen = weigh(
-        replace(real, layers=twins),
-        index,
-        getattr(torch, precision),
-        micro=MICRO,
-        sequence=SEQUENCE,
-        compiled=False,
-        degree=4,
-    )
-
-    cost = graph.cut(4).kinds[chain.kinds[index]].cost(precision, compiled=False)
-    forward, backward = (
-        max(op.live_bytes.at(MICRO, SEQUENCE) for op in ops)
-        for ops in (cost.forward, cost.backward)
-    )
+    seen, cost = seen_and_said(cut, group, name, index, precision, compiled=False)
+    forward, backward = peaks(cost)
     # In bfloat16 attention sums in hidden float32: so much for each of two threads.
     scratch = 48 * 2**10 * 2 if precision == "bfloat16" else 1024
     assert cost.kept_bytes.at(MICRO, SEQUENCE) == pytest.approx(seen.kept, rel=0.001, abs=1024)
@@ -168,3 +176,19 @@ def test_a_slice_run_as_written_takes_the_bytes_that_its_graph_says(
     # The caller counts gradients of parameters.
     low, high = seen.backward_peak - seen.gradients, seen.backward_peak
     assert low * 0.98 - scratch <= backward <= high * 1.02
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("precision", PRECISION_BYTES)
+@pytest.mark.parametrize("index", [1, 2])
+@pytest.mark.parametrize("name", ["gpt-tiny", "llama-tiny"])
+def test_a_compiled_slice_takes_the_bytes_that_its_graph_says(
+    cut: Captured, group: str, name: str, index: int, precision: Precision
+):
+    seen, cost = seen_and_said(cut, group, name, index, precision, compiled=True)
+    forward, backward = peaks(cost)
+    assert cost.kept_bytes.at(MICRO, SEQUENCE) == pytest.approx(seen.kept, rel=0.1, abs=1024)
+    assert forward == pytest.approx(seen.forward_peak, rel=0.1)
+    low, high = seen.backward_peak - seen.gradients, seen.backward_peak
+    assert low * 0.9 <= backward <= high * 1.1

@@ -25,6 +25,14 @@ _SUMS_IN_FLOAT32 = "embedding_dense_backward"
 """Compiled, it adds up a table in float32 and then rounds it to the table's precision."""
 
 
+_KEPT = frozenset({"exp"})
+"""Kept as it is, though it could be made again from something smaller: the partitioner prefers what
+lies near the backward pass, as the exponentials of a loss that slices compute together do."""
+
+_WRITTEN_OUT = frozenset({"scatter_add"})
+"""Its result is changed in place, so that it lies in memory even between calls that run as one."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Group:
     """Calls that run as one."""
@@ -101,6 +109,8 @@ def _fixed(fitted: Fitted, buffer: int, made: dict[int, Call]) -> bool:
 
     Products, random numbers and small results are not, nor what is changed in place.
     """
+    if made[buffer].name in _KEPT:
+        return True
     call = made[buffer]
     in_place = any(touch.buffer == buffer for touch in call.reads)
     if call.kind != "memory" or call.random or in_place:
@@ -147,7 +157,7 @@ def _groups(fitted: Fitted, saved: frozenset[int]) -> tuple[list[_Group], int]:
         for call in run:
             for touch in call.writes:
                 role = trace.buffers[touch.buffer].role
-                ends = trace.buffers[touch.buffer].died is None
+                ends = trace.buffers[touch.buffer].died is None or call.name in _WRITTEN_OUT
                 if touch.buffer in needed or role in ("output", "gradient") or ends:
                     writes[touch.buffer] = fitted.numbers[touch.nbytes]
         groups.append(_Group(calls=run, reads=reads[place], writes=writes))
@@ -260,7 +270,10 @@ def _reused(fitted: Fitted, group: _Group, dying: Sequence[int]) -> set[int]:
     if group.calls[0].kind != "memory":
         return set()
     hosts: set[int] = set()
+    apart = {t.buffer for call in group.calls if call.name in _WRITTEN_OUT for t in call.writes}
     for result in group.writes:
+        if result in apart:
+            continue
         size = _size(fitted, result)
         host = next((b for b in dying if b not in hosts and _size(fitted, b) == size), None)
         if (
