@@ -45,6 +45,9 @@ ANSWERS: dict[Kind, Kind] = {"send": "receive", "lend": "borrow", "hand over": "
 MEETINGS: tuple[Kind, ...] = ("gather", "spread", "reduce", "norm", "sync")
 """Those that wait until every device of their group is there; so do passes that exchange."""
 
+WAITING: tuple[Kind, ...] = ("receive", "borrow", "take over", *MEETINGS)
+"""Those that wait for other devices."""
+
 
 class Instruction(NamedTuple):
     """What to do, for which layer, on which micro-batch."""

@@ -1,6 +1,6 @@
 """Held-out loss: the forward pass of the same templates, over text that is never trained on."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,6 +37,7 @@ def evaluate(
     world: World,
     messages: Messages | None,
     replicas: int,
+    done: Callable[[], None],
 ) -> HeldOut:
     """The mean loss over held-out sequences, nothing dropped.
 
@@ -54,6 +55,7 @@ def evaluate(
         world: the devices; each replica takes its share of the sequences.
         messages: between stages; None on one device.
         replicas: that the sequences are divided among.
+        done: told of each block that has passed through a phase.
     """
     values: list[Tensor] = []
     wanted: list[Tensor] = []
@@ -77,6 +79,7 @@ def evaluate(
             if messages and messages.crosses(last - 1):
                 messages.go(last - 1, index, x)
             values[index] = x
+            done()
         residence.leave(range(first, last))
     if messages:
         messages.give_back()

@@ -30,8 +30,8 @@ from windlass.runtime.memory import Peak
 from windlass.runtime.messages import Messages
 from windlass.runtime.optimizer import Optimizer, learning_rate
 from windlass.runtime.outputs import Outputs
-from windlass.runtime.residence import Near, Residence
-from windlass.runtime.saving import Saver
+from windlass.runtime.residence import Near, Residence, Saved
+from windlass.runtime.saving import Recorded, Saver, at_once
 from windlass.runtime.shared import Shared
 from windlass.runtime.shortage import asked_words, is_shortage, room_bytes
 from windlass.runtime.stream import Stream
@@ -71,6 +71,7 @@ def train(
     watch: Watch | None = None,
     graph: Graph | None = None,
     beat: Marks | None = None,
+    recorded: Recorded = at_once,
 ) -> Generator[Step]:
     """Trains, and yields each step once it is done.
 
@@ -93,6 +94,8 @@ def train(
         graph: what the plan cuts; needed only where it takes several devices. Then this process is
             one of them, has joined them, and yields the same steps as all others do.
         beat: set to the step and to the index of the instruction that begins.
+        recorded: asked whether a step is on record, before a checkpoint of it is there; by itself
+            a step counts as recorded when the next one is asked for.
 
     Raises:
         CheckpointError: `resume` is of another model.
@@ -104,7 +107,7 @@ def train(
     on = torch.device(device)
     run: _Run | None = None
     try:
-        run = _Run(plan, chain, batches, settings, program, checkpoints, on, stop, graph, beat)
+        run = _Run(plan, chain, batches, settings, program, checkpoints, on, stop, graph, beat, recorded)
         yield from run.steps(resume, watch)
     except (MemoryError, RuntimeError, OSError) as error:
         if not is_shortage(error):
@@ -138,6 +141,7 @@ class _Run:
         stop: Callable[[], bool],
         graph: Graph | None,
         beat: Marks | None,
+        recorded: Recorded,
     ) -> None:
         prepare_allocator()
         self._peak = Peak(device)
@@ -160,8 +164,8 @@ class _Run:
         if self._lane is not None and plan.far("activations"):
             self._outputs = Outputs(self._lane, plan.home.activations, self._state, device)
         self.saver = Saver(
-            checkpoints, len(chain.layers), keep=settings.keep, save=self.residence.save,
-            device=self._world.device, devices=self._world.devices,
+            checkpoints, len(chain.layers), keep=settings.keep, save=self._save_layer,
+            device=self._world.device, devices=self._world.devices, recorded=recorded,
         )  # fmt: skip
         self._compute = Compute(
             plan,
@@ -299,6 +303,7 @@ class _Run:
         held_out = self._evaluate() if evaluates else None
         if evaluates:
             self._moved()
+        peak = self._peak.highest()
         return Step(
             step=step,
             loss=compute.loss,
@@ -306,7 +311,8 @@ class _Run:
             learning_rate=learning_rate(settings, step),
             tokens=self._plan.tokens_per_step,
             seconds=self._interpreter.seconds(),
-            memory_bytes=round(self._world.most(self._peak.highest())),
+            memory_bytes=round(self._world.most(peak)),
+            device_memory_bytes=peak if self._pod else None,
             read_bytes=moved.read_bytes,
             written_bytes=moved.written_bytes,
             settle_seconds=settled if self._plan.streamed and (evaluates or saves) else 0.0,
@@ -337,6 +343,7 @@ class _Run:
             world=self._world,
             messages=self._messages,
             replicas=self._plan.cut.replicas,
+            done=self._live,
         )
 
     def _save(self, step: int) -> None:
@@ -359,16 +366,27 @@ class _Run:
         self.saver.finish()
         return RunInterrupted(f"stopped after step {done}; {self.last_good()}")
 
+    def _save_layer(self, index: int, path: Path) -> Saved | None:
+        """Saves one layer, from the saver's thread."""
+        saved = self.residence.save(index, path)
+        self._live()
+        return saved
+
+    def _live(self) -> None:
+        """Gives a sign of life that is no instruction."""
+        if self._beat is not None:
+            self._beat[2] += 1
+
     def where(self) -> str:
         """The step that ran last."""
         return f"in step {self._at}"
 
     def last_good(self) -> str:
         """Where to go on from, in words."""
-        self.saver.finish()
-        if self.saver.newest is None:
+        newest = self.saver.settled()
+        if newest is None:
             return "no checkpoint was written yet"
-        return f"the last good checkpoint is `{self._folder / folder_name(self.saver.newest)}`"
+        return f"the last good checkpoint is `{self._folder / folder_name(newest)}`"
 
 
 def _lane(plan: Plan, device: torch.device) -> Lane | None:

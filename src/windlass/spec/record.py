@@ -59,7 +59,9 @@ class Step:
     seconds: float
     """From the first instruction to the last, without evaluation and saving."""
     memory_bytes: int
-    """Peak of the process up to this step."""
+    """Peak of the process up to this step; of several devices, of the one that holds most."""
+    device_memory_bytes: int | None = None
+    """Peak of the device that tells; None where there is only one."""
     read_bytes: int = 0
     """That came from tiers beyond the near one: since the step before, with what settled both. Not
     what an evaluation reads. 0 where nothing moves."""

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 from windlass.spec.record import Step
 from windlass.track.journal import Event, Journal, JournalWriter, Row
 
+_OWN = "device_memory_bytes"
 _KIND = "seconds."
 """Before an instruction kind in a row's names."""
 
@@ -27,6 +28,7 @@ def append_step(journal: JournalWriter, step: Step) -> None:
             "read_bytes": step.read_bytes,
             "written_bytes": step.written_bytes,
             "settle_seconds": step.settle_seconds,
+            **_own_memory(step),
             **{_KIND + kind: seconds for kind, seconds in step.by_kind.items()},
         },
     )
@@ -78,11 +80,16 @@ def _step(row: Row, evaluation: Event | None, checkpoint: Event | None) -> Step:
         read_bytes=int(value.get("read_bytes", 0)),
         written_bytes=int(value.get("written_bytes", 0)),
         settle_seconds=value.get("settle_seconds", 0.0),
+        device_memory_bytes=int(own) if (own := value.get(_OWN)) is not None else None,
         by_kind={n.removeprefix(_KIND): v for n, v in value.items() if n.startswith(_KIND)},
         held_out_loss=evaluation.fields.get("loss") if evaluation else None,
         held_out_bits_per_byte=evaluation.fields.get("bits_per_byte") if evaluation else None,
         saved=checkpoint.fields.get("name") if checkpoint else None,
     )
+
+
+def _own_memory(step: Step) -> dict[str, float]:
+    return {} if step.device_memory_bytes is None else {_OWN: step.device_memory_bytes}
 
 
 def _by_step(journal: Journal, name: str) -> dict[int, Event]:
