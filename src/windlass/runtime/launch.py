@@ -25,7 +25,7 @@ from windlass.errors import MemoryShort, RunBroken, WindlassError
 from windlass.program.instruction import MEETINGS, Kind, Program
 from windlass.program.layout import Place
 from windlass.runtime.beat import NO_BEAT, Beat
-from windlass.runtime.ranks import RANKS_FOLDER, STOP, beat_file, report_file
+from windlass.runtime.ranks import RANKS_FOLDER, STOP, TAKEN, beat_file, report_file
 from windlass.runtime.world import LOOPBACK
 
 _LOOK_SECONDS = 0.1
@@ -113,6 +113,7 @@ class Devices:
                     break
                 found: Mapping[str, Any] = json.loads(line)
                 yield found
+                self._tell(TAKEN)
                 continue
             self._require_alive()
             quiet = watch.quiet([beat.at() for beat in self._beats])

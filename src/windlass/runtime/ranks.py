@@ -13,8 +13,8 @@ from windlass.runtime.world import is_lost
 RANKS_FOLDER = "ranks"
 """In the run's folder: what its devices tell while they run."""
 
-STOP = b"s"
-"""What device 0 reads when it is to stop."""
+STOP, TAKEN = b"s", b"t"
+"""What device 0 reads: it is to stop; the step that it told of last is on record."""
 
 
 def beat_file(folder: Path, device: int) -> Path:
@@ -51,6 +51,7 @@ class Parent:
 
     def __init__(self) -> None:
         self._stops = threading.Event()
+        self._taken = threading.Semaphore(0)
         faulthandler.register(signal.SIGUSR1, all_threads=True)  # it may ask what we are at
         threading.Thread(target=self._listen, daemon=True).start()
 
@@ -58,8 +59,14 @@ class Parent:
         """Whether it has asked us to stop."""
         return self._stops.is_set()
 
+    def await_taken(self) -> None:
+        """Returns when the step that was told last is on record: only then may it be saved."""
+        self._taken.acquire()
+
     def _listen(self) -> None:
         while word := os.read(0, 1):
             if word == STOP:
                 self._stops.set()
+            elif word == TAKEN:
+                self._taken.release()
         os._exit(1)
