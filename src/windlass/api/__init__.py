@@ -4,7 +4,8 @@ from windlass.api.biggest import largest, record, require_here
 from windlass.api.device import run_device
 from windlass.api.plan import HERE, Planned, Progress, ask, capture, find_machine, plan, probe
 from windlass.api.record import RUNS, load, report, runs
-from windlass.api.run import Run, resume, sample, train
+from windlass.api.resume import resume, sample
+from windlass.api.run import Run, train
 
 __all__ = [
     "HERE",

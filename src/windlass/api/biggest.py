@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from windlass.api.disk import taken_bytes
+from windlass.api.loop import batches_of
 from windlass.api.plan import HERE, Planned, Progress, ask, capture, chain_of_request, plan
 from windlass.api.record import RUNS
-from windlass.api.run import batches_of, train
+from windlass.api.run import train
 from windlass.cost.once import once
 from windlass.errors import Faults, MachineError, PlanError, RequestError
 from windlass.files import free_disk_bytes, write_whole

@@ -3,8 +3,9 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+from windlass.api.folder import planned_of
+from windlass.api.loop import device_steps
 from windlass.api.record import load
-from windlass.api.run import device_steps, planned_of
 from windlass.spec.record import Step
 from windlass.track.run import rank_journal
 from windlass.track.steps import append_step
@@ -42,7 +43,9 @@ def run_device(
         devices = planned.plan.cut.devices
         join(Rendezvous(LOOPBACK, port, device, devices), planned.machine.device.kind)
         if device == 0:
-            yield from steps
+            for step in steps:
+                yield step
+                parent.await_taken()
         else:
             with rank_journal(folder, device, attempt) as journal:
                 for step in steps:

@@ -50,16 +50,17 @@ def train(
         _show(run, ())
 
 
-def resume(run: str = "last", *, runs: Path = api.RUNS) -> None:
-    """Go on with a run from its newest good checkpoint.
+def resume(run: str = "last", *overrides: str, runs: Path = api.RUNS) -> None:
+    """Go on with a run from its newest good checkpoint, under its plan or another one.
 
     Args:
         run: folder, name, beginning of its id, or `last`.
+        overrides: `key=value` of the plan, such as `cut.replicas=1` or `phases=4`.
         runs: where run folders lie.
     """
     with stopping() as stop:
         with Bars() as progress:
-            resumed = api.resume(run, root=runs, stop=stop, progress=progress)
+            resumed = api.resume(run, *overrides, root=runs, stop=stop, progress=progress)
         seen = api.load(resumed.folder).steps[: resumed.done]
         _show(resumed, seen)
 

@@ -11,19 +11,22 @@ temporary that any later start may remove.
 
 import hashlib
 import json
+import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Self
+from typing import Literal, NamedTuple, Self
 
 import torch
 from pydantic import ValidationError
+from torch import Tensor
 
 from windlass.document import Document
 from windlass.errors import CheckpointError
 from windlass.files import hash_file, write_whole
 from windlass.machines.moments import Codec
+from windlass.models.pieces import Piece
 from windlass.runtime.tensorfile import FileProof, read_tensors
 from windlass.runtime.tensors import LayerParameters, LayerTensors, Weight
 from windlass.runtime.translate import fill_moments, read_moments
@@ -83,10 +86,24 @@ def folder_name(step: int) -> str:
     return f"step-{step:08d}"
 
 
-def layer_file(index: int, *, part: int | None = None) -> str:
-    """The name of one layer's file, or of a part of it that one device of several writes."""
-    place = "" if part is None else f".{part}"
+def layer_file(index: int, *, part: tuple[int, int] | None = None) -> str:
+    """The name of one layer's file, or of one device's share of it, by its slice and shard."""
+    place = "" if part is None else f".{part[0]}.{part[1]}"
     return f"layer-{index:04d}{place}.safetensors"
+
+
+class Part(NamedTuple):
+    """One device's share of a layer."""
+
+    file: str
+    slice: int
+
+
+def parts_of(manifest: Manifest, index: int) -> tuple[Part, ...]:
+    """The files in which a layer lies in parts; none if it lies whole in one."""
+    pattern = re.compile(rf"layer-{index:04d}\.([0-9]+)\.[0-9]+\.safetensors")
+    found = ((name, pattern.fullmatch(name)) for name in manifest.files)
+    return tuple(Part(name, int(match.group(1))) for name, match in found if match)
 
 
 def tell_proofs(folder: Path, device: int, files: dict[str, FileProof]) -> None:
@@ -189,14 +206,16 @@ def load_part(
     index: int,
     weights: Sequence[Weight],
     layer: LayerParameters,
+    cuts: Mapping[str, Piece],
 ) -> None:
     """Puts one device's share of a layer in place.
 
     Args:
         checkpoint: a whole one, whose layers are each in one file.
         index: of the layer.
-        weights: that the device updates: whole ones, or shards.
-        layer: the whole weights' shapes, and buffers.
+        weights: that the device updates: whole ones, slices, or shards of either.
+        layer: that they are of.
+        cuts: which part of each weight the device's slice is, by its full name.
 
     Raises:
         CheckpointError: the checkpoint is of another model.
@@ -205,25 +224,38 @@ def load_part(
     buffers = {f"buffer/{name}": buffer for name, buffer in layer.saved_buffers.items()}
     if buffers:
         read_tensors(file, buffers)
-    shapes = {weight.name: weight.shape for weight in layer.owned}
     codec = Codec(torch.device("cpu"))
     for weight in weights:
-        shape, last = shapes[weight.name], weight.first + weight.master.numel()
-        if weight.shape == shape:
+        read_tensors(file, {f"steps/{weight.name}": weight.steps})
+        piece = cuts[weight.name]
+        if tuple(weight.shape) == piece.full:
             fill_moments(file, [weight], seed=manifest.seed, step=manifest.step)
             read_tensors(file, {f"weight/{weight.name}": weight.master})
         else:
-            whole = torch.empty(shape, dtype=weight.master.dtype)
-            read_tensors(file, {f"weight/{weight.name}": whole})
-            weight.master.detach().copy_(whole.view(-1)[weight.first : last])
-            kept = read_moments(
-                file, weight.name, tuple(shape), "float32", codec,
-                seed=manifest.seed, step=manifest.step,
-            )  # fmt: skip
-            for mine, found in zip(weight.moments, kept, strict=True):
-                mine.values.copy_(found.values.view(-1)[weight.first : last])
-        read_tensors(file, {f"steps/{weight.name}": weight.steps})
+            _load_share(file, manifest, weight, piece, codec)
         weight.refresh()
+
+
+def _load_share(file: Path, manifest: Manifest, weight: Weight, piece: Piece, codec: Codec) -> None:
+    """Puts a slice, or a shard of one, in place; moments in fewer bits are rounded anew."""
+
+    def share(whole: Tensor) -> Tensor:
+        flat = piece.of(whole).reshape(-1)
+        return flat[weight.first : weight.first + weight.master.numel()].view(weight.shape)
+
+    whole = torch.empty(piece.full, dtype=weight.master.dtype)
+    read_tensors(file, {f"weight/{weight.name}": whole})
+    weight.master.detach().copy_(share(whole))
+    seed, step = manifest.seed, manifest.step
+    one, two = read_moments(file, weight.name, piece.full, "float32", codec, seed=seed, step=step)
+    if weight.moment1.dtype == torch.float32:
+        weight.moment1.copy_(share(one.values))
+        weight.moment2.copy_(share(two.values))
+    else:
+        codec.encode_all(
+            (share(one.values), share(two.values)), weight.moments,
+            seed=seed, step=step, weight=weight.name, first=weight.first,
+        )  # fmt: skip
 
 
 def remove_temporaries(folder: Path) -> None:

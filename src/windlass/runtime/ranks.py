@@ -19,11 +19,8 @@ from windlass.runtime.world import is_lost
 RANKS_FOLDER = "ranks"
 """In the run's folder: what its devices tell while they run."""
 
-STOP = b"s"
-"""What device 0 reads when it is to stop."""
-
-TAKEN = b"t"
-"""What device 0 reads for each step that the parent has on record."""
+STOP, TAKEN = b"s", b"t"
+"""What device 0 reads: it is to stop; the step that it told of last is on record."""
 
 _REPORT_BYTES = 2**15
 _LONGEST = 4000
@@ -94,7 +91,7 @@ class Parent:
 
     def __init__(self) -> None:
         self._stops = threading.Event()
-        self._taken = 0
+        self._taken = threading.Semaphore(0)
         _die_with_parent()
         faulthandler.register(signal.SIGUSR1, all_threads=True)  # it may ask what we are at
         threading.Thread(target=self._listen, daemon=True).start()
@@ -103,16 +100,16 @@ class Parent:
         """Whether it has asked us to stop."""
         return self._stops.is_set()
 
-    def taken(self) -> int:
-        """How many steps of this attempt it has on record."""
-        return self._taken
+    def await_taken(self) -> None:
+        """Returns when the step that was told last is on record: only then may it be saved."""
+        self._taken.acquire()
 
     def _listen(self) -> None:
         while word := os.read(0, 1):
             if word == STOP:
                 self._stops.set()
             elif word == TAKEN:
-                self._taken += 1
+                self._taken.release()
         os._exit(1)
 
 

@@ -29,16 +29,8 @@ from windlass.runtime.shelf import Proof
 from windlass.runtime.tensorfile import FileProof
 
 Save = Callable[[int, Path], Saved | None]
-Recorded = Callable[[int], bool]
-"""Whether a step is on record."""
 _LOOK_SECONDS = 0.02
 """Between two looks for what another device writes."""
-
-
-def at_once(step: int) -> bool:
-    """Every step is on record as soon as it is handed over."""
-    del step
-    return True
 
 
 class Saver:
@@ -51,8 +43,6 @@ class Saver:
         save: saves one layer, as `Residence.save` does.
         device: which of the run's devices this process is.
         devices: that write one checkpoint together; the first of them ends it.
-        recorded: no checkpoint is there before its step is on record: else a kill between the two
-            would leave steps that nobody knows of.
     """
 
     def __init__(
@@ -64,12 +54,10 @@ class Saver:
         save: Save,
         device: int = 0,
         devices: int = 1,
-        recorded: Recorded = at_once,
     ) -> None:
         self._folder = folder
         self._device, self._devices = device, devices
         self._keep = keep
-        self._recorded = recorded
         self._save_layer = save
         self._written = [threading.Event() for _ in range(layers)]
         for event in self._written:
@@ -153,13 +141,12 @@ class Saver:
                 proofs = self._write(beside)
                 if self._device:
                     tell_proofs(beside, self._device, proofs)
-                    self._await_file(self._folder / name)
+                    self._await(self._folder / name)
                     return
                 proofs |= self._told(beside)
                 whole = manifest.model_copy(update={"files": proofs}).sealed()
                 write_whole(beside / MANIFEST_FILE, whole.to_json())
                 sync_folder(beside)
-                self._await(lambda: self._recorded(manifest.step), f"step {manifest.step} was on record")
                 self._publish(beside, self._folder / name)
                 self._forget_old(manifest.step)
         finally:
@@ -183,23 +170,16 @@ class Saver:
         """What the other devices have written; returns when all have."""
         found: dict[str, FileProof] = {}
         for device in range(1, self._devices):
-            self._await_file(proofs_file(beside, device))
+            self._await(proofs_file(beside, device))
             found |= told_proofs(beside, device)
         return found
 
-    def _await_file(self, path: Path) -> None:
-        """Returns when a file of another device is there."""
-        self._await(path.exists, f"`{path}` was there")
-
-    def _await(self, there: Callable[[], bool], name: str) -> None:
-        """Returns when what others do is done, unless nobody waits for it any more.
-
-        Raises:
-            OSError: nobody does.
-        """
-        while not there():
-            if self._abandoned.wait(_LOOK_SECONDS):
-                raise OSError(f"the run ended before {name}")
+    def _await(self, path: Path) -> None:
+        """Returns when a file of another device is there, or nobody wants it any more."""
+        while not path.exists() and not self._abandoned.wait(_LOOK_SECONDS):
+            pass
+        if self._abandoned.is_set():
+            raise OSError(f"the other devices left before `{path}` was there")
 
     def _publish(self, beside: Path, final: Path) -> None:
         """Gives the folder its name; one that is there already was found damaged, and goes."""

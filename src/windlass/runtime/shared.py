@@ -50,13 +50,6 @@ class FlatParameter(Parameter):
     first: int
     """Element of the flat layer."""
     sums: "FlatSum"
-    piece: Piece
-    """Which part of the whole parameter it is."""
-
-    @property
-    def common(self) -> bool:
-        """Whether every slice has it whole, and a contribution to its gradient."""
-        return self.piece.dim is None
 
     def _begin(self, gradient: Tensor) -> None:
         place = self.sums.made()[self.first : self.first + self.shape.numel()]
@@ -108,6 +101,12 @@ class _Layer:
     """The weights, or shards of them, that `part` is made of."""
     starts: tuple[int, ...]
     """Of each of them in `part`."""
+    pieces: Mapping[str, Piece]
+    """Which part of each whole weight this slice has, by full name."""
+
+    def common(self, name: str) -> bool:
+        """Whether every slice has a weight whole, and a contribution to its gradient."""
+        return self.pieces[name].dim is None
 
 
 class Shared:
@@ -220,6 +219,7 @@ class Shared:
         self._layers[index] = _Layer(
             sums=sums, elements=elements, held=held, part=part, own=tuple(own),
             starts=tuple(starts),
+            pieces={full: cut[full.removeprefix(f"{name}.")] for full in named},
         )  # fmt: skip
         owned = tuple(
             FlatParameter(
@@ -228,7 +228,6 @@ class Shared:
                 shape=tensor.shape,
                 first=first,
                 sums=sums,
-                piece=cut[full.removeprefix(f"{name}.")],
             )
             for (full, tensor), first in zip(named.items(), firsts, strict=False)
         )
@@ -246,7 +245,7 @@ class Shared:
             return
         for index in self._here:
             layer = self._layers[index]
-            load_part(checkpoint, index, layer.own, self.layers[index])
+            load_part(checkpoint, index, layer.own, self.layers[index], layer.pieces)
             self._make_whole(index)
 
     def _make_whole(self, index: int) -> None:
@@ -292,10 +291,11 @@ class Shared:
 
     def _sum_common(self, index: int, flat: Tensor) -> None:
         """Sums over the slices the gradients of what all of them have whole."""
+        layer = self._layers[index]
         places = [
             flat[weight.first : weight.first + weight.shape.numel()]
             for weight in self.layers[index].owned
-            if isinstance(weight, FlatParameter) and weight.common
+            if isinstance(weight, FlatParameter) and layer.common(weight.name)
         ]
         if self._pod.slice.degree == 1 or not places:
             return
@@ -316,15 +316,14 @@ class Shared:
         if layer not in self._layers:
             return ()
         self._take_own(layer)
-        own = self._layers[layer].own
-        if not self._pod.slice.index:
-            return own
-        common = {
-            weight.name
-            for weight in self.layers[layer].owned
-            if isinstance(weight, FlatParameter) and weight.common
-        }
-        return [weight for weight in own if weight.name not in common]
+        return tuple(self._once(layer))
+
+    def _once(self, layer: int) -> Iterator[Weight]:
+        """What this slice answers for: what all slices have whole, the first does."""
+        here = self._layers[layer]
+        for weight in here.own:
+            if not (here.common(weight.name) and self._pod.slice.index):
+                yield weight
 
     def _take_own(self, index: int) -> None:
         """Where nothing was reduced, for want of other replicas, the sum is the gradient."""
@@ -386,11 +385,13 @@ class Shared:
         if layer not in self._layers or not self._writes(layer):
             return None
         own, buffers = self._layers[layer].own, self.layers[layer].saved_buffers
-        shards = self._plan.sharding.optimizer
-        if shards > 1:
-            to = to.with_name(layer_file(layer, part=self._shard))
-            buffers = buffers if self._shard == 0 else {}
-        return save_tensors(saved_tensors(own, buffers, whole=shards == 1), to)
+        whole = self._plan.sharding.optimizer * self._pod.slice.degree == 1
+        if not whole:
+            at = self._pod.slice.index
+            to = to.with_name(layer_file(layer, part=(at, self._shard)))
+            own = tuple(self._once(layer))
+            buffers = {} if at or self._shard else buffers
+        return save_tensors(saved_tensors(own, buffers, whole=whole), to)
 
     def _writes(self, layer: int) -> bool:
         """Of replicas that hold the same, the layers are divided among all."""

@@ -31,7 +31,7 @@ from windlass.runtime.messages import Messages
 from windlass.runtime.optimizer import Optimizer, learning_rate
 from windlass.runtime.outputs import Outputs
 from windlass.runtime.residence import Near, Residence, Saved
-from windlass.runtime.saving import Recorded, Saver, at_once
+from windlass.runtime.saving import Saver
 from windlass.runtime.shared import Shared
 from windlass.runtime.shortage import asked_words, is_shortage, room_bytes
 from windlass.runtime.stream import Stream
@@ -71,7 +71,6 @@ def train(
     watch: Watch | None = None,
     graph: Graph | None = None,
     beat: Marks | None = None,
-    recorded: Recorded = at_once,
 ) -> Generator[Step]:
     """Trains, and yields each step once it is done.
 
@@ -94,8 +93,6 @@ def train(
         graph: what the plan cuts; needed only where it takes several devices. Then this process is
             one of them, has joined them, and yields the same steps as all others do.
         beat: set to the step and to the index of the instruction that begins.
-        recorded: asked whether a step is on record, before a checkpoint of it is there; by itself
-            a step counts as recorded when the next one is asked for.
 
     Raises:
         CheckpointError: `resume` is of another model.
@@ -107,7 +104,7 @@ def train(
     on = torch.device(device)
     run: _Run | None = None
     try:
-        run = _Run(plan, chain, batches, settings, program, checkpoints, on, stop, graph, beat, recorded)
+        run = _Run(plan, chain, batches, settings, program, checkpoints, on, stop, graph, beat)
         yield from run.steps(resume, watch)
     except (MemoryError, RuntimeError, OSError) as error:
         if not is_shortage(error):
@@ -141,7 +138,6 @@ class _Run:
         stop: Callable[[], bool],
         graph: Graph | None,
         beat: Marks | None,
-        recorded: Recorded,
     ) -> None:
         prepare_allocator()
         self._peak = Peak(device)
@@ -165,7 +161,7 @@ class _Run:
             self._outputs = Outputs(self._lane, plan.home.activations, self._state, device)
         self.saver = Saver(
             checkpoints, len(chain.layers), keep=settings.keep, save=self._save_layer,
-            device=self._world.device, devices=self._world.devices, recorded=recorded,
+            device=self._world.device, devices=self._world.devices,
         )  # fmt: skip
         self._compute = Compute(
             plan,

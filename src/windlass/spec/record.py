@@ -22,6 +22,10 @@ JOURNAL_FOLDER = "journal"
 CHECKPOINT_FOLDER = "checkpoints"
 STATE_FOLDER = "state"
 """Beside the checkpoints: what of a run lives beyond the near tier. Of no use to another run."""
+ATTEMPTS_FOLDER = "attempts"
+"""The plain files of earlier attempts that had another plan, by the attempt's number."""
+JOINED_FOLDER = ".joined"
+"""Among the checkpoints: one whose parts were put together to go on from."""
 RECORDED_FILE = "recorded.json"
 
 

@@ -1,0 +1,78 @@
+"""The folder of a run: the plain files of its plan, its prediction and its surroundings."""
+
+import shutil
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from windlass.api.plan import Planned
+from windlass.cost.simulate import simulate
+from windlass.document import Document
+from windlass.errors import RecordError
+from windlass.files import storage_faults
+from windlass.program.instruction import Program
+from windlass.search.choice import Choice
+from windlass.spec import record as names
+from windlass.track.environment import collect
+from windlass.track.history import Record
+from windlass.track.run import RunFolder
+
+if TYPE_CHECKING:
+    from windlass.data.tokens import Tokens
+
+
+def documents(planned: Planned, programs: tuple[Program, ...]) -> dict[str, Document]:
+    """The plain files of a new run."""
+    timeline = simulate(planned.plan, planned.graph, planned.machine, programs)
+    return {
+        names.REQUEST_FILE: planned.request,
+        names.PLAN_FILE: planned.plan,
+        names.GRAPH_FILE: planned.graph,
+        names.MACHINE_FILE: planned.machine,
+        names.PREDICTION_FILE: planned.prediction,
+        names.PROGRAM_FILE: programs[0],
+        names.PREDICTED_TIMELINE_FILE: timeline,
+        names.ENVIRONMENT_FILE: collect(sys.argv),
+    }
+
+
+def meta(planned: Planned, tokens: "Tokens") -> dict[str, object]:
+    """What lists and pages show of a run without reading more."""
+    return {
+        "model": planned.request.model.name,
+        "machine": planned.machine.name,
+        "steps": planned.request.train.steps,
+        "predicted_seconds": planned.prediction.step_seconds,
+        "unigram_entropy": tokens.meta.held_out_unigram_nats,
+        "unigram_bits_per_byte": tokens.meta.held_out_unigram_bits_per_byte,
+        "tokens": tokens.fingerprint,
+    }
+
+
+def planned_of(record: Record) -> Planned:
+    """What a run was made of, from its own files."""
+    parts = (record.request, record.graph, record.machine, record.plan, record.prediction)
+    request, graph, machine, plan, prediction = parts
+    if not (request and graph and machine and plan and prediction):
+        why = "; ".join(record.faults) or "files are missing"
+        raise RecordError(f"run `{record.folder.name}` cannot go on: {why}")
+    choice = Choice(plan=plan, prediction=prediction)
+    return Planned(request=request, graph=graph, machine=machine, choice=choice)
+
+
+def put_again(held: RunFolder, planned: Planned, programs: tuple[Program, ...]) -> None:
+    """Gives a run another plan from here on; that of the attempts before stays beside it.
+
+    Raises:
+        StorageError: the disk is full.
+    """
+    for name, document in documents(planned, programs).items():
+        _keep(held.path / name, held.attempt - 1)
+        held.save(name, document)
+
+
+def _keep(path: Path, attempt: int) -> None:
+    into = path.parent / names.ATTEMPTS_FOLDER / str(attempt)
+    with storage_faults(into):
+        into.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, into / path.name)

@@ -1,0 +1,231 @@
+"""The loop: what stands between a planned run and its first step, here or on several devices."""
+
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from windlass.api.plan import HERE, Planned, Progress, chain_of_request
+from windlass.api.pod import abreast
+from windlass.errors import MachineError, PlanError
+from windlass.files import cache_folder
+from windlass.machines.allocator import (
+    KEPT_SHARE,
+    give_back,
+    limit_blocks,
+    prepare_allocator,
+)
+from windlass.program.instruction import Program
+from windlass.program.legal import require_legal
+from windlass.program.lower import lower
+from windlass.program.verify import verify
+from windlass.spec import record as names
+from windlass.spec.plan import HOST
+from windlass.spec.prediction import Timeline
+from windlass.spec.record import Step
+from windlass.spec.request import Request
+from windlass.track.run import RunFolder
+
+if TYPE_CHECKING:
+    from windlass.data.batches import Batches
+    from windlass.data.tokens import Tokens
+    from windlass.models.chain import Chain
+    from windlass.runtime.beat import Marks
+    from windlass.runtime.checkpoint import Checkpoint
+
+_WATCHED_STEP = 3
+"""Counted within an attempt: late enough that caches are warm, early enough to be there soon."""
+
+
+def tokens_of(request: Request, progress: Progress | None) -> "Tokens":
+    """The tokens of a request's text, made before or now.
+
+    Raises:
+        DataError: the text is missing, empty or too short.
+    """
+    from windlass.data.prepare import prepare
+
+    data = request.data
+    tokens = prepare(
+        data.source,
+        tokenizer=data.tokenizer,
+        vocabulary=data.vocabulary,
+        held_out=data.held_out,
+        text_field=data.text_field,
+        limit_bytes=data.limit_bytes,
+        cache=cache_folder() / "tokens",
+        progress=progress,
+    )
+    give_back()
+    return tokens
+
+
+def require_room(planned: Planned, tokens: "Tokens") -> None:
+    """Refuses a model whose vocabulary is smaller than the tokenizer's.
+
+    Raises:
+        PlanError: it is.
+    """
+    if tokens.vocabulary > planned.graph.vocabulary:
+        raise PlanError(
+            f"the tokenizer has {tokens.vocabulary} entries and the model only "
+            f"{planned.graph.vocabulary}; raise `model.vocabulary` or lower `data.vocabulary`"
+        )
+
+
+def verified(planned: Planned) -> tuple[Program, ...]:
+    """The programs of all devices, proved.
+
+    This is the gate of every run: a plan may come from a search, or from a file that was edited.
+
+    Raises:
+        MachineError: it is for another machine.
+        Faults: all that is not legal.
+        PlanError: a program that cannot be proved.
+    """
+    if planned.request.machine != HERE:
+        raise MachineError(
+            f"machine `{planned.request.machine}` is not this one: plan and fit tell what it would "
+            "do, train runs on `here`"
+        )
+    plan, graph, machine = planned.plan, planned.graph, planned.machine
+    require_legal(plan, graph, machine, global_batch=planned.request.train.batch)
+    programs = lower(plan, graph)
+    tiers = machine.device.tiers
+    rooms = {tier.name: tier.capacity_bytes for tier in tiers if tier.name == HOST}
+    verify(programs, plan, graph, rooms | {machine.device.near.name: _left_bytes(planned)})
+    return programs
+
+
+def _left_bytes(planned: Planned) -> int:
+    """What a process has for tensors: what it holds before any is no instruction's doing."""
+    device = planned.machine.device
+    near_bytes = planned.request.near or device.near.capacity_bytes
+    return near_bytes - device.process_bytes(compiled=planned.plan.compile)
+
+
+def batches_of(planned: Planned) -> "Batches":
+    """The batches of a run, from tokens that were made before or are made now.
+
+    Raises:
+        DataError: the text is missing, empty or too short.
+    """
+    return batches(planned, tokens_of(planned.request, None))
+
+
+def batches(planned: Planned, tokens: "Tokens") -> "Batches":
+    """The batches of a run.
+
+    Raises:
+        DataError: the text is too short.
+    """
+    from windlass.data.batches import Batches
+
+    train_request = planned.request.train
+    return Batches(
+        tokens,
+        sequence=planned.plan.batch.sequence,
+        batch=train_request.batch,
+        seed=train_request.seed,
+    )
+
+
+def never() -> bool:
+    """No wish to stop."""
+    return False
+
+
+def steps_of(
+    planned: Planned,
+    found: "Batches",
+    programs: tuple[Program, ...],
+    held: RunFolder,
+    checkpoint: "Checkpoint | None",
+    stop: Callable[[], bool],
+) -> Callable[[], Generator[Step]]:
+    """The training loop, begun when it is called: here, or on several devices beside this."""
+    folder = held.path
+    if len(programs) == 1:
+        _prepare(planned)
+        chain = chain_of_request(planned.request.model, seed=planned.request.train.seed)
+        return lambda: _trained(planned, chain, found, programs[0], folder, checkpoint, stop)
+    return lambda: abreast(
+        planned,
+        programs,
+        folder,
+        attempt=held.attempt,
+        checkpoint=checkpoint.path if checkpoint else None,
+        stop=stop,
+    )
+
+
+def device_steps(
+    planned: Planned,
+    device: int,
+    folder: Path,
+    checkpoint: Path | None,
+    *,
+    beat: "Marks",
+    stop: Callable[[], bool],
+) -> Generator[Step]:
+    """The training loop of one device of several.
+
+    Args:
+        planned: what the run was made of.
+        device: which of its devices.
+        folder: of the run.
+        checkpoint: that all go on from; None begins anew.
+        beat: told the step and instruction.
+        stop: True asks all devices to end with the step under way.
+    """
+    from windlass.runtime.checkpoint import found
+
+    _prepare(planned)
+    own = batches_of(planned)
+    chain = chain_of_request(planned.request.model, seed=planned.request.train.seed)
+    program = lower(planned.plan, planned.graph)[device]
+    start = found(checkpoint) if checkpoint else None
+    return _trained(planned, chain, own, program, folder, start, stop, beat)
+
+
+def _prepare(planned: Planned) -> None:
+    """Sets this process up to hold what its device holds; comes before torch's first tensor."""
+    prepare_allocator()
+    peak = planned.prediction.peaks[0]
+    blocks = peak.peak_bytes - peak.by_class["runtime"] + round(KEPT_SHARE * peak.peak_bytes)
+    limit_blocks(min(blocks, _left_bytes(planned)))
+
+
+def _trained(
+    planned: Planned,
+    chain: "Chain",
+    found: "Batches",
+    program: Program,
+    folder: Path,
+    checkpoint: "Checkpoint | None",
+    stop: Callable[[], bool],
+    beat: "Marks | None" = None,
+) -> Generator[Step]:
+    """The training loop of one device; the first keeps one step's measured timeline."""
+    from windlass.runtime.train import Watch, train
+
+    done = checkpoint.manifest.step if checkpoint else 0
+    watched = min(done + _WATCHED_STEP, planned.request.train.steps)
+
+    def keep(step: int, timeline: Timeline) -> None:
+        del step
+        timeline.save(folder / names.MEASURED_TIMELINE_FILE)
+
+    return train(
+        planned.plan,
+        chain,
+        found,
+        planned.request.train,
+        program=program,
+        checkpoints=folder / names.CHECKPOINT_FOLDER,
+        resume=checkpoint,
+        device=planned.machine.device.kind,
+        stop=stop,
+        watch=None if program.device else Watch(steps=frozenset({watched}), take=keep),
+        graph=planned.graph if planned.plan.cut.devices > 1 else None,
+        beat=beat,
+    )

@@ -1,0 +1,147 @@
+"""Going on: with a run from its newest checkpoint, under its plan or another one; and with text."""
+
+import shutil
+from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from windlass.api.disk import require_disk_again
+from windlass.api.folder import meta, planned_of, put_again
+from windlass.api.loop import batches, never, steps_of, tokens_of, verified
+from windlass.api.plan import Planned, Progress, chain_of_request, plan
+from windlass.api.record import RUNS, load
+from windlass.api.run import Run
+from windlass.errors import CheckpointError, RecordError, RequestError
+from windlass.spec import record as names
+from windlass.spec.record import Step
+from windlass.spec.request import Request
+from windlass.track.history import Record
+from windlass.track.run import reopen
+
+_OF_THE_PLAN = ("cut", "sharding", "batch", "order", "interleave", "recompute", "phases", "compile",
+                "precision", "moments", "near")  # fmt: skip
+"""Parts of a request that may change in the middle of a run: how it is computed, not what."""
+
+
+def resume(
+    run: str | Path = "last",
+    *overrides: str,
+    root: Path | str = RUNS,
+    stop: Callable[[], bool] | None = None,
+    progress: Progress | None = None,
+) -> Run:
+    """Goes on with a run from its newest good checkpoint, or from its start if it has none.
+
+    Under another plan the run is the same: data, schedule, optimizer state and randomness go on,
+    and only the order in which floating-point numbers are summed may differ.
+
+    Args:
+        run: folder, name, beginning of its id, or `last`.
+        overrides: `key=value` of the plan, such as `cut.replicas=2`; none keeps the plan.
+        root: where run folders lie.
+        stop: asked before each micro-batch; True saves and ends.
+        progress: told how far preparations are.
+
+    Raises:
+        RecordError: no such run, it is finished, or another process holds it.
+        RequestError: an override would make it another run.
+        CheckpointError: every checkpoint is damaged.
+        StorageError: the disk lacks room for the rest.
+    """
+    from windlass.runtime.checkpoint import latest, stored
+    from windlass.runtime.joined import joined
+
+    record = load(run, root=root)
+    planned = _planned(record, overrides, progress)
+    programs = verified(planned)
+    checkpoints = record.folder / names.CHECKPOINT_FOLDER
+    checkpoint = latest(checkpoints)
+    done = checkpoint.manifest.step if checkpoint else 0
+    if done >= planned.request.train.steps:
+        raise RecordError(f"run `{record.folder.name}` has finished all its {done} steps")
+    require_disk_again(planned, record.folder, done, len(stored(checkpoints)))
+    tokens = tokens_of(planned.request, progress)
+    if tokens.fingerprint != record.meta.get("tokens"):
+        raise RecordError(
+            f"the text of `{planned.request.data.source}` has changed since run "
+            f"`{record.folder.name}` began; it cannot go on as if nothing happened"
+        )
+    found = batches(planned, tokens)
+    held = reopen(record.folder, meta=meta(planned, tokens))
+    if overrides:
+        put_again(held, planned, programs)
+    notes = checkpoint.damaged if checkpoint else ("no checkpoint was saved: begins anew",)
+    if checkpoint:
+        into = checkpoints / names.JOINED_FOLDER
+        checkpoint = joined(checkpoint, chain_of_request(planned.request.model), into)
+    steps = steps_of(planned, found, programs, held, checkpoint, stop or never)
+    return Run(planned, held, _tidying(steps, checkpoints), done=done, notes=notes)
+
+
+def _planned(record: Record, overrides: tuple[str, ...], progress: Progress | None) -> Planned:
+    """What a run goes on with."""
+    if not overrides:
+        return planned_of(record)
+    alien = [each for each in overrides if each.partition("=")[0].split(".")[0] not in _OF_THE_PLAN]
+    if alien:
+        known = ", ".join(_OF_THE_PLAN)
+        raise RequestError(
+            f"`{alien[0]}` would make it another run; what may change in the middle is {known}"
+        )
+    request = Request.resolve(record.folder / names.REQUEST_FILE, overrides)
+    return plan(request, progress=progress)
+
+
+def _tidying(
+    steps: Callable[[], Generator[Step]], checkpoints: Path
+) -> Callable[[], Generator[Step]]:
+    """Removes what was put together for the devices to begin with, once all have."""
+
+    def tidy() -> Generator[Step]:
+        for step in steps():
+            shutil.rmtree(checkpoints / names.JOINED_FOLDER, ignore_errors=True)
+            yield step
+
+    return tidy
+
+
+def sample(
+    run: str | Path,
+    prompt: str,
+    *,
+    root: Path | str = RUNS,
+    tokens: int = 200,
+    temperature: float = 0.8,
+    top_k: int = 40,
+    seed: int = 0,
+) -> Iterator[str]:
+    """Text that a run's newest good checkpoint writes after a prompt, piece by piece.
+
+    Raises:
+        RecordError: no such run.
+        CheckpointError: it has no whole checkpoint.
+    """
+    from windlass.data.tokenizer import load_tokenizer
+    from windlass.runtime.checkpoint import latest
+    from windlass.runtime.generate import generate
+    from windlass.runtime.joined import joined
+
+    record = load(run, root=root)
+    planned = planned_of(record)
+    checkpoint = latest(record.folder / names.CHECKPOINT_FOLDER)
+    if checkpoint is None:
+        raise CheckpointError(f"run `{record.folder.name}` has saved no checkpoint yet")
+    chain = chain_of_request(planned.request.model)
+    tokenizer = load_tokenizer(record.folder / names.TOKENIZER_FILE)
+    with TemporaryDirectory(dir=record.folder) as folder:
+        written = generate(
+            chain,
+            joined(checkpoint, chain, Path(folder) / names.JOINED_FOLDER),
+            tokenizer.encode(prompt) or [tokenizer.end_of_text],
+            count=tokens,
+            temperature=temperature,
+            top_k=top_k,
+            seed=seed,
+            end=tokenizer.end_of_text,
+        )
+        yield from tokenizer.pieces(written)
