@@ -55,7 +55,7 @@ class RunBroken(WindlassError):  # noqa: N818  a state of the run, not of the co
     exit_code = 1
 
 
-class DeviceFault(WindlassError):
+class DeviceError(WindlassError):
     """A device of a run met an error that is none of ours: a slip in its code or in the model's."""
 
     exit_code = 3

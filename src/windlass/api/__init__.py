@@ -1,7 +1,7 @@
 """The verbs: joins the rooms below into what a user calls. No numbers of its own, only calls."""
 
 from windlass.api.biggest import largest, record, require_here
-from windlass.api.device import run_device
+from windlass.api.device import as_device
 from windlass.api.plan import HERE, Planned, Progress, ask, capture, find_machine, plan, probe
 from windlass.api.record import RUNS, load, report, runs
 from windlass.api.resume import resume, sample
@@ -13,6 +13,7 @@ __all__ = [
     "Planned",
     "Progress",
     "Run",
+    "as_device",
     "ask",
     "capture",
     "find_machine",
@@ -24,7 +25,6 @@ __all__ = [
     "report",
     "require_here",
     "resume",
-    "run_device",
     "runs",
     "sample",
     "train",

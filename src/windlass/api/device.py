@@ -1,7 +1,9 @@
 """Device: the whole life of a process that is one of a run's devices."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from windlass.api.folder import planned_of
 from windlass.api.loop import device_steps
@@ -10,14 +12,18 @@ from windlass.spec.record import Step
 from windlass.track.run import rank_journal
 from windlass.track.steps import append_step
 
+if TYPE_CHECKING:
+    from windlass.runtime.ranks import Parent
 
-def run_device(
+
+@contextmanager
+def as_device(
     folder: Path, *, port: int, device: int, attempt: int, checkpoint: Path | None
-) -> Iterator[Step]:
+) -> Iterator[Iterator[Step]]:
     """One device of a run, from its start to its end; leaves behind what went wrong.
 
-    Device 0 yields the run's steps, for whoever started it to journal; every other one journals
-    its own.
+    Device 0 gives the run's steps, for whoever started it to journal: after the last one all is
+    saved. Every other one gives none, and journals its own.
 
     Args:
         folder: of the run.
@@ -42,15 +48,23 @@ def run_device(
         )
         devices = planned.plan.cut.devices
         join(Rendezvous(LOOPBACK, port, device, devices), planned.machine.device.kind)
-        if device == 0:
-            for step in steps:
-                yield step
-                parent.await_taken()
-        else:
-            with rank_journal(folder, device, attempt) as journal:
-                for step in steps:
-                    append_step(journal, step)
+        yield _taken(steps, parent) if device == 0 else _journalled(steps, folder, device, attempt)
         leave()
     except Exception as error:
         report(folder / RANKS_FOLDER, device, error)
         raise
+
+
+def _taken(steps: Iterator[Step], parent: "Parent") -> Iterator[Step]:
+    """Steps, each of which the parent has on record before what follows it."""
+    for step in steps:
+        yield step
+        parent.await_taken()
+
+
+def _journalled(steps: Iterator[Step], folder: Path, device: int, attempt: int) -> Iterator[Step]:
+    """Journals all steps, and gives none."""
+    with rank_journal(folder, device, attempt) as journal:
+        for step in steps:
+            append_step(journal, step)
+    yield from ()

@@ -6,14 +6,19 @@ from contextlib import closing
 from pathlib import Path
 
 from windlass.api.plan import Planned
+from windlass.errors import DeviceError, RunBroken
 from windlass.machines.here import cores
 from windlass.program.instruction import Program
 from windlass.program.layout import place_of
+from windlass.spec import record as names
 from windlass.spec.record import Step
 
 _SILENT_STEPS = 10
 _LEAST_SILENCE = 60.0
-"""Seconds without any progress after which a device is named: so long, or ten predicted steps."""
+"""Seconds without any progress after which a device is named: so long, or ten predicted steps.
+
+Compiling is no progress that can be seen, and comes before the first step.
+"""
 
 
 def abreast(
@@ -38,16 +43,48 @@ def abreast(
     Raises:
         WindlassError: a device failed; the message names it, with its place and instruction.
     """
+    from windlass.runtime.checkpoint import remove_temporaries
     from windlass.runtime.launch import Devices
 
     cut = planned.plan.cut
     command = [sys.executable, "-m", "windlass", "device", str(folder), "--attempt", str(attempt)]
     if checkpoint is not None:
         command += ["--checkpoint", str(checkpoint)]
-    silence = max(_LEAST_SILENCE, _SILENT_STEPS * planned.prediction.high_seconds)
     places = [place_of(device, cut) for device in range(cut.devices)]
     threads = max(1, cores() // cut.devices)
-    devices = Devices(folder, command, programs, places, silence=silence, threads=threads)
-    with closing(devices):
-        for told in devices.steps(stop):
-            yield Step(**told)
+    checkpoints = folder / names.CHECKPOINT_FOLDER
+    devices = Devices(
+        folder, command, programs, places,
+        silence=_silence(planned), compiling=planned.prediction.compile_seconds, threads=threads,
+    )  # fmt: skip
+    try:
+        with closing(devices):
+            for told in devices.steps(stop):
+                step = Step(**told)
+                try:
+                    yield step
+                except GeneratorExit:
+                    # As on one device: a save is ended, also if nobody asks for more.
+                    if step.saved:
+                        devices.await_saved(checkpoints / step.saved)
+                    raise
+    except (RunBroken, DeviceError) as error:
+        raise type(error)(f"{error}; {_last_good(checkpoints)}") from None
+    finally:
+        # Of a save that its devices did not live to end, on a disk that may be full by it.
+        remove_temporaries(checkpoints)
+
+
+def _silence(planned: Planned) -> float:
+    asked = planned.request.train.silence_seconds
+    return asked or max(_LEAST_SILENCE, _SILENT_STEPS * planned.prediction.high_seconds)
+
+
+def _last_good(checkpoints: Path) -> str:
+    """Where to go on from, in words."""
+    from windlass.runtime.checkpoint import stored
+
+    there = stored(checkpoints)
+    if not there:
+        return "no checkpoint was written yet"
+    return f"the last checkpoint is `{there[-1]}`; `windlass resume {checkpoints.parent}` goes on"

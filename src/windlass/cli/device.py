@@ -20,8 +20,15 @@ def device(
         attempt: of the run.
         checkpoint: that all go on from.
     """
-    steps = api.run_device(folder, port=port, device=device, attempt=attempt, checkpoint=checkpoint)
-    for step in steps:
-        told = asdict(step) | {"by_kind": dict(step.by_kind)}
-        sys.stdout.write(json.dumps(told) + "\n")
-        sys.stdout.flush()
+    with api.as_device(
+        folder, port=port, device=device, attempt=attempt, checkpoint=checkpoint
+    ) as steps:
+        for step in steps:
+            _tell(asdict(step) | {"by_kind": dict(step.by_kind)})
+        _tell(None)
+
+
+def _tell(told: dict[str, object] | None) -> None:
+    """One line of JSON for the process that started this one; None: all is done and saved."""
+    sys.stdout.write(json.dumps(told) + "\n")
+    sys.stdout.flush()

@@ -30,7 +30,7 @@ class Projection(nn.Linear):
 
     def reset_parameters(self) -> None:
         """Draws the weights anew."""
-        nn.init.normal_(self.weight, std=self.deviation)
+        _draw(self.weight, self.deviation)
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 
@@ -40,7 +40,13 @@ class Table(nn.Embedding):
 
     def reset_parameters(self) -> None:
         """Draws the rows anew."""
-        nn.init.normal_(self.weight, std=WEIGHT_DEVIATION)
+        _draw(self.weight, WEIGHT_DEVIATION)
+
+
+def _draw(weight: Tensor, deviation: float) -> None:
+    """Draws normal numbers. On the meta device torch 2.13 would load its compiler, for a second."""
+    if not weight.is_meta:
+        nn.init.normal_(weight, std=deviation)
 
 
 def norm(shape: TransformerShape) -> nn.Module:

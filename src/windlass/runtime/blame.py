@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from windlass import errors
-from windlass.errors import DeviceFault, MemoryShort, RunBroken, WindlassError
+from windlass.errors import DeviceError, MemoryShort, RunBroken, WindlassError
 from windlass.program.instruction import WAITING, Kind, Program
 from windlass.program.layout import Place
 from windlass.runtime.beat import NO_BEAT, Beat
@@ -105,7 +105,7 @@ class Witness:
             return MemoryShort(told, room_bytes=found["room_bytes"])
         if not found["ours"]:
             trace = error_file(self._folder, device)
-            return DeviceFault(f"{self.name(device)}: {kind}: {message}; its trace is in `{trace}`")
+            return DeviceError(f"{self.name(device)}: {kind}: {message}; its trace is in `{trace}`")
         of = getattr(errors, kind, RunBroken)
         return RunBroken(told) if of is errors.Faults else of(told)
 

@@ -3,7 +3,8 @@
 Each is started with the run's folder and the port to meet at. Its standard input is a pipe from
 here: it ends when that does, whatever it waits for by then. It tells in a small mapped file at
 which instruction it is, and in a file of its own what went wrong. Device 0 tells its steps, and
-hears which of them are on record: no checkpoint of a step is there before.
+hears which of them are on record: no checkpoint of a step is there before. It ends with `null` once
+the last checkpoint is whole.
 """
 
 import contextlib
@@ -52,6 +53,7 @@ class Devices:
         programs: of all devices, to name instructions by.
         places: of all devices.
         silence: seconds without a sign of life from any device after which one is named.
+        compiling: seconds that they may be silent beyond that before they begin.
         threads: that each computes with.
 
     Raises:
@@ -66,10 +68,12 @@ class Devices:
         places: Sequence[Place],
         *,
         silence: float,
+        compiling: float,
         threads: int,
     ) -> None:
         self._folder = folder / RANKS_FOLDER
         self._silence = silence
+        self._first_silence = _FIRST_TIMES * (silence + compiling)
         every = range(len(programs))
         with storage_faults(self._folder):
             self._folder.mkdir(exist_ok=True)
@@ -101,7 +105,9 @@ class Devices:
                 stdout=subprocess.DEVNULL if device else subprocess.PIPE,
                 stderr=err,
                 env=os.environ | {"OMP_NUM_THREADS": str(threads)},
-                start_new_session=True,  # Ctrl-C is for this process, which tells the devices
+                # Ctrl-C is for this process, which tells the devices. A group of our session, and
+                # no session of its own: the system wakes those of its stopped groups that lose us.
+                process_group=0,
             )
 
     def _read(self) -> None:
@@ -131,11 +137,12 @@ class Devices:
                 line = self._lines.get(timeout=_LOOK_SECONDS)
                 if line is None:
                     break
-                found: Mapping[str, Any] = json.loads(line)
-                try:
-                    yield found
-                finally:
-                    self._tell(TAKEN)
+                found: Mapping[str, Any] | None = json.loads(line)
+                if found is None:
+                    self._wait()
+                    return
+                yield found
+                self._tell(TAKEN)
                 watch = _Watch()  # whoever took the step may have taken its time
                 continue
             self._require_alive()
@@ -143,19 +150,16 @@ class Devices:
         self._wait()
         self._require_alive()
 
-    def saved(self, path: Path) -> bool:
-        """Returns once a checkpoint that is under way is there, or never will be.
-
-        Returns:
-            Whether it is there.
-        """
+    def await_saved(self, path: Path) -> None:
+        """Lets the step that was told last be saved; returns once it is, or never will be."""
+        self._tell(TAKEN)
         watch = _Watch()
         while not path.exists():
             quiet = watch.quiet([beat.signs() for beat in self._beats])
-            if quiet > self._silence or any(map(_has_ended, self._processes)):
-                return path.exists()
+            codes = [_ended(process) for process in self._processes]
+            if quiet > self._silence or any(code is not None for code in codes):
+                return
             time.sleep(_LOOK_SECONDS)
-        return True
 
     def close(self) -> None:
         """Ends every device that has not ended, with all that it has started."""
@@ -183,7 +187,7 @@ class Devices:
                 pipe.flush()
 
     def _wait(self) -> None:
-        """Lets the other devices end too, once the first has ended well."""
+        """Lets devices end by themselves; what goes wrong then costs nothing any more."""
         until = time.monotonic() + _GRACE_SECONDS
         while time.monotonic() < until:
             codes = [_ended(process) for process in self._processes]
@@ -212,7 +216,7 @@ class Devices:
         if quiet < self._silence:
             return
         begun = all(beat.at() > NO_BEAT for beat in self._beats)
-        if quiet > self._silence * (1 if begun or self._witness.stopped() else _FIRST_TIMES):
+        if begun or self._witness.stopped() or quiet > self._first_silence:
             raise self._witness.silence(quiet)
 
 
@@ -241,10 +245,6 @@ def _ended(process: subprocess.Popen[bytes]) -> int | None:
     if found is None:
         return None
     return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
-
-
-def _has_ended(process: subprocess.Popen[bytes]) -> bool:
-    return _ended(process) is not None
 
 
 def _listening(devices: int) -> tuple[TCPStore, int]:

@@ -116,7 +116,7 @@ class Parent:
 def _die_with_parent() -> None:
     """Has the system kill this process when its parent is gone: one that is stopped reads no pipe.
 
-    Elsewhere than on Linux the end of the pipe must do.
+    Before this, and elsewhere than on Linux, the system wakes it (POSIX: an orphaned group).
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

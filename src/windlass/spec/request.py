@@ -76,6 +76,9 @@ class TrainRequest(Document):
     save_every: int = Field(default=100, ge=1)
     keep: int = Field(default=2, ge=1)
     """Checkpoints that stay on disk."""
+    silence_seconds: float | None = Field(default=None, gt=0)
+    """Time without any progress after which a device of several counts as hanging; None: a minute,
+    or ten predicted steps where that is longer."""
 
     @field_validator("clip")
     @classmethod

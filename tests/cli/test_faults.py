@@ -1,0 +1,239 @@
+"""A device of several is killed, stopped, or lacks memory or disk: told, ended, gone on with."""
+
+import random
+import re
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from cli.pods import (
+    POD,
+    REPLICAS,
+    SILENCE,
+    STAGES,
+    device_processes,
+    ended,
+    last_step,
+    leave_no_memory,
+    leave_no_room,
+    numbers,
+    send,
+    wait_for_devices,
+    wait_for_step,
+    wait_until_gone,
+    weights,
+)
+from command_line import Windlass, start
+from windlass.track.history import load
+
+Surroundings = dict[str, str]
+
+
+def as_if_nothing_had_happened(folder: Path, whole: Path) -> None:
+    """Losses and weights of a run are those of another one, bit for bit."""
+    assert load(folder).state == "finished"
+    assert numbers(load(folder)) == numbers(load(whole))
+    assert weights(folder) == weights(whole)
+
+
+@pytest.fixture(scope="module")
+def whole(surroundings: Surroundings, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run on two stages that nobody disturbed."""
+    folder = tmp_path_factory.mktemp("whole")
+    process = start(surroundings, folder, "train", *STAGES, "--folder", "run")
+    assert process.wait(timeout=120) == 0, ended(process)
+    ended(process)
+    return folder / "run"
+
+
+def test_a_run_goes_on_bit_for_bit_after_losing_its_parent_a_kill_and_a_stop(
+    surroundings: Surroundings, tmp_path: Path, whole: Path
+) -> None:
+    folder, resume = tmp_path / "run", ("resume", "run", "--runs", ".")
+
+    process = start(surroundings, tmp_path, "train", *STAGES, "--folder", "run")
+    devices = wait_for_devices(process.pid)
+    send(devices[1], signal.SIGSTOP)
+    process.kill()
+    wait_until_gone(devices)
+    ended(process)
+    assert load(folder).state == "killed"
+
+    process = start(surroundings, tmp_path, *resume)
+    devices = wait_for_devices(process.pid)
+    wait_for_step(folder, 7)
+    send(devices[1], signal.SIGKILL)
+    wait_until_gone(devices)
+    news = ended(process)
+    assert process.returncode == 1, news
+    assert "device 1 (stage 1, slice 0, replica 0) in step" in news
+    assert "was killed by SIGKILL" in news
+    assert re.search(r"checkpoints/step-\d+`; `windlass resume run` goes on", news)
+    assert "Traceback" not in news
+
+    process = start(surroundings, tmp_path, *resume)
+    devices = wait_for_devices(process.pid)
+    wait_for_step(folder, 22)
+    send(devices[0], signal.SIGSTOP)
+    wait_until_gone(devices, SILENCE + 10)
+    news = ended(process)
+    assert process.returncode == 1, news
+    assert "device 0 (stage 0, slice 0, replica 0) in step" in news
+    assert "is stopped" in news
+
+    process = start(surroundings, tmp_path, *resume)
+    assert process.wait(timeout=120) == 0, ended(process)
+    ended(process)
+    as_if_nothing_had_happened(folder, whole)
+
+
+@pytest.mark.slow
+def test_a_full_disk_in_one_device_is_told_and_nothing_half_is_left(
+    surroundings: Surroundings, tmp_path: Path, whole: Path
+) -> None:
+    folder = tmp_path / "run"
+    process = start(surroundings, tmp_path, "train", *STAGES, "--folder", "run")
+    devices = wait_for_devices(process.pid)
+    wait_for_step(folder, 22)
+    leave_no_room(devices[1])
+    wait_until_gone(devices)
+    news = ended(process)
+    assert process.returncode == 2, news
+    assert "device 1 (stage 1, slice 0, replica 0)" in news
+    assert "no space left to write" in news
+    assert not list((folder / "checkpoints").glob(".*"))
+
+    process = start(surroundings, tmp_path, "resume", "run", "--runs", ".")
+    assert process.wait(timeout=120) == 0, ended(process)
+    ended(process)
+    as_if_nothing_had_happened(folder, whole)
+
+
+@pytest.mark.slow
+def test_a_device_without_memory_is_named_with_plans_that_fit(
+    surroundings: Surroundings, tmp_path: Path
+) -> None:
+    words = (*POD, "cut.replicas=2", "model.width=256", "train.steps=2000")
+    process = start(surroundings, tmp_path, "train", *words, "--folder", "run")
+    devices = wait_for_devices(process.pid)
+    wait_for_step(tmp_path / "run", 1)
+    leave_no_memory(devices[1])
+    wait_until_gone(devices, 30)
+    news = ended(process)
+    assert process.returncode == 2, news
+    assert "device 1 (stage 0, slice 0, replica 1)" in news
+    assert "memory ran out in step" in news
+    assert "Traceback" not in news
+
+
+OWN = """
+import os
+from torch import nn
+
+class Frail(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lin = nn.Linear(16, 16)
+        self.calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        if self.calls > 40 and "--device" in open("/proc/self/cmdline").read():
+            raise ValueError("the frail one breaks")
+        return x + self.lin(x)
+
+def build():
+    return nn.Sequential(nn.Embedding(257, 16), Frail(), nn.Linear(16, 257))
+"""
+
+
+@pytest.mark.slow
+def test_an_error_of_the_models_own_code_is_told_with_its_device_and_where_its_trace_lies(
+    windlass: Windlass, tmp_path: Path
+) -> None:
+    (tmp_path / "own.py").write_text(OWN)
+    words = ("own.py:build", "data.tokenizer=byte", "train.sequence=32", "train.batch=4")
+    more = ("precision=float32", "compile=false", "train.steps=90", "cut.pipeline=2")
+
+    done = windlass("train", *words, *more, "--folder", "run")
+
+    assert done.returncode == 3, done.stderr
+    assert "ValueError: the frail one breaks; its trace is in `run/ranks/" in done.stderr
+    assert re.search(r"device \d \(stage \d, slice 0, replica 0\) in step \d+, at", done.stderr)
+    trace = re.search(r"its trace is in `([^`]+)`", done.stderr)
+    assert trace is not None
+    assert "own.py" in (tmp_path / trace[1]).read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_wish_to_stop_ends_the_step_under_way_saves_it_and_ends_all(
+    surroundings: Surroundings, tmp_path: Path, whole: Path, number: signal.Signals
+) -> None:
+    words = ("train", *STAGES, "train.save_every=1000", "--folder", "run")
+    process = start(surroundings, tmp_path, *words)
+    devices = wait_for_devices(process.pid)
+    wait_for_step(tmp_path / "run", 7)
+    send(process.pid, number)
+    wait_until_gone(devices)
+    news = ended(process)
+    assert process.returncode == 130, news
+    record = load(tmp_path / "run")
+    assert record.state == "interrupted"
+    newest = max((tmp_path / "run" / "checkpoints").glob("step-*"))
+    assert newest.name == f"step-{record.steps[-1].step:08d}"
+
+    process = start(surroundings, tmp_path, "resume", "run", "--runs", ".")
+    assert process.wait(timeout=120) == 0, ended(process)
+    ended(process)
+    as_if_nothing_had_happened(tmp_path / "run", whole)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "seed"), [(STAGES, 1), (REPLICAS, 2)], ids=["stages", "replicas"]
+)
+def test_fifty_random_kills_and_stops_lose_nothing(
+    surroundings: Surroundings,
+    tmp_path: Path,
+    words: tuple[str, ...],
+    seed: int,
+) -> None:
+    words = (*words, "train.steps=2000", "train.save_every=10", "train.evaluate_every=500")
+    process = start(surroundings, tmp_path, "train", *words, "--folder", "whole")
+    assert process.wait(timeout=300) == 0, ended(process)
+    ended(process)
+    folder, draw = tmp_path / "run", random.Random(seed)
+    verb: tuple[str, ...] = ("train", *words, "--folder", "run")
+    for turn in range(50):
+        done = last_step(folder)
+        process = start(surroundings, tmp_path, *verb)
+        devices = wait_for_devices(process.pid)
+        if turn % 5 == 4:
+            time.sleep(draw.uniform(0.0, 4.0))  # anywhere in the set-up, or soon after it
+        else:
+            wait_for_step(folder, min(done + draw.randint(1, 30), 1990))
+            time.sleep(draw.uniform(0.0, 0.05))
+        victim = draw.choice([devices[0], devices[1], process.pid])
+        # A parent that is stopped is a person's wish: it is only ever killed.
+        stops = victim != process.pid and draw.random() < 0.3
+        assert process.poll() is None
+        send(victim, signal.SIGSTOP if stops else signal.SIGKILL)
+        news = ended(process)
+        wait_until_gone(devices)
+        assert "Traceback" not in news
+        if victim != process.pid:
+            device = next(at for at, pid in devices.items() if pid == victim)
+            how = "is stopped" if stops else "was killed by SIGKILL"
+            assert process.returncode == 1, news
+            assert f"device {device} (" in news
+            assert how in news
+        verb = ("resume", "run", "--runs", ".")
+    assert not device_processes(process.pid)
+
+    process = start(surroundings, tmp_path, *verb)
+    assert process.wait(timeout=300) == 0, ended(process)
+    ended(process)
+    as_if_nothing_had_happened(folder, tmp_path / "whole")
