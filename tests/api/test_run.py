@@ -207,13 +207,13 @@ def test_a_plan_edited_into_one_that_is_not_legal_is_refused_before_a_step(home:
     assert windlass.load(run.folder).attempts == 1
 
 
-def test_a_plan_that_can_only_be_planned_is_refused_before_a_step(home: Path) -> None:
+def test_a_parted_backward_of_compiled_layers_is_refused_before_a_step(home: Path) -> None:
     run = begun(home, "train.save_every=2")
     next(iter(run))
     path = run.folder / names.PLAN_FILE
-    Plan.load(path).model_copy(update={"order": "zero-bubble"}).save(path)
+    Plan.load(path).model_copy(update={"order": "zero-bubble", "compile": True}).save(path)
 
-    with pytest.raises(PlanError, match="`order` = zero-bubble is not yet run by this version"):
+    with pytest.raises(Faults, match=r"`order` = zero-bubble with `compile`"):
         windlass.resume(run.folder)
 
     assert windlass.load(run.folder).attempts == 1

@@ -15,6 +15,7 @@ from windlass.runtime.compute import Compute
 from windlass.runtime.layers import templates
 from windlass.runtime.optimizer import Optimizer
 from windlass.runtime.residence import Near
+from windlass.runtime.world import Alone
 from windlass.spec.graph import Graph, Precision
 from windlass.spec.plan import Plan, Recompute
 from windlass.spec.request import TrainRequest
@@ -65,6 +66,7 @@ def allocated_peak(plan: Plan, program: Program, chain: Chain) -> int:
         seed=0,
         device=device,
         stop=lambda: False,
+        world=Alone(),
     )
     handlers = compute.handlers()
 

@@ -19,6 +19,8 @@ def weight(*shape: int, precision: torch.dtype = torch.float32, seed: int = 0) -
     master = torch.randn(shape, generator=draws)
     return Weight(
         name="w",
+        shape=master.shape,
+        decays=master.dim() >= 2,
         master=master,
         working=master if precision == torch.float32 else master.to(precision),
         moment1=torch.zeros(shape),

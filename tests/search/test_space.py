@@ -77,14 +77,15 @@ def test_the_sequence_is_the_models_longest_up_to_1024():
 
 def test_what_cannot_be_is_told_all_at_once():
     asked = request(
-        "cut.replicas=2", "order=interleaved", "batch.micro=4", "train.sequence=65",
-        "precision=bfloat16",
+        "cut.tensor=2", "sharding.weights=2", "order=interleaved", "batch.micro=4",
+        "train.sequence=65", "precision=bfloat16",
     )  # fmt: skip
     with pytest.raises(Faults) as caught:
         plans(asked, GRAPH, tiny_machine(precisions=("float32",)))
     assert [fault.split(";")[0] for fault in caught.value.faults] == [
-        "`cut.replicas` = 2 is not yet run by this version",
-        "`order` = interleaved is not yet run by this version",
+        "`order` = interleaved on one device, which has no stages to order",
+        "`sharding.weights` = 2 on one device",
+        "`cut.tensor` = 2, but `tiny` has 1 device",
         (
             "`batch.micro` = 4 cannot make `train.batch` = 6: micro-batch x accumulation must be "
             "6, so a micro-batch is one of 1, 2, 3, 6"

@@ -210,6 +210,11 @@ def _order(plan: Plan) -> Iterator[str]:
             f"`interleave` = {chunks} with `order` = {plan.order}, which runs a stage in one "
             "piece; set `order` = interleaved or `interleave` = 1"
         )
+    if plan.order == "zero-bubble" and plan.compile:
+        yield (
+            "`order` = zero-bubble with `compile`: a compiled layer's backward pass is one piece; "
+            "set `compile` = false, or `order` = 1f1b"
+        )
     if plan.far("weights") and plan.order in ("interleaved", "zero-bubble"):
         yield (
             f"`order` = {plan.order} with `home.weights` = {plan.home.weights}: phases have an "

@@ -92,6 +92,7 @@ class LayerHome:
         gradients: what gradients are summed in; None if none waits here for its update.
         moments: how they are kept.
         shares: whether gradients may lie in the working weights' place.
+        decays: whether each weight is pulled towards zero; None: those of 2 dimensions and more.
     """
 
     def __init__(
@@ -106,11 +107,12 @@ class LayerHome:
         gradients: torch.dtype | None,
         moments: Moments,
         shares: bool,
+        decays: Sequence[bool] | None = None,
     ) -> None:
         self._buffers = buffers
         self._moments: Moments = moments
         self._layout: StateLayout = state_layout(weights, buffers, moments)
-        self._decays = tuple(len(shape) >= 2 for shape in weights.values())
+        self._decays = decays or tuple(len(shape) >= 2 for shape in weights.values())
         self._updates = [0] * len(weights)
         self.working: Region = region(weights, working)
         self.gradients: Region = region(weights, gradients or torch.float32)
@@ -139,6 +141,8 @@ class LayerHome:
         masters: Sequence[Tensor],
         staging: Staging,
         moments: Sequence[tuple[Kept, Kept]] | None = None,
+        *,
+        updates: int = 0,
     ) -> None:
         """Takes the room, and fills it.
 
@@ -146,10 +150,12 @@ class LayerHome:
             masters: of each weight.
             staging: passed through.
             moments: of each weight, as they are kept; None for zeros.
+            updates: that the weights have had.
 
         Raises:
             OSError: the disk is full, or the folder does not take files.
         """
+        self._updates = [updates] * len(self._updates)
         self._state.make()
         sets = staging.sets[0]
         with self._state.opened(write=True) as file:
@@ -195,7 +201,7 @@ class LayerHome:
             read_moments(file, part.name, part.shape, self._moments, codec, seed=seed, step=updates)
             for part in parts
         ]
-        self.create(list(masters.values()), staging, moments)
+        self.create(list(masters.values()), staging, moments, updates=updates)
 
     def _laid_out_so(self, file: Path) -> bool:
         with file.open("rb") as content:

@@ -25,6 +25,7 @@ from windlass.runtime.tensorfile import write_tensors
 from windlass.runtime.tensors import SHARD_MARK
 
 _CPU = torch.device("cpu")
+_FILLED = ("weight", "moment1", "moment2")
 
 
 def joined(checkpoint: Checkpoint, chain: Chain, into: Path) -> Checkpoint:
@@ -98,7 +99,7 @@ class _Tensors:
                 self._plain[key] = tensor
             elif kind == "steps":
                 self._plain[f"steps/{full}"] = tensor
-            else:
+            elif kind in _FILLED:  # not what only fills a page
                 self._fill(f"{kind}/{full}", at, int(first), tensor)
 
     def _decoded(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -117,6 +118,8 @@ class _Tensors:
 
     def _fill(self, key: str, at: int, first: int, tensor: Tensor) -> None:
         piece = self._piece(key, at)
+        if piece.dim is None and at:
+            return  # the first slice has the same
         if (key, at) not in self._local:
             self._local[key, at] = torch.empty(piece.shape, dtype=tensor.dtype)
         flat = self._local[key, at].view(-1)

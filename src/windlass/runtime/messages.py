@@ -13,12 +13,10 @@ from windlass.program.ties import Loan
 from windlass.runtime.flow import Flow
 from windlass.runtime.interpret import Handler
 from windlass.runtime.layers import Template
-from windlass.runtime.tensors import DTYPES, LayerParameters, sum_dtype
+from windlass.runtime.tensors import AWAY, DTYPES, LayerParameters, sum_dtype
 from windlass.runtime.world import Pod
 from windlass.spec.graph import Graph
 from windlass.spec.plan import Plan
-
-_NOTHING = torch.empty(0)
 
 
 class Messages:
@@ -83,7 +81,7 @@ class Messages:
         """Lets go of what was borrowed."""
         for layer in self._holding.borrows:
             for weight in self._lent[layer]:
-                weight.working = _NOTHING
+                weight.working = AWAY
 
     def come(self, layer: int, block: int) -> Tensor:
         """The output of a layer before this stage, for a forward pass outside of a step."""
@@ -130,7 +128,7 @@ class Messages:
         self._pod.send(Instruction("hand over", layer), _flat(sums))
         for weight in self._lent[layer]:
             weight.forget()
-            weight.working = _NOTHING
+            weight.working = AWAY
 
     def _take_over(self, layer: int, _: int) -> None:
         flat = self._came(Instruction("take over", layer), sum_dtype(self._plan))

@@ -5,13 +5,13 @@ it. A layer's update runs in that lane too, piece by piece, and leaves the layer
 """
 
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from windlass.errors import RunBroken
 from windlass.files import storage_faults
@@ -27,6 +27,7 @@ from windlass.runtime.optimizer import Optimizer
 from windlass.runtime.residence import Saved, completed
 from windlass.runtime.shelf import Shelves
 from windlass.runtime.tensors import (
+    AWAY,
     DTYPES,
     LayerParameters,
     Parameter,
@@ -34,8 +35,6 @@ from windlass.runtime.tensors import (
     sum_dtype,
 )
 from windlass.spec.plan import Plan
-
-_AWAY = torch.empty(0)
 
 
 class _Near(NamedTuple):
@@ -95,12 +94,17 @@ class Stream:
         self.norms: dict[int, list[Tensor]] = {}
         """Of the gradients that went home in this step, by layer."""
         self.layers: tuple[LayerParameters, ...]
-        self._homes: tuple[LayerHome, ...]
-        self.layers, self._homes = self._laid_out(program)
+        self._homes: dict[int, LayerHome] = {}
+        waiting = {each.layer for each in program.instructions if each.kind == "store"}
+        self.layers = tuple(self._laid_out(frozenset(waiting)))
         owner = {w.name: index for index, layer in enumerate(self.layers) for w in layer.owned}
         self._needs = tuple(
-            sorted({owner[weight.name] for weight in layer.used}) for layer in self.layers
+            sorted({owner[weight.name] for weight in layer.used if weight.name in owner})
+            for layer in self.layers
         )
+        """Of each layer the layers of this stage whose weights it computes with."""
+        self._resident = range(*self._phases[0])
+        """The layers that are near between steps."""
 
     # What is there at the start.
 
@@ -119,13 +123,18 @@ class Stream:
             self._adopt(checkpoint)
         for layer in self._chain.layers:
             layer.to_empty(device="meta")  # a model that was built whole is at home now
-        first, last = self._plan.stages[0].phases[0]
-        self.visit(range(first, last))
+        for owner in {owner for layer in self._resident for owner in self._needs[layer]}:
+            self.fetch(owner, 0)
         self.wait()
+
+    @property
+    def _phases(self) -> tuple[tuple[int, int], ...]:
+        """Of this stage."""
+        return self._plan.stages[0].phases
 
     def _create(self) -> None:
         with storage_faults(self._folder):
-            for index, home in enumerate(self._homes):
+            for index, home in self._homes.items():
                 layer = materialise(self._chain, index, seed=self._seed, device="cpu")
                 named = dict(layer.named_parameters())
                 prefix = f"{self._chain.names[index]}."
@@ -135,7 +144,8 @@ class Stream:
 
     def _adopt(self, checkpoint: Checkpoint) -> None:
         with storage_faults(self._folder):
-            for index, (home, layer) in enumerate(zip(self._homes, self.layers, strict=True)):
+            for index, home in self._homes.items():
+                layer = self.layers[index]
                 if layer.owned or layer.saved_buffers:
                     file = checkpoint.path / layer_file(index)
                     manifest = checkpoint.manifest
@@ -159,7 +169,7 @@ class Stream:
         near = self._near.pop(layer)
         near.there.wait()
         for weight in self.layers[layer].owned:
-            weight.working = _AWAY
+            weight.working = AWAY
 
     def need(self, layer: int) -> None:
         """Returns when all weights that a layer computes with are near.
@@ -186,17 +196,19 @@ class Stream:
 
     def leave(self, layers: Sequence[int]) -> None:
         """Frees layers, except those that are near between steps."""
-        _, first = self._plan.stages[0].phases[0]
         for layer in layers:
             for owner in self._needs[layer]:
-                if owner >= first and owner in self._near:
+                if owner >= self._resident.stop and owner in self._near:
                     self.release(owner, 0)
 
     def summed(self, layer: int) -> Sequence[Parameter]:
         """The weights themselves."""
         return completed(self.layers[layer])
 
-    counts = True
+    @property
+    def counts(self) -> bool:
+        """Whether they count in the norm."""
+        return True
 
     def store(self, layer: int, _: int) -> None:
         """Begins to bring a layer's summed gradients home, and takes their norms before."""
@@ -237,7 +249,7 @@ class Stream:
         memory, views = self._room(layer) if near is None else (near.memory, None)
         if views is not None:
             self._place(layer, views)
-        weights = [weight.working.detach() for weight in self.layers[layer].owned]
+        weights = self._held(layer)
         apply = partial(self._optimizer.apply, step=step, divisor=divisor)
         home, goes = self._homes[layer], self._plan.far("weights")
         there = self._begin(
@@ -256,8 +268,8 @@ class Stream:
         for kind, layer, _ in program.settle:
             if kind == "update" and layer is not None:
                 self.update(layer, 0, None)
-            elif kind == "release" and layer is not None:
-                self.release(layer, 0)
+            elif kind in ("release", "drop") and layer is not None:
+                self._drop(layer)
         self.wait()
 
     def save(self, layer: int, to: Path) -> Saved | None:
@@ -301,6 +313,14 @@ class Stream:
             weight.forget()
         return gradients, tuple(gradient is not None for gradient in gradients)
 
+    def _held(self, layer: int) -> list[Tensor]:
+        """The near copies of what an update makes anew."""
+        return [weight.working.detach() for weight in self.layers[layer].owned]
+
+    def _drop(self, layer: int) -> None:
+        """Frees a layer that is not in use."""
+        self.release(layer, 0)
+
     def _room(self, layer: int) -> tuple[Tensor, tuple[Tensor, ...]]:
         memory = page_memory(self._homes[layer].working.nbytes, self._device)
         return memory, self._homes[layer].working.views(memory)
@@ -309,45 +329,54 @@ class Stream:
         for weight, view in zip(self.layers[layer].owned, views, strict=True):
             weight.working = view.detach().requires_grad_()
 
-    def _laid_out(
-        self, program: Program
-    ) -> tuple[tuple[LayerParameters, ...], tuple[LayerHome, ...]]:
-        """The layers without their weights, and where they are at home."""
-        chain, plan = self._chain, self._plan
-        stored = {each.layer for each in program.instructions if each.kind == "store"}
+    def _laid_out(self, waiting: frozenset[int | None]) -> Iterator[LayerParameters]:
+        """The layers without their weights; where those are at home is noted meanwhile.
+
+        Args:
+            waiting: layers whose gradients wait at home.
+        """
+        chain = self._chain
         known: dict[str, Parameter] = {}
-        layers: list[LayerParameters] = []
-        homes: list[LayerHome] = []
         for index, (name, layer) in enumerate(zip(chain.names, chain.layers, strict=True)):
             shapes = {f"{name}.{n}": tuple(p.shape) for n, p in layer.named_parameters()}
             owned = {full: shape for full, shape in shapes.items() if full not in chain.ties}
             known |= {
-                full: Parameter(name=full, working=_AWAY, shape=torch.Size(shape))
+                full: Parameter(name=full, working=AWAY, shape=torch.Size(shape))
                 for full, shape in owned.items()
             }
-            # Buffers are small, and some are computed, so they come with the layer and stay near.
-            real = materialise(chain, index, seed=self._seed, device=str(self._device)) if any(
-                True for _ in layer.buffers()
-            ) else layer  # fmt: skip
+            real = self._with_buffers(index)
             buffers = saved_buffers(name, real)
-            layers.append(
-                LayerParameters(
-                    name=name,
-                    owned=tuple(known[full] for full in owned),
-                    used=tuple(known[chain.ties.get(full, full)] for full in shapes),
-                    buffers=tuple(real.buffers()),
-                    saved_buffers=buffers,
-                )
+            self._homes[index] = self._home(index, owned, buffers, waits=index in waiting)
+            yield LayerParameters(
+                name=name,
+                owned=tuple(known[full] for full in owned),
+                used=tuple(known[chain.ties.get(full, full)] for full in shapes),
+                buffers=tuple(real.buffers()),
+                saved_buffers=buffers,
             )
-            homes.append(
-                LayerHome(
-                    self._shelves, index, plan.home, owned, tuple(buffers.items()),
-                    working=DTYPES[plan.precision],
-                    gradients=sum_dtype(plan) if index in stored else None, moments=plan.moments,
-                    shares=shares_room(plan),
-                )
-            )  # fmt: skip
-        return tuple(layers), tuple(homes)
+
+    def _with_buffers(self, index: int) -> nn.Module:
+        """A layer whose buffers are real: small as they are, they come with it and stay near."""
+        layer = self._chain.layers[index]
+        if not any(True for _ in layer.buffers()):
+            return layer
+        return materialise(self._chain, index, seed=self._seed, device=str(self._device))
+
+    def _home(
+        self,
+        index: int,
+        owned: Mapping[str, tuple[int, ...]],
+        buffers: Mapping[str, Tensor],
+        *,
+        waits: bool,
+        decays: Sequence[bool] | None = None,
+    ) -> LayerHome:
+        plan = self._plan
+        return LayerHome(
+            self._shelves, index, plan.home, owned, tuple(buffers.items()),
+            working=DTYPES[plan.precision], gradients=sum_dtype(plan) if waits else None,
+            moments=plan.moments, shares=shares_room(plan), decays=decays,
+        )  # fmt: skip
 
 
 def _some(tensors: Sequence[Tensor | None]) -> list[Tensor]:

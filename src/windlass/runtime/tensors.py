@@ -19,6 +19,9 @@ DTYPES: dict[Precision, torch.dtype] = {
     "float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64,
 }  # fmt: skip
 
+AWAY = torch.empty(0)
+"""In place of weights that are not near."""
+
 SHARD_MARK = "@"
 """In a checkpoint between a weight's name and the element of it that a shard begins at."""
 

@@ -30,6 +30,7 @@ from windlass.runtime.memory import Peak
 from windlass.runtime.messages import Messages
 from windlass.runtime.optimizer import Optimizer, learning_rate
 from windlass.runtime.outputs import Outputs
+from windlass.runtime.podstream import PodStream
 from windlass.runtime.residence import Near, Residence, Saved
 from windlass.runtime.saving import Saver
 from windlass.runtime.shared import Shared
@@ -201,6 +202,11 @@ class _Run:
                 "float32 the weights are the masters, which lie with the moments; name one tier "
                 "for both, or set `precision` = bfloat16"
             )
+        if self._lane is not None and plan.far("optimizer") and self._pod:
+            return PodStream(
+                plan, chain, self._state, optimizer, self._lane, self._device, self._pod,
+                program=self._program, seed=seed, before_update=before_update,
+            )  # fmt: skip
         if self._lane is not None and plan.far("optimizer"):
             return Stream(
                 plan, chain, self._state, optimizer, self._lane, self._device,

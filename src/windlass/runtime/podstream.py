@@ -1,0 +1,270 @@
+"""Streams of a pod: the moves of one device of several, which exchanges what it has moved.
+
+Each device is home to its share of its stage's layers. Where replicas share weights a fetch brings
+the shard, `gather` makes the layer whole of all their shards, and the shard is dropped at once.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from windlass.errors import PlanError
+from windlass.files import storage_faults
+from windlass.models.chain import Chain, materialise
+from windlass.program.instruction import Kind, Program
+from windlass.program.layout import layers_of
+from windlass.program.shards import parts
+from windlass.runtime.checkpoint import Checkpoint, layer_file, load_part
+from windlass.runtime.interpret import Handler
+from windlass.runtime.lane import Lane
+from windlass.runtime.optimizer import Optimizer
+from windlass.runtime.residence import Saved
+from windlass.runtime.share import Share, of_another_stage, writes
+from windlass.runtime.stream import Stream
+from windlass.runtime.tensors import (
+    DTYPES,
+    LayerParameters,
+    Parameter,
+    Weight,
+    master_dtype,
+    saved_buffers,
+    weight_of,
+)
+from windlass.runtime.world import Pod
+from windlass.spec.plan import Plan
+
+
+class PodStream(Stream):
+    """The moves of one device of several.
+
+    Args:
+        plan: whose weights and optimizer state have their home beyond the near tier.
+        chain: the model.
+        folder: of what lives in files; made if need be.
+        optimizer: applied in the lane.
+        lane: of all moves.
+        device: that computes, and whose near tier layers come to.
+        pod: the device among the others.
+        program: that will run; says whose gradients wait at home.
+        seed: of the initial weights.
+        before_update: called with a layer's index before its state changes.
+
+    Raises:
+        PlanError: the plan shares optimizer state over more replicas than weights.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        chain: Chain,
+        folder: Path,
+        optimizer: Optimizer,
+        lane: Lane,
+        device: torch.device,
+        pod: Pod,
+        *,
+        program: Program,
+        seed: int,
+        before_update: Callable[[int], None],
+    ) -> None:
+        if parts(plan) > 1:
+            raise PlanError(
+                f"`sharding.optimizer` = {plan.sharding.optimizer} with `home.optimizer` = "
+                f"{plan.home.optimizer} and `sharding.weights` = {plan.sharding.weights}: this "
+                "version runs shards away from the near tier only where both are equal"
+            )
+        self._pod = pod
+        self._shares_weights = plan.sharding.weights > 1
+        self._share: dict[int, Share] = {}
+        self._shards: dict[int, Sequence[Tensor]] = {}
+        """Near shards of layers, segment by segment."""
+        self._gradients: dict[int, list[Tensor | None]] = {}
+        """Of segments, once they are whole."""
+        super().__init__(
+            plan, chain, folder, optimizer, lane, device,
+            program=program, seed=seed, before_update=before_update,
+        )  # fmt: skip
+
+    # What is there at the start.
+
+    @property
+    def _phases(self) -> tuple[tuple[int, int], ...]:
+        return self._plan.stages[self._pod.place.stage].phases
+
+    def _laid_out(self, waiting: frozenset[int | None]) -> Iterator[LayerParameters]:
+        here = layers_of(self._plan, self._pod.place.stage)
+        known: dict[str, Parameter] = {}
+        for index, name in enumerate(self._chain.names):
+            if index not in here:
+                yield of_another_stage(name)
+                continue
+            real = self._with_buffers(index)
+            share = Share(self._plan, self._chain, index, real, self._pod, self._device)
+            self._share[index] = share
+            named = {share.marked(each): tuple(each.shape) for each in share.segments}
+            buffers = {} if any(share.at) else saved_buffers(name, real)
+            self._homes[index] = self._home(
+                index, named, buffers, waits=index in waiting,
+                decays=[each.decays for each in share.segments],
+            )  # fmt: skip
+            yield share.with_ties(known, self._chain.ties)
+
+    def _create(self) -> None:
+        with storage_faults(self._folder):
+            for index, home in self._homes.items():
+                layer = materialise(self._chain, index, seed=self._seed, device="cpu")
+                home.create(
+                    [weight.master for weight in self._weights(index, layer)], self._staging
+                )
+
+    def _adopt(self, checkpoint: Checkpoint) -> None:
+        step = checkpoint.manifest.step
+        with storage_faults(self._folder):
+            for index, home in self._homes.items():
+                share, layer = self._share[index], self.layers[index]
+                if not (share.segments or layer.saved_buffers):
+                    continue
+                own = self._weights(index, None)
+                load_part(checkpoint, index, own, layer, share.pieces)
+                masters = [weight.master.detach() for weight in own]
+                moments = [weight.moments for weight in own]
+                home.create(masters, self._staging, moments, updates=step)
+
+    def _weights(self, index: int, layer: torch.nn.Module | None) -> list[Weight]:
+        """The segments of a layer with state of their own, zeros without a layer."""
+        share, precision = self._share[index], self._plan.precision
+        if layer is None:
+            part = torch.zeros(share.part, dtype=master_dtype(precision))
+        else:
+            part = share.flat(layer).cpu()[share.begin :][: share.part]
+        return [
+            weight_of(
+                each.name, mine, mine, self._plan.moments, decays=each.decays, first=each.first
+            )
+            for each in share.segments
+            for mine in (part[each.at].view(each.shape),)
+        ]
+
+    # What the program asks for.
+
+    def handlers(self) -> Mapping[Kind, Handler]:
+        """The handlers of moves, and of what brings shares together."""
+        return {
+            **super().handlers(),
+            "gather": self._gather,
+            "drop": lambda layer, _: self._drop(layer),
+            "reduce": self._reduce,
+        }
+
+    def release(self, layer: int, micro: int) -> None:
+        """Frees the near copy of a layer's whole weights."""
+        if not self._shares_weights:
+            super().release(layer, micro)
+        else:
+            self._share[layer].release()
+
+    def _drop(self, layer: int) -> None:
+        if not self._shares_weights:
+            super()._drop(layer)
+            return
+        self._near.pop(layer).there.wait()
+        self._shards.pop(layer, None)
+
+    def _gather(self, layer: int, _: int) -> None:
+        """Makes a layer whole of all replicas' shards."""
+        share = self._share[layer]
+        self._near[layer].there.wait()
+        dtype = DTYPES[self._plan.precision]
+        shard = torch.zeros(share.held, dtype=dtype, device=self._device)
+        for each, part in zip(share.segments, self._shards[layer], strict=True):
+            shard[each.at] = part.detach().view(-1)
+        whole = torch.empty(share.elements, dtype=dtype, device=self._device)
+        self._pod.gather(whole, shard)
+        share.place(whole)
+
+    def need(self, layer: int) -> None:
+        """Returns when all weights that a layer computes with are near.
+
+        Raises:
+            StorageError: they cannot be read.
+        """
+        if not self._shares_weights:
+            super().need(layer)
+
+    def visit(self, layers: Sequence[int]) -> None:
+        """Brings layers near and makes them whole, for a forward pass outside of a step."""
+        super().visit(layers)
+        if self._shares_weights:
+            for owner in sorted({at for layer in layers for at in self._needs[layer]}):
+                self._gather(owner, 0)
+
+    def leave(self, layers: Sequence[int]) -> None:
+        """Frees layers; of those that are near between steps the shard stays."""
+        if not self._shares_weights:
+            super().leave(layers)
+            return
+        for owner in sorted({at for layer in layers for at in self._needs[layer]}):
+            self.release(owner, 0)
+            if owner >= self._resident.stop:
+                self._drop(owner)
+
+    def _reduce(self, layer: int, _: int) -> None:
+        self._gradients[layer] = self._share[layer].reduced()
+
+    def begin(self, step: int) -> None:
+        """A step begins: gradients that go home are of it."""
+        super().begin(step)
+        self._gradients.clear()
+        for share in self._share.values():
+            share.sums.forget()
+
+    def summed(self, layer: int) -> Sequence[Parameter]:
+        """The gradients that the norm reads: of what all slices have, those of the first."""
+        if layer not in self._share:
+            return ()
+        share = self._share[layer]
+        return tuple(
+            Parameter(name=each.name, working=gradient, shape=each.shape, gradient=gradient)
+            for each, gradient in zip(share.segments, self._whole_gradients(layer), strict=True)
+            if gradient is not None and share.answers_for(each)
+        )
+
+    def _whole_gradients(self, layer: int) -> list[Tensor | None]:
+        """Of each segment; where nothing was reduced, for want of others, the sum is it."""
+        if layer not in self._gradients:
+            self._gradients[layer] = self._share[layer].summed()
+        return self._gradients[layer]
+
+    @property
+    def counts(self) -> bool:
+        """Whether this replica's shards count in the norm: each shard is on several."""
+        return self._pod.place.replica < self._plan.sharding.optimizer
+
+    def _taken(self, layer: int) -> tuple[list[Tensor | None], tuple[bool, ...]]:
+        gradients = self._whole_gradients(layer)
+        del self._gradients[layer]
+        return gradients, tuple(gradient is not None for gradient in gradients)
+
+    def _held(self, layer: int) -> list[Tensor]:
+        if self._shares_weights:
+            return [part.detach() for part in self._shards[layer]]
+        return super()._held(layer)
+
+    def _place(self, layer: int, views: Sequence[Tensor]) -> None:
+        if self._shares_weights:
+            self._shards[layer] = views
+        else:
+            super()._place(layer, views)
+
+    def save(self, layer: int, to: Path) -> Saved | None:
+        """Saves this device's share, if another device does not save the same."""
+        if layer not in self._share or not writes(layer, self._plan, self._pod):
+            return None
+        share = self._share[layer]
+        if not (share.segments or self.layers[layer].saved_buffers):
+            return None
+        if not share.whole:
+            to = to.with_name(layer_file(layer, part=share.at))
+        return Saved(to, self._homes[layer].save(to))
