@@ -10,7 +10,7 @@ from windlass.document import Document
 from windlass.spec import record as files
 from windlass.spec.graph import Graph, LayerKind, Parameter, Span
 from windlass.spec.machine import Curve, Device, Machine, MatmulRate, Point, Tier
-from windlass.spec.plan import Batch, Plan, Stage
+from windlass.spec.plan import Batch, Cut, Plan, Stage
 from windlass.spec.prediction import FarTraffic, Lane, Prediction, TierPeak, Timeline
 from windlass.spec.record import Environment, RunState, Step
 from windlass.spec.request import Request
@@ -128,10 +128,32 @@ def streaming(record: Record) -> Record:
     far = FarTraffic(read_bytes=2 * 2**30, written_bytes=2**30, seconds=0.4, waiting_seconds=0.1)
     assert record.prediction is not None
     moved = {"read_bytes": round(2.02 * 2**30), "written_bytes": round(1.01 * 2**30)}
+    steps = tuple(replace(step, **moved) for step in record.steps)
     return replace(
         record,
         prediction=record.prediction.model_copy(update={"far": far}),
-        steps=tuple(replace(step, **moved) for step in record.steps),
+        steps=steps,
+        current=steps,
+    )
+
+
+def shared(record: Record) -> Record:
+    """The same run as one on two stages, of which the second waits a quarter of each step."""
+    assert record.plan is not None
+    stages = (Stage(phases=((0, 4),)), Stage(phases=((4, LAYERS),)))
+    told = tuple(
+        tuple(
+            replace(
+                step, seconds=0.4, by_kind={"forward": 0.4 - waits, "receive": waits},
+                device_memory_bytes=(3 - device) * 2**30,
+            )
+            for step in record.steps
+        )
+        for device, waits in enumerate((0.0, 0.1))
+    )  # fmt: skip
+    cut = Cut(pipeline=2)
+    return replace(
+        record, plan=record.plan.model_copy(update={"cut": cut, "stages": stages}), devices=told
     )
 
 

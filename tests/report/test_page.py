@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from report.made_runs import streaming
+from report.made_runs import shared, streaming
 from windlass.report.page import page
 from windlass.spec import record as files
 from windlass.track import Record
@@ -123,3 +123,13 @@ def test_a_streamed_run_has_tiles_of_its_traffic_beside_what_was_predicted(
         (tile,) = re.findall(rf'<div class="name">{name} a step</div>.*?</div></div>', text)
         assert value in tile
         assert "predicted" in tile
+
+
+def test_the_page_of_a_run_on_several_devices_shows_how_each_spends_a_step(
+    record: Callable[..., Record],
+):
+    text = page(shared(record(count=20)))
+    assert "<h2>Devices</h2>" in text
+    for words in ("stage 0", "stage 1", "waiting 100 ms", "2.00 GiB"):
+        assert words in text
+    assert "<h2>Devices</h2>" not in page(record(count=20, name="alone"))

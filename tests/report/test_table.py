@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console, RenderableType
 
-from report.made_runs import graph, machine, plan, prediction, streaming
+from report.made_runs import graph, machine, plan, prediction, shared, streaming
 from windlass.report.table import (
     bar,
     machine_table,
@@ -51,6 +51,16 @@ def test_terms_and_kinds_are_listed_with_the_largest_first():
     text = drawn(prediction_table(prediction()))
     found = [text.index(f"\n{name} ") for name in ("matmul", "traffic", "attention", "launch")]
     assert found == sorted(found)
+
+
+def test_a_run_on_several_devices_tells_of_each_how_long_it_waits(record: Callable[..., Record]):
+    text = drawn(record_table(shared(record(count=20))))
+    assert re.search(r"0\s+stage 0\s+400 ms\s+0 s\s+3.00 GiB\s+█{20}", text)
+    assert re.search(r"1\s+stage 1\s+300 ms\s+100 ms\s+2.00 GiB\s+█{15}\s", text)
+
+
+def test_one_device_has_no_table_of_devices(record: Callable[..., Record]):
+    assert "waits" not in drawn(record_table(record(count=20)))
 
 
 def test_a_streamed_run_shows_its_traffic_beside_what_was_predicted(

@@ -8,11 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from windlass.errors import RecordError
-from windlass.spec.record import PREDICTION_FILE, REQUEST_FILE, Step
+from windlass.spec.record import ATTEMPTS_FOLDER, PREDICTION_FILE, REQUEST_FILE, Step
 from windlass.spec.request import Request
+from windlass.track.find import list_runs
 from windlass.track.history import load
 from windlass.track.journal import JournalWriter, read_journal
-from windlass.track.run import create, journal_path, reopen
+from windlass.track.run import RunFolder, create, journal_path, rank_journal, reopen
 from windlass.track.steps import append_step, steps_of
 
 SIZES = st.floats(allow_nan=False)
@@ -23,6 +24,7 @@ STEPS = st.builds(
     tokens=st.integers(0, 2**40), memory_bytes=st.integers(0, 2**50),
     read_bytes=st.integers(0, 2**50), written_bytes=st.integers(0, 2**50), settle_seconds=SIZES,
     by_kind=st.dictionaries(st.sampled_from(["forward", "backward", "update"]), SIZES),
+    device_memory_bytes=st.none() | st.integers(0, 2**50),
     held_out_loss=st.none() | SIZES,
     held_out_bits_per_byte=st.none(),
     saved=st.none() | st.text(max_size=10),
@@ -125,3 +127,32 @@ def test_a_loss_that_is_no_number_comes_back_as_such(tmp_path: Path):
 def test_a_folder_without_a_run_cannot_be_loaded(tmp_path: Path):
     with pytest.raises(RecordError, match="holds no run"):
         load(tmp_path)
+
+
+def test_each_device_tells_its_own_steps_of_the_last_attempt_and_none_counts_twice(tmp_path: Path):
+    def attempt(held: RunFolder, *numbers: int) -> Path:
+        with held, rank_journal(held.path, 1, held.attempt) as other:
+            for number in numbers:
+                held.append(step(number))
+                append_step(other, step(number, loss=9.0))
+        return held.path
+
+    folder = attempt(create(tmp_path, "m", documents={}, meta={}), 1, 2)
+    attempt(reopen(folder, meta={}), 3, 4)
+    record = load(folder)
+    assert [each.step for each in record.steps] == [1, 2, 3, 4]
+    assert all(each.loss == 1.0 for each in record.steps)
+    assert [[each.step for each in device] for device in record.devices] == [[3, 4], [3, 4]]
+    (summary,) = list_runs(tmp_path)
+    assert (summary.step, summary.attempts, summary.state) == (4, 2, "killed")
+
+
+def test_only_steps_under_the_plan_at_hand_are_held_against_its_prediction(tmp_path: Path):
+    with create(tmp_path, "m", documents={}, meta={}) as run:
+        run.append(step(1))
+    (run.path / ATTEMPTS_FOLDER / "1").mkdir(parents=True)
+    with reopen(run.path, meta={}) as run:
+        run.append(step(2))
+    record = load(run.path)
+    assert [each.step for each in record.steps] == [1, 2]
+    assert [each.step for each in record.current] == [2]

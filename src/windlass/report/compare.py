@@ -5,6 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from windlass.program.instruction import WAITING
+from windlass.program.layout import Place, place_of
+from windlass.spec.plan import Cut
 from windlass.spec.prediction import Prediction, TierPeak
 from windlass.spec.record import Step
 
@@ -23,6 +26,47 @@ class Pair:
         if self.predicted is None or self.measured is None or self.predicted <= 0:
             return None
         return self.measured / self.predicted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """How one device of several spends a step: medians."""
+
+    device: int
+    place: Place
+    busy_seconds: float
+    """Computing, sending and moving."""
+    waiting_seconds: float
+    """For messages, and in meetings with other devices."""
+    memory_bytes: int | None
+    """At the peak; None where it was not told."""
+
+
+def shares(devices: Sequence[Sequence[Step]], cut: Cut) -> tuple[Share, ...]:
+    """How each device that told a step spends one.
+
+    Args:
+        devices: the steps of each.
+        cut: of the plan that they ran.
+    """
+    return tuple(
+        _share(device, place_of(device, cut), settled(steps))
+        for device, steps in enumerate(devices)
+        if steps and device < cut.devices
+    )
+
+
+def _share(device: int, place: Place, steps: Sequence[Step]) -> Share:
+    waiting = [sum(step.by_kind.get(kind, 0.0) for kind in WAITING) for step in steps]
+    busy = [step.seconds - waited for step, waited in zip(steps, waiting, strict=True)]
+    told = [step.device_memory_bytes for step in steps if step.device_memory_bytes is not None]
+    return Share(
+        device=device,
+        place=place,
+        busy_seconds=median(busy),
+        waiting_seconds=median(waiting),
+        memory_bytes=max(told, default=None),
+    )
 
 
 def settled(steps: Sequence[Step]) -> Sequence[Step]:

@@ -27,6 +27,7 @@ tr:last-child td{border-bottom:0}td.number,th.number{text-align:right;white-spac
 td.bars{width:42%}td.wide{overflow-wrap:anywhere}
 .bar{display:block;height:8px;border-radius:2px;min-width:1px;margin:2px 0}
 .bar.predicted{opacity:.42}
+.beside{display:flex;gap:1px}.beside .bar{height:14px}
 .stack{display:flex;height:26px;border-radius:6px;overflow:hidden;margin:12px 0 8px;gap:1px}
 .stack span{min-width:2px}
 .keys{display:flex;flex-wrap:wrap;gap:4px 18px;font-size:13px;color:var(--soft)}

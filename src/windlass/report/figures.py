@@ -5,10 +5,10 @@ from collections.abc import Callable, Mapping, Sequence
 from html import escape
 
 from windlass.report.chart import Axes, Rule, Series, line_chart, running_mean
-from windlass.report.compare import kinds, memory_peak, near_peak, step_seconds
+from windlass.report.compare import kinds, memory_peak, near_peak, shares, step_seconds
 from windlass.report.svg import bytes_unit, kind_colour, seconds_unit
 from windlass.report.timeline import timeline
-from windlass.report.words import ratio_words
+from windlass.report.words import place_words, ratio_words
 from windlass.spec.prediction import Lane, Prediction, TierPeak, Timeline
 from windlass.spec.record import Step
 from windlass.track import Record
@@ -93,7 +93,7 @@ def step_time_figure(record: Record) -> str:
 
 def kind_table(record: Record) -> str:
     """Seconds by instruction kind, measured over predicted, as bars and numbers."""
-    pairs = kinds(record.steps, record.prediction)
+    pairs = kinds(record.current, record.prediction)
     if not pairs:
         return _missing("Neither measured nor predicted by instruction kind.")
     most = max(max(pair.predicted or 0.0, pair.measured or 0.0) for pair in pairs) or 1.0
@@ -117,6 +117,33 @@ def kind_table(record: Record) -> str:
     return f'<p class="note">{note}</p><table>{head}{"".join(rows)}</table>'
 
 
+def device_table(record: Record) -> str:
+    """How each device of several spends a step, and what it holds; nothing of one device."""
+    if record.plan is None or not record.devices:
+        return ""
+    cut = record.plan.cut
+    found = shares(record.devices, cut)
+    most = max((each.busy_seconds + each.waiting_seconds for each in found), default=0.0) or 1.0
+    rows = [
+        f"<tr><td>{each.device}</td><td>{escape(place_words(each.place, cut))}</td>"
+        '<td class="bars"><span class="beside">'
+        + _bar("busy", each.busy_seconds, most, "var(--blue)")
+        + _bar("waiting", each.waiting_seconds, most, "var(--line)")
+        + "</span></td>"
+        + _number(show_seconds(each.busy_seconds))
+        + _number(show_seconds(each.waiting_seconds))
+        + _number("–" if each.memory_bytes is None else show_bytes(each.memory_bytes))
+        + "</tr>"
+        for each in found
+    ]
+    head = (
+        '<tr><th>device</th><th>place</th><th>a step: busy, then waiting</th><th class="number">'
+        'busy</th><th class="number">waiting</th><th class="number">peak memory</th></tr>'
+    )
+    note = "Medians of the last attempt. Waiting is for messages, and in meetings with others."
+    return f'<p class="note">{note}</p><table>{head}{"".join(rows)}</table>'
+
+
 def term_figure(record: Record) -> str:
     """The predicted step time by term, as one stacked bar."""
     if record.prediction is None or not record.prediction.by_term:
@@ -132,7 +159,7 @@ def term_figure(record: Record) -> str:
 
 def memory_figure(record: Record) -> str:
     """Predicted memory over the step, the measured peak, and what fills the peak."""
-    peak, measured = near_peak(record.prediction), memory_peak(record.steps)
+    peak, measured = near_peak(record.prediction), memory_peak(record.current)
     series = []
     for name, line, colour in (
         ("predicted over the step", record.predicted, "var(--orange)"),

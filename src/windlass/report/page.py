@@ -7,6 +7,7 @@ from html import escape
 from windlass.report.compare import headlines
 from windlass.report.dress import SCRIPT, STYLE
 from windlass.report.figures import (
+    device_table,
     kind_table,
     loss_figure,
     memory_figure,
@@ -33,6 +34,7 @@ def page(record: Record) -> str:
         _section("Loss", loss_figure(record)),
         _section("Step time", step_time_figure(record)),
         _section("Where the time goes", kind_table(record) + term_figure(record)),
+        *_devices(record),
         _section("Memory", memory_figure(record)),
         _section("One step, instruction by instruction", timeline_figure(record)),
         _section("Plan", _plan(record)),
@@ -70,7 +72,7 @@ def _header(record: Record) -> str:
 
 
 def _tiles(record: Record) -> str:
-    pairs = headlines(record.steps, record.prediction)
+    pairs = headlines(record.current, record.prediction)
     asked = record.request.train.steps if record.request else record.meta.get("steps")
     tiles = [
         ("steps", str(record.steps[-1].step) if record.steps else "none", f"of {asked} asked"),
@@ -137,6 +139,11 @@ def _faults(record: Record) -> str:
 
 def _section(name: str, content: str) -> str:
     return f"<section><h2>{escape(name)}</h2>{content}</section>"
+
+
+def _devices(record: Record) -> Iterable[str]:
+    if drawn := device_table(record):
+        yield _section("Devices", drawn)
 
 
 def _plan(record: Record) -> str:

@@ -1,7 +1,7 @@
 """Plans, predictions, machines and runs as tables for a terminal; every forecast says predicted."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 
 from rich import box
@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from windlass.report.compare import headlines, kinds
+from windlass.report.compare import headlines, kinds, shares
 from windlass.report.words import (
     batch_words,
     cut_words,
@@ -19,6 +19,7 @@ from windlass.report.words import (
     loss_words,
     mfu_words,
     phase_words,
+    place_words,
     precision_words,
     ratio_words,
     recompute_words,
@@ -33,6 +34,7 @@ from windlass.track import Record, RunSummary
 from windlass.units import show_bytes, show_flop_rate, show_rate, show_seconds
 
 _BAR_CELLS = 20
+_DEVICE_LINES = 16
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 _STATE_COLOURS = {
     "running": "cyan", "finished": "green", "interrupted": "yellow", "killed": "yellow",
@@ -166,7 +168,9 @@ def record_table(record: Record) -> RenderableType:
     if record.graph is not None:
         table.add_row("model", Text(graph_words(record.graph)))
     if record.plan is not None:
-        table.add_row("plan", f"{batch_words(record.plan)}; {precision_words(record.plan)}")
+        cut = f"{cut_words(record.plan)}; " if record.plan.cut.devices > 1 else ""
+        words = f"{cut}{batch_words(record.plan)}; {precision_words(record.plan)}"
+        table.add_row("plan", words)
     if record.steps:
         asked = record.request.train.steps if record.request else record.meta.get("steps", "?")
         table.add_row("steps", f"{record.steps[-1].step} of {asked}")
@@ -177,7 +181,8 @@ def record_table(record: Record) -> RenderableType:
         table.add_row("held out", f"{held_out_words(held_out[-1])}, at step {held_out[-1].step}")
     for fault in record.faults:
         table.add_row(Text("fault", style="red"), Text(fault))
-    return Group(table, _compared(record))
+    parts = [table, _compared(record), *_devices(record)]
+    return Group(*parts)
 
 
 def machine_table(machine: Machine) -> RenderableType:
@@ -215,14 +220,14 @@ def _compared(record: Record) -> Table:
     table.add_column("")
     for name in ("predicted", "measured", "ratio"):
         table.add_column(name, justify="right")
-    heads = headlines(record.steps, record.prediction)
+    heads = headlines(record.current, record.prediction)
     shows: Mapping[str, Callable[[float], str]] = {
         "seconds": show_seconds, "tokens": speed_words, "mfu": _percent, "memory": show_bytes,
         "read": show_bytes, "written": show_bytes,
     }  # fmt: skip
     rows = [(heads[key], show) for key, show in shows.items() if key in heads]
     whole = len(rows)
-    rows += [(pair, show_seconds) for pair in kinds(record.steps, record.prediction)]
+    rows += [(pair, show_seconds) for pair in kinds(record.current, record.prediction)]
     for index, (pair, show) in enumerate(rows):
         table.add_row(
             pair.name if index < whole else f"  {pair.name}",
@@ -232,6 +237,33 @@ def _compared(record: Record) -> Table:
             end_section=index == whole - 1,
         )
     return table
+
+
+def _devices(record: Record) -> Iterator[RenderableType]:
+    """A line for each device of several; of very many, for the first."""
+    if record.plan is None or not record.devices:
+        return
+    cut = record.plan.cut
+    found = shares(record.devices, cut)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("device")
+    table.add_column("place")
+    for name in ("busy", "waits", "peak memory"):
+        table.add_column(name, justify="right")
+    table.add_column("busy of its step", style="cyan", no_wrap=True)
+    for each in found[:_DEVICE_LINES]:
+        whole = each.busy_seconds + each.waiting_seconds
+        table.add_row(
+            str(each.device),
+            place_words(each.place, cut),
+            show_seconds(each.busy_seconds),
+            show_seconds(each.waiting_seconds),
+            "–" if each.memory_bytes is None else show_bytes(each.memory_bytes),
+            bar(each.busy_seconds / whole if whole else 0.0),
+        )
+    yield table
+    if len(found) > _DEVICE_LINES:
+        yield Text(f"and {len(found) - _DEVICE_LINES} devices more, on the page")
 
 
 def _peak(peak: TierPeak) -> RenderableType:

@@ -2,8 +2,9 @@
 
 import math
 
+from windlass.program.layout import Place
 from windlass.spec.graph import Graph
-from windlass.spec.plan import Plan
+from windlass.spec.plan import Cut, Plan
 from windlass.spec.prediction import Prediction
 from windlass.spec.record import Step
 from windlass.units import show_bytes, show_count, show_flop, show_flop_rate, show_seconds
@@ -39,6 +40,16 @@ def cut_words(plan: Plan) -> str:
     )
     product = " × ".join(f"{count} {name}" for count, name in degrees if count > 1)
     return f"{product} = {plan.cut.devices} devices"
+
+
+def place_words(place: Place, cut: Cut) -> str:
+    """`stage 1, replica 0`: what the cut has more than one of."""
+    parts = (
+        (cut.pipeline, f"stage {place.stage}"),
+        (cut.tensor, f"slice {place.slice}"),
+        (cut.replicas, f"replica {place.replica}"),
+    )
+    return ", ".join(words for count, words in parts if count > 1)
 
 
 def precision_words(plan: Plan) -> str:

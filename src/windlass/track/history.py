@@ -1,5 +1,6 @@
 """A run as one value, read from its folder; what is missing or damaged does not hide the rest."""
 
+import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -11,6 +12,7 @@ from windlass.spec.machine import Machine
 from windlass.spec.plan import Plan
 from windlass.spec.prediction import Prediction, Timeline
 from windlass.spec.record import (
+    ATTEMPTS_FOLDER,
     ENVIRONMENT_FILE,
     GRAPH_FILE,
     MACHINE_FILE,
@@ -25,7 +27,7 @@ from windlass.spec.record import (
 )
 from windlass.spec.request import Request
 from windlass.track.find import state_of
-from windlass.track.journal import Event, Journal, read_journal
+from windlass.track.journal import Event, Journal, read_ends, read_journal
 from windlass.track.run import journal_files, journal_path, read_id
 from windlass.track.steps import steps_of
 
@@ -44,6 +46,12 @@ class Record:
     events: tuple[Event, ...]
     """Of all attempts, in order."""
     attempts: int
+    current: tuple[Step, ...] = ()
+    """Those of `steps` that the plan at hand has run: what its prediction is held against. All of
+    them, unless an attempt went on under another plan."""
+    devices: tuple[tuple[Step, ...], ...] = ()
+    """As each device of several told its steps in the last attempt: the first and the last ones of
+    a long journal. Empty where there is one device."""
     request: Request | None = None
     plan: Plan | None = None
     graph: Graph | None = None
@@ -79,6 +87,8 @@ def load(folder: Path) -> Record:
     faults: list[str] = []
     attempts = [attempt for rank, attempt in journal_files(folder) if rank == 0]
     journals = [_journal(journal_path(folder, 0, attempt), faults) for attempt in attempts]
+    since = _planned_since(folder)
+    current = [j for at, j in zip(attempts, journals, strict=True) if at >= since]
     return Record(
         id=run_id,
         folder=folder,
@@ -86,6 +96,8 @@ def load(folder: Path) -> Record:
         steps=steps_of(journals),
         events=tuple(event for journal in journals for event in journal.events),
         attempts=len(attempts),
+        current=steps_of(current),
+        devices=_devices(folder, attempts[-1]) if attempts else (),
         request=_document(Request, folder / REQUEST_FILE, faults),
         plan=_document(Plan, folder / PLAN_FILE, faults),
         graph=_document(Graph, folder / GRAPH_FILE, faults),
@@ -96,6 +108,26 @@ def load(folder: Path) -> Record:
         measured=_document(Timeline, folder / MEASURED_TIMELINE_FILE, faults),
         faults=tuple(faults),
     )
+
+
+def _planned_since(folder: Path) -> int:
+    """The first attempt under the plan at hand."""
+    with contextlib.suppress(OSError):
+        earlier = [each.name for each in (folder / ATTEMPTS_FOLDER).iterdir()]
+        return 1 + max((int(name) for name in earlier if name.isdigit()), default=0)
+    return 1
+
+
+def _devices(folder: Path, attempt: int) -> tuple[tuple[Step, ...], ...]:
+    """What each device told of an attempt; of one that told nothing that can be read, nothing."""
+    ranks = [rank for rank, at in journal_files(folder) if at == attempt]
+    if len(ranks) < 2:
+        return ()
+    found: dict[int, tuple[Step, ...]] = {}
+    for rank in ranks:
+        with contextlib.suppress(RecordError):
+            found[rank] = steps_of([read_ends(journal_path(folder, rank, attempt))])
+    return tuple(found.get(rank, ()) for rank in range(max(ranks) + 1))
 
 
 def _document(cls: type[D], path: Path, faults: list[str]) -> D | None:
