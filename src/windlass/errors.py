@@ -55,6 +55,20 @@ class RunBroken(WindlassError):  # noqa: N818  a state of the run, not of the co
     exit_code = 1
 
 
+class DeviceLost(RunBroken):
+    """A device of a run is gone, or does not go on; the others could.
+
+    Args:
+        message: which one, at what, and how.
+        device: its number.
+        for_good: whether it was killed, and not only silent.
+    """
+
+    def __init__(self, message: str, *, device: int, for_good: bool) -> None:
+        self.device, self.for_good = device, for_good
+        super().__init__(message)
+
+
 class DeviceError(WindlassError):
     """A device of a run met an error that is none of ours: a slip in its code or in the model's."""
 

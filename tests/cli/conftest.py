@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from command_line import Windlass
+from cli.pods import STAGES, ended
+from command_line import Windlass, start
 from factories import tiny_machine
 from windlass.machines.here import save_here, system_fingerprint
 
@@ -39,3 +40,13 @@ def windlass(surroundings: dict[str, str], tmp_path: Path) -> Windlass:
         )  # type: ignore[call-overload,no-any-return]  # fmt: skip
 
     return run
+
+
+@pytest.fixture(scope="session")
+def whole(surroundings: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run on two stages that nobody disturbed."""
+    folder = tmp_path_factory.mktemp("whole")
+    process = start(surroundings, folder, "train", *STAGES, "--folder", "run")
+    assert process.wait(timeout=120) == 0, ended(process)
+    ended(process)
+    return folder / "run"

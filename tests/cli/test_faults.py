@@ -26,9 +26,14 @@ from cli.pods import (
     weights,
 )
 from command_line import Windlass, start
+from windlass.spec.plan import Plan
+from windlass.spec.record import ATTEMPTS_FOLDER, PLAN_FILE
 from windlass.track.history import load
 
 Surroundings = dict[str, str]
+
+SUMMED = 0.01
+"""Two gradients are summed in another order, in float32: 120 updates carry 1e-7 to this."""
 
 
 def as_if_nothing_had_happened(folder: Path, whole: Path) -> None:
@@ -36,16 +41,6 @@ def as_if_nothing_had_happened(folder: Path, whole: Path) -> None:
     assert load(folder).state == "finished"
     assert numbers(load(folder)) == numbers(load(whole))
     assert weights(folder) == weights(whole)
-
-
-@pytest.fixture(scope="module")
-def whole(surroundings: Surroundings, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run on two stages that nobody disturbed."""
-    folder = tmp_path_factory.mktemp("whole")
-    process = start(surroundings, folder, "train", *STAGES, "--folder", "run")
-    assert process.wait(timeout=120) == 0, ended(process)
-    ended(process)
-    return folder / "run"
 
 
 def test_a_run_goes_on_bit_for_bit_after_losing_its_parent_a_kill_and_a_stop(
@@ -189,6 +184,35 @@ def test_a_wish_to_stop_ends_the_step_under_way_saves_it_and_ends_all(
     assert process.wait(timeout=120) == 0, ended(process)
     ended(process)
     as_if_nothing_had_happened(tmp_path / "run", whole)
+
+
+@pytest.mark.slow
+def test_an_elastic_run_that_loses_a_replica_goes_on_without_it(
+    surroundings: Surroundings, tmp_path: Path, windlass: Windlass
+) -> None:
+    words = (*REPLICAS, "train.steps=120")
+    assert windlass("train", *words, "--folder", "whole").returncode == 0
+    process = start(surroundings, tmp_path, "train", *words, "--elastic", "--folder", "run")
+    devices = wait_for_devices(process.pid)
+    folder = tmp_path / "run"
+    wait_for_step(folder, 7)
+    send(devices[1], signal.SIGKILL)
+    wait_until_gone(devices)
+    news = ended(process)
+    assert process.returncode == 0, news
+    assert "was killed by SIGKILL" in news
+    record = load(folder)
+    begun = record.current[0].step
+    assert f"2 devices are 1 now (cut.replicas=1); goes on after step {begun - 1}" in news
+    assert (record.state, record.attempts) == ("finished", 2)
+    assert record.plan is not None
+    assert record.plan.cut.devices == 1
+    assert Plan.load(folder / ATTEMPTS_FOLDER / "1" / PLAN_FILE).cut.replicas == 2
+
+    whole, run = load(tmp_path / "whole").steps, record.steps
+    assert [step.step for step in run] == [step.step for step in whole]
+    assert [step.loss for step in run[: begun - 1]] == [step.loss for step in whole[: begun - 1]]
+    assert [step.loss for step in run] == pytest.approx([s.loss for s in whole], abs=SUMMED)
 
 
 @pytest.mark.slow

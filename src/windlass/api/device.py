@@ -48,7 +48,7 @@ def as_device(
         )
         devices = planned.plan.cut.devices
         join(Rendezvous(LOOPBACK, port, device, devices), planned.machine.device.kind)
-        yield _taken(steps, parent) if device == 0 else _journalled(steps, folder, device, attempt)
+        yield _taken(steps, parent) if device == 0 else journalled(steps, folder, device, attempt)
         leave()
     except Exception as error:
         report(folder / RANKS_FOLDER, device, error)
@@ -62,7 +62,7 @@ def _taken(steps: Iterator[Step], parent: "Parent") -> Iterator[Step]:
         parent.await_taken()
 
 
-def _journalled(steps: Iterator[Step], folder: Path, device: int, attempt: int) -> Iterator[Step]:
+def journalled(steps: Iterator[Step], folder: Path, device: int, attempt: int) -> Iterator[Step]:
     """Journals all steps, and gives none."""
     with rank_journal(folder, device, attempt) as journal:
         for step in steps:

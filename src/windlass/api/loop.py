@@ -59,6 +59,13 @@ def tokens_of(request: Request, progress: Progress | None) -> "Tokens":
     return tokens
 
 
+def kept_tokens(folder: Path) -> "Tokens | None":
+    """The tokens that a run has in its own folder; None if it has none there."""
+    from windlass.data.tokens import open_tokens
+
+    return open_tokens(folder / names.TOKENS_FOLDER)
+
+
 def require_room(planned: Planned, tokens: "Tokens") -> None:
     """Refuses a model whose vocabulary is smaller than the tokenizer's.
 
@@ -73,9 +80,7 @@ def require_room(planned: Planned, tokens: "Tokens") -> None:
 
 
 def verified(planned: Planned) -> tuple[Program, ...]:
-    """The programs of all devices, proved.
-
-    This is the gate of every run: a plan may come from a search, or from a file that was edited.
+    """The programs of all devices of this machine, proved.
 
     Raises:
         MachineError: it is for another machine.
@@ -85,8 +90,20 @@ def verified(planned: Planned) -> tuple[Program, ...]:
     if planned.request.machine != HERE:
         raise MachineError(
             f"machine `{planned.request.machine}` is not this one: plan and fit tell what it would "
-            "do, train runs on `here`"
+            "do, train runs on `here`; `windlass launch` prepares a run for it"
         )
+    return proved(planned)
+
+
+def proved(planned: Planned) -> tuple[Program, ...]:
+    """The programs of all devices, proved.
+
+    This is the gate of every run: a plan may come from a search, or from a file that was edited.
+
+    Raises:
+        Faults: all that is not legal.
+        PlanError: a program that cannot be proved.
+    """
     plan, graph, machine = planned.plan, planned.graph, planned.machine
     require_legal(plan, graph, machine, global_batch=planned.request.train.batch)
     programs = lower(plan, graph)
@@ -180,7 +197,7 @@ def device_steps(
     from windlass.runtime.checkpoint import found
 
     _prepare(planned)
-    own = batches_of(planned)
+    own = batches(planned, kept_tokens(folder) or tokens_of(planned.request, None))
     chain = chain_of_request(planned.request.model, seed=planned.request.train.seed)
     program = lower(planned.plan, planned.graph)[device]
     start = found(checkpoint) if checkpoint else None

@@ -69,7 +69,8 @@ def abreast(
                         devices.await_saved(checkpoints / step.saved)
                     raise
     except (RunBroken, DeviceError) as error:
-        raise type(error)(f"{error}; {_last_good(checkpoints)}") from None
+        error.args = (f"{error}; {_last_good(checkpoints)}",)
+        raise
     finally:
         # Of a save that its devices did not live to end, on a disk that may be full by it.
         remove_temporaries(checkpoints)

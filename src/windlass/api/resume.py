@@ -2,21 +2,28 @@
 
 import shutil
 from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 
 from windlass.api.disk import require_disk_again
 from windlass.api.folder import meta, planned_of, put_again
-from windlass.api.loop import batches, never, steps_of, tokens_of, verified
+from windlass.api.loop import batches, kept_tokens, never, steps_of, tokens_of, verified
 from windlass.api.plan import Planned, Progress, chain_of_request, plan
 from windlass.api.record import RUNS, load
 from windlass.api.run import Run
 from windlass.errors import CheckpointError, RecordError, RequestError
+from windlass.program.instruction import Program
 from windlass.spec import record as names
 from windlass.spec.record import Step
 from windlass.spec.request import Request
 from windlass.track.history import Record
-from windlass.track.run import reopen
+from windlass.track.run import RunFolder, reopen
+
+if TYPE_CHECKING:
+    from windlass.data.tokens import Tokens
+    from windlass.runtime.checkpoint import Checkpoint
 
 _OF_THE_PLAN = ("cut", "sharding", "batch", "order", "interleave", "recompute", "phases", "compile",
                 "precision", "moments", "near")  # fmt: skip
@@ -48,34 +55,85 @@ def resume(
         CheckpointError: every checkpoint is damaged.
         StorageError: the disk lacks room for the rest.
     """
-    from windlass.runtime.checkpoint import latest, stored
-    from windlass.runtime.joined import joined
-
     record = load(run, root=root)
     planned = _planned(record, overrides, progress)
     programs = verified(planned)
+    again = reopened(record, planned, progress, programs=programs if overrides else None)
+    steps = steps_of(
+        planned, batches(planned, again.tokens), programs, again.held, again.checkpoint,
+        stop or never,
+    )  # fmt: skip
+    return run_again(planned, again, steps)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Again:
+    """A run whose folder is held for its next attempt."""
+
+    held: RunFolder
+    tokens: "Tokens"
+    checkpoint: "Checkpoint | None"
+    """That it goes on from, with whole layers; None begins anew."""
+    notes: tuple[str, ...]
+    """What a user should know before it goes on."""
+
+
+def run_again(planned: Planned, again: Again, steps: Callable[[], Generator[Step]]) -> Run:
+    """The next attempt at a run.
+
+    Args:
+        planned: what it runs.
+        again: its folder.
+        steps: its training loop.
+    """
+    checkpoint, checkpoints = again.checkpoint, again.held.path / names.CHECKPOINT_FOLDER
+    done = checkpoint.manifest.step if checkpoint else 0
+    return Run(planned, again.held, _tidying(steps, checkpoints), done=done, notes=again.notes)
+
+
+def reopened(
+    record: Record,
+    planned: Planned,
+    progress: Progress | None = None,
+    *,
+    programs: tuple[Program, ...] | None = None,
+) -> Again:
+    """Takes a run's folder for its next attempt, with the newest good checkpoint in it.
+
+    Args:
+        record: of the run.
+        planned: what it goes on with.
+        progress: told how far preparations are.
+        programs: of another plan than before; None if it is the same.
+
+    Raises:
+        RecordError: it is finished, its text has changed, or another process holds it.
+        CheckpointError: every checkpoint is damaged.
+        StorageError: the disk lacks room for the rest.
+    """
+    from windlass.runtime.checkpoint import latest, stored
+    from windlass.runtime.joined import joined
+
     checkpoints = record.folder / names.CHECKPOINT_FOLDER
     checkpoint = latest(checkpoints)
     done = checkpoint.manifest.step if checkpoint else 0
     if done >= planned.request.train.steps:
         raise RecordError(f"run `{record.folder.name}` has finished all its {done} steps")
     require_disk_again(planned, record.folder, done, len(stored(checkpoints)))
-    tokens = tokens_of(planned.request, progress)
+    tokens = kept_tokens(record.folder) or tokens_of(planned.request, progress)
     if tokens.fingerprint != record.meta.get("tokens"):
         raise RecordError(
             f"the text of `{planned.request.data.source}` has changed since run "
             f"`{record.folder.name}` began; it cannot go on as if nothing happened"
         )
-    found = batches(planned, tokens)
     held = reopen(record.folder, meta=meta(planned, tokens))
-    if overrides:
+    if programs:
         put_again(held, planned, programs)
     notes = checkpoint.damaged if checkpoint else ("no checkpoint was saved: begins anew",)
     if checkpoint:
         into = checkpoints / names.JOINED_FOLDER
         checkpoint = joined(checkpoint, chain_of_request(planned.request.model), into)
-    steps = steps_of(planned, found, programs, held, checkpoint, stop or never)
-    return Run(planned, held, _tidying(steps, checkpoints), done=done, notes=notes)
+    return Again(held=held, tokens=tokens, checkpoint=checkpoint, notes=notes)
 
 
 def _planned(record: Record, overrides: tuple[str, ...], progress: Progress | None) -> Planned:

@@ -1,25 +1,39 @@
-"""`windlass device`: one of a run's devices; started by the process that trains, not by people."""
+"""`windlass device`: one of a run's devices; started by a process that trains, or by torchrun."""
 
 import json
+import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
 
 from windlass import api
+from windlass.cli.train import show, stopping
+from windlass.errors import RequestError
+
+_TOLD = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+"""What torch's launcher tells each process it starts."""
 
 
 def device(
-    folder: Path, *, port: int, device: int, attempt: int, checkpoint: Path | None = None
+    folder: Path,
+    *,
+    port: int | None = None,
+    device: int = 0,
+    attempt: int = 1,
+    checkpoint: Path | None = None,
 ) -> None:
     """Be one device of a run on several.
 
     Args:
         folder: of the run.
-        port: of the loopback, where the devices meet.
+        port: of the loopback, where devices meet; without it torchrun's environment tells.
         device: which of them this is.
         attempt: of the run.
         checkpoint: that all go on from.
     """
+    if port is None:
+        _work(folder)
+        return
     with api.as_device(
         folder, port=port, device=device, attempt=attempt, checkpoint=checkpoint
     ) as steps:
@@ -32,3 +46,21 @@ def _tell(told: dict[str, object] | None) -> None:
     """One line of JSON for the process that started this one; None: all is done and saved."""
     sys.stdout.write(json.dumps(told) + "\n")
     sys.stdout.flush()
+
+
+def _work(folder: Path) -> None:
+    """One device among those that torch's launcher has started."""
+    missing = [name for name in _TOLD if name not in os.environ]
+    if missing:
+        raise RequestError(
+            f"{', '.join(f'`{name}`' for name in missing)} not in the environment: a device is "
+            f"started by torchrun; `sh {folder / 'launch.sh'}` does so"
+        )
+    rank, size, local = (int(os.environ[name]) for name in _TOLD[:3])
+    worker = api.Worker(device=rank, devices=size, local=local, host=os.environ["MASTER_ADDR"])
+    with stopping() as stop, api.as_worker(folder, worker, stop=stop) as steps:
+        if isinstance(steps, api.Run):
+            show(steps)
+        else:
+            for _ in steps:
+                pass

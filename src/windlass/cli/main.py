@@ -20,6 +20,7 @@ app = App(
 _VERBS = {
     "train": "train:train",
     "resume": "train:resume",
+    "launch": "launch:launch",
     "sample": "sample:sample",
     "plan": "plan:plan",
     "fit": "plan:fit",

@@ -6,17 +6,21 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
+from typing import Annotated
 
+from cyclopts import Parameter
 from rich.live import Live
+from rich.markup import escape
 
 from windlass import api
 from windlass.cli.console import Bars, console, errors
 from windlass.cli.words import request_of
-from windlass.errors import RunInterrupted
+from windlass.errors import DeviceLost, RunInterrupted
 from windlass.report.live import TrainingView
 from windlass.report.table import plan_table
-from windlass.spec.record import Step
 from windlass.units import show_bytes, show_seconds
+
+Elastic = Annotated[bool, Parameter(negative="")]
 
 _LINE_SHARE = 20
 """Where output is no terminal, about so many lines tell of a run."""
@@ -30,6 +34,7 @@ def train(
     file: Path | None = None,
     runs: Path = api.RUNS,
     folder: Path | None = None,
+    elastic: Elastic = False,
 ) -> None:
     """Plan, predict, run and record the training of a model.
 
@@ -41,32 +46,52 @@ def train(
         file: a request in TOML.
         runs: where run folders lie.
         folder: train into this folder in place of a new one under `runs`.
+        elastic: go on with fewer devices when one of several is lost.
     """
     request = request_of(model, overrides, on=on, near=near, file=file)
     with stopping() as stop:
         with Bars() as progress:
             planned = api.plan(request, progress=progress)
             run = api.train(planned, root=runs, folder=folder, stop=stop, progress=progress)
-        _show(run, ())
+        _see_through(run, stop, elastic=elastic)
 
 
-def resume(run: str = "last", *overrides: str, runs: Path = api.RUNS) -> None:
+def resume(
+    run: str = "last", *overrides: str, runs: Path = api.RUNS, elastic: Elastic = False
+) -> None:
     """Go on with a run from its newest good checkpoint, under its plan or another one.
 
     Args:
         run: folder, name, beginning of its id, or `last`.
         overrides: `key=value` of the plan, such as `cut.replicas=1` or `phases=4`.
         runs: where run folders lie.
+        elastic: go on with fewer devices when one of several is lost.
     """
     with stopping() as stop:
         with Bars() as progress:
             resumed = api.resume(run, *overrides, root=runs, stop=stop, progress=progress)
-        seen = api.load(resumed.folder).steps[: resumed.done]
-        _show(resumed, seen)
+        _see_through(resumed, stop, elastic=elastic)
 
 
-def _show(run: api.Run, seen: tuple[Step, ...]) -> None:
+def _see_through(run: api.Run, stop: Callable[[], bool], *, elastic: bool) -> None:
+    """Shows a run to its end; where asked to, through the loss of devices."""
+    survival = api.Survival(run.folder, stop=stop)
+    while True:
+        try:
+            show(run)
+        except DeviceLost as lost:
+            if not elastic:
+                raise
+            errors.print(f"[yellow]lost:[/] {escape(str(lost))}", soft_wrap=True)
+            with Bars() as progress:
+                run = survival.after(lost, progress=progress)
+        else:
+            return
+
+
+def show(run: api.Run) -> None:
     """Shows a run from its plan to the commands that come next."""
+    seen = api.load(run.folder).steps[: run.done] if run.done else ()
     planned = run.planned
     for note in run.notes:
         errors.print(f"[yellow]note:[/] {note}", soft_wrap=True)

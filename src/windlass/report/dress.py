@@ -11,7 +11,7 @@ h2{margin:0 0 2px;font-size:19px}
 p{margin:0 0 8px}p.note,.soft{color:var(--soft)}p.note{font-size:13.5px;margin-bottom:12px}
 .pill{display:inline-block;margin-left:10px;padding:2px 12px;border-radius:99px;font-size:13px;
 font-weight:600;letter-spacing:0;vertical-align:middle;color:#fff;background:var(--grey)}
-.pill.finished{background:#00805d}.pill.running{background:#0072b2}.pill.broken{background:#b84a00}
+.pill.finished{background:#00805d}.pill.prepared,.pill.running{background:#0072b2}.pill.broken{background:#b84a00}
 .pill.interrupted,.pill.killed{background:#6a5a22}
 .tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(215px,1fr));gap:12px;margin:22px 0}
 .tile,section{background:var(--card);border:1px solid var(--line);border-radius:12px}

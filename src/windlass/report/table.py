@@ -37,8 +37,8 @@ _BAR_CELLS = 20
 _DEVICE_LINES = 16
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 _STATE_COLOURS = {
-    "running": "cyan", "finished": "green", "interrupted": "yellow", "killed": "yellow",
-    "broken": "red",
+    "prepared": "blue", "running": "cyan", "finished": "green", "interrupted": "yellow",
+    "killed": "yellow", "broken": "red",
 }  # fmt: skip
 
 

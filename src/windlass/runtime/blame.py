@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from windlass import errors
-from windlass.errors import DeviceError, MemoryShort, RunBroken, WindlassError
+from windlass.errors import DeviceError, DeviceLost, MemoryShort, RunBroken, WindlassError
 from windlass.program.instruction import WAITING, Kind, Program
 from windlass.program.layout import Place
 from windlass.runtime.beat import NO_BEAT, Beat
@@ -63,10 +63,11 @@ class Witness:
             if not found["follows"]:
                 return self._told(at, found)
         for at, code in silent.items():
-            return RunBroken(f"{self.name(at)} ended with code {code}{self._last_words(at)}")
+            told = f"{self.name(at)} ended with code {code}{self._last_words(at)}"
+            return DeviceLost(told, device=at, for_good=False)
         return self._told(*next(iter(reports.items())))
 
-    def silence(self, seconds: float) -> RunBroken:
+    def silence(self, seconds: float) -> DeviceLost:
         """Names the device that the others wait for, with the stack of its threads."""
         every = range(len(self._processes))
         stopped = self.stopped()
@@ -75,10 +76,10 @@ class Witness:
         how = "is stopped (by a signal; SIGCONT goes on)" if at in stopped else "does not go on"
         told = f"{self.name(at)} {how}: no device has got any further for {seconds:.0f} s"
         if at in stopped:
-            return RunBroken(told)
+            return DeviceLost(told, device=at, for_good=False)
         self._processes[at].send_signal(signal.SIGUSR1)
         time.sleep(_TELL_SECONDS)
-        return RunBroken(told + self._last_words(at))
+        return DeviceLost(told + self._last_words(at), device=at, for_good=False)
 
     def stopped(self) -> list[int]:
         """The devices that a signal or a debugger has stopped."""
@@ -90,10 +91,11 @@ class Witness:
             device, self._places[device], self._programs[device], self._beats[device].at()
         )
 
-    def _killed(self, device: int, by: signal.Signals) -> RunBroken:
+    def _killed(self, device: int, by: signal.Signals) -> DeviceLost:
         hint = ", as the system does where memory ends" if by == signal.SIGKILL else ""
         words = self._last_words(device)
-        return RunBroken(f"{self.name(device)} was killed by {by.name}{hint}{words}")
+        told = f"{self.name(device)} was killed by {by.name}{hint}{words}"
+        return DeviceLost(told, device=device, for_good=True)
 
     def _told(self, device: int, found: Mapping[str, Any]) -> WindlassError:
         """The error that a device has met, of the kind that it was."""

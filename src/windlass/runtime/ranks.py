@@ -92,7 +92,7 @@ class Parent:
     def __init__(self) -> None:
         self._stops = threading.Event()
         self._taken = threading.Semaphore(0)
-        _die_with_parent()
+        die_with_parent()
         faulthandler.register(signal.SIGUSR1, all_threads=True)  # it may ask what we are at
         threading.Thread(target=self._listen, daemon=True).start()
 
@@ -113,7 +113,7 @@ class Parent:
         os._exit(1)
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
     """Has the system kill this process when its parent is gone: one that is stopped reads no pipe.
 
     Before this, and elsewhere than on Linux, the system wakes it (POSIX: an orphaned group).

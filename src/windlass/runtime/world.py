@@ -46,6 +46,14 @@ class Rendezvous(NamedTuple):
     devices: int
 
 
+class Told(NamedTuple):
+    """What all devices of an attempt must know."""
+
+    attempt: int
+    checkpoint: str | None
+    """That all go on from; None begins anew."""
+
+
 def join(rendezvous: Rendezvous, kind: str) -> None:
     """Meets the other devices; returns when all are there.
 
@@ -65,6 +73,43 @@ def join(rendezvous: Rendezvous, kind: str) -> None:
         world_size=rendezvous.devices,
         timeout=WAIT,
     )
+
+
+def meet(device: int, devices: int, kind: str, *, local: int, host: str) -> None:
+    """Meets the other devices where torch's launcher says; returns when all are there.
+
+    Args:
+        device: which of them this process is.
+        devices: how many there are.
+        kind: of what this process computes on, as torch names it.
+        local: which of those on its host this is.
+        host: where devices find each other.
+    """
+    if kind == "cuda":
+        torch.cuda.set_device(local)
+    if host in (LOOPBACK, "localhost"):
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    # From its environment, for it says also who keeps the store, and how often all began anew.
+    dist.init_process_group(
+        "nccl" if kind == "cuda" else "gloo",
+        init_method="env://",
+        rank=device,
+        world_size=devices,
+        timeout=WAIT,
+    )
+
+
+def told(told: Told | None) -> Told:
+    """What device 0 tells all others.
+
+    Args:
+        told: on device 0; None elsewhere.
+    """
+    found = [told]
+    dist.broadcast_object_list(found, src=0)
+    if found[0] is None:
+        raise RuntimeError("device 0 told nothing")
+    return found[0]
 
 
 def leave() -> None:

@@ -26,6 +26,10 @@ ATTEMPTS_FOLDER = "attempts"
 """The plain files of earlier attempts that had another plan, by the attempt's number."""
 JOINED_FOLDER = ".joined"
 """Among the checkpoints: one whose parts were put together to go on from."""
+TOKENS_FOLDER = "tokens"
+"""The text as tokens, where a run is prepared for hosts that may have neither."""
+LAUNCH_FILE = "launch.sh"
+"""What starts a prepared run on a cluster."""
 RECORDED_FILE = "recorded.json"
 
 
@@ -46,8 +50,9 @@ class Environment(Document):
     command: tuple[str, ...]
 
 
-RunState = Literal["running", "finished", "interrupted", "broken", "killed"]
-"""`killed`: the journal has no end and no process holds the folder."""
+RunState = Literal["prepared", "running", "finished", "interrupted", "broken", "killed"]
+"""`prepared`: for a cluster, and not begun. `killed`: the journal has no end and no process holds
+the folder."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

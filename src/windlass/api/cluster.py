@@ -1,0 +1,191 @@
+"""Clusters: a run prepared in a folder that all hosts see, and the script that starts it there.
+
+Windlass starts no process on another host. torch's launcher does, on each host, and tells every
+process its rank; rank r is device r of the plan.
+"""
+
+import shlex
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Literal
+
+from windlass.api.disk import require_disk
+from windlass.api.folder import documents, meta
+from windlass.api.loop import batches, proved, require_room, tokens_of
+from windlass.api.plan import Planned, Progress
+from windlass.api.record import RUNS
+from windlass.errors import PlanError
+from windlass.files import storage_faults, write_whole
+from windlass.program.layout import place_of
+from windlass.spec import record as names
+from windlass.spec.plan import Cut
+from windlass.track.run import create
+
+Launcher = Literal["torchrun", "slurm"]
+
+_PORT = 29400
+"""Where hosts meet unless a user says otherwise: torch's own default."""
+_LINES = 16
+_NOTICE_SECONDS = 300
+"""Before a job's time ends: enough to end a step and to save."""
+
+
+def prepare(
+    planned: Planned,
+    *,
+    nodes: int,
+    per_node: int,
+    launcher: Launcher,
+    root: Path | str = RUNS,
+    folder: Path | None = None,
+    progress: Progress | None = None,
+) -> Path:
+    """Makes the folder of a run ready for a cluster, and writes the script that starts it there.
+
+    Args:
+        planned: of as many devices as there will be processes.
+        nodes: hosts.
+        per_node: devices of each.
+        launcher: what starts the processes: `torchrun` on each host, or Slurm, which starts it.
+        root: where run folders lie; every host must see it under the same path.
+        folder: prepares this folder in place of a new one under `root`.
+        progress: told how far preparations are.
+
+    Returns:
+        The script's path.
+
+    Raises:
+        PlanError: the plan is of another number of devices.
+        WindlassError: what is wrong with the request, the data, the machine or the folder.
+    """
+    plan = planned.plan
+    if plan.cut.devices != nodes * per_node:
+        raise PlanError(
+            f"the plan is of {plan.cut.devices} device{'s' if plan.cut.devices > 1 else ''}, and "
+            f"{nodes} hosts with {per_node} each have {nodes * per_node}; set `cut.pipeline`, "
+            "`cut.tensor` and `cut.replicas` so that their product is that"
+        )
+    require_disk(planned, folder or Path(root))
+    tokens = tokens_of(planned.request, progress)
+    require_room(planned, tokens)
+    batches(planned, tokens)
+    programs = proved(planned)
+    held = create(
+        Path(root),
+        planned.request.model.name,
+        documents=documents(planned, programs),
+        meta=meta(planned, tokens),
+        folder=folder,
+    )
+    with held:
+        tokens.tokenizer.save(held.path / names.TOKENIZER_FILE)
+        with storage_faults(held.path / names.TOKENS_FOLDER):
+            shutil.copytree(tokens.folder, held.path / names.TOKENS_FOLDER)
+        script = held.path / names.LAUNCH_FILE
+        text = launch_script(
+            plan.cut, held.path.absolute(), held.id,
+            nodes=nodes, per_node=per_node, launcher=launcher, kind=planned.machine.device.kind,
+        )  # fmt: skip
+        write_whole(script, text)
+        script.chmod(0o755)
+        held.event("end", state="prepared", reason="")
+    return script
+
+
+def launch_script(
+    cut: Cut,
+    folder: Path,
+    run_id: str,
+    *,
+    nodes: int,
+    per_node: int,
+    launcher: Launcher,
+    kind: str,
+) -> str:
+    """What starts a prepared run.
+
+    Args:
+        cut: of the plan.
+        folder: of the run, as every host sees it.
+        run_id: of the run; processes of several runs meet under it.
+        nodes: hosts.
+        per_node: devices of each.
+        launcher: what it is for.
+        kind: of each device, as torch names it.
+    """
+    notes = "\n".join(f"# {line}".rstrip() for line in _notes(cut, nodes, per_node))
+    device = f"-m windlass device {shlex.quote(str(folder))}"
+    python = shlex.quote(sys.executable)
+    start = f"""{python} -m torch.distributed.run \\
+    --nnodes {nodes} --nproc-per-node {per_node} --rdzv-backend c10d --rdzv-id {run_id} \\
+    --rdzv-endpoint "$HEAD:${{PORT:-{_PORT}}}" --max-restarts "${{RESTARTS:-3}}" \\
+    {device}"""
+    threads = ""
+    if kind == "cpu":
+        # torch's launcher would give each device one core where it starts several.
+        share = f"$(( ($(nproc) + {per_node - 1}) / {per_node} ))"
+        threads = f'export OMP_NUM_THREADS="${{OMP_NUM_THREADS:-{share}}}"\n'
+    if launcher == "torchrun":
+        return f"""#!/bin/sh
+# Run this on each of {_count(nodes, "host")}, all at about the same time:
+#     HEAD=name-of-any-one-of-them sh {folder / names.LAUNCH_FILE}
+{notes}
+HEAD="${{HEAD:-{"localhost" if nodes == 1 else ""}}}"
+: "${{HEAD:?set it to the name of one of the hosts, the same on all}}"
+{threads}exec {start}
+"""
+    gpus = f"#SBATCH --gpus-per-node={per_node}\n" if kind == "cuda" else ""
+    return f"""#!/bin/bash
+#SBATCH --job-name=windlass-{run_id[-6:]}
+#SBATCH --nodes={nodes}
+#SBATCH --ntasks-per-node=1
+{gpus}#SBATCH --exclusive
+#SBATCH --signal=TERM@{_NOTICE_SECONDS}
+#SBATCH --output={folder}/slurm-%j.out
+# Submit with `sbatch {folder / names.LAUNCH_FILE}`, and again to go on. Before the job's time ends
+# Slurm sends SIGTERM: the step under way ends and is saved.
+{notes}
+HEAD="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)"
+export HEAD
+{threads}srun {start}
+"""
+
+
+def hosts(nodes: int, per_node: int) -> tuple[range, ...]:
+    """The devices of each host: torch's launcher gives it as many ranks as it has, in turn."""
+    return tuple(range(node * per_node, (node + 1) * per_node) for node in range(nodes))
+
+
+def _notes(cut: Cut, nodes: int, per_node: int) -> Iterator[str]:
+    """Who is where, and what the start does."""
+    yield ""
+    yield "Rank r is device r. Slices of a layer are neighbours, then come replicas, then stages:"
+    yield "what exchanges most stays inside a host, and stages pass the least between hosts."
+    for node, devices in enumerate(hosts(nodes, per_node)[:_LINES]):
+        found = [place_of(device, cut) for device in devices]
+        words = ", ".join(
+            f"{name} {_span([place[at] for place in found])}"
+            for at, name in enumerate(("stage", "slice", "replica"))
+        )
+        yield f"  host {node}, rank {_span(devices)}: {words}"
+    if nodes > _LINES:
+        yield f"  and so on, up to host {nodes - 1}"
+    if per_node % cut.tensor:
+        yield f"Warning: {cut.tensor} slices do not go into hosts of {per_node} without a rest, so"
+        yield "that some layers are computed across hosts. A degree that divides it is faster."
+    yield ""
+    yield "All hosts see the run's folder, and this Python, under the same paths. If a process"
+    yield "fails, all begin anew from the last checkpoint, RESTARTS times at most. Started again"
+    yield "after its end, this goes on from there too. PORT must be free on the host HEAD."
+
+
+def _span(numbers: Sequence[int]) -> str:
+    """`2`, or `0 to 3`."""
+    low, high = min(numbers), max(numbers)
+    return str(low) if low == high else f"{low} to {high}"
+
+
+def _count(count: int, name: str) -> str:
+    return f"the {count} {name}s" if count > 1 else f"the one {name}"

@@ -1,0 +1,104 @@
+"""Surviving: after the loss of a device a run goes on with those that are left."""
+
+from collections import Counter
+from collections.abc import Callable
+from math import gcd
+from pathlib import Path
+
+from windlass.api.folder import planned_of
+from windlass.api.plan import Planned, Progress
+from windlass.api.record import load
+from windlass.api.resume import resume
+from windlass.api.run import Run
+from windlass.errors import DeviceLost
+from windlass.spec.plan import Cut
+from windlass.spec.request import Request
+
+_TRIES = 2
+"""A device that has failed so often is given up."""
+
+
+class Survival:
+    """Goes on with a run on several devices of this host whenever one of them is lost.
+
+    A device that was killed is gone for good; one that only fell silent is given one more chance.
+
+    Args:
+        folder: of the run.
+        stop: as `resume` takes it.
+    """
+
+    def __init__(self, folder: Path, *, stop: Callable[[], bool] | None = None) -> None:
+        self._folder, self._stop = folder, stop
+        self._failures: Counter[int] = Counter()
+
+    def after(self, lost: DeviceLost, *, progress: Progress | None = None) -> Run:
+        """The run that goes on from the last checkpoint; its first note says with what.
+
+        Args:
+            lost: what the run ended with.
+            progress: as `resume` takes it.
+
+        Raises:
+            DeviceLost: no plan of fewer devices computes the same.
+            WindlassError: why it cannot go on.
+        """
+        self._failures[lost.device] += 1
+        if not lost.for_good and self._failures[lost.device] < _TRIES:
+            return self._resumed((), f"device {lost.device} gets another chance", progress)
+        self._failures.clear()  # other devices have the numbers then
+        planned = planned_of(load(self._folder))
+        cut = smaller(planned.plan.cut, planned.request)
+        if cut is None:
+            raise lost
+        words = f"{planned.plan.cut.devices} devices are {cut.devices} now"
+        return self._resumed(overrides(planned, cut), words, progress)
+
+    def _resumed(self, changes: tuple[str, ...], words: str, progress: Progress | None) -> Run:
+        run = resume(self._folder, *changes, stop=self._stop, progress=progress)
+        told = f" ({', '.join(changes)})" if changes else ""
+        run.notes = (f"{words}{told}; goes on after step {run.done}", *run.notes)
+        return run
+
+
+def smaller(cut: Cut, request: Request) -> Cut | None:
+    """The cut for the devices that are left when one is lost, as wide as can be; None if none is.
+
+    Fewer replicas, as many as divide the batch; where there is but one, fewer stages.
+
+    Args:
+        cut: that has lost a device.
+        request: whose batch stays what it is.
+    """
+    samples = request.train.batch // (request.batch.micro or 1)
+    for replicas in range(cut.replicas - 1, 0, -1):
+        if samples % replicas == 0:
+            return cut.model_copy(update={"replicas": replicas})
+    if cut.pipeline > 1:
+        return cut.model_copy(update={"pipeline": cut.pipeline - 1})
+    return None
+
+
+def overrides(planned: Planned, cut: Cut) -> tuple[str, ...]:
+    """What of a request must change for another cut, and what must not change with it.
+
+    Args:
+        planned: under the cut that there was.
+        cut: that there is now.
+    """
+    request, batch = planned.request, planned.plan.batch
+    changes = [
+        f"cut.{name}={getattr(cut, name)}"
+        for name in ("pipeline", "tensor", "replicas")
+        if getattr(cut, name) != getattr(planned.plan.cut, name)
+    ]
+    if request.batch.accumulation:
+        micro = request.batch.micro or batch.micro
+        changes.append(f"batch.accumulation={request.train.batch // (micro * cut.replicas)}")
+    for name in ("weights", "optimizer"):
+        shared = getattr(request.sharding, name)
+        if shared and cut.replicas % shared:
+            changes.append(f"sharding.{name}={gcd(shared, cut.replicas)}")
+    if request.precision is None:
+        changes.append(f"precision={planned.plan.precision}")
+    return tuple(changes)

@@ -1,0 +1,64 @@
+"""What starts a run on a cluster puts each device where its plan has it."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from windlass.api.cluster import hosts, launch_script
+from windlass.program.layout import device_of, place_of
+from windlass.spec.plan import Cut
+
+DEGREES = st.sampled_from([1, 2, 4])
+CUTS = st.builds(Cut, pipeline=DEGREES, tensor=DEGREES, replicas=DEGREES)
+
+
+@given(CUTS, DEGREES)
+def test_slices_of_a_layer_share_a_host_and_every_device_has_one_place(cut: Cut, times: int):
+    per_node = cut.tensor * times
+    nodes = -(-cut.devices // per_node)
+    if nodes * per_node != cut.devices:
+        per_node, nodes = cut.tensor, cut.devices // cut.tensor
+    found = hosts(nodes, per_node)
+    assert sorted(rank for host in found for rank in host) == list(range(cut.devices))
+    for host in found:
+        for rank in host:
+            place = place_of(rank, cut)
+            assert device_of(place, cut) == rank
+            slices = {device_of(place._replace(slice=at), cut) for at in range(cut.tensor)}
+            assert slices <= set(host)
+
+
+@given(CUTS)
+def test_stages_are_the_last_to_share_a_host(cut: Cut):
+    """A host of one stage's devices has them all: only stages are on different hosts then."""
+    per_node = cut.tensor * cut.replicas
+    for stage, host in enumerate(hosts(cut.pipeline, per_node)):
+        assert {place_of(rank, cut).stage for rank in host} == {stage}
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "slurm"])
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+def test_a_script_is_one_that_the_shell_reads_and_says_who_is_where(
+    launcher: str, kind: str, tmp_path: Path
+):
+    cut = Cut(pipeline=2, tensor=2, replicas=2)
+    text = launch_script(
+        cut, tmp_path / "a run", "01a1-ff62", nodes=2, per_node=4, launcher=launcher, kind=kind
+    )
+    assert "#   host 1, rank 4 to 7: stage 1, slice 0 to 1, replica 0 to 1" in text
+    assert "Warning" not in text
+    shell = text.splitlines()[0].removeprefix("#!")
+    checked = subprocess.run([shell, "-n"], input=text, text=True, capture_output=True, check=False)
+    assert checked.returncode == 0, checked.stderr
+    assert ("--gpus-per-node=4" in text) == (launcher == "slurm" and kind == "cuda")
+
+
+def test_slices_that_reach_over_hosts_are_warned_of(tmp_path: Path):
+    cut = Cut(tensor=4)
+    text = launch_script(
+        cut, tmp_path, "01a1-ff62", nodes=2, per_node=2, launcher="torchrun", kind="cpu"
+    )
+    assert "# Warning: 4 slices do not go into hosts of 2" in text

@@ -1,0 +1,148 @@
+"""Runs prepared for a cluster, started by torch's launcher: hosts are agents on the loopback."""
+
+import os
+import signal
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from cli.pods import POD, STAGES, leave_no_room, numbers, wait_for_step, weights
+from command_line import Windlass
+from windlass.track.history import load
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+def agents(
+    surroundings: dict[str, str], folder: Path, count: int, **more: str
+) -> list[subprocess.Popen[str]]:
+    """A prepared run's script, started once for each host."""
+    meeting = {"HEAD": "127.0.0.1", "PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
+    return [
+        subprocess.Popen(
+            ["sh", str(folder / "launch.sh")], env=surroundings | meeting | more,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )
+        for _ in range(count)
+    ]  # fmt: skip
+
+
+def outcome(running: list[subprocess.Popen[str]]) -> list[tuple[int, str]]:
+    """Code and words of each."""
+    found = [process.communicate(timeout=120) for process in running]
+    return [(p.returncode, out + err) for p, (out, err) in zip(running, found, strict=True)]
+
+
+def rank_process(folder: Path, rank: int) -> int:
+    """The process of one rank of a run."""
+    every = (each for each in Path("/proc").iterdir() if each.name.isdigit())
+    return next(int(each.name) for each in every if _is_rank(each, folder, rank))
+
+
+def prepare(windlass: Windlass, *words: str) -> None:
+    done = windlass("launch", *words, "--folder", "run")
+    assert done.returncode == 0, done.stderr
+
+
+def test_two_hosts_train_what_two_devices_of_one_host_train(
+    windlass: Windlass, surroundings: dict[str, str], tmp_path: Path, whole: Path
+) -> None:
+    prepare(windlass, *STAGES, "--nodes", "2")
+    assert load(tmp_path / "run").state == "prepared"
+
+    for code, told in outcome(agents(surroundings, tmp_path / "run", 2)):
+        assert code == 0, told
+
+    run = load(tmp_path / "run")
+    assert run.state == "finished"
+    assert numbers(run) == numbers(load(whole))
+    assert weights(tmp_path / "run") == weights(whole)
+    assert [len(steps) for steps in run.devices] == [60, 60]
+
+
+def test_a_plan_of_another_number_of_devices_than_the_cluster_has_is_refused(
+    windlass: Windlass,
+) -> None:
+    done = windlass("launch", *STAGES, "--nodes", "2", "--per-node", "4", "--folder", "run")
+    assert done.returncode == 2
+    assert "the plan is of 2 devices, and 2 hosts with 4 each have 8" in done.stderr
+
+
+def test_a_device_that_nobody_launched_says_what_is_missing(windlass: Windlass) -> None:
+    done = windlass("device", "run")
+    assert done.returncode == 2
+    assert "`RANK`" in done.stderr
+    assert "launch.sh" in done.stderr
+
+
+@pytest.mark.slow
+def test_four_devices_on_two_hosts_begin_anew_from_the_last_checkpoint_when_one_is_killed(
+    windlass: Windlass, surroundings: dict[str, str], tmp_path: Path
+) -> None:
+    words = (*POD, "batch.micro=1", "cut.pipeline=2", "cut.replicas=2", "train.steps=200")
+    prepare(windlass, *words, "--nodes", "2", "--per-node", "2")
+    folder = tmp_path / "run"
+    running = agents(surroundings, folder, 2)
+    wait_for_step(folder, 20, seconds=120)
+    os.kill(rank_process(folder, 3), signal.SIGKILL)
+    for code, told in outcome(running):
+        assert code == 0, told
+    assert windlass("train", *words, "--folder", "here").returncode == 0
+    run = load(folder)
+    assert run.attempts == 3  # prepared, killed, begun anew
+    assert numbers(run) == numbers(load(tmp_path / "here"))
+    assert weights(folder) == weights(tmp_path / "here")
+
+
+@pytest.mark.slow
+def test_a_cluster_that_is_told_to_end_saves_and_goes_on_when_it_is_started_again(
+    windlass: Windlass, surroundings: dict[str, str], tmp_path: Path
+) -> None:
+    words = (*STAGES, "train.steps=400", "train.save_every=1000")
+    prepare(windlass, *words, "--nodes", "1", "--per-node", "2")
+    folder = tmp_path / "run"
+    running = agents(surroundings, folder, 1)
+    wait_for_step(folder, 20, seconds=120)
+    running[0].send_signal(signal.SIGTERM)
+    outcome(running)
+    record = load(folder)
+    assert record.state == "interrupted"
+    newest = max((folder / "checkpoints").glob("step-*"))
+    assert newest.name == f"step-{record.steps[-1].step:08d}"
+
+    for code, told in outcome(agents(surroundings, folder, 1)):
+        assert code == 0, told
+    assert windlass("train", *words, "--folder", "here").returncode == 0
+    assert numbers(load(folder)) == numbers(load(tmp_path / "here"))
+    assert weights(folder) == weights(tmp_path / "here")
+
+
+@pytest.mark.slow
+def test_a_device_that_fails_under_torchs_launcher_leaves_a_report_and_all_end(
+    windlass: Windlass, surroundings: dict[str, str], tmp_path: Path
+) -> None:
+    prepare(windlass, *STAGES, "train.steps=4000", "--nodes", "1", "--per-node", "2")
+    folder = tmp_path / "run"
+    running = agents(surroundings, folder, 1, RESTARTS="0")
+    wait_for_step(folder, 20, seconds=120)
+    leave_no_room(rank_process(folder, 1))
+    ((code, told),) = outcome(running)
+    assert code != 0
+    assert "device 1 (stage 1, slice 0, replica 0) in step" in told
+    assert "no space left to write" in told
+    assert "StorageError" in (folder / "ranks" / "1.json").read_text()
+
+
+def _is_rank(process: Path, folder: Path, rank: int) -> bool:
+    try:
+        words = (process / "cmdline").read_bytes().decode().split("\0")
+        told = (process / "environ").read_bytes().decode().split("\0")
+    except OSError:
+        return False
+    return "device" in words and str(folder) in words and f"RANK={rank}" in told
