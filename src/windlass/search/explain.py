@@ -63,8 +63,7 @@ def explain_advice(advice: Advice) -> Iterator[str]:
     if advice.devices is not None and advice.devices > 1:
         yield (
             f"a cut over at least {advice.devices} devices of this size would hold weights, "
-            f"gradients and optimizer state ({show_bytes(advice.state_bytes)}); this version "
-            "trains on one device only"
+            f"gradients and optimizer state ({show_bytes(advice.state_bytes)})"
         )
 
 
