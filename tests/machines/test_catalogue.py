@@ -47,3 +47,9 @@ def test_a_machine_file_says_nothing_twice():
     for name in catalogue.names():
         tree = tomllib.loads((FOLDER / f"{name}.toml").read_text())
         assert len({rate["precision"] for rate in tree["device"]["matmul"]}) == 2
+
+
+def test_a_file_of_ones_own_is_a_machine_too(tmp_path: Path):
+    machine = catalogue.find("h100").model_copy(update={"name": "ours", "hosts": 2})
+    machine.save(tmp_path / "ours.toml")
+    assert catalogue.find(str(tmp_path / "ours.toml")) == machine

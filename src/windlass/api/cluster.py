@@ -121,7 +121,7 @@ def launch_script(
     start = f"""{python} -m torch.distributed.run \\
     --nnodes {nodes} --nproc-per-node {per_node} --rdzv-backend c10d --rdzv-id {run_id} \\
     --rdzv-endpoint "$HEAD:${{PORT:-{_PORT}}}" --max-restarts "${{RESTARTS:-3}}" \\
-    {device}"""
+    ${{ADDR:+--local-addr "$ADDR"}} {device}"""
     threads = ""
     if kind == "cpu":
         # torch's launcher would give each device one core where it starts several.
@@ -178,7 +178,9 @@ def _notes(cut: Cut, nodes: int, per_node: int) -> Iterator[str]:
     yield ""
     yield "All hosts see the run's folder, and this Python, under the same paths. If a process"
     yield "fails, all begin anew from the last checkpoint, RESTARTS times at most. Started again"
-    yield "after its end, this goes on from there too. PORT must be free on the host HEAD."
+    yield "after its end, this goes on from there too. PORT must be free on the host HEAD. Where"
+    yield "names of hosts do not resolve, ADDR is each one's address, and GLOO_SOCKET_IFNAME (or"
+    yield "NCCL_SOCKET_IFNAME) its network."
 
 
 def _span(numbers: Sequence[int]) -> str:
