@@ -211,14 +211,14 @@ class PodStream(Stream):
                 self._drop(owner)
 
     def _reduce(self, layer: int, _: int) -> None:
-        self._gradients[layer] = self._share[layer].reduced()
+        self._share[layer].reduce()
 
     def begin(self, step: int) -> None:
         """A step begins: gradients that go home are of it."""
         super().begin(step)
         self._gradients.clear()
         for share in self._share.values():
-            share.sums.forget()
+            share.forget()
 
     def summed(self, layer: int) -> Sequence[Parameter]:
         """The gradients that the norm reads: of what all slices have, those of the first."""
@@ -232,7 +232,7 @@ class PodStream(Stream):
         )
 
     def _whole_gradients(self, layer: int) -> list[Tensor | None]:
-        """Of each segment; where nothing was reduced, for want of others, the sum is it."""
+        """Of each segment."""
         if layer not in self._gradients:
             self._gradients[layer] = self._share[layer].summed()
         return self._gradients[layer]

@@ -26,7 +26,7 @@ from windlass.runtime.tensors import (
     saved_buffers,
     sum_dtype,
 )
-from windlass.runtime.world import Pod
+from windlass.runtime.world import Coming, Pod
 from windlass.spec.plan import Plan
 
 
@@ -129,6 +129,7 @@ class Share:
         """Which slice of the layer, and which shard of that, the device's part is."""
         self.whole = plan.sharding.optimizer * pod.slice.degree == 1
         """Whether the part is the whole layer."""
+        self._coming: tuple[Coming, set[str]] | None = None
         self.sums = FlatSum(self.elements, sum_dtype(plan), on)
         self.parameters = tuple(
             FlatParameter(name=full, working=AWAY, shape=shape, first=first, sums=self.sums)
@@ -201,19 +202,26 @@ class Share:
         for weight in self.parameters:
             weight.working = AWAY
 
-    def reduced(self) -> list[Tensor | None]:
-        """Each segment's gradient, once slices and replicas have summed it; None: it has none."""
+    def reduce(self) -> None:
+        """Begins to sum the gradient over slices and replicas."""
         has = self._complete()
-        if not self.parameters:
-            return []
-        flat = self.sums.taken()
-        self._sum_common(flat)
-        return self._of_segments(self._pod.reduce(flat), has)
+        if self.parameters:
+            flat = self.sums.taken()
+            self._sum_common(flat)
+            self._coming = self._pod.reduce(flat), has
 
     def summed(self) -> list[Tensor | None]:
-        """Each segment's gradient where nobody else has a contribution."""
-        has = self._complete()
+        """Each segment's gradient, once all have summed it; handed over. None: it has none."""
+        if self._coming is not None:
+            (coming, has), self._coming = self._coming, None
+            return self._of_segments(coming.come(), has)
+        has = self._complete()  # nobody else has a contribution
         return self._of_segments(self.sums.taken(), has) if has else [None] * len(self.segments)
+
+    def forget(self) -> None:
+        """Drops gradients of a step that did not end."""
+        self.sums.forget()
+        self._coming = None
 
     def _complete(self) -> set[str]:
         """Adds what waits to be added; names the weights that have a gradient, and forgets it."""

@@ -84,6 +84,8 @@ class Shared:
         self.norms: dict[int, list[Tensor]] = {}
         self.layers: tuple[LayerParameters, ...] = tuple(self._laid_out())
         self._owners = owners(graph)
+        for layer in chain.layers:
+            layer.to_empty(device="meta")  # of a model that was built whole the share is kept
 
     # What is there at the start.
 
@@ -157,16 +159,13 @@ class Shared:
             self._pod.spread(kept.held, kept.part)
 
     def _reduce(self, index: int, _: int) -> None:
-        kept = self._kept[index]
-        for weight, gradient in zip(kept.own, kept.share.reduced(), strict=False):
-            weight.gradient = gradient
+        self._kept[index].share.reduce()
 
     def summed(self, layer: int) -> Sequence[Parameter]:
         """The gradients that the norm reads: of what all slices have, those of the first."""
         if layer not in self._kept:
             return ()
         kept = self._kept[layer]
-        # Where nothing was reduced, for want of others, the sum is the gradient.
         for weight, gradient in zip(kept.own, kept.share.summed(), strict=True):
             weight.gradient = weight.gradient if gradient is None else gradient
         return tuple(self._answered(kept))
@@ -186,7 +185,7 @@ class Shared:
         """Forgets gradients of a step that did not end."""
         del step
         for kept in self._kept.values():
-            kept.share.sums.forget()
+            kept.share.forget()
             for weight in kept.own:
                 weight.forget()
 

@@ -213,8 +213,10 @@ class Pod:
         """Puts the updated parts of one shard of weights together, `[n]` of `[n / q]`."""
         self._gather("spread", self._with(spreading), held, part)
 
-    def reduce(self, whole: Tensor) -> Tensor:
+    def reduce(self, whole: Tensor) -> "Coming":
         """The sum of a flat gradient over all replicas; of it only the device's shard `[n / rts']`.
+
+        What sums shards that are the same goes on beside the computing that follows.
 
         Args:
             whole: `[n]`; may be changed.
@@ -227,9 +229,11 @@ class Pod:
             self.sent["reduce"] += gather_bytes(whole.nbytes, len(within))
         among = self._with(agreeing)
         if len(among) > 1:
-            dist.all_reduce(shard, group=self._groups.of(among))
             self.sent["reduce"] += all_reduce_bytes(shard.nbytes, len(among))
-        return shard
+            return Coming(
+                shard, dist.all_reduce(shard, group=self._groups.of(among), async_op=True)
+            )
+        return Coming(shard, None)
 
     def _gather(self, kind: Kind, devices: tuple[int, ...], whole: Tensor, part: Tensor) -> None:
         all_gather(whole, part, group=self._groups.of(devices))
@@ -296,6 +300,19 @@ class Pod:
 
 _Sharers = Callable[[int, Plan], tuple[int, ...]]
 """The replicas that share something with one, such as `gathering`."""
+
+
+class Coming(NamedTuple):
+    """A tensor that others still add to."""
+
+    tensor: Tensor
+    work: dist.Work | None
+
+    def come(self) -> Tensor:
+        """The tensor, once all have."""
+        if self.work is not None:
+            self.work.wait()
+        return self.tensor
 
 
 class _Groups:
