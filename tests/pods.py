@@ -44,9 +44,12 @@ class World:
         folder: for all runs.
         size: processes; a plan takes the first of them.
         degrees: of slices that plans may have.
+        width: of the model.
     """
 
-    def __init__(self, folder: Path, size: int, degrees: tuple[int, ...]) -> None:
+    def __init__(
+        self, folder: Path, size: int, degrees: tuple[int, ...], *, width: int = 32
+    ) -> None:
         self._folder = folder
         self._jobs = count()
         self._references: dict[str, Ran] = {}
@@ -58,7 +61,7 @@ class World:
         data = {"source": str(source), "tokenizer": "byte", "vocabulary": 300, "held_out": 0.2}
         tokens = prepare(**data, cache=folder / "cache")
         dials = {
-            "layers": LAYERS - 2, "width": 32, "heads": 8, "sequence": 48, "dropout": 0.1,
+            "layers": LAYERS - 2, "width": width, "heads": 8, "sequence": 48, "dropout": 0.1,
             "vocabulary": tokens.vocabulary,
         }  # fmt: skip
         self.chain: Chain = build_chain("gpt-tiny", dials, device="meta")

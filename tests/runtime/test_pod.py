@@ -1,11 +1,12 @@
 """Any legal plan trains a model as one device does, and sends what its program says.
 
-`pytest -m slow tests/runtime/test_pod.py -s` goes through the whole grid on 1 to 8 processes, which
+`pytest -m slow tests/runtime/test_pod.py` goes through the whole grid on 1 to 8 processes, which
 takes about half an hour on two cores.
 """
 
 from collections.abc import Iterator
 from itertools import pairwise, product
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -17,6 +18,7 @@ from pods import (
     LAYERS,
     MACHINE,
     SEQUENCE,
+    SETTINGS,
     World,
     cuts,
     divisors,
@@ -31,8 +33,14 @@ from windlass.spec.graph import Graph
 from windlass.spec.plan import Plan
 from windlass.spec.proof import TOLERANCE
 
-SAMPLED = 24
+SAMPLED = 20
 """Plans of the default suite."""
+
+DEVICES = Path("/proc/net/dev")
+
+_OVERHEAD = 1.05
+"""Headers of packets and of gloo's messages, acknowledgements, and how devices find each other.
+Other traffic of the host counts too."""
 
 _LOSS_DIGITS = 1e-6
 """Held-out losses in float32 differ by less: 6e-8 for each of a dozen sums."""
@@ -137,6 +145,42 @@ def test_a_mistake_is_found_and_its_layer_named(world: World, fault: str, cut: s
 def test_each_mistake_is_made_by_one_of_the_tests_above() -> None:
     marks = test_a_mistake_is_found_and_its_layer_named.pytestmark
     assert {fault for fault, _ in marks[0].args[1]} == set(FAULTS)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not DEVICES.exists(), reason="only Linux tells what a network device sent")
+@pytest.mark.parametrize(
+    "cut",
+    [{"pipeline": 2, "replicas": 2}, {"replicas": 4, "sharding": (2, 4)}, {"tensor": 2}],
+    ids=["stages", "shards", "slices"],
+)
+def test_the_kernel_sends_what_the_program_says_and_a_little_more(
+    tmp_path: Path, cut: dict, capsys: pytest.CaptureFixture[str]
+) -> None:
+    large = World(tmp_path, 4, (2,), width=512)
+    try:
+        plan = tiny_plan(
+            large.graph, MACHINE, micro=1, accumulation=BATCH // cut.get("replicas", 1),
+            sequence=SEQUENCE, **cut,
+        )  # fmt: skip
+        settings = SETTINGS.model_copy(update={"evaluate_sequences": 0, "save_every": 3})
+        large.run(plan, settings=settings)
+        before = loopback_bytes()
+        large.run(plan, settings=settings)
+        sent = loopback_bytes() - before
+    finally:
+        large.close()
+    devices = range(plan.cut.devices)
+    told = SETTINGS.steps * sum(sum(exchanged(plan, large.graph, at).values()) for at in devices)
+    with capsys.disabled():
+        print(f"\nthe kernel sent {sent / told:.4f} times {told} bytes")
+    assert told < sent < _OVERHEAD * told
+
+
+def loopback_bytes() -> int:
+    """All that the loopback device has sent."""
+    line = next(line for line in DEVICES.read_text().splitlines() if "lo:" in line)
+    return int(line.split()[9])
 
 
 @pytest.mark.slow
