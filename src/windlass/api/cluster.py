@@ -127,6 +127,9 @@ def launch_script(
         # torch's launcher would give each device one core where it starts several.
         share = f"$(( ($(nproc) + {per_node - 1}) / {per_node} ))"
         threads = f'export OMP_NUM_THREADS="${{OMP_NUM_THREADS:-{share}}}"\n'
+    # The launcher's own store tells processes apart by how often their host began anew. Hosts may
+    # differ in that (torch 2.13), and would then find addresses of processes that are gone.
+    apart = "export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1\n"
     if launcher == "torchrun":
         return f"""#!/bin/sh
 # Run this on each of {_count(nodes, "host")}, all at about the same time:
@@ -134,7 +137,7 @@ def launch_script(
 {notes}
 HEAD="${{HEAD:-{"localhost" if nodes == 1 else ""}}}"
 : "${{HEAD:?set it to the name of one of the hosts, the same on all}}"
-{threads}exec {start}
+{threads}{apart}exec {start}
 """
     gpus = f"#SBATCH --gpus-per-node={per_node}\n" if kind == "cuda" else ""
     return f"""#!/bin/bash
@@ -149,7 +152,7 @@ HEAD="${{HEAD:-{"localhost" if nodes == 1 else ""}}}"
 {notes}
 HEAD="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)"
 export HEAD
-{threads}srun {start}
+{threads}{apart}srun {start}
 """
 
 
