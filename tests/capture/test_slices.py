@@ -161,7 +161,7 @@ def peaks(cost: LayerCost) -> tuple[float, float]:
     return forward, backward
 
 
-@pytest.mark.parametrize("precision", PRECISION_BYTES)
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize("index", [0, 1, 2])
 @pytest.mark.parametrize("name", ["gpt-tiny", "llama-tiny"])
 def test_a_slice_run_as_written_takes_the_bytes_that_its_graph_says(
@@ -180,7 +180,7 @@ def test_a_slice_run_as_written_takes_the_bytes_that_its_graph_says(
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.parametrize("precision", PRECISION_BYTES)
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize("index", [1, 2])
 @pytest.mark.parametrize("name", ["gpt-tiny", "llama-tiny"])
 def test_a_compiled_slice_takes_the_bytes_that_its_graph_says(

@@ -75,11 +75,13 @@ def slice_exchange(call: Call, numbers: Sequence[Quantity]) -> Exchange | None:
 def set_in_order(call: Call, numbers: Sequence[Quantity]) -> Quantity:
     """Bytes that an exchange takes besides: tokens lie by slice on their way, by sample elsewhere.
 
-    A single sample lies so already, but is not told apart.
+    A single sample lies so already, but is not told apart. What comes to be summed lies beside what
+    goes.
     """
     if call.exchange is None or call.exchange[0] == "sum":
         return Quantity()
-    return numbers[call.exchange[1]]
+    whole = numbers[call.exchange[1]]
+    return whole.twice if call.exchange[0] == "scatter" else whole
 
 
 def _live(fitted: Fitted, place: int) -> Quantity:
