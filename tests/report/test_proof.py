@@ -33,18 +33,10 @@ def test_the_error_that_comes_nearest_to_its_tolerance_is_told() -> None:
                 what="weight gradient",
                 error=1.0,
                 layer=0,
-<<<<<<< HEAD
-                layer_name="embedding",
-                weight="embedding.table",
-            ),
-            "weight gradient of layer 0, embedding, `embedding.table` by 1.0e+00 of its largest "
-            "value",
-=======
                 layer_name="first",
                 weight="first.table",
             ),
             "weight gradient of layer 0, first, `first.table` by 1.0e+00 of its largest value",
->>>>>>> check
         ),
         (
             Difference(step=1, what="samples", error=float("inf"), sample=4),
