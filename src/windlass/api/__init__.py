@@ -1,33 +1,44 @@
 """The verbs: joins the rooms below into what a user calls. No numbers of its own, only calls."""
 
 from windlass.api.biggest import largest, record, require_here
+from windlass.api.check import Caught, Checking, proving
 from windlass.api.cluster import prepare
 from windlass.api.device import as_device
 from windlass.api.plan import HERE, Planned, Progress, ask, capture, find_machine, plan, probe
 from windlass.api.record import RUNS, load, report, runs
+from windlass.api.rehearse import PROCESSES, as_it_is, in_small, load_plan
 from windlass.api.resume import resume, sample
 from windlass.api.run import Run, train
+from windlass.api.scrutiny import Scrutiny
 from windlass.api.survive import Survival
 from windlass.api.worker import Worker, as_worker
 
 __all__ = [
     "HERE",
+    "PROCESSES",
     "RUNS",
+    "Caught",
+    "Checking",
     "Planned",
     "Progress",
     "Run",
+    "Scrutiny",
     "Survival",
     "Worker",
     "as_device",
+    "as_it_is",
     "as_worker",
     "ask",
     "capture",
     "find_machine",
+    "in_small",
     "largest",
     "load",
+    "load_plan",
     "plan",
     "prepare",
     "probe",
+    "proving",
     "record",
     "report",
     "require_here",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from windlass.api.folder import planned_of
 from windlass.api.loop import device_steps
 from windlass.api.record import load
+from windlass.api.scrutiny import Scrutiny
 from windlass.spec.record import Step
 from windlass.track.run import rank_journal
 from windlass.track.steps import append_step
@@ -18,7 +19,13 @@ if TYPE_CHECKING:
 
 @contextmanager
 def as_device(
-    folder: Path, *, port: int, device: int, attempt: int, checkpoint: Path | None
+    folder: Path,
+    *,
+    port: int,
+    device: int,
+    attempt: int,
+    checkpoint: Path | None,
+    scrutiny: Scrutiny | None = None,
 ) -> Iterator[Iterator[Step]]:
     """One device of a run, from its start to its end; leaves behind what went wrong.
 
@@ -31,6 +38,7 @@ def as_device(
         device: which of them this is.
         attempt: of the run.
         checkpoint: that all go on from; None begins anew.
+        scrutiny: of a proof.
 
     Raises:
         WindlassError: what went wrong.
@@ -44,7 +52,13 @@ def as_device(
         planned = planned_of(load(folder))
         pulse = Pulse(beat_file(folder / RANKS_FOLDER, device))
         steps = device_steps(
-            planned, device, folder, checkpoint, beat=pulse.numbers, stop=parent.wants_stop
+            planned,
+            device,
+            folder,
+            checkpoint,
+            beat=pulse.numbers,
+            stop=parent.wants_stop,
+            scrutiny=scrutiny,
         )
         devices = planned.plan.cut.devices
         join(Rendezvous(LOOPBACK, port, device, devices), planned.machine.device.kind)

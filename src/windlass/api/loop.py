@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from windlass.api.plan import HERE, Planned, Progress, chain_of_request
 from windlass.api.pod import abreast
+from windlass.api.scrutiny import Scrutiny
 from windlass.errors import MachineError, PlanError
 from windlass.files import cache_folder
 from windlass.machines.allocator import (
@@ -158,13 +159,16 @@ def steps_of(
     held: RunFolder,
     checkpoint: "Checkpoint | None",
     stop: Callable[[], bool],
+    scrutiny: Scrutiny | None = None,
 ) -> Callable[[], Generator[Step]]:
     """The training loop, begun when it is called: here, or on several devices beside this."""
     folder = held.path
     if len(programs) == 1:
         _prepare(planned)
         chain = chain_of_request(planned.request.model, seed=planned.request.train.seed)
-        return lambda: _trained(planned, chain, found, programs[0], folder, checkpoint, stop)
+        return lambda: _trained(
+            planned, chain, found, programs[0], folder, checkpoint, stop, scrutiny=scrutiny
+        )
     return lambda: abreast(
         planned,
         programs,
@@ -172,6 +176,7 @@ def steps_of(
         attempt=held.attempt,
         checkpoint=checkpoint.path if checkpoint else None,
         stop=stop,
+        scrutiny=scrutiny,
     )
 
 
@@ -183,6 +188,7 @@ def device_steps(
     *,
     beat: "Marks",
     stop: Callable[[], bool],
+    scrutiny: Scrutiny | None = None,
 ) -> Generator[Step]:
     """The training loop of one device of several.
 
@@ -193,6 +199,7 @@ def device_steps(
         checkpoint: that all go on from; None begins anew.
         beat: told the step and instruction.
         stop: True asks all devices to end with the step under way.
+        scrutiny: of a proof.
     """
     from windlass.runtime.checkpoint import found
 
@@ -201,7 +208,7 @@ def device_steps(
     chain = chain_of_request(planned.request.model, seed=planned.request.train.seed)
     program = lower(planned.plan, planned.graph)[device]
     start = found(checkpoint) if checkpoint else None
-    return _trained(planned, chain, own, program, folder, start, stop, beat)
+    return _trained(planned, chain, own, program, folder, start, stop, beat, scrutiny)
 
 
 def _prepare(planned: Planned) -> None:
@@ -221,6 +228,7 @@ def _trained(
     checkpoint: "Checkpoint | None",
     stop: Callable[[], bool],
     beat: "Marks | None" = None,
+    scrutiny: Scrutiny | None = None,
 ) -> Generator[Step]:
     """The training loop of one device; the first keeps one step's measured timeline."""
     from windlass.runtime.train import Watch, train
@@ -245,4 +253,5 @@ def _trained(
         watch=None if program.device else Watch(steps=frozenset({watched}), take=keep),
         graph=planned.graph if planned.plan.cut.devices > 1 else None,
         beat=beat,
+        around=scrutiny.around(folder, program.device) if scrutiny else None,
     )

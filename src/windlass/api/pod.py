@@ -6,6 +6,7 @@ from contextlib import closing
 from pathlib import Path
 
 from windlass.api.plan import Planned
+from windlass.api.scrutiny import Scrutiny
 from windlass.errors import DeviceError, RunBroken
 from windlass.machines.here import cores
 from windlass.program.instruction import Program
@@ -29,6 +30,7 @@ def abreast(
     attempt: int,
     checkpoint: Path | None,
     stop: Callable[[], bool],
+    scrutiny: Scrutiny | None = None,
 ) -> Generator[Step]:
     """Trains on several devices, and yields each step once all have done it.
 
@@ -39,6 +41,7 @@ def abreast(
         attempt: of the run; each device journals it in a file of its own.
         checkpoint: that all go on from; None begins anew.
         stop: asked all the time; True ends with the step under way, and saves.
+        scrutiny: of a proof.
 
     Raises:
         WindlassError: a device failed; the message names it, with its place and instruction.
@@ -50,6 +53,7 @@ def abreast(
     command = [sys.executable, "-m", "windlass", "device", str(folder), "--attempt", str(attempt)]
     if checkpoint is not None:
         command += ["--checkpoint", str(checkpoint)]
+    command += scrutiny.words() if scrutiny else []
     places = [place_of(device, cut) for device in range(cut.devices)]
     threads = max(1, cores() // cut.devices)
     checkpoints = folder / names.CHECKPOINT_FOLDER

@@ -9,6 +9,7 @@ from windlass.api.folder import documents, meta
 from windlass.api.loop import batches, never, require_room, steps_of, tokens_of, verified
 from windlass.api.plan import Planned, Progress, plan
 from windlass.api.record import RUNS
+from windlass.api.scrutiny import Scrutiny
 from windlass.api.short import with_ways
 from windlass.errors import MemoryShort, RecordError, RequestError, RunInterrupted
 from windlass.spec import record as names
@@ -88,6 +89,7 @@ def train(
     folder: Path | None = None,
     stop: Callable[[], bool] | None = None,
     progress: Progress | None = None,
+    scrutiny: Scrutiny | None = None,
 ) -> Run:
     """Makes a run ready: tokens, verified program, run folder. Iterating over it trains.
 
@@ -98,6 +100,7 @@ def train(
         folder: trains into this folder in place of a new one under `root`.
         stop: asked before each micro-batch; True saves and ends.
         progress: told how far preparations are.
+        scrutiny: of a proof.
 
     Raises:
         WindlassError: what is wrong with the request, the data, the machine or the folder.
@@ -120,4 +123,5 @@ def train(
         folder=folder,
     )
     tokens.tokenizer.save(held.path / names.TOKENIZER_FILE)
-    return Run(planned, held, steps_of(planned, found, programs, held, None, stop or never))
+    steps = steps_of(planned, found, programs, held, None, stop or never, scrutiny)
+    return Run(planned, held, steps)

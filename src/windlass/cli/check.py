@@ -1,4 +1,4 @@
-"""`windlass check`: proves a plan equal to the run in which every layer stays near."""
+"""`windlass check`: proves a plan equal to one device on which every layer stays near."""
 
 import hashlib
 import sys
@@ -11,15 +11,14 @@ from rich.table import Table
 
 from windlass import api
 from windlass.cli.apart import run_apart
-from windlass.cli.console import Bars, console, print_json
+from windlass.cli.console import Bars, Report, console, print_json
+from windlass.cli.proof import STEPS, prove
 from windlass.cli.words import AsJson, request_of
 from windlass.errors import RunBroken
 from windlass.report.words import phase_words
 from windlass.spec import record as names
 from windlass.spec.request import Request
 from windlass.units import show_bytes, show_seconds
-
-_STEPS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,40 +40,78 @@ class Checked:
 def check(
     model: str | None = None,
     *overrides: str,
+    plan: Path | None = None,
     near: str | None = None,
     file: Path | None = None,
+    faults: bool = False,
     as_json: AsJson = False,
 ) -> None:
-    """Train some steps under a plan and with every layer in memory, and compare the weights.
+    """Train some steps under a plan and on one device, and compare all that the two compute.
 
-    The exit code is 0 if all losses, norms and weights are equal bit for bit, and 1 if not.
+    A plan of several devices runs on as many local processes: losses, norms, what each layer puts
+    out and passes down, every gradient and every weight are compared, in float64 where that can be.
+    A plan of one device in phases is compared bit for bit with the run in memory. The exit code is
+    0 if all is equal, and 1 if not.
 
     Args:
-        model: a name (`windlass models` lists them), or `file.py:function` of your own.
-        overrides: `key=value`, such as `phases=12` or `batch.micro=4`.
+        model: a name (`windlass models` lists them), `file.py:function` of your own, or the TOML
+            file of a plan.
+        overrides: `key=value`, such as `cut.pipeline=2`, `phases=12` or `train.steps=5`.
+        plan: the TOML file of a plan; one too large for this machine is proved in small.
         near: budget for the near memory, such as `4GiB`.
         file: a request in TOML.
-        as_json: print both runs as JSON.
+        faults: make mistakes on purpose too, and see that each is found.
+        as_json: print what was compared as JSON.
     """
+    if plan is None and model is not None and model.endswith(".toml"):
+        plan, model = Path(model), None
     with Bars() as progress:
         request = _short(request_of(model, overrides, on=None, near=near, file=file), overrides)
-        planned = api.plan(request, progress=progress)
-        # The same arithmetic in the same order, all of it near.
-        whole = request.model_copy(
-            update={
-                "near": None,
-                "phases": 1,
-                "precision": planned.plan.precision,
-                "compile": planned.plan.compile,
-                "batch": request.batch.model_copy(update={"micro": planned.plan.batch.micro}),
-            }
-        )
-        with tempfile.TemporaryDirectory() as folder:
-            runs = []
-            for turn, each in enumerate((request, whole)):
-                progress("checking", turn, 2)
-                runs.append(_run(each, Path(folder) / str(turn)))
-            progress("checking", 2, 2)
+        if plan is not None:
+            planned, notes = _from_file(plan, request, model, progress)
+        else:
+            planned, notes = api.plan(request, progress=progress), ()
+        if plan is None and not faults and planned.plan.cut.devices == 1:
+            _in_memory(request, planned, progress, as_json=as_json)
+        else:
+            prove(planned, notes, progress, faults=faults, as_json=as_json)
+
+
+def _from_file(
+    path: Path, request: Request, model: str | None, progress: Report
+) -> tuple[api.Planned, tuple[str, ...]]:
+    """A plan's file made ready for this machine: as it is if it can be, else in small."""
+    plan = api.load_plan(path)
+    name = model or plan.graph.partition("@")[0]
+    named = request.model_copy(
+        update={"model": request.model.model_copy(update={"name": name})}
+    )  # fmt: skip
+    found = api.as_it_is(plan, named, progress=progress)
+    if found is not None:
+        return found, ()
+    return api.in_small(plan, named, progress=progress)
+
+
+def _in_memory(
+    request: Request, planned: api.Planned, progress: Report, *, as_json: bool
+) -> None:  # fmt: skip
+    """Holds a plan of one device against the run whose layers are all near, bit for bit."""
+    # The same arithmetic in the same order, all of it near.
+    whole = request.model_copy(
+        update={
+            "near": None,
+            "phases": 1,
+            "precision": planned.plan.precision,
+            "compile": planned.plan.compile,
+            "batch": request.batch.model_copy(update={"micro": planned.plan.batch.micro}),
+        }
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        runs = []
+        for turn, each in enumerate((request, whole)):
+            progress("checking", turn, 2)
+            runs.append(_run(each, Path(folder) / str(turn)))
+        progress("checking", 2, 2)
     one, other = runs
     if as_json:
         print_json({"checked": one, "in_memory": other, "equal": _equal(one, other)})
@@ -87,7 +124,7 @@ def check(
 def _short(request: Request, overrides: tuple[str, ...]) -> Request:
     """The request with a few steps, unless it says how many."""
     asked = any(override.startswith("train.steps=") for override in overrides)
-    steps = request.train.steps if asked else _STEPS
+    steps = request.train.steps if asked else STEPS
     rarely = {"steps": steps, "evaluate_every": steps + 1, "save_every": steps + 1}
     return request.model_copy(update={"train": request.train.model_copy(update=rarely)})
 

@@ -21,6 +21,8 @@ def device(
     device: int = 0,
     attempt: int = 1,
     checkpoint: Path | None = None,
+    notes: bool = False,
+    fault: str | None = None,
 ) -> None:
     """Be one device of a run on several.
 
@@ -30,12 +32,19 @@ def device(
         device: which of them this is.
         attempt: of the run.
         checkpoint: that all go on from.
+        notes: note what layers make, for a proof.
+        fault: make this mistake, to see that a proof finds it.
     """
     if port is None:
         _work(folder)
         return
     with api.as_device(
-        folder, port=port, device=device, attempt=attempt, checkpoint=checkpoint
+        folder,
+        port=port,
+        device=device,
+        attempt=attempt,
+        checkpoint=checkpoint,
+        scrutiny=api.Scrutiny(fault=fault) if notes else None,
     ) as steps:
         for step in steps:
             _tell(asdict(step) | {"by_kind": dict(step.by_kind)})

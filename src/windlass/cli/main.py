@@ -31,6 +31,7 @@ _VERBS = {
     "machines": "machine:machines",
     "probe": "machine:probe",
     "check": "check:check",
+    "rehearse": "rehearse:rehearse",
     "record": "biggest:record",
     "validate": "validate:validate",
 }

@@ -84,7 +84,7 @@ class StepCost:
         if kind == "take over":
             return self._take_over(layer)
         cost = self._kinds[layer].cost(self._plan.precision, compiled=self._plan.compile)
-        ops = ops_of(kind, self._kinds[layer], cost)
+        ops = ops_of(kind, self._kinds[layer], cost, first=layer == 0)
         if kind in ("forward", "recompute"):
             return pass_seconds(ops, cost, self._rates, backward=False)
         if kind not in (*BACKWARDS, "backward input"):

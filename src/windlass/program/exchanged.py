@@ -79,7 +79,7 @@ class Sent:
             return ()
         known = self._kinds[layer]
         if (kind, known.name) not in self._inside:
-            self._inside[kind, known.name] = tuple(self._exchanges(kind, known))
+            self._inside[kind, known.name] = tuple(self._exchanges(kind, known, first=layer == 0))
         return self._inside[kind, known.name]
 
     def total(self, instructions: Iterable[Instruction]) -> dict[Kind, int]:
@@ -101,10 +101,12 @@ class Sent:
         scattered = gather_bytes(sizes.gradients, degree) if degree > 1 else 0
         return summed + scattered + all_reduce_bytes(sizes.shard, self._plan.cut.replicas // degree)
 
-    def _exchanges(self, kind: Kind, layer: LayerKind) -> Iterator[tuple[Collective, int]]:
+    def _exchanges(
+        self, kind: Kind, layer: LayerKind, *, first: bool
+    ) -> Iterator[tuple[Collective, int]]:
         plan = self._plan
         cost = layer.cost(plan.precision, compiled=plan.compile)
-        for op in ops_of(kind, layer, cost):
+        for op in ops_of(kind, layer, cost, first=first):
             if op.exchange is not None:
                 how, buffer = op.exchange
                 nbytes = round(buffer.at(plan.batch.micro, plan.batch.sequence))

@@ -14,16 +14,17 @@ PASSES: tuple[Kind, ...] = (*COMPUTING, "backward weight")
 """All that run a layer's ops."""
 
 
-def ops_of(kind: Kind, layer: LayerKind, cost: LayerCost) -> tuple[Op, ...]:
+def ops_of(kind: Kind, layer: LayerKind, cost: LayerCost, *, first: bool) -> tuple[Op, ...]:
     """The ops that an instruction runs, in turn; none if it is no pass.
 
     Of a backward pass in two parts, products that make a gradient are the weights' part; of a layer
-    that looks rows up, all is.
+    that looks rows up, and of the chain's first, whose tokens have no gradient, all is.
 
     Args:
         kind: of the instruction.
         layer: the kind of layer.
         cost: of that layer.
+        first: whether it is the chain's first layer.
     """
     if kind in ("forward", "recompute"):
         return cost.forward
@@ -33,7 +34,9 @@ def ops_of(kind: Kind, layer: LayerKind, cost: LayerCost) -> tuple[Op, ...]:
         return ()
     weights = kind == "backward weight"
     return tuple(
-        op for op in cost.backward if (layer.looks_up or gradient_elements(op) > 0) == weights
+        op
+        for op in cost.backward
+        if (first or layer.looks_up or gradient_elements(op) > 0) == weights
     )
 
 
@@ -43,10 +46,13 @@ def exchanging(plan: Plan, graph: Graph) -> frozenset[tuple[Kind, int]]:
         return frozenset()
     kinds = graph.cut(plan.cut.tensor).kinds
     among: dict[str, tuple[Kind, ...]] = {}
+    takes_tokens = next(graph.layer_kinds()).name
     for name, layer in kinds.items():
         cost = layer.cost(plan.precision, compiled=plan.compile)
         among[name] = tuple(
-            kind for kind in PASSES if any(op.exchange for op in ops_of(kind, layer, cost))
+            kind
+            for kind in PASSES
+            if any(op.exchange for op in ops_of(kind, layer, cost, first=name == takes_tokens))
         )
     return frozenset(
         (kind, at) for at, layer in enumerate(graph.layer_kinds()) for kind in among[layer.name]

@@ -66,7 +66,7 @@ class Compute:
         outputs: Outputs | None = None,
     ) -> None:
         self._micro = plan.batch.micro
-        self._first = world.place.replica * plan.batch.replica
+        self.first = world.place.replica * plan.batch.replica
         """Of the samples in the global batch, the first that this replica takes."""
         self._summed = plan.batch.accumulation > 1
         self._residence = residence
@@ -93,14 +93,16 @@ class Compute:
             i for i in program.instructions if i.micro == 0 and i.kind in _PASSES
         )
         micros = plan.batch.accumulation * plan.cut.replicas
-        self._scale = torch.tensor(1 / micros, device=device, dtype=master_dtype(plan.precision))
+        self.scale = torch.tensor(1 / micros, device=device, dtype=master_dtype(plan.precision))
+        """`Float[]`: what the mean over all micro-batches takes of each one's loss."""
         self._active = torch.ones((), dtype=torch.int64, device=device)
         self._layer_keys = [layer_key(layer.name).to(device) for layer in layers]
         self.begin(1)
 
     def begin(self, step: int) -> None:
         """Forgets the step before and begins `step`, counted from 1."""
-        self._step = step
+        self.step = step
+        """The step that runs, counted from 1."""
         self._residence.begin(step)
         if self._away is not None:
             self._away.begin()
@@ -167,12 +169,12 @@ class Compute:
     def _load(self, _: int, micro: int) -> None:
         if self._world.devices == 1 and self._stop():
             raise StopWished
-        inputs, targets = self._batches.at(self._step, self._sample(micro), self._micro)
+        inputs, targets = self._batches.at(self.step, self.sample(micro), self._micro)
         self.flow.tokens[micro] = (self._to_device(inputs), self._to_device(targets))
 
-    def _sample(self, micro: int) -> int:
+    def sample(self, micro: int) -> int:
         """The first sample of a micro-batch in the global batch."""
-        return self._first + micro * self._micro
+        return self.first + micro * self._micro
 
     def _to_device(self, tokens: object) -> Tensor:
         tensor = torch.as_tensor(tokens)
@@ -237,7 +239,7 @@ class Compute:
     def _gradient(self, layer: int, micro: int) -> Tensor:
         """Of a layer's output."""
         if layer == self._last:
-            return self._scale
+            return self.scale
         return self.flow.gradients.pop((layer, micro))
 
     def _forget_input(self, layer: int, micro: int) -> None:
@@ -278,7 +280,7 @@ class Compute:
             if not self._squares:
                 self._require_finite_losses()
             self._squares.append(self._optimizer.joined(self._norms(layer)).square())
-        self._residence.update(layer, self._step, self._divisor)
+        self._residence.update(layer, self.step, self._divisor)
 
     def _sync(self, _: int, __: int) -> None:
         """All devices agree on what the step has come to, and whether it was the last."""
@@ -321,23 +323,23 @@ class Compute:
             keys = Keys(
                 samples=self._keys(micro), layer=self._layer_keys[layer], active=self._active
             )
-        seed = draw_seed(self._seed, self._step, layer, self._sample(micro))
+        seed = draw_seed(self._seed, self.step, layer, self.sample(micro))
         return template(tensors.weights, tensors.buffers, keys, x, targets, seed=seed)
 
     def _keys(self, micro: int) -> Tensor:
         """What tells the samples of a micro-batch from all others where something is dropped."""
         if micro not in self.flow.samples:
-            keys = sample_keys(self._seed, self._step, self._sample(micro), self._micro)
+            keys = sample_keys(self._seed, self.step, self.sample(micro), self._micro)
             self.flow.samples[micro] = keys.to(self._device, non_blocking=True)
         return self.flow.samples[micro]
 
     def _require_finite_losses(self) -> None:
         for micro, loss in self.flow.losses.items():
             if not math.isfinite(float(loss)):
-                first = self._sample(micro)
+                first = self.sample(micro)
                 samples = range(first, first + self._micro)
                 raise RunBroken(
-                    f"the loss is {float(loss)} at step {self._step}, micro-batch {micro}, over "
+                    f"the loss is {float(loss)} at step {self.step}, micro-batch {micro}, over "
                     f"samples {first} to {first + self._micro - 1} from "
                     f"{self._documents(samples)}"
                 )
@@ -349,18 +351,18 @@ class Compute:
             for weight in self._residence.summed(layer)
             if not math.isfinite(float(self._optimizer.norm([weight])))
         ]
-        samples = range(self._first, self._first + self._micro * len(self.flow.losses))
+        samples = range(self.first, self.first + self._micro * len(self.flow.losses))
         raise RunBroken(
             f"the gradient of `{names[0]}` and {len(names) - 1} others is not finite at step "
-            f"{self._step}, though its losses are, over samples from {self._documents(samples)}"
+            f"{self.step}, though its losses are, over samples from {self._documents(samples)}"
             if names
-            else f"the gradient norm overflows float32 at step {self._step}"
+            else f"the gradient norm overflows float32 at step {self.step}"
         )
 
     def _documents(self, samples: Iterable[int]) -> str:
         """Names of the documents that samples of this step draw on."""
         names = list(
-            dict.fromkeys(n for at in samples for n in self._batches.documents(self._step, at))
+            dict.fromkeys(n for at in samples for n in self._batches.documents(self.step, at))
         )
         shown = ", ".join(f"`{name}`" for name in names[:_NAMED_DOCUMENTS])
         more = len(names) - _NAMED_DOCUMENTS

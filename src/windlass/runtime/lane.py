@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from windlass.runtime.streams import Event, Streams, streams_of
+from windlass.spec.plan import HOST, Plan
 
 Piece = TypeVar("Piece")
 Memory = TypeVar("Memory")
@@ -214,3 +215,11 @@ class _Here(Executor):
 
 def _one_core() -> None:
     torch.set_num_threads(1)
+
+
+def lane_of(plan: Plan, device: torch.device) -> Lane | None:
+    """The lane of all that a plan moves between tiers; None where nothing moves."""
+    if not plan.streamed:
+        return None
+    in_memory = set(plan.far_homes.values()) == {HOST}
+    return Lane(device, blocks=device.type == "cpu" or not in_memory)

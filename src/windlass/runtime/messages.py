@@ -136,12 +136,9 @@ class Messages:
             weight.add(part, summed=self._plan.batch.accumulation > 1)
 
     def _came(self, instruction: Instruction, dtype: torch.dtype) -> Tensor:
-        layer = instruction.layer or 0
-        loan = self._loan(layer)
-        return self._pod.receive(instruction, self._room((loan.elements,), dtype))
-
-    def _loan(self, layer: int) -> Loan:
-        return self._holding.borrows.get(layer) or self._holding.lends[layer]
+        # Of an uneven vocabulary not every slice has as many rows as the first, which loans tell.
+        elements = sum(weight.shape.numel() for weight in self._lent[instruction.layer or 0])
+        return self._pod.receive(instruction, self._room((elements,), dtype))
 
     def _parts(self, layer: int, flat: Tensor) -> list[Tensor]:
         """A flat message as tensors of its weights' shapes."""

@@ -14,6 +14,7 @@ from windlass.machines.allocator import prepare_allocator
 from windlass.models.chain import Chain
 from windlass.program.instruction import Program
 from windlass.program.layout import chunks_of
+from windlass.runtime.around import Around, Inside
 from windlass.runtime.beat import Marks
 from windlass.runtime.checkpoint import (
     Checkpoint,
@@ -24,7 +25,7 @@ from windlass.runtime.checkpoint import (
 from windlass.runtime.compute import Compute, StopWished
 from windlass.runtime.evaluate import HeldOut, evaluate
 from windlass.runtime.interpret import Interpreter, clock_for
-from windlass.runtime.lane import Lane, Moved
+from windlass.runtime.lane import Moved, lane_of
 from windlass.runtime.layers import Template, templates
 from windlass.runtime.memory import Peak
 from windlass.runtime.messages import Messages
@@ -38,7 +39,7 @@ from windlass.runtime.shortage import asked_words, is_shortage, room_bytes
 from windlass.runtime.stream import Stream
 from windlass.runtime.world import Alone, Pod, World
 from windlass.spec.graph import Graph
-from windlass.spec.plan import HOST, Plan
+from windlass.spec.plan import Plan
 from windlass.spec.prediction import Timeline
 from windlass.spec.record import STATE_FOLDER, Step
 from windlass.spec.request import TrainRequest
@@ -72,6 +73,7 @@ def train(
     watch: Watch | None = None,
     graph: Graph | None = None,
     beat: Marks | None = None,
+    around: Around | None = None,
 ) -> Generator[Step]:
     """Trains, and yields each step once it is done.
 
@@ -94,6 +96,7 @@ def train(
         graph: what the plan cuts; needed only where it takes several devices. Then this process is
             one of them, has joined them, and yields the same steps as all others do.
         beat: set to the step and to the index of the instruction that begins.
+        around: given all handlers, gives those that run.
 
     Raises:
         CheckpointError: `resume` is of another model.
@@ -105,7 +108,8 @@ def train(
     on = torch.device(device)
     run: _Run | None = None
     try:
-        run = _Run(plan, chain, batches, settings, program, checkpoints, on, stop, graph, beat)
+        run = _Run(plan, chain, batches, settings, program, checkpoints, on, stop, graph, beat,
+                   around)  # fmt: skip
         yield from run.steps(resume, watch)
     except (MemoryError, RuntimeError, OSError) as error:
         if not is_shortage(error):
@@ -139,6 +143,7 @@ class _Run:
         stop: Callable[[], bool],
         graph: Graph | None,
         beat: Marks | None,
+        around: Around | None,
     ) -> None:
         prepare_allocator()
         self._peak = Peak(device)
@@ -152,7 +157,7 @@ class _Run:
         self._beat = beat
         self._pod = Pod(plan, graph, program.device, device) if graph else None
         self._world: World = self._pod or Alone()
-        self._lane = _lane(plan, device)
+        self._lane = lane_of(plan, device)
         self._templates: tuple[Template, ...] = templates(
             chain, compiled=plan.compile, place=self._pod.slice if self._pod else None
         )
@@ -185,6 +190,8 @@ class _Run:
                 plan, graph, chain, self._pod, layers, self._templates, device
             )
             handlers |= self._messages.handlers()
+        if around is not None:
+            handlers = dict(around(handlers, Inside(plan, graph, self._compute, self._pod)))
         self._interpreter = Interpreter(
             program, handlers, clock_for(device, len(program.instructions)), beat
         )
@@ -389,11 +396,3 @@ class _Run:
         if newest is None:
             return "no checkpoint was written yet"
         return f"the last good checkpoint is `{self._folder / folder_name(newest)}`"
-
-
-def _lane(plan: Plan, device: torch.device) -> Lane | None:
-    """Of all that moves between tiers; None where nothing does."""
-    if not plan.streamed:
-        return None
-    in_memory = set(plan.far_homes.values()) == {HOST}
-    return Lane(device, blocks=device.type == "cpu" or not in_memory)

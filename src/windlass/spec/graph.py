@@ -68,6 +68,11 @@ class Exchange(NamedTuple):
     nbytes: Quantity
     """Of the whole buffer: what a gather puts together, or a scatter parts."""
 
+    @property
+    def twice(self) -> Self:
+        """Of numbers twice as wide."""
+        return self._replace(nbytes=self.nbytes.twice)
+
 
 class Op(Document):
     """One ATen operation, or the run of them that a compiler fuses into one."""
@@ -110,7 +115,10 @@ class LayerCost(Document):
 
         def twice(ops: tuple[Op, ...]) -> tuple[Op, ...]:
             return tuple(
-                op.model_copy(update={name: getattr(op, name).twice for name in _OP_BYTES})
+                op.model_copy(
+                    update={name: getattr(op, name).twice for name in _OP_BYTES}
+                    | {"exchange": op.exchange and op.exchange.twice}
+                )
                 for op in ops
             )
 

@@ -1,0 +1,158 @@
+"""Checking: a few steps under a plan on local processes, against the same steps on one device."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from windlass.api.plan import HERE, Planned, Progress, chain_of_request, find_machine
+from windlass.api.run import train
+from windlass.api.scrutiny import Scrutiny
+from windlass.cost.predict import predict
+from windlass.search.choice import Choice
+from windlass.spec.plan import Batch, Cut, Home, Plan, Sharding, Stage
+from windlass.spec.proof import Proof
+from windlass.spec.request import Request
+
+if TYPE_CHECKING:
+    from windlass.runtime.agree import Ran
+
+_EPSILON = 1e-4
+"""Of Adam. With its usual 1e-8 a gradient that is zero but for rounding would move its weight by a
+whole step, in a direction that is noise."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caught:
+    """What a proof made of one mistake."""
+
+    fault: str
+    words: str
+    layer: int | None
+    """That made it; None if no one layer did."""
+    proof: Proof
+
+    @property
+    def found(self) -> bool:
+        """Whether it was found, and its layer named."""
+        first = self.proof.first
+        return first is not None and self.layer in (None, first.layer)
+
+
+class Checking:
+    """Holds one plan against one device, whose run serves for all that is asked.
+
+    Args:
+        planned: of the plan in question, as `proving` gives it.
+        folder: for runs; an empty one.
+        progress: told what runs.
+    """
+
+    def __init__(self, planned: Planned, folder: Path, progress: Progress | None = None) -> None:
+        self._planned, self._folder, self._progress = planned, folder, progress
+        self._alone = alone(planned)
+        self._reference: Ran | None = None
+
+    def proof(self, fault: str | None = None) -> Proof:
+        """Runs the plan and compares; the first time, runs it on one device too.
+
+        Args:
+            fault: a mistake to make, of `FAULTS`.
+
+        Raises:
+            WindlassError: a run failed.
+        """
+        from windlass.runtime.agree import agree
+
+        if self._reference is None:
+            self._reference = self._ran("one device", self._alone, Scrutiny())
+        request, plan = self._planned.request, self._planned.plan
+        name = fault or "plan"
+        return agree(
+            self._ran(name, self._planned, Scrutiny(fault=fault)),
+            self._reference,
+            chain_of_request(request.model),
+            request.train,
+            precision=plan.precision,
+            moments=plan.moments,
+        )
+
+    def faults(self) -> Iterator[Caught]:
+        """Makes each mistake that the plan can make, one after the other."""
+        from windlass.runtime.faulty import FAULTS, spoiled_layer
+
+        plan, graph = self._planned.plan, self._planned.graph
+        for name, fault in FAULTS.items():
+            if fault.needs(plan, graph):
+                layer = spoiled_layer(plan) if fault.at_layer else None
+                yield Caught(fault=name, words=fault.words, layer=layer, proof=self.proof(name))
+
+    def impossible(self) -> tuple[tuple[str, str], ...]:
+        """Mistakes that the plan cannot make, and what it lacks for them."""
+        from windlass.runtime.faulty import FAULTS
+
+        plan, graph = self._planned.plan, self._planned.graph
+        return tuple((f.words, f.lack) for f in FAULTS.values() if not f.needs(plan, graph))
+
+    def _ran(self, name: str, planned: Planned, scrutiny: Scrutiny) -> "Ran":
+        from windlass.runtime.agree import Ran
+
+        if self._progress is not None:
+            self._progress(f"running {name}", 0, None)
+        run = train(planned, folder=self._folder / name.replace(" ", "-"), scrutiny=scrutiny)
+        return Ran(folder=run.folder, steps=tuple(run))
+
+
+def proving(planned: Planned, *, steps: int, kept: frozenset[str] = frozenset()) -> Planned:
+    """The same made ready for a proof: few steps, each saved; numbers in which rounding is small.
+
+    Near plans run in float64, those with homes elsewhere in float32; moments in float32, and layers
+    are not compiled.
+
+    Args:
+        planned: of several devices.
+        steps: how many.
+        kept: of `precision`, `moments` and `compile`, those that stay as they are.
+    """
+    plan, train_request = planned.plan, planned.request.train
+    wide = not plan.streamed and (plan.moments == "float32" or "moments" not in kept)
+    clear = {"precision": "float64" if wide else "float32", "moments": "float32", "compile": False}
+    plan = plan.model_copy(update={k: value for k, value in clear.items() if k not in kept})
+    never = steps + 1
+    short = train_request.model_copy(
+        update={
+            "steps": steps, "save_every": 1, "keep": steps, "evaluate_every": never,
+            "evaluate_sequences": 0, "epsilon": max(_EPSILON, train_request.epsilon),
+            "warmup": 0.0,
+        }
+    )  # fmt: skip
+    request = planned.request.model_copy(
+        update={"train": short, "precision": plan.precision, "moments": plan.moments}
+    )
+    return of_plan(replace(planned, request=request), plan)
+
+
+def of_plan(planned: Planned, plan: Plan) -> Planned:
+    """The same under another plan, predicted."""
+    prediction = predict(plan, planned.graph, planned.machine)
+    return replace(planned, choice=Choice(plan=plan, prediction=prediction))
+
+
+def alone(planned: Planned) -> Planned:
+    """The same steps on one device, all of it near and nothing computed twice."""
+    plan, request = planned.plan, planned.request
+    machine = find_machine(HERE)
+    batch = Batch(
+        sequence=plan.batch.sequence,
+        micro=plan.batch.micro,
+        accumulation=plan.batch.accumulation * plan.cut.replicas,
+    )
+    whole = plan.model_copy(
+        update={
+            "machine": machine.label, "cut": Cut(), "sharding": Sharding(), "home": Home(),
+            "order": "1f1b", "interleave": 1, "batch": batch,
+            "stages": (Stage(phases=((0, planned.graph.layers),)),),
+        }
+    )  # fmt: skip
+    request = Request.model_validate(request.model_dump(exclude={"cut", "sharding", "near"}))
+    return of_plan(replace(planned, request=request, machine=machine), whole)

@@ -1,0 +1,126 @@
+"""Rehearsing: a plan of any size made ready for local processes, in small if it must be."""
+
+from pathlib import Path
+
+from windlass.api.plan import HERE, Planned, Progress, capture, find_machine, in_slices
+from windlass.cost.predict import predict
+from windlass.errors import ModelError
+from windlass.models import catalogue
+from windlass.program.legal import faults, require_legal
+from windlass.search.choice import Choice
+from windlass.search.scaled import scaled
+from windlass.spec.graph import Graph
+from windlass.spec.machine import Machine
+from windlass.spec.plan import Plan
+from windlass.spec.request import DataRequest, ModelRequest, Request
+
+PROCESSES = 8
+"""Most that a rehearsal takes."""
+
+_LONGEST_STEP = 20.0
+"""Seconds. A plan whose step is predicted to take longer here is proved in small."""
+
+_STANDS_IN = "gpt2-124m"
+"""Its family takes the place of a model that nobody here knows."""
+
+_TEXT_BYTES = 2 * 2**20
+"""That a proof in small takes its samples from."""
+
+
+def as_it_is(plan: Plan, request: Request, *, progress: Progress | None = None) -> Planned | None:
+    """A plan for this machine's processes, if the model is its own and a step is no great matter.
+
+    Args:
+        plan: for whichever machine.
+        request: of a model and data; the plan says all else.
+        progress: told how far a first measurement of this machine is.
+
+    Raises:
+        WindlassError: what is wrong with the request.
+    """
+    if plan.cut.devices > PROCESSES:
+        return None
+    graph = capture(request.model)
+    if graph.label != plan.graph:
+        return None
+    machine = _here(plan, progress)
+    graph = _cut(request.model, graph, plan)
+    plan = plan.model_copy(update={"machine": machine.label})
+    if faults(plan, graph, machine):
+        return None
+    planned = _planned(plan, request, graph, machine)
+    near = machine.device.near.capacity_bytes
+    fits = planned.prediction.peaks[0].peak_bytes <= near
+    return planned if fits and planned.prediction.step_seconds <= _LONGEST_STEP else None
+
+
+def in_small(
+    plan: Plan, request: Request, *, devices: int = PROCESSES, progress: Progress | None = None
+) -> tuple[Planned, tuple[str, ...]]:
+    """A plan in small for this machine's processes, and what was changed, a sentence each.
+
+    Args:
+        plan: of any size, for whichever machine; its label names the model.
+        request: of data and optimisation.
+        devices: most that it may take.
+        progress: told how far a first measurement of this machine is.
+
+    Raises:
+        Faults: the plan is not legal, in small either.
+        ModelError: the model is of a file of the user's own, which has no small form.
+    """
+    name = plan.graph.partition("@")[0]
+    if ".py" in name:
+        raise ModelError(
+            f"`{name}` is a model of your own, which only you can make smaller; let the plan be "
+            f"for a small one, with at most {PROCESSES} devices"
+        )
+    notes: tuple[str, ...] = ()
+    if name not in catalogue.names():
+        notes = (
+            f"`{name}` is not in the catalogue: blocks of the family of `{_STANDS_IN}` stand in",
+        )
+        name = _STANDS_IN
+    machine = _here(plan, progress)
+    tiers = tuple(tier.name for tier in machine.device.tiers[1:] if tier.read)
+    small = scaled(plan, catalogue.shape(name), devices=devices, tiers=tiers)
+    machine = _here(small.plan, progress)
+    graph = _cut(small.model, capture(small.model), small.plan)
+    labels = {"graph": graph.label, "machine": machine.label}
+    text = DataRequest(
+        source=request.data.source, tokenizer="byte", limit_bytes=_TEXT_BYTES,
+        text_field=request.data.text_field,
+    )  # fmt: skip
+    request = request.model_copy(update={"model": small.model, "data": text})
+    plan = small.plan.model_copy(update=labels)
+    require_legal(plan, graph, machine)
+    return _planned(plan, request, graph, machine), (*notes, *small.notes)
+
+
+def load_plan(path: Path) -> Plan:
+    """A plan from its file.
+
+    Raises:
+        WindlassError: it cannot be read, or is no plan.
+    """
+    return Plan.load(path)
+
+
+def _here(plan: Plan, progress: Progress | None) -> Machine:
+    machine, devices = find_machine(HERE, progress=progress), plan.cut.devices
+    return machine.shared(devices) if devices > 1 and machine.device.kind == "cpu" else machine
+
+
+def _cut(model: ModelRequest, graph: Graph, plan: Plan) -> Graph:
+    degree = plan.cut.tensor
+    return graph if degree == 1 else in_slices(model, graph, (degree,))
+
+
+def _planned(plan: Plan, request: Request, graph: Graph, machine: Machine) -> Planned:
+    """A plan with a request that asks for it."""
+    train = request.train.model_copy(
+        update={"batch": plan.global_batch, "sequence": plan.batch.sequence}
+    )
+    asked = Request(model=request.model, data=request.data, train=train)
+    choice = Choice(plan=plan, prediction=predict(plan, graph, machine))
+    return Planned(request=asked, graph=graph, machine=machine, choice=choice)

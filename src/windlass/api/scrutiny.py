@@ -1,0 +1,39 @@
+"""Scrutiny: how closely a run is looked at, and what is spoiled in it on purpose."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from windlass.runtime.around import Around, Handlers, Inside
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scrutiny:
+    """What a proof asks of a run; a run for its own sake has none."""
+
+    fault: str | None = None
+    """What is spoiled, of `FAULTS`; None for nothing."""
+
+    def words(self) -> list[str]:
+        """The same for the command that starts a device."""
+        return ["--notes", *(() if self.fault is None else ("--fault", self.fault))]
+
+    def around(self, folder: Path, device: int) -> "Around":
+        """What stands around the handlers of a device.
+
+        Args:
+            folder: of the run, where notes go.
+            device: of the run.
+        """
+        from windlass.runtime.faulty import spoiled
+        from windlass.runtime.notes import Notes
+
+        notes = Notes(folder, device)
+
+        def both(handlers: "Handlers", inside: "Inside") -> "Handlers":
+            if self.fault is not None:
+                handlers = spoiled(self.fault, handlers, inside)
+            return notes.around(handlers, inside)
+
+        return both

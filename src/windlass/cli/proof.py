@@ -1,0 +1,79 @@
+"""What `check` and `rehearse` print of a proof, and how they end."""
+
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from windlass import api
+from windlass.cli.console import Report, console, print_json, print_points
+from windlass.report.proof import Mistake, mistakes_table, proof_table, verdict_words
+from windlass.report.words import plan_words
+from windlass.spec.request import Request
+
+STEPS = 3
+"""Of a proof: one without moments before it, one with, and one more."""
+
+
+def prove(
+    planned: api.Planned,
+    notes: Sequence[str],
+    progress: Report,
+    *,
+    faults: bool,
+    as_json: bool,
+) -> None:
+    """Proves a plan on local processes, prints what came of it, and exits with 1 if it is wrong.
+
+    Args:
+        planned: of this machine.
+        notes: what was made smaller.
+        progress: told what runs.
+        faults: whether to make mistakes on purpose too.
+        as_json: prints JSON in place of tables.
+
+    Raises:
+        WindlassError: a run failed.
+    """
+    ready = api.proving(planned, steps=_steps(planned.request), kept=_kept(planned.request))
+    with tempfile.TemporaryDirectory() as folder:
+        checking = api.Checking(ready, Path(folder), progress)
+        proof = checking.proof()
+        caught = tuple(checking.faults()) if faults and proof.equal else ()
+    found = sum(each.found for each in caught)
+    if as_json:
+        print_json(
+            {
+                "equal": proof.equal, "plan": ready.plan, "changed": tuple(notes), "proof": proof,
+                "faults": caught, "found": found,
+            }
+        )  # fmt: skip
+    else:
+        console.print(f"[bold]plan[/]  {plan_words(ready.plan)}", soft_wrap=True)
+        if notes:
+            console.print("made smaller to be run here, its structure kept")
+            print_points(notes)
+        console.print(proof_table(proof))
+        console.print(f"[bold]{verdict_words(proof)}[/]", soft_wrap=True)
+        if caught:
+            console.print(mistakes_table(_mistakes(caught)))
+            console.print(f"[bold]{found} of {len(caught)} mistakes found[/]")
+            for words, lack in checking.impossible():
+                console.print(f"  not made: {words}, which needs {lack}", soft_wrap=True)
+    if not proof.equal or found < len(caught):
+        sys.exit(1)
+
+
+def _mistakes(caught: Sequence[api.Caught]) -> tuple[Mistake, ...]:
+    return tuple(Mistake(each.words, each.layer, each.proof, each.found) for each in caught)
+
+
+def _steps(request: Request) -> int:
+    """As many as the request says, which `check` has made few."""
+    return request.train.steps
+
+
+def _kept(request: Request) -> frozenset[str]:
+    """What of the numbers is pinned by the request, and so is proved as it is."""
+    named = {key for key in ("precision", "compile") if getattr(request, key) is not None}
+    return frozenset(named | ({"moments"} if request.moments != "float32" else set()))

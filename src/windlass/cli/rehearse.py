@@ -1,0 +1,42 @@
+"""`windlass rehearse`: a plan for a large machine, run and proved in small on local processes."""
+
+from pathlib import Path
+
+from windlass import api
+from windlass.cli.console import Bars
+from windlass.cli.proof import STEPS, prove
+from windlass.cli.words import AsJson, request_of
+
+
+def rehearse(
+    model: str | None = None,
+    *overrides: str,
+    on: str | None = None,
+    plan: Path | None = None,
+    near: str | None = None,
+    file: Path | None = None,
+    faults: bool = False,
+    as_json: AsJson = False,
+) -> None:
+    """Run a plan for a large machine in small, on local processes, and prove it as `check` does.
+
+    Stages, slices, replicas, shards, phases, order and recompute are kept; widths become tiny, and
+    degrees are divided until 8 processes are enough. All exchanges are real ones.
+
+    Args:
+        model: a name (`windlass models` lists them).
+        overrides: `key=value`, such as `cut.pipeline=8` or `sharding.weights=4`.
+        on: the machine that the plan is for; `here` if not given.
+        plan: the TOML file of a plan, in place of one that is chosen.
+        near: budget for the near memory, such as `4GiB`.
+        file: a request in TOML.
+        faults: make mistakes on purpose too, and see that each is found.
+        as_json: print what was compared as JSON.
+    """
+    with Bars() as progress:
+        request = request_of(model, overrides, on=on, near=near, file=file)
+        chosen = api.plan(request, progress=progress).plan if plan is None else api.load_plan(plan)
+        steps = request.train.model_copy(update={"steps": STEPS})
+        short = request.model_copy(update={"train": steps})
+        small, notes = api.in_small(chosen, short, progress=progress)
+        prove(small, notes, progress, faults=faults, as_json=as_json)

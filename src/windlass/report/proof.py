@@ -1,0 +1,88 @@
+"""Proofs on the terminal: what was compared, where runs part, which mistakes were found."""
+
+import math
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from rich import box
+from rich.table import Table
+
+from windlass.spec.proof import Compared, Difference, Proof, What
+
+_OVER: dict[What, str] = {
+    "output": "of its norm",
+    "passed gradient": "of its norm",
+    "weight gradient": "of its largest value",
+    "weight": "of its largest value",
+}
+"""What an error is a share of; of single numbers, of the number itself."""
+
+
+class Mistake(NamedTuple):
+    """One that was made on purpose."""
+
+    words: str
+    layer: int | None
+    """That made it."""
+    proof: Proof
+    found: bool
+
+
+def verdict_words(proof: Proof) -> str:
+    """`equal to one device over 3 steps: largest error 6e-16, 1e-09 allowed`."""
+    steps = f"{proof.steps} step{'s' if proof.steps > 1 else ''}"
+    if proof.first is not None:
+        return f"NOT EQUAL in step {proof.first.step}: {difference_words(proof.first)}"
+    worst = max(proof.compared, key=lambda each: each.error / (each.tolerance or math.inf))
+    return (
+        f"equal to one device over {steps}: largest error {worst.error:.1e} ({worst.what}), "
+        f"{worst.tolerance:.0e} allowed"
+    )
+
+
+def difference_words(first: Difference) -> str:
+    """`output of layer 3, block2, for sample 4 by 1.6e-02 of its norm`."""
+    if first.what == "samples":
+        return f"sample {first.sample} was not taken, or taken where it should not be"
+    where = "" if first.layer is None else f" of layer {first.layer}, {first.layer_name}"
+    if first.weight is not None:
+        where += f", `{first.weight}`"
+    if first.sample is not None:
+        where += f", for sample {first.sample}"
+    over = _OVER.get(first.what, "of it")
+    apart = f"by {first.error:.1e} {over}" if math.isfinite(first.error) else "has no such number"
+    return f"{first.what}{where} {apart}"
+
+
+def proof_table(proof: Proof) -> Table:
+    """One row for each kind of thing that was compared."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for head in ("compared", "how many", "largest error", "allowed", ""):
+        table.add_column(head, justify="right" if head else "left", no_wrap=True)
+    table.columns[0].justify = "left"
+    for each in proof.compared:
+        table.add_row(each.what, str(each.count), *_errors(each))
+    return table
+
+
+def mistakes_table(mistakes: Iterable[Mistake]) -> Table:
+    """One row for each mistake that was made on purpose."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for head in ("made on purpose", "layer", "found", "where"):
+        table.add_column(head, overflow="fold")
+    for each in mistakes:
+        first = each.proof.first
+        where = "" if first is None else f"step {first.step}: {difference_words(first)}"
+        layer = "" if each.layer is None else str(each.layer)
+        table.add_row(each.words, layer, "yes" if each.found else "[bold red]NO[/]", where)
+    return table
+
+
+def _errors(each: Compared) -> tuple[str, str, str]:
+    if each.what == "samples":
+        return ("none missing" if each.holds else "strays", "none", _sign(each))
+    return (f"{each.error:.1e}", f"{each.tolerance:.0e}", _sign(each))
+
+
+def _sign(each: Compared) -> str:
+    return "equal" if each.holds else "[bold red]NOT EQUAL[/]"

@@ -1,0 +1,266 @@
+"""Faulty: mistakes that a distributed run might make, made on purpose, to see that they are found.
+
+Each is a handler that does its work wrongly on every device that it concerns, so that no device
+waits for another for ever. Nothing here runs unless a proof asks for it.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from windlass.errors import PlanError
+from windlass.program.instruction import Instruction, Kind
+from windlass.program.shards import optimizer_shard, parts
+from windlass.program.ties import loans
+from windlass.runtime.around import Handlers, Inside
+from windlass.runtime.interpret import Handler
+from windlass.runtime.world import Coming, Pod
+from windlass.spec.graph import Graph
+from windlass.spec.plan import Plan
+
+_LATER_STEP = 2
+"""In which what is stale is used: in the first there is nothing older."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One mistake."""
+
+    words: str
+    needs: Callable[[Plan, Graph | None], bool]
+    """Whether a plan for a graph can make it."""
+    lack: str
+    """What a plan that cannot make it lacks."""
+    spoil: Callable[[Handlers, Inside], Mapping[Kind, Handler]]
+    """Gives the handlers that make it."""
+    at_layer: bool = True
+    """Whether one layer makes it, so that a proof should name that layer."""
+
+
+def spoiled(name: str, handlers: Handlers, inside: Inside) -> Handlers:
+    """The handlers with a mistake in them.
+
+    Raises:
+        PlanError: no such fault, or none that the plan can make.
+    """
+    if name not in FAULTS:
+        raise PlanError(f"no fault `{name}`; known are {', '.join(FAULTS)}")
+    fault = FAULTS[name]
+    if not fault.needs(inside.plan, inside.graph):
+        raise PlanError(f"fault `{name}` needs {fault.lack}")
+    return {**handlers, **fault.spoil(handlers, inside)}
+
+
+def spoiled_layer(plan: Plan) -> int:
+    """The layer that faults of one layer are made in: in the middle of the chain."""
+    return plan.stages[-1].last // 2
+
+
+def _wrong_scale(handlers: Handlers, inside: Inside) -> Mapping[Kind, Handler]:
+    """The mean is taken over twice as many micro-batches."""
+    del handlers
+    inside.compute.scale.mul_(0.5)
+    return {}
+
+
+def _no_reduction(handlers: Handlers, inside: Inside) -> Mapping[Kind, Handler]:
+    """Each replica goes on with its own gradient of one layer."""
+    pod, plan = _pod(inside), inside.plan
+
+    def own(whole: Tensor) -> Coming:
+        shards = whole.chunk(plan.sharding.optimizer)
+        return Coming(shards[optimizer_shard(pod.place.replica, plan)].clone(), None)
+
+    return {"reduce": _at_layer(handlers["reduce"], plan, lambda: _replaced(pod, "reduce", own))}
+
+
+def _swapped_shards(handlers: Handlers, inside: Inside) -> Mapping[Kind, Handler]:
+    """The shards of one layer's weights come together in another order."""
+    pod, plan = _pod(inside), inside.plan
+    kind: Kind = "gather" if plan.sharding.weights > 1 else "spread"
+    shards = plan.sharding.weights if plan.sharding.weights > 1 else parts(plan)
+    right = getattr(pod, kind)
+
+    def swapped(whole: Tensor, part: Tensor) -> None:
+        right(whole, part)
+        whole.copy_(whole.view(shards, -1).roll(1, 0).view(-1))
+
+    return {kind: _at_layer(handlers[kind], plan, lambda: _replaced(pod, kind, swapped))}
+
+
+def _dropped_micro(handlers: Handlers, inside: Inside) -> Mapping[Kind, Handler]:
+    """The first replica adds nothing for its last micro-batch."""
+    plan, compute = inside.plan, inside.compute
+    last, dropped = plan.stages[-1].last - 1, plan.batch.accumulation - 1
+    if inside.pod and inside.pod.place.replica:
+        return {}
+
+    def without(handler: Handler) -> Handler:
+        def backward(layer: int, micro: int) -> None:
+            scale = compute.scale
+            if (layer, micro) == (last, dropped):
+                compute.scale = torch.zeros_like(scale)
+            handler(layer, micro)
+            compute.scale = scale
+
+        return backward
+
+    kinds: tuple[Kind, ...] = ("backward", "backward input")
+    return {kind: without(handlers[kind]) for kind in kinds}
+
+
+def _left_out_update(handlers: Handlers, inside: Inside) -> Mapping[Kind, Handler]:
+    """One layer keeps the weights of the step before."""
+    target = spoiled_layer(inside.plan)
+
+    def update(layer: int, micro: int) -> None:
+        if layer != target or inside.compute.step != _LATER_STEP:
+            handlers["update"](layer, micro)
+
+    return {"update": update}
+
+
+def _stale_gather(handlers: Handlers, inside: Inside) -> Mapping[Kind, Handler]:
+    """One layer computes a second step with the weights that were gathered for the first."""
+    pod, right = _pod(inside), _pod(inside).gather
+    kept: list[Tensor] = []
+
+    def stale(whole: Tensor, held: Tensor) -> None:
+        right(whole, held)
+        if inside.compute.step == 1:
+            kept[:] = [whole.clone()]
+        elif inside.compute.step == _LATER_STEP:
+            whole.copy_(kept[0])
+
+    gather = _at_layer(handlers["gather"], inside.plan, lambda: _replaced(pod, "gather", stale))
+    return {"gather": gather}
+
+
+def _no_slice_sum(handlers: Handlers, inside: Inside) -> Mapping[Kind, Handler]:
+    """Each slice goes on with its own contribution to what all of them have whole."""
+    pod = _pod(inside)
+
+    def nothing(common: Tensor) -> None:
+        del common
+
+    left_out = _at_layer(
+        handlers["reduce"], inside.plan, lambda: _replaced(pod, "sum_slices", nothing)
+    )
+    return {"reduce": left_out}
+
+
+def _wrong_samples(handlers: Handlers, inside: Inside) -> Mapping[Kind, Handler]:
+    """Every replica takes the samples of the first."""
+    del handlers
+    inside.compute.first = 0
+    return {}
+
+
+def _no_loan_gradient(handlers: Handlers, inside: Inside) -> Mapping[Kind, Handler]:
+    """The gradient that a stage hands over for weights it borrowed is not added."""
+    pod, right = _pod(inside), _pod(inside).receive
+
+    def nothing(instruction: Instruction, into: Tensor) -> Tensor:
+        return right(instruction, into).zero_()
+
+    def take_over(layer: int, micro: int) -> None:
+        with _replaced(pod, "receive", nothing):
+            handlers["take over"](layer, micro)
+
+    return {"take over": take_over}
+
+
+def _pod(inside: Inside) -> Pod:
+    if inside.pod is None:
+        raise PlanError("a fault of exchanges needs several devices")
+    return inside.pod
+
+
+def _at_layer(
+    handler: Handler, plan: Plan, spoil: Callable[[], AbstractContextManager[None]]
+) -> Handler:
+    target = spoiled_layer(plan)
+
+    def at(layer: int, micro: int) -> None:
+        if layer != target:
+            handler(layer, micro)
+            return
+        with spoil():
+            handler(layer, micro)
+
+    return at
+
+
+@contextmanager
+def _replaced(pod: Pod, name: str, by: Callable[..., object]) -> Iterator[None]:
+    """Lets a pod do something else under a method's name."""
+    setattr(pod, name, by)
+    try:
+        yield
+    finally:
+        delattr(pod, name)
+
+
+def _slices(plan: Plan, graph: Graph | None) -> bool:
+    del graph
+    return plan.cut.tensor > 1
+
+
+def _replicas(plan: Plan, graph: Graph | None) -> bool:
+    del graph
+    return plan.cut.replicas > 1
+
+
+def _shared(plan: Plan, graph: Graph | None) -> bool:
+    del graph
+    return plan.sharding.optimizer > 1
+
+
+def _gathered(plan: Plan, graph: Graph | None) -> bool:
+    del graph
+    return plan.sharding.weights > 1
+
+
+def _near(plan: Plan, graph: Graph | None) -> bool:
+    del graph
+    return not plan.far("optimizer")
+
+
+def _lent(plan: Plan, graph: Graph | None) -> bool:
+    return graph is not None and bool(loans(plan, graph))
+
+
+def _any(plan: Plan, graph: Graph | None) -> bool:
+    del plan, graph
+    return True
+
+
+FAULTS: Mapping[str, Fault] = {
+    "loss-scale": Fault("a wrong loss scale", _any, "", _wrong_scale, at_layer=False),
+    "micro-batch": Fault("a dropped micro-batch", _any, "", _dropped_micro, at_layer=False),
+    "update": Fault(
+        "an update left out", _near, "optimizer state in the near tier", _left_out_update
+    ),
+    "reduction": Fault("a reduction left out", _replicas, "replicas", _no_reduction),
+    "samples": Fault(
+        "a wrong range of samples", _replicas, "replicas", _wrong_samples, at_layer=False
+    ),
+    "shards": Fault(
+        "shards swapped as they come together", _shared, "`sharding.optimizer` above 1",
+        _swapped_shards,
+    ),
+    "gather": Fault(
+        "weights of the step before", _gathered, "`sharding.weights` above 1", _stale_gather
+    ),
+    "slice-sum": Fault(
+        "a sum over slices left out", _slices, "`cut.tensor` above 1", _no_slice_sum
+    ),
+    "loan": Fault(
+        "the gradient of lent weights left out", _lent, "tied weights on two stages",
+        _no_loan_gradient, at_layer=False,
+    ),
+}  # fmt: skip
+"""By the name that asks for it."""

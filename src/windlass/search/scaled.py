@@ -1,0 +1,201 @@
+"""Scaled: a plan made small enough to be run here, with all that makes it that plan kept.
+
+Stages, slices, replicas, shards, phases, order and recompute stay; where there are too many devices
+each degree is divided, down to two at the least. Widths, heads and the vocabulary become tiny, and
+a stage keeps its layers up to a cap. What a mistake in exchanging would spoil is all still there.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from math import gcd, prod
+
+from windlass.models.shape import TransformerShape
+from windlass.spec.plan import NEAR, Batch, Cut, Home, Plan, Sharding, Stage
+from windlass.spec.request import ModelRequest
+
+STAGE_LAYERS = 8
+"""Most layers that a stage keeps, embedding and head included."""
+
+_LEAST_LAYERS = 3
+"""Embedding, one block and head."""
+_MOST_CHUNKS = 2
+_MICRO, _FILLING = 2, 2
+"""Most sequences of a micro-batch, and micro-batches for each stage, which fill the pipeline."""
+_HEAD_WIDTH, _HEADS = 8, 4
+_VOCABULARY = 259
+"""Holds all bytes, and divides by no degree: slices of it are not all alike."""
+_TOKENS = 16
+_POSITIONS = 8
+"""Positions for each slice, so many times: a slice is captured with up to five tokens."""
+_DROPOUT = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scaled:
+    """A small plan for a small model of the same family."""
+
+    model: ModelRequest
+    plan: Plan
+    """With the labels of the large one."""
+    notes: tuple[str, ...]
+    """What was changed, a sentence each."""
+
+
+def scaled(plan: Plan, shape: TransformerShape, *, devices: int, tiers: tuple[str, ...]) -> Scaled:
+    """A plan in small.
+
+    Args:
+        plan: of any size, for any machine.
+        shape: of its model, whose family the small one is of.
+        devices: most that it may take.
+        tiers: far tiers that there are here.
+    """
+    cut = divided(plan.cut, devices)
+    chunks = min(plan.interleave, _MOST_CHUNKS)
+    stages, picked = _stages(plan, cut.pipeline * chunks)
+    batch = _batch(plan, cut)
+    sharding = Sharding(
+        weights=_shards(plan.sharding.weights, cut.replicas),
+        optimizer=_shards(plan.sharding.optimizer, cut.replicas),
+    )
+    home = _home(plan.home, tiers)
+    model = _model(shape, cut.tensor, stages[-1].last - 2)
+    small = Plan.model_validate(
+        plan.model_dump()
+        | {
+            "cut": cut, "interleave": chunks, "stages": stages, "batch": batch,
+            "sharding": sharding, "home": home, "compile": False,
+        }
+    )  # fmt: skip
+    told = (
+        *_changes(plan, small), picked, _widths(shape, model), _homes(plan.home, home),
+    )  # fmt: skip
+    return Scaled(model=model, plan=small, notes=tuple(note for note in told if note))
+
+
+def divided(cut: Cut, devices: int) -> Cut:
+    """A cut of at most so many devices: the largest degree is divided, again and again.
+
+    Of equal degrees that of the replicas is, then that of the slices. None that is above 1 becomes
+    1, unless there are fewer devices than that takes.
+    """
+    degrees = {"pipeline": cut.pipeline, "tensor": cut.tensor, "replicas": cut.replicas}
+    turns = ("replicas", "tensor", "pipeline")
+    while prod(degrees.values()) > devices:
+        name = max(turns, key=lambda each: degrees[each])
+        degrees[name] = _less(degrees[name])
+    return Cut(**degrees)
+
+
+def _less(degree: int) -> int:
+    """Its largest divisor; of a prime number 2, and 1 of 2."""
+    divisor = max(n for n in range(1, degree) if degree % n == 0)
+    return divisor if divisor > 1 else min(2, degree - 1)
+
+
+def _stages(plan: Plan, count: int) -> tuple[tuple[Stage, ...], str]:
+    """So many of a plan's stages, the first and the last among them, with fewer layers each."""
+    had = len(plan.stages)
+    last = had - 1
+    kept = [last * at // max(1, count - 1) if count > 1 else last for at in range(count)]
+    end, found = 0, []
+    for index in kept:
+        stage = plan.stages[index]
+        phases = []
+        for size in _sizes([b - a for a, b in stage.phases]):
+            phases.append((end, end + size))
+            end += size
+        found.append(Stage(phases=tuple(phases), recompute=stage.recompute))
+    if end < _LEAST_LAYERS:
+        first, _ = found[-1].phases[-1]
+        grown = (*found[-1].phases[:-1], (first, _LEAST_LAYERS))
+        found[-1] = found[-1].model_copy(update={"phases": grown})
+    note = "" if count == had else f"of {had} stages those of index {_listed(kept)} stand for all"
+    return tuple(found), note
+
+
+def _sizes(layers: list[int]) -> list[int]:
+    """Layers of each phase, at most `STAGE_LAYERS` in all."""
+    layers = layers[:STAGE_LAYERS]
+    total = sum(layers)
+    if total <= STAGE_LAYERS:
+        return layers
+    return [max(1, count * STAGE_LAYERS // total) for count in layers]
+
+
+def _batch(plan: Plan, cut: Cut) -> Batch:
+    accumulation = min(plan.batch.accumulation, _FILLING * cut.pipeline)
+    if plan.order == "interleaved":
+        accumulation = max(1, accumulation // cut.pipeline) * cut.pipeline
+    sequence = max(_TOKENS, 2 * cut.tensor)
+    return Batch(
+        sequence=sequence // cut.tensor * cut.tensor,
+        micro=min(plan.batch.micro, _MICRO),
+        accumulation=accumulation,
+    )
+
+
+def _shards(degree: int, replicas: int) -> int:
+    """As many of the replicas as before, or all of them if they shared at all."""
+    common = gcd(degree, replicas)
+    return common if common > 1 or degree == 1 else replicas
+
+
+def _home(home: Home, tiers: tuple[str, ...]) -> Home:
+    """The same with every far tier one that is here."""
+    elsewhere = [name for name, tier in home if tier != NEAR and tier not in tiers]
+    return home.model_copy(update=dict.fromkeys(elsewhere, tiers[-1]) if tiers else {})
+
+
+def _model(shape: TransformerShape, slices: int, blocks: int) -> ModelRequest:
+    heads = max(_HEADS, 2 * slices)
+    width = heads * _HEAD_WIDTH
+    grouped = shape.key_heads < shape.heads
+    hidden = slices * max(1, round(shape.hidden * width / shape.width / slices))
+    return ModelRequest(
+        name=shape.name,
+        layers=max(1, blocks),
+        width=width,
+        heads=heads,
+        key_heads=max(2, slices) if grouped else None,
+        hidden=hidden,
+        vocabulary=_VOCABULARY,
+        sequence=max(3 * _TOKENS, _POSITIONS * slices),
+        dropout=_DROPOUT,
+    )
+
+
+def _changes(plan: Plan, small: Plan) -> Iterable[str]:
+    """Each number of the plan that is another one."""
+    numbers: dict[str, Callable[[Plan], int]] = {
+        "cut.pipeline": lambda p: p.cut.pipeline,
+        "cut.tensor": lambda p: p.cut.tensor,
+        "cut.replicas": lambda p: p.cut.replicas,
+        "interleave": lambda p: p.interleave,
+        "sharding.weights": lambda p: p.sharding.weights,
+        "sharding.optimizer": lambda p: p.sharding.optimizer,
+        "batch.micro": lambda p: p.batch.micro,
+        "batch.accumulation": lambda p: p.batch.accumulation,
+        "batch.sequence": lambda p: p.batch.sequence,
+        "layers": lambda p: p.stages[-1].last,
+    }
+    for name, of in numbers.items():
+        if of(plan) != of(small):
+            yield f"`{name}` {of(plan)} -> {of(small)}"
+
+
+def _widths(shape: TransformerShape, model: ModelRequest) -> str:
+    return (
+        f"width {shape.width} -> {model.width}, heads {shape.heads} -> {model.heads}, vocabulary "
+        f"{shape.vocabulary} -> {model.vocabulary}, dropout {shape.dropout:g} -> {model.dropout:g}"
+    )
+
+
+def _homes(home: Home, here: Home) -> str:
+    pairs = zip(home, here, strict=True)
+    moved = {f"{tier} -> {now}" for (_, tier), (_, now) in pairs if tier != now}
+    return f"homes {', '.join(sorted(moved))}" if moved else ""
+
+
+def _listed(numbers: list[int]) -> str:
+    return ", ".join(map(str, numbers))

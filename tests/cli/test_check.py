@@ -1,0 +1,67 @@
+"""`windlass check` and `windlass rehearse` on local processes."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from command_line import Windlass
+from factories import tiny_graph, tiny_machine, tiny_plan
+
+TINY = (
+    "gpt-tiny", "model.layers=1", "model.width=16", "model.heads=2", "model.vocabulary=257",
+    "data.tokenizer=byte", "data.limit_bytes=65536", "train.batch=4", "train.sequence=16",
+    "compile=false",
+)  # fmt: skip
+
+
+def test_check_proves_a_plan_of_two_processes(windlass: Windlass) -> None:
+    done = windlass("check", *TINY, "cut.pipeline=2", "--json")
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert told["equal"]
+    assert told["proof"]["first"] is None
+    assert {each["what"] for each in told["proof"]["compared"]} >= {"loss", "weight", "output"}
+    assert all(each["error"] <= 1e-9 for each in told["proof"]["compared"])
+
+
+@pytest.mark.slow
+def test_check_makes_mistakes_on_purpose_and_finds_them_all(windlass: Windlass) -> None:
+    words = ("cut.replicas=2", "sharding.weights=2", "sharding.optimizer=2")
+    done = windlass("check", *TINY, *words, "--faults")
+    assert done.returncode == 0, done.stderr
+    assert "7 of 7 mistakes found" in done.stdout
+    assert "a sum over slices left out, which needs `cut.tensor` above 1" in done.stdout
+
+
+@pytest.fixture
+def large_plan(tmp_path: Path) -> Path:
+    """A plan of two devices for a model that no process here could hold."""
+    graph = tiny_graph(layers=24).model_copy(update={"name": "gpt3-175b"})
+    plan = tiny_plan(
+        graph, tiny_machine(devices=2), pipeline=2, accumulation=64, recompute="layer",
+        precision="bfloat16",
+    )  # fmt: skip
+    path = tmp_path / "plan.toml"
+    plan.save(path)
+    return path
+
+
+def test_a_large_plan_is_rehearsed_in_small_and_what_changed_is_told(
+    windlass: Windlass, large_plan: Path
+) -> None:
+    done = windlass("rehearse", "--plan", str(large_plan))
+    assert done.returncode == 0, done.stderr
+    assert "equal to one device over 3 steps" in done.stdout
+    assert "`batch.accumulation` 64 -> 4" in done.stdout
+    assert "`layers` 26 -> 16" in done.stdout
+    assert "width 12288 -> 32" in done.stdout
+
+
+def test_a_model_of_ones_own_has_no_small_form(windlass: Windlass, large_plan: Path) -> None:
+    text = large_plan.read_text().replace("gpt3-175b@", "mine.py:model@")
+    large_plan.write_text(text)
+    done = windlass("rehearse", "--plan", str(large_plan))
+    assert done.returncode == 2
+    assert "model of your own" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,50 @@
+"""What a proof says in words."""
+
+import pytest
+
+from windlass.report.proof import difference_words, verdict_words
+from windlass.spec.proof import Compared, Difference, Proof
+
+
+def proof(first: Difference | None) -> Proof:
+    compared = (
+        Compared(what="loss", count=3, error=1e-7, tolerance=1e-5),
+        Compared(what="weight", count=9, error=2e-7, tolerance=1e-2),
+    )
+    return Proof(steps=3, compared=compared, first=first)
+
+
+def test_the_error_that_comes_nearest_to_its_tolerance_is_told() -> None:
+    assert verdict_words(proof(None)) == (
+        "equal to one device over 3 steps: largest error 1.0e-07 (loss), 1e-05 allowed"
+    )
+
+
+@pytest.mark.parametrize(
+    ("first", "words"),
+    [
+        (
+            Difference(step=2, what="output", error=0.016, layer=3, layer_name="block2", sample=4),
+            "output of layer 3, block2, for sample 4 by 1.6e-02 of its norm",
+        ),
+        (
+            Difference(
+                step=1,
+                what="weight gradient",
+                error=1.0,
+                layer=0,
+                layer_name="embedding",
+                weight="embedding.table",
+            ),
+            "weight gradient of layer 0, embedding, `embedding.table` by 1.0e+00 of its largest value",
+        ),
+        (
+            Difference(step=1, what="samples", error=float("inf"), sample=4),
+            "sample 4 was not taken, or taken where it should not be",
+        ),
+        (Difference(step=3, what="loss", error=0.5), "loss by 5.0e-01 of it"),
+    ],
+)
+def test_a_difference_is_told_with_its_place(first: Difference, words: str) -> None:
+    assert difference_words(first) == words
+    assert verdict_words(proof(first)) == f"NOT EQUAL in step {first.step}: {words}"

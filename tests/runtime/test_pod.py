@@ -1,0 +1,247 @@
+"""Any legal plan trains a model as one device does, and sends what its program says.
+
+`pytest -m slow tests/runtime/test_pod.py` goes through the whole grid on 1 to 8 processes, which
+takes about half an hour on two cores.
+"""
+
+from collections.abc import Iterator
+from itertools import pairwise, product
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from factories import tiny_plan
+from pods import (
+    BATCH,
+    FAR,
+    LAYERS,
+    MACHINE,
+    SEQUENCE,
+    SETTINGS,
+    World,
+    cuts,
+    divisors,
+    legal,
+    plans,
+    sent_by,
+)
+from windlass.program.exchanged import exchanged
+from windlass.runtime.agree import Ran
+from windlass.runtime.faulty import FAULTS, spoiled_layer
+from windlass.spec.graph import Graph
+from windlass.spec.plan import Plan
+from windlass.spec.proof import TOLERANCE
+
+SAMPLED = 20
+"""Plans of the default suite."""
+
+DEVICES = Path("/proc/net/dev")
+
+_OVERHEAD = 1.05
+"""Headers of packets and of gloo's messages, acknowledgements, and how devices find each other.
+Other traffic of the host counts too."""
+
+_LOSS_DIGITS = 1e-6
+"""Held-out losses in float32 differ by less: 6e-8 for each of a dozen sums."""
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    """Four processes, and a GPT of four blocks that can be cut in two slices."""
+    four = World(tmp_path_factory.mktemp("world"), 4, (2,))
+    yield four
+    four.close()
+
+
+@pytest.fixture(scope="module")
+def wide_world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    """Eight processes, and the same in two, four and eight slices."""
+    eight = World(tmp_path_factory.mktemp("wide"), 8, (2, 4, 8))
+    yield eight
+    eight.close()
+
+
+class Seen:
+    """What a list of plans came to."""
+
+    def __init__(self) -> None:
+        self.plans: set[str] = set()
+        self.worst = dict.fromkeys(TOLERANCE, 0.0)
+
+    def add(self, world: World, plan: Plan) -> None:
+        """Runs a plan, holds it against one device and counts its bytes."""
+        proof, ran = world.proof(plan)
+        assert proof.equal, f"{proof.first}\n{plan.to_toml()}"
+        lost, whole = ran.steps[-1].held_out_loss, world.held_out(plan.precision)
+        assert lost == pytest.approx(whole, rel=_LOSS_DIGITS)
+        require_bytes(world, plan, ran)
+        self.plans.add(plan.label)
+        worst = max(each.error for each in proof.compared)
+        self.worst[plan.precision] = max(worst, self.worst[plan.precision])
+
+    def __str__(self) -> str:
+        errors = ", ".join(f"{name} {error:.1e}" for name, error in self.worst.items() if error)
+        return f"{len(self.plans)} plans equal to one device; largest errors: {errors}"
+
+
+def require_bytes(world: World, plan: Plan, ran: Ran) -> None:
+    """The buffers that torch was given, the pod's own count and the program agree."""
+    for device in range(plan.cut.devices):
+        told, expected = sent_by(ran, device), exchanged(plan, world.graph, device)
+        assert {kind: n for kind, n in told["buffers"].items() if n} == expected, plan.to_toml()
+        for kind, nbytes in told["pod"].items():
+            assert nbytes == expected.get(kind, 0), f"{kind} of device {device}\n{plan.to_toml()}"
+
+
+def test_every_legal_plan_equals_one_device_and_sends_the_bytes_of_its_program(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen = Seen()
+
+    @settings(
+        max_examples=SAMPLED,
+        derandomize=True,
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+    )
+    @given(plans(world.graph))
+    def each(plan: Plan) -> None:
+        seen.add(world, plan)
+
+    each()
+    with capsys.disabled():
+        print(f"\n{seen}")
+
+
+FAULTY = {
+    "shared": {"replicas": 4, "sharding": (2, 4), "pipeline": 1},
+    "cut": {"pipeline": 2, "tensor": 2},
+    "replicated": {"pipeline": 2, "replicas": 2},
+}
+"""Plans, one of which can make each mistake."""
+
+
+@pytest.mark.parametrize(
+    ("fault", "cut"),
+    [
+        ("loss-scale", "replicated"), ("micro-batch", "replicated"), ("update", "cut"),
+        ("reduction", "replicated"), ("reduction", "shared"), ("samples", "replicated"),
+        ("shards", "shared"), ("gather", "shared"), ("slice-sum", "cut"), ("loan", "cut"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_found_and_its_layer_named(world: World, fault: str, cut: str) -> None:
+    chosen = FAULTY[cut]
+    plan = tiny_plan(
+        world.graph, MACHINE, micro=1, accumulation=BATCH // chosen.get("replicas", 1),
+        sequence=SEQUENCE, precision="float64", **chosen,
+    )  # fmt: skip
+    assert FAULTS[fault].needs(plan, world.graph)
+    proof, _ = world.proof(plan, fault)
+    assert proof.first is not None
+    if FAULTS[fault].at_layer:
+        assert proof.first.layer == spoiled_layer(plan)
+
+
+def test_each_mistake_is_made_by_one_of_the_tests_above() -> None:
+    marks = test_a_mistake_is_found_and_its_layer_named.pytestmark
+    assert {fault for fault, _ in marks[0].args[1]} == set(FAULTS)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not DEVICES.exists(), reason="only Linux tells what a network device sent")
+@pytest.mark.parametrize(
+    "cut",
+    [{"pipeline": 2, "replicas": 2}, {"replicas": 4, "sharding": (2, 4)}, {"tensor": 2}],
+    ids=["stages", "shards", "slices"],
+)
+def test_the_kernel_sends_what_the_program_says_and_a_little_more(
+    tmp_path: Path, cut: dict, capsys: pytest.CaptureFixture[str]
+) -> None:
+    large = World(tmp_path, 4, (2,), width=512)
+    try:
+        plan = tiny_plan(
+            large.graph, MACHINE, micro=1, accumulation=BATCH // cut.get("replicas", 1),
+            sequence=SEQUENCE, **cut,
+        )  # fmt: skip
+        settings = SETTINGS.model_copy(update={"evaluate_sequences": 0, "save_every": 3})
+        large.run(plan, settings=settings)
+        before = loopback_bytes()
+        large.run(plan, settings=settings)
+        sent = loopback_bytes() - before
+    finally:
+        large.close()
+    devices = range(plan.cut.devices)
+    told = SETTINGS.steps * sum(sum(exchanged(plan, large.graph, at).values()) for at in devices)
+    with capsys.disabled():
+        print(f"\nthe kernel sent {sent / told:.4f} times {told} bytes")
+    assert told < sent < _OVERHEAD * told
+
+
+def loopback_bytes() -> int:
+    """All that the loopback device has sent."""
+    line = next(line for line in DEVICES.read_text().splitlines() if "lo:" in line)
+    return int(line.split()[9])
+
+
+@pytest.mark.slow
+def test_the_whole_grid_of_plans_equals_one_device(
+    wide_world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen = Seen()
+    for plan in grid(wide_world.graph):
+        seen.add(wide_world, plan)
+        if len(seen.plans) % 50 == 0:
+            with capsys.disabled():
+                print(f"\n{seen}")
+    with capsys.disabled():
+        print(f"\n{seen}")
+    assert len(seen.plans) > 200
+
+
+def grid(graph: Graph) -> Iterator[Plan]:
+    """Every cut with every sharding, order and home, on 1 to 8 devices.
+
+    What they have least to do with (micro-batch, recompute, precision, clipping) goes round.
+    """
+    turn = 0
+    for devices, home in product((1, 2, 4, 8), (None, *FAR)):
+        for pipeline, tensor, replicas in cuts(devices, tuple(graph.slices)):
+            for optimizer in divisors(replicas):
+                for weights, order in product(
+                    divisors(optimizer), ("gpipe", "1f1b", "zero-bubble", "interleaved")
+                ):
+                    turn += 1
+                    plan = _of_grid(
+                        graph, turn, (pipeline, tensor, replicas), (weights, optimizer), order, home
+                    )
+                    if plan is not None and legal(plan, graph):
+                        yield plan
+
+
+def _of_grid(
+    graph: Graph,
+    turn: int,
+    cut: tuple[int, int, int],
+    sharding: tuple[int, int],
+    order: str,
+    home: object,
+) -> Plan | None:
+    pipeline, tensor, replicas = cut
+    chunks = 2 if order == "interleaved" else 1
+    if pipeline * chunks > LAYERS or (home is not None and chunks > 1):
+        return None
+    micro = 1 + turn % 2 if BATCH // replicas > 1 else 1
+    stages = None
+    if home is not None:
+        ends = [round(at * LAYERS / pipeline) for at in range(pipeline + 1)]
+        stages = tuple(
+            ((first, first + 1), (first + 1, last)) if last - first > 1 else ((first, last),)
+            for first, last in pairwise(ends)
+        )
+    return tiny_plan(
+        graph, MACHINE, pipeline=pipeline, tensor=tensor, replicas=replicas, micro=micro,
+        accumulation=BATCH // replicas // micro, sequence=SEQUENCE, sharding=sharding,
+        order=order, interleave=chunks, home=home, stages=stages,
+        recompute=("none", "layer")[turn // 2 % 2],
+        precision="float32" if home is not None or turn % 5 == 0 else "float64",
+    )  # fmt: skip

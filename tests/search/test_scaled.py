@@ -1,0 +1,108 @@
+"""A plan in small is the same plan: only numbers that exchanges do not depend on get smaller."""
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from windlass.models import catalogue
+from windlass.search.scaled import STAGE_LAYERS, divided, scaled
+from windlass.spec.plan import Batch, Cut, Home, Plan, Sharding, Stage
+
+DEGREES = st.sampled_from([1, 2, 3, 4, 6, 8, 12, 16, 32])
+
+
+@given(st.builds(Cut, pipeline=DEGREES, tensor=DEGREES, replicas=DEGREES))
+def test_a_divided_cut_takes_few_devices_and_keeps_every_kind_of_cut(cut: Cut) -> None:
+    small = divided(cut, 8)
+    assert small.devices <= 8
+    for (_, before), (_, after) in zip(cut, small, strict=True):
+        assert after <= before
+        assert (after > 1) == (before > 1)
+
+
+def test_a_cut_that_is_small_enough_stays() -> None:
+    assert divided(Cut(pipeline=2, tensor=4), 8) == Cut(pipeline=2, tensor=4)
+
+
+def large(order: str = "1f1b", interleave: int = 1, layers: int = 98) -> Plan:
+    """A plan of 256 devices, in phases, for 98 layers."""
+    count = 8 * interleave
+    ends = [round(layers * at / count) for at in range(count + 1)]
+    far = order == "1f1b"
+    return Plan(
+        graph="gpt3-175b@3f9c1e0a7b52",
+        machine="ipu-pod256@a81d90c2f6e4",
+        order=order,
+        interleave=interleave,
+        precision="bfloat16",
+        cut=Cut(pipeline=8, tensor=8, replicas=4),
+        sharding=Sharding(weights=4, optimizer=4),
+        home=Home(weights="far", gradients="far", optimizer="far") if far else Home(),
+        batch=Batch(sequence=2048, micro=4, accumulation=64),
+        stages=tuple(
+            Stage(
+                phases=tuple(pairwise([a, a + 3, a + 6, a + 9, b])) if far else ((a, b),),
+                recompute="layer",
+            )
+            for a, b in pairwise(ends)
+        ),
+    )
+
+
+def small_of(plan: Plan) -> Plan:
+    return scaled(plan, catalogue.shape("gpt3-175b"), devices=8, tiers=("disk",)).plan
+
+
+def test_a_plan_of_256_devices_is_the_same_in_small_on_8() -> None:
+    plan = large()
+    small = small_of(plan)
+    assert small.cut == Cut(pipeline=2, tensor=2, replicas=2)
+    assert small.sharding == Sharding(weights=2, optimizer=2)
+    assert small.order == plan.order
+    assert [len(stage.phases) for stage in small.stages] == [4, 4]
+    assert {stage.recompute for stage in small.stages} == {"layer"}
+    assert set(small.far_homes.values()) == {"disk"}
+    assert small.far_homes.keys() == plan.far_homes.keys()
+    assert small.batch.accumulation >= 2 * small.cut.pipeline
+    assert all(stage.last - stage.first <= STAGE_LAYERS for stage in small.stages)
+
+
+def test_chunks_that_take_turns_still_do() -> None:
+    small = small_of(large(order="interleaved", interleave=3))
+    assert (small.order, small.interleave, len(small.stages)) == ("interleaved", 2, 4)
+    assert small.batch.accumulation % small.cut.pipeline == 0
+
+
+def test_stages_of_unequal_length_stay_so() -> None:
+    ends = (0, 4, 11, 18, 26)
+    plan = large("gpipe", layers=26).model_copy(
+        update={
+            "cut": Cut(pipeline=4, replicas=2), "home": Home(), "sharding": Sharding(),
+            "stages": tuple(Stage(phases=(pair,)) for pair in pairwise(ends)),
+        }
+    )  # fmt: skip
+    found = scaled(plan, catalogue.shape("gpt2-355m"), devices=8, tiers=())
+    assert [stage.last - stage.first for stage in found.plan.stages] == [4, 7, 7, 8]
+    assert found.model.layers == 24
+
+
+def test_all_that_changes_is_told() -> None:
+    notes = " ".join(
+        scaled(large(), catalogue.shape("llama2-7b"), devices=8, tiers=("disk",)).notes
+    )
+    for said in ("`cut.pipeline` 8 -> 2", "`cut.tensor` 8 -> 2", "`cut.replicas` 4 -> 2",
+                 "`sharding.weights` 4 -> 2", "`layers` 98 -> 16", "width 4096 -> 32",
+                 "far -> disk", "of 8 stages those of index 0, 7"):  # fmt: skip
+        assert said in notes
+
+
+@pytest.mark.parametrize("name", catalogue.names())
+def test_every_model_has_a_small_one_whose_features_divide(name: str) -> None:
+    found = scaled(large(), catalogue.shape(name), devices=64, tiers=("disk",))
+    model, slices = found.model, found.plan.cut.tensor
+    assert slices == 4
+    for count in (model.heads, model.hidden, model.key_heads or model.heads):
+        assert count is not None
+        assert count % slices == 0
