@@ -121,7 +121,7 @@ def launch_script(
     start = f"""{python} -m torch.distributed.run \\
     --nnodes {nodes} --nproc-per-node {per_node} --rdzv-backend c10d --rdzv-id {run_id} \\
     --rdzv-endpoint "$HEAD:${{PORT:-{_PORT}}}" --max-restarts "${{RESTARTS:-3}}" \\
-    ${{ADDR:+--local-addr "$ADDR"}} {device}"""
+    ${{ADDR:+--local-addr "$ADDR" --rdzv-conf "is_host=$FIRST"}} {device}"""
     threads = ""
     if kind == "cpu":
         # torch's launcher would give each device one core where it starts several.
@@ -130,6 +130,7 @@ def launch_script(
     # The launcher's own store tells processes apart by how often their host began anew. Hosts may
     # differ in that (torch 2.13), and would then find addresses of processes that are gone.
     apart = "export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1\n"
+    first = 'FIRST=0; [ "${ADDR:-}" = "$HEAD" ] && FIRST=1\n'
     if launcher == "torchrun":
         return f"""#!/bin/sh
 # Run this on each of {_count(nodes, "host")}, all at about the same time:
@@ -137,7 +138,7 @@ def launch_script(
 {notes}
 HEAD="${{HEAD:-{"localhost" if nodes == 1 else ""}}}"
 : "${{HEAD:?set it to the name of one of the hosts, the same on all}}"
-{threads}{apart}exec {start}
+{threads}{apart}{first}exec {start}
 """
     gpus = f"#SBATCH --gpus-per-node={per_node}\n" if kind == "cuda" else ""
     return f"""#!/bin/bash
@@ -152,7 +153,7 @@ HEAD="${{HEAD:-{"localhost" if nodes == 1 else ""}}}"
 {notes}
 HEAD="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)"
 export HEAD
-{threads}{apart}srun {start}
+{threads}{apart}{first}srun {start}
 """
 
 
@@ -182,8 +183,8 @@ def _notes(cut: Cut, nodes: int, per_node: int) -> Iterator[str]:
     yield "All hosts see the run's folder, and this Python, under the same paths. If a process"
     yield "fails, all begin anew from the last checkpoint, RESTARTS times at most. Started again"
     yield "after its end, this goes on from there too. PORT must be free on the host HEAD. Where"
-    yield "names of hosts do not resolve, ADDR is each one's address, and GLOO_SOCKET_IFNAME (or"
-    yield "NCCL_SOCKET_IFNAME) its network."
+    yield "names of hosts do not resolve, HEAD and each one's ADDR are addresses, and"
+    yield "GLOO_SOCKET_IFNAME (or NCCL_SOCKET_IFNAME) names the network."
 
 
 def _span(numbers: Sequence[int]) -> str:
