@@ -14,7 +14,7 @@ from windlass.errors import PlanError
 from windlass.program.exchanged import Sent, exchanged
 from windlass.program.far import far_bytes
 from windlass.program.holding import Holding
-from windlass.program.instruction import BACKWARDS, Instruction
+from windlass.program.instruction import BACKWARDS, COMPUTING, Instruction
 from windlass.program.layout import layers_of, place_of
 from windlass.program.legal import faults
 from windlass.program.lower import lower
@@ -75,6 +75,24 @@ def test_a_gradient_is_reduced_right_after_the_last_backward_pass_that_adds_to_i
             ]
             between = {each.kind for each in instructions[max(adds) + 1 : at]}
             assert between <= {"release", "take over", "hand over"}
+
+
+@given(drawn=pod_plans())
+def test_shared_weights_stay_whole_until_the_last_pass_of_their_layer(drawn: tuple[Graph, Plan]):
+    graph, plan = drawn
+    borrowed = owners(graph)
+    for program in lower(plan, graph) if plan.sharding.weights > 1 else ():
+        stage = place_of(program.device, plan.cut).stage
+        for layer in owned(plan, graph, stage):
+            passes, freed = (
+                [
+                    at
+                    for at, each in enumerate(program.instructions)
+                    if each.kind in kinds and layer in (each.layer, *borrowed[each.layer or 0])
+                ]
+                for kinds in ((*COMPUTING, *BACKWARDS), ("release",))
+            )
+            assert max(freed) > max(passes)
 
 
 @given(drawn=pod_plans())
@@ -161,12 +179,18 @@ def _inside(plan: Plan, graph: Graph, stage: int) -> dict[str, int]:
     forward = dict.fromkeys(here, 2 * once) | {graph.layers - 1: once + number}
     backward = dict.fromkeys(here, 2 * once) | {graph.layers - 1: once}
     again = (at for at in here if recomputed(plan, graph, at))
-    begun = "backward input" if plan.order == "zero-bubble" else "backward"
-    return {
+    inside = {
         "forward": plan.batch.accumulation * sum(forward[at] for at in here),
         "recompute": plan.batch.accumulation * sum(forward[at] for at in again),
-        begun: plan.batch.accumulation * sum(backward[at] for at in here),
     }
+    if plan.order != "zero-bubble":
+        backs = {"backward": plan.batch.accumulation * sum(backward[at] for at in here)}
+    else:  # tokens have no gradient, so that of the first layer all is the weights' part
+        backs = {
+            "backward input": plan.batch.accumulation * sum(backward[at] for at in here if at),
+            "backward weight": plan.batch.accumulation * sum(backward[at] for at in here if not at),
+        }
+    return inside | backs
 
 
 @given(drawn=pod_plans())

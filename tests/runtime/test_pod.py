@@ -113,6 +113,14 @@ def test_every_legal_plan_equals_one_device_and_sends_the_bytes_of_its_program(
         print(f"\n{seen}")
 
 
+def test_parted_backward_passes_go_with_shared_weights(world: World) -> None:
+    plan = tiny_plan(
+        world.graph, MACHINE, pipeline=2, replicas=2, sharding=(2, 2), order="zero-bubble",
+        micro=1, accumulation=4, sequence=SEQUENCE, precision="float64",
+    )  # fmt: skip
+    Seen().add(world, plan)
+
+
 FAULTY = {
     "shared": {"replicas": 4, "sharding": (2, 4), "pipeline": 1},
     "cut": {"pipeline": 2, "tensor": 2},

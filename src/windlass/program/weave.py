@@ -119,7 +119,7 @@ class _Cloth:
         self.first: dict[int, int] = {}
         """Where a layer is used first."""
         self.read: dict[int, int] = {}
-        """Where an owner's weights are read last."""
+        """Where a pass needs an owner's weights last."""
         self.added: dict[int, int] = {}
         """Where something is added to an owner's gradient last."""
         self.released: dict[int, int] = {}
@@ -133,8 +133,9 @@ class _Cloth:
             elif kind in COMPUTING or kind in BACKWARDS:
                 self.first.setdefault(layer, index)
                 for target in holding.targets(layer):
-                    if kind in COMPUTING:
-                        self.read[target] = index
+                    # Also the weights' part of a backward pass: autograd's graph, from which it
+                    # goes on, ends in them.
+                    self.read[target] = index
                     if kind in BACKWARDS:
                         self.added[target] = index
 
