@@ -30,7 +30,7 @@ def operations(chain: Chain, index: int, slice_index: int) -> list[str]:
     def make_input() -> torch.Tensor:
         return torch.zeros(2, 8, dtype=torch.int64) if index == 0 else torch.empty(2, 2, 32)
 
-    recording = record(twin, make_input, dtype=torch.float32, loss=False)
+    recording = record(twin, make_input, dtype=torch.float32, targets=None)
     return [call.name for call in recording.trace.calls]
 
 
