@@ -125,6 +125,7 @@ def tiny_machine(
     *,
     near: int | str = "1 GiB",
     host: int | str | None = None,
+    disk: int | str | None = None,
     precisions: tuple[Precision, ...] = ("float32", "bfloat16"),
     devices: int = 1,
     runtime: int | str = 0,
@@ -132,7 +133,7 @@ def tiny_machine(
 ) -> Machine:
     """One host of `devices` equal processors; bfloat16 products run twice as fast as float32.
 
-    `host` is the capacity of a second tier; None for none.
+    `host` and `disk` are the capacities of tiers beyond the near one; None for none.
     """
     rates = {"float32": 1e11, "bfloat16": 2e11}
     return Machine(
@@ -156,7 +157,8 @@ def tiny_machine(
             compiler_bytes=read_bytes(compiler),
             tiers=(
                 Tier(name="near", capacity_bytes=read_bytes(near)),
-                *(() if host is None else (_host(host),)),
+                *(() if host is None else (_far("host", host),)),
+                *(() if disk is None else (_far("disk", disk),)),
             ),
         ),
         links=(Link(name="memory", joins=devices, latency=1e-4, rate=1e9),) if devices > 1 else (),
@@ -218,8 +220,8 @@ def tiny_plan(
     )
 
 
-def _host(capacity: int | str) -> Tier:
-    return Tier(name="host", capacity_bytes=read_bytes(capacity), read=2e10, write=1e10)
+def _far(name: str, capacity: int | str) -> Tier:
+    return Tier(name=name, capacity_bytes=read_bytes(capacity), read=2e10, write=1e10)
 
 
 def _curve(rate: float) -> Curve:

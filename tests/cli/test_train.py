@@ -9,38 +9,11 @@ import time
 from pathlib import Path
 
 import pytest
-from safetensors.numpy import load_file
 
+from cli.pods import numbers, wait_for_step, weights
 from command_line import TINY, Windlass, start
 from windlass.runtime.checkpoint import latest
-from windlass.track.history import Record, load
-
-
-def weights(folder: Path) -> dict[str, bytes]:
-    """Every tensor of the newest checkpoint, as bytes."""
-    newest = max((folder / "checkpoints").glob("step-*"))
-    return {
-        f"{file.name} {name}": tensor.tobytes()
-        for file in sorted(newest.glob("*.safetensors"))
-        for name, tensor in load_file(file).items()
-    }
-
-
-def numbers(record: Record) -> list[tuple[float, ...]]:
-    """What must be equal between two runs, bit for bit."""
-    return [(s.step, s.loss, s.gradient_norm, s.held_out_loss or 0.0) for s in record.steps]
-
-
-def wait_for_step(folder: Path, step: int, seconds: float = 60) -> None:
-    """Waits until a run has journalled a step."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if (folder / "id").exists():
-            record = load(folder)
-            if record.steps and record.steps[-1].step >= step:
-                return
-        time.sleep(0.02)
-    raise TimeoutError(f"step {step} did not come in {seconds} s")
+from windlass.track.history import load
 
 
 def test_a_run_is_planned_predicted_recorded_and_ends_with_what_to_do_next(

@@ -9,7 +9,7 @@ from windlass.spec.graph import Graph
 from windlass.spec.plan import Home, Plan
 
 GRAPH = tiny_graph(tied=False)
-MACHINE = tiny_machine(host="1 GiB")
+MACHINE = tiny_machine(host="1 GiB", disk="1 GiB")
 TWO = ((0, 2), (2, 4))
 
 
@@ -95,6 +95,15 @@ def test_these_homes_may_be_far_together(home: Home, phases: tuple[tuple[int, in
             ),
         ),
         (
+            Home(weights="host", gradients="host", optimizer="disk"),
+            TWO,
+            (
+                "`home.weights` = host but `home.optimizer` = disk: in float32 the weights are the "
+                "masters, which lie with the moments; name one tier for both, or set `precision` = "
+                "bfloat16"
+            ),
+        ),
+        (
             Home(optimizer="host"),
             TWO,
             (
@@ -144,6 +153,14 @@ def test_homes_that_do_not_go_together_are_refused_in_one_sentence(
             (
                 "`interleave` = 2 with `order` = 1f1b, which runs a stage in one piece; set "
                 "`order` = interleaved or `interleave` = 1"
+            ),
+        ),
+        (
+            {"replicas": 4, "sharding": (1, 2), "home": AWAY, "phases": TWO},
+            (
+                "`sharding.optimizer` = 2 with `home.optimizer` = host and `sharding.weights` = 1: "
+                "this version runs shards away from the near tier only where both are equal; make "
+                "them equal"
             ),
         ),
         (

@@ -11,7 +11,6 @@ from safetensors.torch import load_file
 
 from windlass.capture.capture import capture
 from windlass.data.batches import Batches
-from windlass.errors import PlanError
 from windlass.models.chain import Chain
 from windlass.program.far import far_bytes
 from windlass.program.lower import lower
@@ -230,12 +229,6 @@ def test_classes_may_have_homes_in_different_tiers(run: Run, moments: str):
         assert same(streamed, held)
 
 
-def test_masters_and_moments_have_one_home_where_layers_compute_with_masters(run: Run):
-    home = Home(weights="host", gradients="host", optimizer="disk")
-    with pytest.raises(PlanError, match="name one tier for both, or set `precision` = bfloat16"):
-        run(3, home=home)
-
-
 def test_a_run_goes_on_from_files_in_memory_and_back(run: Run):
     asked = {"steps": 6, "save_every": 2, "moments": "int8", "precision": "bfloat16"}
     _, whole = run(1, name="whole", **asked)
@@ -265,8 +258,10 @@ def test_only_the_optimizer_may_be_away(run: Run, tmp_path: Path, tier: str):
     assert ("state" in found) == (tier == "disk")
     # Masters and moments come and go; the weights that layers compute with stay.
     state = sum(t.nbytes for name, t in held.items() if name.startswith(("weight/", "moment")))
-    for step in steps:
-        assert state <= step.read_bytes == step.written_bytes <= (1 + PADDING) * state + FILLING
+    # A step may end before its last write; the last step of a run waits for all.
+    read, written = sum(s.read_bytes for s in steps), sum(s.written_bytes for s in steps)
+    most = (1 + PADDING) * state + FILLING
+    assert len(steps) * state <= read == written <= len(steps) * most
 
 
 @pytest.mark.slow

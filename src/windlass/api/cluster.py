@@ -11,9 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
-from windlass.api.disk import require_disk
-from windlass.api.folder import documents, meta
-from windlass.api.loop import batches, proved, require_room, tokens_of
+from windlass.api.begin import begin
 from windlass.api.plan import Planned, Progress
 from windlass.api.record import RUNS
 from windlass.errors import PlanError
@@ -21,7 +19,6 @@ from windlass.files import storage_faults, write_whole
 from windlass.program.layout import place_of
 from windlass.spec import record as names
 from windlass.spec.plan import Cut
-from windlass.track.run import create
 
 Launcher = Literal["torchrun", "slurm"]
 
@@ -67,20 +64,8 @@ def prepare(
             f"{nodes} hosts with {per_node} each have {nodes * per_node}; set `cut.pipeline`, "
             "`cut.tensor` and `cut.replicas` so that their product is that"
         )
-    require_disk(planned, folder or Path(root))
-    tokens = tokens_of(planned.request, progress)
-    require_room(planned, tokens)
-    batches(planned, tokens)
-    programs = proved(planned)
-    held = create(
-        Path(root),
-        planned.request.model.name,
-        documents=documents(planned, programs),
-        meta=meta(planned, tokens),
-        folder=folder,
-    )
+    held, _, tokens, _ = begin(planned, root=root, folder=folder, progress=progress)
     with held:
-        tokens.tokenizer.save(held.path / names.TOKENIZER_FILE)
         with storage_faults(held.path / names.TOKENS_FOLDER):
             shutil.copytree(tokens.folder, held.path / names.TOKENS_FOLDER)
         script = held.path / names.LAUNCH_FILE

@@ -80,20 +80,17 @@ def require_room(planned: Planned, tokens: "Tokens") -> None:
         )
 
 
-def verified(planned: Planned) -> tuple[Program, ...]:
-    """The programs of all devices of this machine, proved.
+def require_here(planned: Planned) -> None:
+    """Refuses what is planned for another machine.
 
     Raises:
-        MachineError: it is for another machine.
-        Faults: all that is not legal.
-        PlanError: a program that cannot be proved.
+        MachineError: it is.
     """
     if planned.request.machine != HERE:
         raise MachineError(
             f"machine `{planned.request.machine}` is not this one: plan and fit tell what it would "
             "do, train runs on `here`; `windlass launch` prepares a run for it"
         )
-    return proved(planned)
 
 
 def proved(planned: Planned) -> tuple[Program, ...]:

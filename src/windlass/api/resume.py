@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from windlass.api.disk import require_disk_again
 from windlass.api.folder import meta, planned_of, put_again
-from windlass.api.loop import batches, kept_tokens, never, steps_of, tokens_of, verified
+from windlass.api.loop import batches, kept_tokens, never, proved, require_here, steps_of, tokens_of
 from windlass.api.plan import Planned, Progress, chain_of_request, plan
 from windlass.api.record import RUNS, load
 from windlass.api.run import Run
@@ -57,7 +57,8 @@ def resume(
     """
     record = load(run, root=root)
     planned = _planned(record, overrides, progress)
-    programs = verified(planned)
+    require_here(planned)
+    programs = proved(planned)
     again = reopened(record, planned, progress, programs=programs if overrides else None)
     steps = steps_of(
         planned, batches(planned, again.tokens), programs, again.held, again.checkpoint,
@@ -111,7 +112,7 @@ def reopened(
         CheckpointError: every checkpoint is damaged.
         StorageError: the disk lacks room for the rest.
     """
-    from windlass.runtime.checkpoint import latest, stored
+    from windlass.runtime.checkpoint import in_parts, latest, stored
     from windlass.runtime.joined import joined
 
     checkpoints = record.folder / names.CHECKPOINT_FOLDER
@@ -130,7 +131,7 @@ def reopened(
     if programs:
         put_again(held, planned, programs)
     notes = checkpoint.damaged if checkpoint else ("no checkpoint was saved: begins anew",)
-    if checkpoint:
+    if checkpoint and in_parts(checkpoint.manifest):  # else no model need be built
         into = checkpoints / names.JOINED_FOLDER
         checkpoint = joined(checkpoint, chain_of_request(planned.request.model), into)
     return Again(held=held, tokens=tokens, checkpoint=checkpoint, notes=notes)

@@ -4,18 +4,16 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from pathlib import Path
 
-from windlass.api.disk import require_disk
-from windlass.api.folder import documents, meta
-from windlass.api.loop import batches, never, require_room, steps_of, tokens_of, verified
+from windlass.api.begin import begin
+from windlass.api.loop import never, require_here, steps_of
 from windlass.api.plan import Planned, Progress, plan
 from windlass.api.record import RUNS
 from windlass.api.scrutiny import Scrutiny
 from windlass.api.short import with_ways
 from windlass.errors import MemoryShort, RecordError, RequestError, RunInterrupted
-from windlass.spec import record as names
 from windlass.spec.record import RunState, Step
 from windlass.spec.request import Request
-from windlass.track.run import RunFolder, create
+from windlass.track.run import RunFolder
 
 
 class Run:
@@ -111,17 +109,7 @@ def train(
         raise RequestError("what is planned takes no overrides; give them to `plan`")
     else:
         planned = what
-    require_disk(planned, folder or Path(root))
-    tokens = tokens_of(planned.request, progress)
-    require_room(planned, tokens)
-    found, programs = batches(planned, tokens), verified(planned)
-    held = create(
-        Path(root),
-        planned.request.model.name,
-        documents=documents(planned, programs),
-        meta=meta(planned, tokens),
-        folder=folder,
-    )
-    tokens.tokenizer.save(held.path / names.TOKENIZER_FILE)
+    require_here(planned)
+    held, programs, _, found = begin(planned, root=root, folder=folder, progress=progress)
     steps = steps_of(planned, found, programs, held, None, stop or never, scrutiny)
     return Run(planned, held, steps)

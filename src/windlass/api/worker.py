@@ -89,16 +89,19 @@ def _steps(
     folder: Path, planned: Planned, device: int, pulse: "Pulse", stop: Callable[[], bool]
 ) -> Iterator[Step] | Run:
     """The training loop of one device, once device 0 has told all where to begin."""
+    import torch
+
     from windlass.runtime.world import Told, told
 
+    on = torch.device(planned.machine.device.kind)
     if device:
-        begin = told(None)
+        begin = told(None, on)
         at = Path(begin.checkpoint) if begin.checkpoint else None
         steps = device_steps(planned, device, folder, at, beat=pulse.numbers, stop=stop)
         return journalled(steps, folder, device, begin.attempt)
     again = reopened(load(folder), planned)
     path = again.checkpoint.path if again.checkpoint else None
-    told(Told(attempt=again.held.attempt, checkpoint=str(path) if path else None))
+    told(Told(attempt=again.held.attempt, checkpoint=str(path) if path else None), on)
     return run_again(
         planned,
         again,

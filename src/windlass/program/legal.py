@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from windlass.errors import Faults
+from windlass.program.shards import parts
 from windlass.program.ties import loans
 from windlass.spec.graph import Graph
 from windlass.spec.machine import Machine
@@ -22,7 +23,7 @@ def faults(
         global_batch: sequences of a step that the request asks for; None asks for none.
     """
     return (*_labels(plan, graph, machine), *_sizes(plan, graph, machine, global_batch),
-            *_lowerable(plan, graph))  # fmt: skip
+            *_lowerable(plan, graph), *_unrun(plan))  # fmt: skip
 
 
 def require_legal(
@@ -121,6 +122,24 @@ def _lowerable(plan: Plan, graph: Graph) -> Iterator[str]:
     yield from _homes(plan)
     yield from slice_faults(plan.cut.tensor, plan.batch.sequence, graph)
     yield from _loans(plan, graph)
+
+
+def _unrun(plan: Plan) -> Iterator[str]:
+    """What can be lowered and predicted, but has no tensors yet."""
+    sharding, home = plan.sharding, plan.home
+    if parts(plan) > 1 and plan.far("optimizer"):
+        yield (
+            f"`sharding.optimizer` = {sharding.optimizer} with `home.optimizer` = "
+            f"{home.optimizer} and `sharding.weights` = {sharding.weights}: this version runs "
+            "shards away from the near tier only where both are equal; make them equal"
+        )
+    both = plan.far("weights") and plan.far("optimizer")
+    if both and not plan.masters_apart and home.weights != home.optimizer:
+        yield (
+            f"`home.weights` = {home.weights} but `home.optimizer` = {home.optimizer}: in "
+            f"{plan.precision} the weights are the masters, which lie with the moments; name one "
+            "tier for both, or set `precision` = bfloat16"
+        )
 
 
 def _uncovered(plan: Plan, graph: Graph) -> Iterator[str]:

@@ -106,6 +106,13 @@ def parts_of(manifest: Manifest, index: int) -> tuple[Part, ...]:
     return tuple(Part(name, int(match.group(1))) for name, match in found if match)
 
 
+def in_parts(manifest: Manifest) -> bool:
+    """Whether any layer lies in parts."""
+    return any(
+        re.fullmatch(r"layer-[0-9]+(\.[0-9]+){2}\.safetensors", name) for name in manifest.files
+    )
+
+
 def tell_proofs(folder: Path, device: int, files: dict[str, FileProof]) -> None:
     """Tells the device that ends a checkpoint what another one has written of it."""
     write_whole(proofs_file(folder, device), Proofs(files=files).to_json())

@@ -20,7 +20,13 @@ from windlass.machines.moments import Codec, Kept
 from windlass.models.chain import Chain, cuts_of
 from windlass.models.exchange import Place
 from windlass.models.pieces import Piece, pieces
-from windlass.runtime.checkpoint import MANIFEST_FILE, Checkpoint, layer_file, parts_of
+from windlass.runtime.checkpoint import (
+    MANIFEST_FILE,
+    Checkpoint,
+    in_parts,
+    layer_file,
+    parts_of,
+)
 from windlass.runtime.tensorfile import write_tensors
 from windlass.runtime.tensors import SHARD_MARK
 
@@ -41,7 +47,7 @@ def joined(checkpoint: Checkpoint, chain: Chain, into: Path) -> Checkpoint:
         StorageError: the disk is full.
     """
     shutil.rmtree(into, ignore_errors=True)
-    if not any(parts_of(checkpoint.manifest, index) for index in range(len(chain.layers))):
+    if not in_parts(checkpoint.manifest):
         return checkpoint
     with storage_faults(into):
         into.mkdir()

@@ -10,12 +10,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from windlass.errors import PlanError
 from windlass.files import storage_faults
 from windlass.models.chain import Chain, materialise
 from windlass.program.instruction import Kind, Program
 from windlass.program.layout import layers_of
-from windlass.program.shards import parts
 from windlass.runtime.checkpoint import Checkpoint, layer_file, load_part
 from windlass.runtime.interpret import Handler
 from windlass.runtime.lane import Lane
@@ -50,9 +48,6 @@ class PodStream(Stream):
         program: that will run; says whose gradients wait at home.
         seed: of the initial weights.
         before_update: called with a layer's index before its state changes.
-
-    Raises:
-        PlanError: the plan shares optimizer state over more replicas than weights.
     """
 
     def __init__(
@@ -69,12 +64,6 @@ class PodStream(Stream):
         seed: int,
         before_update: Callable[[int], None],
     ) -> None:
-        if parts(plan) > 1:
-            raise PlanError(
-                f"`sharding.optimizer` = {plan.sharding.optimizer} with `home.optimizer` = "
-                f"{plan.home.optimizer} and `sharding.weights` = {plan.sharding.weights}: this "
-                "version runs shards away from the near tier only where both are equal"
-            )
         self._pod = pod
         self._shares_weights = plan.sharding.weights > 1
         self._share: dict[int, Share] = {}

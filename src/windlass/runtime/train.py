@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from windlass.data.batches import Batches
-from windlass.errors import CheckpointError, MemoryShort, PlanError, RunBroken, RunInterrupted
+from windlass.errors import CheckpointError, MemoryShort, RunBroken, RunInterrupted
 from windlass.machines.allocator import prepare_allocator
 from windlass.models.chain import Chain
 from windlass.program.instruction import Program
@@ -198,17 +198,11 @@ class _Run:
 
     def _home(self, chain: Chain, graph: Graph | None, optimizer: Optimizer) -> Residence:
         """Where the plan has weights and optimizer state live."""
-        plan, home, seed = self._plan, self._plan.home, self._settings.seed
+        plan, seed = self._plan, self._settings.seed
 
         def before_update(layer: int) -> None:
             self.saver.wait_for(layer)
 
-        if plan.far("weights") and not plan.masters_apart and home.weights != home.optimizer:
-            raise PlanError(
-                f"`home.weights` = {home.weights} but `home.optimizer` = {home.optimizer}: in "
-                "float32 the weights are the masters, which lie with the moments; name one tier "
-                "for both, or set `precision` = bfloat16"
-            )
         if self._lane is not None and plan.far("optimizer") and self._pod:
             return PodStream(
                 plan, chain, self._state, optimizer, self._lane, self._device, self._pod,
