@@ -298,7 +298,7 @@ def contest(name: str, accumulation: int, phases: int, python: str) -> Told:
     paths = os.pathsep.join(filter(None, (sources, os.environ.get("PYTHONPATH"))))
     interpreter = sys.executable if package == "windlass" else python
     words = [interpreter, __file__, "--child", name, str(accumulation), str(phases)]
-    with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder, ExitStack() as ends:
+    with tempfile.TemporaryDirectory(dir=Path.cwd(), suffix=".tmp") as folder, ExitStack() as ends:
         children = []
         for rank in range(ranks):
             # Files, for a rank that waits at a full pipe would hold up the other one.

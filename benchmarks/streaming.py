@@ -46,7 +46,7 @@ def run(model: str, phases: int, micro: int, accumulation: int, recompute: str) 
     seconds: list[float] = []
     moved: list[tuple[int, int]] = []
     memory = 0
-    with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:
+    with tempfile.TemporaryDirectory(dir=Path.cwd(), suffix=".tmp") as folder:
         before = io_bytes()
         for step in windlass.train(planned, folder=Path(folder) / "run"):
             after = io_bytes()

@@ -42,9 +42,7 @@ def test_traffic_is_a_curve_over_rising_sizes(watch: Stopwatch):
 
 
 def test_measuring_a_disk_leaves_nothing_behind(tmp_path: Path):
-    read, write = disk_rates(tmp_path / "deep" / "folder")
-    assert read > 0
-    assert write > 0
+    assert all(rate > 0 for rate in disk_rates(tmp_path / "deep" / "folder"))
     assert list((tmp_path / "deep" / "folder").iterdir()) == []
 
 

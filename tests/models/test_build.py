@@ -93,6 +93,34 @@ def test_a_width_below_the_heads_is_told_the_one_that_goes():
         build_chain("gpt2-124m", {"width": 3, "heads": 4}, device="meta", seed=0)
 
 
+@pytest.mark.parametrize("name", ["gpt-tiny", "llama-tiny"])
+def test_a_block_in_halves_computes_what_the_block_computes(name: str):
+    whole = build_chain(name, {"layers": 2}, device="cpu")
+    halved = build_chain(name, {"layers": 2, "halves": True}, device="cpu")
+    assert halved.names[1:5] == (
+        "block0.attention", "block0.hidden", "block1.attention", "block1.hidden",
+    )  # fmt: skip
+    assert len(set(halved.kinds)) == len(set(whole.kinds)) + 1
+    for block, attention, hidden in zip(
+        whole.layers[1:3], halved.layers[1:5:2], halved.layers[2:6:2], strict=True
+    ):
+        for half, part, normed in (
+            (attention, block.attention, block.attention_norm),
+            (hidden, block.hidden, block.hidden_norm),
+        ):
+            half.branch.load_state_dict(part.state_dict())
+            half.norm.load_state_dict(normed.state_dict())
+    halved.layers[-1].load_state_dict(whole.layers[-1].state_dict())
+    halved.layers[0].load_state_dict(whole.layers[0].state_dict())
+    tokens = torch.randint(whole.vocabulary, (2, 8))
+    assert torch.equal(logits(halved, tokens), logits(whole, tokens))
+
+
+def test_only_a_block_whose_branches_follow_each_other_has_halves():
+    with pytest.raises(ModelError, match="side by side; leave it out"):
+        build_chain("gpt-j-6b", {"halves": True}, device="meta")
+
+
 def test_a_dial_of_zero_is_refused():
     with pytest.raises(ModelError, match="`heads` is 0, must be at least 1"):
         build_chain("gpt-tiny", {"heads": 0}, device="meta", seed=0)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from factories import tiny_machine
-from windlass.spec.machine import Curve, Device, Machine, Point
+from windlass.spec.machine import Curve, Device, Machine, Point, Tier
 
 positive = st.floats(1e-3, 1e15)
 curves = st.lists(
@@ -73,3 +73,17 @@ def test_a_machine_file_may_use_units(tmp_path: Path):
     path = tmp_path / "machine.toml"
     path.write_text(text.replace("2147483648", '"2 GiB"').replace("40000000000.0", '"40 GB/s"'))
     assert Machine.load(path) == machine
+
+
+def test_what_is_read_and_written_at_once_takes_the_longest_of_three_limits():
+    turns = Tier(name="disk", capacity_bytes=1, read=2e9, write=1e9)
+    assert turns.moving_seconds(4e9, 1e9) == pytest.approx(3.0)
+    at_once = turns.model_copy(update={"both": 2.5e9})
+    assert at_once.moving_seconds(4e9, 0) == pytest.approx(2.0)
+    assert at_once.moving_seconds(0, 3e9) == pytest.approx(3.0)
+    assert at_once.moving_seconds(4e9, 2e9) == pytest.approx(2.4)
+
+
+def test_a_tier_without_rates_moves_nothing():
+    with pytest.raises(KeyError, match="states no rates"):
+        Tier(name="near", capacity_bytes=1).moving_seconds(1, 0)

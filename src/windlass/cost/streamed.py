@@ -14,7 +14,7 @@ from windlass.program.instruction import BACKWARDS, COMPUTING, Instruction, Kind
 from windlass.program.layout import place_of
 from windlass.program.traffic import Traffic
 from windlass.spec.graph import Graph
-from windlass.spec.machine import Machine, Tier
+from windlass.spec.machine import Machine
 from windlass.spec.plan import Plan
 
 _MOVES: tuple[Kind, ...] = ("fetch", "update", "store", "keep", "restore")
@@ -158,13 +158,6 @@ class FarLane:
 
     def _moving(self, instruction: Instruction) -> float:
         return sum(
-            moved.read / self._rate(tier, "read") + moved.written / self._rate(tier, "write")
+            self._tiers[tier].moving_seconds(moved.read, moved.written)
             for tier, moved in self._traffic.of(instruction, stored=self.stored).items()
         )
-
-    def _rate(self, name: str, direction: str) -> float:
-        tier: Tier = self._tiers[name]
-        rate = tier.read if direction == "read" else tier.write
-        if not rate:
-            raise KeyError(f"tier `{name}` states no rate for {direction}")
-        return rate

@@ -15,7 +15,7 @@ from windlass.spec.machine import Machine
 HERE_FILE = "here.toml"
 """Name of the file in the folder for this user."""
 
-_FORMAT = "8"
+_FORMAT = "9"
 """Raised whenever a probe measures something new, so that older measurements are taken again."""
 
 _GPUS = Path("/proc/driver/nvidia/gpus")

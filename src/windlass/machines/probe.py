@@ -69,7 +69,7 @@ def probe(progress: Progress | None, disk: Path) -> Machine:
     bar = _Bar(progress)
     bar.label("memory and disk")
     capacity = free_bytes()
-    read, write = disk_rates(disk)
+    disk_moves = disk_rates(disk)
     bar.step()
     bar.label("loopback")
     links = (gloo_link(),)
@@ -78,7 +78,7 @@ def probe(progress: Progress | None, disk: Path) -> Machine:
     device, rounds = _two_rounds(bar, trial)
     on_cpu = device.kind == "cpu"
     near = Tier(name="near", capacity_bytes=capacity if on_cpu else _accelerator_bytes())
-    far = Tier(name="disk", capacity_bytes=free_disk_bytes(disk), read=read, write=write)
+    far = Tier(name="disk", capacity_bytes=free_disk_bytes(disk), **disk_moves._asdict())
     tiers = (near, far) if on_cpu else (near, _host(capacity), far)
     bar.end()
     return Machine(
@@ -186,8 +186,7 @@ def _device(bar: _Bar, trial: Trial, watch: Stopwatch) -> Device:
 
 def _host(capacity: int) -> Tier:
     """The host's memory, as an accelerator reaches it."""
-    read, write = copy_rates(torch.device("cuda"))
-    return Tier(name=HOST, capacity_bytes=capacity, read=read, write=write)
+    return Tier(name=HOST, capacity_bytes=capacity, **copy_rates(torch.device("cuda"))._asdict())
 
 
 def _accelerator_bytes() -> int:

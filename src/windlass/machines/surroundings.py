@@ -7,8 +7,11 @@ import statistics
 import threading
 import time
 import uuid
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch._C._distributed_c10d import AllreduceOptions, HashStore, ProcessGroupGloo, Store
@@ -17,8 +20,9 @@ from windlass.files import storage_faults
 from windlass.machines.timing import Stopwatch
 from windlass.spec.machine import Link
 
-_BLOCK = 4 * 2**20
-_BLOCKS = 24
+_BLOCK = 8 * 2**20
+"""Bytes read or written at a time, as a run does."""
+_FILE = 32 * _BLOCK
 _HEADROOM = 0.05
 """Share of the free memory that is left to everybody else."""
 _MESSAGES = 60
@@ -74,34 +78,71 @@ def _ran_and_waited() -> tuple[int, int]:
     return ran, waited
 
 
-def disk_rates(folder: Path) -> tuple[float, float]:
-    """Bytes/s of reading and writing in `folder`, past the page cache where the system allows.
+class MoveRates(NamedTuple):
+    """Bytes/s between a tier and the near one."""
+
+    read: float
+    write: float
+    both: float
+    """Read and written together where both go on at once."""
+
+
+def disk_rates(folder: Path) -> MoveRates:
+    """Rates of files in `folder`, past the page cache where the system allows.
+
+    As a run has them: files have their room from the start, and are written over and over.
 
     Raises:
         StorageError: the folder does not take a file.
     """
-    path = folder / f".probe.{uuid.uuid4().hex[:8]}.tmp"
-    with storage_faults(path):
+    stem = f".probe.{uuid.uuid4().hex[:8]}"
+    paths = [folder / f"{stem}.{at}.tmp" for at in range(2)]
+    with storage_faults(paths[0]), contextlib.ExitStack() as stack:
         folder.mkdir(parents=True, exist_ok=True)
-        try:
-            write = _written(path)
-            return _read(path), write
-        finally:
-            path.unlink(missing_ok=True)
+        handles: list[int] = []
+        for path in paths:
+            stack.callback(path.unlink, missing_ok=True)
+            handles.append(_open(path))
+            stack.callback(os.close, handles[-1])
+            _pass_over(handles[-1], os.pwritev)  # finds its room
+        first, second = handles
+        return MoveRates(
+            read=_FILE / _seconds((first, os.preadv)),
+            write=_FILE / _seconds((first, os.pwritev)),
+            both=2 * _FILE / _seconds((first, os.preadv), (second, os.pwritev)),
+        )
 
 
-def copy_rates(device: torch.device) -> tuple[float, float]:
-    """Bytes/s from memory of the host into a device's, and back; pinned, as a run has it.
+def copy_rates(device: torch.device) -> MoveRates:
+    """Rates from memory of the host into a device's, and back; pinned, as a run has it.
 
     Args:
         device: an accelerator; a CPU copies from its memory into its memory.
     """
-    host = torch.ones(_COPIED, dtype=torch.uint8, pin_memory=device.type == "cuda")
-    near = torch.ones(_COPIED, dtype=torch.uint8, device=device)
+    pinned = device.type == "cuda"
+    hosts = [torch.ones(_COPIED, dtype=torch.uint8, pin_memory=pinned) for _ in range(2)]
+    nears = [torch.ones(_COPIED, dtype=torch.uint8, device=device) for _ in range(2)]
+    streams = torch.get_device_module(device)
+    own = [streams.Stream() for _ in range(2)]
+
+    def there() -> None:
+        nears[0].copy_(hosts[0], non_blocking=True)
+
+    def back() -> None:
+        hosts[1].copy_(nears[1], non_blocking=True)
+
+    def both() -> None:
+        now = streams.current_stream()
+        for stream, move in zip(own, (there, back), strict=True):
+            stream.wait_stream(now)
+            with streams.stream(stream):
+                move()
+        for stream in own:
+            now.wait_stream(stream)
+
     watch = Stopwatch(device, budget_seconds=_COPYING_SECONDS)
-    read = watch.seconds(lambda: near.copy_(host, non_blocking=True))
-    write = watch.seconds(lambda: host.copy_(near, non_blocking=True))
-    return _COPIED / read, _COPIED / write
+    read, write, together = (watch.seconds(work) for work in (there, back, both))
+    return MoveRates(_COPIED / read, _COPIED / write, 2 * _COPIED / together)
 
 
 def gloo_link() -> Link:
@@ -135,42 +176,39 @@ def _reduced(group: ProcessGroupGloo, buffer: torch.Tensor) -> float:
     return time.perf_counter() - start
 
 
-def _open(path: Path, flags: int) -> int:
+def _open(path: Path) -> int:
     """Opens past the page cache, or through it on a file system that knows no other way."""
-    direct = getattr(os, "O_DIRECT", 0)
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL
     try:
-        return os.open(path, flags | direct, 0o600)
+        return os.open(path, flags | getattr(os, "O_DIRECT", 0), 0o600)
     except OSError:
+        path.unlink(missing_ok=True)  # some make the file before they refuse
         return os.open(path, flags, 0o600)
 
 
-def _written(path: Path) -> float:
+_Call = Callable[[int, list[mmap.mmap], int], int]
+
+
+def _pass_over(handle: int, call: _Call) -> None:
+    """Reads or writes a whole file."""
     # Direct access wants memory that lies on a page; an anonymous map does.
     with mmap.mmap(-1, _BLOCK) as block:
         block.write(os.urandom(_BLOCK))
-        handle = _open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
-        try:
-            start = time.perf_counter()
-            for _ in range(_BLOCKS):
-                os.write(handle, block)
-            os.fsync(handle)
-            return _BLOCK * _BLOCKS / (time.perf_counter() - start)
-        finally:
-            os.close(handle)
+        for at in range(0, _FILE, _BLOCK):
+            call(handle, [block], at)
+    if call is os.pwritev:
+        os.fdatasync(handle)
+    if hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def _read(path: Path) -> float:
-    with mmap.mmap(-1, _BLOCK) as block:
-        handle = _open(path, os.O_RDONLY)
-        try:
-            if hasattr(os, "posix_fadvise"):
-                os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
-            start = time.perf_counter()
-            for _ in range(_BLOCKS):
-                os.readv(handle, [block])
-            return _BLOCK * _BLOCKS / (time.perf_counter() - start)
-        finally:
-            os.close(handle)
+def _seconds(*passes: tuple[int, _Call]) -> float:
+    """Seconds of passes over files that go on at once."""
+    with ThreadPoolExecutor(len(passes)) as pool:
+        begun = time.perf_counter()
+        for done in [pool.submit(_pass_over, *each) for each in passes]:
+            done.result()
+        return time.perf_counter() - begun
 
 
 def _meminfo(key: str) -> int:

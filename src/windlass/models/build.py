@@ -13,7 +13,11 @@ from windlass.models.shape import TransformerShape
 from windlass.models.transformer import transformer
 from windlass.models.weights import put_parameter
 
-DIALS = ("layers", "width", "heads", "key_heads", "hidden", "vocabulary", "sequence", "dropout")
+DIALS = (
+    "layers", "width", "heads", "key_heads", "hidden", "vocabulary", "sequence", "dropout",
+    "halves",
+)  # fmt: skip
+_COUNTS = frozenset(DIALS) - {"dropout", "halves"}
 
 
 def build_chain(
@@ -63,9 +67,9 @@ def turned(shape: TransformerShape, dials: Mapping[str, int | float]) -> Transfo
     ]
     known = {dial: value for dial, value in dials.items() if dial in DIALS}
     changes: dict[str, int | float] = {
-        dial: value if dial == "dropout" else int(value) for dial, value in known.items()
+        dial: int(value) if dial in _COUNTS else value for dial, value in known.items()
     }
-    new = replace(shape, **changes)  # type: ignore[arg-type]  # counts are whole, dropout is not
+    new = replace(shape, **changes)  # type: ignore[arg-type]  # counts are whole
     if "hidden" not in known:
         new = replace(new, hidden=round(shape.hidden * new.width / shape.width))
     if "key_heads" not in known and shape.key_heads == shape.heads:

@@ -43,6 +43,8 @@ class TransformerShape:
     tied: bool = True
     """The head's projection is the embedding's table."""
     dropout: float = 0.0
+    halves: bool = False
+    """Attention and feed-forward are layers of their own, so that a stage may end between them."""
     source: str = ""
     """Where the numbers stand."""
 
@@ -59,6 +61,11 @@ class TransformerShape:
         found += [f"`{name}` is {getattr(self, name)}, must be at least 1" for name in low]
         if not 0 <= self.dropout < 1:
             found.append(f"`dropout` is {self.dropout:g}, must be at least 0 and below 1")
+        if self.halves and self.flow != "sequential":
+            found.append(
+                "`halves` parts a block between attention and feed-forward, but here both read the "
+                "block's input side by side; leave it out"
+            )
         if low:
             return tuple(found)
         if self.width % self.heads:

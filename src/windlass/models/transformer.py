@@ -1,7 +1,7 @@
 """The GPT family as a chain: embedding, blocks, head (plain PyTorch, usable without Windlass)."""
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from torch import Tensor, nn
 
@@ -49,6 +49,26 @@ class Block(nn.Module):
         return x + self.dropout(self.hidden(self.hidden_norm(x)))
 
 
+class Half(nn.Module):
+    """One branch of a block by itself, behind its norm and added to the stream."""
+
+    def __init__(self, shape: TransformerShape, branch: nn.Module) -> None:
+        super().__init__()
+        self.norm = norm(shape)
+        self.branch = branch
+        self.dropout = nn.Dropout(shape.dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Maps `[b s d]` to `[b s d]`."""
+        return x + self.dropout(self.branch(self.norm(x)))
+
+
+def halves(shape: TransformerShape) -> nn.Sequential:
+    """A block as two layers."""
+    attention, hidden = Half(shape, Attention(shape)), Half(shape, feed_forward(shape))
+    return nn.Sequential(OrderedDict(attention=attention, hidden=hidden))
+
+
 class ParallelBlock(nn.Module):
     """Attention and feed-forward side by side on the same input.
 
@@ -93,7 +113,9 @@ def transformer(shape: TransformerShape) -> nn.Sequential:
 
     It is built on the device of the moment (`with torch.device("meta")` allocates nothing).
     """
-    block = Block if shape.flow == "sequential" else ParallelBlock
+    block: Callable[[TransformerShape], nn.Module] = ParallelBlock
+    if shape.flow == "sequential":
+        block = halves if shape.halves else Block
     embedding, head = Embedding(shape), Head(shape)
     if shape.tied:
         head.projection.weight = embedding.tokens.weight

@@ -199,6 +199,7 @@ def machine_table(machine: Machine) -> RenderableType:
     for tier in machine.device.tiers:
         rates = [f"{show_rate(tier.read)} read"] if tier.read else []
         rates += [f"{show_rate(tier.write)} write"] if tier.write else []
+        rates += [f"{show_rate(tier.both)} both at once"] if tier.both else []
         words = ", ".join((show_bytes(tier.capacity_bytes), *rates))
         table.add_row(Text(f"tier {tier.name}"), words)
     for link in machine.links:

@@ -66,6 +66,19 @@ class Tier(Document):
     read: BytesPerSecond | None = None
     """From this tier into the near one; None for the near tier itself."""
     write: BytesPerSecond | None = None
+    both: BytesPerSecond | None = None
+    """Read and written together where both go on at once; None: they take turns."""
+
+    def moving_seconds(self, read: float, written: float) -> float:
+        """Seconds that it takes to read and write so many bytes beside each other.
+
+        Raises:
+            KeyError: it states no rate for it.
+        """
+        if not self.read or not self.write:
+            raise KeyError(f"tier `{self.name}` states no rates for reading and writing")
+        alone = (read / self.read, written / self.write)
+        return max(*alone, (read + written) / self.both) if self.both else sum(alone)
 
 
 class AttentionRate(Document):
@@ -222,6 +235,7 @@ class Device(Document):
                     "capacity_bytes": tier.capacity_bytes // sharers,
                     "read": slower(tier.read),
                     "write": slower(tier.write),
+                    "both": slower(tier.both),
                 }
             )
             for tier in self.tiers

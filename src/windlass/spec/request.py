@@ -29,6 +29,9 @@ class ModelRequest(Document):
     sequence: int | None = Field(default=None, ge=2)
     """Longest sequence of learned positions; None: the model's own."""
     dropout: float | None = Field(default=None, ge=0, lt=1)
+    halves: bool | None = None
+    """Makes attention and feed-forward layers of their own, so that a stage may end between them;
+    None: a block is one layer."""
     cuts: dict[str, str] | None = None
     """How modules of a file's model are cut over slices, by pattern of their names: `region`,
     `column`, `row`, `vocabulary`, ...; None: as the model itself knows."""
