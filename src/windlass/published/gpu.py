@@ -170,7 +170,8 @@ class _Law:
         seconds = flop / (self.plain * self.k["attention"]) * (1 + self.k["ramp"] / head)
         # Tensor cores take 16-bit rows of multiples of 8 numbers (16 bytes).
         odd = 1.0 + self.k["odd_head"] * (np.mod(head, 8) > 0)
-        return np.asarray(seconds * odd, dtype=float)
+        parted = 1.0 + self.k["parted"] * (1.0 - 1.0 / r.context)
+        return np.asarray(seconds * odd * parted, dtype=float)
 
     def _traffic(self) -> Column:
         r, t = self.runs, self.runs.tensor
