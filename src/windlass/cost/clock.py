@@ -5,6 +5,8 @@ a send starts when its value is there and the one before it has left, and the de
 receive waits for its send; what replicas put together, a pass in which slices exchange and whatever
 brings all devices together wait for the last. What moves between tiers has a lane of its own too.
 
+On a bulk-synchronous machine a device that sends or receives does nothing else meanwhile.
+
 What a step leaves under way the next one finds there: of a plan that moves something between tiers
 the second of two steps is told, the one that repeats.
 """
@@ -97,8 +99,10 @@ class _Clock:
         programs: Sequence[Program],
     ) -> None:
         self._plan, self._costs = plan, costs
+        self._in_turn = machine.rule == "bulk-synchronous"
         self._peers = Peers(plan, graph)
-        self._sent: dict[tuple[int, int, str], deque[float]] = defaultdict(deque)
+        self._sent: dict[tuple[int, int, str], deque[tuple[float, float]]] = defaultdict(deque)
+        """When what went out is there, and how long it was under way."""
         self.lanes = [
             _Lane(
                 program,
@@ -142,11 +146,13 @@ class _Clock:
         device = lane.program.device
         now = lane.ready(instruction)
         start = max(now, lane.sending)
-        lane.sending = start + self._costs.exchange_seconds(instruction)
+        seconds = self._costs.exchange_seconds(instruction)
+        lane.sending = start + seconds
         peer = self._peers.of(instruction, device)
         if peer is not None:
-            self._sent[device, peer, self._peers.lane(instruction, device)].append(lane.sending)
-        lane.pass_by(start, lane.sending, then=now)
+            name = self._peers.lane(instruction, device)
+            self._sent[device, peer, name].append((lane.sending, seconds))
+        lane.pass_by(start, lane.sending, then=lane.sending if self._in_turn else now)
 
     def _receive(self, lane: _Lane, instruction: Instruction) -> bool:
         device = lane.program.device
@@ -156,7 +162,9 @@ class _Clock:
         queue = self._sent[peer, device, self._peers.lane(instruction, device)]
         if not queue:
             return False
-        end = max(lane.now, queue.popleft()) + self._costs.of(instruction, device).total
+        there, seconds = queue.popleft()
+        here = lane.now + (seconds if self._in_turn else 0.0)
+        end = max(here, there) + self._costs.of(instruction, device).total
         lane.pass_by(lane.now, end, then=end)
         return True
 

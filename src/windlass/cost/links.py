@@ -1,18 +1,17 @@
 """Links: seconds that messages and collectives take on a machine's links.
 
-A collective costs what each device sends over the rate of its link, and the latency of each hop of
-the ring. Groups of one stage that exchange at once over one link share its rate. The slices of a
-layer lie next to each other, so that the innermost link that joins them is theirs.
-
-Source of the formulas: Patarasuk & Yuan 2009, JPDC 69(2).
+A collective costs, for each byte that a device sends, what a byte takes on the links that its ring
+crosses, and the latency of each hop (`cost.rings`). The slices of a layer lie next to each other, so
+that the innermost link that joins them is theirs.
 """
 
+from windlass.cost.rings import message, ring
 from windlass.program.exchanged import Sent, all_reduce_bytes, gather_bytes
 from windlass.program.instruction import ANSWERS, Instruction
 from windlass.program.shards import parts
 from windlass.program.sizes import LayerSizes, sizes_of
 from windlass.spec.graph import Graph
-from windlass.spec.machine import Link, Machine
+from windlass.spec.machine import Machine
 from windlass.spec.plan import Plan
 
 
@@ -41,8 +40,7 @@ class Links:
             return 0.0
         sharding, sizes = self._plan.sharding, self._sizes[layer]
         if kind in ANSWERS:
-            link = self._link(self._plan.cut.devices)
-            return link.latency + self._sent.of(instruction) / link.rate
+            return self._message(self._sent.of(instruction))
         if kind == "gather":
             sent = gather_bytes(sizes.weights, sharding.weights)
             return self._ring(sent, sharding.weights, apart=parts(self._plan))
@@ -72,7 +70,7 @@ class Links:
     def _slices(self, sent: int, *, passes: int) -> float:
         """Seconds of one ring of the slices of a layer."""
         degree = self._plan.cut.tensor
-        return self._hops(sent, degree, degree, passes) if sent else 0.0
+        return self._rounds(sent, degree, 1, passes) if sent else 0.0
 
     def _ring(self, sent: int, ranks: int, *, apart: int = 1, passes: int = 1) -> float:
         """Seconds of one ring of replicas.
@@ -85,17 +83,16 @@ class Links:
         """
         if ranks == 1:
             return 0.0
-        return self._hops(sent, ranks, ranks * apart * self._plan.cut.tensor, passes)
+        return self._rounds(sent, ranks, apart * self._plan.cut.tensor, passes)
 
-    def _hops(self, sent: int, ranks: int, spans: int, passes: int) -> float:
-        """Seconds of one ring, whose ends are so many devices from each other."""
-        link, cut = self._link(spans), self._plan.cut
-        at_once = max(1, min(link.joins, cut.replicas * cut.tensor) // ranks)
-        return sent * at_once / link.rate + passes * (ranks - 1) * link.latency
+    def _rounds(self, sent: int, ranks: int, apart: int, passes: int) -> float:
+        """Seconds of one ring, whose neighbours are so many devices from each other."""
+        cut = self._plan.cut
+        way = ring(self._machine.links, ranks, apart=apart, exchanging=cut.replicas * cut.tensor)
+        return sent * way.byte_seconds + passes * (ranks - 1) * way.round_seconds
 
-    def _link(self, joined: int) -> Link:
-        """The innermost link that joins so many devices, else the outermost there is."""
-        links = self._machine.links
-        if not links:
-            raise KeyError(f"{self._machine.name} states no link between devices")
-        return next((link for link in links if link.joins >= joined), links[-1])
+    def _message(self, sent: int) -> float:
+        """Seconds of a message to another stage."""
+        cut = self._plan.cut
+        way = message(self._machine.links, cut.devices, exchanging=cut.replicas * cut.tensor)
+        return sent * way.byte_seconds + way.round_seconds
