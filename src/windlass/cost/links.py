@@ -40,7 +40,7 @@ class Links:
             return 0.0
         sharding, sizes = self._plan.sharding, self._sizes[layer]
         if kind in ANSWERS:
-            return self._message(self._sent.of(instruction))
+            return self.message_seconds(self._sent.of(instruction))
         if kind == "gather":
             sent = gather_bytes(sizes.weights, sharding.weights)
             return self._ring(sent, sharding.weights, apart=parts(self._plan))
@@ -91,8 +91,8 @@ class Links:
         way = ring(self._machine.links, ranks, apart=apart, exchanging=cut.replicas * cut.tensor)
         return sent * way.byte_seconds + passes * (ranks - 1) * way.round_seconds
 
-    def _message(self, sent: int) -> float:
+    def message_seconds(self, nbytes: float) -> float:
         """Seconds of a message to another stage."""
         cut = self._plan.cut
         way = message(self._machine.links, cut.devices, exchanging=cut.replicas * cut.tensor)
-        return sent * way.byte_seconds + way.round_seconds
+        return nbytes * way.byte_seconds + way.round_seconds
