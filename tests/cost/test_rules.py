@@ -28,7 +28,7 @@ def test_doing_two_things_in_turn_is_never_faster(drawn: tuple[Graph, Plan]):
     graph, plan = drawn
     beside, after = (predict(plan, graph, each) for each in (MACHINE, in_turn(MACHINE)))
     assert after.step_seconds >= beside.step_seconds * (1 - 1e-9)
-    if plan.cut.pipeline == 1:
+    if plan.cut.pipeline == 1 and not plan.streamed:
         assert after.step_seconds == pytest.approx(beside.step_seconds)
 
 

@@ -1,8 +1,8 @@
 """Links: seconds that messages and collectives take on a machine's links.
 
 A collective costs, for each byte that a device sends, what a byte takes on the links that its ring
-crosses, and the latency of each hop (`cost.rings`). The slices of a layer lie next to each other, so
-that the innermost link that joins them is theirs.
+crosses, and the latency of each hop (`cost.rings`). The slices of a layer lie next to each other,
+so that the innermost link that joins them is theirs.
 """
 
 from windlass.cost.rings import message, ring

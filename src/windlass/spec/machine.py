@@ -325,6 +325,10 @@ class Machine(Document):
 
     beside: ClassVar[frozenset[str]] = frozenset({"sources"})
 
+    def __hash__(self) -> int:
+        """Of what it is, since a table of sources has none."""
+        return hash((self.name, self.hosts, self.devices_per_host, self.device, self.links))
+
     def source_of(self, place: str) -> Source:
         """Where the number in `place` comes from: its own source, else that of the whole file."""
         found = source_of(place, self.sources)
