@@ -7,11 +7,12 @@ layer lie next to each other, so that the innermost link that joins them is thei
 Source of the formulas: Patarasuk & Yuan 2009, JPDC 69(2).
 """
 
-from windlass.program.exchanged import Sent, all_reduce_bytes, gather_bytes
+from windlass.program.exchanged import Sent, all_reduce_bytes, common_sums, gather_bytes
 from windlass.program.instruction import ANSWERS, Instruction
 from windlass.program.shards import parts
 from windlass.program.sizes import LayerSizes, sizes_of
 from windlass.spec.graph import Graph
+from windlass.spec.grid import Among, reach, ring
 from windlass.spec.machine import Link, Machine
 from windlass.spec.plan import Plan
 
@@ -53,26 +54,33 @@ class Links:
     def _inside(self, instruction: Instruction) -> float:
         """What the slices of a layer exchange in a pass, one collective after the other."""
         return sum(
-            self._slices(sent, passes=2 if how == "sum" else 1)
-            for how, sent in self._sent.inside(instruction)
+            self._slices(each.sent, each.among, passes=2 if each.how == "sum" else 1)
+            for each in self._sent.inside(instruction)
         )
 
     def _reduce(self, sizes: LayerSizes) -> float:
-        """What slices have whole is summed over them, the whole scattered within rts' replicas.
+        """What slices have in common is summed over them, the whole scattered within rts' replicas.
 
         Then shards are summed over the others.
         """
-        degree, slices = self._plan.sharding.optimizer, self._plan.cut.tensor
+        degree = self._plan.sharding.optimizer
         others = self._plan.cut.replicas // degree
         scattered = self._ring(gather_bytes(sizes.gradients, degree), degree)
         summed = all_reduce_bytes(sizes.shard, others)
-        whole = self._slices(all_reduce_bytes(sizes.common, slices), passes=2)
-        return whole + scattered + self._ring(summed, others, apart=degree, passes=2)
+        common = sum(
+            self._slices(sent, among, passes=2) for among, sent in common_sums(sizes, self._plan)
+        )
+        return common + scattered + self._ring(summed, others, apart=degree, passes=2)
 
-    def _slices(self, sent: int, *, passes: int) -> float:
-        """Seconds of one ring of the slices of a layer."""
-        degree = self._plan.cut.tensor
-        return self._hops(sent, degree, degree, passes) if sent else 0.0
+    def _slices(self, sent: int, among: Among, *, passes: int) -> float:
+        """Seconds of one ring of slices of a layer: all, or those of one column or row of a grid.
+
+        The slices of a row lie next to each other; a column's ring reaches over all rows.
+        """
+        slices = self._plan.cut.tensor
+        if not sent:
+            return 0.0
+        return self._hops(sent, ring(slices, among), reach(slices, among), passes)
 
     def _ring(self, sent: int, ranks: int, *, apart: int = 1, passes: int = 1) -> float:
         """Seconds of one ring of replicas.
