@@ -65,7 +65,7 @@ def test_a_block_in_a_grid_exchanges_tokens_in_columns_and_features_in_rows(cut:
     region = [("gather", "tokens", d), ("scatter", "tokens", d)]
     # Queries, keys and values leave the column side by side, and the hidden features are 4 d.
     features = [("scatter", 3 * d), ("gather", d), ("scatter", 4 * d), ("gather", 4 * d)]
-    moments = [("sum", "features", 3 * number)] * 2
+    moments = [("sum", "features", 3 * number // 2)] * 2  # of own tokens
     due = region * 2 + [(how, "features", nbytes) for how, nbytes in features]
     found = [
         (op.exchange.how, op.exchange.among, op.exchange.nbytes.at(MICRO, SEQUENCE))

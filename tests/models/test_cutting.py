@@ -65,8 +65,8 @@ def test_what_takes_all_features_of_a_token_cannot_be_cut_over_a_grid():
 
 
 def test_features_that_columns_cannot_share_are_named_with_a_way_out():
-    dials = {"width": 36, "heads": 4, "key_heads": 4, "hidden": 64}
-    found = faults(build_chain("llama-tiny", dials, device="meta"), 8, columns=8)
+    dials = {"width": 36, "heads": 4}
+    found = faults(build_chain("gpt-tiny", dials, device="meta"), 8, columns=8)
     assert any("has 36 features, which 8 columns cannot share equally; take" in f for f in found)
 
 

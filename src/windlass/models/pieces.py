@@ -116,6 +116,7 @@ def _piece(shape: tuple[int, ...], cut: Cut | None, leaf: str, place: Place) -> 
         return Piece(full=shape, ranges=(own, *uncut.ranges[1:]), common=None)
     if leaf == "weight":
         outputs, inputs = shape
+        ranges: tuple[tuple[Range, ...] | None, ...]
         if cut.way == "column":
             ranges = (_of_row(cut, outputs, place), _own(inputs, place))
         else:

@@ -60,8 +60,10 @@ def sliced(layer: nn.Module, cuts: LayerCuts, place: Place, *, last: bool) -> nn
 class Share(NamedTuple):
     """One of equal parts."""
 
-    index: int = 0
-    parts: int = 1
+    at: int = 0
+    """Which, from 0."""
+    of: int = 1
+    """How many there are."""
 
 
 _WHOLE = Share()

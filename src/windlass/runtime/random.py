@@ -142,14 +142,14 @@ class KeyedDropout(nn.Module):
         if self._part is None:
             return torch.arange(1, count + 1, dtype=torch.int64, device=x.device)
         tokens, features = self._part.tokens, self._part.features
-        if features.parts == 1:
-            first = tokens.index * count + 1
+        if features.of == 1:
+            first = tokens.at * count + 1
             return torch.arange(first, first + count, dtype=torch.int64, device=x.device)
         own = x.shape[-1]
-        first, begin = features.index * own + 1, tokens.index * (count // own)
+        first, begin = features.at * own + 1, tokens.at * (count // own)
         feature = torch.arange(first, first + own, dtype=torch.int64, device=x.device)
         token = torch.arange(begin, begin + count // own, dtype=torch.int64, device=x.device)
-        return (token.unsqueeze(1) * (own * features.parts) + feature).flatten()
+        return (token.unsqueeze(1) * (own * features.of) + feature).flatten()
 
 
 def _mix(value: int) -> int:
