@@ -10,7 +10,7 @@ Source of the formulas: Patarasuk & Yuan 2009, JPDC 69(2).
 from windlass.program.exchanged import Sent, all_reduce_bytes, gather_bytes
 from windlass.program.instruction import ANSWERS, Instruction
 from windlass.program.shards import parts
-from windlass.program.sizes import LayerSizes, sizes_of
+from windlass.program.sizes import StateSizes, states_of
 from windlass.spec.graph import Graph
 from windlass.spec.machine import Link, Machine
 from windlass.spec.plan import Plan
@@ -28,7 +28,7 @@ class Links:
     def __init__(self, plan: Plan, graph: Graph, machine: Machine) -> None:
         self._plan, self._machine = plan, machine
         self._sent = Sent(plan, graph)
-        self._sizes = sizes_of(plan, graph)
+        self._states = states_of(plan, graph)
 
     def seconds(self, instruction: Instruction) -> float:
         """Seconds that a message or collective takes, or the collectives inside a pass; else 0.
@@ -39,16 +39,20 @@ class Links:
         kind, layer, _ = instruction
         if layer is None:
             return 0.0
-        sharding, sizes = self._plan.sharding, self._sizes[layer]
+        sharding, sizes = self._plan.sharding, self._states[layer]
         if kind in ANSWERS:
-            link = self._link(self._plan.cut.devices)
-            return link.latency + self._sent.of(instruction) / link.rate
+            return self.message_seconds(self._sent.of(instruction))
         if kind == "gather":
             sent = gather_bytes(sizes.weights, sharding.weights)
             return self._ring(sent, sharding.weights, apart=parts(self._plan))
         if kind == "spread":
             return self._ring(gather_bytes(sizes.held, parts(self._plan)), parts(self._plan))
         return self._reduce(sizes) if kind == "reduce" else self._inside(instruction)
+
+    def message_seconds(self, nbytes: float) -> float:
+        """Seconds of a message of so many bytes to another stage."""
+        link = self._link(self._plan.cut.devices)
+        return link.latency + nbytes / link.rate
 
     def _inside(self, instruction: Instruction) -> float:
         """What the slices of a layer exchange in a pass, one collective after the other."""
@@ -57,7 +61,7 @@ class Links:
             for how, sent in self._sent.inside(instruction)
         )
 
-    def _reduce(self, sizes: LayerSizes) -> float:
+    def _reduce(self, sizes: StateSizes) -> float:
         """What slices have whole is summed over them, the whole scattered within rts' replicas.
 
         Then shards are summed over the others.
