@@ -3,13 +3,14 @@
 The clock plays a program of thousands of instructions; here the same is added up from numbers of
 each kind of layer, as arrays over plans:
 
-- a step is its passes, folded to stages (`closed_pipeline`); around them weights are gathered first,
-  gradients reduced behind each stage's last pass, then norm, updates and what follows them;
+- a step is its passes, folded to stages (`closed_pipeline`); before them weights are gathered,
+  behind each stage's last one gradients are reduced, then come norm, updates and what follows them;
 - the near tier is fullest in one of a few moments (`closed_memory`).
 
 Plans whose layers take turns in the near tier are `closed_streamed`'s.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -18,37 +19,29 @@ import numpy.typing as npt
 
 from windlass.cost.closed_layers import Chain, Floats, PassNumbers, Setting, Sharing, StateNumbers
 from windlass.cost.closed_memory import Columns, Loaned, Parts, fullest, reduces_early
-from windlass.cost.closed_pipeline import Durations, Folded, Shape, fold
-from windlass.spec.graph import Precision
+from windlass.cost.closed_pipeline import Durations, Shape, fold
 
 Ints = npt.NDArray[np.int64]
 
 
-class Row(NamedTuple):
-    """What plans of one shape and stages may differ in; a plan for each."""
-
-    tensor: int
-    precision: Precision
-    compiled: bool
-    micro: int
-    again: bool
-    """Whether layers are recomputed."""
-    replicas: int
-    weights: int
-    """rts"""
-    optimizer: int
-    """rts'"""
-
-
-class _Pass(NamedTuple):
-    """What of a row its passes depend on."""
+class Run(NamedTuple):
+    """What the passes of a plan depend on."""
 
     setting: Setting
     again: bool
+    """Whether layers are recomputed."""
+
+
+class Hold(NamedTuple):
+    """What a plan's activations and gradients depend on."""
+
+    run: int
+    """Index of its `Run`."""
     shares: bool
     """Whether replicas share weights."""
     shards: int
-    """Of a gradient, once it is reduced: rts', or 2 for any more where it makes no difference."""
+    """In how many a gradient is parted once it is reduced: rts', or 2 for any more where that makes
+    no difference."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,30 +57,76 @@ class Totals:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rows:
-    """Plans as two tables and where each plan stands in them, so that what plans share is once."""
+    """Plans of one shape: where each stands in three tables, in which what they share is once."""
 
-    passes: tuple[_Pass, ...]
+    runs: tuple[Run, ...]
+    holds: tuple[Hold, ...]
     sharings: tuple[Sharing, ...]
-    of_pass: Ints
-    of_sharing: Ints
+    run: Ints
+    hold: Ints
+    sharing: Ints
 
-    @classmethod
-    def of(cls, rows: list[Row], shape: Shape) -> "Rows":
-        """The tables of a list of plans of one shape."""
-        passes: dict[_Pass, int] = {}
-        sharings: dict[Sharing, int] = {}
-        sums, parted, early = shape.micros > 1, shape.pipeline > 1, reduces_early(shape)
-        at = np.empty((2, len(rows)), dtype=np.int64)
-        for index, row in enumerate(rows):
-            tensor, precision, compiled, micro, again, replicas, weights, optimizer = row
-            setting = Setting(tensor, precision, compiled, micro, sums, parted, replicas)
-            shards = optimizer if early else min(2, optimizer)
-            one = _Pass(setting, again, weights > 1, shards)
-            other = Sharing(tensor, precision, sums, replicas, weights, optimizer)
-            at[0, index] = passes.setdefault(one, len(passes))
-            at[1, index] = sharings.setdefault(other, len(sharings))
-        return cls(
-            passes=tuple(passes), sharings=tuple(sharings), of_pass=at[0], of_sharing=at[1]
+    @property
+    def count(self) -> int:
+        """How many plans there are."""
+        return len(self.run)
+
+    def only(self, chosen: npt.NDArray[np.bool_]) -> "Rows":
+        """Some of the plans, with the tables that they need."""
+        runs, run = np.unique(self.run[chosen], return_inverse=True)
+        holds, hold = np.unique(self.hold[chosen], return_inverse=True)
+        sharings, sharing = np.unique(self.sharing[chosen], return_inverse=True)
+        now = {int(old): new for new, old in enumerate(runs)}
+        return Rows(
+            runs=tuple(self.runs[at] for at in runs),
+            holds=tuple(self.holds[at]._replace(run=now[self.holds[at].run]) for at in holds),
+            sharings=tuple(self.sharings[at] for at in sharings),
+            run=run,
+            hold=hold,
+            sharing=sharing,
+        )
+
+
+class Tables:
+    """Makes `Rows` of one shape, plan family by plan family.
+
+    Args:
+        shape: of all plans.
+    """
+
+    def __init__(self, shape: Shape) -> None:
+        self.shape = shape
+        self._early = reduces_early(shape)
+        self._runs: dict[Run, int] = {}
+        self._holds: dict[Hold, int] = {}
+        self._sharings: dict[Sharing, int] = {}
+        self._found: list[tuple[Ints, Ints, Ints]] = []
+
+    def add(self, run: Run, sharings: Sequence[Sharing]) -> None:
+        """One way to run layers with each of some ways to share their state."""
+        at = self._runs.setdefault(run, len(self._runs))
+        holds = [
+            Hold(at, each.weights > 1, each.optimizer if self._early else min(2, each.optimizer))
+            for each in sharings
+        ]
+        self._found.append(
+            (
+                np.full(len(sharings), at),
+                np.array([self._holds.setdefault(each, len(self._holds)) for each in holds]),
+                np.array([self._sharings.setdefault(s, len(self._sharings)) for s in sharings]),
+            )
+        )
+
+    def rows(self) -> Rows:
+        """All that was added."""
+        run, hold, sharing = (np.concatenate(each) for each in zip(*self._found, strict=True))
+        return Rows(
+            runs=tuple(self._runs),
+            holds=tuple(self._holds),
+            sharings=tuple(self._sharings),
+            run=run,
+            hold=hold,
+            sharing=sharing,
         )
 
 
@@ -104,23 +143,12 @@ def closed(chain: Chain, shape: Shape, ends: tuple[int, ...], rows: Rows) -> Tot
         KeyError: the machine states no rate, or no link, that a plan needs.
     """
     parts = Parts(shape, ends)
-    numbers = tuple(chain.passes(each.setting) for each in rows.passes)
+    numbers = tuple(chain.passes(each.setting) for each in rows.runs)
     states = tuple(chain.states(each) for each in rows.sharings)
-    taken = _Taken(chain, parts, rows, numbers)
     shared = _Shared(chain, parts, rows, states)
-    columns = Columns(
-        numbers=numbers,
-        rows=np.stack([chain.rows(each.setting, shape.micros) for each in rows.passes]),
-        again=np.array([each.again for each in rows.passes]),
-        shards=np.array([each.shards for each in rows.passes], dtype=np.float64),
-        shares=np.array([each.shares for each in rows.passes]),
-    )
-    held = np.array(
-        [chain.machine.device.process_bytes(compiled=p.setting.compiled) for p in rows.passes]
-    )
-    loan = _loan(chain, rows.passes[0].setting.tensor)
-    moving = fullest(parts, columns, loan) + held[:, None]
-    stage_bytes = moving[rows.of_pass] + shared.held[rows.of_sharing]
+    stage_bytes = _stage_bytes(chain, parts, rows, numbers)[rows.hold]
+    stage_bytes = stage_bytes + shared.held[rows.sharing]
+    taken = _Taken(chain, parts, rows, numbers)
     return Totals(
         step_seconds=_step(taken, shared, rows, clips=chain.base.clip),
         peak_bytes=stage_bytes.max(axis=1),
@@ -128,97 +156,122 @@ def closed(chain: Chain, shape: Shape, ends: tuple[int, ...], rows: Rows) -> Tot
     )
 
 
-def _loan(chain: Chain, tensor: int) -> Loaned | None:
-    if not chain.tied:
-        return None
-    layer, owner = chain.tied[0]
-    return Loaned(layer=layer, owner=owner, elements=chain.lent_elements(tensor))
+def _stage_bytes(
+    chain: Chain, parts: Parts, rows: Rows, numbers: tuple[PassNumbers, ...]
+) -> Floats:
+    """What comes and goes on each stage (columns) at its fullest, for each of `Rows.holds`."""
+    runs = [rows.runs[each.run] for each in rows.holds]
+    columns = Columns(
+        numbers=tuple(numbers[each.run] for each in rows.holds),
+        rows=np.stack([chain.rows(each.setting, parts.shape.micros) for each in runs]),
+        again=np.array([each.again for each in runs]),
+        shards=np.array([each.shards for each in rows.holds], dtype=np.float64),
+        shares=np.array([each.shares for each in rows.holds]),
+    )
+    device = chain.machine.device
+    held = np.array([device.process_bytes(compiled=each.setting.compiled) for each in runs])
+    loan = None
+    if chain.tied:
+        lent = np.array([chain.lent_elements(each.setting.tensor) for each in runs])
+        loan = Loaned(*chain.tied[0], lent)
+    return np.asarray(fullest(parts, columns, loan) + held[:, None])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Loans:
+    """What tied weights on two stages cost, an element for each of `Rows.runs`."""
+
+    lender: int
+    """The stage that owns them; 0 if none are lent."""
+    lending: Floats
+    """Until they have left, from the begin of the step."""
+    handing: Floats
+    """Until their gradient has left, from the begin of the borrower's last backward pass."""
+    handing_weight: Floats
+    """The same from the begin of the weights' part of that pass, where it is parted."""
+    taking: Floats
+    """To add it to the owner's."""
+
+
+def _loans(chain: Chain, parts: Parts, rows: Rows, numbers: tuple[PassNumbers, ...]) -> _Loans:
+    none = np.zeros(len(numbers))
+    layer, owner = chain.tied[0] if chain.tied else (0, 0)
+    lender, pipeline = int(parts.stage[owner]), parts.shape.pipeline
+    if lender == parts.stage[layer]:
+        return _Loans(lender=0, lending=none, handing=none, handing_weight=none, taking=none)
+    found = []
+    for each, number in zip(rows.runs, numbers, strict=True):
+        lent = chain.lent_elements(each.setting.tensor)
+        weights, gradients = (
+            chain.message_seconds(each.setting, pipeline, lent * nbytes)
+            for nbytes in (number.weight_bytes, number.gradient_bytes)
+        )
+        summed = number.sum_first if parts.shape.micros == 1 else number.sum_later
+        whole, weight = number.backward[layer], number.backward_weight[layer]
+        handing = gradients + summed[layer]
+        taking = chain.take_over_seconds(each.setting, lent)
+        found.append((weights, handing + whole, handing + weight, taking))
+    lending, handing, handing_weight, taking = np.array(found).T
+    return _Loans(
+        lender=lender,
+        lending=lending,
+        handing=handing,
+        handing_weight=handing_weight,
+        taking=taking,
+    )
 
 
 class _Taken:
-    """Seconds of passes, a row for each of `Rows.passes`."""
+    """Seconds of passes, a row for each of `Rows.runs`."""
 
     def __init__(
         self, chain: Chain, parts: Parts, rows: Rows, numbers: tuple[PassNumbers, ...]
     ) -> None:
         self.shape = shape = parts.shape
+        self.loans = loans = _loans(chain, parts, rows, numbers)
         layer = np.arange(parts.layers)
         inner = (layer > 0) & (layer < parts.layers - 1)
-        again = np.array([[each.again] for each in rows.passes]) & inner
+        again = np.array([[each.again] for each in rows.runs]) & inner
 
-        def chunks(name: str) -> Floats:
+        def layers(name: str) -> Floats:
             return np.stack([getattr(each, name) for each in numbers])
 
-        forward, sums = chunks("forward"), (chunks("sum_later"), chunks("sum_first"))
-        repeated = np.where(again, forward, 0.0)
+        repeated = np.where(again, layers("forward"), 0.0)
+        sums = (layers("sum_later"), layers("sum_first"))
         if shape.order == "zero-bubble":
-            inputs = parts.by_chunk(repeated + chunks("backward_input"))
-            backward = (inputs, inputs)
-            weight = tuple(parts.by_chunk(chunks("backward_weight") + each) for each in sums)
+            backward = [parts.by_chunk(repeated + layers("backward_input"))] * 2
+            weight = [parts.by_chunk(layers("backward_weight") + each) for each in sums]
         else:
-            whole = repeated + chunks("backward")
-            backward = (parts.by_chunk(whole + sums[0]), parts.by_chunk(whole + sums[1]))
-            weight = (np.zeros_like(backward[0]), np.zeros_like(backward[0]))
+            backward = [parts.by_chunk(repeated + layers("backward") + each) for each in sums]
+            weight = [np.zeros_like(backward[0])] * 2
         load = np.zeros_like(backward[0])
         load[:, [0, -1]] = np.array([[each.load_seconds] for each in numbers])
         self.message = np.array(
             [
-                chain.message_seconds(
-                    each.setting, shape.pipeline, float(number.output[0])
-                )
-                for each, number in zip(rows.passes, numbers, strict=True)
+                chain.message_seconds(each.setting, shape.pipeline, float(number.output[0]))
+                for each, number in zip(rows.runs, numbers, strict=True)
             ]
         )
-        self.forward = parts.by_chunk(forward)
-        durations = Durations(
-            forward=self.forward.T,
-            backward=backward[0].T,
-            backward_first=backward[1].T,
-            weight=weight[0].T,
-            weight_first=weight[1].T,
-            load=load.T,
-            message=self.message,
+        self.forward = parts.by_chunk(layers("forward"))
+        folded = fold(
+            shape,
+            Durations(
+                forward=self.forward.T,
+                backward=backward[0].T,
+                backward_first=backward[1].T,
+                weight=weight[0].T,
+                weight_first=weight[1].T,
+                load=load.T,
+                message=self.message,
+                lending=loans.lending,
+                lender=loans.lender,
+            ),
         )
-        folded = fold(shape, durations)
-        self.folded = Folded(ready=folded.ready.T, end=folded.end.T)
-        self.last = backward[1 if shape.micros == 1 else 0].copy()
-        """Of the pass that a stage ends with, unless its order parts backward passes."""
-        self.load = load
-        self._weight = weight[1 if shape.micros == 1 else 0]
-        self._loans(chain, parts, rows, numbers)
-
-    def _loans(
-        self, chain: Chain, parts: Parts, rows: Rows, numbers: tuple[PassNumbers, ...]
-    ) -> None:
-        """What messages of tied weights and their gradients hold up."""
-        self.lending = np.zeros(len(numbers))
-        """By how much the first message has to wait for weights that are lent."""
-        self.handing = np.zeros(len(numbers))
-        """From the begin of the last stage's last pass until a lent weight's gradient has left."""
-        self.came = np.zeros(len(numbers))
-        """When that gradient is added, where the order parts backward passes."""
-        if not chain.tied or self.shape.pipeline == 1:
-            return
-        layer, owner = chain.tied[0]
-        if parts.stage[layer] == parts.stage[owner]:
-            return
-        owner_chunk = parts.chunk[owner]
-        for at, (each, number) in enumerate(zip(rows.passes, numbers, strict=True)):
-            lent = chain.lent_elements(each.setting.tensor)
-            weights, gradients = (
-                chain.message_seconds(
-                    each.setting, self.shape.pipeline, lent * nbytes
-                )
-                for nbytes in (number.weight_bytes, number.gradient_bytes)
-            )
-            self.lending[at] = max(0.0, weights - self.forward[at, 0] - self.load[at, 0])
-            summed = number.sum_first if self.shape.micros == 1 else number.sum_later
-            self.handing[at] = gradients + number.backward[layer] + summed[layer]
-            taking = chain.take_over_seconds(each.setting, lent)
-            self.last[at, owner_chunk] += taking
-            head = number.backward_weight[layer] + summed[layer] + gradients
-            self.came[at] = self.folded.end[at, -1] - self._weight[at, -1] + head + taking
-            self.folded.end[at, parts.stage[owner]] += taking
+        self.ready, self.end = folded.ready.T, folded.end.T
+        once = int(shape.micros == 1)
+        self.last, self.last_weight = backward[once].copy(), weight[once]
+        """Of the last micro-batch's backward pass."""
+        self.last[:, parts.chunk[chain.tied[0][1] if chain.tied else 0]] += loans.taking
 
 
 class _Shared:
@@ -233,8 +286,6 @@ class _Shared:
         self.held = stages("weights") + stages("optimizer")
         self.gather = stages("gather")
         owner = chain.tied[0][1] if chain.tied else 0
-        self.owner = int(parts.stage[owner])
-        """The stage that lends weights, the first if none does."""
         self.reduce_lent = np.array([each.reduce[owner] for each in states])
         self.reduce_chunks = parts.by_chunk(np.stack([each.reduce for each in states]))
         self.after = stages("update") + stages("spread")
@@ -253,7 +304,7 @@ class _Shared:
 def _step(taken: _Taken, shared: _Shared, rows: Rows, *, clips: bool) -> Floats:
     """When the last stage has updated its weights."""
     ends = _ends(taken, shared, rows)
-    after = shared.after[rows.of_sharing]
+    after = shared.after[rows.sharing]
     if clips:  # the norm waits for all stages
         return np.asarray(ends.max(axis=1) + after.max(axis=1))
     return np.asarray((ends + after).max(axis=1))
@@ -265,18 +316,21 @@ def _ends(taken: _Taken, shared: _Shared, rows: Rows) -> Floats:
     Each stage reduces a layer's gradient behind the last pass that adds to it, before it sends the
     gradient of its input on: so what the stages behind it reduce holds a stage up too.
     """
-    shape, message = taken.shape, taken.message[rows.of_pass][:, None]
+    shape, message = taken.shape, taken.message[rows.run][:, None]
     late = _late(taken, shared, rows)
-    reduce = shared.reduce_chunks[rows.of_sharing]
+    reduce = shared.reduce_chunks[rows.sharing]
     if shape.order == "zero-bubble":
-        ends = taken.folded.end[rows.of_pass] + reduce
-        came = taken.came[rows.of_pass] + shared.reduce_lent[rows.of_sharing]
-        ends[:, shared.owner] = np.maximum(ends[:, shared.owner], came)
+        ends = taken.end[rows.run] + reduce
+        if taken.loans.lender != shape.pipeline - 1:
+            lent = taken.end[:, -1] - taken.last_weight[:, -1] + taken.loans.handing_weight
+            came = lent[rows.run] + shared.reduce_lent[rows.sharing]
+            owner = np.maximum(ends[:, taken.loans.lender], came)
+            ends[:, taken.loans.lender] = owner + taken.loans.taking[rows.run]
         return np.asarray(ends + late)
-    own = taken.last[rows.of_pass] + reduce
+    own = taken.last[rows.run] + reduce
     through = np.cumsum(own, axis=1) + message * np.arange(shape.chunks)
-    path = taken.folded.ready[rows.of_pass] + through
-    path[:, -1] += np.maximum(0.0, taken.handing[rows.of_pass] - own[:, -1])
+    path = taken.ready[rows.run] + through
+    path[:, -1] += np.maximum(0.0, taken.loans.handing[rows.run] - own[:, -1])
     if shape.interleave > 1:
         path += _behind(reduce, shape.pipeline)
     longest = np.maximum.accumulate(path[:, ::-1], axis=1)[:, ::-1]
@@ -294,6 +348,5 @@ def _late(taken: _Taken, shared: _Shared, rows: Rows) -> Floats:
     """By how much gathering and lending weights hold up the first passes."""
     forward = taken.forward[:, : taken.shape.pipeline] + taken.message[:, None]
     came = np.cumsum(forward, axis=1) - forward
-    gather = shared.gather[rows.of_sharing] - came[rows.of_pass]
-    gather[:, 0] += taken.lending[rows.of_pass]
+    gather = shared.gather[rows.sharing] - came[rows.run]
     return np.asarray(np.maximum(gather.max(axis=1), 0.0)[:, None])

@@ -16,9 +16,7 @@ from windlass.cost.closed_pipeline import Shape
 from windlass.program.instruction import BACKWARDS
 from windlass.program.schedule import Pass, taken
 
-Moment = Literal[
-    "first forward", "forward", "first backward", "backward", "first weight", "weight"
-]
+Moment = Literal["first forward", "forward", "first backward", "backward", "first weight", "weight"]
 """The first ones find no gradient yet; `weight` is the weights' part of a parted backward pass."""
 
 MOMENTS: tuple[Moment, ...] = (
@@ -39,13 +37,18 @@ class Held:
     """Of each row 1 if there is such a moment, else 0."""
 
 
-def held(shape: Shape) -> dict[Moment, Held]:
-    """What is held at the fullest moment of each sort."""
+def held(shape: Shape, layers: tuple[int, ...]) -> dict[Moment, Held]:
+    """What is held at the fullest moment of each sort.
+
+    Args:
+        shape: of the plans.
+        layers: of each chunk, which tell how full a moment is.
+    """
     settled = shape.pipeline * (4 if shape.interleave > 1 else 3)
     if shape.micros <= settled + shape.pipeline:
-        return _held(shape)
-    short = _held(shape._replace(micros=settled))
-    long = _held(shape._replace(micros=settled + shape.pipeline))
+        return _held(shape, layers)
+    short = _held(shape._replace(micros=settled), layers)
+    long = _held(shape._replace(micros=settled + shape.pipeline), layers)
     times = (shape.micros - settled) / shape.pipeline
     return {
         moment: Held(
@@ -58,30 +61,30 @@ def held(shape: Shape) -> dict[Moment, Held]:
 
 
 @lru_cache(maxsize=512)
-def _held(shape: Shape) -> dict[Moment, Held]:
+def _held(shape: Shape, layers: tuple[int, ...]) -> dict[Moment, Held]:
     side = (shape.chunks, shape.chunks)
     found = {
         moment: Held(open=np.zeros(side), parted=np.zeros(side), there=np.zeros(side[0]))
         for moment in MOMENTS
     }
     for stage in range(shape.pipeline):
-        _walk(shape, stage, found)
+        _walk(shape, stage, layers, found)
     return found
 
 
-def _walk(shape: Shape, stage: int, found: dict[Moment, Held]) -> None:
+def _walk(shape: Shape, stage: int, layers: tuple[int, ...], found: dict[Moment, Held]) -> None:
     own = slice(stage, None, shape.pipeline)
     open_, parted = np.zeros(shape.interleave), np.zeros(shape.interleave)
-    begun = False
-    for turn in taken(
-        shape.order, shape.pipeline, stage, shape.micros, chunks=shape.interleave
-    ):
+    begun, sizes = False, np.array(layers[own], dtype=np.float64)
+    fullest: dict[tuple[Moment, int], float] = {}
+    for turn in taken(shape.order, shape.pipeline, stage, shape.micros, chunks=shape.interleave):
         if turn.kind == "forward":
             open_[turn.chunk] += 1
         moment = _moment(turn, begun=begun)
         at, row = found[moment], turn.chunk * shape.pipeline + stage
-        full = at.open[row, own].sum() + at.parted[row, own].sum()
-        if not at.there[row] or open_.sum() + parted.sum() > full:
+        full = float((open_ + parted) @ sizes)
+        if not at.there[row] or full > fullest[moment, turn.chunk]:
+            fullest[moment, turn.chunk] = full
             at.open[row, own], at.parted[row, own], at.there[row] = open_, parted, 1.0
         if turn.kind in ("backward", "backward input"):
             open_[turn.chunk] -= 1

@@ -8,6 +8,7 @@ replicas share them (`Sharing`). Both are read off the clock's own prices, once 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -123,6 +124,9 @@ class Chain:
         self._alone: Callable[[Setting], PassNumbers] = cache(self._alone_)
         self.passes: Callable[[Setting], PassNumbers] = cache(self._passes)
         self.states: Callable[[Sharing], StateNumbers] = cache(self._states)
+        self.rows: Callable[[Setting, int], Floats] = cache(self._rows)
+        self.lent_elements: Callable[[int], float] = cache(self._lent_elements)
+        self._links: Callable[[int, int, int], Links] = cache(self._links_of)
         self._costs: Callable[[Sharing], StepCost] = cache(self._costs_of)
 
     def plan_of(self, setting: Setting) -> Plan:
@@ -146,7 +150,7 @@ class Chain:
                 ),
                 "stages": tuple(
                     Stage.model_construct(phases=((first, last),), recompute="none")
-                    for first, last in zip(ends, ends[1:], strict=False)
+                    for first, last in pairwise(ends)
                 ),
             }
         )
@@ -161,7 +165,7 @@ class Chain:
             }
         )
 
-    def rows(self, setting: Setting, micros: int) -> Floats:
+    def _rows(self, setting: Setting, micros: int) -> Floats:
         """What looked-up rows of earlier micro-batches take, for each layer."""
         plan, kinds = self.plan_of(setting), self.kinds(setting.tensor)
         batch = plan.batch.model_copy(update={"accumulation": micros})
@@ -172,10 +176,13 @@ class Chain:
         """Seconds of a message between stages; none where there are no others."""
         if not self.machine.links or pipeline == 1:
             return 0.0
-        plan = self.plan_of(setting)
+        return self._links(setting.tensor, pipeline, setting.replicas).message_seconds(nbytes)
+
+    def _links_of(self, tensor: int, pipeline: int, replicas: int) -> Links:
+        plan = self.plan_of(Setting(tensor, "float32", False, 1, True, True, replicas))
         cut = plan.cut.model_copy(update={"pipeline": pipeline})
-        plan = plan.model_copy(update={"cut": cut, "stages": plan.stages[:1] * pipeline})
-        return Links(plan, self.graph, self.machine).message_seconds(nbytes)
+        plan = plan.model_copy(update={"cut": cut})
+        return Links(plan, self.graph, self.machine)
 
     def take_over_seconds(self, setting: Setting, elements: float) -> float:
         """Seconds of adding the gradient of lent weights to the owner's."""
@@ -187,7 +194,7 @@ class Chain:
         costs = self._costs(sharing)
         return np.array([costs.norm_rate(max(1.0, each)) for each in nbytes])
 
-    def lent_elements(self, tensor: int) -> float:
+    def _lent_elements(self, tensor: int) -> float:
         """Elements that the first tied layer borrows."""
         name = self._names[self._of[self.tied[0][0]]]
         tied = (p.count for p in self.kinds(tensor)[name].parameters if p.tied_to is not None)
@@ -200,7 +207,7 @@ class Chain:
     def _spread(self, of_kind: Callable[[int, str], float]) -> Floats:
         """A number of each kind, found at its first layer, for all layers."""
         found = [of_kind(at, name) for at, name in zip(self._first, self._names, strict=True)]
-        return np.array(found, dtype=np.float64)[self._of]
+        return np.asarray(np.array(found, dtype=np.float64)[self._of])
 
     def _passes(self, setting: Setting) -> PassNumbers:
         """Passes with what slices exchange in them, which depends on how many replicas do so."""
@@ -208,15 +215,16 @@ class Chain:
         if setting.tensor == 1:
             return alone
         links = Links(self.plan_of(setting), self.graph, self.machine)
+
+        def exchanged(kind: Kind) -> Floats:
+            return self._spread(lambda layer, _: links.seconds(Instruction(kind, layer, 0)))
+
         return replace(
             alone,
-            **{
-                name: getattr(alone, name)
-                + self._spread(
-                    lambda layer, _, kind=kind: links.seconds(Instruction(kind, layer, 0))
-                )
-                for name, kind in _EXCHANGING.items()
-            },
+            forward=alone.forward + exchanged("forward"),
+            backward=alone.backward + exchanged("backward"),
+            backward_input=alone.backward_input + exchanged("backward input"),
+            backward_weight=alone.backward_weight + exchanged("backward weight"),
         )
 
     def _alone_(self, setting: Setting) -> PassNumbers:
@@ -233,10 +241,10 @@ class Chain:
             instruction = Instruction("backward weight", layer, 0)
             return costs.of(instruction).total - costs.sum_seconds(layer, first=True)
 
-        sums = [
-            self._spread(lambda layer, _, first=first: costs.sum_seconds(layer, first=first))
-            for first in (True, False)
-        ]
+        sums = (
+            self._spread(lambda layer, _: costs.sum_seconds(layer, first=True)),
+            self._spread(lambda layer, _: costs.sum_seconds(layer, first=False)),
+        )
         sizes = {name: layer_sizes(plan, kinds[name]) for name in self._names}
 
         def nbytes(name: str) -> Floats:
@@ -295,10 +303,3 @@ class Chain:
 _PASS_BYTES = (
     "output", "kept", "forward_peak", "backward_peak", "fresh", "largest", "gradients", "weights",
 )  # fmt: skip
-
-_EXCHANGING: Mapping[str, Kind] = {
-    "forward": "forward",
-    "backward": "backward",
-    "backward_input": "backward input",
-    "backward_weight": "backward weight",
-}

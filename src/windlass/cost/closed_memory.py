@@ -8,6 +8,7 @@ says the same instruction by instruction.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,18 +17,17 @@ from windlass.cost.closed_held import Held, Moment, held
 from windlass.cost.closed_layers import Floats, PassNumbers
 from windlass.cost.closed_pipeline import Shape
 
-
 _FEW = 2
 """Micro-batches of a step in which none comes between the first and the last."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Loaned:
-    """Weights that a layer uses and another owns: as what counts where."""
+class Loaned(NamedTuple):
+    """Weights that a layer uses and another owns."""
 
     layer: int
     owner: int
-    elements: float
+    elements: Floats
+    """Of each plan."""
 
 
 class Parts:
@@ -134,10 +134,6 @@ class _Fullest:
         layer = np.arange(parts.layers)
         self._again = columns.again[:, None] & ((layer > 0) & (layer < end))
         self._flat = columns.shards[:, None] > 1
-        self._gone = 1 - 1 / columns.shards[:, None]
-        """Of a gradient, what is gone once it is reduced."""
-        self._whole = columns.stacked("weights") * columns.shares[:, None]
-        """Weights that are whole only from their first use to their last."""
         shape = parts.shape
         self._early = reduces_early(shape)
         self._once = shape.interleave > 1 and shape.micros == shape.pipeline
@@ -154,7 +150,10 @@ class _Fullest:
         self._gradients += columns.rows
         self._sums = self._gradients.copy()
         """Gradients that a layer's first backward pass makes: the owner's too, if it is first."""
-        self._lent = np.zeros_like(self._gradients)
+        self._gone = self._sums * (1 - 1 / columns.shards[:, None])
+        """Of a gradient, what is gone once it is reduced."""
+        self._whole = columns.stacked("weights") * columns.shares[:, None]
+        """Weights that are whole only from their first use to their last."""
         self._over = np.zeros_like(self._gradients)
         """What comes to be added to the gradient of weights that were lent."""
         self._place_loan(wide, narrow)
@@ -182,27 +181,26 @@ class _Fullest:
         if loan is None:
             return
         if stage[loan.layer] == stage[loan.owner]:
-            owners = self._gradients[:, loan.owner].copy()
-            self._sums[:, loan.layer] += owners
+            self._sums[:, loan.layer] += self._sums[:, loan.owner]
             self._sums[:, loan.owner] = 0.0
         else:
             self._sums[:, loan.layer] += loan.elements * wide[:, 0]
             self._over[:, loan.owner] = loan.elements * wide[:, 0]
-            self._lent[:, loan.layer] = loan.elements * narrow[:, 0]
+            self._gone[:, loan.layer] += loan.elements * wide[:, 0]
+            self._whole[:, loan.layer] += loan.elements * narrow[:, 0]
 
     def bytes(self) -> Floats:
-        moments = held(self._parts.shape)
+        moments = held(self._parts.shape, tuple(np.diff([*self._parts.starts, self._parts.layers])))
         parted = moments["first weight"].there.any()
         backwards = self._parted_backwards if parted else self._backwards
         found = [self._parts.most(each) for each in self._forwards(moments)]
         found += [self._parts.most(each) for each in backwards(moments)]
-        always = self._parts.by_stage(self._lent)
-        return np.asarray(np.max([*found, self._taking_over()], axis=0) + always)
+        return np.asarray(np.max([*found, self._taking_over()], axis=0))
 
     def _taking_over(self) -> Floats:
         """Where the gradient of weights that were lent is added, all others are reduced."""
         owns = self._over > 0
-        sums = np.where(owns, self._sums + self._over, self._sums * (1 - self._gone))
+        sums = np.where(owns, self._sums + self._over, np.maximum(0.0, self._sums - self._gone))
         return self._parts.by_stage(sums + np.where(owns, self._whole, 0.0))
 
     def _stage(self, values: Floats) -> Floats:
@@ -231,7 +229,7 @@ class _Fullest:
 
     def _done(self, *, after: bool) -> Floats:
         """What is gone of layers whose last backward pass comes before."""
-        parts, gone = self._parts, self._sums * self._gone + self._whole
+        parts, gone = self._parts, self._gone + self._whole
         done = parts.after(gone) if after else np.zeros_like(gone)
         return done + parts.behind(gone) if self._once else done
 
@@ -265,6 +263,10 @@ class _Fullest:
         made = np.maximum(self._backward_peak, self._making(self._down + self._sums))
         yield self._others(moments["first backward"]) + own + made + self._making_sums()
         yield self._others(moments["backward"]) + own + added + self._adding_sums()
+        if self._parts.shape.micros == 1:  # whole and in shards while it is reduced
+            shard = self._gradients - self._gone
+            reduced = np.where(self._flat, self._sums + shard, 0.0)
+            yield self._base + self._down + reduced + self._making_sums()
 
     def _making(self, made: Floats) -> Floats:
         """What lies there at the end of a pass that makes gradients."""
@@ -277,6 +279,7 @@ class _Fullest:
     def _parted_backwards(self, moments: Mapping[Moment, Held]) -> Iterator[Floats]:
         parts, waiting, whole = self._parts, self._waiting(), self._stage(self._whole)
         own = self._base + self._kept + self._output + self._came + parts.after(waiting)
+        own = own + np.where(self._again, self._stays, 0.0)  # the first output is needed still
         input_ = own + np.maximum(self._backward_peak, self._kept + self._down)
         yield self._others(moments["first backward"]) + input_ + whole
         yield self._others(moments["backward"]) + input_ + self._all()

@@ -51,6 +51,10 @@ class Durations:
     """Before a forward pass, whether or not what it needs has come."""
     message: Floats
     """Of each plan: to send an output, or its gradient, to the next stage."""
+    lending: Floats
+    """Of each plan: how long the lender's first messages have to wait for weights that it lends."""
+    lender: int = 0
+    """The stage that lends weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +122,7 @@ def _walk(shape: Shape, durations: Durations) -> Folded:
     loading = np.concatenate([durations.load, np.zeros_like(taking[durations.load.shape[0] :])])
     now = np.zeros((shape.pipeline, plans))
     sent, ready = np.zeros_like(now), np.zeros((shape.chunks, plans))
+    sent[durations.lender] = durations.lending
     came = np.zeros((1 + 2 * shape.chunks * shape.micros, plans))
     for stages, rows, needs, senders, sends, lasts, chunks in _levels(shape):
         if lasts.size:
