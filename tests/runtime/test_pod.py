@@ -1,7 +1,7 @@
 """Any legal plan trains a model as one device does, and sends what its program says.
 
 `pytest -m slow tests/runtime/test_pod.py` goes through the whole grid on 1 to 8 processes, which
-takes about half an hour on two cores.
+takes some ten minutes on two cores.
 """
 
 from collections.abc import Iterator

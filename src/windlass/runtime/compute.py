@@ -265,11 +265,10 @@ class Compute:
             gone = self._residence.norms.get(index)
             norms += self._norms(index) if gone is None else gone
         # Waits for the device, once a step: weights must not change by a broken gradient.
-        own = float(self._optimizer.joined(norms))
-        self._norm = self._world.norm(own, counts=self._residence.counts)
-        if not math.isfinite(self._norm):
+        self._agree(float(self._optimizer.joined(norms)))
+        if not math.isfinite(self.gradient_norm):
             self._refuse_norm()
-        self._divisor = self._optimizer.divisor(self._norm)
+        self._divisor = self._optimizer.divisor(self.gradient_norm)
         self._residence.ends_backward(self._divisor)
 
     def _norms(self, layer: int) -> list[Tensor]:
@@ -283,17 +282,24 @@ class Compute:
         self._residence.update(layer, self.step, self._divisor)
 
     def _sync(self, _: int, __: int) -> None:
-        """All devices agree on what the step has come to, and whether it was the last."""
-        self._require_finite_losses()
-        # All slices have the same loss.
+        """Where nothing was clipped, devices have not agreed on anything yet."""
+        if self._norm is None:
+            self._require_finite_losses()
+            self._agree(math.sqrt(math.fsum(float(square) for square in self._squares)))
+
+    def _agree(self, own: float) -> None:
+        """All devices agree on what the step has come to, and whether it was the last.
+
+        Args:
+            own: 2-norm of the gradients that this device updates.
+        """
+        # All slices have the same loss, and of each shard one copy counts.
         mine = self.flow.losses.values() if not self._world.place.slice else ()
         losses = [float(loss) for loss in mine]
-        told = (math.fsum(losses), float(len(losses)), float(self._stop_wished()))
-        total, count, stops = self._world.total(told)
-        self._loss, self.stops = total / count, stops > 0
-        if self._norm is None:
-            own = math.sqrt(math.fsum(float(square) for square in self._squares))
-            self._norm = self._world.norm(own, counts=self._residence.counts)
+        squares = own * own if self._residence.counts else 0.0
+        told = (squares, math.fsum(losses), float(len(losses)), float(self._stop_wished()))
+        total, loss, count, stops = self._world.total(told)
+        self._norm, self._loss, self.stops = math.sqrt(total), loss / count, stops > 0
 
     def _stop_wished(self) -> bool:
         return self._world.devices > 1 and self._stop()

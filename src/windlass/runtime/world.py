@@ -5,7 +5,6 @@ together, and who is at the other end of a message, the program says; here it on
 """
 
 import json
-import math
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -146,14 +145,6 @@ class World(Protocol):
     def most(self, value: float) -> float:
         """The largest over all devices."""
 
-    def norm(self, own: float, *, counts: bool) -> float:
-        """The 2-norm over all devices.
-
-        Args:
-            own: of this device's part.
-            counts: whether it counts: of each shard one copy does.
-        """
-
 
 class Alone:
     """One device, which agrees with itself."""
@@ -169,11 +160,6 @@ class Alone:
     def most(self, value: float) -> float:
         """The value itself."""
         return value
-
-    def norm(self, own: float, *, counts: bool) -> float:
-        """Its own norm."""
-        del counts
-        return own
 
 
 class Pod:
@@ -289,10 +275,6 @@ class Pod:
     def most(self, value: float) -> float:
         """The largest over all devices."""
         return self._agreed((value,), dist.ReduceOp.MAX)[0]
-
-    def norm(self, own: float, *, counts: bool) -> float:
-        """The 2-norm over all devices; of each shard one copy counts."""
-        return math.sqrt(self.total((own * own if counts else 0.0,))[0])
 
     def _agreed(self, values: Sequence[float], op: dist.ReduceOp.RedOpType) -> list[float]:
         told = torch.tensor(values, dtype=torch.float64, device=self._on)
