@@ -4,6 +4,7 @@ from windlass.api.biggest import largest, record, require_here
 from windlass.api.check import Caught, Checking, proving
 from windlass.api.cluster import prepare
 from windlass.api.device import as_device
+from windlass.api.machines import machines
 from windlass.api.plan import HERE, Planned, Progress, ask, capture, find_machine, plan, probe
 from windlass.api.record import RUNS, load, report, runs
 from windlass.api.rehearse import PROCESSES, as_it_is, in_small, load_plan
@@ -35,6 +36,7 @@ __all__ = [
     "largest",
     "load",
     "load_plan",
+    "machines",
     "plan",
     "prepare",
     "probe",

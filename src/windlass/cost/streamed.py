@@ -3,7 +3,8 @@
 The device computes in one lane. What moves between tiers goes through another, one after the other
 in the order that the program begins it, and whoever needs a layer waits for it.
 
-On a CPU the updates of moving layers take the cores from the computing, so they count in both.
+On a CPU the updates of moving layers take the cores from the computing, so they count in both. On a
+bulk-synchronous machine without compute units set apart for moves, the device waits for each.
 """
 
 from typing import NamedTuple
@@ -83,6 +84,7 @@ class FarLane:
         self._effects = Effects(plan, graph, place_of(device, plan.cut).stage)
         self._tiers = {tier.name: tier for tier in machine.device.tiers}
         self._shares_cores = machine.device.kind == "cpu"
+        self._moves_beside = machine.moves_beside
         self._moves_updates = plan.far("optimizer")
         self.moved = 0.0
         """When all that was begun has moved."""
@@ -154,7 +156,7 @@ class FarLane:
             self._back[layer, micro] = end
         elif layer is not None:
             self._there[layer] = end
-        return Span(start, end), now
+        return Span(start, end), now if self._moves_beside else end
 
     def _moving(self, instruction: Instruction) -> float:
         return sum(

@@ -45,6 +45,9 @@ ANSWERS: dict[Kind, Kind] = {"send": "receive", "lend": "borrow", "hand over": "
 MEETINGS: tuple[Kind, ...] = ("gather", "spread", "reduce", "norm", "sync")
 """Those that wait until every device of their group is there; so do passes that exchange."""
 
+TOGETHER: tuple[Kind, ...] = ("norm", "sync")
+"""Those of them that all devices of the plan have to be there for."""
+
 WAITING: tuple[Kind, ...] = ("receive", "borrow", "take over", *MEETINGS)
 """Those that wait for other devices."""
 
