@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from windlass.cost.formulas import Column, Number, ring_bytes
-from windlass.published.reading import Unsaid, leading, needed, number
+from windlass.published.reading import Unsaid, count, leading, needed, number
 from windlass.published.run import Columns, Cut, Shape
 from windlass.published.table import Row
 
@@ -40,8 +40,8 @@ def pod_cut(row: Row, shape: Shape, told: list[str]) -> Cut:
     notes = row.text("notes")
     packed = _PACKED.search(notes)
     packs = float(packed[1]) if packed else _packs(row, shape)
-    accumulation = number(row, "grad_accum") or 0.0
-    pipeline = number(row, "p") or 0.0
+    accumulation = count(row, "grad_accum") or 0.0
+    pipeline = count(row, "p") or 0.0
     if pipeline <= 1.0:
         pipeline = _stages(batch, devices, packs * accumulation)
         told.append(f"stages not published: {pipeline:g} taken")
@@ -84,13 +84,20 @@ def fullest_stage(notes: str, shape: Shape, stages: float) -> float:
     even = float(np.ceil(2.0 * shape.layers / max(1.0, stages - _TABLE_STAGES)) / 2.0)
     if not placed:
         return even
-    found = json.loads(placed[1])
-    forward = shape.matrices * shape.width * shape.inner / shape.block
-    counts = [
-        one if isinstance(one, int) else one[1][0] * (1 - forward) + one[1][1] * forward
-        for one in found
-    ]
-    return float(max(counts)) if counts else even
+    share = shape.matrices * shape.width * shape.inner / shape.block
+    counts = [_blocks(one, share) for one in json.loads(placed[1])]
+    return max(counts, default=even) or even
+
+
+def _blocks(placed: object, share: float) -> float:
+    """Blocks of one stage; `share` is a feed-forward part's. 0 for what is no placement."""
+    match placed:
+        case int():
+            return float(placed)
+        case [int(), [int(attentions), int(forwards)]]:
+            return attentions * (1.0 - share) + forwards * share
+        case _:
+            return 0.0
 
 
 def step_terms(runs: Columns, given: Mapping[str, Number]) -> dict[str, Column]:
