@@ -9,7 +9,7 @@ from windlass.cost.rings import message, ring
 from windlass.program.exchanged import Sent, all_reduce_bytes, common_sums, gather_bytes
 from windlass.program.instruction import ANSWERS, Instruction
 from windlass.program.shards import parts
-from windlass.program.sizes import LayerSizes, sizes_of
+from windlass.program.sizes import StateSizes, states_of
 from windlass.spec import grid
 from windlass.spec.graph import Graph
 from windlass.spec.grid import Among
@@ -29,7 +29,7 @@ class Links:
     def __init__(self, plan: Plan, graph: Graph, machine: Machine) -> None:
         self._plan, self._machine = plan, machine
         self._sent = Sent(plan, graph)
-        self._sizes = sizes_of(plan, graph)
+        self._states = states_of(plan, graph)
 
     def seconds(self, instruction: Instruction) -> float:
         """Seconds that a message or collective takes, or the collectives inside a pass; else 0.
@@ -40,7 +40,7 @@ class Links:
         kind, layer, _ = instruction
         if layer is None:
             return 0.0
-        sharding, sizes = self._plan.sharding, self._sizes[layer]
+        sharding, sizes = self._plan.sharding, self._states[layer]
         if kind in ANSWERS:
             return self.message_seconds(self._sent.of(instruction))
         if kind == "gather":
@@ -57,7 +57,7 @@ class Links:
             for each in self._sent.inside(instruction)
         )
 
-    def _reduce(self, sizes: LayerSizes) -> float:
+    def _reduce(self, sizes: StateSizes) -> float:
         """What slices have in common is summed over them, the whole scattered within rts' replicas.
 
         Then shards are summed over the others.
@@ -102,7 +102,7 @@ class Links:
         return sent * way.byte_seconds + passes * (ranks - 1) * way.round_seconds
 
     def message_seconds(self, nbytes: float) -> float:
-        """Seconds of a message to another stage."""
+        """Seconds of a message of so many bytes to another stage."""
         cut = self._plan.cut
         way = message(self._machine.links, cut.devices, exchanging=cut.replicas * cut.tensor)
         return nbytes * way.byte_seconds + way.round_seconds

@@ -15,7 +15,7 @@ from windlass.program.instruction import Instruction, Kind
 from windlass.program.layout import place_of
 from windlass.program.lower import lower
 from windlass.program.shards import parts
-from windlass.program.sizes import LayerSizes, sizes_of
+from windlass.program.sizes import StateSizes, states_of
 from windlass.program.slices import ops_of
 from windlass.program.ties import loans
 from windlass.spec.graph import Collective, Graph, LayerKind
@@ -59,7 +59,7 @@ class Sent:
 
     def __init__(self, plan: Plan, graph: Graph, index: int = 0) -> None:
         self._plan = plan
-        self._sizes = sizes_of(plan, graph, index)
+        self._states = states_of(plan, graph, index)
         self._kinds = tuple(graph.cut(plan.cut.tensor, index).layer_kinds())
         self._inside: dict[tuple[Kind, str], tuple[Inside, ...]] = {}
         self._lent = {loan.layer: loan.elements for loan in loans(plan, graph, index)}
@@ -69,9 +69,9 @@ class Sent:
         kind, layer, _ = instruction
         if layer is None:
             return 0
-        sizes, plan = self._sizes[layer], self._plan
+        sizes, plan = self._states[layer], self._plan
         if kind == "send":
-            return sizes.output
+            return self._output(layer)
         if kind == "lend":
             return self._lent[layer] * plan.weight_bytes
         if kind == "hand over":
@@ -103,7 +103,12 @@ class Sent:
                 totals[instruction.kind] = totals.get(instruction.kind, 0) + sent
         return totals
 
-    def _reduced(self, sizes: LayerSizes) -> int:
+    def _output(self, layer: int) -> int:
+        batch = self._plan.batch
+        cost = self._kinds[layer].cost(self._plan.precision, compiled=self._plan.compile)
+        return round(cost.output_bytes.at(batch.micro, batch.sequence))
+
+    def _reduced(self, sizes: StateSizes) -> int:
         """What of whole parameters is summed over slices, and all of it over replicas.
 
         That sum is scattered over rts' replicas, and each shard summed over r / rts'.
@@ -124,7 +129,7 @@ class Sent:
                 yield Inside(how, among, collective_bytes(how, nbytes, ranks))
 
 
-def common_sums(sizes: LayerSizes, plan: Plan) -> tuple[tuple[Among, int], ...]:
+def common_sums(sizes: StateSizes, plan: Plan) -> tuple[tuple[Among, int], ...]:
     """What one device sends so that gradients of what slices have in common are whole.
 
     Args:
