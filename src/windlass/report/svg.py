@@ -138,6 +138,12 @@ def drawing(content: str, width: float, height: float, name: str) -> str:
     )  # fmt: skip
 
 
+def size_of(svg: str) -> tuple[float, float]:
+    """Width and height of the coordinates of a drawing."""
+    size = svg.partition('viewBox="')[2].partition('"')[0].split()
+    return float(size[2]), float(size[3])
+
+
 def standalone(svg: str) -> str:
     """A drawing as a file of its own, with its colours in it and a ground of its own."""
     style = COLOURS.replace(":root", "svg") + DRAWING.replace("svg .", ".").replace("svg t", "t")
