@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from windlass.program.layout import Place, device_of
 from windlass.program.shards import gathering, scattering
 from windlass.report.forecast import layer_words
-from windlass.report.svg import drawing, element, label, title
+from windlass.report.svg import STAGE_COLOURS, drawing, element, label, title
 from windlass.report.words import place_words
 from windlass.spec.plan import Plan
 
@@ -26,7 +26,6 @@ _LETTERS = 20.0
 _RAIL = 11.0
 """Pixels from one ring to the next beside it."""
 _MOST_RAILS = 4
-_STAGE_COLOURS = ("blue", "orange", "green", "pink", "violet", "red", "brown", "sky")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,7 +146,7 @@ def _blocks(axes: _Axes) -> Iterator[str]:
 
 
 def _block(axes: _Axes, column: int, line: int, stage: int, replica: int) -> Iterator[str]:
-    colour = _STAGE_COLOURS[stage % len(_STAGE_COLOURS)]
+    colour = STAGE_COLOURS[stage % len(STAGE_COLOURS)]
     cut = axes.plan.cut
     for index in range(_slices(axes.plan)):
         down, across = divmod(index, axes.across)

@@ -3,14 +3,16 @@
 from collections.abc import Callable, Mapping, Sequence
 from textwrap import wrap
 
+from windlass.program.instruction import MOVES
 from windlass.report.decomposition import decomposition
 from windlass.report.forecast import Forecast
 from windlass.report.heatmap import heat_map
 from windlass.report.svg import drawing, element, label, size_of, standalone
 from windlass.report.tiers import memory_bars, memory_lines
-from windlass.report.timeline import timeline
+from windlass.report.timeline import drawn_lanes
 from windlass.report.waterfall import waterfall
 from windlass.report.words import batch_words, cut_words, plan_words
+from windlass.spec.prediction import Lane
 
 _LETTERS = 140
 """In a line as wide as a picture."""
@@ -18,12 +20,29 @@ _LANES = 9
 
 
 def lanes(forecast: Forecast) -> str:
-    """The timeline of one device of each stage, of very many stages the first."""
-    shown = tuple(
-        lane.model_copy(update={"device": stage}) for stage, lane in forecast.lanes()[:_LANES]
+    """The timeline of one device of each stage, of very many stages the first.
+
+    What moves between tiers beside the computing has a lane of its own.
+    """
+    shown = []
+    for stage, first in forecast.lanes()[:_LANES]:
+        lane = first.model_copy(update={"device": stage})
+        name = f"stage {stage}" if len(forecast.timeline.lanes) > 1 else "computes"
+        if forecast.plan.streamed:
+            shown.append((name, _part(lane, moves=False)))
+            shown.append(("moves", _part(lane, moves=True)))
+        else:
+            shown.append((name, lane))
+    return drawn_lanes(shown, "predicted timeline of one step")
+
+
+def _part(lane: Lane, *, moves: bool) -> Lane:
+    """The instructions of a lane that move something between tiers, or the others."""
+    kept = [at for at, kind in enumerate(lane.kinds) if (kind in MOVES) == moves]
+    names = ("kinds", "layers", "micros", "starts", "ends")
+    return lane.model_copy(
+        update={name: tuple(getattr(lane, name)[at] for at in kept) for name in names}
     )
-    name = "stage" if len(shown) > 1 else "predicted"
-    return timeline(forecast.timeline.model_copy(update={"lanes": shown}), None, name=name)
 
 
 PICTURES: Mapping[str, tuple[str, Callable[[Forecast], str]]] = {
@@ -52,7 +71,7 @@ def notes(forecast: Forecast) -> Mapping[str, str]:
         "waterfall": f"Of the device that is done last.{one}",
         "memory": f"Each tier at its fullest moment.{one}",
         "occupancy": f"Bytes in the near tier while each instruction runs.{one}",
-        "timeline": f"The bar shows what a device does when.{one}{many}",
+        "timeline": f"What a device does when.{one}{many}",
     }
 
 

@@ -33,9 +33,13 @@ _KIND_COLOURS = {
     "spread": "yellow", "forward": "blue", "recompute": "orange", "backward": "red",
     "backward input": "red", "backward weight": "orange", "send": "violet", "receive": "violet",
     "lend": "violet", "borrow": "violet", "hand over": "violet", "take over": "violet",
-    "reduce": "yellow", "keep": "brown", "restore": "brown", "norm": "pink", "update": "green",
-    "sync": "grey",
+    "reduce": "yellow", "keep": "brown", "restore": "brown", "store": "brown", "norm": "pink",
+    "update": "green", "sync": "grey",
 }  # fmt: skip
+
+
+STAGE_COLOURS = ("blue", "orange", "green", "pink", "violet", "red", "brown", "sky")
+"""Of the stages of a pipeline, one after the other and again."""
 
 
 class Unit(NamedTuple):

@@ -4,8 +4,18 @@ from collections.abc import Iterator, Sequence
 
 from windlass.report.chart import Axes, Rule, Series, line_chart
 from windlass.report.forecast import Forecast
-from windlass.report.svg import bytes_unit, drawing, element, label, legend, seconds_unit, title
-from windlass.spec.prediction import MemoryClass, TierPeak
+from windlass.report.svg import (
+    STAGE_COLOURS,
+    bytes_unit,
+    drawing,
+    element,
+    label,
+    legend,
+    seconds_unit,
+    text_width,
+    title,
+)
+from windlass.spec.prediction import Lane, MemoryClass, TierPeak
 from windlass.units import show_bytes
 
 _WIDTH, _LEFT, _RIGHT = 1000.0, 120.0, 210.0
@@ -16,7 +26,6 @@ CLASS_COLOURS: dict[MemoryClass, str] = {
     "weights": "blue", "gradients": "red", "optimizer": "green", "activations": "orange",
     "working": "pink", "runtime": "grey",
 }  # fmt: skip
-_LINE_COLOURS = ("orange", "blue", "green", "pink", "violet", "red")
 
 
 def memory_bars(forecast: Forecast) -> str:
@@ -43,16 +52,16 @@ def memory_bars(forecast: Forecast) -> str:
 
 def memory_lines(forecast: Forecast) -> str:
     """The near tier of one device of each stage over the step, as SVG."""
-    lanes = [(stage, lane) for stage, lane in forecast.lanes() if lane.memory_bytes]
+    lanes = [(stage, held_over_time(lane)) for stage, lane in forecast.lanes() if lane.memory_bytes]
     shown = [lanes[at] for at in _thinned(range(len(lanes)), _MOST_LINES)]
     series = [
         Series(
             name=f"stage {stage}" if len(lanes) > 1 else "near memory, predicted",
-            xs=(*lane.starts, lane.ends[-1]), ys=(*lane.memory_bytes, lane.memory_bytes[-1]),
-            colour=f"var(--{_LINE_COLOURS[index]})",
+            xs=[at for at, _ in points], ys=[held for _, held in points],
+            colour=f"var(--{STAGE_COLOURS[stage % len(STAGE_COLOURS)]})",
             look="area" if len(shown) == 1 else "line",
         )
-        for index, (stage, lane) in enumerate(shown)
+        for stage, points in shown
     ]  # fmt: skip
     capacity = forecast.prediction.peaks[0].capacity_bytes
     highest = max((max(one.ys) for one in series), default=1.0)
@@ -66,6 +75,21 @@ def memory_lines(forecast: Forecast) -> str:
         y_unit=bytes_unit(highest), y_from_zero=True,
     )  # fmt: skip
     return line_chart("predicted memory over the step", series, axes, rules)
+
+
+def held_over_time(lane: Lane) -> list[tuple[float, float]]:
+    """Bytes over time, in the order of both.
+
+    A move begins when those before it are done, later than what follows it in the program: it is
+    left out, for what follows holds as much.
+    """
+    last = max(lane.ends)
+    points, soonest = [(last, float(lane.memory_bytes[-1]))], last
+    for at, held in zip(reversed(lane.starts), reversed(lane.memory_bytes), strict=True):
+        if at <= soonest:
+            points.append((at, float(held)))
+            soonest = at
+    return points[::-1]
 
 
 def _thinned(places: range, most: int = _MOST_STAGES) -> list[int]:
@@ -117,5 +141,6 @@ def _bar(
     over = peak.peak_bytes - capacity
     words = show_bytes(peak.peak_bytes)
     words += f", {show_bytes(over)} too much" if over > 0 else ""
-    place = max(x, _LEFT + capacity * scale) if capacity * scale < _WIDTH - _LEFT else x
-    yield label(min(place, _WIDTH - _RIGHT) + 8, y + 12, words)
+    end = _LEFT + capacity * scale
+    place = end if x - 8 <= end <= x + 16 + text_width(words) else x
+    yield label(place + 8, y + 12, words)

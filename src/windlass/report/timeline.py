@@ -39,27 +39,32 @@ class Piece:
     """Of a micro-batch with an odd number: drawn lighter, so that neighbours differ."""
 
 
-def timeline(
-    predicted: Timeline | None, measured: Timeline | None, *, name: str = "predicted"
-) -> str:
-    """The lanes of all devices as SVG, predicted above measured.
+def timeline(predicted: Timeline | None, measured: Timeline | None) -> str:
+    """The lanes of all devices as SVG, predicted above measured."""
+    named = [("predicted", predicted), ("measured", measured)]
+    lanes = [(name, lane) for name, line in named if line is not None for lane in line.lanes]
+    lanes.sort(key=lambda pair: pair[1].device)
+    if len({lane.device for _, lane in lanes}) > 1:
+        lanes = [(f"{name} {lane.device}", lane) for name, lane in lanes]
+    return drawn_lanes(lanes, "timeline of one step, predicted above measured")
+
+
+def drawn_lanes(lanes: Sequence[tuple[str, Lane]], name: str) -> str:
+    """Lanes below each other on one clock as SVG, those of one device close together.
 
     Args:
-        predicted: by simulation.
-        measured: on the same clock.
-        name: of predicted lanes; behind it stands the device where there are several.
+        lanes: what each is called, and what it does.
+        name: what is shown, for readers who do not see it.
     """
-    lanes = list(_paired(predicted, measured, name))
     end = max((max(lane.ends, default=0.0) for _, lane in lanes), default=0.0) or 1.0
     unit = seconds_unit(end)
     parts = []
     bars = []
     y, device = _TOP, lanes[0][1].device if lanes else 0
-    several = len({lane.device for _, lane in lanes}) > 1
-    for whose, lane in lanes:
+    crowded = len({lane.device for _, lane in lanes}) < len(lanes)
+    for text, lane in lanes:
         if lane.device != device:
-            y, device = y + (_DEVICE_GAP if measured is not None else 0.0), lane.device
-        text = f"{whose} {lane.device}" if several else whose
+            y, device = y + (_DEVICE_GAP if crowded else 0.0), lane.device
         middle = y + _LANE_HEIGHT / 2 + 4
         parts.append(label(_LEFT - 10, middle, text, text_anchor="end", class_="strong"))
         bars += [_bar(piece, y, end) for piece in pieces(lane, end * _FINEST_SHARE)]
@@ -69,7 +74,7 @@ def timeline(
     moving = element("g", "".join(bars), class_="moving") if bars else ""
     inside = element("clipPath", clip, id="lanes") + element("g", moving, clip_path="url(#lanes)")
     content = legend(entries, _LEFT, 14) + _clock(end, unit, y) + inside + "".join(parts)
-    svg = drawing(content, _WIDTH, y + 40, "timeline of one step, predicted above measured")
+    svg = drawing(content, _WIDTH, y + 40, name)
     scale = (
         f' data-left="{_LEFT:g}" data-right="{_WIDTH - _RIGHT:g}" data-end="{end / unit.scale:.6g}"'
     )
@@ -132,14 +137,6 @@ def _piece(lane: Lane, group: Sequence[int]) -> Piece:
         what = f"{len(group)} instructions: {', '.join(seconds)}"
     text = f"{what}: {show_seconds(end - start)} from {show_seconds(start)}"
     return Piece(kind=kind, start=start, end=end, text=text, odd=bool(micro and micro % 2))
-
-
-def _paired(
-    predicted: Timeline | None, measured: Timeline | None, name: str
-) -> Iterator[tuple[str, Lane]]:
-    named = [(name, predicted), ("measured", measured)]
-    lanes = [(name, lane) for name, line in named if line is not None for lane in line.lanes]
-    yield from sorted(lanes, key=lambda pair: pair[1].device)
 
 
 def _bar(piece: Piece, y: float, end: float) -> str:
