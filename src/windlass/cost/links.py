@@ -6,11 +6,13 @@ so that the innermost link that joins them is theirs.
 """
 
 from windlass.cost.rings import message, ring
-from windlass.program.exchanged import Sent, all_reduce_bytes, gather_bytes
+from windlass.program.exchanged import Sent, all_reduce_bytes, common_sums, gather_bytes
 from windlass.program.instruction import ANSWERS, Instruction
 from windlass.program.shards import parts
-from windlass.program.sizes import LayerSizes, sizes_of
+from windlass.program.sizes import StateSizes, states_of
+from windlass.spec import grid
 from windlass.spec.graph import Graph
+from windlass.spec.grid import Among
 from windlass.spec.machine import Machine
 from windlass.spec.plan import Plan
 
@@ -27,7 +29,7 @@ class Links:
     def __init__(self, plan: Plan, graph: Graph, machine: Machine) -> None:
         self._plan, self._machine = plan, machine
         self._sent = Sent(plan, graph)
-        self._sizes = sizes_of(plan, graph)
+        self._states = states_of(plan, graph)
 
     def seconds(self, instruction: Instruction) -> float:
         """Seconds that a message or collective takes, or the collectives inside a pass; else 0.
@@ -38,7 +40,7 @@ class Links:
         kind, layer, _ = instruction
         if layer is None:
             return 0.0
-        sharding, sizes = self._plan.sharding, self._sizes[layer]
+        sharding, sizes = self._plan.sharding, self._states[layer]
         if kind in ANSWERS:
             return self.message_seconds(self._sent.of(instruction))
         if kind == "gather":
@@ -51,26 +53,34 @@ class Links:
     def _inside(self, instruction: Instruction) -> float:
         """What the slices of a layer exchange in a pass, one collective after the other."""
         return sum(
-            self._slices(sent, passes=2 if how == "sum" else 1)
-            for how, sent in self._sent.inside(instruction)
+            self._slices(each.sent, each.among, passes=2 if each.how == "sum" else 1)
+            for each in self._sent.inside(instruction)
         )
 
-    def _reduce(self, sizes: LayerSizes) -> float:
-        """What slices have whole is summed over them, the whole scattered within rts' replicas.
+    def _reduce(self, sizes: StateSizes) -> float:
+        """What slices have in common is summed over them, the whole scattered within rts' replicas.
 
         Then shards are summed over the others.
         """
-        degree, slices = self._plan.sharding.optimizer, self._plan.cut.tensor
+        degree = self._plan.sharding.optimizer
         others = self._plan.cut.replicas // degree
         scattered = self._ring(gather_bytes(sizes.gradients, degree), degree)
         summed = all_reduce_bytes(sizes.shard, others)
-        whole = self._slices(all_reduce_bytes(sizes.common, slices), passes=2)
-        return whole + scattered + self._ring(summed, others, apart=degree, passes=2)
+        common = sum(
+            self._slices(sent, among, passes=2) for among, sent in common_sums(sizes, self._plan)
+        )
+        return common + scattered + self._ring(summed, others, apart=degree, passes=2)
 
-    def _slices(self, sent: int, *, passes: int) -> float:
-        """Seconds of one ring of the slices of a layer."""
-        degree = self._plan.cut.tensor
-        return self._rounds(sent, degree, 1, passes) if sent else 0.0
+    def _slices(self, sent: int, among: Among, *, passes: int) -> float:
+        """Seconds of one ring of slices of a layer: all, or those of one column or row of a grid.
+
+        The slices of a row lie next to each other; a column's ring reaches over all rows.
+        """
+        if not sent:
+            return 0.0
+        slices = self._plan.cut.tensor
+        ranks = grid.ring(slices, among)
+        return self._rounds(sent, ranks, grid.reach(slices, among) // ranks, passes)
 
     def _ring(self, sent: int, ranks: int, *, apart: int = 1, passes: int = 1) -> float:
         """Seconds of one ring of replicas.
@@ -92,7 +102,7 @@ class Links:
         return sent * way.byte_seconds + passes * (ranks - 1) * way.round_seconds
 
     def message_seconds(self, nbytes: float) -> float:
-        """Seconds of a message to another stage."""
+        """Seconds of a message of so many bytes to another stage."""
         cut = self._plan.cut
         way = message(self._machine.links, cut.devices, exchanging=cut.replicas * cut.tensor)
         return nbytes * way.byte_seconds + way.round_seconds

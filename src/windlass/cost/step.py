@@ -107,12 +107,28 @@ class StepCost:
         nbytes = self._plan.gradient_bytes * elements
         if not nbytes:
             return Seconds()
-        calls = _NORM_CALLS * self._device.launch_seconds
-        launches = calls * sum(len(kind.parameters) for kind in owned)
+        launches = sum(map(self.norm_launches, owned))
+        return Seconds(norm=nbytes / self.norm_rate(nbytes), launch=launches)
+
+    def norm_launches(self, kind: LayerKind) -> float:
+        """Seconds of starting what the norm takes of one layer's weights."""
+        return _NORM_CALLS * self._device.launch_seconds * len(kind.parameters)
+
+    def norm_rate(self, nbytes: float) -> float:
+        """Bytes/s of the norm over so many bytes of gradients, more than none."""
         rate = self._device.norm_rate or self._device.traffic.at(nbytes)
         if self._plan.gradient_bytes != _SUM_BYTES:
             rate = self._device.mixed_norm_rate or rate
-        return Seconds(norm=nbytes / rate, launch=launches)
+        return rate
+
+    def sum_seconds(self, layer: int, *, first: bool) -> float:
+        """Seconds of adding a layer's fresh gradients to what is there.
+
+        Args:
+            layer: index into the chain.
+            first: whether they are the first micro-batch's.
+        """
+        return self._sum(layer, first=first).total
 
     def _update(self, kind: LayerKind) -> Seconds:
         """AdamW reads master, two moments and the gradient; it writes all but the gradient.
@@ -165,9 +181,12 @@ class StepCost:
         return padded(kind.parameter_count, self._plan) // self._plan.sharding.optimizer
 
     def _take_over(self, layer: int) -> Seconds:
-        """Adding what came to what is there: two reads and a write."""
-        moved = 3 * self._lent[layer] * self._plan.gradient_bytes
-        return Seconds(traffic=moved / self._device.traffic.at(moved))
+        return Seconds(traffic=self.take_over_seconds(self._lent[layer]))
+
+    def take_over_seconds(self, elements: float) -> float:
+        """Seconds of adding what came to what is there: two reads and a write."""
+        moved = 3 * elements * self._plan.gradient_bytes
+        return moved / self._device.traffic.at(moved)
 
     def _sum(self, layer: int, *, first: bool) -> Seconds:
         """Adding a layer's fresh gradients to what is there; the first is taken over as it is.

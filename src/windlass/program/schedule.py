@@ -26,10 +26,23 @@ class Pass(NamedTuple):
 
 def passes(plan: Plan, stage: int) -> tuple[Pass, ...]:
     """The passes of one stage of a plan, in turn."""
-    stages, micros = plan.cut.pipeline, plan.batch.accumulation
-    if plan.order == "interleaved":
-        return interleaved(stages, stage, micros, plan.interleave)
-    return ORDERS[plan.order](stages, stage, micros)
+    micros = plan.batch.accumulation
+    return taken(plan.order, plan.cut.pipeline, stage, micros, chunks=plan.interleave)
+
+
+def taken(order: Order, stages: int, stage: int, micros: int, *, chunks: int) -> tuple[Pass, ...]:
+    """The passes that one of p stages takes in an order, in turn.
+
+    Args:
+        order: any.
+        stages: p.
+        stage: which of them.
+        micros: micro-batches of a step.
+        chunks: of a stage; 1 unless the order interleaves.
+    """
+    if order == "interleaved":
+        return interleaved(stages, stage, micros, chunks)
+    return ORDERS[order](stages, stage, micros)
 
 
 def most_held(turns: tuple[Pass, ...], chunk: int | None = None) -> int:

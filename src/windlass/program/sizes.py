@@ -1,6 +1,7 @@
 """Sizes: bytes of what one layer holds, makes and needs for one micro-batch of a plan."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from windlass.program.shards import padded
 from windlass.spec.graph import Graph, LayerCost, LayerKind, Op, Quantity
@@ -37,9 +38,32 @@ class LayerSizes:
     """They are rows of the weights, so that none of them becomes the sum itself."""
     common: int
     """Of the gradients, those of parameters that every slice has whole; 0 of whole layers."""
+    common_features: int
+    """Of the gradients, those of parameters that only slices with the same features have; 0 unless
+    slices are cut in two dimensions."""
     rows: int
     """What rows of all micro-batches but the last take until they are added to the gradient, in
     float32: so much is there at the fullest moment of the last."""
+
+
+class StateSizes(NamedTuple):
+    """Bytes of what one layer holds whatever runs through it; each as in `LayerSizes`."""
+
+    weights: int
+    held: int
+    part: int
+    optimizer: int
+    gradients: int
+    shard: int
+    common: int
+    common_features: int
+
+
+def states_of(plan: Plan, graph: Graph, index: int = 0) -> tuple[StateSizes, ...]:
+    """The states of every layer of the chain under a plan: what of `sizes_of` takes no time."""
+    kinds = graph.cut(plan.cut.tensor, index).kinds
+    by_kind = {name: state_sizes(plan, kind) for name, kind in kinds.items()}
+    return tuple(by_kind[kind.name] for kind in graph.layer_kinds())
 
 
 def sizes_of(plan: Plan, graph: Graph, index: int = 0) -> tuple[LayerSizes, ...]:
@@ -59,20 +83,10 @@ def layer_sizes(plan: Plan, kind: LayerKind) -> LayerSizes:
     """The sizes of all layers of one kind, whole or one slice's, under a plan."""
     cost = kind.cost(plan.precision, compiled=plan.compile)
     micro, sequence = plan.batch.micro, plan.batch.sequence
-    owned = kind.parameter_count
-    counts = tuple(p.count for p in kind.parameters if p.tied_to is None)
     kept = round(cost.kept_bytes.at(micro, sequence))
     fresh = kind.fresh_elements(micro, sequence)
-    whole = padded(owned, plan)
-    part = whole // plan.sharding.optimizer
-    shared = plan.sharding.optimizer > 1  # then it is one flat piece, not weight by weight
     return LayerSizes(
-        weights=whole * plan.weight_bytes,
-        held=whole // plan.sharding.weights * plan.weight_bytes,
-        part=part * plan.weight_bytes,
-        optimizer=plan.state_bytes(part) if shared else sum(map(plan.state_bytes, counts)),
-        gradients=whole * plan.gradient_bytes,
-        shard=part * plan.gradient_bytes,
+        **state_sizes(plan, kind)._asdict(),
         output=round(cost.output_bytes.at(micro, sequence)),
         kept=kept,
         forward_peak=round(
@@ -82,12 +96,30 @@ def layer_sizes(plan: Plan, kind: LayerKind) -> LayerSizes:
         fresh=sum(fresh) * plan.weight_bytes,
         largest=max(fresh, default=0) * plan.weight_bytes,
         rows_only=kind.looks_up,
-        common=kind.whole_count * plan.gradient_bytes if plan.cut.tensor > 1 else 0,
-        rows=_rows(plan, kind),
+        rows=rows_bytes(plan, kind),
     )
 
 
-def _rows(plan: Plan, kind: LayerKind) -> int:
+def state_sizes(plan: Plan, kind: LayerKind) -> StateSizes:
+    """The states of all layers of one kind, whole or one slice's, under a plan."""
+    counts = tuple(p.count for p in kind.parameters if p.tied_to is None)
+    whole = padded(kind.parameter_count, plan)
+    part = whole // plan.sharding.optimizer
+    shared = plan.sharding.optimizer > 1  # then it is one flat piece, not weight by weight
+    return StateSizes(
+        weights=whole * plan.weight_bytes,
+        held=whole // plan.sharding.weights * plan.weight_bytes,
+        part=part * plan.weight_bytes,
+        optimizer=plan.state_bytes(part) if shared else sum(map(plan.state_bytes, counts)),
+        gradients=whole * plan.gradient_bytes,
+        shard=part * plan.gradient_bytes,
+        common=kind.common_count("all") * plan.gradient_bytes,
+        common_features=kind.common_count("tokens") * plan.gradient_bytes,
+    )
+
+
+def rows_bytes(plan: Plan, kind: LayerKind) -> int:
+    """What looked-up rows of a step's earlier micro-batches take, as in `LayerSizes.rows`."""
     if not kind.looks_up or plan.batch.accumulation == 1:
         return 0
     before = plan.batch.micro * (plan.batch.accumulation - 1)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from math import gcd, prod
 
 from windlass.models.shape import TransformerShape
+from windlass.spec.grid import columns_of, grid, rows_of
 from windlass.spec.plan import NEAR, Batch, Cut, Home, Plan, Sharding, Stage
 from windlass.spec.request import ModelRequest
 
@@ -76,15 +77,21 @@ def scaled(plan: Plan, shape: TransformerShape, *, devices: int, tiers: tuple[st
 def divided(cut: Cut, devices: int) -> Cut:
     """A cut of at most so many devices: the largest degree is divided, again and again.
 
-    Of equal degrees that of the replicas is, then that of the slices. None that is above 1 becomes
-    1, unless there are fewer devices than that takes.
+    Of equal degrees that of the replicas is, then that of the slices, or of a grid's rows and then
+    its columns. None that is above 1 becomes 1, unless there are fewer devices than that takes.
     """
-    degrees = {"pipeline": cut.pipeline, "tensor": cut.tensor, "replicas": cut.replicas}
-    turns = ("replicas", "tensor", "pipeline")
+    degrees = {
+        "replicas": cut.replicas, "rows": rows_of(cut.tensor), "columns": columns_of(cut.tensor),
+        "pipeline": cut.pipeline,
+    }  # fmt: skip
     while prod(degrees.values()) > devices:
-        name = max(turns, key=lambda each: degrees[each])
+        name = max(degrees, key=lambda each: degrees[each])
         degrees[name] = _less(degrees[name])
-    return Cut(**degrees)
+    return Cut(
+        pipeline=degrees["pipeline"],
+        tensor=grid(degrees["rows"], degrees["columns"]),
+        replicas=degrees["replicas"],
+    )
 
 
 def _less(degree: int) -> int:

@@ -1,0 +1,111 @@
+"""Pods: transformers on IPUs, in bulk-synchronous pipelines with replicas.
+
+Devices compute, then exchange, then compute: nothing overlaps. A pipeline's slot is its fullest
+stage's forward, recompute and backward pass of one micro-batch; after the last slot gradients are
+summed over the replicas and the optimizer updates weights whose state lies on or off the chip.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+
+import numpy as np
+
+from windlass.cost.formulas import Column, Number, ring_bytes
+from windlass.published.reading import Unsaid, leading, needed, number
+from windlass.published.run import Columns, Cut, Shape
+from windlass.published.table import Row
+
+_PACKED = re.compile(r"avg_seq_per_pack=(\d+(?:\.\d+)?)")
+_PLACED = re.compile(r"layers_per_ipu\)=(\[[\[\]0-9, ]*\])")
+_PACKS = 2.0
+"""Sequences in one pack of BERT's 512 positions. Source: Graphcore's MLPerf submissions."""
+_STAGES, _DEEP_STAGES, _DEEP_FROM = 4.0, 8.0, 32.0
+
+
+def pod_cut(row: Row, shape: Shape, told: list[str]) -> Cut:
+    """The cut of a row on IPUs; where it leaves stages open, one of Graphcore's is taken.
+
+    Raises:
+        Unsaid: the row does not say its batch or devices, or contradicts itself.
+    """
+    batch, devices = needed(row, "global_batch", "n_devices")
+    notes = row.text("notes")
+    packed = _PACKED.search(notes)
+    packs = float(packed[1]) if packed else (_PACKS if "pack" in notes or _mlperf(row) else 1.0)
+    pipeline = number(row, "p") or 0.0
+    if pipeline <= 1.0 and shape.layers > 4:
+        pipeline = _STAGES if shape.layers <= _DEEP_FROM else _DEEP_STAGES
+        told.append(f"stages not published: {pipeline:g} taken")
+        pipeline = min(pipeline, devices)
+    replicas = devices / pipeline
+    accumulation = number(row, "grad_accum") or 0.0
+    stated = number(row, "microbatch")
+    if not accumulation:
+        stated = stated or 2.0
+        accumulation = max(1.0, batch / (replicas * stated * packs))
+        told.append(f"micro-batch not published: {stated:g} taken")
+    micro = batch / (replicas * accumulation * packs)
+    if micro < 1.0 / 64.0:
+        raise Unsaid(f"batch {batch:g} over {replicas:g} replicas x {accumulation:g} micro-batches")
+    return Cut(
+        devices=devices, micro=micro, accumulation=accumulation, pipeline=pipeline,
+        replicas=replicas, zero=1.0 if leading(row.text("zero")) is None else 0.0, again=1.0,
+        fullest=fullest_stage(notes, shape, pipeline), spilled=float("offchip=True" in notes),
+    )  # fmt: skip
+
+
+def _mlperf(row: Row) -> bool:
+    return "training_results" in row.text("source") and "bert" in row.text("model").lower()
+
+
+def fullest_stage(notes: str, shape: Shape, stages: float) -> float:
+    """Layers of the fullest stage: as the row places them, else evenly.
+
+    A placement is a list of layers a stage, or of [stage, [attentions, feed-forwards]]; a
+    feed-forward part counts for its share of a block's weights.
+    """
+    placed = _PLACED.search(notes)
+    if not placed:
+        return float(np.ceil(shape.layers / stages))
+    found = json.loads(placed[1])
+    forward = shape.matrices * shape.width * shape.inner / shape.block
+    counts = [
+        one if isinstance(one, int) else one[1][0] * (1 - forward) + one[1][1] * forward
+        for one in found
+    ]
+    return float(max(counts)) if counts else float(np.ceil(shape.layers / stages))
+
+
+def step_terms(runs: Columns, given: Mapping[str, Number]) -> dict[str, Column]:
+    """Seconds of a step by what they go into; the step takes their sum.
+
+    Args:
+        runs: as columns.
+        given: the constants of `priors.toml`, law `pod`.
+    """
+    k = {name: np.asarray(value, dtype=float) for name, value in given.items()}
+    tokens = runs.micro * runs.sequence
+    passes = 3.0 + runs.again
+    flop = (
+        runs.fullest
+        * (2.0 * tokens * runs.block + 4.0 * tokens * runs.sequence * runs.width)
+        * passes
+    )
+    full = tokens / (tokens + k["half_tokens"])
+    products = flop / (runs.peak * k["products"] * full)
+    phases = runs.fullest * passes * k["phases"]
+    hop = 2.0 * 2.0 * tokens * runs.width / (runs.inner * k["inner"])
+    slots = runs.accumulation + runs.pipeline - 1.0
+    weights = (runs.fullest * runs.block + runs.table / runs.pipeline) * 2.0
+    rings = 2.0 * ring_bytes(weights, runs.replicas) / (runs.inner * k["ring"])
+    racks = np.log2(np.maximum(runs.devices / 16.0, 1.0))
+    off_chip = weights / 2.0 * 16.0 * runs.spilled / runs.replicas / k["far_rate"]
+    return {
+        "products": runs.accumulation * products,
+        "phases": runs.accumulation * phases,
+        "exchange": slots * hop,
+        "pipeline": (runs.pipeline - 1.0) * (products + phases),
+        "replicas": np.where(runs.replicas > 1, rings, 0.0) * (1.0 + k["racks"] * racks),
+        "update": off_chip + k["fixed"],
+    }
