@@ -209,7 +209,7 @@ def _peak(peak: TierPeak, measured: int | None) -> str:
     }
     return (
         f'<h2 class="next">{escape(name)}</h2><p class="note">{note}</p>'
-        + _stack(shares, {**CLASS_COLOURS}, show_bytes)
+        + _stack(shares, {str(name): colour for name, colour in CLASS_COLOURS.items()}, show_bytes)
     )  # fmt: skip
 
 
