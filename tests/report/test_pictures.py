@@ -23,6 +23,7 @@ from windlass.report.prospect import prospect
 from windlass.report.tiers import memory_bars
 from windlass.report.waterfall import waterfall
 from windlass.spec.graph import Graph
+from windlass.spec.grid import Grid
 from windlass.spec.plan import Home, Plan
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -73,13 +74,27 @@ def test_every_picture_of_every_plan_is_well_formed_and_says_predicted(drawn: tu
 
 
 @given(
-    stages=st.integers(1, 4), slices=st.sampled_from([1, 2, 4]), replicas=st.sampled_from([1, 2, 4])
+    stages=st.integers(1, 4),
+    slices=st.sampled_from([1, 2, 4, Grid(2, 2)]),
+    replicas=st.sampled_from([1, 2, 4]),
 )
 def test_every_device_has_its_cell(stages: int, slices: int, replicas: int):
     plan = tiny_plan(cut_graph(GRAPH), MACHINE, pipeline=stages, tensor=slices, replicas=replicas)
     cells = [text for text, _ in rects(decomposition(plan)) if text.startswith("device")]
     numbers = sorted(int(text.split()[1].rstrip(":")) for text in cells)
     assert numbers == list(range(plan.cut.devices))
+
+
+def test_slices_of_a_grid_lie_in_its_rows_and_columns():
+    plan = tiny_plan(GRAPH, MACHINE, tensor=Grid(4, 2))
+    places = {
+        text.split(":")[0]: (float(rect.get("x", 0)), float(rect.get("y", 0)))
+        for text, rect in rects(decomposition(plan))
+    }
+    columns = {x for x, _ in places.values()}
+    rows = {y for _, y in places.values()}
+    assert (len(rows), len(columns)) == (4, 2)
+    assert places["device 2"] == (min(columns), sorted(rows)[1])
 
 
 @pytest.mark.parametrize("sharding", [(1, 1), (2, 2), (4, 4), (1, 4), (2, 4), (2, 8), (8, 8)])

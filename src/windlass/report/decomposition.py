@@ -1,8 +1,9 @@
 """Decomposition: stages, slices and replicas as a picture, and rings through those that share.
 
-Columns are stages, rows replicas, and the cells of a block its slices. A solid ring runs through
-the rts replicas that share one copy of the weights, a dashed one through the rts' that share one of
-the optimizer state. Of very many stages or replicas the middle is left out, and said to be.
+Columns are stages, rows replicas, and the cells of a block its slices, in rows and columns if they
+are a grid. A solid ring runs through the rts replicas that share one copy of the weights, a dashed
+one through the rts' that share one of the optimizer state. Of very many stages or replicas the
+middle is left out, and said to be.
 """
 
 import math
@@ -14,6 +15,7 @@ from windlass.program.shards import gathering, scattering
 from windlass.report.forecast import layer_words
 from windlass.report.svg import STAGE_COLOURS, drawing, element, label, title
 from windlass.report.words import place_words
+from windlass.spec.grid import Grid
 from windlass.spec.plan import Plan
 
 _WIDTH, _LEFT, _RIGHT, _TOP = 1000.0, 96.0, 30.0, 62.0
@@ -80,14 +82,12 @@ def decomposition(plan: Plan) -> str:
 
 
 def _slices(plan: Plan) -> int:
-    return min(plan.cut.tensor, _MOST_SLICES)
+    return min(int(plan.cut.tensor), _MOST_SLICES)
 
 
 def _axes(plan: Plan) -> _Axes:
     stages = _shown(plan.cut.pipeline, _MOST_STAGES)
-    slices = _slices(plan)
-    across = next(each for each in range(math.isqrt(slices), 0, -1) if slices % each == 0)
-    across = slices // across
+    across = _across(plan)
     pitch = min(280.0, (_WIDTH - _LEFT - _RIGHT) / len(stages))
     rails = 2 * _RAIL * _MOST_RAILS
     cell = max(_SMALLEST, min(_LARGEST, (pitch - rails) / across))
@@ -95,6 +95,15 @@ def _axes(plan: Plan) -> _Axes:
         plan=plan, stages=stages, replicas=_shown(plan.cut.replicas, _MOST_REPLICAS),
         across=across, pitch=pitch, cell=cell,
     )  # fmt: skip
+
+
+def _across(plan: Plan) -> int:
+    """Slices side by side: the columns of a grid, else about as many as below each other."""
+    slices = _slices(plan)
+    if isinstance(plan.cut.tensor, Grid) and slices == int(plan.cut.tensor):
+        return plan.cut.tensor.columns
+    down = next(each for each in range(math.isqrt(slices), 0, -1) if slices % each == 0)
+    return slices // down
 
 
 def _shown(count: int, most: int) -> tuple[int | None, ...]:
