@@ -23,8 +23,10 @@ def show_judged(judged: Sequence[Judged], *, as_json: bool) -> None:
         return
     for one in judged:
         _show(one)
-    print_line("inside: measured values in 80 % intervals; const.: mean error of one fitted constant,")
-    print_line("time = constant x FLOP / devices; bias: mean of signed errors, + predicted too long")
+    print_line(
+        "bias: mean of signed errors, + predicted too long; inside: measured in 80 % intervals"
+    )
+    print_line("const.: mean error of one fitted constant, time = constant x FLOP / devices")
 
 
 def _show(judged: Judged) -> None:
