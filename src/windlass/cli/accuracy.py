@@ -24,7 +24,7 @@ def show_judged(judged: Sequence[Judged], *, as_json: bool) -> None:
     for one in judged:
         _show(one)
     print_line(
-        "bias: mean of signed errors, + predicted too long; inside: measured in 80 % intervals"
+        "bias: mean of signed errors, + predicted too long; inside: in 80 % intervals"
     )
     print_line("const.: mean error of one fitted constant, time = constant x FLOP / devices")
 
