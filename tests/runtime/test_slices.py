@@ -52,6 +52,7 @@ def cases(slices: int, columns: int, models: dict[str, dict]) -> list[dict]:
 CASES = [
     *cases(4, 1, MODELS), *cases(2, 1, MODELS), *cases(4, 2, GRIDS),
     *cases(4, 4, {"one row": MODELS["llama-tiny"]}),
+    *cases(4, 2, {"six heads": {"model": "gpt-tiny", "dials": {**SMALL, "width": 48, "heads": 6}}}),
     {"name": "bfloat16", "degree": 4, "dtype": "bfloat16", **MODELS["llama-tiny"]},
     {
         "name": "bfloat16, 2x2 slices", "degree": 4, "columns": 2, "dtype": "bfloat16",

@@ -9,7 +9,7 @@ from rich.table import Table
 from windlass.cli.console import console, print_json, print_line, print_points
 from windlass.published.judge import Judged, Score
 from windlass.published.predict import Predicted
-from windlass.published.score import APART, Errors
+from windlass.published.score import Errors
 
 _WORST = 5
 _REASONS = 12
@@ -80,7 +80,7 @@ def _lines(score: Score) -> Iterable[str]:
         yield (
             f"order within {ranks.groups} groups of one model and machine ({ranks.rows} rows): "
             f"rank correlation {ranks.spearman:.2f}, {ranks.ordered:.1%} of pairs more than "
-            f"{APART:.0%} apart ordered as measured, the picked run {ranks.picked:.1%} above "
+            f"{ranks.apart:.1%} apart ordered as measured, the picked run {ranks.picked:.1%} above "
             "the fastest"
         )
     if score.calls:

@@ -71,8 +71,8 @@ def read_table(path: Path) -> Table:
     if missing:
         near = "".join(did_you_mean(name, header) for name in missing[:1])
         raise RequestError(
-            f"`{path}`: a table of runs has the columns {', '.join(f'`{n}`' for n in COLUMNS)}; "
-            f"{', '.join(f'`{name}`' for name in missing)} not there{near}"
+            f"`{path}` is no table of runs: the columns {', '.join(f'`{name}`' for name in missing)} "
+            f"are not there{near}; `docs/accuracy.md` tells what a table of runs has"
         )
     faults: list[str] = []
     rows: list[Row] = []
