@@ -5,7 +5,8 @@ from windlass.api.check import Caught, Checking, proving
 from windlass.api.cluster import prepare
 from windlass.api.device import as_device
 from windlass.api.machines import machines
-from windlass.api.pictures import draw, forecast, require_drawable
+from windlass.api.needed import needed
+from windlass.api.pictures import draw, draw_needs, forecast, require_drawable
 from windlass.api.plan import HERE, Planned, Progress, ask, capture, find_machine, plan, probe
 from windlass.api.record import RUNS, load, report, runs
 from windlass.api.rehearse import PROCESSES, as_it_is, in_small, load_plan
@@ -33,6 +34,7 @@ __all__ = [
     "ask",
     "capture",
     "draw",
+    "draw_needs",
     "find_machine",
     "forecast",
     "in_small",
@@ -40,6 +42,7 @@ __all__ = [
     "load",
     "load_plan",
     "machines",
+    "needed",
     "plan",
     "prepare",
     "probe",

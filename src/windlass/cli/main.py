@@ -24,6 +24,7 @@ _VERBS = {
     "sample": "sample:sample",
     "plan": "plan:plan",
     "fit": "plan:fit",
+    "needed": "needed:needed",
     "runs": "record:runs",
     "show": "record:show",
     "report": "record:report",
