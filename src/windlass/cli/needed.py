@@ -43,7 +43,7 @@ def needed(
                 overrides=overrides,
                 whole=not in_phases,
                 progress=progress,
-            )  # fmt: skip
+            )
         )
     if picture is not None:
         asked = "all layers stay in memory" if not in_phases else "layers may take turns in memory"
