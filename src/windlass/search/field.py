@@ -4,13 +4,14 @@ Plans of one shape (order, stages, chunks, micro-batches) stand together, since 
 prices them together. What a plan is made of is read back from its place when it has won.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import pairwise, product
+from typing import NamedTuple
 
-from windlass.cost.closed import Rows, Run, Tables
-from windlass.cost.closed_layers import Setting, Sharing
+from windlass.cost.closed import Rows, Run
+from windlass.cost.closed_layers import Block, Setting
 from windlass.cost.closed_pipeline import Shape
 from windlass.program.legal import arrangement_faults, slice_faults
 from windlass.search.space import captured, divisors, precisions, sequence_of
@@ -33,6 +34,16 @@ class Cell:
     ends: tuple[int, ...]
     """First layer of each chunk, and the chain's length."""
     rows: Rows
+
+
+class Family(NamedTuple):
+    """Plans of one shape that share a cut and a precision."""
+
+    tensor: int
+    replicas: int
+    precision: Precision
+    micros: tuple[int, ...]
+    """Numbers of micro-batches of a step."""
 
 
 @dataclass(frozen=True)
@@ -94,53 +105,54 @@ class Field:
     def cells(self) -> Iterator[Cell]:
         """All plans, shape by shape."""
         for shape in self.shapes():
-            cell = self.cell(shape)
-            if cell is not None:
-                yield cell
+            yield self.cell(shape, self.families(shape))
 
     def shapes(self) -> Iterator[Shape]:
-        """All shapes that are legal."""
+        """All shapes that are legal; in each, plans of some numbers of micro-batches."""
+        found: dict[Shape, None] = {}
         for pipeline, (order, chunks) in product(self.pipelines, self._orders()):
             if chunks * pipeline > self.graph.layers or (pipeline == 1 and order != "1f1b"):
                 continue
-            for micros in self._micros():
-                shape = Shape(order, pipeline, chunks, micros)
-                if not any(arrangement_faults(self._plan(shape))):
-                    yield shape
+            for micros in self._micros:
+                if self._legal(order, pipeline, chunks, micros):
+                    found[Shape.of(order, pipeline, chunks, micros)] = None
+        return iter(found)
 
-    def cell(
-        self,
-        shape: Shape,
-        *,
-        tensors: Sequence[int] | None = None,
-        replicas: Sequence[int] | None = None,
-        precisions: Sequence[Precision] | None = None,
-    ) -> Cell | None:
-        """The plans of one shape; None if there are none.
-
-        Args:
-            shape: of all plans.
-            tensors: takes only these numbers of slices.
-            replicas: takes only these numbers of replicas.
-            precisions: takes only these.
-        """
-        tables = Tables(shape)
-        filled = False
-        for tensor, count in product(
-            self.tensors if tensors is None else tensors,
-            self.replicas if replicas is None else replicas,
-        ):
-            micro = self.micro_of(shape, count)
-            if micro is None or shape.pipeline * tensor * count > self.machine.devices:
+    def families(self, shape: Shape) -> Iterator[Family]:
+        """The families of a shape's plans."""
+        able = [
+            micros
+            for micros in self._micros
+            if Shape.of(shape.order, shape.pipeline, shape.interleave, micros) == shape
+            and self._legal(shape.order, shape.pipeline, shape.interleave, micros)
+        ]
+        for tensor, count, precision in product(self.tensors, self.replicas, self.precisions):
+            if shape.pipeline * tensor * count > self.machine.devices:
                 continue
-            for precision in self.precisions if precisions is None else precisions:
-                sharings = self.sharings(tensor, precision, shape.micros > 1, count)
-                for run in self._runs(shape, tensor, precision, micro, count):
-                    tables.add(run, sharings)
-                    filled = True
-        if not filled:
-            return None
-        return Cell(shape, self.ends(shape.chunks), tables.rows())
+            found = tuple(each for each in able if self._micro(each, count) is not None)
+            if found:
+                yield Family(tensor, count, precision, found)
+
+    def cell(self, shape: Shape, families: Iterable[Family]) -> Cell:
+        """All plans of some families of one shape."""
+        sums = shape.micros > 1
+        return Cell(
+            shape,
+            self.ends(shape.chunks),
+            Rows.of(
+                [
+                    (
+                        Block(each.tensor, each.precision, sums, each.replicas, self._pairs(each)),
+                        list(self._runs(shape, each)),
+                    )
+                    for each in families
+                ]
+            ),
+        )
+
+    def count(self, shape: Shape, family: Family) -> int:
+        """How many plans a family has."""
+        return len(self._pairs(family)) * len(list(self._runs(shape, family)))
 
     @cached_property
     def precisions(self) -> tuple[Precision, ...]:
@@ -148,18 +160,16 @@ class Field:
         pin = self.request.precision
         return precisions(self.machine) if pin is None else (pin,)
 
-    def micro_of(self, shape: Shape, replicas: int) -> int | None:
+    def _micro(self, micros: int, replicas: int) -> int | None:
         """Sequences of a micro-batch; None if the batch does not come out even, or is pinned."""
-        micro, rest = divmod(self.request.train.batch, replicas * shape.micros)
+        micro, rest = divmod(self.request.train.batch, replicas * micros)
         pin = self.request.batch.micro
         return None if rest or pin not in (None, micro) else micro
 
-    def sharings(
-        self, tensor: int, precision: Precision, sums: bool, replicas: int
-    ) -> tuple[Sharing, ...]:
-        """The ways in which replicas may share weights and state."""
+    def _pairs(self, family: Family) -> tuple[tuple[int, int], ...]:
+        """The ways in which replicas may share weights and state: rts and rts'."""
         pins = self.request.sharding
-        return _sharings(tensor, precision, sums, replicas, pins.weights, pins.optimizer)
+        return _pairs(family.replicas, pins.weights, pins.optimizer)
 
     def ends(self, chunks: int) -> tuple[int, ...]:
         """First layer of each chunk of the chain, and the chain's length."""
@@ -168,9 +178,9 @@ class Field:
 
     def plan(self, cell: Cell, index: int) -> Plan:
         """The plan at one place of a cell."""
-        rows = cell.rows
-        run, sharing = rows.runs[rows.run[index]], rows.sharings[rows.sharing[index]]
-        setting, shape = run.setting, cell.shape
+        rows, shape = cell.rows, cell.shape
+        run, (weights, optimizer) = rows.runs[rows.run[index]], rows.pairs[rows.pair[index]]
+        setting = run.setting
         return self._plan(shape).model_copy(
             update={
                 "precision": setting.precision,
@@ -178,9 +188,9 @@ class Field:
                 "cut": Cut(
                     pipeline=shape.pipeline, tensor=setting.tensor, replicas=setting.replicas
                 ),
-                "sharding": Sharding(weights=sharing.weights, optimizer=sharing.optimizer),
+                "sharding": Sharding(weights=int(weights), optimizer=int(optimizer)),
                 "batch": Batch(
-                    sequence=self.sequence, micro=setting.micro, accumulation=shape.micros
+                    sequence=self.sequence, micro=setting.micro, accumulation=run.micros
                 ),
                 "stages": tuple(
                     Stage(phases=((first, last),), recompute="layer" if run.again else "none")
@@ -239,40 +249,52 @@ class Field:
             elif chunks > 1:
                 yield each, chunks
 
+    @cached_property
     def _micros(self) -> tuple[int, ...]:
         """Numbers of micro-batches of a step that some number of replicas allows."""
         pin, batch = self.request.batch.accumulation, self.request.train.batch
         found = {each for count in self.replicas for each in divisors(batch // count)}
         return tuple(sorted(found if pin is None else found & {pin}))
 
-    def _runs(
-        self, shape: Shape, tensor: int, precision: Precision, micro: int, replicas: int
-    ) -> Iterator[Run]:
-        modes = (False, True) if self.request.compile is None else (self.request.compile,)
-        pin = self.request.recompute
-        recomputes = ("none", "layer") if pin is None else (pin,)
-        for compiled, recompute in product(modes, recomputes):
-            if (compiled and not self._compiles[shape.order]) or not captured(
-                self.graph, precision, compiled=compiled
-            ):
-                continue
-            setting = Setting(
-                tensor, precision, compiled, micro, shape.micros > 1, shape.pipeline > 1, replicas
-            )
-            yield Run(setting, recompute == "layer")
+    def _legal(self, order: Order, pipeline: int, chunks: int, micros: int) -> bool:
+        known = self._legals.get((order, pipeline, chunks, micros))
+        if known is None:
+            plan = self._plan(Shape(order, pipeline, chunks, micros))
+            known = not any(arrangement_faults(plan))
+            self._legals[order, pipeline, chunks, micros] = known
+        return known
+
+    @cached_property
+    def _legals(self) -> dict[tuple[Order, int, int, int], bool]:
+        return {}
+
+    def _runs(self, shape: Shape, family: Family) -> Iterator[Run]:
+        tensor, replicas, precision, able = family
+        sums, parted = shape.micros > 1, shape.pipeline > 1
+        for micros, (compiled, again) in product(able, self._modes(shape.order, precision)):
+            micro = self._micro(micros, replicas)
+            if micro is not None:
+                setting = Setting(tensor, precision, compiled, micro, sums, parted, replicas)
+                yield Run(setting, again, micros)
+
+    def _modes(self, order: Order, precision: Precision) -> tuple[tuple[bool, bool], ...]:
+        """Compiled or not, recomputed or not."""
+        mode, kept = self.request.compile, self.request.recompute
+        return tuple(
+            (compiled, recompute == "layer")
+            for compiled in ((False, True) if mode is None else (mode,))
+            for recompute in (("none", "layer") if kept is None else (kept,))
+            if captured(self.graph, precision, compiled=compiled)
+            and (not compiled or self._compiles[order])
+        )
 
 
-@lru_cache(maxsize=65536)
-def _sharings(
-    tensor: int,
-    precision: Precision,
-    sums: bool,
-    replicas: int,
-    weights: int | None,
-    optimizer: int | None,
-) -> tuple[Sharing, ...]:
+@lru_cache(maxsize=4096)
+def _pairs(
+    replicas: int, weights: int | None, optimizer: int | None
+) -> tuple[tuple[int, int], ...]:
     return tuple(
-        Sharing(tensor, precision, sums, replicas, one, other)
+        (one, other)
         for other in divisors(replicas)
         for one in divisors(other)
         if weights in (None, one) and optimizer in (None, other)

@@ -8,18 +8,19 @@ already is never priced:
 - memory: weights and optimizer state of an even share of the layers (`_state_bytes`).
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from heapq import heappush, heapreplace
+from math import inf
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from windlass.cost.closed import Totals, closed
+from windlass.cost.closed import Totals, closed, least_bytes, least_seconds
 from windlass.cost.closed_layers import Chain
 from windlass.cost.closed_pipeline import Shape
-from windlass.search.field import Cell, Field
+from windlass.search.field import Cell, Family, Field
 from windlass.spec.graph import Precision
 
 
@@ -57,12 +58,13 @@ class Sweep:
     def __init__(self, field: Field, near_bytes: float) -> None:
         self.field, self._near = field, near_bytes
         self.chain = Chain(field.base, field.graph, field.machine)
+        self._products = cache(self._products_of)
 
     def totals(self, cell: Cell) -> Totals:
         """Seconds and bytes of all plans of a cell."""
         return closed(self.chain, cell.shape, cell.ends, cell.rows)
 
-    def all(self, count: int) -> Swept:
+    def every(self, count: int) -> Swept:
         """The fastest plans, all of the field weighed.
 
         Args:
@@ -81,52 +83,49 @@ class Sweep:
             count: plans that are wanted at most.
             within: keeps plans whose bound is slower by up to this share than the last of them.
         """
-        found = _Best(count)
-        for group in sorted(self._groups(), key=lambda group: group.least_seconds):
-            if group.least_seconds > found.last * (1 + within):
-                found.skipped += group.plans
-                continue
-            cell = self.field.cell(
-                group.shape,
-                tensors=(group.tensor,),
-                replicas=(group.replicas,),
-                precisions=(group.precision,),
+        found, field = _Best(count), self.field
+        shapes = [(self._families(shape), shape) for shape in field.shapes()]
+        for families, shape in sorted(
+            shapes, key=lambda each: min((least for least, _ in each[0]), default=inf)
+        ):
+            limit = found.last * (1 + within)
+            able = [family for least, family in families if least <= limit]
+            found.skipped += sum(
+                field.count(shape, family) for least, family in families if least > limit
             )
-            if cell is None:
-                continue
-            kept = self._holdable(cell)
-            found.skipped += cell.rows.count - int(kept.sum())
-            if kept.any():
-                cell = Cell(cell.shape, cell.ends, cell.rows.only(kept))
-                totals = self.totals(cell)
-                found.add(cell, totals, totals.peak_bytes <= self._near)
+            if able:
+                self._add(field.cell(shape, able), found, limit)
         return found.told()
 
-    def _groups(self) -> Iterator["_Group"]:
-        """The field by shape, slices, replicas and precision, with what each takes at the least."""
-        field = self.field
-        flop = {
-            (tensor, precision): self._products(tensor, precision)
-            for tensor in field.tensors
-            for precision in field.precisions
-        }
-        for shape in field.shapes():
-            for (tensor, precision), each in flop.items():
-                for replicas in field.replicas:
-                    micro = field.micro_of(shape, replicas)
-                    devices = shape.pipeline * tensor * replicas
-                    if micro is None or devices > field.machine.devices:
-                        continue
-                    least = each * micro * shape.micros / shape.pipeline
-                    plans = len(field.sharings(tensor, precision, True, replicas)) * 4
-                    yield _Group(least, plans, shape, tensor, replicas, precision)
+    def _add(self, cell: Cell, found: "_Best", limit: float) -> None:
+        """Takes in what of a cell may be among the best."""
+        shape, rows = cell.shape, cell.rows
+        quick = least_seconds(self.chain, shape, cell.ends, rows.runs) <= limit
+        small = least_bytes(self.chain, shape, rows.blocks) <= self._near
+        kept = quick[rows.run] & small[rows.pair]
+        found.skipped += rows.count - int(kept.sum())
+        if kept.any():
+            cell = Cell(shape, cell.ends, rows.only(kept))
+            totals = self.totals(cell)
+            found.add(cell, totals, totals.peak_bytes <= self._near)
 
-    def _products(self, tensor: int, precision: Precision) -> float:
+    def _families(self, shape: Shape) -> list[tuple[float, Family]]:
+        """A shape's families, each with what none of its plans can be faster than."""
+        batch = self.field.request.train.batch
+        return [
+            (
+                self._products(each.tensor, each.precision)
+                * batch / (each.replicas * shape.pipeline),
+                each,
+            )
+            for each in self.field.families(shape)
+        ]  # fmt: skip
+
+    def _products_of(self, tensor: int, precision: Precision) -> float:
         """Seconds of all products of one sequence on one slice, at the fastest rate there is."""
         rate = self.field.machine.device.rate(precision)
-        fastest = max(
-            point.rate for curve in (rate.curve, rate.biased) if curve for point in curve.points
-        )
+        curves = (rate.curve, rate.biased or rate.curve)
+        fastest = max(point.rate for curve in curves for point in curve.points)
         kinds, total = self.chain.kinds(tensor), 0.0
         for span in self.field.graph.chain:
             costs = [cost for cost in kinds[span.kind].costs if cost.precision == precision]
@@ -140,24 +139,9 @@ class Sweep:
             )
         return total / fastest
 
-    def _holdable(self, cell: Cell) -> npt.NDArray[np.bool_]:
-        """Which plans have room for what they always hold."""
-        least = np.array([self._state_bytes(at, cell) for at in range(len(cell.rows.sharings))])
-        return np.asarray((least <= self._near)[cell.rows.sharing])
 
-    def _state_bytes(self, at: int, cell: Cell) -> float:
-        """Of an even share of the layers: no stage needs less than the mean."""
-        states = self.chain.states(cell.rows.sharings[at])
-        return float((states.weights + states.optimizer).sum() / cell.shape.pipeline)
-
-
-class _Group(NamedTuple):
-    least_seconds: float
-    plans: int
-    shape: Shape
-    tensor: int
-    replicas: int
-    precision: Precision
+def _least(shape: tuple[list[tuple[float, Family]], Shape]) -> float:
+    return min((least for least, _ in shape[0]), default=inf)
 
 
 class _Best:
