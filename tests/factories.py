@@ -17,6 +17,7 @@ from windlass.spec.graph import (
     Shape,
     Span,
 )  # fmt: skip
+from windlass.spec.grid import Among, Grid, columns_of, rows_of
 from windlass.spec.machine import Curve, Device, Link, Machine, MatmulRate, Point, Tier
 from windlass.spec.plan import Batch, Cut, Home, Moments, Plan, Recompute, Sharding, Stage
 from windlass.units import read_bytes
@@ -83,10 +84,11 @@ def late_tied_graph(*, before: int = 1, between: int = 1) -> Graph:
     )
 
 
-def cut_graph(graph: Graph, degrees: tuple[int, ...] = (2, 4)) -> Graph:
+def cut_graph(graph: Graph, degrees: tuple[int, ...] = (2, 4, Grid(2, 2))) -> Graph:
     """A tiny graph, every layer but the first with a norm that slices have whole, and its slices.
 
-    Each slice has its share of the rows of every weight.
+    Each slice has its share of the rows of every weight; in a grid, of both sides of a block's, and
+    of the norm's features.
     """
     width = graph.kinds["block"].parameters[0].shape[1]
     norm = Parameter(name="norm.weight", shape=(width,))
@@ -105,9 +107,7 @@ def cut_graph(graph: Graph, degrees: tuple[int, ...] = (2, 4)) -> Graph:
 
 def _cut_kind(kind: LayerKind, degree: int, width: int) -> LayerKind:
     parameters = tuple(
-        p
-        if len(p.shape) == 1
-        else p.model_copy(update={"shape": (-(-p.shape[0] // degree), *p.shape[1:]), "cut": 0})
+        p.model_copy(update=_cut_parameter(p, degree, square=p.shape == (width, width)))
         for p in kind.parameters
     )
     own = parameters[0].shape[0]
@@ -119,6 +119,17 @@ def _cut_kind(kind: LayerKind, degree: int, width: int) -> LayerKind:
     else:
         costs = lambda e: _block_cost(e, width, degree)  # noqa: E731
     return LayerKind(name=kind.name, parameters=parameters, costs=_costs(costs))
+
+
+def _cut_parameter(whole: Parameter, degree: int, *, square: bool) -> dict[str, object]:
+    """What becomes of a parameter: norms have one dimension, blocks square weights."""
+    rows, columns = rows_of(degree), columns_of(degree)
+    if len(whole.shape) == 1:
+        common = "all" if columns == 1 else "tokens"
+        return {"shape": (whole.shape[0] // columns,), "common": common}
+    if square and columns > 1:
+        return {"shape": (whole.shape[0] // rows, whole.shape[1] // columns)}
+    return {"shape": (-(-whole.shape[0] // degree), *whole.shape[1:]), "cut": 0}
 
 
 def tiny_machine(
@@ -256,19 +267,25 @@ def _block_cost(e: int, width: int, degree: int = 1) -> dict[str, object]:
     """One product, then an element-wise op that keeps the product for backward.
 
     Of slices all tokens are gathered before and the sum scattered over tokens after, in both
-    passes, and each has its share of the product's results.
+    passes, and each has its share of the product's results. In a grid the slices of one row scatter
+    those too, and gather their gradient.
     """
-    own, x = width // degree, Quantity(bs=width * e // degree)
-    gather = _exchange("gather", _times(x, degree), degree)
-    scatter = _exchange("scatter", _times(x, degree), degree)
-    product = _product(e, m=Quantity(bs=1), n=own, k=Quantity(width), live=x)
+    rows, columns = rows_of(degree), columns_of(degree)
+    own, features = width // rows, width // columns
+    x = Quantity(bs=width * e // degree)
+    among: Among = "all" if columns == 1 else "tokens"
+    gather = _exchange("gather", _times(x, rows), rows, among)
+    scatter = _exchange("scatter", _times(x, rows), rows, among)
+    part = _exchange("scatter", _times(x, columns), columns, "features")
+    join = _exchange("gather", _times(x, columns), columns, "features")
+    product = _product(e, m=Quantity(bs=1), n=own, k=Quantity(features), live=_times(x, columns))
     act = Op(name="act", kind="memory", read_bytes=x, written_bytes=x, live_bytes=_times(x, 2))
     back = act.model_copy(update={"name": "act backward"})
-    wgrad = _product(e, m=Quantity(width), n=own, k=Quantity(bs=1), live=_times(x, 1))
-    dgrad = _product(e, m=Quantity(bs=1), n=width, k=Quantity(own), live=_times(x, 2))
+    wgrad = _product(e, m=Quantity(features), n=own, k=Quantity(bs=1), live=_times(x, 1))
+    dgrad = _product(e, m=Quantity(bs=1), n=features, k=Quantity(own), live=_times(x, 2))
     return {
-        "forward": (*gather, product, act, *scatter),
-        "backward": (*gather, back, wgrad, dgrad, *scatter), "kept_bytes": x,
+        "forward": (*gather, product, *part, act, *scatter),
+        "backward": (*gather, back, *join, wgrad, dgrad, *scatter), "kept_bytes": x,
         "input_bytes": x, "output_bytes": x,
     }  # fmt: skip
 
@@ -309,7 +326,9 @@ def _product(e: int, *, m: Quantity, n: int, k: Quantity, live: Quantity) -> Op:
     )  # fmt: skip
 
 
-def _exchange(how: Collective, nbytes: Quantity, degree: int) -> tuple[Op, ...]:
+def _exchange(
+    how: Collective, nbytes: Quantity, degree: int, among: Among = "all"
+) -> tuple[Op, ...]:
     """Nothing of whole layers."""
     if degree == 1:
         return ()
@@ -319,7 +338,7 @@ def _exchange(how: Collective, nbytes: Quantity, degree: int) -> tuple[Op, ...]:
     ]
     op = Op(
         name=how, kind="exchange", read_bytes=read, written_bytes=written, live_bytes=nbytes,
-        exchange=Exchange(how, nbytes),
+        exchange=Exchange(how, nbytes, among),
     )  # fmt: skip
     return (op,)
 

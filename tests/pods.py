@@ -192,8 +192,8 @@ def phased(draw: st.DrawFn, stages: int) -> tuple[tuple[tuple[int, int], ...], .
 def cuts(devices: int, slices: tuple[int, ...]) -> Iterator[tuple[int, int, int]]:
     """Every pipeline x tensor x replicas of so many devices that the model takes."""
     for pipeline in divisors(devices):
-        for tensor in divisors(devices // pipeline):
-            if pipeline <= LAYERS and (tensor == 1 or tensor in slices):
+        for tensor in (1, *slices):
+            if pipeline <= LAYERS and devices // pipeline % tensor == 0:
                 yield pipeline, tensor, devices // pipeline // tensor
 
 

@@ -15,12 +15,14 @@ from windlass.models.exchange import Place
 from windlass.models.pieces import pieces
 from windlass.models.slices import sliced
 from windlass.spec.graph import PRECISION_BYTES, Graph, LayerCost, LayerKind, Precision
+from windlass.spec.grid import Grid, columns_of
 
 Captured = Callable[..., tuple[Chain, Graph]]
 
 SMALL = {"layers": 1, "width": 256, "heads": 4, "vocabulary": 3000, "sequence": 160}
 GROUPED = {**SMALL, "heads": 8, "key_heads": 4, "hidden": 672}
 FAMILIES = {"gpt-tiny": SMALL, "gpt-neox-20b": SMALL, "llama-tiny": GROUPED}
+GRID = Grid(2, 2)
 UNEVEN = {**SMALL, "vocabulary": 3001}
 MICRO, SEQUENCE, WIDTH = 3, 128, 256
 
@@ -54,6 +56,25 @@ def test_a_pass_of_a_block_gathers_and_scatters_all_tokens_twice_each(cut: Captu
                 assert all(each.nbytes.at(MICRO, SEQUENCE) == whole for each in found)
 
 
+def test_a_block_in_a_grid_exchanges_tokens_in_columns_and_features_in_rows(cut: Captured):
+    """Of 2 rows and 2 columns: `d/c` of each token, and `f/r` of what is cut inside."""
+    chain, graph = cut("gpt-tiny", 2, 4, GRID, **SMALL)
+    cost = graph.cut(GRID).kinds[chain.kinds[1]].cost("float32", compiled=False)
+    number = MICRO * SEQUENCE * 4
+    d = number * WIDTH // 2
+    region = [("gather", "tokens", d), ("scatter", "tokens", d)]
+    # Queries, keys and values leave the column side by side, and the hidden features are 4 d.
+    features = [("scatter", 3 * d), ("gather", d), ("scatter", 4 * d), ("gather", 4 * d)]
+    moments = [("sum", "features", 3 * number // 2)] * 2  # of own tokens
+    due = region * 2 + [(how, "features", nbytes) for how, nbytes in features]
+    found = [
+        (op.exchange.how, op.exchange.among, op.exchange.nbytes.at(MICRO, SEQUENCE))
+        for op in cost.forward
+        if op.exchange is not None
+    ]
+    assert sorted(found) == sorted(due + moments)
+
+
 @pytest.mark.parametrize("name", FAMILIES)
 def test_the_embedding_sums_its_rows_and_the_head_gathers_its_input(cut: Captured, name: str):
     chain, graph = cut(name, 2, 4, **FAMILIES[name])
@@ -77,24 +98,24 @@ def exchanged(cost: LayerCost) -> tuple[list[tuple[str, float]], list[tuple[str,
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_products_and_attention_of_all_slices_are_those_of_the_whole(cut: Captured, name: str):
-    _, graph = cut(name, 2, 4, **FAMILIES[name])
-    for degree in (2, 4):
+    _, graph = cut(name, 2, 4, GRID, **FAMILIES[name])
+    for degree in (2, 4, GRID):
         sliced_flop = degree * graph.cut(degree).step_flop(MICRO, SEQUENCE)
         assert sliced_flop == graph.step_flop(MICRO, SEQUENCE)
 
 
-@pytest.mark.parametrize("degree", [2, 4])
+@pytest.mark.parametrize("degree", [2, 4, GRID])
 def test_a_slice_has_the_parameters_of_its_pieces_also_of_an_uneven_vocabulary(
     cut: Captured, degree: int
 ):
-    chain, graph = cut("gpt-tiny", 2, 4, **UNEVEN)
+    chain, graph = cut("gpt-tiny", 2, 4, GRID, **UNEVEN)
     for index in range(degree):
         kinds = graph.cut(degree, index).kinds
         for at, kind in enumerate(chain.kinds):
-            place = Place(degree=degree, index=index)
+            place = Place(degree=int(degree), index=index, columns=columns_of(degree))
             due = pieces(chain.layers[at], cuts_of(chain, at), place)
-            assert {p.name: (p.shape, p.cut) for p in kinds[kind].parameters} == {
-                name: (piece.shape, piece.dim) for name, piece in due.items()
+            assert {p.name: (p.shape, p.common) for p in kinds[kind].parameters} == {
+                name: (piece.shape, piece.common) for name, piece in due.items()
             }
 
 

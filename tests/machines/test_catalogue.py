@@ -2,12 +2,23 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import windlass.machines
 from windlass.errors import MachineError
 from windlass.machines import catalogue
+from windlass.machines.numbers import numbers
+from windlass.spec.provenance import source_of
 
 FOLDER = Path(windlass.machines.__file__).parent
+FAMILIES = {family.name: family for family in catalogue.families()}
+ASKED = (
+    *(f"{pod}{count}" for pod in ("ipu-pod", "bow-pod") for count in (4, 16, 64, 128, 256)),
+    "ipu-m2000", "cs-2", "cs-3", "sn10-8", "sn30", "dgx-v100-32gb", "dgx-a100-40gb",
+    "dgx-a100-80gb", "dgx-h100", "dgx-h200", "a100-40gb", "a100-80gb", "cs-2", "gc200", "h100",
+    "h200", "v100",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("name", catalogue.names())
@@ -19,13 +30,32 @@ def test_each_machine_loads_under_its_own_name_with_source_and_date(name: str):
     assert machine.device.near.capacity_bytes > 0
 
 
+def test_all_that_is_asked_for_is_there():
+    assert set(ASKED) <= set(catalogue.names())
+
+
 @pytest.mark.parametrize("name", catalogue.names())
-def test_each_number_of_a_machine_stands_below_a_comment_that_says_whence(name: str):
-    lines = (FOLDER / f"{name}.toml").read_text().splitlines()
-    stated = ("peak =", "capacity_bytes =", "launch_seconds =", "update_rate =", "points =")
-    for number, line in enumerate(lines):
-        if line.startswith(stated):
-            assert lines[number - 1].startswith("#"), f"{name}.toml:{number + 1}"
+def test_each_number_of_a_machine_has_a_source_of_its_own(name: str):
+    machine = catalogue.find(name)
+    told = {number.place: number.source for number in numbers(machine)}
+    whole = machine.model_copy(update={"sources": {}})
+    without = [place for place, source in told.items() if source == whole.source_of(place)]
+    assert not without
+
+
+@pytest.mark.parametrize("path", [*FOLDER.glob("*.toml"), *(FOLDER / "families").glob("*.toml")])
+def test_each_source_is_of_a_number_that_is_there(path: Path):
+    stated = tomllib.loads(path.read_text())
+    name = stated["name"]
+    most = f"{name}:{FAMILIES[name].most_hosts}" if path.parent.name == "families" else name
+    machine = catalogue.find(most)
+    places = [number.place for number in numbers(machine)]
+    idle = [
+        place
+        for place, source in machine.sources.items()
+        if place in stated["sources"] and not any(source_of(at, {place: source}) for at in places)
+    ]
+    assert not idle
 
 
 @pytest.mark.parametrize("name", catalogue.names())
@@ -38,13 +68,53 @@ def test_no_curve_passes_its_peak(name: str):
         ]
 
 
-def test_an_unknown_machine_is_refused_with_the_nearest_name():
-    with pytest.raises(MachineError, match="did you mean `a100-80gb`"):
-        catalogue.find("a100-80g")
+@given(family=st.sampled_from(sorted(FAMILIES)), data=st.data())
+def test_any_number_of_hosts_is_joined_by_links_that_reach_further_and_further(
+    family: str, data: st.DataObject
+):
+    hosts = data.draw(st.integers(1, FAMILIES[family].most_hosts))
+    machine = catalogue.find(f"{family}:{hosts}")
+    assert machine.hosts == hosts
+    assert machine.devices == hosts * FAMILIES[family].devices_per_host
+    joins = [link.joins for link in machine.links]
+    assert joins == sorted(set(joins))
+    assert (joins or [1])[-1] == machine.devices
+
+
+def test_what_is_sold_by_name_is_a_number_of_hosts():
+    pod, hosts = catalogue.find("ipu-pod256"), catalogue.find("ipu-m2000:64")
+    assert pod == hosts.model_copy(update={"name": "ipu-pod256"})
+    assert pod.devices == 256
+
+
+def test_a_host_may_say_what_memory_it_has_for_each_device():
+    alone, of_host = catalogue.find("a100-80gb"), catalogue.find("dgx-a100-80gb")
+    assert [tier.name for tier in of_host.device.tiers] == ["near", "host"]
+    assert of_host.device.tiers[0] == alone.device.tiers[0]
+    assert 8 * of_host.device.tiers[1].capacity_bytes == pytest.approx(2e12, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("a100-80g", "did you mean `a100-80gb`"),
+        ("dgx-h10:4", "did you mean `dgx-h100`"),
+        ("dgx-h100:0", "0 is no number of hosts"),
+        ("dgx-h100:1025", "`dgx-h100:N` has 1 to 1024 of 8 devices each"),
+        ("dgx-h100:two", "two is no number of hosts"),
+        ("dgx-h100:", "nothing is no number of hosts"),
+        ("h100:8", "`dgx-h100:N` is N hosts"),
+        ("ipu-pod16:4", "`ipu-m2000:N` is any number"),
+    ],
+)
+def test_what_is_no_machine_is_refused_with_the_way_out(name: str, told: str):
+    with pytest.raises(MachineError) as refused:
+        catalogue.find(name)
+    assert told in str(refused.value)
 
 
 def test_a_machine_file_says_nothing_twice():
-    for name in catalogue.names():
+    for name in catalogue.devices():
         tree = tomllib.loads((FOLDER / f"{name}.toml").read_text())
         assert len({rate["precision"] for rate in tree["device"]["matmul"]}) == 2
 

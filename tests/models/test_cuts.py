@@ -44,24 +44,26 @@ def test_pieces_of_all_slices_tile_an_uneven_vocabulary_exactly(rows: int, degre
 
 
 @pytest.mark.parametrize("family", ["gpt-tiny", "gpt-j-6b", "gpt-neox-20b", "llama-tiny"])
-@pytest.mark.parametrize("degree", [2, 3, 4])
-def test_pieces_of_every_family_tile_it_and_are_what_its_twin_holds(family: str, degree: int):
+@pytest.mark.parametrize(("degree", "columns"), [(2, 1), (3, 1), (4, 1), (4, 2), (6, 3), (6, 2)])
+def test_pieces_of_every_family_tile_it_and_are_what_its_twin_holds(
+    family: str, degree: int, columns: int
+):
     grouped = {"key_heads": 12} if family == "llama-tiny" else {}
     chain = build_chain(family, {**SMALL, "vocabulary": 50, **grouped}, device="cpu", seed=0)
     for index, layer in enumerate(chain.layers):
         cuts = cuts_of(chain, index)
-        tiled(layer, cuts, degree)
-        for place in places(degree):
+        tiled(layer, cuts, degree, columns)
+        for place in places(degree, columns):
             twin = sliced(layer, cuts, place, last=index == len(chain.layers) - 1)
             held = {name: tuple(p.shape) for name, p in twin.named_parameters()}
             assert held == {name: p.shape for name, p in pieces(layer, cuts, place).items()}
 
 
-def tiled(layer: nn.Module, cuts: LayerCuts, degree: int) -> None:
+def tiled(layer: nn.Module, cuts: LayerCuts, degree: int, columns: int = 1) -> None:
     for name, parameter in layer.named_parameters():
         full = torch.arange(1.0, parameter.numel() + 1).view_as(parameter)
         back, times = torch.zeros_like(full), torch.zeros_like(full)
-        for place in places(degree):
+        for place in places(degree, columns):
             piece = pieces(layer, cuts, place)[name]
             local = piece.of(full)
             assert tuple(local.shape) == piece.shape
@@ -70,11 +72,37 @@ def tiled(layer: nn.Module, cuts: LayerCuts, degree: int) -> None:
             piece.into(once, torch.ones(piece.shape))
             times += once
         assert torch.equal(back, full)
-        assert (times == (1 if piece.dim is not None else degree)).all()
+        alike = {None: 1, "all": degree, "tokens": degree // columns, "features": columns}
+        assert (times == alike[piece.common]).all()
 
 
-def places(degree: int) -> list[Place]:
-    return [Place(degree=degree, index=index) for index in range(degree)]
+def places(degree: int, columns: int = 1) -> list[Place]:
+    return [Place(degree=degree, index=index, columns=columns) for index in range(degree)]
+
+
+def test_heads_that_do_not_divide_by_a_grid_are_those_of_its_rows_on_each_slice_of_a_row():
+    """GPT-3 175B has 96 heads, which 8x8 slices cannot share equally; 8 rows have 12 each."""
+    chain = build_chain("gpt-tiny", {**SMALL, "heads": 6}, device="cpu", seed=0)
+    layer, cuts = chain.layers[1], cuts_of(chain, 1)
+    tiled(layer, cuts, 4, 2)
+    found = pieces(layer, cuts, Place(degree=4, columns=2, index=2))
+    bias = found["attention.input.bias"]
+    assert (bias.shape, bias.common) == ((3 * 24,), "features")
+    assert bias.ranges == (((24, 48), (72, 96), (120, 144)),)
+    assert found["attention.input.weight"].shape == (3 * 24, 24)
+    assert found["hidden.input.bias"].shape == (96 // 4,)
+
+
+def test_a_norm_of_heads_is_whole_on_every_slice_of_a_grid_and_a_norm_of_tokens_is_not():
+    """As the norms of queries and keys in Qwen 3, which stand between a region's column and row."""
+    layer = nn.ModuleDict(
+        {"norm": nn.RMSNorm(8), "wide": nn.Linear(8, 16), "heads": nn.RMSNorm(4),
+         "back": nn.Linear(16, 8)}
+    )  # fmt: skip
+    ways = {"": Cut(way="region"), "wide": Cut(way="column", unit=4), "back": Cut(way="row")}
+    found = pieces(layer, LayerCuts(ways=ways, first=False), Place(degree=4, columns=2, index=1))
+    assert (found["heads.weight"].shape, found["heads.weight"].common) == ((4,), "all")
+    assert (found["norm.weight"].shape, found["norm.weight"].common) == ((4,), "tokens")
 
 
 @pytest.mark.parametrize(

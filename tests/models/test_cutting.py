@@ -51,6 +51,25 @@ def test_published_models_can_be_cut_over_eight_slices(family: str):
     assert faults(build_chain(family, {}, device="meta"), 8) == ()
 
 
+@pytest.mark.parametrize("family", ["gpt3-175b", "gpt-j-6b", "gpt-neox-20b", "llama3-8b"])
+def test_published_models_can_be_cut_over_a_grid_of_eight_slices(family: str):
+    assert faults(build_chain(family, {}, device="meta"), 8, columns=2) == ()
+
+
+def test_what_takes_all_features_of_a_token_cannot_be_cut_over_a_grid():
+    rules = COUNTED | {"*.part.drop": "features"}
+    assert faults(own(rules | {"3": "vocabulary"}), 4, columns=2) == ()
+    (fault,) = faults(own(rules | {"3": "alone"}), 4, columns=2)
+    assert "`Linear` has weights for all features of a token" in fault
+    assert "cut in one dimension" in fault
+
+
+def test_features_that_columns_cannot_share_are_named_with_a_way_out():
+    dials = {"width": 36, "heads": 4}
+    found = faults(build_chain("gpt-tiny", dials, device="meta"), 8, columns=8)
+    assert any("has 36 features, which 8 columns cannot share equally; take" in f for f in found)
+
+
 def test_nothing_is_wrong_with_one_slice():
     assert faults(own({}), 1) == ()
 

@@ -13,22 +13,25 @@ from windlass.models.slices import sliced
 DEGREE = 4
 
 
+@pytest.mark.parametrize("columns", [1, 2])
 @pytest.mark.parametrize("family", ["gpt-tiny", "gpt-j-6b", "gpt-neox-20b", "llama3-8b"])
-def test_all_slices_run_the_same_operations_in_the_same_order(family: str):
+def test_all_slices_run_the_same_operations_in_the_same_order(family: str, columns: int):
     dials = {"layers": 1, "width": 32, "heads": 8, "hidden": 64, "vocabulary": 50, "dropout": 0.1}
     chain = build_chain(family, dials, device="meta")
     for index in range(len(chain.layers)):
-        first, *others = (operations(chain, index, at) for at in range(DEGREE))
-        assert {"gather_tokens", "scatter_sum", "sum_slices"} & set(first)
+        first, *others = (operations(chain, index, columns, at) for at in range(DEGREE))
+        assert {"gather_parts", "scatter_sum", "sum_slices"} & set(first)
         assert all(other == first for other in others)
 
 
-def operations(chain: Chain, index: int, slice_index: int) -> list[str]:
-    place = Place(degree=DEGREE, index=slice_index)
+def operations(chain: Chain, index: int, columns: int, slice_index: int) -> list[str]:
+    place = Place(degree=DEGREE, index=slice_index, columns=columns)
     twin = sliced(chain.layers[index], cuts_of(chain, index), place, last=False)
 
     def make_input() -> torch.Tensor:
-        return torch.zeros(2, 8, dtype=torch.int64) if index == 0 else torch.empty(2, 2, 32)
+        tokens = 8 * columns // DEGREE
+        own = torch.empty(2, tokens, 32 // columns)
+        return torch.zeros(2, 8, dtype=torch.int64) if index == 0 else own
 
     recording = record(twin, make_input, dtype=torch.float32, targets=None)
     return [call.name for call in recording.trace.calls]

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from factories import AWAY, cut_graph, late_tied_graph, tiny_graph, tiny_machine, tiny_plan
 from windlass.spec.graph import Graph
+from windlass.spec.grid import Grid
 from windlass.spec.plan import Home, Plan
 
 MACHINE = tiny_machine(host="1 GiB", devices=64)
@@ -24,8 +25,8 @@ NEAR = (Home(), Home(optimizer="host"), Home(activations="host"))
 
 @st.composite
 def pod_plans(draw: st.DrawFn) -> tuple[Graph, Plan]:
-    """A graph of six layers and a plan for up to 3 stages of up to 4 replicas of 1, 2, 4 slices."""
-    tensor = draw(st.sampled_from([1, 2, 4]))
+    """A graph of six layers and a plan for 1 to 3 stages, 1 to 4 replicas; 1, 2, 4, 2x2 slices."""
+    tensor = draw(st.sampled_from([1, 2, 4, Grid(2, 2)]))
     graph = draw(st.sampled_from(GRAPHS if tensor == 1 else CUT_GRAPHS))
     pipeline, replicas = draw(st.integers(1, 3)), draw(st.sampled_from([1, 2, 3, 4]))
     optimizer = draw(st.sampled_from(_divisors(replicas)))

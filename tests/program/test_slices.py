@@ -16,6 +16,7 @@ from windlass.program.peers import Peers, group_of
 from windlass.program.sizes import sizes_of
 from windlass.program.verify import verify
 from windlass.spec.graph import Graph
+from windlass.spec.grid import Grid, columns_of, ring, rows_of
 from windlass.spec.plan import Plan
 
 MACHINE = tiny_machine(host="1 GiB", devices=8)
@@ -32,20 +33,24 @@ def made(**choice: Any) -> tuple[Plan, tuple[Program, ...]]:  # noqa: ANN401  ha
     return plan, programs
 
 
-@given(graph=st.sampled_from(CUT_GRAPHS), degree=st.sampled_from([2, 4]))
+DEGREES = st.sampled_from([2, 4, Grid(2, 2)])
+
+
+@given(graph=st.sampled_from(CUT_GRAPHS), degree=DEGREES)
 def test_slices_have_the_whole_together_and_what_is_not_cut_once_each(graph: Graph, degree: int):
     slices = [graph.cut(degree, index) for index in range(degree)]
     for name, whole in graph.kinds.items():
         parts = [each.kinds[name] for each in slices]
         for place, parameter in enumerate(whole.parameters):
             counts = [part.parameters[place].count for part in parts]
-            times = degree if parts[0].parameters[place].cut is None else 1
+            common = parts[0].parameters[place].common
+            times = 1 if common is None else ring(degree, common)
             assert sum(counts) == times * parameter.count
             assert counts == sorted(counts, reverse=True)
 
 
 @given(
-    degree=st.sampled_from([2, 4]),
+    degree=DEGREES,
     accumulation=st.integers(1, 2),
     precision=st.sampled_from(["float32", "bfloat16"]),
 )
@@ -53,15 +58,17 @@ def test_sizes_of_slices_sum_to_the_whole_and_their_own_tokens_to_all(degree: in
     plan = tiny_plan(GRAPH, MACHINE, tensor=degree, **choice)
     alone = tiny_plan(GRAPH, MACHINE, **choice)
     for part, whole in zip(sizes_of(plan, GRAPH), sizes_of(alone, GRAPH), strict=True):
-        more = (degree - 1) * part.common
-        assert degree * part.gradients == whole.gradients + more
-        assert part.common in (0, NORM * plan.gradient_bytes)
+        rows, columns = rows_of(degree), columns_of(degree)
+        norms = part.common + columns * part.common_in_columns
+        assert degree * part.gradients == whole.gradients + (rows - 1) * norms
+        assert norms in (0, NORM * plan.gradient_bytes)
+        assert not (part.common if columns > 1 else part.common_in_columns)
         if whole.output > 4:  # not the loss, which all have
             assert degree * part.output == whole.output
         assert whole.common == 0
 
 
-@given(graph=st.sampled_from(CUT_GRAPHS[:3]), degree=st.sampled_from([2, 4]))
+@given(graph=st.sampled_from(CUT_GRAPHS[:3]), degree=DEGREES)
 def test_the_work_of_all_slices_is_the_work_of_the_whole(graph: Graph, degree: int):
     assert degree * graph.cut(degree).step_flop(2, 16) == pytest.approx(graph.step_flop(2, 16))
 

@@ -10,10 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console, RenderableType
 
-from report.made_runs import graph, machine, plan, prediction, shared, streaming
+from report.made_runs import graph, plan, prediction, shared, streaming
 from windlass.report.table import (
     bar,
-    machine_table,
     plan_table,
     prediction_table,
     record_table,
@@ -125,13 +124,6 @@ def test_the_list_of_runs_fits_in_80_columns(record: Callable[..., Record]):
 def test_names_with_markup_are_shown_as_they_are(record: Callable[..., Record]):
     run = record(count=1, name="[bold]x[/]")
     assert "[bold]x[/]" in drawn(runs_table(list_runs(run.folder.parent), 2e9), 120)
-
-
-def test_a_machine_tells_rates_tiers_and_source():
-    text = drawn(machine_table(machine()))
-    assert "410 GFLOP/s" in text
-    assert "64.0 GiB, 1.20 GB/s read, 800 MB/s write" in text
-    assert "measured here, 2026-11-20, noise 3.1 %" in text
 
 
 @given(share=st.floats(0, 1))

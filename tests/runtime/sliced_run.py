@@ -1,7 +1,7 @@
-"""One slice of four, in a process of its own: each layer cut over slices beside the whole layer.
+"""One slice of several, in a process of its own: each layer cut over slices beside the whole one.
 
-Called with rank, folder and cases. Writes for each case how far the slice is from the whole layer:
-the largest difference of a tensor over the largest of its values.
+Called with rank, number of ranks and folder. Writes for each case how far the slice is from the
+whole layer: the largest difference of a tensor over the largest of its values.
 """
 
 import json
@@ -23,28 +23,45 @@ from windlass.models.slices import sliced
 from windlass.runtime.layers import Template
 from windlass.runtime.random import Keys, layer_key, sample_keys
 
-RANKS = 4
 SAMPLES, SEQUENCE = 3, 16
 
 
 def main() -> None:
     torch.set_num_threads(1)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    rank, folder = int(sys.argv[1]), Path(sys.argv[2])
+    rank, ranks, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
     dist.init_process_group(
-        "gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=RANKS
+        "gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=ranks
     )
-    pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    cases = json.loads((folder / "cases.json").read_text())
+    shapes = sorted({(case["degree"], case.get("columns", 1)) for case in cases})
+    places = {shape: placed(rank, ranks, *shape) for shape in shapes}
     found = {}
-    for case in json.loads((folder / "cases.json").read_text()):
+    for case in cases:
         if case["degree"] == 2 and case.get("compiled", False) != (rank < 2):
             continue
-        group = dist.group.WORLD if case["degree"] == RANKS else pairs[rank // 2]
-        place = Place(degree=case["degree"], index=rank % case["degree"], group=group.group_name)
+        place = places[case["degree"], case.get("columns", 1)]
         found[case["name"]] = compared(case, place)
     (folder / f"rank{rank}.json").write_text(json.dumps(found))
     dist.barrier()
     dist.destroy_process_group()
+
+
+def placed(rank: int, ranks: int, degree: int, columns: int) -> Place:
+    """This rank's place among as many slices, of as many such sets as there are ranks for."""
+    names = ["", "", ""]
+    for first in range(0, ranks, degree):
+        members = [first + at for at in range(degree)]
+        rows = [members[at : at + columns] for at in range(0, degree, columns)]
+        rings = [[members], [list(column) for column in zip(*rows, strict=True)], rows]
+        for at, several in enumerate(rings if columns > 1 else rings[:1]):
+            for ring in several:
+                group = dist.new_group(ring)
+                names[at] = group.group_name if rank in ring else names[at]
+    return Place(
+        degree=degree, index=rank % degree, columns=columns, group=names[0],
+        column_group=names[1], row_group=names[2],
+    )  # fmt: skip
 
 
 def compared(case: dict, place: Place) -> dict[str, float]:
@@ -97,8 +114,8 @@ def compared_layer(chain: Chain, index: int, place: Place, *, compiled: bool) ->
         apart[f"{name} input"] = distance(own_gradients.pop(), own(gradients.pop(), place))
     for path, part, gradient in zip(twin.parameters, own_gradients, gradients, strict=True):
         piece, mine = parts[path], part.to_dense()
-        if piece.dim is None:
-            mine = summed(mine, place)
+        if piece.common is not None:
+            mine = summed(mine, getattr(place, piece.common))
         apart[f"{name}.{path}"] = distance(mine, piece.of(gradient.to_dense()))
     return apart
 
@@ -124,7 +141,7 @@ def passed(
 
 
 def own(x: Tensor, place: Place) -> Tensor:
-    return x.chunk(place.degree, dim=1)[place.index]
+    return x.chunk(place.rows, dim=1)[place.row].chunk(place.columns, dim=-1)[place.column]
 
 
 def distance(mine: Tensor, theirs: Tensor) -> float:

@@ -30,11 +30,14 @@ from windlass.program.exchanged import exchanged
 from windlass.runtime.agree import Ran
 from windlass.runtime.faulty import FAULTS, spoiled_layer
 from windlass.spec.graph import Graph
+from windlass.spec.grid import Grid
 from windlass.spec.plan import Plan
 from windlass.spec.proof import TOLERANCE
 
 SAMPLED = 20
 """Plans of the default suite."""
+
+GRIDS = (Grid(2, 2), Grid(4, 2), Grid(2, 4), Grid(1, 4))
 
 DEVICES = Path("/proc/net/dev")
 
@@ -48,16 +51,16 @@ _LOSS_DIGITS = 1e-6
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    """Four processes, and a GPT of four blocks that can be cut in two slices."""
-    four = World(tmp_path_factory.mktemp("world"), 4, (2,))
+    """Four processes, and a GPT of four blocks that can be cut in two slices, or two by two."""
+    four = World(tmp_path_factory.mktemp("world"), 4, (2, Grid(2, 2)))
     yield four
     four.close()
 
 
 @pytest.fixture(scope="module")
 def wide_world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    """Eight processes, and the same in two, four and eight slices."""
-    eight = World(tmp_path_factory.mktemp("wide"), 8, (2, 4, 8))
+    """Eight processes, and the same in two, four and eight slices, and in grids of them."""
+    eight = World(tmp_path_factory.mktemp("wide"), 8, (2, 4, 8, *GRIDS))
     yield eight
     eight.close()
 
@@ -113,6 +116,47 @@ def test_every_legal_plan_equals_one_device_and_sends_the_bytes_of_its_program(
         print(f"\n{seen}")
 
 
+@pytest.mark.parametrize("precision", ["float64", "float32"])
+def test_a_grid_of_slices_equals_one_device_and_sends_the_bytes_of_its_program(
+    world: World, precision: str
+) -> None:
+    plan = tiny_plan(
+        world.graph, MACHINE, tensor=Grid(2, 2), micro=2, accumulation=BATCH // 2,
+        sequence=SEQUENCE, precision=precision,
+    )  # fmt: skip
+    Seen().add(world, plan)
+
+
+def test_a_grid_of_slices_runs_in_phases_from_a_disk(world: World) -> None:
+    plan = tiny_plan(
+        world.graph, MACHINE, tensor=Grid(2, 2), micro=2, accumulation=BATCH // 2,
+        sequence=SEQUENCE, home=FAR[0], stages=(((0, 2), (2, 4), (4, LAYERS)),),
+        recompute="layer",
+    )  # fmt: skip
+    Seen().add(world, plan)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "cut",
+    [
+        {"pipeline": 2, "tensor": Grid(2, 2)},
+        {"tensor": Grid(2, 2), "replicas": 2, "sharding": (2, 2)},
+        {"tensor": Grid(2, 2), "replicas": 2, "sharding": (1, 2)},
+        {"tensor": Grid(4, 2)},
+        {"tensor": Grid(2, 4)},
+        {"tensor": Grid(1, 4)},
+    ],
+    ids=str,
+)
+def test_a_grid_goes_with_stages_and_shards(wide_world: World, cut: dict) -> None:
+    plan = tiny_plan(
+        wide_world.graph, MACHINE, micro=1, accumulation=BATCH // cut.get("replicas", 1),
+        sequence=SEQUENCE, precision="float64", **cut,
+    )  # fmt: skip
+    Seen().add(wide_world, plan)
+
+
 def test_parted_backward_passes_go_with_shared_weights(world: World) -> None:
     plan = tiny_plan(
         world.graph, MACHINE, pipeline=2, replicas=2, sharding=(2, 2), order="zero-bubble",
@@ -124,6 +168,7 @@ def test_parted_backward_passes_go_with_shared_weights(world: World) -> None:
 FAULTY = {
     "shared": {"replicas": 4, "sharding": (2, 4), "pipeline": 1},
     "cut": {"pipeline": 2, "tensor": 2},
+    "grid": {"tensor": Grid(2, 2)},
     "replicated": {"pipeline": 2, "replicas": 2},
 }
 """Plans, one of which can make each mistake."""
@@ -134,7 +179,8 @@ FAULTY = {
     [
         ("loss-scale", "replicated"), ("micro-batch", "replicated"), ("update", "cut"),
         ("reduction", "replicated"), ("reduction", "shared"), ("samples", "replicated"),
-        ("shards", "shared"), ("gather", "shared"), ("slice-sum", "cut"), ("loan", "cut"),
+        ("shards", "shared"), ("gather", "shared"), ("slice-sum", "cut"), ("slice-sum", "grid"),
+        ("loan", "cut"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_found_and_its_layer_named(world: World, fault: str, cut: str) -> None:

@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from windlass.models.exchange import Place
-from windlass.models.slices import Part
+from windlass.models.slices import Part, Share
 from windlass.runtime.random import (
     KeyedDropout,
     Keys,
@@ -128,11 +127,26 @@ def test_masks_of_slices_are_parts_of_the_whole_mask(
     x = torch.ones(2, 12, 20)
     whole = dropped(x, None)
     parts = [
-        dropped(own, Part(place=Place(degree=4, index=index), along=along))
+        dropped(own, Part(**{along: Share(index, 4)}))
         for index, own in enumerate(x.chunk(4, dim=dim))
     ]
     assert torch.equal(torch.cat(parts, dim=dim), whole)
     assert 0 < int(whole.count_nonzero()) < whole.numel()
+
+
+def test_a_mask_of_a_grid_is_the_whole_mask_in_rows_and_columns():
+    x = torch.ones(2, 12, 20)
+    rows = [
+        torch.cat(
+            [
+                dropped(own, Part(tokens=Share(row, 3), features=Share(column, 2)))
+                for column, own in enumerate(tokens.chunk(2, dim=2))
+            ],
+            dim=2,
+        )
+        for row, tokens in enumerate(x.chunk(3, dim=1))
+    ]
+    assert torch.equal(torch.cat(rows, dim=1), dropped(x, None))
 
 
 def dropped(x: torch.Tensor, part: Part | None) -> torch.Tensor:

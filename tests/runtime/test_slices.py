@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-RANKS = 4
 CLOSE = {"float64": 1e-9, "float32": 1e-5, "bfloat16": 0.05}
 """Partial sums are added in another order, and rounded before they are: some hundred roundings of
 1e-16, or of 6e-8; a dozen of 0.004."""
 
 SMALL = {"layers": 1, "width": 32, "heads": 4, "vocabulary": 50, "sequence": 16, "dropout": 0.1}
 GROUPED = {**SMALL, "heads": 8, "key_heads": 4, "hidden": 48}
+EIGHT_HEADS = {**SMALL, "heads": 8}
 FAMILIES = {"gpt-tiny": SMALL, "gpt-j-6b": SMALL, "gpt-neox-20b": SMALL, "llama-tiny": GROUPED}
 RULES = {
     "0.table": "vocabulary",
@@ -32,16 +32,39 @@ MODELS = {
     "a user's model": {"model": "own", "cuts": RULES | {"3": "vocabulary"}},
     "a user's model with a whole head": {"model": "own", "cuts": RULES},
 }
+GRIDS = {name: model for name, model in MODELS.items() if "whole head" not in name}
+"""A whole head takes all features of a token, which in a grid no slice has."""
+
+
+def cases(slices: int, columns: int, models: dict[str, dict]) -> list[dict]:
+    """Every model so cut, in both wide formats."""
+    named = f"{slices // columns}x{columns}" if columns > 1 else slices
+    return [
+        {
+            "name": f"{name}, {named} slices, {dtype}", "degree": slices, "columns": columns,
+            "dtype": dtype, **model,
+        }
+        for name, model in models.items()
+        for dtype in ("float64", "float32")
+    ]  # fmt: skip
+
+
 CASES = [
-    {"name": f"{name}, {degree} slices, {dtype}", "degree": degree, "dtype": dtype, **model}
-    for degree in (4, 2)
-    for name, model in MODELS.items()
-    for dtype in ("float64", "float32")
-] + [
+    *cases(4, 1, MODELS), *cases(2, 1, MODELS), *cases(4, 2, GRIDS),
+    *cases(4, 4, {"one row": MODELS["llama-tiny"]}),
+    *cases(4, 2, {"six heads": {"model": "gpt-tiny", "dials": {**SMALL, "width": 48, "heads": 6}}}),
     {"name": "bfloat16", "degree": 4, "dtype": "bfloat16", **MODELS["llama-tiny"]},
+    {
+        "name": "bfloat16, 2x2 slices", "degree": 4, "columns": 2, "dtype": "bfloat16",
+        **MODELS["llama-tiny"],
+    },
     {
         "name": "compiled", "model": "gpt-j-6b", "dials": SMALL, "degree": 2, "dtype": "float32",
         "compiled": True, "layers": [1, 2],
+    },
+    {
+        "name": "compiled, 2x2 slices", "model": "gpt-j-6b", "dials": SMALL, "degree": 4,
+        "columns": 2, "dtype": "float32", "compiled": True, "layers": [1, 2],
     },
 ]  # fmt: skip
 """The first two processes run compiled code, the others all else that needs no more than two."""
@@ -50,23 +73,43 @@ CASES = [
 @pytest.fixture(scope="module")
 def apart(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, dict[str, float]]]:
     """What each of four processes found: by case and tensor, how far it is from the whole."""
-    folder = tmp_path_factory.mktemp("slices")
-    (folder / "cases.json").write_text(json.dumps(CASES))
+    return found_by(4, CASES, tmp_path_factory.mktemp("slices"))
+
+
+def found_by(ranks: int, cases: list[dict], folder: Path) -> list[dict[str, dict[str, float]]]:
+    """What each of so many processes found."""
+    (folder / "cases.json").write_text(json.dumps(cases))
     script = Path(__file__).with_name("sliced_run.py")
     running = [
-        subprocess.Popen([sys.executable, str(script), str(rank), str(folder)])
-        for rank in range(RANKS)
+        subprocess.Popen([sys.executable, str(script), str(rank), str(ranks), str(folder)])
+        for rank in range(ranks)
     ]
     try:
-        assert [process.wait(timeout=240) for process in running] == [0] * RANKS
+        assert [process.wait(timeout=240) for process in running] == [0] * ranks
     finally:
         for process in running:
             process.kill()
-    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(RANKS)]
+    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(ranks)]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
 def test_outputs_and_gradients_of_every_slice_are_those_of_the_whole_layer(case: dict, apart: list):
+    require_close(case, apart)
+
+
+@pytest.mark.slow
+def test_so_they_are_in_grids_of_eight_slices(tmp_path: Path):
+    wide = {
+        name: model | {"dials": EIGHT_HEADS} for name, model in GRIDS.items() if "dials" in model
+    }
+    grids = [*cases(8, 2, wide), *cases(8, 4, wide)]
+    apart = found_by(8, grids, tmp_path)
+    for case in grids:
+        require_close(case, apart)
+
+
+def require_close(case: dict, apart: list[dict[str, dict[str, float]]]) -> None:
+    """All tensors of all slices are those of the whole layer."""
     found = [by_case[case["name"]] for by_case in apart if case["name"] in by_case]
     assert len(found) == case["degree"]
     for by_tensor in found:

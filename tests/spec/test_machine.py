@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from factories import tiny_machine
 from windlass.spec.machine import Curve, Device, Machine, Point, Tier
+from windlass.spec.provenance import Source, source_of
 
 positive = st.floats(1e-3, 1e15)
 curves = st.lists(
@@ -87,3 +88,31 @@ def test_what_is_read_and_written_at_once_takes_the_longest_of_three_limits():
 def test_a_tier_without_rates_moves_nothing():
     with pytest.raises(KeyError, match="states no rates"):
         Tier(name="near", capacity_bytes=1).moving_seconds(1, 0)
+
+
+def test_units_set_apart_for_moves_slow_only_plans_that_move_something():
+    device = tiny_machine().device.model_copy(update={"moving_share": 0.2})
+    assert device.computing(moves=False) == device
+    slower = device.computing(moves=True)
+    for fast, slow in zip(device.matmul, slower.matmul, strict=True):
+        assert slow.curve.at(1e8) == pytest.approx(0.8 * fast.curve.at(1e8))
+    assert slower.update_rate == pytest.approx(0.8 * device.update_rate)
+    assert slower.tiers == device.tiers
+
+
+def test_where_numbers_come_from_does_not_change_which_machine_it_is():
+    machine = tiny_machine()
+    source = Source(how="derived", told_by="twice another")
+    told = machine.model_copy(update={"sources": {"device.update_rate": source}})
+    assert told.label == machine.label
+    assert told.source_of("device.update_rate") == source
+    assert told.source_of("device.traffic").told_by == "made up for tests, 2026-01-01"
+
+
+def test_the_longest_pattern_that_fits_tells_the_source():
+    far, host, exact = (Source(how="published", told_by=name) for name in ("far", "host", "exact"))
+    sources = {"device.*": far, "device.tiers.*": host, "device.tiers.host.read": exact}
+    assert source_of("device.traffic", sources) == far
+    assert source_of("device.tiers.host.write", sources) == host
+    assert source_of("device.tiers.host.read", sources) == exact
+    assert source_of("links.ring.rate", sources) is None

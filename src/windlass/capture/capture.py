@@ -21,10 +21,11 @@ from windlass.errors import ModelError
 from windlass.models.chain import Chain, cuts_of
 from windlass.models.cutting import faults
 from windlass.models.exchange import Place
-from windlass.models.pieces import pieces
+from windlass.models.pieces import Piece, pieces
 from windlass.models.slices import sliced
 from windlass.models.structure import only_looks_up
 from windlass.spec.graph import Graph, LayerCost, LayerKind, Parameter, Precision, Span
+from windlass.spec.grid import columns_of, grid
 
 _DTYPES: dict[Precision, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _LONGEST = 64
@@ -43,9 +44,10 @@ class _Subject:
     chain: Chain
     index: int
     layer: nn.Module
-    degree: int
+    place: Place
+    """Of the first slice."""
     width: int | None
-    """Of its input; None if it takes tokens."""
+    """Of its input, of a slice's own features; None if it takes tokens."""
 
     @property
     def last(self) -> bool:
@@ -55,7 +57,7 @@ class _Subject:
     @property
     def name(self) -> str:
         """For messages."""
-        slices = f" in {self.degree} slices" if self.degree > 1 else ""
+        slices = f" in {_named(self.place)} slices" if self.place.degree > 1 else ""
         return f"layer `{self.chain.names[self.index]}` of model `{self.chain.name}`{slices}"
 
 
@@ -73,7 +75,7 @@ def capture(chain: Chain) -> Graph:
         vocabulary=chain.vocabulary,
         max_sequence=chain.max_sequence,
         chain=tuple(_spans(chain.kinds)),
-        kinds=_kinds(chain, 1),
+        kinds=_kinds(chain, Place(degree=1)),
     )
 
 
@@ -85,28 +87,29 @@ def capture_slices(chain: Chain, graph: Graph, degrees: Iterable[int]) -> Graph:
     Args:
         chain: that the graph was captured from.
         graph: whole, perhaps with slices of other degrees.
-        degrees: 2 or more each.
+        degrees: 2 or more each, numbers or grids.
 
     Raises:
         ModelError: as `capture`, of a slice.
     """
     slices, uncut = dict(graph.slices), dict(graph.uncut)
     for degree in degrees:
-        found = (*faults(chain, degree), *_too_short(chain, degree))
+        place = Place(degree=int(degree), columns=columns_of(degree))
+        found = (*faults(chain, place.degree, columns=place.columns), *_too_short(chain, place))
         if found:
             uncut[degree] = found
         else:
-            slices[degree] = _kinds(chain, degree)
+            slices[degree] = _kinds(chain, place)
     return graph.model_copy(update={"slices": slices, "uncut": uncut})
 
 
-def _kinds(chain: Chain, degree: int) -> dict[str, LayerKind]:
+def _kinds(chain: Chain, place: Place) -> dict[str, LayerKind]:
     kinds: dict[str, LayerKind] = {}
     widths: dict[str, tuple[int | None, int]] = {}
     width: int | None = None
     for index, (name, kind) in enumerate(zip(chain.names, chain.kinds, strict=True)):
         if kind not in kinds:
-            kinds[kind], out = _kind(chain, index, width, degree)
+            kinds[kind], out = _kind(chain, index, width, place)
             widths[kind] = (width, out)
         taken, out = widths[kind]
         if taken != width:
@@ -118,15 +121,15 @@ def _kinds(chain: Chain, degree: int) -> dict[str, LayerKind]:
     return kinds
 
 
-def _kind(chain: Chain, index: int, width: int | None, degree: int) -> tuple[LayerKind, int]:
+def _kind(chain: Chain, index: int, width: int | None, place: Place) -> tuple[LayerKind, int]:
     """One kind of layer, by its first layer, and the width of what that layer gives."""
     costs: list[LayerCost] = []
     out = 0
-    layer, place = chain.layers[index], Place(degree=degree)
-    if degree > 1:
+    layer = chain.layers[index]
+    if place.degree > 1:
         last = index == len(chain.layers) - 1
         layer = sliced(layer, cuts_of(chain, index), place, last=last)
-    subject = _Subject(chain=chain, index=index, layer=layer, degree=degree, width=width)
+    subject = _Subject(chain=chain, index=index, layer=layer, place=place, width=width)
     looks_up = only_looks_up(layer)
     for precision in _DTYPES:
         fitted, out = _fitted(subject, precision)
@@ -147,17 +150,28 @@ def _kind(chain: Chain, index: int, width: int | None, degree: int) -> tuple[Lay
 def _parameters(subject: _Subject) -> Iterator[Parameter]:
     chain, index = subject.chain, subject.index
     own = {}
-    if subject.degree > 1:
-        own = pieces(chain.layers[index], cuts_of(chain, index), Place(degree=subject.degree))
+    if subject.place.degree > 1:
+        own = pieces(chain.layers[index], cuts_of(chain, index), subject.place)
     for name, parameter in subject.layer.named_parameters(remove_duplicate=False):
-        owner = chain.ties.get(f"{chain.names[index]}.{name}")
-        cut = own[name].dim if name in own else None
-        yield Parameter(name=name, shape=tuple(parameter.shape), tied_to=owner, cut=cut)
+        owner, piece = chain.ties.get(f"{chain.names[index]}.{name}"), own.get(name)
+        yield Parameter(
+            name=name,
+            shape=tuple(parameter.shape),
+            tied_to=owner,
+            cut=None if piece is None else _shared_by_all(piece),
+            common=None if piece is None else piece.common,
+        )
+
+
+def _shared_by_all(piece: Piece) -> int | None:
+    """The only dimension along which a parameter is cut, if all slices share it along that one."""
+    dims = [dim for dim, ranges in enumerate(piece.ranges) if ranges is not None]
+    return dims[0] if piece.common is None and len(dims) == 1 else None
 
 
 def _fitted(subject: _Subject, precision: Precision) -> tuple[Fitted, int]:
     """The layer's trace with its numbers as polynomials, and the width of its output."""
-    *fit_at, check_at = _sequences(subject.chain, subject.degree)
+    *fit_at, check_at = _sequences(subject.chain, subject.place)
     points = [(micro, sequence) for micro in MICROS for sequence in fit_at]
     check = (_CHECK_MICRO, check_at)
     at = {point: _run(subject, precision, point) for point in (*points, check)}
@@ -203,24 +217,29 @@ def _input(subject: _Subject, point: tuple[int, int]) -> Callable[[], Tensor]:
     (micro, sequence), width = point, subject.width
     if width is None:
         return lambda: torch.zeros(point, dtype=torch.int64)
-    return lambda: torch.empty(micro, sequence // subject.degree, width)
+    return lambda: torch.empty(micro, sequence // subject.place.rows, width)
 
 
-def _too_short(chain: Chain, degree: int) -> Iterator[str]:
-    least = degree * _SLICE_TOKENS[-1][-1] + 1
+def _too_short(chain: Chain, place: Place) -> Iterator[str]:
+    least = place.rows * _SLICE_TOKENS[-1][-1] + 1
     if chain.max_sequence is not None and chain.max_sequence < least:
         yield (
             f"model `{chain.name}` takes sequences of at most {chain.max_sequence} tokens, must "
-            f"take {least} to be measured in {degree} slices; lower the degree"
+            f"take {least} to be measured in {_named(place)} slices; lower the degree"
         )
 
 
-def _sequences(chain: Chain, degree: int) -> tuple[int, int, int, int]:
+def _named(place: Place) -> str:
+    return str(grid(place.rows, place.columns))
+
+
+def _sequences(chain: Chain, place: Place) -> tuple[int, int, int, int]:
     """Three lengths to fit at and one to check at, all shorter than the model's longest."""
-    if degree > 1:
-        longest = chain.max_sequence or _LONGEST * degree
-        own = next(own for own in _SLICE_TOKENS if degree * own[-1] < longest)
-        first, second, third, check = (degree * tokens for tokens in own)
+    if place.degree > 1:
+        rows = place.rows
+        longest = chain.max_sequence or _LONGEST * rows
+        own = next(own for own in _SLICE_TOKENS if rows * own[-1] < longest)
+        first, second, third, check = (rows * tokens for tokens in own)
         return first, second, third, check
     longest = _LONGEST if chain.max_sequence is None else min(_LONGEST, chain.max_sequence)
     if longest < _SHORTEST:

@@ -2,12 +2,14 @@
 
 from collections.abc import Sequence
 from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch._ops import OpOverload, OpOverloadPacket
 
 from windlass.spec.graph import Collective
+from windlass.spec.grid import Among
 
 _aten = torch.ops.aten
 
@@ -34,7 +36,7 @@ _OVERWRITES: frozenset[OpOverloadPacket] = frozenset({_aten.zero_, _aten.fill_, 
 """In place, without reading what was there."""
 
 _COLLECTIVES: dict[str, Collective] = {
-    "windlass::gather_tokens": "gather",
+    "windlass::gather_parts": "gather",
     "windlass::scatter_sum": "scatter",
     "windlass::sum_slices": "sum",
     "windlass::agree_sum": "sum",
@@ -84,14 +86,15 @@ def attention_flop(call: OpOverload, tensors: Sequence[Tensor]) -> int | None:
 
 
 def exchanged(
-    call: OpOverload, taken: Sequence[Tensor], made: Sequence[Tensor]
-) -> tuple[Collective, int] | None:
-    """What slices exchange, and the bytes of the whole buffer; None if the call is no exchange."""
+    call: OpOverload, args: Sequence[Any], made: Sequence[Tensor]
+) -> tuple[Collective, Among, int] | None:
+    """What slices exchange, which of them, and the bytes of the whole buffer; else None."""
     how = _COLLECTIVES.get(call.name())
     if how is None:
         return None
-    whole = made[0] if how == "gather" else taken[0]
-    return how, whole.numel() * whole.element_size()
+    taken, _, _, among, _ = args
+    whole: Tensor = made[0] if how == "gather" else taken
+    return how, among, whole.numel() * whole.element_size()
 
 
 def read_tensors(

@@ -69,18 +69,21 @@ def matrix_shape(call: Call, numbers: Sequence[Quantity]) -> Shape | None:
 
 def slice_exchange(call: Call, numbers: Sequence[Quantity]) -> Exchange | None:
     """What slices exchange; None of any other call."""
-    return None if call.exchange is None else Exchange(call.exchange[0], numbers[call.exchange[1]])
+    if call.exchange is None:
+        return None
+    how, among, nbytes = call.exchange
+    return Exchange(how, numbers[nbytes], among)
 
 
 def set_in_order(call: Call, numbers: Sequence[Quantity]) -> Quantity:
-    """Bytes that an exchange takes besides: tokens lie by slice on their way, by sample elsewhere.
+    """Bytes that an exchange takes besides: parts lie by slice on their way, by sample elsewhere.
 
     A single sample lies so already, but is not told apart. What comes to be summed lies beside what
     goes.
     """
     if call.exchange is None or call.exchange[0] == "sum":
         return Quantity()
-    whole = numbers[call.exchange[1]]
+    whole = numbers[call.exchange[2]]
     return whole.twice if call.exchange[0] == "scatter" else whole
 
 

@@ -108,7 +108,7 @@ class _Recorder(TorchDispatchMode):
         made = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
         if made and isinstance(func, OpOverload):
             taken = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-            self._note(func, taken, made)
+            self._note(func, args, taken, made)
         return out
 
     def know(self, tensors: Iterable[Tensor], role: Role) -> None:
@@ -137,7 +137,9 @@ class _Recorder(TorchDispatchMode):
         )
         return Recording(trace=trace, numbers=tuple(self._numbers), output_shape=shape)
 
-    def _note(self, func: OpOverload, taken: list[Tensor], made: list[Tensor]) -> None:
+    def _note(
+        self, func: OpOverload, args: tuple[Any, ...], taken: list[Tensor], made: list[Tensor]
+    ) -> None:
         old = {self._ids.get(tensor.untyped_storage()) for tensor in taken}
         mutates = func._schema.is_mutable  # noqa: SLF001  the public way to ask does not exist
         fresh = [t for t in made if mutates or self._ids.get(t.untyped_storage()) not in old]
@@ -157,11 +159,16 @@ class _Recorder(TorchDispatchMode):
             Touch(buffer=self._buffer(tensor), nbytes=self._number(touched_bytes(tensor)))
             for tensor in fresh
         )
-        self._calls.append(self._call(func, taken, made, reads, writes))
+        found = exchanged(func, args, made)
+        call = self._call(func, taken, reads, writes)
+        if found is not None:
+            how, among, nbytes = found
+            call = replace(call, kind="exchange", exchange=(how, among, self._number(nbytes)))
+        self._calls.append(call)
 
     def _call(
-        self, func: OpOverload, taken: list[Tensor], made: list[Tensor],
-        reads: tuple[Touch, ...], writes: tuple[Touch, ...],
+        self, func: OpOverload, taken: list[Tensor], reads: tuple[Touch, ...],
+        writes: tuple[Touch, ...],
     ) -> Call:  # fmt: skip
         name = func.overloadpacket.__name__
         random = torch.Tag.nondeterministic_seeded in func.tags
@@ -173,18 +180,12 @@ class _Recorder(TorchDispatchMode):
                 name=name, kind="matmul", flop=flop, shape=(batch, m, n, k), reads=reads,
                 writes=writes, random=random,
             )  # fmt: skip
-        count, exchange = attention_flop(func, taken), exchanged(func, taken, made)
+        count = attention_flop(func, taken)
         kind: OpKind = "memory" if count is None else "attention"
         return Call(
-            name=name,
-            kind=kind if exchange is None else "exchange",
-            flop=self._number(count or 0),
-            shape=None,
-            reads=reads,
-            writes=writes,
-            random=random,
-            exchange=None if exchange is None else (exchange[0], self._number(exchange[1])),
-        )
+            name=name, kind=kind, flop=self._number(count or 0), shape=None, reads=reads,
+            writes=writes, random=random,
+        )  # fmt: skip
 
     def _buffer(self, tensor: Tensor) -> int:
         storage = tensor.untyped_storage()

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from windlass.spec.graph import Collective, OpKind, Quantity
+from windlass.spec.grid import Among
 
 Role = Literal[
     "parameter",
@@ -42,8 +43,8 @@ class Call:
     writes: tuple[Touch, ...]
     random: bool
     """It draws numbers, so that it cannot be run again with the same result."""
-    exchange: tuple[Collective, int] | None = None
-    """Of an exchange: what slices do together, and the place of the whole buffer's bytes."""
+    exchange: tuple[Collective, Among, int] | None = None
+    """Of an exchange: what slices do together, which, and the place of the whole buffer's bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,10 +3,12 @@
 from typing import Literal
 
 from windlass import api
-from windlass.cli.console import Bars, console
-from windlass.machines import catalogue as machine_catalogue
+from windlass.cli.console import Bars, console, print_json
+from windlass.cli.words import AsJson
+from windlass.machines.numbers import Number, numbers
 from windlass.models import catalogue as model_catalogue
-from windlass.report.table import machine_table
+from windlass.report.machine import machine_table, machines_table, numbers_table
+from windlass.spec.machine import Machine
 from windlass.units import show_count
 
 
@@ -17,21 +19,54 @@ def probe() -> None:
     console.print(machine_table(machine))
 
 
-def machines(action: Literal["list", "show"] = "list", name: str = api.HERE) -> None:
-    """List the machines that can be named, or show one with the source of its numbers.
+def machines(
+    action: Literal["list", "show"] = "list", name: str = api.HERE, *, as_json: AsJson = False
+) -> None:
+    """List the machines that can be named, or show every number of one with its source.
+
+    `NAME:N` is N hosts of a family: `dgx-a100-80gb:8` is 8 hosts of 8 devices.
 
     Args:
         action: `list` or `show`.
         name: the machine to show.
+        as_json: print machines and numbers as JSON.
     """
-    if action == "show":
-        with Bars() as progress:
-            machine = api.find_machine(name, progress=progress)
-        console.print(machine_table(machine))
+    if action == "list":
+        _list(as_json=as_json)
         return
-    console.print(f"{api.HERE:<16} this machine, measured")
-    for known in machine_catalogue.names():
-        console.print(f"{known:<16} {machine_catalogue.find(known).source}", soft_wrap=True)
+    with Bars() as progress:
+        machine = api.find_machine(name, progress=progress)
+    told = numbers(machine)
+    if as_json:
+        print_json({"machine": machine, "numbers": [_tree(number) for number in told]})
+        return
+    console.print(numbers_table(machine, told))
+
+
+def _list(*, as_json: bool) -> None:
+    found = api.machines()
+    if as_json:
+        print_json([_line(name, machine) for name, machine in found])
+        return
+    if found[0][0] != api.HERE:
+        console.print(f"{api.HERE}: this machine, not measured yet; `windlass probe` does so")
+    console.print(machines_table(found))
+
+
+def _line(name: str, machine: Machine) -> dict[str, object]:
+    return {
+        "name": name,
+        "devices": machine.devices,
+        "tiers": machine.device.tiers,
+        "peaks": {rate.precision: rate.peak for rate in machine.device.matmul},
+        "links": machine.links,
+        "rule": machine.rule,
+        "source": machine.source,
+    }
+
+
+def _tree(number: Number) -> dict[str, object]:
+    return {"place": number.place, "value": number.value, "source": number.source}
 
 
 def models() -> None:

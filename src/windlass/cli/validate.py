@@ -1,4 +1,4 @@
-"""`windlass validate here`: holds predictions against runs on this machine."""
+"""`windlass validate`: holds predictions against runs here, or those that others published."""
 
 import statistics
 import tempfile
@@ -10,10 +10,12 @@ from rich import box
 from rich.table import Table
 
 from windlass import api
+from windlass.api.validate import judge_tables
+from windlass.cli.accuracy import show_judged
 from windlass.cli.apart import run_apart
 from windlass.cli.console import Bars, console, print_json
 from windlass.cli.words import AsJson
-from windlass.errors import RequestError, RunBroken, did_you_mean
+from windlass.errors import Faults, RequestError, RunBroken, did_you_mean
 from windlass.spec.graph import Precision
 from windlass.spec.plan import Plan, Recompute
 from windlass.spec.record import Step
@@ -77,17 +79,33 @@ class Row:
         return self.predicted_bytes / self.measured_bytes - 1
 
 
-def validate(what: str = "here", *, as_json: AsJson = False) -> None:
-    """Run 12 plans in fresh processes and compare step time and peak memory with predictions.
+def validate(*what: str, as_json: AsJson = False) -> None:
+    """Hold predictions against runs: 12 plans on this machine, or tables of published runs.
 
     Args:
-        what: `here`, this machine.
+        what: `here` (the default) runs plans in fresh processes; `TABLE.csv ...` predicts rows.
         as_json: print the rows as JSON.
     """
-    if what != api.HERE:
-        raise RequestError(
-            f"cannot validate `{what}`{did_you_mean(what, [api.HERE])}; write `here`"
-        )
+    tables = [name for name in what if name != api.HERE]
+    if tables and len(tables) < len(what):
+        raise RequestError(f"`{api.HERE}` stands alone; leave out `{tables[0]}`, or `{api.HERE}`")
+    if tables:
+        wrong = [name for name in tables if not name.lower().endswith(".csv")]
+        if wrong:
+            raise RequestError(
+                f"cannot validate `{wrong[0]}`{did_you_mean(wrong[0], [api.HERE])}; write "
+                f"`{api.HERE}`, or name CSV files of measured runs"
+            )
+        judged, faults = judge_tables(tables)
+        if judged or as_json:
+            show_judged(judged, as_json=as_json)
+        if faults:
+            raise Faults(faults)
+        return
+    _validate_here(as_json=as_json)
+
+
+def _validate_here(*, as_json: bool) -> None:
     rows: list[Row] = []
     total = len(_SIZES) * len(_CELLS)
     with Bars() as progress, tempfile.TemporaryDirectory() as folder:

@@ -5,6 +5,11 @@ a send starts when its value is there and the one before it has left, and the de
 receive waits for its send; what replicas put together, a pass in which slices exchange and whatever
 brings all devices together wait for the last. What moves between tiers has a lane of its own too.
 
+All devices of a stage run the same program and take the same time, so that one stands for all of
+them: among themselves nobody waits, but for the exchange itself.
+
+On a bulk-synchronous machine a device that sends or receives does nothing else meanwhile.
+
 What a step leaves under way the next one finds there: of a plan that moves something between tiers
 the second of two steps is told, the one that repeats.
 """
@@ -16,8 +21,9 @@ from dataclasses import dataclass, field
 from windlass.cost.step import StepCost
 from windlass.cost.streamed import FarLane, Span
 from windlass.errors import PlanError
-from windlass.program.instruction import ANSWERS, Instruction, Program
-from windlass.program.peers import Peers, group_of
+from windlass.program.instruction import ANSWERS, TOGETHER, Instruction, Program
+from windlass.program.layout import place_of
+from windlass.program.peers import Peers
 from windlass.spec.graph import Graph
 from windlass.spec.machine import Machine
 from windlass.spec.plan import Plan
@@ -30,6 +36,7 @@ class _Lane:
     """How far one device is."""
 
     program: Program
+    stage: int
     far: FarLane | None
     """None where nothing moves between tiers."""
     at: int = 0
@@ -62,29 +69,31 @@ def run_clock(
 ) -> tuple[tuple[Span, ...], ...]:
     """The span of each instruction, for each program, from the begin of the step.
 
-    Moves between tiers have the span in which they move, which may end after the step. Of devices
-    that all run the same, one stands for all: then nobody waits, but for the exchange itself.
+    Moves between tiers have the span in which they move, which may end after the step.
 
     Args:
         plan: the plan.
         graph: that it cuts.
         machine: that it runs on.
         costs: of the plan's instructions.
-        programs: of all devices in order, or of one stage's first device where there is one stage.
+        programs: of at least one device of each stage.
 
     Raises:
         PlanError: the devices wait for each other for ever.
         KeyError: the machine has no such tier or link, or states no rate for it.
     """
-    clock = _Clock(plan, graph, machine, costs, programs)
-    begins = [0.0] * len(programs)
+    stages = [place_of(program.device, plan.cut).stage for program in programs]
+    standing = dict(zip(reversed(stages), reversed(programs), strict=True))
+    clock = _Clock(plan, graph, machine, costs, [standing[at] for at in sorted(standing)])
+    begins = [0.0] * len(clock.lanes)
     for _ in range(2 if plan.streamed else 1):
         begins = [lane.begin() for lane in clock.lanes]
         clock.step()
-    return tuple(
+    spans = [
         tuple(Span(span.start - begin, span.end - begin) for span in lane.spans)
         for begin, lane in zip(begins, clock.lanes, strict=True)
-    )
+    ]
+    return tuple(spans[stage] for stage in stages)
 
 
 class _Clock:
@@ -96,12 +105,15 @@ class _Clock:
         costs: StepCost,
         programs: Sequence[Program],
     ) -> None:
-        self._plan, self._costs = plan, costs
+        self._cut, self._costs = plan.cut, costs
+        self._in_turn = machine.rule == "bulk-synchronous"
         self._peers = Peers(plan, graph)
-        self._sent: dict[tuple[int, int, str], deque[float]] = defaultdict(deque)
+        self._sent: dict[tuple[int, int, str], deque[tuple[float, float]]] = defaultdict(deque)
+        """By stages and lane: when what went out is there, and how long it was under way."""
         self.lanes = [
             _Lane(
                 program,
+                place_of(program.device, plan.cut).stage,
                 FarLane(plan, graph, machine, costs, program.device) if plan.streamed else None,
             )
             for program in programs
@@ -139,33 +151,37 @@ class _Clock:
         return True
 
     def _send(self, lane: _Lane, instruction: Instruction) -> None:
-        device = lane.program.device
         now = lane.ready(instruction)
         start = max(now, lane.sending)
-        lane.sending = start + self._costs.exchange_seconds(instruction)
-        peer = self._peers.of(instruction, device)
-        if peer is not None:
-            self._sent[device, peer, self._peers.lane(instruction, device)].append(lane.sending)
-        lane.pass_by(start, lane.sending, then=now)
+        seconds = self._costs.exchange_seconds(instruction)
+        lane.sending = start + seconds
+        to = self._peer(lane, instruction)
+        if to is not None:
+            name = self._peers.lane(instruction, lane.program.device)
+            self._sent[lane.stage, to, name].append((lane.sending, seconds))
+        lane.pass_by(start, lane.sending, then=lane.sending if self._in_turn else now)
 
     def _receive(self, lane: _Lane, instruction: Instruction) -> bool:
-        device = lane.program.device
-        peer = self._peers.of(instruction, device)
-        if peer is None:
+        device, whence = lane.program.device, self._peer(lane, instruction)
+        if whence is None:
             return False
-        queue = self._sent[peer, device, self._peers.lane(instruction, device)]
+        queue = self._sent[whence, lane.stage, self._peers.lane(instruction, device)]
         if not queue:
             return False
-        end = max(lane.now, queue.popleft()) + self._costs.of(instruction, device).total
+        there, seconds = queue.popleft()
+        here = lane.now + (seconds if self._in_turn else 0.0)
+        end = max(here, there) + self._costs.of(instruction, device).total
         lane.pass_by(lane.now, end, then=end)
         return True
 
+    def _peer(self, lane: _Lane, instruction: Instruction) -> int | None:
+        """The stage at the other end of a message."""
+        peer = self._peers.of(instruction, lane.program.device)
+        return None if peer is None else place_of(peer, self._cut).stage
+
     def _meet(self, lane: _Lane, instruction: Instruction) -> bool:
         """Passes an instruction for all devices of its group once the last of them is there."""
-        group = [lane]
-        if len(self.lanes) > 1:
-            devices = group_of(instruction, lane.program.device, self._plan)
-            group = [self.lanes[at] for at in devices]
+        group = self.lanes if instruction.kind in TOGETHER else [lane]
         if any(other.next is None or other.next != instruction for other in group):
             return False
         begin = max(other.ready(instruction) for other in group)

@@ -257,6 +257,7 @@ class _Taken:
                 message=self.message,
                 lending=loans.lending,
                 lender=loans.lender,
+                in_turn=chain.machine.rule == "bulk-synchronous",
             ),
             np.array([each.micros for each in rows.runs]),
         )

@@ -16,12 +16,12 @@ import numpy.typing as npt
 
 from windlass.cost.links import Links
 from windlass.cost.step import StepCost
-from windlass.program.exchanged import Sent
+from windlass.program.exchanged import Inside, Sent
 from windlass.program.instruction import Instruction, Kind
 from windlass.program.shards import parts
 from windlass.program.sizes import StateSizes, layer_sizes, rows_bytes, state_sizes
 from windlass.program.ties import owners
-from windlass.spec.graph import Collective, Graph, LayerKind, Precision
+from windlass.spec.graph import Graph, LayerKind, Precision
 from windlass.spec.machine import Curve, Machine
 from windlass.spec.plan import Batch, Cut, Plan, Sharding, Stage
 
@@ -210,9 +210,7 @@ class Chain:
         sent = self._sent(_alone(setting)._replace(sums=False, parted=False))
 
         def exchanged(kind: Kind) -> Floats:
-            return self._spread(
-                lambda _, name: sum(links.slice_seconds(*each) for each in sent[kind, name])
-            )
+            return self._spread(lambda _, name: sum(map(links.slice_seconds, sent[kind, name])))
 
         return replace(
             alone,
@@ -316,7 +314,7 @@ class Chain:
                 gather = links.state_seconds("gather", sizes)
             if parts(plan) > 1:
                 spread = links.state_seconds("spread", sizes)
-            if cut.replicas > 1 or sizes.common:
+            if cut.replicas > 1 or sizes.common + sizes.common_in_columns + sizes.common_in_rows:
                 reduce = links.state_seconds("reduce", sizes)
         return held + sizes.optimizer, gather, reduce, spread, sizes.shard
 
@@ -330,7 +328,7 @@ class Chain:
         )
 
 
-_Exchanges = Mapping[tuple[Kind, str], tuple[tuple[Collective, int], ...]]
+_Exchanges = Mapping[tuple[Kind, str], tuple[Inside, ...]]
 _ADDING: tuple[Kind, ...] = ("backward", "backward weight")
 _BOTH, _STAGE = {"weights", "optimizer"}, {"phases", "recompute"}
 _BATCH, _CUT = {"sequence", "micro", "accumulation"}, {"pipeline", "tensor", "replicas"}

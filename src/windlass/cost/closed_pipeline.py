@@ -75,6 +75,8 @@ class Durations:
     """Of each plan: how long the lender's first messages have to wait for weights that it lends."""
     lender: int = 0
     """The stage that lends weights."""
+    in_turn: bool = False
+    """Whether a stage that sends or receives does nothing else meanwhile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,19 +139,24 @@ def _walk(shape: Shape, durations: Durations) -> Folded:
     taking = np.concatenate([getattr(durations, name) for name in _KINDS])
     loading = np.concatenate([durations.load, np.zeros_like(taking[durations.load.shape[0] :])])
     now = np.zeros((shape.pipeline, plans))
-    sent, ready = np.zeros_like(now), np.zeros((shape.chunks, plans))
+    sent, before = np.zeros_like(now), np.zeros((shape.chunks, plans))
     sent[durations.lender] = durations.lending
     came = np.zeros((1 + 2 * shape.chunks * shape.micros, plans))
     for stages, rows, needs, senders, sends, lasts, chunks in _levels(shape):
         if lasts.size:
-            ready[chunks] = now[stages[lasts]]
-        end = np.maximum(now[stages] + loading[rows], came[needs]) + taking[rows]
+            before[chunks] = now[stages[lasts]]
+        begin = now[stages] + loading[rows]
+        if durations.in_turn:
+            begin += np.where(needs > 0, 1.0, 0.0)[:, None] * durations.message
+        end = np.maximum(begin, came[needs]) + taking[rows]
         now[stages] = end
         if senders.size:
             from_ = stages[senders]
             sent[from_] = np.maximum(sent[from_], end[senders]) + durations.message
             came[sends] = sent[from_]
-    return Folded(ready=ready, end=now)
+            if durations.in_turn:
+                now[from_] = sent[from_]
+    return Folded(ready=before, end=now)
 
 
 class _Turn(NamedTuple):

@@ -1,20 +1,27 @@
 """Links: seconds that messages and collectives take on a machine's links.
 
-A collective costs what each device sends over the rate of its link, and the latency of each hop of
-the ring. Groups of one stage that exchange at once over one link share its rate. The slices of a
-layer lie next to each other, so that the innermost link that joins them is theirs.
-
-Source of the formulas: Patarasuk & Yuan 2009, JPDC 69(2).
+A collective costs, for each byte that a device sends, what a byte takes on the links that its ring
+crosses, and the latency of each hop (`cost.rings`). The slices of a layer lie next to each other,
+so that the innermost link that joins them is theirs.
 """
 
 from functools import cached_property
 
-from windlass.program.exchanged import Sent, all_reduce_bytes, gather_bytes
+from windlass.cost.rings import message, ring
+from windlass.program.exchanged import (
+    Inside,
+    Sent,
+    all_reduce_bytes,
+    common_sums,
+    gather_bytes,
+)
 from windlass.program.instruction import ANSWERS, Instruction, Kind
 from windlass.program.shards import parts
 from windlass.program.sizes import StateSizes, states_of
-from windlass.spec.graph import Collective, Graph
-from windlass.spec.machine import Link, Machine
+from windlass.spec import grid
+from windlass.spec.graph import Graph
+from windlass.spec.grid import Among
+from windlass.spec.machine import Machine
 from windlass.spec.plan import Plan
 
 
@@ -62,35 +69,38 @@ class Links:
             return self._ring(gather_bytes(sizes.held, apart), apart)
         return self._reduce(sizes)
 
-    def message_seconds(self, nbytes: float) -> float:
-        """Seconds of a message of so many bytes to another stage."""
-        link = self._link(self._plan.cut.devices)
-        return link.latency + nbytes / link.rate
-
     def _inside(self, instruction: Instruction) -> float:
         """What the slices of a layer exchange in a pass, one collective after the other."""
-        return sum(self.slice_seconds(how, sent) for how, sent in self._sent.inside(instruction))
+        return sum(map(self.slice_seconds, self._sent.inside(instruction)))
 
-    def slice_seconds(self, how: Collective, sent: int) -> float:
-        """Seconds of one collective of a layer's slices, for which each sends so many bytes."""
-        return self._slices(sent, passes=2 if how == "sum" else 1)
+    def slice_seconds(self, each: Inside) -> float:
+        """Seconds of one collective of a layer's slices."""
+        return self._slices(each.sent, each.among, passes=2 if each.how == "sum" else 1)
 
     def _reduce(self, sizes: StateSizes) -> float:
-        """What slices have whole is summed over them, the whole scattered within rts' replicas.
+        """What slices have in common is summed over them, the whole scattered within rts' replicas.
 
         Then shards are summed over the others.
         """
-        degree, slices = self._plan.sharding.optimizer, self._plan.cut.tensor
+        degree = self._plan.sharding.optimizer
         others = self._plan.cut.replicas // degree
         scattered = self._ring(gather_bytes(sizes.gradients, degree), degree)
         summed = all_reduce_bytes(sizes.shard, others)
-        whole = self._slices(all_reduce_bytes(sizes.common, slices), passes=2)
-        return whole + scattered + self._ring(summed, others, apart=degree, passes=2)
+        common = sum(
+            self._slices(sent, among, passes=2) for among, sent in common_sums(sizes, self._plan)
+        )
+        return common + scattered + self._ring(summed, others, apart=degree, passes=2)
 
-    def _slices(self, sent: int, *, passes: int) -> float:
-        """Seconds of one ring of the slices of a layer."""
-        degree = self._plan.cut.tensor
-        return self._hops(sent, degree, degree, passes) if sent else 0.0
+    def _slices(self, sent: int, among: Among, *, passes: int) -> float:
+        """Seconds of one ring of slices of a layer: all, or those of one column or row of a grid.
+
+        The slices of a row lie next to each other; a column's ring reaches over all rows.
+        """
+        if not sent:
+            return 0.0
+        slices = self._plan.cut.tensor
+        ranks = grid.ring(slices, among)
+        return self._rounds(sent, ranks, grid.reach(slices, among) // ranks, passes)
 
     def _ring(self, sent: int, ranks: int, *, apart: int = 1, passes: int = 1) -> float:
         """Seconds of one ring of replicas.
@@ -103,17 +113,16 @@ class Links:
         """
         if ranks == 1:
             return 0.0
-        return self._hops(sent, ranks, ranks * apart * self._plan.cut.tensor, passes)
+        return self._rounds(sent, ranks, apart * self._plan.cut.tensor, passes)
 
-    def _hops(self, sent: int, ranks: int, spans: int, passes: int) -> float:
-        """Seconds of one ring, whose ends are so many devices from each other."""
-        link, cut = self._link(spans), self._plan.cut
-        at_once = max(1, min(link.joins, cut.replicas * cut.tensor) // ranks)
-        return sent * at_once / link.rate + passes * (ranks - 1) * link.latency
+    def _rounds(self, sent: int, ranks: int, apart: int, passes: int) -> float:
+        """Seconds of one ring, whose neighbours are so many devices from each other."""
+        cut = self._plan.cut
+        way = ring(self._machine.links, ranks, apart=apart, exchanging=cut.replicas * cut.tensor)
+        return sent * way.byte_seconds + passes * (ranks - 1) * way.round_seconds
 
-    def _link(self, joined: int) -> Link:
-        """The innermost link that joins so many devices, else the outermost there is."""
-        links = self._machine.links
-        if not links:
-            raise KeyError(f"{self._machine.name} states no link between devices")
-        return next((link for link in links if link.joins >= joined), links[-1])
+    def message_seconds(self, nbytes: float) -> float:
+        """Seconds of a message of so many bytes to another stage."""
+        cut = self._plan.cut
+        way = message(self._machine.links, cut.devices, exchanging=cut.replicas * cut.tensor)
+        return nbytes * way.byte_seconds + way.round_seconds

@@ -54,7 +54,7 @@ def predict(
     if plan.cut.pipeline == 1 and not plan.streamed:
         by_kind, by_term = _alike(costs, programs[0])
     else:
-        clocked = programs[:1] if plan.cut.pipeline == 1 else programs
+        clocked = programs[:: plan.cut.tensor * plan.cut.replicas]  # the first of each stage
         spans = run_clock(plan, graph, machine, costs, clocked)
         last = max(range(len(clocked)), key=lambda at: step_seconds(clocked[at], spans[at]))
         program, times = programs[last], spans[last]

@@ -17,7 +17,7 @@ def simulate(plan: Plan, graph: Graph, machine: Machine, programs: tuple[Program
         plan: the plan.
         graph: that it cuts.
         machine: that it runs on.
-        programs: lowered from the plan, one for each device.
+        programs: lowered from the plan, of at least one device of each stage: so many lanes.
     """
     costs = StepCost(plan, graph, machine)
     spans = run_clock(plan, graph, machine, costs, programs)

@@ -46,8 +46,8 @@ class StepCost:
         batch = plan.batch
         setting = Setting(batch.micro, batch.sequence, plan.precision, plan.compile)
         self._plan, self._graph, self._machine = plan, graph, machine
-        self._device = machine.device
-        self._rates = DeviceRates(machine.device, setting)
+        self._device = machine.device.computing(moves=plan.streamed)
+        self._rates = DeviceRates(self._device, setting)
         self._kinds = tuple(graph.cut(plan.cut.tensor).layer_kinds())
         self._known: dict[tuple[object, ...], Seconds] = {}
         self._links = Links(plan, graph, machine)

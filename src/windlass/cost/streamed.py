@@ -3,21 +3,21 @@
 The device computes in one lane. What moves between tiers goes through another, one after the other
 in the order that the program begins it, and whoever needs a layer waits for it.
 
-On a CPU the updates of moving layers take the cores from the computing, so they count in both.
+On a CPU the updates of moving layers take the cores from the computing, so they count in both. On a
+bulk-synchronous machine without compute units set apart for moves, the device waits for each.
 """
 
 from typing import NamedTuple
 
 from windlass.cost.step import StepCost
 from windlass.program.effects import Effects
-from windlass.program.instruction import BACKWARDS, COMPUTING, Instruction, Kind, Program
+from windlass.program.instruction import BACKWARDS, COMPUTING, MOVES, Instruction, Kind, Program
 from windlass.program.layout import place_of
 from windlass.program.traffic import Traffic
 from windlass.spec.graph import Graph
 from windlass.spec.machine import Machine
 from windlass.spec.plan import Plan
 
-_MOVES: tuple[Kind, ...] = ("fetch", "update", "store", "keep", "restore")
 _PASSES: tuple[Kind, ...] = (*COMPUTING, *BACKWARDS)
 
 
@@ -51,7 +51,7 @@ def step_seconds(program: Program, spans: tuple[Span, ...]) -> float:
     return max(
         span.end
         for instruction, span in zip(program.instructions, spans, strict=True)
-        if instruction.kind not in _MOVES
+        if instruction.kind not in MOVES
     )
 
 
@@ -60,7 +60,7 @@ def moving_seconds(program: Program, spans: tuple[Span, ...]) -> float:
     return sum(
         span.end - span.start
         for instruction, span in zip(program.instructions, spans, strict=True)
-        if instruction.kind in _MOVES
+        if instruction.kind in MOVES
     )
 
 
@@ -83,6 +83,7 @@ class FarLane:
         self._effects = Effects(plan, graph, place_of(device, plan.cut).stage)
         self._tiers = {tier.name: tier for tier in machine.device.tiers}
         self._shares_cores = machine.device.kind == "cpu"
+        self._moves_beside = machine.moves_beside
         self._moves_updates = plan.far("optimizer")
         self.moved = 0.0
         """When all that was begun has moved."""
@@ -121,7 +122,7 @@ class FarLane:
             KeyError: the machine has no such tier, or states no rate for it.
         """
         kind = instruction.kind
-        if kind in _MOVES and (kind != "update" or self._moves_updates):
+        if kind in MOVES and (kind != "update" or self._moves_updates):
             return self._move(instruction, now)
         start = self.ready(instruction, now)
         end = start + self._costs.of(instruction, self._device).total
@@ -154,7 +155,7 @@ class FarLane:
             self._back[layer, micro] = end
         elif layer is not None:
             self._there[layer] = end
-        return Span(start, end), now
+        return Span(start, end), now if self._moves_beside else end
 
     def _moving(self, instruction: Instruction) -> float:
         return sum(

@@ -22,6 +22,9 @@ Way = Literal[
     "alone",  # a layer that treats each token by itself, and needs no cut
 ]
 
+Range = tuple[int, int]
+"""(start, stop)."""
+
 _WRITTEN = re.compile(r"(?P<way>[a-z]+)(?: in (?P<parts>\d+(?::\d+)*))?(?: by (?P<unit>\d+))?")
 _FEATURES = ("column", "row")
 
@@ -37,7 +40,7 @@ class Cut:
     unit: int = 1
     """Features that stay together: the width of a head."""
 
-    def ranges(self, total: int, degree: int, index: int) -> tuple[tuple[int, int], ...]:
+    def ranges(self, total: int, degree: int, index: int) -> tuple[Range, ...]:
         """Which of `total` features slice `index` of `degree` has, as (start, stop).
 
         A vocabulary's slices have `ceil(total / degree)` rows, the last ones fewer.
@@ -45,7 +48,7 @@ class Cut:
         if self.way == "vocabulary":
             most = -(-total // degree)
             return ((min(index * most, total), min((index + 1) * most, total)),)
-        found: list[tuple[int, int]] = []
+        found: list[Range] = []
         start = 0
         for width in self._widths(total):
             own = width // degree

@@ -10,39 +10,47 @@ from torch.func import functional_call
 from windlass.models.chain import Chain, cuts_of
 from windlass.models.cuts import Cut, LayerCuts
 from windlass.models.exchange import Place
-from windlass.models.pieces import Piece, pieces
+from windlass.models.pieces import Piece, norms, pieces
+from windlass.models.regions import inner
 from windlass.models.slices import sliced
 from windlass.models.trial import fake_state
 
 _EACH_TOKEN_ALONE = (nn.Linear, nn.LayerNorm, nn.RMSNorm, nn.Dropout, nn.Identity)
 """Modules of torch that compute each token's vector from that vector only."""
+_NORMS = (nn.LayerNorm.forward, nn.RMSNorm.forward)
 _WAY_OUT = (
     "name its regions, columns and rows in `model.cuts`, or say `alone` if it treats each token by "
     "itself"
 )
 
 
-def faults(chain: Chain, degree: int) -> tuple[str, ...]:
+def faults(chain: Chain, degree: int, *, columns: int = 1) -> tuple[str, ...]:
     """All that cannot be cut over `degree` slices; empty for a chain that can.
 
     Rules that a user named are tried on tensors without memory too. Whether they compute what the
     whole layers compute only a comparison can tell.
+
+    Args:
+        chain: the model.
+        degree: slices of each layer.
+        columns: of their grid.
     """
     if degree == 1:
         return ()
+    place = Place(degree=degree, columns=columns)
     firsts = {kind: index for index, kind in reversed(list(enumerate(chain.kinds)))}
     found = [
         f"layer `{chain.names[index]}` of model `{chain.name}`: {fault}"
         for index in sorted(firsts.values())
-        for fault in _of_layer(chain, index, degree)
+        for fault in _of_layer(chain, index, place)
     ]
-    found = found or list(_of_ties(chain, degree))
+    found = found or list(_of_ties(chain, place))
     if not found and chain.cuts:
-        found = list(_of_trial(chain, sorted(firsts.values()), degree))
+        found = list(_of_trial(chain, sorted(firsts.values()), place))
     return tuple(found)
 
 
-def _of_layer(chain: Chain, index: int, degree: int) -> list[str]:
+def _of_layer(chain: Chain, index: int, place: Place) -> list[str]:
     layer, cuts = chain.layers[index], cuts_of(chain, index)
     if not cuts.ways and not cuts.first and not isinstance(layer, _EACH_TOKEN_ALONE):
         return [f"no rule says how a `{type(layer).__name__}` is cut; {_WAY_OUT}"]
@@ -51,11 +59,52 @@ def _of_layer(chain: Chain, index: int, degree: int) -> list[str]:
         f"`{path or type(layer).__name__}` {fault}"
         for path, cut in cuts.ways.items()
         if cut.way != "count"
-        for fault in _of_module(layer, cuts, path, cut, degree, last=last)
+        for fault in _of_module(
+            layer, cuts, path, cut, inner(layer, cuts, path, place).of, last=last
+        )
     ]
     found += _of_dropouts(layer, cuts)
+    if place.columns > 1 and not cuts.first:
+        found += _of_features(layer, cuts, place)
     # What is counted follows from what is cut, which says it better.
-    return found or list(_of_counts(layer, cuts, degree))
+    return found or list(_of_counts(layer, cuts, place))
+
+
+def _of_features(layer: nn.Module, cuts: LayerCuts, place: Place) -> Iterator[str]:
+    """What needs all features of a token, where slices share them out."""
+    normed = frozenset(norms(layer, cuts))
+    for path, module in layer.named_modules():
+        name, cut = f"`{path or type(module).__name__}`", cuts.ways.get(path)
+        if path in normed and type(module).forward not in _NORMS:
+            yield f"{name} is a norm with a way of its own; in a grid only torch's can be cut"
+        elif path in normed or (cut is not None and cut.way in ("column", "row")):
+            width = _features(module, cut)
+            if width % place.columns:
+                yield (
+                    f"{name} has {width} features, which {place.columns} columns cannot share "
+                    "equally; take as many columns as divide them"
+                )
+        elif (cut is None or cut.way != "vocabulary") and _needs_whole(module, cuts, path):
+            yield (
+                f"{name} has weights for all features of a token, which in a grid lie on "
+                f"{place.columns} slices; name it a column, row or vocabulary, or cut in one "
+                "dimension"
+            )
+
+
+def _features(module: nn.Module, cut: Cut | None) -> int:
+    """Features between layers that a norm, a column or a row has to do with."""
+    if isinstance(module, nn.Linear):
+        return module.out_features if cut is not None and cut.way == "row" else module.in_features
+    shape: tuple[int, ...] = getattr(module, "normalized_shape", (1,))
+    return shape[0]
+
+
+def _needs_whole(module: nn.Module, cuts: LayerCuts, path: str) -> bool:
+    """Whether a module has parameters of its own and is not between a region's column and row."""
+    owns = any(True for _ in module.parameters(recurse=False))
+    between = cuts.region(path) is not None and isinstance(module, (nn.LayerNorm, nn.RMSNorm))
+    return owns and not between
 
 
 def _of_module(
@@ -121,18 +170,19 @@ def _of_dropouts(layer: nn.Module, cuts: LayerCuts) -> Iterator[str]:
             yield f"`{path}` drops inside a region; say `features` if they are cut, or `whole`"
 
 
-def _of_counts(layer: nn.Module, cuts: LayerCuts, degree: int) -> Iterator[str]:
+def _of_counts(layer: nn.Module, cuts: LayerCuts, place: Place) -> Iterator[str]:
     for path, cut in cuts.ways.items():
         holder, _, name = path.rpartition(".")
         if cut.way == "count":
+            degree = inner(layer, cuts, path, place).of
             count = getattr(layer.get_submodule(holder), name)
             if count % degree:
                 yield f"`{path}` is {count}, which {degree} slices cannot share equally"
 
 
-def _of_ties(chain: Chain, degree: int) -> Iterator[str]:
+def _of_ties(chain: Chain, place: Place) -> Iterator[str]:
     for tied, owner in chain.ties.items():
-        one, other = (_piece(chain, name, degree) for name in (tied, owner))
+        one, other = (_piece(chain, name, place) for name in (tied, owner))
         if one != other:
             yield (
                 f"`{tied}` of model `{chain.name}` is `{owner}`, but is cut otherwise; cut both "
@@ -140,34 +190,35 @@ def _of_ties(chain: Chain, degree: int) -> Iterator[str]:
             )
 
 
-def _piece(chain: Chain, full: str, degree: int) -> Piece:
+def _piece(chain: Chain, full: str, place: Place) -> Piece:
     index, name = next(
         (index, full.removeprefix(f"{layer}."))
         for index, layer in enumerate(chain.names)
         if full.startswith(f"{layer}.")
     )
-    return pieces(chain.layers[index], cuts_of(chain, index), Place(degree=degree))[name]
+    return pieces(chain.layers[index], cuts_of(chain, index), place)[name]
 
 
-def _of_trial(chain: Chain, firsts: list[int], degree: int) -> Iterator[str]:
+def _of_trial(chain: Chain, firsts: list[int], place: Place) -> Iterator[str]:
     """Faults that show when a slice's twins run one after another on tensors without memory."""
-    place = Place(degree=degree)
-    own = 4 if chain.max_sequence is None else max(1, min(4, chain.max_sequence // degree))
+    rows, slices = place.rows, place.degree
+    own = 4 if chain.max_sequence is None else max(1, min(4, chain.max_sequence // rows))
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
-        x = torch.zeros((2, degree * own), dtype=torch.int64)
+        x = torch.zeros((2, rows * own), dtype=torch.int64)
         for index in firsts:
             last = index == len(chain.layers) - 1
             layer, name = chain.layers[index], chain.names[index]
-            wanted = _call(layer, x if index == 0 else torch.empty(2, degree * own, x.shape[-1]))
+            whole = x if index == 0 else torch.empty(2, rows * own, x.shape[-1] * place.columns)
+            wanted = _call(layer, whole)
             twin = sliced(layer, cuts_of(chain, index), place, last=last)
-            trouble = f"layer `{name}` of model `{chain.name}` cut over {degree} slices"
+            trouble = f"layer `{name}` of model `{chain.name}` cut over {slices} slices"
             try:
                 x = _call(twin, x)
             except Exception as error:  # noqa: BLE001  a user's module may raise whatever it likes
                 text = " ".join(str(error).split())[:300]
                 yield f"{trouble} does not run: {text}; mend its rules in `model.cuts`"
                 return
-            due = [2, own, wanted.shape[-1]]
+            due = [2, own, wanted.shape[-1] // place.columns]
             if not last and list(x.shape) != due:
                 yield f"{trouble} gives {list(x.shape)}, must give {due}; mend its rules"
                 return

@@ -51,18 +51,18 @@ class SliceLoss:
             ignore_index=NO_TARGET,
             reduction="sum",
         )
-        return agreed(own, self.place) / counts.sum()
+        return agreed(own, self.place.all) / counts.sum()
 
     def _of_columns(self, logits: Tensor, targets: Tensor, first: int) -> Tensor:
         """`[b s]`: the loss of each token, `log(sum(exp(z))) - z[target]`."""
-        top = highest(logits.detach().amax(-1), self.place)
+        top = highest(logits.detach().amax(-1), self.place.all)
         shifted = logits - top.unsqueeze(-1)
         column = targets - first
         elsewhere = (column < 0) | (column >= logits.shape[-1])
         place = column.masked_fill(elsewhere, 0).unsqueeze(-1)
         aimed = shifted.gather(-1, place).squeeze(-1).masked_fill(elsewhere, 0)
         # One exchange for both sums.
-        sums = agreed(torch.stack((shifted.exp().sum(-1), aimed)), self.place)
+        sums = agreed(torch.stack((shifted.exp().sum(-1), aimed)), self.place.all)
         return sums[0].log() - sums[1]
 
 

@@ -1,12 +1,14 @@
 """Pieces: which part of each parameter of a layer one slice has."""
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from windlass.models.cuts import Cut, LayerCuts
-from windlass.models.exchange import Place
+from windlass.models.cuts import Cut, LayerCuts, Range
+from windlass.models.exchange import Among, Place
+from windlass.models.regions import Share, inner
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,41 +17,56 @@ class Piece:
 
     full: tuple[int, ...]
     """Shape of the whole parameter."""
-    dim: int | None
-    """Along which it is cut; None: every slice has it whole, and computes contributions to its
-    gradient, whose sum over the slices is the gradient."""
-    ranges: tuple[tuple[int, int], ...] = ()
-    """(start, stop) along `dim`, in order."""
+    ranges: tuple[tuple[Range, ...] | None, ...]
+    """Along each dimension (start, stop), in the order in which the slice has them; None: all."""
+    common: Among | None
+    """Which slices have the same, and compute contributions to its gradient, whose sum over them is
+    the gradient; None: no other."""
+
+    @property
+    def cut(self) -> bool:
+        """Whether it is less than the whole."""
+        return any(ranges is not None for ranges in self.ranges)
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Of the slice's part."""
-        if self.dim is None:
-            return self.full
-        own = sum(stop - start for start, stop in self.ranges)
-        return (*self.full[: self.dim], own, *self.full[self.dim + 1 :])
+        return tuple(
+            size if ranges is None else sum(stop - start for start, stop in ranges)
+            for size, ranges in zip(self.full, self.ranges, strict=True)
+        )
 
     def of(self, full: Tensor) -> Tensor:
-        """The slice's part: a view of the whole wherever it lies in one range."""
-        if self.dim is None:
-            return full
-        parts = [full.narrow(self.dim, start, stop - start) for start, stop in self.ranges]
-        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=self.dim)
+        """The slice's part: a view of the whole wherever it lies in one range of each dimension."""
+        for dim, ranges in enumerate(self.ranges):
+            if ranges is not None:
+                parts = [full.narrow(dim, start, stop - start) for start, stop in ranges]
+                full = parts[0] if len(parts) == 1 else torch.cat(parts, dim=dim)
+        return full
 
     def into(self, full: Tensor, local: Tensor) -> None:
         """Writes the slice's part into the whole."""
-        if self.dim is None:
-            full.copy_(local)
-            return
-        at = 0
-        for start, stop in self.ranges:
-            own = stop - start
-            full.narrow(self.dim, start, own).copy_(local.narrow(self.dim, at, own))
-            at += own
+        _put(full, local, self.ranges)
+
+
+def _put(full: Tensor, local: Tensor, ranges: Sequence[tuple[Range, ...] | None]) -> None:
+    """Writes a part into the whole, one dimension after the other from the last on."""
+    if not ranges:
+        full.copy_(local)
+        return
+    dim, at = len(ranges) - 1, 0
+    for start, stop in ranges[-1] or ((0, full.shape[dim]),):
+        own = stop - start
+        _put(full.narrow(dim, start, own), local.narrow(dim, at, own), ranges[:-1])
+        at += own
 
 
 def pieces(layer: nn.Module, cuts: LayerCuts, place: Place) -> dict[str, Piece]:
     """How each parameter of a layer is cut.
+
+    In two dimensions a column has the outputs of all slices of its row, for their own features; a
+    row the inputs of all of its row, in their order, for its own features; a norm its own features.
+    Tables and the head's outputs are cut over all slices as in one dimension.
 
     Args:
         layer: the whole layer, on any device.
@@ -59,22 +76,82 @@ def pieces(layer: nn.Module, cuts: LayerCuts, place: Place) -> dict[str, Piece]:
     Returns:
         Pieces by the parameter's name inside the layer.
     """
+    normed = frozenset(norms(layer, cuts)) if place.columns > 1 else frozenset()
     found: dict[str, Piece] = {}
     for name, parameter in layer.named_parameters(remove_duplicate=False):
         path, _, leaf = name.rpartition(".")
         shape = tuple(parameter.shape)
-        cut = cuts.ways.get(path)
-        dim = None if cut is None else _dim(cut, leaf)
-        if cut is None or dim is None:
-            found[name] = Piece(full=shape, dim=None)
+        if path in normed:
+            found[name] = _of_features(shape, place)
         else:
-            ranges = cut.ranges(shape[dim], place.degree, place.index)
-            found[name] = Piece(full=shape, dim=dim, ranges=ranges)
+            share = inner(layer, cuts, path, place)
+            found[name] = _piece(shape, cuts.ways.get(path), leaf, place, share)
     return found
 
 
-def _dim(cut: Cut, leaf: str) -> int | None:
-    """Along which a linear map's or table's own parameter is cut; None for not at all."""
-    if cut.way == "row":
-        return 1 if leaf == "weight" else None
-    return 0 if cut.way in ("column", "vocabulary") else None
+def norms(layer: nn.Module, cuts: LayerCuts) -> Iterator[str]:
+    """Paths of torch's norms over the features that slices of one row share out.
+
+    All but those inside a region over fewer of them: of heads, say, which each slice has whole.
+    """
+    width = _width(layer, cuts)
+    for path, module in layer.named_modules():
+        if isinstance(module, (nn.LayerNorm, nn.RMSNorm)) and not cuts.first:
+            shape = tuple(module.normalized_shape)
+            if shape == (width,) or (cuts.region(path) is None and len(shape) == 1):
+                yield path
+
+
+def _width(layer: nn.Module, cuts: LayerCuts) -> int | None:
+    """Features between layers, as the first column takes them; None of a layer without one."""
+    columns = (layer.get_submodule(at) for at, cut in cuts.ways.items() if cut.way == "column")
+    return next((m.in_features for m in columns if isinstance(m, nn.Linear)), None)
+
+
+def _piece(shape: tuple[int, ...], cut: Cut | None, leaf: str, place: Place, share: Share) -> Piece:
+    """Of a parameter `leaf` of a linear map or table, of whose cut features it has a share."""
+    uncut = Piece(full=shape, ranges=(None,) * len(shape), common="all")
+    if cut is None or cut.way not in ("column", "row", "vocabulary"):
+        return uncut
+    if cut.way == "vocabulary" or (cut.way == "column" and len(shape) == 1):
+        own = cut.ranges(shape[0], share.of, share.at)
+        common: Among | None = None if share.of == place.degree else "features"
+        return Piece(full=shape, ranges=(own, *uncut.ranges[1:]), common=common)
+    if leaf == "weight":
+        outputs, inputs = shape
+        ranges: tuple[tuple[Range, ...] | None, ...]
+        if cut.way == "column":
+            ranges = (_of_row(cut, outputs, place, share), _own(inputs, place))
+        else:
+            ranges = (_own(outputs, place), _of_row(cut, inputs, place, share))
+        return Piece(full=shape, ranges=ranges, common=None)
+    return uncut if place.columns == 1 else _of_features(shape, place)
+
+
+def _of_features(shape: tuple[int, ...], place: Place) -> Piece:
+    """Of a parameter with a number for each feature: those of its column have the same."""
+    common: Among | None = "tokens" if place.rows > 1 else None
+    return Piece(full=shape, ranges=(_own(shape[0], place),), common=common)
+
+
+def _of_row(cut: Cut, total: int, place: Place, share: Share) -> tuple[Range, ...]:
+    """What all slices of one row have of the cut features, slice after slice if they share them."""
+    if share.of != place.degree:
+        return cut.ranges(total, share.of, share.at)
+    first = place.row * place.columns
+    found: list[Range] = []
+    for index in range(first, first + place.columns):
+        for start, stop in cut.ranges(total, place.degree, index):
+            if found and found[-1][1] == start:
+                found[-1] = (found[-1][0], stop)
+            else:
+                found.append((start, stop))
+    return tuple(found)
+
+
+def _own(total: int, place: Place) -> tuple[Range, ...] | None:
+    """The slice's own share of the features between layers; None: all of them."""
+    if place.columns == 1:
+        return None
+    own = total // place.columns
+    return ((place.column * own, (place.column + 1) * own),)

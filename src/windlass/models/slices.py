@@ -4,19 +4,28 @@ Between layers each slice holds its own tokens `[b s/t d]`, and norms, dropout a
 work on those. A *region*, attention or feed-forward, gathers all tokens, cuts features, and
 scatters the sum of what the slices found. Sources: Shoeybi et al. 2019, arXiv:1909.08053, section
 3; Korthikanti et al. 2022, arXiv:2205.05198, section 4.2.
+
+In a grid of r x c slices each holds `[b s/r d/c]`, and those of its column are its region: with
+them it gathers tokens and scatters sums. A column and a row also meet the other features, with the
+slices of one row: the column scatters what it finds, `[b s f/t]`, the row gathers what it takes. So
+each slice has whole heads and its f/t features between the two, as in one dimension; where heads
+do not divide so far, the column sums what it finds, and each slice has all f/r of its row. Source:
+Xu et al. 2021, GSPMD, arXiv:2105.04663, section 5.1.
 """
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from windlass.models.cuts import Cut, LayerCuts
-from windlass.models.exchange import Place, gathered, own_tokens, scattered, summed
+from windlass.models.cuts import Cut, LayerCuts, Way
+from windlass.models.exchange import Place, gathered, own_part, scattered, summed
 from windlass.models.loss import SliceLoss, put_loss
-from windlass.models.pieces import Piece, pieces
+from windlass.models.norms import norm_kind
+from windlass.models.pieces import Piece, norms, pieces
+from windlass.models.regions import Share, inner
 from windlass.models.weights import put_parameter, weightless
 
 
@@ -24,7 +33,7 @@ def sliced(layer: nn.Module, cuts: LayerCuts, place: Place, *, last: bool) -> nn
     """A twin of a layer, on meta, as one slice computes it.
 
     It has the parameters of `pieces`, by the same names. The first layer takes all tokens; every
-    other takes and gives `[b s/t d]`; the last gives what `loss_of(twin)` takes. Slices differ in
+    other takes and gives `[b s/r d/c]`; the last gives what `loss_of(twin)` takes. Slices differ in
     numbers and in their share of an uneven vocabulary, where the first one's is the largest.
 
     Args:
@@ -37,8 +46,12 @@ def sliced(layer: nn.Module, cuts: LayerCuts, place: Place, *, last: bool) -> nn
     own = pieces(layer, cuts, place)
     _put_pieces(twin, own)
     for path, cut in cuts.ways.items():
-        _cut_module(twin, path, cut, place)
-    _place_dropouts(twin, cuts, place)
+        _cut_module(twin, path, cut, place, inner(layer, cuts, path, place))
+    if place.columns > 1:
+        for path in norms(layer, cuts):
+            module = twin.get_submodule(path)
+            _become(module, norm_kind(module), place=place)
+    _place_dropouts(twin, layer, cuts, place)
     if cuts.first:
         twin.register_forward_hook(_GoOnWithOwn(place))
     if last:
@@ -46,13 +59,15 @@ def sliced(layer: nn.Module, cuts: LayerCuts, place: Place, *, last: bool) -> nn
     return twin
 
 
+_WHOLE = Share()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """Which elements of a sample a slice has."""
+    """Which elements of a sample `[s ... f]` a slice has."""
 
-    place: Place
-    along: Literal["tokens", "features"]
-    """Own tokens, `[b s/t ...]`, or own last features, `[b ... f/t]`."""
+    tokens: Share = _WHOLE
+    features: Share = _WHOLE
 
 
 class SliceDropout(nn.Dropout):
@@ -71,27 +86,44 @@ class _Rows(nn.Embedding):
         rows = tokens - self.first
         elsewhere = (rows < 0) | (rows >= self.weight.shape[0])
         found = super().forward(rows.masked_fill(elsewhere, 0))
-        return summed(found.masked_fill(elsewhere.unsqueeze(-1), 0), self.place)
+        return summed(found.masked_fill(elsewhere.unsqueeze(-1), 0), self.place.all)
 
 
 class _Columns(nn.Linear):
     """A slice's columns of the logits: own tokens in, all tokens out."""
 
     place: Place
+    parted: bool
 
     def forward(self, x: Tensor) -> Tensor:
-        return super().forward(gathered(x, self.place))
+        return super().forward(gathered(x, self.place.all))
+
+
+class _Column(nn.Linear):
+    """A linear map in a grid: own features in, a slice's share of the outputs out."""
+
+    place: Place
+    parted: bool
+    """Whether the slices of one row share out its outputs; else each has all of them."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        together = scattered if self.parted else summed
+        found = together(functional.linear(x, self.weight), self.place.features)
+        return found if self.bias is None else found + self.bias
 
 
 class _Row(nn.Linear):
-    """A linear map of a slice's inputs: a partial sum."""
+    """A linear map of a slice's inputs: a partial sum of, in a grid, its own features."""
 
     place: Place
+    parted: bool
+    """Whether the slices of one row share out its inputs; else each has all of them."""
 
     def forward(self, x: Tensor) -> Tensor:
         # Each slice adds its share of the bias. If the first one added all of it, slices would run
         # different graphs, and a compiler might order their exchanges differently.
-        share = None if self.bias is None else self.bias * (1 / self.place.degree)
+        share = None if self.bias is None else self.bias * (1 / self.place.rows)
+        x = gathered(x, self.place.features) if self.parted else x
         return functional.linear(x, self.weight, share)
 
 
@@ -105,9 +137,9 @@ class _Enter:
         self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         if args:
-            return (gathered(args[0], self.place), *args[1:]), kwargs
+            return (gathered(args[0], self.place.tokens), *args[1:]), kwargs
         first = next(name for name, value in kwargs.items() if isinstance(value, Tensor))
-        return args, kwargs | {first: gathered(kwargs[first], self.place)}
+        return args, kwargs | {first: gathered(kwargs[first], self.place.tokens)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,19 +150,19 @@ class _Leave:
 
     def __call__(self, _: nn.Module, __: tuple[Any, ...], output: Any) -> Any:  # noqa: ANN401
         if isinstance(output, tuple):
-            return (scattered(output[0], self.place), *output[1:])
-        return scattered(output, self.place)
+            return (scattered(output[0], self.place.tokens), *output[1:])
+        return scattered(output, self.place.tokens)
 
 
 @dataclass(frozen=True, slots=True)
 class _GoOnWithOwn:
-    """Leaves a slice its own tokens of what all slices have."""
+    """Leaves a slice its own part of what all slices have."""
 
     place: Place
 
     def __call__(self, _: nn.Module, __: tuple[Any, ...], output: Tensor) -> Tensor:
         # A copy, for a view would hold on to all tokens as long as the next layers need their own.
-        return own_tokens(output, self.place).clone()
+        return own_part(output, self.place).clone(memory_format=torch.contiguous_format)
 
 
 def _put_pieces(twin: nn.Module, own: dict[str, Piece]) -> None:
@@ -145,12 +177,12 @@ def _put_pieces(twin: nn.Module, own: dict[str, Piece]) -> None:
         put_parameter(twin, name, made[id(old)])
 
 
-def _cut_module(twin: nn.Module, path: str, cut: Cut, place: Place) -> None:
-    """Makes one module of a twin compute a slice's share."""
+def _cut_module(twin: nn.Module, path: str, cut: Cut, place: Place, share: Share) -> None:
+    """Makes one module of a twin compute a slice's share of what is cut."""
     if cut.way == "count":
         holder, _, name = path.rpartition(".")
         module = twin.get_submodule(holder)
-        setattr(module, name, getattr(module, name) // place.degree)
+        setattr(module, name, getattr(module, name) // share.of)
         return
     module = twin.get_submodule(path)
     if cut.way == "region":
@@ -160,8 +192,12 @@ def _cut_module(twin: nn.Module, path: str, cut: Cut, place: Place) -> None:
         _cut_table(module, cut, place)
     elif isinstance(module, nn.Linear) and cut.way in ("column", "row", "vocabulary"):
         module.out_features, module.in_features = module.weight.shape
-        if cut.way != "column":
-            _become(module, _Row if cut.way == "row" else _Columns, place=place)
+        if cut.way != "column" or place.columns > 1:
+            parted = share.of == place.degree
+            _become(module, _LINEAR[cut.way], place=place, parted=parted)
+
+
+_LINEAR: dict[Way, type[nn.Linear]] = {"column": _Column, "row": _Row, "vocabulary": _Columns}
 
 
 def _cut_table(table: nn.Embedding, cut: Cut, place: Place) -> None:
@@ -182,24 +218,29 @@ def _become(module: nn.Module, kind: type[nn.Module], **settings: object) -> Non
     vars(module).update(settings)
 
 
-def _place_dropouts(twin: nn.Module, cuts: LayerCuts, place: Place) -> None:
+def _place_dropouts(twin: nn.Module, layer: nn.Module, cuts: LayerCuts, place: Place) -> None:
     """Tells each dropout which part of a sample it sees, where that is not all of it."""
     for path, module in twin.named_modules():
-        if type(module) is not nn.Dropout or module.p == 0:
-            continue
-        cut = cuts.ways.get(path)
-        if cut is not None and cut.way == "features":
-            along: Literal["tokens", "features"] = "features"
-        elif cuts.first or cuts.region(path) is not None:
-            continue
-        else:
-            along = "tokens"
-        _become(module, SliceDropout, part=Part(place=place, along=along))
+        if type(module) is nn.Dropout and module.p > 0 and not cuts.first:
+            part = _dropped(layer, path, cuts, place)
+            if part != Part():
+                _become(module, SliceDropout, part=part)
+
+
+def _dropped(layer: nn.Module, path: str, cuts: LayerCuts, place: Place) -> Part:
+    """What a dropout sees: of a region all tokens, outside of it its own."""
+    cut = cuts.ways.get(path)
+    if cut is not None and cut.way == "features":
+        return Part(features=inner(layer, cuts, path, place))
+    own = Share(place.column, place.columns)
+    inside = cuts.region(path) is not None
+    return Part(tokens=_WHOLE if inside else Share(place.row, place.rows), features=own)
 
 
 def _first_column(layer: nn.Module, cuts: LayerCuts, own: dict[str, Piece]) -> int | None:
     """The first of the logits' columns that a slice has; None if it has all."""
     for path, cut in cuts.ways.items():
         if cut.way == "vocabulary" and isinstance(layer.get_submodule(path), nn.Linear):
-            return own[f"{path}.weight" if path else "weight"].ranges[0][0]
+            ranges = own[f"{path}.weight" if path else "weight"].ranges[0]
+            return ranges[0][0] if ranges else None
     return None

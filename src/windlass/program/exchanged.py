@@ -9,6 +9,7 @@ Source: Patarasuk & Yuan 2009, JPDC 69(2).
 """
 
 from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 from windlass.program.instruction import Instruction, Kind
 from windlass.program.layout import place_of
@@ -18,6 +19,7 @@ from windlass.program.sizes import StateSizes, states_of
 from windlass.program.slices import ops_of
 from windlass.program.ties import loans
 from windlass.spec.graph import Collective, Graph, LayerKind
+from windlass.spec.grid import Among, ring
 from windlass.spec.plan import Plan
 
 
@@ -36,6 +38,16 @@ def exchanged(plan: Plan, graph: Graph, device: int) -> dict[Kind, int]:
     return sent.total(lower(plan, graph)[device].instructions)
 
 
+class Inside(NamedTuple):
+    """A collective of a layer's slices inside a pass."""
+
+    how: Collective
+    among: Among
+    """Which slices."""
+    sent: int
+    """Bytes that one device sends."""
+
+
 class Sent:
     """What each instruction of a plan sends.
 
@@ -49,7 +61,7 @@ class Sent:
         self._plan = plan
         self._states = states_of(plan, graph, index)
         self._kinds = tuple(graph.cut(plan.cut.tensor, index).layer_kinds())
-        self._inside: dict[tuple[Kind, str], tuple[tuple[Collective, int], ...]] = {}
+        self._inside: dict[tuple[Kind, str], tuple[Inside, ...]] = {}
         self._lent = {loan.layer: loan.elements for loan in loans(plan, graph, index)}
 
     def of(self, instruction: Instruction) -> int:
@@ -70,10 +82,10 @@ class Sent:
             return gather_bytes(sizes.held, parts(plan))
         if kind == "reduce":
             return self._reduced(sizes)
-        return sum(sent for _, sent in self.inside(instruction))
+        return sum(each.sent for each in self.inside(instruction))
 
-    def inside(self, instruction: Instruction) -> tuple[tuple[Collective, int], ...]:
-        """The collectives of a layer's slices inside a pass, and what one device sends for each."""
+    def inside(self, instruction: Instruction) -> tuple[Inside, ...]:
+        """The collectives of a layer's slices inside a pass."""
         kind, layer, _ = instruction
         if layer is None or self._plan.cut.tensor == 1:
             return ()
@@ -102,20 +114,40 @@ class Sent:
         That sum is scattered over rts' replicas, and each shard summed over r / rts'.
         """
         degree = self._plan.sharding.optimizer
-        summed = all_reduce_bytes(sizes.common, self._plan.cut.tensor)
+        summed = sum(sent for _, sent in common_sums(sizes, self._plan))
         scattered = gather_bytes(sizes.gradients, degree) if degree > 1 else 0
         return summed + scattered + all_reduce_bytes(sizes.shard, self._plan.cut.replicas // degree)
 
-    def _exchanges(
-        self, kind: Kind, layer: LayerKind, *, first: bool
-    ) -> Iterator[tuple[Collective, int]]:
+    def _exchanges(self, kind: Kind, layer: LayerKind, *, first: bool) -> Iterator[Inside]:
         plan = self._plan
         cost = layer.cost(plan.precision, compiled=plan.compile)
         for op in ops_of(kind, layer, cost, first=first):
             if op.exchange is not None:
-                how, buffer = op.exchange
+                how, buffer, among = op.exchange
                 nbytes = round(buffer.at(plan.batch.micro, plan.batch.sequence))
-                yield how, collective_bytes(how, nbytes, plan.cut.tensor)
+                ranks = ring(plan.cut.tensor, among)
+                yield Inside(how, among, collective_bytes(how, nbytes, ranks))
+
+
+def common_sums(sizes: StateSizes, plan: Plan) -> tuple[tuple[Among, int], ...]:
+    """What one device sends so that gradients of what slices have in common are whole.
+
+    Args:
+        sizes: of the layer.
+        plan: the plan.
+
+    Returns:
+        Which slices sum, and the bytes; only those that have something in common.
+    """
+    common: tuple[tuple[Among, int], ...] = (
+        ("all", sizes.common),
+        ("tokens", sizes.common_in_columns),
+        ("features", sizes.common_in_rows),
+    )
+    sums = (
+        (among, all_reduce_bytes(nbytes, ring(plan.cut.tensor, among))) for among, nbytes in common
+    )
+    return tuple((among, sent) for among, sent in sums if sent)
 
 
 def collective_bytes(how: Collective, nbytes: int, ranks: int) -> int:

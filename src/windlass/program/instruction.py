@@ -45,6 +45,12 @@ ANSWERS: dict[Kind, Kind] = {"send": "receive", "lend": "borrow", "hand over": "
 MEETINGS: tuple[Kind, ...] = ("gather", "spread", "reduce", "norm", "sync")
 """Those that wait until every device of their group is there; so do passes that exchange."""
 
+TOGETHER: tuple[Kind, ...] = ("norm", "sync")
+"""Those of them that all devices of the plan have to be there for."""
+
+MOVES: tuple[Kind, ...] = ("fetch", "update", "store", "keep", "restore")
+"""Those that go on beside what follows where they move something between tiers."""
+
 WAITING: tuple[Kind, ...] = ("receive", "borrow", "take over", *MEETINGS)
 """Those that wait for other devices."""
 

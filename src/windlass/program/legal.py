@@ -7,6 +7,7 @@ from windlass.errors import Faults
 from windlass.program.shards import parts
 from windlass.program.ties import loans
 from windlass.spec.graph import Graph
+from windlass.spec.grid import columns_of, rows_of
 from windlass.spec.machine import Machine
 from windlass.spec.plan import Plan
 
@@ -47,15 +48,17 @@ def require_lowerable(plan: Plan, graph: Graph) -> None:
 
 
 def slice_faults(degree: int, sequence: int, graph: Graph) -> Iterator[str]:
-    """Why a graph's layers cannot be cut over so many slices.
+    """Why a graph's layers cannot be cut over so many slices, or such a grid of them.
 
     Between layers each slice holds its own tokens, inside them whole heads and features.
     """
     if degree == 1:
         return
-    if sequence % degree:
+    rows = rows_of(degree)
+    if sequence % rows:
+        of = f"the {rows} rows of " if columns_of(degree) > 1 else ""
         yield (
-            f"`batch.sequence` = {sequence} is no multiple of `cut.tensor` = {degree}: between "
+            f"`batch.sequence` = {sequence} is no multiple of {of}`cut.tensor` = {degree}: between "
             "layers each slice holds as many tokens; make it one or lower the degree"
         )
     if degree in graph.uncut:

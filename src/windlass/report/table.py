@@ -1,4 +1,4 @@
-"""Plans, predictions, machines and runs as tables for a terminal; every forecast says predicted."""
+"""Plans, predictions and runs as tables for a terminal; every forecast says predicted."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,11 +27,10 @@ from windlass.report.words import (
     wear_words,
 )
 from windlass.spec.graph import Graph
-from windlass.spec.machine import Machine
 from windlass.spec.plan import Plan
 from windlass.spec.prediction import Prediction, TierPeak
 from windlass.track import Record, RunSummary
-from windlass.units import show_bytes, show_flop_rate, show_rate, show_seconds
+from windlass.units import show_bytes, show_seconds
 
 _BAR_CELLS = 20
 _DEVICE_LINES = 16
@@ -44,7 +43,7 @@ _STATE_COLOURS = {
 
 def plan_table(plan: Plan, graph: Graph | None = None) -> RenderableType:
     """A plan in words, a line for each of its parts."""
-    table = _facts()
+    table = facts()
     if graph is not None:
         table.add_row("model", Text(graph_words(graph)))
     table.add_row("machine", Text(plan.machine.partition("@")[0]))
@@ -66,7 +65,7 @@ def prediction_table(
         plan: names the tiers that a run wears; None leaves that out.
         steps: of the run.
     """
-    table = _facts()
+    table = facts()
     low, high = show_seconds(prediction.low_seconds), show_seconds(prediction.high_seconds)
     step = show_seconds(prediction.step_seconds)
     table.add_row("predicted step", f"{step}, 80 % interval {low} to {high}")
@@ -157,7 +156,7 @@ def runs_table(runs: Sequence[RunSummary], now: float) -> RenderableType:
 
 def record_table(record: Record) -> RenderableType:
     """One run: what it is, and predicted beside measured with their ratio."""
-    table = _facts()
+    table = facts()
     state = Text(record.state, style=_STATE_COLOURS[record.state])
     table.add_row("run", Text(f"{record.id}  ") + state)
     table.add_row("folder", Text(str(record.folder), overflow="fold"))
@@ -183,37 +182,6 @@ def record_table(record: Record) -> RenderableType:
         table.add_row(Text("fault", style="red"), Text(fault))
     parts = [table, _compared(record), *_devices(record)]
     return Group(*parts)
-
-
-def machine_table(machine: Machine) -> RenderableType:
-    """A machine: its devices, rates, tiers and links, and where the numbers come from."""
-    table = _facts()
-    count = f"{machine.devices} × " if machine.devices > 1 else ""
-    hosts = f" in {machine.hosts} hosts" if machine.hosts > 1 else ""
-    table.add_row("machine", Text(f"{machine.name}: {count}{machine.device.kind}{hosts}"))
-    for rate in machine.device.matmul:
-        table.add_row(f"{rate.precision} peak", show_flop_rate(rate.peak))
-    traffic = machine.device.traffic.points[-1].rate
-    table.add_row("memory traffic", show_rate(traffic))
-    table.add_row("launch", f"{show_seconds(machine.device.launch_seconds)} an operation")
-    for tier in machine.device.tiers:
-        rates = [f"{show_rate(tier.read)} read"] if tier.read else []
-        rates += [f"{show_rate(tier.write)} write"] if tier.write else []
-        rates += [f"{show_rate(tier.both)} both at once"] if tier.both else []
-        words = ", ".join((show_bytes(tier.capacity_bytes), *rates))
-        table.add_row(Text(f"tier {tier.name}"), words)
-    for link in machine.links:
-        words = f"{show_rate(link.rate)}, {show_seconds(link.latency)}, joins {link.joins}"
-        table.add_row(Text(f"link {link.name}"), words)
-    noise = f", noise {100 * machine.noise:.1f} %" if machine.noise is not None else ""
-    if machine.disturbed:
-        table.add_row(
-            "disturbed",
-            f"other processes held the cores {100 * machine.contention:.0f} % of the time; "
-            "measure again when they have ended: `windlass probe`",
-        )
-    table.add_row("source", Text(f"{machine.source}, {machine.date}{noise}"))
-    return table
 
 
 def _compared(record: Record) -> Table:
@@ -296,7 +264,8 @@ def bar(share: float, cells: int = _BAR_CELLS) -> str:
     return "█" * (eighths // 8) + _EIGHTHS[eighths % 8].strip()
 
 
-def _facts() -> Table:
+def facts() -> Table:
+    """An empty table of two columns: a name, and words."""
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")

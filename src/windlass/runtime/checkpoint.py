@@ -33,6 +33,9 @@ from windlass.runtime.translate import fill_moments, read_moments
 
 MANIFEST_FILE = "manifest.json"
 
+_PART = r"([0-9]+)(?:x([0-9]+))?\.[0-9]+\.safetensors"
+"""How the name of a part of a layer ends: its slice and its shard."""
+
 
 class Manifest(Document):
     """What a checkpoint holds, and the proof that it is whole."""
@@ -86,8 +89,11 @@ def folder_name(step: int) -> str:
     return f"step-{step:08d}"
 
 
-def layer_file(index: int, *, part: tuple[int, int] | None = None) -> str:
-    """The name of one layer's file, or of one device's share of it, by its slice and shard."""
+def layer_file(index: int, *, part: tuple[str, int] | None = None) -> str:
+    """The name of one layer's file, or of one device's share of it, by its slice and shard.
+
+    A slice is named by its index, or by its row and column in a grid.
+    """
     place = "" if part is None else f".{part[0]}.{part[1]}"
     return f"layer-{index:04d}{place}.safetensors"
 
@@ -96,21 +102,20 @@ class Part(NamedTuple):
     """One device's share of a layer."""
 
     file: str
-    slice: int
+    row: int
+    column: int
 
 
 def parts_of(manifest: Manifest, index: int) -> tuple[Part, ...]:
     """The files in which a layer lies in parts; none if it lies whole in one."""
-    pattern = re.compile(rf"layer-{index:04d}\.([0-9]+)\.[0-9]+\.safetensors")
+    pattern = re.compile(rf"layer-{index:04d}\.{_PART}")
     found = ((name, pattern.fullmatch(name)) for name in manifest.files)
-    return tuple(Part(name, int(match.group(1))) for name, match in found if match)
+    return tuple(Part(name, int(match[1]), int(match[2] or 0)) for name, match in found if match)
 
 
 def in_parts(manifest: Manifest) -> bool:
     """Whether any layer lies in parts."""
-    return any(
-        re.fullmatch(r"layer-[0-9]+(\.[0-9]+){2}\.safetensors", name) for name in manifest.files
-    )
+    return any(re.fullmatch(rf"layer-[0-9]+\.{_PART}", name) for name in manifest.files)
 
 
 def tell_proofs(folder: Path, device: int, files: dict[str, FileProof]) -> None:

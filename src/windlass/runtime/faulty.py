@@ -19,6 +19,7 @@ from windlass.runtime.around import Handlers, Inside
 from windlass.runtime.interpret import Handler
 from windlass.runtime.world import Coming, Pod
 from windlass.spec.graph import Graph
+from windlass.spec.grid import Among
 from windlass.spec.plan import Plan
 
 _LATER_STEP = 2
@@ -143,8 +144,8 @@ def _no_slice_sum(handlers: Handlers, inside: Inside) -> Mapping[Kind, Handler]:
     """Each slice goes on with its own contribution to what all of them have whole."""
     pod = _pod(inside)
 
-    def nothing(common: Tensor) -> None:
-        del common
+    def nothing(common: Tensor, among: Among) -> None:
+        del common, among
 
     left_out = _at_layer(
         handlers["reduce"], inside.plan, lambda: _replaced(pod, "sum_slices", nothing)

@@ -65,14 +65,14 @@ def _join(checkpoint: Checkpoint, chain: Chain, index: int, to: Path) -> None:
         os.link(whole, to)
     if not parts:
         return
-    degree = 1 + max(part.slice for part in parts)
+    rows, columns = (1 + max(at) for at in zip(*((p.row, p.column) for p in parts), strict=True))
     layer, name = chain.layers[index], chain.names[index]
-    cuts = [
-        pieces(layer, cuts_of(chain, index), Place(degree=degree, index=at)) for at in range(degree)
+    places = [
+        Place(degree=rows * columns, index=at, columns=columns) for at in range(rows * columns)
     ]
-    found = _Tensors(name, cuts)
+    found = _Tensors(name, [(at, pieces(layer, cuts_of(chain, index), at)) for at in places])
     for part in parts:
-        found.take(checkpoint.path / part.file, part.slice)
+        found.take(checkpoint.path / part.file, part.row * columns + part.column)
     write_tensors(to, found.whole().items())
 
 
@@ -81,10 +81,10 @@ class _Tensors:
 
     Args:
         name: of the layer.
-        cuts: of each slice, the pieces of its weights by their names inside the layer.
+        cuts: of each slice, its place and the pieces of its weights by names inside the layer.
     """
 
-    def __init__(self, name: str, cuts: list[dict[str, Piece]]) -> None:
+    def __init__(self, name: str, cuts: list[tuple[Place, dict[str, Piece]]]) -> None:
         self._name, self._cuts = name, cuts
         self._local: dict[tuple[str, int], Tensor] = {}
         self._filled: dict[tuple[str, int], int] = defaultdict(int)
@@ -124,8 +124,8 @@ class _Tensors:
 
     def _fill(self, key: str, at: int, first: int, tensor: Tensor) -> None:
         piece = self._piece(key, at)
-        if piece.dim is None and at:
-            return  # the first slice has the same
+        if not self._cuts[at][0].answers_for(piece.common):
+            return  # another slice has the same
         if (key, at) not in self._local:
             self._local[key, at] = torch.empty(piece.shape, dtype=tensor.dtype)
         flat = self._local[key, at].view(-1)
@@ -134,7 +134,7 @@ class _Tensors:
 
     def _piece(self, key: str, at: int) -> Piece:
         inner = key.partition("/")[2].removeprefix(f"{self._name}.")
-        piece = self._cuts[at].get(inner)
+        piece = self._cuts[at][1].get(inner)
         if piece is None:
             raise CheckpointError(f"the checkpoint has `{key}`, and the model does not")
         return piece

@@ -14,6 +14,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from windlass.models.exchange import Place
 from windlass.program.instruction import Kind
 from windlass.runtime.around import Handlers, Inside
 from windlass.runtime.interpret import Handler
@@ -72,13 +73,13 @@ class Notes:
     def around(self, handlers: Handlers, inside: Inside) -> Handlers:
         """The same handlers, after each of which what it made is noted."""
         compute = inside.compute
-        index = inside.pod.slice.index if inside.pod else 0
+        place = inside.pod.slice if inside.pod else Place(degree=1)
 
         def take(way: Pass, layer: int, micro: int, values: Tensor) -> None:
             first = compute.sample(micro)
             for row, value in enumerate(values):
                 at = At(compute.step, way, layer, first + row)
-                self._taken.append((at, _note(value, index * len(value))))
+                self._taken.append((at, _note(value, place)))
 
         def forward(layer: int, micro: int) -> None:
             handlers["forward"](layer, micro)
@@ -122,16 +123,12 @@ def read_notes(folder: Path) -> Mapping[At, Note]:
     return found
 
 
-def _note(value: Tensor, first: int) -> Note:
-    """Of one sample's own tokens.
-
-    Args:
-        value: `[s/t d]`.
-        first: of its tokens in the sample.
-    """
+def _note(value: Tensor, place: Place) -> Note:
+    """Of a slice's own part of one sample, `[s/r d/c]`."""
     wide = value.detach().double()
-    tokens = _turning(_TOKEN_TURN, first, len(wide), wide.device)
-    features = _turning(_FEATURE_TURN, 0, wide.shape[-1], wide.device)
+    count, width = wide.shape
+    tokens = _turning(_TOKEN_TURN, place.row * count, count, wide.device)
+    features = _turning(_FEATURE_TURN, place.column * width, width, wide.device)
     return Note(float(tokens @ (wide @ features)), float(wide.square().sum()))
 
 

@@ -141,14 +141,15 @@ class KeyedDropout(nn.Module):
         count = x[0].numel()
         if self._part is None:
             return torch.arange(1, count + 1, dtype=torch.int64, device=x.device)
-        place, own = self._part.place, x.shape[-1]
-        if self._part.along == "tokens":
-            first = place.index * count + 1
+        tokens, features = self._part.tokens, self._part.features
+        if features.of == 1:
+            first = tokens.at * count + 1
             return torch.arange(first, first + count, dtype=torch.int64, device=x.device)
-        first = place.index * own + 1
+        own = x.shape[-1]
+        first, begin = features.at * own + 1, tokens.at * (count // own)
         feature = torch.arange(first, first + own, dtype=torch.int64, device=x.device)
-        token = torch.arange(count // own, dtype=torch.int64, device=x.device)
-        return (token.unsqueeze(1) * (own * place.degree) + feature).flatten()
+        token = torch.arange(begin, begin + count // own, dtype=torch.int64, device=x.device)
+        return (token.unsqueeze(1) * (own * features.of) + feature).flatten()
 
 
 def _mix(value: int) -> int:

@@ -26,7 +26,7 @@ from windlass.runtime.tensors import (
     saved_buffers,
     sum_dtype,
 )
-from windlass.runtime.world import Coming, Pod
+from windlass.runtime.world import AMONG, Coming, Pod
 from windlass.spec.plan import Plan
 
 
@@ -125,8 +125,10 @@ class Share:
         self.begin = optimizer_shard(pod.place.replica, plan) * self.part
         """Element of the flat layer at which the device's part begins."""
         self.held_begin = self.begin // self.held * self.held if self.held else 0
-        self.at = (pod.slice.index, optimizer_shard(pod.place.replica, plan))
+        self.at = (pod.slice.name, optimizer_shard(pod.place.replica, plan))
         """Which slice of the layer, and which shard of that, the device's part is."""
+        self.first = pod.slice.index == 0 == self.at[1]
+        """Whether that is the first shard of the first slice."""
         self.whole = plan.sharding.optimizer * pod.slice.degree == 1
         """Whether the part is the whole layer."""
         self._coming: tuple[Coming, set[str]] | None = None
@@ -233,18 +235,18 @@ class Share:
         return has
 
     def _sum_common(self, flat: Tensor) -> None:
-        """Sums over the slices the gradients of what all of them have whole."""
-        places = [
-            flat[weight.first : weight.first + weight.shape.numel()]
-            for weight in self.parameters
-            if self._common(weight.name)
-        ]
-        if self._pod.slice.degree == 1 or not places:
-            return
-        common = torch.cat(places)
-        self._pod.sum_slices(common)
-        for place, part in zip(places, common.split([len(p) for p in places]), strict=True):
-            place.copy_(part)
+        """Sums over the slices the gradients of what they have in common."""
+        for among in AMONG if self._pod.slice.degree > 1 else ():
+            places = [
+                flat[weight.first : weight.first + weight.shape.numel()]
+                for weight in self.parameters
+                if self.pieces[weight.name].common == among
+            ]
+            if places:
+                common = torch.cat(places)
+                self._pod.sum_slices(common, among)
+                for place, part in zip(places, common.split([len(p) for p in places]), strict=True):
+                    place.copy_(part)
 
     def _of_segments(self, part: Tensor, has: set[str]) -> list[Tensor | None]:
         return [
@@ -253,11 +255,8 @@ class Share:
         ]
 
     def answers_for(self, segment: Segment) -> bool:
-        """Whether this slice counts and saves it: what all slices have whole, the first does."""
-        return not (self._common(segment.name) and self._pod.slice.index)
-
-    def _common(self, name: str) -> bool:
-        return self.pieces[name].dim is None
+        """Whether this slice counts and saves it: of those that have the same, the first does."""
+        return self._pod.slice.answers_for(self.pieces[segment.name].common)
 
 
 def of_another_stage(name: str) -> LayerParameters:

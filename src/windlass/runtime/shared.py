@@ -227,7 +227,7 @@ class Shared:
         kept, buffers = self._kept[layer], self.layers[layer].saved_buffers
         if not kept.share.whole:
             to = to.with_name(layer_file(layer, part=kept.share.at))
-            buffers = {} if any(kept.share.at) else buffers
+            buffers = buffers if kept.share.first else {}
         tensors = saved_tensors(self._answered(kept), buffers, whole=kept.share.whole)
         return save_tensors(tensors, to)
 

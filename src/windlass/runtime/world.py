@@ -24,6 +24,7 @@ from windlass.program.layout import Place, device_of, place_of
 from windlass.program.peers import Peers
 from windlass.program.shards import agreeing, gathering, scattering, spreading
 from windlass.spec.graph import Graph
+from windlass.spec.grid import Among, columns_of, ring
 from windlass.spec.plan import Plan
 
 WAIT = timedelta(minutes=30)
@@ -31,6 +32,9 @@ WAIT = timedelta(minutes=30)
 much sooner: this only ends what nobody watches."""
 
 LOOPBACK = "127.0.0.1"
+
+AMONG: tuple[Among, ...] = ("all", "tokens", "features")
+"""The rings of a grid of slices."""
 
 _LANES = ("onward", "back", "borrow", "take over")
 """Kinds of messages, each in its own order; its index is the message's tag."""
@@ -178,11 +182,15 @@ class Pod:
         self._plan, self._on = plan, on
         self._peers = Peers(plan, graph)
         self._groups = _Groups(plan)
-        self._slices = self._groups.of(_slices(self.place, plan))
+        self._rings = {among: self._groups.of(_slices(self.place, plan, among)) for among in AMONG}
+        names = {among: ring.group_name if ring else "" for among, ring in self._rings.items()}
         self.slice = SlicePlace(
-            degree=plan.cut.tensor,
+            degree=int(plan.cut.tensor),
             index=self.place.slice,
-            group=self._slices.group_name if self._slices else "",
+            columns=columns_of(plan.cut.tensor),
+            group=names["all"],
+            column_group=names["tokens"],
+            row_group=names["features"],
         )
         """Which slice of each layer this device computes."""
         self._lanes = self._groups.lanes(on)
@@ -196,10 +204,10 @@ class Pod:
         """Puts the shards of a layer's weights together, `[n]` of `[n / rts]`."""
         self._gather("gather", self._with(gathering), whole, held)
 
-    def sum_slices(self, common: Tensor) -> None:
-        """Sums in place what every slice has a contribution to."""
-        dist.all_reduce(common, group=self._slices)
-        self.sent["reduce"] += all_reduce_bytes(common.nbytes, self._plan.cut.tensor)
+    def sum_slices(self, common: Tensor, among: Among) -> None:
+        """Sums in place what all of those slices have a contribution to."""
+        dist.all_reduce(common, group=self._rings[among])
+        self.sent["reduce"] += all_reduce_bytes(common.nbytes, ring(self._plan.cut.tensor, among))
 
     def spread(self, held: Tensor, part: Tensor) -> None:
         """Puts the updated parts of one shard of weights together, `[n]` of `[n / q]`."""
@@ -314,7 +322,7 @@ class _Groups:
         places = [place_of(device, plan.cut) for device in range(plan.cut.devices)]
         shared = (gathering, spreading, scattering, agreeing)
         wanted = {_sharing(place, plan, each) for place in places for each in shared}
-        wanted |= {_slices(place, plan) for place in places}
+        wanted |= {_slices(place, plan, among) for place in places for among in AMONG}
         self._made: dict[tuple[int, ...], dist.ProcessGroup | None] = {}
         for devices in sorted(each for each in wanted if len(each) > 1):
             self._made[devices] = dist.new_group(list(devices), timeout=WAIT)
@@ -341,6 +349,13 @@ def _sharing(place: Place, plan: Plan, replicas: _Sharers) -> tuple[int, ...]:
     )
 
 
-def _slices(place: Place, plan: Plan) -> tuple[int, ...]:
-    """The devices that a place's layers are cut over."""
-    return tuple(device_of(place._replace(slice=at), plan.cut) for at in range(plan.cut.tensor))
+def _slices(place: Place, plan: Plan, among: Among) -> tuple[int, ...]:
+    """The devices of the slices that a place exchanges with: all of its layer, or some."""
+    degree, columns = int(plan.cut.tensor), columns_of(plan.cut.tensor)
+    row, column = divmod(place.slice, columns)
+    ranges = {
+        "all": range(degree),
+        "tokens": range(column, degree, columns),
+        "features": range(row * columns, (row + 1) * columns),
+    }
+    return tuple(device_of(place._replace(slice=at), plan.cut) for at in ranges[among])

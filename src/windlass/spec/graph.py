@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple, Self
 from pydantic import Field
 
 from windlass.document import Document
+from windlass.spec.grid import Among, Slices
 
 Precision = Literal["float32", "bfloat16", "float64"]
 """What layers compute in; with bfloat16 the optimizer keeps float32 master weights. `float64` is
@@ -67,6 +68,7 @@ class Exchange(NamedTuple):
     how: Collective
     nbytes: Quantity
     """Of the whole buffer: what a gather puts together, or a scatter parts."""
+    among: Among = "all"
 
     @property
     def twice(self) -> Self:
@@ -140,8 +142,10 @@ class Parameter(Document):
     tied_to: str | None = None
     """Full name of the parameter that owns the memory; None if this one does."""
     cut: int | None = None
-    """Of a slice: the dimension along which the slices share it, the first with the most; None if
-    each has it whole."""
+    """Of a slice: the dimension along which all slices share it, the first with the most; None if
+    each has it whole, or their grid shares it."""
+    common: Among | None = None
+    """Of a slice: which slices have the same, and contributions to its gradient; None: no other."""
 
     @property
     def count(self) -> int:
@@ -164,10 +168,9 @@ class LayerKind(Document):
         """Elements that the layer owns; tied parameters are counted where they live."""
         return sum(p.count for p in self.parameters if p.tied_to is None)
 
-    @cached_property
-    def whole_count(self) -> int:
-        """Elements that it owns and that are not cut: of a slice, what every slice has."""
-        return sum(p.count for p in self.parameters if p.tied_to is None and p.cut is None)
+    def common_count(self, among: Among) -> int:
+        """Elements that it owns and that those slices, of whose layer it is one, all have."""
+        return sum(p.count for p in self.parameters if p.tied_to is None and p.common == among)
 
     def fresh_elements(self, micro: int, sequence: int) -> tuple[int, ...]:
         """Elements of the gradient that one backward pass gives of each parameter, tied or not."""
@@ -208,11 +211,11 @@ class Graph(Document):
     """Longest sequence the model takes; None if it sets no limit."""
     chain: tuple[Span, ...]
     kinds: dict[str, LayerKind]
-    slices: dict[int, dict[str, LayerKind]] = Field(default_factory=dict, repr=False)
+    slices: dict[Slices, dict[str, LayerKind]] = Field(default_factory=dict, repr=False)
     """For each degree t that it was captured for, the kinds as the first of t slices computes them,
     which is the largest. All parameters but those of an uneven vocabulary are cut in equal parts.
     """
-    uncut: dict[int, tuple[str, ...]] = Field(default_factory=dict)
+    uncut: dict[Slices, tuple[str, ...]] = Field(default_factory=dict)
     """Degrees that were asked for and cannot be: what is wrong, and the way out."""
     whole: "Graph | None" = Field(default=None, repr=False)
     """Of a slice: the graph that it is one of."""

@@ -3,13 +3,14 @@
 from bisect import bisect_left
 from itertools import pairwise
 from math import exp, inf, log
-from typing import NamedTuple, Self
+from typing import ClassVar, Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
 from windlass.document import Document
 from windlass.spec.graph import Precision
 from windlass.spec.plan import Moments
+from windlass.spec.provenance import Source, source_of
 from windlass.units import Bytes, BytesPerSecond, FlopPerSecond, Seconds
 
 MOST_CONTENTION = 0.05
@@ -21,6 +22,12 @@ LOOPBACK_SECONDS = 2e-4
 LOOPBACK_RATE = 1e9
 """Of gloo between processes of one host, bytes/s that each sends: on 2 cores of a Zen 4 a small
 message takes 0.05 to 0.4 ms, and a gathering or a sum 0.4 to 1.8 GB/s."""
+
+
+Rule = Literal["overlapping", "bulk-synchronous"]
+"""How devices go on while something moves. `overlapping`: messages and moves between tiers go on
+beside computing. `bulk-synchronous`: a device computes, exchanges and synchronises in turn; moves
+between tiers go on beside computing only where compute units are set apart for them."""
 
 
 class Point(NamedTuple):
@@ -166,6 +173,9 @@ class Device(Document):
     """Held on top by a process that compiled something."""
     update_call_seconds: Seconds = 0.0
     """Cost on the host of updating one weight, apart from its bytes."""
+    moving_share: float = Field(default=0.0, ge=0, lt=1)
+    """Of its compute units, set apart for moves between tiers by plans that move something; then
+    moves go on beside computing on a bulk-synchronous machine too."""
     tiers: tuple[Tier, ...] = Field(min_length=1)
 
     def process_bytes(self, *, compiled: bool) -> int:
@@ -196,32 +206,43 @@ class Device(Document):
             return self.rate("float32")
         raise KeyError(f"{self.kind} states no rate for {precision}")
 
+    def computing(self, *, moves: bool) -> Self:
+        """This device as it computes, `moves` saying whether the plan moves between tiers."""
+        return self.slowed(1 / (1 - self.moving_share)) if moves and self.moving_share else self
+
     def shared(self, sharers: int) -> Self:
         """One of several equal devices that the cores, memory and disk of this one are lent to.
 
         Rates are divided among them. Starting an op costs what it did, as long as there is a core
         for each.
         """
+        tiers = tuple(
+            tier.model_copy(
+                update={
+                    "capacity_bytes": tier.capacity_bytes // sharers,
+                    **{name: _over(getattr(tier, name), sharers) for name in _TIER_RATES},
+                }
+            )
+            for tier in self.tiers
+        )
+        return self.slowed(sharers).model_copy(update={"tiers": tiers})
 
-        def slower(rate: float | None) -> float | None:
-            return None if rate is None else rate / sharers
-
-        def curve(found: Curve | None) -> Curve | None:
-            if found is None:
-                return None
-            return Curve(points=tuple(Point(p.size, p.rate / sharers) for p in found.points))
-
+    def slowed(self, times: float) -> Self:
+        """A device that computes so many times as slowly; its tiers are as fast as before."""
         matmul = tuple(
             rate.model_copy(
                 update={
-                    "peak": rate.peak / sharers,
+                    "peak": rate.peak / times,
                     **{
-                        name: curve(getattr(rate, name))
+                        name: _curve_over(getattr(rate, name), times)
                         for name in ("curve", "biased", "attention")
                     },
                     "attention_rates": tuple(
                         each.model_copy(
-                            update={n: curve(getattr(each, n)) for n in ("forward", "backward")}
+                            update={
+                                name: _curve_over(getattr(each, name), times)
+                                for name in ("forward", "backward")
+                            }
                         )
                         for each in rate.attention_rates
                     ),
@@ -229,34 +250,36 @@ class Device(Document):
             )
             for rate in self.matmul
         )
-        tiers = tuple(
-            tier.model_copy(
-                update={
-                    "capacity_bytes": tier.capacity_bytes // sharers,
-                    "read": slower(tier.read),
-                    "write": slower(tier.write),
-                    "both": slower(tier.both),
-                }
-            )
-            for tier in self.tiers
-        )
-        rates = ("update_rate", "mixed_update_rate", "norm_rate", "mixed_norm_rate")
         return self.model_copy(
             update={
                 "matmul": matmul,
-                "tiers": tiers,
-                "traffic": curve(self.traffic),
-                "fused_traffic": curve(self.fused_traffic),
+                "traffic": _curve_over(self.traffic, times),
+                "fused_traffic": _curve_over(self.fused_traffic, times),
                 "op_rates": tuple(
-                    each.model_copy(update={"curve": curve(each.curve)}) for each in self.op_rates
+                    each.model_copy(update={"curve": _curve_over(each.curve, times)})
+                    for each in self.op_rates
                 ),
                 "moment_rates": tuple(
-                    each.model_copy(update={"elements": each.elements / sharers})
+                    each.model_copy(update={"elements": each.elements / times})
                     for each in self.moment_rates
                 ),
-                **{name: slower(getattr(self, name)) for name in rates},
+                **{name: _over(getattr(self, name), times) for name in _DEVICE_RATES},
             }
         )
+
+
+_TIER_RATES = ("read", "write", "both")
+_DEVICE_RATES = ("update_rate", "mixed_update_rate", "norm_rate", "mixed_norm_rate")
+
+
+def _over(rate: float | None, times: float) -> float | None:
+    return None if rate is None else rate / times
+
+
+def _curve_over(curve: Curve | None, times: float) -> Curve | None:
+    if curve is None:
+        return None
+    return Curve(points=tuple(Point(each.size, each.rate / times) for each in curve.points))
 
 
 class Link(Document):
@@ -264,9 +287,13 @@ class Link(Document):
 
     name: str
     joins: int
-    """Devices that share it."""
+    """Devices that reach each other over it."""
     latency: Seconds
     rate: BytesPerSecond
+    """One direction, of one port."""
+    shared_by: int | None = Field(default=None, ge=1)
+    """Neighbouring devices that share one port, such as a host's network card; 1: each has its
+    own. None: all that it joins share it, as processes share the memory of their host."""
 
 
 class Machine(Document):
@@ -278,6 +305,7 @@ class Machine(Document):
     device: Device
     links: tuple[Link, ...] = ()
     """Innermost first."""
+    rule: Rule = "overlapping"
     source: str
     """Where the numbers come from: `measured here`, or the publication."""
     date: str
@@ -291,6 +319,28 @@ class Machine(Document):
     become slower or faster. 0 if not measured."""
     system: str | None = None
     """Fingerprint of hardware and library versions that a measurement holds for."""
+    sources: dict[str, Source] = Field(default_factory=dict)
+    """Where each number comes from, by its place (`device.tiers.near.capacity_bytes`) or by a
+    pattern of places (`device.matmul.*.curve`)."""
+
+    beside: ClassVar[frozenset[str]] = frozenset({"sources"})
+
+    def __hash__(self) -> int:
+        """Of what it is, since a table of sources has none."""
+        return hash((self.name, self.hosts, self.devices_per_host, self.device, self.links))
+
+    def source_of(self, place: str) -> Source:
+        """Where the number in `place` comes from: its own source, else that of the whole file."""
+        found = source_of(place, self.sources)
+        if found is not None:
+            return found
+        how = "published" if self.noise is None else "measured"
+        return Source(how=how, told_by=f"{self.source}, {self.date}")
+
+    @property
+    def moves_beside(self) -> bool:
+        """Whether moves between tiers go on while devices compute."""
+        return self.rule == "overlapping" or self.device.moving_share > 0
 
     @property
     def disturbed(self) -> bool:

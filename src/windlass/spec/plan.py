@@ -6,6 +6,7 @@ from pydantic import Field, model_validator
 
 from windlass.document import Document
 from windlass.spec.graph import PRECISION_BYTES, Precision
+from windlass.spec.grid import Slices
 
 Order = Literal["gpipe", "1f1b", "interleaved", "zero-bubble"]
 Recompute = Literal["none", "layer"]
@@ -38,7 +39,8 @@ class Cut(Document):
     """pipeline x tensor x replicas = devices."""
 
     pipeline: int = Field(default=1, ge=1)
-    tensor: int = Field(default=1, ge=1)
+    tensor: Slices = 1
+    """Slices of a layer: a number, or rows x columns such as `8x8`."""
     replicas: int = Field(default=1, ge=1)
 
     @property

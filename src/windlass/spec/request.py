@@ -7,6 +7,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, field_validator, mode
 
 from windlass.document import Document
 from windlass.spec.graph import Precision
+from windlass.spec.grid import Slices
 from windlass.spec.plan import Moments, Order, Recompute
 from windlass.units import Bytes
 
@@ -99,7 +100,8 @@ class CutRequest(Document):
     """Degrees to hold fixed."""
 
     pipeline: int | None = Field(default=None, ge=1)
-    tensor: int | None = Field(default=None, ge=1)
+    tensor: Slices | None = None
+    """A number of slices, or a grid of them such as `8x8`."""
     replicas: int | None = Field(default=None, ge=1)
 
 

@@ -1,0 +1,151 @@
+"""`windlass validate TABLE.csv`: prints how far predictions lie from published runs."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+
+from rich import box
+from rich.table import Table
+
+from windlass.cli.console import console, print_json, print_line, print_points
+from windlass.published.judge import Judged, Score
+from windlass.published.predict import Predicted
+from windlass.published.score import Errors
+
+_WORST = 5
+_REASONS = 12
+_ROWS_NAMED = 6
+
+
+def show_judged(judged: Sequence[Judged], *, as_json: bool) -> None:
+    """Prints the accuracy of each table, or all rows as values for another program."""
+    if as_json:
+        print_json([_tree(one) for one in judged])
+        return
+    for one in judged:
+        _show(one)
+    print_line("bias: mean of signed errors, + predicted too long; inside: in 80 % intervals")
+    print_line("const.: mean error of one fitted constant, time = constant x FLOP / devices")
+
+
+def _show(judged: Judged) -> None:
+    said = f"{judged.name}: {judged.rows} rows, {len(judged.predicted)} predicted"
+    if judged.calibrating:
+        said += f", {judged.calibrating} of them constants were fitted from"
+    print_line(f"[bold]{said}[/bold]")
+    for part in judged.parts:
+        told = {"fitted": "fitted from", "borrowed": "borrowed from", "prior": "fitted from"}
+        print_line(f"  {part.stack}: {part.about}; {told[part.provenance]} {part.fitted_from}")
+    console.print(_errors_table(judged))
+    for line in _lines(judged.test if judged.calibrating else judged.every):
+        print_line(f"  {line}")
+    if judged.worst(1):
+        print_line("  furthest off:")
+        print_points(_row_line(one) for one in judged.worst(_WORST))
+    if judged.refused:
+        print_line(f"  not expressed: {len(judged.refused)} rows")
+        print_points(_reason_lines(judged))
+    if judged.unknown:
+        print_line(f"  columns that nothing reads: {', '.join(judged.unknown)}")
+
+
+def _errors_table(judged: Judged) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    for head in ("predicted", "rows"):
+        table.add_column(head, no_wrap=True)
+    for head in ("mean", "median", "p90", "worst", "bias", "inside", "const."):
+        table.add_column(head, justify="right", no_wrap=True)
+    sets = [("all", judged.every)]
+    if judged.calibrating:
+        sets = [("test", judged.test), *sets]
+    for name, score in sets:
+        for what, errors in (("step", score.steps), ("memory", score.memory)):
+            if errors:
+                table.add_row(f"{what}, {name}", *_cells(errors))
+    if len(judged.parts) > 1:
+        for part in judged.parts:
+            if part.score.steps:
+                table.add_row(f"  {part.stack}", *_cells(part.score.steps))
+    return table
+
+
+def _cells(errors: Errors) -> tuple[str, ...]:
+    return (
+        str(errors.rows), f"{errors.mean:.1%}", f"{errors.median:.1%}", f"{errors.ninth:.1%}",
+        f"{errors.most:.1%}", f"{errors.bias:+.1%}", f"{errors.inside:.0%}",
+        "" if errors.constant is None else f"{errors.constant:.1%}",
+    )  # fmt: skip
+
+
+def _lines(score: Score) -> Iterable[str]:
+    if score.ranks:
+        ranks = score.ranks
+        yield (
+            f"order within {ranks.groups} groups of one model and machine ({ranks.rows} rows): "
+            f"rank correlation {ranks.spearman:.2f}, {ranks.ordered:.1%} of pairs more than "
+            f"{ranks.apart:.1%} apart ordered as measured, the picked run {ranks.picked:.1%} above "
+            "the fastest"
+        )
+    if score.calls:
+        calls = score.calls
+        yield (
+            f"out of memory: {calls.called} of {calls.failed} called, {calls.falsely} of "
+            f"{calls.ran} runs that fitted called falsely"
+        )
+
+
+def _row_line(one: Predicted) -> str:
+    run, cut = one.run, one.cut
+    plan = f"t{cut.tensor:g} p{cut.pipeline:g} d{cut.replicas:g} micro {cut.micro:g}"
+    measured = run.step_seconds or 0.0
+    largest = max(one.by_term, key=lambda name: one.by_term[name])
+    said = (
+        f"line {run.line}: {run.model} on {run.machine}, {plan}: predicted "
+        f"{one.step_seconds:.4g} s ({one.low_seconds:.4g} to {one.high_seconds:.4g}), measured "
+        f"{measured:.4g} s, {one.step_seconds / measured - 1:+.1%}; most goes into {largest}"
+    )
+    return said + (f"; {', '.join(run.told)}" if run.told else "")
+
+
+def _reason_lines(judged: Judged) -> Iterable[str]:
+    for reason, count in judged.reasons[:_REASONS]:
+        lines = [str(one.line) for one in judged.refused if one.reason == reason]
+        more = ", ..." if count > _ROWS_NAMED else ""
+        yield f"{reason}: {count} (line {', '.join(lines[:_ROWS_NAMED])}{more})"
+    rest = judged.reasons[_REASONS:]
+    if rest:
+        yield f"{sum(count for _, count in rest)} for {len(rest)} other reasons (`--json` has all)"
+
+
+def _tree(judged: Judged) -> Mapping[str, object]:
+    return {
+        "table": judged.name,
+        "rows": judged.rows,
+        "calibration_rows": judged.calibrating,
+        "unknown_columns": judged.unknown,
+        "test": asdict(judged.test),
+        "every": asdict(judged.every),
+        "parts": [asdict(part) for part in judged.parts],
+        "refused": [asdict(one) for one in judged.refused],
+        "predicted": [_row(one) for one in judged.predicted],
+    }
+
+
+def _row(one: Predicted) -> Mapping[str, object]:
+    return {
+        "line": one.run.line,
+        "model": one.run.model,
+        "machine": one.run.machine,
+        "stack": one.run.stack,
+        "calibration": one.calibrating,
+        "provenance": one.calibration.provenance,
+        "cut": asdict(one.cut),
+        "taken": one.run.told,
+        "predicted_step_s": one.step_seconds,
+        "interval_80": (one.low_seconds, one.high_seconds),
+        "by_term": dict(one.by_term),
+        "measured_step_s": one.run.step_seconds,
+        "predicted_peak_bytes": one.peak_bytes,
+        "measured_peak_bytes": one.run.peak_bytes,
+        "fits": one.fits,
+        "ran_out_of_memory": one.run.failed,
+    }

@@ -1,0 +1,1 @@
+"""Published: predicts runs that others measured, from calibrated constants, and says how well."""

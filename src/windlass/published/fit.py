@@ -1,0 +1,75 @@
+"""Fit: constants from measured runs, by damped least squares on logarithms under priors.
+
+What is minimised is the sum of Huber's loss of log(predicted / measured) over a run's own noise,
+and of the squares of each constant's distance from its prior in the prior's spreads: the most
+probable constants. Runs that were disturbed therefore pull with a force that does not grow.
+"""
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from windlass.cost.formulas import Column
+from windlass.published.constants import Prior
+
+_NOISE = 0.05
+"""Standard deviation of log(measured / predicted) that a run is taken to have of its own."""
+_HUBER = 1.2
+"""Beyond so many of it a run counts linearly (1.345 is usual; outliers are many here)."""
+_STEPS = 60
+_SMALL = 1e-4
+_DAMPING = (1e-3, 5.0, 10)
+
+Law = Callable[[Mapping[str, float]], Column]
+
+
+def fit(law: Law, measured: Column, prior: Mapping[str, Prior]) -> dict[str, float]:
+    """The most probable constants.
+
+    Args:
+        law: predicts what was measured from constants.
+        measured: one number a run, above 0.
+        prior: of each constant that is to move.
+
+    Returns:
+        A value for each constant of `prior`.
+    """
+    names = list(prior)
+    start = np.array([prior[name].value for name in names])
+    spread = np.array([prior[name].spread for name in names])
+    goal = np.log(measured)
+
+    def values(moved: Column) -> dict[str, float]:
+        return dict(zip(names, (start * np.exp(moved)).tolist(), strict=True))
+
+    def misses(moved: Column) -> Column:
+        return np.asarray((np.log(law(values(moved))) - goal) / _NOISE, dtype=float)
+
+    def loss(moved: Column) -> float:
+        size = np.abs(misses(moved))
+        robust = np.where(size < _HUBER, size**2 / 2, _HUBER * (size - _HUBER / 2))
+        return float(robust.sum() + ((moved / spread) ** 2).sum() / 2)
+
+    moved, now = np.zeros(len(names)), loss(np.zeros(len(names)))
+    damping, factor, tries = _DAMPING
+    for _ in range(_STEPS):
+        here = misses(moved)
+        slopes = np.stack(
+            [(misses(moved + _SMALL * axis) - here) / _SMALL for axis in np.eye(len(names))], axis=1
+        )
+        weight = np.minimum(1.0, _HUBER / np.maximum(np.abs(here), 1e-12))[:, None]
+        curvature = (slopes * weight).T @ slopes + np.diag(spread**-2)
+        downhill = (slopes * weight).T @ here + moved / spread**2
+        for _ in range(tries):
+            step = -np.linalg.solve(curvature + damping * np.diag(np.diag(curvature)), downhill)
+            then = loss(moved + step)
+            if then < now:
+                break
+            damping *= factor
+        else:
+            break
+        gained, moved, now = now - then, moved + step, then
+        damping = max(damping / factor, 1e-9)
+        if gained < 1e-5 * now:
+            break
+    return values(moved)

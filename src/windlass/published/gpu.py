@@ -1,0 +1,255 @@
+"""Step time on devices that compute and exchange at once: GPUs in hosts of a cluster.
+
+One micro-batch passes the layers of a stage; a step is the slots of its pipeline, then gradients
+are summed over replicas and weights updated. Of a layer's pass three things run side by side:
+kernels, the host that launches them, and where weights are shared (ZeRO-3) their gathering; the
+longest counts. Each constant is named in `priors.toml`, with its unit and meaning.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from windlass.cost.formulas import (
+    Column,
+    Number,
+    pipeline_slots,
+    product_seconds,
+    ring_bytes,
+    ring_rate,
+    smooth_max,
+)
+from windlass.published.run import Columns
+
+Constants = Mapping[str, Number]
+"""Name -> value, one for all runs or one a run."""
+
+
+class Pass(NamedTuple):
+    """Seconds of one pass of one layer over one micro-batch, by what they go into."""
+
+    products: Column
+    attention: Column
+    traffic: Column
+    slices: Column
+
+    @property
+    def kernels(self) -> Column:
+        """All but what slices exchange."""
+        return self.products + self.attention + self.traffic
+
+    def plus(self, other: "Pass") -> "Pass":
+        """Both, one after the other."""
+        return Pass(*(mine + its for mine, its in zip(self, other, strict=True)))
+
+    def times(self, share: Column, attention: Column) -> "Pass":
+        """A share of it, with another one of its attention."""
+        return Pass(
+            self.products * share, self.attention * attention, self.traffic * share,
+            self.slices * share,
+        )  # fmt: skip
+
+
+def step_terms(runs: Columns, given: Constants) -> dict[str, Column]:
+    """Seconds of a step by what they go into; the step takes their sum.
+
+    Args:
+        runs: as columns.
+        given: the constants of `priors.toml`, law `gpu`.
+    """
+    k = {name: np.asarray(value, dtype=float) for name, value in given.items()}
+    law = _Law(runs, k)
+    forward, backward = law.forward(), law.backward()
+    again = forward.times(runs.again, runs.again + runs.attention_again * k["selective"])
+    back = backward.plus(again)
+    launches = k["launch"] * (k["launch_back"] + runs.again)
+    per_layer = law.longest(forward, k["launch"], 1.0) + law.longest(back, launches, 2.0)
+    kernels = forward.plus(back)._asdict()
+    head, hop = law.head(), np.where(runs.pipeline > 1, law.hop(), 0.0)
+    full, last = stage_layers(runs)
+    last_bound = last * per_layer + head >= full * per_layer
+    layers = np.where(last_bound, last, full)
+    slot = layers * per_layer + np.where(last_bound, head, 0.0)
+    fill = (runs.pipeline - 1.0) / runs.interleave * full * per_layer + last * per_layer + head
+    busy = runs.accumulation * layers
+    terms = {name: busy * seconds for name, seconds in kernels.items()}
+    terms["waiting"] = busy * (per_layer - sum(kernels.values()))
+    terms["head"] = runs.accumulation * np.where(last_bound, head, 0.0)
+    terms["pipeline"] = (
+        fill - slot + pipeline_slots(runs.accumulation, runs.pipeline, runs.interleave) * hop
+    )
+    terms["replicas"] = law.replicas(full)
+    terms["update"] = law.update(full) + k["fixed"]
+    step: Column = sum(terms.values(), np.zeros_like(busy))
+    hosts = np.maximum(runs.devices / runs.per_host, 1.0)
+    terms["stragglers"] = step * k["stragglers"] * np.log(hosts)
+    return terms
+
+
+def stage_layers(runs: Columns) -> tuple[Column, Column]:
+    """Layers of a full stage, and of the last one, which has the head too.
+
+    Stages are filled from the first on; where embedding and head count as a layer each, the last
+    stage has one block less than its share.
+    """
+    full = np.ceil((runs.layers + 2.0 * runs.balanced) / runs.pipeline)
+    last = np.maximum(runs.layers + runs.balanced - full * (runs.pipeline - 1.0), 0.0)
+    return full, np.where(runs.pipeline > 1, last, runs.layers)
+
+
+class _Law:
+    def __init__(self, runs: Columns, k: dict[str, Column]) -> None:
+        self.runs, self.k = runs, k
+        self.tokens = runs.micro * runs.sequence / runs.context * k["filled"]
+        gain = np.where(runs.float8 == 2, k["float8_rows"], k["float8"]) * (runs.float8 > 0)
+        faster = np.maximum(runs.peak8 / runs.peak - 1.0, 0.0)
+        self.speed = runs.peak * k["products"] * (1.0 + faster * gain)
+        self.plain = runs.peak * k["products"]
+        self.memory = runs.memory_rate
+
+    def product(
+        self,
+        rows: Number,
+        columns: Number,
+        depth: Number,
+        *,
+        batch: Number = 1.0,
+        rate: Column | None = None,
+    ) -> Column:
+        return product_seconds(
+            rows, columns, depth, batch=batch,
+            flop_rate=self.speed if rate is None else rate,
+            processors=self.runs.processors, ramp=self.k["ramp"],
+            whole_waves=np.minimum(self.k["whole_waves"], 1.0),
+        )  # fmt: skip
+
+    def linears(self) -> list[tuple[Column, Column]]:
+        """(columns, depth) of a block's products on one slice."""
+        r, t = self.runs, self.runs.tensor
+        attended = (1.0 + 2.0 * r.key_share) * r.width / t
+        widened = np.where(r.matrices > 2, 2.0, 1.0) * r.inner_width / t
+        return [
+            (attended, r.width), (r.width, r.width / t),
+            (widened, r.width), (r.width, r.inner_width / t),
+        ]  # fmt: skip
+
+    def forward(self) -> Pass:
+        products = sum(
+            (self.product(self.tokens, wide, deep) for wide, deep in self.linears()),
+            np.zeros_like(self.tokens),
+        )
+        return Pass(products * self._misfit(), self._attention(), self._traffic(), self._slices())
+
+    def backward(self) -> Pass:
+        products = sum(
+            (
+                self.product(self.tokens, deep, wide) + self.product(deep, wide, self.tokens)
+                for wide, deep in self.linears()
+            ),
+            np.zeros_like(self.tokens),
+        )
+        attention = self._attention() * self.k["attention_back"]
+        traffic = self._traffic() * self.k["traffic_back"]
+        return Pass(products * self._misfit(), attention, traffic, self._slices())
+
+    def _misfit(self) -> Column:
+        """Products whose sizes are no multiples of 64 on a slice miss the fast kernels.
+
+        Source: NVIDIA, Matrix Multiplication Background User's Guide, "tensor core requirements".
+        """
+        part = self.runs.width / self.runs.tensor
+        return np.asarray(1.0 + self.k["odd_width"] * (np.mod(part, 64) > 0), dtype=float)
+
+    def _attention(self) -> Column:
+        r = self.runs
+        head = r.width / r.heads
+        products = r.micro * r.heads / r.tensor
+        mine = r.sequence / r.context * self.k["filled"]
+        keys = r.sequence * self.k["filled"]
+        flop = 4.0 * products * mine * keys * head * self.k["scored"]
+        seconds = flop / (self.plain * self.k["attention"]) * (1 + self.k["ramp"] / head)
+        # Tensor cores take 16-bit rows of multiples of 8 numbers (16 bytes).
+        odd = 1.0 + self.k["odd_head"] * (np.mod(head, 8) > 0)
+        parted = 1.0 + self.k["parted"] * (1.0 - 1.0 / r.context)
+        return np.asarray(seconds * odd * parted, dtype=float)
+
+    def _traffic(self) -> Column:
+        r, t = self.runs, self.runs.tensor
+        whole = self.k["whole_bytes"] * np.where(r.cut_sequence > 0, 1.0 / t, 1.0)
+        numbers = self.tokens * r.width * (whole + self.k["sliced_bytes"] / t)
+        scores = r.heads / t * self.tokens * r.sequence * self.k["score_bytes"]
+        return np.asarray((numbers + scores) / self.memory, dtype=float)
+
+    def _slices(self) -> Column:
+        """Two all-reduces, or as many gatherings and scatterings, of a pass of one layer."""
+        r = self.runs
+        nbytes = 2.0 * self.tokens * r.width
+        rate = self.rate(r.tensor, np.ones_like(r.tensor))
+        sent = 2.0 * ring_bytes(nbytes, r.tensor) / rate
+        # Ring attention: keys and values of every other part pass by.
+        passed = 2.0 * ring_bytes(2.0 * nbytes * r.context * r.key_share, r.context)
+        around = passed / r.tensor / self.rate(r.context, r.tensor) * self.k["context_part"]
+        latency = self.k["latency"] * np.log2(np.maximum(r.tensor, 1.0))
+        shown = 1.0 - r.covered * self.k["covered"]
+        return np.asarray(2.0 * (sent + latency) * shown + around, dtype=float)
+
+    def rate(self, ranks: Number, stride: Number) -> Column:
+        r = self.runs
+        return ring_rate(
+            ranks, stride, per_host=r.per_host, devices=r.devices,
+            inner=r.inner * self.k["inner"], cards=r.cards * self.k["cards"],
+        )  # fmt: skip
+
+    def longest(self, of: Pass, launches: Column, gathered: float) -> Column:
+        """The longest of kernels with what slices exchange, launching, and gathering weights."""
+        r = self.runs
+        pairs = r.tensor * (r.tensor - 1.0) / 56.0
+        host = launches * (1.0 + self.k["pairs"] * pairs)
+        share = np.minimum(self.k["slices_inside"], 1.0)
+        inside = smooth_max(of.kernels + share * of.slices, host)
+        alone = inside + (1.0 - share) * of.slices
+        weights = r.block / r.tensor * 2.0 * (r.zero >= 3)
+        rate = self.rate(r.replicas * r.context, r.tensor)
+        sent = gathered * ring_bytes(weights, r.replicas * r.context) / rate
+        return smooth_max(alone, sent) + self.k["gather_shown"] * sent
+
+    def hop(self) -> Column:
+        """Seconds that a micro-batch takes to the next stage and its gradient back."""
+        r = self.runs
+        nbytes = 2.0 * self.tokens * r.width / r.tensor
+        apart = r.tensor * r.context * r.replicas
+        inside = apart < r.per_host
+        outer = r.cards * self.k["cards"] / r.per_host
+        rate = np.where(inside, r.inner * self.k["inner"], outer)
+        return np.asarray(2.0 * r.interleave * (nbytes / rate + self.k["hop"]), dtype=float)
+
+    def head(self) -> Column:
+        r = self.runs
+        tokens = self.tokens * r.scored
+        part = r.vocabulary / r.tensor
+        products = self.product(tokens, part, r.width, rate=self.plain)
+        products += self.product(tokens, r.width, part, rate=self.plain)
+        products += self.product(r.width, part, tokens, rate=self.plain)
+        return np.asarray(products + tokens * part * self.k["logit_bytes"] / self.memory)
+
+    def weights(self, layers: Column) -> Column:
+        """Of the fullest device, whole."""
+        r = self.runs
+        return np.asarray((layers * r.block + r.table / r.tables) / r.tensor, dtype=float)
+
+    def replicas(self, layers: Column) -> Column:
+        """Gradients are summed over replicas once a step; what ZeRO-3 scatters is in its passes."""
+        r = self.runs
+        nbytes = self.weights(layers) * self.k["gradient_bytes"]
+        ranks = r.replicas * r.context
+        twice = np.where(r.zero >= 3, 0.0, 2.0)
+        sent = twice * ring_bytes(nbytes, ranks) / self.rate(ranks, r.tensor)
+        return np.asarray(sent * self.k["sum_shown"], dtype=float)
+
+    def update(self, layers: Column) -> Column:
+        r = self.runs
+        sharers = np.where(r.zero >= 1, r.replicas * r.context, 1.0)
+        return np.asarray(
+            self.weights(layers) / sharers * self.k["update_bytes"] / self.memory, dtype=float
+        )

@@ -1,0 +1,124 @@
+"""Judge: a table of measured runs beside what was predicted of them."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from windlass.published.express import Refused, express
+from windlass.published.predict import Predicted, predict
+from windlass.published.run import Run
+from windlass.published.score import (
+    Calls,
+    Errors,
+    Ranks,
+    memory_calls,
+    memory_errors,
+    ranks,
+    step_errors,
+)
+from windlass.published.stacks import catalogue
+from windlass.published.table import read_table
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Score:
+    """How well a set of predictions holds; None of what the set says nothing about."""
+
+    steps: Errors | None
+    memory: Errors | None
+    calls: Calls | None
+    ranks: Ranks | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """The rows of one stack in one table."""
+
+    stack: str
+    about: str
+    provenance: str
+    fitted_from: str
+    score: Score
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """A table, predicted."""
+
+    name: str
+    rows: int
+    unknown: tuple[str, ...]
+    """Columns that nothing reads."""
+    refused: tuple[Refused, ...]
+    predicted: tuple[Predicted, ...]
+    calibrating: int
+    """Rows among those predicted that constants were fitted from."""
+    test: Score
+    """Of the others."""
+    every: Score
+    """Of all rows."""
+    parts: tuple[Part, ...]
+    """Test rows by stack."""
+
+    @property
+    def reasons(self) -> list[tuple[str, int]]:
+        """Why rows could not be expressed, and how many, the most frequent first."""
+        return Counter(refused.reason for refused in self.refused).most_common()
+
+    def worst(self, count: int) -> list[Predicted]:
+        """The rows whose step time is furthest off."""
+        timed = [one for one in self.predicted if one.run.step_seconds]
+        return sorted(timed, key=_off, reverse=True)[:count]
+
+
+def judge(path: Path) -> Judged:
+    """Predicts every row of a table with constants that were fitted beforehand.
+
+    Raises:
+        RequestError: it cannot be read as a table of runs.
+        Faults: lines of another length than the head.
+    """
+    table = read_table(path)
+    found = express(table.rows, catalogue())
+    refused = tuple(one for one in found if isinstance(one, Refused))
+    predicted = tuple(predict([one for one in found if isinstance(one, Run)]))
+    others = [one for one in predicted if not one.calibrating]
+    stacks = sorted({one.run.stack for one in predicted})
+    return Judged(
+        name=table.name,
+        rows=len(table.rows),
+        unknown=table.unknown,
+        refused=refused,
+        predicted=predicted,
+        calibrating=len(predicted) - len(others),
+        test=_score(others),
+        every=_score(predicted),
+        parts=tuple(_part([one for one in others if one.run.stack == stack]) for stack in stacks
+                    if any(one.run.stack == stack for one in others)),
+    )  # fmt: skip
+
+
+def _part(found: Sequence[Predicted]) -> Part:
+    used = found[0].calibration
+    return Part(
+        stack=used.stack,
+        about=catalogue().stack(used.stack).about,
+        provenance=used.provenance,
+        fitted_from=used.fitted_from,
+        score=_score(found),
+    )
+
+
+def _score(found: Sequence[Predicted]) -> Score:
+    return Score(
+        steps=step_errors(found),
+        memory=memory_errors(found),
+        calls=memory_calls(found),
+        ranks=ranks(found),
+    )
+
+
+def _off(one: Predicted) -> float:
+    measured = one.run.step_seconds or one.step_seconds
+    return max(one.step_seconds / measured, measured / one.step_seconds)

@@ -1,0 +1,134 @@
+"""Pods: transformers on IPUs, in bulk-synchronous pipelines with replicas.
+
+Devices compute, then exchange, then compute: nothing overlaps. A pipeline's slot is its fullest
+stage's forward, recompute and backward pass of one micro-batch; after the last slot gradients are
+summed over the replicas and the optimizer updates weights whose state lies on or off the chip.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+
+import numpy as np
+
+from windlass.cost.formulas import Column, Number, ring_bytes
+from windlass.published.reading import Unsaid, count, leading, needed, number
+from windlass.published.run import Columns, Cut, Shape
+from windlass.published.table import Row
+
+_PACKED = re.compile(r"avg_seq_per_pack=(\d+(?:\.\d+)?)")
+_PLACED = re.compile(r"layers_per_ipu\)=(\[[\[\]0-9, ]*\])")
+_PACKS, _SHORT_PACKS, _SHORT = 2.0, 1.17, 128.0
+"""Sequences in one pack of BERT's 512 positions, and of 128. Source: Krell et al. 2021,
+arXiv:2107.02027."""
+_TOKENS = 1024.0
+"""Of a micro-batch, where none is published: that of Graphcore's MLPerf submissions."""
+_TABLE_STAGES = 0.5
+"""Of a stage, that embedding and head take where layers are placed by hand; halves of layers, their
+attention or feed-forward part, are placed apart. Source: Graphcore's MLPerf submissions."""
+_STAGES = (4.0, 8.0, 16.0)
+"""That Graphcore cuts transformers into."""
+
+
+def pod_cut(row: Row, shape: Shape, told: list[str]) -> Cut:
+    """The cut of a row on IPUs; where it leaves stages open, one of Graphcore's is taken.
+
+    Raises:
+        Unsaid: the row does not say its batch or devices, or contradicts itself.
+    """
+    batch, devices = needed(row, "global_batch", "n_devices")
+    notes = row.text("notes")
+    packed = _PACKED.search(notes)
+    packs = float(packed[1]) if packed else _packs(row, shape)
+    accumulation = count(row, "grad_accum") or 0.0
+    pipeline = count(row, "p") or 0.0
+    if pipeline <= 1.0:
+        pipeline = _stages(batch, devices, packs * accumulation)
+        told.append(f"stages not published: {pipeline:g} taken")
+    replicas = devices / pipeline
+    if not accumulation:
+        stated = number(row, "microbatch") or max(1.0, _TOKENS // shape.sequence)
+        accumulation = max(1.0, batch / (replicas * stated * packs))
+        told.append(f"micro-batch not published: {stated:g} taken")
+    micro = batch / (replicas * accumulation * packs)
+    if micro < 1.0 / 64.0:
+        raise Unsaid(f"batch {batch:g} over {replicas:g} replicas x {accumulation:g} micro-batches")
+    return Cut(
+        devices=devices, micro=micro, accumulation=accumulation, pipeline=pipeline,
+        replicas=replicas, zero=1.0 if leading(row.text("zero")) is None else 0.0, again=1.0,
+        fullest=fullest_stage(notes, shape, pipeline), spilled=float("offchip=True" in notes),
+    )  # fmt: skip
+
+
+def _stages(batch: float, devices: float, together: float) -> float:
+    """The fewest stages with which a micro-batch holds whole packs; 4 where nothing tells."""
+    fitting = [stages for stages in _STAGES if devices % stages == 0]
+    whole = [p for p in fitting if together and batch * p / devices % together == 0]
+    return [*whole, *fitting, 1.0][0]
+
+
+def _packs(row: Row, shape: Shape) -> float:
+    """Sequences in a pack; 1 where none are packed."""
+    if "pack" not in row.text("notes") and "training_results" not in row.text("source"):
+        return 1.0
+    return _SHORT_PACKS if shape.sequence <= _SHORT else _PACKS
+
+
+def fullest_stage(notes: str, shape: Shape, stages: float) -> float:
+    """Layers of the fullest stage: as the row places them, else as even as halves allow.
+
+    A placement is a list of layers a stage, or of [stage, [attentions, feed-forwards]]; a
+    feed-forward part counts for its share of a block's weights.
+    """
+    placed = _PLACED.search(notes)
+    even = float(np.ceil(2.0 * shape.layers / max(1.0, stages - _TABLE_STAGES)) / 2.0)
+    if not placed:
+        return even
+    share = shape.matrices * shape.width * shape.inner / shape.block
+    counts = [_blocks(one, share) for one in json.loads(placed[1])]
+    return max(counts, default=even) or even
+
+
+def _blocks(placed: object, share: float) -> float:
+    """Blocks of one stage; `share` is a feed-forward part's. 0 for what is no placement."""
+    match placed:
+        case int():
+            return float(placed)
+        case [int(), [int(attentions), int(forwards)]]:
+            return attentions * (1.0 - share) + forwards * share
+        case _:
+            return 0.0
+
+
+def step_terms(runs: Columns, given: Mapping[str, Number]) -> dict[str, Column]:
+    """Seconds of a step by what they go into; the step takes their sum.
+
+    Args:
+        runs: as columns.
+        given: the constants of `priors.toml`, law `pod`.
+    """
+    k = {name: np.asarray(value, dtype=float) for name, value in given.items()}
+    tokens = runs.micro * runs.sequence
+    passes = 3.0 + runs.again
+    flop = (
+        runs.fullest
+        * (2.0 * tokens * runs.block + 4.0 * tokens * runs.sequence * runs.width)
+        * passes
+    )
+    full = tokens / (tokens + k["half_tokens"])
+    products = flop / (runs.peak * k["products"] * full)
+    phases = runs.fullest * passes * k["phases"] / runs.clock
+    hop = 2.0 * 2.0 * tokens * runs.width / (runs.inner * k["inner"])
+    slots = runs.accumulation + runs.pipeline - 1.0
+    weights = (runs.fullest * runs.block + runs.table / runs.pipeline) * 2.0
+    rings = 2.0 * ring_bytes(weights, runs.replicas) / (runs.inner * k["ring"])
+    racks = np.log2(np.maximum(runs.devices / 16.0, 1.0))
+    off_chip = weights / 2.0 * 16.0 * runs.spilled / runs.replicas / k["far_rate"]
+    return {
+        "products": runs.accumulation * products,
+        "phases": runs.accumulation * phases,
+        "exchange": slots * hop,
+        "pipeline": (runs.pipeline - 1.0) * (products + phases),
+        "replicas": np.where(runs.replicas > 1, rings, 0.0) * (1.0 + k["racks"] * racks),
+        "update": off_chip + k["fixed"],
+    }

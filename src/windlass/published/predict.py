@@ -1,0 +1,120 @@
+"""Predict: step time, peak memory and their 80 % intervals of published runs, all rows at once."""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import exp
+
+import numpy as np
+
+from windlass.cost.formulas import Column, Number
+from windlass.published import gpu, pods, streams
+from windlass.published.constants import Calibration, calibration, priors
+from windlass.published.memory import peak_bytes
+from windlass.published.run import Columns, Cut, Run
+from windlass.published.stacks import catalogue
+
+Terms = Callable[[Columns, Mapping[str, Number]], dict[str, Column]]
+LAWS: Mapping[str, Terms] = {
+    "gpu": gpu.step_terms, "pod": pods.step_terms, "stream": streams.step_terms,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Predicted:
+    """What a run is predicted to take, beside what it took."""
+
+    run: Run
+    cut: Cut
+    """The one that was taken where the run leaves it open."""
+    calibration: Calibration
+    step_seconds: float
+    low_seconds: float
+    """The 80 % interval's lower end."""
+    high_seconds: float
+    by_term: Mapping[str, float]
+    """Seconds of the step by what they go into."""
+    peak_bytes: float | None
+    """Of the fullest device; None where the law says nothing of memory."""
+    low_bytes: float | None
+    high_bytes: float | None
+    fits: bool | None
+
+    @property
+    def calibrating(self) -> bool:
+        """Whether its constants were fitted from this very row."""
+        return self.run.key in self.calibration.rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Case:
+    """One cut that one run may have."""
+
+    index: int
+    run: Run
+    cut: Cut
+
+
+def predict(runs: Sequence[Run], by: Callable[[str], Calibration] = calibration) -> list[Predicted]:
+    """A prediction for each run.
+
+    Of a run that leaves its cut open the fastest that fits counts, and the fastest if none does.
+
+    Args:
+        runs: of any stacks.
+        by: the constants of a stack.
+    """
+    by_stack: dict[str, list[_Case]] = defaultdict(list)
+    for index, run in enumerate(runs):
+        for cut in run.choices or (run.cut,):
+            by_stack[run.stack].append(_Case(index=index, run=run, cut=cut))
+    best: dict[int, Predicted] = {}
+    for stack, cases in by_stack.items():
+        for case, found in zip(cases, _of_stack(by(stack), cases), strict=True):
+            if case.index not in best or _before(found, best[case.index]):
+                best[case.index] = found
+    return [best[index] for index in range(len(runs))]
+
+
+def columns_of(runs: Iterable[Run], cuts: Iterable[Cut]) -> Columns:
+    """Runs with these cuts as columns, each on its device in its cluster."""
+    known = catalogue()
+    runs = list(runs)
+    devices = [known.stack(run.stack).at(known.device(run.device)) for run in runs]
+    return Columns([run.shape for run in runs], list(cuts), devices)
+
+
+def _before(one: Predicted, other: Predicted) -> bool:
+    if one.fits != other.fits:
+        return bool(one.fits)
+    return one.step_seconds < other.step_seconds
+
+
+def _of_stack(found: Calibration, cases: Sequence[_Case]) -> list[Predicted]:
+    """Predictions of the cases of one stack, in order."""
+    law = catalogue().stack(found.stack).law
+    columns = columns_of((case.run for case in cases), (case.cut for case in cases))
+    terms = LAWS[law](columns, _of_law(found, law))
+    step = np.sum(list(terms.values()), axis=0)
+    peaks = peak_bytes(columns, _of_law(found, "memory")) if law == "gpu" else None
+    wide, held = exp(found.step_spread), exp(found.memory_spread)
+    return [
+        Predicted(
+            run=case.run,
+            cut=case.cut,
+            calibration=found,
+            step_seconds=float(step[at]),
+            low_seconds=float(step[at]) / wide,
+            high_seconds=float(step[at]) * wide,
+            by_term={name: float(seconds[at]) for name, seconds in terms.items()},
+            peak_bytes=None if peaks is None else float(peaks[at]),
+            low_bytes=None if peaks is None else float(peaks[at]) / held,
+            high_bytes=None if peaks is None else float(peaks[at]) * held,
+            fits=None if peaks is None else bool(peaks[at] <= columns.capacity[at]),
+        )
+        for at, case in enumerate(cases)
+    ]
+
+
+def _of_law(found: Calibration, law: str) -> dict[str, float]:
+    return {name: found.values[f"{law}.{name}"] for name in priors(law)}

@@ -1,0 +1,179 @@
+"""Run: one published training run as model, cut and device; and many of them as columns."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from windlass.cost.formulas import Column, block_parameters
+
+GIB = 2.0**30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """A chain of transformer blocks, or of convolutions, as far as its cost goes."""
+
+    layers: float
+    width: float
+    heads: float
+    sequence: float
+    vocabulary: float
+    key_share: float = 1.0
+    """Key heads over heads."""
+    hidden: float = 0.0
+    """Hidden width of the feed-forward part; 0 means four times the width."""
+    matrices: float = 2.0
+    """Of the feed-forward part: 2, or 3 of a gated unit."""
+    tables: float = 1.0
+    """Tables of vocabulary by width: 1 where embedding and head share one, else 2."""
+    scored: float = 1.0
+    """Share of the positions that the head computes: 1, or what a masked model hides."""
+
+    @property
+    def inner(self) -> float:
+        """Hidden width of the feed-forward part."""
+        return self.hidden or 4.0 * self.width
+
+    @property
+    def block(self) -> float:
+        """Weights of one block."""
+        return float(block_parameters(self.width, self.inner, self.key_share, self.matrices))
+
+    @property
+    def table(self) -> float:
+        """Weights of embedding and head."""
+        return self.tables * self.vocabulary * self.width
+
+    @property
+    def parameters(self) -> float:
+        """All weights that are products' factors, and tables."""
+        return self.layers * self.block + self.table
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """How a run lies on its devices."""
+
+    devices: float
+    micro: float
+    """Sequences of one micro-batch."""
+    accumulation: float
+    """Micro-batches of one replica a step."""
+    tensor: float = 1.0
+    context: float = 1.0
+    pipeline: float = 1.0
+    interleave: float = 1.0
+    replicas: float = 1.0
+    again: float = 0.0
+    """Share of a forward pass that is computed again: 1 with full recompute, else 0 to 1."""
+    attention_again: float = 0.0
+    """1 where attention alone is computed again (selective recompute)."""
+    cut_sequence: float = 0.0
+    """1 where norms and dropouts are cut along the sequence too."""
+    zero: float = 0.0
+    """What replicas share: 0 nothing, 1 optimizer state, 2 gradients too, 3 weights too."""
+    covered: float = 0.0
+    """1 where exchanges of slices run beside products (asynchronous tensor parallelism)."""
+    float8: float = 0.0
+    """1 where products are in 8 bits with one scale a tensor, 2 with one a row."""
+    wide_gradients: float = 0.0
+    """1 where gradients are summed in float32 beside 16-bit ones."""
+    balanced: float = 0.0
+    """1 where embedding and head count as a layer each when stages are filled."""
+    fullest: float = 0.0
+    """Layers of the fullest stage where the row places them by hand."""
+    spilled: float = 0.0
+    """1 where optimizer state lives off the chip."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """What a law needs of a device and the hosts around it; rates in bytes/s and FLOP/s."""
+
+    law: str
+    """Which law: `gpu`, `pod` or `stream`."""
+    peak: float
+    """Dense, 16 bit."""
+    peak8: float = 0.0
+    """Dense, 8 bit; 0 where it has none."""
+    memory_rate: float
+    capacity: float
+    """Bytes that a process can have."""
+    processors: float = 1.0
+    clock: float = 1e9
+    """Cycles a second."""
+    per_host: float = 8.0
+    inner: float = 1e12
+    """Bytes/s of one device to others of its host, one direction."""
+    cards: float = 1e12
+    """Bytes/s of all network cards of a host, one direction."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One row of a table, expressed."""
+
+    line: int
+    """Where it stands in its file."""
+    key: str
+    """Fingerprint of its content: how calibration rows are told from test rows."""
+    model: str
+    machine: str
+    """Device and count: with `model` the group within which plans are ranked."""
+    device: str
+    """Its name in `devices.toml`."""
+    stack: str
+    """Its name in `stacks.toml`."""
+    shape: Shape
+    cut: Cut
+    choices: tuple[Cut, ...] = ()
+    """Cuts that a row which leaves something open may mean: the fastest that fits counts."""
+    step_seconds: float | None = None
+    """Measured; None where not published."""
+    peak_bytes: float | None = None
+    """Measured; None where not published."""
+    failed: bool = False
+    """It ran out of memory."""
+    told: tuple[str, ...] = ()
+    """What the row does not say and was taken."""
+
+    @property
+    def group(self) -> tuple[str, str]:
+        """Runs of one model on one machine, among which a planner chooses."""
+        return self.model, self.machine
+
+
+class Columns:
+    """Runs as columns: `columns.layers` is an array with one number a run.
+
+    Args:
+        shapes: of the models.
+        cuts: of the runs.
+        devices: that they run on.
+    """
+
+    def __init__(
+        self, shapes: Sequence[Shape], cuts: Sequence[Cut], devices: Sequence[Device]
+    ) -> None:
+        self._columns: dict[str, Column] = {}
+        self._take(shapes, Shape)
+        self._take(cuts, Cut)
+        self._take(devices, Device)
+        self._columns |= {
+            "inner_width": np.array([shape.inner for shape in shapes]),
+            "block": np.array([shape.block for shape in shapes]),
+            "table": np.array([shape.table for shape in shapes]),
+        }
+
+    def __getattr__(self, name: str) -> Column:
+        try:
+            return self._columns[name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+    def _take(self, values: Sequence[object], of: type) -> None:
+        for field in fields(of):
+            if field.name != "law":
+                found = [getattr(value, field.name) for value in values]
+                self._columns[field.name] = np.array(found, dtype=float)

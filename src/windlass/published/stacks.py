@@ -1,0 +1,101 @@
+"""Stacks: which device, cluster and software a row of a table stands for, told by its content."""
+
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+
+from windlass.published.run import Device
+from windlass.published.table import Row
+
+FOLDER = Path(__file__).parent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamedDevice:
+    """A device, the pattern that finds it and where its numbers come from."""
+
+    name: str
+    match: str
+    source: str
+    device: Device
+
+    @property
+    def law(self) -> str:
+        """Which law it follows."""
+        return self.device.law
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stack:
+    """Software on a cluster."""
+
+    name: str
+    law: str
+    about: str
+    match: Mapping[str, str]
+    """Column -> pattern that is found there."""
+    like: str | None = None
+    """Whose constants stand in where none were fitted, or that a fit began from."""
+    taken: Mapping[str, float] = field(default_factory=dict)
+    """Constants that this software fixes, whatever rows say."""
+    strange: bool = False
+    """Whether its rows come from other clusters than those that its constants were fitted from."""
+    cards: float | None = None
+    """Bytes/s of all network cards of a host where the device's number does not hold."""
+
+    def at(self, device: Device) -> Device:
+        """The device in this cluster."""
+        return device if self.cards is None else replace(device, cards=self.cards)
+
+    def holds(self, row: Row) -> bool:
+        """Whether all patterns are found."""
+        return all(
+            re.search(pattern, row.text(name), re.IGNORECASE)
+            for name, pattern in self.match.items()
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Catalogue:
+    """All devices and stacks, in the order in which they are tried."""
+
+    devices: tuple[NamedDevice, ...]
+    stacks: tuple[Stack, ...]
+
+    def device_of(self, row: Row) -> NamedDevice | None:
+        """The first device whose pattern is found in the row; None where none is."""
+        name = row.text("device")
+        return next(
+            (known for known in self.devices if re.search(known.match, name, re.IGNORECASE)), None
+        )
+
+    def stack_of(self, row: Row, law: str) -> Stack:
+        """The first stack of that law whose patterns are all found; the last takes any row."""
+        return next(stack for stack in self.stacks if stack.law == law and stack.holds(row))
+
+    def device(self, name: str) -> Device:
+        """The device of that name."""
+        return next(known.device for known in self.devices if known.name == name)
+
+    def stack(self, name: str) -> Stack:
+        """The stack of that name."""
+        return next(stack for stack in self.stacks if stack.name == name)
+
+
+@cache
+def catalogue() -> Catalogue:
+    """What `devices.toml` and `stacks.toml` say."""
+    devices = tomllib.loads((FOLDER / "devices.toml").read_text(encoding="utf-8"))
+    stacks = tomllib.loads((FOLDER / "stacks.toml").read_text(encoding="utf-8"))
+    return Catalogue(
+        devices=tuple(_device(name, table) for name, table in devices.items()),
+        stacks=tuple(Stack(name=name, **{"match": {}, **table}) for name, table in stacks.items()),
+    )
+
+
+def _device(name: str, table: dict[str, object]) -> NamedDevice:
+    match, source = str(table.pop("match")), str(table.pop("source"))
+    return NamedDevice(name=name, match=match, source=source, device=Device(**table))  # type: ignore[arg-type]

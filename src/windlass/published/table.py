@@ -1,0 +1,103 @@
+"""Table: a CSV file of measured runs, read whole; what is wrong in it is told all at once."""
+
+import csv
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from windlass.errors import Faults, RequestError, did_you_mean
+
+COLUMNS = (
+    "source", "model", "params", "layers", "hidden", "heads", "seq", "vocab", "global_batch",
+    "microbatch", "t", "p", "d", "interleave", "recompute", "sequence_parallel", "zero", "device",
+    "n_devices", "measured_step_s", "measured_tflops_per_device", "measured_throughput", "notes",
+)  # fmt: skip
+"""That every table has; an empty cell was not published."""
+EXTRA = (
+    "throughput_unit", "peak_memory_gb", "peak_memory_gib", "outcome", "precision", "line",
+    "mfu_pct", "hfu_pct", "grad_accum", "context_parallel", "ffn", "kv_heads", "round", "org",
+    "system", "framework", "sdk", "n_runs", "train_minutes_median", "train_minutes_all", "kind",
+    "device_hours", "tokens",
+)  # fmt: skip
+"""That a table may have."""
+_NEEDED = ("model", "device", "measured_step_s")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One line of a table: its cells by column."""
+
+    line: int
+    cells: Mapping[str, str]
+
+    def text(self, column: str) -> str:
+        """The cell without blanks around it; empty where there is none."""
+        return self.cells.get(column, "").strip()
+
+    def number(self, column: str) -> float | None:
+        """The cell's number; None where it is empty or there is no such column."""
+        text = self.text(column)
+        if not text or text.upper() in {"N/A", "NA", "NONE"}:
+            return None
+        return float(text)
+
+    @property
+    def key(self) -> str:
+        """Ten hexadecimal digits that tell this row from others, whichever file it stands in."""
+        content = "\x1f".join(f"{name}={self.text(name)}" for name in COLUMNS)
+        return hashlib.sha256(content.encode()).hexdigest()[:10]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """All rows of one file."""
+
+    name: str
+    rows: tuple[Row, ...]
+    unknown: tuple[str, ...]
+    """Columns that nothing here reads."""
+
+
+def read_table(path: Path) -> Table:
+    """The rows of a CSV file.
+
+    Raises:
+        RequestError: no such file, or no text, or no table of runs.
+        Faults: every line of another length than the head.
+    """
+    header, lines = _lines(path)
+    missing = [name for name in _NEEDED if name not in header]
+    if missing:
+        near = "".join(did_you_mean(name, header) for name in missing[:1])
+        named = ", ".join(f"`{name}`" for name in missing)
+        raise RequestError(
+            f"`{path}` is no table of runs: the columns {named} are not there{near}; "
+            "`docs/accuracy.md` tells what a table of runs has"
+        )
+    faults: list[str] = []
+    rows: list[Row] = []
+    for line, cells in lines:
+        if len(cells) != len(header):
+            faults.append(f"{path}:{line}: {len(cells)} cells, the head has {len(header)}")
+            continue
+        row = Row(line=line, cells=dict(zip(header, cells, strict=True)))
+        rows.append(row)
+    if faults:
+        raise Faults(faults)
+    known = {*COLUMNS, *EXTRA}
+    return Table(
+        name=path.name, rows=tuple(rows), unknown=tuple(n for n in header if n not in known)
+    )
+
+
+def _lines(path: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            reader = csv.reader(file, strict=True)
+            header = [name.strip() for name in next(reader, [])]
+            return header, [(reader.line_num, cells) for cells in reader if cells]
+    except FileNotFoundError:
+        raise RequestError(f"no file `{path}`") from None
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise RequestError(f"`{path}` cannot be read as a table: {error}") from None

@@ -1,0 +1,118 @@
+"""Machines as tables for a terminal: one in short, all in a line each, every number of one."""
+
+from collections.abc import Sequence
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from windlass.machines.numbers import Number
+from windlass.report.table import facts
+from windlass.spec.machine import Link, Machine
+from windlass.units import show_bytes, show_flop_rate, show_rate, show_seconds
+
+_HOW_COLOURS = {
+    "published": "green", "measured": "green", "fitted": "cyan", "derived": "cyan",
+    "convention": "yellow", "unverified": "red",
+}  # fmt: skip
+
+
+def machine_table(machine: Machine) -> RenderableType:
+    """A machine: its devices, rates, tiers and links, and where the numbers come from."""
+    table = facts()
+    count = f"{machine.devices} × " if machine.devices > 1 else ""
+    hosts = f" in {machine.hosts} hosts" if machine.hosts > 1 else ""
+    table.add_row("machine", Text(f"{machine.name}: {count}{machine.device.kind}{hosts}"))
+    for rate in machine.device.matmul:
+        table.add_row(f"{rate.precision} peak", show_flop_rate(rate.peak))
+    traffic = machine.device.traffic.points[-1].rate
+    table.add_row("memory traffic", show_rate(traffic))
+    table.add_row("launch", f"{show_seconds(machine.device.launch_seconds)} an operation")
+    for tier in machine.device.tiers:
+        rates = [f"{show_rate(tier.read)} read"] if tier.read else []
+        rates += [f"{show_rate(tier.write)} write"] if tier.write else []
+        rates += [f"{show_rate(tier.both)} both at once"] if tier.both else []
+        words = ", ".join((show_bytes(tier.capacity_bytes), *rates))
+        table.add_row(Text(f"tier {tier.name}"), words)
+    for link in machine.links:
+        table.add_row(Text(f"link {link.name}"), _link_words(link))
+    if machine.rule != "overlapping":
+        table.add_row("rule", _rule_words(machine))
+    noise = f", noise {100 * machine.noise:.1f} %" if machine.noise is not None else ""
+    if machine.disturbed:
+        table.add_row(
+            "disturbed",
+            f"other processes held the cores {100 * machine.contention:.0f} % of the time; "
+            "measure again when they have ended: `windlass probe`",
+        )
+    table.add_row("source", Text(f"{machine.source}, {machine.date}{noise}"))
+    return table
+
+
+def machines_table(machines: Sequence[tuple[str, Machine]]) -> RenderableType:
+    """A line for each machine.
+
+    Args:
+        machines: what to write in a request, and the machine; of `NAME:N` that of the most hosts.
+    """
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("machine", no_wrap=True)
+    for name in ("devices", "near", "far", "FLOP/s", "links GB/s", "moves"):
+        table.add_column(name, justify="left" if name == "moves" else "right", no_wrap=True)
+    for name, machine in machines:
+        near, *far = machine.device.tiers
+        least = f"{machine.devices_per_host}–" if name.endswith(":N") else ""
+        largest = max((tier.capacity_bytes for tier in far), default=0)
+        peak = max(rate.peak for rate in machine.device.matmul)
+        table.add_row(
+            Text(name),
+            f"{least}{machine.devices}",
+            show_bytes(near.capacity_bytes),
+            show_bytes(largest) if largest else "–",
+            show_flop_rate(peak).removesuffix("FLOP/s"),
+            _rates(machine.links),
+            "beside" if machine.rule == "overlapping" else "in turn",
+        )
+    note = (
+        "NAME:N is N hosts. Memory and FLOP/s are of one device; links, innermost first, of one "
+        "port; messages move beside computing, or in turn with it (bulk-synchronous)."
+    )
+    return Group(table, Text(note))
+
+
+def numbers_table(machine: Machine, numbers: Sequence[Number]) -> RenderableType:
+    """Every number that a machine states, how it is known and from whom."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("number", no_wrap=True)
+    table.add_column("value", overflow="fold")
+    table.add_column("how", no_wrap=True)
+    table.add_column("source", overflow="fold")
+    for number in numbers:
+        how = number.source.how
+        table.add_row(
+            Text(number.place),
+            number.shown,
+            Text(how, style=_HOW_COLOURS[how]),
+            Text(number.source.told_by),
+        )
+    return Group(machine_table(machine), Text(), table)
+
+
+def _rates(links: Sequence[Link]) -> str:
+    """`160, 64, 25`: GB/s, innermost first."""
+    return ", ".join(f"{link.rate / 1e9:.3g}" for link in links) or "–"
+
+
+def _link_words(link: Link) -> str:
+    words = f"{show_rate(link.rate)}, {show_seconds(link.latency)}, joins {link.joins}"
+    if link.shared_by is not None and link.shared_by > 1:
+        words += f", {link.shared_by} devices share each"
+    return words
+
+
+def _rule_words(machine: Machine) -> str:
+    share = machine.device.moving_share
+    if not share:
+        return machine.rule
+    return f"{machine.rule}; moves between tiers beside it on {100 * share:.1f} % of its units"

@@ -1,0 +1,41 @@
+"""`windlass machines`: what can be named, and where each number comes from."""
+
+import json
+
+import pytest
+
+from command_line import Windlass
+
+
+def test_a_list_names_families_their_sizes_and_single_devices(windlass: Windlass) -> None:
+    told = windlass("machines").stdout
+    for name in ("here", "dgx-h100:N", "ipu-pod256", "cs-3:N", "sn30:N", "a100-80gb"):
+        assert any(line.split()[:1] == [name] for line in told.splitlines()), name
+
+
+def test_a_number_of_hosts_is_written_behind_a_colon(windlass: Windlass) -> None:
+    done = windlass("machines", "show", "dgx-a100-80gb:8", "--json")
+    told = json.loads(done.stdout)
+    assert told["machine"]["hosts"] * told["machine"]["devices_per_host"] == 64
+    assert {number["place"] for number in told["numbers"]} >= {"hosts", "links.infiniband.rate"}
+    assert all(number["source"]["told_by"] for number in told["numbers"])
+
+
+def test_the_list_as_json_has_a_value_for_each_machine(windlass: Windlass) -> None:
+    told = {line["name"]: line for line in json.loads(windlass("machines", "--json").stdout)}
+    assert told["ipu-pod64"]["devices"] == 64
+    assert told["ipu-pod64"]["rule"] == "bulk-synchronous"
+    assert told["dgx-h100:N"]["devices"] == 8 * 1024
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [("dgx-h100:1025", "1 to 1024"), ("h100:2", "`dgx-h100:N`"), ("ipu-pod", "did you mean")],
+)
+def test_a_machine_that_is_not_there_is_one_clear_message(
+    windlass: Windlass, name: str, told: str
+) -> None:
+    done = windlass("machines", "show", name)
+    assert done.returncode == 2
+    assert told in done.stderr
+    assert "Traceback" not in done.stderr

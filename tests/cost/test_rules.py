@@ -1,0 +1,87 @@
+"""Machines that do two things at once, and machines that do them in turn."""
+
+import pytest
+from hypothesis import given
+
+from factories import tiny_graph, tiny_machine, tiny_plan
+from program.pod_plans import MACHINE, pod_plans
+from windlass.cost.predict import predict
+from windlass.spec.graph import Graph
+from windlass.spec.machine import Machine
+from windlass.spec.plan import Home, Plan
+
+SLOW = 10.0
+"""Seconds of a message."""
+NEARLY = 1e-3
+"""Computing of all layers takes less than a ten-thousandth of that."""
+STREAMED = Home(weights="host", gradients="host", optimizer="host")
+
+
+def in_turn(machine: Machine, *, moving_share: float = 0.0) -> Machine:
+    """The same machine, bulk-synchronous."""
+    device = machine.device.model_copy(update={"moving_share": moving_share})
+    return machine.model_copy(update={"rule": "bulk-synchronous", "device": device})
+
+
+@given(drawn=pod_plans())
+def test_doing_two_things_in_turn_is_never_faster(drawn: tuple[Graph, Plan]):
+    graph, plan = drawn
+    beside, after = (predict(plan, graph, each) for each in (MACHINE, in_turn(MACHINE)))
+    assert after.step_seconds >= beside.step_seconds * (1 - 1e-9)
+    if plan.cut.pipeline == 1 and not plan.streamed:
+        assert after.step_seconds == pytest.approx(beside.step_seconds)
+
+
+@pytest.mark.parametrize(("stages", "messages"), [(2, 2), (3, 4), (4, 4)])
+def test_a_stage_that_does_things_in_turn_takes_a_micro_batch_as_long_as_all_its_messages(
+    stages: int, messages: int
+):
+    """An end of the pipeline sends and receives one each, a middle stage two; beside each other,
+    one message follows the other forward, and then backward.
+
+    Messages take so long that computing is nothing beside them.
+    """
+    machine = tiny_machine(devices=4)
+    link = machine.links[0].model_copy(update={"latency": SLOW})
+    machine = machine.model_copy(update={"links": (link,)})
+    graph = tiny_graph(layers=2 * stages - 2, tied=False)
+
+    def each_micro(where: Machine) -> float:
+        few, many = (
+            predict(
+                tiny_plan(
+                    graph, where, pipeline=stages, accumulation=micros, order="gpipe", clip=False
+                ),
+                graph,
+                where,
+            ).step_seconds
+            for micros in (8, 16)
+        )
+        return (many - few) / 8
+
+    assert each_micro(machine) == pytest.approx(2 * SLOW, rel=NEARLY)
+    assert each_micro(in_turn(machine)) == pytest.approx(messages * SLOW, rel=NEARLY)
+
+
+def test_moves_of_a_bulk_synchronous_machine_hold_up_its_computing():
+    graph, machine = tiny_graph(layers=6), tiny_machine(host="4 GiB")
+    halves = ((0, 4), (4, 8))
+    plan = tiny_plan(graph, machine, phases=halves, home=STREAMED, micro=8, accumulation=4)
+    beside, after = (predict(plan, graph, each) for each in (machine, in_turn(machine)))
+    assert beside.far is not None
+    assert after.far is not None
+    computing = after.step_seconds - after.far.waiting_seconds
+    assert after.step_seconds == pytest.approx(computing + after.far.seconds, rel=0.02)
+    assert after.step_seconds > beside.step_seconds
+
+
+def test_units_set_apart_let_moves_go_on_beside_slower_computing():
+    graph, machine = tiny_graph(layers=6), tiny_machine(host="4 GiB")
+    plan = tiny_plan(
+        graph, machine, phases=((0, 4), (4, 8)), home=STREAMED, micro=8, accumulation=4
+    )
+    quarter = in_turn(machine, moving_share=0.25)
+    free = quarter.model_copy(update={"rule": "overlapping"})
+    set_apart, beside = predict(plan, graph, quarter), predict(plan, graph, machine)
+    assert set_apart.step_seconds == pytest.approx(predict(plan, graph, free).step_seconds)
+    assert set_apart.by_term["matmul"] == pytest.approx(beside.by_term["matmul"] / 0.75)

@@ -1,0 +1,101 @@
+"""Rows of tables become runs, or give their reason."""
+
+from pathlib import Path
+
+import pytest
+
+from published.made_tables import BERT, GPT, run_of, write_table
+from windlass.errors import Faults, RequestError
+from windlass.published.express import Refused, express
+from windlass.published.stacks import catalogue
+from windlass.published.table import COLUMNS, read_table
+
+
+def _reason(folder: Path, **changes: object) -> str:
+    row = {**GPT, **{name: str(value) for name, value in changes.items()}}
+    (found,) = express(read_table(write_table(folder / "made.csv", row)).rows, catalogue())
+    assert isinstance(found, Refused), found
+    return found.reason
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"device": "TPUv4"}, "'TPUv4' is not known"),
+        ({"hidden": ""}, "`hidden` not published"),
+        ({"seq": "many"}, "`seq` = 'many' is no number"),
+        ({"t": "-8"}, "`t` = '-8' is no number of 0 or more"),
+        ({"t": "4"}, "t x p x d = 128, but `n_devices` = 64"),
+        ({"model": "resnet50"}, "only transformers"),
+        ({"measured_step_s": ""}, "no step time, throughput or peak memory"),
+        ({"global_batch": "0"}, "`global_batch` not published"),
+    ],
+)
+def test_a_row_that_cannot_be_expressed_gives_its_reason(
+    tmp_path: Path, changes: dict[str, str], told: str
+):
+    assert told in _reason(tmp_path, **changes)
+
+
+def test_the_stack_is_told_by_a_rows_content_and_not_by_the_files_name(tmp_path: Path):
+    assert run_of(tmp_path).stack == "vtrain"
+    assert run_of(tmp_path, source="bigscience chronicles").stack == "bloom"
+    assert run_of(tmp_path, source="Korthikanti et al. 2022").stack == "megatron-2022"
+    assert run_of(tmp_path, source="our own").stack == "gpus"
+    assert run_of(tmp_path, source="our own", zero="3 (FSDP)").stack == "fsdp"
+    assert run_of(tmp_path, BERT).stack == "popart-bert"
+
+
+def test_layers_follow_from_parameters_and_stages(tmp_path: Path):
+    found = run_of(
+        tmp_path, layers="", params="194e9", hidden=14400, vocab="~250k (BLOOM)", t=8, p=6, d=8,
+        n_devices=384,
+    )  # fmt: skip
+
+    assert found.shape.layers == 78
+    assert "78 layers taken" in found.told[0]
+
+
+def test_a_throughput_stands_in_for_a_step_time(tmp_path: Path):
+    found = run_of(
+        tmp_path, measured_step_s="", measured_throughput=2048, throughput_unit="tokens/s/GPU"
+    )
+
+    assert found.step_seconds == pytest.approx(512 * 2048 / (2048 * 64))
+
+
+def test_stages_of_a_pod_are_as_full_as_the_row_places_layers(tmp_path: Path):
+    placed = "att_ffn_placement=[stage,[attn,ffn]] or layers_per_ipu)=[3, 7, 7, 7]; other"
+    halves = "layers_per_ipu)=[[1, [7, 6]], [2, [6, 7]], [3, [7, 6]], [0, [4, 5]]]; other"
+
+    assert run_of(tmp_path, BERT, notes=placed).cut.fullest == 7.0
+    # 6 attentions and 7 feed-forwards, which have 2/3 of a block's weights.
+    assert run_of(tmp_path, BERT, notes=halves).cut.fullest == pytest.approx(6 / 3 + 7 * 2 / 3)
+
+
+def test_a_file_that_is_no_table_of_runs_is_refused_with_its_columns(tmp_path: Path):
+    path = tmp_path / "other.csv"
+    path.write_text("model,device,measured_step\ngpt,a100,1\n", encoding="utf-8")
+
+    with pytest.raises(RequestError, match="did you mean `measured_step`"):
+        read_table(path)
+
+
+def test_all_lines_of_another_length_are_told_at_once(tmp_path: Path):
+    path = write_table(tmp_path / "short.csv", GPT)
+    with path.open("a", encoding="utf-8") as file:
+        file.write("only,three,cells\n" * 2)
+
+    with pytest.raises(Faults) as caught:
+        read_table(path)
+
+    assert len(caught.value.faults) == 2
+    assert ":3: 3 cells" in caught.value.faults[0]
+    assert ":4: 3 cells" in caught.value.faults[1]
+
+
+def test_unknown_columns_are_named_and_do_no_harm(tmp_path: Path):
+    table = read_table(write_table(tmp_path / "more.csv", GPT, more=("colour",)))
+
+    assert table.unknown == ("colour",)
+    assert len(table.rows[0].cells) == len(COLUMNS) + 1

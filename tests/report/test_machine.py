@@ -1,0 +1,43 @@
+"""Tables of machines: one in short, all in a line each, every number with its source."""
+
+from report.made_runs import machine
+from report.test_table import drawn
+from windlass.machines import catalogue
+from windlass.machines.numbers import numbers
+from windlass.report.machine import machine_table, machines_table, numbers_table
+
+WIDTH = 80
+"""Columns of a terminal as it opens."""
+
+
+def test_a_machine_tells_rates_tiers_and_source():
+    text = drawn(machine_table(machine()))
+    assert "410 GFLOP/s" in text
+    assert "64.0 GiB, 1.20 GB/s read, 800 MB/s write" in text
+    assert "measured here, 2026-11-20, noise 3.1 %" in text
+
+
+def test_a_pod_tells_its_links_who_shares_them_and_its_rule():
+    text = drawn(machine_table(catalogue.find("ipu-pod256")), 120)
+    assert "256 × graphcore in 64 hosts" in text
+    assert "64.0 GB/s, 2.00 us, joins 64, 4 devices share each" in text
+    assert "bulk-synchronous; moves between tiers beside it on 8.7 % of its units" in text
+
+
+def test_every_machine_has_a_line_that_fits_a_terminal():
+    all_of_them = [(name, catalogue.find(name)) for name in catalogue.names()]
+    lines = drawn(machines_table(all_of_them), WIDTH).splitlines()
+    for name, known in all_of_them:
+        (line,) = (line for line in lines if line.split()[:1] == [name])
+        assert str(known.devices) in line
+        assert "…" not in line
+        assert line.rstrip().endswith("beside" if known.rule == "overlapping" else "in turn")
+
+
+def test_every_number_is_shown_with_how_it_is_known_and_by_whom():
+    pod = catalogue.find("ipu-pod256")
+    text = drawn(numbers_table(pod, numbers(pod)), 300)
+    for number in numbers(pod):
+        (line,) = (line for line in text.splitlines() if line.split()[:1] == [number.place])
+        assert number.source.how in line
+        assert number.source.told_by in line
