@@ -28,7 +28,7 @@ SLOW_LINKS = tiny_machine(devices=64, runtime=1000, compiler=20_000)
 FAST_LINKS = SLOW_LINKS.model_copy(
     update={"links": (SLOW_LINKS.links[0].model_copy(update={"rate": 2e10, "latency": 1e-5}),)}
 )
-IN_TURN = FAST_LINKS.model_copy(update={"rule": "bulk-synchronous"})IN_TURN = FAST_LINKS.model_copy(update={"rule": "bulk-synchronous"})
+IN_TURN = FAST_LINKS.model_copy(update={"rule": "bulk-synchronous"})
 
 CLOSE = 0.02
 """Asked of the closed form, which is exact for nearly all plans."""
