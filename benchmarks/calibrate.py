@@ -8,6 +8,8 @@ TABLES is a folder of tables (`windlass validate` tells their columns). Writes o
 
 import argparse
 import datetime as dt
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,14 +17,19 @@ import tomli_w
 
 import windlass
 from windlass.published.calibrate import Fitted, calibrate, taken
-from windlass.published.constants import calibration
+from windlass.published.constants import before
 from windlass.published.express import express
 from windlass.published.run import Run
 from windlass.published.stacks import FOLDER, catalogue
-from windlass.published.table import read_table
+from windlass.published.table import Row, read_table
 
-CONTEXT = {"context_part", "covered", "float8", "float8_rows", "gather_shown"}
-SLICED = {"pairs", "slices_inside", "latency", "hop", "selective", "odd_width", "inner"}
+_LEANING = 0.5
+"""Of a prior's spread, how far a constant may move from that of the stack that this one is like."""
+EIGHT_BITS = {"float8", "float8_rows"}
+CONTEXT = {"context_part", "parted", "covered", "gather_shown"} | EIGHT_BITS
+SLICED = {"pairs", "slices_inside", "latency", "hop", "selective", "odd_width", "covered", "inner"}
+HOST = {"launch", "launch_back", "pairs", "slices_inside"}
+"""Of runs that are too large for their host to be what they wait for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,12 +38,21 @@ class Job:
 
     stack: str
     rows: dict[str, int]
-    """Table -> rows to take of this stack."""
+    """Table -> rows to take of each stack in `of`."""
+    of: tuple[str, ...] = ()
+    """Stacks whose rows count; empty means its own."""
+    only: str = ""
+    """A pattern that a row's `source` or `system` must have; empty takes all."""
     still: set[str]
     """Constants that these tables say nothing of, or that another one stands for."""
-    tight: dict[str, float] = field(default_factory=dict)
+    spreads: dict[str, float] = field(default_factory=dict)
     """Constant -> factor on its prior's spread."""
 
+
+MOSAIC = tuple(f"mosaic-{name}" for name in ("h100-80gb", "a100-80gb", "a100-40gb"))
+FOUNDRY = {"llm_foundry_mpt.csv": 20}
+MLPERF = "mlperf_bert_resnet_v1.0_v1.1_v2.0.csv"
+UNSLICED = SLICED | {"whole_bytes", "gradient_bytes", "context_part", "parted"} | EIGHT_BITS
 
 JOBS = (
     Job(
@@ -47,10 +63,51 @@ JOBS = (
     Job(
         stack="bloom",
         rows={"bigscience_bloom_prequel_a100_80gb.csv": 18},
-        still=CONTEXT
-        | {"selective", "launch", "launch_back", "pairs", "slices_inside", "sum_shown"},
-        tight={"cards": 1.5, "hop": 1.5, "stragglers": 1.5, "odd_head": 1.5, "odd_width": 1.5},
+        still=CONTEXT | HOST | {"selective", "sum_shown"},
+        spreads={"cards": 1.5, "hop": 1.5, "stragglers": 1.5, "odd_head": 1.5, "odd_width": 1.5},
     ),
+    Job(
+        stack="megatron-2021",
+        rows={"megatron_sc21.csv": 8},
+        still=CONTEXT | HOST | {"selective", "sum_shown", "odd_head", "odd_width"},
+        spreads={"cards": 1.0, "hop": 1.0, "stragglers": 1.0},
+    ),
+    Job(
+        stack="megatron-2022",
+        rows={"korthikanti_2022.csv": 4},
+        still=CONTEXT | HOST | {"sum_shown", "odd_head", "odd_width"},
+        spreads={"cards": 1.0, "hop": 1.0, "stragglers": 1.0},
+    ),
+    Job(
+        stack="deepspeed-zero3",
+        rows={"megatron_sc21.csv": 3},
+        still=SLICED | HOST | EIGHT_BITS | {"odd_head", "context_part", "parted", "sum_shown"},
+        spreads={"cards": 1.0, "gather_shown": 1.0, "stragglers": 1.0},
+    ),
+    Job(stack="fsdp", rows=FOUNDRY, of=MOSAIC, still=UNSLICED),
+    *(Job(stack=name, rows=FOUNDRY, still=UNSLICED) for name in MOSAIC),
+    Job(
+        stack="torchtitan",
+        rows={"torchtitan.csv": 8},
+        still=HOST | {"selective", "odd_head", "odd_width", "hop", "gradient_bytes"},
+        spreads={
+            "inner": 1.0,
+            "covered": 1.0,
+            "float8": 1.0,
+            "float8_rows": 1.0,
+            "context_part": 1.0,
+            "parted": 1.0,
+        },
+    ),
+    Job(
+        stack="mlperf-bert",
+        rows={MLPERF: 18},
+        still=SLICED | CONTEXT | {"odd_head"},
+        spreads={"sum_shown": 3.0},
+    ),
+    Job(stack="popart-bert", rows={MLPERF: 4}, only="popart", still=set()),
+    Job(stack="streams", rows={"cerebras.csv": 2}, still=set()),
+    Job(stack="graphcore-bert", rows={"graphcore_performance.csv": 16}, still=set()),
 )
 
 
@@ -60,15 +117,20 @@ def main() -> None:
     parser.add_argument("tables", type=Path)
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--into", type=Path, default=FOLDER / "fitted")
-    parser.add_argument("--only", nargs="*")
     asked = parser.parse_args()
+    done: dict[str, Mapping[str, float]] = {}
     for job in JOBS:
-        if asked.only and job.stack not in asked.only:
-            continue
         runs, said = _rows(job, asked.tables, asked.seed)
-        found = calibrate(job.stack, runs, frozenset(job.still), tight=job.tight)
+        like = catalogue().stack(job.stack).like
+        begin: Mapping[str, float] = before(job.stack)
+        if like:
+            begin = {**done[like], **catalogue().stack(job.stack).taken}
+        found = calibrate(
+            job.stack, runs, begin, still=frozenset(job.still), spreads=job.spreads,
+            tight=_LEANING if like else 1.0,
+        )  # fmt: skip
+        done[job.stack] = found.constants
         _write(asked.into / f"{job.stack}.toml", job, found, said, asked.seed)
-        calibration.cache_clear()
         print(
             f"{job.stack:20} {len(found.rows):4} rows, 80 % within x{found.step_spread:.3f} of "
             f"step time and x{found.memory_spread:.3f} of memory"
@@ -79,13 +141,19 @@ def _rows(job: Job, tables: Path, seed: int) -> tuple[list[Run], str]:
     runs: list[Run] = []
     said: list[str] = []
     for name, count in job.rows.items():
-        found = express(read_table(tables / name).rows, catalogue())
-        mine = [run for run in found if isinstance(run, Run) and run.stack == job.stack]
-        usable = [run for run in mine if (run.step_seconds or run.peak_bytes) and not run.choices]
-        some = taken(usable, count, seed)
-        said.append(f"{len(some)} of {len(mine)} rows of {name}")
-        runs += some
-    return runs, " and ".join(said)
+        rows = [row for row in read_table(tables / name).rows if _meant(row, job.only)]
+        found = [run for run in express(rows, catalogue()) if isinstance(run, Run)]
+        for stack in job.of or (job.stack,):
+            mine = [run for run in found if run.stack == stack]
+            usable = [run for run in mine if run.step_seconds or run.peak_bytes]
+            some = taken(usable, count, seed)
+            said.append(f"{len(some)} of {len(mine)} rows of {name}")
+            runs += some
+    return runs, " and ".join(dict.fromkeys(said))
+
+
+def _meant(row: Row, pattern: str) -> bool:
+    return bool(re.search(pattern, f"{row.text('source')} {row.text('system')}", re.IGNORECASE))
 
 
 def _write(path: Path, job: Job, found: Fitted, said: str, seed: int) -> None:

@@ -38,13 +38,25 @@ def test_json_has_every_row_with_its_interval_and_terms(windlass: Windlass, tmp_
     assert table["refused"][0]["reason"] == "`hidden` not published"
 
 
+def test_a_table_that_cannot_be_read_does_not_hide_those_that_can(
+    windlass: Windlass, tmp_path: Path
+) -> None:
+    write_table(tmp_path / "runs.csv", GPT)
+
+    done = windlass("validate", "nowhere.csv", "runs.csv")
+
+    assert done.returncode == 2
+    assert "runs.csv: 1 rows, 1 predicted" in done.stdout
+    assert "no file `nowhere.csv`" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
         (("nowhere.csv",), "no file `nowhere.csv`"),
         (("her",), "did you mean `here`?"),
         (("here", "nowhere.csv"), "`here` stands alone"),
-        (("other.csv",), "`measured_step_s` not there"),
+        (("other.csv",), "`measured_step_s` are not there"),
     ],
 )
 def test_what_cannot_be_validated_is_one_clear_message(

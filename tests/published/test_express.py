@@ -40,7 +40,7 @@ def test_a_row_that_cannot_be_expressed_gives_its_reason(
 def test_the_stack_is_told_by_a_rows_content_and_not_by_the_files_name(tmp_path: Path):
     assert run_of(tmp_path).stack == "vtrain"
     assert run_of(tmp_path, source="bigscience chronicles").stack == "bloom"
-    assert run_of(tmp_path, source="Korthikanti et al. 2022").stack == "megatron"
+    assert run_of(tmp_path, source="Korthikanti et al. 2022").stack == "megatron-2022"
     assert run_of(tmp_path, source="our own").stack == "gpus"
     assert run_of(tmp_path, source="our own", zero="3 (FSDP)").stack == "fsdp"
     assert run_of(tmp_path, BERT).stack == "popart-bert"

@@ -5,6 +5,7 @@ from windlass.api.check import Caught, Checking, proving
 from windlass.api.cluster import prepare
 from windlass.api.device import as_device
 from windlass.api.machines import machines
+from windlass.api.pictures import draw, forecast, require_drawable
 from windlass.api.plan import HERE, Planned, Progress, ask, capture, find_machine, plan, probe
 from windlass.api.record import RUNS, load, report, runs
 from windlass.api.rehearse import PROCESSES, as_it_is, in_small, load_plan
@@ -31,7 +32,9 @@ __all__ = [
     "as_worker",
     "ask",
     "capture",
+    "draw",
     "find_machine",
+    "forecast",
     "in_small",
     "largest",
     "load",
@@ -43,6 +46,7 @@ __all__ = [
     "proving",
     "record",
     "report",
+    "require_drawable",
     "require_here",
     "resume",
     "runs",

@@ -3,16 +3,15 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from windlass.errors import Faults, RequestError, WindlassError
+from windlass.errors import Faults, WindlassError
 from windlass.published.judge import Judged, judge
 
 
-def judge_tables(paths: Sequence[str]) -> list[Judged]:
+def judge_tables(paths: Sequence[str]) -> tuple[list[Judged], list[str]]:
     """Predicts every row of these CSV files; no constant is fitted to them.
 
-    Raises:
-        RequestError: one of them cannot be read as a table of runs.
-        Faults: what is wrong in all of them.
+    Returns:
+        The tables that can be read, and what is wrong with the others.
     """
     found: list[Judged] = []
     faults: list[str] = []
@@ -23,8 +22,4 @@ def judge_tables(paths: Sequence[str]) -> list[Judged]:
             faults += error.faults
         except WindlassError as error:
             faults.append(str(error))
-    if len(faults) == 1:
-        raise RequestError(faults[0])
-    if faults:
-        raise Faults(faults)
-    return found
+    return found, faults

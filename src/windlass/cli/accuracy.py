@@ -9,7 +9,7 @@ from rich.table import Table
 from windlass.cli.console import console, print_json, print_line, print_points
 from windlass.published.judge import Judged, Score
 from windlass.published.predict import Predicted
-from windlass.published.score import APART, Errors
+from windlass.published.score import Errors
 
 _WORST = 5
 _REASONS = 12
@@ -23,6 +23,10 @@ def show_judged(judged: Sequence[Judged], *, as_json: bool) -> None:
         return
     for one in judged:
         _show(one)
+    print_line(
+        "bias: mean of signed errors, + predicted too long; inside: in 80 % intervals"
+    )
+    print_line("const.: mean error of one fitted constant, time = constant x FLOP / devices")
 
 
 def _show(judged: Judged) -> None:
@@ -50,13 +54,13 @@ def _errors_table(judged: Judged) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for head in ("predicted", "rows"):
         table.add_column(head, no_wrap=True)
-    for head in ("mean", "median", "p90", "worst", "bias", "in 80 %", "constant"):
+    for head in ("mean", "median", "p90", "worst", "bias", "inside", "const."):
         table.add_column(head, justify="right", no_wrap=True)
-    sets = [("every row", judged.every)]
+    sets = [("all", judged.every)]
     if judged.calibrating:
-        sets = [("test rows", judged.test), *sets]
+        sets = [("test", judged.test), *sets]
     for name, score in sets:
-        for what, errors in (("step time", score.steps), ("peak memory", score.memory)):
+        for what, errors in (("step", score.steps), ("memory", score.memory)):
             if errors:
                 table.add_row(f"{what}, {name}", *_cells(errors))
     if len(judged.parts) > 1:
@@ -80,7 +84,7 @@ def _lines(score: Score) -> Iterable[str]:
         yield (
             f"order within {ranks.groups} groups of one model and machine ({ranks.rows} rows): "
             f"rank correlation {ranks.spearman:.2f}, {ranks.ordered:.1%} of pairs more than "
-            f"{APART:.0%} apart ordered as measured, the picked run {ranks.picked:.1%} above "
+            f"{ranks.apart:.1%} apart ordered as measured, the picked run {ranks.picked:.1%} above "
             "the fastest"
         )
     if score.calls:

@@ -15,7 +15,7 @@ from windlass.cli.accuracy import show_judged
 from windlass.cli.apart import run_apart
 from windlass.cli.console import Bars, console, print_json
 from windlass.cli.words import AsJson
-from windlass.errors import RequestError, RunBroken, did_you_mean
+from windlass.errors import Faults, RequestError, RunBroken, did_you_mean
 from windlass.spec.graph import Precision
 from windlass.spec.plan import Plan, Recompute
 from windlass.spec.record import Step
@@ -96,7 +96,11 @@ def validate(*what: str, as_json: AsJson = False) -> None:
                 f"cannot validate `{wrong[0]}`{did_you_mean(wrong[0], [api.HERE])}; write "
                 f"`{api.HERE}`, or name CSV files of measured runs"
             )
-        show_judged(judge_tables(tables), as_json=as_json)
+        judged, faults = judge_tables(tables)
+        if judged or as_json:
+            show_judged(judged, as_json=as_json)
+        if faults:
+            raise Faults(faults)
         return
     _validate_here(as_json=as_json)
 

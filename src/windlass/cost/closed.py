@@ -265,6 +265,7 @@ class _Taken:
                 message=self.message,
                 lending=loans.lending,
                 lender=loans.lender,
+                in_turn=chain.machine.rule == "bulk-synchronous",
             ),
         )
         self.ready, self.end = folded.ready.T, folded.end.T

@@ -55,6 +55,8 @@ class Durations:
     """Of each plan: how long the lender's first messages have to wait for weights that it lends."""
     lender: int = 0
     """The stage that lends weights."""
+    in_turn: bool = False
+    """Whether a stage that sends or receives does nothing else meanwhile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,12 +129,17 @@ def _walk(shape: Shape, durations: Durations) -> Folded:
     for stages, rows, needs, senders, sends, lasts, chunks in _levels(shape):
         if lasts.size:
             ready[chunks] = now[stages[lasts]]
-        end = np.maximum(now[stages] + loading[rows], came[needs]) + taking[rows]
+        begin = now[stages] + loading[rows]
+        if durations.in_turn:
+            begin += np.where(needs > 0, 1.0, 0.0)[:, None] * durations.message
+        end = np.maximum(begin, came[needs]) + taking[rows]
         now[stages] = end
         if senders.size:
             from_ = stages[senders]
             sent[from_] = np.maximum(sent[from_], end[senders]) + durations.message
             came[sends] = sent[from_]
+            if durations.in_turn:
+                now[from_] = sent[from_]
     return Folded(ready=ready, end=now)
 
 

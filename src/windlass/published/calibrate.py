@@ -6,17 +6,18 @@ tenth of them is predicted from the others.
 """
 
 import random
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from windlass.cost.formulas import Column
-from windlass.published.constants import TENTH, UNFITTED_SPREAD, Prior, before, calibration, priors
+from windlass.published.constants import TENTH, UNFITTED_SPREAD, Prior, priors, unfitted
 from windlass.published.fit import fit
 from windlass.published.memory import peak_bytes
-from windlass.published.predict import LAWS, columns_of
-from windlass.published.run import Run
+from windlass.published.predict import LAWS, columns_of, predict
+from windlass.published.run import Columns, Run
 from windlass.published.stacks import catalogue
 
 FOLDS = 10
@@ -47,103 +48,98 @@ def taken(runs: Sequence[Run], count: int, seed: int) -> list[Run]:
 def _place(run: Run) -> tuple[object, ...]:
     cut, shape = run.cut, run.shape
     return (
+        run.device,
         shape.width, shape.heads, cut.tensor, cut.pipeline, cut.again, shape.sequence, cut.micro,
         cut.replicas, shape.layers, run.key,
     )  # fmt: skip
 
 
 def calibrate(
-    stack: str, runs: Sequence[Run], still: frozenset[str], *, tight: Mapping[str, float]
+    stack: str,
+    runs: Sequence[Run],
+    begin: Mapping[str, float],
+    *,
+    still: frozenset[str],
+    spreads: Mapping[str, float],
+    tight: float,
 ) -> Fitted:
     """The most probable constants of a stack, and its intervals.
 
     Args:
-        stack: its name; priors are those of the stack that it is like, where there is one.
-        runs: to fit from.
+        stack: its name.
+        runs: to fit from; one that leaves its cut open has the one that is fastest to begin with.
+        begin: `law.name` -> value that the fit begins from and leans to.
         still: constants of the law that these runs say nothing of.
-        tight: constant -> factor on its prior's spread; of a stack like another all but these
-            have half of it.
+        spreads: constant -> factor on its prior's spread.
+        tight: the factor of all others.
     """
     law = catalogue().stack(stack).law
-    timed = [run for run in runs if run.step_seconds and not run.choices]
-    held = [run for run in runs if run.peak_bytes and not run.choices]
-    values, misses = _fit(stack, law, timed, still, tight)
-    held_values, held_misses = _fit(stack, "memory", held, still, tight)
+    settled = predict(runs, lambda _: unfitted(stack, begin))
+    runs = [replace(one.run, cut=one.cut, choices=()) for one in settled]
+    fitted: dict[str, float] = dict(begin)
+    misses: dict[str, Column] = {}
+    measures: dict[str, Measure] = {
+        law: lambda run: run.step_seconds,
+        "memory": lambda run: run.peak_bytes if law == "gpu" else None,
+    }
+    for of, measure in measures.items():
+        moving = {
+            name: replace(
+                prior, value=begin[f"{of}.{name}"], spread=prior.spread * spreads.get(name, tight)
+            )
+            for name, prior in priors(of).items()
+            if name not in still and begin[f"{of}.{name}"] > 0 and not prior.fixed
+        }
+        some = [run for run in runs if measure(run)]
+        found, misses[of] = _fit(some, moving, _law(of, begin), measure)
+        fitted |= {f"{of}.{name}": value for name, value in found.items()}
     return Fitted(
-        constants=values | held_values,
+        constants=fitted,
         rows=tuple(sorted(run.key for run in runs)),
-        step_spread=half_width(misses),
-        memory_spread=half_width(held_misses),
+        step_spread=half_width(misses[law]),
+        memory_spread=half_width(misses["memory"]),
     )
 
 
+Predicting = Callable[[Sequence[Run], Mapping[str, float]], Column]
+Measure = Callable[[Run], float | None]
+
+
+def _law(law: str, begin: Mapping[str, float]) -> Predicting:
+    """Predicts runs from constants, those that do not move taken from `begin`."""
+    known: dict[tuple[str, ...], Columns] = {}
+
+    def predicted(runs: Sequence[Run], given: Mapping[str, float]) -> Column:
+        keys = tuple(run.key for run in runs)
+        if keys not in known:
+            known[keys] = columns_of(runs, (run.cut for run in runs))
+        k = {name: given.get(name, begin[f"{law}.{name}"]) for name in priors(law)}
+        if law == "memory":
+            return peak_bytes(known[keys], k)
+        return np.asarray(np.sum(list(LAWS[law](known[keys], k).values()), axis=0), dtype=float)
+
+    return predicted
+
+
 def _fit(
-    stack: str, law: str, runs: Sequence[Run], still: frozenset[str], tight: Mapping[str, float]
+    runs: Sequence[Run], moving: Mapping[str, Prior], law: Predicting, measure: Measure
 ) -> tuple[dict[str, float], Column]:
-    """Constants of one law, and log(predicted / measured) of runs that were left out in turn."""
-    start = starting(stack)
+    """Constants, and log(predicted / measured) of runs that were left out in turn."""
     if not runs:
         return {}, np.zeros(0)
-    moving = {
-        name: Prior(
-            value=start[f"{law}.{name}"],
-            spread=prior.spread * _factor(stack, name, tight),
-            about="",
-        )
-        for name, prior in priors(law).items()
-        if name not in still and prior.spread > 0.02 and start[f"{law}.{name}"] > 0
-    }
-    measured = np.array([_measured(run, law) for run in runs])
+    measured = np.array([measure(run) for run in runs], dtype=float)
 
-    def of(given: Mapping[str, float], some: Sequence[Run]) -> Column:
-        k = {name: given.get(name, start[f"{law}.{name}"]) for name in priors(law)}
-        columns = columns_of(some, (run.cut for run in some))
-        if law == "memory":
-            return peak_bytes(columns, k)
-        return np.asarray(np.sum(list(LAWS[law](columns, k).values()), axis=0), dtype=float)
+    def fitted(places: NDArray[np.int64]) -> dict[str, float]:
+        some = [runs[at] for at in places]
+        return fit(lambda given: law(some, given), measured[places], moving)
 
-    def fitted(some: Sequence[Run], times: Column) -> dict[str, float]:
-        columns = columns_of(some, (run.cut for run in some))
-
-        def predicted(given: Mapping[str, float]) -> Column:
-            k = {name: given.get(name, start[f"{law}.{name}"]) for name in priors(law)}
-            if law == "memory":
-                return peak_bytes(columns, k)
-            return np.asarray(np.sum(list(LAWS[law](columns, k).values()), axis=0), dtype=float)
-
-        return fit(predicted, times, moving)
-
-    found = fitted(runs, measured)
+    every = np.arange(len(runs))
     misses = np.zeros(len(runs))
-    places = np.arange(len(runs))
-    for fold in range(min(FOLDS, len(runs))):
-        out = places % FOLDS == fold
-        kept = [run for run, left in zip(runs, out, strict=True) if not left]
-        if not kept:
-            continue
-        guess = of(
-            fitted(kept, measured[~out]), [run for run, left in zip(runs, out, strict=True) if left]
-        )
-        misses[out] = np.log(guess / measured[out])
-    return {f"{law}.{name}": value for name, value in found.items()}, misses
-
-
-def starting(stack: str) -> dict[str, float]:
-    """Where a fit begins: the constants of the stack that this one is like, else priors."""
-    known = catalogue().stack(stack)
-    begin = before(stack)
-    if known.like:
-        begin |= {**calibration(known.like).values, **known.taken}
-    return begin
-
-
-def _factor(stack: str, name: str, tight: Mapping[str, float]) -> float:
-    known = catalogue().stack(stack)
-    return tight.get(name, 0.5 if known.like else 1.0)
-
-
-def _measured(run: Run, law: str) -> float:
-    return float((run.peak_bytes if law == "memory" else run.step_seconds) or 0.0)
+    for fold in range(min(FOLDS, len(runs)) if len(runs) > 1 else 0):
+        out = every[every % FOLDS == fold]
+        guessed = law([runs[at] for at in out], fitted(np.setdiff1d(every, out)))
+        misses[out] = np.log(guessed / measured[out])
+    return fitted(every), misses
 
 
 def half_width(misses: Column) -> float:

@@ -2,7 +2,7 @@
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from math import hypot
 from typing import Any, Literal
@@ -24,8 +24,13 @@ class Prior:
 
     value: float
     spread: float
-    """Standard deviation of its logarithm."""
+    """Standard deviation of its logarithm; 0 where no row may move it."""
     about: str
+
+    @property
+    def fixed(self) -> bool:
+        """Whether software decides it, and no row."""
+        return self.spread == 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,23 +63,35 @@ def calibration(stack: str) -> Calibration:
     known = catalogue().stack(stack)
     path = FOLDER / "fitted" / f"{stack}.toml"
     if path.exists():
-        return _fitted(stack, tomllib.loads(path.read_text(encoding="utf-8")))
+        found = _fitted(stack, tomllib.loads(path.read_text(encoding="utf-8")))
+        return _wider(found) if known.strange else found
     if known.like:
         other = calibration(known.like)
-        return Calibration(
-            stack=stack,
-            values={**other.values, **known.taken},
-            provenance="borrowed",
-            fitted_from=f"{known.like}: {other.fitted_from}",
-            rows=frozenset(),
-            step_spread=hypot(other.step_spread, TENTH * UNFITTED_SPREAD),
-            memory_spread=hypot(other.memory_spread, TENTH * UNFITTED_SPREAD),
-        )
+        values = {**other.values, **known.taken}
+        said = f"{known.like}: {other.fitted_from}"
+        return _wider(replace(other, stack=stack, values=values, fitted_from=said))
+    return unfitted(stack, before(stack))
+
+
+def unfitted(stack: str, values: Mapping[str, float]) -> Calibration:
+    """Constants that no row of the stack has a part in."""
     return Calibration(
-        stack=stack, values=before(stack), provenance="prior", fitted_from="no row",
+        stack=stack, values=values, provenance="prior", fitted_from="no row",
         rows=frozenset(), step_spread=TENTH * UNFITTED_SPREAD,
         memory_spread=TENTH * UNFITTED_SPREAD,
     )  # fmt: skip
+
+
+def _wider(found: Calibration) -> Calibration:
+    """The same for runs of another cluster, which are surer by no more than clusters differ."""
+    doubt = TENTH * UNFITTED_SPREAD
+    return replace(
+        found,
+        provenance="borrowed",
+        rows=frozenset(),
+        step_spread=hypot(found.step_spread, doubt),
+        memory_spread=hypot(found.memory_spread, doubt),
+    )
 
 
 def before(stack: str) -> dict[str, float]:

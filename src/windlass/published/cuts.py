@@ -4,7 +4,7 @@ import re
 from dataclasses import replace
 
 from windlass.published.pods import pod_cut
-from windlass.published.reading import Unsaid, leading, needed, number
+from windlass.published.reading import Unsaid, count, leading, needed, number
 from windlass.published.run import Cut, Shape
 from windlass.published.table import Row
 
@@ -44,13 +44,13 @@ def cuts_of(row: Row, shape: Shape, law: str, told: list[str]) -> list[Cut]:
 def _whole(row: Row, devices: float) -> Cut:
     """The cut without what may be open."""
     zero = leading(row.text("zero")) or 0.0
-    tensor, pipeline = number(row, "t"), number(row, "p")
+    tensor, pipeline = count(row, "t"), count(row, "p")
     if not tensor or not pipeline:
         if zero < 3 and devices > 1:
             raise Unsaid("`t`, `p` not published")
         tensor, pipeline = tensor or 1.0, pipeline or 1.0
-    context = number(row, "context_parallel") or 1.0
-    replicas = number(row, "d") or devices / (tensor * pipeline * context)
+    context = count(row, "context_parallel") or 1.0
+    replicas = count(row, "d") or devices / (tensor * pipeline * context)
     if abs(tensor * pipeline * context * replicas - devices) > 0.5:
         raise Unsaid(
             f"t x p x d = {tensor * pipeline * context * replicas:g}, but `n_devices` = {devices:g}"

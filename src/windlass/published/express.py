@@ -83,8 +83,8 @@ def _usual_heads(rows: Sequence[Row]) -> dict[float, float]:
     stated: dict[float, Counter[float]] = {}
     for row in rows:
         try:
-            width, heads = row.number("hidden"), row.number("heads")
-        except ValueError:
+            width, heads = number(row, "hidden"), number(row, "heads")
+        except Unsaid:
             continue
         if width and heads:
             stated.setdefault(width, Counter())[heads] += 1

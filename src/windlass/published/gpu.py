@@ -101,7 +101,7 @@ def stage_layers(runs: Columns) -> tuple[Column, Column]:
 class _Law:
     def __init__(self, runs: Columns, k: dict[str, Column]) -> None:
         self.runs, self.k = runs, k
-        self.tokens = runs.micro * runs.sequence / runs.context
+        self.tokens = runs.micro * runs.sequence / runs.context * k["filled"]
         gain = np.where(runs.float8 == 2, k["float8_rows"], k["float8"]) * (runs.float8 > 0)
         faster = np.maximum(runs.peak8 / runs.peak - 1.0, 0.0)
         self.speed = runs.peak * k["products"] * (1.0 + faster * gain)
@@ -165,12 +165,14 @@ class _Law:
         r = self.runs
         head = r.width / r.heads
         products = r.micro * r.heads / r.tensor
-        mine = r.sequence / r.context
-        flop = 4.0 * products * mine * r.sequence * head * self.k["scored"]
+        mine = r.sequence / r.context * self.k["filled"]
+        keys = r.sequence * self.k["filled"]
+        flop = 4.0 * products * mine * keys * head * self.k["scored"]
         seconds = flop / (self.plain * self.k["attention"]) * (1 + self.k["ramp"] / head)
         # Tensor cores take 16-bit rows of multiples of 8 numbers (16 bytes).
         odd = 1.0 + self.k["odd_head"] * (np.mod(head, 8) > 0)
-        return np.asarray(seconds * odd, dtype=float)
+        parted = 1.0 + self.k["parted"] * (1.0 - 1.0 / r.context)
+        return np.asarray(seconds * odd * parted, dtype=float)
 
     def _traffic(self) -> Column:
         r, t = self.runs, self.runs.tensor

@@ -12,6 +12,7 @@ from windlass.cost.formulas import Column, Number, activation_bytes
 from windlass.published.gpu import stage_layers
 from windlass.published.run import Columns
 
+_FLOAT32 = 4.0
 CONTEXT_BYTES = 1.57 * 2**30
 """CUDA context and kernels on an A100, measured by bigscience."""
 
@@ -47,7 +48,10 @@ def _state(runs: Columns, layers: Column, table: Column, k: dict[str, Column]) -
         k["state"] + np.where(runs.zero >= 3, 4.0, 0.0) + np.where(runs.zero == 2, gradient, 0.0)
     )
     shared = shared / np.where(runs.zero >= 1, sharers, 1.0)
-    gathered = np.where(runs.zero >= 3, k["gathered"] * 2.0 * runs.block / runs.tensor, 0.0)
+    # In a pipeline, weights and gradients stay whole for all micro-batches of a step.
+    whole_weights = np.where(runs.pipeline > 1, layers, k["gathered"]) * runs.block / runs.tensor
+    held = np.where(runs.pipeline > 1, 2.0 + _FLOAT32, 2.0)
+    gathered = np.where(runs.zero >= 3, whole_weights * held, 0.0)
     return np.asarray(weights * (whole + shared) + gathered, dtype=float)
 
 

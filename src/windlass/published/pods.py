@@ -12,15 +12,22 @@ from collections.abc import Mapping
 import numpy as np
 
 from windlass.cost.formulas import Column, Number, ring_bytes
-from windlass.published.reading import Unsaid, leading, needed, number
+from windlass.published.reading import Unsaid, count, leading, needed, number
 from windlass.published.run import Columns, Cut, Shape
 from windlass.published.table import Row
 
 _PACKED = re.compile(r"avg_seq_per_pack=(\d+(?:\.\d+)?)")
 _PLACED = re.compile(r"layers_per_ipu\)=(\[[\[\]0-9, ]*\])")
-_PACKS = 2.0
-"""Sequences in one pack of BERT's 512 positions. Source: Graphcore's MLPerf submissions."""
-_STAGES, _DEEP_STAGES, _DEEP_FROM = 4.0, 8.0, 32.0
+_PACKS, _SHORT_PACKS, _SHORT = 2.0, 1.17, 128.0
+"""Sequences in one pack of BERT's 512 positions, and of 128. Source: Krell et al. 2021,
+arXiv:2107.02027."""
+_TOKENS = 1024.0
+"""Of a micro-batch, where none is published: that of Graphcore's MLPerf submissions."""
+_TABLE_STAGES = 0.5
+"""Of a stage, that embedding and head take where layers are placed by hand; halves of layers, their
+attention or feed-forward part, are placed apart. Source: Graphcore's MLPerf submissions."""
+_STAGES = (4.0, 8.0, 16.0)
+"""That Graphcore cuts transformers into."""
 
 
 def pod_cut(row: Row, shape: Shape, told: list[str]) -> Cut:
@@ -32,17 +39,15 @@ def pod_cut(row: Row, shape: Shape, told: list[str]) -> Cut:
     batch, devices = needed(row, "global_batch", "n_devices")
     notes = row.text("notes")
     packed = _PACKED.search(notes)
-    packs = float(packed[1]) if packed else (_PACKS if "pack" in notes or _mlperf(row) else 1.0)
-    pipeline = number(row, "p") or 0.0
-    if pipeline <= 1.0 and shape.layers > 4:
-        pipeline = _STAGES if shape.layers <= _DEEP_FROM else _DEEP_STAGES
+    packs = float(packed[1]) if packed else _packs(row, shape)
+    accumulation = count(row, "grad_accum") or 0.0
+    pipeline = count(row, "p") or 0.0
+    if pipeline <= 1.0:
+        pipeline = _stages(batch, devices, packs * accumulation)
         told.append(f"stages not published: {pipeline:g} taken")
-        pipeline = min(pipeline, devices)
     replicas = devices / pipeline
-    accumulation = number(row, "grad_accum") or 0.0
-    stated = number(row, "microbatch")
     if not accumulation:
-        stated = stated or 2.0
+        stated = number(row, "microbatch") or max(1.0, _TOKENS // shape.sequence)
         accumulation = max(1.0, batch / (replicas * stated * packs))
         told.append(f"micro-batch not published: {stated:g} taken")
     micro = batch / (replicas * accumulation * packs)
@@ -55,26 +60,44 @@ def pod_cut(row: Row, shape: Shape, told: list[str]) -> Cut:
     )  # fmt: skip
 
 
-def _mlperf(row: Row) -> bool:
-    return "training_results" in row.text("source") and "bert" in row.text("model").lower()
+def _stages(batch: float, devices: float, together: float) -> float:
+    """The fewest stages with which a micro-batch holds whole packs; 4 where nothing tells."""
+    fitting = [stages for stages in _STAGES if devices % stages == 0]
+    whole = [p for p in fitting if together and batch * p / devices % together == 0]
+    return [*whole, *fitting, 1.0][0]
+
+
+def _packs(row: Row, shape: Shape) -> float:
+    """Sequences in a pack; 1 where none are packed."""
+    if "pack" not in row.text("notes") and "training_results" not in row.text("source"):
+        return 1.0
+    return _SHORT_PACKS if shape.sequence <= _SHORT else _PACKS
 
 
 def fullest_stage(notes: str, shape: Shape, stages: float) -> float:
-    """Layers of the fullest stage: as the row places them, else evenly.
+    """Layers of the fullest stage: as the row places them, else as even as halves allow.
 
     A placement is a list of layers a stage, or of [stage, [attentions, feed-forwards]]; a
     feed-forward part counts for its share of a block's weights.
     """
     placed = _PLACED.search(notes)
+    even = float(np.ceil(2.0 * shape.layers / max(1.0, stages - _TABLE_STAGES)) / 2.0)
     if not placed:
-        return float(np.ceil(shape.layers / stages))
-    found = json.loads(placed[1])
-    forward = shape.matrices * shape.width * shape.inner / shape.block
-    counts = [
-        one if isinstance(one, int) else one[1][0] * (1 - forward) + one[1][1] * forward
-        for one in found
-    ]
-    return float(max(counts)) if counts else float(np.ceil(shape.layers / stages))
+        return even
+    share = shape.matrices * shape.width * shape.inner / shape.block
+    counts = [_blocks(one, share) for one in json.loads(placed[1])]
+    return max(counts, default=even) or even
+
+
+def _blocks(placed: object, share: float) -> float:
+    """Blocks of one stage; `share` is a feed-forward part's. 0 for what is no placement."""
+    match placed:
+        case int():
+            return float(placed)
+        case [int(), [int(attentions), int(forwards)]]:
+            return attentions * (1.0 - share) + forwards * share
+        case _:
+            return 0.0
 
 
 def step_terms(runs: Columns, given: Mapping[str, Number]) -> dict[str, Column]:
@@ -94,7 +117,7 @@ def step_terms(runs: Columns, given: Mapping[str, Number]) -> dict[str, Column]:
     )
     full = tokens / (tokens + k["half_tokens"])
     products = flop / (runs.peak * k["products"] * full)
-    phases = runs.fullest * passes * k["phases"]
+    phases = runs.fullest * passes * k["phases"] / runs.clock
     hop = 2.0 * 2.0 * tokens * runs.width / (runs.inner * k["inner"])
     slots = runs.accumulation + runs.pipeline - 1.0
     weights = (runs.fullest * runs.block + runs.table / runs.pipeline) * 2.0

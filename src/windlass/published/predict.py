@@ -55,10 +55,14 @@ class _Case:
     cut: Cut
 
 
-def predict(runs: Sequence[Run]) -> list[Predicted]:
+def predict(runs: Sequence[Run], by: Callable[[str], Calibration] = calibration) -> list[Predicted]:
     """A prediction for each run.
 
     Of a run that leaves its cut open the fastest that fits counts, and the fastest if none does.
+
+    Args:
+        runs: of any stacks.
+        by: the constants of a stack.
     """
     by_stack: dict[str, list[_Case]] = defaultdict(list)
     for index, run in enumerate(runs):
@@ -66,7 +70,7 @@ def predict(runs: Sequence[Run]) -> list[Predicted]:
             by_stack[run.stack].append(_Case(index=index, run=run, cut=cut))
     best: dict[int, Predicted] = {}
     for stack, cases in by_stack.items():
-        for case, found in zip(cases, _of_stack(stack, cases), strict=True):
+        for case, found in zip(cases, _of_stack(by(stack), cases), strict=True):
             if case.index not in best or _before(found, best[case.index]):
                 best[case.index] = found
     return [best[index] for index in range(len(runs))]
@@ -86,10 +90,9 @@ def _before(one: Predicted, other: Predicted) -> bool:
     return one.step_seconds < other.step_seconds
 
 
-def _of_stack(stack: str, cases: Sequence[_Case]) -> list[Predicted]:
+def _of_stack(found: Calibration, cases: Sequence[_Case]) -> list[Predicted]:
     """Predictions of the cases of one stack, in order."""
-    found = calibration(stack)
-    law = catalogue().stack(stack).law
+    law = catalogue().stack(found.stack).law
     columns = columns_of((case.run for case in cases), (case.cut for case in cases))
     terms = LAWS[law](columns, _of_law(found, law))
     step = np.sum(list(terms.values()), axis=0)

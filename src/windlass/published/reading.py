@@ -26,6 +26,18 @@ def number(row: Row, column: str) -> float | None:
     return value
 
 
+def count(row: Row, column: str) -> float | None:
+    """The cell's whole number of 1 or more; None where it is empty.
+
+    Raises:
+        Unsaid: it is no such number.
+    """
+    value = number(row, column)
+    if value is not None and (value < 1 or value % 1):
+        raise Unsaid(f"`{column}` = {row.text(column)!r} is no whole number of 1 or more")
+    return value
+
+
 def needed(row: Row, *columns: str) -> list[float]:
     """The numbers of cells that must not be empty or 0.
 

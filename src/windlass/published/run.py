@@ -101,6 +101,8 @@ class Device:
     capacity: float
     """Bytes that a process can have."""
     processors: float = 1.0
+    clock: float = 1e9
+    """Cycles a second."""
     per_host: float = 8.0
     inner: float = 1e12
     """Bytes/s of one device to others of its host, one direction."""

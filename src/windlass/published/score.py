@@ -9,12 +9,14 @@ from numpy.typing import NDArray
 
 from windlass.cost.formulas import Column, step_flop
 from windlass.published.predict import Predicted
+from windlass.published.run import Run
 
 LEAST_GROUP = 3
 """Runs of one model on one machine that make a group in which ranks say something."""
 APART = 0.03
-"""Runs whose times differ by less are equal to whoever picks a plan: repeated runs differ by 1 to
-2 % (BLOOM's repeats of one plan by 1 to 5 %)."""
+"""Runs whose times differ by less are equal to whoever picks a plan."""
+_NOISES = 2.0
+"""Or by less than so many times what repeats of one plan differ by."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,8 +47,10 @@ class Ranks:
     rows: int
     spearman: float
     """Mean over groups, each by its runs."""
+    apart: float
+    """By how much runs must differ to count below: 3 %, or twice what repeated runs differ by."""
     ordered: float
-    """Share of the pairs further apart than `APART` that are ordered as they were measured."""
+    """Share of the pairs further apart that are ordered as they were measured."""
     picked: float
     """Mean over groups: the run that is predicted fastest over the one that was, less one."""
 
@@ -117,22 +121,37 @@ def ranks(found: Iterable[Predicted]) -> Ranks | None:
     if not large:
         return None
     rows = [len(group) for group in large]
+    apart = max(APART, _NOISES * noise([one.run for group in large for one in group]))
     right, pairs, coefficients, picked = 0.0, 0, [], []
     for group in large:
         measured = np.array([_per_sequence(one, one.run.step_seconds or 0.0) for one in group])
         predicted = np.array([_per_sequence(one, one.step_seconds) for one in group])
         coefficients.append(spearman(measured, predicted))
         picked.append(measured[np.argmin(predicted)] / measured.min() - 1.0)
-        far = np.triu(np.abs(np.log(measured[:, None] / measured[None, :])) > APART)
+        far = np.triu(np.abs(np.log(measured[:, None] / measured[None, :])) > apart)
         same = (measured[:, None] > measured[None, :]) == (predicted[:, None] > predicted[None, :])
         right, pairs = right + float((same & far).sum()), pairs + int(far.sum())
     return Ranks(
         groups=len(large),
         rows=sum(rows),
         spearman=float(np.average(coefficients, weights=rows)),
+        apart=apart,
         ordered=right / pairs if pairs else 1.0,
         picked=float(np.mean(picked)),
     )
+
+
+def noise(runs: Sequence[Run]) -> float:
+    """Standard deviation of log(step time) between repeats of one plan; 0 without repeats."""
+    repeats: dict[tuple[object, ...], list[float]] = defaultdict(list)
+    for run in runs:
+        if run.step_seconds:
+            repeats[run.group, run.shape, run.cut].append(float(np.log(run.step_seconds)))
+    spreads = [(np.var(times, ddof=1), len(times) - 1) for times in repeats.values() if times[1:]]
+    if not spreads:
+        return 0.0
+    variances, weights = zip(*spreads, strict=True)
+    return float(np.sqrt(np.average(variances, weights=weights)))
 
 
 def spearman(one: Column, other: Column) -> float:

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping
 
-from windlass.published.reading import Unsaid, leading, needed, number
+from windlass.published.reading import Unsaid, count, leading, needed, number
 from windlass.published.run import Shape
 from windlass.published.table import Row
 
@@ -38,13 +38,13 @@ def shape_of(row: Row, usual_heads: Mapping[float, float], told: list[str]) -> S
     gated = bool(number(row, "ffn")) or bool(_GATED.search(name))
     heads = _heads(row, width, usual_heads, told)
     hidden = number(row, "ffn") or (_gated_width(width) if gated else 4.0 * width)
-    key_share = (number(row, "kv_heads") or heads) / heads
+    key_share = (count(row, "kv_heads") or heads) / heads
     shape = Shape(
         layers=1.0, width=width, heads=heads, sequence=sequence, vocabulary=vocabulary,
         key_share=key_share, hidden=hidden, matrices=3.0 if gated else 2.0,
         tables=2.0 if gated else 1.0, scored=_MASKED_SHARE if _MASKED.search(name) else 1.0,
     )  # fmt: skip
-    layers = number(row, "layers") or _layers(row, shape, told)
+    layers = count(row, "layers") or _layers(row, shape, told)
     return Shape(**{**_fields(shape), "layers": layers})
 
 
@@ -58,7 +58,7 @@ def _gated_width(width: float) -> float:
 
 
 def _heads(row: Row, width: float, usual: Mapping[float, float], told: list[str]) -> float:
-    stated = number(row, "heads")
+    stated = count(row, "heads")
     if stated:
         return stated
     taken = usual.get(width) or max(1.0, round(width / 128.0))
@@ -69,7 +69,7 @@ def _heads(row: Row, width: float, usual: Mapping[float, float], told: list[str]
 def _layers(row: Row, shape: Shape, told: list[str]) -> float:
     """Layers from the parameters: the multiple of the stages that comes nearest."""
     (parameters,) = needed(row, "params")
-    stages = number(row, "p") or 1.0
+    stages = count(row, "p") or 1.0
     layers = max(1.0, round((parameters - shape.table) / shape.block / stages)) * stages
     told.append(f"{layers:g} layers taken, from {parameters / 1e9:.3g} billion parameters")
     return layers

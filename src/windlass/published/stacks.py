@@ -41,6 +41,8 @@ class Stack:
     """Whose constants stand in where none were fitted, or that a fit began from."""
     taken: Mapping[str, float] = field(default_factory=dict)
     """Constants that this software fixes, whatever rows say."""
+    strange: bool = False
+    """Whether its rows come from other clusters than those that its constants were fitted from."""
     cards: float | None = None
     """Bytes/s of all network cards of a host where the device's number does not hold."""
 
