@@ -72,12 +72,25 @@ def tiled(layer: nn.Module, cuts: LayerCuts, degree: int, columns: int = 1) -> N
             piece.into(once, torch.ones(piece.shape))
             times += once
         assert torch.equal(back, full)
-        alike = {None: 1, "all": degree, "tokens": degree // columns}
+        alike = {None: 1, "all": degree, "tokens": degree // columns, "features": columns}
         assert (times == alike[piece.common]).all()
 
 
 def places(degree: int, columns: int = 1) -> list[Place]:
     return [Place(degree=degree, index=index, columns=columns) for index in range(degree)]
+
+
+def test_heads_that_do_not_divide_by_a_grid_are_those_of_its_rows_on_each_slice_of_a_row():
+    """GPT-3 175B has 96 heads, which 8x8 slices cannot share equally; 8 rows have 12 each."""
+    chain = build_chain("gpt-tiny", {**SMALL, "heads": 6}, device="cpu", seed=0)
+    layer, cuts = chain.layers[1], cuts_of(chain, 1)
+    tiled(layer, cuts, 4, 2)
+    found = pieces(layer, cuts, Place(degree=4, columns=2, index=2))
+    bias = found["attention.input.bias"]
+    assert (bias.shape, bias.common) == ((3 * 24,), "features")
+    assert bias.ranges == (((24, 48), (72, 96), (120, 144)),)
+    assert found["attention.input.weight"].shape == (3 * 24, 24)
+    assert found["hidden.input.bias"].shape == (96 // 4,)
 
 
 def test_a_norm_of_heads_is_whole_on_every_slice_of_a_grid_and_a_norm_of_tokens_is_not():

@@ -59,10 +59,10 @@ def test_sizes_of_slices_sum_to_the_whole_and_their_own_tokens_to_all(degree: in
     alone = tiny_plan(GRAPH, MACHINE, **choice)
     for part, whole in zip(sizes_of(plan, GRAPH), sizes_of(alone, GRAPH), strict=True):
         rows, columns = rows_of(degree), columns_of(degree)
-        norms = part.common + columns * part.common_features
+        norms = part.common + columns * part.common_in_columns
         assert degree * part.gradients == whole.gradients + (rows - 1) * norms
         assert norms in (0, NORM * plan.gradient_bytes)
-        assert not (part.common if columns > 1 else part.common_features)
+        assert not (part.common if columns > 1 else part.common_in_columns)
         if whole.output > 4:  # not the loss, which all have
             assert degree * part.output == whole.output
         assert whole.common == 0

@@ -115,7 +115,7 @@ def compared_layer(chain: Chain, index: int, place: Place, *, compiled: bool) ->
     for path, part, gradient in zip(twin.parameters, own_gradients, gradients, strict=True):
         piece, mine = parts[path], part.to_dense()
         if piece.common is not None:
-            mine = summed(mine, place.all if piece.common == "all" else place.tokens)
+            mine = summed(mine, getattr(place, piece.common))
         apart[f"{name}.{path}"] = distance(mine, piece.of(gradient.to_dense()))
     return apart
 
@@ -147,7 +147,8 @@ def own(x: Tensor, place: Place) -> Tensor:
 def distance(mine: Tensor, theirs: Tensor) -> float:
     if mine.shape != theirs.shape:
         return float("inf")
-    return float((mine - theirs).abs().max() / theirs.abs().max())
+    apart, largest = (mine - theirs).abs().max(), theirs.abs().max()
+    return float(apart / largest if largest else apart)
 
 
 def layer_width(chain: Chain) -> int:

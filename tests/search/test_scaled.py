@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from windlass.models import catalogue
 from windlass.search.scaled import STAGE_LAYERS, divided, scaled
+from windlass.spec.grid import Grid, columns_of, grid, rows_of
 from windlass.spec.plan import Batch, Cut, Home, Plan, Sharding, Stage
 
 DEGREES = st.sampled_from([1, 2, 3, 4, 6, 8, 12, 16, 32])
@@ -20,6 +21,18 @@ def test_a_divided_cut_takes_few_devices_and_keeps_every_kind_of_cut(cut: Cut) -
     for (_, before), (_, after) in zip(cut, small, strict=True):
         assert after <= before
         assert (after > 1) == (before > 1)
+
+
+GRIDS = st.builds(grid, DEGREES, DEGREES)
+
+
+@given(st.builds(Cut, tensor=GRIDS, replicas=DEGREES))
+def test_a_divided_grid_stays_a_grid(cut: Cut) -> None:
+    small = divided(cut, 8)
+    assert small.devices <= 8
+    for side in (rows_of, columns_of):
+        assert side(small.tensor) <= side(cut.tensor)
+        assert (side(small.tensor) > 1) == (side(cut.tensor) > 1)
 
 
 def test_a_cut_that_is_small_enough_stays() -> None:
@@ -67,6 +80,16 @@ def test_a_plan_of_256_devices_is_the_same_in_small_on_8() -> None:
     assert small.far_homes.keys() == plan.far_homes.keys()
     assert small.batch.accumulation >= 2 * small.cut.pipeline
     assert all(stage.last - stage.first <= STAGE_LAYERS for stage in small.stages)
+
+
+@pytest.mark.parametrize(("name", "heads"), [("gpt3-175b", 6), ("gpt-neox-20b", 8)])
+def test_heads_that_do_not_divide_by_a_grid_do_not_in_small_either(name: str, heads: int) -> None:
+    plan = large().model_copy(
+        update={"cut": Cut(tensor=Grid(8, 8), replicas=4), "stages": large().stages[:1]}
+    )
+    found = scaled(plan, catalogue.shape(name), devices=8, tiers=("disk",))
+    assert found.plan.cut == Cut(tensor=Grid(2, 2), replicas=2)
+    assert found.model.heads == heads
 
 
 def test_chunks_that_take_turns_still_do() -> None:

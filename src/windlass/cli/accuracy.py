@@ -23,6 +23,8 @@ def show_judged(judged: Sequence[Judged], *, as_json: bool) -> None:
         return
     for one in judged:
         _show(one)
+    print_line("bias: mean of signed errors, + predicted too long; inside: in 80 % intervals")
+    print_line("const.: mean error of one fitted constant, time = constant x FLOP / devices")
 
 
 def _show(judged: Judged) -> None:
@@ -50,13 +52,13 @@ def _errors_table(judged: Judged) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for head in ("predicted", "rows"):
         table.add_column(head, no_wrap=True)
-    for head in ("mean", "median", "p90", "worst", "bias", "in 80 %", "constant"):
+    for head in ("mean", "median", "p90", "worst", "bias", "inside", "const."):
         table.add_column(head, justify="right", no_wrap=True)
-    sets = [("every row", judged.every)]
+    sets = [("all", judged.every)]
     if judged.calibrating:
-        sets = [("test rows", judged.test), *sets]
+        sets = [("test", judged.test), *sets]
     for name, score in sets:
-        for what, errors in (("step time", score.steps), ("peak memory", score.memory)):
+        for what, errors in (("step", score.steps), ("memory", score.memory)):
             if errors:
                 table.add_row(f"{what}, {name}", *_cells(errors))
     if len(judged.parts) > 1:

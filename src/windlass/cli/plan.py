@@ -7,6 +7,7 @@ from pathlib import Path
 from windlass import api
 from windlass.cli.console import Bars, console, print_json, print_line, print_points
 from windlass.cli.words import AsJson, request_of
+from windlass.errors import RequestError
 from windlass.report.table import plan_table, prediction_table, runners_up_table
 from windlass.search.explain import Explanation, explain
 from windlass.spec.prediction import MemoryClass, Prediction
@@ -22,6 +23,8 @@ def plan(
     near: str | None = None,
     file: Path | None = None,
     out: Path | None = None,
+    picture: Path | None = None,
+    only: str | None = None,
     as_json: AsJson = False,
 ) -> None:
     """Choose a plan and say what it will cost, which plans came next, and why they lost.
@@ -29,15 +32,24 @@ def plan(
     Args:
         model: a name (`windlass models` lists them), or `file.py:function` of your own.
         overrides: `key=value`, such as `train.batch=32` or `batch.micro=4`.
-        on: the machine; `here` if not given.
+        on: the machine; `here` if not given. `NAME:N` is N hosts of a family.
         near: budget for the near memory, such as `4GiB`.
         file: a request in TOML.
         out: write the plan to this TOML file too.
+        picture: draw the plan and what it will cost: `.html` is a page, `.svg` and `.png` are
+            its pictures below each other.
+        only: draw one of them: decomposition, phases, waterfall, memory, occupancy or timeline.
         as_json: print plan and prediction as JSON.
     """
+    if picture is not None:
+        api.require_drawable(picture, only)
+    elif only is not None:
+        raise RequestError(f"`--only {only}` names a picture; name its file by `--picture FILE`")
     with Bars() as progress:
         request = request_of(model, overrides, on=on, near=near, file=file)
         planned = api.plan(request, progress=progress)
+    if picture is not None:
+        api.draw(api.forecast(planned), picture, only)
     chosen, prediction, choice = planned.plan, planned.prediction, planned.choice
     if out is not None:
         chosen.save(out)
@@ -70,7 +82,7 @@ def fit(
     Args:
         model: a name (`windlass models` lists them), or `file.py:function` of your own.
         overrides: `key=value`, such as `train.batch=32` or `batch.micro=4`.
-        on: the machine; `here` if not given.
+        on: the machine; `here` if not given. `NAME:N` is N hosts of a family.
         near: budget for the near memory, such as `4GiB`.
         file: a request in TOML.
         as_json: print the verdict, the bytes of each memory class and what would help as JSON.

@@ -5,13 +5,15 @@ before any tensor. Nothing is added for holes: `machines.allocator` has blocks m
 that what is resident is what is alive.
 """
 
+from collections.abc import Iterator
+
 from windlass.program.far import far_bytes
 from windlass.program.instruction import Program
 from windlass.program.layout import place_of
-from windlass.program.occupancy import Occupancy, occupancy
+from windlass.program.occupancy import occupancy
 from windlass.spec.graph import Graph
-from windlass.spec.machine import Machine, Tier
-from windlass.spec.plan import HomeClass, Plan
+from windlass.spec.machine import Machine
+from windlass.spec.plan import Plan
 from windlass.spec.prediction import TierPeak
 
 
@@ -19,32 +21,50 @@ def peaks(
     plan: Plan, graph: Graph, machine: Machine, programs: tuple[Program, ...]
 ) -> tuple[TierPeak, ...]:
     """The peak of each tier on the device where it is highest, the near one first."""
+    stages = stage_peaks(plan, graph, machine, programs)
+    return tuple(
+        max((tiers[at] for tiers in stages), key=lambda peak: peak.peak_bytes)
+        for at in range(len(machine.device.tiers))
+    )
+
+
+def stage_peaks(
+    plan: Plan, graph: Graph, machine: Machine, programs: tuple[Program, ...]
+) -> tuple[tuple[TierPeak, ...], ...]:
+    """The peak of each tier, the near one first, on one device of each stage.
+
+    Args:
+        plan: the plan.
+        graph: that it cuts.
+        machine: that it runs on.
+        programs: of at least one device of each stage.
+    """
     held = machine.device.process_bytes(compiled=plan.compile)
-    by_stage: dict[int, Occupancy] = {}
-    for program in programs:
-        stage = place_of(program.device, plan.cut).stage
-        if stage not in by_stage:
-            by_stage[stage] = occupancy(program, plan, graph, runtime_bytes=held)
-    fullest = max(by_stage.values(), key=lambda full: full.peak_bytes)
+    first = {place_of(each.device, plan.cut).stage: each for each in reversed(programs)}
+    return tuple(
+        tuple(_stage(first[stage], plan, graph, machine, held, stage)) for stage in sorted(first)
+    )
+
+
+def _stage(
+    program: Program, plan: Plan, graph: Graph, machine: Machine, held: int, stage: int
+) -> Iterator[TierPeak]:
     near, *others = machine.device.tiers
-    first = TierPeak(
+    full = occupancy(program, plan, graph, runtime_bytes=held)
+    yield TierPeak(
         tier=near.name,
         capacity_bytes=near.capacity_bytes,
-        peak_bytes=fullest.peak_bytes,
-        by_class=fullest.by_class,
-        instruction=fullest.peak,
+        peak_bytes=full.peak_bytes,
+        by_class=full.by_class,
+        instruction=full.peak,
     )
-    far = [far_bytes(plan, graph, stage) for stage in sorted(by_stage)]
-    return (first, *(_beyond(tier, [held.get(tier.name, {}) for held in far]) for tier in others))
-
-
-def _beyond(tier: Tier, held: list[dict[HomeClass, int]]) -> TierPeak:
-    """A far tier of the device that has most there."""
-    most = max(held, key=lambda by_class: sum(by_class.values()))
-    return TierPeak(
-        tier=tier.name,
-        capacity_bytes=tier.capacity_bytes,
-        peak_bytes=sum(most.values()),
-        by_class=dict(most),
-        instruction=0,
-    )
+    far = far_bytes(plan, graph, stage)
+    for tier in others:
+        by_class = far.get(tier.name, {})
+        yield TierPeak(
+            tier=tier.name,
+            capacity_bytes=tier.capacity_bytes,
+            peak_bytes=sum(by_class.values()),
+            by_class=dict(by_class),
+            instruction=0,
+        )

@@ -11,14 +11,13 @@ from typing import NamedTuple
 
 from windlass.cost.step import StepCost
 from windlass.program.effects import Effects
-from windlass.program.instruction import BACKWARDS, COMPUTING, Instruction, Kind, Program
+from windlass.program.instruction import BACKWARDS, COMPUTING, MOVES, Instruction, Kind, Program
 from windlass.program.layout import place_of
 from windlass.program.traffic import Traffic
 from windlass.spec.graph import Graph
 from windlass.spec.machine import Machine
 from windlass.spec.plan import Plan
 
-_MOVES: tuple[Kind, ...] = ("fetch", "update", "store", "keep", "restore")
 _PASSES: tuple[Kind, ...] = (*COMPUTING, *BACKWARDS)
 
 
@@ -52,7 +51,7 @@ def step_seconds(program: Program, spans: tuple[Span, ...]) -> float:
     return max(
         span.end
         for instruction, span in zip(program.instructions, spans, strict=True)
-        if instruction.kind not in _MOVES
+        if instruction.kind not in MOVES
     )
 
 
@@ -61,7 +60,7 @@ def moving_seconds(program: Program, spans: tuple[Span, ...]) -> float:
     return sum(
         span.end - span.start
         for instruction, span in zip(program.instructions, spans, strict=True)
-        if instruction.kind in _MOVES
+        if instruction.kind in MOVES
     )
 
 
@@ -123,7 +122,7 @@ class FarLane:
             KeyError: the machine has no such tier, or states no rate for it.
         """
         kind = instruction.kind
-        if kind in _MOVES and (kind != "update" or self._moves_updates):
+        if kind in MOVES and (kind != "update" or self._moves_updates):
             return self._move(instruction, now)
         start = self.ready(instruction, now)
         end = start + self._costs.of(instruction, self._device).total

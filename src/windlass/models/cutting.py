@@ -11,6 +11,7 @@ from windlass.models.chain import Chain, cuts_of
 from windlass.models.cuts import Cut, LayerCuts
 from windlass.models.exchange import Place
 from windlass.models.pieces import Piece, norms, pieces
+from windlass.models.regions import inner
 from windlass.models.slices import sliced
 from windlass.models.trial import fake_state
 
@@ -58,13 +59,15 @@ def _of_layer(chain: Chain, index: int, place: Place) -> list[str]:
         f"`{path or type(layer).__name__}` {fault}"
         for path, cut in cuts.ways.items()
         if cut.way != "count"
-        for fault in _of_module(layer, cuts, path, cut, place.degree, last=last)
+        for fault in _of_module(
+            layer, cuts, path, cut, inner(layer, cuts, path, place).of, last=last
+        )
     ]
     found += _of_dropouts(layer, cuts)
     if place.columns > 1 and not cuts.first:
         found += _of_features(layer, cuts, place)
     # What is counted follows from what is cut, which says it better.
-    return found or list(_of_counts(layer, cuts, place.degree))
+    return found or list(_of_counts(layer, cuts, place))
 
 
 def _of_features(layer: nn.Module, cuts: LayerCuts, place: Place) -> Iterator[str]:
@@ -167,10 +170,11 @@ def _of_dropouts(layer: nn.Module, cuts: LayerCuts) -> Iterator[str]:
             yield f"`{path}` drops inside a region; say `features` if they are cut, or `whole`"
 
 
-def _of_counts(layer: nn.Module, cuts: LayerCuts, degree: int) -> Iterator[str]:
+def _of_counts(layer: nn.Module, cuts: LayerCuts, place: Place) -> Iterator[str]:
     for path, cut in cuts.ways.items():
         holder, _, name = path.rpartition(".")
         if cut.way == "count":
+            degree = inner(layer, cuts, path, place).of
             count = getattr(layer.get_submodule(holder), name)
             if count % degree:
                 yield f"`{path}` is {count}, which {degree} slices cannot share equally"

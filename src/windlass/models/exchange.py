@@ -105,7 +105,8 @@ class Place:
 
     def answers_for(self, common: Among | None) -> bool:
         """Whether it is the first of those that have the same; None: no other slice has it."""
-        return common is None or (self.row == 0 and (common == "tokens" or self.column == 0))
+        first_row = common in (None, "features") or self.row == 0
+        return first_row and (common in (None, "tokens") or self.column == 0)
 
 
 def gathered(x: Tensor, ring: Ring) -> Tensor:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from windlass.models.cuts import Cut, LayerCuts, Range
 from windlass.models.exchange import Among, Place
+from windlass.models.regions import Share, inner
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +84,8 @@ def pieces(layer: nn.Module, cuts: LayerCuts, place: Place) -> dict[str, Piece]:
         if path in normed:
             found[name] = _of_features(shape, place)
         else:
-            found[name] = _piece(shape, cuts.ways.get(path), leaf, place)
+            share = inner(layer, cuts, path, place)
+            found[name] = _piece(shape, cuts.ways.get(path), leaf, place, share)
     return found
 
 
@@ -106,21 +108,22 @@ def _width(layer: nn.Module, cuts: LayerCuts) -> int | None:
     return next((m.in_features for m in columns if isinstance(m, nn.Linear)), None)
 
 
-def _piece(shape: tuple[int, ...], cut: Cut | None, leaf: str, place: Place) -> Piece:
-    """Of a parameter called `leaf` of a linear map or a table."""
+def _piece(shape: tuple[int, ...], cut: Cut | None, leaf: str, place: Place, share: Share) -> Piece:
+    """Of a parameter `leaf` of a linear map or table, of whose cut features it has a share."""
     uncut = Piece(full=shape, ranges=(None,) * len(shape), common="all")
     if cut is None or cut.way not in ("column", "row", "vocabulary"):
         return uncut
     if cut.way == "vocabulary" or (cut.way == "column" and len(shape) == 1):
-        own = cut.ranges(shape[0], place.degree, place.index)
-        return Piece(full=shape, ranges=(own, *uncut.ranges[1:]), common=None)
+        own = cut.ranges(shape[0], share.of, share.at)
+        common: Among | None = None if share.of == place.degree else "features"
+        return Piece(full=shape, ranges=(own, *uncut.ranges[1:]), common=common)
     if leaf == "weight":
         outputs, inputs = shape
         ranges: tuple[tuple[Range, ...] | None, ...]
         if cut.way == "column":
-            ranges = (_of_row(cut, outputs, place), _own(inputs, place))
+            ranges = (_of_row(cut, outputs, place, share), _own(inputs, place))
         else:
-            ranges = (_own(outputs, place), _of_row(cut, inputs, place))
+            ranges = (_own(outputs, place), _of_row(cut, inputs, place, share))
         return Piece(full=shape, ranges=ranges, common=None)
     return uncut if place.columns == 1 else _of_features(shape, place)
 
@@ -131,8 +134,10 @@ def _of_features(shape: tuple[int, ...], place: Place) -> Piece:
     return Piece(full=shape, ranges=(_own(shape[0], place),), common=common)
 
 
-def _of_row(cut: Cut, total: int, place: Place) -> tuple[Range, ...]:
-    """What all slices of one row have of the cut features, slice after slice."""
+def _of_row(cut: Cut, total: int, place: Place, share: Share) -> tuple[Range, ...]:
+    """What all slices of one row have of the cut features, slice after slice if they share them."""
+    if share.of != place.degree:
+        return cut.ranges(total, share.of, share.at)
     first = place.row * place.columns
     found: list[Range] = []
     for index in range(first, first + place.columns):

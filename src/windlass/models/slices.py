@@ -8,12 +8,13 @@ scatters the sum of what the slices found. Sources: Shoeybi et al. 2019, arXiv:1
 In a grid of r x c slices each holds `[b s/r d/c]`, and those of its column are its region: with
 them it gathers tokens and scatters sums. A column and a row also meet the other features, with the
 slices of one row: the column scatters what it finds, `[b s f/t]`, the row gathers what it takes. So
-each slice has whole heads and its f/t features between the two, as in one dimension. Source: Xu et
-al. 2021, GSPMD, arXiv:2105.04663, section 5.1.
+each slice has whole heads and its f/t features between the two, as in one dimension; where heads
+do not divide so far, the column sums what it finds, and each slice has all f/r of its row. Source:
+Xu et al. 2021, GSPMD, arXiv:2105.04663, section 5.1.
 """
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +25,7 @@ from windlass.models.exchange import Place, gathered, own_part, scattered, summe
 from windlass.models.loss import SliceLoss, put_loss
 from windlass.models.norms import norm_kind
 from windlass.models.pieces import Piece, norms, pieces
+from windlass.models.regions import Share, inner
 from windlass.models.weights import put_parameter, weightless
 
 
@@ -44,26 +46,17 @@ def sliced(layer: nn.Module, cuts: LayerCuts, place: Place, *, last: bool) -> nn
     own = pieces(layer, cuts, place)
     _put_pieces(twin, own)
     for path, cut in cuts.ways.items():
-        _cut_module(twin, path, cut, place)
+        _cut_module(twin, path, cut, place, inner(layer, cuts, path, place))
     if place.columns > 1:
         for path in norms(layer, cuts):
             module = twin.get_submodule(path)
             _become(module, norm_kind(module), place=place)
-    _place_dropouts(twin, cuts, place)
+    _place_dropouts(twin, layer, cuts, place)
     if cuts.first:
         twin.register_forward_hook(_GoOnWithOwn(place))
     if last:
         put_loss(twin, SliceLoss(place=place, first=_first_column(layer, cuts, own)))
     return twin
-
-
-class Share(NamedTuple):
-    """One of equal parts."""
-
-    at: int = 0
-    """Which, from 0."""
-    of: int = 1
-    """How many there are."""
 
 
 _WHOLE = Share()
@@ -100,6 +93,7 @@ class _Columns(nn.Linear):
     """A slice's columns of the logits: own tokens in, all tokens out."""
 
     place: Place
+    parted: bool
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(gathered(x, self.place.all))
@@ -109,9 +103,12 @@ class _Column(nn.Linear):
     """A linear map in a grid: own features in, a slice's share of the outputs out."""
 
     place: Place
+    parted: bool
+    """Whether the slices of one row share out its outputs; else each has all of them."""
 
     def forward(self, x: Tensor) -> Tensor:
-        found = scattered(functional.linear(x, self.weight), self.place.features)
+        together = scattered if self.parted else summed
+        found = together(functional.linear(x, self.weight), self.place.features)
         return found if self.bias is None else found + self.bias
 
 
@@ -119,12 +116,15 @@ class _Row(nn.Linear):
     """A linear map of a slice's inputs: a partial sum of, in a grid, its own features."""
 
     place: Place
+    parted: bool
+    """Whether the slices of one row share out its inputs; else each has all of them."""
 
     def forward(self, x: Tensor) -> Tensor:
         # Each slice adds its share of the bias. If the first one added all of it, slices would run
         # different graphs, and a compiler might order their exchanges differently.
         share = None if self.bias is None else self.bias * (1 / self.place.rows)
-        return functional.linear(gathered(x, self.place.features), self.weight, share)
+        x = gathered(x, self.place.features) if self.parted else x
+        return functional.linear(x, self.weight, share)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,12 +177,12 @@ def _put_pieces(twin: nn.Module, own: dict[str, Piece]) -> None:
         put_parameter(twin, name, made[id(old)])
 
 
-def _cut_module(twin: nn.Module, path: str, cut: Cut, place: Place) -> None:
-    """Makes one module of a twin compute a slice's share."""
+def _cut_module(twin: nn.Module, path: str, cut: Cut, place: Place, share: Share) -> None:
+    """Makes one module of a twin compute a slice's share of what is cut."""
     if cut.way == "count":
         holder, _, name = path.rpartition(".")
         module = twin.get_submodule(holder)
-        setattr(module, name, getattr(module, name) // place.degree)
+        setattr(module, name, getattr(module, name) // share.of)
         return
     module = twin.get_submodule(path)
     if cut.way == "region":
@@ -193,7 +193,8 @@ def _cut_module(twin: nn.Module, path: str, cut: Cut, place: Place) -> None:
     elif isinstance(module, nn.Linear) and cut.way in ("column", "row", "vocabulary"):
         module.out_features, module.in_features = module.weight.shape
         if cut.way != "column" or place.columns > 1:
-            _become(module, _LINEAR[cut.way], place=place)
+            parted = share.of == place.degree
+            _become(module, _LINEAR[cut.way], place=place, parted=parted)
 
 
 _LINEAR: dict[Way, type[nn.Linear]] = {"column": _Column, "row": _Row, "vocabulary": _Columns}
@@ -217,20 +218,20 @@ def _become(module: nn.Module, kind: type[nn.Module], **settings: object) -> Non
     vars(module).update(settings)
 
 
-def _place_dropouts(twin: nn.Module, cuts: LayerCuts, place: Place) -> None:
+def _place_dropouts(twin: nn.Module, layer: nn.Module, cuts: LayerCuts, place: Place) -> None:
     """Tells each dropout which part of a sample it sees, where that is not all of it."""
     for path, module in twin.named_modules():
         if type(module) is nn.Dropout and module.p > 0 and not cuts.first:
-            part = _dropped(path, cuts, place)
+            part = _dropped(layer, path, cuts, place)
             if part != Part():
                 _become(module, SliceDropout, part=part)
 
 
-def _dropped(path: str, cuts: LayerCuts, place: Place) -> Part:
+def _dropped(layer: nn.Module, path: str, cuts: LayerCuts, place: Place) -> Part:
     """What a dropout sees: of a region all tokens, outside of it its own."""
     cut = cuts.ways.get(path)
     if cut is not None and cut.way == "features":
-        return Part(features=Share(place.index, place.degree))
+        return Part(features=inner(layer, cuts, path, place))
     own = Share(place.column, place.columns)
     inside = cuts.region(path) is not None
     return Part(tokens=_WHOLE if inside else Share(place.row, place.rows), features=own)

@@ -141,7 +141,8 @@ def common_sums(sizes: StateSizes, plan: Plan) -> tuple[tuple[Among, int], ...]:
     """
     common: tuple[tuple[Among, int], ...] = (
         ("all", sizes.common),
-        ("tokens", sizes.common_features),
+        ("tokens", sizes.common_in_columns),
+        ("features", sizes.common_in_rows),
     )
     sums = (
         (among, all_reduce_bytes(nbytes, ring(plan.cut.tensor, among))) for among, nbytes in common

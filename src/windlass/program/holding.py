@@ -74,7 +74,8 @@ class Holding:
     def reduces(self, layer: int) -> bool:
         """Whether a gradient is summed over replicas, or over slices what they have whole."""
         sizes = self.sizes[layer]
-        return self.plan.cut.replicas > 1 or sizes.common + sizes.common_features > 0
+        common = sizes.common + sizes.common_in_columns + sizes.common_in_rows
+        return self.plan.cut.replicas > 1 or common > 0
 
     def held(self, layer: int) -> Value:
         """A layer's weights between uses: the device's shard, or all where none are shared."""

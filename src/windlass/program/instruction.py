@@ -48,6 +48,9 @@ MEETINGS: tuple[Kind, ...] = ("gather", "spread", "reduce", "norm", "sync")
 TOGETHER: tuple[Kind, ...] = ("norm", "sync")
 """Those of them that all devices of the plan have to be there for."""
 
+MOVES: tuple[Kind, ...] = ("fetch", "update", "store", "keep", "restore")
+"""Those that go on beside what follows where they move something between tiers."""
+
 WAITING: tuple[Kind, ...] = ("receive", "borrow", "take over", *MEETINGS)
 """Those that wait for other devices."""
 

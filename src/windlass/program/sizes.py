@@ -38,9 +38,10 @@ class LayerSizes:
     """They are rows of the weights, so that none of them becomes the sum itself."""
     common: int
     """Of the gradients, those of parameters that every slice has whole; 0 of whole layers."""
-    common_features: int
-    """Of the gradients, those of parameters that only slices with the same features have; 0 unless
-    slices are cut in two dimensions."""
+    common_in_columns: int
+    """Of the gradients, those of parameters that the slices of one column of a grid have."""
+    common_in_rows: int
+    """Of the gradients, those of parameters that the slices of one row of a grid have."""
     rows: int
     """What rows of all micro-batches but the last take until they are added to the gradient, in
     float32: so much is there at the fullest moment of the last."""
@@ -56,7 +57,8 @@ class StateSizes(NamedTuple):
     gradients: int
     shard: int
     common: int
-    common_features: int
+    common_in_columns: int
+    common_in_rows: int
 
 
 def states_of(plan: Plan, graph: Graph, index: int = 0) -> tuple[StateSizes, ...]:
@@ -114,7 +116,8 @@ def state_sizes(plan: Plan, kind: LayerKind) -> StateSizes:
         gradients=whole * plan.gradient_bytes,
         shard=part * plan.gradient_bytes,
         common=kind.common_count("all") * plan.gradient_bytes,
-        common_features=kind.common_count("tokens") * plan.gradient_bytes,
+        common_in_columns=kind.common_count("tokens") * plan.gradient_bytes,
+        common_in_rows=kind.common_count("features") * plan.gradient_bytes,
     )
 
 

@@ -7,6 +7,7 @@ from html import escape
 from windlass.report.chart import Axes, Rule, Series, line_chart, running_mean
 from windlass.report.compare import kinds, memory_peak, near_peak, shares, step_seconds
 from windlass.report.svg import bytes_unit, kind_colour, seconds_unit
+from windlass.report.tiers import CLASS_COLOURS, held_over_time
 from windlass.report.timeline import timeline
 from windlass.report.words import place_words, ratio_words
 from windlass.spec.prediction import Lane, Prediction, TierPeak, Timeline
@@ -15,10 +16,6 @@ from windlass.track import Record
 from windlass.units import show_bytes, show_seconds
 
 _MEAN_STEPS = 21
-_CLASS_COLOURS = {
-    "weights": "blue", "gradients": "red", "optimizer": "green", "activations": "orange",
-    "working": "pink", "runtime": "grey",
-}  # fmt: skip
 _TERM_COLOURS = ("blue", "orange", "green", "pink", "violet", "red", "brown", "grey")
 
 
@@ -167,8 +164,7 @@ def memory_figure(record: Record) -> str:
     ):
         lane = _lane_with_memory(line)
         if lane is not None:
-            xs = (*lane.starts, lane.ends[-1])
-            ys = (*lane.memory_bytes, lane.memory_bytes[-1])
+            xs, ys = zip(*held_over_time(lane), strict=True)
             series.append(Series(name=name, xs=xs, ys=ys, colour=colour, look="area"))
     if peak is None and measured is None and not series:
         return _missing("Memory is neither predicted nor measured.")
@@ -213,7 +209,7 @@ def _peak(peak: TierPeak, measured: int | None) -> str:
     }
     return (
         f'<h2 class="next">{escape(name)}</h2><p class="note">{note}</p>'
-        + _stack(shares, _CLASS_COLOURS, show_bytes)
+        + _stack(shares, {str(name): colour for name, colour in CLASS_COLOURS.items()}, show_bytes)
     )  # fmt: skip
 
 

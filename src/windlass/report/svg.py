@@ -33,9 +33,13 @@ _KIND_COLOURS = {
     "spread": "yellow", "forward": "blue", "recompute": "orange", "backward": "red",
     "backward input": "red", "backward weight": "orange", "send": "violet", "receive": "violet",
     "lend": "violet", "borrow": "violet", "hand over": "violet", "take over": "violet",
-    "reduce": "yellow", "keep": "brown", "restore": "brown", "norm": "pink", "update": "green",
-    "sync": "grey",
+    "reduce": "yellow", "keep": "brown", "restore": "brown", "store": "brown", "norm": "pink",
+    "update": "green", "sync": "grey",
 }  # fmt: skip
+
+
+STAGE_COLOURS = ("blue", "orange", "green", "pink", "violet", "red", "brown", "sky")
+"""Of the stages of a pipeline, one after the other and again."""
 
 
 class Unit(NamedTuple):
@@ -136,6 +140,12 @@ def drawing(content: str, width: float, height: float, name: str) -> str:
         "svg", content, xmlns="http://www.w3.org/2000/svg", viewBox=f"0 0 {width:g} {height:g}",
         role="img", aria_label=name,
     )  # fmt: skip
+
+
+def size_of(svg: str) -> tuple[float, float]:
+    """Width and height of the coordinates of a drawing."""
+    size = svg.partition('viewBox="')[2].partition('"')[0].split()
+    return float(size[2]), float(size[3])
 
 
 def standalone(svg: str) -> str:

@@ -20,6 +20,8 @@ from windlass.units import show_seconds
 
 _WIDTH, _LEFT, _RIGHT = 1000.0, 92.0, 14.0
 _LANE_HEIGHT, _LANE_GAP, _DEVICE_GAP, _TOP = 38.0, 6.0, 16.0, 34.0
+_NAMED_KINDS = 2
+"""Of one colour, in the legend."""
 _FINEST_SHARE = 1 / 2400
 """Of the step: what is shorter is drawn together with its neighbours."""
 
@@ -39,32 +41,40 @@ class Piece:
 
 def timeline(predicted: Timeline | None, measured: Timeline | None) -> str:
     """The lanes of all devices as SVG, predicted above measured."""
-    lanes = list(_paired(predicted, measured))
+    named = [("predicted", predicted), ("measured", measured)]
+    lanes = [(name, lane) for name, line in named if line is not None for lane in line.lanes]
+    lanes.sort(key=lambda pair: pair[1].device)
+    if len({lane.device for _, lane in lanes}) > 1:
+        lanes = [(f"{name} {lane.device}", lane) for name, lane in lanes]
+    return drawn_lanes(lanes, "timeline of one step, predicted above measured")
+
+
+def drawn_lanes(lanes: Sequence[tuple[str, Lane]], name: str) -> str:
+    """Lanes below each other on one clock as SVG, those of one device close together.
+
+    Args:
+        lanes: what each is called, and what it does.
+        name: what is shown, for readers who do not see it.
+    """
     end = max((max(lane.ends, default=0.0) for _, lane in lanes), default=0.0) or 1.0
     unit = seconds_unit(end)
     parts = []
     bars = []
     y, device = _TOP, lanes[0][1].device if lanes else 0
-    several = len({lane.device for _, lane in lanes}) > 1
-    for name, lane in lanes:
+    crowded = len({lane.device for _, lane in lanes}) < len(lanes)
+    for text, lane in lanes:
         if lane.device != device:
-            y, device = y + _DEVICE_GAP, lane.device
-        text = f"{name} {lane.device}" if several else name
+            y, device = y + (_DEVICE_GAP if crowded else 0.0), lane.device
         middle = y + _LANE_HEIGHT / 2 + 4
         parts.append(label(_LEFT - 10, middle, text, text_anchor="end", class_="strong"))
         bars += [_bar(piece, y, end) for piece in pieces(lane, end * _FINEST_SHARE)]
         y += _LANE_HEIGHT + _LANE_GAP
-    kinds = list(dict.fromkeys(kind for _, lane in lanes for kind in lane.kinds))
-    used = {
-        kind_colour(kind): [k for k in kinds if kind_colour(k) == kind_colour(kind)]
-        for kind in kinds
-    }
-    entries = [(", ".join(names), colour) for colour, names in used.items()]
+    entries = _entries([lane for _, lane in lanes])
     clip = element("rect", x=_LEFT, y=0, width=_WIDTH - _LEFT - _RIGHT, height=y)
     moving = element("g", "".join(bars), class_="moving") if bars else ""
     inside = element("clipPath", clip, id="lanes") + element("g", moving, clip_path="url(#lanes)")
     content = legend(entries, _LEFT, 14) + _clock(end, unit, y) + inside + "".join(parts)
-    svg = drawing(content, _WIDTH, y + 40, "timeline of one step, predicted above measured")
+    svg = drawing(content, _WIDTH, y + 40, name)
     scale = (
         f' data-left="{_LEFT:g}" data-right="{_WIDTH - _RIGHT:g}" data-end="{end / unit.scale:.6g}"'
     )
@@ -95,6 +105,21 @@ def pieces(lane: Lane, finest: float) -> Iterator[Piece]:
         yield _piece(lane, group)
 
 
+def _entries(lanes: Sequence[Lane]) -> list[tuple[str, str]]:
+    """For each colour the kinds that take most of its time, and the colour."""
+    spent: dict[str, dict[str, float]] = {}
+    for lane in lanes:
+        for kind, start, end in zip(lane.kinds, lane.starts, lane.ends, strict=True):
+            kinds = spent.setdefault(kind_colour(kind), {})
+            kinds[kind] = kinds.get(kind, 0.0) + end - start
+    entries = []
+    for colour, kinds in spent.items():
+        ordered = sorted(kinds, key=lambda kind: -kinds[kind])
+        more = ", …" if len(ordered) > _NAMED_KINDS else ""
+        entries.append((", ".join(ordered[:_NAMED_KINDS]) + more, colour))
+    return entries
+
+
 def _piece(lane: Lane, group: Sequence[int]) -> Piece:
     seconds: dict[str, float] = {}
     for index in group:
@@ -112,12 +137,6 @@ def _piece(lane: Lane, group: Sequence[int]) -> Piece:
         what = f"{len(group)} instructions: {', '.join(seconds)}"
     text = f"{what}: {show_seconds(end - start)} from {show_seconds(start)}"
     return Piece(kind=kind, start=start, end=end, text=text, odd=bool(micro and micro % 2))
-
-
-def _paired(predicted: Timeline | None, measured: Timeline | None) -> Iterator[tuple[str, Lane]]:
-    named = [("predicted", predicted), ("measured", measured)]
-    lanes = [(name, lane) for name, line in named if line is not None for lane in line.lanes]
-    yield from sorted(lanes, key=lambda pair: pair[1].device)
 
 
 def _bar(piece: Piece, y: float, end: float) -> str:

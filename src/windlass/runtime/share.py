@@ -26,7 +26,7 @@ from windlass.runtime.tensors import (
     saved_buffers,
     sum_dtype,
 )
-from windlass.runtime.world import Coming, Pod
+from windlass.runtime.world import AMONG, Coming, Pod
 from windlass.spec.plan import Plan
 
 
@@ -236,7 +236,7 @@ class Share:
 
     def _sum_common(self, flat: Tensor) -> None:
         """Sums over the slices the gradients of what they have in common."""
-        for among in ("all", "tokens") if self._pod.slice.degree > 1 else ():
+        for among in AMONG if self._pod.slice.degree > 1 else ():
             places = [
                 flat[weight.first : weight.first + weight.shape.numel()]
                 for weight in self.parameters

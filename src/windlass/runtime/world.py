@@ -33,7 +33,8 @@ much sooner: this only ends what nobody watches."""
 
 LOOPBACK = "127.0.0.1"
 
-_AMONG: tuple[Among, ...] = ("all", "tokens", "features")
+AMONG: tuple[Among, ...] = ("all", "tokens", "features")
+"""The rings of a grid of slices."""
 
 _LANES = ("onward", "back", "borrow", "take over")
 """Kinds of messages, each in its own order; its index is the message's tag."""
@@ -181,7 +182,7 @@ class Pod:
         self._plan, self._on = plan, on
         self._peers = Peers(plan, graph)
         self._groups = _Groups(plan)
-        self._rings = {among: self._groups.of(_slices(self.place, plan, among)) for among in _AMONG}
+        self._rings = {among: self._groups.of(_slices(self.place, plan, among)) for among in AMONG}
         names = {among: ring.group_name if ring else "" for among, ring in self._rings.items()}
         self.slice = SlicePlace(
             degree=int(plan.cut.tensor),
@@ -321,7 +322,7 @@ class _Groups:
         places = [place_of(device, plan.cut) for device in range(plan.cut.devices)]
         shared = (gathering, spreading, scattering, agreeing)
         wanted = {_sharing(place, plan, each) for place in places for each in shared}
-        wanted |= {_slices(place, plan, among) for place in places for among in _AMONG}
+        wanted |= {_slices(place, plan, among) for place in places for among in AMONG}
         self._made: dict[tuple[int, ...], dist.ProcessGroup | None] = {}
         for devices in sorted(each for each in wanted if len(each) > 1):
             self._made[devices] = dist.new_group(list(devices), timeout=WAIT)

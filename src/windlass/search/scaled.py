@@ -7,7 +7,7 @@ a stage keeps its layers up to a cap. What a mistake in exchanging would spoil i
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from math import gcd, prod
+from math import gcd, lcm, prod
 
 from windlass.models.shape import TransformerShape
 from windlass.spec.grid import columns_of, grid, rows_of
@@ -60,7 +60,7 @@ def scaled(plan: Plan, shape: TransformerShape, *, devices: int, tiers: tuple[st
         optimizer=_shards(plan.sharding.optimizer, cut.replicas),
     )
     home = _home(plan.home, tiers)
-    model = _model(shape, cut.tensor, stages[-1].last - 2)
+    model = _model(shape, plan.cut.tensor, cut.tensor, stages[-1].last - 2)
     small = Plan.model_validate(
         plan.model_dump()
         | {
@@ -154,9 +154,19 @@ def _home(home: Home, tiers: tuple[str, ...]) -> Home:
     return home.model_copy(update=dict.fromkeys(elsewhere, tiers[-1]) if tiers else {})
 
 
-def _model(shape: TransformerShape, slices: int, blocks: int) -> ModelRequest:
-    heads = max(_HEADS, 2 * slices)
-    width = heads * _HEAD_WIDTH
+def _model(shape: TransformerShape, had: int, slices: int, blocks: int) -> ModelRequest:
+    """A small model that can be cut over so many slices.
+
+    Args:
+        shape: of the large one.
+        had: slices of that. Where its heads did not divide by them, but by their rows, these do so.
+        slices: of the small one.
+        blocks: that it has.
+    """
+    heads, key_heads, columns = max(_HEADS, 2 * slices), max(2, slices), columns_of(slices)
+    if columns > 1 and shape.heads % had:
+        heads, key_heads = rows_of(slices) * (columns + 1), rows_of(slices)
+    width = heads * lcm(_HEAD_WIDTH, columns)
     grouped = shape.key_heads < shape.heads
     hidden = slices * max(1, round(shape.hidden * width / shape.width / slices))
     return ModelRequest(
@@ -164,7 +174,7 @@ def _model(shape: TransformerShape, slices: int, blocks: int) -> ModelRequest:
         layers=max(1, blocks),
         width=width,
         heads=heads,
-        key_heads=max(2, slices) if grouped else None,
+        key_heads=key_heads if grouped else None,
         hidden=hidden,
         vocabulary=_VOCABULARY,
         sequence=max(3 * _TOKENS, _POSITIONS * slices),

@@ -1,0 +1,108 @@
+"""Pictures: what a plan is and will cost, drawn before it runs."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from windlass.api.plan import Planned
+from windlass.cost.memory import stage_peaks
+from windlass.cost.simulate import simulate
+from windlass.errors import RequestError, did_you_mean
+from windlass.files import storage_faults, write_whole
+from windlass.program.lower import lower
+from windlass.report.forecast import Forecast
+from windlass.report.needed import needs_picture
+from windlass.report.poster import PICTURES, poster
+from windlass.report.prospect import prospect
+from windlass.report.raster import rasterise
+from windlass.report.svg import size_of
+from windlass.spec.need import Need
+
+_SUFFIXES = (".html", ".svg", ".png")
+
+
+def forecast(planned: Planned) -> Forecast:
+    """The chosen plan with its prediction, timeline and memory; runs nothing.
+
+    Raises:
+        PlanError: nothing fits.
+    """
+    plan, graph, machine = planned.plan, planned.graph, planned.machine
+    programs = lower(plan, graph)[:: plan.cut.tensor * plan.cut.replicas]
+    return Forecast(
+        plan=plan,
+        graph=graph,
+        machine=machine,
+        prediction=planned.prediction,
+        timeline=simulate(plan, graph, machine, programs),
+        stage_peaks=stage_peaks(plan, graph, machine, programs),
+    )
+
+
+def draw(told: Forecast, path: Path, only: str | None = None) -> None:
+    """Writes a forecast as a page or as pictures.
+
+    Args:
+        told: of a plan.
+        path: `.html` is a page that holds all; `.svg` and `.png` are the pictures below each other.
+        only: the name of one picture; None draws all.
+
+    Raises:
+        RequestError: no such kind of file or picture.
+        StorageError: the file cannot be written, or no browser is there to draw a PNG.
+    """
+    require_drawable(path, only)
+    with storage_faults(path):
+        if path.suffix == ".html":
+            write_whole(path, prospect(told))
+            return
+        _write(poster(told, tuple(PICTURES) if only is None else (only,)), path)
+
+
+def draw_needs(needs: Sequence[Need], path: Path, words: str) -> None:
+    """Writes what models need as one picture.
+
+    Args:
+        needs: by model, then family.
+        path: `.svg` or `.png`.
+        words: what was asked of every plan.
+
+    Raises:
+        RequestError: no such kind of file.
+        StorageError: the file cannot be written, or no browser is there to draw a PNG.
+    """
+    require_drawable(path, pages=False)
+    with storage_faults(path):
+        _write(needs_picture(needs, words), path)
+
+
+def _write(svg: str, path: Path) -> None:
+    if path.suffix == ".svg":
+        write_whole(path, svg)
+        return
+    width, height = size_of(svg)
+    rasterise(svg, path, width=round(width), height=round(height))
+
+
+def require_drawable(path: Path, only: str | None = None, *, pages: bool = True) -> None:
+    """Refuses what cannot be drawn, before anything is planned.
+
+    Args:
+        path: of the file.
+        only: the name of one picture of a plan.
+        pages: whether there is a page of it.
+
+    Raises:
+        RequestError: no such kind of file or picture.
+    """
+    if path.suffix == ".html" and not pages:
+        raise RequestError(f"one picture is no page; write `{path.with_suffix('.svg')}`")
+    if path.suffix not in _SUFFIXES:
+        raise RequestError(
+            f"`{path}` is no picture that can be drawn; end its name in {' or '.join(_SUFFIXES)}"
+        )
+    if only is not None and only not in PICTURES:
+        raise RequestError(
+            f"no picture `{only}`{did_you_mean(only, PICTURES)}; there are {', '.join(PICTURES)}"
+        )
+    if only is not None and path.suffix == ".html":
+        raise RequestError(f"a page holds all pictures; for `{only}` alone write a .svg or .png")

@@ -1,0 +1,232 @@
+"""Decomposition: stages, slices and replicas as a picture, and rings through those that share.
+
+Columns are stages, rows replicas, and the cells of a block its slices, in rows and columns if they
+are a grid. A solid ring runs through the rts replicas that share one copy of the weights, a dashed
+one through the rts' that share one of the optimizer state. Of very many stages or replicas the
+middle is left out, and said to be.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from windlass.program.layout import Place, device_of
+from windlass.program.shards import gathering, scattering
+from windlass.report.forecast import layer_words
+from windlass.report.svg import STAGE_COLOURS, drawing, element, label, title
+from windlass.report.words import place_words
+from windlass.spec.grid import Grid
+from windlass.spec.plan import Plan
+
+_WIDTH, _LEFT, _RIGHT, _TOP = 1000.0, 96.0, 30.0, 62.0
+_MOST_STAGES, _MOST_REPLICAS = 9, 8
+_MOST_SLICES = 64
+_ROW_GAP = 26.0
+_SMALLEST, _LARGEST = 6.0, 34.0
+_LETTERS = 20.0
+"""Pixels of a cell from which on it has room for its device's number."""
+_RAIL = 11.0
+"""Pixels from one ring to the next beside it."""
+_MOST_RAILS = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Axes:
+    """Where stages and replicas lie; None stands for those that are left out."""
+
+    plan: Plan
+    stages: tuple[int | None, ...]
+    replicas: tuple[int | None, ...]
+    across: int
+    """Slices side by side in a block."""
+    pitch: float
+    """From one stage to the next."""
+    cell: float
+
+    @property
+    def down(self) -> int:
+        """Rows of slices in a block."""
+        return -(-_slices(self.plan) // self.across)
+
+    @property
+    def row(self) -> float:
+        """From one replica to the next."""
+        return self.down * self.cell + _ROW_GAP
+
+    def x(self, column: int) -> float:
+        """Left end of a column's blocks, which stand in its middle."""
+        return _LEFT + column * self.pitch + (self.pitch - self.across * self.cell) / 2
+
+    def y(self, line: int) -> float:
+        """Top of a line's blocks."""
+        return _TOP + line * self.row
+
+    def middle(self, replica: int) -> float:
+        """Where the middle of a replica's blocks is, or of those left out that it is among."""
+        shown = self.replicas
+        line = shown.index(replica) if replica in shown else shown.index(None)
+        return self.y(line) + self.down * self.cell / 2
+
+
+def decomposition(plan: Plan) -> str:
+    """The cut of a plan as SVG: p x t x r blocks, and the rings of rts and rts'."""
+    axes = _axes(plan)
+    parts = [*_heads(axes), *_names(axes), *_blocks(axes), *_rings(axes)]
+    height = axes.y(len(axes.replicas)) + 20
+    parts.append(_legend(plan, height - 8))
+    name = (
+        f"{plan.cut.pipeline} stages, {plan.cut.tensor} slices, {plan.cut.replicas} replicas; "
+        f"{plan.sharding.weights} replicas share weights, {plan.sharding.optimizer} optimizer state"
+    )
+    return drawing("".join(parts), _WIDTH, height, name)
+
+
+def _slices(plan: Plan) -> int:
+    return min(int(plan.cut.tensor), _MOST_SLICES)
+
+
+def _axes(plan: Plan) -> _Axes:
+    stages = _shown(plan.cut.pipeline, _MOST_STAGES)
+    across = _across(plan)
+    pitch = min(280.0, (_WIDTH - _LEFT - _RIGHT) / len(stages))
+    rails = 2 * _RAIL * _MOST_RAILS
+    cell = max(_SMALLEST, min(_LARGEST, (pitch - rails) / across))
+    return _Axes(
+        plan=plan, stages=stages, replicas=_shown(plan.cut.replicas, _MOST_REPLICAS),
+        across=across, pitch=pitch, cell=cell,
+    )  # fmt: skip
+
+
+def _across(plan: Plan) -> int:
+    """Slices side by side: the columns of a grid, else about as many as below each other."""
+    slices = _slices(plan)
+    if isinstance(plan.cut.tensor, Grid) and slices == int(plan.cut.tensor):
+        return plan.cut.tensor.columns
+    down = next(each for each in range(math.isqrt(slices), 0, -1) if slices % each == 0)
+    return slices // down
+
+
+def _shown(count: int, most: int) -> tuple[int | None, ...]:
+    """All of them, or the first and the last with a gap between."""
+    if count <= most:
+        return tuple(range(count))
+    return (*range(most - 2), None, count - 1)
+
+
+def _heads(axes: _Axes) -> Iterator[str]:
+    plan = axes.plan
+    for column, stage in enumerate(axes.stages):
+        middle = _LEFT + (column + 0.5) * axes.pitch
+        if stage is None:
+            left_out = plan.cut.pipeline - len(axes.stages) + 1
+            yield label(middle, 18, f"… {left_out} more", text_anchor="middle")
+            continue
+        name = f"stage {stage}" if plan.cut.pipeline > 1 else "one stage"
+        yield label(middle, 18, name, text_anchor="middle", class_="strong")
+        yield label(middle, 34, layer_words(plan, stage), text_anchor="middle")
+        phases = len(plan.stages[stage].phases)
+        if phases > 1:
+            yield label(middle, 50, f"in {phases} phases", text_anchor="middle")
+        if column + 1 < len(axes.stages):
+            x = _LEFT + (column + 1) * axes.pitch
+            yield label(x, 19, "→", text_anchor="middle", class_="strong")
+
+
+def _names(axes: _Axes) -> Iterator[str]:
+    count = axes.plan.cut.replicas
+    for line, replica in enumerate(axes.replicas):
+        y = axes.y(line) + axes.down * axes.cell / 2 + 4
+        if replica is None:
+            words = f"… {count - len(axes.replicas) + 1} more"
+        else:
+            words = f"replica {replica}" if count > 1 else "one replica"
+        yield label(_LEFT - 12, y, words, text_anchor="end", class_="strong")
+
+
+def _blocks(axes: _Axes) -> Iterator[str]:
+    for column, stage in enumerate(axes.stages):
+        for line, replica in enumerate(axes.replicas):
+            if stage is None or replica is None:
+                x = _LEFT + (column + 0.5) * axes.pitch
+                y = axes.y(line) + axes.down * axes.cell / 2 + 4
+                yield label(x, y, "…", text_anchor="middle")
+            else:
+                yield from _block(axes, column, line, stage, replica)
+
+
+def _block(axes: _Axes, column: int, line: int, stage: int, replica: int) -> Iterator[str]:
+    colour = STAGE_COLOURS[stage % len(STAGE_COLOURS)]
+    cut = axes.plan.cut
+    for index in range(_slices(axes.plan)):
+        down, across = divmod(index, axes.across)
+        place = Place(stage, index, replica)
+        device = device_of(place, cut)
+        x, y = axes.x(column) + across * axes.cell, axes.y(line) + down * axes.cell
+        words = f"device {device}: {place_words(place, cut) or 'the only one'}"
+        tone = 0.85 if (down + across) % 2 else 0.68
+        yield element(
+            "rect", title(words), x=x + 0.5, y=y + 0.5, width=axes.cell - 1,
+            height=axes.cell - 1, rx=2, style=f"fill:var(--{colour});opacity:{tone}",
+        )  # fmt: skip
+        if axes.cell >= _LETTERS:
+            style = "fill:#fff;font-size:10px;font-weight:600"
+            middle = x + axes.cell / 2
+            yield label(middle, y + axes.cell / 2 + 4, str(device), text_anchor="middle",
+                        style=style)  # fmt: skip
+
+
+def _rings(axes: _Axes) -> Iterator[str]:
+    plan = axes.plan
+    shared = range(plan.cut.replicas)
+    weights = tuple(dict.fromkeys(tuple(sorted(gathering(at, plan))) for at in shared))
+    state = tuple(dict.fromkeys(scattering(at, plan) for at in shared))
+    for column, stage in enumerate(axes.stages):
+        if stage is None:
+            continue
+        left, right = axes.x(column), axes.x(column) + axes.across * axes.cell
+        yield from _loops(axes, state, left - 9, -1, "orange", "4 3")
+        yield from _loops(axes, weights, right + 9, 1, "green", "none")
+
+
+def _loops(
+    axes: _Axes, groups: Sequence[tuple[int, ...]], x: float, side: int, colour: str, dashes: str
+) -> Iterator[str]:
+    """A narrow ring through the blocks of each group, and a dot at each."""
+    rails: list[float] = []
+    for group in groups:
+        if len(group) < 2:
+            continue
+        top, bottom = axes.middle(group[0]), axes.middle(group[-1])
+        free = next((at for at, end in enumerate(rails) if end < top), len(rails))
+        if free == _MOST_RAILS or bottom <= top:
+            continue
+        rails[free : free + 1] = [bottom]
+        middle = x + side * free * _RAIL
+        style = f"fill:none;stroke:var(--{colour});stroke-width:1.8;stroke-dasharray:{dashes}"
+        words = title("replicas " + ", ".join(map(str, group)))
+        yield element(
+            "rect", words, x=middle - 4, y=top - 8, width=8, height=bottom - top + 16, rx=4,
+            style=style,
+        )  # fmt: skip
+        for replica in group:
+            if replica in axes.replicas:
+                y = axes.middle(replica)
+                yield element("circle", cx=middle, cy=y, r=3.4, style=f"fill:var(--{colour})")
+
+
+def _legend(plan: Plan, y: float) -> str:
+    weights, state = plan.sharding.weights, plan.sharding.optimizer
+    told = [
+        ("green", f"rts = {weights}: so many replicas share one copy of the weights")
+        if weights > 1
+        else ("grey", "every replica has all its weights"),
+        ("orange", f"rts' = {state}: so many share one copy of the optimizer state")
+        if state > 1
+        else ("grey", "every replica has all its optimizer state"),
+    ]
+    parts, x = [], _LEFT
+    for colour, words in told:
+        parts.append(element("circle", cx=x + 4, cy=y - 4, r=4, style=f"fill:var(--{colour})"))
+        parts.append(label(x + 14, y, words))
+        x += 430
+    return "".join(parts)

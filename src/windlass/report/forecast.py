@@ -1,0 +1,53 @@
+"""Forecast: all that is known of a plan before it runs, as its pictures need it."""
+
+from dataclasses import dataclass
+
+from windlass.program.layout import layers_of
+from windlass.spec.graph import Graph
+from windlass.spec.machine import Machine
+from windlass.spec.plan import Plan
+from windlass.spec.prediction import Lane, Prediction, TierPeak, Timeline
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forecast:
+    """A plan with its prediction, every number of which is predicted."""
+
+    plan: Plan
+    graph: Graph
+    machine: Machine
+    prediction: Prediction
+    timeline: Timeline
+    """One lane for each stage: its first device stands for all."""
+    stage_peaks: tuple[tuple[TierPeak, ...], ...]
+    """For each stage the fullest moment of each tier, the near one first."""
+
+    @property
+    def title(self) -> str:
+        """`gpt3-175b on ipu-pod256`."""
+        return f"{self.graph.name} on {self.machine.name}"
+
+    def lanes(self) -> tuple[tuple[int, Lane], ...]:
+        """Each stage with its lane."""
+        return tuple(enumerate(self.timeline.lanes))
+
+    def turns(self) -> tuple[tuple[int, int, tuple[int, int]], ...]:
+        """Stage, phase, and the half-open range of its layers, in the order of the chain."""
+        stages = self.plan.cut.pipeline
+        return tuple(
+            (chunk % stages, phase, bounds)
+            for chunk, part in enumerate(self.plan.stages)
+            for phase, bounds in enumerate(part.phases)
+        )
+
+
+def layer_words(plan: Plan, stage: int) -> str:
+    """`layers 0–11`, or `layers 0–5, 24–29` where chunks interleave."""
+    runs: list[list[int]] = []
+    for layer in layers_of(plan, stage):
+        if runs and layer == runs[-1][1] + 1:
+            runs[-1][1] = layer
+        else:
+            runs.append([layer, layer])
+    words = ", ".join(f"{first}–{last}" if last > first else str(first) for first, last in runs)
+    return f"layer{'' if words.isdecimal() else 's'} {words}"

@@ -1,0 +1,76 @@
+"""Prospect: one self-contained HTML page of a plan before it runs, every number predicted."""
+
+from html import escape
+
+from windlass.report.dress import SCRIPT, STYLE
+from windlass.report.forecast import Forecast
+from windlass.report.poster import PICTURES, notes
+from windlass.report.svg import COLOURS, DRAWING
+from windlass.report.words import graph_words, mfu_words, plan_words, speed_words
+from windlass.units import show_bytes, show_seconds
+
+
+def prospect(forecast: Forecast) -> str:
+    """The whole page."""
+    words = notes(forecast)
+    sections = (
+        _section(heading, words[name], _figure(name, draw(forecast)))
+        for name, (heading, draw) in PICTURES.items()
+    )
+    text = escape(forecast.plan.to_toml())
+    plan = f"<details><summary>as TOML</summary><pre>{text}</pre></details>"
+    body = (
+        _header(forecast)
+        + _tiles(forecast)
+        + "".join(sections)
+        + _section("Plan", "The file that runs it.", plan)
+    )
+    return (
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width,initial-scale=1">'
+        '<meta name="color-scheme" content="light dark">'
+        f"<title>{escape(forecast.title)}, predicted – Windlass</title>"
+        f"<style>{COLOURS}{DRAWING}{STYLE}</style></head>"
+        f"<body><main>{body}</main><script>{SCRIPT}</script></body></html>\n"
+    )
+
+
+def _header(forecast: Forecast) -> str:
+    words = plan_words(forecast.plan)
+    return (
+        '<header><div class="brand">Windlass plan</div>'
+        f'<h1>{escape(forecast.title)}<span class="pill prepared">predicted</span></h1>'
+        f"<p>{escape(graph_words(forecast.graph))}.</p>"
+        f"<p>{escape(words[:1].upper() + words[1:])}.</p></header>"
+    )
+
+
+def _tiles(forecast: Forecast) -> str:
+    told = forecast.prediction
+    low, high = show_seconds(told.low_seconds), show_seconds(told.high_seconds)
+    near = told.peaks[0]
+    tiles = [
+        ("predicted step", show_seconds(told.step_seconds), f"80 % interval {low} to {high}"),
+        ("predicted speed", speed_words(told.tokens_per_second), "over all replicas"),
+        ("predicted MFU", f"{100 * told.mfu:.1f} %", mfu_words(told, told.step_seconds)),
+        (
+            f"predicted peak in {near.tier}",
+            show_bytes(near.peak_bytes),
+            f"of {show_bytes(near.capacity_bytes)} on the fullest device",
+        ),
+    ]
+    drawn = (
+        f'<div class="tile"><div class="name">{escape(name)}</div>'
+        f'<div class="value">{escape(value)}</div><div class="more">{escape(more)}</div></div>'
+        for name, value, more in tiles
+    )
+    return f'<div class="tiles">{"".join(drawn)}</div>'
+
+
+def _section(name: str, note: str, content: str) -> str:
+    return f'<section><h2>{escape(name)}</h2><p class="note">{escape(note)}</p>{content}</section>'
+
+
+def _figure(name: str, svg: str) -> str:
+    kind = ' class="chart"' if name == "occupancy" else ""
+    return f"<figure{kind}>{svg}</figure>"

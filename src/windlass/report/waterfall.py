@@ -1,0 +1,99 @@
+"""Waterfall: what a predicted step is made of, term upon term, up to its interval."""
+
+from collections.abc import Iterator
+
+from windlass.report.svg import drawing, element, label, seconds_unit, ticks, title
+from windlass.spec.prediction import Prediction
+from windlass.units import show_seconds
+
+_WIDTH, _LEFT, _RIGHT, _TOP = 1000.0, 200.0, 150.0, 12.0
+_ROW, _BAR = 30.0, 18.0
+_SMALLEST_SHARE = 0.002
+"""Of the step: what is less is told together."""
+_COLOURS = {
+    "matmul": "blue", "attention": "sky", "traffic": "orange", "launch": "grey",
+    "update": "green", "norm": "pink", "load": "brown", "exchange and waiting": "violet",
+    "waiting for far memory": "red",
+}  # fmt: skip
+
+
+def waterfall(prediction: Prediction) -> str:
+    """Terms as bars, each beginning where the one before ends; below them the whole step.
+
+    The first bar is the time that the model's own FLOP take at the devices' dense peak.
+    """
+    terms = _terms(prediction)
+    ideal = prediction.model_flop / prediction.peak_flop_rate
+    most = max(prediction.high_seconds, prediction.step_seconds, ideal)
+    scale = (_WIDTH - _LEFT - _RIGHT) / most
+    parts = [_row(0, "the model's FLOP at peak", 0.0, ideal, scale, "grey", 0.45)]
+    reached = 0.0
+    for line, (name, seconds) in enumerate(terms, 1):
+        colour = _COLOURS.get(name, "yellow")
+        parts.append(_row(line, name, reached, seconds, scale, colour, 1.0))
+        share = f"{show_seconds(seconds)}, {100 * seconds / prediction.step_seconds:.0f} %"
+        parts.append(_value(line, share))
+        reached += seconds
+        x = _LEFT + reached * scale
+        parts.append(element("line", x1=x, x2=x, y1=_y(line), y2=_y(line) + _ROW + _BAR,
+                             class_="axis"))  # fmt: skip
+    last = len(terms) + 1
+    parts.append(_row(last, "predicted step", 0.0, prediction.step_seconds, scale, "ink", 0.8))
+    parts.append(_value(0, f"{show_seconds(ideal)}: MFU {100 * prediction.mfu:.1f} %"))
+    parts.append(_value(last, show_seconds(prediction.step_seconds)))
+    parts += _interval(prediction, last, scale)
+    parts += _axis(most, scale, _y(last + 1) + 14)
+    return drawing("".join(parts), _WIDTH, _y(last + 1) + 52, "predicted step time by term")
+
+
+def _terms(prediction: Prediction) -> list[tuple[str, float]]:
+    """Largest first, but waiting last; what is very small is put together."""
+    whole = prediction.step_seconds
+    large = {k: v for k, v in prediction.by_term.items() if v >= _SMALLEST_SHARE * whole}
+    rest = sum(prediction.by_term.values()) - sum(large.values())
+    ordered = sorted(large.items(), key=lambda term: ("waiting" in term[0], -term[1]))
+    return [*ordered, *([("all else", rest)] if rest > 0 else [])]
+
+
+def _y(line: int) -> float:
+    return _TOP + line * _ROW
+
+
+def _row(
+    line: int, name: str, begin: float, seconds: float, scale: float, colour: str, tone: float
+) -> str:
+    y = _y(line)
+    bar = element(
+        "rect", title(f"{name}: {show_seconds(seconds)}"), x=_LEFT + begin * scale, y=y + 4,
+        width=max(seconds * scale, 0.8), height=_BAR, rx=2,
+        style=f"fill:var(--{colour});opacity:{tone}",
+    )  # fmt: skip
+    strong = {"class_": "strong"} if name == "predicted step" else {}
+    return bar + label(_LEFT - 10, y + 17, name, text_anchor="end", **strong)
+
+
+def _value(line: int, words: str) -> str:
+    return label(_WIDTH - _RIGHT + 12, _y(line) + 17, words, class_="strong")
+
+
+def _interval(prediction: Prediction, line: int, scale: float) -> Iterator[str]:
+    low, high = (_LEFT + end * scale for end in (prediction.low_seconds, prediction.high_seconds))
+    y = _y(line) + 4 + _BAR / 2
+    style = "stroke:var(--orange);stroke-width:2"
+    yield element("line", x1=low, x2=high, y1=y, y2=y, style=style)
+    for x in (low, high):
+        yield element("line", x1=x, x2=x, y1=y - 6, y2=y + 6, style=style)
+    ends = f"{show_seconds(prediction.low_seconds)} to {show_seconds(prediction.high_seconds)}"
+    yield label(_WIDTH - _RIGHT - 4, _y(line) + _ROW + 10, f"80 % interval {ends}",
+                text_anchor="end")  # fmt: skip
+
+
+def _axis(most: float, scale: float, y: float) -> Iterator[str]:
+    unit = seconds_unit(most)
+    for tick in ticks(0, most / unit.scale, 8):
+        x = _LEFT + tick * unit.scale * scale
+        yield element("line", x1=x, x2=x, y1=y, y2=y + 4, class_="axis")
+        yield label(x, y + 18, f"{tick:.6g}", text_anchor="middle")
+    yield element("line", x1=_LEFT, x2=_WIDTH - _RIGHT, y1=y, y2=y, class_="axis")
+    yield label((_LEFT + _WIDTH - _RIGHT) / 2, y + 35, f"time in the step [{unit.name}]",
+                text_anchor="middle")  # fmt: skip

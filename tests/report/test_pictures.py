@@ -1,0 +1,173 @@
+"""Pictures of a plan before it runs: nothing of it is left out, and all of it is predicted."""
+
+import re
+from itertools import pairwise
+from xml.etree import ElementTree as ET
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from factories import cut_graph, tiny_graph, tiny_plan
+from program.pod_plans import MACHINE, pod_plans
+from windlass.cost.memory import stage_peaks
+from windlass.cost.predict import predict
+from windlass.cost.simulate import simulate
+from windlass.program.lower import lower
+from windlass.program.shards import gathering
+from windlass.report.decomposition import decomposition
+from windlass.report.forecast import Forecast, layer_words
+from windlass.report.heatmap import heat_map
+from windlass.report.poster import PICTURES, poster
+from windlass.report.prospect import prospect
+from windlass.report.tiers import memory_bars
+from windlass.report.waterfall import waterfall
+from windlass.spec.graph import Graph
+from windlass.spec.grid import Grid
+from windlass.spec.plan import Home, Plan
+
+SVG = "{http://www.w3.org/2000/svg}"
+GRAPH = tiny_graph(layers=6, tied=False)
+AWAY = Home(weights="host", gradients="host", optimizer="host")
+TO_A_HUNDREDTH = 0.02
+"""Coordinates are written with two digits behind the point; widths add two of them."""
+
+
+def forecast(graph: Graph, plan: Plan) -> Forecast:
+    programs = lower(plan, graph)[:: plan.cut.tensor * plan.cut.replicas]
+    return Forecast(
+        plan=plan,
+        graph=graph,
+        machine=MACHINE,
+        prediction=predict(plan, graph, MACHINE),
+        timeline=simulate(plan, graph, MACHINE, programs),
+        stage_peaks=stage_peaks(plan, graph, MACHINE, programs),
+    )
+
+
+def parsed(svg: str) -> ET.Element:
+    return ET.fromstring(svg)  # noqa: S314  it is our own
+
+
+def rects(svg: str) -> list[tuple[str, ET.Element]]:
+    """What the pointer reads on each rectangle, and the rectangle."""
+    found = parsed(svg).iter(f"{SVG}rect")
+    return [(text, rect) for rect in found if (text := rect.findtext(f"{SVG}title"))]
+
+
+def words(svg: str) -> str:
+    return " | ".join(text.text or "" for text in parsed(svg).iter(f"{SVG}text"))
+
+
+@given(drawn=pod_plans())
+@settings(max_examples=25)
+def test_every_picture_of_every_plan_is_well_formed_and_says_predicted(drawn: tuple[Graph, Plan]):
+    told = forecast(*drawn)
+    for name in PICTURES:
+        svg = poster(told, (name,))
+        assert parsed(svg).tag == f"{SVG}svg"
+        assert "redicted" in words(svg)
+        assert not re.search(r"(?<![\w-])(nan|inf)(?![\w-])", svg)
+    page = prospect(told)
+    assert page.count("<svg") == len(PICTURES)
+    assert 'class="pill prepared">predicted<' in page
+
+
+@given(
+    stages=st.integers(1, 4),
+    slices=st.sampled_from([1, 2, 4, Grid(2, 2)]),
+    replicas=st.sampled_from([1, 2, 4]),
+)
+def test_every_device_has_its_cell(stages: int, slices: int, replicas: int):
+    plan = tiny_plan(cut_graph(GRAPH), MACHINE, pipeline=stages, tensor=slices, replicas=replicas)
+    cells = [text for text, _ in rects(decomposition(plan)) if text.startswith("device")]
+    numbers = sorted(int(text.split()[1].rstrip(":")) for text in cells)
+    assert numbers == list(range(plan.cut.devices))
+
+
+def test_slices_of_a_grid_lie_in_its_rows_and_columns():
+    plan = tiny_plan(GRAPH, MACHINE, tensor=Grid(4, 2))
+    places = {
+        text.split(":")[0]: (float(rect.get("x", 0)), float(rect.get("y", 0)))
+        for text, rect in rects(decomposition(plan))
+    }
+    columns = {x for x, _ in places.values()}
+    rows = {y for _, y in places.values()}
+    assert (len(rows), len(columns)) == (4, 2)
+    assert places["device 2"] == (min(columns), sorted(rows)[1])
+
+
+@pytest.mark.parametrize("sharding", [(1, 1), (2, 2), (4, 4), (1, 4), (2, 4), (2, 8), (8, 8)])
+def test_rings_run_through_the_replicas_that_share(sharding: tuple[int, int]):
+    plan = tiny_plan(GRAPH, MACHINE, replicas=8, sharding=sharding)
+    rings = sorted(
+        text.removeprefix("replicas ") for text, _ in rects(decomposition(plan))
+        if text.startswith("replicas")
+    )  # fmt: skip
+    blocks = [range(at, at + sharding[1]) for at in range(0, 8, sharding[1])]
+    expected = {tuple(sorted(gathering(at, plan))) for at in range(8)} if sharding[0] > 1 else set()
+    state = {tuple(block) for block in blocks} if sharding[1] > 1 else set()
+    assert rings == sorted(", ".join(map(str, group)) for group in [*expected, *state])
+
+
+def test_of_hundreds_of_replicas_the_middle_is_left_out_and_said_to_be():
+    plan = tiny_plan(GRAPH, MACHINE, replicas=512, pipeline=2, sharding=(512, 512))
+    told = words(decomposition(plan))
+    assert "… 505 more" in told
+    assert "replica 0" in told
+    assert "replica 511" in told
+
+
+def test_the_heat_map_has_each_layer_once_forward_and_once_back():
+    plan = tiny_plan(GRAPH, MACHINE, phases=((0, 2), (2, 5), (5, 8)), home=AWAY, accumulation=2)
+    cells = [text.split(":")[0] for text, _ in rects(heat_map(forecast(GRAPH, plan)))
+             if text.startswith("layer")]  # fmt: skip
+    ways = [f"layer {layer}, {way}" for layer in range(8) for way in ("forward", "backward")]
+    assert sorted(cells) == sorted(ways)
+
+
+@given(drawn=pod_plans())
+@settings(max_examples=25)
+def test_the_terms_of_a_waterfall_reach_from_nothing_to_the_whole_step(drawn: tuple[Graph, Plan]):
+    graph, plan = drawn
+    told = predict(plan, graph, MACHINE)
+    bars = [(float(rect.get("x", 0)), float(rect.get("width", 0)), text)
+            for text, rect in rects(waterfall(told))]  # fmt: skip
+    _, *terms, whole = bars
+    for (x, width, _), (after, _, _) in pairwise(terms):
+        assert after <= x + width + TO_A_HUNDREDTH
+    assert terms[0][0] == pytest.approx(whole[0])
+    assert sum(told.by_term.values()) == pytest.approx(told.step_seconds)
+    drawn_end = max(x + width for x, width, _ in terms)
+    # A term of next to nothing is drawn as wide as can be seen.
+    assert drawn_end == pytest.approx(whole[0] + whole[1], abs=0.8 + TO_A_HUNDREDTH)
+
+
+@given(drawn=pod_plans())
+@settings(max_examples=25)
+def test_bars_of_memory_are_as_long_as_what_they_hold(drawn: tuple[Graph, Plan]):
+    graph, plan = drawn
+    told = forecast(graph, plan)
+    widths: dict[str, float] = {}
+    for text, rect in rects(memory_bars(told)):
+        if "," in text:
+            stage = text.partition(",")[0]
+            tier = float(rect.get("y", 0))
+            widths[f"{stage} {tier}"] = widths.get(f"{stage} {tier}", 0) + float(
+                rect.get("width", 0)
+            )
+    held = [peak.peak_bytes for tiers in told.stage_peaks for peak in tiers if peak.peak_bytes]
+    assert len(widths) == len(held)
+    near = [tiers[0].peak_bytes for tiers in told.stage_peaks]
+    drawn_near = sorted(widths.items(), key=lambda each: float(each[0].split()[-1]))[: len(near)]
+    assert max(near) == told.prediction.peaks[0].peak_bytes
+    longest = max(width for _, width in drawn_near)
+    for nbytes, (_, width) in zip(near, drawn_near, strict=True):
+        assert width / longest == pytest.approx(nbytes / max(near), abs=0.01)
+
+
+def test_layers_of_a_stage_are_told_in_runs():
+    chunks = tiny_plan(GRAPH, MACHINE, pipeline=2, interleave=2, order="interleaved",
+                       accumulation=2)  # fmt: skip
+    assert layer_words(chunks, 0) == "layers 0–1, 4–5"
+    assert layer_words(tiny_plan(GRAPH, MACHINE, pipeline=8), 3) == "layer 3"
