@@ -1,5 +1,6 @@
 """The verbs: joins the rooms below into what a user calls. No numbers of its own, only calls."""
 
+from windlass.api.across import ALL, batches, compared
 from windlass.api.biggest import largest, record, require_here
 from windlass.api.check import Caught, Checking, proving
 from windlass.api.cluster import prepare
@@ -17,6 +18,7 @@ from windlass.api.survive import Survival
 from windlass.api.worker import Worker, as_worker
 
 __all__ = [
+    "ALL",
     "HERE",
     "PROCESSES",
     "RUNS",
@@ -32,7 +34,9 @@ __all__ = [
     "as_it_is",
     "as_worker",
     "ask",
+    "batches",
     "capture",
+    "compared",
     "draw",
     "draw_needs",
     "find_machine",

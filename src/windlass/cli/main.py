@@ -24,6 +24,8 @@ _VERBS = {
     "sample": "sample:sample",
     "plan": "plan:plan",
     "fit": "plan:fit",
+    "compare": "across:compare",
+    "batch": "across:batch",
     "needed": "needed:needed",
     "runs": "record:runs",
     "show": "record:show",

@@ -7,7 +7,7 @@ from cyclopts import Parameter
 
 from windlass import api
 from windlass.cli.console import Bars, console, print_json
-from windlass.cli.words import AsJson
+from windlass.cli.words import AsJson, apart
 from windlass.report.needed import needs_table
 
 MODELS = ("gpt2-1.5b", "gpt-j-6b", "gpt3-13b", "gpt-neox-20b", "gpt3-175b", "megatron-1t")
@@ -33,11 +33,17 @@ def needed(
     """
     if picture is not None:
         api.require_drawable(picture, pages=False)
-    models = tuple(word for word in words if "=" not in word) or MODELS
-    overrides = tuple(word for word in words if "=" in word)
+    families, more = apart(on)
+    models, overrides = apart((*words, *more))
     with Bars() as progress:
         found = tuple(
-            api.needed(models, on, overrides=overrides, whole=not in_phases, progress=progress)
+            api.needed(
+                models or MODELS,
+                families,
+                overrides=overrides,
+                whole=not in_phases,
+                progress=progress,
+            )
         )
     if picture is not None:
         asked = "all layers stay in memory" if not in_phases else "layers may take turns in memory"
