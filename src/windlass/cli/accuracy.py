@@ -23,9 +23,7 @@ def show_judged(judged: Sequence[Judged], *, as_json: bool) -> None:
         return
     for one in judged:
         _show(one)
-    print_line(
-        "bias: mean of signed errors, + predicted too long; inside: in 80 % intervals"
-    )
+    print_line("bias: mean of signed errors, + predicted too long; inside: in 80 % intervals")
     print_line("const.: mean error of one fitted constant, time = constant x FLOP / devices")
 
 
