@@ -6,8 +6,8 @@ from itertools import pairwise
 import pytest
 
 from factories import cut_graph, late_tied_graph, tiny_graph, tiny_machine, tiny_plan
-from windlass.cost.closed import Run, Tables, Totals, closed
-from windlass.cost.closed_layers import Chain, Setting, Sharing
+from windlass.cost.closed import Rows, Run, Totals, closed
+from windlass.cost.closed_layers import Block, Chain, Setting
 from windlass.cost.closed_pipeline import Shape
 from windlass.cost.predict import predict
 from windlass.spec.graph import Graph
@@ -84,20 +84,17 @@ def divisors(number: int) -> list[int]:
 
 def told(plan: Plan, graph: Graph, machine: Machine) -> Totals:
     """What the closed form says of one plan."""
-    shape = Shape(plan.order, plan.cut.pipeline, plan.interleave, plan.batch.accumulation)
-    cut, sums = plan.cut, plan.batch.accumulation > 1
-    tables = Tables(shape)
+    cut, micros = plan.cut, plan.batch.accumulation
+    shape = Shape.of(plan.order, cut.pipeline, plan.interleave, micros)
     setting = Setting(
-        cut.tensor, plan.precision, plan.compile, plan.batch.micro, sums, cut.pipeline > 1,
+        cut.tensor, plan.precision, plan.compile, plan.batch.micro, micros > 1, cut.pipeline > 1,
         cut.replicas,
     )  # fmt: skip
-    sharing = Sharing(
-        cut.tensor, plan.precision, sums, cut.replicas, plan.sharding.weights,
-        plan.sharding.optimizer,
-    )  # fmt: skip
-    tables.add(Run(setting, plan.stages[0].recompute == "layer"), [sharing])
+    pair = (plan.sharding.weights, plan.sharding.optimizer)
+    block = Block(cut.tensor, plan.precision, micros > 1, cut.replicas, (pair,))
+    run = Run(setting, plan.stages[0].recompute == "layer", micros)
     ends = (*(stage.first for stage in plan.stages), graph.layers)
-    return closed(Chain(plan, graph, machine), shape, ends, tables.rows())
+    return closed(Chain(plan, graph, machine), shape, ends, Rows.of([(block, [run])]))
 
 
 def errors(

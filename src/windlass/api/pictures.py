@@ -10,10 +10,12 @@ from windlass.errors import RequestError, did_you_mean
 from windlass.files import storage_faults, write_whole
 from windlass.program.lower import lower
 from windlass.report.forecast import Forecast
+from windlass.report.needed import needs_picture
 from windlass.report.poster import PICTURES, poster
 from windlass.report.prospect import prospect
 from windlass.report.raster import rasterise
 from windlass.report.svg import size_of
+from windlass.spec.need import Need
 
 _SUFFIXES = (".html", ".svg", ".png")
 
@@ -53,21 +55,47 @@ def draw(told: Forecast, path: Path, only: str | None = None) -> None:
         if path.suffix == ".html":
             write_whole(path, prospect(told))
             return
-        names: Sequence[str] = tuple(PICTURES) if only is None else (only,)
-        svg = poster(told, names)
-        if path.suffix == ".svg":
-            write_whole(path, svg)
-            return
-        width, height = size_of(svg)
-        rasterise(svg, path, width=round(width), height=round(height))
+        _write(poster(told, tuple(PICTURES) if only is None else (only,)), path)
 
 
-def require_drawable(path: Path, only: str | None) -> None:
+def draw_needs(needs: Sequence[Need], path: Path, words: str) -> None:
+    """Writes what models need as one picture.
+
+    Args:
+        needs: by model, then family.
+        path: `.svg` or `.png`.
+        words: what was asked of every plan.
+
+    Raises:
+        RequestError: no such kind of file.
+        StorageError: the file cannot be written, or no browser is there to draw a PNG.
+    """
+    require_drawable(path, pages=False)
+    with storage_faults(path):
+        _write(needs_picture(needs, words), path)
+
+
+def _write(svg: str, path: Path) -> None:
+    if path.suffix == ".svg":
+        write_whole(path, svg)
+        return
+    width, height = size_of(svg)
+    rasterise(svg, path, width=round(width), height=round(height))
+
+
+def require_drawable(path: Path, only: str | None = None, *, pages: bool = True) -> None:
     """Refuses what cannot be drawn, before anything is planned.
+
+    Args:
+        path: of the file.
+        only: the name of one picture of a plan.
+        pages: whether there is a page of it.
 
     Raises:
         RequestError: no such kind of file or picture.
     """
+    if path.suffix == ".html" and not pages:
+        raise RequestError(f"one picture is no page; write `{path.with_suffix('.svg')}`")
     if path.suffix not in _SUFFIXES:
         raise RequestError(
             f"`{path}` is no picture that can be drawn; end its name in {' or '.join(_SUFFIXES)}"

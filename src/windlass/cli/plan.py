@@ -32,7 +32,7 @@ def plan(
     Args:
         model: a name (`windlass models` lists them), or `file.py:function` of your own.
         overrides: `key=value`, such as `train.batch=32` or `batch.micro=4`.
-        on: the machine; `here` if not given.
+        on: the machine; `here` if not given. `NAME:N` is N hosts of a family.
         near: budget for the near memory, such as `4GiB`.
         file: a request in TOML.
         out: write the plan to this TOML file too.
@@ -82,7 +82,7 @@ def fit(
     Args:
         model: a name (`windlass models` lists them), or `file.py:function` of your own.
         overrides: `key=value`, such as `train.batch=32` or `batch.micro=4`.
-        on: the machine; `here` if not given.
+        on: the machine; `here` if not given. `NAME:N` is N hosts of a family.
         near: budget for the near memory, such as `4GiB`.
         file: a request in TOML.
         as_json: print the verdict, the bytes of each memory class and what would help as JSON.

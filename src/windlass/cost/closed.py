@@ -11,17 +11,16 @@ Plans whose layers take turns in the near tier are `closed_streamed`'s.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from windlass.cost.closed_layers import Chain, Floats, PassNumbers, Setting, Sharing, StateNumbers
+from windlass.cost.closed_layers import Block, Chain, Floats, Ints, PassNumbers, Setting
 from windlass.cost.closed_memory import Columns, Loaned, Parts, fullest, reduces_early
 from windlass.cost.closed_pipeline import Durations, Shape, fold
-
-Ints = npt.NDArray[np.int64]
 
 
 class Run(NamedTuple):
@@ -30,18 +29,8 @@ class Run(NamedTuple):
     setting: Setting
     again: bool
     """Whether layers are recomputed."""
-
-
-class Hold(NamedTuple):
-    """What a plan's activations and gradients depend on."""
-
-    run: int
-    """Index of its `Run`."""
-    shares: bool
-    """Whether replicas share weights."""
-    shards: int
-    """In how many a gradient is parted once it is reduced: rts', or 2 for any more where that makes
-    no difference."""
+    micros: int
+    """Micro-batches of a step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,14 +46,16 @@ class Totals:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rows:
-    """Plans of one shape: where each stands in three tables, in which what they share is once."""
+    """Plans of one shape: where each stands in tables in which what they share is once."""
 
     runs: tuple[Run, ...]
-    holds: tuple[Hold, ...]
-    sharings: tuple[Sharing, ...]
+    blocks: tuple[Block, ...]
+    pairs: Ints
+    """rts and rts' (columns) of all pairs of all blocks in turn."""
     run: Ints
-    hold: Ints
-    sharing: Ints
+    """Of each plan."""
+    pair: Ints
+    """Of each plan."""
 
     @property
     def count(self) -> int:
@@ -72,61 +63,28 @@ class Rows:
         return len(self.run)
 
     def only(self, chosen: npt.NDArray[np.bool_]) -> "Rows":
-        """Some of the plans, with the tables that they need."""
+        """Some of the plans, with the runs that they need."""
         runs, run = np.unique(self.run[chosen], return_inverse=True)
-        holds, hold = np.unique(self.hold[chosen], return_inverse=True)
-        sharings, sharing = np.unique(self.sharing[chosen], return_inverse=True)
-        now = {int(old): new for new, old in enumerate(runs)}
-        return Rows(
-            runs=tuple(self.runs[at] for at in runs),
-            holds=tuple(self.holds[at]._replace(run=now[self.holds[at].run]) for at in holds),
-            sharings=tuple(self.sharings[at] for at in sharings),
-            run=run,
-            hold=hold,
-            sharing=sharing,
+        return replace(
+            self, runs=tuple(self.runs[at] for at in runs), run=run, pair=self.pair[chosen]
         )
 
-
-class Tables:
-    """Makes `Rows` of one shape, plan family by plan family.
-
-    Args:
-        shape: of all plans.
-    """
-
-    def __init__(self, shape: Shape) -> None:
-        self.shape = shape
-        self._early = reduces_early(shape)
-        self._runs: dict[Run, int] = {}
-        self._holds: dict[Hold, int] = {}
-        self._sharings: dict[Sharing, int] = {}
-        self._found: list[tuple[Ints, Ints, Ints]] = []
-
-    def add(self, run: Run, sharings: Sequence[Sharing]) -> None:
-        """One way to run layers with each of some ways to share their state."""
-        at = self._runs.setdefault(run, len(self._runs))
-        holds = [
-            Hold(at, each.weights > 1, each.optimizer if self._early else min(2, each.optimizer))
-            for each in sharings
-        ]
-        self._found.append(
-            (
-                np.full(len(sharings), at),
-                np.array([self._holds.setdefault(each, len(self._holds)) for each in holds]),
-                np.array([self._sharings.setdefault(s, len(self._sharings)) for s in sharings]),
-            )
-        )
-
-    def rows(self) -> Rows:
-        """All that was added."""
-        run, hold, sharing = (np.concatenate(each) for each in zip(*self._found, strict=True))
-        return Rows(
-            runs=tuple(self._runs),
-            holds=tuple(self._holds),
-            sharings=tuple(self._sharings),
+    @classmethod
+    def of(cls, families: Sequence[tuple[Block, Sequence[Run]]]) -> "Rows":
+        """Plans that run in each of some ways with each pair of a block, for several blocks."""
+        counts = np.array([len(block.pairs) for block, _ in families])
+        firsts = np.concatenate([[0], np.cumsum(counts)])
+        runs = [run for _, able in families for run in able]
+        of_run = [at for at, (_, able) in enumerate(families) for _ in able]
+        each = counts[of_run]
+        run = np.repeat(np.arange(len(runs)), each)
+        within = np.arange(len(run)) - np.repeat(np.cumsum(each) - each, each)
+        return cls(
+            runs=tuple(runs),
+            blocks=tuple(block for block, _ in families),
+            pairs=np.array([pair for block, _ in families for pair in block.pairs]),
             run=run,
-            hold=hold,
-            sharing=sharing,
+            pair=within + np.repeat(firsts[of_run], each),
         )
 
 
@@ -144,10 +102,8 @@ def closed(chain: Chain, shape: Shape, ends: tuple[int, ...], rows: Rows) -> Tot
     """
     parts = Parts(shape, ends)
     numbers = tuple(chain.passes(each.setting) for each in rows.runs)
-    states = tuple(chain.states(each) for each in rows.sharings)
-    shared = _Shared(chain, parts, rows, states)
-    stage_bytes = _stage_bytes(chain, parts, rows, numbers)[rows.hold]
-    stage_bytes = stage_bytes + shared.held[rows.sharing]
+    shared = _Shared(chain, parts, rows)
+    stage_bytes = _stage_bytes(chain, parts, rows, numbers) + shared.held[rows.pair]
     taken = _Taken(chain, parts, rows, numbers)
     return Totals(
         step_seconds=_step(taken, shared, rows, clips=chain.base.clip),
@@ -156,17 +112,55 @@ def closed(chain: Chain, shape: Shape, ends: tuple[int, ...], rows: Rows) -> Tot
     )
 
 
+def least_seconds(chain: Chain, shape: Shape, ends: tuple[int, ...], runs: Sequence[Run]) -> Floats:
+    """What no plan of each run can be faster than: the passes of its busiest stage."""
+    parts = Parts(shape, ends)
+    numbers = [chain.passes(each.setting) for each in runs]
+    forward = np.stack([each.forward for each in numbers])
+    backward = np.stack([each.backward for each in numbers])
+    again = _again(parts, runs)
+    if shape.order == "zero-bubble":
+        parted = [each.backward_input + each.backward_weight for each in numbers]
+        backward = np.stack(parted)
+    each_micro = parts.by_stage(forward * (1 + again) + backward).max(axis=1)
+    return np.asarray(each_micro * np.array([each.micros for each in runs]))
+
+
+def least_bytes(chain: Chain, shape: Shape, blocks: Sequence[Block]) -> Floats:
+    """What no plan of each pair needs less of: the state of an even share of the layers."""
+    held = np.concatenate([chain.states(block).held.sum(axis=1) for block in blocks])
+    return held / shape.pipeline
+
+
+def _again(parts: Parts, runs: Sequence[Run]) -> npt.NDArray[np.bool_]:
+    """Which layers (columns) of which runs (rows) are computed again."""
+    layer = np.arange(parts.layers)
+    inner = (layer > 0) & (layer < parts.layers - 1)
+    return np.array([[each.again] for each in runs]) & inner
+
+
 def _stage_bytes(
     chain: Chain, parts: Parts, rows: Rows, numbers: tuple[PassNumbers, ...]
 ) -> Floats:
-    """What comes and goes on each stage (columns) at its fullest, for each of `Rows.holds`."""
-    runs = [rows.runs[each.run] for each in rows.holds]
+    """What comes and goes on each stage (columns) of each plan at its fullest.
+
+    Of rts and rts' it matters whether they are above 1, and only in a few shapes how far.
+    """
+    weights, optimizer = rows.pairs[rows.pair].T
+    shards = optimizer if reduces_early(parts.shape) else np.minimum(optimizer, 2)
+    sorts = (rows.run * (1 + int(shards.max())) + shards) * 2 + (weights > 1)
+    _, first, sort = np.unique(sorts, return_index=True, return_inverse=True)
+    run = rows.run[first]
+    runs = [rows.runs[at] for at in run]
     columns = Columns(
-        numbers=tuple(numbers[each.run] for each in rows.holds),
-        rows=np.stack([chain.rows(each.setting, parts.shape.micros) for each in runs]),
+        numbers=tuple(numbers[at] for at in run),
+        micros=np.array([each.micros for each in runs]),
+        rows=np.stack(
+            [chain.rows(each.setting.tensor, each.setting.micro, each.micros) for each in runs]
+        ),
         again=np.array([each.again for each in runs]),
-        shards=np.array([each.shards for each in rows.holds], dtype=np.float64),
-        shares=np.array([each.shares for each in rows.holds]),
+        shards=shards[first].astype(np.float64),
+        shares=weights[first] > 1,
     )
     device = chain.machine.device
     held = np.array([device.process_bytes(compiled=each.setting.compiled) for each in runs])
@@ -174,7 +168,7 @@ def _stage_bytes(
     if chain.tied:
         lent = np.array([chain.lent_elements(each.setting.tensor) for each in runs])
         loan = Loaned(*chain.tied[0], lent)
-    return np.asarray(fullest(parts, columns, loan) + held[:, None])
+    return np.asarray((fullest(parts, columns, loan) + held[:, None])[sort])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,9 +223,7 @@ class _Taken:
     ) -> None:
         self.shape = shape = parts.shape
         self.loans = loans = _loans(chain, parts, rows, numbers)
-        layer = np.arange(parts.layers)
-        inner = (layer > 0) & (layer < parts.layers - 1)
-        again = np.array([[each.again] for each in rows.runs]) & inner
+        again = _again(parts, rows.runs)
 
         def layers(name: str) -> Floats:
             return np.stack([getattr(each, name) for each in numbers])
@@ -267,6 +259,7 @@ class _Taken:
                 lender=loans.lender,
                 in_turn=chain.machine.rule == "bulk-synchronous",
             ),
+            np.array([each.micros for each in rows.runs]),
         )
         self.ready, self.end = folded.ready.T, folded.end.T
         once = int(shape.micros == 1)
@@ -276,36 +269,37 @@ class _Taken:
 
 
 class _Shared:
-    """Seconds and bytes of what replicas share, a row for each of `Rows.sharings`, by stage."""
+    """Seconds and bytes of what replicas share, a row for each pair of all blocks, by stage."""
 
-    def __init__(
-        self, chain: Chain, parts: Parts, rows: Rows, states: tuple[StateNumbers, ...]
-    ) -> None:
-        def stages(name: str) -> Floats:
-            return parts.by_stage(np.stack([getattr(each, name) for each in states]))
+    def __init__(self, chain: Chain, parts: Parts, rows: Rows) -> None:
+        states = [chain.states(block) for block in rows.blocks]
 
-        self.held = stages("weights") + stages("optimizer")
-        self.gather = stages("gather")
-        owner = chain.tied[0][1] if chain.tied else 0
-        self.reduce_lent = np.array([each.reduce[owner] for each in states])
-        self.reduce_chunks = parts.by_chunk(np.stack([each.reduce for each in states]))
-        self.after = stages("update") + stages("spread")
+        def layers(name: str) -> Floats:
+            return np.concatenate([getattr(each, name) for each in states])
+
+        self.held = parts.by_stage(layers("held"))
+        self.gather = parts.by_stage(layers("gather"))
+        reduce = layers("reduce")
+        self.reduce_chunks = parts.by_chunk(reduce)
+        self.reduce_lent = reduce[:, chain.tied[0][1] if chain.tied else 0]
+        self.after = parts.by_stage(layers("after"))
         if chain.base.clip:
-            nbytes = stages("norm_bytes")
-            rate = np.stack(
+            nbytes = parts.by_stage(layers("norm_bytes"))
+            counts = np.cumsum([0, *(len(block.pairs) for block in rows.blocks)])
+            rate = np.concatenate(
                 [
-                    chain.norm_rates(each, own)
-                    for each, own in zip(rows.sharings, nbytes, strict=True)
+                    chain.norm_rates(block, nbytes[low:high])
+                    for block, (low, high) in zip(rows.blocks, pairwise(counts), strict=True)
                 ]
             )
-            norm = np.where(nbytes > 0, nbytes / rate + stages("norm_launches"), 0.0)
-            self.after += norm
+            launches = parts.by_stage(layers("norm_launches"))
+            self.after += np.where(nbytes > 0, nbytes / rate + launches, 0.0)
 
 
 def _step(taken: _Taken, shared: _Shared, rows: Rows, *, clips: bool) -> Floats:
     """When the last stage has updated its weights."""
     ends = _ends(taken, shared, rows)
-    after = shared.after[rows.sharing]
+    after = shared.after[rows.pair]
     if clips:  # the norm waits for all stages
         return np.asarray(ends.max(axis=1) + after.max(axis=1))
     return np.asarray((ends + after).max(axis=1))
@@ -319,12 +313,12 @@ def _ends(taken: _Taken, shared: _Shared, rows: Rows) -> Floats:
     """
     shape, message = taken.shape, taken.message[rows.run][:, None]
     late = _late(taken, shared, rows)
-    reduce = shared.reduce_chunks[rows.sharing]
+    reduce = shared.reduce_chunks[rows.pair]
     if shape.order == "zero-bubble":
         ends = taken.end[rows.run] + reduce
         if taken.loans.lender != shape.pipeline - 1:
             lent = taken.end[:, -1] - taken.last_weight[:, -1] + taken.loans.handing_weight
-            came = lent[rows.run] + shared.reduce_lent[rows.sharing]
+            came = lent[rows.run] + shared.reduce_lent[rows.pair]
             owner = np.maximum(ends[:, taken.loans.lender], came)
             ends[:, taken.loans.lender] = owner + taken.loans.taking[rows.run]
         return np.asarray(ends + late)
@@ -349,5 +343,5 @@ def _late(taken: _Taken, shared: _Shared, rows: Rows) -> Floats:
     """By how much gathering and lending weights hold up the first passes."""
     forward = taken.forward[:, : taken.shape.pipeline] + taken.message[:, None]
     came = np.cumsum(forward, axis=1) - forward
-    gather = shared.gather[rows.sharing] - came[rows.run]
+    gather = shared.gather[rows.pair] - came[rows.run]
     return np.asarray(np.maximum(gather.max(axis=1), 0.0)[:, None])

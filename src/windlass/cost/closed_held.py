@@ -5,7 +5,7 @@ matter: forward passes before and after gradients are there, and backward passes
 add to them. Of each sort the one at which most is held stands for all.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
 
@@ -26,13 +26,18 @@ MOMENTS: tuple[Moment, ...] = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """Micro-batches at one sort of moment: a row for each chunk at work, a column for each held."""
+    """Micro-batches at one sort of moment.
+
+    A row for each chunk at work, a column for each chunk of its stage.
+    """
 
     open: Floats
     """Whose backward pass has not begun, that of the pass at work among them; 0 in a row of a chunk
     that has no such moment."""
     parted: Floats
     """Whose backward pass waits for its weights' part."""
+    growth: Floats
+    """How many more are open with each micro-batch beyond the settled ones."""
     there: Floats
     """Of each row 1 if there is such a moment, else 0."""
 
@@ -44,54 +49,60 @@ def held(shape: Shape, layers: tuple[int, ...]) -> dict[Moment, Held]:
         shape: of the plans.
         layers: of each chunk, which tell how full a moment is.
     """
-    settled = shape.pipeline * (4 if shape.interleave > 1 else 3)
-    if shape.micros <= settled + shape.pipeline:
+    if not shape.repeats:
         return _held(shape, layers)
-    short = _held(shape._replace(micros=settled), layers)
-    long = _held(shape._replace(micros=settled + shape.pipeline), layers)
-    times = (shape.micros - settled) / shape.pipeline
+    short, long = (
+        _held(shape._replace(micros=micros), layers)
+        for micros in (shape.settled, shape.settled + shape.pipeline)
+    )
     return {
-        moment: Held(
-            open=low.open + times * (long[moment].open - low.open),
-            parted=low.parted + times * (long[moment].parted - low.parted),
-            there=low.there,
-        )
+        moment: replace(low, growth=(long[moment].open - low.open) / shape.pipeline)
         for moment, low in short.items()
     }
 
 
 @lru_cache(maxsize=512)
 def _held(shape: Shape, layers: tuple[int, ...]) -> dict[Moment, Held]:
-    side = (shape.chunks, shape.chunks)
+    side = (shape.chunks, shape.interleave)
     found = {
-        moment: Held(open=np.zeros(side), parted=np.zeros(side), there=np.zeros(side[0]))
+        moment: Held(
+            open=np.zeros(side), parted=np.zeros(side), growth=np.zeros(side),
+            there=np.zeros(shape.chunks),
+        )
         for moment in MOMENTS
-    }
+    }  # fmt: skip
     for stage in range(shape.pipeline):
         _walk(shape, stage, layers, found)
     return found
 
 
 def _walk(shape: Shape, stage: int, layers: tuple[int, ...], found: dict[Moment, Held]) -> None:
-    own = slice(stage, None, shape.pipeline)
-    open_, parted = np.zeros(shape.interleave), np.zeros(shape.interleave)
-    begun, sizes = False, np.array(layers[own], dtype=np.float64)
-    fullest: dict[tuple[Moment, int], float] = {}
-    for turn in taken(shape.order, shape.pipeline, stage, shape.micros, chunks=shape.interleave):
-        if turn.kind == "forward":
-            open_[turn.chunk] += 1
-        moment = _moment(turn, begun=begun)
-        at, row = found[moment], turn.chunk * shape.pipeline + stage
-        full = float((open_ + parted) @ sizes)
-        if not at.there[row] or full > fullest[moment, turn.chunk]:
-            fullest[moment, turn.chunk] = full
-            at.open[row, own], at.parted[row, own], at.there[row] = open_, parted, 1.0
-        if turn.kind in ("backward", "backward input"):
-            open_[turn.chunk] -= 1
-            parted[turn.chunk] += turn.kind == "backward input"
-        elif turn.kind == "backward weight":
-            parted[turn.chunk] -= 1
-        begun = begun or turn.kind in BACKWARDS
+    sizes = layers[stage :: shape.pipeline]
+    open_, parted = [0] * shape.interleave, [0] * shape.interleave
+    begun, full = False, 0
+    fullest: dict[tuple[Moment, int], int] = {}
+    kept: dict[tuple[Moment, int], tuple[list[int], list[int]]] = {}
+    order, micros = shape.order, shape.micros
+    for turn in taken(order, shape.pipeline, stage, micros, chunks=shape.interleave):
+        kind, _, chunk = turn
+        if kind == "forward":
+            open_[chunk] += 1
+            full += sizes[chunk]
+        key = (_moment(turn, begun=begun), chunk)
+        if full > fullest.get(key, 0):
+            fullest[key], kept[key] = full, (open_[:], parted[:])
+        if kind != "forward":
+            begun = begun or kind in BACKWARDS
+            if kind == "backward input":
+                parted[chunk] += 1
+            if kind == "backward weight":
+                parted[chunk] -= 1
+            else:
+                open_[chunk] -= 1
+            full -= sizes[chunk] if kind in BACKWARDS else 0
+    for (moment, chunk), (opened, waiting) in kept.items():
+        at, row = found[moment], chunk * shape.pipeline + stage
+        at.open[row], at.parted[row], at.there[row] = opened, waiting, 1.0
 
 
 def _moment(turn: Pass, *, begun: bool) -> Moment:

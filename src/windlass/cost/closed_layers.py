@@ -2,7 +2,7 @@
 
 What a pass takes and holds depends on how a layer is sliced and computed, and on the micro-batch
 (`Setting`); what its weights, gradients and state take, and what replicas exchange of them, on how
-replicas share them (`Sharing`). Both are read off the clock's own prices, once for each kind.
+replicas share them (`Block`). Both are read off the clock's own prices, once for each kind.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,17 +16,19 @@ import numpy.typing as npt
 
 from windlass.cost.links import Links
 from windlass.cost.step import StepCost
+from windlass.program.exchanged import Inside, Sent
 from windlass.program.instruction import Instruction, Kind
+from windlass.program.shards import parts
 from windlass.program.sizes import StateSizes, layer_sizes, rows_bytes, state_sizes
 from windlass.program.ties import owners
 from windlass.spec.graph import Graph, LayerKind, Precision
-from windlass.spec.machine import Machine
+from windlass.spec.machine import Curve, Machine
 from windlass.spec.plan import Batch, Cut, Plan, Sharding, Stage
 
 Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
 
-_PARTED = 2
-"""Stages of a plan in which a tied layer and its owner may lie apart."""
+_PASSES: tuple[Kind, ...] = ("forward", "backward", "backward input", "backward weight")
 
 
 class Setting(NamedTuple):
@@ -44,15 +46,14 @@ class Setting(NamedTuple):
     """Whose slices exchange at the same time, on the same links."""
 
 
-class Sharing(NamedTuple):
-    """What the state of a layer, and what replicas exchange of it, depend on."""
+class Block(NamedTuple):
+    """Ways to share the state of layers: pairs of rts and rts'."""
 
     tensor: int
     precision: Precision
     sums: bool
     replicas: int
-    weights: int
-    optimizer: int
+    pairs: tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,17 +84,14 @@ class PassNumbers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateNumbers:
-    """Of one sharing, an element for each layer: bytes of its state and seconds that it costs."""
+    """Bytes of state and seconds that it costs: a row for each pair of a block, by layer."""
 
-    weights: Floats
-    """Held between uses."""
-    optimizer: Floats
-    gradients: Floats
-    shard: Floats
+    held: Floats
+    """Weights and optimizer state that are always there."""
     gather: Floats
     reduce: Floats
-    update: Floats
-    spread: Floats
+    after: Floats
+    """What comes behind the passes: updates and what follows them."""
     norm_bytes: Floats
     norm_launches: Floats
 
@@ -121,56 +119,40 @@ class Chain:
             if owner != layer
         )
         """Layers that borrow weights, each with the layer that owns them."""
-        self._alone: Callable[[Setting], PassNumbers] = cache(self._alone_)
         self.passes: Callable[[Setting], PassNumbers] = cache(self._passes)
-        self.states: Callable[[Sharing], StateNumbers] = cache(self._states)
-        self.rows: Callable[[Setting, int], Floats] = cache(self._rows)
+        self.states: Callable[[Block], StateNumbers] = cache(self._states)
+        self.rows: Callable[[int, int, int], Floats] = cache(self._rows)
         self.lent_elements: Callable[[int], float] = cache(self._lent_elements)
-        self._links: Callable[[int, int, int], Links] = cache(self._links_of)
-        self._costs: Callable[[Sharing], StepCost] = cache(self._costs_of)
+        self._summed: Callable[[Setting], PassNumbers] = cache(self._summed_)
+        self._worked: Callable[[Setting], PassNumbers] = cache(self._worked_)
+        self._sent: Callable[[Setting], _Exchanges] = cache(self._sent_)
+        self._links: Callable[[int, int, int], Links] = cache(self._links_)
+        self._costs: Callable[[Setting], StepCost] = cache(self._costs_)
+        self._kept: Callable[[Setting, int], _States] = cache(self._kept_)
 
-    def plan_of(self, setting: Setting) -> Plan:
-        """A plan of that setting, on one replica."""
-        stages = _PARTED if setting.parted else 1
-        ends = (0, self.layers) if stages == 1 else (0, self.layers - 1, self.layers)
+    def plan_of(self, setting: Setting, *, weights: int = 1, optimizer: int = 1) -> Plan:
+        """A plan of that setting."""
+        ends = (0, self.layers - 1, self.layers) if setting.parted else (0, self.layers)
         return self.base.model_copy(
             update={
                 "order": "1f1b",
                 "interleave": 1,
                 "precision": setting.precision,
                 "compile": setting.compiled,
-                "cut": Cut.model_construct(
-                    pipeline=stages, tensor=setting.tensor, replicas=setting.replicas
-                ),
-                "sharding": Sharding.model_construct(weights=1, optimizer=1),
+                "cut": _cut(len(ends) - 1, setting.tensor, setting.replicas),
+                "sharding": Sharding.model_construct(_BOTH, weights=weights, optimizer=optimizer),
                 "batch": Batch.model_construct(
+                    _BATCH,
                     sequence=self.base.batch.sequence,
                     micro=setting.micro,
                     accumulation=2 if setting.sums else 1,
                 ),
                 "stages": tuple(
-                    Stage.model_construct(phases=((first, last),), recompute="none")
-                    for first, last in pairwise(ends)
+                    Stage.model_construct(_STAGE, phases=(pair,), recompute="none")
+                    for pair in pairwise(ends)
                 ),
             }
         )
-
-    def sharing_plan(self, sharing: Sharing) -> Plan:
-        """A plan of that sharing, in one stage."""
-        tensor, precision, sums, replicas, weights, optimizer = sharing
-        setting = Setting(tensor, precision, False, 1, sums, False, replicas)
-        return self.plan_of(setting).model_copy(
-            update={
-                "sharding": Sharding.model_construct(weights=weights, optimizer=optimizer),
-            }
-        )
-
-    def _rows(self, setting: Setting, micros: int) -> Floats:
-        """What looked-up rows of earlier micro-batches take, for each layer."""
-        plan, kinds = self.plan_of(setting), self.kinds(setting.tensor)
-        batch = plan.batch.model_copy(update={"accumulation": micros})
-        plan = plan.model_copy(update={"batch": batch})
-        return self._spread(lambda _, kind: rows_bytes(plan, kinds[kind]))
 
     def message_seconds(self, setting: Setting, pipeline: int, nbytes: float) -> float:
         """Seconds of a message between stages; none where there are no others."""
@@ -178,21 +160,28 @@ class Chain:
             return 0.0
         return self._links(setting.tensor, pipeline, setting.replicas).message_seconds(nbytes)
 
-    def _links_of(self, tensor: int, pipeline: int, replicas: int) -> Links:
-        plan = self.plan_of(Setting(tensor, "float32", False, 1, True, True, replicas))
-        cut = plan.cut.model_copy(update={"pipeline": pipeline})
-        plan = plan.model_copy(update={"cut": cut})
-        return Links(plan, self.graph, self.machine)
-
     def take_over_seconds(self, setting: Setting, elements: float) -> float:
         """Seconds of adding the gradient of lent weights to the owner's."""
-        costs = StepCost(self.plan_of(setting), self.graph, self.machine)
-        return costs.take_over_seconds(elements)
+        return self._costs(_alone(setting)).take_over_seconds(elements)
 
-    def norm_rates(self, sharing: Sharing, nbytes: Floats) -> Floats:
+    def norm_rates(self, block: Block, nbytes: Floats) -> Floats:
         """Bytes/s of the norm over so many bytes each."""
-        costs = self._costs(sharing)
-        return np.array([costs.norm_rate(max(1.0, each)) for each in nbytes])
+        costs = self._costs(_of_block(block))
+        fixed = {costs.norm_rate(each) for each in (1.0, 1e6, 1e12)}
+        if len(fixed) == 1:
+            return np.full_like(nbytes, fixed.pop())
+        return rates(self.machine.device.traffic, np.maximum(nbytes, 1.0))
+
+    def kinds(self, tensor: int) -> Mapping[str, LayerKind]:
+        """The kinds of layer, whole or as one of t slices."""
+        return self.graph.cut(tensor).kinds
+
+    def _rows(self, tensor: int, micro: int, micros: int) -> Floats:
+        """What looked-up rows of earlier micro-batches take, for each layer."""
+        plan = self.plan_of(Setting(tensor, "float32", False, micro, True, False))
+        batch = plan.batch.model_copy(update={"accumulation": micros})
+        plan, kinds = plan.model_copy(update={"batch": batch}), self.kinds(tensor)
+        return self._spread(lambda _, kind: rows_bytes(plan, kinds[kind]))
 
     def _lent_elements(self, tensor: int) -> float:
         """Elements that the first tied layer borrows."""
@@ -200,9 +189,12 @@ class Chain:
         tied = (p.count for p in self.kinds(tensor)[name].parameters if p.tied_to is not None)
         return float(sum(tied))
 
-    def kinds(self, tensor: int) -> Mapping[str, LayerKind]:
-        """The kinds of layer, whole or as one of t slices."""
-        return self.graph.cut(tensor).kinds
+    def _links_(self, tensor: int, pipeline: int, replicas: int) -> Links:
+        plan = self.base.model_copy(update={"cut": _cut(pipeline, tensor, replicas)})
+        return Links(plan, self.graph, self.machine)
+
+    def _costs_(self, setting: Setting) -> StepCost:
+        return StepCost(self.plan_of(setting), self.graph, self.machine)
 
     def _spread(self, of_kind: Callable[[int, str], float]) -> Floats:
         """A number of each kind, found at its first layer, for all layers."""
@@ -211,13 +203,14 @@ class Chain:
 
     def _passes(self, setting: Setting) -> PassNumbers:
         """Passes with what slices exchange in them, which depends on how many replicas do so."""
-        alone = self._alone(setting._replace(replicas=1))
+        alone = self._summed(_alone(setting))
         if setting.tensor == 1:
             return alone
-        links = Links(self.plan_of(setting), self.graph, self.machine)
+        links = self._links(setting.tensor, 1, setting.replicas)
+        sent = self._sent(_alone(setting)._replace(sums=False, parted=False))
 
         def exchanged(kind: Kind) -> Floats:
-            return self._spread(lambda layer, _: links.seconds(Instruction(kind, layer, 0)))
+            return self._spread(lambda _, name: sum(map(links.slice_seconds, sent[kind, name])))
 
         return replace(
             alone,
@@ -227,79 +220,144 @@ class Chain:
             backward_weight=alone.backward_weight + exchanged("backward weight"),
         )
 
-    def _alone_(self, setting: Setting) -> PassNumbers:
-        plan, kinds = self.plan_of(setting), self.kinds(setting.tensor)
-        costs = StepCost(plan, self.graph, self.machine)
+    def _sent_(self, setting: Setting) -> "_Exchanges":
+        """Collectives inside the passes of each kind, and what a slice sends for them."""
+        sent = Sent(self.plan_of(setting), self.graph)
+        return {
+            (kind, name): sent.inside(Instruction(kind, at, 0))
+            for kind in _PASSES
+            for at, name in zip(self._first, self._names, strict=True)
+        }
 
-        def seconds(kind: Kind, micro: int = 0) -> Floats:
+    def _summed_(self, setting: Setting) -> PassNumbers:
+        """Passes alone, with how gradients are summed in them."""
+        costs = self._costs(setting)
+        plan, kinds = self.plan_of(setting), self.kinds(setting.tensor)
+        return replace(
+            self._worked(setting._replace(sums=False, parted=False)),
+            sum_first=self._spread(lambda layer, _: costs.sum_seconds(layer, first=True)),
+            sum_later=self._spread(lambda layer, _: costs.sum_seconds(layer, first=False)),
+            gradients=self._spread(
+                lambda _, kind: kinds[kind].parameter_count * plan.gradient_bytes
+            ),
+            gradient_bytes=plan.gradient_bytes,
+        )
+
+    def _worked_(self, setting: Setting) -> PassNumbers:
+        """Passes alone, but for what sums take."""
+        plan, kinds, costs = self.plan_of(setting), self.kinds(setting.tensor), self._costs(setting)
+        sizes = {name: layer_sizes(plan, kinds[name]) for name in self._names}
+
+        def seconds(kind: Kind) -> Floats:
             def of_kind(layer: int, _: str) -> float:
-                return costs.of(Instruction(kind, layer, micro)).total
+                summed = costs.sum_seconds(layer, first=True) if kind in _ADDING else 0.0
+                return costs.of(Instruction(kind, layer, 0)).total - summed
 
             return self._spread(of_kind)
-
-        def parted(layer: int, _: str) -> float:
-            instruction = Instruction("backward weight", layer, 0)
-            return costs.of(instruction).total - costs.sum_seconds(layer, first=True)
-
-        sums = (
-            self._spread(lambda layer, _: costs.sum_seconds(layer, first=True)),
-            self._spread(lambda layer, _: costs.sum_seconds(layer, first=False)),
-        )
-        sizes = {name: layer_sizes(plan, kinds[name]) for name in self._names}
 
         def nbytes(name: str) -> Floats:
             return self._spread(lambda _, kind: getattr(sizes[kind], name))
 
+        none = np.zeros(self.layers)
         return PassNumbers(
             forward=seconds("forward"),
-            backward=seconds("backward") - sums[0],
+            backward=seconds("backward"),
             backward_input=seconds("backward input"),
-            backward_weight=self._spread(parted),
-            sum_first=sums[0],
-            sum_later=sums[1],
+            backward_weight=seconds("backward weight"),
+            sum_first=none,
+            sum_later=none,
             load_seconds=costs.of(Instruction("load", None, 0)).total,
-            **{name: nbytes(name) for name in _PASS_BYTES},
+            output=nbytes("output"),
+            kept=nbytes("kept"),
+            forward_peak=nbytes("forward_peak"),
+            backward_peak=nbytes("backward_peak"),
+            fresh=nbytes("fresh"),
+            largest=nbytes("largest"),
             rows_only=nbytes("rows_only").astype(bool),
+            gradients=none,
+            weights=nbytes("weights"),
             token_bytes=2 * setting.micro * plan.batch.sequence * 8.0,
             gradient_bytes=plan.gradient_bytes,
             weight_bytes=plan.weight_bytes,
         )
 
-    def _costs_of(self, sharing: Sharing) -> StepCost:
-        return StepCost(self.sharing_plan(sharing), self.graph, self.machine)
-
-    def _states(self, sharing: Sharing) -> StateNumbers:
-        plan, kinds = self.sharing_plan(sharing), self.kinds(sharing.tensor)
-        links = Links(plan, self.graph, self.machine) if self.machine.links else None
-        costs = self._costs(sharing)
-        sizes = {name: state_sizes(plan, kinds[name]) for name in self._names}
-
-        def nbytes(of: Callable[[StateSizes], float]) -> Floats:
-            return self._spread(lambda _, kind: of(sizes[kind]))
-
-        def exchange(kind: Kind) -> Floats:
-            if links is None:
-                return np.zeros(self.layers)
-            owned = nbytes(lambda s: s.weights > 0)
-            return owned * self._spread(lambda layer, _: links.seconds(Instruction(kind, layer)))
-
-        reduces = sharing.replicas > 1 or sharing.tensor > 1
+    def _states(self, block: Block) -> StateNumbers:
+        rows = [self._shared(block, *pair) for pair in block.pairs]
+        held, gather, reduce, after, norm_bytes, launches = np.stack(rows, axis=1)
         return StateNumbers(
-            weights=nbytes(lambda s: s.held),
-            optimizer=nbytes(lambda s: s.optimizer),
-            gradients=nbytes(lambda s: s.gradients),
-            shard=nbytes(lambda s: s.shard),
-            gather=exchange("gather") if sharing.weights > 1 else np.zeros(self.layers),
-            reduce=exchange("reduce") if reduces else np.zeros(self.layers),
-            update=self._spread(lambda layer, _: costs.of(Instruction("update", layer)).total),
-            spread=exchange("spread")
-            if sharing.optimizer > sharing.weights
-            else np.zeros(self.layers),
-            norm_bytes=nbytes(lambda s: s.shard),
-            norm_launches=self._spread(lambda _, kind: costs.norm_launches(kinds[kind])),
+            held=held,
+            gather=gather,
+            reduce=reduce,
+            after=after,
+            norm_bytes=norm_bytes,
+            norm_launches=launches,
+        )
+
+    def _shared(self, block: Block, weights: int, optimizer: int) -> Floats:
+        """The numbers of one pair, in the order of `StateNumbers`."""
+        plan = self.plan_of(_of_block(block), weights=weights, optimizer=optimizer)
+        states = self._kept(_of_block(block)._replace(replicas=1), optimizer)
+        found = [self._of_pair(plan, states.sizes[name]) for name in self._names]
+        found_ = np.array(found).T
+        found_[3] += states.update
+        return np.asarray(np.concatenate([found_, [states.launches]])[:, self._of])
+
+    def _of_pair(self, plan: Plan, sizes: StateSizes) -> tuple[float, float, float, float, float]:
+        """Bytes held, seconds to gather, reduce and spread, and bytes of the norm, of one kind."""
+        sharing, cut = plan.sharding, plan.cut
+        held = sizes.weights // sharing.weights
+        sizes = sizes._replace(held=held)
+        gather = reduce = spread = 0.0
+        if sizes.weights and self.machine.links:
+            links = Links(plan, self.graph, self.machine)
+            if sharing.weights > 1:
+                gather = links.state_seconds("gather", sizes)
+            if parts(plan) > 1:
+                spread = links.state_seconds("spread", sizes)
+            if cut.replicas > 1 or sizes.common + sizes.common_in_columns + sizes.common_in_rows:
+                reduce = links.state_seconds("reduce", sizes)
+        return held + sizes.optimizer, gather, reduce, spread, sizes.shard
+
+    def _kept_(self, setting: Setting, optimizer: int) -> "_States":
+        plan, kinds = self.plan_of(setting, optimizer=optimizer), self.kinds(setting.tensor)
+        costs = StepCost(plan, self.graph, self.machine)
+        return _States(
+            sizes={name: state_sizes(plan, kinds[name]) for name in self._names},
+            update=np.array([costs.of(Instruction("update", at)).total for at in self._first]),
+            launches=np.array([costs.norm_launches(kinds[name]) for name in self._names]),
         )
 
 
-_PASS_BYTES = (
-    "output", "kept", "forward_peak", "backward_peak", "fresh", "largest", "gradients", "weights",
-)  # fmt: skip
+_Exchanges = Mapping[tuple[Kind, str], tuple[Inside, ...]]
+_ADDING: tuple[Kind, ...] = ("backward", "backward weight")
+_BOTH, _STAGE = {"weights", "optimizer"}, {"phases", "recompute"}
+_BATCH, _CUT = {"sequence", "micro", "accumulation"}, {"pipeline", "tensor", "replicas"}
+"""All fields are named: finding out which are not takes longer than all else."""
+
+
+class _States(NamedTuple):
+    """Of each kind, in order of the first layers: what depends on rts' alone."""
+
+    sizes: Mapping[str, StateSizes]
+    update: Floats
+    launches: Floats
+
+
+def rates(curve: Curve, sizes: Floats) -> Floats:
+    """`Curve.at` of many sizes."""
+    points = np.log(np.array(curve.points))
+    return np.asarray(np.exp(np.interp(np.log(sizes), points[:, 0], points[:, 1])))
+
+
+def _cut(pipeline: int, tensor: int, replicas: int) -> Cut:
+    return Cut.model_construct(_CUT, pipeline=pipeline, tensor=tensor, replicas=replicas)
+
+
+def _alone(setting: Setting) -> Setting:
+    return setting._replace(replicas=1)
+
+
+def _of_block(block: Block) -> Setting:
+    return Setting(
+        block.tensor, block.precision, False, 1, block.sums, False, replicas=block.replicas
+    )

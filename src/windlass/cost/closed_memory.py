@@ -74,6 +74,15 @@ class Parts:
         later = np.cumsum(turns[..., ::-1, :], axis=-2)[..., ::-1, :] - turns
         return np.asarray(later.reshape(chunks.shape)[..., self.chunk])
 
+    def held(self, each: Floats, counts: Floats) -> Floats:
+        """For each chunk at work what its stage's chunks hold, of so many micro-batches each."""
+        if self.shape.interleave == 1:
+            return np.asarray(each * counts[:, 0])
+        turns = (self.shape.interleave, self.shape.pipeline)
+        own = each.reshape(-1, *turns)
+        taken = np.einsum("csj,njs->ncs", counts.reshape(*turns, -1), own)
+        return np.asarray(taken.reshape(each.shape))
+
     def most(self, values: Floats) -> Floats:
         """The largest of each stage."""
         chunks = np.maximum.reduceat(values, self.starts, axis=-1)
@@ -86,6 +95,8 @@ class Columns:
     """Plans of one shape: the numbers of their passes stacked, a row for each plan."""
 
     numbers: tuple[PassNumbers, ...]
+    micros: Floats
+    """Micro-batches of a step."""
     rows: Floats
     """What looked-up rows of earlier micro-batches take."""
     again: npt.NDArray[np.bool_]
@@ -130,6 +141,9 @@ def fullest(parts: Parts, columns: Columns, loan: Loaned | None = None) -> Float
 class _Fullest:
     def __init__(self, parts: Parts, columns: Columns, loan: Loaned | None) -> None:
         self._parts, self._loan = parts, loan
+        beyond = columns.micros[:, None] - parts.shape.settled
+        self._beyond = beyond if parts.shape.repeats else None
+        """Micro-batches after the settled ones."""
         end = parts.layers - 1
         layer = np.arange(parts.layers)
         self._again = columns.again[:, None] & ((layer > 0) & (layer < end))
@@ -237,9 +251,12 @@ class _Fullest:
         """What the stage's other micro-batches hold, for each layer at work; -inf where none is."""
         parts = self._parts
         each = self._open()
-        whole = each @ moment.open.T - each
+        whole = parts.held(each, moment.open) - each
+        if self._beyond is not None and moment.growth.any():
+            whole = whole + self._beyond * parts.held(each, moment.growth)
         if moment.parted.any():
-            whole = whole + parts.by_chunk(self._enters + self._waiting()) @ moment.parted.T
+            waits = parts.by_chunk(self._enters + self._waiting())
+            whole = whole + parts.held(waits, moment.parted)
         return np.asarray(np.where(moment.there > 0, whole, -np.inf)[:, parts.chunk])
 
     def _waiting(self) -> Floats:

@@ -4,7 +4,7 @@ A pass of a stage takes what its layers take, so only passes and messages are le
 pass starts when the one before it on its stage has ended and what it needs has come. Passes of the
 same depth in that order wait for none of each other and are added up together, for all plans.
 
-A step of many micro-batches repeats itself: from `_settled` on each takes as long as the last.
+A step of many micro-batches repeats itself: from `Shape.settled` on each takes as long as the last.
 """
 
 from dataclasses import dataclass
@@ -15,10 +15,13 @@ import numpy as np
 import numpy.typing as npt
 
 from windlass.cost.closed_layers import Floats
-from windlass.program.schedule import Pass, taken
+from windlass.program.schedule import taken
 from windlass.spec.plan import Order
 
 _Ints = npt.NDArray[np.intp]
+
+_FEW_MORE = 3
+"""Micro-batches beyond as many as there are stages, from which on steps of plain orders repeat."""
 
 
 class Shape(NamedTuple):
@@ -28,6 +31,23 @@ class Shape(NamedTuple):
     pipeline: int
     interleave: int
     micros: int
+    """Micro-batches of a step; of plans with more than `settled`, that and one, for all."""
+
+    @classmethod
+    def of(cls, order: Order, pipeline: int, interleave: int, micros: int) -> "Shape":
+        """The shape of plans of so many micro-batches."""
+        shape = cls(order, pipeline, interleave, micros)
+        return shape._replace(micros=min(micros, shape.settled + pipeline + 1))
+
+    @property
+    def settled(self) -> int:
+        """Micro-batches from which on each further one takes as long as the last."""
+        return 3 * self.pipeline if self.interleave > 1 else self.pipeline + _FEW_MORE
+
+    @property
+    def repeats(self) -> bool:
+        """Whether it stands for plans of any larger number of micro-batches too."""
+        return self.micros > self.settled + self.pipeline
 
     @property
     def chunks(self) -> int:
@@ -68,7 +88,7 @@ class Folded:
     end: Floats
     """When all passes of a stage have ended; a row for each."""
 
-    def beyond(self, other: "Folded", times: float) -> "Folded":
+    def beyond(self, other: "Folded", times: Floats) -> "Folded":
         """As many times further as from here to `other`."""
         return Folded(
             ready=self.ready + times * (other.ready - self.ready),
@@ -76,26 +96,22 @@ class Folded:
         )
 
 
-def fold(shape: Shape, durations: Durations) -> Folded:
+def fold(shape: Shape, durations: Durations, micros: Floats) -> Folded:
     """When the stages are done with all passes of a step, gradients not yet reduced.
 
     Args:
         shape: of all plans.
         durations: a row for each chunk in the order of the chain.
+        micros: micro-batches of each plan.
     """
-    settled = _settled(shape)
-    if shape.micros <= settled + shape.pipeline:
+    if not shape.repeats:
         return _walk(shape, durations)
+    settled = shape.settled
     short, long = (
-        _walk(shape._replace(micros=micros), durations)
-        for micros in (settled, settled + shape.pipeline)
+        _walk(shape._replace(micros=count), durations)
+        for count in (settled, settled + shape.pipeline)
     )
-    return short.beyond(long, (shape.micros - settled) / shape.pipeline)
-
-
-def _settled(shape: Shape) -> int:
-    """Micro-batches after which each further one takes as long as the last."""
-    return shape.pipeline * (3 if shape.interleave > 1 else 2)
+    return short.beyond(long, (micros - settled) / shape.pipeline)
 
 
 class _Level(NamedTuple):
@@ -123,12 +139,12 @@ def _walk(shape: Shape, durations: Durations) -> Folded:
     taking = np.concatenate([getattr(durations, name) for name in _KINDS])
     loading = np.concatenate([durations.load, np.zeros_like(taking[durations.load.shape[0] :])])
     now = np.zeros((shape.pipeline, plans))
-    sent, ready = np.zeros_like(now), np.zeros((shape.chunks, plans))
+    sent, before = np.zeros_like(now), np.zeros((shape.chunks, plans))
     sent[durations.lender] = durations.lending
     came = np.zeros((1 + 2 * shape.chunks * shape.micros, plans))
     for stages, rows, needs, senders, sends, lasts, chunks in _levels(shape):
         if lasts.size:
-            ready[chunks] = now[stages[lasts]]
+            before[chunks] = now[stages[lasts]]
         begin = now[stages] + loading[rows]
         if durations.in_turn:
             begin += np.where(needs > 0, 1.0, 0.0)[:, None] * durations.message
@@ -140,76 +156,70 @@ def _walk(shape: Shape, durations: Durations) -> Folded:
             came[sends] = sent[from_]
             if durations.in_turn:
                 now[from_] = sent[from_]
-    return Folded(ready=ready, end=now)
+    return Folded(ready=before, end=now)
 
 
-@lru_cache(maxsize=512)
+class _Turn(NamedTuple):
+    """One pass of a stage, as places in tables."""
+
+    row: int
+    need: int
+    """The message that it needs: an output of the chunk before, or its own one's gradient."""
+    sends: int
+    """The message that it sends; 0 for none."""
+    last: int
+    """The chunk whose last backward pass it is; -1 of any other."""
+
+
+@lru_cache(maxsize=1024)
 def _levels(shape: Shape) -> tuple[_Level, ...]:
     """The passes of all stages by how many others come before them."""
-    lists = [
-        taken(shape.order, shape.pipeline, stage, shape.micros, chunks=shape.interleave)
-        for stage in range(shape.pipeline)
-    ]
+    lists = [_turns(shape, stage) for stage in range(shape.pipeline)]
     at = [0] * shape.pipeline
-    there: set[int] = {0}
+    there = bytearray(1 + 2 * shape.chunks * shape.micros)
+    there[0] = 1
     found: list[_Level] = []
-    while any(done < len(turns) for done, turns in zip(at, lists, strict=True)):
-        able = [
-            stage
-            for stage, turns in enumerate(lists)
-            if at[stage] < len(turns) and _needs(shape, stage, turns[at[stage]]) in there
-        ]
-        passes = [(stage, lists[stage][at[stage]]) for stage in able]
-        sends = [_sends(shape, stage, each) for stage, each in passes]
-        lasts = [n for n, (_, each) in enumerate(passes) if _ends(shape, each)]
-        found.append(
-            _Level(
-                stages=np.array(able, dtype=np.intp),
-                rows=np.array([_row(shape, *each) for each in passes], dtype=np.intp),
-                needs=np.array([_needs(shape, *each) for each in passes], dtype=np.intp),
-                senders=np.array([n for n, sent in enumerate(sends) if sent], dtype=np.intp),
-                sends=np.array([sent for sent in sends if sent], dtype=np.intp),
-                lasts=np.array(lasts, dtype=np.intp),
-                chunks=np.array([_chunk(shape, *passes[n]) for n in lasts], dtype=np.intp),
-            )
-        )
-        there.update(sends)
-        for stage in able:
+    going = list(range(shape.pipeline))
+    while going:
+        able = [stage for stage in going if there[lists[stage][at[stage]].need]]
+        turns = [lists[stage][at[stage]] for stage in able]
+        found.append(_level(able, turns))
+        for stage, turn in zip(able, turns, strict=True):
+            there[turn.sends] = 1
             at[stage] += 1
+        going = [stage for stage in going if at[stage] < len(lists[stage])]
     return tuple(found)
 
 
-def _ends(shape: Shape, each: Pass) -> bool:
-    """Whether it is the last backward pass of a chunk of layers."""
-    return each.micro == shape.micros - 1 and each.kind in ("backward", "backward input")
+def _level(stages: list[int], turns: list[_Turn]) -> _Level:
+    rows, needs, sends, lasts = zip(*turns, strict=True)
+    senders = [at for at, sent in enumerate(sends) if sent]
+    ending = [at for at, chunk in enumerate(lasts) if chunk >= 0]
+    return _Level(
+        stages=np.array(stages),
+        rows=np.array(rows),
+        needs=np.array(needs),
+        senders=np.array(senders, dtype=np.intp),
+        sends=np.array([sends[at] for at in senders], dtype=np.intp),
+        lasts=np.array(ending, dtype=np.intp),
+        chunks=np.array([lasts[at] for at in ending], dtype=np.intp),
+    )
 
 
-def _chunk(shape: Shape, stage: int, each: Pass) -> int:
-    return each.chunk * shape.pipeline + stage
-
-
-def _row(shape: Shape, stage: int, each: Pass) -> int:
-    chunk = _chunk(shape, stage, each)
-    if each.kind == "forward":
-        return chunk
-    kind = 3 if each.kind == "backward weight" else 1
-    return (kind + (each.micro == 0)) * shape.chunks + chunk
-
-
-def _needs(shape: Shape, stage: int, each: Pass) -> int:
-    """The message that a pass needs: an output of the chunk before, or its own one's gradient."""
-    chunk = _chunk(shape, stage, each)
-    if each.kind == "forward":
-        return 1 + (chunk - 1) * shape.micros + each.micro if chunk else 0
-    if each.kind == "backward weight" or chunk == shape.chunks - 1:
-        return 0
-    return 1 + (shape.chunks + chunk) * shape.micros + each.micro
-
-
-def _sends(shape: Shape, stage: int, each: Pass) -> int:
-    chunk = _chunk(shape, stage, each)
-    if each.kind == "forward":
-        return 1 + chunk * shape.micros + each.micro if chunk < shape.chunks - 1 else 0
-    if each.kind == "backward weight" or chunk == 0:
-        return 0
-    return 1 + (shape.chunks + chunk - 1) * shape.micros + each.micro
+def _turns(shape: Shape, stage: int) -> list[_Turn]:
+    order, pipeline, chunks, micros = shape.order, shape.pipeline, shape.chunks, shape.micros
+    found = []
+    for kind, micro, part in taken(order, pipeline, stage, micros, chunks=shape.interleave):
+        chunk = part * pipeline + stage
+        if kind == "forward":
+            need = 1 + (chunk - 1) * micros + micro if chunk else 0
+            sends = 1 + chunk * micros + micro if chunk < chunks - 1 else 0
+            found.append(_Turn(chunk, need, sends, -1))
+        elif kind == "backward weight":
+            found.append(_Turn((3 + (micro == 0)) * chunks + chunk, 0, 0, -1))
+        else:
+            need = 1 + (chunks + chunk) * micros + micro if chunk < chunks - 1 else 0
+            sends = 1 + (chunks + chunk - 1) * micros + micro if chunk else 0
+            last = chunk if micro == micros - 1 else -1
+            found.append(_Turn((1 + (micro == 0)) * chunks + chunk, need, sends, last))
+    return found

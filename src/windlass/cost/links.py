@@ -5,9 +5,17 @@ crosses, and the latency of each hop (`cost.rings`). The slices of a layer lie n
 so that the innermost link that joins them is theirs.
 """
 
+from functools import cached_property
+
 from windlass.cost.rings import message, ring
-from windlass.program.exchanged import Sent, all_reduce_bytes, common_sums, gather_bytes
-from windlass.program.instruction import ANSWERS, Instruction
+from windlass.program.exchanged import (
+    Inside,
+    Sent,
+    all_reduce_bytes,
+    common_sums,
+    gather_bytes,
+)
+from windlass.program.instruction import ANSWERS, Instruction, Kind
 from windlass.program.shards import parts
 from windlass.program.sizes import StateSizes, states_of
 from windlass.spec import grid
@@ -27,9 +35,15 @@ class Links:
     """
 
     def __init__(self, plan: Plan, graph: Graph, machine: Machine) -> None:
-        self._plan, self._machine = plan, machine
-        self._sent = Sent(plan, graph)
-        self._states = states_of(plan, graph)
+        self._plan, self._graph, self._machine = plan, graph, machine
+
+    @cached_property
+    def _sent(self) -> Sent:
+        return Sent(self._plan, self._graph)
+
+    @cached_property
+    def _states(self) -> tuple[StateSizes, ...]:
+        return states_of(self._plan, self._graph)
 
     def seconds(self, instruction: Instruction) -> float:
         """Seconds that a message or collective takes, or the collectives inside a pass; else 0.
@@ -40,22 +54,28 @@ class Links:
         kind, layer, _ = instruction
         if layer is None:
             return 0.0
-        sharding, sizes = self._plan.sharding, self._states[layer]
         if kind in ANSWERS:
             return self.message_seconds(self._sent.of(instruction))
+        if kind in ("gather", "spread", "reduce"):
+            return self.state_seconds(kind, self._states[layer])
+        return self._inside(instruction)
+
+    def state_seconds(self, kind: Kind, sizes: StateSizes) -> float:
+        """Seconds that replicas take to gather, spread or reduce what they share of one layer."""
+        degree, apart = self._plan.sharding.weights, parts(self._plan)
         if kind == "gather":
-            sent = gather_bytes(sizes.weights, sharding.weights)
-            return self._ring(sent, sharding.weights, apart=parts(self._plan))
+            return self._ring(gather_bytes(sizes.weights, degree), degree, apart=apart)
         if kind == "spread":
-            return self._ring(gather_bytes(sizes.held, parts(self._plan)), parts(self._plan))
-        return self._reduce(sizes) if kind == "reduce" else self._inside(instruction)
+            return self._ring(gather_bytes(sizes.held, apart), apart)
+        return self._reduce(sizes)
 
     def _inside(self, instruction: Instruction) -> float:
         """What the slices of a layer exchange in a pass, one collective after the other."""
-        return sum(
-            self._slices(each.sent, each.among, passes=2 if each.how == "sum" else 1)
-            for each in self._sent.inside(instruction)
-        )
+        return sum(map(self.slice_seconds, self._sent.inside(instruction)))
+
+    def slice_seconds(self, each: Inside) -> float:
+        """Seconds of one collective of a layer's slices."""
+        return self._slices(each.sent, each.among, passes=2 if each.how == "sum" else 1)
 
     def _reduce(self, sizes: StateSizes) -> float:
         """What slices have in common is summed over them, the whole scattered within rts' replicas.

@@ -1,5 +1,7 @@
 """Step: seconds of each instruction of a plan, found once for each kind of layer."""
 
+from functools import cached_property
+
 from windlass.cost.links import Links
 from windlass.cost.op import DeviceRates, Seconds, Setting, pass_seconds
 from windlass.program.instruction import BACKWARDS, Instruction
@@ -48,9 +50,15 @@ class StepCost:
         self._rates = DeviceRates(self._device, setting)
         self._kinds = tuple(graph.cut(plan.cut.tensor).layer_kinds())
         self._known: dict[tuple[object, ...], Seconds] = {}
-        self._shared = _shared_elements(plan, graph, self._kinds)
-        self._lent = {loan.layer: loan.elements for loan in loans(plan, graph)}
         self._links = Links(plan, graph, machine)
+
+    @cached_property
+    def _shared(self) -> dict[int, int]:
+        return _shared_elements(self._plan, self._graph, self._kinds)
+
+    @cached_property
+    def _lent(self) -> dict[int, int]:
+        return {loan.layer: loan.elements for loan in loans(self._plan, self._graph)}
 
     def of(self, instruction: Instruction, device: int = 0) -> Seconds:
         """Seconds of one instruction, by what they go into."""

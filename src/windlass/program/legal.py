@@ -121,7 +121,7 @@ def _sizes(plan: Plan, graph: Graph, machine: Machine, global_batch: int | None)
 def _lowerable(plan: Plan, graph: Graph) -> Iterator[str]:
     yield from _uncovered(plan, graph)
     yield from _shards(plan)
-    yield from _order(plan)
+    yield from arrangement_faults(plan)
     yield from _homes(plan)
     yield from slice_faults(plan.cut.tensor, plan.batch.sequence, graph)
     yield from _loans(plan, graph)
@@ -212,7 +212,7 @@ def _shards(plan: Plan) -> Iterator[str]:
         )
 
 
-def _order(plan: Plan) -> Iterator[str]:
+def arrangement_faults(plan: Plan) -> Iterator[str]:
     """Which orders go with chunks, micro-batches and phases."""
     stages, chunks, micros = plan.cut.pipeline, plan.interleave, plan.batch.accumulation
     if plan.order == "interleaved":

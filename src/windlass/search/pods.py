@@ -1,22 +1,21 @@
 """Pods: plans for several devices whose cut the request names, and the best of them."""
 
 from collections.abc import Iterator
-from itertools import accumulate, pairwise
+from itertools import pairwise
 
 from windlass.cost.predict import predict
 from windlass.errors import Faults, PlanError
 from windlass.program.legal import faults
 from windlass.search.choice import Choice
 from windlass.search.space import base_plan, open_plans, sequence_of
+from windlass.search.stages import stages_of
 from windlass.search.weigh import with_near
-from windlass.spec.graph import Graph, LayerKind
+from windlass.spec.graph import Graph
 from windlass.spec.machine import Machine
 from windlass.spec.plan import Cut, Home, Plan, Sharding, Stage
 from windlass.spec.prediction import Prediction
 from windlass.spec.request import CutRequest, Request
 from windlass.units import show_bytes
-
-_Bounds = tuple[tuple[int, int], ...]
 
 
 def cut_of(request: Request) -> Cut:
@@ -95,35 +94,6 @@ def choose_pod(request: Request, graph: Graph, machine: Machine) -> Choice:
         run_seconds=_seconds(prediction, request),
         weighed=len(candidates),
     )
-
-
-def stages_of(graph: Graph, count: int, sequence: int) -> _Bounds:
-    """The chain in `count` ranges of layers, the slowest of which is as quick as can be.
-
-    Args:
-        graph: of at least `count` layers.
-        count: of stages.
-        sequence: tokens of one sequence.
-    """
-    works = [_forward_flop(kind, sequence) for kind in graph.layer_kinds()]
-    sums = [0.0, *accumulate(works)]
-    best = [sums[:]] + [[float("inf")] * (len(works) + 1) for _ in range(count - 1)]
-    cuts: list[list[int]] = [[0] * (len(works) + 1) for _ in range(count)]
-    for stage in range(1, count):
-        for end in range(stage + 1, len(works) + 1):
-            for begin in range(stage, end):
-                slowest = max(best[stage - 1][begin], sums[end] - sums[begin])
-                if slowest < best[stage][end]:
-                    best[stage][end], cuts[stage][end] = slowest, begin
-    ends = [len(works)]
-    for stage in reversed(range(1, count)):
-        ends.append(cuts[stage][ends[-1]])
-    return tuple(pairwise([0, *reversed(ends)]))
-
-
-def _forward_flop(kind: LayerKind, sequence: int) -> float:
-    ops = kind.cost("float32", compiled=False).forward
-    return sum(op.flop.at(1, sequence) for op in ops)
 
 
 def _in_phases(plan: Plan, phases: int, machine: Machine) -> Plan:

@@ -88,7 +88,7 @@ def open_plans(first: Plan, request: Request, graph: Graph, machine: Machine) ->
             micro=micro,
         )
         for tensor, precision, compiled, recompute, micro in choices
-        if _captured(graph, precision, compiled=compiled)
+        if captured(graph, precision, compiled=compiled)
     )
 
 
@@ -180,7 +180,7 @@ def _tensors(request: Request, graph: Graph, machine: Machine) -> tuple[int, ...
     return (1, *able)
 
 
-def _captured(graph: Graph, precision: Precision, *, compiled: bool) -> bool:
+def captured(graph: Graph, precision: Precision, *, compiled: bool) -> bool:
     """Whether every kind of layer was captured so."""
     known = "float32" if precision == "float64" else precision
     return all(

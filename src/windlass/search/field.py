@@ -1,0 +1,301 @@
+"""Field: the space of plans over several devices, as tables of indices; nothing is built.
+
+Plans of one shape (order, stages, chunks, micro-batches) stand together, since the closed form
+prices them together. What a plan is made of is read back from its place when it has won.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from itertools import pairwise, product
+from typing import NamedTuple
+
+from windlass.cost.closed import Rows, Run
+from windlass.cost.closed_layers import Block, Setting
+from windlass.cost.closed_pipeline import Shape
+from windlass.program.legal import arrangement_faults, slice_faults
+from windlass.search.space import captured, divisors, precisions, sequence_of
+from windlass.search.stages import stages_of
+from windlass.spec.graph import Graph, Precision
+from windlass.spec.machine import Machine
+from windlass.spec.plan import Batch, Cut, Order, Plan, Sharding, Stage
+from windlass.spec.request import Request
+
+_ORDERS: tuple[Order, ...] = ("1f1b", "gpipe", "zero-bubble", "interleaved")
+_CHUNKS = (2, 3, 4, 6, 8, 12)
+"""Numbers of chunks that are tried where the request leaves them open."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """Plans of one shape on one machine."""
+
+    shape: Shape
+    ends: tuple[int, ...]
+    """First layer of each chunk, and the chain's length."""
+    rows: Rows
+
+
+class Family(NamedTuple):
+    """Plans of one shape that share a cut and a precision."""
+
+    tensor: int
+    replicas: int
+    precision: Precision
+    micros: tuple[int, ...]
+    """Numbers of micro-batches of a step."""
+
+
+@dataclass(frozen=True)
+class Field:
+    """All plans that a request leaves open.
+
+    Args:
+        request: pins whatever it names; the rest is open.
+        graph: captured from the request's model, in the slices that are open.
+        machine: what the plans are for.
+    """
+
+    request: Request
+    graph: Graph
+    machine: Machine
+
+    @cached_property
+    def sequence(self) -> int:
+        """Tokens of one sequence."""
+        return sequence_of(self.request, self.graph)
+
+    @cached_property
+    def tensors(self) -> tuple[int, ...]:
+        """Numbers of slices that layers and tokens can be cut in."""
+        pin = self.request.cut.tensor
+        able = (1, *sorted(self.graph.slices)) if pin is None else (pin,)
+        return tuple(
+            degree
+            for degree in able
+            if degree <= self.machine.devices
+            and not any(slice_faults(degree, self.sequence, self.graph))
+        )
+
+    @cached_property
+    def pipelines(self) -> tuple[int, ...]:
+        """Numbers of stages: those that part the devices or the blocks evenly."""
+        pin = self.request.cut.pipeline
+        if pin is not None:
+            return (pin,)
+        most = min(self.machine.devices, self.graph.layers)
+        blocks = max(span.count for span in self.graph.chain)
+        return tuple(
+            count
+            for count in range(1, most + 1)
+            if self.machine.devices % count == 0 or blocks % count == 0
+        )
+
+    @cached_property
+    def replicas(self) -> tuple[int, ...]:
+        """Numbers of replicas, which part the batch evenly."""
+        pin = self.request.cut.replicas
+        batch = self.request.train.batch
+        return tuple(
+            count
+            for count in (divisors(batch) if pin is None else (pin,))
+            if count <= self.machine.devices and batch % count == 0
+        )
+
+    def cells(self) -> Iterator[Cell]:
+        """All plans, shape by shape."""
+        for shape in self.shapes():
+            yield self.cell(shape, self.families(shape))
+
+    def shapes(self) -> Iterator[Shape]:
+        """All shapes that are legal; in each, plans of some numbers of micro-batches."""
+        found: dict[Shape, None] = {}
+        for pipeline, (order, chunks) in product(self.pipelines, self._orders()):
+            if chunks * pipeline > self.graph.layers or (pipeline == 1 and order != "1f1b"):
+                continue
+            for micros in self._micros:
+                if self._legal(order, pipeline, chunks, micros):
+                    found[Shape.of(order, pipeline, chunks, micros)] = None
+        return iter(found)
+
+    def families(self, shape: Shape) -> Iterator[Family]:
+        """The families of a shape's plans."""
+        able = [
+            micros
+            for micros in self._micros
+            if Shape.of(shape.order, shape.pipeline, shape.interleave, micros) == shape
+            and self._legal(shape.order, shape.pipeline, shape.interleave, micros)
+        ]
+        for tensor, count, precision in product(self.tensors, self.replicas, self.precisions):
+            if shape.pipeline * tensor * count > self.machine.devices:
+                continue
+            found = tuple(each for each in able if self._micro(each, count) is not None)
+            if found:
+                yield Family(tensor, count, precision, found)
+
+    def cell(self, shape: Shape, families: Iterable[Family]) -> Cell:
+        """All plans of some families of one shape."""
+        sums = shape.micros > 1
+        return Cell(
+            shape,
+            self.ends(shape.chunks),
+            Rows.of(
+                [
+                    (
+                        Block(each.tensor, each.precision, sums, each.replicas, self._pairs(each)),
+                        list(self._runs(shape, each)),
+                    )
+                    for each in families
+                ]
+            ),
+        )
+
+    def count(self, shape: Shape, family: Family) -> int:
+        """How many plans a family has."""
+        return len(self._pairs(family)) * len(list(self._runs(shape, family)))
+
+    @cached_property
+    def precisions(self) -> tuple[Precision, ...]:
+        """Precisions that the machine has and that the graph was captured in."""
+        pin = self.request.precision
+        return precisions(self.machine) if pin is None else (pin,)
+
+    def _micro(self, micros: int, replicas: int) -> int | None:
+        """Sequences of a micro-batch; None if the batch does not come out even, or is pinned."""
+        micro, rest = divmod(self.request.train.batch, replicas * micros)
+        pin = self.request.batch.micro
+        return None if rest or pin not in (None, micro) else micro
+
+    def _pairs(self, family: Family) -> tuple[tuple[int, int], ...]:
+        """The ways in which replicas may share weights and state: rts and rts'."""
+        pins = self.request.sharding
+        return _pairs(family.replicas, pins.weights, pins.optimizer)
+
+    def ends(self, chunks: int) -> tuple[int, ...]:
+        """First layer of each chunk of the chain, and the chain's length."""
+        bounds = stages_of(self.graph, chunks, self.sequence)
+        return (*(first for first, _ in bounds), self.graph.layers)
+
+    def plan(self, cell: Cell, index: int) -> Plan:
+        """The plan at one place of a cell."""
+        rows, shape = cell.rows, cell.shape
+        run, (weights, optimizer) = rows.runs[rows.run[index]], rows.pairs[rows.pair[index]]
+        setting = run.setting
+        return self._plan(shape).model_copy(
+            update={
+                "precision": setting.precision,
+                "compile": setting.compiled,
+                "cut": Cut(
+                    pipeline=shape.pipeline, tensor=setting.tensor, replicas=setting.replicas
+                ),
+                "sharding": Sharding(weights=int(weights), optimizer=int(optimizer)),
+                "batch": Batch(
+                    sequence=self.sequence, micro=setting.micro, accumulation=run.micros
+                ),
+                "stages": tuple(
+                    Stage(phases=((first, last),), recompute="layer" if run.again else "none")
+                    for first, last in pairwise(cell.ends)
+                ),
+            }
+        )
+
+    @cached_property
+    def base(self) -> Plan:
+        """A plan with all that the request pins for all plans alike."""
+        return Plan(
+            graph=self.graph.label,
+            machine=self.machine.label,
+            moments=self.request.moments,
+            clip=self.request.train.clip is not None,
+            batch=Batch(sequence=self.sequence, micro=1),
+            stages=(Stage(phases=((0, self.graph.layers),)),),
+        )
+
+    def _plan(self, shape: Shape) -> Plan:
+        """A plan of a shape, for the rules that shapes are under."""
+        ends = self.ends(shape.chunks)
+        return self.base.model_copy(
+            update={
+                "order": shape.order,
+                "interleave": shape.interleave,
+                "cut": Cut.model_construct(pipeline=shape.pipeline, tensor=1, replicas=1),
+                "batch": Batch.model_construct(
+                    sequence=self.sequence, micro=1, accumulation=shape.micros
+                ),
+                "stages": tuple(
+                    Stage.model_construct(phases=(pair,), recompute="none")
+                    for pair in pairwise(ends)
+                ),
+            }
+        )
+
+    @cached_property
+    def _compiles(self) -> dict[Order, bool]:
+        """Which orders compiled layers can run in."""
+        compiled = self.base.model_copy(update={"compile": True})
+        return {
+            order: not any(arrangement_faults(compiled.model_copy(update={"order": order})))
+            for order in ("1f1b", "gpipe", "zero-bubble")
+        } | {"interleaved": True}
+
+    def _orders(self) -> Iterator[tuple[Order, int]]:
+        order, chunks = self.request.order, self.request.interleave
+        for each in _ORDERS if order is None else (order,):
+            if each != "interleaved":
+                if chunks in (None, 1):
+                    yield each, 1
+            elif chunks is None:
+                yield from ((each, count) for count in _CHUNKS)
+            elif chunks > 1:
+                yield each, chunks
+
+    @cached_property
+    def _micros(self) -> tuple[int, ...]:
+        """Numbers of micro-batches of a step that some number of replicas allows."""
+        pin, batch = self.request.batch.accumulation, self.request.train.batch
+        found = {each for count in self.replicas for each in divisors(batch // count)}
+        return tuple(sorted(found if pin is None else found & {pin}))
+
+    def _legal(self, order: Order, pipeline: int, chunks: int, micros: int) -> bool:
+        known = self._legals.get((order, pipeline, chunks, micros))
+        if known is None:
+            plan = self._plan(Shape(order, pipeline, chunks, micros))
+            known = not any(arrangement_faults(plan))
+            self._legals[order, pipeline, chunks, micros] = known
+        return known
+
+    @cached_property
+    def _legals(self) -> dict[tuple[Order, int, int, int], bool]:
+        return {}
+
+    def _runs(self, shape: Shape, family: Family) -> Iterator[Run]:
+        tensor, replicas, precision, able = family
+        sums, parted = shape.micros > 1, shape.pipeline > 1
+        for micros, (compiled, again) in product(able, self._modes(shape.order, precision)):
+            micro = self._micro(micros, replicas)
+            if micro is not None:
+                setting = Setting(tensor, precision, compiled, micro, sums, parted, replicas)
+                yield Run(setting, again, micros)
+
+    def _modes(self, order: Order, precision: Precision) -> tuple[tuple[bool, bool], ...]:
+        """Compiled or not, recomputed or not."""
+        mode, kept = self.request.compile, self.request.recompute
+        return tuple(
+            (compiled, recompute == "layer")
+            for compiled in ((False, True) if mode is None else (mode,))
+            for recompute in (("none", "layer") if kept is None else (kept,))
+            if captured(self.graph, precision, compiled=compiled)
+            and (not compiled or self._compiles[order])
+        )
+
+
+@lru_cache(maxsize=4096)
+def _pairs(
+    replicas: int, weights: int | None, optimizer: int | None
+) -> tuple[tuple[int, int], ...]:
+    return tuple(
+        (one, other)
+        for other in divisors(replicas)
+        for one in divisors(other)
+        if weights in (None, one) and optimizer in (None, other)
+    )

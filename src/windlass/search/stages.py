@@ -1,0 +1,45 @@
+"""Stages: where a chain of layers is cut so that the slowest part is as quick as can be."""
+
+from functools import lru_cache
+from itertools import pairwise
+
+import numpy as np
+
+from windlass.spec.graph import Graph, LayerKind
+
+Bounds = tuple[tuple[int, int], ...]
+
+
+def stages_of(graph: Graph, count: int, sequence: int) -> Bounds:
+    """The chain in `count` ranges of layers, the slowest of which is as quick as can be.
+
+    Args:
+        graph: of at least `count` layers.
+        count: of stages.
+        sequence: tokens of one sequence.
+    """
+    works = {kind: _forward_flop(graph.kinds[kind], sequence) for kind in graph.kinds}
+    return _even(tuple(works[kind.name] for kind in graph.layer_kinds()), count)
+
+
+@lru_cache(maxsize=512)
+def _even(works: tuple[float, ...], count: int) -> Bounds:
+    """By dynamic programming: `best(k, end) = min over begin of max(best(k-1, begin), work)`."""
+    layers = len(works)
+    sums = np.concatenate([[0.0], np.cumsum(works)])
+    within = np.where(np.tri(layers + 1, k=-1, dtype=bool), sums[:, None] - sums[None, :], np.inf)
+    best, cuts = sums.copy(), np.zeros((count, layers + 1), dtype=np.intp)
+    best[0] = np.inf
+    for stage in range(1, count):
+        slowest = np.maximum(best[None, :], within)  # rows end, columns begin
+        cuts[stage] = slowest.argmin(axis=1)
+        best = slowest.min(axis=1)
+    ends = [layers]
+    for stage in reversed(range(1, count)):
+        ends.append(int(cuts[stage][ends[-1]]))
+    return tuple(pairwise([0, *reversed(ends)]))
+
+
+def _forward_flop(kind: LayerKind, sequence: int) -> float:
+    ops = kind.cost("float32", compiled=False).forward
+    return sum(op.flop.at(1, sequence) for op in ops)
