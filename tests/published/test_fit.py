@@ -136,6 +136,6 @@ def test_constants_move_no_further_than_their_priors_allow():
         found = calibration(stack.name)
         for name, prior in priors(stack.law).items():
             start = before(stack.name)[f"{stack.law}.{name}"]
-            if found.provenance == "fitted" and prior.spread and start:
-                away = abs(np.log(found.values[f"{stack.law}.{name}"] / start))
-                assert away <= spreads * prior.spread, (stack.name, name)
+            value = found.values[f"{stack.law}.{name}"]
+            if found.provenance == "fitted" and prior.spread and start * value:
+                assert abs(np.log(value / start)) <= spreads * prior.spread, (stack.name, name)
