@@ -105,7 +105,9 @@ class Field:
     def cells(self) -> Iterator[Cell]:
         """All plans, shape by shape."""
         for shape in self.shapes():
-            yield self.cell(shape, self.families(shape))
+            families = tuple(self.families(shape))
+            if families:
+                yield self.cell(shape, families)
 
     def shapes(self) -> Iterator[Shape]:
         """All shapes that are legal; in each, plans of some numbers of micro-batches."""
@@ -130,7 +132,7 @@ class Field:
             if shape.pipeline * tensor * count > self.machine.devices:
                 continue
             found = tuple(each for each in able if self._micro(each, count) is not None)
-            if found:
+            if found and self._modes(shape.order, precision) and self._pairs_of(count):
                 yield Family(tensor, count, precision, found)
 
     def cell(self, shape: Shape, families: Iterable[Family]) -> Cell:
@@ -168,8 +170,11 @@ class Field:
 
     def _pairs(self, family: Family) -> tuple[tuple[int, int], ...]:
         """The ways in which replicas may share weights and state: rts and rts'."""
+        return self._pairs_of(family.replicas)
+
+    def _pairs_of(self, replicas: int) -> tuple[tuple[int, int], ...]:
         pins = self.request.sharding
-        return _pairs(family.replicas, pins.weights, pins.optimizer)
+        return _pairs(replicas, pins.weights, pins.optimizer)
 
     def ends(self, chunks: int) -> tuple[int, ...]:
         """First layer of each chunk of the chain, and the chain's length."""

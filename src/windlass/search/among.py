@@ -1,0 +1,169 @@
+"""Among: the plan for several devices whose run is predicted to end first, and why not another.
+
+The closed form finds the candidates, the clock decides among those whose difference it could have
+mistaken: their programs are lowered and simulated, and only what fits by its program is kept.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from windlass.cost.memory import peaks
+from windlass.errors import Faults, PlanError
+from windlass.program.lower import lower
+from windlass.search.choice import Choice, Refusal
+from windlass.search.field import Field
+from windlass.search.pods import pod_plans
+from windlass.search.ranked import runner_up
+from windlass.search.sweep import Found, Sweep, Swept
+from windlass.search.weigh import memory_among, steady, with_near
+from windlass.spec.graph import Graph
+from windlass.spec.machine import Machine
+from windlass.spec.plan import Plan
+from windlass.spec.prediction import Prediction
+from windlass.spec.request import Request
+from windlass.units import show_bytes
+
+CLOSE = 0.02
+"""How far the closed form may lie from the clock."""
+
+_KEPT = 48
+"""Plans that the clock weighs at most."""
+_RUNNERS_UP = 6
+_REFUSED = 4
+_BEYOND = 0.25
+"""How much slower than the best a plan may be to be told of."""
+
+Weighed = tuple[Plan, Prediction]
+
+
+def choose_among(request: Request, graph: Graph, machine: Machine) -> Choice:
+    """The plan that ends the run first on a machine of several devices.
+
+    Args:
+        request: what is wanted; whatever it pins is held.
+        graph: captured from the request's model, in the slices that are open.
+        machine: to run on; `request.near` takes the place of its near tier's capacity.
+
+    Raises:
+        Faults: the request asks for what cannot be.
+        PlanError: nothing fits.
+    """
+    near_bytes = request.near or machine.device.near.capacity_bytes
+    field = Field(request, graph, machine)
+    sweep = Sweep(field, near_bytes * (1 + CLOSE))
+    swept = sweep.best(_KEPT, within=_BEYOND)
+    if not swept.weighed and not swept.skipped:
+        pod_plans(request, graph, machine)  # tells what is wrong with what is pinned
+        raise Faults(("no plan is legal with what is pinned; leave something open",))
+    ranked = _ranked(field, swept.best, near_bytes)
+    if not ranked:
+        raise _nothing_fits(request, field, sweep.smallest(), near_bytes)
+    plan, short = ranked[0]
+    prediction = _whole(plan, short, graph, machine, near_bytes)
+    shown = _told_apart(field, ranked, swept.traits, near_bytes)
+    steps = request.train.steps
+    return Choice(
+        plan=plan,
+        prediction=prediction,
+        run_seconds=prediction.step_seconds * steps + prediction.compile_seconds,
+        runners_up=tuple(runner_up((plan, prediction), other, steps) for other in shown),
+        refused=tuple(_refusal(field, found, near_bytes) for found in swept.misses[:_REFUSED]),
+        weighed=swept.weighed + swept.skipped,
+    )
+
+
+def _ranked(field: Field, found: Sequence[Found], near_bytes: int) -> list[Weighed]:
+    """Those that may be the fastest, by the clock, fastest first; only such as fit.
+
+    A plan whose closed form is slower than the best known time by more than both may err cannot be.
+    """
+    weighed: list[Weighed] = []
+    steps = field.request.train.steps
+    fastest = float("inf")
+    for each in found:
+        if each.step_seconds * (1 - CLOSE) > fastest:
+            break
+        item = _weighed(field, each, near_bytes)
+        if item[1].peaks[0].over_bytes == 0:
+            weighed.append(item)
+            fastest = min(fastest, _run_seconds(item, steps) / steps)
+    return sorted(weighed, key=lambda item: _rank(item, steps))
+
+
+def _weighed(field: Field, found: Found, near_bytes: int) -> Weighed:
+    plan = field.plan(found.cell, found.place)
+    return plan, with_near(steady(plan, field.graph, field.machine), near_bytes)
+
+
+def _told_apart(
+    field: Field, ranked: Sequence[Weighed], traits: Iterable[Found], near_bytes: int
+) -> list[Weighed]:
+    """Runners-up that differ in something that matters, the fastest of each sort."""
+    best, shown = ranked[0], list[Weighed]()
+    told = {_sort(best[0])}
+    for found in traits:
+        plan = field.plan(found.cell, found.place)
+        if _sort(plan) in told:
+            continue
+        item = _weighed(field, found, near_bytes)
+        if item[1].peaks[0].over_bytes == 0:
+            told.add(_sort(plan))
+            shown.append(item)
+        if len(shown) == _RUNNERS_UP:
+            break
+    return sorted(shown, key=lambda item: item[1].step_seconds)
+
+
+def _sort(plan: Plan) -> tuple[object, ...]:
+    """What tells plans apart in a list of runners-up."""
+    shares = (plan.sharding.weights > 1, plan.sharding.optimizer > 1)
+    return plan.cut.pipeline, plan.cut.tensor, plan.order, plan.stages[0].recompute, shares
+
+
+def _whole(
+    plan: Plan, short: Prediction, graph: Graph, machine: Machine, near_bytes: int
+) -> Prediction:
+    """The prediction with the fullest moments of the program that will run."""
+    full = peaks(plan, graph, machine, lower(plan, graph))
+    return with_near(short.model_copy(update={"peaks": full}), near_bytes)
+
+
+def _refusal(field: Field, found: Found, near_bytes: int) -> Refusal:
+    """The smallest of a trait of which no plan fits, by its program."""
+    plan = field.plan(found.cell, found.place)
+    memory = memory_among(plan, field.graph, field.machine)
+    return Refusal(
+        plan=plan,
+        peak_bytes=memory.peak_bytes,
+        over_bytes=memory.peak_bytes - near_bytes,
+        by_class=memory.by_class,
+        index=memory.index,
+        instruction=memory.instruction,
+    )
+
+
+def _nothing_fits(request: Request, field: Field, swept: Swept, near_bytes: int) -> PlanError:
+    """What comes nearest, and by how much it does not fit."""
+    lines = []
+    for found in swept.misses[:_REFUSED]:
+        refusal = _refusal(field, found, near_bytes)
+        plan = refusal.plan
+        lines.append(
+            f"- p{plan.cut.pipeline} t{plan.cut.tensor} r{plan.cut.replicas} rts "
+            f"{plan.sharding.weights} rts' {plan.sharding.optimizer}, micro-batch "
+            f"{plan.batch.micro}: {show_bytes(refusal.peak_bytes)} at {refusal.instruction}, "
+            f"{show_bytes(refusal.over_bytes)} too much; most is {refusal.largest_class}"
+        )
+    begin = (
+        f"`{request.model.name}` does not fit {show_bytes(near_bytes)} on each of "
+        f"{field.machine.devices} devices of `{field.machine.name}`; nearest come:"
+    )
+    return PlanError("\n".join([begin, *lines]))
+
+
+def _run_seconds(item: Weighed, steps: int) -> float:
+    return item[1].step_seconds * steps + item[1].compile_seconds
+
+
+def _rank(item: Weighed, steps: int) -> tuple[float, int, int]:
+    """Faster first; then the emptier near tier, then the larger micro-batch."""
+    return _run_seconds(item, steps), item[1].peaks[0].peak_bytes, -item[0].batch.micro
