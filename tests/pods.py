@@ -17,10 +17,12 @@ from windlass.models.build import build_chain
 from windlass.models.chain import Chain
 from windlass.program.lower import lower
 from windlass.runtime.agree import Ran, agree
-from windlass.spec.graph import Graph
+from windlass.runtime.checkpoint import folder_name, found
+from windlass.runtime.joined import joined
+from windlass.spec.graph import Graph, Precision
 from windlass.spec.plan import Home, Plan
 from windlass.spec.proof import Proof
-from windlass.spec.record import Step
+from windlass.spec.record import CHECKPOINT_FOLDER, Step
 from windlass.spec.request import TrainRequest
 
 BATCH, SEQUENCE, LAYERS = 8, 16, 6
@@ -91,12 +93,19 @@ class World:
             process.wait()
             process.stdout.close()
 
-    def run(self, plan: Plan, fault: str | None = None, settings: TrainRequest = SETTINGS) -> Ran:
-        """Runs a plan on as many processes as it takes."""
+    def run(
+        self,
+        plan: Plan,
+        fault: str | None = None,
+        settings: TrainRequest = SETTINGS,
+        begun: Path | None = None,
+    ) -> Ran:
+        """Runs a plan on as many processes as it takes, anew or from a whole checkpoint."""
         folder = self._folder / f"job{next(self._jobs)}"
         folder.mkdir()
         job = {"plan": plan.model_dump(mode="json"), "fault": fault}
         job["train"] = settings.model_dump(mode="json")
+        job["begun"] = None if begun is None else str(begun)
         (folder / "job.json").write_text(json.dumps(job))
         ranks = self._ranks[: plan.cut.devices]
         for process in ranks:
@@ -113,18 +122,27 @@ class World:
 
     def proof(self, plan: Plan, fault: str | None = None) -> tuple[Proof, Ran]:
         """A plan against one device, whose run serves for all plans of one precision."""
-        if plan.precision not in self._references:
-            alone = tiny_plan(
-                self.graph, MACHINE, micro=1, accumulation=BATCH, sequence=SEQUENCE,
-                precision=plan.precision,
-            )  # fmt: skip
-            self._references[plan.precision] = self.run(alone)
-        ran, reference = self.run(plan, fault), self._references[plan.precision]
+        ran, reference = self.run(plan, fault), self.alone(plan.precision)
         return agree(ran, reference, self.chain, SETTINGS, precision=plan.precision), ran
 
-    def held_out(self, precision: str) -> float | None:
+    def alone(self, precision: Precision) -> Ran:
+        """The run of one device."""
+        if precision not in self._references:
+            plan = tiny_plan(
+                self.graph, MACHINE, micro=1, accumulation=BATCH, sequence=SEQUENCE,
+                precision=precision,
+            )  # fmt: skip
+            self._references[precision] = self.run(plan)
+        return self._references[precision]
+
+    def left_by(self, ran: Ran, step: int) -> Path:
+        """The checkpoint that a run left after a step, with whole layers."""
+        left = found(ran.folder / CHECKPOINT_FOLDER / folder_name(step))
+        return joined(left, self.chain, ran.folder / f"whole{step}").path
+
+    def held_out(self, precision: Precision) -> float | None:
         """What one device lost on held-out text at the end."""
-        return self._references[precision].steps[-1].held_out_loss
+        return self.alone(precision).steps[-1].held_out_loss
 
 
 def sent_by(ran: Ran, device: int) -> Mapping[str, Mapping[str, float]]:

@@ -64,6 +64,7 @@ def test_planning_and_help_answer_without_torch(surroundings: dict[str, str]) ->
     assert not torch_is_there("plan", "gpt-tiny")
     assert not torch_is_there("--help")
     assert not torch_is_there("models")
+    assert not torch_is_there("machines")
 
 
 def test_fit_says_no_with_the_bytes_that_lack_and_what_would_help(windlass: Windlass) -> None:

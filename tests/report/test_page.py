@@ -132,4 +132,5 @@ def test_the_page_of_a_run_on_several_devices_shows_how_each_spends_a_step(
     assert "<h2>Devices</h2>" in text
     for words in ("stage 0", "stage 1", "waiting 100 ms", "2.00 GiB"):
         assert words in text
+    assert "<title>device 1: stage 1</title>" in text  # a cell of its decomposition
     assert "<h2>Devices</h2>" not in page(record(count=20, name="alone"))

@@ -27,6 +27,7 @@ from windlass.models.build import build_chain
 from windlass.program.lower import lower
 from windlass.runtime import world
 from windlass.runtime.around import Handlers, Inside
+from windlass.runtime.checkpoint import found
 from windlass.runtime.faulty import spoiled
 from windlass.runtime.notes import Notes
 from windlass.runtime.train import train
@@ -77,6 +78,7 @@ def one(rank: int, folder: Path, model: dict, graph: Graph, tokens: object) -> N
         measured = train(
             plan, chain, batches, settings, program=lower(plan, graph)[rank],
             checkpoints=folder / "checkpoints", graph=graph if several else None, around=around,
+            resume=found(Path(job["begun"])) if job["begun"] else None,
         )  # fmt: skip
         steps = [asdict(step) | {"by_kind": dict(step.by_kind)} for step in measured]
     (folder / f"sent{rank}.json").write_text(json.dumps(sent.told(len(steps))))

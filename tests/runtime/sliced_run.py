@@ -147,7 +147,8 @@ def own(x: Tensor, place: Place) -> Tensor:
 def distance(mine: Tensor, theirs: Tensor) -> float:
     if mine.shape != theirs.shape:
         return float("inf")
-    return float((mine - theirs).abs().max() / theirs.abs().max())
+    apart, largest = (mine - theirs).abs().max(), theirs.abs().max()
+    return float(apart / largest if largest else apart)
 
 
 def layer_width(chain: Chain) -> int:

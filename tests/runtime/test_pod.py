@@ -136,6 +136,31 @@ def test_a_grid_of_slices_runs_in_phases_from_a_disk(world: World) -> None:
     Seen().add(world, plan)
 
 
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({"tensor": Grid(2, 2)}, {}),
+        ({"tensor": 2, "replicas": 2, "sharding": (1, 2)}, {"tensor": Grid(2, 2)}),
+        ({"tensor": Grid(2, 2)}, {"tensor": 2, "pipeline": 2}),
+    ],
+    ids=["2x2 to 1", "2 x r2 to 2x2", "2x2 to p2 x 2"],
+)
+def test_a_run_goes_on_with_a_grid_or_without_it(world: World, before: dict, after: dict) -> None:
+    first, then = (
+        tiny_plan(
+            world.graph, MACHINE, micro=1, accumulation=BATCH // cut.get("replicas", 1),
+            sequence=SEQUENCE, precision="float32", **cut,
+        )
+        for cut in (before, after)
+    )  # fmt: skip
+    again = world.run(then, begun=world.left_by(world.run(first), 1))
+    for mine, its in zip(again.steps, world.alone("float32").steps[1:], strict=True):
+        assert mine.loss == pytest.approx(its.loss, rel=TOLERANCE["float32"])
+        assert mine.gradient_norm == pytest.approx(its.gradient_norm, rel=TOLERANCE["float32"])
+    lost, whole = again.steps[-1].held_out_loss, world.held_out("float32")
+    assert lost == pytest.approx(whole, rel=_LOSS_DIGITS)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "cut",

@@ -1,11 +1,13 @@
 """The verbs: joins the rooms below into what a user calls. No numbers of its own, only calls."""
 
+from windlass.api.across import ALL, batches, compared
 from windlass.api.biggest import largest, record, require_here
 from windlass.api.check import Caught, Checking, proving
 from windlass.api.cluster import prepare
 from windlass.api.device import as_device
 from windlass.api.machines import machines
-from windlass.api.pictures import draw, forecast, require_drawable
+from windlass.api.needed import needed
+from windlass.api.pictures import draw, draw_needs, forecast, require_drawable
 from windlass.api.plan import HERE, Planned, Progress, ask, capture, find_machine, plan, probe
 from windlass.api.record import RUNS, load, report, runs
 from windlass.api.rehearse import PROCESSES, as_it_is, in_small, load_plan
@@ -16,6 +18,7 @@ from windlass.api.survive import Survival
 from windlass.api.worker import Worker, as_worker
 
 __all__ = [
+    "ALL",
     "HERE",
     "PROCESSES",
     "RUNS",
@@ -31,8 +34,11 @@ __all__ = [
     "as_it_is",
     "as_worker",
     "ask",
+    "batches",
     "capture",
+    "compared",
     "draw",
+    "draw_needs",
     "find_machine",
     "forecast",
     "in_small",
@@ -40,6 +46,7 @@ __all__ = [
     "load",
     "load_plan",
     "machines",
+    "needed",
     "plan",
     "prepare",
     "probe",

@@ -30,3 +30,9 @@ def request_of(
     if model is not None and "=" in model:
         overrides, model = (model, *overrides), None
     return api.ask(model, *overrides, machine=on, near=near, file=file)
+
+
+def apart(words: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Names, and overrides: a flag that takes many names takes the `key=value` behind them too."""
+    names = tuple(word for word in words if "=" not in word)
+    return names, tuple(word for word in words if "=" in word)

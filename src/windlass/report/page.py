@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 from html import escape
 
 from windlass.report.compare import headlines
+from windlass.report.decomposition import decomposition
 from windlass.report.dress import SCRIPT, STYLE
 from windlass.report.figures import (
     device_table,
@@ -150,6 +151,8 @@ def _plan(record: Record) -> str:
     if record.plan is None:
         return '<p class="note">No plan in this run folder.</p>'
     text = f'<pre class="plan">{escape(record.plan.to_toml())}</pre>'
+    if record.plan.cut.devices > 1:
+        text = f"<figure>{decomposition(record.plan)}</figure>{text}"
     if record.request is None:
         return text
     request = escape(record.request.to_toml())

@@ -12,6 +12,7 @@ from rich.text import Text
 from windlass.report.compare import headlines, kinds, shares
 from windlass.report.words import (
     batch_words,
+    cut_letters,
     cut_words,
     far_words,
     graph_words,
@@ -117,7 +118,7 @@ def short_words(plan: Plan) -> str:
     size = f"{plan.batch.accumulation} × {plan.batch.micro} × {plan.batch.sequence}"
     parts = [size, plan.precision]
     if plan.cut.devices > 1:
-        parts.insert(0, f"p{plan.cut.pipeline} t{plan.cut.tensor} r{plan.cut.replicas}")
+        parts.insert(0, cut_letters(plan))
     parts += [] if plan.moments == "float32" else [f"{plan.moments} moments"]
     parts += ["compiled"] if plan.compile else []
     parts += ["recompute"] if any(stage.recompute == "layer" for stage in plan.stages) else []

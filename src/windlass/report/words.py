@@ -42,6 +42,15 @@ def cut_words(plan: Plan) -> str:
     return f"{product} = {plan.cut.devices} devices"
 
 
+def cut_letters(plan: Plan) -> str:
+    """`p8 t8 r4`, and ` rts 2 rts' 4` where replicas share weights or optimizer state."""
+    cut, sharding = plan.cut, plan.sharding
+    words = [f"p{cut.pipeline} t{cut.tensor} r{cut.replicas}"]
+    words += [f"rts {sharding.weights}"] if sharding.weights > 1 else []
+    words += [f"rts' {sharding.optimizer}"] if sharding.optimizer > 1 else []
+    return " ".join(words)
+
+
 def place_words(place: Place, cut: Cut) -> str:
     """`stage 1, replica 0`: what the cut has more than one of."""
     parts = (

@@ -1,0 +1,87 @@
+"""Across: one request planned for on many machines, or with many global batches on one."""
+
+from collections.abc import Iterator, Sequence
+
+from windlass.api.plan import HERE, Progress, capture, find_machine, plan
+from windlass.errors import Faults
+from windlass.files import cache_folder
+from windlass.machines import catalogue
+from windlass.machines.here import load_here
+from windlass.search.explain import explain
+from windlass.spec.machine import Machine
+from windlass.spec.offer import Offer
+from windlass.spec.request import Request
+
+ALL = "all"
+"""In place of names: every machine of the catalogue, and this one if it has been measured."""
+
+
+def compared(
+    request: Request, machines: Sequence[str], *, progress: Progress | None = None
+) -> tuple[Offer, ...]:
+    """What each machine does for a request: those with a plan first, the fastest first.
+
+    Args:
+        request: its own machine has no say.
+        machines: names, or `ALL`.
+        progress: told which machine is being planned for.
+
+    Raises:
+        WindlassError: what is wrong with the request, the model or a machine's name.
+    """
+    capture(request.model)
+    found = {name: find_machine(name, progress=progress) for name in _names(machines)}
+    offers: list[Offer] = []
+    for at, (name, machine) in enumerate(found.items()):
+        if progress is not None:
+            progress(f"planning for {name}", at, len(found))
+        named = request.model_copy(update={"machine": name})
+        offers.append(_offer(named, machine, progress))
+    return tuple(sorted(offers, key=lambda each: -each.tokens_per_second))
+
+
+def batches(
+    request: Request, sizes: Sequence[int], *, progress: Progress | None = None
+) -> Iterator[Offer]:
+    """What a machine does with each global batch.
+
+    Args:
+        request: its own global batch has no say.
+        sizes: global batches in sequences.
+        progress: told which is being planned for.
+
+    Raises:
+        WindlassError: what is wrong with the request, the model or the machine.
+    """
+    machine = find_machine(request.machine, progress=progress)
+    capture(request.model)
+    for at, size in enumerate(sizes):
+        if progress is not None:
+            progress(f"planning for {size} sequences a step", at, len(sizes))
+        train = request.train.model_copy(update={"batch": size})
+        yield _offer(request.model_copy(update={"train": train}), machine, progress)
+
+
+def _names(asked: Sequence[str]) -> Iterator[str]:
+    for name in dict.fromkeys(asked):
+        if name != ALL:
+            yield name
+            continue
+        if load_here(cache_folder()) is not None:
+            yield HERE
+        yield from catalogue.names()
+
+
+def _offer(request: Request, machine: Machine, progress: Progress | None) -> Offer:
+    refused = ""
+    chosen = prediction = None
+    try:
+        choice = plan(request, progress=progress).choice
+        chosen, prediction = choice.plan, choice.prediction
+        refused = "" if choice.fits else explain(choice).verdict
+    except Faults as error:
+        refused = "; ".join(error.faults)
+    return Offer(
+        machine=machine.name, devices=machine.devices, global_batch=request.train.batch,
+        plan=chosen, prediction=prediction, refused=refused,
+    )  # fmt: skip

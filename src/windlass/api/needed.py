@@ -1,0 +1,120 @@
+"""Needed: the smallest machine of a family that a model can be trained on, by planning on each."""
+
+from collections.abc import Iterator, Sequence
+
+from windlass.api.plan import Planned, Progress, ask, capture, plan
+from windlass.errors import Faults, PlanError
+from windlass.machines import catalogue
+from windlass.machines.family import Family
+from windlass.spec.machine import Machine
+from windlass.spec.need import Need
+
+_STATE_BYTES = 16
+"""A parameter in bfloat16 with its gradient, float32 master and two moments: 2 + 2 + 4 + 8; what
+shards over all devices at best, and must lie somewhere."""
+
+
+def needed(
+    models: Sequence[str],
+    families: Sequence[str],
+    *,
+    overrides: Sequence[str] = (),
+    whole: bool = True,
+    progress: Progress | None = None,
+) -> Iterator[Need]:
+    """The smallest machine of each family for each model.
+
+    Machines on which the state of the model alone has no room are passed over; the others are
+    planned for, smallest first, until a plan fits.
+
+    Args:
+        models: names of the catalogue.
+        families: of the catalogue.
+        overrides: for all of them, such as `train.batch=256`.
+        whole: all layers stay in memory; else they may take turns in phases.
+        progress: told which machine is being planned for.
+
+    Raises:
+        WindlassError: what is wrong with a request, a model or a family.
+    """
+    ladders = {name: _ladder(name) for name in families}
+    words = (*(("phases=1",) if whole else ()), *overrides)
+    for model in models:
+        parameters = capture(ask(model, *words).model).parameter_count
+        for family, ladder in ladders.items():
+            able = [
+                machine.name
+                for machine in ladder
+                if _room(machine, whole=whole) >= _STATE_BYTES * parameters
+            ]
+            tried, refused = 0, ""
+            found: Planned | None = None
+            while found is None and tried < len(able):
+                if progress is not None:
+                    progress(f"{model} on {able[tried]}", tried, len(able))
+                try:
+                    found = _planned(model, words, able[tried])
+                except (PlanError, Faults) as error:
+                    refused = f"{able[tried]}: {str(error).splitlines()[0]}"
+                tried += 1
+            yield _need(model, parameters, family, found, able[:tried], refused)
+
+
+def _ladder(family: str) -> tuple[Machine, ...]:
+    """One device, then what is sold by name or twice as many hosts each time."""
+    known = next((each for each in catalogue.families() if each.name == family), None)
+    if known is None:
+        return (catalogue.find(family),)
+    return tuple(catalogue.find(name) for name in _names(known))
+
+
+def _names(family: Family) -> Iterator[str]:
+    if family.devices_per_host > 1:
+        yield family.device
+    if family.named:
+        yield from sorted(family.named, key=lambda name: family.named[name])
+        return
+    hosts = 1
+    while hosts <= family.most_hosts:
+        yield f"{family.name}:{hosts}" if hosts > 1 else family.name
+        hosts *= 2
+
+
+def _room(machine: Machine, *, whole: bool) -> int:
+    """Bytes that all devices have together, near, or also in the tiers beyond."""
+    tiers = machine.device.tiers[:1] if whole else machine.device.tiers
+    return machine.devices * sum(tier.capacity_bytes for tier in tiers)
+
+
+def _planned(model: str, words: Sequence[str], machine: str) -> Planned:
+    """The plan that fits.
+
+    Raises:
+        PlanError: none does.
+        Faults: the request has no plan on this machine.
+    """
+    planned = plan(model, *words, machine=machine)
+    _ = planned.plan
+    return planned
+
+
+def _need(
+    model: str,
+    parameters: int,
+    family: str,
+    found: Planned | None,
+    tried: Sequence[str],
+    refused: str,
+) -> Need:
+    cut = None if found is None else found.plan.cut
+    return Need(
+        model=model,
+        parameters=parameters,
+        family=family,
+        machine=None if found is None else found.machine.name,
+        devices=None if cut is None else cut.devices,
+        cut=None if cut is None else f"p{cut.pipeline} t{cut.tensor} r{cut.replicas}",
+        prediction=None if found is None else found.prediction,
+        tried=tuple(tried),
+        refused=refused,
+    )

@@ -1,0 +1,103 @@
+"""`windlass compare` and `windlass batch`: one model on many machines, or with many batches."""
+
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from windlass import api
+from windlass.cli.console import Bars, console, print_json, print_line, print_points
+from windlass.cli.words import AsJson, apart, request_of
+from windlass.errors import RequestError
+from windlass.report.offers import batches_table, machines_offers_table, refused_lines
+from windlass.spec.offer import Offer
+
+SIZES = tuple(2**power for power in range(3, 13))
+"""Global batches that are tried where none is named."""
+
+
+def compare(
+    model: str | None = None,
+    *overrides: str,
+    on: Annotated[tuple[str, ...], Parameter(consume_multiple=True)] = (api.ALL,),
+    near: str | None = None,
+    file: Path | None = None,
+    as_json: AsJson = False,
+) -> None:
+    """Plan one model for many machines: where it fits, how fast, and what bounds it.
+
+    The exit code is 1 if it fits nowhere.
+
+    Args:
+        model: a name (`windlass models` lists them), or `file.py:function` of your own.
+        overrides: `key=value`, such as `train.batch=256`.
+        on: machines; `all` for every one of the catalogue, families by their smallest.
+        near: budget for the near memory, such as `4GiB`.
+        file: a request in TOML.
+        as_json: print plan and prediction of each as JSON.
+    """
+    machines, more = apart(on)
+    request = request_of(model, (*overrides, *more), near=near, file=file)
+    with Bars() as progress:
+        offers = api.compared(request, machines, progress=progress)
+    if as_json:
+        print_json([_tree(offer) for offer in offers])
+    else:
+        console.print(machines_offers_table(offers))
+        _print_refused(offers)
+    if not any(offer.plan for offer in offers):
+        sys.exit(1)
+
+
+def batch(
+    model: str | None = None,
+    *overrides: str,
+    on: str | None = None,
+    sizes: Annotated[tuple[int, ...], Parameter(consume_multiple=True)] = SIZES,
+    near: str | None = None,
+    file: Path | None = None,
+    as_json: AsJson = False,
+) -> None:
+    """Tell what each global batch costs: how it is made up, and how fast it is.
+
+    The exit code is 1 if none has a plan.
+
+    Args:
+        model: a name (`windlass models` lists them), or `file.py:function` of your own.
+        overrides: `key=value`, such as `cut.replicas=4`.
+        on: the machine; `here` if not given.
+        sizes: global batches in sequences.
+        near: budget for the near memory, such as `4GiB`.
+        file: a request in TOML.
+        as_json: print plan and prediction of each as JSON.
+    """
+    small = [size for size in sizes if size < 1]
+    if small:
+        raise RequestError(f"`--sizes`: {small[0]} is no number of sequences; write 1 or more")
+    request = request_of(model, overrides, on=on, near=near, file=file)
+    with Bars() as progress:
+        offers = tuple(api.batches(request, sizes, progress=progress))
+    if as_json:
+        print_json([_tree(offer) for offer in offers])
+    else:
+        console.print(batches_table(offers))
+        _print_refused(offers)
+    if not any(offer.plan for offer in offers):
+        sys.exit(1)
+
+
+def _print_refused(offers: Iterable[Offer]) -> None:
+    lines = refused_lines(tuple(offers))
+    if lines:
+        print_line("no plan")
+        print_points(lines)
+
+
+def _tree(offer: Offer) -> dict[str, object]:
+    return {
+        **offer.model_dump(mode="json"),
+        "predicted": True,
+        "tokens_per_second": offer.tokens_per_second,
+    }

@@ -1,0 +1,89 @@
+"""Offers: one request on many machines, or with many global batches, as tables."""
+
+from collections.abc import Sequence
+
+from rich import box
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from windlass.report.words import cut_letters
+from windlass.spec.offer import Offer
+from windlass.units import show_count, show_seconds
+
+
+def machines_offers_table(offers: Sequence[Offer]) -> RenderableType:
+    """A line for each machine on which a plan fits, in the order given."""
+    table = _table("on each machine, all numbers predicted", "machine", "devices", "plan")
+    for column in ("step", "tokens/s", "MFU"):
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("most goes into")
+    for offer in offers:
+        if offer.plan is not None and offer.prediction is not None:
+            table.add_row(
+                Text(offer.machine),
+                f"{offer.plan.cut.devices} of {offer.devices}",
+                cut_letters(offer.plan),
+                *_figures(offer),
+                _bound(offer),
+            )
+    return table
+
+
+def batches_table(offers: Sequence[Offer]) -> RenderableType:
+    """A line for each global batch: how it is made up, and its speed beside the fastest one's."""
+    table = _table("global batch = b × r, all numbers predicted", "batch", "b × r", "b", "plan")
+    for column in ("step", "tokens/s", "MFU", "of best"):
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("most goes into")
+    fastest = max((offer.tokens_per_second for offer in offers), default=0.0)
+    for offer in offers:
+        if offer.plan is None:
+            table.add_row(str(offer.global_batch), *["–"] * 8)
+            continue
+        batch = offer.plan.batch
+        table.add_row(
+            str(offer.global_batch),
+            f"{batch.replica} × {offer.plan.cut.replicas}",
+            f"{batch.accumulation} × {batch.micro}",
+            cut_letters(offer.plan),
+            *_figures(offer),
+            f"{100 * offer.tokens_per_second / fastest:.0f} %",
+            _bound(offer),
+        )
+    return table
+
+
+def refused_lines(offers: Sequence[Offer]) -> tuple[str, ...]:
+    """What has no plan, and why."""
+    return tuple(
+        f"{offer.machine}, {offer.global_batch} sequences: {offer.refused}"
+        for offer in offers
+        if offer.plan is None
+    )
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(
+        box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), title=title,
+        title_justify="left", title_style="bold",
+    )  # fmt: skip
+    for column in columns:
+        table.add_column(column, no_wrap=True)
+    return table
+
+
+def _figures(offer: Offer) -> tuple[str, str, str]:
+    """Step, tokens a second and MFU of an offer with a plan."""
+    if offer.prediction is None:
+        return "–", "–", "–"
+    return (
+        show_seconds(offer.prediction.step_seconds),
+        show_count(round(offer.tokens_per_second)),
+        f"{100 * offer.prediction.mfu:.1f} %",
+    )
+
+
+def _bound(offer: Offer) -> str:
+    term, share = offer.bound
+    return f"{term}, {100 * share:.0f} %"

@@ -1,0 +1,39 @@
+"""Every machine of the catalogue prices every plan that it has tiers and devices for."""
+
+from math import isfinite
+
+import pytest
+
+from factories import cut_graph, tiny_graph, tiny_plan
+from windlass.cost.predict import predict
+from windlass.machines import catalogue
+from windlass.spec.machine import Machine
+from windlass.spec.plan import Home
+
+GRAPH = cut_graph(tiny_graph(layers=6, tied=False))
+WITH_HOSTS = [*catalogue.names(), *(f"{family.name}:2" for family in catalogue.families())]
+
+
+def away(machine: Machine) -> Home:
+    """Everything at home in the machine's first far tier."""
+    tier = machine.device.tiers[1].name
+    return Home(weights=tier, gradients=tier, optimizer=tier)
+
+
+@pytest.mark.parametrize("name", WITH_HOSTS)
+def test_a_plan_over_all_that_a_machine_has_takes_some_time(name: str):
+    machine = catalogue.find(name)
+    spare = machine.devices
+    cut = {}
+    for degree, most in (("tensor", 4), ("pipeline", 2), ("replicas", 8)):
+        cut[degree] = most if spare % most == 0 else 1
+        spare //= cut[degree]
+    plan = tiny_plan(GRAPH, machine, precision="bfloat16", accumulation=2, **cut)
+    told = predict(plan, GRAPH, machine)
+    assert 0 < told.low_seconds < told.step_seconds < told.high_seconds
+    assert isfinite(told.high_seconds)
+    if len(machine.device.tiers) > 1:
+        streamed = tiny_plan(GRAPH, machine, phases=((0, 4), (4, 8)), home=away(machine))
+        moved = predict(streamed, GRAPH, machine)
+        assert moved.far is not None
+        assert moved.far.seconds > 0
