@@ -7,13 +7,15 @@ mistaken: their programs are lowered and simulated, and only what fits by its pr
 from collections.abc import Iterable, Sequence
 
 from windlass.cost.memory import peaks
+from windlass.cost.predict import predict
 from windlass.errors import Faults, PlanError
 from windlass.program.lower import lower
 from windlass.search.choice import Choice, Refusal
 from windlass.search.field import Field
 from windlass.search.pods import pod_plans
 from windlass.search.ranked import runner_up
-from windlass.search.sweep import Found, Sweep, Swept
+from windlass.search.sweep import Found, Sweep
+from windlass.search.turns import phased_plans
 from windlass.search.weigh import memory_among, steady, with_near
 from windlass.spec.graph import Graph
 from windlass.spec.machine import Machine
@@ -27,6 +29,8 @@ CLOSE = 0.02
 
 _KEPT = 48
 """Plans that the clock weighs at most."""
+_TURNS = 6
+"""Plans in phases that the clock weighs."""
 _RUNNERS_UP = 6
 _REFUSED = 4
 _BEYOND = 0.25
@@ -49,6 +53,8 @@ def choose_among(request: Request, graph: Graph, machine: Machine) -> Choice:
     """
     near_bytes = request.near or machine.device.near.capacity_bytes
     field = Field(request, graph, machine)
+    if request.phases is not None and request.phases > 1:
+        return _in_turns(field, near_bytes, ())
     sweep = Sweep(field, near_bytes * (1 + CLOSE))
     swept = sweep.best(_KEPT, within=_BEYOND)
     if not swept.weighed and not swept.skipped:
@@ -56,18 +62,51 @@ def choose_among(request: Request, graph: Graph, machine: Machine) -> Choice:
         raise Faults(("no plan is legal with what is pinned; leave something open",))
     ranked = _ranked(field, swept.best, near_bytes)
     if not ranked:
-        raise _nothing_fits(request, field, sweep.smallest(), near_bytes)
+        return _in_turns(field, near_bytes, sweep.smallest().misses)
     plan, short = ranked[0]
-    prediction = _whole(plan, short, graph, machine, near_bytes)
     shown = _told_apart(field, ranked, swept.traits, near_bytes)
-    steps = request.train.steps
+    refused = tuple(_refusal(field, found, near_bytes) for found in swept.misses[:_REFUSED])
+    prediction = _whole(plan, short, graph, machine, near_bytes)
+    return _choice(field, (plan, prediction), shown, refused, weighed=swept.weighed + swept.skipped)
+
+
+def _in_turns(field: Field, near_bytes: int, misses: Sequence[Found]) -> Choice:
+    """The fastest plan in phases, where layers cannot all be near, or are asked not to be.
+
+    Raises:
+        PlanError: none fits either.
+    """
+    steps = field.request.train.steps
+    plans = () if field.request.phases == 1 else phased_plans(field, near_bytes, _TURNS)
+    weighed = [
+        (plan, with_near(predict(plan, field.graph, field.machine), near_bytes)) for plan in plans
+    ]
+    ranked = sorted((item for item in weighed if item[1].fits), key=lambda item: _rank(item, steps))
+    refused = tuple(_refusal(field, found, near_bytes) for found in misses[:_REFUSED])
+    if not ranked:
+        raise _nothing_fits(field, refused, weighed, near_bytes)
+    return _choice(
+        field, ranked[0], ranked[1 : 1 + _RUNNERS_UP], refused, weighed=len(plans) + len(misses)
+    )
+
+
+def _choice(
+    field: Field,
+    best: Weighed,
+    others: Sequence[Weighed],
+    refused: tuple[Refusal, ...],
+    *,
+    weighed: int,
+) -> Choice:
+    plan, prediction = best
+    steps = field.request.train.steps
     return Choice(
         plan=plan,
         prediction=prediction,
-        run_seconds=prediction.step_seconds * steps + prediction.compile_seconds,
-        runners_up=tuple(runner_up((plan, prediction), other, steps) for other in shown),
-        refused=tuple(_refusal(field, found, near_bytes) for found in swept.misses[:_REFUSED]),
-        weighed=swept.weighed + swept.skipped,
+        run_seconds=_run_seconds(best, steps),
+        runners_up=tuple(runner_up(best, other, steps) for other in others),
+        refused=refused,
+        weighed=weighed,
     )
 
 
@@ -141,23 +180,38 @@ def _refusal(field: Field, found: Found, near_bytes: int) -> Refusal:
     )
 
 
-def _nothing_fits(request: Request, field: Field, swept: Swept, near_bytes: int) -> PlanError:
+def _nothing_fits(
+    field: Field, refused: Sequence[Refusal], turns: Sequence[Weighed], near_bytes: int
+) -> PlanError:
     """What comes nearest, and by how much it does not fit."""
-    lines = []
-    for found in swept.misses[:_REFUSED]:
-        refusal = _refusal(field, found, near_bytes)
-        plan = refusal.plan
-        lines.append(
-            f"- p{plan.cut.pipeline} t{plan.cut.tensor} r{plan.cut.replicas} rts "
-            f"{plan.sharding.weights} rts' {plan.sharding.optimizer}, micro-batch "
-            f"{plan.batch.micro}: {show_bytes(refusal.peak_bytes)} at {refusal.instruction}, "
-            f"{show_bytes(refusal.over_bytes)} too much; most is {refusal.largest_class}"
-        )
+    machine = field.machine
     begin = (
-        f"`{request.model.name}` does not fit {show_bytes(near_bytes)} on each of "
-        f"{field.machine.devices} devices of `{field.machine.name}`; nearest come:"
+        f"`{field.request.model.name}` does not fit {show_bytes(near_bytes)} on each of "
+        f"{machine.devices} devices of `{machine.name}`; nearest come:"
     )
+    lines = [
+        f"- {_cut(each.plan)}: {show_bytes(each.peak_bytes)} at {each.instruction}, "
+        f"{show_bytes(each.over_bytes)} too much; most is {each.largest_class} with "
+        f"{show_bytes(each.by_class[each.largest_class])}"
+        for each in refused
+    ]
+    for plan, prediction in sorted(turns, key=lambda item: item[1].peaks[0].peak_bytes)[:1]:
+        over = [peak for peak in prediction.peaks if peak.over_bytes]
+        lines += [
+            f"- {_cut(plan)} in {len(plan.stages[0].phases)} phases: "
+            f"{show_bytes(peak.over_bytes)} too much in `{peak.tier}`"
+            for peak in over
+        ]
     return PlanError("\n".join([begin, *lines]))
+
+
+def _cut(plan: Plan) -> str:
+    cut, sharding = plan.cut, plan.sharding
+    return (
+        f"p{cut.pipeline} t{cut.tensor} r{cut.replicas}, rts {sharding.weights}, rts' "
+        f"{sharding.optimizer}, micro-batch {plan.batch.micro}, recompute "
+        f"{plan.stages[0].recompute}"
+    )
 
 
 def _run_seconds(item: Weighed, steps: int) -> float:

@@ -6,7 +6,6 @@ from windlass.cost.predict import predict
 from windlass.search.advise import advise
 from windlass.search.among import choose_among
 from windlass.search.choice import Choice, Refusal
-from windlass.search.pods import choose_pod, cut_of
 from windlass.search.ranked import run_seconds, runner_up
 from windlass.search.sieve import Sieved, sieve, undominated
 from windlass.search.space import plans, vary
@@ -39,8 +38,6 @@ def choose(request: Request, graph: Graph, machine: Machine) -> Choice:
     Raises:
         Faults: the request asks for what cannot be.
     """
-    if cut_of(request).devices > 1 and (request.phases or 1) > 1:
-        return choose_pod(request, graph, machine)
     if machine.devices > 1:
         return choose_among(request, graph, machine)
     near_bytes = request.near or machine.device.near.capacity_bytes

@@ -123,12 +123,14 @@ class Sweep:
     def smallest(self) -> Swept:
         """Of each trait the plan that needs least memory, fit or not.
 
-        Least takes what shares all it can, in the smallest micro-batches, with layers recomputed.
+        Least takes what shares all it can, in the smallest micro-batches, with layers recomputed,
+        in the order that holds fewest of them.
         """
         found = _Best(1)
         for shape in self.field.shapes():
             families = tuple(self.field.families(shape))
-            if not families:
+            plain = shape.order == "1f1b" or self.field.request.order is not None
+            if not families or not plain:
                 continue
             cell = self.field.cell(shape, families)
             rows = cell.rows
