@@ -7,7 +7,7 @@ import pytest
 
 from published.made_tables import run_of
 from windlass.published.constants import before
-from windlass.published.memory import CONTEXT_BYTES, peak_bytes
+from windlass.published.memory import peak_bytes
 from windlass.published.predict import columns_of, predict
 from windlass.published.run import Run
 
@@ -31,7 +31,7 @@ def _activations(run: Run) -> float:
     columns = columns_of([run], [run.cut])
     layers = run.shape.layers / run.cut.pipeline
     held = 2.0 * (layers * run.shape.block + run.shape.table) / run.cut.tensor
-    return float(peak_bytes(columns, k)[0]) - CONTEXT_BYTES - held
+    return float(peak_bytes(columns, k)[0]) - k["context"] - held
 
 
 @pytest.mark.parametrize("model", KORTHIKANTI)
