@@ -171,7 +171,8 @@ def _block(axes: _Axes, column: int, line: int, stage: int, replica: int) -> Ite
             height=axes.cell - 1, rx=2, style=f"fill:var(--{colour});opacity:{tone}",
         )  # fmt: skip
         if axes.cell >= _LETTERS:
-            style = "fill:#fff;font-size:10px;font-weight:600"
+            letters = min(10.0, axes.cell / (0.8 * len(str(device))))
+            style = f"fill:#fff;font-size:{letters:.1f}px;font-weight:600"
             middle = x + axes.cell / 2
             yield label(middle, y + axes.cell / 2 + 4, str(device), text_anchor="middle",
                         style=style)  # fmt: skip
