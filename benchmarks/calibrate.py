@@ -64,7 +64,13 @@ JOBS = (
         stack="bloom",
         rows={"bigscience_bloom_prequel_a100_80gb.csv": 18},
         still=CONTEXT | HOST | {"selective", "sum_shown"},
-        spreads={"cards": 1.5, "hop": 1.5, "stragglers": 1.5, "odd_head": 1.5, "odd_width": 1.5},
+        spreads={
+            "cards": 1.5,
+            "hop": 1.5,
+            "inner": 2.0,
+            "odd_head": 1.5,
+            "odd_width": 1.5,
+        },
     ),
     Job(
         stack="megatron-2021",

@@ -1,5 +1,6 @@
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 from made_text import words
 
 from windlass.data.batches import Batches
+from windlass.data.masking import Masking
 from windlass.data.prepare import prepare
 from windlass.data.tokens import Tokens, open_tokens
 from windlass.errors import DataError, Faults
@@ -39,18 +41,34 @@ def test_an_epoch_sees_each_token_once_but_for_less_than_a_sequence(
         assert (seen == 0).sum() == size % sequence
 
 
-@given(data=st.data(), step=st.integers(1, 10**9))
+MASKING = Masking(hidden=999, vocabulary=257, ignored=-100)
+
+
+@given(data=st.data(), step=st.integers(1, 10**9), masking=st.sampled_from([None, MASKING]))
 @settings(max_examples=50)
 def test_the_batch_of_a_step_is_the_same_however_it_is_split(
-    made: Tokens, data: st.DataObject, step: int
+    made: Tokens, data: st.DataObject, step: int, masking: Masking | None
 ):
-    batches = Batches(made, sequence=33, batch=12, seed=5)
+    batches = Batches(made, sequence=33, batch=12, seed=5, masking=masking)
     whole = batches.at(step)
     cuts = sorted(data.draw(st.sets(st.integers(1, 11))))
     edges = [0, *cuts, 12]
     parts = [batches.at(step, first, end - first) for first, end in pairwise(edges)]
     for side in (0, 1):
         assert (np.concatenate([part[side] for part in parts]) == whole[side]).all()
+
+
+def test_hidden_tokens_are_the_targets_and_count_in_bits_a_byte(made: Tokens):
+    plain = Batches(made, sequence=40, batch=4, seed=1)
+    masked = replace(plain, masking=MASKING)
+    (inputs, targets), (own, _) = (next(each.held_out(3, rows=3)) for each in (masked, plain))
+    aimed = targets != MASKING.ignored
+    assert (aimed.sum(1) == 6).all()
+    assert (targets[aimed] == own[aimed]).all()
+    assert (inputs[~aimed] == own[~aimed]).all()
+    # Of bytes each target that is no end of text stands for one.
+    ends = int((targets[aimed] == 256).sum())
+    assert masked.bits_per_byte(1.0, 3) == pytest.approx(18 / math.log(2) / (18 - ends))
 
 
 def test_sample_i_of_a_step_does_not_depend_on_the_size_of_the_batch_but_on_its_place(

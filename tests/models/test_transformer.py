@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from windlass.models.build import build_chain
 from windlass.models.chain import Chain
@@ -22,6 +22,61 @@ def load(chain: Chain, theirs: dict[str, Tensor]) -> None:
         layer.load_state_dict(
             {path: theirs[f"{name}.{path}"] for path in layer.state_dict()}, strict=True
         )
+
+
+def test_a_block_of_bert_is_an_encoder_layer_of_torch():
+    torch.manual_seed(0)
+    theirs = nn.TransformerEncoderLayer(
+        32, 4, 128, dropout=0.0, activation="gelu", layer_norm_eps=1e-12, batch_first=True
+    )
+    for parameter in theirs.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    state, mine = theirs.state_dict(), build_chain("bert-base", SMALL, device="cpu", seed=0)
+    named = {
+        "attention.input.weight": state["self_attn.in_proj_weight"],
+        "attention.input.bias": state["self_attn.in_proj_bias"],
+    }
+    parts = {
+        "attention.output": "self_attn.out_proj", "attention_norm": "norm1",
+        "hidden.input": "linear1", "hidden.output": "linear2", "hidden_norm": "norm2",
+    }  # fmt: skip
+    for part, other in parts.items():
+        for leaf in ("weight", "bias"):
+            named[f"{part}.{leaf}"] = state[f"{other}.{leaf}"]
+    block = mine.layers[1]
+    block.load_state_dict(named, strict=True)
+    x = torch.randn(2, 12, 32)
+
+    assert torch.allclose(block(x), theirs(x), atol=1e-5, rtol=1e-5)
+
+
+def test_the_two_halves_of_a_block_of_bert_are_the_block():
+    whole, parted = (
+        build_chain("bert-base", {**SMALL, "halves": halves}, device="cpu", seed=0)
+        for halves in (0, 1)
+    )
+    attention, hidden = parted.layers[1:3]
+    state = whole.layers[1].state_dict()
+    for half, branch in ((attention, "attention"), (hidden, "hidden")):
+        own = {
+            name.replace(f"{branch}_norm", "norm").replace(f"{branch}.", "branch."): value
+            for name, value in state.items()
+            if name.startswith(branch)
+        }
+        half.load_state_dict(own, strict=True)
+    x = torch.randn(2, 12, 32)
+
+    assert torch.equal(hidden(attention(x)), whole.layers[1](x))
+
+
+@pytest.mark.parametrize(("name", "sees"), [("bert-base", True), ("gpt2-124m", False)])
+def test_only_an_encoder_sees_the_tokens_that_follow(name: str, sees: bool):
+    chain = build_chain(name, SMALL, device="cpu", seed=0)
+    tokens = torch.randint(0, 50, (1, 12))
+    changed = tokens.clone()
+    changed[0, -1] = (changed[0, -1] + 1) % 50
+    first, other = (logits(chain, each)[0, 0] for each in (tokens, changed))
+    assert torch.equal(first, other) != sees
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -15,7 +15,8 @@ SMALL = {"layers": 1, "width": 32, "heads": 4, "vocabulary": 50, "sequence": 16,
 GROUPED = {**SMALL, "heads": 8, "key_heads": 4, "hidden": 48}
 EIGHT_HEADS = {**SMALL, "heads": 8}
 EVEN = ("gpt-tiny", "gpt-j-6b", "gpt-neox-20b")
-FAMILIES = {"gpt-tiny": SMALL, "gpt-j-6b": SMALL, "gpt-neox-20b": SMALL, "llama-tiny": GROUPED}
+FAMILIES = {"gpt-tiny": SMALL, "gpt-j-6b": SMALL, "gpt-neox-20b": SMALL, "llama-tiny": GROUPED,
+            "bert-tiny": SMALL}  # fmt: skip
 RULES = {
     "0.table": "vocabulary",
     "*.attention": "region",
@@ -33,8 +34,8 @@ MODELS = {
     "a user's model": {"model": "own", "cuts": RULES | {"3": "vocabulary"}},
     "a user's model with a whole head": {"model": "own", "cuts": RULES},
 }
-GRIDS = {name: model for name, model in MODELS.items() if "whole head" not in name}
-"""A whole head takes all features of a token, which in a grid no slice has."""
+GRIDS = {n: model for n, model in MODELS.items() if "whole head" not in n and "bert" not in n}
+"""A whole head, and that of BERT, take all features of a token, which in a grid no slice has."""
 
 
 def cases(slices: int, columns: int, models: dict[str, dict]) -> list[dict]:

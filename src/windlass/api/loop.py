@@ -15,6 +15,7 @@ from windlass.machines.allocator import (
     limit_blocks,
     prepare_allocator,
 )
+from windlass.models.catalogue import causal
 from windlass.program.instruction import Program
 from windlass.program.legal import require_legal
 from windlass.program.lower import lower
@@ -70,12 +71,16 @@ def kept_tokens(folder: Path) -> "Tokens | None":
 def require_room(planned: Planned, tokens: "Tokens") -> None:
     """Refuses a model whose vocabulary is smaller than the tokenizer's.
 
+    A model that predicts hidden tokens needs one entry more, which stands for them.
+
     Raises:
         PlanError: it is.
     """
-    if tokens.vocabulary > planned.graph.vocabulary:
+    more = 0 if causal(planned.request.model.name) else 1
+    if tokens.vocabulary + more > planned.graph.vocabulary:
+        hidden = " and one that stands for hidden tokens" if more else ""
         raise PlanError(
-            f"the tokenizer has {tokens.vocabulary} entries and the model only "
+            f"the tokenizer has {tokens.vocabulary} entries{hidden} and the model only "
             f"{planned.graph.vocabulary}; raise `model.vocabulary` or lower `data.vocabulary`"
         )
 
@@ -134,13 +139,20 @@ def batches(planned: Planned, tokens: "Tokens") -> "Batches":
         DataError: the text is too short.
     """
     from windlass.data.batches import Batches
+    from windlass.data.masking import Masking
+    from windlass.models.loss import NO_TARGET
 
-    train_request = planned.request.train
+    train_request, masking = planned.request.train, None
+    if not causal(planned.request.model.name):
+        masking = Masking(
+            hidden=planned.graph.vocabulary - 1, vocabulary=tokens.vocabulary, ignored=NO_TARGET
+        )
     return Batches(
         tokens,
         sequence=planned.plan.batch.sequence,
         batch=train_request.batch,
         seed=train_request.seed,
+        masking=masking,
     )
 
 

@@ -14,6 +14,7 @@ from windlass.api.plan import Planned, Progress, chain_of_request, plan
 from windlass.api.record import RUNS, load
 from windlass.api.run import Run
 from windlass.errors import CheckpointError, RecordError, RequestError
+from windlass.models.catalogue import causal
 from windlass.program.instruction import Program
 from windlass.spec import record as names
 from windlass.spec.record import Step
@@ -178,6 +179,7 @@ def sample(
 
     Raises:
         RecordError: no such run.
+        RequestError: its model predicts no next token.
         CheckpointError: it has no whole checkpoint.
     """
     from windlass.data.tokenizer import load_tokenizer
@@ -187,6 +189,11 @@ def sample(
 
     record = load(run, root=root)
     planned = planned_of(record)
+    if not causal(planned.request.model.name):
+        raise RequestError(
+            f"`{planned.request.model.name}` predicts tokens that are hidden from it, not the next "
+            "one, so that it writes no text; sample a run of a model that does"
+        )
     checkpoint = latest(record.folder / names.CHECKPOINT_FOLDER)
     if checkpoint is None:
         raise CheckpointError(f"run `{record.folder.name}` has saved no checkpoint yet")

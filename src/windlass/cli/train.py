@@ -16,6 +16,7 @@ from windlass import api
 from windlass.cli.console import Bars, console, errors
 from windlass.cli.words import request_of
 from windlass.errors import DeviceLost, RunInterrupted
+from windlass.models.catalogue import causal
 from windlass.report.live import TrainingView
 from windlass.report.table import plan_table
 from windlass.units import show_bytes, show_seconds
@@ -106,7 +107,8 @@ def show(run: api.Run) -> None:
         page = api.report(run.folder)
         console.print(f"run     {run.folder}", soft_wrap=True)
         console.print(f"report  {page}", soft_wrap=True)
-    console.print(f"sample  windlass sample {run.folder} --prompt 'def '", soft_wrap=True)
+    if causal(planned.request.model.name):
+        console.print(f"sample  windlass sample {run.folder} --prompt 'def '", soft_wrap=True)
 
 
 def _follow(run: api.Run, view: TrainingView) -> None:

@@ -7,6 +7,7 @@ from dataclasses import KW_ONLY, dataclass
 import numpy as np
 import numpy.typing as npt
 
+from windlass.data.masking import Masking
 from windlass.data.permutation import keyed_number, keyed_permutation
 from windlass.data.tokens import Tokens
 from windlass.errors import DataError, Faults
@@ -31,6 +32,8 @@ class Batches:
     batch: int
     """Sequences of one step: the global batch."""
     seed: int
+    masking: Masking | None = None
+    """What is hidden from a model that predicts it; None predicts each next token."""
 
     def __post_init__(self) -> None:
         """Refuses a corpus that has no whole sequence on either side of the split.
@@ -78,7 +81,7 @@ class Batches:
             ahead = ring[start : start + self.sequence + 1]
             row[: len(ahead)] = ahead
             row[len(ahead) :] = ring[: len(row) - len(ahead)]
-        return _shifted(block)
+        return self._examples(block, [(self.seed, step, first + at) for at in range(count)])
 
     def documents(self, step: int, sample: int) -> tuple[str, ...]:
         """Names of the documents that a sample of a step is drawn from, in their order."""
@@ -98,26 +101,39 @@ class Batches:
         """
         starts = self._held_out_starts(count)
         for first in range(0, len(starts), rows):
-            block = np.stack(
-                [self.tokens.held_out[s : s + self.sequence + 1] for s in starts[first:][:rows]]
-            ).astype(np.int64)
-            yield _shifted(block)
+            some = starts[first:][:rows]
+            block = np.stack([self.tokens.held_out[s : s + self.sequence + 1] for s in some])
+            yield self._examples(block.astype(np.int64), [(start,) for start in some])
 
     def bits_per_byte(self, loss: float, count: int) -> float:
         """Bits a byte of `held_out(count)`: `loss * targets / ln 2 / bytes of the targets`.
 
-        An end of text costs its loss and stands for no byte.
+        An end of text costs its loss and stands for no byte. Where tokens are hidden, targets are
+        only those.
 
         Args:
             loss: mean loss over all targets of `held_out(count)`, in nats a token.
             count: as given to `held_out`.
         """
-        starts = self._held_out_starts(count)
-        nbytes = sum(
-            int(self.tokens.held_out_bytes[start + 1 : start + self.sequence + 1].sum())
-            for start in starts
-        )
-        return loss * len(starts) * self.sequence / math.log(2) / nbytes
+        places = [self._targets(start) for start in self._held_out_starts(count)]
+        nbytes = sum(int(self.tokens.held_out_bytes[each].sum()) for each in places)
+        return loss * sum(map(len, places)) / math.log(2) / nbytes
+
+    def _targets(self, start: int) -> Block:
+        """Places of the targets of a held-out window."""
+        if self.masking is None:
+            return np.arange(start + 1, start + self.sequence + 1)
+        return start + self.masking.places(self.sequence, start)
+
+    def _examples(self, block: Block, keys: list[tuple[int, ...]]) -> tuple[Block, Block]:
+        """Inputs and targets of windows with a token more, each with the key of what it hides."""
+        if self.masking is None or not len(block):
+            return _shifted(block)
+        pairs = [
+            self.masking.hide(row[:-1], *key) for row, key in zip(block, keys, strict=True)
+        ]  # fmt: skip
+        inputs, targets = zip(*pairs, strict=True)
+        return np.stack(inputs), np.stack(targets)
 
     def _held_out_starts(self, count: int) -> list[int]:
         there = self.held_out_windows

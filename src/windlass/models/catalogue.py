@@ -29,6 +29,11 @@ def shape(name: str) -> TransformerShape:
     return TransformerShape(name=name, **entry)
 
 
+def causal(name: str) -> bool:
+    """Whether a model predicts next tokens, as all do but encoders of the catalogue."""
+    return name not in names() or shape(name).causal
+
+
 def published_parameters(name: str) -> float | None:
     """Parameters as published, in the digits published; None for our own models.
 

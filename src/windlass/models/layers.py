@@ -89,7 +89,7 @@ class Rotary(nn.Module):
 
 
 class Attention(nn.Module, Cuttable):
-    """Causal self-attention, several query heads to a key head if the shape says so.
+    """Self-attention, causal or not, several query heads to a key head if the shape says so.
 
     Attention weights are never dropped: the fused kernels that make attention fast on every
     device draw such a mask inside, where no key can reach it.
@@ -101,6 +101,7 @@ class Attention(nn.Module, Cuttable):
         self.query_width = shape.heads * shape.head_width
         self.key_width = shape.key_heads * shape.head_width
         self.grouped = shape.key_heads != shape.heads
+        self.causal = shape.causal
         outputs = self.query_width + 2 * self.key_width
         self.input = Projection(shape.width, outputs, bias=shape.attention_bias)
         self.rotary = Rotary(shape.turned_width, shape.rotary_base) if shape.turned_width else None
@@ -115,7 +116,7 @@ class Attention(nn.Module, Cuttable):
         if self.rotary is not None:
             query, key = self.rotary(query, key)
         mixed = functional.scaled_dot_product_attention(
-            query, key, value, is_causal=True, enable_gqa=self.grouped
+            query, key, value, is_causal=self.causal, enable_gqa=self.grouped
         )
         return self.output(mixed.transpose(1, 2).flatten(-2))
 

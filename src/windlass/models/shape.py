@@ -1,4 +1,4 @@
-"""Shape: the numbers that make a transformer of the GPT family (no torch here)."""
+"""Shape: the numbers that make a transformer of the GPT or BERT family (no torch here)."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -6,14 +6,16 @@ from typing import Literal
 Norm = Literal["layer", "rms"]
 Positions = Literal["learned", "rotary"]
 Activation = Literal["gelu", "gelu_tanh", "swiglu"]
-Flow = Literal["sequential", "parallel", "parallel_one_norm"]
-"""`sequential`: attention, then the feed-forward part. `parallel`: both read the block's input,
-each behind a norm of its own. `parallel_one_norm`: both read the same normed input."""
+Flow = Literal["sequential", "post", "parallel", "parallel_one_norm"]
+"""`sequential`: attention, then the feed-forward part, each behind a norm. `post`: the norm is of
+each one's sum with its input, also of the embedding, and the head transforms before it projects.
+`parallel`: both read the block's input, each behind a norm of its own. `parallel_one_norm`: both
+read the same normed input."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransformerShape:
-    """A decoder-only transformer.
+    """A transformer of one stack of blocks, which decodes or, as BERT, encodes.
 
     Letters elsewhere: width d, heads h, hidden f, vocabulary v, sequence s; a head is d / h wide.
     """
@@ -37,6 +39,9 @@ class TransformerShape:
     rotary_base: float = 10000.0
     activation: Activation = "gelu_tanh"
     flow: Flow = "sequential"
+    causal: bool = True
+    """A token attends to those before it, and the model predicts the next one; else it attends to
+    all, and predicts tokens that are hidden from it."""
     attention_bias: bool = True
     hidden_bias: bool = True
     head_bias: bool = False
@@ -61,7 +66,7 @@ class TransformerShape:
         found += [f"`{name}` is {getattr(self, name)}, must be at least 1" for name in low]
         if not 0 <= self.dropout < 1:
             found.append(f"`dropout` is {self.dropout:g}, must be at least 0 and below 1")
-        if self.halves and self.flow != "sequential":
+        if self.halves and self.flow not in ("sequential", "post"):
             found.append(
                 "`halves` parts a block between attention and feed-forward, but here both read the "
                 "block's input side by side; leave it out"

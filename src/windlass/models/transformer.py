@@ -1,10 +1,11 @@
-"""The GPT family as a chain: embedding, blocks, head (plain PyTorch, usable without Windlass)."""
+"""Transformers as a chain: embedding, blocks, head (plain PyTorch, usable without Windlass)."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 
 from torch import Tensor, nn
 
+from windlass.models import encoder
 from windlass.models.cuts import Cut, Cuttable
 from windlass.models.layers import Attention, Projection, Table, feed_forward, norm
 from windlass.models.shape import TransformerShape
@@ -113,10 +114,14 @@ def transformer(shape: TransformerShape) -> nn.Sequential:
 
     It is built on the device of the moment (`with torch.device("meta")` allocates nothing).
     """
+    embedding: Embedding | encoder.Embedding = Embedding(shape)
+    head: Head | encoder.Head = Head(shape)
     block: Callable[[TransformerShape], nn.Module] = ParallelBlock
     if shape.flow == "sequential":
         block = halves if shape.halves else Block
-    embedding, head = Embedding(shape), Head(shape)
+    elif shape.flow == "post":
+        embedding, head = encoder.Embedding(shape), encoder.Head(shape)
+        block = encoder.halves if shape.halves else encoder.Block
     if shape.tied:
         head.projection.weight = embedding.tokens.weight
     layers: list[tuple[str, nn.Module]] = [("embedding", embedding)]
