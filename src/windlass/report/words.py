@@ -42,6 +42,12 @@ def cut_words(plan: Plan) -> str:
     return f"{product} = {plan.cut.devices} devices"
 
 
+def sharing_words(plan: Plan) -> str:
+    """`rts 1, rts' 4: ...`: how many replicas share one copy of weights and of state."""
+    weights, state = plan.sharding.weights, plan.sharding.optimizer
+    return f"rts {weights}, rts' {state}: replicas to a copy of the weights, of optimizer state"
+
+
 def cut_letters(plan: Plan) -> str:
     """`p8 t8 r4`, and ` rts 2 rts' 4` where replicas share weights or optimizer state."""
     cut, sharding = plan.cut, plan.sharding
