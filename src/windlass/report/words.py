@@ -52,9 +52,7 @@ def cut_letters(plan: Plan) -> str:
 
 
 def sharing_words(plan: Plan) -> str:
-    """Who shares weights (rts) and optimizer state (rts'); empty where there is one replica."""
-    if plan.cut.replicas == 1:
-        return ""
+    """Who shares weights (rts) and optimizer state (rts')."""
     names = (
         ("weights (rts)", plan.sharding.weights),
         ("optimizer state (rts')", plan.sharding.optimizer),

@@ -5,6 +5,7 @@ mistaken: their programs are lowered and simulated, and only what fits by its pr
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from windlass.cost.memory import peaks
 from windlass.cost.predict import predict
@@ -12,8 +13,11 @@ from windlass.errors import Faults, PlanError
 from windlass.program.lower import lower
 from windlass.search.choice import Choice, Refusal
 from windlass.search.field import Field
+from windlass.search.lift import lifted
 from windlass.search.pods import pod_plans
 from windlass.search.ranked import runner_up
+from windlass.search.sensitive import sensitivities
+from windlass.search.standing import standing
 from windlass.search.sweep import Found, Sweep
 from windlass.search.turns import phased_plans
 from windlass.search.weigh import memory_among, steady, with_near
@@ -65,9 +69,21 @@ def choose_among(request: Request, graph: Graph, machine: Machine) -> Choice:
         return _in_turns(field, near_bytes, sweep.smallest().misses)
     plan, short = ranked[0]
     shown = _told_apart(field, ranked, swept.traits, near_bytes)
-    refused = tuple(_refusal(field, found, near_bytes) for found in swept.misses[:_REFUSED])
-    prediction = _whole(plan, short, graph, machine, near_bytes)
-    return _choice(field, (plan, prediction), shown, refused, weighed=swept.weighed + swept.skipped)
+    refused = tuple(
+        replace(
+            _refusal(field, found, near_bytes),
+            lift=lifted(field, sweep.chain, found, near_bytes),
+        )
+        for found in swept.misses[:_REFUSED]
+    )
+    best = (plan, _whole(plan, short, graph, machine, near_bytes))
+    place = next(each for each in swept.best if field.plan(each.cell, each.place) == plan)
+    choice = _choice(field, best, shown, refused, weighed=swept.weighed + swept.skipped)
+    return replace(
+        choice,
+        standing=standing(field, best, near_bytes, CLOSE),
+        sensitive=sensitivities(field, place),
+    )
 
 
 def _in_turns(field: Field, near_bytes: int, misses: Sequence[Found]) -> Choice:
