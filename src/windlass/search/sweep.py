@@ -35,6 +35,8 @@ class Found(NamedTuple):
     place: int
 
 
+_FIRST = 1
+"""Families of a shape, those on most devices, that are looked at for a first plan that fits."""
 _FASTEST = 8
 """Plans that are kept of those that are faster than a given one."""
 
@@ -114,6 +116,17 @@ class Sweep:
             within: keeps plans whose bound is slower by up to this share than the last of them.
         """
         return self._sought(_Best(count), within).told()
+
+    def first(self, count: int) -> Swept:
+        """Any plans that fit, found fast: of the shape with fewest stages that has such."""
+        found = _Best(count)
+        for shape in self.field.shapes():
+            families = sorted(self.field.families(shape), key=_size)[-_FIRST:]
+            if families and shape.order == "1f1b":
+                self._add(self.field.cell(shape, families), found, inf)
+            if found.traits:
+                break
+        return found.told()
 
     def faster(self, seconds: float) -> Swept:
         """The fastest of the plans that are faster than so many seconds, and how many there are."""
@@ -196,6 +209,10 @@ class Sweep:
                 for cost in costs
             )
         return total / fastest
+
+
+def _size(family: Family) -> int:
+    return family.tensor * family.replicas
 
 
 def _shared(rows: Rows) -> npt.NDArray[np.bool_]:
