@@ -93,7 +93,7 @@ class PodStream(Stream):
             share = Share(self._plan, self._chain, index, real, self._pod, self._device)
             self._share[index] = share
             named = {share.marked(each): tuple(each.shape) for each in share.segments}
-            buffers = {} if any(share.at) else saved_buffers(name, real)
+            buffers = saved_buffers(name, real) if share.first else {}
             self._homes[index] = self._home(
                 index, named, buffers, waits=index in waiting,
                 decays=[each.decays for each in share.segments],
