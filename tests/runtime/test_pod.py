@@ -31,7 +31,7 @@ from windlass.runtime.agree import Ran
 from windlass.runtime.faulty import FAULTS, spoiled_layer
 from windlass.spec.graph import Graph
 from windlass.spec.grid import Grid
-from windlass.spec.plan import Plan
+from windlass.spec.plan import Home, Plan
 from windlass.spec.proof import TOLERANCE
 
 SAMPLED = 20
@@ -180,6 +180,31 @@ def test_a_grid_goes_with_stages_and_shards(wide_world: World, cut: dict) -> Non
         sequence=SEQUENCE, precision="float64", **cut,
     )  # fmt: skip
     Seen().add(wide_world, plan)
+
+
+@pytest.mark.parametrize(
+    "cut",
+    [
+        {"replicas": 4, "sharding": (1, 4)},
+        {"replicas": 4, "sharding": (2, 4)},
+        {"replicas": 2, "sharding": (1, 2), "pipeline": 2},
+        {"replicas": 2, "sharding": (1, 2), "tensor": 2, "clip": False},
+    ],
+    ids=str,
+)
+def test_more_replicas_may_share_state_that_is_away_than_weights_that_stay(
+    world: World, cut: dict
+) -> None:
+    """So BERT-Large ran on the IPU-POD16: the state in streaming memory, shared by 4 replicas."""
+    plan = tiny_plan(
+        world.graph, MACHINE, micro=1, accumulation=BATCH // cut["replicas"], sequence=SEQUENCE,
+        home=Home(optimizer="disk"), **cut,
+    )  # fmt: skip
+    if plan.clip:
+        Seen().add(world, plan)
+    again = world.run(plan, begun=world.left_by(world.run(plan), 1))
+    whole = world.run(plan)
+    assert [step.loss for step in again.steps] == [step.loss for step in whole.steps[1:]]
 
 
 def test_parted_backward_passes_go_with_shared_weights(world: World) -> None:
