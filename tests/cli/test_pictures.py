@@ -31,6 +31,14 @@ def test_one_picture_may_be_drawn_alone(windlass: Windlass, tmp_path: Path):
     assert "Decomposition" not in drawn
 
 
+def test_of_what_does_not_fit_the_nearest_plan_is_drawn(windlass: Windlass, tmp_path: Path):
+    done = windlass("fit", *PLAN[1:], "--near", "400KiB", "--picture", "no.svg", "--only", "memory")
+    assert done.returncode == 1, done.stderr
+    drawn = (tmp_path / "no.svg").read_text()
+    assert ": does not fit" in drawn
+    assert "too much<" in drawn
+
+
 @pytest.mark.skipif(not any(map(shutil.which, BROWSERS)), reason="no browser draws a PNG here")
 def test_a_png_is_drawn_by_a_browser(windlass: Windlass, tmp_path: Path):
     done = windlass(*PLAN, "--picture", "plan.png", "--only", "decomposition")

@@ -32,7 +32,7 @@ IN_TURN = FAST_LINKS.model_copy(update={"rule": "bulk-synchronous"})
 
 CLOSE = 0.02
 """Asked of the closed form, which is exact for nearly all plans."""
-FEW = 0.004
+FEW = 0.01
 """Of plans on links as slow as their layers, so large a share may be off by more, not twice that:
 those whose messages of tied weights wait behind others in ways that it does not follow."""
 CLOSE_INTERLEAVED = 0.05

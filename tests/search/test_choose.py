@@ -16,7 +16,7 @@ from windlass.spec.plan import Plan
 from windlass.spec.request import Request
 
 GRAPH = tiny_graph(layers=3, width=64, vocabulary=128)
-MACHINE = tiny_machine(runtime=1000, compiler=20_000, devices=4)
+MACHINE = tiny_machine(runtime=1000, compiler=20_000)
 
 
 def request(*overrides: str, batch: int = 8) -> Request:

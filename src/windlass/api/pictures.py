@@ -1,41 +1,52 @@
 """Pictures: what a plan is and will cost, drawn before it runs."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from windlass.api.plan import Planned
 from windlass.cost.memory import stage_peaks
+from windlass.cost.predict import predict
 from windlass.cost.simulate import simulate
 from windlass.errors import RequestError, did_you_mean
 from windlass.files import storage_faults, write_whole
 from windlass.program.lower import lower
 from windlass.report.forecast import Forecast
-from windlass.report.needed import needs_picture
 from windlass.report.poster import PICTURES, poster
 from windlass.report.prospect import prospect
 from windlass.report.raster import rasterise
 from windlass.report.svg import size_of
-from windlass.spec.need import Need
+from windlass.search.weigh import with_near
+from windlass.spec.plan import Plan
+from windlass.spec.prediction import Prediction
 
 _SUFFIXES = (".html", ".svg", ".png")
 
 
 def forecast(planned: Planned) -> Forecast:
-    """The chosen plan with its prediction, timeline and memory; runs nothing.
+    """The chosen plan, or the nearest that does not fit, with all that is predicted of it.
 
     Raises:
-        PlanError: nothing fits.
+        PlanError: nothing fits, and no plan came near.
     """
-    plan, graph, machine = planned.plan, planned.graph, planned.machine
+    graph, machine = planned.graph, planned.machine
+    plan, prediction = _nearest(planned)
     programs = lower(plan, graph)[:: plan.cut.tensor * plan.cut.replicas]
     return Forecast(
         plan=plan,
         graph=graph,
         machine=machine,
-        prediction=planned.prediction,
+        prediction=prediction,
         timeline=simulate(plan, graph, machine, programs),
         stage_peaks=stage_peaks(plan, graph, machine, programs),
     )
+
+
+def _nearest(planned: Planned) -> tuple[Plan, Prediction]:
+    choice, request = planned.choice, planned.request
+    if choice.fits or not choice.refused:
+        return planned.plan, planned.prediction
+    plan = choice.refused[0].plan
+    prediction = predict(plan, planned.graph, planned.machine)
+    return plan, with_near(prediction, request.near or prediction.peaks[0].capacity_bytes)
 
 
 def draw(told: Forecast, path: Path, only: str | None = None) -> None:
@@ -58,13 +69,12 @@ def draw(told: Forecast, path: Path, only: str | None = None) -> None:
         _write(poster(told, tuple(PICTURES) if only is None else (only,)), path)
 
 
-def draw_needs(needs: Sequence[Need], path: Path, words: str) -> None:
-    """Writes what models need as one picture.
+def draw_alone(svg: str, path: Path) -> None:
+    """Writes one picture that is a file of its own.
 
     Args:
-        needs: by model, then family.
+        svg: the picture.
         path: `.svg` or `.png`.
-        words: what was asked of every plan.
 
     Raises:
         RequestError: no such kind of file.
@@ -72,7 +82,7 @@ def draw_needs(needs: Sequence[Need], path: Path, words: str) -> None:
     """
     require_drawable(path, pages=False)
     with storage_faults(path):
-        _write(needs_picture(needs, words), path)
+        _write(svg, path)
 
 
 def _write(svg: str, path: Path) -> None:

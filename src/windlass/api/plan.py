@@ -19,7 +19,7 @@ from windlass.machines.here import load_here, save_here
 from windlass.search.choice import Choice
 from windlass.search.choose import choose
 from windlass.search.explain import explain
-from windlass.search.pods import cut_of, pinned
+from windlass.search.pods import cut_of
 from windlass.search.space import degrees
 from windlass.spec.graph import Graph
 from windlass.spec.machine import Machine
@@ -123,7 +123,7 @@ def plan(
     devices = cut_of(request).devices
     if devices > 1 and request.machine == HERE and found.device.kind == "cpu":
         found = found.shared(devices)
-    graph = in_slices(request.model, graph, degrees(pinned(request), found))
+    graph = in_slices(request.model, graph, degrees(request, found))
     return Planned(
         request=request, graph=graph, machine=found, choice=choose(request, graph, found)
     )

@@ -41,18 +41,15 @@ def plan(
         only: draw one of them: decomposition, phases, waterfall, memory, occupancy or timeline.
         as_json: print plan and prediction as JSON.
     """
-    if picture is not None:
-        api.require_drawable(picture, only)
-    elif only is not None:
-        raise RequestError(f"`--only {only}` names a picture; name its file by `--picture FILE`")
+    _require_drawable(picture, only)
     with Bars() as progress:
         request = request_of(model, overrides, on=on, near=near, file=file)
         planned = api.plan(request, progress=progress)
-    if picture is not None:
-        api.draw(api.forecast(planned), picture, only)
     chosen, prediction, choice = planned.plan, planned.prediction, planned.choice
     if out is not None:
         chosen.save(out)
+    if picture is not None:
+        api.draw(api.forecast(planned), picture, only)
     if as_json:
         print_json({"plan": chosen, "prediction": _tree(prediction)})
         return
@@ -73,6 +70,8 @@ def fit(
     on: str | None = None,
     near: str | None = None,
     file: Path | None = None,
+    picture: Path | None = None,
+    only: str | None = None,
     as_json: AsJson = False,
 ) -> None:
     """Say whether training a model fits, memory class by class, and if not, what would help.
@@ -85,11 +84,16 @@ def fit(
         on: the machine; `here` if not given. `NAME:N` is N hosts of a family.
         near: budget for the near memory, such as `4GiB`.
         file: a request in TOML.
+        picture: draw the plan, or the nearest that does not fit, to this file, as `plan` does.
+        only: draw one of its pictures.
         as_json: print the verdict, the bytes of each memory class and what would help as JSON.
     """
+    _require_drawable(picture, only)
     with Bars() as progress:
         request = request_of(model, overrides, on=on, near=near, file=file)
         planned = api.plan(request, progress=progress)
+    if picture is not None:
+        api.draw(api.forecast(planned), picture, only)
     choice, told = planned.choice, explain(planned.choice)
     held = choice.advice.by_class if choice.advice else planned.prediction.peaks[0].by_class
     if as_json:
@@ -108,6 +112,13 @@ def fit(
     if not choice.fits:
         # So that `windlass fit X && windlass train X` says what it means.
         sys.exit(1)
+
+
+def _require_drawable(picture: Path | None, only: str | None) -> None:
+    if picture is not None:
+        api.require_drawable(picture, only)
+    elif only is not None:
+        raise RequestError(f"`--only {only}` names a picture; name its file by `--picture FILE`")
 
 
 def _print_memory(by_class: Mapping[MemoryClass, int]) -> None:

@@ -90,7 +90,12 @@ def predict(
 
 
 def _deviation(machine: Machine) -> float:
-    """Standard deviation of log(step time) around the prediction: noise and formulas together."""
+    """Standard deviation of log(step time) around the prediction.
+
+    As runs on such machines showed it; else noise and formulas together.
+    """
+    if machine.deviation is not None:
+        return machine.deviation
     noise = _PUBLISHED_NOISE if machine.noise is None else machine.noise
     return hypot(noise, _MODEL_ERROR)
 

@@ -50,6 +50,7 @@ class StepCost:
         self._rates = DeviceRates(self._device, setting)
         self._kinds = tuple(graph.cut(plan.cut.tensor).layer_kinds())
         self._known: dict[tuple[object, ...], Seconds] = {}
+        self._exchanged: dict[tuple[str, int | None], float] = {}
         self._links = Links(plan, graph, machine)
 
     @cached_property
@@ -77,7 +78,11 @@ class StepCost:
 
     def exchange_seconds(self, instruction: Instruction) -> float:
         """Seconds that messages and collectives of an instruction take on their links, else 0."""
-        return self._links.seconds(instruction)
+        kind, layer, _ = instruction
+        known = self._exchanged.get((kind, layer))
+        if known is None:
+            known = self._exchanged[kind, layer] = self._links.seconds(instruction)
+        return known
 
     def _found(self, instruction: Instruction, device: int) -> Seconds:
         kind, layer, micro = instruction

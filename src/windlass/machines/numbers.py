@@ -43,6 +43,8 @@ def _machine(machine: Machine) -> Iterator[_Stated]:
     if machine.devices > 1:
         yield "hosts", machine.hosts, str(machine.hosts)
         yield "devices_per_host", machine.devices_per_host, str(machine.devices_per_host)
+    if machine.deviation is not None:
+        yield "deviation", machine.deviation, f"{machine.deviation:.3f} of log(step time)"
 
 
 def _device(device: Device) -> Iterator[_Stated]:

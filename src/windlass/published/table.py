@@ -70,9 +70,9 @@ def read_table(path: Path) -> Table:
     missing = [name for name in _NEEDED if name not in header]
     if missing:
         near = "".join(did_you_mean(name, header) for name in missing[:1])
-        named = ", ".join(f"`{name}`" for name in missing)
+        told = ", ".join(f"`{name}`" for name in missing)
         raise RequestError(
-            f"`{path}` is no table of runs: the columns {named} are not there{near}; "
+            f"`{path}` is no table of runs: the columns {told} are not there{near}; "
             "`docs/accuracy.md` tells what a table of runs has"
         )
     faults: list[str] = []

@@ -23,6 +23,8 @@ _MOST_STAGES, _MOST_REPLICAS = 9, 8
 _MOST_SLICES = 64
 _ROW_GAP = 26.0
 _SMALLEST, _LARGEST = 6.0, 34.0
+_HEIGHT = 760.0
+"""Of all rows, as far as cells are not too small for it."""
 _LETTERS = 20.0
 """Pixels of a cell from which on it has room for its device's number."""
 _RAIL = 11.0
@@ -90,11 +92,11 @@ def _axes(plan: Plan) -> _Axes:
     across = _across(plan)
     pitch = min(280.0, (_WIDTH - _LEFT - _RIGHT) / len(stages))
     rails = 2 * _RAIL * _MOST_RAILS
-    cell = max(_SMALLEST, min(_LARGEST, (pitch - rails) / across))
-    return _Axes(
-        plan=plan, stages=stages, replicas=_shown(plan.cut.replicas, _MOST_REPLICAS),
-        across=across, pitch=pitch, cell=cell,
-    )  # fmt: skip
+    replicas = _shown(plan.cut.replicas, _MOST_REPLICAS)
+    down = -(-_slices(plan) // across)
+    room = min((pitch - rails) / across, (_HEIGHT / len(replicas) - _ROW_GAP) / down)
+    cell = max(_SMALLEST, min(_LARGEST, room))
+    return _Axes(plan=plan, stages=stages, replicas=replicas, across=across, pitch=pitch, cell=cell)
 
 
 def _across(plan: Plan) -> int:

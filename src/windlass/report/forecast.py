@@ -24,8 +24,9 @@ class Forecast:
 
     @property
     def title(self) -> str:
-        """`gpt3-175b on ipu-pod256`."""
-        return f"{self.graph.name} on {self.machine.name}"
+        """`gpt3-175b on ipu-pod256`, and whether that does not fit."""
+        misfit = "" if self.prediction.fits else ": does not fit"
+        return f"{self.graph.name} on {self.machine.name}{misfit}"
 
     def lanes(self) -> tuple[tuple[int, Lane], ...]:
         """Each stage with its lane."""

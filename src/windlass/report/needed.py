@@ -12,16 +12,15 @@ from windlass.report.svg import (
     STAGE_COLOURS,
     drawing,
     element,
+    headed,
     label,
-    size_of,
-    standalone,
     title,
 )  # fmt: skip
 from windlass.spec.need import Need
 from windlass.units import show_count, show_seconds
 
 _WIDTH, _LEFT, _RIGHT, _TOP = 1000.0, 150.0, 150.0, 40.0
-_ROW, _GAP, _MARGIN, _HEAD = 19.0, 12.0, 24.0, 84.0
+_ROW, _GAP = 19.0, 12.0
 
 
 def needs_table(rows: Sequence[Need]) -> RenderableType:
@@ -73,7 +72,7 @@ def needs_picture(rows: Sequence[Need], words: str) -> str:
         parts.append(label(_LEFT - 12, y, model, text_anchor="end", class_="strong"))
         parts.append(label(_LEFT - 12, y + 15, show_count(size), text_anchor="end"))
     svg = drawing("".join(parts), _WIDTH, bottom + 48, "devices that each model needs")
-    return _titled(svg, words)
+    return headed(svg, "How many devices, and which parallelism, for which model", words)
 
 
 def _grid(most: int, scale: float, bottom: float) -> Iterator[str]:
@@ -116,19 +115,3 @@ def _product(row: Need) -> str:
     """`p2 × t8`: degrees above 1."""
     degrees = [each for each in (row.cut or "").split() if each[1:] != "1"]
     return " × ".join(degrees) or "1"
-
-
-def _titled(svg: str, words: str) -> str:
-    width, height = size_of(svg)
-    inside = svg.partition(">")[2].removesuffix("</svg>")
-    style = "font-size:22px;font-weight:600"
-    parts = [
-        label(0, 26, "How many devices, and which parallelism, for which model",
-              class_="strong", style=style),
-        label(0, 50, words),
-        element("g", inside, transform=f"translate(0 {_HEAD - 10:g})"),
-    ]  # fmt: skip
-    content = element("g", "".join(parts), transform=f"translate({_MARGIN:g} {_MARGIN:g})")
-    return standalone(
-        drawing(content, width + 2 * _MARGIN, height + _HEAD + 2 * _MARGIN, "devices needed")
-    )

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import NamedTuple
 
+_MARGIN, _HEAD = 24, 74
 _LETTER_SHARE = 0.56
 """Mean width of a letter of a sans-serif font, over its size."""
 
@@ -146,6 +147,26 @@ def size_of(svg: str) -> tuple[float, float]:
     """Width and height of the coordinates of a drawing."""
     size = svg.partition('viewBox="')[2].partition('"')[0].split()
     return float(size[2]), float(size[3])
+
+
+def headed(svg: str, heading: str, words: str) -> str:
+    """A drawing as a file of its own, below a heading and a line of words.
+
+    Args:
+        svg: the drawing.
+        heading: what it shows.
+        words: what holds for all of it.
+    """
+    width, height = size_of(svg)
+    inside = svg.partition(">")[2].removesuffix("</svg>")
+    parts = (
+        label(0, 26, heading, class_="strong", style="font-size:22px;font-weight:600"),
+        label(0, 50, words),
+        element("g", inside, transform=f"translate(0 {_HEAD})"),
+    )
+    content = element("g", "".join(parts), transform=f"translate({_MARGIN} {_MARGIN})")
+    size = (width + 2 * _MARGIN, height + _HEAD + 2 * _MARGIN)
+    return standalone(drawing(content, *size, heading))
 
 
 def standalone(svg: str) -> str:

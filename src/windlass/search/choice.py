@@ -116,7 +116,13 @@ class Choice:
 def differences(plan: Plan, other: Plan) -> dict[str, str]:
     """Where another plan differs, as a request would write it: key -> the other's value."""
     pairs: dict[str, tuple[object, object]] = {
+        "cut.pipeline": (plan.cut.pipeline, other.cut.pipeline),
         "cut.tensor": (plan.cut.tensor, other.cut.tensor),
+        "cut.replicas": (plan.cut.replicas, other.cut.replicas),
+        "sharding.weights": (plan.sharding.weights, other.sharding.weights),
+        "sharding.optimizer": (plan.sharding.optimizer, other.sharding.optimizer),
+        "order": (plan.order, other.order),
+        "interleave": (plan.interleave, other.interleave),
         "precision": (plan.precision, other.precision),
         "compile": (str(plan.compile).lower(), str(other.compile).lower()),
         "recompute": (plan.stages[0].recompute, other.stages[0].recompute),

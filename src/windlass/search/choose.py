@@ -4,8 +4,9 @@ from collections.abc import Sequence
 
 from windlass.cost.predict import predict
 from windlass.search.advise import advise
-from windlass.search.choice import Choice, Refusal, RunnerUp, differences
-from windlass.search.pods import choose_pod, cut_of
+from windlass.search.among import choose_among
+from windlass.search.choice import Choice, Refusal
+from windlass.search.ranked import run_seconds, runner_up
 from windlass.search.sieve import Sieved, sieve, undominated
 from windlass.search.space import plans, vary
 from windlass.search.streamed import streamed_plans
@@ -37,8 +38,8 @@ def choose(request: Request, graph: Graph, machine: Machine) -> Choice:
     Raises:
         Faults: the request asks for what cannot be.
     """
-    if cut_of(request).devices > 1:
-        return choose_pod(request, graph, machine)
+    if machine.devices > 1:
+        return choose_among(request, graph, machine)
     near_bytes = request.near or machine.device.near.capacity_bytes
     candidates = _candidates(request, graph, machine)
     sieved = sieve(candidates, graph, machine, near_bytes)
@@ -69,7 +70,7 @@ def choose(request: Request, graph: Graph, machine: Machine) -> Choice:
         plan=plan,
         prediction=prediction,
         run_seconds=run_seconds(prediction, steps),
-        runners_up=tuple(_runner_up((plan, short), item, steps) for item in _runners_up(weighed)),
+        runners_up=tuple(runner_up((plan, short), item, steps) for item in _runners_up(weighed)),
         refused=refused,
         weighed=len(candidates),
     )
@@ -109,11 +110,6 @@ def _phases(plan: Plan) -> str:
     return str(len(plan.stages[0].phases))
 
 
-def run_seconds(prediction: Prediction, steps: int) -> float:
-    """Predicted seconds of a run of `steps`, compilation included."""
-    return prediction.step_seconds * steps + prediction.compile_seconds
-
-
 def _rank(item: _Weighed, steps: int) -> tuple[float, int, int]:
     """Faster first; then the emptier near tier, then the larger micro-batch."""
     plan, prediction = item
@@ -140,24 +136,4 @@ def _refusal(plan: Plan, memory: Memory, *, near_bytes: int) -> Refusal:
         by_class=memory.by_class,
         index=memory.index,
         instruction=memory.instruction,
-    )
-
-
-def _runner_up(best: _Weighed, other: _Weighed, steps: int) -> RunnerUp:
-    (plan, prediction), (loser, slower) = best, other
-    losses = {
-        term: steps * (slower.by_term.get(term, 0.0) - prediction.by_term.get(term, 0.0))
-        for term in {**prediction.by_term, **slower.by_term}
-    }
-    losses["compile"] = slower.compile_seconds - prediction.compile_seconds
-    term = max(losses, key=losses.__getitem__)
-    seconds = run_seconds(slower, steps)
-    return RunnerUp(
-        plan=loser,
-        prediction=slower,
-        differs=differences(plan, loser),
-        run_seconds=seconds,
-        slower_seconds=seconds - run_seconds(prediction, steps),
-        term=term,
-        term_seconds=losses[term],
     )

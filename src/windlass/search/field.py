@@ -105,7 +105,9 @@ class Field:
     def cells(self) -> Iterator[Cell]:
         """All plans, shape by shape."""
         for shape in self.shapes():
-            yield self.cell(shape, self.families(shape))
+            families = tuple(self.families(shape))
+            if families:
+                yield self.cell(shape, families)
 
     def shapes(self) -> Iterator[Shape]:
         """All shapes that are legal; in each, plans of some numbers of micro-batches."""
@@ -113,7 +115,7 @@ class Field:
         for pipeline, (order, chunks) in product(self.pipelines, self._orders()):
             if chunks * pipeline > self.graph.layers or (pipeline == 1 and order != "1f1b"):
                 continue
-            for micros in self._micros:
+            for micros in self.micros:
                 if self._legal(order, pipeline, chunks, micros):
                     found[Shape.of(order, pipeline, chunks, micros)] = None
         return iter(found)
@@ -122,15 +124,15 @@ class Field:
         """The families of a shape's plans."""
         able = [
             micros
-            for micros in self._micros
+            for micros in self.micros
             if Shape.of(shape.order, shape.pipeline, shape.interleave, micros) == shape
             and self._legal(shape.order, shape.pipeline, shape.interleave, micros)
         ]
         for tensor, count, precision in product(self.tensors, self.replicas, self.precisions):
             if shape.pipeline * tensor * count > self.machine.devices:
                 continue
-            found = tuple(each for each in able if self._micro(each, count) is not None)
-            if found:
+            found = tuple(each for each in able if self.micro(each, count) is not None)
+            if found and self.modes(shape.order, precision) and self.pairs(count):
                 yield Family(tensor, count, precision, found)
 
     def cell(self, shape: Shape, families: Iterable[Family]) -> Cell:
@@ -142,7 +144,13 @@ class Field:
             Rows.of(
                 [
                     (
-                        Block(each.tensor, each.precision, sums, each.replicas, self._pairs(each)),
+                        Block(
+                            each.tensor,
+                            each.precision,
+                            sums,
+                            each.replicas,
+                            self.pairs(each.replicas),
+                        ),
                         list(self._runs(shape, each)),
                     )
                     for each in families
@@ -150,9 +158,13 @@ class Field:
             ),
         )
 
+    def _block(self, family: Family, sums: bool) -> Block:
+        tensor, replicas, precision, _ = family
+        return Block(tensor, precision, sums, replicas, self.pairs(replicas))
+
     def count(self, shape: Shape, family: Family) -> int:
         """How many plans a family has."""
-        return len(self._pairs(family)) * len(list(self._runs(shape, family)))
+        return len(self.pairs(family.replicas)) * len(list(self._runs(shape, family)))
 
     @cached_property
     def precisions(self) -> tuple[Precision, ...]:
@@ -160,16 +172,16 @@ class Field:
         pin = self.request.precision
         return precisions(self.machine) if pin is None else (pin,)
 
-    def _micro(self, micros: int, replicas: int) -> int | None:
+    def micro(self, micros: int, replicas: int) -> int | None:
         """Sequences of a micro-batch; None if the batch does not come out even, or is pinned."""
         micro, rest = divmod(self.request.train.batch, replicas * micros)
         pin = self.request.batch.micro
         return None if rest or pin not in (None, micro) else micro
 
-    def _pairs(self, family: Family) -> tuple[tuple[int, int], ...]:
-        """The ways in which replicas may share weights and state: rts and rts'."""
+    def pairs(self, replicas: int) -> tuple[tuple[int, int], ...]:
+        """The ways in which so many replicas may share weights and state: rts and rts'."""
         pins = self.request.sharding
-        return _pairs(family.replicas, pins.weights, pins.optimizer)
+        return _pairs(replicas, pins.weights, pins.optimizer)
 
     def ends(self, chunks: int) -> tuple[int, ...]:
         """First layer of each chunk of the chain, and the chain's length."""
@@ -250,7 +262,7 @@ class Field:
                 yield each, chunks
 
     @cached_property
-    def _micros(self) -> tuple[int, ...]:
+    def micros(self) -> tuple[int, ...]:
         """Numbers of micro-batches of a step that some number of replicas allows."""
         pin, batch = self.request.batch.accumulation, self.request.train.batch
         found = {each for count in self.replicas for each in divisors(batch // count)}
@@ -271,13 +283,13 @@ class Field:
     def _runs(self, shape: Shape, family: Family) -> Iterator[Run]:
         tensor, replicas, precision, able = family
         sums, parted = shape.micros > 1, shape.pipeline > 1
-        for micros, (compiled, again) in product(able, self._modes(shape.order, precision)):
-            micro = self._micro(micros, replicas)
+        for micros, (compiled, again) in product(able, self.modes(shape.order, precision)):
+            micro = self.micro(micros, replicas)
             if micro is not None:
                 setting = Setting(tensor, precision, compiled, micro, sums, parted, replicas)
                 yield Run(setting, again, micros)
 
-    def _modes(self, order: Order, precision: Precision) -> tuple[tuple[bool, bool], ...]:
+    def modes(self, order: Order, precision: Precision) -> tuple[tuple[bool, bool], ...]:
         """Compiled or not, recomputed or not."""
         mode, kept = self.request.compile, self.request.recompute
         return tuple(

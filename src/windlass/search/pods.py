@@ -1,21 +1,16 @@
 """Pods: plans for several devices whose cut the request names, and the best of them."""
 
 from collections.abc import Iterator
-from itertools import pairwise
 
-from windlass.cost.predict import predict
-from windlass.errors import Faults, PlanError
+from windlass.errors import Faults
 from windlass.program.legal import faults
-from windlass.search.choice import Choice
 from windlass.search.space import base_plan, open_plans, sequence_of
 from windlass.search.stages import stages_of
-from windlass.search.weigh import with_near
+from windlass.search.turns import even
 from windlass.spec.graph import Graph
 from windlass.spec.machine import Machine
 from windlass.spec.plan import Cut, Home, Plan, Sharding, Stage
-from windlass.spec.prediction import Prediction
 from windlass.spec.request import CutRequest, Request
-from windlass.units import show_bytes
 
 
 def cut_of(request: Request) -> Cut:
@@ -65,56 +60,16 @@ def pod_plans(request: Request, graph: Graph, machine: Machine) -> tuple[Plan, .
     return legal
 
 
-def choose_pod(request: Request, graph: Graph, machine: Machine) -> Choice:
-    """The fastest of them that fits.
-
-    Args:
-        request: names the cut.
-        graph: captured from its model.
-        machine: of as many devices.
-
-    Raises:
-        Faults: all that is wrong with the cut.
-    """
-    near_bytes = request.near or machine.device.near.capacity_bytes
-    candidates = pod_plans(request, graph, machine)
-    weighed = [(plan, with_near(predict(plan, graph, machine), near_bytes)) for plan in candidates]
-    fitting = [each for each in weighed if each[1].peaks[0].peak_bytes <= near_bytes]
-    if not fitting:
-        least = min(prediction.peaks[0].peak_bytes for _, prediction in weighed)
-        raise PlanError(
-            f"`{request.model.name}` needs {show_bytes(least)} at the least on each of "
-            f"{cut_of(request).devices} devices that have {show_bytes(near_bytes)}; raise "
-            "`cut.pipeline`, `cut.tensor`, `sharding.optimizer` or `phases`"
-        )
-    plan, prediction = min(fitting, key=lambda each: _seconds(each[1], request))
-    return Choice(
-        plan=plan,
-        prediction=prediction,
-        run_seconds=_seconds(prediction, request),
-        weighed=len(candidates),
-    )
-
-
 def _in_phases(plan: Plan, phases: int, machine: Machine) -> Plan:
     """Each stage in so many phases, as even as its layers allow, at home in the far tier."""
     tier = next((tier.name for tier in machine.device.tiers[1:] if tier.read), None)
     if tier is None:
         raise Faults((f"`phases` = {phases}, but `{machine.name}` has no tier to wait in",))
     stages = tuple(
-        Stage(phases=tuple(_even(stage.first, stage.last, phases))) for stage in plan.stages
+        Stage(phases=tuple(even(stage.first, stage.last, phases))) for stage in plan.stages
     )
     home = Home(weights=tier, gradients=tier, optimizer=tier)
     return plan.model_copy(update={"home": home, "stages": stages})
-
-
-def _even(first: int, last: int, count: int) -> Iterator[tuple[int, int]]:
-    count = min(count, last - first)
-    yield from pairwise(first + (last - first) * at // count for at in range(count + 1))
-
-
-def _seconds(prediction: Prediction, request: Request) -> float:
-    return prediction.step_seconds * request.train.steps + prediction.compile_seconds
 
 
 def _misfits(request: Request, cut: Cut, chunks: int, graph: Graph) -> Iterator[str]:

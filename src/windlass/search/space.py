@@ -11,12 +11,17 @@ from typing import TypeVar, get_args
 from windlass.errors import Faults
 from windlass.program.legal import slice_faults
 from windlass.spec.graph import PRECISION_BYTES, Graph, Precision
+from windlass.spec.grid import grid
 from windlass.spec.machine import Machine
 from windlass.spec.plan import Batch, Moments, Order, Plan, Recompute, Stage
 from windlass.spec.request import Request
 
 _Choice = TypeVar("_Choice")
 
+MOST_SLICES = 64
+"""Of a layer, where the request leaves it open: the most that a published plan has."""
+
+_SQUARE = 8
 _LONGEST = 1024
 """Tokens of a sequence where neither request nor model say."""
 
@@ -130,14 +135,17 @@ def vary(
 def degrees(request: Request, machine: Machine) -> tuple[int, ...]:
     """The numbers of slices, 2 or more, that a request asks for or leaves open on a machine.
 
-    All powers of two that the innermost link joins, the fastest one: slices exchange in each layer.
+    All powers of two up to `MOST_SLICES`, whatever link joins them: a pod's devices are few to a
+    link, and where slices on slower links do not pay the search says so. The most are in a square,
+    since few models have heads for so many in one dimension.
     """
     pin = request.cut.tensor
     if pin is not None:
         return (pin,) if 1 < pin <= machine.devices else ()
-    joined = machine.links[0].joins if machine.links else 1
-    most = min(joined, machine.devices)
-    return tuple(2**power for power in range(1, most.bit_length()) if 2**power <= most)
+    taken = (request.cut.pipeline or 1) * (request.cut.replicas or 1)
+    most = min(MOST_SLICES, machine.devices // taken) if machine.links else 1
+    able = tuple(2**power for power in range(1, most.bit_length()) if 2**power <= most)
+    return tuple(grid(_SQUARE, _SQUARE) if each == MOST_SLICES else each for each in able)
 
 
 def sequence_of(request: Request, graph: Graph) -> int:

@@ -8,6 +8,7 @@ already is never priced:
 - memory: weights and optimizer state of an even share of the layers (`_state_bytes`).
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from heapq import heappush, heapreplace
@@ -17,11 +18,12 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from windlass.cost.closed import Totals, closed, least_bytes, least_seconds
-from windlass.cost.closed_layers import Chain
+from windlass.cost.closed import Rows, Totals, closed, least_bytes, least_seconds
+from windlass.cost.closed_layers import Chain, Floats, Ints
 from windlass.cost.closed_pipeline import Shape
 from windlass.search.field import Cell, Family, Field
 from windlass.spec.graph import Precision
+from windlass.spec.plan import Order
 
 
 class Found(NamedTuple):
@@ -33,14 +35,27 @@ class Found(NamedTuple):
     place: int
 
 
+class Trait(NamedTuple):
+    """What tells a plan from its near twins."""
+
+    pipeline: int
+    tensor: int
+    order: Order
+    again: bool
+    shares: str
+    """Of what replicas share one copy: `none`, the optimizer's `state`, or `weights` too."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Swept:
     """What a sweep found."""
 
     best: tuple[Found, ...]
     """Plans that fit, fastest first."""
-    nearest: Found | None
-    """Where none fits, the one that comes nearest to it."""
+    traits: tuple[Found, ...]
+    """The fastest that fit of each trait, fastest first; of those that were weighed."""
+    misses: tuple[Found, ...]
+    """The smallest of each trait of which none fits, smallest first; of those that were weighed."""
     weighed: int
     """Plans whose time and memory were found."""
     skipped: int
@@ -73,8 +88,16 @@ class Sweep:
         found = _Best(count)
         for cell in self.field.cells():
             totals = self.totals(cell)
-            found.add(cell, totals, totals.peak_bytes <= self._near)
+            found.add(cell, self.scores(cell, totals), totals, self._near)
         return found.told()
+
+    def scores(self, cell: Cell, totals: Totals) -> Floats:
+        """Seconds of a step of a run: compilation, which comes once, is shared by all its steps."""
+        device, graph = self.field.machine.device, self.field.graph
+        once = len({span.kind for span in graph.chain}) * device.compile_seconds
+        compiled = np.array([run.setting.compiled for run in cell.rows.runs])
+        share = once / self.field.request.train.steps
+        return np.asarray(totals.step_seconds + share * compiled[cell.rows.run])
 
     def best(self, count: int, *, within: float = 0.0) -> Swept:
         """The same plans, without weighing what is provably slower or does not fit.
@@ -97,6 +120,26 @@ class Sweep:
                 self._add(field.cell(shape, able), found, limit)
         return found.told()
 
+    def smallest(self) -> Swept:
+        """Of each trait the plan that needs least memory, fit or not.
+
+        Least takes what shares all it can, in the smallest micro-batches, with layers recomputed,
+        in the order that holds fewest of them.
+        """
+        found = _Best(1)
+        for shape in self.field.shapes():
+            families = tuple(self.field.families(shape))
+            plain = shape.order == "1f1b" or self.field.request.order is not None
+            if not families or not plain:
+                continue
+            cell = self.field.cell(shape, families)
+            rows = cell.rows
+            kept = _shared(rows)[rows.pair] & _small(rows)[rows.run]
+            cell = Cell(shape, cell.ends, rows.only(kept))
+            totals = self.totals(cell)
+            found.add(cell, self.scores(cell, totals), totals, -inf)
+        return found.told()
+
     def _add(self, cell: Cell, found: "_Best", limit: float) -> None:
         """Takes in what of a cell may be among the best."""
         shape, rows = cell.shape, cell.rows
@@ -107,7 +150,7 @@ class Sweep:
         if kept.any():
             cell = Cell(shape, cell.ends, rows.only(kept))
             totals = self.totals(cell)
-            found.add(cell, totals, totals.peak_bytes <= self._near)
+            found.add(cell, self.scores(cell, totals), totals, self._near)
 
     def _families(self, shape: Shape) -> list[tuple[float, Family]]:
         """A shape's families, each with what none of its plans can be faster than."""
@@ -140,56 +183,133 @@ class Sweep:
         return total / fastest
 
 
+def _shared(rows: Rows) -> npt.NDArray[np.bool_]:
+    """Of each pair whether it is the one of its block that shares most."""
+    most = [max(pair[0] * pair[1] for pair in block.pairs) for block in rows.blocks]
+    counts = [len(block.pairs) for block in rows.blocks]
+    return np.asarray(rows.pairs.prod(axis=1) == np.repeat(most, counts))
+
+
+def _small(rows: Rows) -> npt.NDArray[np.bool_]:
+    """Of each run whether it is of the smallest micro-batch, and recomputes if any does."""
+    sizes = {(run.setting.tensor, run.setting.replicas): run.setting.micro for run in rows.runs}
+    for run in rows.runs:
+        key = (run.setting.tensor, run.setting.replicas)
+        sizes[key] = min(sizes[key], run.setting.micro)
+    again = any(run.again for run in rows.runs)
+    return np.array(
+        [
+            run.setting.micro == sizes[run.setting.tensor, run.setting.replicas]
+            and run.again == again
+            for run in rows.runs
+        ]
+    )
+
+
 def _least(shape: tuple[list[tuple[float, Family]], Shape]) -> float:
     return min((least for least, _ in shape[0]), default=inf)
 
 
 class _Best:
-    """The fastest plans so far."""
+    """The fastest plans so far, of all and of each trait; and the smallest that do not fit."""
 
     def __init__(self, count: int) -> None:
         self._count = count
         self._heap: list[tuple[float, int, Found]] = []
-        self._nearest: Found | None = None
+        self.traits: dict[Trait, Found] = {}
+        self.misses: dict[Trait, Found] = {}
         self._turn = 0
         self.weighed = self.skipped = 0
 
     @property
     def last(self) -> float:
         """Seconds of the slowest that is kept; infinite while there is room for more."""
-        return -self._heap[0][0] if len(self._heap) == self._count else np.inf
+        return -self._heap[0][0] if len(self._heap) == self._count else inf
 
-    def add(self, cell: Cell, totals: Totals, fits: npt.NDArray[np.bool_]) -> None:
-        """Takes the fastest of a cell in."""
-        self.weighed += len(totals.step_seconds)
-        if not fits.any():
-            self._miss(cell, totals)
-            return
-        able = np.flatnonzero(fits & (totals.step_seconds < self.last))
+    def add(self, cell: Cell, score: Floats, totals: Totals, near_bytes: float) -> None:
+        """Takes the fastest of a cell in.
+
+        Args:
+            cell: the plans.
+            score: seconds that they are compared by.
+            totals: of the plans.
+            near_bytes: that a plan may need.
+        """
+        self.weighed += len(score)
+        fits = totals.peak_bytes <= near_bytes
+        traits = _traits(cell)
+
+        def found(index: np.intp) -> Found:
+            return Found(float(score[index]), float(totals.peak_bytes[index]), cell, int(index))
+
+        able = np.flatnonzero(fits & (score < self.last))
         if able.size > self._count:
-            able = able[np.argpartition(totals.step_seconds[able], self._count)[: self._count]]
+            able = able[np.argpartition(score[able], self._count - 1)[: self._count]]
         for index in able:
-            seconds = float(totals.step_seconds[index])
             self._turn += 1
-            found = Found(seconds, float(totals.peak_bytes[index]), cell, int(index))
-            item = (-seconds, self._turn, found)
+            item = (-float(score[index]), self._turn, found(index))
             if len(self._heap) < self._count:
                 heappush(self._heap, item)
-            elif seconds < self.last:
+            elif score[index] < self.last:
                 heapreplace(self._heap, item)
-
-    def _miss(self, cell: Cell, totals: Totals) -> None:
-        index = int(totals.peak_bytes.argmin())
-        peak = float(totals.peak_bytes[index])
-        if self._nearest is None or peak < self._nearest.peak_bytes:
-            self._nearest = Found(float(totals.step_seconds[index]), peak, cell, index)
+        for index in _firsts(traits, score, fits):
+            _keep(self.traits, found(index), _seconds)
+        for index in _firsts(traits, totals.peak_bytes, ~fits):
+            _keep(self.misses, found(index), _bytes)
 
     def told(self) -> Swept:
         """What was found."""
-        best = tuple(sorted((found for _, _, found in self._heap), key=lambda f: f.step_seconds))
+        fitting = set(self.traits)
         return Swept(
-            best=best,
-            nearest=None if best else self._nearest,
+            best=tuple(sorted((found for _, _, found in self._heap), key=_seconds)),
+            traits=tuple(sorted(self.traits.values(), key=_seconds)),
+            misses=tuple(
+                sorted(
+                    (found for trait, found in self.misses.items() if trait not in fitting),
+                    key=_bytes,
+                )
+            ),
             weighed=self.weighed,
             skipped=self.skipped,
         )
+
+
+def _seconds(found: Found) -> float:
+    return found.step_seconds
+
+
+def _bytes(found: Found) -> float:
+    return found.peak_bytes
+
+
+def _keep(kept: dict[Trait, Found], found: Found, by: Callable[[Found], float]) -> None:
+    """Keeps the smallest of each trait."""
+    trait = trait_of(found)
+    before = kept.get(trait)
+    if before is None or by(found) < by(before):
+        kept[trait] = found
+
+
+def trait_of(found: Found) -> Trait:
+    """What tells a plan from its near twins."""
+    rows, shape = found.cell.rows, found.cell.shape
+    run, (weights, optimizer) = rows.runs[rows.run[found.place]], rows.pairs[rows.pair[found.place]]
+    shares = "weights" if weights > 1 else "state" if optimizer > 1 else "none"
+    return Trait(shape.pipeline, run.setting.tensor, shape.order, run.again, shares)
+
+
+def _traits(cell: Cell) -> Ints:
+    """For each plan a number that it shares with those of its trait."""
+    rows = cell.rows
+    runs = np.array([hash((r.setting.tensor, r.again)) for r in rows.runs])
+    _, of_run = np.unique(runs, return_inverse=True)
+    shares = (rows.pairs > 1).sum(axis=1)
+    return np.asarray(of_run[rows.run] * 3 + shares[rows.pair])
+
+
+def _firsts(groups: Ints, values: Floats, chosen: npt.NDArray[np.bool_]) -> Ints:
+    """Of each group the place of the smallest of the chosen values."""
+    at = np.flatnonzero(chosen)
+    order = at[np.lexsort((values[at], groups[at]))]
+    _, first = np.unique(groups[order], return_index=True)
+    return np.asarray(order[first])

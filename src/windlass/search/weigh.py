@@ -7,6 +7,7 @@ comes by the second. So a program of three micro-batches tells all about one of 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from windlass.cost.memory import peaks
 from windlass.cost.predict import predict
 from windlass.program.instruction import Instruction, Program
 from windlass.program.lower import lower
@@ -17,6 +18,8 @@ from windlass.spec.machine import Machine
 from windlass.spec.plan import Plan
 from windlass.spec.prediction import MemoryClass, Prediction
 
+_SETTLED = 3
+"""Times as many micro-batches as there are stages: then each further one takes as long."""
 _FEW = 3
 """Micro-batches of a short program: the first, and two whose difference is one more."""
 
@@ -46,6 +49,23 @@ def memory_of(plan: Plan, graph: Graph, machine: Machine) -> Memory:
     )
 
 
+def memory_among(plan: Plan, graph: Graph, machine: Machine) -> Memory:
+    """How full the near tier gets on the fullest of several stages."""
+    held = machine.device.process_bytes(compiled=plan.compile)
+    found = []
+    for program in lower(plan, graph)[:: plan.cut.tensor * plan.cut.replicas]:
+        full = occupancy(program, plan, graph, runtime_bytes=held)
+        found.append(
+            Memory(
+                peak_bytes=full.peak_bytes,
+                by_class=full.by_class,
+                index=full.peak,
+                instruction=program.instructions[full.peak],
+            )
+        )
+    return max(found, key=lambda memory: memory.peak_bytes)
+
+
 def weigh(plan: Plan, graph: Graph, machine: Machine, *, near_bytes: int) -> Prediction:
     """The prediction of a plan, with `near_bytes` as the capacity of the near tier."""
     if plan.batch.accumulation <= _FEW or plan.streamed:
@@ -71,6 +91,37 @@ def weigh(plan: Plan, graph: Graph, machine: Machine, *, near_bytes: int) -> Pre
     return with_near(high.model_copy(update=changes), near_bytes)
 
 
+def steady(plan: Plan, graph: Graph, machine: Machine) -> Prediction:
+    """The prediction of a plan of several stages, without all its micro-batches.
+
+    Once its stages are full, each further p micro-batches take as long as the last.
+    """
+    batch, stages = plan.batch, plan.cut.pipeline
+    least = _SETTLED * stages
+    if batch.accumulation <= least + 2 * stages or plan.streamed:
+        return predict(plan, graph, machine)
+    low, high = (
+        predict(
+            plan.model_copy(update={"batch": batch.model_copy(update={"accumulation": count})}),
+            graph,
+            machine,
+        )
+        for count in (least, least + stages)
+    )
+    times = (batch.accumulation - least) / stages - 1
+    changes: dict[str, object] = {
+        name: _further(getattr(low, name), getattr(high, name), times)
+        for name in ("step_seconds", "low_seconds", "high_seconds", "model_flop")
+    }
+    for name in ("by_term", "by_kind"):
+        before, after = getattr(low, name), getattr(high, name)
+        changes[name] = {key: _further(before.get(key, 0.0), after[key], times) for key in after}
+    if plan.order == "gpipe" and stages > 1:
+        changes["peaks"] = peaks(plan, graph, machine, lower(plan, graph))
+    changes |= {"plan": plan.label, "tokens_per_step": plan.tokens_per_step}
+    return high.model_copy(update=changes)
+
+
 def with_near(prediction: Prediction, near_bytes: int) -> Prediction:
     """The prediction with another budget for the near tier, which is the first."""
     near, *others = prediction.peaks
@@ -86,7 +137,7 @@ def _shortened(plan: Plan, accumulation: int) -> Plan:
     return plan.model_copy(update={"batch": few})
 
 
-def _further(low: float, high: float, times: int) -> float:
+def _further(low: float, high: float, times: float) -> float:
     """A straight line, `times` micro-batches beyond `high`."""
     return high + times * (high - low)
 

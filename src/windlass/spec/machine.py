@@ -312,6 +312,9 @@ class Machine(Document):
     """ISO date of the measurement or publication."""
     noise: float | None = None
     """Standard deviation of log(time) between repeats of one measurement; None if not measured."""
+    deviation: float | None = Field(default=None, gt=0, lt=inf)
+    """Standard deviation of log(measured / predicted) of published runs on such machines, predicted
+    as plans are; None where none were compared."""
     contention: float = 0.0
     """Share of its time that the measuring process waited for a core that others held."""
     yardstick_seconds: Seconds = 0.0

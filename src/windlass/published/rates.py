@@ -1,0 +1,48 @@
+"""Rates: what a stack's fitted constants say of its device, in the form of a machine's file."""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from windlass.cost.formulas import product_seconds
+from windlass.published.constants import calibration
+from windlass.published.stacks import catalogue
+
+SIZES = (1e6, 1e8, 1e9, 1e10, 1e11, 1e12, 1e13)
+"""FLOP of one product."""
+_ASPECTS = (0.25, 1.0, 4.0)
+"""Columns over depth of products that one point stands for, those of a transformer's block."""
+_NEAR = np.geomspace(1 / 1.4, 1.4, 9)
+"""Sizes that one point stands for, over its own: waves make neighbours differ."""
+_HEAD = 128.0
+"""Head width that the rate of attention is told for."""
+_HALF = 2e10
+"""FLOP of attention at which half of its rate is reached; a convention of the machines' files."""
+
+Points = tuple[tuple[float, float], ...]
+
+
+def product_rates(stack: str, device: str) -> Points:
+    """FLOP/s over FLOP of one product: the mean over shapes and sizes near each point."""
+    k, known = calibration(stack).values, catalogue().device(device)
+    return tuple((size, _rate(k, size, known.peak, known.processors)) for size in SIZES)
+
+
+def attention_rates(stack: str, device: str) -> Points:
+    """FLOP/s over FLOP of attention, counted over the full square of scores."""
+    k, known = calibration(stack).values, catalogue().device(device)
+    most = known.peak * k["gpu.products"] * k["gpu.attention"] / k["gpu.scored"]
+    most /= 1.0 + k["gpu.ramp"] / _HEAD
+    return tuple((size, most * size / (size + _HALF)) for size in (1e8, 1e10, 1e12))
+
+
+def _rate(k: Mapping[str, float], size: float, peak: float, processors: float) -> float:
+    flop = size * np.repeat(_NEAR, len(_ASPECTS))
+    side = (flop / 2.0) ** (1.0 / 3.0)
+    wider = np.sqrt(np.tile(_ASPECTS, len(_NEAR)))
+    seconds = product_seconds(
+        side, side * wider, side / wider, flop_rate=peak * k["gpu.products"],
+        processors=processors, ramp=k["gpu.ramp"],
+        whole_waves=min(k["gpu.whole_waves"], 1.0),
+    )  # fmt: skip
+    return float(np.exp(np.mean(np.log(flop / seconds))))

@@ -1,0 +1,223 @@
+"""Among: the plan for several devices whose run is predicted to end first, and why not another.
+
+The closed form finds the candidates, the clock decides among those whose difference it could have
+mistaken: their programs are lowered and simulated, and only what fits by its program is kept.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from windlass.cost.memory import peaks
+from windlass.cost.predict import predict
+from windlass.errors import Faults, PlanError
+from windlass.program.lower import lower
+from windlass.search.choice import Choice, Refusal
+from windlass.search.field import Field
+from windlass.search.pods import pod_plans
+from windlass.search.ranked import runner_up
+from windlass.search.sweep import Found, Sweep
+from windlass.search.turns import phased_plans
+from windlass.search.weigh import memory_among, steady, with_near
+from windlass.spec.graph import Graph
+from windlass.spec.machine import Machine
+from windlass.spec.plan import Plan
+from windlass.spec.prediction import Prediction
+from windlass.spec.request import Request
+from windlass.units import show_bytes
+
+CLOSE = 0.02
+"""How far the closed form may lie from the clock."""
+
+_KEPT = 48
+"""Plans that the clock weighs at most."""
+_TURNS = 6
+"""Plans in phases that the clock weighs."""
+_RUNNERS_UP = 6
+_REFUSED = 4
+_BEYOND = 0.25
+"""How much slower than the best a plan may be to be told of."""
+
+Weighed = tuple[Plan, Prediction]
+
+
+def choose_among(request: Request, graph: Graph, machine: Machine) -> Choice:
+    """The plan that ends the run first on a machine of several devices.
+
+    Args:
+        request: what is wanted; whatever it pins is held.
+        graph: captured from the request's model, in the slices that are open.
+        machine: to run on; `request.near` takes the place of its near tier's capacity.
+
+    Raises:
+        Faults: the request asks for what cannot be.
+        PlanError: nothing fits.
+    """
+    near_bytes = request.near or machine.device.near.capacity_bytes
+    field = Field(request, graph, machine)
+    if request.phases is not None and request.phases > 1:
+        return _in_turns(field, near_bytes, ())
+    sweep = Sweep(field, near_bytes * (1 + CLOSE))
+    swept = sweep.best(_KEPT, within=_BEYOND)
+    if not swept.weighed and not swept.skipped:
+        pod_plans(request, graph, machine)  # tells what is wrong with what is pinned
+        raise Faults(("no plan is legal with what is pinned; leave something open",))
+    ranked = _ranked(field, swept.best, near_bytes)
+    if not ranked:
+        return _in_turns(field, near_bytes, sweep.smallest().misses)
+    plan, short = ranked[0]
+    shown = _told_apart(field, ranked, swept.traits, near_bytes)
+    refused = tuple(_refusal(field, found, near_bytes) for found in swept.misses[:_REFUSED])
+    prediction = _whole(plan, short, graph, machine, near_bytes)
+    return _choice(field, (plan, prediction), shown, refused, weighed=swept.weighed + swept.skipped)
+
+
+def _in_turns(field: Field, near_bytes: int, misses: Sequence[Found]) -> Choice:
+    """The fastest plan in phases, where layers cannot all be near, or are asked not to be.
+
+    Raises:
+        PlanError: none fits either.
+    """
+    steps = field.request.train.steps
+    plans = () if field.request.phases == 1 else phased_plans(field, near_bytes, _TURNS)
+    weighed = [
+        (plan, with_near(predict(plan, field.graph, field.machine), near_bytes)) for plan in plans
+    ]
+    ranked = sorted((item for item in weighed if item[1].fits), key=lambda item: _rank(item, steps))
+    refused = tuple(_refusal(field, found, near_bytes) for found in misses[:_REFUSED])
+    if not ranked:
+        raise _nothing_fits(field, refused, weighed, near_bytes)
+    return _choice(
+        field, ranked[0], ranked[1 : 1 + _RUNNERS_UP], refused, weighed=len(plans) + len(misses)
+    )
+
+
+def _choice(
+    field: Field,
+    best: Weighed,
+    others: Sequence[Weighed],
+    refused: tuple[Refusal, ...],
+    *,
+    weighed: int,
+) -> Choice:
+    plan, prediction = best
+    steps = field.request.train.steps
+    return Choice(
+        plan=plan,
+        prediction=prediction,
+        run_seconds=_run_seconds(best, steps),
+        runners_up=tuple(runner_up(best, other, steps) for other in others),
+        refused=refused,
+        weighed=weighed,
+    )
+
+
+def _ranked(field: Field, found: Sequence[Found], near_bytes: int) -> list[Weighed]:
+    """Those that may be the fastest, by the clock, fastest first; only such as fit.
+
+    A plan whose closed form is slower than the best known time by more than both may err cannot be.
+    """
+    weighed: list[Weighed] = []
+    steps = field.request.train.steps
+    fastest = float("inf")
+    for each in found:
+        if each.step_seconds * (1 - CLOSE) > fastest:
+            break
+        item = _weighed(field, each, near_bytes)
+        if item[1].peaks[0].over_bytes == 0:
+            weighed.append(item)
+            fastest = min(fastest, _run_seconds(item, steps) / steps)
+    return sorted(weighed, key=lambda item: _rank(item, steps))
+
+
+def _weighed(field: Field, found: Found, near_bytes: int) -> Weighed:
+    plan = field.plan(found.cell, found.place)
+    return plan, with_near(steady(plan, field.graph, field.machine), near_bytes)
+
+
+def _told_apart(
+    field: Field, ranked: Sequence[Weighed], traits: Iterable[Found], near_bytes: int
+) -> list[Weighed]:
+    """Runners-up that differ in something that matters, the fastest of each sort."""
+    best, shown = ranked[0], list[Weighed]()
+    told = {_sort(best[0])}
+    for found in traits:
+        plan = field.plan(found.cell, found.place)
+        if _sort(plan) in told:
+            continue
+        item = _weighed(field, found, near_bytes)
+        if item[1].peaks[0].over_bytes == 0:
+            told.add(_sort(plan))
+            shown.append(item)
+        if len(shown) == _RUNNERS_UP:
+            break
+    return sorted(shown, key=lambda item: item[1].step_seconds)
+
+
+def _sort(plan: Plan) -> tuple[object, ...]:
+    """What tells plans apart in a list of runners-up."""
+    shares = (plan.sharding.weights > 1, plan.sharding.optimizer > 1)
+    return plan.cut.pipeline, plan.cut.tensor, plan.order, plan.stages[0].recompute, shares
+
+
+def _whole(
+    plan: Plan, short: Prediction, graph: Graph, machine: Machine, near_bytes: int
+) -> Prediction:
+    """The prediction with the fullest moments of the program that will run."""
+    full = peaks(plan, graph, machine, lower(plan, graph))
+    return with_near(short.model_copy(update={"peaks": full}), near_bytes)
+
+
+def _refusal(field: Field, found: Found, near_bytes: int) -> Refusal:
+    """The smallest of a trait of which no plan fits, by its program."""
+    plan = field.plan(found.cell, found.place)
+    memory = memory_among(plan, field.graph, field.machine)
+    return Refusal(
+        plan=plan,
+        peak_bytes=memory.peak_bytes,
+        over_bytes=memory.peak_bytes - near_bytes,
+        by_class=memory.by_class,
+        index=memory.index,
+        instruction=memory.instruction,
+    )
+
+
+def _nothing_fits(
+    field: Field, refused: Sequence[Refusal], turns: Sequence[Weighed], near_bytes: int
+) -> PlanError:
+    """What comes nearest, and by how much it does not fit."""
+    machine = field.machine
+    begin = (
+        f"`{field.request.model.name}` does not fit {show_bytes(near_bytes)} on each of "
+        f"{machine.devices} devices of `{machine.name}`; nearest come:"
+    )
+    lines = [
+        f"- {_cut(each.plan)}: {show_bytes(each.peak_bytes)} at {each.instruction}, "
+        f"{show_bytes(each.over_bytes)} too much; most is {each.largest_class} with "
+        f"{show_bytes(each.by_class[each.largest_class])}"
+        for each in refused
+    ]
+    for plan, prediction in sorted(turns, key=lambda item: item[1].peaks[0].peak_bytes)[:1]:
+        over = [peak for peak in prediction.peaks if peak.over_bytes]
+        lines += [
+            f"- {_cut(plan)} in {len(plan.stages[0].phases)} phases: "
+            f"{show_bytes(peak.over_bytes)} too much in `{peak.tier}`"
+            for peak in over
+        ]
+    return PlanError("\n".join([begin, *lines]))
+
+
+def _cut(plan: Plan) -> str:
+    cut, sharding = plan.cut, plan.sharding
+    return (
+        f"p{cut.pipeline} t{cut.tensor} r{cut.replicas}, rts {sharding.weights}, rts' "
+        f"{sharding.optimizer}, micro-batch {plan.batch.micro}, recompute "
+        f"{plan.stages[0].recompute}"
+    )
+
+
+def _run_seconds(item: Weighed, steps: int) -> float:
+    return item[1].step_seconds * steps + item[1].compile_seconds
+
+
+def _rank(item: Weighed, steps: int) -> tuple[float, int, int]:
+    """Faster first; then the emptier near tier, then the larger micro-batch."""
+    return _run_seconds(item, steps), item[1].peaks[0].peak_bytes, -item[0].batch.micro

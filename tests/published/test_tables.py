@@ -1,0 +1,100 @@
+"""Published tables against the figures asked of predictions, where the tables are at hand.
+
+The folder is named by the variable `WINDLASS_TABLES`; without it there is nothing to hold.
+"""
+
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from windlass.published.judge import Judged, judge
+from windlass.published.stacks import FOLDER
+
+TABLES = Path(os.environ.get("WINDLASS_TABLES", "nowhere"))
+ROOT = Path(__file__).parents[2]
+DIGITS = 1e-3
+"""Fitted files hold five digits; a fit's last step moves the fourth where a prior holds loosely."""
+
+pytestmark = pytest.mark.skipif(not TABLES.is_dir(), reason="WINDLASS_TABLES names no folder")
+
+
+def _judged(name: str) -> Judged:
+    return judge(TABLES / name)
+
+
+@pytest.mark.parametrize(
+    ("table", "stack", "asked"),
+    [
+        ("korthikanti_2022.csv", "megatron-2022", 0.03),
+        ("vtrain_single_a100.csv", "vtrain", 0.07),
+        ("vtrain_multi_a100.csv", "vtrain", 0.08),
+        ("bigscience_bloom_prequel_a100_80gb.csv", "bloom", 0.06),
+        ("llm_foundry_mpt.csv", "mosaic-h100-80gb", 0.08),
+        ("llm_foundry_mpt.csv", "mosaic-a100-80gb", 0.08),
+        ("llm_foundry_mpt.csv", "mosaic-a100-40gb", 0.08),
+        ("torchtitan.csv", "torchtitan", 0.12),
+        ("mlperf_bert_resnet_v1.0_v1.1_v2.0.csv", "popart-bert", 0.10),
+    ],
+)
+def test_step_times_of_test_rows_are_as_near_as_was_asked_and_nearer_than_a_constant(
+    table: str, stack: str, asked: float
+):
+    (part,) = (part for part in _judged(table).parts if part.stack == stack)
+
+    steps = part.score.steps
+    assert steps is not None
+    assert steps.mean <= asked
+    assert steps.constant is not None
+    assert steps.mean < steps.constant
+
+
+@pytest.mark.parametrize(
+    ("table", "asked"),
+    [("bigscience_bloom_prequel_a100_80gb.csv", 0.08), ("torchtitan.csv", 0.08)],
+)
+def test_peak_memory_of_test_rows_is_as_near_as_was_asked(table: str, asked: float):
+    memory = _judged(table).test.memory
+
+    assert memory is not None
+    assert memory.mean <= asked
+
+
+def test_every_run_that_ran_out_of_memory_is_called_and_none_falsely():
+    calls = _judged("bigscience_bloom_prequel_a100_80gb.csv").every.calls
+
+    assert calls is not None
+    assert calls.failed > 0
+    assert (calls.called, calls.falsely) == (calls.failed, 0)
+
+
+def test_intervals_hold_four_fifths_of_the_rows_that_no_constant_has_seen():
+    heads = {path.name: path.read_text(encoding="utf-8")[:2000] for path in TABLES.glob("*.csv")}
+    tables = [name for name, head in heads.items() if "measured_step_s" in head]
+    found = [_judged(name).test.steps for name in tables]
+    rows = sum(steps.rows for steps in found if steps)
+    inside = sum(steps.inside * steps.rows for steps in found if steps)
+
+    assert 0.75 <= inside / rows <= 0.85
+
+
+@pytest.mark.slow
+def test_fitting_again_gives_the_constants_that_are_kept(tmp_path: Path):
+    subprocess.run(
+        (sys.executable, str(ROOT / "benchmarks" / "calibrate.py"), str(TABLES),
+         "--into", str(tmp_path)),
+        check=True, timeout=300, capture_output=True,
+    )  # fmt: skip
+
+    kept = sorted((FOLDER / "fitted").glob("*.toml"))
+    assert [path.name for path in kept] == sorted(path.name for path in tmp_path.iterdir())
+    for path in kept:
+        before, after = (
+            tomllib.loads((at / path.name).read_text()) for at in (path.parent, tmp_path)
+        )
+        assert before["rows"] == after["rows"]
+        assert after["constants"] == pytest.approx(before["constants"], rel=DIGITS)
+        assert after["interval"] == pytest.approx(before["interval"], rel=DIGITS)

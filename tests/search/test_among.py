@@ -1,0 +1,128 @@
+"""The plan for several devices: against every plan of the space, each played by the clock."""
+
+import random
+
+import pytest
+
+from factories import cut_graph, tiny_graph, tiny_machine
+from windlass.cost.predict import predict
+from windlass.errors import Faults, PlanError
+from windlass.program.legal import faults
+from windlass.program.lower import lower
+from windlass.program.verify import verify
+from windlass.search.choose import choose
+from windlass.search.field import Field
+from windlass.search.ranked import run_seconds
+from windlass.search.sweep import Sweep
+from windlass.spec.graph import Graph
+from windlass.spec.machine import Machine
+from windlass.spec.plan import Plan
+from windlass.spec.request import Request
+
+GRAPHS = tuple(
+    cut_graph(tiny_graph(layers=layers, width=width, vocabulary=90, tied=tied), (2,))
+    for layers, width, tied in ((2, 64, True), (3, 256, False), (4, 32, True))
+)
+STEPS = 10
+
+
+def machine(devices: int, rate: float) -> Machine:
+    found = tiny_machine(devices=devices, runtime=1000, compiler=20_000)
+    link = found.links[0].model_copy(update={"rate": rate})
+    return found.model_copy(update={"links": (link,)})
+
+
+def request(*overrides: str, batch: int = 4) -> Request:
+    sizes = (f"train.batch={batch}", "train.sequence=32", f"train.steps={STEPS}")
+    return Request.resolve(overrides=(*sizes, *overrides))
+
+
+def every(asked: Request, graph: Graph, on: Machine) -> list[Plan]:
+    """All plans that are open."""
+    field = Field(asked, graph, on)
+    return [field.plan(cell, at) for cell in field.cells() for at in range(cell.rows.count)]
+
+
+def exhaustive(seed: int) -> None:
+    """One random small case: what is chosen is the fastest that fits, of all plans."""
+    chance = random.Random(seed)
+    graph = chance.choice(GRAPHS)
+    on = machine(chance.choice([2, 3, 4]), chance.choice([1e9, 1e10]))
+    pins = chance.sample(
+        ["recompute=none", "precision=float32", "compile=false", "order=1f1b", "batch.micro=1",
+         "cut.tensor=1", "train.clip=inf"],
+        k=3,
+    )  # fmt: skip
+    asked = request(*pins, batch=chance.choice([4, 6]))
+    told = [(plan, predict(plan, graph, on)) for plan in every(asked, graph, on)]
+    peaks = sorted(prediction.peaks[0].peak_bytes for _, prediction in told)
+    near = peaks[chance.randrange(len(peaks))]
+    fitting = [each for _, each in told if each.peaks[0].peak_bytes <= near]
+    best = min(run_seconds(each, STEPS) for each in fitting)
+    choice = choose(asked.model_copy(update={"near": near}), graph, on)
+    assert choice.run_seconds == pytest.approx(best, rel=1e-9), (seed, pins, near)
+    assert choice.prediction is not None
+    assert choice.prediction.peaks[0].peak_bytes <= near
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_the_choice_is_the_fastest_of_all_plans_by_the_clock(seed: int):
+    exhaustive(seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(12, 212))
+def test_the_choice_is_the_fastest_of_all_plans_of_two_hundred_cases(seed: int):
+    exhaustive(seed)
+
+
+def test_what_is_left_out_is_not_among_the_best():
+    field = Field(request(batch=8), GRAPHS[0], machine(8, 1e9))
+    near = 1_000_000
+    pruned, whole = Sweep(field, near).best(10), Sweep(field, near).every(10)
+    assert [found.step_seconds for found in pruned.best] == pytest.approx(
+        [found.step_seconds for found in whole.best]
+    )
+    assert pruned.weighed + pruned.skipped == whole.weighed
+    assert pruned.skipped > 0
+
+
+def test_every_plan_of_the_space_is_legal():
+    asked, on = request(batch=4), machine(4, 1e9)
+    plans = every(asked, GRAPHS[0], on)
+    assert len(plans) > 100
+    assert len({plan.label for plan in plans}) == len(plans)
+    for plan in plans:
+        assert faults(plan, GRAPHS[0], on, global_batch=4) == ()
+
+
+def test_the_chosen_plan_verifies_at_its_own_peak():
+    graph, on = GRAPHS[0], machine(4, 1e9)
+    choice = choose(request(), graph, on)
+    assert choice.plan is not None
+    assert choice.prediction is not None
+    held = on.device.process_bytes(compiled=choice.plan.compile)
+    near = choice.prediction.peaks[0].peak_bytes - held
+    verify(lower(choice.plan, graph), choice.plan, graph, {"near": near})
+
+
+def test_runners_up_differ_in_something_that_matters():
+    choice = choose(request(batch=8), GRAPHS[1], machine(4, 1e9))
+    assert choice.plan is not None
+    sorts = [
+        (plan.cut, plan.order, plan.stages[0].recompute, plan.sharding.weights > 1,
+         plan.sharding.optimizer > 1)
+        for plan in (choice.plan, *(runner.plan for runner in choice.runners_up))
+    ]  # fmt: skip
+    assert len(sorts) > 3
+    assert len(set(map(str, sorts))) == len(sorts)
+
+
+def test_where_nothing_fits_the_nearest_are_named_with_their_bytes():
+    with pytest.raises(PlanError, match="nearest come:\n- p"):
+        choose(request("near=20kB"), GRAPHS[0], machine(4, 1e9))
+
+
+def test_pins_that_cannot_be_are_all_told():
+    with pytest.raises(Faults, match=r"cut\.replicas` = 3 does not divide"):
+        choose(request("cut.replicas=3"), GRAPHS[0], machine(4, 1e9))
