@@ -126,21 +126,36 @@ def main() -> None:
     asked = parser.parse_args()
     done: dict[str, Mapping[str, float]] = {}
     for job in JOBS:
-        runs, said = _rows(job, asked.tables, asked.seed)
-        like = catalogue().stack(job.stack).like
-        begin: Mapping[str, float] = before(job.stack)
-        if like:
-            begin = {**done[like], **catalogue().stack(job.stack).taken}
-        found = calibrate(
-            job.stack, runs, begin, still=frozenset(job.still), spreads=job.spreads,
-            tight=_LEANING if like else 1.0,
-        )  # fmt: skip
+        found, said = fitted_job(job, asked.tables, asked.seed, done)
         done[job.stack] = found.constants
         _write(asked.into / f"{job.stack}.toml", job, found, said, asked.seed)
         print(
             f"{job.stack:20} {len(found.rows):4} rows, 80 % within x{found.step_spread:.3f} of "
             f"step time and x{found.memory_spread:.3f} of memory"
         )
+
+
+def fitted_job(
+    job: Job, tables: Path, seed: int, done: Mapping[str, Mapping[str, float]]
+) -> tuple[Fitted, str]:
+    """What a job's rows make of its constants, and which rows those are.
+
+    Args:
+        job: what to fit.
+        tables: the folder of tables.
+        seed: that decides from where on rows are taken.
+        done: constants of stacks that were fitted before.
+    """
+    runs, said = _rows(job, tables, seed)
+    known = catalogue().stack(job.stack)
+    begin: Mapping[str, float] = before(job.stack)
+    if known.like:
+        begin = {**done[known.like], **known.taken}
+    found = calibrate(
+        job.stack, runs, begin, still=frozenset(job.still), spreads=job.spreads,
+        tight=_LEANING if known.like else 1.0,
+    )  # fmt: skip
+    return found, said
 
 
 def _rows(job: Job, tables: Path, seed: int) -> tuple[list[Run], str]:

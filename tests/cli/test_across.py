@@ -1,6 +1,7 @@
 """`windlass compare` and `windlass batch`: one request on many machines, or with many batches."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -47,9 +48,19 @@ def test_the_fastest_batch_is_all_of_the_best(windlass: Windlass):
     assert done.stdout.count("100 %") == 1
 
 
+@pytest.mark.parametrize("verb", ["compare", "batch"])
+def test_the_answer_is_drawn_too(windlass: Windlass, tmp_path: Path, verb: str):
+    more = ("--sizes", "4", "8") if verb == "batch" else ()
+    done = windlass(verb, *SMALL, "--on", "h100", *more, "--picture", "answer.svg")
+    assert done.returncode == 0, done.stderr
+    assert "Predicted" in (tmp_path / "answer.svg").read_text()
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
+        (("compare", *SMALL, "--on", "h100", "--picture", "answer.html"), "answer.svg"),
+        (("batch", *SMALL, "--on", "h100", "--picture", "answer.gif"), ".png"),
         (("compare", *SMALL, "--on", "h10"), "did you mean `h100`"),
         (("compare", "gpt-tini"), "did you mean `gpt-tiny`"),
         (("compare", "gpt-tiny", "train.bach=3"), "did you mean `train.batch`"),

@@ -7,7 +7,7 @@ from windlass.api.cluster import prepare
 from windlass.api.device import as_device
 from windlass.api.machines import machines
 from windlass.api.needed import needed
-from windlass.api.pictures import draw, draw_needs, forecast, require_drawable
+from windlass.api.pictures import draw, draw_alone, forecast, require_drawable
 from windlass.api.plan import HERE, Planned, Progress, ask, capture, find_machine, plan, probe
 from windlass.api.record import RUNS, load, report, runs
 from windlass.api.rehearse import PROCESSES, as_it_is, in_small, load_plan
@@ -38,7 +38,7 @@ __all__ = [
     "capture",
     "compared",
     "draw",
-    "draw_needs",
+    "draw_alone",
     "find_machine",
     "forecast",
     "in_small",

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from windlass.api.plan import HERE, Progress, capture, find_machine, plan
-from windlass.errors import Faults
+from windlass.errors import Faults, PlanError
 from windlass.files import cache_folder
 from windlass.machines import catalogue
 from windlass.machines.here import load_here
@@ -79,8 +79,8 @@ def _offer(request: Request, machine: Machine, progress: Progress | None) -> Off
         choice = plan(request, progress=progress).choice
         chosen, prediction = choice.plan, choice.prediction
         refused = "" if choice.fits else explain(choice).verdict
-    except Faults as error:
-        refused = "; ".join(error.faults)
+    except (Faults, PlanError) as error:
+        refused = "; ".join(line.removeprefix("- ") for line in str(error).splitlines())
     return Offer(
         machine=machine.name, devices=machine.devices, global_batch=request.train.batch,
         plan=chosen, prediction=prediction, refused=refused,

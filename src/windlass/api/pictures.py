@@ -1,6 +1,5 @@
 """Pictures: what a plan is and will cost, drawn before it runs."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from windlass.api.plan import Planned
@@ -11,13 +10,11 @@ from windlass.errors import RequestError, did_you_mean
 from windlass.files import storage_faults, write_whole
 from windlass.program.lower import lower
 from windlass.report.forecast import Forecast
-from windlass.report.needed import needs_picture
 from windlass.report.poster import PICTURES, poster
 from windlass.report.prospect import prospect
 from windlass.report.raster import rasterise
 from windlass.report.svg import size_of
 from windlass.search.weigh import with_near
-from windlass.spec.need import Need
 from windlass.spec.plan import Plan
 from windlass.spec.prediction import Prediction
 
@@ -72,13 +69,12 @@ def draw(told: Forecast, path: Path, only: str | None = None) -> None:
         _write(poster(told, tuple(PICTURES) if only is None else (only,)), path)
 
 
-def draw_needs(needs: Sequence[Need], path: Path, words: str) -> None:
-    """Writes what models need as one picture.
+def draw_alone(svg: str, path: Path) -> None:
+    """Writes one picture that is a file of its own.
 
     Args:
-        needs: by model, then family.
+        svg: the picture.
         path: `.svg` or `.png`.
-        words: what was asked of every plan.
 
     Raises:
         RequestError: no such kind of file.
@@ -86,7 +82,7 @@ def draw_needs(needs: Sequence[Need], path: Path, words: str) -> None:
     """
     require_drawable(path, pages=False)
     with storage_faults(path):
-        _write(needs_picture(needs, words), path)
+        _write(svg, path)
 
 
 def _write(svg: str, path: Path) -> None:

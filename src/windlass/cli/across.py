@@ -12,6 +12,7 @@ from windlass.cli.console import Bars, console, print_json, print_line, print_po
 from windlass.cli.words import AsJson, apart, request_of
 from windlass.errors import RequestError
 from windlass.report.offers import batches_table, machines_offers_table, refused_lines
+from windlass.report.ranking import batches_picture, machines_picture
 from windlass.spec.offer import Offer
 
 SIZES = tuple(2**power for power in range(3, 13))
@@ -24,6 +25,7 @@ def compare(
     on: Annotated[tuple[str, ...], Parameter(consume_multiple=True)] = (api.ALL,),
     near: str | None = None,
     file: Path | None = None,
+    picture: Path | None = None,
     as_json: AsJson = False,
 ) -> None:
     """Plan one model for many machines: where it fits, how fast, and what bounds it.
@@ -36,12 +38,18 @@ def compare(
         on: machines; `all` for every one of the catalogue, families by their smallest.
         near: budget for the near memory, such as `4GiB`.
         file: a request in TOML.
+        picture: draw the answer to this `.svg` or `.png` file.
         as_json: print plan and prediction of each as JSON.
     """
+    if picture is not None:
+        api.require_drawable(picture, pages=False)
     machines, more = apart(on)
     request = request_of(model, (*overrides, *more), near=near, file=file)
     with Bars() as progress:
         offers = api.compared(request, machines, progress=progress)
+    if picture is not None:
+        heading = f"{request.model.name}, {request.train.batch} sequences a step"
+        api.draw_alone(machines_picture(offers, heading), picture)
     if as_json:
         print_json([_tree(offer) for offer in offers])
     else:
@@ -58,6 +66,7 @@ def batch(
     sizes: Annotated[tuple[int, ...], Parameter(consume_multiple=True)] = SIZES,
     near: str | None = None,
     file: Path | None = None,
+    picture: Path | None = None,
     as_json: AsJson = False,
 ) -> None:
     """Tell what each global batch costs: how it is made up, and how fast it is.
@@ -71,14 +80,20 @@ def batch(
         sizes: global batches in sequences.
         near: budget for the near memory, such as `4GiB`.
         file: a request in TOML.
+        picture: draw the answer to this `.svg` or `.png` file.
         as_json: print plan and prediction of each as JSON.
     """
     small = [size for size in sizes if size < 1]
     if small:
         raise RequestError(f"`--sizes`: {small[0]} is no number of sequences; write 1 or more")
+    if picture is not None:
+        api.require_drawable(picture, pages=False)
     request = request_of(model, overrides, on=on, near=near, file=file)
     with Bars() as progress:
         offers = tuple(api.batches(request, sizes, progress=progress))
+    if picture is not None:
+        heading = f"{request.model.name} on {request.machine}"
+        api.draw_alone(batches_picture(offers, heading), picture)
     if as_json:
         print_json([_tree(offer) for offer in offers])
     else:

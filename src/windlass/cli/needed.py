@@ -8,7 +8,7 @@ from cyclopts import Parameter
 from windlass import api
 from windlass.cli.console import Bars, console, print_json
 from windlass.cli.words import AsJson, apart
-from windlass.report.needed import needs_table
+from windlass.report.needed import needs_picture, needs_table
 
 MODELS = ("gpt2-1.5b", "gpt-j-6b", "gpt3-13b", "gpt-neox-20b", "gpt3-175b", "megatron-1t")
 FAMILIES = ("dgx-a100-80gb", "dgx-h100", "ipu-m2000", "cs-2")
@@ -47,7 +47,8 @@ def needed(
         )
     if picture is not None:
         asked = "all layers stay in memory" if not in_phases else "layers may take turns in memory"
-        api.draw_needs(found, picture, ", ".join((f"Predicted: {asked}", *overrides)))
+        line = ", ".join((f"Predicted: {asked}", *overrides))
+        api.draw_alone(needs_picture(found, line), picture)
     if as_json:
         print_json(found)
         return

@@ -17,12 +17,12 @@ def machines_offers_table(offers: Sequence[Offer]) -> RenderableType:
     table = _table("on each machine, all numbers predicted", "machine", "devices", "plan")
     for column in ("step", "tokens/s", "MFU"):
         table.add_column(column, justify="right", no_wrap=True)
-    table.add_column("most goes into")
+    table.add_column("mostly")
     for offer in offers:
         if offer.plan is not None and offer.prediction is not None:
             table.add_row(
                 Text(offer.machine),
-                f"{offer.plan.cut.devices} of {offer.devices}",
+                f"{offer.plan.cut.devices}/{offer.devices}",
                 cut_letters(offer.plan),
                 *_figures(offer),
                 _bound(offer),
@@ -35,7 +35,7 @@ def batches_table(offers: Sequence[Offer]) -> RenderableType:
     table = _table("global batch = b × r, all numbers predicted", "batch", "b × r", "b", "plan")
     for column in ("step", "tokens/s", "MFU", "of best"):
         table.add_column(column, justify="right", no_wrap=True)
-    table.add_column("most goes into")
+    table.add_column("mostly")
     fastest = max((offer.tokens_per_second for offer in offers), default=0.0)
     for offer in offers:
         if offer.plan is None:
@@ -44,8 +44,8 @@ def batches_table(offers: Sequence[Offer]) -> RenderableType:
         batch = offer.plan.batch
         table.add_row(
             str(offer.global_batch),
-            f"{batch.replica} × {offer.plan.cut.replicas}",
-            f"{batch.accumulation} × {batch.micro}",
+            f"{batch.replica}×{offer.plan.cut.replicas}",
+            f"{batch.accumulation}×{batch.micro}",
             cut_letters(offer.plan),
             *_figures(offer),
             f"{100 * offer.tokens_per_second / fastest:.0f} %",
@@ -69,7 +69,7 @@ def _table(title: str, *columns: str) -> Table:
         title_justify="left", title_style="bold",
     )  # fmt: skip
     for column in columns:
-        table.add_column(column, no_wrap=True)
+        table.add_column(column, no_wrap=column != "plan", overflow="fold")
     return table
 
 
@@ -80,10 +80,11 @@ def _figures(offer: Offer) -> tuple[str, str, str]:
     return (
         show_seconds(offer.prediction.step_seconds),
         show_count(round(offer.tokens_per_second)),
-        f"{100 * offer.prediction.mfu:.1f} %",
+        f"{100 * offer.prediction.mfu:.0f} %",
     )
 
 
 def _bound(offer: Offer) -> str:
+    """`45 % matmul`: one word of the term, in a narrow column."""
     term, share = offer.bound
-    return f"{term}, {100 * share:.0f} %"
+    return f"{100 * share:.0f} % {term.split()[0]}"

@@ -54,7 +54,7 @@ def plan_table(plan: Plan, graph: Graph | None = None) -> RenderableType:
         chunks = f", {plan.interleave} chunks to a stage" if plan.interleave > 1 else ""
         table.add_row("order", f"{plan.order}{chunks}")
     if plan.cut.replicas > 1:
-        table.add_row("sharing", sharing_words(plan))
+        table.add_row("sharding", sharing_words(plan))
     table.add_row("batch", batch_words(plan))
     table.add_row("precision", precision_words(plan))
     table.add_row("activations", recompute_words(plan))

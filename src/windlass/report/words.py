@@ -42,12 +42,6 @@ def cut_words(plan: Plan) -> str:
     return f"{product} = {plan.cut.devices} devices"
 
 
-def sharing_words(plan: Plan) -> str:
-    """`rts 1, rts' 4: ...`: how many replicas share one copy of weights and of state."""
-    weights, state = plan.sharding.weights, plan.sharding.optimizer
-    return f"rts {weights}, rts' {state}: replicas to a copy of the weights, of optimizer state"
-
-
 def cut_letters(plan: Plan) -> str:
     """`p8 t8 r4`, and ` rts 2 rts' 4` where replicas share weights or optimizer state."""
     cut, sharding = plan.cut, plan.sharding
@@ -55,6 +49,18 @@ def cut_letters(plan: Plan) -> str:
     words += [f"rts {sharding.weights}"] if sharding.weights > 1 else []
     words += [f"rts' {sharding.optimizer}"] if sharding.optimizer > 1 else []
     return " ".join(words)
+
+
+def sharing_words(plan: Plan) -> str:
+    """Who shares weights (rts) and optimizer state (rts')."""
+    names = (
+        ("weights (rts)", plan.sharding.weights),
+        ("optimizer state (rts')", plan.sharding.optimizer),
+    )
+    return "; ".join(
+        f"{count} replicas share {name}" if count > 1 else f"each replica has all {name}"
+        for name, count in names
+    )
 
 
 def place_words(place: Place, cut: Cut) -> str:

@@ -1,0 +1,70 @@
+"""Pictures and tables of offers: the shortest step first, and nobody left out."""
+
+import re
+import xml.etree.ElementTree as ET
+
+import pytest
+
+from factories import tiny_graph, tiny_machine, tiny_plan
+from report.test_table import drawn
+from windlass.cost.predict import predict
+from windlass.report.offers import batches_table, machines_offers_table
+from windlass.report.ranking import batches_picture, machines_picture
+from windlass.spec.machine import Machine
+from windlass.spec.offer import Offer
+
+SVG = "{http://www.w3.org/2000/svg}"
+GRAPH = tiny_graph(layers=4, tied=False)
+COLUMNS = 80
+"""Of a terminal as it opens."""
+
+
+def offer(name: str, *, slower: float = 1.0, micro: int = 2) -> Offer:
+    machine: Machine = tiny_machine(devices=4).model_copy(update={"name": name})
+    machine = machine.model_copy(update={"device": machine.device.slowed(slower)})
+    plan = tiny_plan(GRAPH, machine, replicas=4, micro=micro, sharding=(4, 4))
+    return Offer(
+        machine=name, devices=4, global_batch=plan.global_batch, plan=plan,
+        prediction=predict(plan, GRAPH, machine), refused="",
+    )  # fmt: skip
+
+
+def refused(name: str) -> Offer:
+    return Offer(machine=name, devices=1, global_batch=8, plan=None, prediction=None,
+                 refused="`tiny` does not fit: 3 GiB too little")  # fmt: skip
+
+
+def bars(svg: str) -> dict[str, float]:
+    """Widths of what the pointer reads."""
+    return {
+        text.split(":")[0]: float(rect.get("width", 0))
+        for rect in ET.fromstring(svg).iter(f"{SVG}rect")  # noqa: S314  our own drawing
+        if (text := rect.findtext(f"{SVG}title"))
+    }
+
+
+def test_machines_stand_by_their_time_and_those_without_a_plan_last():
+    offers = [refused("small"), offer("slow", slower=50.0), offer("fast")]
+    svg = machines_picture(offers, "tiny on all")
+    widths = bars(svg)
+    assert list(widths) == ["fast", "slow"]
+    assert widths["fast"] < widths["slow"]
+    names = re.findall(r">(fast|slow|small|tiny does not fit: 3 GiB too little)<", svg)
+    assert names == ["fast", "slow", "small", "tiny does not fit: 3 GiB too little"]
+    assert "Predicted" in svg
+
+
+def test_batches_keep_their_order_and_are_as_long_as_they_are_fast():
+    offers = [offer("tiny", micro=size) for size in (1, 4, 16)]
+    widths = list(bars(batches_picture(offers, "tiny")).values())
+    speeds = [each.tokens_per_second for each in offers]
+    for width, speed in zip(widths, speeds, strict=True):
+        assert width / widths[0] == pytest.approx(speed / speeds[0], rel=1e-3)
+
+
+def test_tables_of_offers_fit_a_terminal():
+    offers = [offer("dgx-a100-80gb:8"), offer("dgx-v100-32gb:64", slower=3.0)]
+    for table in (machines_offers_table(offers), batches_table(offers)):
+        lines = drawn(table, COLUMNS).splitlines()
+        assert max(map(len, lines)) <= COLUMNS
+        assert not any("…" in line for line in lines)
