@@ -19,7 +19,7 @@ from windlass.report.table import (
     runners_up_table,
     runs_table,
 )
-from windlass.spec.plan import Home
+from windlass.spec.plan import Home, Sharding
 from windlass.track import Record, list_runs
 
 
@@ -35,6 +35,15 @@ def test_a_plan_is_told_in_words():
     assert "gpt-tiny: 5.77 M parameters in 8 layers" in text
     assert "16 sequences of 256 tokens a step, in 4 micro-batches of 4" in text
     assert "bfloat16 with float32 master weights, compiled" in text
+
+
+def test_a_plan_says_how_many_replicas_share_what():
+    alone = plan()
+    cut = alone.cut.model_copy(update={"replicas": 4})
+    sharding = Sharding(weights=1, optimizer=2)
+    text = drawn(plan_table(alone.model_copy(update={"cut": cut, "sharding": sharding})), 120)
+    assert "each replica has all weights (rts); 2 replicas share optimizer state (rts')" in text
+    assert "sharding" not in drawn(plan_table(alone))
 
 
 def test_every_number_of_a_prediction_stands_under_the_word_predicted():

@@ -126,3 +126,50 @@ def test_where_nothing_fits_the_nearest_are_named_with_their_bytes():
 def test_pins_that_cannot_be_are_all_told():
     with pytest.raises(Faults, match=r"cut\.replicas` = 3 does not divide"):
         choose(request("cut.replicas=3"), GRAPHS[0], machine(4, 1e9))
+
+
+def test_a_named_plan_is_told_where_it_stands_and_what_it_loses():
+    graph, on = GRAPHS[1], machine(4, 1e9)
+    pins = ("precision=float32", "compile=false")
+    best = choose(request(*pins, batch=8), graph, on)
+    named = choose(request(*pins, "cut.pipeline=1", "cut.tensor=1", batch=8), graph, on)
+    assert best.plan is not None
+    assert best.standing is None
+    assert named.standing is not None
+    if named.standing.best is None:
+        assert named.run_seconds == pytest.approx(best.run_seconds)
+    else:
+        assert named.standing.faster > 0
+        loss = named.standing.best.slower_seconds
+        assert named.run_seconds == pytest.approx(best.run_seconds + loss)
+
+
+def test_the_single_change_that_lifts_a_refusal_makes_it_fit():
+    graph, on = GRAPHS[1], machine(4, 1e9)
+    pins = ("precision=float32", "compile=false", "batch.micro=8", "recompute=none")
+    whole = choose(request(*pins, batch=8), graph, on)
+    assert whole.prediction is not None
+    told = [
+        refusal.lift
+        for share in (0.6, 0.8, 1.0)
+        for refusal in choose(
+            request(
+                "precision=float32", "compile=false", f"near={int(share * 3_000_000)}", batch=8
+            ),
+            graph,
+            on,
+        ).refused
+        if refusal.lift is not None
+    ]  # fmt: skip
+    assert told
+    for lift in told:
+        assert lift.overrides
+        assert faults(lift.plan, graph, on, global_batch=8) == ()
+
+
+def test_better_constants_never_make_a_plan_slower():
+    choice = choose(request(batch=8), GRAPHS[1], machine(4, 1e9))
+    assert choice.sensitive
+    shares = list(choice.sensitive.values())
+    assert min(shares) >= -1e-12
+    assert sum(shares) <= 1 - 1 / 1.1 + 1e-9

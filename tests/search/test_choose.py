@@ -4,6 +4,7 @@ from hypothesis import strategies as st
 
 from factories import cut_graph, tiny_graph, tiny_machine
 from windlass.cost.predict import predict
+from windlass.errors import Faults
 from windlass.program.lower import lower
 from windlass.program.occupancy import occupancy
 from windlass.program.verify import verify
@@ -196,3 +197,13 @@ def test_a_state_larger_than_the_tier_is_told_in_devices():
     state = GRAPH.parameter_count * 16
     assert choice.advice.state_bytes == state
     assert choice.advice.devices == -(-state // 50_000)
+
+
+@pytest.mark.parametrize("devices", [1, 4])
+def test_what_no_plan_has_is_refused_on_one_device_and_on_several(devices: int):
+    machine = tiny_machine(devices=devices, precisions=("float32",))
+    asked = request("train.sequence=128", "precision=bfloat16")
+    with pytest.raises(Faults) as refused:
+        choose(asked, tiny_graph(max_sequence=64), machine)
+    assert "takes at most 64 tokens" in str(refused.value)
+    assert "states no rate for it" in str(refused.value)

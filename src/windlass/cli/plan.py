@@ -10,6 +10,7 @@ from windlass.cli.words import AsJson, request_of
 from windlass.errors import RequestError
 from windlass.report.table import plan_table, prediction_table, runners_up_table
 from windlass.search.explain import Explanation, explain
+from windlass.spec.plan import Plan
 from windlass.spec.prediction import MemoryClass, Prediction
 from windlass.units import show_bytes
 
@@ -51,7 +52,7 @@ def plan(
     if picture is not None:
         api.draw(api.forecast(planned), picture, only)
     if as_json:
-        print_json({"plan": chosen, "prediction": _tree(prediction)})
+        print_json(_told(chosen, prediction, explain(choice)))
         return
     told = explain(choice)
     console.print(plan_table(chosen, planned.graph))
@@ -61,7 +62,12 @@ def plan(
     if choice.runners_up:
         reasons = zip(choice.runners_up, told.runners_up, strict=True)
         console.print(runners_up_table([(r.plan, r.prediction, why) for r, why in reasons]))
+    if told.standing is not None:
+        print_line(f"where it stands: {told.standing}")
     _print_refused(told)
+    if told.sensitive:
+        console.print("what better constants of the machine would save, predicted")
+        print_points(told.sensitive)
 
 
 def fit(
@@ -131,6 +137,17 @@ def _print_refused(told: Explanation) -> None:
     if told.refused:
         console.print("plans that do not fit")
         print_points(told.refused[:_REFUSED_SHOWN])
+
+
+def _told(plan: Plan, prediction: Prediction, told: Explanation) -> dict[str, object]:
+    return {
+        "plan": plan,
+        "prediction": _tree(prediction),
+        "runners_up": told.runners_up,
+        "refused": told.refused,
+        "standing": told.standing,
+        "sensitive": told.sensitive,
+    }
 
 
 def _tree(prediction: Prediction) -> dict[str, object]:

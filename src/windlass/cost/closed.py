@@ -69,6 +69,10 @@ class Rows:
             self, runs=tuple(self.runs[at] for at in runs), run=run, pair=self.pair[chosen]
         )
 
+    def one(self, place: int) -> "Rows":
+        """One of the plans."""
+        return self.only(np.arange(self.count) == place)
+
     @classmethod
     def of(cls, families: Sequence[tuple[Block, Sequence[Run]]]) -> "Rows":
         """Plans that run in each of some ways with each pair of a block, for several blocks."""

@@ -21,7 +21,7 @@ from windlass.published.run import Columns, Run
 from windlass.published.stacks import catalogue
 
 FOLDS = 10
-_UNSEEN_ROWS = 3.0
+_DOUBT_ROWS = 0.3
 """Rows' worth of doubt, as wide as between unfitted clusters, that is added to what folds miss."""
 
 
@@ -145,8 +145,8 @@ def _fit(
 def half_width(misses: Column) -> float:
     """Half of the 80 % interval of log(measured / predicted): what 80 % of the misses stay within.
 
-    A few rows' worth of an unfitted cluster's spread is mixed in, so that four rows that happen to
-    fit promise no more than four rows can.
+    A part of a row's worth of an unfitted cluster's spread is mixed in, so that four rows that
+    happen to fit promise no more than four rows can.
     """
     wide = TENTH * UNFITTED_SPREAD
     if not len(misses):
@@ -155,6 +155,4 @@ def half_width(misses: Column) -> float:
     rank = min(len(ordered) - 1.0, 0.8 * (len(ordered) + 1.0) - 1.0)
     mine = float(np.interp(rank, np.arange(len(ordered)), ordered))
     rows = float(len(ordered))
-    return float(
-        np.sqrt((rows * mine**2 + _UNSEEN_ROWS * 0.1 * wide**2) / (rows + _UNSEEN_ROWS * 0.1))
-    )
+    return float(np.sqrt((rows * mine**2 + _DOUBT_ROWS * wide**2) / (rows + _DOUBT_ROWS)))

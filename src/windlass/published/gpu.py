@@ -24,6 +24,7 @@ from windlass.published.run import Columns
 
 Constants = Mapping[str, Number]
 """Name -> value, one for all runs or one a run."""
+_PAIRS_OF_8 = 8.0 * 7.0
 
 
 class Pass(NamedTuple):
@@ -188,7 +189,7 @@ class _Law:
         rate = self.rate(r.tensor, np.ones_like(r.tensor))
         sent = 2.0 * ring_bytes(nbytes, r.tensor) / rate
         # Ring attention: keys and values of every other part pass by.
-        passed = 2.0 * ring_bytes(2.0 * nbytes * r.context * r.key_share, r.context)
+        passed = ring_bytes(2.0 * nbytes * r.context * r.key_share, r.context)
         around = passed / r.tensor / self.rate(r.context, r.tensor) * self.k["context_part"]
         latency = self.k["latency"] * np.log2(np.maximum(r.tensor, 1.0))
         shown = 1.0 - r.covered * self.k["covered"]
@@ -204,7 +205,7 @@ class _Law:
     def longest(self, of: Pass, launches: Column, gathered: float) -> Column:
         """The longest of kernels with what slices exchange, launching, and gathering weights."""
         r = self.runs
-        pairs = r.tensor * (r.tensor - 1.0) / 56.0
+        pairs = r.tensor * (r.tensor - 1.0) / _PAIRS_OF_8
         host = launches * (1.0 + self.k["pairs"] * pairs)
         share = np.minimum(self.k["slices_inside"], 1.0)
         inside = smooth_max(of.kernels + share * of.slices, host)

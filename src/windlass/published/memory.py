@@ -13,8 +13,6 @@ from windlass.published.gpu import stage_layers
 from windlass.published.run import Columns
 
 _FLOAT32 = 4.0
-CONTEXT_BYTES = 1.57 * 2**30
-"""CUDA context and kernels on an A100, measured by bigscience."""
 
 
 def peak_bytes(runs: Columns, given: Mapping[str, Number]) -> Column:
@@ -33,7 +31,7 @@ def peak_bytes(runs: Columns, given: Mapping[str, Number]) -> Column:
     final = _state(runs, last, last_table, k) + _activations(runs, last, np.ones_like(full), k)
     fullest = np.where(only, 0.0, first)
     return np.asarray(
-        np.maximum(fullest, final + _logits(runs, k)) * k["slack"] + k["buffers"] + CONTEXT_BYTES,
+        np.maximum(fullest, final + _logits(runs, k)) * k["slack"] + k["buffers"] + k["context"],
         dtype=float,
     )
 
@@ -42,10 +40,12 @@ def _state(runs: Columns, layers: Column, table: Column, k: dict[str, Column]) -
     """Weights, gradients and optimizer state, each shared as ZeRO says."""
     weights = (layers * runs.block + table) / runs.tensor
     sharers = runs.replicas * runs.context
-    gradient = np.where(runs.wide_gradients > 0, 6.0, k["gradient_held"])
+    gradient = np.where(runs.wide_gradients > 0, 2.0 + _FLOAT32, k["gradient_held"])
     whole = np.where(runs.zero >= 3, 0.0, 2.0 + np.where(runs.zero >= 2, 0.0, gradient))
     shared = (
-        k["state"] + np.where(runs.zero >= 3, 4.0, 0.0) + np.where(runs.zero == 2, gradient, 0.0)
+        k["state"]
+        + np.where(runs.zero >= 3, _FLOAT32, 0.0)
+        + np.where(runs.zero == 2, gradient, 0.0)
     )
     shared = shared / np.where(runs.zero >= 1, sharers, 1.0)
     # In a pipeline, weights and gradients stay whole for all micro-batches of a step.

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from windlass.cost.formulas import Column, Number, ring_bytes
-from windlass.published.reading import Unsaid, count, leading, needed, number
+from windlass.published.reading import Unsaid, count, needed, number
 from windlass.published.run import Columns, Cut, Shape
 from windlass.published.table import Row
 
@@ -55,7 +55,7 @@ def pod_cut(row: Row, shape: Shape, told: list[str]) -> Cut:
         raise Unsaid(f"batch {batch:g} over {replicas:g} replicas x {accumulation:g} micro-batches")
     return Cut(
         devices=devices, micro=micro, accumulation=accumulation, pipeline=pipeline,
-        replicas=replicas, zero=1.0 if leading(row.text("zero")) is None else 0.0, again=1.0,
+        replicas=replicas, again=1.0,
         fullest=fullest_stage(notes, shape, pipeline), spilled=float("offchip=True" in notes),
     )  # fmt: skip
 

@@ -7,12 +7,10 @@ import numpy as np
 
 from windlass.cost.formulas import Column, block_parameters
 
-GIB = 2.0**30
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """A chain of transformer blocks, or of convolutions, as far as its cost goes."""
+    """A chain of transformer blocks, as far as its cost goes."""
 
     layers: float
     width: float

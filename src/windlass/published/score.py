@@ -112,7 +112,7 @@ def memory_calls(found: Sequence[Predicted]) -> Calls | None:
 
 
 def ranks(found: Iterable[Predicted]) -> Ranks | None:
-    """Order within groups of one model on one machine and one batch; None without such groups."""
+    """Order within groups of one model on one machine; None without such groups."""
     groups: dict[tuple[object, ...], list[Predicted]] = defaultdict(list)
     for one in found:
         if one.run.step_seconds:

@@ -3,7 +3,7 @@
 Columns are stages, rows replicas, and the cells of a block its slices, in rows and columns if they
 are a grid. A solid ring runs through the rts replicas that share one copy of the weights, a dashed
 one through the rts' that share one of the optimizer state. Of very many stages or replicas the
-middle is left out, and said to be.
+middle is left out, and said to be. Replicas of a single stage stand side by side.
 """
 
 import math
@@ -37,13 +37,25 @@ class _Axes:
     """Where stages and replicas lie; None stands for those that are left out."""
 
     plan: Plan
-    stages: tuple[int | None, ...]
-    replicas: tuple[int | None, ...]
+    columns: tuple[int | None, ...]
+    """Stages; of a single one, replicas."""
+    lines: tuple[int | None, ...]
+    """Replicas; where they are columns, the one stage."""
     across: int
     """Slices side by side in a block."""
     pitch: float
-    """From one stage to the next."""
+    """From one column to the next."""
     cell: float
+
+    @property
+    def flat(self) -> bool:
+        """Whether replicas stand side by side."""
+        return _flat(self.plan)
+
+    @property
+    def replicas(self) -> tuple[int | None, ...]:
+        """Those that are drawn."""
+        return self.columns if self.flat else self.lines
 
     @property
     def down(self) -> int:
@@ -52,7 +64,7 @@ class _Axes:
 
     @property
     def row(self) -> float:
-        """From one replica to the next."""
+        """From one line to the next."""
         return self.down * self.cell + _ROW_GAP
 
     def x(self, column: int) -> float:
@@ -66,15 +78,19 @@ class _Axes:
     def middle(self, replica: int) -> float:
         """Where the middle of a replica's blocks is, or of those left out that it is among."""
         shown = self.replicas
-        line = shown.index(replica) if replica in shown else shown.index(None)
-        return self.y(line) + self.down * self.cell / 2
+        at = shown.index(replica) if replica in shown else shown.index(None)
+        if self.flat:
+            return _LEFT + (at + 0.5) * self.pitch
+        return self.y(at) + self.down * self.cell / 2
 
 
 def decomposition(plan: Plan) -> str:
     """The cut of a plan as SVG: p x t x r blocks, and the rings of rts and rts'."""
     axes = _axes(plan)
     parts = [*_heads(axes), *_names(axes), *_blocks(axes), *_rings(axes)]
-    height = axes.y(len(axes.replicas)) + 20
+    height = axes.y(len(axes.lines)) + 20
+    if axes.flat and plan.sharding.weights < plan.sharding.optimizer:
+        height += _RAIL * _MOST_RAILS
     parts.append(_legend(plan, height - 8))
     name = (
         f"{plan.cut.pipeline} stages, {plan.cut.tensor} slices, {plan.cut.replicas} replicas; "
@@ -87,16 +103,21 @@ def _slices(plan: Plan) -> int:
     return min(int(plan.cut.tensor), _MOST_SLICES)
 
 
+def _flat(plan: Plan) -> bool:
+    return plan.cut.pipeline == 1 and plan.cut.replicas > 1
+
+
 def _axes(plan: Plan) -> _Axes:
     stages = _shown(plan.cut.pipeline, _MOST_STAGES)
-    across = _across(plan)
-    pitch = min(280.0, (_WIDTH - _LEFT - _RIGHT) / len(stages))
-    rails = 2 * _RAIL * _MOST_RAILS
     replicas = _shown(plan.cut.replicas, _MOST_REPLICAS)
+    columns, lines = (replicas, stages) if _flat(plan) else (stages, replicas)
+    across = _across(plan)
+    pitch = min(280.0, (_WIDTH - _LEFT - _RIGHT) / len(columns))
+    rails = 2 * _RAIL * (1 if _flat(plan) else _MOST_RAILS)
     down = -(-_slices(plan) // across)
-    room = min((pitch - rails) / across, (_HEIGHT / len(replicas) - _ROW_GAP) / down)
+    room = min((pitch - rails) / across, (_HEIGHT / len(lines) - _ROW_GAP) / down)
     cell = max(_SMALLEST, min(_LARGEST, room))
-    return _Axes(plan=plan, stages=stages, replicas=replicas, across=across, pitch=pitch, cell=cell)
+    return _Axes(plan=plan, columns=columns, lines=lines, across=across, pitch=pitch, cell=cell)
 
 
 def _across(plan: Plan) -> int:
@@ -117,43 +138,58 @@ def _shown(count: int, most: int) -> tuple[int | None, ...]:
 
 def _heads(axes: _Axes) -> Iterator[str]:
     plan = axes.plan
-    for column, stage in enumerate(axes.stages):
+    count = plan.cut.replicas if axes.flat else plan.cut.pipeline
+    for column, shown in enumerate(axes.columns):
         middle = _LEFT + (column + 0.5) * axes.pitch
-        if stage is None:
-            left_out = plan.cut.pipeline - len(axes.stages) + 1
+        if shown is None:
+            left_out = count - len(axes.columns) + 1
             yield label(middle, 18, f"… {left_out} more", text_anchor="middle")
             continue
-        name = f"stage {stage}" if plan.cut.pipeline > 1 else "one stage"
+        kind = "replica" if axes.flat else "stage"
+        name = f"{kind} {shown}" if count > 1 else f"one {kind}"
         yield label(middle, 18, name, text_anchor="middle", class_="strong")
-        yield label(middle, 34, layer_words(plan, stage), text_anchor="middle")
-        phases = len(plan.stages[stage].phases)
-        if phases > 1:
-            yield label(middle, 50, f"in {phases} phases", text_anchor="middle")
-        if column + 1 < len(axes.stages):
+        if axes.flat:
+            continue
+        for turn, words in enumerate(_stage_words(plan, shown)):
+            yield label(middle, 34 + 16 * turn, words, text_anchor="middle")
+        if column + 1 < len(axes.columns):
             x = _LEFT + (column + 1) * axes.pitch
             yield label(x, 19, "→", text_anchor="middle", class_="strong")
 
 
+def _stage_words(plan: Plan, stage: int) -> Iterator[str]:
+    """Its layers, and in how many turns they come."""
+    yield layer_words(plan, stage)
+    phases = len(plan.stages[stage].phases)
+    if phases > 1:
+        yield f"in {phases} phases"
+
+
 def _names(axes: _Axes) -> Iterator[str]:
     count = axes.plan.cut.replicas
-    for line, replica in enumerate(axes.replicas):
+    for line, shown in enumerate(axes.lines):
         y = axes.y(line) + axes.down * axes.cell / 2 + 4
-        if replica is None:
-            words = f"… {count - len(axes.replicas) + 1} more"
+        if axes.flat:
+            name = "one stage"
+            for turn, words in enumerate(_stage_words(axes.plan, 0), 1):
+                yield label(_LEFT - 12, y + 16 * turn, words, text_anchor="end")
+        elif shown is None:
+            name = f"… {count - len(axes.lines) + 1} more"
         else:
-            words = f"replica {replica}" if count > 1 else "one replica"
-        yield label(_LEFT - 12, y, words, text_anchor="end", class_="strong")
+            name = f"replica {shown}" if count > 1 else "one replica"
+        yield label(_LEFT - 12, y, name, text_anchor="end", class_="strong")
 
 
 def _blocks(axes: _Axes) -> Iterator[str]:
-    for column, stage in enumerate(axes.stages):
-        for line, replica in enumerate(axes.replicas):
-            if stage is None or replica is None:
+    for column, one in enumerate(axes.columns):
+        for line, other in enumerate(axes.lines):
+            if one is None or other is None:
                 x = _LEFT + (column + 0.5) * axes.pitch
                 y = axes.y(line) + axes.down * axes.cell / 2 + 4
                 yield label(x, y, "…", text_anchor="middle")
-            else:
-                yield from _block(axes, column, line, stage, replica)
+                continue
+            stage, replica = (other, one) if axes.flat else (one, other)
+            yield from _block(axes, column, line, stage, replica)
 
 
 def _block(axes: _Axes, column: int, line: int, stage: int, replica: int) -> Iterator[str]:
@@ -171,7 +207,8 @@ def _block(axes: _Axes, column: int, line: int, stage: int, replica: int) -> Ite
             height=axes.cell - 1, rx=2, style=f"fill:var(--{colour});opacity:{tone}",
         )  # fmt: skip
         if axes.cell >= _LETTERS:
-            style = "fill:#fff;font-size:10px;font-weight:600"
+            letters = min(10.0, axes.cell / (0.8 * len(str(device))))
+            style = f"fill:#fff;font-size:{letters:.1f}px;font-weight:600"
             middle = x + axes.cell / 2
             yield label(middle, y + axes.cell / 2 + 4, str(device), text_anchor="middle",
                         style=style)  # fmt: skip
@@ -182,38 +219,52 @@ def _rings(axes: _Axes) -> Iterator[str]:
     shared = range(plan.cut.replicas)
     weights = tuple(dict.fromkeys(tuple(sorted(gathering(at, plan))) for at in shared))
     state = tuple(dict.fromkeys(scattering(at, plan) for at in shared))
-    for column, stage in enumerate(axes.stages):
-        if stage is None:
-            continue
-        left, right = axes.x(column), axes.x(column) + axes.across * axes.cell
-        yield from _loops(axes, state, left - 9, -1, "orange", "4 3")
-        yield from _loops(axes, weights, right + 9, 1, "green", "none")
+    if axes.flat:
+        yield from _loops(axes, state, axes.y(0) - 10, -1, "orange", "4 3")
+        yield from _loops(axes, weights, axes.y(1) - _ROW_GAP + 10, 1, "green", "none")
+        return
+    for column, stage in enumerate(axes.columns):
+        if stage is not None:
+            left, right = axes.x(column), axes.x(column) + axes.across * axes.cell
+            yield from _loops(axes, state, left - 9, -1, "orange", "4 3")
+            yield from _loops(axes, weights, right + 9, 1, "green", "none")
 
 
 def _loops(
-    axes: _Axes, groups: Sequence[tuple[int, ...]], x: float, side: int, colour: str, dashes: str
-) -> Iterator[str]:
-    """A narrow ring through the blocks of each group, and a dot at each."""
+    axes: _Axes, groups: Sequence[tuple[int, ...]], beside: float, side: int, colour: str,
+    dashes: str,
+) -> Iterator[str]:  # fmt: skip
+    """A narrow ring along the blocks of each group, and a dot at each.
+
+    Args:
+        axes: of the picture.
+        groups: of replicas.
+        beside: where the first ring is: left or right of the blocks, or above or below them.
+        side: in which direction further rings lie.
+        colour: of all.
+        dashes: of their lines.
+    """
     rails: list[float] = []
     for group in groups:
         if len(group) < 2:
             continue
-        top, bottom = axes.middle(group[0]), axes.middle(group[-1])
-        free = next((at for at, end in enumerate(rails) if end < top), len(rails))
-        if free == _MOST_RAILS or bottom <= top:
+        first, last = axes.middle(group[0]), axes.middle(group[-1])
+        free = next((at for at, end in enumerate(rails) if end < first), len(rails))
+        if free == _MOST_RAILS or last <= first:
             continue
-        rails[free : free + 1] = [bottom]
-        middle = x + side * free * _RAIL
+        rails[free : free + 1] = [last]
+        at = beside + side * free * _RAIL
         style = f"fill:none;stroke:var(--{colour});stroke-width:1.8;stroke-dasharray:{dashes}"
         words = title("replicas " + ", ".join(map(str, group)))
-        yield element(
-            "rect", words, x=middle - 4, y=top - 8, width=8, height=bottom - top + 16, rx=4,
-            style=style,
-        )  # fmt: skip
+        (x, width), (y, height) = (at - 4, 8.0), (first - 8, last - first + 16)
+        if axes.flat:
+            (x, width), (y, height) = (y, height), (x, width)
+        yield element("rect", words, x=x, y=y, width=width, height=height, rx=4, style=style)
         for replica in group:
             if replica in axes.replicas:
-                y = axes.middle(replica)
-                yield element("circle", cx=middle, cy=y, r=3.4, style=f"fill:var(--{colour})")
+                cx, cy = at, axes.middle(replica)
+                cx, cy = (cy, cx) if axes.flat else (cx, cy)
+                yield element("circle", cx=cx, cy=cy, r=3.4, style=f"fill:var(--{colour})")
 
 
 def _legend(plan: Plan, y: float) -> str:

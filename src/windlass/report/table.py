@@ -24,6 +24,7 @@ from windlass.report.words import (
     precision_words,
     ratio_words,
     recompute_words,
+    sharing_words,
     speed_words,
     wear_words,
 )
@@ -49,6 +50,11 @@ def plan_table(plan: Plan, graph: Graph | None = None) -> RenderableType:
         table.add_row("model", Text(graph_words(graph)))
     table.add_row("machine", Text(plan.machine.partition("@")[0]))
     table.add_row("cut", cut_words(plan))
+    if plan.cut.pipeline > 1:
+        chunks = f", {plan.interleave} chunks to a stage" if plan.interleave > 1 else ""
+        table.add_row("order", f"{plan.order}{chunks}")
+    if plan.cut.replicas > 1:
+        table.add_row("sharding", sharing_words(plan))
     table.add_row("batch", batch_words(plan))
     table.add_row("precision", precision_words(plan))
     table.add_row("activations", recompute_words(plan))

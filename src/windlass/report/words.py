@@ -51,6 +51,18 @@ def cut_letters(plan: Plan) -> str:
     return " ".join(words)
 
 
+def sharing_words(plan: Plan) -> str:
+    """Who shares weights (rts) and optimizer state (rts')."""
+    names = (
+        ("weights (rts)", plan.sharding.weights),
+        ("optimizer state (rts')", plan.sharding.optimizer),
+    )
+    return "; ".join(
+        f"{count} replicas share {name}" if count > 1 else f"each replica has all {name}"
+        for name, count in names
+    )
+
+
 def place_words(place: Place, cut: Cut) -> str:
     """`stage 1, replica 0`: what the cut has more than one of."""
     parts = (

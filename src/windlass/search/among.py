@@ -5,15 +5,19 @@ mistaken: their programs are lowered and simulated, and only what fits by its pr
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from windlass.cost.memory import peaks
 from windlass.cost.predict import predict
 from windlass.errors import Faults, PlanError
 from windlass.program.lower import lower
-from windlass.search.choice import Choice, Refusal
+from windlass.search.choice import Choice, Refusal, Standing
 from windlass.search.field import Field
+from windlass.search.lift import lifted
 from windlass.search.pods import pod_plans
 from windlass.search.ranked import runner_up
+from windlass.search.sensitive import sensitivities
+from windlass.search.standing import opened, standing
 from windlass.search.sweep import Found, Sweep
 from windlass.search.turns import phased_plans
 from windlass.search.weigh import memory_among, steady, with_near
@@ -65,9 +69,21 @@ def choose_among(request: Request, graph: Graph, machine: Machine) -> Choice:
         return _in_turns(field, near_bytes, sweep.smallest().misses)
     plan, short = ranked[0]
     shown = _told_apart(field, ranked, swept.traits, near_bytes)
-    refused = tuple(_refusal(field, found, near_bytes) for found in swept.misses[:_REFUSED])
-    prediction = _whole(plan, short, graph, machine, near_bytes)
-    return _choice(field, (plan, prediction), shown, refused, weighed=swept.weighed + swept.skipped)
+    refused = tuple(
+        replace(
+            _refusal(field, found, near_bytes),
+            lift=lifted(field, sweep.chain, found, near_bytes),
+        )
+        for found in swept.misses[:_REFUSED]
+    )
+    best = (plan, _whole(plan, short, graph, machine, near_bytes))
+    place = next(each for each in swept.best if field.plan(each.cell, each.place) == plan)
+    choice = _choice(field, best, shown, refused, weighed=swept.weighed + swept.skipped)
+    return replace(
+        choice,
+        standing=standing(field, best, near_bytes, CLOSE),
+        sensitive=sensitivities(field, place),
+    )
 
 
 def _in_turns(field: Field, near_bytes: int, misses: Sequence[Found]) -> Choice:
@@ -85,9 +101,27 @@ def _in_turns(field: Field, near_bytes: int, misses: Sequence[Found]) -> Choice:
     refused = tuple(_refusal(field, found, near_bytes) for found in misses[:_REFUSED])
     if not ranked:
         raise _nothing_fits(field, refused, weighed, near_bytes)
-    return _choice(
+    told = _choice(
         field, ranked[0], ranked[1 : 1 + _RUNNERS_UP], refused, weighed=len(plans) + len(misses)
     )
+    return replace(told, standing=_among_turns(field, ranked[0]))
+
+
+def _among_turns(field: Field, chosen: Weighed) -> Standing | None:
+    """Where a plan in phases stands among those that are found with nothing of it named."""
+    request = opened(field.request)
+    if request == field.request:
+        return None
+    other = choose_among(request, field.graph, field.machine)
+    if other.plan is None or other.prediction is None or other.plan == chosen[0]:
+        return Standing(faster=0, plans=other.weighed, plan=None, best=None)
+    steps = request.train.steps
+    seconds = [other.prediction, *(runner.prediction for runner in other.runners_up)]
+    faster = sum(each.step_seconds < chosen[1].step_seconds for each in seconds)
+    if not faster:
+        return Standing(faster=0, plans=other.weighed, plan=None, best=None)
+    best = runner_up((other.plan, other.prediction), chosen, steps)
+    return Standing(faster=faster, plans=other.weighed, plan=other.plan, best=best)
 
 
 def _choice(

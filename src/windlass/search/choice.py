@@ -1,7 +1,7 @@
 """Choice: what a search found, what came next, what did not fit and what would help."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from windlass.program.instruction import Instruction
 from windlass.spec.plan import Plan
@@ -41,6 +41,8 @@ class Refusal:
     index: int
     """Of the instruction that runs at that moment."""
     instruction: Instruction
+    lift: "Change | None" = None
+    """The cheapest single change that makes it fit, where one was looked for."""
 
     @property
     def largest_class(self) -> MemoryClass:
@@ -91,6 +93,20 @@ class Advice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """Where a plan that a request names stands among all that it could have left open."""
+
+    faster: int
+    """Plans that are faster and fit, by the closed form."""
+    plans: int
+    """Of so many."""
+    plan: Plan | None
+    """The fastest of all; None if it is the named one."""
+    best: RunnerUp | None
+    """What the named plan loses against it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
     """The outcome of a search; exactly one of `plan` and `advice` is there."""
 
@@ -106,6 +122,10 @@ class Choice:
     advice: Advice | None = None
     weighed: int = 0
     """How many plans were compared."""
+    standing: Standing | None = None
+    """Of a plan that the request names a part of, on several devices."""
+    sensitive: Mapping[str, float] = field(default_factory=dict)
+    """By constant of the machine: the share of a step that one 10 % better would save."""
 
     @property
     def fits(self) -> bool:

@@ -3,12 +3,13 @@
 from collections.abc import Sequence
 
 from windlass.cost.predict import predict
+from windlass.errors import Faults
 from windlass.search.advise import advise
 from windlass.search.among import choose_among
 from windlass.search.choice import Choice, Refusal
 from windlass.search.ranked import run_seconds, runner_up
 from windlass.search.sieve import Sieved, sieve, undominated
-from windlass.search.space import plans, vary
+from windlass.search.space import impossible, plans, vary
 from windlass.search.streamed import streamed_plans
 from windlass.search.weigh import Memory, weigh, with_near
 from windlass.spec.graph import Graph
@@ -39,6 +40,8 @@ def choose(request: Request, graph: Graph, machine: Machine) -> Choice:
         Faults: the request asks for what cannot be.
     """
     if machine.devices > 1:
+        if wrong := tuple(impossible(request, graph, machine)):
+            raise Faults(wrong)
         return choose_among(request, graph, machine)
     near_bytes = request.near or machine.device.near.capacity_bytes
     candidates = _candidates(request, graph, machine)

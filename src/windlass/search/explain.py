@@ -3,9 +3,12 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from windlass.search.choice import Advice, Change, Choice, Refusal, RunnerUp
+from windlass.search.choice import Advice, Change, Choice, Refusal, RunnerUp, Standing
 from windlass.spec.plan import Plan
 from windlass.units import show_bytes, show_seconds
+
+_TOLD = 0.001
+"""Share of a step below which a constant is not worth telling of."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,6 +20,10 @@ class Explanation:
     refused: tuple[str, ...]
     help: tuple[str, ...]
     """What would make it fit, cheapest first; empty if it fits."""
+    standing: str | None = None
+    """Where a plan that the request names stands among all; None if it names nothing of it."""
+    sensitive: tuple[str, ...] = ()
+    """What better constants of the machine would save, most first."""
 
 
 def explain(choice: Choice) -> Explanation:
@@ -26,6 +33,12 @@ def explain(choice: Choice) -> Explanation:
         runners_up=tuple(explain_runner_up(runner) for runner in choice.runners_up),
         refused=tuple(explain_refusal(refusal) for refusal in choice.refused),
         help=tuple(explain_advice(choice.advice)) if choice.advice else (),
+        standing=None if choice.standing is None else explain_standing(choice.standing),
+        sensitive=tuple(
+            f"{name} 10 % better: {100 * share:.1f} % faster"
+            for name, share in choice.sensitive.items()
+            if share >= _TOLD
+        ),
     )
 
 
@@ -41,11 +54,28 @@ def explain_runner_up(runner: RunnerUp) -> str:
 
 def explain_refusal(refusal: Refusal) -> str:
     """By how much a plan does not fit, when, and what takes most then."""
-    largest = refusal.largest_class
+    largest, lift = refusal.largest_class, ""
+    if refusal.lift is not None:
+        way = "slower" if refusal.lift.cost > 0 else "faster"
+        cost = f"{100 * abs(refusal.lift.cost):.1f} % {way}"
+        lift = f"; `{' '.join(refusal.lift.overrides)}` lifts it, {cost}"
     return (
         f"{show_plan(refusal.plan)}: over by {show_bytes(refusal.over_bytes)} at "
         f"{refusal.instruction}; most is {largest} with "
-        f"{show_bytes(refusal.by_class[largest])}"
+        f"{show_bytes(refusal.by_class[largest])}{lift}"
+    )
+
+
+def explain_standing(standing: Standing) -> str:
+    """How many plans are faster than the named one, and what it loses against the best."""
+    if standing.best is None or standing.plan is None:
+        return f"none of {standing.plans:,} plans that are open without these pins is faster"
+    loss = standing.best
+    share = loss.slower_seconds / (loss.run_seconds - loss.slower_seconds)
+    return (
+        f"{standing.faster:,} of {standing.plans:,} plans that are open without these pins are "
+        f"faster; against the fastest, {show_plan(standing.plan)}, this one is predicted "
+        f"{100 * share:.1f} % slower, most of it in {loss.term}"
     )
 
 
@@ -87,7 +117,17 @@ def show_plan(plan: Plan) -> str:
     recomputes = plan.stages[0].recompute == "layer"
     kept = "recomputes layers" if recomputes else "keeps all activations"
     moments = "" if plan.moments == "float32" else f", moments in {plan.moments}"
-    return f"{plan.precision}, {mode}, {batch}, {kept}{moments}"
+    told = f"{plan.precision}, {mode}, {batch}, {kept}{moments}"
+    return told if plan.cut.devices == 1 else f"{show_cut(plan)}, {told}"
+
+
+def show_cut(plan: Plan) -> str:
+    """`p8 t8 r4 rts 1 rts' 4, 1f1b`: how a plan cuts a model over devices."""
+    cut, sharding = plan.cut, plan.sharding
+    shares = f" rts {sharding.weights} rts' {sharding.optimizer}" if cut.replicas > 1 else ""
+    order = "" if cut.pipeline == 1 else f", {plan.order}"
+    chunks = f" in {plan.interleave} chunks" if plan.interleave > 1 else ""
+    return f"p{cut.pipeline} t{cut.tensor} r{cut.replicas}{shares}{order}{chunks}"
 
 
 def _verdict(choice: Choice) -> str:

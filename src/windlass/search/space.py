@@ -221,6 +221,22 @@ def _uncut(request: Request) -> Iterator[str]:
             yield f"`sharding.{name}` = {degree} on one device; name `cut.replicas` too"
 
 
+def impossible(request: Request, graph: Graph, machine: Machine) -> Iterator[str]:
+    """What a request asks for that no plan has, whatever its cut."""
+    longest, sequence = graph.max_sequence, request.train.sequence
+    if longest is not None and sequence is not None and sequence > longest:
+        yield (
+            f"`train.sequence` = {sequence}, but `{graph.name}` takes at most {longest} tokens; "
+            "shorten it or raise `model.sequence`"
+        )
+    stated = precisions(machine)
+    if request.precision is not None and not machine.device.computes_in(request.precision):
+        yield (
+            f"`precision` = {request.precision}, but `{machine.name}` states no rate for it; "
+            f"choose {' or '.join(stated)}"
+        )
+
+
 def _faults(request: Request, graph: Graph, machine: Machine) -> Iterator[str]:
     slices = request.cut.tensor or 1
     if slices > machine.devices:
@@ -238,15 +254,4 @@ def _faults(request: Request, graph: Graph, machine: Machine) -> Iterator[str]:
             f"{asked} cannot make `train.batch` = {total}: micro-batch x accumulation must be "
             f"{total}, so a micro-batch is one of {sizes}"
         )
-    longest, sequence = graph.max_sequence, request.train.sequence
-    if longest is not None and sequence is not None and sequence > longest:
-        yield (
-            f"`train.sequence` = {sequence}, but `{graph.name}` takes at most {longest} tokens; "
-            "shorten it or raise `model.sequence`"
-        )
-    stated = precisions(machine)
-    if request.precision is not None and not machine.device.computes_in(request.precision):
-        yield (
-            f"`precision` = {request.precision}, but `{machine.name}` states no rate for it; "
-            f"choose {' or '.join(stated)}"
-        )
+    yield from impossible(request, graph, machine)

@@ -35,6 +35,12 @@ class Found(NamedTuple):
     place: int
 
 
+_FIRST = 1
+"""Families of a shape, those on most devices, that are looked at for a first plan that fits."""
+_FASTEST = 8
+"""Plans that are kept of those that are faster than a given one."""
+
+
 class Trait(NamedTuple):
     """What tells a plan from its near twins."""
 
@@ -60,6 +66,8 @@ class Swept:
     """Plans whose time and memory were found."""
     skipped: int
     """Plans that a bound told to be slower, or not to fit."""
+    faster: int = 0
+    """Plans that fit and are faster than was asked for."""
 
 
 class Sweep:
@@ -68,11 +76,12 @@ class Sweep:
     Args:
         field: the plans.
         near_bytes: that the near tier has.
+        chain: with prices that are known already; None finds them.
     """
 
-    def __init__(self, field: Field, near_bytes: float) -> None:
+    def __init__(self, field: Field, near_bytes: float, *, chain: Chain | None = None) -> None:
         self.field, self._near = field, near_bytes
-        self.chain = Chain(field.base, field.graph, field.machine)
+        self.chain = chain or Chain(field.base, field.graph, field.machine)
         self._products = cache(self._products_of)
 
     def totals(self, cell: Cell) -> Totals:
@@ -106,19 +115,38 @@ class Sweep:
             count: plans that are wanted at most.
             within: keeps plans whose bound is slower by up to this share than the last of them.
         """
-        found, field = _Best(count), self.field
+        return self._sought(_Best(count), within).told()
+
+    def first(self, count: int) -> Swept:
+        """Any plans that fit, found fast: of the shape with fewest stages that has such."""
+        found = _Best(count)
+        for shape in self.field.shapes():
+            families = sorted(self.field.families(shape), key=_size)[-_FIRST:]
+            if families and shape.order == "1f1b":
+                self._add(self.field.cell(shape, families), found, inf)
+            if found.traits:
+                break
+        return found.told()
+
+    def faster(self, seconds: float) -> Swept:
+        """The fastest of the plans that are faster than so many seconds, and how many there are."""
+        found = _Best(_FASTEST, below=seconds)
+        return self._sought(found, 0.0).told()
+
+    def _sought(self, found: "_Best", within: float) -> "_Best":
+        field = self.field
         shapes = [(self._families(shape), shape) for shape in field.shapes()]
         for families, shape in sorted(
             shapes, key=lambda each: min((least for least, _ in each[0]), default=inf)
         ):
-            limit = found.last * (1 + within)
+            limit = found.limit(within)
             able = [family for least, family in families if least <= limit]
             found.skipped += sum(
                 field.count(shape, family) for least, family in families if least > limit
             )
             if able:
                 self._add(field.cell(shape, able), found, limit)
-        return found.told()
+        return found
 
     def smallest(self) -> Swept:
         """Of each trait the plan that needs least memory, fit or not.
@@ -183,6 +211,10 @@ class Sweep:
         return total / fastest
 
 
+def _size(family: Family) -> int:
+    return family.tensor * family.replicas
+
+
 def _shared(rows: Rows) -> npt.NDArray[np.bool_]:
     """Of each pair whether it is the one of its block that shares most."""
     most = [max(pair[0] * pair[1] for pair in block.pairs) for block in rows.blocks]
@@ -213,8 +245,9 @@ def _least(shape: tuple[list[tuple[float, Family]], Shape]) -> float:
 class _Best:
     """The fastest plans so far, of all and of each trait; and the smallest that do not fit."""
 
-    def __init__(self, count: int) -> None:
-        self._count = count
+    def __init__(self, count: int, *, below: float | None = None) -> None:
+        self._count, self._below = count, below
+        self.faster = 0
         self._heap: list[tuple[float, int, Found]] = []
         self.traits: dict[Trait, Found] = {}
         self.misses: dict[Trait, Found] = {}
@@ -225,6 +258,10 @@ class _Best:
     def last(self) -> float:
         """Seconds of the slowest that is kept; infinite while there is room for more."""
         return -self._heap[0][0] if len(self._heap) == self._count else inf
+
+    def limit(self, within: float) -> float:
+        """Seconds from which on plans are left out."""
+        return self.last * (1 + within) if self._below is None else self._below
 
     def add(self, cell: Cell, score: Floats, totals: Totals, near_bytes: float) -> None:
         """Takes the fastest of a cell in.
@@ -238,6 +275,9 @@ class _Best:
         self.weighed += len(score)
         fits = totals.peak_bytes <= near_bytes
         traits = _traits(cell)
+        if self._below is not None:
+            fits = fits & (score < self._below)
+            self.faster += int(fits.sum())
 
         def found(index: np.intp) -> Found:
             return Found(float(score[index]), float(totals.peak_bytes[index]), cell, int(index))
@@ -271,6 +311,7 @@ class _Best:
             ),
             weighed=self.weighed,
             skipped=self.skipped,
+            faster=self.faster,
         )
 
 

@@ -1,0 +1,61 @@
+"""How fast plans are searched: all of a large space, and without what is provably worse.
+
+    python benchmarks/search.py [MODEL MACHINE BATCH]
+
+Seconds are of this process's own time on one core, with the graph captured beforehand. `kernel` is
+the rate at which the closed form prices plans once the prices of their layers are known.
+"""
+
+import sys
+import time
+
+from results import append_row
+from windlass import api
+from windlass.api.plan import in_slices
+from windlass.search.field import Field
+from windlass.search.space import degrees
+from windlass.search.sweep import Sweep
+
+ASKED = ("gpt3-175b", "dgx-a100-80gb:512", "4096")
+
+
+def measure(model: str, machine: str, batch: str) -> dict[str, object]:
+    """The figures of one space."""
+    request = api.ask(model, f"train.batch={batch}", "train.sequence=2048", machine=machine)
+    found = api.find_machine(machine)
+    graph = in_slices(request.model, api.capture(request.model), degrees(request, found))
+    near = found.device.near.capacity_bytes
+    field = Field(request, graph, found)
+    first, first_seconds = timed(lambda: next(iter(Sweep(field, near).first(1).best), None))
+    pruned, pruned_seconds = timed(lambda: Sweep(field, near).best(1))
+    sweep = Sweep(field, near)
+    every, every_seconds = timed(lambda: sweep.every(1))
+    _, again_seconds = timed(lambda: sweep.every(1))  # all prices of layers are known now
+    assert every.best[0].step_seconds == pruned.best[0].step_seconds
+    return {
+        "model": model,
+        "on": machine,
+        "batch": batch,
+        "plans": every.weighed,
+        "every_cpu_seconds": round(every_seconds, 2),
+        "pruned_cpu_seconds": round(pruned_seconds, 2),
+        "pruned_weighed": pruned.weighed,
+        "first_cpu_seconds": round(first_seconds, 3),
+        "first_step_seconds": None if first is None else round(first.step_seconds, 2),
+        "best_step_seconds": round(every.best[0].step_seconds, 2),
+        "plans_a_second": round(every.weighed / every_seconds),
+        "kernel_plans_a_second": round(every.weighed / again_seconds),
+    }
+
+
+def timed(work):  # noqa: ANN001, ANN201
+    """What it gives, and the seconds of this process that it took."""
+    begun = time.process_time()
+    given = work()
+    return given, time.process_time() - begun
+
+
+if __name__ == "__main__":
+    row = measure(*(sys.argv[1:] or ASKED))
+    print(*(f"{key:<22} {value}" for key, value in row.items()), sep="\n")
+    append_row("search", **row)

@@ -1,0 +1,124 @@
+"""Sensitive: how much faster a plan would be if one constant of the machine were better."""
+
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
+
+from windlass.cost.closed import closed
+from windlass.cost.closed_layers import Chain
+from windlass.search.field import Field
+from windlass.search.sweep import Found
+from windlass.spec.machine import Curve, Device, Machine, Point
+
+BETTER = 1.1
+"""Times that a rate is higher, or a latency shorter."""
+
+
+def sensitivities(field: Field, found: Found) -> Mapping[str, float]:
+    """For each group of constants the share of a step that 10 % better ones would save.
+
+    The plan stays as it is, and is priced anew; by the closed form.
+
+    Args:
+        field: that the plan is of.
+        found: the plan.
+    """
+    base = _seconds(field, found, field.machine)
+    saved = {
+        name: 1 - _seconds(field, found, better) / base for name, better in _better(field.machine)
+    }
+    return dict(sorted(saved.items(), key=lambda item: -item[1]))
+
+
+def _seconds(field: Field, found: Found, machine: Machine) -> float:
+    cell = found.cell
+    chain = Chain(field.base, field.graph, machine)
+    rows = cell.rows.one(found.place)
+    return float(closed(chain, cell.shape, cell.ends, rows).step_seconds[0])
+
+
+def _better(machine: Machine) -> Iterator[tuple[str, Machine]]:
+    for name, change in _DEVICE.items():
+        yield name, machine.model_copy(update={"device": change(machine.device)})
+    for at, link in enumerate(machine.links):
+        for name, faster in (
+            ("rate", {"rate": link.rate * BETTER}),
+            ("latency", {"latency": link.latency / BETTER}),
+        ):
+            links = list(machine.links)
+            links[at] = link.model_copy(update=faster)
+            yield f"{name} of link {link.name}", machine.model_copy(update={"links": tuple(links)})
+
+
+def _products(device: Device) -> Device:
+    rates = tuple(
+        rate.model_copy(
+            update={
+                "curve": _faster(rate.curve),
+                "biased": rate.biased and _faster(rate.biased),
+            }
+        )
+        for rate in device.matmul
+    )
+    return device.model_copy(update={"matmul": rates})
+
+
+def _attention(device: Device) -> Device:
+    rates = tuple(
+        rate.model_copy(
+            update={
+                "attention": _faster(rate.attention),
+                "attention_rates": tuple(
+                    each.model_copy(
+                        update={
+                            "forward": _faster(each.forward),
+                            "backward": _faster(each.backward),
+                        }
+                    )
+                    for each in rate.attention_rates
+                ),
+            }
+        )
+        for rate in device.matmul
+    )
+    return device.model_copy(update={"matmul": rates})
+
+
+def _traffic(device: Device) -> Device:
+    return device.model_copy(
+        update={
+            "traffic": _faster(device.traffic),
+            "fused_traffic": device.fused_traffic and _faster(device.fused_traffic),
+            "op_rates": tuple(
+                each.model_copy(update={"curve": _faster(each.curve)}) for each in device.op_rates
+            ),
+        }
+    )
+
+
+def _update(device: Device) -> Device:
+    mixed = device.mixed_update_rate
+    return device.model_copy(
+        update={
+            "update_rate": device.update_rate * BETTER,
+            "mixed_update_rate": mixed and mixed * BETTER,
+        }
+    )
+
+
+def _launch(device: Device) -> Device:
+    return device.model_copy(update={"launch_seconds": device.launch_seconds / BETTER})
+
+
+_DEVICE: Mapping[str, Callable[[Device], Device]] = MappingProxyType(
+    {
+        "rate of products": _products,
+        "rate of attention": _attention,
+        "rate of memory traffic": _traffic,
+        "rate of the update": _update,
+        "time to start an operation": _launch,
+    }
+)
+
+
+def _faster(curve: Curve) -> Curve:
+    return Curve(points=tuple(Point(point.size, point.rate * BETTER) for point in curve.points))

@@ -1,0 +1,57 @@
+"""Standing: where a plan that a request names stands among all that it could have left open."""
+
+from windlass.search.choice import Standing
+from windlass.search.field import Field
+from windlass.search.ranked import runner_up
+from windlass.search.sweep import Sweep
+from windlass.search.weigh import steady, with_near
+from windlass.spec.plan import Plan
+from windlass.spec.prediction import Prediction
+from windlass.spec.request import BatchRequest, CutRequest, Request, ShardingRequest
+
+
+def standing(
+    field: Field, chosen: tuple[Plan, Prediction], near_bytes: int, margin: float
+) -> Standing | None:
+    """How many plans are faster, which is the fastest, and why; None if nothing was pinned.
+
+    Args:
+        field: what the request leaves open.
+        chosen: the plan that it led to.
+        near_bytes: of the near tier.
+        margin: share of the near tier by which the closed form may err.
+    """
+    request = opened(field.request)
+    if request == field.request:
+        return None
+    plan, prediction = chosen
+    steps = request.train.steps
+    seconds = prediction.step_seconds + prediction.compile_seconds / steps
+    open_ = Field(request, field.graph, field.machine)
+    sweep = Sweep(open_, near_bytes * (1 + margin))
+    swept = sweep.faster(seconds)
+    for found in swept.best:
+        other = open_.plan(found.cell, found.place)
+        told = with_near(steady(other, field.graph, field.machine), near_bytes)
+        if told.peaks[0].over_bytes == 0 and other != plan:
+            return Standing(
+                faster=swept.faster,
+                plans=swept.weighed + swept.skipped,
+                best=runner_up((other, told), chosen, steps),
+                plan=other,
+            )
+    return Standing(faster=0, plans=swept.weighed + swept.skipped, best=None, plan=None)
+
+
+def opened(request: Request) -> Request:
+    """The request without what it pins of a plan; its batch, precision and mode stay."""
+    return request.model_copy(
+        update={
+            "cut": CutRequest(),
+            "sharding": ShardingRequest(),
+            "batch": BatchRequest(),
+            "order": None,
+            "interleave": None,
+            "recompute": None,
+        }
+    )

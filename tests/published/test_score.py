@@ -1,0 +1,111 @@
+"""How predictions are judged."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from published.made_tables import GPT, run_of, write_table
+from windlass.published.judge import judge
+from windlass.published.predict import Predicted, predict
+from windlass.published.score import memory_calls, noise, ranks, spearman, step_errors
+
+
+@pytest.fixture
+def exact(tmp_path: Path) -> list[Predicted]:
+    """Predictions that are right, of one model on one machine."""
+    runs = [run_of(tmp_path, microbatch=b, t=t, d=64 // t) for b in (1, 4, 8) for t in (1, 8)]
+    found = predict(runs)
+    return [
+        replace(one, run=replace(one.run, step_seconds=one.step_seconds)) for one in found
+    ]  # fmt: skip
+
+
+def _slower(one: Predicted, factor: float) -> Predicted:
+    """The same prediction of a run that took so many times as long."""
+    return replace(one, run=replace(one.run, step_seconds=one.step_seconds * factor))
+
+
+def test_right_predictions_have_no_error_and_lie_in_their_intervals(exact: list[Predicted]):
+    errors, order = step_errors(exact), ranks(exact)
+
+    assert errors is not None
+    assert order is not None
+    assert (errors.mean, errors.bias, errors.inside) == (0.0, 0.0, 1.0)
+    assert (order.spearman, order.ordered, order.picked) == pytest.approx((1.0, 1.0, 0.0))
+
+
+def test_an_error_is_predicted_over_measured_less_one(exact: list[Predicted]):
+    errors = step_errors([_slower(exact[0], 2.0), _slower(exact[1], 0.5)])
+
+    assert errors is not None
+    assert errors.mean == pytest.approx((0.5 + 1.0) / 2)
+    assert errors.bias == pytest.approx((-0.5 + 1.0) / 2)
+    assert errors.inside == 0.0
+
+
+def test_one_constant_for_all_is_right_where_time_is_flop_over_devices(exact: list[Predicted]):
+    shape = exact[0].run.shape
+    alike = [
+        replace(one, run=replace(one.run, step_seconds=3.0, shape=shape)) for one in exact
+    ]  # fmt: skip
+
+    errors = step_errors(alike)
+
+    assert errors is not None
+    assert errors.constant == pytest.approx(0.0, abs=1e-12)
+
+
+def test_the_picked_run_is_the_one_predicted_fastest_over_the_one_that_was(
+    exact: list[Predicted],
+):
+    fastest = min(exact, key=lambda one: one.step_seconds)
+    others = [one for one in exact if one is not fastest]
+    truly = min(one.step_seconds for one in others)
+
+    order = ranks([_slower(fastest, 10.0), *others])
+
+    assert order is not None
+    assert order.picked == pytest.approx(10.0 * fastest.step_seconds / truly - 1.0)
+
+
+@given(
+    arrays.arrays(np.float64, st.integers(3, 20), elements=st.floats(0.1, 1e3)),
+)
+def test_rank_correlation_sees_only_the_order(values: np.ndarray):
+    assert spearman(values, np.log(values) * 5.0) == pytest.approx(1.0)
+    if np.ptp(values):
+        assert spearman(values, -values) == pytest.approx(-1.0)
+
+
+def test_repeats_of_one_plan_tell_the_noise(exact: list[Predicted]):
+    one = exact[0].run
+    repeats = [replace(one, step_seconds=float(np.exp(at))) for at in (-0.1, 0.0, 0.1)]
+
+    assert noise(repeats) == pytest.approx(0.1)
+    assert noise([run.run for run in exact]) == 0.0
+
+
+def test_a_run_that_failed_counts_as_called_only_if_it_does_not_fit(exact: list[Predicted]):
+    failed = replace(exact[0].run, failed=True, step_seconds=None)
+
+    calls = memory_calls(
+        [replace(exact[0], run=failed, fits=False), replace(exact[1], run=failed, fits=True),
+         replace(exact[2], fits=False), replace(exact[3], fits=True)]
+    )  # fmt: skip
+
+    assert calls is not None
+    assert (calls.failed, calls.called, calls.ran, calls.falsely) == (2, 1, 2, 1)
+
+
+def test_every_row_of_a_table_is_predicted_or_has_its_reason(tmp_path: Path):
+    rows = [GPT, {**GPT, "device": "abacus"}, {**GPT, "measured_step_s": ""}, {**GPT, "t": "3"}]
+
+    judged = judge(write_table(tmp_path / "runs.csv", *rows))
+
+    assert len(judged.predicted) + len(judged.refused) == judged.rows == 4
+    assert [refused.line for refused in judged.refused] == [3, 4, 5]
