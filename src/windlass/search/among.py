@@ -8,18 +8,18 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from windlass.cost.memory import peaks
-from windlass.cost.predict import predict
 from windlass.errors import Faults, PlanError
 from windlass.program.lower import lower
 from windlass.search.choice import Choice, Refusal, Standing
 from windlass.search.field import Field
 from windlass.search.lift import lifted
+from windlass.search.podphases import Phased, phased
 from windlass.search.pods import pod_plans
 from windlass.search.ranked import runner_up
 from windlass.search.sensitive import sensitivities
+from windlass.search.shortfall import shortfall
 from windlass.search.standing import opened, standing
 from windlass.search.sweep import Found, Sweep
-from windlass.search.turns import phased_plans
 from windlass.search.weigh import memory_among, steady, with_near
 from windlass.spec.graph import Graph
 from windlass.spec.machine import Machine
@@ -33,8 +33,6 @@ CLOSE = 0.02
 
 _KEPT = 48
 """Plans that the clock weighs at most."""
-_TURNS = 6
-"""Plans in phases that the clock weighs."""
 _RUNNERS_UP = 6
 _REFUSED = 4
 _BEYOND = 0.25
@@ -92,19 +90,13 @@ def _in_turns(field: Field, near_bytes: int, misses: Sequence[Found]) -> Choice:
     Raises:
         PlanError: none fits either.
     """
-    steps = field.request.train.steps
-    plans = () if field.request.phases == 1 else phased_plans(field, near_bytes, _TURNS)
-    weighed = [
-        (plan, with_near(predict(plan, field.graph, field.machine), near_bytes)) for plan in plans
-    ]
-    ranked = sorted((item for item in weighed if item[1].fits), key=lambda item: _rank(item, steps))
+    turned = Phased((), 0) if field.request.phases == 1 else phased(field, near_bytes)
     refused = tuple(_refusal(field, found, near_bytes) for found in misses[:_REFUSED])
-    if not ranked:
-        raise _nothing_fits(field, refused, weighed, near_bytes)
-    told = _choice(
-        field, ranked[0], ranked[1 : 1 + _RUNNERS_UP], refused, weighed=len(plans) + len(misses)
-    )
-    return replace(told, standing=_among_turns(field, ranked[0]))
+    if not turned.best:
+        raise _nothing_fits(field, refused, near_bytes)
+    best, others = turned.best[0], turned.best[1 : 1 + _RUNNERS_UP]
+    told = _choice(field, best, others, refused, weighed=turned.weighed + len(misses))
+    return replace(told, standing=_among_turns(field, best))
 
 
 def _among_turns(field: Field, chosen: Weighed) -> Standing | None:
@@ -214,9 +206,7 @@ def _refusal(field: Field, found: Found, near_bytes: int) -> Refusal:
     )
 
 
-def _nothing_fits(
-    field: Field, refused: Sequence[Refusal], turns: Sequence[Weighed], near_bytes: int
-) -> PlanError:
+def _nothing_fits(field: Field, refused: Sequence[Refusal], near_bytes: int) -> PlanError:
     """What comes nearest, and by how much it does not fit."""
     machine = field.machine
     begin = (
@@ -229,13 +219,8 @@ def _nothing_fits(
         f"{show_bytes(each.by_class[each.largest_class])}"
         for each in refused
     ]
-    for plan, prediction in sorted(turns, key=lambda item: item[1].peaks[0].peak_bytes)[:1]:
-        over = [peak for peak in prediction.peaks if peak.over_bytes]
-        lines += [
-            f"- {_cut(plan)} in {len(plan.stages[0].phases)} phases: "
-            f"{show_bytes(peak.over_bytes)} too much in `{peak.tier}`"
-            for peak in over
-        ]
+    if field.request.phases != 1:
+        lines += (f"- {line}" for line in shortfall(field, near_bytes))
     return PlanError("\n".join([begin, *lines]))
 
 
