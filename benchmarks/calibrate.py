@@ -96,14 +96,6 @@ JOBS = (
         stack="torchtitan",
         rows={"torchtitan.csv": 8},
         still=HOST | {"selective", "odd_head", "odd_width", "hop", "gradient_bytes"},
-        spreads={
-            "inner": 1.0,
-            "covered": 1.0,
-            "float8": 1.0,
-            "float8_rows": 1.0,
-            "context_part": 1.0,
-            "parted": 1.0,
-        },
     ),
     Job(
         stack="mlperf-bert",

@@ -154,8 +154,8 @@ def sent_by(ran: Ran, device: int) -> Mapping[str, Mapping[str, float]]:
 
 
 def legal(plan: Plan, graph: Graph) -> bool:
-    """Whether it can be run: shards away from the near tier are of weights and state alike."""
-    if plan.far("optimizer") and plan.sharding.weights != plan.sharding.optimizer:
+    """Whether it can be run: shards of weights away from the near tier are those of the state."""
+    if plan.far("weights") and plan.sharding.weights != plan.sharding.optimizer:
         return False
     try:
         lower(plan, graph)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from windlass.api.cluster import hosts, launch_script
 from windlass.program.layout import device_of, place_of
+from windlass.spec.grid import Grid
 from windlass.spec.plan import Cut
 
 DEGREES = st.sampled_from([1, 2, 4])
@@ -62,3 +63,12 @@ def test_slices_that_reach_over_hosts_are_warned_of(tmp_path: Path):
         cut, tmp_path, "01a1-ff62", nodes=2, per_node=2, launcher="torchrun", kind="cpu"
     )
     assert "# Warning: 4 slices do not go into hosts of 2" in text
+
+
+def test_a_grid_whose_rows_share_a_host_is_not_warned_of(tmp_path: Path):
+    cut = Cut(tensor=Grid(2, 2))
+    text = launch_script(
+        cut, tmp_path, "01a1-ff62", nodes=2, per_node=2, launcher="torchrun", kind="cpu"
+    )
+    assert "Warning" not in text
+    assert "# Of 2x2 slices those of one row, which exchange most, share a host." in text

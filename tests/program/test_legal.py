@@ -158,9 +158,9 @@ def test_homes_that_do_not_go_together_are_refused_in_one_sentence(
         (
             {"replicas": 4, "sharding": (1, 2), "home": AWAY, "phases": TWO},
             (
-                "`sharding.optimizer` = 2 with `home.optimizer` = host and `sharding.weights` = 1: "
-                "this version runs shards away from the near tier only where both are equal; make "
-                "them equal"
+                "`sharding.optimizer` = 2 with `home.weights` = host and `sharding.weights` = 1: "
+                "this version runs shards of weights away from the near tier only where both are "
+                "equal; make them equal, or let weights stay near"
             ),
         ),
         (

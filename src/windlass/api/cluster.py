@@ -18,6 +18,7 @@ from windlass.errors import PlanError
 from windlass.files import storage_faults, write_whole
 from windlass.program.layout import place_of
 from windlass.spec import record as names
+from windlass.spec.grid import columns_of
 from windlass.spec.plan import Cut
 
 Launcher = Literal["torchrun", "slurm"]
@@ -161,7 +162,10 @@ def _notes(cut: Cut, nodes: int, per_node: int) -> Iterator[str]:
         yield f"  host {node}, rank {_span(devices)}: {words}"
     if nodes > _LINES:
         yield f"  and so on, up to host {nodes - 1}"
-    if per_node % cut.tensor:
+    columns = columns_of(cut.tensor)
+    if columns > 1 and per_node % cut.tensor and per_node % columns == 0:
+        yield f"Of {cut.tensor} slices those of one row, which exchange most, share a host."
+    elif per_node % cut.tensor:
         yield f"Warning: {cut.tensor} slices do not go into hosts of {per_node} without a rest, so"
         yield "that some layers are computed across hosts. A degree that divides it is faster."
     yield ""

@@ -136,6 +136,22 @@ def least_bytes(chain: Chain, shape: Shape, blocks: Sequence[Block]) -> Floats:
     return held / shape.pipeline
 
 
+def _alike(chain: Chain, shape: Shape, runs: Sequence[Run]) -> Ints:
+    """A number for each run that those of the same memory share.
+
+    How many replicas there are does not matter, nor how many micro-batches, but for an order that
+    holds all of them, and for rows that are looked up in each.
+    """
+    grows = shape.repeats and shape.order == "gpipe"
+    known: dict[object, int] = {}
+    found = []
+    for setting, again, micros in runs:
+        rows = chain.rows_bytes(setting.tensor, setting.micro, micros)
+        key = (setting[:5], again, rows, micros if grows else 0)
+        found.append(known.setdefault(key, len(known)))
+    return np.array(found)
+
+
 def _again(parts: Parts, runs: Sequence[Run]) -> npt.NDArray[np.bool_]:
     """Which layers (columns) of which runs (rows) are computed again."""
     layer = np.arange(parts.layers)
@@ -152,7 +168,8 @@ def _stage_bytes(
     """
     weights, optimizer = rows.pairs[rows.pair].T
     shards = optimizer if reduces_early(parts.shape) else np.minimum(optimizer, 2)
-    sorts = (rows.run * (1 + int(shards.max())) + shards) * 2 + (weights > 1)
+    alike = _alike(chain, parts.shape, rows.runs)
+    sorts = (alike[rows.run] * (1 + int(shards.max())) + shards) * 2 + (weights > 1)
     _, first, sort = np.unique(sorts, return_index=True, return_inverse=True)
     run = rows.run[first]
     runs = [rows.runs[at] for at in run]
@@ -197,25 +214,21 @@ def _loans(chain: Chain, parts: Parts, rows: Rows, numbers: tuple[PassNumbers, .
     lender, pipeline = int(parts.stage[owner]), parts.shape.pipeline
     if lender == parts.stage[layer]:
         return _Loans(lender=0, lending=none, handing=none, handing_weight=none, taking=none)
-    found = []
-    for each, number in zip(rows.runs, numbers, strict=True):
-        lent = chain.lent_elements(each.setting.tensor)
-        weights, gradients = (
-            chain.message_seconds(each.setting, pipeline, lent * nbytes)
-            for nbytes in (number.weight_bytes, number.gradient_bytes)
-        )
-        summed = number.sum_first if parts.shape.micros == 1 else number.sum_later
-        whole, weight = number.backward[layer], number.backward_weight[layer]
-        handing = gradients + summed[layer]
-        taking = chain.take_over_seconds(each.setting, lent)
-        found.append((weights, handing + whole, handing + weight, taking))
-    lending, handing, handing_weight, taking = np.array(found).T
+    settings = [run.setting for run in rows.runs]
+    each_byte, each_message = chain.message_ways(settings, pipeline)
+    lent = np.array([chain.lent_elements(each.tensor) for each in settings])
+    widths = np.array([(each.weight_bytes, each.gradient_bytes) for each in numbers])
+    weights, gradients = (lent[:, None] * widths * each_byte[:, None] + each_message[:, None]).T
+    once = parts.shape.micros == 1
+    summed = [(each.sum_first if once else each.sum_later)[layer] for each in numbers]
+    whole = [(each.backward[layer], each.backward_weight[layer]) for each in numbers]
+    backward, weight = np.array(whole).T + np.array(summed)
     return _Loans(
         lender=lender,
-        lending=lending,
-        handing=handing,
-        handing_weight=handing_weight,
-        taking=taking,
+        lending=weights,
+        handing=gradients + backward,
+        handing_weight=gradients + weight,
+        taking=np.array([chain.take_over_seconds(e.tensor, e.precision, e.sums) for e in settings]),
     )
 
 
@@ -243,12 +256,8 @@ class _Taken:
             weight = [np.zeros_like(backward[0])] * 2
         load = np.zeros_like(backward[0])
         load[:, [0, -1]] = np.array([[each.load_seconds] for each in numbers])
-        self.message = np.array(
-            [
-                chain.message_seconds(each.setting, shape.pipeline, float(number.output[0]))
-                for each, number in zip(rows.runs, numbers, strict=True)
-            ]
-        )
+        ways = chain.message_ways([run.setting for run in rows.runs], shape.pipeline)
+        self.message = np.array([each.output[0] for each in numbers]) * ways[0] + ways[1]
         self.forward = parts.by_chunk(layers("forward"))
         folded = fold(
             shape,

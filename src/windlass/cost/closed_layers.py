@@ -5,7 +5,7 @@ What a pass takes and holds depends on how a layer is sliced and computed, and o
 replicas share them (`Block`). Both are read off the clock's own prices, once for each kind.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
@@ -122,12 +122,15 @@ class Chain:
         self.passes: Callable[[Setting], PassNumbers] = cache(self._passes)
         self.states: Callable[[Block], StateNumbers] = cache(self._states)
         self.rows: Callable[[int, int, int], Floats] = cache(self._rows)
+        self.rows_bytes: Callable[[int, int, int], float] = cache(self._rows_bytes)
         self.lent_elements: Callable[[int], float] = cache(self._lent_elements)
         self._summed: Callable[[Setting], PassNumbers] = cache(self._summed_)
         self._worked: Callable[[Setting], PassNumbers] = cache(self._worked_)
         self._sent: Callable[[Setting], _Exchanges] = cache(self._sent_)
         self._links: Callable[[int, int, int], Links] = cache(self._links_)
         self._costs: Callable[[Setting], StepCost] = cache(self._costs_)
+        self._way: Callable[[int, int, int], tuple[float, float]] = cache(self._way_)
+        self.take_over_seconds: Callable[[int, Precision, bool], float] = cache(self._take_over)
         self._kept: Callable[[Setting, int], _States] = cache(self._kept_)
 
     def plan_of(self, setting: Setting, *, weights: int = 1, optimizer: int = 1) -> Plan:
@@ -154,15 +157,22 @@ class Chain:
             }
         )
 
-    def message_seconds(self, setting: Setting, pipeline: int, nbytes: float) -> float:
-        """Seconds of a message between stages; none where there are no others."""
+    def message_ways(self, settings: Sequence[Setting], pipeline: int) -> tuple[Floats, Floats]:
+        """Seconds of a byte to another stage, and of a message apart from its bytes, of each."""
         if not self.machine.links or pipeline == 1:
-            return 0.0
-        return self._links(setting.tensor, pipeline, setting.replicas).message_seconds(nbytes)
+            return np.zeros(len(settings)), np.zeros(len(settings))
+        ways = [self._way(each.tensor, pipeline, each.replicas) for each in settings]
+        each_byte, each_message = np.array(ways).T
+        return each_byte, each_message
 
-    def take_over_seconds(self, setting: Setting, elements: float) -> float:
+    def _way_(self, tensor: int, pipeline: int, replicas: int) -> tuple[float, float]:
+        way = self._links(tensor, pipeline, replicas).message_way
+        return way.byte_seconds, way.round_seconds
+
+    def _take_over(self, tensor: int, precision: Precision, sums: bool) -> float:
         """Seconds of adding the gradient of lent weights to the owner's."""
-        return self._costs(_alone(setting)).take_over_seconds(elements)
+        setting = Setting(tensor, precision, False, 1, sums, False)
+        return self._costs(setting).take_over_seconds(self.lent_elements(tensor))
 
     def norm_rates(self, block: Block, nbytes: Floats) -> Floats:
         """Bytes/s of the norm over so many bytes each."""
@@ -175,6 +185,9 @@ class Chain:
     def kinds(self, tensor: int) -> Mapping[str, LayerKind]:
         """The kinds of layer, whole or as one of t slices."""
         return self.graph.cut(tensor).kinds
+
+    def _rows_bytes(self, tensor: int, micro: int, micros: int) -> float:
+        return float(self.rows(tensor, micro, micros).sum())
 
     def _rows(self, tensor: int, micro: int, micros: int) -> Floats:
         """What looked-up rows of earlier micro-batches take, for each layer."""

@@ -44,6 +44,8 @@ class Parts:
         self.layers = ends[-1]
         self.chunk = np.repeat(np.arange(shape.chunks), np.diff(ends))
         self.stage = self.chunk % shape.pipeline
+        self._in_chunk = (self.chunk[:, None] == np.arange(shape.chunks)).astype(np.float64)
+        self._in_stage = (self.stage[:, None] == np.arange(shape.pipeline)).astype(np.float64)
         self.first = self.starts[self.chunk]
         self.last = np.array(ends[1:])[self.chunk]
 
@@ -54,18 +56,16 @@ class Parts:
 
     def after(self, values: Floats) -> Floats:
         """For each layer the sum over those behind it in its chunk."""
-        within = np.add.reduceat(values, self.starts, axis=-1)[..., self.chunk]
+        within = self.by_chunk(values)[..., self.chunk]
         return np.asarray(within - self.before(values) - values)
 
     def by_chunk(self, values: Floats) -> Floats:
         """The sum over each chunk."""
-        return np.asarray(np.add.reduceat(values, self.starts, axis=-1))
+        return np.asarray(values @ self._in_chunk)
 
     def by_stage(self, values: Floats) -> Floats:
-        """The sum over each stage, first of all stages last in shape."""
-        chunks = self.by_chunk(values)
-        turns = chunks.reshape(*chunks.shape[:-1], self.shape.interleave, self.shape.pipeline)
-        return np.asarray(turns.sum(axis=-2))
+        """The sum over each stage."""
+        return np.asarray(values @ self._in_stage)
 
     def behind(self, values: Floats) -> Floats:
         """For each layer the sum over later chunks of its stage, whose backward comes before."""

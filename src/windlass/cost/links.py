@@ -7,7 +7,7 @@ so that the innermost link that joins them is theirs.
 
 from functools import cached_property
 
-from windlass.cost.rings import message, ring
+from windlass.cost.rings import Way, message, ring
 from windlass.program.exchanged import (
     Inside,
     Sent,
@@ -123,6 +123,11 @@ class Links:
 
     def message_seconds(self, nbytes: float) -> float:
         """Seconds of a message of so many bytes to another stage."""
-        cut = self._plan.cut
-        way = message(self._machine.links, cut.devices, exchanging=cut.replicas * cut.tensor)
+        way = self.message_way
         return nbytes * way.byte_seconds + way.round_seconds
+
+    @cached_property
+    def message_way(self) -> Way:
+        """What a message to another stage takes."""
+        cut = self._plan.cut
+        return message(self._machine.links, cut.devices, exchanging=cut.replicas * cut.tensor)

@@ -130,11 +130,12 @@ def _lowerable(plan: Plan, graph: Graph) -> Iterator[str]:
 def _unrun(plan: Plan) -> Iterator[str]:
     """What can be lowered and predicted, but has no tensors yet."""
     sharding, home = plan.sharding, plan.home
-    if parts(plan) > 1 and plan.far("optimizer"):
+    if parts(plan) > 1 and plan.far("weights"):
         yield (
-            f"`sharding.optimizer` = {sharding.optimizer} with `home.optimizer` = "
-            f"{home.optimizer} and `sharding.weights` = {sharding.weights}: this version runs "
-            "shards away from the near tier only where both are equal; make them equal"
+            f"`sharding.optimizer` = {sharding.optimizer} with `home.weights` = {home.weights} and "
+            f"`sharding.weights` = {sharding.weights}: this version runs shards of weights away "
+            "from the near tier only where both are equal; make them equal, or let weights stay "
+            "near"
         )
     both = plan.far("weights") and plan.far("optimizer")
     if both and not plan.masters_apart and home.weights != home.optimizer:

@@ -26,6 +26,8 @@ _TOKENS = 1024.0
 _TABLE_STAGES = 0.5
 """Of a stage, that embedding and head take where layers are placed by hand; halves of layers, their
 attention or feed-forward part, are placed apart. Source: Graphcore's MLPerf submissions."""
+_RACK = 64.0
+"""IPUs of one rack, which gateway links join to others. Source: Argonne user guide."""
 _STAGES = (4.0, 8.0, 16.0)
 """That Graphcore cuts transformers into."""
 
@@ -122,13 +124,14 @@ def step_terms(runs: Columns, given: Mapping[str, Number]) -> dict[str, Column]:
     slots = runs.accumulation + runs.pipeline - 1.0
     weights = (runs.fullest * runs.block + runs.table / runs.pipeline) * 2.0
     rings = 2.0 * ring_bytes(weights, runs.replicas) / (runs.inner * k["ring"])
-    racks = np.log2(np.maximum(runs.devices / 16.0, 1.0))
+    racks = np.maximum(runs.devices / _RACK, 1.0)
+    between = 2.0 * ring_bytes(weights, racks) / (runs.cards / runs.per_host * k["gateway"])
     off_chip = weights / 2.0 * 16.0 * runs.spilled / runs.replicas / k["far_rate"]
     return {
         "products": runs.accumulation * products,
         "phases": runs.accumulation * phases,
         "exchange": slots * hop,
         "pipeline": (runs.pipeline - 1.0) * (products + phases),
-        "replicas": np.where(runs.replicas > 1, rings, 0.0) * (1.0 + k["racks"] * racks),
+        "replicas": np.where(runs.replicas > 1, rings + between, 0.0),
         "update": off_chip + k["fixed"],
     }

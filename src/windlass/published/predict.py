@@ -39,6 +39,7 @@ class Predicted:
     low_bytes: float | None
     high_bytes: float | None
     fits: bool | None
+    """False where even the lower end of peak memory is more than the device has."""
 
     @property
     def calibrating(self) -> bool:
@@ -110,7 +111,7 @@ def _of_stack(found: Calibration, cases: Sequence[_Case]) -> list[Predicted]:
             peak_bytes=None if peaks is None else float(peaks[at]),
             low_bytes=None if peaks is None else float(peaks[at]) / held,
             high_bytes=None if peaks is None else float(peaks[at]) * held,
-            fits=None if peaks is None else bool(peaks[at] <= columns.capacity[at]),
+            fits=None if peaks is None else bool(peaks[at] / held <= columns.capacity[at]),
         )
         for at, case in enumerate(cases)
     ]

@@ -2,6 +2,8 @@
 
 Each device is home to its share of its stage's layers. Where replicas share weights a fetch brings
 the shard, `gather` makes the layer whole of all their shards, and the shard is dropped at once.
+Where weights stay near, more replicas may share the state than the weights: then what a device
+updates is a part of what it holds, and `spread` puts the parts together.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,6 +16,7 @@ from windlass.files import storage_faults
 from windlass.models.chain import Chain, materialise
 from windlass.program.instruction import Kind, Program
 from windlass.program.layout import layers_of
+from windlass.program.shards import parts
 from windlass.runtime.checkpoint import Checkpoint, layer_file, load_part
 from windlass.runtime.interpret import Handler
 from windlass.runtime.lane import Lane
@@ -69,6 +72,10 @@ class PodStream(Stream):
         self._share: dict[int, Share] = {}
         self._shards: dict[int, Sequence[Tensor]] = {}
         """Near shards of layers, segment by segment."""
+        self._parted = parts(plan) > 1
+        """Whether a device updates a part of the weights that it holds; these then stay near."""
+        self._flat: dict[int, Tensor] = {}
+        """The weights that are held of each layer, of which a part is the device's own."""
         self._gradients: dict[int, list[Tensor | None]] = {}
         """Of segments, once they are whole."""
         super().__init__(
@@ -77,6 +84,35 @@ class PodStream(Stream):
         )  # fmt: skip
 
     # What is there at the start.
+
+    def start(self, checkpoint: Checkpoint | None) -> None:
+        """Makes the state of a new run, or takes that of a checkpoint over.
+
+        Raises:
+            CheckpointError: it is of another model.
+            StorageError: the disk is full, or does not take files.
+        """
+        super().start(checkpoint)
+        for index, share in self._share.items() if self._parted else ():
+            self._take_part(index, share)
+
+    def _take_part(self, index: int, share: Share) -> None:
+        """Makes what the device holds of a layer, of which its own part came from home."""
+        if not share.elements:
+            return
+        flat = torch.zeros(share.held, dtype=DTYPES[self._plan.precision], device=self._device)
+        part = self._own_part(flat, share)
+        own = [part[each.at].view(each.shape) for each in share.segments]
+        for mine, came in zip(own, self._shards[index], strict=True):
+            mine.copy_(came.detach())
+        self._flat[index], self._shards[index] = flat, own
+        self._near[index] = self._near[index]._replace(memory=flat)
+        self._pod.put_together(flat, part)
+        if not self._shares_weights:
+            share.place(flat)
+
+    def _own_part(self, flat: Tensor, share: Share) -> Tensor:
+        return flat[share.begin - share.held_begin :][: share.part]
 
     @property
     def _phases(self) -> tuple[tuple[int, int], ...]:
@@ -93,7 +129,7 @@ class PodStream(Stream):
             share = Share(self._plan, self._chain, index, real, self._pod, self._device)
             self._share[index] = share
             named = {share.marked(each): tuple(each.shape) for each in share.segments}
-            buffers = {} if any(share.at) else saved_buffers(name, real)
+            buffers = saved_buffers(name, real) if share.first else {}
             self._homes[index] = self._home(
                 index, named, buffers, waits=index in waiting,
                 decays=[each.decays for each in share.segments],
@@ -145,6 +181,7 @@ class PodStream(Stream):
             "gather": self._gather,
             "drop": lambda layer, _: self._drop(layer),
             "reduce": self._reduce,
+            "spread": self._spread,
         }
 
     def release(self, layer: int, micro: int) -> None:
@@ -165,13 +202,27 @@ class PodStream(Stream):
         """Makes a layer whole of all replicas' shards."""
         share = self._share[layer]
         self._near[layer].there.wait()
+        shard = self._shard(layer, share)
+        whole = torch.empty(share.elements, dtype=shard.dtype, device=self._device)
+        self._pod.gather(whole, shard)
+        share.place(whole)
+
+    def _shard(self, layer: int, share: Share) -> Tensor:
+        """What the device holds of a layer, laid flat."""
+        if self._parted:
+            return self._flat[layer]
         dtype = DTYPES[self._plan.precision]
         shard = torch.zeros(share.held, dtype=dtype, device=self._device)
         for each, part in zip(share.segments, self._shards[layer], strict=True):
             shard[each.at] = part.detach().view(-1)
-        whole = torch.empty(share.elements, dtype=dtype, device=self._device)
-        self._pod.gather(whole, shard)
-        share.place(whole)
+        return shard
+
+    def _spread(self, layer: int, _: int) -> None:
+        """Puts the parts of a layer's weights together that this device and others have updated."""
+        if layer in self._flat:
+            self._near[layer].there.wait()
+            flat = self._flat[layer]
+            self._pod.spread(flat, self._own_part(flat, self._share[layer]))
 
     def need(self, layer: int) -> None:
         """Returns when all weights that a layer computes with are near.
@@ -237,12 +288,12 @@ class PodStream(Stream):
         return gradients, tuple(gradient is not None for gradient in gradients)
 
     def _held(self, layer: int) -> list[Tensor]:
-        if self._shares_weights:
+        if self._shares_weights or self._parted:
             return [part.detach() for part in self._shards[layer]]
         return super()._held(layer)
 
     def _place(self, layer: int, views: Sequence[Tensor]) -> None:
-        if self._shares_weights:
+        if self._shares_weights or self._parted:
             self._shards[layer] = views
         else:
             super()._place(layer, views)

@@ -130,7 +130,8 @@ class Shared:
             return
         for index, kept in self._kept.items():
             load_part(checkpoint, index, kept.own, self.layers[index], kept.share.pieces)
-            self._spread(index, 0)
+            if self._parted(kept):
+                self._pod.put_together(kept.held, kept.part)
 
     # What the program asks for.
 
@@ -155,8 +156,12 @@ class Shared:
     def _spread(self, index: int, _: int) -> None:
         """Puts what this device has of a shard together with what the others have."""
         kept = self._kept[index]
-        if kept.share.elements and parts(self._plan) > 1:
+        if self._parted(kept):
             self._pod.spread(kept.held, kept.part)
+
+    def _parted(self, kept: _Kept) -> bool:
+        """Whether others update parts of the shard that this device holds."""
+        return kept.share.elements > 0 and parts(self._plan) > 1
 
     def _reduce(self, index: int, _: int) -> None:
         self._kept[index].share.reduce()

@@ -213,6 +213,10 @@ class Pod:
         """Puts the updated parts of one shard of weights together, `[n]` of `[n / q]`."""
         self._gather("spread", self._with(spreading), held, part)
 
+    def put_together(self, held: Tensor, part: Tensor) -> None:
+        """As `spread`, before the first step: it counts in none."""
+        all_gather(held, part, group=self._groups.of(self._with(spreading)))
+
     def reduce(self, whole: Tensor) -> "Coming":
         """The sum of a flat gradient over all replicas; of it only the device's shard `[n / rts']`.
 

@@ -291,6 +291,15 @@ class Field:
 
     def modes(self, order: Order, precision: Precision) -> tuple[tuple[bool, bool], ...]:
         """Compiled or not, recomputed or not."""
+        if (order, precision) not in self._known_modes:
+            self._known_modes[order, precision] = self._modes(order, precision)
+        return self._known_modes[order, precision]
+
+    @cached_property
+    def _known_modes(self) -> dict[tuple[Order, Precision], tuple[tuple[bool, bool], ...]]:
+        return {}
+
+    def _modes(self, order: Order, precision: Precision) -> tuple[tuple[bool, bool], ...]:
         mode, kept = self.request.compile, self.request.recompute
         return tuple(
             (compiled, recompute == "layer")

@@ -192,6 +192,8 @@ class _Sums:
 
 def _plan(field: Field, guess: _Rough, tier: str) -> Plan:
     setting, ends = guess.setting, field.ends(guess.pipeline)
+    # The last phase of all goes back at once; that of another stage would keep all micro-batches.
+    recompute = field.request.recompute or ("layer" if guess.pipeline > 1 else "none")
     home = Home(weights=tier, gradients=tier, optimizer=tier)
     if guess.away:
         home = home.model_copy(update={"activations": tier})
@@ -204,7 +206,7 @@ def _plan(field: Field, guess: _Rough, tier: str) -> Plan:
             "home": home,
             "batch": Batch(sequence=field.sequence, micro=setting.micro, accumulation=guess.micros),
             "stages": tuple(
-                Stage(phases=tuple(even(first, last, guess.phases)))
+                Stage(phases=tuple(even(first, last, guess.phases)), recompute=recompute)
                 for first, last in pairwise(ends)
             ),
         }
