@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 HERE = "here"
 """The name of the machine that this program runs on."""
 
+_NEAREST = 4
+"""Plans over several devices that come nearest to fitting, as told where none does."""
+
 Progress = Callable[[str, int, int | None], None]
 """Told a label, what is done, and of how much (None where that is not known)."""
 
@@ -70,7 +73,9 @@ class Planned:
 
     def _refusal(self) -> PlanError:
         told = explain(self.choice)
-        model, lines = self.request.model.name, [f"- {line}" for line in told.help]
+        model = self.request.model.name
+        nearest = told.refused[:_NEAREST] if self.machine.devices > 1 else ()
+        lines = [f"- {line}" for line in (*told.help, *nearest)]
         return PlanError("\n".join([f"`{model}` {told.verdict}; what would help:", *lines]))
 
 

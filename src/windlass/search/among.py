@@ -6,12 +6,13 @@ mistaken: their programs are lowered and simulated, and only what fits by its pr
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from math import ceil
 
 from windlass.cost.memory import peaks
 from windlass.cost.predict import predict
 from windlass.errors import Faults, PlanError
 from windlass.program.lower import lower
-from windlass.search.choice import Choice, Refusal, Standing
+from windlass.search.choice import Advice, Choice, Refusal, Standing
 from windlass.search.field import Field
 from windlass.search.lift import lifted
 from windlass.search.pods import pod_plans
@@ -20,13 +21,12 @@ from windlass.search.sensitive import sensitivities
 from windlass.search.standing import opened, standing
 from windlass.search.sweep import Found, Sweep
 from windlass.search.turns import phased_plans
-from windlass.search.weigh import memory_among, steady, with_near
+from windlass.search.weigh import Memory, memory_among, state_bytes, steady, with_near
 from windlass.spec.graph import Graph
 from windlass.spec.machine import Machine
-from windlass.spec.plan import Plan
+from windlass.spec.plan import Plan, Sharding
 from windlass.spec.prediction import Prediction
 from windlass.spec.request import Request
-from windlass.units import show_bytes
 
 CLOSE = 0.02
 """How far the closed form may lie from the clock."""
@@ -53,7 +53,7 @@ def choose_among(request: Request, graph: Graph, machine: Machine) -> Choice:
 
     Raises:
         Faults: the request asks for what cannot be.
-        PlanError: nothing fits.
+        PlanError: there is no plan at all.
     """
     near_bytes = request.near or machine.device.near.capacity_bytes
     field = Field(request, graph, machine)
@@ -87,11 +87,7 @@ def choose_among(request: Request, graph: Graph, machine: Machine) -> Choice:
 
 
 def _in_turns(field: Field, near_bytes: int, misses: Sequence[Found]) -> Choice:
-    """The fastest plan in phases, where layers cannot all be near, or are asked not to be.
-
-    Raises:
-        PlanError: none fits either.
-    """
+    """The fastest plan in phases, where layers cannot all be near, or are asked not to be."""
     steps = field.request.train.steps
     plans = () if field.request.phases == 1 else phased_plans(field, near_bytes, _TURNS)
     weighed = [
@@ -100,7 +96,7 @@ def _in_turns(field: Field, near_bytes: int, misses: Sequence[Found]) -> Choice:
     ranked = sorted((item for item in weighed if item[1].fits), key=lambda item: _rank(item, steps))
     refused = tuple(_refusal(field, found, near_bytes) for found in misses[:_REFUSED])
     if not ranked:
-        raise _nothing_fits(field, refused, weighed, near_bytes)
+        return _nothing_fits(field, refused, weighed, near_bytes)
     told = _choice(
         field, ranked[0], ranked[1 : 1 + _RUNNERS_UP], refused, weighed=len(plans) + len(misses)
     )
@@ -203,7 +199,10 @@ def _whole(
 def _refusal(field: Field, found: Found, near_bytes: int) -> Refusal:
     """The smallest of a trait of which no plan fits, by its program."""
     plan = field.plan(found.cell, found.place)
-    memory = memory_among(plan, field.graph, field.machine)
+    return _of_memory(plan, memory_among(plan, field.graph, field.machine), near_bytes)
+
+
+def _of_memory(plan: Plan, memory: Memory, near_bytes: int) -> Refusal:
     return Refusal(
         plan=plan,
         peak_bytes=memory.peak_bytes,
@@ -215,37 +214,39 @@ def _refusal(field: Field, found: Found, near_bytes: int) -> Refusal:
 
 
 def _nothing_fits(
-    field: Field, refused: Sequence[Refusal], turns: Sequence[Weighed], near_bytes: int
-) -> PlanError:
-    """What comes nearest, and by how much it does not fit."""
-    machine = field.machine
-    begin = (
-        f"`{field.request.model.name}` does not fit {show_bytes(near_bytes)} on each of "
-        f"{machine.devices} devices of `{machine.name}`; nearest come:"
+    field: Field, refused: tuple[Refusal, ...], turns: Sequence[Weighed], near_bytes: int
+) -> Choice:
+    """What comes nearest, all layers near or in phases, and what it would take."""
+    told = [_in_phases(plan, field, near_bytes) for plan, _ in turns]
+    nearest = sorted((*refused, *told), key=lambda each: each.peak_bytes)
+    if not nearest:
+        raise PlanError(f"no plan for {field.machine.devices} devices of `{field.machine.name}`")
+    first = nearest[0]
+    held = field.machine.device.process_bytes(compiled=first.plan.compile)
+    whole = first.plan.model_copy(update={"sharding": Sharding()})
+    state = state_bytes(whole, field.graph) * first.plan.cut.tensor
+    room = near_bytes - held
+    return Choice(
+        plan=None,
+        prediction=None,
+        refused=tuple(nearest),
+        advice=Advice(
+            near_bytes=near_bytes,
+            needed_bytes=first.peak_bytes,
+            over_bytes=first.over_bytes,
+            by_class=first.by_class,
+            changes=(),
+            state_bytes=state,
+            far=(),
+            devices=ceil(state / room) if room > 0 else None,
+        ),
+        weighed=len(nearest),
     )
-    lines = [
-        f"- {_cut(each.plan)}: {show_bytes(each.peak_bytes)} at {each.instruction}, "
-        f"{show_bytes(each.over_bytes)} too much; most is {each.largest_class} with "
-        f"{show_bytes(each.by_class[each.largest_class])}"
-        for each in refused
-    ]
-    for plan, prediction in sorted(turns, key=lambda item: item[1].peaks[0].peak_bytes)[:1]:
-        over = [peak for peak in prediction.peaks if peak.over_bytes]
-        lines += [
-            f"- {_cut(plan)} in {len(plan.stages[0].phases)} phases: "
-            f"{show_bytes(peak.over_bytes)} too much in `{peak.tier}`"
-            for peak in over
-        ]
-    return PlanError("\n".join([begin, *lines]))
 
 
-def _cut(plan: Plan) -> str:
-    cut, sharding = plan.cut, plan.sharding
-    return (
-        f"p{cut.pipeline} t{cut.tensor} r{cut.replicas}, rts {sharding.weights}, rts' "
-        f"{sharding.optimizer}, micro-batch {plan.batch.micro}, recompute "
-        f"{plan.stages[0].recompute}"
-    )
+def _in_phases(plan: Plan, field: Field, near_bytes: int) -> Refusal:
+    memory = memory_among(plan, field.graph, field.machine)
+    return _of_memory(plan, memory, near_bytes)
 
 
 def _run_seconds(item: Weighed, steps: int) -> float:
