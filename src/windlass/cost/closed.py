@@ -174,7 +174,10 @@ def _stage_bytes(
     run = rows.run[first]
     runs = [rows.runs[at] for at in run]
     columns = Columns(
-        numbers=tuple(numbers[at] for at in run),
+        held=tuple(chain.held(each.setting._replace(replicas=1)) for each in runs),
+        widths=np.array(
+            [(n.token_bytes, n.gradient_bytes, n.weight_bytes) for n in (numbers[at] for at in run)]
+        ),
         micros=np.array([each.micros for each in runs]),
         rows=np.stack(
             [chain.rows(each.setting.tensor, each.setting.micro, each.micros) for each in runs]
