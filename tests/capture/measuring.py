@@ -33,14 +33,15 @@ def weigh(
     micro: int,
     sequence: int,
     compiled: bool,
-    degree: int = 1,
+    rows: int = 1,
+    columns: int = 1,
 ) -> Weighed:
-    """Weighs a layer of a chain that has real weights, or the twin of one of `degree` slices."""
+    """Weighs a layer of a chain that has real weights, or the twin of a slice of so many."""
     layer = chain.layers[index].to(dtype)
-    run = runner(layer, loss=index == len(chain.layers) - 1, degree=degree)
+    run = runner(layer, loss=index == len(chain.layers) - 1, rows=rows)
     run = torch.compile(run) if compiled else run
     weights = dict(layer.named_parameters())
-    x = make_input(chain, index, micro, sequence // (degree if index else 1), dtype)
+    x = make_input(chain, index, micro, sequence // (rows if index else 1), dtype, columns)
     wanted = [*([x] if x.requires_grad else []), *weights.values()]
     for _ in range(2 if compiled else 0):  # compiles forward, then backward
         y = run(weights, x)
@@ -58,7 +59,7 @@ def weigh(
 
 
 def runner(
-    layer: nn.Module, *, loss: bool, degree: int = 1
+    layer: nn.Module, *, loss: bool, rows: int = 1
 ) -> Callable[[dict[str, Tensor], Tensor], Tensor]:
     """The layer as a function of its weights, with the loss on arbitrary targets."""
 
@@ -67,16 +68,18 @@ def runner(
         if not loss:
             return y
         samples, tokens = x.shape[:2]
-        return loss_of(layer)(y, torch.zeros(samples, degree * tokens, dtype=torch.int64))
+        return loss_of(layer)(y, torch.zeros(samples, rows * tokens, dtype=torch.int64))
 
     return run
 
 
-def make_input(chain: Chain, index: int, micro: int, sequence: int, dtype: torch.dtype) -> Tensor:
-    """Tokens for the first layer, random vectors for any other."""
+def make_input(
+    chain: Chain, index: int, micro: int, sequence: int, dtype: torch.dtype, columns: int = 1
+) -> Tensor:
+    """Tokens for the first layer, random vectors of a column's features for any other."""
     if index == 0:
         return torch.randint(0, chain.vocabulary, (micro, sequence))
-    width = chain.layers[0].tokens.embedding_dim
+    width = chain.layers[0].tokens.embedding_dim // columns
     return torch.randn(micro, sequence, width, dtype=dtype, requires_grad=True)
 
 

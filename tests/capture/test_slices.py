@@ -144,20 +144,29 @@ def rows(kind: LayerKind) -> int:
 
 
 @pytest.fixture(scope="module")
-def group() -> Iterator[str]:
-    """Torch's own stand-in for a process group of four: it allocates as any, and sends nothing."""
+def groups() -> Iterator[tuple[str, str, str]]:
+    """Torch's own stand-ins for process groups: they allocate as any, and send nothing.
+
+    Of four slices, of a grid's first column and of its first row.
+    """
     dist.init_process_group("fake", rank=0, world_size=4, store=FakeStore())
     assert dist.group.WORLD is not None
-    yield dist.group.WORLD.group_name
+    column, row = dist.new_group([0, 2]), dist.new_group([0, 1])
+    yield dist.group.WORLD.group_name, column.group_name, row.group_name
     dist.destroy_process_group()
 
 
 def seen_and_said(
-    cut: Captured, group: str, name: str, index: int, precision: Precision, *, compiled: bool
-) -> tuple[Weighed, LayerCost]:
+    cut: Captured, groups: tuple[str, str, str], name: str, index: int, precision: Precision, *,
+    compiled: bool, slices: int = 4,
+) -> tuple[Weighed, LayerCost]:  # fmt: skip
     """Bytes of the first of four slices of a layer, run, and its graph."""
-    chain, graph = cut(name, 2, 4, **FAMILIES[name])
-    place = Place(degree=4, group=group)
+    chain, graph = cut(name, 2, 4, GRID, **FAMILIES[name])
+    whole, column, row = groups
+    columns = columns_of(slices)
+    place = Place(
+        degree=4, columns=columns, group=whole, column_group=column, row_group=row
+    )  # fmt: skip
     twins = tuple(
         sliced(layer, cuts_of(chain, at), place, last=at == 2).to_empty(device="cpu")
         for at, layer in enumerate(chain.layers)
@@ -169,9 +178,10 @@ def seen_and_said(
         micro=MICRO,
         sequence=SEQUENCE,
         compiled=compiled,
-        degree=4,
+        rows=place.rows,
+        columns=columns,
     )
-    return seen, graph.cut(4).kinds[chain.kinds[index]].cost(precision, compiled=compiled)
+    return seen, graph.cut(slices).kinds[chain.kinds[index]].cost(precision, compiled=compiled)
 
 
 def peaks(cost: LayerCost) -> tuple[float, float]:
@@ -185,10 +195,12 @@ def peaks(cost: LayerCost) -> tuple[float, float]:
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize("index", [0, 1, 2])
 @pytest.mark.parametrize("name", ["gpt-tiny", "llama-tiny"])
+@pytest.mark.parametrize("slices", [4, GRID], ids=str)
 def test_a_slice_run_as_written_takes_the_bytes_that_its_graph_says(
-    cut: Captured, group: str, name: str, index: int, precision: Precision
-):
-    seen, cost = seen_and_said(cut, group, name, index, precision, compiled=False)
+    cut: Captured, groups: tuple[str, str, str], name: str, index: int, precision: Precision,
+    slices: int,
+):  # fmt: skip
+    seen, cost = seen_and_said(cut, groups, name, index, precision, compiled=False, slices=slices)
     forward, backward = peaks(cost)
     # In bfloat16 attention sums in hidden float32: so much for each of two threads.
     scratch = 48 * 2**10 * 2 if precision == "bfloat16" else 1024
@@ -205,9 +217,9 @@ def test_a_slice_run_as_written_takes_the_bytes_that_its_graph_says(
 @pytest.mark.parametrize("index", [1, 2])
 @pytest.mark.parametrize("name", ["gpt-tiny", "llama-tiny"])
 def test_a_compiled_slice_takes_the_bytes_that_its_graph_says(
-    cut: Captured, group: str, name: str, index: int, precision: Precision
+    cut: Captured, groups: tuple[str, str, str], name: str, index: int, precision: Precision
 ):
-    seen, cost = seen_and_said(cut, group, name, index, precision, compiled=True)
+    seen, cost = seen_and_said(cut, groups, name, index, precision, compiled=True)
     forward, backward = peaks(cost)
     assert cost.kept_bytes.at(MICRO, SEQUENCE) == pytest.approx(seen.kept, rel=0.1, abs=1024)
     assert forward == pytest.approx(seen.forward_peak, rel=0.1)

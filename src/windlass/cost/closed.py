@@ -251,6 +251,7 @@ class _Taken:
         self, chain: Chain, parts: Parts, rows: Rows, numbers: tuple[PassNumbers, ...]
     ) -> None:
         self.shape = shape = parts.shape
+        self.in_turn = chain.machine.rule == "bulk-synchronous"
         self.loans = loans = _loans(chain, parts, rows, numbers)
         again = _again(parts, rows.runs)
 
@@ -282,7 +283,7 @@ class _Taken:
                 message=self.message,
                 lending=loans.lending,
                 lender=loans.lender,
-                in_turn=chain.machine.rule == "bulk-synchronous",
+                in_turn=self.in_turn,
             ),
             np.array([each.micros for each in rows.runs]),
         )
@@ -333,8 +334,9 @@ def _step(taken: _Taken, shared: _Shared, rows: Rows, *, clips: bool) -> Floats:
 def _ends(taken: _Taken, shared: _Shared, rows: Rows) -> Floats:
     """When each stage (columns) of each plan (rows) has reduced its gradients.
 
-    Each stage reduces a layer's gradient behind the last pass that adds to it, before it sends the
-    gradient of its input on: so what the stages behind it reduce holds a stage up too.
+    Each stage reduces its gradients behind the last pass that adds to them, once it has sent the
+    gradient of its input on; of a single micro-batch before it does so, so that what the stages
+    behind it reduce holds a stage up too.
     """
     shape, message = taken.shape, taken.message[rows.run][:, None]
     late = _late(taken, shared, rows)
@@ -347,14 +349,17 @@ def _ends(taken: _Taken, shared: _Shared, rows: Rows) -> Floats:
             owner = np.maximum(ends[:, taken.loans.lender], came)
             ends[:, taken.loans.lender] = owner + taken.loans.taking[rows.run]
         return np.asarray(ends + late)
-    own = taken.last[rows.run] + reduce
+    early = reduce if shape.micros == 1 else np.zeros_like(reduce)
+    own = taken.last[rows.run] + early
     through = np.cumsum(own, axis=1) + message * np.arange(shape.chunks)
     path = taken.ready[rows.run] + through
     path[:, -1] += np.maximum(0.0, taken.loans.handing[rows.run] - own[:, -1])
     if shape.interleave > 1:
         path += _behind(reduce, shape.pipeline)
     longest = np.maximum.accumulate(path[:, ::-1], axis=1)[:, ::-1]
-    return np.asarray((longest - (through - own) + late)[:, : shape.pipeline])
+    if taken.in_turn and shape.micros > 1:  # a stage that sends does not reduce meanwhile
+        longest[:, 1:] += message
+    return np.asarray((longest - (through - own) + late + reduce - early)[:, : shape.pipeline])
 
 
 def _behind(values: Floats, pipeline: int) -> Floats:

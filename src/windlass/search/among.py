@@ -9,18 +9,18 @@ from dataclasses import replace
 from math import ceil
 
 from windlass.cost.memory import peaks
-from windlass.cost.predict import predict
 from windlass.errors import Faults, PlanError
 from windlass.program.lower import lower
 from windlass.search.choice import Advice, Choice, Refusal, Standing
 from windlass.search.field import Field
 from windlass.search.lift import lifted
+from windlass.search.podphases import Phased, phased
 from windlass.search.pods import pod_plans
 from windlass.search.ranked import runner_up
 from windlass.search.sensitive import sensitivities
+from windlass.search.shortfall import shortfall
 from windlass.search.standing import opened, standing
 from windlass.search.sweep import Found, Sweep
-from windlass.search.turns import phased_plans
 from windlass.search.weigh import Memory, memory_among, state_bytes, steady, with_near
 from windlass.spec.graph import Graph
 from windlass.spec.machine import Machine
@@ -33,8 +33,6 @@ CLOSE = 0.02
 
 _KEPT = 48
 """Plans that the clock weighs at most."""
-_TURNS = 6
-"""Plans in phases that the clock weighs."""
 _RUNNERS_UP = 6
 _REFUSED = 4
 _BEYOND = 0.25
@@ -88,19 +86,13 @@ def choose_among(request: Request, graph: Graph, machine: Machine) -> Choice:
 
 def _in_turns(field: Field, near_bytes: int, misses: Sequence[Found]) -> Choice:
     """The fastest plan in phases, where layers cannot all be near, or are asked not to be."""
-    steps = field.request.train.steps
-    plans = () if field.request.phases == 1 else phased_plans(field, near_bytes, _TURNS)
-    weighed = [
-        (plan, with_near(predict(plan, field.graph, field.machine), near_bytes)) for plan in plans
-    ]
-    ranked = sorted((item for item in weighed if item[1].fits), key=lambda item: _rank(item, steps))
+    turned = Phased((), 0) if field.request.phases == 1 else phased(field, near_bytes)
     refused = tuple(_refusal(field, found, near_bytes) for found in misses[:_REFUSED])
-    if not ranked:
-        return _nothing_fits(field, refused, weighed, near_bytes)
-    told = _choice(
-        field, ranked[0], ranked[1 : 1 + _RUNNERS_UP], refused, weighed=len(plans) + len(misses)
-    )
-    return replace(told, standing=_among_turns(field, ranked[0]))
+    if not turned.best:
+        return _nothing_fits(field, refused, near_bytes)
+    best, others = turned.best[0], turned.best[1 : 1 + _RUNNERS_UP]
+    told = _choice(field, best, others, refused, weighed=turned.weighed + len(misses))
+    return replace(told, standing=_among_turns(field, best))
 
 
 def _among_turns(field: Field, chosen: Weighed) -> Standing | None:
@@ -213,11 +205,14 @@ def _of_memory(plan: Plan, memory: Memory, near_bytes: int) -> Refusal:
     )
 
 
-def _nothing_fits(
-    field: Field, refused: tuple[Refusal, ...], turns: Sequence[Weighed], near_bytes: int
-) -> Choice:
-    """What comes nearest, all layers near or in phases, and what it would take."""
-    told = [_in_phases(plan, field, near_bytes) for plan, _ in turns]
+def _nothing_fits(field: Field, refused: Sequence[Refusal], near_bytes: int) -> Choice:
+    """What comes nearest, all layers near or in phases, and what it would take.
+
+    Raises:
+        PlanError: no plan is legal at all.
+    """
+    lacking = None if field.request.phases == 1 else shortfall(field, near_bytes)
+    told = [] if lacking is None else [_in_phases(lacking.plan, field, near_bytes)]
     nearest = sorted((*refused, *told), key=lambda each: each.peak_bytes)
     if not nearest:
         raise PlanError(f"no plan for {field.machine.devices} devices of `{field.machine.name}`")
@@ -239,6 +234,7 @@ def _nothing_fits(
             state_bytes=state,
             far=(),
             devices=ceil(state / room) if room > 0 else None,
+            in_phases=() if lacking is None else lacking.told,
         ),
         weighed=len(nearest),
     )

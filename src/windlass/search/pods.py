@@ -1,12 +1,12 @@
 """Pods: plans for several devices whose cut the request names, and the best of them."""
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 from windlass.errors import Faults
 from windlass.program.legal import faults
 from windlass.search.space import base_plan, open_plans, sequence_of
 from windlass.search.stages import stages_of
-from windlass.search.turns import even
 from windlass.spec.graph import Graph
 from windlass.spec.machine import Machine
 from windlass.spec.plan import Cut, Home, Plan, Sharding, Stage
@@ -66,10 +66,16 @@ def _in_phases(plan: Plan, phases: int, machine: Machine) -> Plan:
     if tier is None:
         raise Faults((f"`phases` = {phases}, but `{machine.name}` has no tier to wait in",))
     stages = tuple(
-        Stage(phases=tuple(even(stage.first, stage.last, phases))) for stage in plan.stages
+        Stage(phases=tuple(_even(stage.first, stage.last, phases))) for stage in plan.stages
     )
     home = Home(weights=tier, gradients=tier, optimizer=tier)
     return plan.model_copy(update={"home": home, "stages": stages})
+
+
+def _even(first: int, last: int, count: int) -> Iterator[tuple[int, int]]:
+    """So many ranges of layers from `first` up to `last`, as even as can be."""
+    count = min(count, last - first)
+    yield from pairwise(first + (last - first) * at // count for at in range(count + 1))
 
 
 def _misfits(request: Request, cut: Cut, chunks: int, graph: Graph) -> Iterator[str]:

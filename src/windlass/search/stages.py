@@ -19,12 +19,15 @@ def stages_of(graph: Graph, count: int, sequence: int) -> Bounds:
         sequence: tokens of one sequence.
     """
     works = {kind: _forward_flop(graph.kinds[kind], sequence) for kind in graph.kinds}
-    return _even(tuple(works[kind.name] for kind in graph.layer_kinds()), count)
+    return evenly(tuple(works[kind.name] for kind in graph.layer_kinds()), count)
 
 
 @lru_cache(maxsize=512)
-def _even(works: tuple[float, ...], count: int) -> Bounds:
-    """By dynamic programming: `best(k, end) = min over begin of max(best(k-1, begin), work)`."""
+def evenly(works: tuple[float, ...], count: int) -> Bounds:
+    """Works parted into so many ranges, the largest sum of which is as small as can be.
+
+    By dynamic programming: `best(k, end) = min over begin of max(best(k-1, begin), work)`.
+    """
     layers = len(works)
     sums = np.concatenate([[0.0], np.cumsum(works)])
     within = np.where(np.tri(layers + 1, k=-1, dtype=bool), sums[:, None] - sums[None, :], np.inf)

@@ -1,0 +1,126 @@
+"""Phase bounds: what no plan in phases can do with less of, told without a program of it."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from windlass.cost.step import StepCost
+from windlass.program.instruction import Instruction, Kind
+from windlass.program.peers import Peers
+from windlass.program.phases import recomputed
+from windlass.program.sizes import LayerSizes
+from windlass.spec.graph import Graph
+from windlass.spec.machine import Machine
+from windlass.spec.plan import Plan, Stage
+
+
+def least_bytes(plan: Plan, sizes: Sequence[LayerSizes]) -> int:
+    """Bytes of the near tier on the fullest stage, the process itself not counted.
+
+    Args:
+        plan: in phases.
+        sizes: of the chain's layers.
+    """
+    return max(_stage_bytes(plan, stage, sizes) for stage in plan.stages)
+
+
+def left_bytes(plan: Plan, sizes: Sequence[LayerSizes]) -> int:
+    """Bytes of outputs that stay near from forward to backward on the fullest stage.
+
+    All micro-batches are through all phases but the last before any of them goes back; between two
+    layers that run again each has left its output.
+    """
+    if plan.far("activations"):
+        return 0
+    each = (
+        sum(layer.output for layer in sizes[stage.first : max(stage.first, last - 1)])
+        for stage in plan.stages
+        for last in (stage.phases[-1][0],)
+    )
+    return plan.batch.accumulation * max(each)
+
+
+def _stage_bytes(plan: Plan, stage: Stage, sizes: Sequence[LayerSizes]) -> int:
+    """The most of any phase, as its last micro-batch but one goes back through its layers.
+
+    Then its weights are all there and its gradients come up, beside what never leaves: the first
+    phase's weights, and what the stage before has sent for each micro-batch.
+    """
+    first, end = stage.phases[0]
+    staying = sum(each.held for each in sizes[first:end])
+    if first > 0:
+        staying += sizes[first - 1].output * plan.batch.accumulation
+    several = plan.batch.accumulation > 1
+    most = 0
+    for begin, end in stage.phases:
+        layers = sizes[begin:end]
+        there = sum(each.weights for each in layers)
+        if several:
+            there += sum(each.gradients for each in layers)
+        there += max(each.kept + each.backward_peak for each in layers)
+        most = max(most, there + (staying if begin > first else 0))
+    return most
+
+
+class _Passes(NamedTuple):
+    """Seconds of one phase's passes, of all micro-batches."""
+
+    forward: float
+    backward: float
+
+
+@dataclass(frozen=True, slots=True)
+class PassTimes:
+    """Seconds of each layer's passes of one micro-batch, with the exchanges of slices in them."""
+
+    forward: tuple[float, ...]
+    again: tuple[float, ...]
+    backward: tuple[float, ...]
+
+    @classmethod
+    def of(cls, plan: Plan, graph: Graph, machine: Machine) -> "PassTimes":
+        """Those of a plan; the same in whatever phases its layers take turns."""
+        costs, peers = StepCost(plan, graph, machine), Peers(plan, graph)
+        kinds = tuple(graph.layer_kinds())
+        known: dict[tuple[Kind, str, bool], float] = {}
+
+        def seconds(kind: Kind) -> Iterator[float]:
+            for layer in range(graph.layers):
+                each = Instruction(kind, layer, 1)
+                key = kind, kinds[layer].name, layer == 0
+                if key not in known:
+                    exchange = costs.exchange_seconds(each) if peers.meets(each) else 0.0
+                    known[key] = costs.of(each).total + exchange
+                yield known[key]
+
+        return cls(
+            forward=tuple(seconds("forward")),
+            again=tuple(seconds("recompute")),
+            backward=tuple(seconds("backward")),
+        )
+
+
+def least_seconds(plan: Plan, graph: Graph, times: PassTimes) -> float:
+    """Seconds of a step: the longest of one way through all stages, and each stage's own passes.
+
+    The way: a stage hands nothing on before all micro-batches are through all of its phases but the
+    last, and nothing back before they are back through all but the first. So only the last stage's
+    neighbours ever work beside it; the more phases, the less a pipeline gains.
+    """
+    works = [_stage_passes(plan, stage, graph, times) for stage in plan.stages]
+    onward = sum(sum(each.forward for each in phases[:-1]) for phases in works[:-1])
+    back = sum(sum(each.backward for each in phases[1:]) for phases in works[1:])
+    turning = sum(each.forward for each in works[-1])
+    way = onward + turning + back + (sum(each.backward for each in works[0]))
+    return max(way, *(sum(map(sum, phases)) for phases in works))
+
+
+def _stage_passes(plan: Plan, stage: Stage, graph: Graph, times: PassTimes) -> list[_Passes]:
+    found = []
+    for begin, end in stage.phases:
+        layers = range(begin, end)
+        again = sum(times.again[at] for at in layers if recomputed(plan, graph, at))
+        backward = again + sum(times.backward[begin:end])
+        count = plan.batch.accumulation
+        found.append(_Passes(count * sum(times.forward[begin:end]), count * backward))
+    return found

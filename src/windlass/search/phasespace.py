@@ -1,0 +1,116 @@
+"""Phase space: plans over several devices whose layers take turns in the near tier.
+
+Weights, gradients and optimizer state of all of them live in a tier beyond it, and outputs too
+where there is no room for them nearby.
+"""
+
+from collections.abc import Iterator
+from functools import lru_cache
+from itertools import pairwise, product
+
+from windlass.program.far import far_bytes
+from windlass.search.field import Field
+from windlass.search.stages import evenly
+from windlass.spec.machine import Machine, Tier
+from windlass.spec.plan import NEAR, Batch, Cut, Home, Plan, Sharding, Stage
+
+_PHASES = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+"""How many phases of a stage are tried where the request leaves it open, and each layer alone."""
+
+
+def cuts(field: Field) -> tuple[Cut, ...]:
+    """The cuts that are open, of those only what takes most devices.
+
+    Args:
+        field: what is open.
+    """
+    able = [
+        Cut(pipeline=pipeline, tensor=tensor, replicas=replicas)
+        for pipeline, tensor, replicas in product(field.pipelines, field.tensors, field.replicas)
+        if pipeline * tensor * replicas <= field.machine.devices and pipeline <= field.graph.layers
+    ]
+    most = max((cut.devices for cut in able), default=0)
+    return tuple(cut for cut in able if cut.devices == most)
+
+
+def bases(field: Field) -> Iterator[Plan]:
+    """Every plan that is open, each stage in one piece.
+
+    Recompute tells no two plans of a single stage apart: it runs all layers again but those of the
+    last phase, whose backward passes follow at once.
+    """
+    if field.request.interleave not in (None, 1):
+        return
+    for cut, precision, micros in product(cuts(field), field.precisions, field.micros):
+        micro = field.micro(micros, cut.replicas)
+        if micro is None:
+            continue
+        modes = field.modes("1f1b", precision)
+        if cut.pipeline == 1:
+            modes = tuple({compiled: (compiled, again) for compiled, again in modes[::-1]}.values())
+        for (compiled, again), shared in product(modes, field.pairs(cut.replicas)):
+            stages = tuple(
+                Stage(phases=(bounds,), recompute="layer" if again else "none")
+                for bounds in pairwise(field.ends(cut.pipeline))
+            )
+            yield field.base.model_copy(
+                update={
+                    "order": field.request.order or "1f1b",
+                    "cut": cut,
+                    "precision": precision,
+                    "compile": compiled,
+                    "sharding": Sharding(weights=shared[0], optimizer=shared[1]),
+                    "batch": Batch(sequence=field.sequence, micro=micro, accumulation=micros),
+                    "stages": stages,
+                }
+            )
+
+
+def in_phases(base: Plan, field: Field) -> Iterator[Plan]:
+    """A plan's stages in so many phases as are open, at home nowhere yet, most phases first."""
+    longest = max(stage.last - stage.first for stage in base.stages)
+    counts = (longest, *(count for count in reversed(_PHASES) if count < longest))
+    parameters = tuple(kind.parameter_count for kind in field.graph.layer_kinds())
+    for count in counts if field.request.phases is None else (field.request.phases,):
+        if 1 < count <= longest:
+            stages = tuple(
+                Stage.model_construct(
+                    phases=_phases(parameters[stage.first : stage.last], stage.first, count),
+                    recompute=stage.recompute,
+                )
+                for stage in base.stages
+            )
+            yield base.model_copy(update={"stages": stages})
+
+
+def far_tiers(machine: Machine) -> tuple[Tier, ...]:
+    """The tiers that something can wait in, nearest first."""
+    return tuple(tier for tier in machine.device.tiers[1:] if tier.read and tier.write)
+
+
+def at_home(plan: Plan, tier: str, *, outputs: bool) -> Plan:
+    """The plan with its state at home in a tier.
+
+    Args:
+        plan: in phases.
+        tier: that holds it.
+        outputs: whether outputs go there too from forward to backward.
+    """
+    activations = tier if outputs else NEAR
+    home = Home(weights=tier, gradients=tier, optimizer=tier, activations=activations)
+    return plan.model_copy(update={"home": home})
+
+
+def waiting_bytes(plan: Plan, field: Field) -> int:
+    """What waits beyond the near tier, on the device where it is most."""
+    return max(
+        sum(sum(classes.values()) for classes in far_bytes(plan, field.graph, stage).values())
+        for stage in range(plan.cut.pipeline)
+    )
+
+
+@lru_cache(maxsize=4096)
+def _phases(parameters: tuple[int, ...], first: int, count: int) -> tuple[tuple[int, int], ...]:
+    """Layers in phases the largest of which has as few parameters as can be."""
+    bounds = evenly(parameters, min(count, len(parameters)))
+    return tuple((first + begin, first + end) for begin, end in bounds)

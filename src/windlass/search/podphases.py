@@ -1,0 +1,217 @@
+"""Pod phases: what several devices do where nothing fits their near tiers whole.
+
+Of the many plans in phases few are clocked. Bounds tell, each dearer and closer than the one before
+it, that a plan does not fit or is slower than one that is known:
+
+- sizes of layers, and seconds of their passes (`phasebounds`);
+- two short programs, of 2 and 3 micro-batches. More of them never need less memory. The end of a
+  step is the largest of sums each of which grows by as much with every micro-batch, so that a line
+  through the ends of the two is never above the whole plan's.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from heapq import heappop, heappush
+from itertools import count
+from math import inf
+from operator import itemgetter
+from typing import NamedTuple
+
+from windlass.cost.memory import stage_peaks
+from windlass.cost.predict import predict
+from windlass.program.instruction import Program
+from windlass.program.legal import faults
+from windlass.program.lower import lower
+from windlass.program.sizes import sizes_of
+from windlass.search.field import Field
+from windlass.search.phasebounds import PassTimes, least_bytes, least_seconds, left_bytes
+from windlass.search.phasespace import at_home, bases, far_tiers, in_phases, waiting_bytes
+from windlass.search.weigh import with_near
+from windlass.spec.graph import Graph
+from windlass.spec.machine import Machine
+from windlass.spec.plan import Plan
+from windlass.spec.prediction import Prediction
+
+_FEW = 3
+"""Micro-batches of the longer of two short programs."""
+
+Weighed = tuple[Plan, Prediction]
+
+
+class Phased(NamedTuple):
+    """What was found of plans in phases."""
+
+    best: tuple[Weighed, ...]
+    """Those that fit, as far as one had to look, the fastest run first."""
+    weighed: int
+    """Plans that bounds or the clock weighed."""
+
+
+def phased(field: Field, near_bytes: int) -> Phased:
+    """The fastest plan in phases of all of `phasespace` that fits.
+
+    Args:
+        field: what is open; `request.phases` pins the phases of a stage.
+        near_bytes: that each near tier has.
+    """
+    search = _Search(field, near_bytes)
+    small = list(_small(field, near_bytes))
+    for seconds, plan in small:
+        search.add(seconds, plan)
+    return Phased(search.found(), len(small))
+
+
+def able_in_phases(field: Field, near_bytes: int) -> bool:
+    """Whether some plan in phases may fit, as far as short programs tell."""
+    return any(
+        short.peak_bytes <= near_bytes
+        for _, plan in _small(field, near_bytes)
+        for short in placed(plan, field)
+    )
+
+
+class _Search:
+    """Weighs plans closer and closer, always the one that may yet be the fastest."""
+
+    def __init__(self, field: Field, near_bytes: int) -> None:
+        self._field, self._near = field, near_bytes
+        self._open: list[tuple[float, int, Plan | Short]] = []
+        """What none of them ends a step before; plans that were looked at are `Short`."""
+        self._count = count()
+
+    def add(self, seconds: float, item: "Plan | Short") -> None:
+        """Takes in a plan whose step takes so many seconds at the least."""
+        heappush(self._open, (seconds, next(self._count), item))
+
+    def found(self) -> tuple[Weighed, ...]:
+        """The plans that fit, as far as one had to look, the fastest run first."""
+        weighed: list[tuple[float, int, Weighed]] = []
+        best, steps = inf, self._field.request.train.steps
+        while self._open and self._open[0][0] < best:
+            _, _, item = heappop(self._open)
+            if not isinstance(item, Short):
+                self._look_at(item)
+                continue
+            prediction = item.whole(self._near)
+            if prediction is None:
+                if not item.plan.far("activations"):
+                    self._look_at(item.plan, (True,))
+                continue
+            seconds = prediction.step_seconds + prediction.compile_seconds / steps
+            weighed.append((seconds, len(weighed), (item.plan, prediction)))
+            best = min(best, seconds)
+        return tuple(each for _, _, each in sorted(weighed, key=itemgetter(0, 1)))
+
+    def _look_at(self, plan: Plan, outputs: tuple[bool, ...] = (False, True)) -> None:
+        """Takes the plan in again where it has room, as far as short programs tell."""
+        able = placed(plan, self._field, outputs)
+        short = next((short for short in able if short.peak_bytes <= self._near), None)
+        if short is not None:
+            self.add(short.step_seconds, short)
+
+
+def _small(field: Field, near_bytes: int) -> Iterator[tuple[float, Plan]]:
+    """Plans in phases with which sizes alone leave room, and what their steps take at the least."""
+    graph, machine = field.graph, field.machine
+    tiers = far_tiers(machine)
+    for base in bases(field) if tiers else ():
+        sizes = sizes_of(base, graph)
+        room = near_bytes - machine.device.process_bytes(compiled=base.compile)
+        small = [
+            at_home(plan, tiers[0].name, outputs=False)
+            for plan in in_phases(base, field)
+            if least_bytes(plan, sizes) <= room
+        ]
+        if small and not faults(small[0], graph, machine):
+            times = PassTimes.of(small[0], graph, machine)
+            yield from ((least_seconds(plan, graph, times), plan) for plan in small)
+
+
+def placed(
+    plan: Plan, field: Field, outputs: tuple[bool, ...] = (False, True)
+) -> Iterator["Short"]:
+    """The plan at home in the nearest tier that holds it, without outputs and with them.
+
+    Outputs stay near where there is room: moves that are not made hold nothing up.
+    """
+    for there in outputs:
+        for tier in far_tiers(field.machine):
+            home = at_home(plan, tier.name, outputs=there)
+            if waiting_bytes(home, field) <= tier.capacity_bytes:
+                if not faults(home, field.graph, field.machine):
+                    yield Short(home, field.graph, field.machine)
+                break
+
+
+class _Pair(NamedTuple):
+    """A plan with few micro-batches, and with one less than that."""
+
+    low: Plan
+    high: Plan
+
+
+@dataclass(frozen=True)
+class Short:
+    """Bounds of one plan, from what it does with two and three micro-batches.
+
+    Args:
+        plan: legal, in phases.
+        graph: that it cuts.
+        machine: that it runs on.
+    """
+
+    plan: Plan
+    graph: Graph
+    machine: Machine
+
+    @cached_property
+    def peak_bytes(self) -> int:
+        """The near tier's fullest moment is no less than this."""
+        plan, programs = self._plans.high, self._programs[-1]
+        held = self.machine.device.process_bytes(compiled=plan.compile)
+        outputs = held + left_bytes(self.plan, sizes_of(self.plan, self.graph))
+        return max(outputs, _peak_bytes(plan, self.graph, self.machine, programs))
+
+    @cached_property
+    def step_seconds(self) -> float:
+        """The step takes no less than this."""
+        low, high = (
+            predict(plan, self.graph, self.machine, programs).step_seconds
+            for plan, programs in zip(self._plans, self._programs, strict=True)
+        )
+        return self._beyond(low, high)
+
+    def whole(self, near_bytes: int) -> Prediction | None:
+        """What the plan costs; None if its own program needs more of the near tier."""
+        programs = lower(self.plan, self.graph)
+        if _peak_bytes(self.plan, self.graph, self.machine, programs) > near_bytes:
+            return None
+        return with_near(predict(self.plan, self.graph, self.machine, programs), near_bytes)
+
+    @cached_property
+    def _plans(self) -> _Pair:
+        batch = self.plan.batch
+        low, high = (
+            self.plan.model_copy(
+                update={
+                    "batch": batch.model_copy(update={"accumulation": min(few, batch.accumulation)})
+                }
+            )
+            for few in (_FEW - 1, _FEW)
+        )
+        return _Pair(low, high)
+
+    @cached_property
+    def _programs(self) -> tuple[tuple[Program, ...], ...]:
+        return tuple(lower(plan, self.graph) for plan in self._plans)
+
+    def _beyond(self, low: float, high: float) -> float:
+        """A line through the numbers of the short programs, as far as the plan's own one."""
+        return high + max(0, self.plan.batch.accumulation - _FEW) * (high - low)
+
+
+def _peak_bytes(plan: Plan, graph: Graph, machine: Machine, programs: tuple[Program, ...]) -> int:
+    """Of the near tier, on the fullest stage."""
+    stages = stage_peaks(plan, graph, machine, programs)
+    return max(tiers[0].peak_bytes for tiers in stages)

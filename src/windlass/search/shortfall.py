@@ -1,0 +1,136 @@
+"""Shortfall: where several devices hold a model not even in phases, what lacks and what would help.
+
+Each change to the request that is named was tried: with it some plan fits.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import ceil
+
+from windlass.program.sizes import sizes_of
+from windlass.search.field import Field
+from windlass.search.phasebounds import least_bytes
+from windlass.search.phasespace import at_home, bases, far_tiers, in_phases, waiting_bytes
+from windlass.search.podphases import Short, able_in_phases
+from windlass.search.space import smaller
+from windlass.spec.machine import Tier
+from windlass.spec.plan import Plan
+from windlass.units import show_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Miss:
+    """The plan in phases that comes nearest, and what it needs of each tier at the least."""
+
+    plan: Plan
+    near_bytes: int
+    far_bytes: int
+    far: Tier
+
+    @property
+    def phases(self) -> int:
+        """Of the stage that has most."""
+        return max(len(stage.phases) for stage in self.plan.stages)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shortfall:
+    """The plan in phases that comes nearest, and in words what it lacks and what would help."""
+
+    plan: Plan
+    told: tuple[str, ...]
+
+
+def shortfall(field: Field, near_bytes: int) -> Shortfall | None:
+    """What lacks on which tier with the plan in phases that comes nearest; None: there is none.
+
+    Args:
+        field: of which no plan fits.
+        near_bytes: that each near tier has.
+    """
+    miss = nearest(field, near_bytes)
+    if miss is None:
+        return None
+    cut = miss.plan.cut
+    lacks = (
+        f"in {miss.phases} phases a stage, p{cut.pipeline} t{cut.tensor} r{cut.replicas}, rts "
+        f"{miss.plan.sharding.weights}, micro-batch {miss.plan.batch.micro}: "
+        f"{' and '.join(_lacks(miss, near_bytes)) or 'no plan is legal'}"
+    )
+    return Shortfall(plan=miss.plan, told=(lacks, *_ways(miss, field, near_bytes)))
+
+
+def nearest(field: Field, near_bytes: int) -> Miss | None:
+    """The plan whose fullest tier is the least too full, of those with most phases; or none."""
+    tiers = far_tiers(field.machine)
+    if not tiers:
+        return None
+    far = max(tiers, key=lambda tier: tier.capacity_bytes)
+    found: list[tuple[float, int, Plan]] = []
+    for base in bases(field):
+        finest = next(in_phases(base, field), None)
+        if finest is not None:
+            plan = at_home(finest, far.name, outputs=True)
+            near = least_bytes(plan, sizes_of(plan, field.graph))
+            fullest = max(near / near_bytes, waiting_bytes(plan, field) / far.capacity_bytes)
+            found.append((fullest, len(found), plan))
+    if not found:
+        return None
+    _, _, plan = min(found)
+    return Miss(
+        plan=plan,
+        near_bytes=ceil(Short(plan, field.graph, field.machine).peak_bytes),
+        far_bytes=waiting_bytes(plan, field),
+        far=far,
+    )
+
+
+def _lacks(miss: Miss, near_bytes: int) -> Iterator[str]:
+    """By how much the tiers are too small."""
+    needs = (
+        ("near", miss.near_bytes, near_bytes),
+        (miss.far.name, miss.far_bytes, miss.far.capacity_bytes),
+    )
+    for tier, needed, there in needs:
+        if needed > there:
+            yield f"{show_bytes(needed)} in `{tier}`, {show_bytes(needed - there)} too much"
+
+
+def _ways(miss: Miss, field: Field, near_bytes: int) -> Iterator[str]:
+    """Single changes to the request that make it fit; then other machines."""
+    for words, update in _changes(miss, field):
+        request = field.request.model_copy(update=update)
+        if able_in_phases(Field(request, field.graph, field.machine), near_bytes):
+            yield words
+    if miss.near_bytes > near_bytes:
+        slices = int(miss.plan.cut.tensor)
+        times = 2 ** (ceil(miss.near_bytes / near_bytes) - 1).bit_length()
+        yield (
+            f"layers over {times} times as many slices (about `cut.tensor` = {slices * times}, not "
+            f"tried), or {show_bytes(miss.near_bytes)} of near memory on each device"
+        )
+    if miss.far_bytes > miss.far.capacity_bytes:
+        devices = ceil(miss.far_bytes / miss.far.capacity_bytes) * miss.plan.cut.devices
+        yield (
+            f"at least {devices} such devices with `sharding` over their replicas, or "
+            f"{show_bytes(miss.far_bytes)} of `{miss.far.name}` on each"
+        )
+
+
+def _changes(miss: Miss, field: Field) -> Iterator[tuple[str, dict[str, object]]]:
+    """Changes to try, as written on the command line and as an update of the request."""
+    request, batch = field.request, field.request.batch
+    if request.phases is not None:
+        yield f"leaving `phases` = {request.phases} open", {"phases": None}
+    if batch.micro not in (None, 1):
+        micro = batch.model_copy(update={"micro": 1, "accumulation": None})
+        yield "`batch.micro=1`", {"batch": micro}
+    replicas, pins = miss.plan.cut.replicas, request.sharding
+    if {pins.weights, pins.optimizer} - {None, replicas}:
+        shared = pins.model_copy(update={"weights": replicas, "optimizer": replicas})
+        words = f"`sharding.weights={replicas} sharding.optimizer={replicas}`"
+        yield words, {"sharding": shared}
+    if request.precision not in (None, "bfloat16"):
+        yield "`precision=bfloat16`", {"precision": "bfloat16"}
+    for moments in smaller(request.moments):
+        yield f"`moments={moments}`", {"moments": moments}

@@ -1,0 +1,172 @@
+"""Plans in phases over several devices: against all plans of the space, by the clock."""
+
+import random
+import re
+from functools import cache
+
+import pytest
+
+from factories import cut_graph, tiny_graph, tiny_machine
+from windlass.cost.predict import predict
+from windlass.program.legal import faults
+from windlass.program.lower import lower
+from windlass.program.sizes import sizes_of
+from windlass.program.verify import verify
+from windlass.search.choice import Choice
+from windlass.search.choose import choose
+from windlass.search.explain import explain
+from windlass.search.field import Field
+from windlass.search.phasebounds import PassTimes, least_bytes, least_seconds
+from windlass.search.phasespace import at_home, bases, far_tiers, in_phases, waiting_bytes
+from windlass.search.podphases import Short, phased
+from windlass.spec.graph import Graph
+from windlass.spec.machine import Machine
+from windlass.spec.plan import Plan
+from windlass.spec.prediction import Prediction
+from windlass.spec.request import Request
+
+GRAPHS = tuple(
+    cut_graph(tiny_graph(layers=layers, width=width, vocabulary=90, tied=tied), (2,))
+    for layers, width, tied in ((3, 64, True), (4, 256, False), (6, 128, True))
+)
+WIDE = cut_graph(tiny_graph(layers=6, width=2048, vocabulary=90), (2,))
+"""Whose state is larger than what moves are staged in."""
+STEPS = 10
+REPLICAS = (
+    "precision=float32", "compile=false", "cut.pipeline=1", "cut.tensor=1", "sharding.weights=1",
+    "sharding.optimizer=1",
+)  # fmt: skip
+"""Replicas with copies of their own, so that a device holds all layers or takes turns."""
+ROUNDING = 1 + 1e-9
+"""Sums of the same numbers in another order."""
+
+
+def machine(rate: float, *, devices: int = 4, in_turn: bool = False) -> Machine:
+    found = tiny_machine(devices=devices, host="2 GiB", runtime=1000, compiler=20_000)
+    link = found.links[0].model_copy(update={"rate": rate})
+    rule = "bulk-synchronous" if in_turn else found.rule
+    return found.model_copy(update={"links": (link,), "rule": rule})
+
+
+def request(*overrides: str, batch: int = 8) -> Request:
+    sizes = (f"train.batch={batch}", "train.sequence=32", f"train.steps={STEPS}")
+    return Request.resolve(overrides=(*sizes, *overrides))
+
+
+def every(field: Field) -> list[tuple[Plan, Prediction]]:
+    """All legal plans of the space in the nearest tier that holds them, wherever outputs live."""
+    found: list[tuple[Plan, Prediction]] = []
+    for base in bases(field):
+        for plan in in_phases(base, field):
+            for outputs in (False, True):
+                homes = (
+                    (at_home(plan, tier.name, outputs=outputs), tier.capacity_bytes)
+                    for tier in far_tiers(field.machine)
+                )
+                home = next(
+                    (home for home, room in homes if waiting_bytes(home, field) <= room), None
+                )
+                if home is not None and not faults(home, field.graph, field.machine):
+                    found.append((home, predict(home, field.graph, field.machine)))
+    return found
+
+
+@cache
+def case(seed: int) -> tuple[Field, list[tuple[Plan, Prediction]]]:
+    """A small request on a small machine, and all its plans."""
+    chance = random.Random(seed)
+    pins = chance.sample(
+        ["recompute=layer", "cut.tensor=1", "train.clip=inf", "cut.pipeline=2", "phases=2"], k=2
+    )
+    asked = request("precision=float32", "compile=false", *pins, batch=chance.choice([4, 8, 12]))
+    on = machine(chance.choice([1e9, 1e10]), in_turn=chance.random() < 0.5)
+    field = Field(asked, chance.choice(GRAPHS), on)
+    return field, every(field)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_what_is_found_is_the_fastest_of_all_plans_that_fit(seed: int):
+    field, told = case(seed)
+    peaks = sorted(prediction.peaks[0].peak_bytes for _, prediction in told)
+    near = peaks[len(peaks) * (1 + seed) // 10]
+    fitting = [each for _, each in told if each.peaks[0].peak_bytes <= near]
+    assert 0 < len(fitting) < len(told)
+    best = min(each.step_seconds for each in fitting)
+    plan, prediction = phased(field, near).best[0]
+    assert prediction.step_seconds == pytest.approx(best, rel=1e-9)
+    assert faults(plan, field.graph, field.machine, global_batch=field.request.train.batch) == ()
+    held = field.machine.device.process_bytes(compiled=plan.compile)
+    verify(lower(plan, field.graph), plan, field.graph, {"near": near - held})
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_no_bound_is_above_what_it_bounds(seed: int):
+    field, told = case(seed)
+    graph, on = field.graph, field.machine
+    for plan, prediction in told:
+        held = on.device.process_bytes(compiled=plan.compile)
+        near, seconds = prediction.peaks[0].peak_bytes, prediction.step_seconds * ROUNDING
+        short = Short(plan, graph, on)
+        assert held + least_bytes(plan, sizes_of(plan, graph)) <= near, plan
+        assert least_seconds(plan, graph, PassTimes.of(plan, graph, on)) <= seconds, plan
+        assert short.peak_bytes <= near, plan
+        assert short.step_seconds <= seconds, plan
+
+
+def narrow(graph: Graph, on: Machine, *overrides: str) -> int:
+    """A near tier that holds some plan in phases and no plan without."""
+    told = every(Field(request(*overrides), graph, on))
+    return min(prediction.peaks[0].peak_bytes for _, prediction in told)
+
+
+def told(choice: Choice) -> str:
+    """What would help, line by line."""
+    assert not choice.fits
+    return "\n".join(explain(choice).help)
+
+
+def test_a_model_that_no_device_holds_whole_takes_turns_on_all():
+    graph, on = WIDE, machine(1e10)
+    near = f"near={narrow(graph, on, *REPLICAS)}"
+    assert not choose(request(near, *REPLICAS, "phases=1"), graph, on).fits
+    choice = choose(request(near, *REPLICAS), graph, on)
+    assert choice.plan is not None
+    assert choice.prediction is not None
+    assert choice.plan.cut.devices == on.devices
+    assert set(choice.plan.far_homes) >= {"weights", "gradients", "optimizer"}
+    assert choice.prediction.fits
+
+
+def test_outputs_stay_near_where_there_is_room():
+    field = Field(request("precision=float32"), WIDE, machine(1e10))
+    plan, _ = phased(field, 2**30).best[0]
+    assert not plan.far("activations")
+
+
+def test_where_not_even_phases_fit_the_tier_and_the_bytes_that_lack_are_named():
+    graph, on = WIDE, machine(1e10)
+    near = narrow(graph, on, *REPLICAS)
+    choice = choose(request(f"near={near - 1}", *REPLICAS), graph, on)
+    assert re.search(r"phases a stage, p.* in `near`, .* too much", told(choice))
+
+
+def test_a_change_that_is_named_makes_it_fit():
+    graph, on = WIDE, machine(1e10)
+    near = f"near={narrow(graph, on, *REPLICAS)}"
+    two = choose(request(near, *REPLICAS, "phases=2"), graph, on)
+    assert "leaving `phases` = 2 open" in told(two)
+    assert choose(request(near, *REPLICAS), graph, on).plan is not None
+
+
+def test_a_far_tier_that_is_too_small_is_named_and_smaller_moments_where_they_help():
+    graph, on = WIDE, machine(1e10, devices=2)
+    near = narrow(graph, on, *REPLICAS)
+    field = Field(request(*REPLICAS, "moments=bfloat16"), graph, on)
+    peaks = [prediction.peaks for _, prediction in every(field)]
+    small = min(far.peak_bytes for fullest, far in peaks if fullest.peak_bytes <= near)
+    near_tier, far = on.device.tiers
+    tiers = (near_tier, far.model_copy(update={"capacity_bytes": small}))
+    tight = on.model_copy(update={"device": on.device.model_copy(update={"tiers": tiers})})
+    asked = request(f"near={near}", *REPLICAS)
+    words = told(choose(asked, graph, tight))
+    assert re.search(r"in `host`, .* too much(.|\n)*`moments=bfloat16`", words)
