@@ -117,17 +117,26 @@ def closed(chain: Chain, shape: Shape, ends: tuple[int, ...], rows: Rows) -> Tot
 
 
 def least_seconds(chain: Chain, shape: Shape, ends: tuple[int, ...], runs: Sequence[Run]) -> Floats:
-    """What no plan of each run can be faster than: the passes of its busiest stage."""
+    """What no plan of each run can be faster than.
+
+    A stage has all its passes to do; before the first a micro-batch comes through the stages before
+    it, and behind the last its gradient goes back through them. Only the weights' parts of parted
+    backward passes may come later than that gradient, so that there its way back is left out.
+    """
     parts = Parts(shape, ends)
     numbers = [chain.passes(each.setting) for each in runs]
     forward = np.stack([each.forward for each in numbers])
-    backward = np.stack([each.backward for each in numbers])
-    again = _again(parts, runs)
+    again = forward * _again(parts, runs)
     if shape.order == "zero-bubble":
-        parted = [each.backward_input + each.backward_weight for each in numbers]
-        backward = np.stack(parted)
-    each_micro = parts.by_stage(forward * (1 + again) + backward).max(axis=1)
-    return np.asarray(each_micro * np.array([each.micros for each in runs]))
+        backward = again + np.stack([e.backward_input + e.backward_weight for e in numbers])
+        way = parts.by_chunk(forward)
+    else:
+        backward = again + np.stack([each.backward for each in numbers])
+        way = parts.by_chunk(forward + backward)
+    way = way[:, : shape.pipeline]
+    micros = np.array([[each.micros] for each in runs])
+    through = np.cumsum(way, axis=1) - way + micros * parts.by_stage(forward + backward)
+    return np.asarray(through.max(axis=1))
 
 
 def least_bytes(chain: Chain, shape: Shape, blocks: Sequence[Block]) -> Floats:
@@ -174,7 +183,10 @@ def _stage_bytes(
     run = rows.run[first]
     runs = [rows.runs[at] for at in run]
     columns = Columns(
-        numbers=tuple(numbers[at] for at in run),
+        held=tuple(chain.held(each.setting._replace(replicas=1)) for each in runs),
+        widths=np.array(
+            [(n.token_bytes, n.gradient_bytes, n.weight_bytes) for n in (numbers[at] for at in run)]
+        ),
         micros=np.array([each.micros for each in runs]),
         rows=np.stack(
             [chain.rows(each.setting.tensor, each.setting.micro, each.micros) for each in runs]
