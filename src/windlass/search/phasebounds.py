@@ -24,6 +24,11 @@ def least_bytes(plan: Plan, sizes: Sequence[LayerSizes]) -> int:
     return max(_stage_bytes(plan, stage, sizes) for stage in plan.stages)
 
 
+def layer_bytes(plan: Plan, sizes: Sequence[LayerSizes]) -> int:
+    """Bytes of the near tier for the largest layer, in whatever phases; as in `least_bytes`."""
+    return max(_phase_bytes(plan, (layer,)) for layer in sizes)
+
+
 def left_bytes(plan: Plan, sizes: Sequence[LayerSizes]) -> int:
     """Bytes of outputs that stay near from forward to backward on the fullest stage.
 
@@ -50,16 +55,18 @@ def _stage_bytes(plan: Plan, stage: Stage, sizes: Sequence[LayerSizes]) -> int:
     staying = sum(each.held for each in sizes[first:end])
     if first > 0:
         staying += sizes[first - 1].output * plan.batch.accumulation
-    several = plan.batch.accumulation > 1
-    most = 0
-    for begin, end in stage.phases:
-        layers = sizes[begin:end]
-        there = sum(each.weights for each in layers)
-        if several:
-            there += sum(each.gradients for each in layers)
-        there += max(each.kept + each.backward_peak for each in layers)
-        most = max(most, there + (staying if begin > first else 0))
-    return most
+    return max(
+        _phase_bytes(plan, sizes[begin:end]) + (staying if begin > first else 0)
+        for begin, end in stage.phases
+    )
+
+
+def _phase_bytes(plan: Plan, layers: Sequence[LayerSizes]) -> int:
+    """What layers take that are near together, as one of them goes back."""
+    there = sum(each.weights for each in layers)
+    if plan.batch.accumulation > 1:
+        there += sum(each.gradients for each in layers)
+    return there + max(each.kept + each.backward_peak for each in layers)
 
 
 class _Passes(NamedTuple):

@@ -25,12 +25,18 @@ from windlass.program.legal import faults
 from windlass.program.lower import lower
 from windlass.program.sizes import sizes_of
 from windlass.search.field import Field
-from windlass.search.phasebounds import PassTimes, least_bytes, least_seconds, left_bytes
+from windlass.search.phasebounds import (
+    PassTimes,
+    layer_bytes,
+    least_bytes,
+    least_seconds,
+    left_bytes,
+)
 from windlass.search.phasespace import at_home, bases, far_tiers, in_phases, waiting_bytes
 from windlass.search.weigh import with_near
 from windlass.spec.graph import Graph
 from windlass.spec.machine import Machine
-from windlass.spec.plan import Plan
+from windlass.spec.plan import Plan, Sharding
 from windlass.spec.prediction import Prediction
 
 _FEW = 3
@@ -64,11 +70,8 @@ def phased(field: Field, near_bytes: int) -> Phased:
 
 def able_in_phases(field: Field, near_bytes: int) -> bool:
     """Whether some plan in phases may fit, as far as short programs tell."""
-    return any(
-        short.peak_bytes <= near_bytes
-        for _, plan in _small(field, near_bytes)
-        for short in placed(plan, field)
-    )
+    small = (plan for _, plan in _small(field, near_bytes))
+    return any(next(placed(plan, field, near_bytes), None) for plan in small)
 
 
 class _Search:
@@ -105,8 +108,7 @@ class _Search:
 
     def _look_at(self, plan: Plan, outputs: tuple[bool, ...] = (False, True)) -> None:
         """Takes the plan in again where it has room, as far as short programs tell."""
-        able = placed(plan, self._field, outputs)
-        short = next((short for short in able if short.peak_bytes <= self._near), None)
+        short = next(placed(plan, self._field, self._near, outputs), None)
         if short is not None:
             self.add(short.step_seconds, short)
 
@@ -115,40 +117,54 @@ def _small(field: Field, near_bytes: int) -> Iterator[tuple[float, Plan]]:
     """Plans in phases with which sizes alone leave room, and what their steps take at the least."""
     graph, machine = field.graph, field.machine
     tiers = far_tiers(machine)
-    for base in bases(field) if tiers else ():
+    for base in _with_room(field, near_bytes) if tiers else ():
+        several = [at_home(plan, tiers[0].name, outputs=False) for plan in in_phases(base, field)]
+        if not several or faults(several[0], graph, machine):
+            continue
         sizes = sizes_of(base, graph)
         room = near_bytes - machine.device.process_bytes(compiled=base.compile)
-        small = [
-            at_home(plan, tiers[0].name, outputs=False)
-            for plan in in_phases(base, field)
-            if least_bytes(plan, sizes) <= room
-        ]
-        if small and not faults(small[0], graph, machine):
+        small = [plan for plan in several if least_bytes(plan, sizes) <= room]
+        if small:
             times = PassTimes.of(small[0], graph, machine)
             yield from ((least_seconds(plan, graph, times), plan) for plan in small)
 
 
-def placed(
-    plan: Plan, field: Field, outputs: tuple[bool, ...] = (False, True)
-) -> Iterator["Short"]:
-    """The plan at home in the nearest tier that holds it, without outputs and with them.
+def _with_room(field: Field, near_bytes: int) -> Iterator[Plan]:
+    """Every plan that is open of which the near tier holds at least each layer alone."""
+    known: dict[tuple[object, ...], int] = {}
+    for base in bases(field):
+        batch = base.batch
+        key = base.cut.tensor, base.precision, base.compile, batch.micro, batch.accumulation > 1
+        if key not in known:
+            whole = base.model_copy(update={"sharding": Sharding()})
+            known[key] = layer_bytes(whole, sizes_of(whole, field.graph))
+        if known[key] <= near_bytes - field.machine.device.process_bytes(compiled=base.compile):
+            yield base
 
-    Outputs stay near where there is room: moves that are not made hold nothing up.
+
+def placed(
+    plan: Plan, field: Field, near_bytes: int, outputs: tuple[bool, ...] = (False, True)
+) -> Iterator["Short"]:
+    """The plan at home in the nearest tier that holds it, as far as short programs have room.
+
+    Args:
+        plan: in phases.
+        field: that it is of.
+        near_bytes: that each near tier has.
+        outputs: whether these go home too. They stay where there is room: moves that are not made
+            hold nothing up.
     """
+    left = left_bytes(plan, sizes_of(plan, field.graph))
     for there in outputs:
+        if left > near_bytes and not there:
+            continue
         for tier in far_tiers(field.machine):
             home = at_home(plan, tier.name, outputs=there)
             if waiting_bytes(home, field) <= tier.capacity_bytes:
-                if not faults(home, field.graph, field.machine):
-                    yield Short(home, field.graph, field.machine)
+                short = Short(home, field.graph, field.machine)
+                if not faults(home, field.graph, field.machine) and short.peak_bytes <= near_bytes:
+                    yield short
                 break
-
-
-class _Pair(NamedTuple):
-    """A plan with few micro-batches, and with one less than that."""
-
-    low: Plan
-    high: Plan
 
 
 @dataclass(frozen=True)
@@ -168,50 +184,39 @@ class Short:
     @cached_property
     def peak_bytes(self) -> int:
         """The near tier's fullest moment is no less than this."""
-        plan, programs = self._plans.high, self._programs[-1]
-        held = self.machine.device.process_bytes(compiled=plan.compile)
-        outputs = held + left_bytes(self.plan, sizes_of(self.plan, self.graph))
-        return max(outputs, _peak_bytes(plan, self.graph, self.machine, programs))
+        return _peak_bytes(*self._few, self.graph, self.machine)
 
     @cached_property
     def step_seconds(self) -> float:
-        """The step takes no less than this."""
-        low, high = (
-            predict(plan, self.graph, self.machine, programs).step_seconds
-            for plan, programs in zip(self._plans, self._programs, strict=True)
-        )
-        return self._beyond(low, high)
+        """The step takes no less than this: a line through the ends of two short programs."""
+        plan, programs = self._few
+        low = predict(self._with(_FEW - 1), self.graph, self.machine).step_seconds
+        high = predict(plan, self.graph, self.machine, programs).step_seconds
+        return high + max(0, self.plan.batch.accumulation - _FEW) * (high - low)
 
     def whole(self, near_bytes: int) -> Prediction | None:
         """What the plan costs; None if its own program needs more of the near tier."""
         programs = lower(self.plan, self.graph)
-        if _peak_bytes(self.plan, self.graph, self.machine, programs) > near_bytes:
+        if _peak_bytes(self.plan, programs, self.graph, self.machine) > near_bytes:
             return None
         return with_near(predict(self.plan, self.graph, self.machine, programs), near_bytes)
 
     @cached_property
-    def _plans(self) -> _Pair:
+    def _few(self) -> tuple[Plan, tuple[Program, ...]]:
+        """The plan with few micro-batches, and its programs."""
+        plan = self._with(_FEW)
+        return plan, lower(plan, self.graph)
+
+    def _with(self, accumulation: int) -> Plan:
+        """The plan with so many micro-batches at most."""
         batch = self.plan.batch
-        low, high = (
-            self.plan.model_copy(
-                update={
-                    "batch": batch.model_copy(update={"accumulation": min(few, batch.accumulation)})
-                }
-            )
-            for few in (_FEW - 1, _FEW)
+        few = min(accumulation, batch.accumulation)
+        return self.plan.model_copy(
+            update={"batch": batch.model_copy(update={"accumulation": few})}
         )
-        return _Pair(low, high)
-
-    @cached_property
-    def _programs(self) -> tuple[tuple[Program, ...], ...]:
-        return tuple(lower(plan, self.graph) for plan in self._plans)
-
-    def _beyond(self, low: float, high: float) -> float:
-        """A line through the numbers of the short programs, as far as the plan's own one."""
-        return high + max(0, self.plan.batch.accumulation - _FEW) * (high - low)
 
 
-def _peak_bytes(plan: Plan, graph: Graph, machine: Machine, programs: tuple[Program, ...]) -> int:
+def _peak_bytes(plan: Plan, programs: tuple[Program, ...], graph: Graph, machine: Machine) -> int:
     """Of the near tier, on the fullest stage."""
     stages = stage_peaks(plan, graph, machine, programs)
     return max(tiers[0].peak_bytes for tiers in stages)
