@@ -30,6 +30,8 @@ from windlass.spec.request import Request
 
 CLOSE = 0.02
 """How far the closed form may lie from the clock."""
+CLOSE_INTERLEAVED = 0.08
+"""The same where chunks interleave: it counts in full what a stage may have waited for anyway."""
 
 _KEPT = 48
 """Plans that the clock weighs at most."""
@@ -135,14 +137,15 @@ def _choice(
 def _ranked(field: Field, found: Sequence[Found], near_bytes: int) -> list[Weighed]:
     """Those that may be the fastest, by the clock, fastest first; only such as fit.
 
-    A plan whose closed form is slower than the best known time by more than both may err cannot be.
+    A plan whose closed form is slower than the best known time by more than it may err cannot be.
     """
     weighed: list[Weighed] = []
     steps = field.request.train.steps
     fastest = float("inf")
     for each in found:
-        if each.step_seconds * (1 - CLOSE) > fastest:
-            break
+        close = CLOSE_INTERLEAVED if each.cell.shape.interleave > 1 else CLOSE
+        if each.step_seconds * (1 - close) > fastest:
+            continue
         item = _weighed(field, each, near_bytes)
         if item[1].peaks[0].over_bytes == 0:
             weighed.append(item)

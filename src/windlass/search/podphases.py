@@ -184,7 +184,7 @@ class Short:
     @cached_property
     def peak_bytes(self) -> int:
         """The near tier's fullest moment is no less than this."""
-        return _peak_bytes(*self._few, self.graph, self.machine)
+        return near_bytes_of(*self._few, self.graph, self.machine)
 
     @cached_property
     def step_seconds(self) -> float:
@@ -197,7 +197,7 @@ class Short:
     def whole(self, near_bytes: int) -> Prediction | None:
         """What the plan costs; None if its own program needs more of the near tier."""
         programs = lower(self.plan, self.graph)
-        if _peak_bytes(self.plan, programs, self.graph, self.machine) > near_bytes:
+        if near_bytes_of(self.plan, programs, self.graph, self.machine) > near_bytes:
             return None
         return with_near(predict(self.plan, self.graph, self.machine, programs), near_bytes)
 
@@ -216,7 +216,7 @@ class Short:
         )
 
 
-def _peak_bytes(plan: Plan, programs: tuple[Program, ...], graph: Graph, machine: Machine) -> int:
-    """Of the near tier, on the fullest stage."""
+def near_bytes_of(plan: Plan, programs: tuple[Program, ...], graph: Graph, machine: Machine) -> int:
+    """How full the near tier gets on the fullest stage, by the programs of a plan."""
     stages = stage_peaks(plan, graph, machine, programs)
     return max(tiers[0].peak_bytes for tiers in stages)

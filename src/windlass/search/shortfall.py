@@ -7,20 +7,26 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import ceil
 
+from windlass.program.legal import faults
+from windlass.program.lower import lower
 from windlass.program.sizes import sizes_of
 from windlass.search.field import Field
 from windlass.search.phasebounds import least_bytes
 from windlass.search.phasespace import at_home, bases, far_tiers, in_phases, waiting_bytes
-from windlass.search.podphases import Short, able_in_phases
+from windlass.search.podphases import able_in_phases, near_bytes_of
 from windlass.search.space import smaller
 from windlass.spec.machine import Tier
 from windlass.spec.plan import Plan
+from windlass.spec.request import BatchRequest, CutRequest
 from windlass.units import show_bytes
+
+_PLAYED = 4
+"""Plans of the smallest sizes whose own programs tell which comes nearest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Miss:
-    """The plan in phases that comes nearest, and what it needs of each tier at the least."""
+    """The plan in phases that comes nearest, and what it needs of each tier."""
 
     plan: Plan
     near_bytes: int
@@ -55,7 +61,7 @@ def shortfall(field: Field, near_bytes: int) -> Shortfall | None:
     lacks = (
         f"in {miss.phases} phases a stage, p{cut.pipeline} t{cut.tensor} r{cut.replicas}, rts "
         f"{miss.plan.sharding.weights}, micro-batch {miss.plan.batch.micro}: "
-        f"{' and '.join(_lacks(miss, near_bytes)) or 'no plan is legal'}"
+        f"{' and '.join(_lacks(miss, near_bytes))}"
     )
     return Shortfall(plan=miss.plan, told=(lacks, *_ways(miss, field, near_bytes)))
 
@@ -74,14 +80,20 @@ def nearest(field: Field, near_bytes: int) -> Miss | None:
             near = least_bytes(plan, sizes_of(plan, field.graph))
             fullest = max(near / near_bytes, waiting_bytes(plan, field) / far.capacity_bytes)
             found.append((fullest, len(found), plan))
-    if not found:
-        return None
-    _, _, plan = min(found)
-    return Miss(
-        plan=plan,
-        near_bytes=ceil(Short(plan, field.graph, field.machine).peak_bytes),
-        far_bytes=waiting_bytes(plan, field),
-        far=far,
+    misses = [
+        Miss(
+            plan=plan,
+            near_bytes=near_bytes_of(plan, lower(plan, field.graph), field.graph, field.machine),
+            far_bytes=waiting_bytes(plan, field),
+            far=far,
+        )
+        for _, _, plan in sorted(found)[:_PLAYED]
+        if not faults(plan, field.graph, field.machine)
+    ]
+    return min(
+        misses,
+        key=lambda miss: max(miss.near_bytes / near_bytes, miss.far_bytes / far.capacity_bytes),
+        default=None,
     )
 
 
@@ -97,9 +109,14 @@ def _lacks(miss: Miss, near_bytes: int) -> Iterator[str]:
 
 
 def _ways(miss: Miss, field: Field, near_bytes: int) -> Iterator[str]:
-    """Single changes to the request that make it fit; then other machines."""
+    """Single changes that make it fit, with this cut and micro-batch; then other machines."""
+    cut, batch = miss.plan.cut, miss.plan.batch
+    pins: dict[str, object] = {
+        "cut": CutRequest(pipeline=cut.pipeline, tensor=cut.tensor, replicas=cut.replicas),
+        "batch": BatchRequest(micro=batch.micro),
+    }
     for words, update in _changes(miss, field):
-        request = field.request.model_copy(update=update)
+        request = field.request.model_copy(update=pins | update)
         if able_in_phases(Field(request, field.graph, field.machine), near_bytes):
             yield words
     if miss.near_bytes > near_bytes:
@@ -123,8 +140,7 @@ def _changes(miss: Miss, field: Field) -> Iterator[tuple[str, dict[str, object]]
     if request.phases is not None:
         yield f"leaving `phases` = {request.phases} open", {"phases": None}
     if batch.micro not in (None, 1):
-        micro = batch.model_copy(update={"micro": 1, "accumulation": None})
-        yield "`batch.micro=1`", {"batch": micro}
+        yield "`batch.micro=1`", {"batch": BatchRequest(micro=1)}
     replicas, pins = miss.plan.cut.replicas, request.sharding
     if {pins.weights, pins.optimizer} - {None, replicas}:
         shared = pins.model_copy(update={"weights": replicas, "optimizer": replicas})
