@@ -104,6 +104,8 @@ JOBS = (
         spreads={"sum_shown": 3.0},
     ),
     Job(stack="popart-bert", rows={MLPERF: 4}, only="popart", still=set()),
+    Job(stack="images-pods", rows={MLPERF: 4}, still=set()),
+    Job(stack="images-gpus", rows={MLPERF: 18}, still=set()),
     Job(stack="streams", rows={"cerebras.csv": 2}, still=set()),
     Job(stack="graphcore-bert", rows={"graphcore_performance.csv": 16}, still=set()),
 )

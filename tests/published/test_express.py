@@ -26,7 +26,7 @@ def _reason(folder: Path, **changes: object) -> str:
         ({"seq": "many"}, "`seq` = 'many' is no number"),
         ({"t": "-8"}, "`t` = '-8' is no number of 0 or more"),
         ({"t": "4"}, "t x p x d = 128, but `n_devices` = 64"),
-        ({"model": "resnet50"}, "only transformers"),
+        ({"model": "efficientnet-b4"}, "other than ResNet-50"),
         ({"measured_step_s": ""}, "no step time, throughput or peak memory"),
         ({"global_batch": "0"}, "`global_batch` not published"),
     ],

@@ -6,7 +6,7 @@ import pytest
 
 from factories import cut_graph, tiny_graph, tiny_machine
 from windlass.cost.predict import predict
-from windlass.errors import Faults, PlanError
+from windlass.errors import Faults
 from windlass.program.legal import faults
 from windlass.program.lower import lower
 from windlass.program.verify import verify
@@ -119,8 +119,16 @@ def test_runners_up_differ_in_something_that_matters():
 
 
 def test_where_nothing_fits_the_nearest_are_named_with_their_bytes():
-    with pytest.raises(PlanError, match="nearest come:\n- p"):
-        choose(request("near=20kB"), GRAPHS[0], machine(4, 1e9))
+    graph, on = GRAPHS[0], machine(4, 1e9)
+    choice = choose(request("near=20kB"), graph, on)
+    assert choice.plan is None
+    assert choice.advice is not None
+    assert choice.refused
+    peaks = [refusal.peak_bytes for refusal in choice.refused]
+    assert peaks == sorted(peaks)
+    assert choice.advice.over_bytes == peaks[0] - 20_000 > 0
+    mended = choose(request(f"near={peaks[0]}"), graph, on)
+    assert mended.fits
 
 
 def test_pins_that_cannot_be_are_all_told():

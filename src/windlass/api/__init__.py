@@ -10,7 +10,7 @@ from windlass.api.needed import needed
 from windlass.api.pictures import draw, draw_alone, forecast, require_drawable
 from windlass.api.plan import HERE, Planned, Progress, ask, capture, find_machine, plan, probe
 from windlass.api.record import RUNS, load, report, runs
-from windlass.api.rehearse import PROCESSES, as_it_is, in_small, load_plan
+from windlass.api.rehearse import PROCESSES, as_it_is, in_small, load_plan, to_rehearse
 from windlass.api.resume import resume, sample
 from windlass.api.run import Run, train
 from windlass.api.scrutiny import Scrutiny
@@ -58,5 +58,6 @@ __all__ = [
     "resume",
     "runs",
     "sample",
+    "to_rehearse",
     "train",
 ]

@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 HERE = "here"
 """The name of the machine that this program runs on."""
 
+_NEAREST = 4
+"""Plans over several devices that come nearest to fitting, as told where none does."""
+
 Progress = Callable[[str, int, int | None], None]
 """Told a label, what is done, and of how much (None where that is not known)."""
 
@@ -70,7 +73,9 @@ class Planned:
 
     def _refusal(self) -> PlanError:
         told = explain(self.choice)
-        model, lines = self.request.model.name, [f"- {line}" for line in told.help]
+        model = self.request.model.name
+        nearest = told.refused[:_NEAREST] if self.machine.devices > 1 else ()
+        lines = [f"- {line}" for line in (*told.help, *nearest)]
         return PlanError("\n".join([f"`{model}` {told.verdict}; what would help:", *lines]))
 
 
@@ -107,7 +112,7 @@ def plan(
             `machine` or `near`: it says all that already.
         machine: a name of the catalogue; None means this machine.
         near: budget for the near tier, such as `4GiB`.
-        progress: told how far a first measurement of this machine is.
+        progress: told how far a first measurement of this machine, or of a model's slices, is.
 
     Raises:
         WindlassError: what is wrong with the request, the model or the machine.
@@ -123,7 +128,7 @@ def plan(
     devices = cut_of(request).devices
     if devices > 1 and request.machine == HERE and found.device.kind == "cpu":
         found = found.shared(devices)
-    graph = in_slices(request.model, graph, degrees(request, found))
+    graph = in_slices(request.model, graph, degrees(request, found), progress=progress)
     return Planned(
         request=request, graph=graph, machine=found, choice=choose(request, graph, found)
     )
@@ -147,13 +152,16 @@ def capture(model: ModelRequest) -> Graph:
     return graph
 
 
-def in_slices(model: ModelRequest, graph: Graph, asked: Iterable[int]) -> Graph:
+def in_slices(
+    model: ModelRequest, graph: Graph, asked: Iterable[int], *, progress: Progress | None = None
+) -> Graph:
     """The graph with its layers cut over so many slices too; each degree is captured once.
 
     Args:
         model: that the graph was captured from.
         graph: of `capture`.
         asked: degrees, 2 or more each. One that cannot be is noted in the graph.
+        progress: told which degree is captured, some seconds each.
 
     Raises:
         ModelError: a slice does what cannot be counted.
@@ -163,7 +171,11 @@ def in_slices(model: ModelRequest, graph: Graph, asked: Iterable[int]) -> Graph:
         prepare_allocator()
         from windlass.capture.capture import capture_slices
 
-        graph = capture_slices(chain_of_request(model), graph, missing)
+        chain = chain_of_request(model)
+        for done, degree in enumerate(missing):
+            if progress is not None:
+                progress(f"{model.name} in {degree} slices", done, len(missing))
+            graph = capture_slices(chain, graph, (degree,))
         save_graph(*_kept(model), graph)
     return graph
 

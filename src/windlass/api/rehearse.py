@@ -3,8 +3,9 @@
 from pathlib import Path
 
 from windlass.api.plan import HERE, Planned, Progress, capture, find_machine, in_slices
+from windlass.api.plan import plan as plan_of
 from windlass.cost.predict import predict
-from windlass.errors import ModelError
+from windlass.errors import ModelError, PlanError
 from windlass.models import catalogue
 from windlass.program.legal import faults, require_legal
 from windlass.search.choice import Choice
@@ -23,8 +24,37 @@ _LONGEST_STEP = 20.0
 _STANDS_IN = "gpt2-124m"
 """Its family takes the place of a model that nobody here knows."""
 
+_ROOM = 2**50
+"""Bytes of near memory in which any plan fits."""
+
 _TEXT_BYTES = 2 * 2**20
 """That a proof in small takes its samples from."""
+
+
+def to_rehearse(
+    request: Request, *, progress: Progress | None = None
+) -> tuple[Plan, tuple[str, ...]]:
+    """The plan of a request, and a sentence if it does not fit the machine.
+
+    What a large size alone shows, memory, no rehearsal shows: so a cut that needs more of it than
+    there is is rehearsed all the same, planned as if each device had room.
+
+    Args:
+        request: of a model, a machine, and whatever of the plan is pinned.
+        progress: told how far a first measurement of this machine is.
+
+    Raises:
+        WindlassError: what is wrong with the request.
+    """
+    try:
+        return plan_of(request, progress=progress).plan, ()
+    except PlanError as refusal:
+        if request.near is not None:
+            raise
+        roomy = request.model_copy(update={"near": _ROOM})
+        told = str(refusal).splitlines()[0].partition(";")[0]
+        found = plan_of(roomy, progress=progress).plan
+        return found, (f"{told}: planned as if each device had room enough",)
 
 
 def as_it_is(plan: Plan, request: Request, *, progress: Progress | None = None) -> Planned | None:

@@ -21,7 +21,8 @@ def rehearse(
     """Run a plan for a large machine in small, on local processes, and prove it as `check` does.
 
     Stages, slices, replicas, shards, phases, order and recompute are kept; widths become tiny, and
-    degrees are divided until 8 processes are enough. All exchanges are real ones.
+    degrees are divided until 8 processes are enough. All exchanges are real ones. A cut that does
+    not fit the machine is rehearsed too, and that is said.
 
     Args:
         model: a name (`windlass models` lists them).
@@ -35,8 +36,12 @@ def rehearse(
     """
     with Bars() as progress:
         request = request_of(model, overrides, on=on, near=near, file=file)
-        chosen = api.plan(request, progress=progress).plan if plan is None else api.load_plan(plan)
+        chosen, room = (
+            api.to_rehearse(request, progress=progress)
+            if plan is None
+            else (api.load_plan(plan), ())
+        )
         steps = request.train.model_copy(update={"steps": STEPS})
         short = request.model_copy(update={"train": steps})
         small, notes = api.in_small(chosen, short, progress=progress)
-        prove(small, notes, progress, faults=faults, as_json=as_json)
+        prove(small, (*room, *notes), progress, faults=faults, as_json=as_json)

@@ -117,17 +117,26 @@ def closed(chain: Chain, shape: Shape, ends: tuple[int, ...], rows: Rows) -> Tot
 
 
 def least_seconds(chain: Chain, shape: Shape, ends: tuple[int, ...], runs: Sequence[Run]) -> Floats:
-    """What no plan of each run can be faster than: the passes of its busiest stage."""
+    """What no plan of each run can be faster than.
+
+    A stage has all its passes to do; before the first a micro-batch comes through the stages before
+    it, and behind the last its gradient goes back through them. Only the weights' parts of parted
+    backward passes may come later than that gradient, so that there its way back is left out.
+    """
     parts = Parts(shape, ends)
     numbers = [chain.passes(each.setting) for each in runs]
     forward = np.stack([each.forward for each in numbers])
-    backward = np.stack([each.backward for each in numbers])
-    again = _again(parts, runs)
+    again = forward * _again(parts, runs)
     if shape.order == "zero-bubble":
-        parted = [each.backward_input + each.backward_weight for each in numbers]
-        backward = np.stack(parted)
-    each_micro = parts.by_stage(forward * (1 + again) + backward).max(axis=1)
-    return np.asarray(each_micro * np.array([each.micros for each in runs]))
+        backward = again + np.stack([e.backward_input + e.backward_weight for e in numbers])
+        way = parts.by_chunk(forward)
+    else:
+        backward = again + np.stack([each.backward for each in numbers])
+        way = parts.by_chunk(forward + backward)
+    way = way[:, : shape.pipeline]
+    micros = np.array([[each.micros] for each in runs])
+    through = np.cumsum(way, axis=1) - way + micros * parts.by_stage(forward + backward)
+    return np.asarray(through.max(axis=1))
 
 
 def least_bytes(chain: Chain, shape: Shape, blocks: Sequence[Block]) -> Floats:
@@ -174,7 +183,10 @@ def _stage_bytes(
     run = rows.run[first]
     runs = [rows.runs[at] for at in run]
     columns = Columns(
-        numbers=tuple(numbers[at] for at in run),
+        held=tuple(chain.held(each.setting._replace(replicas=1)) for each in runs),
+        widths=np.array(
+            [(n.token_bytes, n.gradient_bytes, n.weight_bytes) for n in (numbers[at] for at in run)]
+        ),
         micros=np.array([each.micros for each in runs]),
         rows=np.stack(
             [chain.rows(each.setting.tensor, each.setting.micro, each.micros) for each in runs]
@@ -239,6 +251,7 @@ class _Taken:
         self, chain: Chain, parts: Parts, rows: Rows, numbers: tuple[PassNumbers, ...]
     ) -> None:
         self.shape = shape = parts.shape
+        self.in_turn = chain.machine.rule == "bulk-synchronous"
         self.loans = loans = _loans(chain, parts, rows, numbers)
         again = _again(parts, rows.runs)
 
@@ -270,7 +283,7 @@ class _Taken:
                 message=self.message,
                 lending=loans.lending,
                 lender=loans.lender,
-                in_turn=chain.machine.rule == "bulk-synchronous",
+                in_turn=self.in_turn,
             ),
             np.array([each.micros for each in rows.runs]),
         )
@@ -321,8 +334,9 @@ def _step(taken: _Taken, shared: _Shared, rows: Rows, *, clips: bool) -> Floats:
 def _ends(taken: _Taken, shared: _Shared, rows: Rows) -> Floats:
     """When each stage (columns) of each plan (rows) has reduced its gradients.
 
-    Each stage reduces a layer's gradient behind the last pass that adds to it, before it sends the
-    gradient of its input on: so what the stages behind it reduce holds a stage up too.
+    Each stage reduces its gradients behind the last pass that adds to them, once it has sent the
+    gradient of its input on; of a single micro-batch before it does so, so that what the stages
+    behind it reduce holds a stage up too.
     """
     shape, message = taken.shape, taken.message[rows.run][:, None]
     late = _late(taken, shared, rows)
@@ -335,14 +349,17 @@ def _ends(taken: _Taken, shared: _Shared, rows: Rows) -> Floats:
             owner = np.maximum(ends[:, taken.loans.lender], came)
             ends[:, taken.loans.lender] = owner + taken.loans.taking[rows.run]
         return np.asarray(ends + late)
-    own = taken.last[rows.run] + reduce
+    early = reduce if shape.micros == 1 else np.zeros_like(reduce)
+    own = taken.last[rows.run] + early
     through = np.cumsum(own, axis=1) + message * np.arange(shape.chunks)
     path = taken.ready[rows.run] + through
     path[:, -1] += np.maximum(0.0, taken.loans.handing[rows.run] - own[:, -1])
     if shape.interleave > 1:
         path += _behind(reduce, shape.pipeline)
     longest = np.maximum.accumulate(path[:, ::-1], axis=1)[:, ::-1]
-    return np.asarray((longest - (through - own) + late)[:, : shape.pipeline])
+    if taken.in_turn and shape.micros > 1:  # a stage that sends does not reduce meanwhile
+        longest[:, 1:] += message
+    return np.asarray((longest - (through - own) + late + reduce - early)[:, : shape.pipeline])
 
 
 def _behind(values: Floats, pipeline: int) -> Floats:

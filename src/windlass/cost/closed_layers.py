@@ -81,6 +81,17 @@ class PassNumbers:
     gradient_bytes: int
     weight_bytes: int
 
+    def held(self) -> Floats:
+        """The bytes in the order of `HELD`, a row for each."""
+        return np.stack([getattr(self, name) for name in HELD])
+
+
+HELD = (
+    "output", "kept", "forward_peak", "backward_peak", "fresh", "largest", "rows_only", "gradients",
+    "weights",
+)  # fmt: skip
+"""What a layer's passes hold, as `PassNumbers` names it."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateNumbers:
@@ -120,6 +131,7 @@ class Chain:
         )
         """Layers that borrow weights, each with the layer that owns them."""
         self.passes: Callable[[Setting], PassNumbers] = cache(self._passes)
+        self.held: Callable[[Setting], Floats] = cache(self._held)
         self.states: Callable[[Block], StateNumbers] = cache(self._states)
         self.rows: Callable[[int, int, int], Floats] = cache(self._rows)
         self.rows_bytes: Callable[[int, int, int], float] = cache(self._rows_bytes)
@@ -232,6 +244,9 @@ class Chain:
             backward_input=alone.backward_input + exchanged("backward input"),
             backward_weight=alone.backward_weight + exchanged("backward weight"),
         )
+
+    def _held(self, setting: Setting) -> Floats:
+        return self._summed(setting).held()
 
     def _sent_(self, setting: Setting) -> "_Exchanges":
         """Collectives inside the passes of each kind, and what a slice sends for them."""

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from windlass.cost.closed_held import Held, Moment, held
-from windlass.cost.closed_layers import Floats, PassNumbers
+from windlass.cost.closed_layers import HELD, Floats
 from windlass.cost.closed_pipeline import Shape
 
 _FEW = 2
@@ -94,7 +94,10 @@ class Parts:
 class Columns:
     """Plans of one shape: the numbers of their passes stacked, a row for each plan."""
 
-    numbers: tuple[PassNumbers, ...]
+    held: tuple[Floats, ...]
+    """Of each plan, in the order of `HELD`."""
+    widths: Floats
+    """Bytes of a micro-batch's tokens, of a gradient and of a weight (columns)."""
     micros: Floats
     """Micro-batches of a step."""
     rows: Floats
@@ -106,13 +109,10 @@ class Columns:
     shares: npt.NDArray[np.bool_]
     """Whether replicas share weights, which are whole only while they are used."""
 
-    def stacked(self, name: str) -> Floats:
-        """One number of all layers (columns) of all plans (rows)."""
-        return np.stack([getattr(each, name) for each in self.numbers])
-
-    def scalars(self, name: str) -> Floats:
-        """One number of each plan, as a column."""
-        return np.array([[float(getattr(each, name))] for each in self.numbers])
+    def stacked(self) -> dict[str, Floats]:
+        """What passes hold of all layers (columns) of all plans (rows), by name."""
+        table = np.stack(self.held, axis=1)
+        return dict(zip(HELD, table, strict=True))
 
 
 def reduces_early(shape: Shape) -> bool:
@@ -152,21 +152,19 @@ class _Fullest:
         self._early = reduces_early(shape)
         self._once = shape.interleave > 1 and shape.micros == shape.pipeline
         """Whether each chunk is through with all micro-batches before the one before it begins."""
-        self._output, self._kept = columns.stacked("output"), columns.stacked("kept")
-        self._tokens = columns.scalars("token_bytes")
-        self._forward_peak = columns.stacked("forward_peak")
-        self._backward_peak = columns.stacked("backward_peak")
-        self._fresh, self._largest = columns.stacked("fresh"), columns.stacked("largest")
-        self._rows_only = columns.stacked("rows_only").astype(bool)
-        self._gradients = columns.stacked("gradients")
-        wide, narrow = columns.scalars("gradient_bytes"), columns.scalars("weight_bytes")
+        held = columns.stacked()
+        self._output, self._kept = held["output"], held["kept"]
+        self._forward_peak, self._backward_peak = held["forward_peak"], held["backward_peak"]
+        self._fresh, self._largest = held["fresh"], held["largest"]
+        self._rows_only, self._gradients = held["rows_only"] > 0, held["gradients"]
+        self._tokens, wide, narrow = np.split(columns.widths, 3, axis=1)
         self._converts = wide != narrow
-        self._gradients += columns.rows
+        self._gradients = self._gradients + columns.rows
         self._sums = self._gradients.copy()
         """Gradients that a layer's first backward pass makes: the owner's too, if it is first."""
         self._gone = self._sums * (1 - 1 / columns.shards[:, None])
         """Of a gradient, what is gone once it is reduced."""
-        self._whole = columns.stacked("weights") * columns.shares[:, None]
+        self._whole = held["weights"] * columns.shares[:, None]
         """Weights that are whole only from their first use to their last."""
         self._over = np.zeros_like(self._gradients)
         """What comes to be added to the gradient of weights that were lent."""

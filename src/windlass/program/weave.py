@@ -16,6 +16,9 @@ from windlass.program.shards import parts
 from windlass.spec.graph import Graph
 from windlass.spec.plan import Plan
 
+_BACK = (*BACKWARDS, "recompute", "restore")
+"""What a backward pass of a stage consists of, up to what it sends."""
+
 
 class Weave:
     """Sets exchanges and updates of one stage among its passes.
@@ -44,7 +47,7 @@ class Weave:
         for layer in layers:
             if self._shares:
                 cloth.after[cloth.read[layer]].append(Instruction("release", layer))
-            cloth.after[cloth.added[layer]] += self._summed(layer)
+            cloth.after[self._summing(layer, cloth)] += self._summed(layer)
         leaving = [layer for layer in layers if layer in self._departing]
         if self._plan.deferred:
             for layer in leaving:
@@ -52,6 +55,18 @@ class Weave:
         else:
             self._update(leaving, cloth)
         return iter(cloth)
+
+    def _summing(self, layer: int, cloth: "_Cloth") -> int:
+        """After which pass a gradient is summed over others.
+
+        The stage before waits for the gradient of this one's input, and all those before it too:
+        that goes first. Not where gradients that leave, or are there for one micro-batch only,
+        make room at once.
+        """
+        added = cloth.added[layer]
+        if self._departing or self._plan.batch.accumulation == 1:
+            return added
+        return cloth.sent.get(added, added)
 
     def gather(self, layers: Iterable[int]) -> Iterator[Instruction]:
         """Makes weights whole that are shared; those that have a home leave no shard behind."""
@@ -124,8 +139,17 @@ class _Cloth:
         """Where something is added to an owner's gradient last."""
         self.released: dict[int, int] = {}
         """Where a layer's whole weights are freed last."""
+        self.sent: dict[int, int] = {}
+        """Where the gradient leaves for the stage before that a backward pass is on the way to."""
         self.end = len(passes) - 1
+        onward: list[int] = []
         for index, (kind, layer, _) in enumerate(passes):
+            if kind in _BACK:
+                onward.append(index)
+            else:
+                if kind == "send":
+                    self.sent.update(dict.fromkeys(onward, index))
+                onward.clear()
             if layer is None:
                 continue
             if kind == "release":

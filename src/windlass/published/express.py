@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from windlass.published.cuts import cuts_of
+from windlass.published.images import image_cut, image_shape
 from windlass.published.reading import Unsaid, needed, number
 from windlass.published.run import Cut, Run, Shape
 from windlass.published.shapes import shape_of
@@ -54,8 +55,10 @@ def _run(row: Row, catalogue: Catalogue, heads: Mapping[float, float]) -> Run:
     if known is None:
         raise Unsaid(f"device {row.text('device')!r} is not known")
     told: list[str] = []
-    shape = shape_of(row, heads, told)
-    cuts = cuts_of(row, shape, known.law, told)
+    image = image_shape(row)
+    law = known.law if image is None else "images"
+    shape = image or shape_of(row, heads, told)
+    cuts = [image_cut(row)] if image else cuts_of(row, shape, law, told)
     failed = "OOM" in row.text("outcome").upper()
     seconds = None if failed else _step_seconds(row, shape, cuts[0])
     peak = _peak_bytes(row)
@@ -67,7 +70,7 @@ def _run(row: Row, catalogue: Catalogue, heads: Mapping[float, float]) -> Run:
         model=row.text("model"),
         machine=f"{row.text('device')} x {cuts[0].devices:g}",
         device=known.name,
-        stack=catalogue.stack_of(row, known.law).name,
+        stack=catalogue.stack_of(row, law).name,
         shape=shape,
         cut=cuts[0],
         choices=tuple(cuts) if len(cuts) > 1 else (),

@@ -8,7 +8,7 @@ from math import exp
 import numpy as np
 
 from windlass.cost.formulas import Column, Number
-from windlass.published import gpu, pods, streams
+from windlass.published import gpu, images, pods, streams
 from windlass.published.constants import Calibration, calibration, priors
 from windlass.published.memory import peak_bytes
 from windlass.published.run import Columns, Cut, Run
@@ -17,6 +17,7 @@ from windlass.published.stacks import catalogue
 Terms = Callable[[Columns, Mapping[str, Number]], dict[str, Column]]
 LAWS: Mapping[str, Terms] = {
     "gpu": gpu.step_terms, "pod": pods.step_terms, "stream": streams.step_terms,
+    "images": images.step_terms,
 }  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from windlass.cost.formulas import Column, block_parameters
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """A chain of transformer blocks, as far as its cost goes."""
+    """A chain of transformer blocks, or an image model, as far as its cost goes."""
 
     layers: float
     width: float
@@ -27,6 +27,9 @@ class Shape:
     """Tables of vocabulary by width: 1 where embedding and head share one, else 2."""
     scored: float = 1.0
     """Share of the positions that the head computes: 1, or what a masked model hides."""
+    image_flop: float = 0.0
+    """Of one image's forward pass through an image model; 0 of a transformer."""
+    image_weights: float = 0.0
 
     @property
     def inner(self) -> float:
@@ -46,7 +49,7 @@ class Shape:
     @property
     def parameters(self) -> float:
         """All weights that are products' factors, and tables."""
-        return self.layers * self.block + self.table
+        return self.layers * self.block + self.table + self.image_weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

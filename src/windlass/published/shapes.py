@@ -29,7 +29,9 @@ def shape_of(row: Row, usual_heads: Mapping[float, float], told: list[str]) -> S
     """
     name = row.text("model")
     if _IMAGES.search(name):
-        raise Unsaid("convolutions and image models are not in the formulas, only transformers")
+        raise Unsaid(
+            "an image model other than ResNet-50, whose convolutions no constant is fitted for"
+        )
     width, sequence = needed(row, "hidden", "seq")
     stated = leading(row.text("vocab"))
     if stated is None:

@@ -6,11 +6,12 @@ mistaken: their programs are lowered and simulated, and only what fits by its pr
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from math import ceil
 
 from windlass.cost.memory import peaks
 from windlass.errors import Faults, PlanError
 from windlass.program.lower import lower
-from windlass.search.choice import Choice, Refusal, Standing
+from windlass.search.choice import Advice, Choice, Refusal, Standing
 from windlass.search.field import Field
 from windlass.search.lift import lifted
 from windlass.search.podphases import Phased, phased
@@ -20,13 +21,12 @@ from windlass.search.sensitive import sensitivities
 from windlass.search.shortfall import shortfall
 from windlass.search.standing import opened, standing
 from windlass.search.sweep import Found, Sweep
-from windlass.search.weigh import memory_among, steady, with_near
+from windlass.search.weigh import Memory, memory_among, state_bytes, steady, with_near
 from windlass.spec.graph import Graph
 from windlass.spec.machine import Machine
-from windlass.spec.plan import Plan
+from windlass.spec.plan import Plan, Sharding
 from windlass.spec.prediction import Prediction
 from windlass.spec.request import Request
-from windlass.units import show_bytes
 
 CLOSE = 0.02
 """How far the closed form may lie from the clock."""
@@ -51,7 +51,7 @@ def choose_among(request: Request, graph: Graph, machine: Machine) -> Choice:
 
     Raises:
         Faults: the request asks for what cannot be.
-        PlanError: nothing fits.
+        PlanError: there is no plan at all.
     """
     near_bytes = request.near or machine.device.near.capacity_bytes
     field = Field(request, graph, machine)
@@ -85,15 +85,11 @@ def choose_among(request: Request, graph: Graph, machine: Machine) -> Choice:
 
 
 def _in_turns(field: Field, near_bytes: int, misses: Sequence[Found]) -> Choice:
-    """The fastest plan in phases, where layers cannot all be near, or are asked not to be.
-
-    Raises:
-        PlanError: none fits either.
-    """
+    """The fastest plan in phases, where layers cannot all be near, or are asked not to be."""
     turned = Phased((), 0) if field.request.phases == 1 else phased(field, near_bytes)
     refused = tuple(_refusal(field, found, near_bytes) for found in misses[:_REFUSED])
     if not turned.best:
-        raise _nothing_fits(field, refused, near_bytes)
+        return _nothing_fits(field, refused, near_bytes)
     best, others = turned.best[0], turned.best[1 : 1 + _RUNNERS_UP]
     told = _choice(field, best, others, refused, weighed=turned.weighed + len(misses))
     return replace(told, standing=_among_turns(field, best))
@@ -195,7 +191,10 @@ def _whole(
 def _refusal(field: Field, found: Found, near_bytes: int) -> Refusal:
     """The smallest of a trait of which no plan fits, by its program."""
     plan = field.plan(found.cell, found.place)
-    memory = memory_among(plan, field.graph, field.machine)
+    return _of_memory(plan, memory_among(plan, field.graph, field.machine), near_bytes)
+
+
+def _of_memory(plan: Plan, memory: Memory, near_bytes: int) -> Refusal:
     return Refusal(
         plan=plan,
         peak_bytes=memory.peak_bytes,
@@ -206,31 +205,44 @@ def _refusal(field: Field, found: Found, near_bytes: int) -> Refusal:
     )
 
 
-def _nothing_fits(field: Field, refused: Sequence[Refusal], near_bytes: int) -> PlanError:
-    """What comes nearest, and by how much it does not fit."""
-    machine = field.machine
-    begin = (
-        f"`{field.request.model.name}` does not fit {show_bytes(near_bytes)} on each of "
-        f"{machine.devices} devices of `{machine.name}`; nearest come:"
+def _nothing_fits(field: Field, refused: Sequence[Refusal], near_bytes: int) -> Choice:
+    """What comes nearest, all layers near or in phases, and what it would take.
+
+    Raises:
+        PlanError: no plan is legal at all.
+    """
+    lacking = None if field.request.phases == 1 else shortfall(field, near_bytes)
+    told = [] if lacking is None else [_in_phases(lacking.plan, field, near_bytes)]
+    nearest = sorted((*refused, *told), key=lambda each: each.peak_bytes)
+    if not nearest:
+        raise PlanError(f"no plan for {field.machine.devices} devices of `{field.machine.name}`")
+    first = nearest[0]
+    held = field.machine.device.process_bytes(compiled=first.plan.compile)
+    whole = first.plan.model_copy(update={"sharding": Sharding()})
+    state = state_bytes(whole, field.graph) * first.plan.cut.tensor
+    room = near_bytes - held
+    return Choice(
+        plan=None,
+        prediction=None,
+        refused=tuple(nearest),
+        advice=Advice(
+            near_bytes=near_bytes,
+            needed_bytes=first.peak_bytes,
+            over_bytes=first.over_bytes,
+            by_class=first.by_class,
+            changes=(),
+            state_bytes=state,
+            far=(),
+            devices=ceil(state / room) if room > 0 else None,
+            in_phases=() if lacking is None else lacking.told,
+        ),
+        weighed=len(nearest),
     )
-    lines = [
-        f"- {_cut(each.plan)}: {show_bytes(each.peak_bytes)} at {each.instruction}, "
-        f"{show_bytes(each.over_bytes)} too much; most is {each.largest_class} with "
-        f"{show_bytes(each.by_class[each.largest_class])}"
-        for each in refused
-    ]
-    if field.request.phases != 1:
-        lines += (f"- {line}" for line in shortfall(field, near_bytes))
-    return PlanError("\n".join([begin, *lines]))
 
 
-def _cut(plan: Plan) -> str:
-    cut, sharding = plan.cut, plan.sharding
-    return (
-        f"p{cut.pipeline} t{cut.tensor} r{cut.replicas}, rts {sharding.weights}, rts' "
-        f"{sharding.optimizer}, micro-batch {plan.batch.micro}, recompute "
-        f"{plan.stages[0].recompute}"
-    )
+def _in_phases(plan: Plan, field: Field, near_bytes: int) -> Refusal:
+    memory = memory_among(plan, field.graph, field.machine)
+    return _of_memory(plan, memory, near_bytes)
 
 
 def _run_seconds(item: Weighed, steps: int) -> float:

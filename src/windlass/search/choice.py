@@ -90,6 +90,8 @@ class Advice:
     """Tiers in which the model could wait its turn, were they larger."""
     devices: int | None
     """How many devices' memory that state takes at least; None if the process alone fills one."""
+    in_phases: tuple[str, ...] = ()
+    """On several devices: what the plan in phases that comes nearest lacks, and what would help."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

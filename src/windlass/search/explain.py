@@ -85,6 +85,7 @@ def explain_advice(advice: Advice) -> Iterator[str]:
         yield explain_change(change)
     if not any(key.startswith("near=") for change in advice.changes for key in change.overrides):
         yield f"a device with a near tier of {show_bytes(advice.needed_bytes)} would do"
+    yield from advice.in_phases
     for short in advice.far:
         yield (
             f"{show_bytes(short.needed_bytes)} on {short.tier}, which has "

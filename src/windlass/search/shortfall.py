@@ -39,8 +39,16 @@ class Miss:
         return max(len(stage.phases) for stage in self.plan.stages)
 
 
-def shortfall(field: Field, near_bytes: int) -> Iterator[str]:
-    """What lacks on which tier with the plan in phases that comes nearest, and what would help.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shortfall:
+    """The plan in phases that comes nearest, and in words what it lacks and what would help."""
+
+    plan: Plan
+    told: tuple[str, ...]
+
+
+def shortfall(field: Field, near_bytes: int) -> Shortfall | None:
+    """What lacks on which tier with the plan in phases that comes nearest; None: there is none.
 
     Args:
         field: of which no plan fits.
@@ -48,14 +56,14 @@ def shortfall(field: Field, near_bytes: int) -> Iterator[str]:
     """
     miss = nearest(field, near_bytes)
     if miss is None:
-        return
+        return None
     cut = miss.plan.cut
-    yield (
+    lacks = (
         f"in {miss.phases} phases a stage, p{cut.pipeline} t{cut.tensor} r{cut.replicas}, rts "
         f"{miss.plan.sharding.weights}, micro-batch {miss.plan.batch.micro}: "
         f"{' and '.join(_lacks(miss, near_bytes))}"
     )
-    yield from (f"what would help: {way}" for way in _ways(miss, field, near_bytes))
+    return Shortfall(plan=miss.plan, told=(lacks, *_ways(miss, field, near_bytes)))
 
 
 def nearest(field: Field, near_bytes: int) -> Miss | None:

@@ -1,0 +1,80 @@
+"""Images: convolutional models, whole on each device, their gradients summed over replicas.
+
+A model is its FLOP and weights (`models.toml`); a device reaches a share of its peak that grows
+with the images it has at once. Nothing is cut, so nothing else is in the law.
+"""
+
+import re
+import tomllib
+from collections.abc import Mapping
+from functools import cache
+
+import numpy as np
+
+from windlass.cost.formulas import Column, Number, ring_bytes, ring_rate
+from windlass.published.reading import count, needed, number
+from windlass.published.run import Columns, Cut, Shape
+from windlass.published.stacks import FOLDER
+from windlass.published.table import Row
+
+_PASSES = 3.0
+"""Forward, and twice as much backward."""
+_GRADIENT_BYTES = 2.0
+
+
+def image_shape(row: Row) -> Shape | None:
+    """The image model that a row names; None if it names none that is known."""
+    for known in _models().values():
+        if re.search(str(known["match"]), row.text("model"), re.IGNORECASE):
+            return Shape(
+                layers=0.0, width=1.0, heads=1.0, sequence=1.0, vocabulary=0.0,
+                image_flop=float(known["flop"]), image_weights=float(known["weights"]),
+            )  # fmt: skip
+    return None
+
+
+@cache
+def _models() -> Mapping[str, Mapping[str, str | float]]:
+    return tomllib.loads((FOLDER / "models.toml").read_text(encoding="utf-8"))
+
+
+def image_cut(row: Row) -> Cut:
+    """Every device a replica.
+
+    Raises:
+        Unsaid: the row does not say its batch or devices.
+    """
+    batch, devices = needed(row, "global_batch", "n_devices")
+    accumulation = count(row, "grad_accum")
+    if not accumulation:
+        stated = number(row, "microbatch") or batch / devices
+        accumulation = max(1.0, batch / devices / stated)
+    return Cut(
+        devices=devices, replicas=devices, accumulation=accumulation,
+        micro=batch / devices / accumulation,
+    )  # fmt: skip
+
+
+def step_terms(runs: Columns, given: Mapping[str, Number]) -> dict[str, Column]:
+    """Seconds of a step by what they go into; the step takes their sum.
+
+    Args:
+        runs: as columns.
+        given: the constants of `priors.toml`, law `images`.
+    """
+    k = {name: np.asarray(value, dtype=float) for name, value in given.items()}
+    full = runs.micro / (runs.micro + k["half_images"])
+    flop = _PASSES * runs.micro * runs.image_flop
+    products = runs.accumulation * flop / (runs.peak * k["products"] * full)
+    rate = ring_rate(
+        runs.replicas, np.ones_like(runs.replicas), per_host=runs.per_host,
+        devices=runs.devices, inner=runs.inner, cards=runs.cards,
+    )  # fmt: skip
+    sent = 2.0 * ring_bytes(runs.image_weights * _GRADIENT_BYTES, runs.replicas)
+    hosts = np.maximum(runs.devices / runs.per_host, 1.0)
+    return {
+        "products": products,
+        "replicas": np.asarray(sent / (rate * k["ring"]), dtype=float),
+        "update": np.zeros_like(products) + k["fixed"],
+        "stragglers": products * k["stragglers"] * np.log(hosts),
+    }

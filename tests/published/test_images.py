@@ -1,0 +1,43 @@
+"""Image models: what must hold of their step time whatever the constants are."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from published.made_tables import run_of
+from windlass.published.predict import predict
+from windlass.published.run import Run
+
+RESNET = {
+    "source": "mlcommons/training_results_v1.1", "model": "resnet50", "global_batch": "3264",
+    "microbatch": "408", "t": "1", "p": "1", "d": "8", "device": "NVIDIA A100-SXM4-80GB",
+    "n_devices": "8", "measured_step_s": "0.124",
+}  # fmt: skip
+
+
+def _seconds(run: Run, **changes: float) -> float:
+    return predict([replace(run, cut=replace(run.cut, **changes))])[0].step_seconds
+
+
+def test_a_row_of_an_image_model_needs_no_shape(tmp_path: Path):
+    found = run_of(tmp_path, RESNET)
+
+    assert found.stack == "images-gpus"
+    assert (found.cut.micro, found.cut.accumulation, found.cut.replicas) == (408, 1, 8)
+    assert run_of(tmp_path, RESNET, device="Graphcore Bow IPU").stack == "images-pods"
+
+
+def test_more_images_take_longer_and_less_for_each(tmp_path: Path):
+    run = run_of(tmp_path, RESNET)
+    few, many = _seconds(run, micro=16.0), _seconds(run, micro=256.0)
+
+    assert few < many < 16 * few
+
+
+def test_no_step_is_faster_than_its_flop_at_the_peak(tmp_path: Path):
+    (found,) = predict([run_of(tmp_path, RESNET)])
+
+    at_peak = 3 * 8.2e9 * 408 / 312e12
+    assert found.by_term["products"] > at_peak
+    assert sum(found.by_term.values()) == pytest.approx(found.step_seconds)
