@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from factories import AWAY, tiny_graph, tiny_machine, tiny_plan
+from factories import AWAY, cut_graph, tiny_graph, tiny_machine, tiny_plan
 from windlass.cost.clock import run_clock
 from windlass.cost.once import once
 from windlass.cost.predict import predict
@@ -34,6 +34,19 @@ def test_moves_that_take_no_time_leave_the_computing_alone():
     assert far is not None
     assert far.waiting_seconds < 1e-9
     assert predicted(1e18).hidden_share > 1 - 1e-6
+
+
+def test_what_devices_exchange_is_no_waiting_for_a_far_tier():
+    on = machine(1e18)
+    link = tiny_machine(devices=4).links[0].model_copy(update={"rate": 1e6})
+    on = on.model_copy(update={"devices_per_host": 4, "links": (link,)})
+    graph = cut_graph(tiny_graph(layers=4), (2,))
+    plan = tiny_plan(
+        graph, on, tensor=2, replicas=2, sharding=(2, 2), accumulation=2, home=AWAY, phases=PHASES
+    )
+    told = predict(plan, graph, on)
+    assert told.by_term["exchange and waiting"] > told.step_seconds / 2
+    assert told.hidden_share > 1 - 1e-6
 
 
 @given(st.floats(1e5, 1e12), st.floats(1.0, 100.0))

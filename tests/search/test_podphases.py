@@ -16,7 +16,7 @@ from windlass.search.choice import Choice
 from windlass.search.choose import choose
 from windlass.search.explain import explain
 from windlass.search.field import Field
-from windlass.search.phasebounds import PassTimes, least_bytes, least_seconds
+from windlass.search.phasebounds import PassTimes, least_bytes, least_seconds, left_bytes
 from windlass.search.phasespace import at_home, bases, far_tiers, in_phases, waiting_bytes
 from windlass.search.podphases import Short, phased
 from windlass.spec.graph import Graph
@@ -108,6 +108,7 @@ def test_no_bound_is_above_what_it_bounds(seed: int):
         near, seconds = prediction.peaks[0].peak_bytes, prediction.step_seconds * ROUNDING
         short = Short(plan, graph, on)
         assert held + least_bytes(plan, sizes_of(plan, graph)) <= near, plan
+        assert held + left_bytes(plan, sizes_of(plan, graph)) <= near, plan
         assert least_seconds(plan, graph, PassTimes.of(plan, graph, on)) <= seconds, plan
         assert short.peak_bytes <= near, plan
         assert short.step_seconds <= seconds, plan

@@ -10,7 +10,7 @@ from windlass.cost.step import StepCost
 from windlass.cost.streamed import Span, moving_seconds, step_seconds
 from windlass.program.instruction import Program
 from windlass.program.lower import lower
-from windlass.program.traffic import Moved, Traffic, together
+from windlass.program.traffic import Traffic, together
 from windlass.spec.graph import Graph
 from windlass.spec.machine import Machine
 from windlass.spec.plan import Plan
@@ -58,15 +58,22 @@ def predict(
         spans = run_clock(plan, graph, machine, costs, clocked)
         last = max(range(len(clocked)), key=lambda at: step_seconds(clocked[at], spans[at]))
         program, times = programs[last], spans[last]
-        if plan.streamed:
-            moved = together(Traffic(plan, graph).total(program.instructions))
-            far = _far_traffic(costs, program, times, moved)
         if len(programs) == 1:
             by_kind, by_term = _alike(costs, program)
+            computing = sum(by_kind.values())
+            waiting = max(0.0, step_seconds(program, times) - computing)
             for totals in (by_kind, by_term):
-                totals[_WAITING] = far.waiting_seconds if far else 0.0
+                totals[_WAITING] = waiting
         else:
             by_kind, by_term = _among_others(costs, program, times)
+        if plan.streamed:
+            moved = together(Traffic(plan, graph).total(program.instructions))
+            far = FarTraffic(
+                read_bytes=moved.read,
+                written_bytes=moved.written,
+                seconds=moving_seconds(program, times),
+                waiting_seconds=by_kind.get(_WAITING, 0.0),
+            )
     seconds = sum(by_kind.values())
     spread = exp(_WITHIN_80 * _deviation(machine))
     micros = plan.batch.accumulation * plan.cut.replicas
@@ -100,19 +107,6 @@ def _deviation(machine: Machine) -> float:
     return hypot(noise, _MODEL_ERROR)
 
 
-def _far_traffic(
-    costs: StepCost, program: Program, spans: tuple[Span, ...], moved: Moved
-) -> FarTraffic:
-    """What moves in a step that repeats, and how long the device waits for it and for others."""
-    computing = sum(costs.of(each, program.device).total for each in program.instructions)
-    return FarTraffic(
-        read_bytes=moved.read,
-        written_bytes=moved.written,
-        seconds=moving_seconds(program, spans),
-        waiting_seconds=max(0.0, step_seconds(program, spans) - computing),
-    )
-
-
 def _among_others(
     costs: StepCost, program: Program, spans: tuple[Span, ...]
 ) -> tuple[dict[str, float], dict[str, float]]:
@@ -132,8 +126,9 @@ def _among_others(
     for instruction in program.instructions:
         worked = worked.plus(costs.of(instruction, program.device))
     by_term = _terms(worked)
-    by_term[_EXCHANGE] = max(0.0, done - worked.total)
-    return dict(by_kind), by_term
+    waiting = by_kind.get(_WAITING, 0.0)
+    by_term[_EXCHANGE] = max(0.0, done - worked.total - waiting)
+    return dict(by_kind), by_term | ({_WAITING: waiting} if waiting else {})
 
 
 def _alike(costs: StepCost, program: Program) -> tuple[dict[str, float], dict[str, float]]:

@@ -30,19 +30,24 @@ def layer_bytes(plan: Plan, sizes: Sequence[LayerSizes]) -> int:
 
 
 def left_bytes(plan: Plan, sizes: Sequence[LayerSizes]) -> int:
-    """Bytes of outputs that stay near from forward to backward on the fullest stage.
+    """Bytes that wait near from forward to backward on the fullest stage, the process not counted.
 
-    All micro-batches are through all phases but the last before any of them goes back; between two
-    layers that run again each has left its output.
+    All micro-batches are through all phases but the last before any of them goes back, and through
+    the last one too if another stage follows. Each has left what the stage before has sent, the
+    outputs between layers that run again, unless these go home, and all that the last phase keeps.
     """
-    if plan.far("activations"):
-        return 0
-    each = (
-        sum(layer.output for layer in sizes[stage.first : max(stage.first, last - 1)])
-        for stage in plan.stages
-        for last in (stage.phases[-1][0],)
-    )
-    return plan.batch.accumulation * max(each)
+    return plan.batch.accumulation * max(_left(plan, stage, sizes) for stage in plan.stages)
+
+
+def _left(plan: Plan, stage: Stage, sizes: Sequence[LayerSizes]) -> int:
+    """What one micro-batch leaves near on a stage."""
+    begin, end = stage.phases[-1]
+    left = sizes[stage.first - 1].output if stage.first > 0 and begin > stage.first else 0
+    if not plan.far("activations"):
+        left += sum(layer.output for layer in sizes[stage.first : max(stage.first, begin - 1)])
+    if end < len(sizes) and stage.recompute == "none":
+        left += sum(layer.kept for layer in sizes[begin:end])
+    return left
 
 
 def _stage_bytes(plan: Plan, stage: Stage, sizes: Sequence[LayerSizes]) -> int:

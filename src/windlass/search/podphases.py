@@ -154,9 +154,9 @@ def placed(
         outputs: whether these go home too. They stay where there is room: moves that are not made
             hold nothing up.
     """
-    left = left_bytes(plan, sizes_of(plan, field.graph))
+    sizes, nearest = sizes_of(plan, field.graph), far_tiers(field.machine)[0].name
     for there in outputs:
-        if left > near_bytes and not there:
+        if left_bytes(at_home(plan, nearest, outputs=there), sizes) > near_bytes:
             continue
         for tier in far_tiers(field.machine):
             home = at_home(plan, tier.name, outputs=there)
