@@ -129,9 +129,12 @@ def plan(
     if devices > 1 and request.machine == HERE and found.device.kind == "cpu":
         found = found.shared(devices)
     graph = in_slices(request.model, graph, degrees(request, found), progress=progress)
-    return Planned(
-        request=request, graph=graph, machine=found, choice=choose(request, graph, found)
-    )
+    if progress is not None:
+        progress("searching", 0, None)
+    choice = choose(request, graph, found)
+    if progress is not None:
+        progress("searching", 1, 1)
+    return Planned(request=request, graph=graph, machine=found, choice=choice)
 
 
 def capture(model: ModelRequest) -> Graph:
