@@ -206,7 +206,7 @@ def _refuse_second_run(path: Path) -> None:
 def uuid7() -> str:
     """A new id whose order is that of its making, to a quarter of a microsecond.
 
-    Source: RFC 9562, section 5.7, with the 12 bits behind the millisecond as in section 6.2, method 3.
+    Source: RFC 9562, section 5.7, the 12 bits behind the millisecond as in section 6.2, method 3.
     """
     milliseconds, rest = divmod(time.time_ns(), 1_000_000)
     fraction = (rest << 12) // 1_000_000
