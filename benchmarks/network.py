@@ -26,7 +26,10 @@ from windlass.spec.machine import Link, Machine
 STEPS, WARM = 8, 3
 HOSTS = {"windlass0": "10.213.7.1", "windlass1": "10.213.7.2"}
 CABLES = ("windlassv0", "windlassv1")
-CUTS = {"replicas": "cut.replicas=2", "stages": "cut.pipeline=2"}
+CUTS = {
+    "replicas": ("cut.replicas=2", "sharding.weights=1", "sharding.optimizer=1"),
+    "stages": ("cut.pipeline=2",),
+}
 PORT = "29417"
 """Of a namespace of our own, where nobody else has any."""
 
@@ -53,7 +56,7 @@ def compared(model: str, cut: str, rate: int, rounds: int) -> tuple[float, float
         machine = two_hosts(rate)
         machine.save(Path(folder) / "two.toml")
         planned = windlass.plan(
-            model, CUTS[cut], "train.batch=16", "batch.micro=2", f"train.steps={STEPS}",
+            model, *CUTS[cut], "train.batch=16", "batch.micro=2", f"train.steps={STEPS}",
             "precision=float32", "compile=false", "recompute=none", "train.evaluate_sequences=0",
             f"train.save_every={STEPS}", machine=str(Path(folder) / "two.toml"),
         )  # fmt: skip

@@ -34,7 +34,7 @@ def ours(case: str, model: str, devices: int, batch: int, micro: int, sequence: 
     import windlass
 
     cut = {
-        "replicas": [f"cut.replicas={devices}"],
+        "replicas": [f"cut.replicas={devices}", "sharding.weights=1", "sharding.optimizer=1"],
         "shards": [
             f"cut.replicas={devices}", f"sharding.weights={devices}",
             f"sharding.optimizer={devices}",
