@@ -16,12 +16,12 @@ from windlass.search.field import Field
 from windlass.search.lift import lifted
 from windlass.search.podphases import Phased, phased
 from windlass.search.pods import pod_plans
-from windlass.search.ranked import runner_up
+from windlass.search.ranked import refusal, runner_up
 from windlass.search.sensitive import sensitivities
 from windlass.search.shortfall import shortfall
 from windlass.search.standing import opened, standing
 from windlass.search.sweep import Found, Sweep
-from windlass.search.weigh import Memory, memory_among, state_bytes, steady, with_near
+from windlass.search.weigh import memory_among, state_bytes, steady, with_near
 from windlass.spec.graph import Graph
 from windlass.spec.machine import Machine
 from windlass.spec.plan import Plan, Sharding
@@ -194,18 +194,7 @@ def _whole(
 def _refusal(field: Field, found: Found, near_bytes: int) -> Refusal:
     """The smallest of a trait of which no plan fits, by its program."""
     plan = field.plan(found.cell, found.place)
-    return _of_memory(plan, memory_among(plan, field.graph, field.machine), near_bytes)
-
-
-def _of_memory(plan: Plan, memory: Memory, near_bytes: int) -> Refusal:
-    return Refusal(
-        plan=plan,
-        peak_bytes=memory.peak_bytes,
-        over_bytes=memory.peak_bytes - near_bytes,
-        by_class=memory.by_class,
-        index=memory.index,
-        instruction=memory.instruction,
-    )
+    return refusal(plan, memory_among(plan, field.graph, field.machine), near_bytes)
 
 
 def _nothing_fits(field: Field, refused: Sequence[Refusal], near_bytes: int) -> Choice:
@@ -245,7 +234,7 @@ def _nothing_fits(field: Field, refused: Sequence[Refusal], near_bytes: int) -> 
 
 def _in_phases(plan: Plan, field: Field, near_bytes: int) -> Refusal:
     memory = memory_among(plan, field.graph, field.machine)
-    return _of_memory(plan, memory, near_bytes)
+    return refusal(plan, memory, near_bytes)
 
 
 def _run_seconds(item: Weighed, steps: int) -> float:

@@ -6,12 +6,12 @@ from windlass.cost.predict import predict
 from windlass.errors import Faults
 from windlass.search.advise import advise
 from windlass.search.among import choose_among
-from windlass.search.choice import Choice, Refusal
-from windlass.search.ranked import run_seconds, runner_up
+from windlass.search.choice import Choice
+from windlass.search.ranked import refusal, run_seconds, runner_up
 from windlass.search.sieve import Sieved, sieve, undominated
 from windlass.search.space import impossible, plans, vary
 from windlass.search.streamed import streamed_plans
-from windlass.search.weigh import Memory, weigh, with_near
+from windlass.search.weigh import weigh, with_near
 from windlass.spec.graph import Graph
 from windlass.spec.machine import Machine
 from windlass.spec.plan import Plan
@@ -52,7 +52,7 @@ def choose(request: Request, graph: Graph, machine: Machine) -> Choice:
         candidates += streamed
         turned = sieve(streamed, graph, machine, near_bytes)
         sieved = Sieved(fitting=turned.fitting, refused=(*turned.refused, *sieved.refused))
-    refused = tuple(_refusal(*item, near_bytes=near_bytes) for item in sieved.refused)
+    refused = tuple(refusal(*item, near_bytes) for item in sieved.refused)
     if not sieved.fitting:
         advice = advise(request, graph, machine, sieved.refused)
         return Choice(
@@ -129,14 +129,3 @@ def _recomputing(
     if twin == best or twin not in fitting:
         return []
     return [(twin, weigh(twin, graph, machine, near_bytes=near_bytes))]
-
-
-def _refusal(plan: Plan, memory: Memory, *, near_bytes: int) -> Refusal:
-    return Refusal(
-        plan=plan,
-        peak_bytes=memory.peak_bytes,
-        over_bytes=memory.peak_bytes - near_bytes,
-        by_class=memory.by_class,
-        index=memory.index,
-        instruction=memory.instruction,
-    )

@@ -1,6 +1,7 @@
-"""Ranked: by how much a plan that fits lost, and in which term."""
+"""Ranked: by how much a plan that fits lost and in which term, and by how much one does not fit."""
 
-from windlass.search.choice import RunnerUp, differences
+from windlass.search.choice import Refusal, RunnerUp, differences
+from windlass.search.weigh import Memory
 from windlass.spec.plan import Plan
 from windlass.spec.prediction import Prediction
 
@@ -30,4 +31,16 @@ def runner_up(
         slower_seconds=seconds - run_seconds(prediction, steps),
         term=term,
         term_seconds=losses[term],
+    )
+
+
+def refusal(plan: Plan, memory: Memory, near_bytes: int) -> Refusal:
+    """By how much a plan does not fit, and when."""
+    return Refusal(
+        plan=plan,
+        peak_bytes=memory.peak_bytes,
+        over_bytes=memory.peak_bytes - near_bytes,
+        by_class=memory.by_class,
+        index=memory.index,
+        instruction=memory.instruction,
     )
