@@ -1,11 +1,12 @@
 """`windlass compare` and `windlass batch`: one model on many machines, or with many batches."""
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
+from rich.console import RenderableType
 
 from windlass import api
 from windlass.cli.console import Bars, console, print_json, print_line, print_points
@@ -17,6 +18,9 @@ from windlass.spec.offer import Offer
 
 SIZES = tuple(2**power for power in range(3, 13))
 """Global batches that are tried where none is named."""
+
+Table = Callable[[Sequence[Offer]], RenderableType]
+"""Draws offers for a terminal."""
 
 
 def compare(
@@ -50,13 +54,7 @@ def compare(
     if picture is not None:
         heading = f"{request.model.name}, {request.train.batch} sequences a step"
         api.draw_alone(machines_picture(offers, heading), picture)
-    if as_json:
-        print_json([_tree(offer) for offer in offers])
-    else:
-        console.print(machines_offers_table(offers))
-        _print_refused(offers)
-    if not any(offer.plan for offer in offers):
-        sys.exit(1)
+    _tell(offers, machines_offers_table, as_json=as_json)
 
 
 def batch(
@@ -94,20 +92,21 @@ def batch(
     if picture is not None:
         heading = f"{request.model.name} on {request.machine}"
         api.draw_alone(batches_picture(offers, heading), picture)
+    _tell(offers, batches_table, as_json=as_json)
+
+
+def _tell(offers: Sequence[Offer], table: Table, *, as_json: bool) -> None:
+    """Prints what was found, and why there is no plan where there is none."""
     if as_json:
         print_json([_tree(offer) for offer in offers])
     else:
-        console.print(batches_table(offers))
-        _print_refused(offers)
+        console.print(table(offers))
+        lines = refused_lines(offers)
+        if lines:
+            print_line("no plan")
+            print_points(lines)
     if not any(offer.plan for offer in offers):
         sys.exit(1)
-
-
-def _print_refused(offers: Iterable[Offer]) -> None:
-    lines = refused_lines(tuple(offers))
-    if lines:
-        print_line("no plan")
-        print_points(lines)
 
 
 def _tree(offer: Offer) -> dict[str, object]:
