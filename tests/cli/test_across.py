@@ -64,6 +64,8 @@ def test_the_answer_is_drawn_too(windlass: Windlass, tmp_path: Path, verb: str):
         (("compare", *SMALL, "--on", "h10"), "did you mean `h100`"),
         (("compare", "gpt-tini"), "did you mean `gpt-tiny`"),
         (("compare", "gpt-tiny", "train.bach=3"), "did you mean `train.batch`"),
+        (("compare", *SMALL, "--on"), "`--on` names no machine"),
+        (("needed", "gpt-tiny", "--on"), "`--on` names no machine"),
         (("batch", *SMALL, "--on", "h100", "--sizes", "0"), "0 is no number of sequences"),
     ],
 )

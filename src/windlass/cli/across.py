@@ -10,7 +10,7 @@ from rich.console import RenderableType
 
 from windlass import api
 from windlass.cli.console import Bars, console, print_json, print_line, print_points
-from windlass.cli.words import AsJson, apart, request_of
+from windlass.cli.words import AsJson, apart, request_of, require_named
 from windlass.errors import RequestError
 from windlass.report.offers import batches_table, machines_offers_table, refused_lines
 from windlass.report.ranking import batches_picture, machines_picture
@@ -48,6 +48,7 @@ def compare(
     if picture is not None:
         api.require_drawable(picture, pages=False)
     machines, more = apart(on)
+    require_named(machines)
     request = request_of(model, (*overrides, *more), near=near, file=file)
     with Bars() as progress:
         offers = api.compared(request, machines, progress=progress)

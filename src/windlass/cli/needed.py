@@ -7,7 +7,7 @@ from cyclopts import Parameter
 
 from windlass import api
 from windlass.cli.console import Bars, console, print_json
-from windlass.cli.words import AsJson, apart
+from windlass.cli.words import AsJson, apart, require_named
 from windlass.report.needed import needs_picture, needs_table
 
 MODELS = ("gpt2-1.5b", "gpt-j-6b", "gpt3-13b", "gpt-neox-20b", "gpt3-175b", "megatron-1t")
@@ -34,6 +34,7 @@ def needed(
     if picture is not None:
         api.require_drawable(picture, pages=False)
     families, more = apart(on)
+    require_named(families)
     models, overrides = apart((*words, *more))
     with Bars() as progress:
         found = tuple(

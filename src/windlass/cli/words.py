@@ -6,6 +6,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from windlass import api
+from windlass.errors import RequestError
 from windlass.spec.request import Request
 
 AsJson = Annotated[bool, Parameter(name="--json", negative="")]
@@ -36,3 +37,13 @@ def apart(words: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Names, and overrides: a flag that takes many names takes the `key=value` behind them too."""
     names = tuple(word for word in words if "=" not in word)
     return names, tuple(word for word in words if "=" in word)
+
+
+def require_named(machines: tuple[str, ...]) -> None:
+    """Refuses a flag `--on` that names nothing.
+
+    Raises:
+        RequestError: it does.
+    """
+    if not machines:
+        raise RequestError("`--on` names no machine; `windlass machines` lists them")
