@@ -18,9 +18,11 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from windlass.cost.closed_held import held
 from windlass.cost.closed_layers import Block, Chain, Floats, Ints, PassNumbers, Setting
-from windlass.cost.closed_memory import Columns, Loaned, Parts, fullest, reduces_early
+from windlass.cost.closed_memory import Columns, Loaned, fullest, reduces_early
 from windlass.cost.closed_pipeline import Durations, Shape, fold
+from windlass.cost.closed_places import Layout, Parts, Places, sorts_of
 
 
 class Run(NamedTuple):
@@ -40,8 +42,6 @@ class Totals:
     step_seconds: Floats
     peak_bytes: Floats
     """Of the near tier, on the fullest stage."""
-    stage_bytes: Floats
-    """Of each stage (columns)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,12 +107,10 @@ def closed(chain: Chain, shape: Shape, ends: tuple[int, ...], rows: Rows) -> Tot
     parts = Parts(shape, ends)
     numbers = tuple(chain.passes(each.setting) for each in rows.runs)
     shared = _Shared(chain, parts, rows)
-    stage_bytes = _stage_bytes(chain, parts, rows, numbers) + shared.held[rows.pair]
     taken = _Taken(chain, parts, rows, numbers)
     return Totals(
         step_seconds=_step(taken, shared, rows, clips=chain.base.clip),
-        peak_bytes=stage_bytes.max(axis=1),
-        stage_bytes=stage_bytes,
+        peak_bytes=_peak_bytes(chain, shape, ends, rows, numbers, shared.held),
     )
 
 
@@ -168,22 +166,35 @@ def _again(parts: Parts, runs: Sequence[Run]) -> npt.NDArray[np.bool_]:
     return np.array([[each.again] for each in runs]) & inner
 
 
-def _stage_bytes(
-    chain: Chain, parts: Parts, rows: Rows, numbers: tuple[PassNumbers, ...]
+def _peak_bytes(
+    chain: Chain,
+    shape: Shape,
+    ends: tuple[int, ...],
+    rows: Rows,
+    numbers: tuple[PassNumbers, ...],
+    always: Floats,
 ) -> Floats:
-    """What comes and goes on each stage (columns) of each plan at its fullest.
+    """What is held at the fullest moment of the fullest stage of each plan.
 
     Of rts and rts' it matters whether they are above 1, and only in a few shapes how far.
+
+    Args:
+        chain: of layers.
+        shape: of the plans.
+        ends: first layer of each chunk, and the chain's length.
+        rows: the plans.
+        numbers: of each run.
+        always: what is there at any moment, a row for each pair, by stage.
     """
     weights, optimizer = rows.pairs[rows.pair].T
-    shards = optimizer if reduces_early(parts.shape) else np.minimum(optimizer, 2)
-    alike = _alike(chain, parts.shape, rows.runs)
+    shards = optimizer if reduces_early(shape) else np.minimum(optimizer, 2)
+    alike = _alike(chain, shape, rows.runs)
     sorts = (alike[rows.run] * (1 + int(shards.max())) + shards) * 2 + (weights > 1)
     _, first, sort = np.unique(sorts, return_index=True, return_inverse=True)
     run = rows.run[first]
     runs = [rows.runs[at] for at in run]
     columns = Columns(
-        held=tuple(chain.held(each.setting._replace(replicas=1)) for each in runs),
+        held=np.stack([chain.held(each.setting._replace(replicas=1)) for each in runs], axis=1),
         widths=np.array(
             [(n.token_bytes, n.gradient_bytes, n.weight_bytes) for n in (numbers[at] for at in run)]
         ),
@@ -195,13 +206,21 @@ def _stage_bytes(
         shards=shards[first].astype(np.float64),
         shares=weights[first] > 1,
     )
-    device = chain.machine.device
-    held = np.array([device.process_bytes(compiled=each.setting.compiled) for each in runs])
     loan = None
     if chain.tied:
         lent = np.array([chain.lent_elements(each.setting.tensor) for each in runs])
         loan = Loaned(*chain.tied[0], lent)
-    return np.asarray((fullest(parts, columns, loan) + held[:, None])[sort])
+    alone = (0, chain.layers - 1, *(chain.tied[0] if chain.tied else ()))
+    layout = Layout(ends, sorts_of(chain.of, alone))
+    places = Places(shape, layout, held(shape, tuple(np.diff(ends))))
+    there = fullest(places, chain.of, columns, loan)
+    device = chain.machine.device
+    there += np.array([[device.process_bytes(compiled=each.setting.compiled)] for each in runs])
+    return _largest_sum(there[sort], always[:, places.stages][rows.pair])
+
+
+def _largest_sum(ones: Floats, others: Floats) -> Floats:
+    return np.asarray((ones + others).max(axis=1))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -120,7 +120,8 @@ class Chain:
         self.base, self.graph, self.machine = base, graph, machine
         names = [kind.name for kind in graph.layer_kinds()]
         self._names = tuple(dict.fromkeys(names))
-        self._of = np.array([self._names.index(name) for name in names])
+        self.of = np.array([self._names.index(name) for name in names])
+        """The kind of each layer, as a place among all kinds."""
         self._first = tuple(names.index(name) for name in self._names)
         self.layers = len(names)
         self.tied = tuple(
@@ -202,15 +203,15 @@ class Chain:
         return float(self.rows(tensor, micro, micros).sum())
 
     def _rows(self, tensor: int, micro: int, micros: int) -> Floats:
-        """What looked-up rows of earlier micro-batches take, for each layer."""
+        """What looked-up rows of earlier micro-batches take, by kind of layer."""
         plan = self.plan_of(Setting(tensor, "float32", False, micro, True, False))
         batch = plan.batch.model_copy(update={"accumulation": micros})
         plan, kinds = plan.model_copy(update={"batch": batch}), self.kinds(tensor)
-        return self._spread(lambda _, kind: rows_bytes(plan, kinds[kind]))
+        return np.array([float(rows_bytes(plan, kinds[name])) for name in self._names])
 
     def _lent_elements(self, tensor: int) -> float:
         """Elements that the first tied layer borrows."""
-        name = self._names[self._of[self.tied[0][0]]]
+        name = self._names[self.of[self.tied[0][0]]]
         tied = (p.count for p in self.kinds(tensor)[name].parameters if p.tied_to is not None)
         return float(sum(tied))
 
@@ -224,7 +225,7 @@ class Chain:
     def _spread(self, of_kind: Callable[[int, str], float]) -> Floats:
         """A number of each kind, found at its first layer, for all layers."""
         found = [of_kind(at, name) for at, name in zip(self._first, self._names, strict=True)]
-        return np.asarray(np.array(found, dtype=np.float64)[self._of])
+        return np.asarray(np.array(found, dtype=np.float64)[self.of])
 
     def _passes(self, setting: Setting) -> PassNumbers:
         """Passes with what slices exchange in them, which depends on how many replicas do so."""
@@ -246,7 +247,8 @@ class Chain:
         )
 
     def _held(self, setting: Setting) -> Floats:
-        return self._summed(setting).held()
+        """What passes hold: a row for each name of `HELD`, by kind of layer."""
+        return self._summed(setting).held()[:, self._first]
 
     def _sent_(self, setting: Setting) -> "_Exchanges":
         """Collectives inside the passes of each kind, and what a slice sends for them."""
@@ -328,7 +330,7 @@ class Chain:
         found = [self._of_pair(plan, states.sizes[name]) for name in self._names]
         found_ = np.array(found).T
         found_[3] += states.update
-        return np.asarray(np.concatenate([found_, [states.launches]])[:, self._of])
+        return np.asarray(np.concatenate([found_, [states.launches]])[:, self.of])
 
     def _of_pair(self, plan: Plan, sizes: StateSizes) -> tuple[float, float, float, float, float]:
         """Bytes held, seconds to gather, reduce and spread, and bytes of the norm, of one kind."""

@@ -13,9 +13,10 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from windlass.cost.closed_held import Held, Moment, held
-from windlass.cost.closed_layers import HELD, Floats
+from windlass.cost.closed_held import Held, Moment
+from windlass.cost.closed_layers import HELD, Floats, Ints
 from windlass.cost.closed_pipeline import Shape
+from windlass.cost.closed_places import Places
 
 _FEW = 2
 """Micro-batches of a step in which none comes between the first and the last."""
@@ -30,89 +31,24 @@ class Loaned(NamedTuple):
     """Of each plan."""
 
 
-class Parts:
-    """Which chunk and stage each layer of a chain is in.
-
-    Args:
-        shape: of the plans.
-        ends: first layer of each chunk, and the chain's length.
-    """
-
-    def __init__(self, shape: Shape, ends: tuple[int, ...]) -> None:
-        self.shape = shape
-        self.starts = np.array(ends[:-1])
-        self.layers = ends[-1]
-        self.chunk = np.repeat(np.arange(shape.chunks), np.diff(ends))
-        self.stage = self.chunk % shape.pipeline
-        self._in_chunk = (self.chunk[:, None] == np.arange(shape.chunks)).astype(np.float64)
-        self._in_stage = (self.stage[:, None] == np.arange(shape.pipeline)).astype(np.float64)
-        self.first = self.starts[self.chunk]
-        self.last = np.array(ends[1:])[self.chunk]
-
-    def before(self, values: Floats) -> Floats:
-        """For each layer the sum over those before it in its chunk."""
-        total = np.cumsum(values, axis=-1) - values
-        return np.asarray(total - total[..., self.first])
-
-    def after(self, values: Floats) -> Floats:
-        """For each layer the sum over those behind it in its chunk."""
-        within = self.by_chunk(values)[..., self.chunk]
-        return np.asarray(within - self.before(values) - values)
-
-    def by_chunk(self, values: Floats) -> Floats:
-        """The sum over each chunk."""
-        return np.asarray(values @ self._in_chunk)
-
-    def by_stage(self, values: Floats) -> Floats:
-        """The sum over each stage."""
-        return np.asarray(values @ self._in_stage)
-
-    def behind(self, values: Floats) -> Floats:
-        """For each layer the sum over later chunks of its stage, whose backward comes before."""
-        chunks = self.by_chunk(values)
-        turns = chunks.reshape(*chunks.shape[:-1], self.shape.interleave, self.shape.pipeline)
-        later = np.cumsum(turns[..., ::-1, :], axis=-2)[..., ::-1, :] - turns
-        return np.asarray(later.reshape(chunks.shape)[..., self.chunk])
-
-    def held(self, each: Floats, counts: Floats) -> Floats:
-        """For each chunk at work what its stage's chunks hold, of so many micro-batches each."""
-        if self.shape.interleave == 1:
-            return np.asarray(each * counts[:, 0])
-        turns = (self.shape.interleave, self.shape.pipeline)
-        own = each.reshape(-1, *turns)
-        taken = np.einsum("csj,njs->ncs", counts.reshape(*turns, -1), own)
-        return np.asarray(taken.reshape(each.shape))
-
-    def most(self, values: Floats) -> Floats:
-        """The largest of each stage."""
-        chunks = np.maximum.reduceat(values, self.starts, axis=-1)
-        turns = chunks.reshape(*chunks.shape[:-1], self.shape.interleave, self.shape.pipeline)
-        return np.asarray(turns.max(axis=-2))
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Columns:
     """Plans of one shape: the numbers of their passes stacked, a row for each plan."""
 
-    held: tuple[Floats, ...]
-    """Of each plan, in the order of `HELD`."""
+    held: Floats
+    """Of each name of `HELD`, of each plan, of each kind of layer."""
     widths: Floats
     """Bytes of a micro-batch's tokens, of a gradient and of a weight (columns)."""
     micros: Floats
     """Micro-batches of a step."""
     rows: Floats
-    """What looked-up rows of earlier micro-batches take."""
+    """What looked-up rows of earlier micro-batches take, by kind of layer."""
     again: npt.NDArray[np.bool_]
     """Whether layers are recomputed."""
     shards: Floats
     """In how many a gradient is parted once it is reduced: rts'. Above 1 it is one flat piece."""
     shares: npt.NDArray[np.bool_]
     """Whether replicas share weights, which are whole only while they are used."""
-
-    def stacked(self) -> dict[str, Floats]:
-        """What passes hold of all layers (columns) of all plans (rows), by name."""
-        table = np.stack(self.held, axis=1)
-        return dict(zip(HELD, table, strict=True))
 
 
 def reduces_early(shape: Shape) -> bool:
@@ -121,45 +57,46 @@ def reduces_early(shape: Shape) -> bool:
     return shape.micros <= _FEW or once
 
 
-def fullest(parts: Parts, columns: Columns, loan: Loaned | None = None) -> Floats:
+def fullest(places: Places, kinds: Ints, columns: Columns, loan: Loaned | None = None) -> Floats:
     """Bytes of activations, gradients and what passes need, at the fullest moment of each stage.
 
     So are whole weights that come and go; what is always there of weights and optimizer state comes
     to that, and the process itself.
 
     Args:
-        parts: of all plans.
+        places: of all plans.
+        kinds: the kind of each layer of the chain.
         columns: the plans.
         loan: weights that are tied, if any.
 
     Returns:
-        A row for each plan, a column for each stage.
+        A row for each plan, a column for each stage that `places` keeps.
     """
-    return _Fullest(parts, columns, loan).bytes()
+    return _Fullest(places, kinds, columns, loan).bytes()
 
 
 class _Fullest:
-    def __init__(self, parts: Parts, columns: Columns, loan: Loaned | None) -> None:
-        self._parts, self._loan = parts, loan
-        beyond = columns.micros[:, None] - parts.shape.settled
-        self._beyond = beyond if parts.shape.repeats else None
+    def __init__(self, places: Places, kinds: Ints, columns: Columns, loan: Loaned | None) -> None:
+        self._places, self._loan = places, loan
+        shape = places.shape
+        beyond = columns.micros[:, None] - shape.settled
+        self._beyond = beyond if shape.repeats else None
         """Micro-batches after the settled ones."""
-        end = parts.layers - 1
-        layer = np.arange(parts.layers)
+        layer, end = places.layer, len(kinds) - 1
         self._again = columns.again[:, None] & ((layer > 0) & (layer < end))
         self._flat = columns.shards[:, None] > 1
-        shape = parts.shape
         self._early = reduces_early(shape)
         self._once = shape.interleave > 1 and shape.micros == shape.pipeline
         """Whether each chunk is through with all micro-batches before the one before it begins."""
-        held = columns.stacked()
+        own, before = kinds[layer], kinds[layer - 1]
+        held = dict(zip(HELD, columns.held[..., own], strict=True))
         self._output, self._kept = held["output"], held["kept"]
         self._forward_peak, self._backward_peak = held["forward_peak"], held["backward_peak"]
         self._fresh, self._largest = held["fresh"], held["largest"]
         self._rows_only, self._gradients = held["rows_only"] > 0, held["gradients"]
         self._tokens, wide, narrow = np.split(columns.widths, 3, axis=1)
         self._converts = wide != narrow
-        self._gradients = self._gradients + columns.rows
+        self._gradients = self._gradients + columns.rows[:, own]
         self._sums = self._gradients.copy()
         """Gradients that a layer's first backward pass makes: the owner's too, if it is first."""
         self._gone = self._sums * (1 - 1 / columns.shards[:, None])
@@ -169,93 +106,92 @@ class _Fullest:
         self._over = np.zeros_like(self._gradients)
         """What comes to be added to the gradient of weights that were lent."""
         self._place_loan(wide, narrow)
-        self._input = np.concatenate([np.zeros_like(self._tokens), self._output[:, :-1]], axis=1)
-        self._down = np.where(layer > 0, self._input, 0.0)
+        given = columns.held[HELD.index("output")][:, before]
+        self._down = np.where(layer > 0, given, 0.0)
         """The gradient of a layer's input."""
         self._came = np.where(layer < end, self._output, 0.0)
         """The gradient of a layer's output."""
-        self._load = np.isin(parts.stage, parts.stage[[0, end]]) * self._tokens
-        last = parts.last - 1 == layer
+        loads = np.where(places.in_end_chunk, self._tokens, 0.0)
         self._hold = np.where(self._again, 0.0, self._kept)
-        self._stays = np.where(self._again & last & (layer < end), 0.0, self._output)
+        last, first = places.is_last & (layer < end), places.is_first
+        self._stays = np.where(self._again & last, 0.0, self._output)
         """Of the output, what is left until the backward pass."""
-        first = parts.first == layer
-        takes = np.isin(parts.chunk, parts.chunk[[0, end]])
-        self._enters = np.where(first, self._down, 0.0) + np.where(first & takes, self._load, 0.0)
+        self._enters = np.where(first, self._down + loads, 0.0)
         """What a micro-batch brings into a chunk: its input and tokens."""
-        self._base = parts.before(self._hold + self._output) + self._brought()
+        self._base = places.before(self._hold + self._output) + self._brought()
 
     def _brought(self) -> Floats:
-        return np.asarray(self._parts.by_chunk(self._enters)[:, self._parts.chunk])
+        return np.asarray(self._places.by_chunk(self._enters)[:, self._places.chunk])
 
     def _place_loan(self, wide: Floats, narrow: Floats) -> None:
-        loan, stage = self._loan, self._parts.stage
+        loan, stage = self._loan, self._places.stage
         if loan is None:
             return
-        if stage[loan.layer] == stage[loan.owner]:
-            self._sums[:, loan.layer] += self._sums[:, loan.owner]
-            self._sums[:, loan.owner] = 0.0
+        layer, owner = self._places.of_layers(loan.layer, loan.owner)
+        if stage[layer] == stage[owner]:
+            self._sums[:, layer] += self._sums[:, owner]
+            self._sums[:, owner] = 0.0
         else:
-            self._sums[:, loan.layer] += loan.elements * wide[:, 0]
-            self._over[:, loan.owner] = loan.elements * wide[:, 0]
-            self._gone[:, loan.layer] += loan.elements * wide[:, 0]
-            self._whole[:, loan.layer] += loan.elements * narrow[:, 0]
+            self._sums[:, layer] += loan.elements * wide[:, 0]
+            self._over[:, owner] = loan.elements * wide[:, 0]
+            self._gone[:, layer] += loan.elements * wide[:, 0]
+            self._whole[:, layer] += loan.elements * narrow[:, 0]
 
     def bytes(self) -> Floats:
-        moments = held(self._parts.shape, tuple(np.diff([*self._parts.starts, self._parts.layers])))
+        moments = self._places.moments
         parted = moments["first weight"].there.any()
         backwards = self._parted_backwards if parted else self._backwards
-        found = [self._parts.most(each) for each in self._forwards(moments)]
-        found += [self._parts.most(each) for each in backwards(moments)]
+        found = [self._places.most(each) for each in self._forwards(moments)]
+        found += [self._places.most(each) for each in backwards(moments)]
         return np.asarray(np.max([*found, self._taking_over()], axis=0))
 
     def _taking_over(self) -> Floats:
         """Where the gradient of weights that were lent is added, all others are reduced."""
         owns = self._over > 0
         sums = np.where(owns, self._sums + self._over, np.maximum(0.0, self._sums - self._gone))
-        return self._parts.by_stage(sums + np.where(owns, self._whole, 0.0))
+        return self._places.by_stage(sums + np.where(owns, self._whole, 0.0))
 
     def _stage(self, values: Floats) -> Floats:
         """For each layer the sum over its stage."""
-        return np.asarray(self._parts.by_stage(values)[:, self._parts.stage])
+        return np.asarray(self._places.by_stage(values)[:, self._places.stage])
 
     def _all(self) -> Floats:
         """Gradients and whole weights of a layer's stage, where no layer is done yet."""
         there = self._stage(self._whole)
         if self._once:  # chunks before this one have no gradient yet
-            own = self._parts.by_chunk(self._sums)[:, self._parts.chunk]
-            return np.asarray(there + own + self._parts.behind(self._sums))
+            own = self._places.by_chunk(self._sums)[:, self._places.chunk]
+            return np.asarray(there + own + self._places.behind(self._sums))
         return there + self._stage(self._sums)
 
     def _making_sums(self) -> Floats:
         """The same where a layer's first backward pass begins, and makes its gradient."""
-        parts, shape = self._parts, self._parts.shape
-        after, behind = parts.after(self._sums), parts.behind(self._sums)
+        places, shape = self._places, self._places.shape
+        after, behind = places.after(self._sums), places.behind(self._sums)
         there = self._stage(self._whole) + after + behind
         return there - (self._done(after=shape.micros == 1) if self._early else 0.0)
 
     def _adding_sums(self) -> Floats:
         """The same where a later one begins, and adds to it."""
-        last = self._parts.shape.micros == _FEW
+        last = self._places.shape.micros == _FEW
         return self._all() - (self._done(after=last) if self._early else 0.0)
 
     def _done(self, *, after: bool) -> Floats:
         """What is gone of layers whose last backward pass comes before."""
-        parts, gone = self._parts, self._gone + self._whole
-        done = parts.after(gone) if after else np.zeros_like(gone)
-        return done + parts.behind(gone) if self._once else done
+        places, gone = self._places, self._gone + self._whole
+        done = places.after(gone) if after else np.zeros_like(gone)
+        return done + places.behind(gone) if self._once else done
 
     def _others(self, moment: Held) -> Floats:
         """What the stage's other micro-batches hold, for each layer at work; -inf where none is."""
-        parts = self._parts
+        places = self._places
         each = self._open()
-        whole = parts.held(each, moment.open) - each
+        whole = places.held(each, moment.open) - each
         if self._beyond is not None and moment.growth.any():
-            whole = whole + self._beyond * parts.held(each, moment.growth)
+            whole = whole + self._beyond * places.held(each, moment.growth)
         if moment.parted.any():
-            waits = parts.by_chunk(self._enters + self._waiting())
-            whole = whole + parts.held(waits, moment.parted)
-        return np.asarray(np.where(moment.there > 0, whole, -np.inf)[:, parts.chunk])
+            waits = places.by_chunk(self._enters + self._waiting())
+            whole = whole + places.held(waits, moment.parted)
+        return np.asarray(np.where(moment.there > 0, whole, -np.inf)[:, places.chunk])
 
     def _waiting(self) -> Floats:
         """What a layer holds between both parts of its backward pass."""
@@ -278,7 +214,7 @@ class _Fullest:
         made = np.maximum(self._backward_peak, self._making(self._down + self._sums))
         yield self._others(moments["first backward"]) + own + made + self._making_sums()
         yield self._others(moments["backward"]) + own + added + self._adding_sums()
-        if self._parts.shape.micros == 1:  # whole and in shards while it is reduced
+        if self._places.shape.micros == 1:  # whole and in shards while it is reduced
             shard = self._gradients - self._gone
             reduced = np.where(self._flat, self._sums + shard, 0.0)
             yield self._base + self._down + reduced + self._making_sums()
@@ -292,17 +228,17 @@ class _Fullest:
         return np.asarray(np.maximum(at_end, made))
 
     def _parted_backwards(self, moments: Mapping[Moment, Held]) -> Iterator[Floats]:
-        parts, waiting, whole = self._parts, self._waiting(), self._stage(self._whole)
-        own = self._base + self._kept + self._output + self._came + parts.after(waiting)
+        places, waiting, whole = self._places, self._waiting(), self._stage(self._whole)
+        own = self._base + self._kept + self._output + self._came + places.after(waiting)
         own = own + np.where(self._again, self._stays, 0.0)  # the first output is needed still
         input_ = own + np.maximum(self._backward_peak, self._kept + self._down)
         yield self._others(moments["first backward"]) + input_ + whole
         yield self._others(moments["backward"]) + input_ + self._all()
-        own = self._open()[:, parts.chunk] - parts.after(waiting)
+        own = self._open()[:, places.chunk] - places.after(waiting)
         made = np.maximum(self._fresh, self._making(self._sums))
         yield self._others(moments["first weight"]) + own + made + self._making_sums()
         yield self._others(moments["weight"]) + own + self._fresh + self._adding_sums()
 
     def _open(self) -> Floats:
         """What a micro-batch holds in a chunk before its backward pass begins."""
-        return self._parts.by_chunk(self._enters + self._hold + self._stays)
+        return self._places.by_chunk(self._enters + self._hold + self._stays)

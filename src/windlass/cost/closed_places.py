@@ -1,0 +1,201 @@
+"""Places: the layers that the near tier can be fullest at, in place of all layers of a chain.
+
+From one of equal layers in a row to the next the bytes of a moment grow by as much each time, so
+that they are largest at an end of the row. Its first layer may have another input, so three stand
+for all: the first, the second, which carries the sums of those between, and the last.
+
+Of stages of equal layers those that hold no more than another at any moment are not fuller either,
+and are left out.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+
+import numpy as np
+import numpy.typing as npt
+
+from windlass.cost.closed_held import Held, Moment
+from windlass.cost.closed_layers import Floats, Ints
+from windlass.cost.closed_pipeline import Shape
+
+_ENDS = 3
+"""Equal layers in a row from which on not all are places of their own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How a chain is parted, and which of its layers are alike.
+
+    Args:
+        ends: first layer of each chunk, and the chain's length.
+        sorts: a number for each layer; layers of the same number are alike.
+    """
+
+    ends: tuple[int, ...]
+    sorts: tuple[int, ...]
+
+    def chunk(self, chunk: int) -> tuple[int, ...]:
+        """What the layers of a chunk are, and the one that gives it its input."""
+        first, last = self.ends[chunk : chunk + 2]
+        return (self.sorts[first - 1] if first else -1, *self.sorts[first:last])
+
+
+class Parts:
+    """Which chunk and stage each layer of a chain is in.
+
+    Args:
+        shape: of the plans.
+        ends: first layer of each chunk, and the chain's length.
+    """
+
+    def __init__(self, shape: Shape, ends: tuple[int, ...]) -> None:
+        self.shape = shape
+        self.layers = ends[-1]
+        self.chunk = np.repeat(np.arange(shape.chunks), np.diff(ends))
+        self.stage = self.chunk % shape.pipeline
+        self._in_chunk = (self.chunk[:, None] == np.arange(shape.chunks)).astype(np.float64)
+        self._in_stage = (self.stage[:, None] == np.arange(shape.pipeline)).astype(np.float64)
+
+    def by_chunk(self, values: Floats) -> Floats:
+        """The sum over each chunk."""
+        return np.asarray(values @ self._in_chunk)
+
+    def by_stage(self, values: Floats) -> Floats:
+        """The sum over each stage."""
+        return np.asarray(values @ self._in_stage)
+
+
+class Places:
+    """The places of some stages.
+
+    Args:
+        shape: of the plans.
+        layout: of their chain.
+        moments: what is held at the fullest moment of each sort.
+    """
+
+    def __init__(self, shape: Shape, layout: Layout, moments: Mapping[Moment, Held]) -> None:
+        self.shape = shape
+        self.stages = _fullest_stages(shape, layout, moments)
+        """Of each kept stage its place among all."""
+        kept = np.array(self.stages)
+        chunks = (np.arange(shape.interleave)[:, None] * shape.pipeline + kept).ravel()
+        found = [
+            (at, *place) for at, chunk in enumerate(chunks) for place in _row(layout, int(chunk))
+        ]
+        self.chunk, self.layer, self.times = np.array(found, dtype=np.int64).T
+        self.stage = self.chunk % len(kept)
+        self.moments = {name: _only(held, chunks) for name, held in moments.items()}
+        self.starts = np.flatnonzero(np.diff(self.chunk, prepend=-1))
+        self.is_first = self.layer == np.array(layout.ends)[chunks][self.chunk]
+        self.is_last = self.layer == np.array(layout.ends)[chunks + 1][self.chunk] - 1
+        self.in_end_chunk = np.isin(chunks, (0, shape.chunks - 1))[self.chunk]
+        """Whether tokens are loaded into its chunk."""
+        self._turns = (shape.interleave, len(kept))
+        self._first = self.starts[self.chunk]
+        self._in_chunk = (self.chunk[:, None] == np.arange(len(chunks))) * self.times[:, None] * 1.0
+        self._in_stage = (self.stage[:, None] == np.arange(len(kept))) * self.times[:, None] * 1.0
+
+    def of_layers(self, *layers: int) -> tuple[int, ...]:
+        """The places of layers that stand alone."""
+        return tuple(int(np.flatnonzero(self.layer == layer)[0]) for layer in layers)
+
+    def before(self, values: Floats) -> Floats:
+        """For each place the sum over the layers before it in its chunk."""
+        whole = values * self.times
+        total = np.cumsum(whole, axis=-1) - whole
+        return np.asarray(total - total[..., self._first])
+
+    def after(self, values: Floats) -> Floats:
+        """For each place the sum over the layers behind it in its chunk."""
+        within = self.by_chunk(values)[..., self.chunk]
+        return np.asarray(within - self.before(values) - values)
+
+    def by_chunk(self, values: Floats) -> Floats:
+        """The sum over the layers of each chunk."""
+        return np.asarray(values @ self._in_chunk)
+
+    def by_stage(self, values: Floats) -> Floats:
+        """The sum over the layers of each stage."""
+        return np.asarray(values @ self._in_stage)
+
+    def behind(self, values: Floats) -> Floats:
+        """For each place the sum over later chunks of its stage, whose backward comes before."""
+        if self.shape.interleave == 1:
+            return np.zeros_like(values)
+        chunks = self.by_chunk(values)
+        turns = chunks.reshape(*chunks.shape[:-1], *self._turns)
+        later = np.cumsum(turns[..., ::-1, :], axis=-2)[..., ::-1, :] - turns
+        return np.asarray(later.reshape(chunks.shape)[..., self.chunk])
+
+    def held(self, each: Floats, counts: Floats) -> Floats:
+        """For each chunk at work what its stage's chunks hold, of so many micro-batches each."""
+        if self.shape.interleave == 1:
+            return np.asarray(each * counts[:, 0])
+        own = each.reshape(-1, *self._turns)
+        taken = np.einsum("csj,njs->ncs", counts.reshape(*self._turns, -1), own)
+        return np.asarray(taken.reshape(each.shape))
+
+    def most(self, values: Floats) -> Floats:
+        """The largest of each stage."""
+        chunks = np.maximum.reduceat(values, self.starts, axis=-1)
+        turns = chunks.reshape(*chunks.shape[:-1], *self._turns)
+        return np.asarray(turns.max(axis=-2))
+
+
+def _row(layout: Layout, chunk: int) -> list[tuple[int, int]]:
+    """The places of a chunk, each with how many layers it stands for."""
+    first, last = layout.ends[chunk : chunk + 2]
+    found = []
+    for _, equal in groupby(range(first, last), key=lambda layer: layout.sorts[layer]):
+        row = list(equal)
+        if len(row) <= _ENDS:
+            found += [(layer, 1) for layer in row]
+        else:
+            found += [(row[0], 1), (row[1], len(row) - 2), (row[-1], 1)]
+    return found
+
+
+def _fullest_stages(
+    shape: Shape, layout: Layout, moments: Mapping[Moment, Held]
+) -> tuple[int, ...]:
+    """Those of which no other of equal layers holds at least as much at every moment."""
+    kept: dict[object, list[int]] = {}
+    counts = _counts(shape, moments)
+    for stage in range(shape.pipeline):
+        parts = range(stage, shape.chunks, shape.pipeline)
+        alike = kept.setdefault(tuple(map(layout.chunk, parts)), [])
+        if not any((counts[other] >= counts[stage]).all() for other in alike):
+            alike[:] = [other for other in alike if (counts[stage] < counts[other]).any()]
+            alike.append(stage)
+    return tuple(sorted(stage for alike in kept.values() for stage in alike))
+
+
+def _counts(shape: Shape, moments: Mapping[Moment, Held]) -> npt.NDArray[np.float64]:
+    """All that is counted of each stage (rows); with more of any of it a stage is no emptier."""
+    whole = np.concatenate(
+        [
+            np.column_stack([held.open, held.parted, held.growth, held.there])
+            for held in moments.values()
+        ],
+        axis=1,
+    )
+    turns = whole.reshape(shape.interleave, shape.pipeline, -1)
+    return np.asarray(turns.transpose(1, 0, 2).reshape(shape.pipeline, -1))
+
+
+def _only(held: Held, chunks: Ints) -> Held:
+    return replace(
+        held,
+        open=held.open[chunks],
+        parted=held.parted[chunks],
+        growth=held.growth[chunks],
+        there=held.there[chunks],
+    )
+
+
+def sorts_of(kinds: Sequence[int], alone: Sequence[int]) -> tuple[int, ...]:
+    """A number for each layer that layers of a kind share, but for those that stand alone."""
+    own = {layer: len(kinds) + at for at, layer in enumerate(alone)}
+    return tuple(own.get(layer, kind) for layer, kind in enumerate(kinds))
