@@ -6,9 +6,10 @@ from itertools import pairwise
 import pytest
 
 from factories import cut_graph, late_tied_graph, tiny_graph, tiny_machine, tiny_plan
-from windlass.cost.closed import Rows, Run, Totals, closed
+from windlass.cost.closed import Totals, closed
 from windlass.cost.closed_layers import Block, Chain, Setting
 from windlass.cost.closed_pipeline import Shape
+from windlass.cost.closed_rows import Rows, Run
 from windlass.cost.predict import predict
 from windlass.spec.graph import Graph
 from windlass.spec.machine import Machine
@@ -92,7 +93,8 @@ def told(plan: Plan, graph: Graph, machine: Machine) -> Totals:
     )  # fmt: skip
     pair = (plan.sharding.weights, plan.sharding.optimizer)
     block = Block(cut.tensor, plan.precision, micros > 1, cut.replicas, (pair,))
-    run = Run(setting, plan.stages[0].recompute == "layer", micros)
+    again = (graph.layers,) * cut.pipeline if plan.stages[0].recompute == "layer" else ()
+    run = Run(setting, again, micros)
     ends = (*(stage.first for stage in plan.stages), graph.layers)
     return closed(Chain(plan, graph, machine), shape, ends, Rows.of([(block, [run])]))
 

@@ -5,34 +5,23 @@ each kind of layer, as arrays over plans:
 
 - a step is its passes, folded to stages (`closed_pipeline`); before them weights are gathered,
   behind each stage's last one gradients are reduced, then come norm, updates and what follows them;
-- the near tier is fullest in one of a few moments (`closed_memory`).
+- the near tier is fullest in one of a few moments (`closed_peak`).
 
 Plans whose layers take turns in the near tier are `closed_streamed`'s.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from windlass.cost.closed_held import held
-from windlass.cost.closed_layers import Block, Chain, Floats, Ints, PassNumbers, Setting
-from windlass.cost.closed_memory import Columns, Loaned, fullest, reduces_early
+from windlass.cost.closed_layers import Block, Chain, Floats, PassNumbers
+from windlass.cost.closed_peak import peak_bytes
 from windlass.cost.closed_pipeline import Durations, Shape, fold
-from windlass.cost.closed_places import Layout, Parts, Places, sorts_of
-
-
-class Run(NamedTuple):
-    """What the passes of a plan depend on."""
-
-    setting: Setting
-    again: bool
-    """Whether layers are recomputed."""
-    micros: int
-    """Micro-batches of a step."""
+from windlass.cost.closed_places import Parts, layers_again
+from windlass.cost.closed_rows import Rows, Run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,54 +31,6 @@ class Totals:
     step_seconds: Floats
     peak_bytes: Floats
     """Of the near tier, on the fullest stage."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rows:
-    """Plans of one shape: where each stands in tables in which what they share is once."""
-
-    runs: tuple[Run, ...]
-    blocks: tuple[Block, ...]
-    pairs: Ints
-    """rts and rts' (columns) of all pairs of all blocks in turn."""
-    run: Ints
-    """Of each plan."""
-    pair: Ints
-    """Of each plan."""
-
-    @property
-    def count(self) -> int:
-        """How many plans there are."""
-        return len(self.run)
-
-    def only(self, chosen: npt.NDArray[np.bool_]) -> "Rows":
-        """Some of the plans, with the runs that they need."""
-        runs, run = np.unique(self.run[chosen], return_inverse=True)
-        return replace(
-            self, runs=tuple(self.runs[at] for at in runs), run=run, pair=self.pair[chosen]
-        )
-
-    def one(self, place: int) -> "Rows":
-        """One of the plans."""
-        return self.only(np.arange(self.count) == place)
-
-    @classmethod
-    def of(cls, families: Sequence[tuple[Block, Sequence[Run]]]) -> "Rows":
-        """Plans that run in each of some ways with each pair of a block, for several blocks."""
-        counts = np.array([len(block.pairs) for block, _ in families])
-        firsts = np.concatenate([[0], np.cumsum(counts)])
-        runs = [run for _, able in families for run in able]
-        of_run = [at for at, (_, able) in enumerate(families) for _ in able]
-        each = counts[of_run]
-        run = np.repeat(np.arange(len(runs)), each)
-        within = np.arange(len(run)) - np.repeat(np.cumsum(each) - each, each)
-        return cls(
-            runs=tuple(runs),
-            blocks=tuple(block for block, _ in families),
-            pairs=np.array([pair for block, _ in families for pair in block.pairs]),
-            run=run,
-            pair=within + np.repeat(firsts[of_run], each),
-        )
 
 
 def closed(chain: Chain, shape: Shape, ends: tuple[int, ...], rows: Rows) -> Totals:
@@ -110,7 +51,7 @@ def closed(chain: Chain, shape: Shape, ends: tuple[int, ...], rows: Rows) -> Tot
     taken = _Taken(chain, parts, rows, numbers)
     return Totals(
         step_seconds=_step(taken, shared, rows, clips=chain.base.clip),
-        peak_bytes=_peak_bytes(chain, shape, ends, rows, numbers, shared.held),
+        peak_bytes=peak_bytes(chain, shape, ends, rows, shared.held),
     )
 
 
@@ -143,84 +84,11 @@ def least_bytes(chain: Chain, shape: Shape, blocks: Sequence[Block]) -> Floats:
     return held / shape.pipeline
 
 
-def _alike(chain: Chain, shape: Shape, runs: Sequence[Run]) -> Ints:
-    """A number for each run that those of the same memory share.
-
-    How many replicas there are does not matter, nor how many micro-batches, but for an order that
-    holds all of them, and for rows that are looked up in each.
-    """
-    grows = shape.repeats and shape.order == "gpipe"
-    known: dict[object, int] = {}
-    found = []
-    for setting, again, micros in runs:
-        rows = chain.rows_bytes(setting.tensor, setting.micro, micros)
-        key = (setting[:5], again, rows, micros if grows else 0)
-        found.append(known.setdefault(key, len(known)))
-    return np.array(found)
-
-
 def _again(parts: Parts, runs: Sequence[Run]) -> npt.NDArray[np.bool_]:
     """Which layers (columns) of which runs (rows) are computed again."""
-    layer = np.arange(parts.layers)
-    inner = (layer > 0) & (layer < parts.layers - 1)
-    return np.array([[each.again] for each in runs]) & inner
-
-
-def _peak_bytes(
-    chain: Chain,
-    shape: Shape,
-    ends: tuple[int, ...],
-    rows: Rows,
-    numbers: tuple[PassNumbers, ...],
-    always: Floats,
-) -> Floats:
-    """What is held at the fullest moment of the fullest stage of each plan.
-
-    Of rts and rts' it matters whether they are above 1, and only in a few shapes how far.
-
-    Args:
-        chain: of layers.
-        shape: of the plans.
-        ends: first layer of each chunk, and the chain's length.
-        rows: the plans.
-        numbers: of each run.
-        always: what is there at any moment, a row for each pair, by stage.
-    """
-    weights, optimizer = rows.pairs[rows.pair].T
-    shards = optimizer if reduces_early(shape) else np.minimum(optimizer, 2)
-    alike = _alike(chain, shape, rows.runs)
-    sorts = (alike[rows.run] * (1 + int(shards.max())) + shards) * 2 + (weights > 1)
-    _, first, sort = np.unique(sorts, return_index=True, return_inverse=True)
-    run = rows.run[first]
-    runs = [rows.runs[at] for at in run]
-    columns = Columns(
-        held=np.stack([chain.held(each.setting._replace(replicas=1)) for each in runs], axis=1),
-        widths=np.array(
-            [(n.token_bytes, n.gradient_bytes, n.weight_bytes) for n in (numbers[at] for at in run)]
-        ),
-        micros=np.array([each.micros for each in runs]),
-        rows=np.stack(
-            [chain.rows(each.setting.tensor, each.setting.micro, each.micros) for each in runs]
-        ),
-        again=np.array([each.again for each in runs]),
-        shards=shards[first].astype(np.float64),
-        shares=weights[first] > 1,
-    )
-    loan = None
-    if chain.tied:
-        lent = np.array([chain.lent_elements(each.setting.tensor) for each in runs])
-        loan = Loaned(*chain.tied[0], lent)
-    alone = (0, chain.layers - 1, *(chain.tied[0] if chain.tied else ()))
-    layout = Layout(ends, sorts_of(chain.of, alone))
-    places = Places(shape, layout, held(shape, tuple(np.diff(ends))))
-    there = fullest(places, chain.of, columns, loan)
-    device = chain.machine.device
-    there += np.array([[device.process_bytes(compiled=each.setting.compiled)] for each in runs])
-    return _largest_sum(there[sort], always[:, places.stages][rows.pair])
-
-
-def _largest_sum(ones: Floats, others: Floats) -> Floats:
-    return np.asarray((ones + others).max(axis=1))
+    kinds = {run.again for run in runs}
+    known = {again: layers_again(parts.shape, parts.ends, again) for again in kinds}
+    return np.array([known[run.again] for run in runs])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

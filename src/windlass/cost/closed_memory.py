@@ -43,8 +43,6 @@ class Columns:
     """Micro-batches of a step."""
     rows: Floats
     """What looked-up rows of earlier micro-batches take, by kind of layer."""
-    again: npt.NDArray[np.bool_]
-    """Whether layers are recomputed."""
     shards: Floats
     """In how many a gradient is parted once it is reduced: rts'. Above 1 it is one flat piece."""
     shares: npt.NDArray[np.bool_]
@@ -83,7 +81,7 @@ class _Fullest:
         self._beyond = beyond if shape.repeats else None
         """Micro-batches after the settled ones."""
         layer, end = places.layer, len(kinds) - 1
-        self._again = columns.again[:, None] & ((layer > 0) & (layer < end))
+        self._again = places.again
         self._flat = columns.shards[:, None] > 1
         self._early = reduces_early(shape)
         self._once = shape.interleave > 1 and shape.micros == shape.pipeline

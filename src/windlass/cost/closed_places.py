@@ -10,7 +10,7 @@ and are left out.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import groupby, pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,7 @@ import numpy.typing as npt
 from windlass.cost.closed_held import Held, Moment
 from windlass.cost.closed_layers import Floats, Ints
 from windlass.cost.closed_pipeline import Shape
+from windlass.cost.closed_rows import Again
 
 _ENDS = 3
 """Equal layers in a row from which on not all are places of their own."""
@@ -30,15 +31,17 @@ class Layout:
     Args:
         ends: first layer of each chunk, and the chain's length.
         sorts: a number for each layer; layers of the same number are alike.
+        again: of each layer whether it is computed again.
     """
 
     ends: tuple[int, ...]
     sorts: tuple[int, ...]
+    again: tuple[bool, ...]
 
-    def chunk(self, chunk: int) -> tuple[int, ...]:
+    def chunk(self, chunk: int) -> tuple[int | None, ...]:
         """What the layers of a chunk are, and the one that gives it its input."""
         first, last = self.ends[chunk : chunk + 2]
-        return (self.sorts[first - 1] if first else -1, *self.sorts[first:last])
+        return (self.sorts[first - 1] if first else None, *self.sorts[first:last])
 
 
 class Parts:
@@ -51,7 +54,7 @@ class Parts:
 
     def __init__(self, shape: Shape, ends: tuple[int, ...]) -> None:
         self.shape = shape
-        self.layers = ends[-1]
+        self.ends, self.layers = ends, ends[-1]
         self.chunk = np.repeat(np.arange(shape.chunks), np.diff(ends))
         self.stage = self.chunk % shape.pipeline
         self._in_chunk = (self.chunk[:, None] == np.arange(shape.chunks)).astype(np.float64)
@@ -73,11 +76,16 @@ class Places:
         shape: of the plans.
         layout: of their chain.
         moments: what is held at the fullest moment of each sort.
+        every: whether stages are kept that cannot be the fullest.
     """
 
-    def __init__(self, shape: Shape, layout: Layout, moments: Mapping[Moment, Held]) -> None:
+    def __init__(
+        self, shape: Shape, layout: Layout, moments: Mapping[Moment, Held], *, every: bool = False
+    ) -> None:
         self.shape = shape
-        self.stages = _fullest_stages(shape, layout, moments)
+        self.stages = (
+            tuple(range(shape.pipeline)) if every else _fullest_stages(shape, layout, moments)
+        )
         """Of each kept stage its place among all."""
         kept = np.array(self.stages)
         chunks = (np.arange(shape.interleave)[:, None] * shape.pipeline + kept).ravel()
@@ -86,6 +94,7 @@ class Places:
         ]
         self.chunk, self.layer, self.times = np.array(found, dtype=np.int64).T
         self.stage = self.chunk % len(kept)
+        self.again = np.array(layout.again)[self.layer]
         self.moments = {name: _only(held, chunks) for name, held in moments.items()}
         self.starts = np.flatnonzero(np.diff(self.chunk, prepend=-1))
         self.is_first = self.layer == np.array(layout.ends)[chunks][self.chunk]
@@ -195,7 +204,27 @@ def _only(held: Held, chunks: Ints) -> Held:
     )
 
 
-def sorts_of(kinds: Sequence[int], alone: Sequence[int]) -> tuple[int, ...]:
-    """A number for each layer that layers of a kind share, but for those that stand alone."""
-    own = {layer: len(kinds) + at for at, layer in enumerate(alone)}
-    return tuple(own.get(layer, kind) for layer, kind in enumerate(kinds))
+def layers_again(shape: Shape, ends: tuple[int, ...], again: Again) -> tuple[bool, ...]:
+    """Of each layer whether it is computed again; the first and the last one never are."""
+    found = [False] * ends[-1]
+    for chunk, (begin, end) in enumerate(pairwise(ends)):
+        first = max(1, begin)
+        count = again[chunk % shape.pipeline] if again else 0
+        for layer in range(first, min(first + count, end, ends[-1] - 1)):
+            found[layer] = True
+    return tuple(found)
+
+
+def sorts_of(kinds: Sequence[int], again: Sequence[bool], alone: Sequence[int]) -> tuple[int, ...]:
+    """A number for each layer that those share of one kind that are computed again, or are not.
+
+    Args:
+        kinds: of the layers.
+        again: of each layer whether it is computed again.
+        alone: layers that share theirs with none.
+    """
+    own = {layer: -1 - layer for layer in alone}
+    return tuple(
+        own.get(layer, 2 * kind + repeated)
+        for layer, (kind, repeated) in enumerate(zip(kinds, again, strict=True))
+    )

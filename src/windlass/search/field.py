@@ -4,15 +4,17 @@ Plans of one shape (order, stages, chunks, micro-batches) stand together, since 
 prices them together. What a plan is made of is read back from its place when it has won.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import pairwise, product
 from typing import NamedTuple
 
-from windlass.cost.closed import Rows, Run
+import numpy as np
+
 from windlass.cost.closed_layers import Block, Setting
 from windlass.cost.closed_pipeline import Shape
+from windlass.cost.closed_rows import Rows, Settings
 from windlass.program.legal import arrangement_faults, slice_faults
 from windlass.search.space import captured, divisors, precisions, sequence_of
 from windlass.search.stages import stages_of
@@ -44,6 +46,10 @@ class Family(NamedTuple):
     precision: Precision
     micros: tuple[int, ...]
     """Numbers of micro-batches of a step."""
+
+
+_Places = Mapping[tuple[object, ...], int]
+"""Of settings, by what tells them apart."""
 
 
 @dataclass(frozen=True)
@@ -128,43 +134,64 @@ class Field:
             if Shape.of(shape.order, shape.pipeline, shape.interleave, micros) == shape
             and self._legal(shape.order, shape.pipeline, shape.interleave, micros)
         ]
-        for tensor, count, precision in product(self.tensors, self.replicas, self.precisions):
-            if shape.pipeline * tensor * count > self.machine.devices:
-                continue
-            found = tuple(each for each in able if self.micro(each, count) is not None)
-            if found and self.modes(shape.order, precision) and self.pairs(count):
-                yield Family(tensor, count, precision, found)
+        found = {
+            count: tuple(each for each in able if self.micro(each, count) is not None)
+            for count in self.replicas
+            if self.pairs(count)
+        }
+        precisions = [each for each in self.precisions if self.modes(shape.order, each)]
+        for tensor, (count, micros), precision in product(self.tensors, found.items(), precisions):
+            if micros and shape.pipeline * tensor * count <= self.machine.devices:
+                yield Family(tensor, count, precision, micros)
 
     def cell(self, shape: Shape, families: Iterable[Family]) -> Cell:
         """All plans of some families of one shape."""
-        sums = shape.micros > 1
-        return Cell(
-            shape,
-            self.ends(shape.chunks),
-            Rows.of(
-                [
-                    (
-                        Block(
-                            each.tensor,
-                            each.precision,
-                            sums,
-                            each.replicas,
-                            self.pairs(each.replicas),
-                        ),
-                        list(self._runs(shape, each)),
-                    )
-                    for each in families
-                ]
-            ),
-        )
+        sums, parted = shape.micros > 1, shape.pipeline > 1
+        settings, places = self._settings(sums, parted)
+        blocks, runs = list[Block](), list[tuple[int, int, int, int]]()
+        for tensor, replicas, precision, able in families:
+            runs += (
+                (
+                    len(blocks),
+                    places[tensor, precision, compiled, self.micro(micros, replicas), replicas],
+                    again,
+                    micros,
+                )
+                for micros, (compiled, again) in product(able, self.modes(shape.order, precision))
+            )
+            blocks.append(Block(tensor, precision, sums, replicas, self.pairs(replicas)))
+        agains = ((), (self.graph.layers,) * shape.pipeline)
+        rows = Rows.crossed(settings, agains, blocks, np.array(runs))
+        return Cell(shape, self.ends(shape.chunks), rows)
 
-    def _block(self, family: Family, sums: bool) -> Block:
-        tensor, replicas, precision, _ = family
-        return Block(tensor, precision, sums, replicas, self.pairs(replicas))
+    def _settings(self, sums: bool, parted: bool) -> tuple[Settings, _Places]:
+        """All settings of the field's plans, and the place of each."""
+        if (sums, parted) not in self._known_settings:
+            batch, pin = self.request.train.batch, self.request.batch.micro
+            found = [
+                Setting(tensor, precision, compiled, micro, sums, parted, replicas)
+                for tensor, replicas, precision in product(
+                    self.tensors, self.replicas, self.precisions
+                )
+                for compiled in (False, True)
+                for micro in divisors(batch // replicas)
+                if pin in (None, micro)
+            ]
+            places: _Places = {
+                (e.tensor, e.precision, e.compiled, e.micro, e.replicas): at
+                for at, e in enumerate(found)
+            }
+            self._known_settings[sums, parted] = Settings(tuple(found)), places
+        return self._known_settings[sums, parted]
+
+    @cached_property
+    def _known_settings(self) -> dict[tuple[bool, bool], tuple[Settings, _Places]]:
+        return {}
 
     def count(self, shape: Shape, family: Family) -> int:
         """How many plans a family has."""
-        return len(self.pairs(family.replicas)) * len(list(self._runs(shape, family)))
+        modes = self.modes(shape.order, family.precision)
+        return len(self.pairs(family.replicas)) * len(family.micros) * len(modes)
 
     @cached_property
     def precisions(self) -> tuple[Precision, ...]:
@@ -191,7 +218,7 @@ class Field:
     def plan(self, cell: Cell, index: int) -> Plan:
         """The plan at one place of a cell."""
         rows, shape = cell.rows, cell.shape
-        run, (weights, optimizer) = rows.runs[rows.run[index]], rows.pairs[rows.pair[index]]
+        run, (weights, optimizer) = rows.run_of(rows.run[index]), rows.pairs[rows.pair[index]]
         setting = run.setting
         return self._plan(shape).model_copy(
             update={
@@ -205,7 +232,7 @@ class Field:
                     sequence=self.sequence, micro=setting.micro, accumulation=run.micros
                 ),
                 "stages": tuple(
-                    Stage(phases=((first, last),), recompute="layer" if run.again else "none")
+                    Stage(phases=((first, last),), recompute="layer" if any(run.again) else "none")
                     for first, last in pairwise(cell.ends)
                 ),
             }
@@ -279,15 +306,6 @@ class Field:
     @cached_property
     def _legals(self) -> dict[tuple[Order, int, int, int], bool]:
         return {}
-
-    def _runs(self, shape: Shape, family: Family) -> Iterator[Run]:
-        tensor, replicas, precision, able = family
-        sums, parted = shape.micros > 1, shape.pipeline > 1
-        for micros, (compiled, again) in product(able, self.modes(shape.order, precision)):
-            micro = self.micro(micros, replicas)
-            if micro is not None:
-                setting = Setting(tensor, precision, compiled, micro, sums, parted, replicas)
-                yield Run(setting, again, micros)
 
     def modes(self, order: Order, precision: Precision) -> tuple[tuple[bool, bool], ...]:
         """Compiled or not, recomputed or not."""

@@ -18,9 +18,10 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from windlass.cost.closed import Rows, Totals, closed, least_bytes, least_seconds
+from windlass.cost.closed import Totals, closed, least_bytes, least_seconds
 from windlass.cost.closed_layers import Chain, Floats, Ints
 from windlass.cost.closed_pipeline import Shape
+from windlass.cost.closed_rows import Rows
 from windlass.search.field import Cell, Family, Field
 from windlass.spec.graph import Precision
 from windlass.spec.plan import Order
@@ -104,7 +105,7 @@ class Sweep:
         """Seconds of a step of a run: compilation, which comes once, is shared by all its steps."""
         device, graph = self.field.machine.device, self.field.graph
         once = len({span.kind for span in graph.chain}) * device.compile_seconds
-        compiled = np.array([run.setting.compiled for run in cell.rows.runs])
+        compiled = cell.rows.settings.compiled[cell.rows.setting]
         share = once / self.field.request.train.steps
         return np.asarray(totals.step_seconds + share * compiled[cell.rows.run])
 
@@ -228,18 +229,14 @@ def _small(rows: Rows) -> npt.NDArray[np.bool_]:
     for run in rows.runs:
         key = (run.setting.tensor, run.setting.replicas)
         sizes[key] = min(sizes[key], run.setting.micro)
-    again = any(run.again for run in rows.runs)
+    again = any(map(any, rows.agains))
     return np.array(
         [
             run.setting.micro == sizes[run.setting.tensor, run.setting.replicas]
-            and run.again == again
+            and any(run.again) == again
             for run in rows.runs
         ]
     )
-
-
-def _least(shape: tuple[list[tuple[float, Family]], Shape]) -> float:
-    return min((least for least, _ in shape[0]), default=inf)
 
 
 class _Best:
@@ -334,15 +331,19 @@ def _keep(kept: dict[Trait, Found], found: Found, by: Callable[[Found], float]) 
 def trait_of(found: Found) -> Trait:
     """What tells a plan from its near twins."""
     rows, shape = found.cell.rows, found.cell.shape
-    run, (weights, optimizer) = rows.runs[rows.run[found.place]], rows.pairs[rows.pair[found.place]]
+    run, (weights, optimizer) = (
+        rows.run_of(rows.run[found.place]),
+        rows.pairs[rows.pair[found.place]],
+    )
     shares = "weights" if weights > 1 else "state" if optimizer > 1 else "none"
-    return Trait(shape.pipeline, run.setting.tensor, shape.order, run.again, shares)
+    return Trait(shape.pipeline, run.setting.tensor, shape.order, any(run.again), shares)
 
 
 def _traits(cell: Cell) -> Ints:
     """For each plan a number that it shares with those of its trait."""
     rows = cell.rows
-    runs = np.array([hash((r.setting.tensor, r.again)) for r in rows.runs])
+    again = np.array([any(each) for each in rows.agains])
+    runs = rows.settings.tensor[rows.setting] * 2 + again[rows.again]
     _, of_run = np.unique(runs, return_inverse=True)
     shares = (rows.pairs > 1).sum(axis=1)
     return np.asarray(of_run[rows.run] * 3 + shares[rows.pair])
@@ -351,6 +352,11 @@ def _traits(cell: Cell) -> Ints:
 def _firsts(groups: Ints, values: Floats, chosen: npt.NDArray[np.bool_]) -> Ints:
     """Of each group the place of the smallest of the chosen values."""
     at = np.flatnonzero(chosen)
-    order = at[np.lexsort((values[at], groups[at]))]
-    _, first = np.unique(groups[order], return_index=True)
-    return np.asarray(order[first])
+    if not at.size:
+        return at
+    own, values = groups[at], values[at]
+    least = np.full(int(own.max()) + 1, inf)
+    np.minimum.at(least, own, values)
+    at = at[values == least[own]]
+    _, first = np.unique(groups[at], return_index=True)
+    return np.asarray(at[first])

@@ -1,0 +1,156 @@
+"""Peak: bytes of the near tier on the fullest stage of many plans, from sorts of runs and pairs.
+
+Of a run it matters how a layer is computed, not by how many replicas; of a pair whether weights and
+state are shared, and what is always there of them. So moments are found for each sort of both, and
+plans only add and compare.
+"""
+
+from itertools import pairwise
+
+import numpy as np
+
+from windlass.cost.closed_held import held
+from windlass.cost.closed_layers import Chain, Floats, Ints
+from windlass.cost.closed_memory import Columns, Loaned, fullest, reduces_early
+from windlass.cost.closed_pipeline import Shape
+from windlass.cost.closed_places import Layout, Places, layers_again, sorts_of
+from windlass.cost.closed_rows import Again, Rows
+
+
+def peak_bytes(
+    chain: Chain, shape: Shape, ends: tuple[int, ...], rows: Rows, always: Floats
+) -> Floats:
+    """What is held at the fullest moment of the fullest stage of each plan.
+
+    Args:
+        chain: of layers.
+        shape: of the plans.
+        ends: first layer of each chunk, and the chain's length.
+        rows: the plans.
+        always: what is there at any moment of each pair, by stage.
+    """
+    sorts = _Sorts(chain, shape, rows)
+    first, alike = _stages_alike(chain, shape, ends)
+    there = np.full((len(first), sorts.count), -np.inf)
+    for again in np.unique(sorts.again):
+        chosen = np.flatnonzero(sorts.again == again)
+        places = _places(chain, shape, ends, rows.agains[again])
+        for stage, nbytes in zip(
+            places.stages, _moments(chain, places, sorts, chosen), strict=True
+        ):
+            there[alike[stage], chosen] = np.maximum(there[alike[stage], chosen], nbytes)
+    peak = np.full(rows.count, -np.inf)
+    for own, pairs in zip(there, always[:, first].T, strict=True):
+        np.maximum(peak, own[sorts.sort] + pairs[rows.pair], out=peak)
+    return peak
+
+
+def stage_bytes(
+    chain: Chain, shape: Shape, ends: tuple[int, ...], rows: Rows, always: Floats
+) -> Floats:
+    """What each stage (columns) of each plan (rows) holds at its fullest; as `peak_bytes`."""
+    sorts = _Sorts(chain, shape, rows)
+    there = np.empty((sorts.count, shape.pipeline))
+    for again in np.unique(sorts.again):
+        chosen = np.flatnonzero(sorts.again == again)
+        places = _places(chain, shape, ends, rows.agains[again], every=True)
+        there[chosen] = _moments(chain, places, sorts, chosen).T
+    return np.asarray(there[sorts.sort] + always[rows.pair])
+
+
+class _Sorts:
+    """Sorts of plans whose stages are as full, but for what is always there.
+
+    Of rts and rts' it matters whether they are above 1, and only in a few shapes how far.
+    """
+
+    def __init__(self, chain: Chain, shape: Shape, rows: Rows) -> None:
+        shards = rows.pairs[:, 1]
+        if not reduces_early(shape):
+            shards = np.minimum(shards, 2)
+        pairs = shards * 2 + (rows.pairs[:, 0] > 1)
+        kinds, of_pair = np.unique(pairs, return_inverse=True)
+        runs, of_run = _runs_alike(chain, shape, rows)
+        sort = of_run[rows.run] * len(kinds) + of_pair[rows.pair]
+        there = np.zeros(len(runs) * len(kinds), dtype=bool)
+        there[sort] = True
+        self.sort: Ints = (np.cumsum(there) - 1)[sort]
+        """Of each plan."""
+        run, kind = np.divmod(np.flatnonzero(there), len(kinds))
+        self.count = len(run)
+        self.again: Ints = rows.again[runs[run]]
+        self.micros: Floats = rows.micros[runs[run]].astype(np.float64)
+        self.settings = [rows.settings.all[at] for at in rows.setting[runs[run]]]
+        self.shards: Floats = (kinds[kind] // 2).astype(np.float64)
+        self.shares = kinds[kind] % 2 > 0
+
+
+def _runs_alike(chain: Chain, shape: Shape, rows: Rows) -> tuple[Ints, Ints]:
+    """Runs of all sorts of memory, and of each run which of these it is like.
+
+    How many replicas there are does not matter, nor how many micro-batches, but for an order that
+    holds all of them, and for rows that are looked up in each.
+    """
+    grows = shape.repeats and shape.order == "gpipe"
+    settings = rows.settings
+    found: dict[tuple[object, ...], int] = {}
+    rows_bytes = {
+        each: chain.rows_bytes(settings.all[each[0]].tensor, settings.all[each[0]].micro, each[1])
+        for each in set(zip(rows.setting.tolist(), rows.micros.tolist(), strict=True))
+    }
+    firsts: list[int] = []
+    alike = []
+    alone = settings.alone[rows.setting].tolist()
+    for at, (setting, again, micros, like) in enumerate(
+        zip(rows.setting.tolist(), rows.again.tolist(), rows.micros.tolist(), alone, strict=True)
+    ):
+        key = (like, again, rows_bytes[setting, micros], micros if grows else 0)
+        place = found.setdefault(key, len(found))
+        if place == len(firsts):
+            firsts.append(at)
+        alike.append(place)
+    return np.array(firsts), np.array(alike)
+
+
+def _stages_alike(chain: Chain, shape: Shape, ends: tuple[int, ...]) -> tuple[Ints, Ints]:
+    """The first stages of each sort, those of as many layers of each kind; and each one's sort."""
+    counts = np.zeros((shape.pipeline, chain.of.max() + 1), dtype=np.int64)
+    for chunk, (begin, end) in enumerate(pairwise(ends)):
+        np.add.at(counts[chunk % shape.pipeline], chain.of[begin:end], 1)
+    _, first, alike = np.unique(counts, axis=0, return_index=True, return_inverse=True)
+    return first, alike.ravel()
+
+
+def _places(
+    chain: Chain, shape: Shape, ends: tuple[int, ...], again: Again, *, every: bool = False
+) -> Places:
+    alone = (0, chain.layers - 1, *(chain.tied[0] if chain.tied else ()))
+    repeated = layers_again(shape, ends, again)
+    layout = Layout(ends, sorts_of(chain.of.tolist(), repeated, alone), repeated)
+    return Places(shape, layout, held(shape, tuple(np.diff(ends))), every=every)
+
+
+def _moments(chain: Chain, places: Places, sorts: _Sorts, chosen: Ints) -> Floats:
+    """Bytes of each stage (rows) of some sorts (columns), the process's own among them."""
+    settings = [sorts.settings[at] for at in chosen]
+    micros = sorts.micros[chosen]
+    numbers = [chain.passes(each._replace(replicas=1)) for each in settings]
+    columns = Columns(
+        held=np.stack([chain.held(each._replace(replicas=1)) for each in settings], axis=1),
+        widths=np.array([(n.token_bytes, n.gradient_bytes, n.weight_bytes) for n in numbers]),
+        micros=micros,
+        rows=np.stack(
+            [
+                chain.rows(each.tensor, each.micro, int(count))
+                for each, count in zip(settings, micros, strict=True)
+            ]
+        ),
+        shards=sorts.shards[chosen],
+        shares=sorts.shares[chosen],
+    )
+    loan = None
+    if chain.tied:
+        loan = Loaned(*chain.tied[0], np.array([chain.lent_elements(s.tensor) for s in settings]))
+    device = chain.machine.device
+    own = np.array([device.process_bytes(compiled=each.compiled) for each in settings])
+    return np.asarray(fullest(places, chain.of, columns, loan).T + own)

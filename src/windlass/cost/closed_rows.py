@@ -1,0 +1,161 @@
+"""Rows: plans of one shape as places in tables in which what they share stands once.
+
+A plan is a run, how layers are computed and in how many micro-batches, and a pair, how replicas
+share their state. Settings are the table of many shapes; nothing of a plan is built until it wins.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from windlass.cost.closed_layers import Block, Ints, Setting
+
+Again = tuple[int, ...]
+"""For each stage how many of the first blocks of each of its chunks are computed again; () none."""
+
+
+class Run(NamedTuple):
+    """What the passes of a plan depend on."""
+
+    setting: Setting
+    again: Again
+    micros: int
+    """Micro-batches of a step."""
+
+
+@dataclass(frozen=True, eq=False)
+class Settings:
+    """A table of settings, each of them once."""
+
+    all: tuple[Setting, ...]
+
+    @cached_property
+    def alone(self) -> Ints:
+        """A number for each that those share which differ in how many replicas there are only."""
+        known: dict[Setting, int] = {}
+        return np.array(
+            [known.setdefault(each._replace(replicas=1), len(known)) for each in self.all]
+        )
+
+    @cached_property
+    def compiled(self) -> npt.NDArray[np.bool_]:
+        """Of each whether its layers are compiled."""
+        return np.array([each.compiled for each in self.all])
+
+    @cached_property
+    def tensor(self) -> Ints:
+        """A number for each that those share which cut layers alike."""
+        known: dict[int, int] = {}
+        return np.array([known.setdefault(each.tensor, len(known)) for each in self.all])
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Plans of one shape."""
+
+    settings: Settings
+    agains: tuple[Again, ...]
+    """What of the runs is computed again, each once."""
+    setting: Ints
+    """Of each run."""
+    again: Ints
+    """Of each run."""
+    micros: Ints
+    """Of each run."""
+    blocks: tuple[Block, ...]
+    pairs: Ints
+    """rts and rts' (columns) of all pairs of all blocks in turn."""
+    run: Ints
+    """Of each plan."""
+    pair: Ints
+    """Of each plan."""
+
+    @property
+    def count(self) -> int:
+        """How many plans there are."""
+        return len(self.run)
+
+    @cached_property
+    def runs(self) -> tuple[Run, ...]:
+        """The runs themselves."""
+        return tuple(map(self.run_of, range(len(self.setting))))
+
+    def run_of(self, run: int) -> Run:
+        """One of the runs."""
+        return Run(
+            self.settings.all[self.setting[run]],
+            self.agains[self.again[run]],
+            int(self.micros[run]),
+        )
+
+    def only(self, chosen: npt.NDArray[np.bool_]) -> "Rows":
+        """Some of the plans, with the runs that they need."""
+        needed = np.zeros(len(self.setting), dtype=bool)
+        needed[self.run[chosen]] = True
+        return replace(
+            self,
+            setting=self.setting[needed],
+            again=self.again[needed],
+            micros=self.micros[needed],
+            run=(np.cumsum(needed) - 1)[self.run[chosen]],
+            pair=self.pair[chosen],
+        )
+
+    def one(self, place: int) -> "Rows":
+        """One of the plans."""
+        return self.only(np.arange(self.count) == place)
+
+    @classmethod
+    def crossed(
+        cls,
+        settings: Settings,
+        agains: tuple[Again, ...],
+        blocks: Sequence[Block],
+        runs: Ints,
+    ) -> "Rows":
+        """Each run with each pair of its block.
+
+        Args:
+            settings: that runs name.
+            agains: that runs name.
+            blocks: that runs name.
+            runs: a row for each: its block, setting, again and micro-batches.
+        """
+        counts = np.array([len(block.pairs) for block in blocks])
+        firsts = np.cumsum(counts) - counts
+        of_run, setting, again, micros = runs.T
+        each = counts[of_run]
+        run = np.repeat(np.arange(len(runs)), each)
+        return cls(
+            settings=settings,
+            agains=agains,
+            setting=setting,
+            again=again,
+            micros=micros,
+            blocks=tuple(blocks),
+            pairs=np.array([pair for block in blocks for pair in block.pairs]),
+            run=run,
+            pair=np.arange(len(run)) + np.repeat(firsts[of_run] - np.cumsum(each) + each, each),
+        )
+
+    @classmethod
+    def of(cls, families: Sequence[tuple[Block, Sequence[Run]]]) -> "Rows":
+        """Plans that run in each of some ways with each pair of a block, for several blocks."""
+        runs = [(at, run) for at, (_, able) in enumerate(families) for run in able]
+        settings = {run.setting: None for _, run in runs}
+        agains = {run.again: None for _, run in runs}
+        places = {each: at for at, each in enumerate((*settings, *agains))}
+        found = [
+            (at, places[run.setting], places[run.again] - len(settings), run.micros)
+            for at, run in runs
+        ]
+        return cls.crossed(
+            Settings(tuple(settings)),
+            tuple(agains),
+            [block for block, _ in families],
+            np.array(found, dtype=np.int64),
+        )
