@@ -135,7 +135,6 @@ class Chain:
         self.held: Callable[[Setting], Floats] = cache(self._held)
         self.states: Callable[[Block], StateNumbers] = cache(self._states)
         self.rows: Callable[[int, int, int], Floats] = cache(self._rows)
-        self.rows_bytes: Callable[[int, int, int], float] = cache(self._rows_bytes)
         self.lent_elements: Callable[[int], float] = cache(self._lent_elements)
         self._summed: Callable[[Setting], PassNumbers] = cache(self._summed_)
         self._worked: Callable[[Setting], PassNumbers] = cache(self._worked_)
@@ -198,9 +197,6 @@ class Chain:
     def kinds(self, tensor: int) -> Mapping[str, LayerKind]:
         """The kinds of layer, whole or as one of t slices."""
         return self.graph.cut(tensor).kinds
-
-    def _rows_bytes(self, tensor: int, micro: int, micros: int) -> float:
-        return float(self.rows(tensor, micro, micros).sum())
 
     def _rows(self, tensor: int, micro: int, micros: int) -> Floats:
         """What looked-up rows of earlier micro-batches take, by kind of layer."""

@@ -10,11 +10,11 @@ from itertools import pairwise
 import numpy as np
 
 from windlass.cost.closed_held import held
-from windlass.cost.closed_layers import Chain, Floats, Ints
+from windlass.cost.closed_layers import HELD, Chain, Floats, Ints
 from windlass.cost.closed_memory import Columns, Loaned, fullest, reduces_early
 from windlass.cost.closed_pipeline import Shape
 from windlass.cost.closed_places import Layout, Places, layers_again, sorts_of
-from windlass.cost.closed_rows import Again, Rows
+from windlass.cost.closed_rows import Again, Rows, Settings, Table
 
 
 def peak_bytes(
@@ -36,7 +36,7 @@ def peak_bytes(
         chosen = np.flatnonzero(sorts.again == again)
         places = _places(chain, shape, ends, rows.agains[again])
         for stage, nbytes in zip(
-            places.stages, _moments(chain, places, sorts, chosen), strict=True
+            places.stages, _moments(chain, places, rows.settings, sorts, chosen), strict=True
         ):
             there[alike[stage], chosen] = np.maximum(there[alike[stage], chosen], nbytes)
     peak = np.full(rows.count, -np.inf)
@@ -54,7 +54,7 @@ def stage_bytes(
     for again in np.unique(sorts.again):
         chosen = np.flatnonzero(sorts.again == again)
         places = _places(chain, shape, ends, rows.agains[again], every=True)
-        there[chosen] = _moments(chain, places, sorts, chosen).T
+        there[chosen] = _moments(chain, places, rows.settings, sorts, chosen).T
     return np.asarray(there[sorts.sort] + always[rows.pair])
 
 
@@ -70,7 +70,8 @@ class _Sorts:
             shards = np.minimum(shards, 2)
         pairs = shards * 2 + (rows.pairs[:, 0] > 1)
         kinds, of_pair = np.unique(pairs, return_inverse=True)
-        runs, of_run = _runs_alike(chain, shape, rows)
+        looked_up = _looked_up(chain, rows)
+        runs, of_run = _runs_alike(shape, rows, looked_up)
         sort = of_run[rows.run] * len(kinds) + of_pair[rows.pair]
         there = np.zeros(len(runs) * len(kinds), dtype=bool)
         there[sort] = True
@@ -80,36 +81,43 @@ class _Sorts:
         self.count = len(run)
         self.again: Ints = rows.again[runs[run]]
         self.micros: Floats = rows.micros[runs[run]].astype(np.float64)
-        self.settings = [rows.settings.all[at] for at in rows.setting[runs[run]]]
+        self.looked_up: Floats = looked_up[runs[run]]
+        self.settings: Ints = rows.setting[runs[run]]
         self.shards: Floats = (kinds[kind] // 2).astype(np.float64)
         self.shares = kinds[kind] % 2 > 0
 
 
-def _runs_alike(chain: Chain, shape: Shape, rows: Rows) -> tuple[Ints, Ints]:
+def _runs_alike(shape: Shape, rows: Rows, looked_up: Floats) -> tuple[Ints, Ints]:
     """Runs of all sorts of memory, and of each run which of these it is like.
 
     How many replicas there are does not matter, nor how many micro-batches, but for an order that
     holds all of them, and for rows that are looked up in each.
     """
-    grows = shape.repeats and shape.order == "gpipe"
-    settings = rows.settings
-    found: dict[tuple[object, ...], int] = {}
-    rows_bytes = {
-        each: chain.rows_bytes(settings.all[each[0]].tensor, settings.all[each[0]].micro, each[1])
-        for each in set(zip(rows.setting.tolist(), rows.micros.tolist(), strict=True))
-    }
-    firsts: list[int] = []
-    alike = []
-    alone = settings.alone[rows.setting].tolist()
-    for at, (setting, again, micros, like) in enumerate(
-        zip(rows.setting.tolist(), rows.again.tolist(), rows.micros.tolist(), alone, strict=True)
-    ):
-        key = (like, again, rows_bytes[setting, micros], micros if grows else 0)
-        place = found.setdefault(key, len(found))
-        if place == len(firsts):
-            firsts.append(at)
-        alike.append(place)
-    return np.array(firsts), np.array(alike)
+    micros = rows.micros if shape.repeats and shape.order == "gpipe" else np.zeros_like(rows.micros)
+    keys = np.stack([rows.settings.alone[rows.setting], rows.again, micros, *looked_up.T])
+    _, first, alike = np.unique(_as_one(keys), return_index=True, return_inverse=True)
+    return first, alike
+
+
+def _as_one(columns: Floats) -> Ints:
+    """A number for each column of numbers that equal ones share."""
+    found = np.zeros(columns.shape[1], dtype=np.int64)
+    for row in columns:
+        _, own = np.unique(row, return_inverse=True)
+        found = found * (int(own.max()) + 1) + own
+    return found
+
+
+def _looked_up(chain: Chain, rows: Rows) -> Floats:
+    """What looked-up rows of earlier micro-batches take in each run, by kind of layer."""
+    both = rows.setting * (int(rows.micros.max()) + 1) + rows.micros
+    _, first, alike = np.unique(both, return_index=True, return_inverse=True)
+    settings = [rows.settings.all[at] for at in rows.setting[first]]
+    found = [
+        chain.rows(each.tensor, each.micro, micros)
+        for each, micros in zip(settings, rows.micros[first].tolist(), strict=True)
+    ]
+    return np.stack(found)[alike]
 
 
 def _stages_alike(chain: Chain, shape: Shape, ends: tuple[int, ...]) -> tuple[Ints, Ints]:
@@ -130,27 +138,42 @@ def _places(
     return Places(shape, layout, held(shape, tuple(np.diff(ends))), every=every)
 
 
-def _moments(chain: Chain, places: Places, sorts: _Sorts, chosen: Ints) -> Floats:
+def _moments(
+    chain: Chain, places: Places, settings: Settings, sorts: "_Sorts", chosen: Ints
+) -> Floats:
     """Bytes of each stage (rows) of some sorts (columns), the process's own among them."""
-    settings = [sorts.settings[at] for at in chosen]
-    micros = sorts.micros[chosen]
-    numbers = [chain.passes(each._replace(replicas=1)) for each in settings]
+    found = _numbers(chain, settings).at(sorts.settings[chosen])
+    held, rest = found[:, :-_REST], found[:, -_REST:]
     columns = Columns(
-        held=np.stack([chain.held(each._replace(replicas=1)) for each in settings], axis=1),
-        widths=np.array([(n.token_bytes, n.gradient_bytes, n.weight_bytes) for n in numbers]),
-        micros=micros,
-        rows=np.stack(
-            [
-                chain.rows(each.tensor, each.micro, int(count))
-                for each, count in zip(settings, micros, strict=True)
-            ]
-        ),
+        held=held.reshape(len(chosen), len(HELD), -1).swapaxes(0, 1),
+        widths=rest[:, :3],
+        micros=sorts.micros[chosen],
+        rows=sorts.looked_up[chosen],
         shards=sorts.shards[chosen],
         shares=sorts.shares[chosen],
     )
-    loan = None
-    if chain.tied:
-        loan = Loaned(*chain.tied[0], np.array([chain.lent_elements(s.tensor) for s in settings]))
+    loan = Loaned(*chain.tied[0], rest[:, 3]) if chain.tied else None
+    return np.asarray(fullest(places, chain.of, columns, loan).T + rest[:, 4])
+
+
+_REST = 5
+"""Numbers of a setting beside what its passes hold."""
+
+
+def _numbers(chain: Chain, settings: Settings) -> Table:
+    """Of each setting what passes hold by kind of layer, and `_REST` behind it.
+
+    These are bytes of a micro-batch's tokens, of a gradient and of a weight, elements that are
+    lent, and bytes of the process itself.
+    """
     device = chain.machine.device
-    own = np.array([device.process_bytes(compiled=each.compiled) for each in settings])
-    return np.asarray(fullest(places, chain.of, columns, loan).T + own)
+
+    def of(place: int) -> Floats:
+        setting = settings.all[place]._replace(replicas=1)
+        passes = chain.passes(setting)
+        lent = chain.lent_elements(setting.tensor) if chain.tied else 0.0
+        own = device.process_bytes(compiled=setting.compiled)
+        widths = (passes.token_bytes, passes.gradient_bytes, passes.weight_bytes)
+        return np.array([*chain.held(setting).ravel(), *widths, lent, own])
+
+    return settings.table(chain, "held", of)

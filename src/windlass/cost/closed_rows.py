@@ -4,7 +4,7 @@ A plan is a run, how layers are computed and in how many micro-batches, and a pa
 share their state. Settings are the table of many shapes; nothing of a plan is built until it wins.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from windlass.cost.closed_layers import Block, Ints, Setting
+from windlass.cost.closed_layers import Block, Chain, Floats, Ints, Setting
 
 Again = tuple[int, ...]
 """For each stage how many of the first blocks of each of its chunks are computed again; () none."""
@@ -25,6 +25,30 @@ class Run(NamedTuple):
     again: Again
     micros: int
     """Micro-batches of a step."""
+
+
+class Table:
+    """Numbers of settings, a row for each, found once they are asked for.
+
+    Args:
+        find: the numbers of one of them.
+        count: of settings.
+    """
+
+    def __init__(self, find: Callable[[int], Floats], count: int) -> None:
+        self._find = find
+        self._known = np.zeros(count, dtype=bool)
+        self._rows = np.zeros((count, 0))
+
+    def at(self, places: Ints) -> Floats:
+        """The rows of settings by their places."""
+        missing = np.flatnonzero(np.bincount(places, minlength=len(self._known)) > 0)
+        for place in missing[~self._known[missing]]:
+            row = self._find(int(place))
+            if not self._rows.size:
+                self._rows = np.zeros((len(self._known), len(row)))
+            self._rows[place], self._known[place] = row, True
+        return np.asarray(self._rows[places])
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,6 +69,16 @@ class Settings:
     def compiled(self) -> npt.NDArray[np.bool_]:
         """Of each whether its layers are compiled."""
         return np.array([each.compiled for each in self.all])
+
+    def table(self, chain: Chain, name: str, find: Callable[[int], Floats]) -> Table:
+        """A table of numbers of a chain, the same one for the same name."""
+        if (chain, name) not in self._tables:
+            self._tables[chain, name] = Table(find, len(self.all))
+        return self._tables[chain, name]
+
+    @cached_property
+    def _tables(self) -> dict[tuple[Chain, str], Table]:
+        return {}
 
     @cached_property
     def tensor(self) -> Ints:
