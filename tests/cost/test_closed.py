@@ -8,7 +8,7 @@ import pytest
 from factories import cut_graph, late_tied_graph, tiny_graph, tiny_machine, tiny_plan
 from windlass.cost.closed import Totals, closed
 from windlass.cost.closed_layers import Block, Chain, Setting
-from windlass.cost.closed_pipeline import Shape
+from windlass.cost.closed_levels import Shape
 from windlass.cost.closed_rows import Rows, Run
 from windlass.cost.predict import predict
 from windlass.spec.graph import Graph

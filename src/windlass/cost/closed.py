@@ -18,8 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from windlass.cost.closed_layers import Block, Chain, Floats, PassNumbers
+from windlass.cost.closed_levels import Shape
 from windlass.cost.closed_peak import peak_bytes
-from windlass.cost.closed_pipeline import Durations, Shape, fold
+from windlass.cost.closed_pipeline import Durations, fold
 from windlass.cost.closed_places import Parts, layers_again
 from windlass.cost.closed_rows import Rows, Run
 

@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 
 from windlass.cost.closed_layers import Floats
-from windlass.cost.closed_pipeline import Shape
+from windlass.cost.closed_levels import Shape
 from windlass.program.instruction import BACKWARDS
 from windlass.program.schedule import Pass, taken
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from windlass.cost.closed_held import Held, Moment
 from windlass.cost.closed_layers import HELD, Floats, Ints
-from windlass.cost.closed_pipeline import Shape
+from windlass.cost.closed_levels import Shape
 from windlass.cost.closed_places import Places
 
 _FEW = 2

@@ -11,8 +11,8 @@ import numpy as np
 
 from windlass.cost.closed_held import held
 from windlass.cost.closed_layers import HELD, Chain, Floats, Ints
+from windlass.cost.closed_levels import Shape
 from windlass.cost.closed_memory import Columns, Loaned, fullest, reduces_early
-from windlass.cost.closed_pipeline import Shape
 from windlass.cost.closed_places import Layout, Places, layers_again, sorts_of
 from windlass.cost.closed_rows import Again, Rows, Settings, Table
 

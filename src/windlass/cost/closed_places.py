@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from windlass.cost.closed_held import Held, Moment
 from windlass.cost.closed_layers import Floats, Ints
-from windlass.cost.closed_pipeline import Shape
+from windlass.cost.closed_levels import Shape
 from windlass.cost.closed_rows import Again
 
 _ENDS = 3

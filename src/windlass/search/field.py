@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from windlass.cost.closed_layers import Block, Setting
-from windlass.cost.closed_pipeline import Shape
+from windlass.cost.closed_levels import Shape
 from windlass.cost.closed_rows import Rows, Settings
 from windlass.program.legal import arrangement_faults, slice_faults
 from windlass.search.space import captured, divisors, precisions, sequence_of

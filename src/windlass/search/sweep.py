@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from windlass.cost.closed import Totals, closed, least_bytes, least_seconds
 from windlass.cost.closed_layers import Chain, Floats, Ints
-from windlass.cost.closed_pipeline import Shape
+from windlass.cost.closed_levels import Shape
 from windlass.cost.closed_rows import Rows
 from windlass.search.field import Cell, Family, Field
 from windlass.spec.graph import Precision
