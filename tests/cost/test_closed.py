@@ -128,7 +128,7 @@ def test_the_closed_form_says_what_the_clock_says():
 
 def test_it_also_says_so_of_machines_that_do_things_in_turn():
     """Those of tied weights, which there hold up a stage too, it does not follow."""
-    seconds, _ = errors(seed=3, count=30, machines=(IN_TURN,), few=2 * FEW)
+    seconds, _ = errors(seed=3, count=30, machines=(IN_TURN,))
     assert sum(seconds) / len(seconds) < CLOSE / 4
 
 

@@ -2,6 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cost.equal_blocks import equal_blocks
 from factories import cut_graph, tiny_graph, tiny_machine, tiny_plan
 from program.pod_plans import MACHINE, pod_plans
 from windlass.cost.clock import run_clock
@@ -12,8 +13,8 @@ from windlass.cost.step import StepCost
 from windlass.cost.streamed import step_seconds
 from windlass.program.instruction import Instruction
 from windlass.program.lower import lower
-from windlass.spec.graph import Graph, Span
-from windlass.spec.machine import Curve, Machine, Point
+from windlass.spec.graph import Graph
+from windlass.spec.machine import Machine
 from windlass.spec.plan import Order, Plan
 
 GRAPH = tiny_graph(layers=2, tied=False)
@@ -27,24 +28,6 @@ def linked(rate: float) -> Machine:
     """All devices on one link of so many bytes/s."""
     (link,) = MACHINE.links
     return MACHINE.model_copy(update={"links": (link.model_copy(update={"rate": rate}),)})
-
-
-def equal_blocks(count: int) -> tuple[Graph, Machine]:
-    """So many equal layers, and a machine on which only products take time: three equal parts.
-
-    A forward pass is one product; a backward pass is one for the input and one for the weights.
-    """
-    tiny = tiny_graph()
-    chain = (Span(kind="block", count=count),)
-    graph = tiny.model_copy(update={"chain": chain, "kinds": {"block": tiny.kinds["block"]}})
-    machine = tiny_machine(devices=8)
-    at_once, one_rate = (Curve(points=(Point(1.0, rate),)) for rate in (1e30, 1e9))
-    matmul = tuple(rate.model_copy(update={"curve": one_rate}) for rate in machine.device.matmul)
-    device = machine.device.model_copy(
-        update={"matmul": matmul, "traffic": at_once, "launch_seconds": 0.0, "update_rate": 1e30}
-    )
-    link = machine.links[0].model_copy(update={"latency": 0.0, "rate": 1e30})
-    return graph, machine.model_copy(update={"device": device, "links": (link,)})
 
 
 @given(

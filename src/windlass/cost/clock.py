@@ -8,6 +8,10 @@ brings all devices together wait for the last. What moves between tiers has a la
 All devices of a stage run the same program and take the same time, so that one stands for all of
 them: among themselves nobody waits, but for the exchange itself.
 
+Gradients are summed over replicas beside computing where they can be (`Links.sums_beside`), one
+layer after the other: the device goes on once what it waits for of a reduction is over, and whoever
+needs a sum (norm, update, or what takes it home) waits for it.
+
 On a bulk-synchronous machine a device that sends or receives does nothing else meanwhile.
 
 What a step leaves under way the next one finds there: of a plan that moves something between tiers
@@ -21,7 +25,7 @@ from dataclasses import dataclass, field
 from windlass.cost.step import StepCost
 from windlass.cost.streamed import FarLane, Span
 from windlass.errors import PlanError
-from windlass.program.instruction import ANSWERS, TOGETHER, Instruction, Program
+from windlass.program.instruction import ANSWERS, TOGETHER, Instruction, Kind, Program
 from windlass.program.layout import place_of
 from windlass.program.peers import Peers
 from windlass.spec.graph import Graph
@@ -29,6 +33,8 @@ from windlass.spec.machine import Machine
 from windlass.spec.plan import Plan
 
 _ANSWERING = frozenset(ANSWERS.values())
+_TAKING: tuple[Kind, ...] = ("update", "store")
+"""Those that take the sum of a layer's gradient."""
 
 
 @dataclass(slots=True)
@@ -43,6 +49,10 @@ class _Lane:
     now: float = 0.0
     sending: float = 0.0
     """When its last message has left."""
+    summing: float = 0.0
+    """When the last gradient has been summed over replicas."""
+    summed: dict[int | None, float] = field(default_factory=dict)
+    """The same by layer."""
     spans: list[Span] = field(default_factory=list)
 
     @property
@@ -50,8 +60,24 @@ class _Lane:
         instructions = self.program.instructions
         return instructions[self.at] if self.at < len(instructions) else None
 
-    def ready(self, instruction: Instruction) -> float:
+    def starts(self, instruction: Instruction) -> float:
         return self.now if self.far is None else self.far.ready(instruction, self.now)
+
+    def ready(self, instruction: Instruction) -> float:
+        return max(self.starts(instruction), self.due(instruction))
+
+    def due(self, instruction: Instruction) -> float:
+        """When the sums that an instruction needs are there."""
+        if instruction.kind == "norm":
+            return self.summing
+        return self.summed.get(instruction.layer, 0.0) if instruction.kind in _TAKING else 0.0
+
+    def sum_up(self, layer: int | None, seconds: float) -> None:
+        """Begins to sum a gradient, in so many seconds on its links; what waits for it may not.
+
+        Those of the sum that the device waits for take turns with sums that are under way.
+        """
+        self.summing = self.summed[layer] = max(self.now, self.summing) + seconds
 
     def pass_by(self, start: float, end: float, *, then: float) -> None:
         self.spans.append(Span(start, end))
@@ -143,10 +169,11 @@ class _Clock:
         elif instruction.kind in _ANSWERING:
             return self._receive(lane, instruction)
         elif lane.far is not None:
-            span, then = lane.far.pass_by(instruction, lane.now)
+            span, then = lane.far.pass_by(instruction, max(lane.now, lane.due(instruction)))
             lane.pass_by(*span, then=then)
         else:
-            end = lane.now + self._costs.of(instruction, lane.program.device).total
+            begin = max(lane.now, lane.due(instruction))
+            end = begin + self._costs.of(instruction, lane.program.device).total
             lane.pass_by(lane.now, end, then=end)
         return True
 
@@ -186,9 +213,13 @@ class _Clock:
             return False
         begin = max(other.ready(instruction) for other in group)
         exchange = self._costs.exchange_seconds(instruction)
+        beside = self._costs.beside_seconds(instruction)
         for other in group:
-            end = begin + exchange + self._costs.of(instruction, other.program.device).total
+            worked = self._costs.of(instruction, other.program.device).total
+            end = begin + exchange - beside + worked
+            if beside:
+                other.sum_up(instruction.layer, exchange)
             if other.far is not None:
                 other.far.follow(instruction, end)
-            other.pass_by(other.ready(instruction), end, then=end)
+            other.pass_by(other.starts(instruction), end, then=end)
         return True

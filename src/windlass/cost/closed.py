@@ -17,10 +17,11 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
+from windlass.cost.closed_ends import Loans, Passed, Reductions, alike, ends
 from windlass.cost.closed_layers import Block, Chain, Floats, PassNumbers
 from windlass.cost.closed_levels import Shape
 from windlass.cost.closed_peak import peak_bytes
-from windlass.cost.closed_pipeline import Durations, fold
+from windlass.cost.closed_pipeline import Durations, LoanBack, fold
 from windlass.cost.closed_places import Parts, layers_again
 from windlass.cost.closed_rows import Rows, Run
 
@@ -49,9 +50,10 @@ def closed(chain: Chain, shape: Shape, ends: tuple[int, ...], rows: Rows) -> Tot
     parts = Parts(shape, ends)
     numbers = tuple(chain.passes(each.setting) for each in rows.runs)
     shared = _Shared(chain, parts, rows)
-    taken = _Taken(chain, parts, rows, numbers)
+    stops = bool(shared.reductions.waited.any())
+    taken = _Taken(chain, parts, rows, numbers, stops=stops)
     return Totals(
-        step_seconds=_step(taken, shared, rows, clips=chain.base.clip),
+        step_seconds=_step(parts, taken, shared, rows, clips=chain.base.clip),
         peak_bytes=peak_bytes(chain, shape, ends, rows, shared.held),
     )
 
@@ -92,43 +94,34 @@ def _again(parts: Parts, runs: Sequence[Run]) -> npt.NDArray[np.bool_]:
     return np.array([known[run.again] for run in runs])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Loans:
-    """What tied weights on two stages cost, an element for each of `Rows.runs`."""
-
-    lender: int
-    """The stage that owns them; 0 if none are lent."""
-    lending: Floats
-    """Until they have left, from the begin of the step."""
-    handing: Floats
-    """Until their gradient has left, from the begin of the borrower's last backward pass."""
-    handing_weight: Floats
-    """The same from the begin of the weights' part of that pass, where it is parted."""
-    taking: Floats
-    """To add it to the owner's."""
-
-
-def _loans(chain: Chain, parts: Parts, rows: Rows, numbers: tuple[PassNumbers, ...]) -> _Loans:
-    none = np.zeros(len(numbers))
-    layer, owner = chain.tied[0] if chain.tied else (0, 0)
-    lender, pipeline = int(parts.stage[owner]), parts.shape.pipeline
-    if lender == parts.stage[layer]:
-        return _Loans(lender=0, lending=none, handing=none, handing_weight=none, taking=none)
+def _loans(
+    chain: Chain, parts: Parts, rows: Rows, numbers: tuple[PassNumbers, ...]
+) -> Loans | None:
+    """What the first tied weights cost; None if they are not on two stages."""
+    if not chain.tied:
+        return None
+    layer, owner = chain.tied[0]
+    if parts.stage[owner] == parts.stage[layer]:
+        return None
     settings = [run.setting for run in rows.runs]
-    each_byte, each_message = chain.message_ways(settings, pipeline)
+    each_byte, each_message = chain.message_ways(settings, parts.shape.pipeline)
     lent = np.array([chain.lent_elements(each.tensor) for each in settings])
     widths = np.array([(each.weight_bytes, each.gradient_bytes) for each in numbers])
-    weights, gradients = (lent[:, None] * widths * each_byte[:, None] + each_message[:, None]).T
+    lending, message = (lent[:, None] * widths * each_byte[:, None] + each_message[:, None]).T
     once = parts.shape.micros == 1
-    summed = [(each.sum_first if once else each.sum_later)[layer] for each in numbers]
-    whole = [(each.backward[layer], each.backward_weight[layer]) for each in numbers]
-    backward, weight = np.array(whole).T + np.array(summed)
-    return _Loans(
-        lender=lender,
-        lending=weights,
-        handing=gradients + backward,
-        handing_weight=gradients + weight,
-        taking=np.array([chain.take_over_seconds(e.tensor, e.precision, e.sums) for e in settings]),
+    parted = parts.shape.order == "zero-bubble"
+    after = [
+        (each.backward_weight if parted else each.backward)[layer]
+        + (each.sum_first if once else each.sum_later)[layer]
+        for each in numbers
+    ]
+    taking = [chain.take_over_seconds(each.tensor, each.precision, each.sums) for each in settings]
+    return Loans(
+        owner=owner,
+        lending=lending,
+        message=message,
+        after=np.array(after),
+        taking=np.array(taking),
     )
 
 
@@ -136,26 +129,31 @@ class _Taken:
     """Seconds of passes, a row for each of `Rows.runs`."""
 
     def __init__(
-        self, chain: Chain, parts: Parts, rows: Rows, numbers: tuple[PassNumbers, ...]
+        self,
+        chain: Chain,
+        parts: Parts,
+        rows: Rows,
+        numbers: tuple[PassNumbers, ...],
+        *,
+        stops: bool,
     ) -> None:
-        self.shape = shape = parts.shape
-        self.in_turn = chain.machine.rule == "bulk-synchronous"
-        self.loans = loans = _loans(chain, parts, rows, numbers)
+        shape = parts.shape
+        in_turn = chain.machine.rule == "bulk-synchronous"
+        loans = _loans(chain, parts, rows, numbers)
         again = _again(parts, rows.runs)
 
         def layers(name: str) -> Floats:
             return np.stack([getattr(each, name) for each in numbers])
 
+        parted = shape.order == "zero-bubble"
         repeated = np.where(again, layers("forward"), 0.0)
+        backward = repeated + layers("backward_input" if parted else "backward")
+        weight = layers("backward_weight") if parted else np.zeros_like(backward)
         sums = (layers("sum_later"), layers("sum_first"))
-        if shape.order == "zero-bubble":
-            backward = [parts.by_chunk(repeated + layers("backward_input"))] * 2
-            weight = [parts.by_chunk(layers("backward_weight") + each) for each in sums]
-        else:
-            backward = [parts.by_chunk(repeated + layers("backward") + each) for each in sums]
-            weight = [np.zeros_like(backward[0])] * 2
-        load = np.zeros_like(backward[0])
-        load[:, [0, -1]] = np.array([[each.load_seconds] for each in numbers])
+        adding = [(weight if parted else backward) + each for each in sums]
+        by_chunk = [parts.by_chunk(each).T for each in (backward, weight, *adding)]
+        load = np.zeros((shape.chunks, len(numbers)))
+        load[[0, -1]] = np.array([each.load_seconds for each in numbers])
         ways = chain.message_ways([run.setting for run in rows.runs], shape.pipeline)
         self.message = np.array([each.output[0] for each in numbers]) * ways[0] + ways[1]
         self.forward = parts.by_chunk(layers("forward"))
@@ -163,23 +161,37 @@ class _Taken:
             shape,
             Durations(
                 forward=self.forward.T,
-                backward=backward[0].T,
-                backward_first=backward[1].T,
-                weight=weight[0].T,
-                weight_first=weight[1].T,
-                load=load.T,
+                backward=by_chunk[0] if parted else by_chunk[2],
+                backward_first=by_chunk[0] if parted else by_chunk[3],
+                weight=by_chunk[2] if parted else by_chunk[1],
+                weight_first=by_chunk[3] if parted else by_chunk[1],
+                load=load,
                 message=self.message,
-                lending=loans.lending,
-                lender=loans.lender,
-                in_turn=self.in_turn,
+                lending=np.zeros(len(numbers)) if loans is None else loans.lending,
+                lender=0 if loans is None else int(parts.stage[loans.owner]),
+                loan=None if loans is None or parted else _way_back(loans, parts),
+                stops=stops,
+                in_turn=in_turn,
             ),
             np.array([each.micros for each in rows.runs]),
         )
-        self.ready, self.end = folded.ready.T, folded.end.T
-        once = int(shape.micros == 1)
-        self.last, self.last_weight = backward[once].copy(), weight[once]
-        """Of the last micro-batch's backward pass."""
-        self.last[:, parts.chunk[chain.tied[0][1] if chain.tied else 0]] += loans.taking
+        self.passed = Passed(
+            folded=folded,
+            layers=adding[int(shape.micros == 1)],
+            message=self.message,
+            loans=loans,
+            in_turn=in_turn,
+            alike=alike(chain.sorts, again),
+        )
+
+
+def _way_back(loans: Loans, parts: Parts) -> LoanBack:
+    return LoanBack(
+        message=loans.message,
+        after=loans.after,
+        taking=loans.taking,
+        owner=int(parts.chunk[loans.owner]),
+    )
 
 
 class _Shared:
@@ -193,9 +205,7 @@ class _Shared:
 
         self.held = parts.by_stage(layers("held"))
         self.gather = parts.by_stage(layers("gather"))
-        reduce = layers("reduce")
-        self.reduce_chunks = parts.by_chunk(reduce)
-        self.reduce_lent = reduce[:, chain.tied[0][1] if chain.tied else 0]
+        self.reductions = Reductions(links=layers("reduce"), waited=layers("waited"))
         self.after = parts.by_stage(layers("after"))
         if chain.base.clip:
             nbytes = parts.by_stage(layers("norm_bytes"))
@@ -210,56 +220,19 @@ class _Shared:
             self.after += np.where(nbytes > 0, nbytes / rate + launches, 0.0)
 
 
-def _step(taken: _Taken, shared: _Shared, rows: Rows, *, clips: bool) -> Floats:
+def _step(parts: Parts, taken: _Taken, shared: _Shared, rows: Rows, *, clips: bool) -> Floats:
     """When the last stage has updated its weights."""
-    ends = _ends(taken, shared, rows)
+    reduced = ends(parts, taken.passed, shared.reductions).of(rows.run, rows.pair)
+    reduced += _late(taken, shared, rows)
     after = shared.after[rows.pair]
     if clips:  # the norm waits for all stages
-        return np.asarray(ends.max(axis=1) + after.max(axis=1))
-    return np.asarray((ends + after).max(axis=1))
-
-
-def _ends(taken: _Taken, shared: _Shared, rows: Rows) -> Floats:
-    """When each stage (columns) of each plan (rows) has reduced its gradients.
-
-    Each stage reduces its gradients behind the last pass that adds to them, once it has sent the
-    gradient of its input on; of a single micro-batch before it does so, so that what the stages
-    behind it reduce holds a stage up too.
-    """
-    shape, message = taken.shape, taken.message[rows.run][:, None]
-    late = _late(taken, shared, rows)
-    reduce = shared.reduce_chunks[rows.pair]
-    if shape.order == "zero-bubble":
-        ends = taken.end[rows.run] + reduce
-        if taken.loans.lender != shape.pipeline - 1:
-            lent = taken.end[:, -1] - taken.last_weight[:, -1] + taken.loans.handing_weight
-            came = lent[rows.run] + shared.reduce_lent[rows.pair]
-            owner = np.maximum(ends[:, taken.loans.lender], came)
-            ends[:, taken.loans.lender] = owner + taken.loans.taking[rows.run]
-        return np.asarray(ends + late)
-    early = reduce if shape.micros == 1 else np.zeros_like(reduce)
-    own = taken.last[rows.run] + early
-    through = np.cumsum(own, axis=1) + message * np.arange(shape.chunks)
-    path = taken.ready[rows.run] + through
-    path[:, -1] += np.maximum(0.0, taken.loans.handing[rows.run] - own[:, -1])
-    if shape.interleave > 1:
-        path += _behind(reduce, shape.pipeline)
-    longest = np.maximum.accumulate(path[:, ::-1], axis=1)[:, ::-1]
-    if taken.in_turn and shape.micros > 1:  # a stage that sends does not reduce meanwhile
-        longest[:, 1:] += message
-    return np.asarray((longest - (through - own) + late + reduce - early)[:, : shape.pipeline])
-
-
-def _behind(values: Floats, pipeline: int) -> Floats:
-    """For each chunk (columns) the sum over later ones of its stage."""
-    turns = values.reshape(values.shape[0], -1, pipeline)
-    later = np.cumsum(turns[:, ::-1], axis=1)[:, ::-1] - turns
-    return np.asarray(later.reshape(values.shape))
+        return np.asarray(reduced.max(axis=1) + after.max(axis=1))
+    return np.asarray((reduced + after).max(axis=1))
 
 
 def _late(taken: _Taken, shared: _Shared, rows: Rows) -> Floats:
     """By how much gathering and lending weights hold up the first passes."""
-    forward = taken.forward[:, : taken.shape.pipeline] + taken.message[:, None]
+    forward = taken.forward[:, : shared.gather.shape[1]] + taken.message[:, None]
     came = np.cumsum(forward, axis=1) - forward
     gather = shared.gather[rows.pair] - came[rows.run]
     return np.asarray(np.maximum(gather.max(axis=1), 0.0)[:, None])

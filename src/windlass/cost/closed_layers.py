@@ -101,6 +101,9 @@ class StateNumbers:
     """Weights and optimizer state that are always there."""
     gather: Floats
     reduce: Floats
+    """On the links."""
+    waited: Floats
+    """Of `reduce`, in which the device does nothing else."""
     after: Floats
     """What comes behind the passes: updates and what follows them."""
     norm_bytes: Floats
@@ -120,8 +123,8 @@ class Chain:
         self.base, self.graph, self.machine = base, graph, machine
         names = [kind.name for kind in graph.layer_kinds()]
         self._names = tuple(dict.fromkeys(names))
-        self.of = np.array([self._names.index(name) for name in names])
-        """The kind of each layer, as a place among all kinds."""
+        self.sorts = np.array([self._names.index(name) for name in names])
+        """Of each layer its kind, as a number."""
         self._first = tuple(names.index(name) for name in self._names)
         self.layers = len(names)
         self.tied = tuple(
@@ -207,7 +210,7 @@ class Chain:
 
     def _lent_elements(self, tensor: int) -> float:
         """Elements that the first tied layer borrows."""
-        name = self._names[self.of[self.tied[0][0]]]
+        name = self._names[self.sorts[self.tied[0][0]]]
         tied = (p.count for p in self.kinds(tensor)[name].parameters if p.tied_to is not None)
         return float(sum(tied))
 
@@ -221,7 +224,7 @@ class Chain:
     def _spread(self, of_kind: Callable[[int, str], float]) -> Floats:
         """A number of each kind, found at its first layer, for all layers."""
         found = [of_kind(at, name) for at, name in zip(self._first, self._names, strict=True)]
-        return np.asarray(np.array(found, dtype=np.float64)[self.of])
+        return np.asarray(np.array(found, dtype=np.float64)[self.sorts])
 
     def _passes(self, setting: Setting) -> PassNumbers:
         """Passes with what slices exchange in them, which depends on how many replicas do so."""
@@ -309,11 +312,12 @@ class Chain:
 
     def _states(self, block: Block) -> StateNumbers:
         rows = [self._shared(block, *pair) for pair in block.pairs]
-        held, gather, reduce, after, norm_bytes, launches = np.stack(rows, axis=1)
+        held, gather, reduce, waited, after, norm_bytes, launches = np.stack(rows, axis=1)
         return StateNumbers(
             held=held,
             gather=gather,
             reduce=reduce,
+            waited=waited,
             after=after,
             norm_bytes=norm_bytes,
             norm_launches=launches,
@@ -325,15 +329,15 @@ class Chain:
         states = self._kept(_of_block(block)._replace(replicas=1), optimizer)
         found = [self._of_pair(plan, states.sizes[name]) for name in self._names]
         found_ = np.array(found).T
-        found_[3] += states.update
-        return np.asarray(np.concatenate([found_, [states.launches]])[:, self.of])
+        found_[4] += states.update
+        return np.asarray(np.concatenate([found_, [states.launches]])[:, self.sorts])
 
-    def _of_pair(self, plan: Plan, sizes: StateSizes) -> tuple[float, float, float, float, float]:
-        """Bytes held, seconds to gather, reduce and spread, and bytes of the norm, of one kind."""
+    def _of_pair(self, plan: Plan, sizes: StateSizes) -> tuple[float, ...]:
+        """Of one kind the numbers of one pair, but for its updates and launches."""
         sharing, cut = plan.sharding, plan.cut
         held = sizes.weights // sharing.weights
         sizes = sizes._replace(held=held)
-        gather = reduce = spread = 0.0
+        gather = reduce = beside = spread = 0.0
         if sizes.weights and self.machine.links:
             links = Links(plan, self.graph, self.machine)
             if sharing.weights > 1:
@@ -342,7 +346,9 @@ class Chain:
                 spread = links.state_seconds("spread", sizes)
             if cut.replicas > 1 or sizes.common + sizes.common_in_columns + sizes.common_in_rows:
                 reduce = links.state_seconds("reduce", sizes)
-        return held + sizes.optimizer, gather, reduce, spread, sizes.shard
+                beside = links.summing_seconds(sizes)
+        waited = reduce - beside
+        return held + sizes.optimizer, gather, reduce, waited, spread, sizes.shard
 
     def _kept_(self, setting: Setting, optimizer: int) -> "_States":
         plan, kinds = self.plan_of(setting, optimizer=optimizer), self.kinds(setting.tensor)

@@ -17,7 +17,7 @@ from windlass.spec.plan import Order
 
 _Ints = npt.NDArray[np.intp]
 
-_FEW_MORE = 3
+_FEW_MORE = 5
 """Micro-batches beyond as many as there are stages, from which on steps of plain orders repeat."""
 
 

@@ -122,9 +122,9 @@ def _looked_up(chain: Chain, rows: Rows) -> Floats:
 
 def _stages_alike(chain: Chain, shape: Shape, ends: tuple[int, ...]) -> tuple[Ints, Ints]:
     """The first stages of each sort, those of as many layers of each kind; and each one's sort."""
-    counts = np.zeros((shape.pipeline, chain.of.max() + 1), dtype=np.int64)
+    counts = np.zeros((shape.pipeline, chain.sorts.max() + 1), dtype=np.int64)
     for chunk, (begin, end) in enumerate(pairwise(ends)):
-        np.add.at(counts[chunk % shape.pipeline], chain.of[begin:end], 1)
+        np.add.at(counts[chunk % shape.pipeline], chain.sorts[begin:end], 1)
     _, first, alike = np.unique(counts, axis=0, return_index=True, return_inverse=True)
     return first, alike.ravel()
 
@@ -134,7 +134,7 @@ def _places(
 ) -> Places:
     alone = (0, chain.layers - 1, *(chain.tied[0] if chain.tied else ()))
     repeated = layers_again(shape, ends, again)
-    layout = Layout(ends, sorts_of(chain.of.tolist(), repeated, alone), repeated)
+    layout = Layout(ends, sorts_of(chain.sorts.tolist(), repeated, alone), repeated)
     return Places(shape, layout, held(shape, tuple(np.diff(ends))), every=every)
 
 
@@ -153,7 +153,7 @@ def _moments(
         shares=sorts.shares[chosen],
     )
     loan = Loaned(*chain.tied[0], rest[:, 3]) if chain.tied else None
-    return np.asarray(fullest(places, chain.of, columns, loan).T + rest[:, 4])
+    return np.asarray(fullest(places, chain.sorts, columns, loan).T + rest[:, 4])
 
 
 _REST = 5

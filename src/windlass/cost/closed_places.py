@@ -55,6 +55,7 @@ class Parts:
     def __init__(self, shape: Shape, ends: tuple[int, ...]) -> None:
         self.shape = shape
         self.ends, self.layers = ends, ends[-1]
+        self.starts = np.array(ends[:-1])
         self.chunk = np.repeat(np.arange(shape.chunks), np.diff(ends))
         self.stage = self.chunk % shape.pipeline
         self._in_chunk = (self.chunk[:, None] == np.arange(shape.chunks)).astype(np.float64)

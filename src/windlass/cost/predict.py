@@ -51,7 +51,7 @@ def predict(
     programs = programs or lower(plan, graph)
     costs = StepCost(plan, graph, machine)
     far = None
-    if plan.cut.pipeline == 1 and not plan.streamed:
+    if plan.cut.pipeline == 1 and not plan.streamed and not costs.sums_beside:
         by_kind, by_term = _alike(costs, programs[0])
     else:
         clocked = programs[:: plan.cut.tensor * plan.cut.replicas]  # the first of each stage

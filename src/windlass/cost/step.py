@@ -84,6 +84,15 @@ class StepCost:
             known = self._exchanged[kind, layer] = self._links.seconds(instruction)
         return known
 
+    def beside_seconds(self, instruction: Instruction) -> float:
+        """Seconds of `exchange_seconds` that go on beside what the device does next."""
+        return self._links.beside_seconds(instruction)
+
+    @property
+    def sums_beside(self) -> bool:
+        """Whether replicas sum gradients beside computing."""
+        return self._links.sums_beside
+
     def _found(self, instruction: Instruction, device: int) -> Seconds:
         kind, layer, micro = instruction
         if kind == "load":

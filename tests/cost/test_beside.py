@@ -1,0 +1,122 @@
+"""Sums of gradients over replicas, beside the backward pass and in turn with it."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cost.equal_blocks import equal_blocks
+from factories import tiny_plan
+from windlass.cost.links import Links
+from windlass.cost.predict import predict
+from windlass.cost.simulate import simulate
+from windlass.program.instruction import Instruction
+from windlass.program.lower import lower
+from windlass.spec.graph import Graph
+from windlass.spec.machine import Machine, Rule
+from windlass.spec.plan import Plan
+
+PRODUCT = 2 * (2 * 16) * 32 * 32 / 1e9
+"""Seconds of one product of `equal_blocks`: one forward, two backward."""
+NEARLY = 1e-6
+"""Share of a product that all but products and sums takes at most on that machine."""
+
+
+def replicas(
+    *,
+    layers: int = 4,
+    sum_products: float = 1.0,
+    accumulation: int = 1,
+    sharding: tuple[int, int] = (1, 1),
+    replicas: int = 2,
+    kind: str = "cuda",
+    hosts: int = 1,
+    rule: Rule = "overlapping",
+    clip: bool = False,
+) -> tuple[Plan, Graph, Machine]:
+    """Replicas of equal blocks, of which a whole sum takes as long as so many products."""
+    graph, machine = equal_blocks(layers)
+    device = machine.device.model_copy(update={"kind": kind})
+    machine = machine.model_copy(
+        update={
+            "device": device, "rule": rule, "hosts": hosts,
+            "devices_per_host": machine.devices_per_host // hosts,
+        }
+    )  # fmt: skip
+    whole = tiny_plan(graph, machine, replicas=replicas)
+    (link,) = machine.links
+    seconds = Links(whole, graph, machine).seconds(Instruction("reduce", 0))
+    rate = link.rate * seconds / (sum_products * PRODUCT)
+    machine = machine.model_copy(update={"links": (link.model_copy(update={"rate": rate}),)})
+    plan = tiny_plan(
+        graph, machine, replicas=replicas, sharding=sharding, accumulation=accumulation, clip=clip
+    )
+    return plan, graph, machine
+
+
+@given(
+    layers=st.integers(1, 6),
+    accumulation=st.integers(1, 4),
+    sum_products=st.floats(0.01, 10.0),
+    clip=st.booleans(),
+)
+def test_sums_go_on_beside_the_backward_pass_one_after_the_other(
+    layers: int, accumulation: int, sum_products: float, clip: bool
+):
+    """The last is over once the pass has ended and its own sum has, or all have from the first."""
+    plan, graph, machine = replicas(
+        layers=layers, accumulation=accumulation, sum_products=sum_products, clip=clip
+    )
+    passes = 3 * layers * accumulation
+    within = max(2 * layers + sum_products, 2 + layers * sum_products)
+    products = passes - 2 * layers + within
+    step = predict(plan, graph, machine)
+    assert step.step_seconds == pytest.approx(products * PRODUCT, rel=NEARLY)
+    assert sum(step.by_kind.values()) == pytest.approx(step.step_seconds)
+    assert sum(step.by_term.values()) == pytest.approx(step.step_seconds)
+
+
+@pytest.mark.parametrize(
+    ("how", "products"),
+    [
+        # What is scattered over the replicas that update a part each is waited for at once, and
+        # half as long as a whole sum; parts of weights come together behind the updates.
+        ({"sharding": (1, 2)}, 12 + 4 * 0.5 * 3 + 4 * 0.5 * 3),
+        ({"rule": "bulk-synchronous"}, 12 + 4 * 3),
+        # Processes of one host need their cores for sums too, those of two hosts do not.
+        ({"kind": "cpu"}, 12 + 4 * 3),
+        ({"kind": "cpu", "hosts": 8}, 4 + 2 + 4 * 3),
+    ],
+)
+def test_what_replicas_wait_for_is_not_beside_anything(how: dict[str, object], products: float):
+    plan, graph, machine = replicas(sum_products=3, **how)  # type: ignore[arg-type]
+    step = predict(plan, graph, machine).step_seconds
+    assert step == pytest.approx(products * PRODUCT, rel=NEARLY)
+
+
+def test_what_is_scattered_takes_turns_with_the_sums_that_follow_it():
+    """Of four replicas two each share the state: a layer's gradient is scattered, then summed."""
+    plan, graph, machine = replicas(replicas=4, sharding=(1, 2), sum_products=6)
+    links = Links(plan, graph, machine)
+    reduce = Instruction("reduce", 0)
+    whole, beside = links.seconds(reduce), links.beside_seconds(reduce)
+    spread = links.seconds(Instruction("spread", 0))
+    assert 0 < beside < whole
+    step = predict(plan, graph, machine).step_seconds
+    passed = 4 * PRODUCT + 4 * (2 * PRODUCT + whole - beside) + beside
+    queued = 4 * PRODUCT + 2 * PRODUCT + 4 * whole
+    assert step == pytest.approx(max(passed, queued) + 4 * spread, rel=NEARLY)
+
+
+def test_the_norm_waits_for_sums_and_each_reduction_is_begun_at_once():
+    plan, graph, machine = replicas(sum_products=3, clip=True)
+    (lane, *_) = simulate(plan, graph, machine, lower(plan, graph)).lanes
+    took = {
+        kind: sum(
+            end - start
+            for name, start, end in zip(lane.kinds, lane.starts, lane.ends, strict=True)
+            if name == kind
+        )
+        for kind in ("reduce", "norm")
+    }
+    assert took["reduce"] == pytest.approx(0.0, abs=NEARLY * PRODUCT)
+    assert took["norm"] == pytest.approx((2 + 4 * 3 - 8) * PRODUCT, rel=NEARLY)
