@@ -12,17 +12,16 @@ found once for each. A layer's gradient is reduced behind the last pass that add
 What a device waits for behind one chunk also holds up the chunks that its stage still has to do.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from windlass.cost.closed_layers import Floats, Ints
+from windlass.cost.closed_parts import Parts, Sums
 from windlass.cost.closed_pipeline import Folded, Stops
-from windlass.cost.closed_places import Parts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,9 +45,8 @@ class Passed:
     """The last passes of a step, a row for each way to run them."""
 
     folded: Folded
-    layers: Floats
-    """Seconds of each layer's part (columns) of the last micro-batch's pass that adds to
-    gradients."""
+    layers: Sums
+    """Seconds of each layer's part of the last micro-batch's pass that adds to gradients."""
     message: Floats
     """Seconds of a message to the next stage."""
     loans: Loans | None
@@ -60,7 +58,7 @@ class Passed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reductions:
-    """Seconds in which each layer's gradient (columns) is reduced, a row for each way to share."""
+    """Seconds in which a layer's gradient is reduced, by kind; a row for each way to share."""
 
     links: Floats
     """On the links."""
@@ -76,13 +74,8 @@ class Ends:
     """A row for each way to run the passes, a column for each sum."""
     exchanges: Floats
     """A row for each way to share, a column for each sum."""
-    firsts: Ints
-    """The first sum of each stage."""
-
-    def of(self, run: Ints, pair: Ints) -> Floats:
-        """Of plans (rows) each stage (columns)."""
-        sums = self.passes[run] + self.exchanges[pair]
-        return np.asarray(np.maximum.reduceat(sums, self.firsts, axis=1))
+    stages: Ints
+    """The stage of each sum."""
 
 
 def ends(parts: Parts, passed: Passed, reductions: Reductions) -> Ends:
@@ -122,7 +115,7 @@ class _Terms:
         return Ends(
             passes=np.stack([term.passes for term in terms], axis=1),
             exchanges=np.stack([term.exchanges for term in terms], axis=1),
-            firsts=np.cumsum([0, *(len(stage) for stage in stages[:-1])]),
+            stages=np.repeat(np.arange(shape.pipeline), [len(stage) for stage in stages]),
         )
 
     def _stage(self, stage: int) -> Iterator[_Term]:
@@ -156,7 +149,7 @@ class _Terms:
         """
         shape, passed = self._shape, self._passed
         last = shape.chunks - 1
-        own = self._parts.by_chunk(passed.layers)
+        own = passed.layers.by_chunk()
         starts = [_Term(self._folded.begun[last, 0], self._none)]
         found: list[list[_Term]] = []
         for stage in reversed(range(shape.pipeline)):
@@ -194,7 +187,7 @@ class _Terms:
     def _parted(self, stage: int) -> Iterator[_Term]:
         """Of a stage that ends with the weights' part of its last backward pass."""
         passed, folded, loans = self._passed, self._folded, self._passed.loans
-        weight = self._parts.by_chunk(passed.layers)
+        weight = passed.layers.by_chunk()
         came = None
         if loans is not None and stage == self._parts.chunk[loans.owner]:
             begun = folded.end[-1, 0] - weight[:, -1] + loans.after
@@ -213,46 +206,41 @@ class _Terms:
             before: what its device has waited for on the way there.
             came: when the gradient of lent weights has come, if that may be later than the pass.
         """
-        low, high = self._parts.starts[chunk], int((self._parts.chunk <= chunk).sum())
-        through = _suffixes(self._passed.layers[:, low:high])
-        links = np.cumsum(self._reductions.links[:, low:high], axis=1)
-        waited = _suffixes(self._reductions.waited[:, low:high])
-        loans = self._passed.loans
-        owner = loans.owner - low if loans is not None else -1
+        low, high = self._parts.ends[chunk : chunk + 2]
+        links, waited = self._reductions.links, self._reductions.waited
+        loans, parts = self._passed.loans, self._parts
+        owner = loans.owner if loans is not None and loans.owner < high else -1
         extra = self._extra(chunk)
         for at in self._decisive(low, high):
-            queued = links[:, at] + waited[:, at] - self._reductions.waited[:, low + at]
-            passes = start + through[:, at]
-            yield _Term(passes + extra if at <= max(owner, 0) else passes, before + queued)
+            through = self._passed.layers.over(at, high)
+            stopped = parts.over(waited, at + 1, high)
+            queued = parts.over(links, low, at + 1) + stopped
+            passes = start + through
+            yield _Term(passes + extra if at <= max(owner, low) else passes, before + queued)
             if came is not None and loans is not None and at <= owner:
-                rest = through[:, at] - through[:, owner]
-                stopped = waited[:, owner + 1] if owner + 1 < high - low else 0.0
+                rest = self._passed.layers.over(at, owner)
+                stopped = parts.over(waited, owner + 1, high)
                 yield _Term(came + loans.taking + rest, before + queued - stopped)
 
     def _decisive(self, low: int, high: int) -> list[int]:
-        """The ends of runs of equal layers of a chunk, counted from its first layer."""
+        """The ends of runs of equal layers of a chunk."""
         if not self._queued:
-            return [0]
-        found = {0, high - low - 1}
+            return [low]
+        found = {low, high - 1}
         loans = self._passed.loans
         for at in range(low, high - 1):
             lent = loans is not None and loans.owner in (at, at + 1)
             if lent or not self._passed.alike[at]:
-                found |= {at - low, at + 1 - low}
+                found |= {at, at + 1}
         return sorted(found)
 
 
-def _suffixes(values: Floats) -> Floats:
-    """For each column the sum from there on."""
-    return np.asarray(np.cumsum(values[:, ::-1], axis=1)[:, ::-1])
-
-
-def alike(kinds: Ints, again: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+def alike(kinds: Ints, patterns: Sequence[Sequence[bool]]) -> npt.NDArray[np.bool_]:
     """Of each layer but the last whether the next is of its kind and computed again as it is.
 
     Args:
         kinds: of each layer.
-        again: of each run (rows), whether each layer (columns) is.
+        patterns: layers that are computed again, in any of the runs.
     """
-    same = [low == high for low, high in pairwise(kinds)]
-    return np.asarray(np.array(same) & (again[:, :-1] == again[:, 1:]).all(axis=0))
+    whole = np.stack([kinds, *(np.array(each) * 1 for each in patterns)])
+    return np.asarray((whole[:, :-1] == whole[:, 1:]).all(axis=0))
