@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from windlass.cost.closed_ends import Loans, Passed, Reductions, alike, ends
+from windlass.cost.closed_late import lateness
 from windlass.cost.closed_layers import Block, Chain, Floats, PassNumbers
 from windlass.cost.closed_levels import Shape
 from windlass.cost.closed_peak import peak_bytes
@@ -155,18 +156,17 @@ class _Taken:
         load = np.zeros((shape.chunks, len(numbers)))
         load[[0, -1]] = np.array([each.load_seconds for each in numbers])
         ways = chain.message_ways([run.setting for run in rows.runs], shape.pipeline)
-        self.message = np.array([each.output[0] for each in numbers]) * ways[0] + ways[1]
-        self.forward = parts.by_chunk(layers("forward"))
+        message = np.array([each.output[0] for each in numbers]) * ways[0] + ways[1]
         folded = fold(
             shape,
             Durations(
-                forward=self.forward.T,
+                forward=parts.by_chunk(layers("forward")).T,
                 backward=by_chunk[0] if parted else by_chunk[2],
                 backward_first=by_chunk[0] if parted else by_chunk[3],
                 weight=by_chunk[2] if parted else by_chunk[1],
                 weight_first=by_chunk[3] if parted else by_chunk[1],
                 load=load,
-                message=self.message,
+                message=message,
                 lending=np.zeros(len(numbers)) if loans is None else loans.lending,
                 lender=0 if loans is None else int(parts.stage[loans.owner]),
                 loan=None if loans is None or parted else _way_back(loans, parts),
@@ -178,7 +178,7 @@ class _Taken:
         self.passed = Passed(
             folded=folded,
             layers=adding[int(shape.micros == 1)],
-            message=self.message,
+            message=message,
             loans=loans,
             in_turn=in_turn,
             alike=alike(chain.sorts, again),
@@ -204,7 +204,7 @@ class _Shared:
             return np.concatenate([getattr(each, name) for each in states])
 
         self.held = parts.by_stage(layers("held"))
-        self.gather = parts.by_stage(layers("gather"))
+        self.gather = layers("gather")
         self.reductions = Reductions(links=layers("reduce"), waited=layers("waited"))
         self.after = parts.by_stage(layers("after"))
         if chain.base.clip:
@@ -223,16 +223,15 @@ class _Shared:
 def _step(parts: Parts, taken: _Taken, shared: _Shared, rows: Rows, *, clips: bool) -> Floats:
     """When the last stage has updated its weights."""
     reduced = ends(parts, taken.passed, shared.reductions).of(rows.run, rows.pair)
-    reduced += _late(taken, shared, rows)
+    reduced += _late(parts, taken, shared, rows)
     after = shared.after[rows.pair]
     if clips:  # the norm waits for all stages
         return np.asarray(reduced.max(axis=1) + after.max(axis=1))
     return np.asarray((reduced + after).max(axis=1))
 
 
-def _late(taken: _Taken, shared: _Shared, rows: Rows) -> Floats:
-    """By how much gathering and lending weights hold up the first passes."""
-    forward = taken.forward[:, : shared.gather.shape[1]] + taken.message[:, None]
-    came = np.cumsum(forward, axis=1) - forward
-    gather = shared.gather[rows.pair] - came[rows.run]
-    return np.asarray(np.maximum(gather.max(axis=1), 0.0)[:, None])
+def _late(parts: Parts, taken: _Taken, shared: _Shared, rows: Rows) -> Floats:
+    """By how much gathering weights holds up the first passes."""
+    if not shared.gather.any():
+        return np.zeros((rows.count, 1))
+    return lateness(parts, taken.passed.folded, shared.gather).of(rows.run, rows.pair)

@@ -12,7 +12,7 @@ found once for each. A layer's gradient is reduced behind the last pass that add
 What a device waits for behind one chunk also holds up the chunks that its stage still has to do.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
@@ -68,24 +68,43 @@ class Reductions:
     """Of these, those in which the device does nothing else."""
 
 
+class Term(NamedTuple):
+    """A sum, for many plans."""
+
+    passes: Floats
+    """Of each way to run the passes."""
+    exchanges: Floats
+    """Of each way to share."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ends:
-    """When each stage has reduced its gradients: the largest of sums of one row of each table."""
+class Sums:
+    """The largest of a few sums for each of some things, such as stages."""
 
     passes: Floats
     """A row for each way to run the passes, a column for each sum."""
     exchanges: Floats
     """A row for each way to share, a column for each sum."""
     firsts: Ints
-    """The first sum of each stage."""
+    """The first sum of each thing."""
+
+    @classmethod
+    def of_terms(cls, things: Sequence[Sequence[Term]]) -> "Sums":
+        """Those of each thing, at least one."""
+        terms = [term for thing in things for term in thing]
+        return cls(
+            passes=np.stack([term.passes for term in terms], axis=1),
+            exchanges=np.stack([term.exchanges for term in terms], axis=1),
+            firsts=np.cumsum([0, *(len(thing) for thing in things[:-1])]),
+        )
 
     def of(self, run: Ints, pair: Ints) -> Floats:
-        """Of plans (rows) each stage (columns)."""
+        """Of plans (rows) each thing (columns)."""
         sums = self.passes[run] + self.exchanges[pair]
         return np.asarray(np.maximum.reduceat(sums, self.firsts, axis=1))
 
 
-def ends(parts: Parts, passed: Passed, reductions: Reductions) -> Ends:
+def ends(parts: Parts, passed: Passed, reductions: Reductions) -> Sums:
     """When the stages of plans of one shape have reduced their gradients.
 
     Args:
@@ -93,15 +112,10 @@ def ends(parts: Parts, passed: Passed, reductions: Reductions) -> Ends:
         passed: their last passes.
         reductions: what they reduce.
     """
-    return _Terms(parts, passed, reductions).ends()
+    return _Stages(parts, passed, reductions).ends()
 
 
-class _Term(NamedTuple):
-    passes: Floats
-    exchanges: Floats
-
-
-class _Terms:
+class _Stages:
     def __init__(self, parts: Parts, passed: Passed, reductions: Reductions) -> None:
         self._parts, self._passed, self._reductions = parts, passed, reductions
         self._shape, self._folded = parts.shape, passed.folded
@@ -109,7 +123,7 @@ class _Terms:
         self._queued = bool((reductions.links > reductions.waited).any())
         self._none = np.zeros(len(reductions.links))
 
-    def ends(self) -> Ends:
+    def ends(self) -> Sums:
         """All of them."""
         shape = self._shape
         if shape.order == "zero-bubble":
@@ -118,14 +132,9 @@ class _Terms:
             stages = self._through()
         else:
             stages = [list(self._stage(stage)) for stage in range(shape.pipeline)]
-        terms = [term for stage in stages for term in stage]
-        return Ends(
-            passes=np.stack([term.passes for term in terms], axis=1),
-            exchanges=np.stack([term.exchanges for term in terms], axis=1),
-            firsts=np.cumsum([0, *(len(stage) for stage in stages[:-1])]),
-        )
+        return Sums.of_terms(stages)
 
-    def _stage(self, stage: int) -> Iterator[_Term]:
+    def _stage(self, stage: int) -> Iterator[Term]:
         """Of a stage whose chunks are reduced behind what they send on, but for the first."""
         pipeline, folded = self._shape.pipeline, self._folded
         chunks = range(stage, self._shape.chunks, pipeline)
@@ -137,7 +146,7 @@ class _Terms:
                     continue
                 before = self._before(stops)
                 if chunk:
-                    yield _Term(folded.done[chunk, at], before + behind[:, turn])
+                    yield Term(folded.done[chunk, at], before + behind[:, turn])
                 else:
                     yield from self._within(0, folded.begun[0, at], before)
 
@@ -149,7 +158,7 @@ class _Terms:
         mean = waited[:, pipeline:-1].mean(axis=1)
         return np.asarray(stops.chunks * mean + stops.last * waited[:, -1])
 
-    def _through(self) -> list[list[_Term]]:
+    def _through(self) -> list[list[Term]]:
         """Of one micro-batch, which goes back through stages that each reduce before they send.
 
         The last one sends it on behind the gradient of weights that it has borrowed.
@@ -157,20 +166,20 @@ class _Terms:
         shape, passed = self._shape, self._passed
         last = shape.chunks - 1
         own = self._parts.by_chunk(passed.layers)
-        starts = [_Term(self._folded.begun[last, 0], self._none)]
-        found: list[list[_Term]] = []
+        starts = [Term(self._folded.begun[last, 0], self._none)]
+        found: list[list[Term]] = []
         for stage in reversed(range(shape.pipeline)):
             leaving = passed.message if passed.in_turn and stage else 0.0
             found.append(
                 [
-                    _Term(term.passes + leaving, term.exchanges)
+                    Term(term.passes + leaving, term.exchanges)
                     for start in starts
                     for term in self._within(stage, start.passes, start.exchanges)
                 ]
             )
             taking = own[:, stage] + self._extra(stage)
             onward = [
-                _Term(
+                Term(
                     start.passes + taking + passed.message, start.exchanges + self._waited[:, stage]
                 )
                 for start in starts
@@ -178,7 +187,7 @@ class _Terms:
             loans = passed.loans
             if stage == last and loans is not None and not passed.in_turn:
                 handed = starts[0].passes + loans.after + loans.message
-                onward.append(_Term(handed + passed.message, self._none))
+                onward.append(Term(handed + passed.message, self._none))
             starts = onward
         return found[::-1]
 
@@ -191,7 +200,7 @@ class _Terms:
         takes = chunk == self._parts.chunk[loans.owner]
         return np.asarray(hands + takes * (loans.taking + passed.in_turn * loans.message))
 
-    def _parted(self, stage: int) -> Iterator[_Term]:
+    def _parted(self, stage: int) -> Iterator[Term]:
         """Of a stage that ends with the weights' part of its last backward pass."""
         passed, folded, loans = self._passed, self._folded, self._passed.loans
         weight = self._parts.by_chunk(passed.layers)
@@ -204,7 +213,7 @@ class _Terms:
 
     def _within(
         self, chunk: int, start: Floats, before: Floats, came: Floats | None = None
-    ) -> Iterator[_Term]:
+    ) -> Iterator[Term]:
         """Of a chunk whose layers are reduced within a pass.
 
         Args:
@@ -223,11 +232,11 @@ class _Terms:
         for at in self._decisive(low, high):
             queued = links[:, at] + waited[:, at] - self._reductions.waited[:, low + at]
             passes = start + through[:, at]
-            yield _Term(passes + extra if at <= max(owner, 0) else passes, before + queued)
+            yield Term(passes + extra if at <= max(owner, 0) else passes, before + queued)
             if came is not None and loans is not None and at <= owner:
                 rest = through[:, at] - through[:, owner]
                 stopped = waited[:, owner + 1] if owner + 1 < high - low else 0.0
-                yield _Term(came + loans.taking + rest, before + queued - stopped)
+                yield Term(came + loans.taking + rest, before + queued - stopped)
 
     def _decisive(self, low: int, high: int) -> list[int]:
         """The ends of runs of equal layers of a chunk, counted from its first layer."""
