@@ -16,9 +16,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from windlass.cost.closed_ends import Reductions, ends
+from windlass.cost.closed_late import lateness
 from windlass.cost.closed_layers import Block, Chain, Floats
 from windlass.cost.closed_levels import Shape
-from windlass.cost.closed_parts import Parts, largest_sum
+from windlass.cost.closed_parts import Parts
 from windlass.cost.closed_peak import peak_bytes
 from windlass.cost.closed_peak import stage_bytes as bytes_of_stages
 from windlass.cost.closed_rows import Rows
@@ -90,7 +91,7 @@ def least_bytes(chain: Chain, shape: Shape, blocks: Sequence[Block]) -> Floats:
 class _Shared:
     """Seconds and bytes of what replicas share, a row for each pair of all blocks.
 
-    But for the reductions they are summed over the stages of each sort (columns).
+    But for gathers and reductions they are summed over the stages of each sort (columns).
     """
 
     def __init__(self, chain: Chain, parts: Parts, rows: Rows) -> None:
@@ -100,7 +101,7 @@ class _Shared:
             return np.concatenate([getattr(each, name) for each in states])
 
         self.held = parts.by_sort(layers("held"))
-        self.gather = parts.by_sort(layers("gather"))
+        self.gather = layers("gather")
         self.reductions = Reductions(links=layers("reduce"), waited=layers("waited"))
         self.after = parts.by_sort(layers("after"))
         if chain.base.clip:
@@ -113,17 +114,11 @@ class _Shared:
 def _step(parts: Parts, taken: Taken, shared: _Shared, rows: Rows, *, clips: bool) -> Floats:
     """When the last stage has updated its weights."""
     reduced = ends(parts, taken.passed, shared.reductions)
-    late = _late(parts, taken, shared, rows)
     if clips:  # the norm waits for all stages
-        found = largest_sum(reduced.passes, reduced.exchanges, rows.run, rows.pair)
-        return np.asarray(found + late + shared.after.max(axis=1)[rows.pair])
-    exchanges = reduced.exchanges + shared.after[:, parts.sort[reduced.stages]]
-    return np.asarray(largest_sum(reduced.passes, exchanges, rows.run, rows.pair) + late)
-
-
-def _late(parts: Parts, taken: Taken, shared: _Shared, rows: Rows) -> Floats:
-    """By how much gathering and lending weights hold up the first passes."""
-    forward = taken.forward[:, : parts.shape.pipeline] + taken.message[:, None]
-    before = forward - np.cumsum(forward, axis=1)
-    found = largest_sum(before, shared.gather[:, parts.sort], rows.run, rows.pair)
-    return np.maximum(found, 0.0)
+        found = reduced.of_plans(rows.run, rows.pair) + shared.after.max(axis=1)[rows.pair]
+    else:
+        updated = reduced.with_things(shared.after[:, parts.sort])
+        found = updated.of_plans(rows.run, rows.pair)
+    if shared.gather.any():  # before the first passes
+        found += lateness(parts, taken.passed.folded, shared.gather).of_plans(rows.run, rows.pair)
+    return np.asarray(found)

@@ -14,14 +14,14 @@ What a device waits for behind one chunk also holds up the chunks that its stage
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from windlass.cost.closed_layers import Floats, Ints
-from windlass.cost.closed_parts import Parts, Sums
+from windlass.cost.closed_parts import LayerSums, Parts
 from windlass.cost.closed_pipeline import Folded, Stops
+from windlass.cost.closed_sums import Sums, Term
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +45,7 @@ class Passed:
     """The last passes of a step, a row for each way to run them."""
 
     folded: Folded
-    layers: Sums
+    layers: LayerSums
     """Seconds of each layer's part of the last micro-batch's pass that adds to gradients."""
     message: Floats
     """Seconds of a message to the next stage."""
@@ -66,19 +66,7 @@ class Reductions:
     """Of these, those in which the device does nothing else."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ends:
-    """When each stage has reduced its gradients: the largest of sums of one row of each table."""
-
-    passes: Floats
-    """A row for each way to run the passes, a column for each sum."""
-    exchanges: Floats
-    """A row for each way to share, a column for each sum."""
-    stages: Ints
-    """The stage of each sum."""
-
-
-def ends(parts: Parts, passed: Passed, reductions: Reductions) -> Ends:
+def ends(parts: Parts, passed: Passed, reductions: Reductions) -> Sums:
     """When the stages of plans of one shape have reduced their gradients.
 
     Args:
@@ -86,15 +74,10 @@ def ends(parts: Parts, passed: Passed, reductions: Reductions) -> Ends:
         passed: their last passes.
         reductions: what they reduce.
     """
-    return _Terms(parts, passed, reductions).ends()
+    return _Stages(parts, passed, reductions).ends()
 
 
-class _Term(NamedTuple):
-    passes: Floats
-    exchanges: Floats
-
-
-class _Terms:
+class _Stages:
     def __init__(self, parts: Parts, passed: Passed, reductions: Reductions) -> None:
         self._parts, self._passed, self._reductions = parts, passed, reductions
         self._shape, self._folded = parts.shape, passed.folded
@@ -102,7 +85,7 @@ class _Terms:
         self._queued = bool((reductions.links > reductions.waited).any())
         self._none = np.zeros(len(reductions.links))
 
-    def ends(self) -> Ends:
+    def ends(self) -> Sums:
         """All of them."""
         shape = self._shape
         if shape.order == "zero-bubble":
@@ -111,14 +94,9 @@ class _Terms:
             stages = self._through()
         else:
             stages = [list(self._stage(stage)) for stage in range(shape.pipeline)]
-        terms = [term for stage in stages for term in stage]
-        return Ends(
-            passes=np.stack([term.passes for term in terms], axis=1),
-            exchanges=np.stack([term.exchanges for term in terms], axis=1),
-            stages=np.repeat(np.arange(shape.pipeline), [len(stage) for stage in stages]),
-        )
+        return Sums.of_terms(stages)
 
-    def _stage(self, stage: int) -> Iterator[_Term]:
+    def _stage(self, stage: int) -> Iterator[Term]:
         """Of a stage whose chunks are reduced behind what they send on, but for the first."""
         pipeline, folded = self._shape.pipeline, self._folded
         chunks = range(stage, self._shape.chunks, pipeline)
@@ -130,7 +108,7 @@ class _Terms:
                     continue
                 before = self._before(stops)
                 if chunk:
-                    yield _Term(folded.done[chunk, at], before + behind[:, turn])
+                    yield Term(folded.done[chunk, at], before + behind[:, turn])
                 else:
                     yield from self._within(0, folded.begun[0, at], before)
 
@@ -142,7 +120,7 @@ class _Terms:
         mean = waited[:, pipeline:-1].mean(axis=1)
         return np.asarray(stops.chunks * mean + stops.last * waited[:, -1])
 
-    def _through(self) -> list[list[_Term]]:
+    def _through(self) -> list[list[Term]]:
         """Of one micro-batch, which goes back through stages that each reduce before they send.
 
         The last one sends it on behind the gradient of weights that it has borrowed.
@@ -150,20 +128,20 @@ class _Terms:
         shape, passed = self._shape, self._passed
         last = shape.chunks - 1
         own = passed.layers.by_chunk()
-        starts = [_Term(self._folded.begun[last, 0], self._none)]
-        found: list[list[_Term]] = []
+        starts = [Term(self._folded.begun[last, 0], self._none)]
+        found: list[list[Term]] = []
         for stage in reversed(range(shape.pipeline)):
             leaving = passed.message if passed.in_turn and stage else 0.0
             found.append(
                 [
-                    _Term(term.passes + leaving, term.exchanges)
+                    Term(term.passes + leaving, term.exchanges)
                     for start in starts
                     for term in self._within(stage, start.passes, start.exchanges)
                 ]
             )
             taking = own[:, stage] + self._extra(stage)
             onward = [
-                _Term(
+                Term(
                     start.passes + taking + passed.message, start.exchanges + self._waited[:, stage]
                 )
                 for start in starts
@@ -171,7 +149,7 @@ class _Terms:
             loans = passed.loans
             if stage == last and loans is not None and not passed.in_turn:
                 handed = starts[0].passes + loans.after + loans.message
-                onward.append(_Term(handed + passed.message, self._none))
+                onward.append(Term(handed + passed.message, self._none))
             starts = onward
         return found[::-1]
 
@@ -184,7 +162,7 @@ class _Terms:
         takes = chunk == self._parts.chunk[loans.owner]
         return np.asarray(hands + takes * (loans.taking + passed.in_turn * loans.message))
 
-    def _parted(self, stage: int) -> Iterator[_Term]:
+    def _parted(self, stage: int) -> Iterator[Term]:
         """Of a stage that ends with the weights' part of its last backward pass."""
         passed, folded, loans = self._passed, self._folded, self._passed.loans
         weight = passed.layers.by_chunk()
@@ -197,7 +175,7 @@ class _Terms:
 
     def _within(
         self, chunk: int, start: Floats, before: Floats, came: Floats | None = None
-    ) -> Iterator[_Term]:
+    ) -> Iterator[Term]:
         """Of a chunk whose layers are reduced within a pass.
 
         Args:
@@ -213,14 +191,13 @@ class _Terms:
         extra = self._extra(chunk)
         for at in self._decisive(low, high):
             through = self._passed.layers.over(at, high)
-            stopped = parts.over(waited, at + 1, high)
-            queued = parts.over(links, low, at + 1) + stopped
+            queued = parts.over(links, low, at + 1) + parts.over(waited, at + 1, high)
             passes = start + through
-            yield _Term(passes + extra if at <= max(owner, low) else passes, before + queued)
+            yield Term(passes + extra if at <= max(owner, low) else passes, before + queued)
             if came is not None and loans is not None and at <= owner:
                 rest = self._passed.layers.over(at, owner)
                 stopped = parts.over(waited, owner + 1, high)
-                yield _Term(came + loans.taking + rest, before + queued - stopped)
+                yield Term(came + loans.taking + rest, before + queued - stopped)
 
     def _decisive(self, low: int, high: int) -> list[int]:
         """The ends of runs of equal layers of a chunk."""

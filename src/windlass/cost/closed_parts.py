@@ -63,7 +63,7 @@ class Repeats:
     """Of each run."""
 
 
-class Sums:
+class LayerSums:
     """Numbers of layers of many runs (rows), as sums over layers.
 
     Args:
@@ -102,25 +102,3 @@ def _until(kinds: Ints, counted: Floats) -> Floats:
     """For each layer (rows), and behind the last, how many are before it of each kind (columns)."""
     of_kind = (kinds[:, None] == np.arange(int(kinds.max()) + 1)) * counted[:, None]
     return np.concatenate([np.zeros_like(of_kind[:1]), np.cumsum(of_kind, axis=0)])
-
-
-def largest_sum(own: Floats, other: Floats, run: Ints, pair: Ints) -> Floats:
-    """The largest of sums of both, `own[run] + other[pair]`, of each plan.
-
-    Where columns of the other are equal, the largest of the own ones stands for all.
-
-    Args:
-        own: a row for each run.
-        other: a row for each pair.
-        run: of each plan.
-        pair: of each plan.
-    """
-    columns = np.ascontiguousarray(other.T)
-    alike: dict[bytes, list[int]] = {}
-    for at, column in enumerate(columns):
-        alike.setdefault(column.tobytes(), []).append(at)
-    found = np.full(len(run), -np.inf)
-    for places in alike.values():
-        most = own[:, places].max(axis=1)
-        np.maximum(found, most[run] + columns[places[0]][pair], out=found)
-    return found

@@ -13,9 +13,10 @@ from windlass.cost.closed_held import held
 from windlass.cost.closed_layers import HELD, Chain, Floats, Ints
 from windlass.cost.closed_levels import Shape
 from windlass.cost.closed_memory import Columns, Loaned, fullest, reduces_early
-from windlass.cost.closed_parts import Parts, largest_sum
+from windlass.cost.closed_parts import Parts
 from windlass.cost.closed_places import Layout, Places, layers_again, sorts_of
 from windlass.cost.closed_rows import Again, Rows, Settings, Table
+from windlass.cost.closed_sums import largest_sum
 
 
 def peak_bytes(chain: Chain, parts: Parts, rows: Rows, always: Floats) -> Floats:

@@ -6,7 +6,7 @@ import numpy as np
 
 from windlass.cost.closed_ends import Loans, Passed, alike
 from windlass.cost.closed_layers import Chain, Floats
-from windlass.cost.closed_parts import Parts, Repeats, Sums
+from windlass.cost.closed_parts import LayerSums, Parts, Repeats
 from windlass.cost.closed_pipeline import Durations, LoanBack, fold
 from windlass.cost.closed_places import layers_again
 from windlass.cost.closed_rows import Rows
@@ -49,9 +49,8 @@ class Times:
             return np.concatenate(chain.message_ways([settings.all[place]], parts.shape.pipeline))
 
         found = settings.table(chain, "times", of).at(rows.setting)
-        self.by_kind = dict(
-            zip(_NAMES, np.split(found[:, :-_SINGLE], len(_NAMES), axis=1), strict=True)
-        )
+        kinds = np.split(found[:, :-_SINGLE], len(_NAMES), axis=1)
+        self._by_kind = dict(zip(_NAMES, kinds, strict=True))
         self.load, output, weights, gradients, self.taking = found[:, -_SINGLE:].T
         ways = settings.table(chain, f"messages of {parts.shape.pipeline}", message)
         each_byte, each_message = ways.at(rows.setting).T
@@ -65,11 +64,11 @@ class Times:
         self.alike = alike(chain.sorts, self._patterns)
         """Of each layer but the last whether the next one is alike in all runs."""
 
-    def sums(self, *names: _Name, again: bool = False) -> Sums:
+    def sums(self, *names: _Name, again: bool = False) -> LayerSums:
         """Passes, one after the other; with the forward pass of layers that are computed again."""
         each = np.add.reduce([self._by_kind[name] for name in names])
         repeats = Repeats(self._by_kind["forward"], self._patterns, self._pattern)
-        return Sums(self._parts, each, repeats if again else None)
+        return LayerSums(self._parts, each, repeats if again else None)
 
 
 class Taken:
@@ -93,8 +92,6 @@ class Taken:
             for each in ("sum_later", "sum_first")
         ]
         later, first = (each.by_chunk().T for each in adding)
-        self.forward = times.sums("forward").by_chunk()
-        self.message = times.message
         load = np.zeros_like(later)
         load[[0, -1]] = times.load
         none = np.zeros_like(later)
@@ -102,14 +99,14 @@ class Taken:
         folded = fold(
             shape,
             Durations(
-                forward=self.forward.T,
+                forward=times.sums("forward").by_chunk().T,
                 backward=inputs if parted else later,
                 backward_first=inputs if parted else first,
                 weight=later if parted else none,
                 weight_first=first if parted else none,
                 load=load,
-                message=self.message,
-                lending=np.zeros_like(self.message) if loans is None else loans.lending,
+                message=times.message,
+                lending=np.zeros_like(times.message) if loans is None else loans.lending,
                 lender=0 if loans is None else int(parts.stage[loans.owner]),
                 loan=None if loans is None or parted else _way_back(loans, parts),
                 stops=stops,
@@ -120,7 +117,7 @@ class Taken:
         self.passed = Passed(
             folded=folded,
             layers=adding[int(shape.micros == 1)],
-            message=self.message,
+            message=times.message,
             loans=loans,
             in_turn=in_turn,
             alike=times.alike,
