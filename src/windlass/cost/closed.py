@@ -70,7 +70,7 @@ def least_seconds(chain: Chain, shape: Shape, ends: tuple[int, ...], rows: Rows)
     backward passes may come later than that gradient, so that there its way back is left out.
     """
     parts = Parts(shape, ends, chain.sorts)
-    times = Times(chain, parts, rows)
+    times = Times.of(chain, parts, rows)
     parted = shape.order == "zero-bubble"
     forward = times.sums("forward").by_chunk()
     backward = times.sums(
@@ -113,12 +113,13 @@ class _Shared:
 
 def _step(parts: Parts, taken: Taken, shared: _Shared, rows: Rows, *, clips: bool) -> Floats:
     """When the last stage has updated its weights."""
-    reduced = ends(parts, taken.passed, shared.reductions)
+    reduced, run = ends(parts, taken.passed, shared.reductions), taken.place[rows.run]
     if clips:  # the norm waits for all stages
-        found = reduced.of_plans(rows.run, rows.pair) + shared.after.max(axis=1)[rows.pair]
+        found = reduced.of_plans(run, rows.pair) + shared.after.max(axis=1)[rows.pair]
     else:
         updated = reduced.with_things(shared.after[:, parts.sort])
-        found = updated.of_plans(rows.run, rows.pair)
+        found = updated.of_plans(run, rows.pair)
     if shared.gather.any():  # before the first passes
-        found += lateness(parts, taken.passed.folded, shared.gather).of_plans(rows.run, rows.pair)
+        late = lateness(parts, taken.passed.folded.firsts, shared.gather)
+        found += late.of_plans(taken.first[rows.run], rows.pair)
     return np.asarray(found)

@@ -13,24 +13,24 @@ import numpy as np
 
 from windlass.cost.closed_layers import Floats
 from windlass.cost.closed_parts import Parts
-from windlass.cost.closed_pipeline import Folded
+from windlass.cost.closed_pipeline import Firsts
 from windlass.cost.closed_sums import Sums, Term
 
 
-def lateness(parts: Parts, folded: Folded, gather: Floats) -> Sums:
+def lateness(parts: Parts, firsts: Firsts, gather: Floats) -> Sums:
     """By how much the passes of plans of one shape are late: one thing.
 
     Args:
         parts: of all plans.
-        folded: their passes.
+        firsts: the first passes of chunks.
         gather: seconds in which a layer is gathered, by kind; a row for each way to share.
     """
     by_chunk = parts.by_chunk(gather)
     if parts.shape.interleave == 1:
-        own = folded.first_free - folded.first_begun
+        own = firsts.free - firsts.begun
         gathered = [Term(*each) for each in zip(own, by_chunk.T, strict=True)]
         return Sums.of_terms([[Term(np.zeros(own.shape[1]), np.zeros(len(gather))), *gathered]])
-    return _turns(parts, folded, by_chunk)
+    return _turns(parts, firsts, by_chunk)
 
 
 class _Way(NamedTuple):
@@ -44,7 +44,7 @@ class _Way(NamedTuple):
     """That of the chain's last chunk."""
 
 
-def _turns(parts: Parts, folded: Folded, by_chunk: Floats) -> Sums:
+def _turns(parts: Parts, firsts: Firsts, by_chunk: Floats) -> Sums:
     shape = parts.shape
     pipeline, turns, end = shape.pipeline, shape.interleave, shape.chunks - 1
     ways = [
@@ -55,7 +55,7 @@ def _turns(parts: Parts, folded: Folded, by_chunk: Floats) -> Sums:
     ]
     places = {way: at for at, way in enumerate(ways)}
     moves = {kind: _moves(ways, places, kind) for kind in ("first", "inner", "last")}
-    nowhere = np.full((1, folded.first_free.shape[1]), -np.inf)
+    nowhere = np.full((1, firsts.free.shape[1]), -np.inf)
     stages = np.repeat(nowhere[None], pipeline, axis=0).repeat(len(ways), axis=1)
     stages[:, places[_Way(False, 0, False)]] = 0.0
     before = stages[0]
@@ -64,8 +64,8 @@ def _turns(parts: Parts, folded: Folded, by_chunk: Floats) -> Sums:
         stage = chunk % pipeline
         kind = "first" if chunk == 0 else "last" if chunk == end else "inner"
         gathered = np.concatenate([stages[stage], nowhere])[moves[kind]]
-        own = gathered + folded.first_free[chunk] - folded.first_begun[chunk]
-        late = np.maximum(own, before + folded.first_came[chunk] - folded.first_begun[chunk])
+        own = gathered + firsts.free[chunk] - firsts.begun[chunk]
+        late = np.maximum(own, before + firsts.came[chunk] - firsts.begun[chunk])
         late[places[_Way(False, 0, False)]] = 0.0
         stages[stage] = before = late
         if chunk >= end + 1 - pipeline:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from windlass.cost.links import Links
+from windlass.cost.links import Links, Ways
 from windlass.cost.step import StepCost
 from windlass.program.exchanged import Inside, Sent
 from windlass.program.instruction import Instruction, Kind
@@ -121,6 +121,7 @@ class Chain:
 
     def __init__(self, base: Plan, graph: Graph, machine: Machine) -> None:
         self.base, self.graph, self.machine = base, graph, machine
+        self._ways: Ways = {}
         names = [kind.name for kind in graph.layer_kinds()]
         self._names = tuple(dict.fromkeys(names))
         self.sorts = np.array([self._names.index(name) for name in names])
@@ -222,7 +223,7 @@ class Chain:
 
     def _links_(self, tensor: int, pipeline: int, replicas: int) -> Links:
         plan = self.base.model_copy(update={"cut": _cut(pipeline, tensor, replicas)})
-        return Links(plan, self.graph, self.machine)
+        return Links(plan, self.graph, self.machine, ways=self._ways)
 
     def _costs_(self, setting: Setting) -> StepCost:
         return StepCost(self.plan_of(setting), self.graph, self.machine)
@@ -345,7 +346,7 @@ class Chain:
         sizes = sizes._replace(held=held)
         gather = reduce = beside = spread = 0.0
         if sizes.weights and self.machine.links:
-            links = Links(plan, self.graph, self.machine)
+            links = Links(plan, self.graph, self.machine, ways=self._ways)
             if sharing.weights > 1:
                 gather = links.state_seconds("gather", sizes)
             if parts(plan) > 1:

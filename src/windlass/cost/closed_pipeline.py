@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from windlass.cost.closed_layers import Floats
+from windlass.cost.closed_layers import Floats, Ints
 from windlass.cost.closed_levels import Level, Shape, levels_of
 
 
@@ -67,6 +67,17 @@ class Stops(NamedTuple):
     """Whether also of that one, whose layers are not like the others."""
 
 
+class Firsts(NamedTuple):
+    """Of each chunk's first pass (rows) and each plan (columns), in seconds of a step."""
+
+    begun: Floats
+    """When it begins."""
+    free: Floats
+    """When its stage could begin it."""
+    came: Floats
+    """When what it needs has come."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Folded:
     """Seconds from the begin of a step, apart from what devices wait for behind their passes.
@@ -84,19 +95,21 @@ class Folded:
     """When all passes of a stage have ended."""
     sent: Floats
     """When the last message of a stage has left."""
-    first_begun: Floats
-    """When each chunk's first pass begins; of each plan (columns), as what follows."""
-    first_free: Floats
-    """When its stage could begin it."""
-    first_came: Floats
-    """When what it needs has come."""
+    firsts: "Firsts"
 
-    def beyond(self, other: "Folded", times: Floats) -> "Folded":
-        """As many times further as from here to `other`."""
+    def beyond(self, other: "Folded", times: Floats, place: Ints) -> "Folded":
+        """Further than from here to `other`, of more plans than were folded.
+
+        Args:
+            other: of more micro-batches.
+            times: as often as that, for each plan.
+            place: of each plan among those that were folded.
+        """
 
         def further(low: Floats, high: Floats) -> Floats:
-            with np.errstate(invalid="ignore"):  # of what no way has
-                return np.where(np.isneginf(low), low, low + times * (high - low))
+            none = np.isneginf(low)  # of what no way has
+            more = np.where(none, 0.0, np.where(none, 0.0, high) - np.where(none, 0.0, low))
+            return np.asarray(low[..., place] + times * more[..., place])
 
         return Folded(
             stops=self.stops,
@@ -104,19 +117,22 @@ class Folded:
             done=further(self.done, other.done),
             end=further(self.end, other.end),
             sent=further(self.sent, other.sent),
-            first_begun=self.first_begun,
-            first_free=self.first_free,
-            first_came=self.first_came,
+            firsts=self.firsts,
         )
 
 
-def fold(shape: Shape, durations: Durations, micros: Floats) -> Folded:
+def fold(shape: Shape, durations: Durations, micros: Floats, place: Ints) -> Folded:
     """When the stages are done with all passes of a step, gradients not yet reduced.
 
     Args:
         shape: of all plans.
         durations: a row for each chunk in the order of the chain.
-        micros: micro-batches of each plan.
+        micros: micro-batches of each plan, where steps repeat themselves.
+        place: of each of those plans among the durations.
+
+    Returns:
+        Of the plans if steps repeat themselves, else of the durations; first passes always of
+        these.
     """
     if not shape.repeats:
         return _walk(shape, durations)
@@ -125,7 +141,7 @@ def fold(shape: Shape, durations: Durations, micros: Floats) -> Folded:
         _walk(shape._replace(micros=count), durations)
         for count in (settled, settled + shape.pipeline)
     )
-    return short.beyond(long, (micros - settled) / shape.pipeline)
+    return short.beyond(long, (micros - settled) / shape.pipeline, place)
 
 
 _KINDS = ("forward", "backward", "backward_first", "weight", "weight_first")
@@ -151,6 +167,7 @@ class _Walk:
         taking = np.concatenate([getattr(durations, name) for name in _KINDS])
         loading = np.concatenate([durations.load, np.zeros_like(taking[len(durations.load) :])])
         self._taking, self._loading = taking[:, None], loading[:, None]
+        self._loads = bool(durations.load.any())
         self._stops: tuple[Stops, ...] = (Stops(0, last=False),)
         self._now = np.zeros((shape.pipeline, 1, plans))
         self._sent = np.zeros_like(self._now)
@@ -176,37 +193,38 @@ class _Walk:
         if level.lasts.size and self._now.shape[1] < len(self._stops):
             self._branch()
         now, durations = self._now, self._durations
-        begin = now[level.stages] + self._loading[level.rows]
+        begin = np.take(now, level.stages, axis=0)
+        if self._loads:
+            begin += np.take(self._loading, level.rows, axis=0)
         if durations.in_turn:
             begin += np.where(level.needs > 0, 1.0, 0.0)[:, None, None] * durations.message
-        free, begin = begin, np.maximum(begin, self._came[level.needs])
+        came = np.take(self._came, level.needs, axis=0)
         if self._unbegun:
-            self._note_firsts(level, free)
-        end = begin + self._taking[level.rows]
-        for at, chunk in zip(level.lasts, level.chunks, strict=True):
+            self._note_firsts(level, begin, came)
+        begin = np.maximum(begin, came, out=begin)
+        end = begin + np.take(self._taking, level.rows, axis=0)
+        for at, chunk in zip(level.lasts.tolist(), level.chunks.tolist(), strict=True):
             self._begun[chunk] = begin[at]
             if chunk == self._shape.chunks - 1:
-                self._hand_over(level.stages[at], begin[at], end[at])
+                self._hand_over(int(level.stages[at]), begin[at], end[at])
         now[level.stages] = end
         if level.senders.size:
             from_ = level.stages[level.senders]
-            self._sent[from_] = (
-                np.maximum(self._sent[from_], end[level.senders]) + durations.message
-            )
-            self._came[level.sends] = self._sent[from_]
+            sent = np.take(self._sent, from_, axis=0)
+            np.maximum(sent, np.take(end, level.senders, axis=0), out=sent)
+            sent += durations.message
+            self._sent[from_] = self._came[level.sends] = sent
             if durations.in_turn:
-                now[from_] = self._sent[from_]
-        for at, chunk in zip(level.lasts, level.chunks, strict=True):
-            self._end_chunk(level.stages[at], chunk)
+                now[from_] = sent
+        for at, chunk in zip(level.lasts.tolist(), level.chunks.tolist(), strict=True):
+            self._end_chunk(int(level.stages[at]), chunk)
 
-    def _note_firsts(self, level: Level, free: Floats) -> None:
+    def _note_firsts(self, level: Level, free: Floats, came: Floats) -> None:
         """Notes of first passes of chunks when each could begin."""
-        for at in np.flatnonzero(level.rows < self._shape.chunks):  # rows of forward passes
-            chunk = int(level.rows[at])
+        for at, chunk in enumerate(level.rows.tolist()):  # rows of forward passes come first
             if chunk in self._unbegun:
                 self._unbegun.remove(chunk)
-                self._first_free[chunk] = free[at, 0]
-                self._first_came[chunk] = self._came[level.needs[at], 0]
+                self._first_free[chunk], self._first_came[chunk] = free[at, 0], came[at, 0]
 
     def _branch(self) -> None:
         """From here on ways differ in what they wait for; none has waited for anything yet."""
@@ -252,7 +270,9 @@ class _Walk:
             done=self._done,
             end=self._now,
             sent=self._sent,
-            first_begun=np.maximum(self._first_free, self._first_came),
-            first_free=self._first_free,
-            first_came=self._first_came,
+            firsts=Firsts(
+                begun=np.maximum(self._first_free, self._first_came),
+                free=self._first_free,
+                came=self._first_came,
+            ),
         )

@@ -1,15 +1,16 @@
 """Taken: seconds of the passes of many ways to run a chain, folded to its stages."""
 
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import numpy as np
 
 from windlass.cost.closed_ends import Loans, Passed, alike
-from windlass.cost.closed_layers import Chain, Floats
+from windlass.cost.closed_layers import Chain, Floats, Ints
 from windlass.cost.closed_parts import LayerSums, Parts, Repeats
 from windlass.cost.closed_pipeline import Durations, LoanBack, fold
 from windlass.cost.closed_places import layers_again
-from windlass.cost.closed_rows import Rows
+from windlass.cost.closed_rows import Rows, Settings
 
 _Name = Literal[
     "forward", "backward", "backward_input", "backward_weight", "sum_first", "sum_later"
@@ -19,60 +20,86 @@ _NAMES: tuple[_Name, ...] = (
 )  # fmt: skip
 _SINGLE = 5
 """Numbers of a setting that are not of a kind of layer."""
+_MESSAGES = 3
+"""Those of them that are messages."""
 
 
 class Times:
-    """Seconds of passes by kind of layer, a row for each of `Rows` runs."""
+    """Seconds of passes by kind of layer, a row for each run.
 
-    def __init__(self, chain: Chain, parts: Parts, rows: Rows) -> None:
-        self._parts = parts
-        settings = rows.settings
+    Args:
+        parts: of the plans.
+        agains: what of the runs is computed again, as layers.
+        numbers: a column for each of `_NAMES` and kind of layer, and for each of `_SINGLE`.
+        again: of each run.
+    """
 
-        def of(place: int) -> Floats:
-            setting = settings.all[place]
-            passes = chain.passes(setting)
-            lent = chain.lent_elements(setting.tensor) if chain.tied else 0.0
-            taking = (
-                chain.take_over_seconds(setting.tensor, setting.precision, setting.sums)
-                if chain.tied
-                else 0.0
-            )
-            return np.concatenate(
-                [
-                    *(getattr(passes, name) for name in _NAMES),
-                    [passes.load_seconds, passes.output[0]],
-                    [lent * passes.weight_bytes, lent * passes.gradient_bytes, taking],
-                ]
-            )
-
-        def message(place: int) -> Floats:
-            return np.concatenate(chain.message_ways([settings.all[place]], parts.shape.pipeline))
-
-        found = settings.table(chain, "times", of).at(rows.setting)
-        kinds = np.split(found[:, :-_SINGLE], len(_NAMES), axis=1)
+    def __init__(
+        self, parts: Parts, agains: Sequence[Sequence[bool]], numbers: Floats, again: Ints
+    ) -> None:
+        self._parts, self._agains, self._numbers, self._again = parts, agains, numbers, again
+        kinds = np.split(numbers[:, :-_SINGLE], len(_NAMES), axis=1)
         self._by_kind = dict(zip(_NAMES, kinds, strict=True))
-        self.load, output, weights, gradients, self.taking = found[:, -_SINGLE:].T
-        ways = settings.table(chain, f"messages of {parts.shape.pipeline}", message)
-        each_byte, each_message = ways.at(rows.setting).T
-        self.message = output * each_byte + each_message
-        self.lending = weights * each_byte + each_message
-        """Of a message with the weights that are lent."""
-        self.handing = gradients * each_byte + each_message
-        """Of a message with their gradient."""
-        self._patterns = [layers_again(parts.shape, parts.ends, each) for each in rows.agains]
-        self._pattern = rows.again
-        self.alike = alike(chain.sorts, self._patterns)
+        self.load, self.taking, self.message, self.lending, self.handing = numbers[:, -_SINGLE:].T
+        """Loading a micro-batch; adding the gradient of lent weights to the owner's; messages with
+        an output, with weights that are lent, and with their gradient."""
+        self.alike = alike(parts.kinds, agains)
         """Of each layer but the last whether the next one is alike in all runs."""
+
+    @classmethod
+    def of(cls, chain: Chain, parts: Parts, rows: Rows) -> "Times":
+        """Those of all runs of plans of one shape."""
+        agains = [layers_again(parts.shape, parts.ends, each) for each in rows.agains]
+        settings, pipeline = rows.settings, parts.shape.pipeline
+        numbers = settings.table(chain, "times", _numbers(chain, settings)).at(rows.setting)
+        ways = settings.table(chain, f"ways of {pipeline}", _ways(chain, settings, pipeline))
+        each_byte, each_message = np.split(ways.at(rows.setting), 2, axis=1)
+        messages = numbers[:, -_MESSAGES:] * each_byte + each_message
+        numbers = np.concatenate([numbers[:, :-_MESSAGES], messages], axis=1)
+        return cls(parts, agains, numbers, rows.again)
+
+    def once(self) -> tuple["Times", Ints]:
+        """Each of equal rows once, and of each row its place among those."""
+        known: dict[tuple[bytes, int], int] = {}
+        keys = zip(map(np.ndarray.tobytes, self._numbers), self._again.tolist(), strict=True)
+        place = np.array([known.setdefault(key, len(known)) for key in keys])
+        first = np.unique(place, return_index=True)[1]
+        return (
+            Times(self._parts, self._agains, self._numbers[first], self._again[first]),
+            place,
+        )
 
     def sums(self, *names: _Name, again: bool = False) -> LayerSums:
         """Passes, one after the other; with the forward pass of layers that are computed again."""
         each = np.add.reduce([self._by_kind[name] for name in names])
-        repeats = Repeats(self._by_kind["forward"], self._patterns, self._pattern)
+        repeats = Repeats(self._by_kind["forward"], self._agains, self._again)
         return LayerSums(self._parts, each, repeats if again else None)
 
 
+def _numbers(chain: Chain, settings: Settings) -> Callable[[int], Floats]:
+    """Finds the numbers of a setting as `Times` has them, but bytes of messages."""
+
+    def of(place: int) -> Floats:
+        setting = settings.all[place]
+        passes = chain.passes(setting)
+        lent = taking = 0.0
+        if chain.tied:
+            lent = chain.lent_elements(setting.tensor)
+            taking = chain.take_over_seconds(setting.tensor, setting.precision, setting.sums)
+        nbytes = (passes.output[0], lent * passes.weight_bytes, lent * passes.gradient_bytes)
+        kinds = (getattr(passes, name) for name in _NAMES)
+        return np.concatenate([*kinds, [passes.load_seconds, taking, *nbytes]])
+
+    return of
+
+
+def _ways(chain: Chain, settings: Settings, pipeline: int) -> Callable[[int], Floats]:
+    """Finds seconds of a byte to another stage, and of a message apart from its bytes."""
+    return lambda place: np.concatenate(chain.message_ways([settings.all[place]], pipeline))
+
+
 class Taken:
-    """Seconds of passes, a row for each of `Rows` runs.
+    """Seconds of passes.
 
     Args:
         chain: of layers.
@@ -83,45 +110,54 @@ class Taken:
 
     def __init__(self, chain: Chain, parts: Parts, rows: Rows, *, stops: bool) -> None:
         shape = parts.shape
+        every = Times.of(chain, parts, rows)
+        times, self.first = every.once()
+        """Of each run its place among first passes."""
+        self.place = np.arange(len(rows.setting)) if shape.repeats else self.first
+        """Of each run its place among `passed`."""
         in_turn = chain.machine.rule == "bulk-synchronous"
-        times = Times(chain, parts, rows)
-        loans = _loans(chain, parts, times)
-        parted = shape.order == "zero-bubble"
-        adding = [
-            times.sums("backward_weight" if parted else "backward", each, again=not parted)
-            for each in ("sum_later", "sum_first")
-        ]
-        later, first = (each.by_chunk().T for each in adding)
-        load = np.zeros_like(later)
-        load[[0, -1]] = times.load
-        none = np.zeros_like(later)
-        inputs = times.sums("backward_input", again=True).by_chunk().T if parted else none
-        folded = fold(
-            shape,
-            Durations(
-                forward=times.sums("forward").by_chunk().T,
-                backward=inputs if parted else later,
-                backward_first=inputs if parted else first,
-                weight=later if parted else none,
-                weight_first=first if parted else none,
-                load=load,
-                message=times.message,
-                lending=np.zeros_like(times.message) if loans is None else loans.lending,
-                lender=0 if loans is None else int(parts.stage[loans.owner]),
-                loan=None if loans is None or parted else _way_back(loans, parts),
-                stops=stops,
-                in_turn=in_turn,
-            ),
-            rows.micros.astype(np.float64),
-        )
+        durations = _durations(parts, times, _loans(chain, parts, times), in_turn, stops)
+        last = every if shape.repeats else times
         self.passed = Passed(
-            folded=folded,
-            layers=adding[int(shape.micros == 1)],
-            message=times.message,
-            loans=loans,
+            folded=fold(shape, durations, rows.micros.astype(np.float64), self.first),
+            layers=_adding(parts, last, first=shape.micros == 1),
+            message=last.message,
+            loans=_loans(chain, parts, last),
             in_turn=in_turn,
-            alike=times.alike,
+            alike=last.alike,
         )
+
+
+def _adding(parts: Parts, times: Times, *, first: bool) -> LayerSums:
+    """The pass that adds to gradients, of the first micro-batch or of another."""
+    parted = parts.shape.order == "zero-bubble"
+    whole: _Name = "backward_weight" if parted else "backward"
+    return times.sums(whole, "sum_first" if first else "sum_later", again=not parted)
+
+
+def _durations(
+    parts: Parts, times: Times, loans: Loans | None, in_turn: bool, stops: bool
+) -> Durations:
+    parted = parts.shape.order == "zero-bubble"
+    later, first = (_adding(parts, times, first=each).by_chunk().T for each in (False, True))
+    none = np.zeros_like(later)
+    load = none.copy()
+    load[[0, -1]] = times.load
+    inputs = times.sums("backward_input", again=True).by_chunk().T if parted else none
+    return Durations(
+        forward=times.sums("forward").by_chunk().T,
+        backward=inputs if parted else later,
+        backward_first=inputs if parted else first,
+        weight=later if parted else none,
+        weight_first=first if parted else none,
+        load=load,
+        message=times.message,
+        lending=np.zeros_like(times.message) if loans is None else loans.lending,
+        lender=0 if loans is None else int(parts.stage[loans.owner]),
+        loan=None if loans is None or parted else _way_back(loans, parts),
+        stops=stops,
+        in_turn=in_turn,
+    )
 
 
 def _loans(chain: Chain, parts: Parts, times: Times) -> Loans | None:

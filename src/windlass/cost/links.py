@@ -25,6 +25,9 @@ from windlass.spec.machine import Machine
 from windlass.spec.plan import Plan
 
 
+Ways = dict[tuple[int, int, int], Way]
+
+
 class Links:
     """Seconds of the exchanges of one plan on one machine.
 
@@ -32,10 +35,15 @@ class Links:
         plan: the plan.
         graph: that it cuts.
         machine: that it runs on.
+        ways: of rings on this machine that are known already, by what `_way` takes; those that are
+            found come to them.
     """
 
-    def __init__(self, plan: Plan, graph: Graph, machine: Machine) -> None:
+    def __init__(
+        self, plan: Plan, graph: Graph, machine: Machine, *, ways: Ways | None = None
+    ) -> None:
         self._plan, self._graph, self._machine = plan, graph, machine
+        self._ways: Ways = {} if ways is None else ways
 
     @cached_property
     def _sent(self) -> Sent:
@@ -149,8 +157,15 @@ class Links:
     def _rounds(self, sent: int, ranks: int, apart: int, passes: int) -> float:
         """Seconds of one ring, whose neighbours are so many devices from each other."""
         cut = self._plan.cut
-        way = ring(self._machine.links, ranks, apart=apart, exchanging=cut.replicas * cut.tensor)
+        way = self._way(ranks, apart, cut.replicas * int(cut.tensor))
         return sent * way.byte_seconds + passes * (ranks - 1) * way.round_seconds
+
+    def _way(self, ranks: int, apart: int, exchanging: int) -> Way:
+        known = self._ways.get((ranks, apart, exchanging))
+        if known is None:
+            known = ring(self._machine.links, ranks, apart=apart, exchanging=exchanging)
+            self._ways[ranks, apart, exchanging] = known
+        return known
 
     def message_seconds(self, nbytes: float) -> float:
         """Seconds of a message of so many bytes to another stage."""
