@@ -83,7 +83,9 @@ class _Stages:
         self._shape, self._folded = parts.shape, passed.folded
         self._waited = parts.by_chunk(reductions.waited)
         self._queued = bool((reductions.links > reductions.waited).any())
+        self._links = parts.by_chunk(reductions.links)
         self._none = np.zeros(len(reductions.links))
+        self._before = {stops: self._waited_before(stops) for stops in passed.folded.stops}
 
     def ends(self) -> Sums:
         """All of them."""
@@ -100,19 +102,18 @@ class _Stages:
         """Of a stage whose chunks are reduced behind what they send on, but for the first."""
         pipeline, folded = self._shape.pipeline, self._folded
         chunks = range(stage, self._shape.chunks, pipeline)
-        links = self._parts.by_chunk(self._reductions.links)
-        behind = np.cumsum(links[:, stage::pipeline], axis=1)
+        behind = np.cumsum(self._links[:, stage::pipeline], axis=1)
         for turn, chunk in enumerate(chunks if self._queued else chunks[:1]):
             for at, stops in enumerate(folded.stops):
                 if np.isneginf(folded.done[chunk, at]).all():
                     continue
-                before = self._before(stops)
+                before = self._before[stops]
                 if chunk:
                     yield Term(folded.done[chunk, at], before + behind[:, turn])
                 else:
                     yield from self._within(0, folded.begun[0, at], before)
 
-    def _before(self, stops: Stops) -> Floats:
+    def _waited_before(self, stops: Stops) -> Floats:
         """What a way has waited for in earlier turns of its stages."""
         waited, pipeline = self._waited, self._shape.pipeline
         if self._shape.interleave == 1:

@@ -193,30 +193,31 @@ class _Walk:
         if level.lasts.size and self._now.shape[1] < len(self._stops):
             self._branch()
         now, durations = self._now, self._durations
-        begin = np.take(now, level.stages, axis=0)
+        begin = now.take(level.stages, 0)
         if self._loads:
-            begin += np.take(self._loading, level.rows, axis=0)
+            begin += self._loading.take(level.rows, 0)
         if durations.in_turn:
             begin += np.where(level.needs > 0, 1.0, 0.0)[:, None, None] * durations.message
-        came = np.take(self._came, level.needs, axis=0)
+        came = self._came.take(level.needs, 0)
         if self._unbegun:
             self._note_firsts(level, begin, came)
         begin = np.maximum(begin, came, out=begin)
-        end = begin + np.take(self._taking, level.rows, axis=0)
-        for at, chunk in zip(level.lasts.tolist(), level.chunks.tolist(), strict=True):
+        end = begin + self._taking.take(level.rows, 0)
+        lasts = tuple(zip(level.lasts.tolist(), level.chunks.tolist(), strict=True))
+        for at, chunk in lasts:
             self._begun[chunk] = begin[at]
             if chunk == self._shape.chunks - 1:
                 self._hand_over(int(level.stages[at]), begin[at], end[at])
         now[level.stages] = end
         if level.senders.size:
             from_ = level.stages[level.senders]
-            sent = np.take(self._sent, from_, axis=0)
-            np.maximum(sent, np.take(end, level.senders, axis=0), out=sent)
+            sent = self._sent.take(from_, 0)
+            np.maximum(sent, end.take(level.senders, 0), out=sent)
             sent += durations.message
             self._sent[from_] = self._came[level.sends] = sent
             if durations.in_turn:
                 now[from_] = sent
-        for at, chunk in zip(level.lasts.tolist(), level.chunks.tolist(), strict=True):
+        for at, chunk in lasts:
             self._end_chunk(int(level.stages[at]), chunk)
 
     def _note_firsts(self, level: Level, free: Floats, came: Floats) -> None:

@@ -24,7 +24,6 @@ from windlass.spec.grid import Among
 from windlass.spec.machine import Machine
 from windlass.spec.plan import Plan
 
-
 Ways = dict[tuple[int, int, int], Way]
 
 
