@@ -11,19 +11,21 @@ Plans whose layers take turns in the near tier are `closed_streamed`'s.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 
+from windlass.cost.closed_away import Lent, UnderWay, first_passes, held_up
 from windlass.cost.closed_ends import Loans, Passed, Reductions, alike, ends
-from windlass.cost.closed_layers import Block, Chain, Floats, PassNumbers
+from windlass.cost.closed_layers import Chain, Floats, PassNumbers
 from windlass.cost.closed_levels import Shape
 from windlass.cost.closed_peak import peak_bytes
 from windlass.cost.closed_pipeline import Durations, LoanBack, fold
 from windlass.cost.closed_places import Parts, layers_again
 from windlass.cost.closed_rows import Rows, Run
+from windlass.cost.closed_ways import Block
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +35,8 @@ class Totals:
     step_seconds: Floats
     peak_bytes: Floats
     """Of the near tier, on the fullest stage."""
+    far_full: Floats
+    """Share of the tier beyond that its state takes, on the fullest stage; up to 1 it fits."""
 
 
 def closed(chain: Chain, shape: Shape, ends: tuple[int, ...], rows: Rows) -> Totals:
@@ -55,6 +59,7 @@ def closed(chain: Chain, shape: Shape, ends: tuple[int, ...], rows: Rows) -> Tot
     return Totals(
         step_seconds=_step(parts, taken, shared, rows, clips=chain.base.clip),
         peak_bytes=peak_bytes(chain, shape, ends, rows, shared.held),
+        far_full=shared.far_full[rows.pair],
     )
 
 
@@ -83,8 +88,9 @@ def least_seconds(chain: Chain, shape: Shape, ends: tuple[int, ...], runs: Seque
 
 def least_bytes(chain: Chain, shape: Shape, blocks: Sequence[Block]) -> Floats:
     """What no plan of each pair needs less of: the state of an even share of the layers."""
-    held = np.concatenate([chain.states(block).held.sum(axis=1) for block in blocks])
-    return held / shape.pipeline
+    states = [chain.states(block) for block in blocks]
+    held = [each.held.sum(axis=1) / shape.pipeline + each.staging for each in states]
+    return np.concatenate(held)
 
 
 def _again(parts: Parts, runs: Sequence[Run]) -> npt.NDArray[np.bool_]:
@@ -175,6 +181,8 @@ class _Taken:
             ),
             np.array([each.micros for each in rows.runs]),
         )
+        self.came = first_passes(layers("forward"), load[0], self.message, parts.chunk)
+        self.lent = None if loans is None else Lent(chain.tied[0][0], loans.owner, loans.lending)
         self.passed = Passed(
             folded=folded,
             layers=adding[int(shape.micros == 1)],
@@ -203,10 +211,18 @@ class _Shared:
         def layers(name: str) -> Floats:
             return np.concatenate([getattr(each, name) for each in states])
 
-        self.held = parts.by_stage(layers("held"))
+        def pairs(name: str) -> Floats:
+            return np.concatenate([getattr(each, name) for each in states])[:, None]
+
+        self.held = parts.by_stage(layers("held")) + pairs("staging")
+        self.far_full = (parts.by_stage(layers("far")) / pairs("far_capacity")).max(axis=1)
+        self.under_way, self.gathers = layers("under_way"), layers("gather")
+        self.goes_on = np.asarray(self.under_way.any(axis=1))
+        """Whether updates go on beside the next step."""
         self.gather = parts.by_stage(layers("gather"))
         self.reductions = Reductions(links=layers("reduce"), waited=layers("waited"))
         self.after = parts.by_stage(layers("after"))
+        self.norm = np.zeros_like(self.after)
         if chain.base.clip:
             nbytes = parts.by_stage(layers("norm_bytes"))
             counts = np.cumsum([0, *(len(block.pairs) for block in rows.blocks)])
@@ -217,7 +233,8 @@ class _Shared:
                 ]
             )
             launches = parts.by_stage(layers("norm_launches"))
-            self.after += np.where(nbytes > 0, nbytes / rate + launches, 0.0)
+            self.norm = np.where(nbytes > 0, nbytes / rate + launches, 0.0)
+            self.after += self.norm
 
 
 def _step(parts: Parts, taken: _Taken, shared: _Shared, rows: Rows, *, clips: bool) -> Floats:
@@ -226,8 +243,37 @@ def _step(parts: Parts, taken: _Taken, shared: _Shared, rows: Rows, *, clips: bo
     reduced += _late(taken, shared, rows)
     after = shared.after[rows.pair]
     if clips:  # the norm waits for all stages
-        return np.asarray(reduced.max(axis=1) + after.max(axis=1))
-    return np.asarray((reduced + after).max(axis=1))
+        reduced = reduced.max(axis=1, keepdims=True)
+        done = reduced[:, 0] + after.max(axis=1)
+    else:
+        done = (reduced + after).max(axis=1)
+    return np.asarray(done + _held_up(parts, taken, shared, rows, reduced - done[:, None]))
+
+
+def _held_up(parts: Parts, taken: _Taken, shared: _Shared, rows: Rows, ended: Floats) -> Floats:
+    """By how much updates under way hold up a step more than gathering weights does.
+
+    Args:
+        parts: of all plans.
+        taken: seconds of passes.
+        shared: what replicas share.
+        rows: the plans.
+        ended: when passes had ended on each stage, from the begin of the next step.
+    """
+    late = np.zeros(rows.count)
+    going = np.flatnonzero(shared.goes_on[rows.pair])
+    if going.size:
+        pair, run = rows.pair[going], rows.run[going]
+        updates = UnderWay(
+            seconds=shared.under_way[pair],
+            gather=shared.gathers[pair],
+            begin=shared.norm[pair] + ended[going],
+        )
+        lent = taken.lent and taken.lent._replace(seconds=taken.lent.seconds[run])
+        waits = held_up(parts.chunk, parts.stage, taken.came[run], updates, lent)
+        known = _late(taken, shared, replace(rows, run=run, pair=pair))[:, 0]
+        late[going] = np.maximum(waits - known, 0.0)
+    return late
 
 
 def _late(taken: _Taken, shared: _Shared, rows: Rows) -> Floats:
