@@ -15,15 +15,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from windlass.cost.closed_away import UnderWay, held_up
 from windlass.cost.closed_ends import Reductions, ends
 from windlass.cost.closed_late import lateness
-from windlass.cost.closed_layers import Block, Chain, Floats
+from windlass.cost.closed_layers import Chain, Floats, Ints
 from windlass.cost.closed_levels import Shape
 from windlass.cost.closed_parts import Parts
 from windlass.cost.closed_peak import peak_bytes
 from windlass.cost.closed_peak import stage_bytes as bytes_of_stages
 from windlass.cost.closed_rows import Rows
 from windlass.cost.closed_taken import Taken, Times
+from windlass.cost.closed_ways import Block
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +35,8 @@ class Totals:
     step_seconds: Floats
     peak_bytes: Floats
     """Of the near tier, on the fullest stage."""
+    far_full: Floats
+    """Share of the tier beyond that its state takes, on the fullest stage; up to 1 it fits."""
 
 
 def closed(chain: Chain, shape: Shape, ends: tuple[int, ...], rows: Rows) -> Totals:
@@ -53,6 +57,7 @@ def closed(chain: Chain, shape: Shape, ends: tuple[int, ...], rows: Rows) -> Tot
     return Totals(
         step_seconds=_step(parts, taken, shared, rows, clips=chain.base.clip),
         peak_bytes=peak_bytes(chain, parts, rows, shared.held),
+        far_full=shared.far_full[rows.pair],
     )
 
 
@@ -85,7 +90,8 @@ def least_seconds(chain: Chain, shape: Shape, ends: tuple[int, ...], rows: Rows)
 def least_bytes(chain: Chain, shape: Shape, blocks: Sequence[Block]) -> Floats:
     """What no plan of each pair needs less of: the state of an even share of the layers."""
     counts = np.bincount(chain.sorts)
-    return np.concatenate([chain.states(block).held @ counts for block in blocks]) / shape.pipeline
+    states = [chain.states(block) for block in blocks]
+    return np.concatenate([each.held @ counts / shape.pipeline + each.staging for each in states])
 
 
 class _Shared:
@@ -100,15 +106,21 @@ class _Shared:
         def layers(name: str) -> Floats:
             return np.concatenate([getattr(each, name) for each in states])
 
-        self.held = parts.by_sort(layers("held"))
-        self.gather = layers("gather")
+        self.held = parts.by_sort(layers("held")) + layers("staging")[:, None]
+        far = parts.by_sort(layers("far")) / layers("far_capacity")[:, None]
+        self.far_full = far.max(axis=1)
+        self.under_way, self.gather = layers("under_way"), layers("gather")
+        self.goes_on = np.asarray(self.under_way.any(axis=1))
+        """Whether updates go on beside the next step."""
         self.reductions = Reductions(links=layers("reduce"), waited=layers("waited"))
         self.after = parts.by_sort(layers("after"))
+        self.norm = np.zeros_like(self.after)
         if chain.base.clip:
             nbytes = parts.by_sort(layers("norm_bytes"))
             launches = parts.by_sort(layers("norm_launches"))
             rate = chain.norm_rates(rows.blocks, nbytes)
-            self.after += np.where(nbytes > 0, nbytes / rate + launches, 0.0)
+            self.norm = np.where(nbytes > 0, nbytes / rate + launches, 0.0)
+            self.after += self.norm
 
 
 def _step(parts: Parts, taken: Taken, shared: _Shared, rows: Rows, *, clips: bool) -> Floats:
@@ -119,7 +131,35 @@ def _step(parts: Parts, taken: Taken, shared: _Shared, rows: Rows, *, clips: boo
     else:
         updated = reduced.with_things(shared.after[:, parts.sort])
         found = updated.of_plans(run, rows.pair)
+    late = np.zeros(rows.count)
     if shared.gather.any():  # before the first passes
-        late = lateness(parts, taken.passed.folded.firsts, shared.gather)
-        found += late.of_plans(taken.first[rows.run], rows.pair)
-    return np.asarray(found)
+        lates = lateness(parts, taken.passed.folded.firsts, shared.gather)
+        late = lates.of_plans(taken.first[rows.run], rows.pair)
+    going = np.flatnonzero(shared.goes_on[rows.pair])
+    if going.size:
+        some = rows.run[going], rows.pair[going]
+        ended = None if clips else reduced.of(run[going], rows.pair[going]) - found[going, None]
+        late[going] = np.maximum(late[going], _held_up(parts, taken, shared, some, ended))
+    return np.asarray(found + late)
+
+
+def _held_up(
+    parts: Parts, taken: Taken, shared: _Shared, plans: tuple[Ints, Ints], ended: Floats | None
+) -> Floats:
+    """By how much updates under way hold up a step.
+
+    Args:
+        parts: of all plans.
+        taken: seconds of passes.
+        shared: what replicas share.
+        plans: run and pair of each of those whose updates go on.
+        ended: when passes had ended on each stage, from the begin of the next step; None where all
+            end together, and norm and updates of the slowest follow.
+    """
+    run, pair = taken.first[plans[0]], plans[1]
+    begin = shared.norm if ended is not None else shared.norm - shared.after.max(axis=1)[:, None]
+    updates = UnderWay(seconds=shared.under_way, gather=shared.gather, begin=begin)
+    waits = held_up(parts, updates, taken.firsts, taken.lent)
+    if ended is None:
+        return waits.of_plans(run, pair)
+    return np.asarray((waits.of(run, pair) + ended).max(axis=1))

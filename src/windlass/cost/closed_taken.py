@@ -5,6 +5,7 @@ from typing import Literal
 
 import numpy as np
 
+from windlass.cost.closed_away import Firsts, Lent
 from windlass.cost.closed_ends import Loans, Passed, alike
 from windlass.cost.closed_layers import Chain, Floats, Ints
 from windlass.cost.closed_parts import LayerSums, Parts, Repeats
@@ -112,11 +113,20 @@ class Taken:
         shape = parts.shape
         every = Times.of(chain, parts, rows)
         times, self.first = every.once()
-        """Of each run its place among first passes."""
+        """Of each run its place among `firsts`."""
+        loans = _loans(chain, parts, times)
+        self.firsts = Firsts(
+            forward=times.sums("forward"), load=times.load, message=times.message, alike=times.alike
+        )
+        self.lent = (
+            None
+            if loans is None
+            else Lent(layer=chain.tied[0][0], owner=loans.owner, seconds=loans.lending)
+        )
         self.place = np.arange(len(rows.setting)) if shape.repeats else self.first
         """Of each run its place among `passed`."""
         in_turn = chain.machine.rule == "bulk-synchronous"
-        durations = _durations(parts, times, _loans(chain, parts, times), in_turn, stops)
+        durations = _durations(parts, times, loans, in_turn, stops)
         last = every if shape.repeats else times
         self.passed = Passed(
             folded=fold(shape, durations, rows.micros.astype(np.float64), self.first),

@@ -118,7 +118,9 @@ def show_plan(plan: Plan) -> str:
     recomputes = plan.stages[0].recompute == "layer"
     kept = "recomputes layers" if recomputes else "keeps all activations"
     moments = "" if plan.moments == "float32" else f", moments in {plan.moments}"
-    told = f"{plan.precision}, {mode}, {batch}, {kept}{moments}"
+    away = plan.far("optimizer") and not plan.far("weights")
+    home = f", optimizer state on {plan.home.optimizer}" if away else ""
+    told = f"{plan.precision}, {mode}, {batch}, {kept}{moments}{home}"
     return told if plan.cut.devices == 1 else f"{show_cut(plan)}, {told}"
 
 
