@@ -36,7 +36,7 @@ CLOSE = 0.02
 FEW = 0.01
 """Of plans on links as slow as their layers, so large a share may be off by more, not twice that:
 those whose messages of tied weights wait behind others in ways that it does not follow."""
-CLOSE_INTERLEAVED = 0.08
+CLOSE_INTERLEAVED = 0.05
 """Where chunks interleave, gradients are reduced behind each and hold up what their stage does
 next: it counts them in full, also where the stage would have waited meanwhile."""
 

@@ -12,18 +12,18 @@ Plans whose layers take turns in the near tier are `closed_streamed`'s.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
-import numpy.typing as npt
 
-from windlass.cost.closed_ends import Loans, Passed, Reductions, alike, ends
-from windlass.cost.closed_layers import Block, Chain, Floats, PassNumbers
+from windlass.cost.closed_ends import Reductions, ends
+from windlass.cost.closed_late import lateness
+from windlass.cost.closed_layers import Block, Chain, Floats
 from windlass.cost.closed_levels import Shape
+from windlass.cost.closed_parts import Parts
 from windlass.cost.closed_peak import peak_bytes
-from windlass.cost.closed_pipeline import Durations, LoanBack, fold
-from windlass.cost.closed_places import Parts, layers_again
-from windlass.cost.closed_rows import Rows, Run
+from windlass.cost.closed_peak import stage_bytes as bytes_of_stages
+from windlass.cost.closed_rows import Rows
+from windlass.cost.closed_taken import Taken, Times
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,155 +47,52 @@ def closed(chain: Chain, shape: Shape, ends: tuple[int, ...], rows: Rows) -> Tot
     Raises:
         KeyError: the machine states no rate, or no link, that a plan needs.
     """
-    parts = Parts(shape, ends)
-    numbers = tuple(chain.passes(each.setting) for each in rows.runs)
+    parts = Parts(shape, ends, chain.sorts)
     shared = _Shared(chain, parts, rows)
-    stops = bool(shared.reductions.waited.any())
-    taken = _Taken(chain, parts, rows, numbers, stops=stops)
+    taken = Taken(chain, parts, rows, stops=bool(shared.reductions.waited.any()))
     return Totals(
         step_seconds=_step(parts, taken, shared, rows, clips=chain.base.clip),
-        peak_bytes=peak_bytes(chain, shape, ends, rows, shared.held),
+        peak_bytes=peak_bytes(chain, parts, rows, shared.held),
     )
 
 
-def least_seconds(chain: Chain, shape: Shape, ends: tuple[int, ...], runs: Sequence[Run]) -> Floats:
+def stage_bytes(chain: Chain, shape: Shape, ends: tuple[int, ...], rows: Rows) -> Floats:
+    """Bytes of the near tier that each stage (columns) of each plan (rows) needs, as `closed`."""
+    parts = Parts(shape, ends, chain.sorts)
+    return bytes_of_stages(chain, parts, rows, _Shared(chain, parts, rows).held)
+
+
+def least_seconds(chain: Chain, shape: Shape, ends: tuple[int, ...], rows: Rows) -> Floats:
     """What no plan of each run can be faster than.
 
     A stage has all its passes to do; before the first a micro-batch comes through the stages before
     it, and behind the last its gradient goes back through them. Only the weights' parts of parted
     backward passes may come later than that gradient, so that there its way back is left out.
     """
-    parts = Parts(shape, ends)
-    numbers = [chain.passes(each.setting) for each in runs]
-    forward = np.stack([each.forward for each in numbers])
-    again = forward * _again(parts, runs)
-    if shape.order == "zero-bubble":
-        backward = again + np.stack([e.backward_input + e.backward_weight for e in numbers])
-        way = parts.by_chunk(forward)
-    else:
-        backward = again + np.stack([each.backward for each in numbers])
-        way = parts.by_chunk(forward + backward)
-    way = way[:, : shape.pipeline]
-    micros = np.array([[each.micros] for each in runs])
-    through = np.cumsum(way, axis=1) - way + micros * parts.by_stage(forward + backward)
+    parts = Parts(shape, ends, chain.sorts)
+    times = Times(chain, parts, rows)
+    parted = shape.order == "zero-bubble"
+    forward = times.sums("forward").by_chunk()
+    backward = times.sums(
+        *(("backward_input", "backward_weight") if parted else ("backward",)), again=True
+    ).by_chunk()
+    way = (forward if parted else forward + backward)[:, : shape.pipeline]
+    turns = (forward + backward).reshape(len(forward), shape.interleave, shape.pipeline)
+    through = np.cumsum(way, axis=1) - way + rows.micros[:, None] * turns.sum(axis=1)
     return np.asarray(through.max(axis=1))
 
 
 def least_bytes(chain: Chain, shape: Shape, blocks: Sequence[Block]) -> Floats:
     """What no plan of each pair needs less of: the state of an even share of the layers."""
-    held = np.concatenate([chain.states(block).held.sum(axis=1) for block in blocks])
-    return held / shape.pipeline
-
-
-def _again(parts: Parts, runs: Sequence[Run]) -> npt.NDArray[np.bool_]:
-    """Which layers (columns) of which runs (rows) are computed again."""
-    kinds = {run.again for run in runs}
-    known = {again: layers_again(parts.shape, parts.ends, again) for again in kinds}
-    return np.array([known[run.again] for run in runs])
-
-
-def _loans(
-    chain: Chain, parts: Parts, rows: Rows, numbers: tuple[PassNumbers, ...]
-) -> Loans | None:
-    """What the first tied weights cost; None if they are not on two stages."""
-    if not chain.tied:
-        return None
-    layer, owner = chain.tied[0]
-    if parts.stage[owner] == parts.stage[layer]:
-        return None
-    settings = [run.setting for run in rows.runs]
-    each_byte, each_message = chain.message_ways(settings, parts.shape.pipeline)
-    lent = np.array([chain.lent_elements(each.tensor) for each in settings])
-    widths = np.array([(each.weight_bytes, each.gradient_bytes) for each in numbers])
-    lending, message = (lent[:, None] * widths * each_byte[:, None] + each_message[:, None]).T
-    once = parts.shape.micros == 1
-    parted = parts.shape.order == "zero-bubble"
-    after = [
-        (each.backward_weight if parted else each.backward)[layer]
-        + (each.sum_first if once else each.sum_later)[layer]
-        for each in numbers
-    ]
-    taking = [chain.take_over_seconds(each.tensor, each.precision, each.sums) for each in settings]
-    return Loans(
-        owner=owner,
-        lending=lending,
-        message=message,
-        after=np.array(after),
-        taking=np.array(taking),
-    )
-
-
-class _Taken:
-    """Seconds of passes, a row for each of `Rows.runs`."""
-
-    def __init__(
-        self,
-        chain: Chain,
-        parts: Parts,
-        rows: Rows,
-        numbers: tuple[PassNumbers, ...],
-        *,
-        stops: bool,
-    ) -> None:
-        shape = parts.shape
-        in_turn = chain.machine.rule == "bulk-synchronous"
-        loans = _loans(chain, parts, rows, numbers)
-        again = _again(parts, rows.runs)
-
-        def layers(name: str) -> Floats:
-            return np.stack([getattr(each, name) for each in numbers])
-
-        parted = shape.order == "zero-bubble"
-        repeated = np.where(again, layers("forward"), 0.0)
-        backward = repeated + layers("backward_input" if parted else "backward")
-        weight = layers("backward_weight") if parted else np.zeros_like(backward)
-        sums = (layers("sum_later"), layers("sum_first"))
-        adding = [(weight if parted else backward) + each for each in sums]
-        by_chunk = [parts.by_chunk(each).T for each in (backward, weight, *adding)]
-        load = np.zeros((shape.chunks, len(numbers)))
-        load[[0, -1]] = np.array([each.load_seconds for each in numbers])
-        ways = chain.message_ways([run.setting for run in rows.runs], shape.pipeline)
-        self.message = np.array([each.output[0] for each in numbers]) * ways[0] + ways[1]
-        self.forward = parts.by_chunk(layers("forward"))
-        folded = fold(
-            shape,
-            Durations(
-                forward=self.forward.T,
-                backward=by_chunk[0] if parted else by_chunk[2],
-                backward_first=by_chunk[0] if parted else by_chunk[3],
-                weight=by_chunk[2] if parted else by_chunk[1],
-                weight_first=by_chunk[3] if parted else by_chunk[1],
-                load=load,
-                message=self.message,
-                lending=np.zeros(len(numbers)) if loans is None else loans.lending,
-                lender=0 if loans is None else int(parts.stage[loans.owner]),
-                loan=None if loans is None or parted else _way_back(loans, parts),
-                stops=stops,
-                in_turn=in_turn,
-            ),
-            np.array([each.micros for each in rows.runs]),
-        )
-        self.passed = Passed(
-            folded=folded,
-            layers=adding[int(shape.micros == 1)],
-            message=self.message,
-            loans=loans,
-            in_turn=in_turn,
-            alike=alike(chain.sorts, again),
-        )
-
-
-def _way_back(loans: Loans, parts: Parts) -> LoanBack:
-    return LoanBack(
-        message=loans.message,
-        after=loans.after,
-        taking=loans.taking,
-        owner=int(parts.chunk[loans.owner]),
-    )
+    counts = np.bincount(chain.sorts)
+    return np.concatenate([chain.states(block).held @ counts for block in blocks]) / shape.pipeline
 
 
 class _Shared:
-    """Seconds and bytes of what replicas share, a row for each pair of all blocks, by stage."""
+    """Seconds and bytes of what replicas share, a row for each pair of all blocks.
+
+    But for gathers and reductions they are summed over the stages of each sort (columns).
+    """
 
     def __init__(self, chain: Chain, parts: Parts, rows: Rows) -> None:
         states = [chain.states(block) for block in rows.blocks]
@@ -203,36 +100,25 @@ class _Shared:
         def layers(name: str) -> Floats:
             return np.concatenate([getattr(each, name) for each in states])
 
-        self.held = parts.by_stage(layers("held"))
-        self.gather = parts.by_stage(layers("gather"))
+        self.held = parts.by_sort(layers("held"))
+        self.gather = layers("gather")
         self.reductions = Reductions(links=layers("reduce"), waited=layers("waited"))
-        self.after = parts.by_stage(layers("after"))
+        self.after = parts.by_sort(layers("after"))
         if chain.base.clip:
-            nbytes = parts.by_stage(layers("norm_bytes"))
-            counts = np.cumsum([0, *(len(block.pairs) for block in rows.blocks)])
-            rate = np.concatenate(
-                [
-                    chain.norm_rates(block, nbytes[low:high])
-                    for block, (low, high) in zip(rows.blocks, pairwise(counts), strict=True)
-                ]
-            )
-            launches = parts.by_stage(layers("norm_launches"))
+            nbytes = parts.by_sort(layers("norm_bytes"))
+            launches = parts.by_sort(layers("norm_launches"))
+            rate = chain.norm_rates(rows.blocks, nbytes)
             self.after += np.where(nbytes > 0, nbytes / rate + launches, 0.0)
 
 
-def _step(parts: Parts, taken: _Taken, shared: _Shared, rows: Rows, *, clips: bool) -> Floats:
+def _step(parts: Parts, taken: Taken, shared: _Shared, rows: Rows, *, clips: bool) -> Floats:
     """When the last stage has updated its weights."""
-    reduced = ends(parts, taken.passed, shared.reductions).of(rows.run, rows.pair)
-    reduced += _late(taken, shared, rows)
-    after = shared.after[rows.pair]
+    reduced = ends(parts, taken.passed, shared.reductions)
     if clips:  # the norm waits for all stages
-        return np.asarray(reduced.max(axis=1) + after.max(axis=1))
-    return np.asarray((reduced + after).max(axis=1))
-
-
-def _late(taken: _Taken, shared: _Shared, rows: Rows) -> Floats:
-    """By how much gathering and lending weights hold up the first passes."""
-    forward = taken.forward[:, : shared.gather.shape[1]] + taken.message[:, None]
-    came = np.cumsum(forward, axis=1) - forward
-    gather = shared.gather[rows.pair] - came[rows.run]
-    return np.asarray(np.maximum(gather.max(axis=1), 0.0)[:, None])
+        found = reduced.of_plans(rows.run, rows.pair) + shared.after.max(axis=1)[rows.pair]
+    else:
+        updated = reduced.with_things(shared.after[:, parts.sort])
+        found = updated.of_plans(rows.run, rows.pair)
+    if shared.gather.any():  # before the first passes
+        found += lateness(parts, taken.passed.folded, shared.gather).of_plans(rows.run, rows.pair)
+    return np.asarray(found)

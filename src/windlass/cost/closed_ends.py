@@ -12,17 +12,16 @@ found once for each. A layer's gradient is reduced behind the last pass that add
 What a device waits for behind one chunk also holds up the chunks that its stage still has to do.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from windlass.cost.closed_layers import Floats, Ints
+from windlass.cost.closed_parts import LayerSums, Parts
 from windlass.cost.closed_pipeline import Folded, Stops
-from windlass.cost.closed_places import Parts
+from windlass.cost.closed_sums import Sums, Term
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,9 +45,8 @@ class Passed:
     """The last passes of a step, a row for each way to run them."""
 
     folded: Folded
-    layers: Floats
-    """Seconds of each layer's part (columns) of the last micro-batch's pass that adds to
-    gradients."""
+    layers: LayerSums
+    """Seconds of each layer's part of the last micro-batch's pass that adds to gradients."""
     message: Floats
     """Seconds of a message to the next stage."""
     loans: Loans | None
@@ -60,7 +58,7 @@ class Passed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reductions:
-    """Seconds in which each layer's gradient (columns) is reduced, a row for each way to share."""
+    """Seconds in which a layer's gradient is reduced, by kind; a row for each way to share."""
 
     links: Floats
     """On the links."""
@@ -68,24 +66,7 @@ class Reductions:
     """Of these, those in which the device does nothing else."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ends:
-    """When each stage has reduced its gradients: the largest of sums of one row of each table."""
-
-    passes: Floats
-    """A row for each way to run the passes, a column for each sum."""
-    exchanges: Floats
-    """A row for each way to share, a column for each sum."""
-    firsts: Ints
-    """The first sum of each stage."""
-
-    def of(self, run: Ints, pair: Ints) -> Floats:
-        """Of plans (rows) each stage (columns)."""
-        sums = self.passes[run] + self.exchanges[pair]
-        return np.asarray(np.maximum.reduceat(sums, self.firsts, axis=1))
-
-
-def ends(parts: Parts, passed: Passed, reductions: Reductions) -> Ends:
+def ends(parts: Parts, passed: Passed, reductions: Reductions) -> Sums:
     """When the stages of plans of one shape have reduced their gradients.
 
     Args:
@@ -93,15 +74,10 @@ def ends(parts: Parts, passed: Passed, reductions: Reductions) -> Ends:
         passed: their last passes.
         reductions: what they reduce.
     """
-    return _Terms(parts, passed, reductions).ends()
+    return _Stages(parts, passed, reductions).ends()
 
 
-class _Term(NamedTuple):
-    passes: Floats
-    exchanges: Floats
-
-
-class _Terms:
+class _Stages:
     def __init__(self, parts: Parts, passed: Passed, reductions: Reductions) -> None:
         self._parts, self._passed, self._reductions = parts, passed, reductions
         self._shape, self._folded = parts.shape, passed.folded
@@ -109,7 +85,7 @@ class _Terms:
         self._queued = bool((reductions.links > reductions.waited).any())
         self._none = np.zeros(len(reductions.links))
 
-    def ends(self) -> Ends:
+    def ends(self) -> Sums:
         """All of them."""
         shape = self._shape
         if shape.order == "zero-bubble":
@@ -118,14 +94,9 @@ class _Terms:
             stages = self._through()
         else:
             stages = [list(self._stage(stage)) for stage in range(shape.pipeline)]
-        terms = [term for stage in stages for term in stage]
-        return Ends(
-            passes=np.stack([term.passes for term in terms], axis=1),
-            exchanges=np.stack([term.exchanges for term in terms], axis=1),
-            firsts=np.cumsum([0, *(len(stage) for stage in stages[:-1])]),
-        )
+        return Sums.of_terms(stages)
 
-    def _stage(self, stage: int) -> Iterator[_Term]:
+    def _stage(self, stage: int) -> Iterator[Term]:
         """Of a stage whose chunks are reduced behind what they send on, but for the first."""
         pipeline, folded = self._shape.pipeline, self._folded
         chunks = range(stage, self._shape.chunks, pipeline)
@@ -137,7 +108,7 @@ class _Terms:
                     continue
                 before = self._before(stops)
                 if chunk:
-                    yield _Term(folded.done[chunk, at], before + behind[:, turn])
+                    yield Term(folded.done[chunk, at], before + behind[:, turn])
                 else:
                     yield from self._within(0, folded.begun[0, at], before)
 
@@ -149,28 +120,28 @@ class _Terms:
         mean = waited[:, pipeline:-1].mean(axis=1)
         return np.asarray(stops.chunks * mean + stops.last * waited[:, -1])
 
-    def _through(self) -> list[list[_Term]]:
+    def _through(self) -> list[list[Term]]:
         """Of one micro-batch, which goes back through stages that each reduce before they send.
 
         The last one sends it on behind the gradient of weights that it has borrowed.
         """
         shape, passed = self._shape, self._passed
         last = shape.chunks - 1
-        own = self._parts.by_chunk(passed.layers)
-        starts = [_Term(self._folded.begun[last, 0], self._none)]
-        found: list[list[_Term]] = []
+        own = passed.layers.by_chunk()
+        starts = [Term(self._folded.begun[last, 0], self._none)]
+        found: list[list[Term]] = []
         for stage in reversed(range(shape.pipeline)):
             leaving = passed.message if passed.in_turn and stage else 0.0
             found.append(
                 [
-                    _Term(term.passes + leaving, term.exchanges)
+                    Term(term.passes + leaving, term.exchanges)
                     for start in starts
                     for term in self._within(stage, start.passes, start.exchanges)
                 ]
             )
             taking = own[:, stage] + self._extra(stage)
             onward = [
-                _Term(
+                Term(
                     start.passes + taking + passed.message, start.exchanges + self._waited[:, stage]
                 )
                 for start in starts
@@ -178,7 +149,7 @@ class _Terms:
             loans = passed.loans
             if stage == last and loans is not None and not passed.in_turn:
                 handed = starts[0].passes + loans.after + loans.message
-                onward.append(_Term(handed + passed.message, self._none))
+                onward.append(Term(handed + passed.message, self._none))
             starts = onward
         return found[::-1]
 
@@ -191,10 +162,10 @@ class _Terms:
         takes = chunk == self._parts.chunk[loans.owner]
         return np.asarray(hands + takes * (loans.taking + passed.in_turn * loans.message))
 
-    def _parted(self, stage: int) -> Iterator[_Term]:
+    def _parted(self, stage: int) -> Iterator[Term]:
         """Of a stage that ends with the weights' part of its last backward pass."""
         passed, folded, loans = self._passed, self._folded, self._passed.loans
-        weight = self._parts.by_chunk(passed.layers)
+        weight = passed.layers.by_chunk()
         came = None
         if loans is not None and stage == self._parts.chunk[loans.owner]:
             begun = folded.end[-1, 0] - weight[:, -1] + loans.after
@@ -204,7 +175,7 @@ class _Terms:
 
     def _within(
         self, chunk: int, start: Floats, before: Floats, came: Floats | None = None
-    ) -> Iterator[_Term]:
+    ) -> Iterator[Term]:
         """Of a chunk whose layers are reduced within a pass.
 
         Args:
@@ -213,46 +184,40 @@ class _Terms:
             before: what its device has waited for on the way there.
             came: when the gradient of lent weights has come, if that may be later than the pass.
         """
-        low, high = self._parts.starts[chunk], int((self._parts.chunk <= chunk).sum())
-        through = _suffixes(self._passed.layers[:, low:high])
-        links = np.cumsum(self._reductions.links[:, low:high], axis=1)
-        waited = _suffixes(self._reductions.waited[:, low:high])
-        loans = self._passed.loans
-        owner = loans.owner - low if loans is not None else -1
+        low, high = self._parts.ends[chunk : chunk + 2]
+        links, waited = self._reductions.links, self._reductions.waited
+        loans, parts = self._passed.loans, self._parts
+        owner = loans.owner if loans is not None and loans.owner < high else -1
         extra = self._extra(chunk)
         for at in self._decisive(low, high):
-            queued = links[:, at] + waited[:, at] - self._reductions.waited[:, low + at]
-            passes = start + through[:, at]
-            yield _Term(passes + extra if at <= max(owner, 0) else passes, before + queued)
+            through = self._passed.layers.over(at, high)
+            queued = parts.over(links, low, at + 1) + parts.over(waited, at + 1, high)
+            passes = start + through
+            yield Term(passes + extra if at <= max(owner, low) else passes, before + queued)
             if came is not None and loans is not None and at <= owner:
-                rest = through[:, at] - through[:, owner]
-                stopped = waited[:, owner + 1] if owner + 1 < high - low else 0.0
-                yield _Term(came + loans.taking + rest, before + queued - stopped)
+                rest = self._passed.layers.over(at, owner)
+                stopped = parts.over(waited, owner + 1, high)
+                yield Term(came + loans.taking + rest, before + queued - stopped)
 
     def _decisive(self, low: int, high: int) -> list[int]:
-        """The ends of runs of equal layers of a chunk, counted from its first layer."""
+        """The ends of runs of equal layers of a chunk."""
         if not self._queued:
-            return [0]
-        found = {0, high - low - 1}
+            return [low]
+        found = {low, high - 1}
         loans = self._passed.loans
         for at in range(low, high - 1):
             lent = loans is not None and loans.owner in (at, at + 1)
             if lent or not self._passed.alike[at]:
-                found |= {at - low, at + 1 - low}
+                found |= {at, at + 1}
         return sorted(found)
 
 
-def _suffixes(values: Floats) -> Floats:
-    """For each column the sum from there on."""
-    return np.asarray(np.cumsum(values[:, ::-1], axis=1)[:, ::-1])
-
-
-def alike(kinds: Ints, again: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+def alike(kinds: Ints, patterns: Sequence[Sequence[bool]]) -> npt.NDArray[np.bool_]:
     """Of each layer but the last whether the next is of its kind and computed again as it is.
 
     Args:
         kinds: of each layer.
-        again: of each run (rows), whether each layer (columns) is.
+        patterns: layers that are computed again, in any of the runs.
     """
-    same = [low == high for low, high in pairwise(kinds)]
-    return np.asarray(np.array(same) & (again[:, :-1] == again[:, 1:]).all(axis=0))
+    whole = np.stack([kinds, *(np.array(each) * 1 for each in patterns)])
+    return np.asarray((whole[:, :-1] == whole[:, 1:]).all(axis=0))

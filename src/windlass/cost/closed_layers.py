@@ -58,7 +58,7 @@ class Block(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassNumbers:
-    """Of one setting, an element for each layer: seconds of its passes and bytes that they hold."""
+    """Of one setting, for each kind of layer: seconds of its passes and bytes that they hold."""
 
     forward: Floats
     backward: Floats
@@ -95,7 +95,7 @@ HELD = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateNumbers:
-    """Bytes of state and seconds that it costs: a row for each pair of a block, by layer."""
+    """Bytes of state and seconds that it costs, for each pair of a block and kind of layer."""
 
     held: Floats
     """Weights and optimizer state that are always there."""
@@ -147,6 +147,7 @@ class Chain:
         self._way: Callable[[int, int, int], tuple[float, float]] = cache(self._way_)
         self.take_over_seconds: Callable[[int, Precision, bool], float] = cache(self._take_over)
         self._kept: Callable[[Setting, int], _States] = cache(self._kept_)
+        self._norm_rate: Callable[[Block], float] = cache(self._norm_rate_)
 
     def plan_of(self, setting: Setting, *, weights: int = 1, optimizer: int = 1) -> Plan:
         """A plan of that setting."""
@@ -189,13 +190,18 @@ class Chain:
         setting = Setting(tensor, precision, False, 1, sums, False)
         return self._costs(setting).take_over_seconds(self.lent_elements(tensor))
 
-    def norm_rates(self, block: Block, nbytes: Floats) -> Floats:
-        """Bytes/s of the norm over so many bytes each."""
+    def norm_rates(self, blocks: Sequence[Block], nbytes: Floats) -> Floats:
+        """Bytes/s of the norm over so many bytes each, a row for each pair of all blocks."""
+        found = rates(self.machine.device.traffic, np.maximum(nbytes, 1.0))
+        fixed = [self._norm_rate(block) for block in blocks]
+        each = np.repeat(fixed, [len(block.pairs) for block in blocks])[:, None]
+        return np.where(np.isnan(each), found, each)
+
+    def _norm_rate_(self, block: Block) -> float:
+        """That of any number of bytes; not a number where it depends on it."""
         costs = self._costs(_of_block(block))
         fixed = {costs.norm_rate(each) for each in (1.0, 1e6, 1e12)}
-        if len(fixed) == 1:
-            return np.full_like(nbytes, fixed.pop())
-        return rates(self.machine.device.traffic, np.maximum(nbytes, 1.0))
+        return fixed.pop() if len(fixed) == 1 else float("nan")
 
     def kinds(self, tensor: int) -> Mapping[str, LayerKind]:
         """The kinds of layer, whole or as one of t slices."""
@@ -222,9 +228,9 @@ class Chain:
         return StepCost(self.plan_of(setting), self.graph, self.machine)
 
     def _spread(self, of_kind: Callable[[int, str], float]) -> Floats:
-        """A number of each kind, found at its first layer, for all layers."""
+        """A number of each kind, found at its first layer."""
         found = [of_kind(at, name) for at, name in zip(self._first, self._names, strict=True)]
-        return np.asarray(np.array(found, dtype=np.float64)[self.sorts])
+        return np.array(found, dtype=np.float64)
 
     def _passes(self, setting: Setting) -> PassNumbers:
         """Passes with what slices exchange in them, which depends on how many replicas do so."""
@@ -247,7 +253,7 @@ class Chain:
 
     def _held(self, setting: Setting) -> Floats:
         """What passes hold: a row for each name of `HELD`, by kind of layer."""
-        return self._summed(setting).held()[:, self._first]
+        return self._summed(setting).held()
 
     def _sent_(self, setting: Setting) -> "_Exchanges":
         """Collectives inside the passes of each kind, and what a slice sends for them."""
@@ -287,7 +293,7 @@ class Chain:
         def nbytes(name: str) -> Floats:
             return self._spread(lambda _, kind: getattr(sizes[kind], name))
 
-        none = np.zeros(self.layers)
+        none = np.zeros(len(self._names))
         return PassNumbers(
             forward=seconds("forward"),
             backward=seconds("backward"),
@@ -330,7 +336,7 @@ class Chain:
         found = [self._of_pair(plan, states.sizes[name]) for name in self._names]
         found_ = np.array(found).T
         found_[4] += states.update
-        return np.asarray(np.concatenate([found_, [states.launches]])[:, self.sorts])
+        return np.concatenate([found_, [states.launches]])
 
     def _of_pair(self, plan: Plan, sizes: StateSizes) -> tuple[float, ...]:
         """Of one kind the numbers of one pair, but for its updates and launches."""

@@ -5,7 +5,7 @@ state are shared, and what is always there of them. So moments are found for eac
 plans only add and compare.
 """
 
-from itertools import pairwise
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -13,49 +13,40 @@ from windlass.cost.closed_held import held
 from windlass.cost.closed_layers import HELD, Chain, Floats, Ints
 from windlass.cost.closed_levels import Shape
 from windlass.cost.closed_memory import Columns, Loaned, fullest, reduces_early
+from windlass.cost.closed_parts import Parts
 from windlass.cost.closed_places import Layout, Places, layers_again, sorts_of
 from windlass.cost.closed_rows import Again, Rows, Settings, Table
+from windlass.cost.closed_sums import largest_sum
 
 
-def peak_bytes(
-    chain: Chain, shape: Shape, ends: tuple[int, ...], rows: Rows, always: Floats
-) -> Floats:
+def peak_bytes(chain: Chain, parts: Parts, rows: Rows, always: Floats) -> Floats:
     """What is held at the fullest moment of the fullest stage of each plan.
 
     Args:
         chain: of layers.
-        shape: of the plans.
-        ends: first layer of each chunk, and the chain's length.
+        parts: of the plans.
         rows: the plans.
-        always: what is there at any moment of each pair, by stage.
+        always: what is there at any moment of each pair, by sort of stage.
     """
-    sorts = _Sorts(chain, shape, rows)
-    first, alike = _stages_alike(chain, shape, ends)
-    there = np.full((len(first), sorts.count), -np.inf)
-    for again in np.unique(sorts.again):
-        chosen = np.flatnonzero(sorts.again == again)
-        places = _places(chain, shape, ends, rows.agains[again])
-        for stage, nbytes in zip(
-            places.stages, _moments(chain, places, rows.settings, sorts, chosen), strict=True
-        ):
-            there[alike[stage], chosen] = np.maximum(there[alike[stage], chosen], nbytes)
-    peak = np.full(rows.count, -np.inf)
-    for own, pairs in zip(there, always[:, first].T, strict=True):
-        np.maximum(peak, own[sorts.sort] + pairs[rows.pair], out=peak)
-    return peak
+    sorts = _Sorts(chain, parts.shape, rows)
+    there = np.full((sorts.count, int(parts.sort.max()) + 1), -np.inf)
+    for again, chosen in sorts.by_again():
+        places = _places(chain, parts, rows.agains[again])
+        found = _moments(chain, places, rows.settings, sorts, chosen)
+        for stage, nbytes in zip(places.stages, found, strict=True):
+            sort = parts.sort[stage]
+            there[chosen, sort] = np.maximum(there[chosen, sort], nbytes)
+    return largest_sum(there, always, sorts.sort, rows.pair)
 
 
-def stage_bytes(
-    chain: Chain, shape: Shape, ends: tuple[int, ...], rows: Rows, always: Floats
-) -> Floats:
+def stage_bytes(chain: Chain, parts: Parts, rows: Rows, always: Floats) -> Floats:
     """What each stage (columns) of each plan (rows) holds at its fullest; as `peak_bytes`."""
-    sorts = _Sorts(chain, shape, rows)
-    there = np.empty((sorts.count, shape.pipeline))
-    for again in np.unique(sorts.again):
-        chosen = np.flatnonzero(sorts.again == again)
-        places = _places(chain, shape, ends, rows.agains[again], every=True)
+    sorts = _Sorts(chain, parts.shape, rows)
+    there = np.empty((sorts.count, parts.shape.pipeline))
+    for again, chosen in sorts.by_again():
+        places = _places(chain, parts, rows.agains[again], every=True)
         there[chosen] = _moments(chain, places, rows.settings, sorts, chosen).T
-    return np.asarray(there[sorts.sort] + always[rows.pair])
+    return np.asarray(there[sorts.sort] + always[rows.pair][:, parts.sort])
 
 
 class _Sorts:
@@ -85,6 +76,11 @@ class _Sorts:
         self.settings: Ints = rows.setting[runs[run]]
         self.shards: Floats = (kinds[kind] // 2).astype(np.float64)
         self.shares = kinds[kind] % 2 > 0
+
+    def by_again(self) -> Iterator[tuple[int, Ints]]:
+        """What is computed again, each time with the sorts of which that holds."""
+        for again in np.unique(self.again).tolist():
+            yield again, np.flatnonzero(self.again == again)
 
 
 def _runs_alike(shape: Shape, rows: Rows, looked_up: Floats) -> tuple[Ints, Ints]:
@@ -120,18 +116,8 @@ def _looked_up(chain: Chain, rows: Rows) -> Floats:
     return np.stack(found)[alike]
 
 
-def _stages_alike(chain: Chain, shape: Shape, ends: tuple[int, ...]) -> tuple[Ints, Ints]:
-    """The first stages of each sort, those of as many layers of each kind; and each one's sort."""
-    counts = np.zeros((shape.pipeline, chain.sorts.max() + 1), dtype=np.int64)
-    for chunk, (begin, end) in enumerate(pairwise(ends)):
-        np.add.at(counts[chunk % shape.pipeline], chain.sorts[begin:end], 1)
-    _, first, alike = np.unique(counts, axis=0, return_index=True, return_inverse=True)
-    return first, alike.ravel()
-
-
-def _places(
-    chain: Chain, shape: Shape, ends: tuple[int, ...], again: Again, *, every: bool = False
-) -> Places:
+def _places(chain: Chain, parts: Parts, again: Again, *, every: bool = False) -> Places:
+    shape, ends = parts.shape, parts.ends
     alone = (0, chain.layers - 1, *(chain.tied[0] if chain.tied else ()))
     repeated = layers_again(shape, ends, again)
     layout = Layout(ends, sorts_of(chain.sorts.tolist(), repeated, alone), repeated)

@@ -84,6 +84,12 @@ class Folded:
     """When all passes of a stage have ended."""
     sent: Floats
     """When the last message of a stage has left."""
+    first_begun: Floats
+    """When each chunk's first pass begins; of each plan (columns), as what follows."""
+    first_free: Floats
+    """When its stage could begin it."""
+    first_came: Floats
+    """When what it needs has come."""
 
     def beyond(self, other: "Folded", times: Floats) -> "Folded":
         """As many times further as from here to `other`."""
@@ -98,6 +104,9 @@ class Folded:
             done=further(self.done, other.done),
             end=further(self.end, other.end),
             sent=further(self.sent, other.sent),
+            first_begun=self.first_begun,
+            first_free=self.first_free,
+            first_came=self.first_came,
         )
 
 
@@ -156,6 +165,9 @@ class _Walk:
             )
         self._begun = np.full((shape.chunks, len(self._stops), plans), -np.inf)
         self._done = self._begun.copy()
+        self._unbegun = set(range(shape.chunks))
+        self._first_free = np.zeros((shape.chunks, plans))
+        self._first_came = np.zeros((shape.chunks, plans))
         self._handed = np.zeros((1, plans))
         """When the gradient of lent weights has come back."""
 
@@ -167,7 +179,9 @@ class _Walk:
         begin = now[level.stages] + self._loading[level.rows]
         if durations.in_turn:
             begin += np.where(level.needs > 0, 1.0, 0.0)[:, None, None] * durations.message
-        begin = np.maximum(begin, self._came[level.needs])
+        free, begin = begin, np.maximum(begin, self._came[level.needs])
+        if self._unbegun:
+            self._note_firsts(level, free)
         end = begin + self._taking[level.rows]
         for at, chunk in zip(level.lasts, level.chunks, strict=True):
             self._begun[chunk] = begin[at]
@@ -184,6 +198,15 @@ class _Walk:
                 now[from_] = self._sent[from_]
         for at, chunk in zip(level.lasts, level.chunks, strict=True):
             self._end_chunk(level.stages[at], chunk)
+
+    def _note_firsts(self, level: Level, free: Floats) -> None:
+        """Notes of first passes of chunks when each could begin."""
+        for at in np.flatnonzero(level.rows < self._shape.chunks):  # rows of forward passes
+            chunk = int(level.rows[at])
+            if chunk in self._unbegun:
+                self._unbegun.remove(chunk)
+                self._first_free[chunk] = free[at, 0]
+                self._first_came[chunk] = self._came[level.needs[at], 0]
 
     def _branch(self) -> None:
         """From here on ways differ in what they wait for; none has waited for anything yet."""
@@ -229,4 +252,7 @@ class _Walk:
             done=self._done,
             end=self._now,
             sent=self._sent,
+            first_begun=np.maximum(self._first_free, self._first_came),
+            first_free=self._first_free,
+            first_came=self._first_came,
         )

@@ -44,32 +44,6 @@ class Layout:
         return (self.sorts[first - 1] if first else None, *self.sorts[first:last])
 
 
-class Parts:
-    """Which chunk and stage each layer of a chain is in.
-
-    Args:
-        shape: of the plans.
-        ends: first layer of each chunk, and the chain's length.
-    """
-
-    def __init__(self, shape: Shape, ends: tuple[int, ...]) -> None:
-        self.shape = shape
-        self.ends, self.layers = ends, ends[-1]
-        self.starts = np.array(ends[:-1])
-        self.chunk = np.repeat(np.arange(shape.chunks), np.diff(ends))
-        self.stage = self.chunk % shape.pipeline
-        self._in_chunk = (self.chunk[:, None] == np.arange(shape.chunks)).astype(np.float64)
-        self._in_stage = (self.stage[:, None] == np.arange(shape.pipeline)).astype(np.float64)
-
-    def by_chunk(self, values: Floats) -> Floats:
-        """The sum over each chunk."""
-        return np.asarray(values @ self._in_chunk)
-
-    def by_stage(self, values: Floats) -> Floats:
-        """The sum over each stage."""
-        return np.asarray(values @ self._in_stage)
-
-
 class Places:
     """The places of some stages.
 

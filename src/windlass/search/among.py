@@ -30,7 +30,7 @@ from windlass.spec.request import Request
 
 CLOSE = 0.02
 """How far the closed form may lie from the clock."""
-CLOSE_INTERLEAVED = 0.08
+CLOSE_INTERLEAVED = 0.05
 """The same where chunks interleave: it counts in full what a stage may have waited for anyway."""
 
 _KEPT = 48

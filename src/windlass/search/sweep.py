@@ -172,7 +172,7 @@ class Sweep:
     def _add(self, cell: Cell, found: "_Best", limit: float) -> None:
         """Takes in what of a cell may be among the best."""
         shape, rows = cell.shape, cell.rows
-        quick = least_seconds(self.chain, shape, cell.ends, rows.runs) <= limit
+        quick = least_seconds(self.chain, shape, cell.ends, rows) <= limit
         small = least_bytes(self.chain, shape, rows.blocks) <= self._near
         kept = quick[rows.run] & small[rows.pair]
         found.skipped += rows.count - int(kept.sum())

@@ -1,0 +1,99 @@
+"""By how much gathering weights holds up the first passes of many plans, as a few sums.
+
+Each chunk's weights are gathered before its first pass, which begins once they are whole and what
+it needs has come. So what a gather takes beyond the time in which its stage would have waited
+anyway makes that pass late; what the stage does next is as late, and what the next chunk waits for.
+Where stages have several chunks, ways through their first passes are told apart by how many gathers
+lie on them.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from windlass.cost.closed_layers import Floats
+from windlass.cost.closed_parts import Parts
+from windlass.cost.closed_pipeline import Folded
+from windlass.cost.closed_sums import Sums, Term
+
+
+def lateness(parts: Parts, folded: Folded, gather: Floats) -> Sums:
+    """By how much the passes of plans of one shape are late: one thing.
+
+    Args:
+        parts: of all plans.
+        folded: their passes.
+        gather: seconds in which a layer is gathered, by kind; a row for each way to share.
+    """
+    by_chunk = parts.by_chunk(gather)
+    if parts.shape.interleave == 1:
+        own = folded.first_free - folded.first_begun
+        gathered = [Term(*each) for each in zip(own, by_chunk.T, strict=True)]
+        return Sums.of_terms([[Term(np.zeros(own.shape[1]), np.zeros(len(gather))), *gathered]])
+    return _turns(parts, folded, by_chunk)
+
+
+class _Way(NamedTuple):
+    """Which gathers lie on a way."""
+
+    first: bool
+    """That of the chain's first chunk."""
+    inner: int
+    """So many of those between."""
+    last: bool
+    """That of the chain's last chunk."""
+
+
+def _turns(parts: Parts, folded: Folded, by_chunk: Floats) -> Sums:
+    shape = parts.shape
+    pipeline, turns, end = shape.pipeline, shape.interleave, shape.chunks - 1
+    ways = [
+        _Way(first, inner, last)
+        for first in (False, True)
+        for inner in range(turns + 1)
+        for last in (False, True)
+    ]
+    places = {way: at for at, way in enumerate(ways)}
+    moves = {kind: _moves(ways, places, kind) for kind in ("first", "inner", "last")}
+    nowhere = np.full((1, folded.first_free.shape[1]), -np.inf)
+    stages = np.repeat(nowhere[None], pipeline, axis=0).repeat(len(ways), axis=1)
+    stages[:, places[_Way(False, 0, False)]] = 0.0
+    before = stages[0]
+    final: list[Floats] = []
+    for chunk in range(shape.chunks):
+        stage = chunk % pipeline
+        kind = "first" if chunk == 0 else "last" if chunk == end else "inner"
+        gathered = np.concatenate([stages[stage], nowhere])[moves[kind]]
+        own = gathered + folded.first_free[chunk] - folded.first_begun[chunk]
+        late = np.maximum(own, before + folded.first_came[chunk] - folded.first_begun[chunk])
+        late[places[_Way(False, 0, False)]] = 0.0
+        stages[stage] = before = late
+        if chunk >= end + 1 - pipeline:
+            final.append(late)
+    mean = by_chunk[:, 1:-1].mean(axis=1)
+    lates = np.max(final, axis=0)
+    return Sums.of_terms(
+        [
+            [
+                Term(
+                    late, way.first * by_chunk[:, 0] + way.inner * mean + way.last * by_chunk[:, -1]
+                )
+                for way, late in zip(ways, lates, strict=True)
+                if not np.isneginf(late).all()
+            ]
+        ]
+    )
+
+
+def _moves(ways: list[_Way], places: dict[_Way, int], kind: str) -> list[int]:
+    """For each way the place of the one that it is with one more gather; behind all if of none."""
+    found = []
+    for way in ways:
+        if kind == "inner":
+            before = way._replace(inner=way.inner - 1)
+        else:
+            before = way._replace(**{kind: False})
+            if not getattr(way, kind):
+                before = way._replace(inner=-1)
+        found.append(places.get(before, len(ways)))
+    return found

@@ -1,0 +1,104 @@
+"""Parts: which chunk and stage each layer of a chain is in, and sums over the layers of each.
+
+Numbers of layers are given by kind, so that a sum is one over kinds, of how many layers times what
+one of them has. Chunks and stages of as many layers of each kind have the same sums.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from windlass.cost.closed_layers import Floats, Ints
+from windlass.cost.closed_levels import Shape
+
+
+class Parts:
+    """The parts of plans of one shape.
+
+    Args:
+        shape: of the plans.
+        ends: first layer of each chunk, and the chain's length.
+        kinds: of each layer.
+    """
+
+    def __init__(self, shape: Shape, ends: tuple[int, ...], kinds: Ints) -> None:
+        self.shape, self.ends, self.kinds, self.layers = shape, ends, kinds, ends[-1]
+        self.chunk = np.repeat(np.arange(shape.chunks), np.diff(ends))
+        self.stage = self.chunk % shape.pipeline
+        self._until = _until(kinds, np.ones(self.layers))
+        by_chunk = np.diff(self._until[np.array(ends)], axis=0)
+        by_stage = by_chunk.reshape(shape.interleave, shape.pipeline, -1).sum(axis=0)
+        self._chunks, self._alike = np.unique(by_chunk, axis=0, return_inverse=True)
+        self._stages, alike = np.unique(by_stage, axis=0, return_inverse=True)
+        self.sort = np.asarray(alike.ravel())
+        """For each stage a number that those share which have as many layers of each kind."""
+
+    def over(self, each: Floats, low: int, high: int) -> Floats:
+        """The sum over some layers in a row."""
+        return np.asarray(each @ (self._until[high] - self._until[low]))
+
+    def by_chunk(self, each: Floats) -> Floats:
+        """The sum over each chunk."""
+        return np.asarray((each @ self._chunks.T)[..., self._alike.ravel()])
+
+    def by_sort(self, each: Floats) -> Floats:
+        """The sum over the stages of each sort."""
+        return np.asarray(each @ self._stages.T)
+
+    def by_stage(self, each: Floats) -> Floats:
+        """The sum over each stage."""
+        return np.asarray(self.by_sort(each)[..., self.sort])
+
+
+@dataclass(frozen=True, slots=True)
+class Repeats:
+    """What layers have that are computed again, a row for each run."""
+
+    each: Floats
+    """By kind of layer."""
+    patterns: Sequence[Sequence[bool]]
+    """Layers that are computed again: what of the runs is, each once."""
+    pattern: Ints
+    """Of each run."""
+
+
+class LayerSums:
+    """Numbers of layers of many runs (rows), as sums over layers.
+
+    Args:
+        parts: of the chain.
+        each: of a layer, by kind (columns).
+        again: what is added for those that are computed again; None if nothing is.
+    """
+
+    def __init__(self, parts: Parts, each: Floats, again: Repeats | None = None) -> None:
+        self._parts, self._each, self._again = parts, each, again
+        patterns = () if again is None else again.patterns
+        self._until = [_until(parts.kinds, np.array(layers) * 1.0) for layers in patterns]
+
+    def over(self, low: int, high: int) -> Floats:
+        """The sum over some layers in a row."""
+        found = self._parts.over(self._each, low, high)
+        if self._again is not None:
+            counts = np.stack([until[high] - until[low] for until in self._until])
+            if counts.any():
+                found += (self._again.each * counts[self._again.pattern]).sum(axis=1)
+        return found
+
+    def by_chunk(self) -> Floats:
+        """The sum over each chunk (columns)."""
+        found = self._parts.by_chunk(self._each)
+        if self._again is not None:
+            for at, until in enumerate(self._until):
+                counts = np.diff(until[np.array(self._parts.ends)], axis=0)
+                rows = self._again.pattern == at
+                if counts.any() and rows.any():
+                    found[rows] += self._again.each[rows] @ counts.T
+        return found
+
+
+def _until(kinds: Ints, counted: Floats) -> Floats:
+    """For each layer (rows), and behind the last, how many are before it of each kind (columns)."""
+    of_kind = (kinds[:, None] == np.arange(int(kinds.max()) + 1)) * counted[:, None]
+    return np.concatenate([np.zeros_like(of_kind[:1]), np.cumsum(of_kind, axis=0)])
