@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
+from typing import Literal
 
 from windlass.published.run import Device
 from windlass.published.table import Row
@@ -43,6 +44,9 @@ class Stack:
     """Constants that this software fixes, whatever rows say."""
     strange: bool = False
     """Whether its rows come from other clusters than those that its constants were fitted from."""
+    split: Literal["fastest", "stages"] = "fastest"
+    """How a replica's batch is split where a row of stages does not say: as is fastest and fits, or
+    in as many micro-batches as there are stages."""
     cards: float | None = None
     """Bytes/s of all network cards of a host where the device's number does not hold."""
 
