@@ -14,6 +14,7 @@ import numpy as np
 from windlass.cost.formulas import (
     Column,
     Number,
+    all_reduce_seconds,
     pipeline_slots,
     product_seconds,
     ring_bytes,
@@ -233,8 +234,7 @@ class _Law:
         """
         r = self.runs
         nbytes = 2.0 * self.tokens * r.width
-        rate = self.rate(r.tensor, np.ones_like(r.tensor))
-        each = ring_bytes(nbytes, r.tensor) / rate
+        each = 0.5 * self.all_reduce(nbytes, r.tensor, np.ones_like(r.tensor))
         latency = 0.5 * self.k["latency"] * np.log2(np.maximum(r.tensor, 1.0))
         sent = gathers * (each * np.where(r.float8 == 1, 0.5, 1.0) + latency)
         sent += scatters * (each + latency)
@@ -248,6 +248,13 @@ class _Law:
         r = self.runs
         return ring_rate(
             ranks, stride, per_host=r.per_host, devices=r.devices,
+            inner=r.inner * self.k["inner"], cards=r.cards * self.k["cards"],
+        )  # fmt: skip
+
+    def all_reduce(self, nbytes: Column, ranks: Column, stride: Column) -> Column:
+        r = self.runs
+        return all_reduce_seconds(
+            nbytes, ranks, stride, per_host=r.per_host, devices=r.devices,
             inner=r.inner * self.k["inner"], cards=r.cards * self.k["cards"],
         )  # fmt: skip
 
@@ -293,8 +300,7 @@ class _Law:
         r = self.runs
         nbytes = self.weights(layers) * self.k["gradient_bytes"]
         ranks = r.replicas * r.context
-        twice = np.where(r.zero >= 3, 0.0, 2.0)
-        sent = twice * ring_bytes(nbytes, ranks) / self.rate(ranks, r.tensor)
+        sent = np.where(r.zero >= 3, 0.0, self.all_reduce(nbytes, ranks, r.tensor))
         return np.asarray(sent * self.k["sum_shown"], dtype=float)
 
     def update(self, layers: Column) -> Column:
