@@ -66,6 +66,7 @@ JOBS = (
         still=CONTEXT | HOST | {"selective", "sum_shown"},
         spreads={
             "cards": 1.5,
+            "crowded": 2.0,
             "hop": 1.5,
             "inner": 2.0,
             "odd_head": 1.5,

@@ -301,6 +301,10 @@ class _Law:
         nbytes = self.weights(layers) * self.k["gradient_bytes"]
         ranks = r.replicas * r.context
         sent = np.where(r.zero >= 3, 0.0, self.all_reduce(nbytes, ranks, r.tensor))
+        # Neighbours of different rings share a card, and each ring has several ranks in a host.
+        crowded = (r.ports < r.per_host) & (r.tensor > 1) & (2.0 * r.tensor <= r.per_host)
+        crowded &= ranks * r.tensor > r.per_host
+        sent = sent * (1.0 + self.k["crowded"] * crowded)
         return np.asarray(sent * self.k["sum_shown"], dtype=float)
 
     def update(self, layers: Column) -> Column:

@@ -109,6 +109,8 @@ class Device:
     """Bytes/s of one device to others of its host, one direction."""
     cards: float = 1e12
     """Bytes/s of all network cards of a host, one direction."""
+    ports: float = 8.0
+    """Network cards of a host: where there are fewer than devices, neighbours share one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

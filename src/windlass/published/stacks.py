@@ -50,9 +50,14 @@ class Stack:
     cards: float | None = None
     """Bytes/s of all network cards of a host where the device's number does not hold."""
 
+    ports: float | None = None
+    """Network cards of a host where the device's number does not hold."""
+
     def at(self, device: Device) -> Device:
         """The device in this cluster."""
-        return device if self.cards is None else replace(device, cards=self.cards)
+        cards = device.cards if self.cards is None else self.cards
+        ports = device.ports if self.ports is None else self.ports
+        return replace(device, cards=cards, ports=ports)
 
     def holds(self, row: Row) -> bool:
         """Whether all patterns are found."""
