@@ -67,6 +67,7 @@ JOBS = (
         spreads={
             "cards": 1.5,
             "crowded": 2.0,
+            "earlier": 2.0,
             "hop": 1.5,
             "inner": 2.0,
             "odd_head": 1.5,

@@ -32,7 +32,7 @@ def cuts_of(row: Row, shape: Shape, stack: Stack, told: list[str]) -> list[Cut]:
     if stack.law == "pod":
         return [pod_cut(row, shape, told)]
     batch, devices = needed(row, "global_batch", "n_devices")
-    whole = _whole(row, devices)
+    whole = _whole(row, devices, stack)
     replicas = whole.replicas
     micros = _micros(row, batch / replicas, whole.pipeline, stack, told)
     interleaves = _interleaves(row, shape, whole.pipeline, told)
@@ -43,7 +43,7 @@ def cuts_of(row: Row, shape: Shape, stack: Stack, told: list[str]) -> list[Cut]:
     ]
 
 
-def _whole(row: Row, devices: float) -> Cut:
+def _whole(row: Row, devices: float, stack: Stack) -> Cut:
     """The cut without what may be open."""
     zero = leading(row.text("zero")) or 0.0
     tensor, pipeline = count(row, "t"), count(row, "p")
@@ -76,6 +76,7 @@ def _whole(row: Row, devices: float) -> Cut:
         float8=(2.0 if "row" in precision else 1.0) if eight else 0.0,
         wide_gradients=float("fp32 grad" in precision),
         balanced=float("embedding balanced" in notes),
+        earlier=float(stack.earlier is not None and bool(re.search(stack.earlier, notes))),
     )
 
 

@@ -78,7 +78,8 @@ def step_terms(runs: Columns, given: Constants) -> dict[str, Column]:
     step: Column = sum(terms.values(), np.zeros_like(busy))
     hosts = np.maximum(runs.devices / runs.per_host, 1.0)
     terms["stragglers"] = step * k["stragglers"] * np.log(hosts)
-    return terms
+    slower = 1.0 + k["earlier"] * runs.earlier
+    return {name: seconds * slower for name, seconds in terms.items()}
 
 
 def stage_layers(runs: Columns) -> tuple[Column, Column]:

@@ -84,6 +84,8 @@ class Cut:
     """1 where embedding and head count as a layer each when stages are filled."""
     fullest: float = 0.0
     """Layers of the fullest stage where the row places them by hand."""
+    earlier: float = 0.0
+    """1 where it ran before its stack's software was renewed."""
     spilled: float = 0.0
     """1 where optimizer state lives off the chip."""
 

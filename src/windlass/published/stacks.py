@@ -42,6 +42,9 @@ class Stack:
     """Whose constants stand in where none were fitted, or that a fit began from."""
     taken: Mapping[str, float] = field(default_factory=dict)
     """Constants that this software fixes, whatever rows say."""
+    earlier: str | None = None
+    """Pattern in a row's notes that tells runs of before the software was renewed; None where there
+    was one software."""
     strange: bool = False
     """Whether its rows come from other clusters than those that its constants were fitted from."""
     split: Literal["fastest", "stages"] = "fastest"
