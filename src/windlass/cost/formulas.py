@@ -133,9 +133,7 @@ def all_reduce_seconds(
     """
     ranks = np.maximum(ranks, 1.0)
     mine = _on_host(ranks, stride, np.minimum(per_host, devices))
-    rate = ring_rate(
-        ranks, stride, per_host=per_host, devices=devices, inner=inner, cards=cards
-    )
+    rate = ring_rate(ranks, stride, per_host=per_host, devices=devices, inner=inner, cards=cards)
     within = 2.0 * ring_bytes(nbytes, np.minimum(mine, ranks)) / inner
     between = 2.0 * ring_bytes(nbytes, np.ceil(ranks / mine)) / rate
     return np.asarray(np.maximum(within, between), dtype=float)

@@ -178,10 +178,9 @@ class _Law:
         `activation_checkpoint.py`.
         """
         r, stop = self.runs, self.k["early_stop"]
-        whole, some = r.again == 1, r.again > 0
-        made = self.products()
-        made = np.where(whole, made - stop * self.product(self.tokens, *self.linears()[-1]),
-                        made * r.again)
+        whole, some = (r.again == 1).astype(float), (r.again > 0).astype(float)
+        made, last = self.products(), self.product(self.tokens, *self.linears()[-1])
+        made = np.where(r.again == 1, made - stop * last, made * r.again)
         attention = self._attention() * (whole + r.attention_again * self.k["selective"])
         traffic = self._traffic() + self._casts(*self.factors())
         slices = self._slices(gathers=2.0 * some, scatters=(2.0 - stop) * whole, around=whole)
@@ -216,13 +215,15 @@ class _Law:
         return np.asarray((numbers + scores) / self.memory, dtype=float)
 
     def _casts(self, whole: Number, sliced: Column) -> Column:
-        """Seconds in which numbers become 8-bit ones: memory is read for their scales, and again."""
+        """Seconds in which numbers become 8-bit ones: read for their scales, and read again."""
         r = self.runs
         each = np.where(r.float8 == 2, self.k["cast_rows"], self.k["cast"]) * (r.float8 > 0)
         numbers = self.tokens * (whole + sliced / r.tensor)
         return np.asarray(numbers * each / self.memory, dtype=float)
 
-    def _slices(self, gathers: Number = 2.0, scatters: Number = 2.0, around: Number = 1.0) -> Column:
+    def _slices(
+        self, gathers: Number = 2.0, scatters: Number = 2.0, around: Number = 1.0
+    ) -> Column:
         """Two all-reduces of a pass of one layer: as many gatherings, and scatterings of a sum.
 
         Slices with one scale a tensor gather 8-bit numbers. Source: torchao,
