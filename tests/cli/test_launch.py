@@ -8,7 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from cli.pods import POD, STAGES, leave_no_room, numbers, wait_for_step, weights
+from cli.pods import (
+    POD,
+    SILENCE,
+    STAGES,
+    leave_no_room,
+    numbers,
+    wait_for_step,
+    wait_until_gone,
+    weights,
+)
 from command_line import Windlass
 from windlass.track.history import load
 
@@ -39,10 +48,11 @@ def outcome(running: list[subprocess.Popen[str]]) -> list[tuple[int, str]]:
     return [(p.returncode, out + err) for p, (out, err) in zip(running, found, strict=True)]
 
 
-def rank_process(folder: Path, rank: int) -> int:
-    """The process of one rank of a run."""
+def rank_process(folder: Path, rank: int, *, guard: bool = False) -> int:
+    """The process of one rank of a run, or the one that guards it."""
     every = (each for each in Path("/proc").iterdir() if each.name.isdigit())
-    return next(int(each.name) for each in every if _is_rank(each, folder, rank))
+    mark = "--board" if guard else "--guarded"
+    return next(int(each.name) for each in every if _is_rank(each, folder, rank, mark))
 
 
 def prepare(windlass: Windlass, *words: str) -> None:
@@ -79,6 +89,57 @@ def test_a_device_that_nobody_launched_says_what_is_missing(windlass: Windlass) 
     assert done.returncode == 2
     assert "`RANK`" in done.stderr
     assert "launch.sh" in done.stderr
+
+
+WITHIN = 10
+"""Seconds after the time of the watchdog, in which all is over on all hosts."""
+
+
+@pytest.mark.parametrize("host", [0, 1])
+@pytest.mark.parametrize(
+    ("number", "told"),
+    [(signal.SIGKILL, "was killed by SIGKILL"), (signal.SIGSTOP, "is stopped (by a signal")],
+)
+def test_a_device_that_is_killed_or_stopped_ends_all_hosts_with_one_error_that_names_it(
+    windlass: Windlass, surroundings: dict[str, str], tmp_path: Path,
+    number: signal.Signals, told: str, host: int,
+) -> None:  # fmt: skip
+    prepare(windlass, *STAGES, "train.steps=4000", "--nodes", "2")
+    folder = tmp_path / "run"
+    running = agents(surroundings, folder, 2, RESTARTS="0")
+    wait_for_step(folder, 5, seconds=120)
+    processes = {at: rank_process(folder, at) for at in range(2)}
+    os.kill(processes[host], number)
+    wait_until_gone(processes, SILENCE + WITHIN)
+    named = f"device {host} (stage {host}, slice 0, replica 0) in step"
+    for code, words in outcome(running):
+        assert code != 0
+        assert named in words
+        assert told in words
+        assert f"device {1 - host} (" not in words
+
+
+def test_a_host_that_is_not_heard_of_any_more_ends_all_others_with_its_devices_name(
+    windlass: Windlass, surroundings: dict[str, str], tmp_path: Path
+) -> None:
+    prepare(windlass, *STAGES, "train.steps=4000", "--nodes", "2")
+    folder = tmp_path / "run"
+    running = agents(surroundings, folder, 2, RESTARTS="0")
+    wait_for_step(folder, 5, seconds=120)
+    processes = {at: rank_process(folder, at) for at in range(2)}
+    guards = {at: rank_process(folder, at, guard=True) for at in range(2)}
+    for process in (guards[1], processes[1]):
+        os.kill(process, signal.SIGSTOP)
+    begun = wait_until_gone({0: processes[0]}, SILENCE + WITHIN)
+    for process in (guards[1], processes[1]):
+        os.kill(process, signal.SIGCONT)
+    wait_until_gone(processes, WITHIN)
+    found = outcome(running)
+    assert begun > SILENCE
+    for code, words in found:
+        assert code != 0
+        assert "device 1 (stage 1, slice 0, replica 0) in step" in words
+        assert "is not heard of for" in words
 
 
 @pytest.mark.slow
@@ -139,10 +200,10 @@ def test_a_device_that_fails_under_torchs_launcher_leaves_a_report_and_all_end(
     assert "StorageError" in (folder / "ranks" / "1.json").read_text()
 
 
-def _is_rank(process: Path, folder: Path, rank: int) -> bool:
+def _is_rank(process: Path, folder: Path, rank: int, mark: str) -> bool:
     try:
         words = (process / "cmdline").read_bytes().decode().split("\0")
         told = (process / "environ").read_bytes().decode().split("\0")
     except OSError:
         return False
-    return "device" in words and str(folder) in words and f"RANK={rank}" in told
+    return mark in words and "device" in words and str(folder) in words and f"RANK={rank}" in told
