@@ -4,6 +4,7 @@ import os
 import signal
 import socket
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,46 @@ from cli.pods import (
 )
 from command_line import Windlass
 from windlass.track.history import load
+
+
+class Link:
+    """A cable between two network namespaces of this machine, each of which is a host.
+
+    Args:
+        name: of which all names begin.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.ends = (f"{name}a", f"{name}b")
+        self.addresses = ("10.213.9.1", "10.213.9.2")
+
+    def inside(self, host: int) -> list[str]:
+        """What stands before a command that runs on a host."""
+        return ["ip", "netns", "exec", self.ends[host]]
+
+    def lay(self) -> None:
+        """Makes both hosts and the cable, or skips the test where that is not allowed."""
+        one, other = self.ends
+        words = [f"netns add {end}" for end in self.ends]
+        words += [f"link add {one} type veth peer name {other}"]
+        for end, address in zip(self.ends, self.addresses, strict=True):
+            words += [f"link set {end} netns {end}", f"-n {end} addr add {address}/24 dev {end}"]
+            words += [f"-n {end} link set {up} up" for up in ("lo", end)]
+        for each in words:
+            done = subprocess.run(["ip", *each.split()], capture_output=True, check=False)
+            if done.returncode:
+                pytest.skip(f"networks cannot be made here: {done.stderr.decode()}")
+
+    def swallow(self) -> None:
+        """Lets nothing through any more: every packet is larger than the one byte allowed."""
+        for end in self.ends:
+            words = f"tc -n {end} qdisc add dev {end} root tbf rate 8bit burst 1 latency 1ms"
+            subprocess.run(words.split(), check=True)
+
+    def take_up(self) -> None:
+        """Takes both hosts away."""
+        for end in self.ends:
+            subprocess.run(["ip", "netns", "del", end], capture_output=True, check=False)
 
 
 def free_port() -> int:
@@ -119,27 +160,42 @@ def test_a_device_that_is_killed_or_stopped_ends_all_hosts_with_one_error_that_n
         assert f"device {1 - host} (" not in words
 
 
-def test_a_host_that_is_not_heard_of_any_more_ends_all_others_with_its_devices_name(
-    windlass: Windlass, surroundings: dict[str, str], tmp_path: Path
+@pytest.fixture
+def link() -> Iterator[Link]:
+    """Two hosts that are network namespaces, and what joins them."""
+    made = Link(f"w{os.getpid()}")
+    try:
+        made.lay()
+        yield made
+    finally:
+        made.take_up()
+
+
+def test_a_link_that_swallows_all_ends_both_hosts_with_an_error_that_names_a_device(
+    windlass: Windlass, surroundings: dict[str, str], tmp_path: Path, link: Link
 ) -> None:
     prepare(windlass, *STAGES, "train.steps=4000", "--nodes", "2")
     folder = tmp_path / "run"
-    running = agents(surroundings, folder, 2, RESTARTS="0")
-    wait_for_step(folder, 5, seconds=120)
+    port = str(free_port())
+    running = [
+        subprocess.Popen(
+            [*link.inside(host), "sh", str(folder / "launch.sh")],
+            env=surroundings
+            | {"HEAD": link.addresses[0], "ADDR": link.addresses[host], "PORT": port,
+               "RESTARTS": "0", "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": link.ends[host]},
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )
+        for host in range(2)
+    ]  # fmt: skip
+    wait_for_step(folder, 100, seconds=120)
     processes = {at: rank_process(folder, at) for at in range(2)}
-    guards = {at: rank_process(folder, at, guard=True) for at in range(2)}
-    for process in (guards[1], processes[1]):
-        os.kill(process, signal.SIGSTOP)
-    begun = wait_until_gone({0: processes[0]}, SILENCE + WITHIN)
-    for process in (guards[1], processes[1]):
-        os.kill(process, signal.SIGCONT)
-    wait_until_gone(processes, WITHIN)
-    found = outcome(running)
-    assert begun > SILENCE
-    for code, words in found:
+    link.swallow()
+    wait_until_gone(processes, SILENCE + WITHIN)
+    link.take_up()  # only then torch's launchers part
+    for code, words in outcome(running):
         assert code != 0
-        assert "device 1 (stage 1, slice 0, replica 0) in step" in words
-        assert "is not heard of for" in words
+        assert "device 1 (stage 1, slice 0, replica 0) in step" in words, words
+        assert "the link" in words
 
 
 @pytest.mark.slow

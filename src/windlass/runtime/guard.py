@@ -161,7 +161,7 @@ class Guard:
         unheard = {at: s for at, s in self._board.unheard_seconds().items() if s > patience.silence}
         if unheard:
             at = min(unheard, key=lambda device: posts[device][:2])
-            words = f"{self._name(at, posts[at][:2])} is not heard of for {unheard[at]:.0f} s"
+            words = f"{self._name(at, posts[at][:2])} was heard of last {unheard[at]:.0f} s ago"
             raise self._agreed(at, f"{words}: its host, or the link to it, is down", stack=False)
         going = {at: post for at, post in posts.items() if not post.ended}
         seconds = quiet.seconds([post[:3] for post in posts.values()])
