@@ -13,6 +13,7 @@ from cli.pods import (
     POD,
     SILENCE,
     STAGES,
+    WATCHED,
     leave_no_room,
     numbers,
     wait_for_step,
@@ -145,7 +146,7 @@ def test_a_device_that_is_killed_or_stopped_ends_all_hosts_with_one_error_that_n
     windlass: Windlass, surroundings: dict[str, str], tmp_path: Path,
     number: signal.Signals, told: str, host: int,
 ) -> None:  # fmt: skip
-    prepare(windlass, *STAGES, "train.steps=4000", "--nodes", "2")
+    prepare(windlass, *STAGES, *WATCHED, "train.steps=4000", "--nodes", "2")
     folder = tmp_path / "run"
     running = agents(surroundings, folder, 2, RESTARTS="0")
     wait_for_step(folder, 5, seconds=120)
@@ -174,7 +175,7 @@ def link() -> Iterator[Link]:
 def test_a_link_that_swallows_all_ends_both_hosts_with_an_error_that_names_a_device(
     windlass: Windlass, surroundings: dict[str, str], tmp_path: Path, link: Link
 ) -> None:
-    prepare(windlass, *STAGES, "train.steps=4000", "--nodes", "2")
+    prepare(windlass, *STAGES, *WATCHED, "train.steps=4000", "--nodes", "2")
     folder = tmp_path / "run"
     port = str(free_port())
     running = [
@@ -210,7 +211,8 @@ def test_four_devices_on_two_hosts_begin_anew_from_the_last_checkpoint_when_one_
     os.kill(rank_process(folder, 3), signal.SIGKILL)
     for code, told in outcome(running):
         assert code == 0, told
-    assert windlass("train", *words, "--folder", "here").returncode == 0
+    done = windlass("train", *words, "--folder", "here")
+    assert done.returncode == 0, done.stderr
     run = load(folder)
     assert run.attempts >= 3  # prepared, killed, begun anew
     assert numbers(run) == numbers(load(tmp_path / "here"))
@@ -235,7 +237,8 @@ def test_a_cluster_that_is_told_to_end_saves_and_goes_on_when_it_is_started_agai
 
     for code, told in outcome(agents(surroundings, folder, 1)):
         assert code == 0, told
-    assert windlass("train", *words, "--folder", "here").returncode == 0
+    done = windlass("train", *words, "--folder", "here")
+    assert done.returncode == 0, done.stderr
     assert numbers(load(folder)) == numbers(load(tmp_path / "here"))
     assert weights(folder) == weights(tmp_path / "here")
 
