@@ -26,7 +26,7 @@ from windlass.spec.record import CHECKPOINT_FOLDER, Step
 from windlass.spec.request import TrainRequest
 
 BATCH, SEQUENCE, LAYERS = 8, 16, 6
-MACHINE = tiny_machine(host="1 GiB", devices=8)
+MACHINE = tiny_machine(host="1 GiB", devices=16)
 SETTINGS = TrainRequest(
     steps=3, batch=BATCH, learning_rate=1e-2, warmup=0.4, clip=0.5, epsilon=1e-4, seed=7,
     evaluate_every=3, evaluate_sequences=6, save_every=1, keep=3,

@@ -39,6 +39,9 @@ class Template:
         """Names inside the layer, in the order of `weights`."""
         self.buffers = tuple(name for name, _ in self._module.named_buffers())
         """Names inside the layer, in the order of `buffers`."""
+        names = len(list(self._module.named_parameters(remove_duplicate=False)))
+        self._ties_inside = names > len(self.parameters)
+        """Whether one parameter has several names; to look for such at each call takes time."""
         self._keyed = key_dropout(self._module)
         self._dropouts = tuple(m for m in self._module.modules() if isinstance(m, KeyedDropout))
         self._draws_unkeyed: bool | None = None
@@ -154,7 +157,7 @@ class Template:
     def _output(self, tensors: Mapping[str, Tensor], x: Tensor) -> Tensor:
         for dropout in self._dropouts:
             dropout.restart()
-        output = functional_call(self._module, dict(tensors), (x,))
+        output = functional_call(self._module, dict(tensors), (x,), tie_weights=self._ties_inside)
         return output  # noqa: RET504  functional_call is untyped
 
 
