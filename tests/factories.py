@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from itertools import pairwise
 
+from windlass.program.recompute import recomputing
 from windlass.spec.graph import (
     PRECISION_BYTES,
     Collective,
@@ -186,6 +187,7 @@ def tiny_plan(
     accumulation: int = 1,
     sequence: int = 16,
     recompute: Recompute = "none",
+    recomputed: int | None = None,
     precision: Precision = "float32",
     moments: Moments = "float32",
     compiled: bool = False,
@@ -203,13 +205,14 @@ def tiny_plan(
     """A plan with the chain split into `pipeline` x `interleave` parts as equal as can be.
 
     `stages` are the phases of each part in place of that, and `phases` those of the only one.
-    `sharding` is of weights and of optimizer state. `home` None keeps all near.
+    `sharding` is of weights and of optimizer state. `home` None keeps all near. Of
+    each stage the first `recomputed` layers run again, as many as can; None: all.
     """
     count = pipeline * interleave
     ends = [round(index * graph.layers / count) for index in range(count + 1)]
     if phases is not None:
         stages = (phases,)
-    return Plan.model_validate(
+    plan = Plan.model_validate(
         {
             "graph": graph.label,
             "machine": machine.label,
@@ -229,6 +232,9 @@ def tiny_plan(
             ),
         }
     )
+    if recomputed is None or recompute == "none":
+        return plan
+    return recomputing(plan, graph, [recomputed] * len(plan.stages))
 
 
 def _far(name: str, capacity: int | str) -> Tier:

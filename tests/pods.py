@@ -184,6 +184,7 @@ def plans(draw: st.DrawFn, graph: Graph, devices: tuple[int, ...] = (2, 4)) -> P
         graph, MACHINE, pipeline=pipeline, tensor=tensor, replicas=replicas, micro=micro,
         accumulation=accumulation, sequence=SEQUENCE, sharding=(weights, optimizer), order=order,
         interleave=chunks, home=far, recompute=draw(st.sampled_from(["none", "layer"])),
+        recomputed=draw(st.sampled_from([None, 1, 2])),
         precision="float32" if far else draw(st.sampled_from(["float64", "float64", "float32"])),
         stages=phased(draw, pipeline) if far else parted(draw, pipeline * chunks),
     )  # fmt: skip

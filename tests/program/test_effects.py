@@ -21,6 +21,7 @@ plans = st.builds(
     accumulation=st.integers(1, 4),
     sequence=st.integers(1, 64),
     recompute=st.sampled_from(["none", "layer"]),
+    recomputed=st.sampled_from([None, 1, 2]),
     precision=st.sampled_from(["float32", "bfloat16"]),
     compiled=st.booleans(),
     clip=st.booleans(),

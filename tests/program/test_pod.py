@@ -19,7 +19,8 @@ from windlass.program.layout import layers_of, place_of
 from windlass.program.legal import faults
 from windlass.program.lower import lower
 from windlass.program.occupancy import occupancy
-from windlass.program.phases import departing, owned, recomputed
+from windlass.program.phases import departing, owned
+from windlass.program.recompute import recomputed
 from windlass.program.ties import loans, owners
 from windlass.program.verify import verify
 from windlass.spec.graph import Graph

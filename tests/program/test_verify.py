@@ -46,6 +46,7 @@ def refused(plan: Plan, programs: tuple[Program, ...]):
         replicas=st.integers(1, 3),
         accumulation=st.integers(1, 5),
         recompute=st.sampled_from(["none", "layer"]),
+        recomputed=st.sampled_from([None, 1, 2]),
         precision=st.sampled_from(["float32", "bfloat16"]),
         clip=st.booleans(),
         order=st.sampled_from(["1f1b", "gpipe"]),

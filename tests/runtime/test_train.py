@@ -140,11 +140,12 @@ def test_recompute_and_dropout_change_no_bit(
 ):
     chain = gpt(dropout=0.2)
     found = []
-    for recompute in ("none", "layer"):
-        cut = plan(chain, micro=2, accumulation=2, recompute=recompute, precision=precision)
-        run_once(cut, chain, batches(), settings(), program, folder / recompute)
-        found.append(latest(folder / recompute).manifest.files)
-    assert found[0] == found[1]
+    for again in ({}, {"recompute": "layer"}, {"recompute": "layer", "recomputed": 2}):
+        cut = plan(chain, micro=2, accumulation=2, precision=precision, **again)
+        place = folder / str(len(found))
+        run_once(cut, chain, batches(), settings(), program, place)
+        found.append(latest(place).manifest.files)
+    assert found[0] == found[1] == found[2]
 
 
 class Careless(nn.Module):

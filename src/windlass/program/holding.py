@@ -1,7 +1,8 @@
 """Holding: the layers of one stage, how large their values are, and whose weights they use."""
 
 from windlass.program.layout import layers_of
-from windlass.program.phases import recomputed, travelling
+from windlass.program.phases import travelling
+from windlass.program.recompute import recomputed
 from windlass.program.sizes import LayerSizes, sizes_of
 from windlass.program.ties import loans, owners
 from windlass.program.values import AWAY, BOUNCE_BYTES, STAGING_BYTES, Name, Value

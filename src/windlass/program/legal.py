@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from windlass.errors import Faults
+from windlass.program.recompute import able
 from windlass.program.shards import parts
 from windlass.program.ties import loans
 from windlass.spec.graph import Graph
@@ -123,6 +124,7 @@ def _lowerable(plan: Plan, graph: Graph) -> Iterator[str]:
     yield from _shards(plan)
     yield from arrangement_faults(plan)
     yield from _homes(plan)
+    yield from _recomputed(plan, graph)
     yield from slice_faults(plan.cut.tensor, plan.batch.sequence, graph)
     yield from _loans(plan, graph)
 
@@ -196,6 +198,18 @@ def _homes(plan: Plan) -> Iterator[str]:
                     "weights that never go away need no turns; give them another home, or put "
                     "all layers into 1 phase"
                 )
+
+
+def _recomputed(plan: Plan, graph: Graph) -> Iterator[str]:
+    """A stage runs no more layers again than can."""
+    for index, stage in enumerate(plan.stages):
+        count = len(able(plan, graph, stage))
+        if stage.recomputed is not None and stage.recomputed > count:
+            yield (
+                f"`stages.{index}.recomputed` = {stage.recomputed}, but it has {count} layers "
+                "that may run again by choice: neither the first nor the last of the chain does, "
+                "and those of other phases than the last always do; lower it or leave it out"
+            )
 
 
 def _shards(plan: Plan) -> Iterator[str]:

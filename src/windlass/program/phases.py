@@ -4,27 +4,10 @@ This is what a plan with far homes settles for each stage; `stream` makes a prog
 """
 
 from windlass.program.layout import chunks_of, layers_of
+from windlass.program.recompute import recomputed
 from windlass.program.ties import owners
 from windlass.spec.graph import Graph
 from windlass.spec.plan import Plan
-
-
-def recomputed(plan: Plan, graph: Graph, layer: int) -> bool:
-    """Whether a layer keeps only its input and runs its forward again before its backward.
-
-    Never the head, whose backward follows its forward at once, nor the embedding, which keeps
-    nothing that its tokens do not already hold. Where weights go away between the passes every
-    layer does that has to come back, for what it kept would hold on to its weights. Of a stage's
-    last phase, whose weights stay until its backward, the plan decides; but no layer of the chain's
-    last phase does, whose backward follows at once.
-    """
-    stage = next(stage for stage in plan.stages if stage.first <= layer < stage.last)
-    if plan.far("weights"):
-        if layer < stage.phases[-1][0]:
-            return True
-        if stage.last == graph.layers:
-            return False
-    return stage.recompute == "layer" and 0 < layer < graph.layers - 1
 
 
 def owning(graph: Graph) -> tuple[int, ...]:

@@ -106,7 +106,7 @@ def _compile(plan: Plan) -> bool:
 
 
 def _recompute(plan: Plan) -> str:
-    return plan.stages[0].recompute
+    return plan.recompute
 
 
 def _phases(plan: Plan) -> str:

@@ -10,7 +10,7 @@ from windlass.spec.plan import Plan
 from windlass.spec.request import BatchRequest, CutRequest, Request, ShardingRequest
 
 _FREED: Mapping[str, tuple[str, ...]] = {
-    "recompute": ("recompute",),
+    "recompute": ("recompute", "recomputed"),
     "batch": ("batch.micro", "batch.accumulation"),
     "sharding": ("sharding.weights", "sharding.optimizer"),
     "cut": ("cut.pipeline", "cut.tensor", "cut.replicas", "batch.accumulation"),
@@ -58,7 +58,7 @@ def _pinned(request: Request, plan: Plan, freed: str) -> Request:
         "batch": BatchRequest(micro=plan.batch.micro, accumulation=plan.batch.accumulation),
         "order": plan.order,
         "interleave": plan.interleave,
-        "recompute": plan.stages[0].recompute,
+        "recompute": plan.recompute,
         "precision": plan.precision,
         "compile": plan.compile,
     }
@@ -74,7 +74,7 @@ def _pinned(request: Request, plan: Plan, freed: str) -> Request:
 def _said(plan: Plan) -> dict[str, object]:
     """What changes name, as a request writes it."""
     return {
-        "recompute": plan.stages[0].recompute,
+        "recompute": plan.recompute,
         "batch.micro": plan.batch.micro,
         "batch.accumulation": plan.batch.accumulation,
         "sharding.weights": plan.sharding.weights,

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from windlass.cost.step import StepCost
 from windlass.program.instruction import Instruction, Kind
 from windlass.program.peers import Peers
-from windlass.program.phases import recomputed
+from windlass.program.recompute import recomputed
 from windlass.program.sizes import LayerSizes
 from windlass.spec.graph import Graph
 from windlass.spec.machine import Machine
@@ -45,8 +45,9 @@ def _left(plan: Plan, stage: Stage, sizes: Sequence[LayerSizes]) -> int:
     left = sizes[stage.first - 1].output if stage.first > 0 and begin > stage.first else 0
     if not plan.far("activations"):
         left += sum(layer.output for layer in sizes[stage.first : max(stage.first, begin - 1)])
-    if end < len(sizes) and stage.recompute == "none":
-        left += sum(layer.kept for layer in sizes[begin:end])
+    if end < len(sizes):
+        again = 0 if stage.recompute == "none" else stage.recomputed or end - begin
+        left += sum(layer.kept for layer in sizes[begin + again : end])
     return left
 
 

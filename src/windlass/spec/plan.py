@@ -84,6 +84,17 @@ class Stage(Document):
     phases: tuple[tuple[int, int], ...] = Field(min_length=1)
     """Half-open ranges of layers that are in the near tier together, in turn."""
     recompute: Recompute = "none"
+    recomputed: int | None = Field(default=None, ge=1)
+    """Of how many layers `recompute` tells, the first ones; None: of all that can run again."""
+
+    @model_validator(mode="after")
+    def _counts_what_runs_again(self) -> Self:
+        if self.recomputed is not None and self.recompute == "none":
+            raise ValueError(
+                f"`recomputed` = {self.recomputed} with `recompute` = none, which runs no layer "
+                "again; set `recompute` = layer or leave `recomputed` out"
+            )
+        return self
 
     @property
     def first(self) -> int:
@@ -176,6 +187,11 @@ class Plan(Document):
         phases but the first have gone home. So they wait there together with the optimizer state.
         """
         return self.clip and self.far("gradients")
+
+    @property
+    def recompute(self) -> Recompute:
+        """The most that any stage computes twice."""
+        return "layer" if any(stage.recompute == "layer" for stage in self.stages) else "none"
 
     @property
     def label(self) -> str:
