@@ -7,6 +7,7 @@ from windlass.errors import Faults
 from windlass.search.advise import advise
 from windlass.search.among import choose_among
 from windlass.search.choice import Choice
+from windlass.search.fewest import fewest
 from windlass.search.ranked import refusal, run_seconds, runner_up
 from windlass.search.sieve import Sieved, sieve, undominated
 from windlass.search.space import impossible, plans, vary
@@ -59,10 +60,10 @@ def choose(request: Request, graph: Graph, machine: Machine) -> Choice:
             plan=None, prediction=None, refused=refused, advice=advice, weighed=len(candidates)
         )
     steps = request.train.steps
-    weighed = [
-        (plan, weigh(plan, graph, machine, near_bytes=near_bytes))
-        for plan in undominated(sieved.fitting)
-    ]
+    able = undominated(sieved.fitting)
+    if request.recompute is None and request.recomputed is None:
+        able = (_spared(plan, graph, machine, near_bytes) for plan in able)
+    weighed = [(plan, weigh(plan, graph, machine, near_bytes=near_bytes)) for plan in able]
     best, _ = min(weighed, key=lambda item: _rank(item, steps))
     weighed += _recomputing(best, sieved.fitting, graph, machine, near_bytes)
     weighed.sort(key=lambda item: _rank(item, steps))
@@ -84,6 +85,13 @@ def _candidates(request: Request, graph: Graph, machine: Machine) -> tuple[Plan,
     if request.phases is None or request.phases == 1:
         return plans(request, graph, machine)
     return streamed_plans(request, graph, machine)
+
+
+def _spared(plan: Plan, graph: Graph, machine: Machine, near_bytes: int) -> Plan:
+    """The plan with only as many layers run again as it takes."""
+    if plan.streamed or plan.recompute == "none":
+        return plan
+    return fewest(plan, graph, machine, near_bytes)
 
 
 def _runners_up(weighed: Sequence[_Weighed]) -> list[_Weighed]:
