@@ -50,7 +50,10 @@ def tiny_graph(
             costs=_costs(lambda e: _embedding_cost(e, width)),
         ),
         "block": LayerKind(
-            name="block", parameters=(square,), costs=_costs(lambda e: _block_cost(e, width))
+            name="block",
+            parameters=(square,),
+            costs=_costs(lambda e: _block_cost(e, width)),
+            selective=_costs(lambda e: _selective_cost(e, width))[::2],
         ),
         "head": LayerKind(
             name="head",
@@ -96,7 +99,7 @@ def cut_graph(graph: Graph, degrees: tuple[int, ...] = (2, 4, Grid(2, 2))) -> Gr
     kinds = {
         name: kind
         if name == "embedding"
-        else LayerKind(name=name, parameters=(*kind.parameters, norm), costs=kind.costs)
+        else kind.model_copy(update={"parameters": (*kind.parameters, norm)})
         for name, kind in graph.kinds.items()
     }
     slices = {
@@ -234,7 +237,8 @@ def tiny_plan(
     )
     if recomputed is None or recompute == "none":
         return plan
-    return recomputing(plan, graph, [recomputed] * len(plan.stages))
+    some, none = [recomputed] * len(plan.stages), [0] * len(plan.stages)
+    return recomputing(plan, none, some) if recompute == "selective" else recomputing(plan, some)
 
 
 def _far(name: str, capacity: int | str) -> Tier:
@@ -294,6 +298,17 @@ def _block_cost(e: int, width: int, degree: int = 1) -> dict[str, object]:
         "backward": (*gather, back, *join, wgrad, dgrad, *scatter), "kept_bytes": x,
         "input_bytes": x, "output_bytes": x,
     }  # fmt: skip
+
+
+def _selective_cost(e: int, width: int) -> dict[str, object]:
+    """The same block, of which half is kept: the other half is made again as it goes back."""
+    cost = _block_cost(e, width)
+    half = Quantity(bs=width * e / 2)
+    again = Op(
+        name="act again", kind="memory", read_bytes=half, written_bytes=half,
+        live_bytes=_times(half, 2),
+    )  # fmt: skip
+    return cost | {"backward": (again, *cost["backward"]), "kept_bytes": half}
 
 
 def _head_cost(e: int, width: int, vocabulary: int, degree: int = 1) -> dict[str, object]:

@@ -194,7 +194,7 @@ def _inside(plan: Plan, graph: Graph, stage: int) -> dict[str, int]:
     block = 2 * whole // columns * (rows - 1) // rows + whole // rows * (columns - 1) // columns
     forward = dict.fromkeys(here, block) | {0: 2 * once, graph.layers - 1: once + number}
     backward = dict.fromkeys(here, block) | {0: 2 * once, graph.layers - 1: once}
-    again = (at for at in here if recomputed(plan, graph, at))
+    again = (at for at in here if recomputed(plan, at))
     inside = {
         "forward": plan.batch.accumulation * sum(forward[at] for at in here),
         "recompute": plan.batch.accumulation * sum(forward[at] for at in again),

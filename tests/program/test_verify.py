@@ -45,7 +45,7 @@ def refused(plan: Plan, programs: tuple[Program, ...]):
         pipeline=st.integers(1, 4),
         replicas=st.integers(1, 3),
         accumulation=st.integers(1, 5),
-        recompute=st.sampled_from(["none", "layer"]),
+        recompute=st.sampled_from(["none", "selective", "layer"]),
         recomputed=st.sampled_from([None, 1, 2]),
         precision=st.sampled_from(["float32", "bfloat16"]),
         clip=st.booleans(),

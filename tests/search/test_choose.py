@@ -50,9 +50,15 @@ cases = st.tuples(
 
 
 def counted(plan: Plan, graph: Graph) -> list[Plan]:
-    """The plan, and those in which fewer layers run again."""
-    most = range(1, graph.layers - 2) if plan.recompute == "layer" else ()
-    return [recomputing(plan, graph, [count]) for count in most] + [plan]
+    """The plan, and those in which less is recomputed."""
+    if plan.recompute == "none":
+        return [plan]
+    most = graph.layers - 2
+    found = [recomputing(plan, [count]) for count in range(1, most + 1)]
+    if not plan.compile and plan.cut.tensor == 1:
+        found += [recomputing(plan, [0], [count]) for count in range(1, most + 1)]
+        found += [recomputing(plan, [count], [most]) for count in range(1, most)]
+    return found
 
 
 @settings(max_examples=30)

@@ -8,7 +8,7 @@ from windlass.cost.predict import predict
 from windlass.program.lower import lower
 from windlass.program.occupancy import occupancy
 from windlass.program.recompute import recomputing
-from windlass.search.fewest import fewest, stage_peaks
+from windlass.search.fewest import Steps, fewest, stage_peaks
 from windlass.spec.graph import Graph
 from windlass.spec.plan import Plan
 
@@ -28,7 +28,7 @@ orders = st.sampled_from([("1f1b", 1), ("gpipe", 1), ("zero-bubble", 1), ("inter
 
 @settings(max_examples=40)
 @given(
-    layers=st.integers(4, 8), pipeline=st.integers(1, 3), rounds=st.integers(1, 3), order=orders,
+    layers=st.integers(4, 6), pipeline=st.integers(1, 3), rounds=st.integers(1, 3), order=orders,
     share=st.floats(0, 1),
 )  # fmt: skip
 def test_no_plan_that_fits_runs_fewer_layers_again_or_is_faster(
@@ -47,12 +47,14 @@ def test_no_plan_that_fits_runs_fewer_layers_again_or_is_faster(
     low, high = max(peaks(plan, graph)), max(peaks(keeping, graph))
     near = int(low + share * max(0, high - low))
     found = fewest(plan, graph, MACHINE, near)
-    assert max(peaks(found, graph)) <= near
-    seconds = predict(found, graph, MACHINE).step_seconds
-    for counts in product(range(layers // pipeline + 2), repeat=pipeline):
-        other = recomputing(plan, graph, [*counts] * chunks)
-        if max(peaks(other, graph)) <= near:
-            assert predict(other, graph, MACHINE).step_seconds >= seconds * (1 - 1e-9)
+    assert all(max(peaks(each, graph)) <= near for each in found)
+    seconds = min(predict(each, graph, MACHINE).step_seconds for each in found)
+    for selects in (False, True)[: 1 if name == "zero-bubble" else 2]:
+        steps = Steps(plan, selects=selects)
+        for counts in product(*(range(last + 1) for last in steps.last)):
+            other = steps.plan(counts)
+            if max(peaks(other, graph)) <= near:
+                assert predict(other, graph, MACHINE).step_seconds >= seconds * (1 - 1e-9)
 
 
 def test_stages_that_hold_more_micro_batches_run_more_layers_again():
@@ -61,8 +63,9 @@ def test_stages_that_hold_more_micro_batches_run_more_layers_again():
     plan = tiny_plan(
         graph, MACHINE, pipeline=3, accumulation=12, recompute="layer", stages=parts
     )  # fmt: skip
-    near = peaks(recomputing(plan, graph, [5, 6, 6]), graph)[0]
-    found = [stage.recomputed or 0 for stage in fewest(plan, graph, MACHINE, near).stages]
+    near = peaks(recomputing(plan, [5, 6, 6]), graph)[0]
+    whole, _ = fewest(plan, graph, MACHINE, near)
+    found = [stage.recomputed or 0 for stage in whole.stages]
     assert found[0] == 5 > found[1] > found[2] == 0
 
 

@@ -74,7 +74,7 @@ def departing(plan: Plan, graph: Graph, stage: int = 0) -> tuple[int, ...]:
     return tuple(reversed(layers))
 
 
-def travelling(plan: Plan, graph: Graph, stage: int = 0) -> tuple[int, ...]:
+def travelling(plan: Plan, stage: int = 0) -> tuple[int, ...]:
     """The layers whose outputs go home from forward to backward, ascending.
 
     Those between two layers of a stage that run again: any other layer's own record of its forward
@@ -86,5 +86,5 @@ def travelling(plan: Plan, graph: Graph, stage: int = 0) -> tuple[int, ...]:
         at
         for chunk in chunks_of(plan, stage)
         for at in range(plan.stages[chunk].first, plan.stages[chunk].last - 1)
-        if recomputed(plan, graph, at) and recomputed(plan, graph, at + 1)
+        if recomputed(plan, at) and recomputed(plan, at + 1)
     )

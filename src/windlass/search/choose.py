@@ -1,6 +1,6 @@
 """Choose: the plan whose whole run is predicted to end first, of those that fit."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from windlass.cost.predict import predict
 from windlass.errors import Faults
@@ -41,7 +41,7 @@ def choose(request: Request, graph: Graph, machine: Machine) -> Choice:
         Faults: the request asks for what cannot be.
     """
     if machine.devices > 1:
-        if wrong := tuple(impossible(request, graph, machine)):
+        if wrong := (*impossible(request, graph, machine), *_unsearched(request)):
             raise Faults(wrong)
         return choose_among(request, graph, machine)
     near_bytes = request.near or machine.device.near.capacity_bytes
@@ -62,7 +62,7 @@ def choose(request: Request, graph: Graph, machine: Machine) -> Choice:
     steps = request.train.steps
     able = undominated(sieved.fitting)
     if request.recompute is None and request.recomputed is None:
-        able = (_spared(plan, graph, machine, near_bytes) for plan in able)
+        able = (each for plan in able for each in _spared(plan, graph, machine, near_bytes))
     weighed = [(plan, weigh(plan, graph, machine, near_bytes=near_bytes)) for plan in able]
     best, _ = min(weighed, key=lambda item: _rank(item, steps))
     weighed += _recomputing(best, sieved.fitting, graph, machine, near_bytes)
@@ -80,6 +80,14 @@ def choose(request: Request, graph: Graph, machine: Machine) -> Choice:
     )
 
 
+def _unsearched(request: Request) -> Iterator[str]:
+    """What is not chosen on several devices, where stages run all of their layers again or none."""
+    if request.recompute == "selective":
+        yield "`recompute` = selective on several devices; set it to layer or none"
+    if request.recomputed is not None:
+        yield f"`recomputed` = {request.recomputed} on several devices; leave it out"
+
+
 def _candidates(request: Request, graph: Graph, machine: Machine) -> tuple[Plan, ...]:
     """The plans that the request leaves open, streamed ones only if it asks for phases."""
     if request.phases is None or request.phases == 1:
@@ -87,10 +95,10 @@ def _candidates(request: Request, graph: Graph, machine: Machine) -> tuple[Plan,
     return streamed_plans(request, graph, machine)
 
 
-def _spared(plan: Plan, graph: Graph, machine: Machine, near_bytes: int) -> Plan:
-    """The plan with only as many layers run again as it takes."""
+def _spared(plan: Plan, graph: Graph, machine: Machine, near_bytes: int) -> tuple[Plan, ...]:
+    """The plan with only as much recomputed as it takes, in each way that there is."""
     if plan.streamed or plan.recompute == "none":
-        return plan
+        return (plan,)
     return fewest(plan, graph, machine, near_bytes)
 
 

@@ -10,7 +10,7 @@ from windlass.spec.plan import Plan
 from windlass.spec.request import BatchRequest, CutRequest, Request, ShardingRequest
 
 _FREED: Mapping[str, tuple[str, ...]] = {
-    "recompute": ("recompute", "recomputed"),
+    "recompute": ("recompute",),
     "batch": ("batch.micro", "batch.accumulation"),
     "sharding": ("sharding.weights", "sharding.optimizer"),
     "cut": ("cut.pipeline", "cut.tensor", "cut.replicas", "batch.accumulation"),
@@ -59,6 +59,7 @@ def _pinned(request: Request, plan: Plan, freed: str) -> Request:
         "order": plan.order,
         "interleave": plan.interleave,
         "recompute": plan.recompute,
+        "recomputed": None,
         "precision": plan.precision,
         "compile": plan.compile,
     }

@@ -99,7 +99,7 @@ def open_plans(first: Plan, request: Request, graph: Graph, machine: Machine) ->
     if request.recomputed is None:
         return tuple(found)
     counts = [request.recomputed] * len(first.stages)
-    return tuple(recomputing(plan, graph, counts) for plan in found)
+    return tuple(recomputing(plan, counts) for plan in found)
 
 
 def vary(

@@ -1,6 +1,6 @@
 """Plan: the one artifact. How a graph is cut over a machine, complete and immutable."""
 
-from typing import Literal, Self
+from typing import Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
@@ -9,8 +9,9 @@ from windlass.spec.graph import PRECISION_BYTES, Precision
 from windlass.spec.grid import Slices
 
 Order = Literal["gpipe", "1f1b", "interleaved", "zero-bubble"]
-Recompute = Literal["none", "layer"]
-"""`layer`: keep only a layer's input, run its forward again right before its backward."""
+Recompute = Literal["none", "selective", "layer"]
+"""`layer`: keep only a layer's input, run its forward again right before its backward. `selective`:
+keep what its large products give, and run the rest again as its backward begins."""
 
 HomeClass = Literal["weights", "gradients", "optimizer", "activations"]
 """What a plan gives a home to."""
@@ -86,6 +87,8 @@ class Stage(Document):
     recompute: Recompute = "none"
     recomputed: int | None = Field(default=None, ge=1)
     """Of how many layers `recompute` tells, the first ones; None: of all that can run again."""
+    rest: Literal["selective"] | None = None
+    """How those behind them are recomputed; None: not at all."""
 
     @model_validator(mode="after")
     def _counts_what_runs_again(self) -> Self:
@@ -93,6 +96,11 @@ class Stage(Document):
             raise ValueError(
                 f"`recomputed` = {self.recomputed} with `recompute` = none, which runs no layer "
                 "again; set `recompute` = layer or leave `recomputed` out"
+            )
+        if self.rest is not None and (self.recompute != "layer" or self.recomputed is None):
+            raise ValueError(
+                f"`rest` = {self.rest} without `recompute` = layer and a `recomputed`, behind "
+                "which there is a rest; name both, or set `recompute` = selective"
             )
         return self
 
@@ -191,7 +199,8 @@ class Plan(Document):
     @property
     def recompute(self) -> Recompute:
         """The most that any stage computes twice."""
-        return "layer" if any(stage.recompute == "layer" for stage in self.stages) else "none"
+        known: tuple[Recompute, ...] = get_args(Recompute)
+        return max((stage.recompute for stage in self.stages), key=known.index)
 
     @property
     def label(self) -> str:
