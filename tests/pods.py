@@ -180,10 +180,13 @@ def plans(draw: st.DrawFn, graph: Graph, devices: tuple[int, ...] = (2, 4)) -> P
         order, chunks = ("1f1b", 1) if order == "interleaved" else (order, 1)
     chunks = draw(st.integers(2, chunks)) if chunks > 1 else 1
     weights = optimizer if far else draw(st.sampled_from(divisors(optimizer)))
+    whole = tensor == 1 and order != "zero-bubble"
+    recomputes = ("none", "selective", "layer") if whole else ("none", "layer")
     plan = tiny_plan(
         graph, MACHINE, pipeline=pipeline, tensor=tensor, replicas=replicas, micro=micro,
         accumulation=accumulation, sequence=SEQUENCE, sharding=(weights, optimizer), order=order,
-        interleave=chunks, home=far, recompute=draw(st.sampled_from(["none", "layer"])),
+        interleave=chunks, home=far, recompute=draw(st.sampled_from(recomputes)),
+        recomputed=draw(st.sampled_from([None, 1, 2])),
         precision="float32" if far else draw(st.sampled_from(["float64", "float64", "float32"])),
         stages=phased(draw, pipeline) if far else parted(draw, pipeline * chunks),
     )  # fmt: skip

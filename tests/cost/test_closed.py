@@ -93,7 +93,7 @@ def told(plan: Plan, graph: Graph, machine: Machine) -> Totals:
     )  # fmt: skip
     pair = (plan.sharding.weights, plan.sharding.optimizer)
     block = Block(cut.tensor, plan.precision, micros > 1, cut.replicas, (pair,))
-    again = (graph.layers,) * cut.pipeline if plan.stages[0].recompute == "layer" else ()
+    again = (graph.layers,) * cut.pipeline if plan.recompute == "layer" else ()
     run = Run(setting, again, micros)
     ends = (*(stage.first for stage in plan.stages), graph.layers)
     return closed(Chain(plan, graph, machine), shape, ends, Rows.of([(block, [run])]))

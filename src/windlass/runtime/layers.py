@@ -16,6 +16,7 @@ from torch.func import functional_call
 from windlass.models.chain import Chain, cuts_of
 from windlass.models.exchange import Place
 from windlass.models.loss import loss_of
+from windlass.models.selective import selective
 from windlass.models.slices import sliced
 from windlass.models.structure import only_looks_up
 from windlass.models.weights import weightless
@@ -71,6 +72,7 @@ class Template:
         targets: Tensor | None = None,
         *,
         seed: int,
+        selectively: bool = False,
     ) -> Tensor:
         """The layer's output, or the loss of the last layer, in training.
 
@@ -83,19 +85,22 @@ class Template:
             seed: of what the layer draws from torch's own generator, past `nn.Dropout`. Such
                 draws are the same again in a recompute and after a resume, but do depend on how
                 the batch is cut into micro-batches.
+            selectively: whether only what large products give is kept for the backward pass; never
+                of compiled code.
         """
         arguments = (list(weights), list(buffers), keys, x, targets)
+        run = self._run_selectively if selectively else self._run
         if self._draws_unkeyed is False:
-            return self._run(*arguments)
+            return run(*arguments)
         generator = _generator(x.device)
         before = generator.get_state()
         generator.manual_seed(seed)
         if self._draws_unkeyed is None:
             seeded = generator.get_state()
-            output = self._run(*arguments)
+            output = run(*arguments)
             self._draws_unkeyed = not torch.equal(generator.get_state(), seeded)
         else:
-            output = self._run(*arguments)
+            output = run(*arguments)
         generator.set_state(before)
         return output
 
@@ -136,6 +141,9 @@ class Template:
         """The layer's own output without numbers, for a tensor on meta."""
         weights = [self._module.get_parameter(name) for name in self.parameters]
         return self.output(weights, [self._module.get_buffer(name) for name in self.buffers], x)
+
+    def _run_selectively(self, *arguments: object) -> Tensor:
+        return selective(self._call, *arguments, draws=self._draws_unkeyed is not False)
 
     def _call(
         self,

@@ -180,7 +180,7 @@ def _told_apart(
 def _sort(plan: Plan) -> tuple[object, ...]:
     """What tells plans apart in a list of runners-up."""
     shares = (plan.sharding.weights > 1, plan.sharding.optimizer > 1)
-    return plan.cut.pipeline, plan.cut.tensor, plan.order, plan.stages[0].recompute, shares
+    return plan.cut.pipeline, plan.cut.tensor, plan.order, plan.recompute, shares
 
 
 def _whole(

@@ -53,5 +53,6 @@ def opened(request: Request) -> Request:
             "order": None,
             "interleave": None,
             "recompute": None,
+            "recomputed": None,
         }
     )
