@@ -170,7 +170,7 @@ def windlass_loop(batch: int, accumulation: int, folder: str) -> Step:
         program=lower(planned.plan, planned.graph)[0], checkpoints=Path(folder),
     )  # fmt: skip
     plan = planned.plan
-    print(f"plan: {plan.precision}, compile {plan.compile}, {plan.stages[0].recompute} recompute")
+    print(f"plan: {plan.precision}, compile {plan.compile}, {plan.recompute} recompute")
     return lambda: next(steps).loss
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from itertools import pairwise
 
+from windlass.program.recompute import recomputing
 from windlass.spec.graph import (
     PRECISION_BYTES,
     Collective,
@@ -49,7 +50,10 @@ def tiny_graph(
             costs=_costs(lambda e: _embedding_cost(e, width)),
         ),
         "block": LayerKind(
-            name="block", parameters=(square,), costs=_costs(lambda e: _block_cost(e, width))
+            name="block",
+            parameters=(square,),
+            costs=_costs(lambda e: _block_cost(e, width)),
+            selective=_costs(lambda e: _selective_cost(e, width))[::2],
         ),
         "head": LayerKind(
             name="head",
@@ -95,7 +99,7 @@ def cut_graph(graph: Graph, degrees: tuple[int, ...] = (2, 4, Grid(2, 2))) -> Gr
     kinds = {
         name: kind
         if name == "embedding"
-        else LayerKind(name=name, parameters=(*kind.parameters, norm), costs=kind.costs)
+        else kind.model_copy(update={"parameters": (*kind.parameters, norm)})
         for name, kind in graph.kinds.items()
     }
     slices = {
@@ -186,6 +190,7 @@ def tiny_plan(
     accumulation: int = 1,
     sequence: int = 16,
     recompute: Recompute = "none",
+    recomputed: int | None = None,
     precision: Precision = "float32",
     moments: Moments = "float32",
     compiled: bool = False,
@@ -203,13 +208,14 @@ def tiny_plan(
     """A plan with the chain split into `pipeline` x `interleave` parts as equal as can be.
 
     `stages` are the phases of each part in place of that, and `phases` those of the only one.
-    `sharding` is of weights and of optimizer state. `home` None keeps all near.
+    `sharding` is of weights and of optimizer state. `home` None keeps all near. Of
+    each stage the first `recomputed` layers run again, as many as can; None: all.
     """
     count = pipeline * interleave
     ends = [round(index * graph.layers / count) for index in range(count + 1)]
     if phases is not None:
         stages = (phases,)
-    return Plan.model_validate(
+    plan = Plan.model_validate(
         {
             "graph": graph.label,
             "machine": machine.label,
@@ -229,6 +235,10 @@ def tiny_plan(
             ),
         }
     )
+    if recomputed is None or recompute == "none":
+        return plan
+    some, none = [recomputed] * len(plan.stages), [0] * len(plan.stages)
+    return recomputing(plan, none, some) if recompute == "selective" else recomputing(plan, some)
 
 
 def _far(name: str, capacity: int | str) -> Tier:
@@ -288,6 +298,17 @@ def _block_cost(e: int, width: int, degree: int = 1) -> dict[str, object]:
         "backward": (*gather, back, *join, wgrad, dgrad, *scatter), "kept_bytes": x,
         "input_bytes": x, "output_bytes": x,
     }  # fmt: skip
+
+
+def _selective_cost(e: int, width: int) -> dict[str, object]:
+    """The same block, of which half is kept: the other half is made again as it goes back."""
+    cost = _block_cost(e, width)
+    half = Quantity(bs=width * e / 2)
+    again = Op(
+        name="act again", kind="memory", read_bytes=half, written_bytes=half,
+        live_bytes=_times(half, 2),
+    )  # fmt: skip
+    return cost | {"backward": (again, *cost["backward"]), "kept_bytes": half}
 
 
 def _head_cost(e: int, width: int, vocabulary: int, degree: int = 1) -> dict[str, object]:

@@ -26,7 +26,7 @@ from windlass.spec.record import CHECKPOINT_FOLDER, Step
 from windlass.spec.request import TrainRequest
 
 BATCH, SEQUENCE, LAYERS = 8, 16, 6
-MACHINE = tiny_machine(host="1 GiB", devices=8)
+MACHINE = tiny_machine(host="1 GiB", devices=16)
 SETTINGS = TrainRequest(
     steps=3, batch=BATCH, learning_rate=1e-2, warmup=0.4, clip=0.5, epsilon=1e-4, seed=7,
     evaluate_every=3, evaluate_sequences=6, save_every=1, keep=3,
@@ -180,10 +180,13 @@ def plans(draw: st.DrawFn, graph: Graph, devices: tuple[int, ...] = (2, 4)) -> P
         order, chunks = ("1f1b", 1) if order == "interleaved" else (order, 1)
     chunks = draw(st.integers(2, chunks)) if chunks > 1 else 1
     weights = optimizer if far else draw(st.sampled_from(divisors(optimizer)))
+    whole = tensor == 1 and order != "zero-bubble"
+    recomputes = ("none", "selective", "layer") if whole else ("none", "layer")
     plan = tiny_plan(
         graph, MACHINE, pipeline=pipeline, tensor=tensor, replicas=replicas, micro=micro,
         accumulation=accumulation, sequence=SEQUENCE, sharding=(weights, optimizer), order=order,
-        interleave=chunks, home=far, recompute=draw(st.sampled_from(["none", "layer"])),
+        interleave=chunks, home=far, recompute=draw(st.sampled_from(recomputes)),
+        recomputed=draw(st.sampled_from([None, 1, 2])),
         precision="float32" if far else draw(st.sampled_from(["float64", "float64", "float32"])),
         stages=phased(draw, pipeline) if far else parted(draw, pipeline * chunks),
     )  # fmt: skip

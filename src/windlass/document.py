@@ -26,7 +26,8 @@ class Document(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
 
     beside: ClassVar[frozenset[str]] = frozenset()
-    """Fields that do not change what a document is, and that its fingerprint leaves out."""
+    """Fields that do not change what a document is, and that its fingerprint leaves out; of all
+    values of a mapping as `mapping.field`."""
 
     @classmethod
     def load(cls, path: Path) -> Self:
@@ -96,10 +97,15 @@ class Document(BaseModel):
     def fingerprint(self) -> str:
         """Twelve hexadecimal digits of the SHA-256 of the content, independent of key order."""
         content = json.dumps(
-            self.model_dump(mode="json", exclude_none=True, exclude=set(self.beside)),
+            self.model_dump(mode="json", exclude_none=True, exclude=self._left_out()),
             sort_keys=True,
         )
         return hashlib.sha256(content.encode()).hexdigest()[:12]
+
+    def _left_out(self) -> dict[str, Any]:
+        """What the fingerprint leaves out, as pydantic takes it."""
+        names = (name.partition(".") for name in self.beside)
+        return {name: {"__all__": {inner}} if inner else True for name, _, inner in names}
 
 
 def _read_text(path: Path) -> str:

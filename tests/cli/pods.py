@@ -16,8 +16,11 @@ from windlass.track.history import Record, load
 SILENCE = 3
 """Seconds after which a device counts as hanging: a step takes some hundredths of one."""
 
-POD = (*TINY, "train.steps=60", "train.save_every=5", "train.evaluate_every=20",
-       f"train.silence_seconds={SILENCE}")  # fmt: skip
+WATCHED = (f"train.silence_seconds={SILENCE}",)
+"""For runs in which something is stopped. All others have the minute that users have, which a
+machine that others use too may need."""
+
+POD = (*TINY, "train.steps=60", "train.save_every=5", "train.evaluate_every=20")
 REPLICAS = (*POD, "cut.replicas=2")
 STAGES = (*POD, "cut.pipeline=2")
 

@@ -13,6 +13,7 @@ from cli.pods import (
     REPLICAS,
     SILENCE,
     STAGES,
+    WATCHED,
     device_processes,
     ended,
     last_step,
@@ -48,7 +49,7 @@ def test_a_run_goes_on_bit_for_bit_after_losing_its_parent_a_kill_and_a_stop(
 ) -> None:
     folder, resume = tmp_path / "run", ("resume", "run", "--runs", ".")
 
-    process = start(surroundings, tmp_path, "train", *STAGES, "--folder", "run")
+    process = start(surroundings, tmp_path, "train", *STAGES, *WATCHED, "--folder", "run")
     devices = wait_for_devices(process.pid)
     send(devices[1], signal.SIGSTOP)
     process.kill()
@@ -226,7 +227,13 @@ def test_fifty_random_kills_and_stops_lose_nothing(
     words: tuple[str, ...],
     seed: int,
 ) -> None:
-    words = (*words, "train.steps=2000", "train.save_every=10", "train.evaluate_every=500")
+    words = (
+        *words,
+        *WATCHED,
+        "train.steps=2000",
+        "train.save_every=10",
+        "train.evaluate_every=500",
+    )
     process = start(surroundings, tmp_path, "train", *words, "--folder", "whole")
     assert process.wait(timeout=300) == 0, ended(process)
     ended(process)

@@ -4,13 +4,64 @@ import os
 import signal
 import socket
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from cli.pods import POD, STAGES, leave_no_room, numbers, wait_for_step, weights
+from cli.pods import (
+    POD,
+    SILENCE,
+    STAGES,
+    WATCHED,
+    leave_no_room,
+    numbers,
+    wait_for_step,
+    wait_until_gone,
+    weights,
+)
 from command_line import Windlass
 from windlass.track.history import load
+
+
+class Link:
+    """A cable between two network namespaces of this machine, each of which is a host.
+
+    Args:
+        name: of which all names begin.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.ends = (f"{name}a", f"{name}b")
+        self.addresses = ("10.213.9.1", "10.213.9.2")
+
+    def inside(self, host: int) -> list[str]:
+        """What stands before a command that runs on a host."""
+        return ["ip", "netns", "exec", self.ends[host]]
+
+    def lay(self) -> None:
+        """Makes both hosts and the cable, or skips the test where that is not allowed."""
+        one, other = self.ends
+        words = [f"netns add {end}" for end in self.ends]
+        words += [f"link add {one} type veth peer name {other}"]
+        for end, address in zip(self.ends, self.addresses, strict=True):
+            words += [f"link set {end} netns {end}", f"-n {end} addr add {address}/24 dev {end}"]
+            words += [f"-n {end} link set {up} up" for up in ("lo", end)]
+        for each in words:
+            done = subprocess.run(["ip", *each.split()], capture_output=True, check=False)
+            if done.returncode:
+                pytest.skip(f"networks cannot be made here: {done.stderr.decode()}")
+
+    def swallow(self) -> None:
+        """Lets nothing through any more: every packet is larger than the one byte allowed."""
+        for end in self.ends:
+            words = f"tc -n {end} qdisc add dev {end} root tbf rate 8bit burst 1 latency 1ms"
+            subprocess.run(words.split(), check=True)
+
+    def take_up(self) -> None:
+        """Takes both hosts away."""
+        for end in self.ends:
+            subprocess.run(["ip", "netns", "del", end], capture_output=True, check=False)
 
 
 def free_port() -> int:
@@ -39,10 +90,11 @@ def outcome(running: list[subprocess.Popen[str]]) -> list[tuple[int, str]]:
     return [(p.returncode, out + err) for p, (out, err) in zip(running, found, strict=True)]
 
 
-def rank_process(folder: Path, rank: int) -> int:
-    """The process of one rank of a run."""
+def rank_process(folder: Path, rank: int, *, guard: bool = False) -> int:
+    """The process of one rank of a run, or the one that guards it."""
     every = (each for each in Path("/proc").iterdir() if each.name.isdigit())
-    return next(int(each.name) for each in every if _is_rank(each, folder, rank))
+    mark = "--board" if guard else "--guarded"
+    return next(int(each.name) for each in every if _is_rank(each, folder, rank, mark))
 
 
 def prepare(windlass: Windlass, *words: str) -> None:
@@ -81,6 +133,72 @@ def test_a_device_that_nobody_launched_says_what_is_missing(windlass: Windlass) 
     assert "launch.sh" in done.stderr
 
 
+WITHIN = 10
+"""Seconds after the time of the watchdog, in which all is over on all hosts."""
+
+
+@pytest.mark.parametrize("host", [0, 1])
+@pytest.mark.parametrize(
+    ("number", "told"),
+    [(signal.SIGKILL, "was killed by SIGKILL"), (signal.SIGSTOP, "is stopped (by a signal")],
+)
+def test_a_device_that_is_killed_or_stopped_ends_all_hosts_with_one_error_that_names_it(
+    windlass: Windlass, surroundings: dict[str, str], tmp_path: Path,
+    number: signal.Signals, told: str, host: int,
+) -> None:  # fmt: skip
+    prepare(windlass, *STAGES, *WATCHED, "train.steps=4000", "--nodes", "2")
+    folder = tmp_path / "run"
+    running = agents(surroundings, folder, 2, RESTARTS="0")
+    wait_for_step(folder, 5, seconds=120)
+    processes = {at: rank_process(folder, at) for at in range(2)}
+    os.kill(processes[host], number)
+    wait_until_gone(processes, SILENCE + WITHIN)
+    named = f"device {host} (stage {host}, slice 0, replica 0) in step"
+    for code, words in outcome(running):
+        assert code != 0
+        assert named in words
+        assert told in words
+        assert f"device {1 - host} (" not in words
+
+
+@pytest.fixture
+def link() -> Iterator[Link]:
+    """Two hosts that are network namespaces, and what joins them."""
+    made = Link(f"w{os.getpid()}")
+    try:
+        made.lay()
+        yield made
+    finally:
+        made.take_up()
+
+
+def test_a_link_that_swallows_all_ends_both_hosts_with_an_error_that_names_a_device(
+    windlass: Windlass, surroundings: dict[str, str], tmp_path: Path, link: Link
+) -> None:
+    prepare(windlass, *STAGES, *WATCHED, "train.steps=4000", "--nodes", "2")
+    folder = tmp_path / "run"
+    port = str(free_port())
+    running = [
+        subprocess.Popen(
+            [*link.inside(host), "sh", str(folder / "launch.sh")],
+            env=surroundings
+            | {"HEAD": link.addresses[0], "ADDR": link.addresses[host], "PORT": port,
+               "RESTARTS": "0", "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": link.ends[host]},
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )
+        for host in range(2)
+    ]  # fmt: skip
+    wait_for_step(folder, 100, seconds=120)
+    processes = {at: rank_process(folder, at) for at in range(2)}
+    link.swallow()
+    wait_until_gone(processes, SILENCE + WITHIN)
+    link.take_up()  # only then torch's launchers part
+    for code, words in outcome(running):
+        assert code != 0
+        assert "device 1 (stage 1, slice 0, replica 0) in step" in words, words
+        assert "the link" in words
+
+
 @pytest.mark.slow
 def test_four_devices_on_two_hosts_begin_anew_from_the_last_checkpoint_when_one_is_killed(
     windlass: Windlass, surroundings: dict[str, str], tmp_path: Path
@@ -93,7 +211,8 @@ def test_four_devices_on_two_hosts_begin_anew_from_the_last_checkpoint_when_one_
     os.kill(rank_process(folder, 3), signal.SIGKILL)
     for code, told in outcome(running):
         assert code == 0, told
-    assert windlass("train", *words, "--folder", "here").returncode == 0
+    done = windlass("train", *words, "--folder", "here")
+    assert done.returncode == 0, done.stderr
     run = load(folder)
     assert run.attempts >= 3  # prepared, killed, begun anew
     assert numbers(run) == numbers(load(tmp_path / "here"))
@@ -118,7 +237,8 @@ def test_a_cluster_that_is_told_to_end_saves_and_goes_on_when_it_is_started_agai
 
     for code, told in outcome(agents(surroundings, folder, 1)):
         assert code == 0, told
-    assert windlass("train", *words, "--folder", "here").returncode == 0
+    done = windlass("train", *words, "--folder", "here")
+    assert done.returncode == 0, done.stderr
     assert numbers(load(folder)) == numbers(load(tmp_path / "here"))
     assert weights(folder) == weights(tmp_path / "here")
 
@@ -139,10 +259,10 @@ def test_a_device_that_fails_under_torchs_launcher_leaves_a_report_and_all_end(
     assert "StorageError" in (folder / "ranks" / "1.json").read_text()
 
 
-def _is_rank(process: Path, folder: Path, rank: int) -> bool:
+def _is_rank(process: Path, folder: Path, rank: int, mark: str) -> bool:
     try:
         words = (process / "cmdline").read_bytes().decode().split("\0")
         told = (process / "environ").read_bytes().decode().split("\0")
     except OSError:
         return False
-    return "device" in words and str(folder) in words and f"RANK={rank}" in told
+    return mark in words and "device" in words and str(folder) in words and f"RANK={rank}" in told

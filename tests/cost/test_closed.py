@@ -114,7 +114,7 @@ def told(plan: Plan, graph: Graph, machine: Machine) -> Totals:
     )  # fmt: skip
     share = Share(plan.sharding.weights, plan.sharding.optimizer, plan.home.optimizer)
     block = Block(cut.tensor, plan.precision, micros > 1, cut.replicas, (share,), setting.moves)
-    again = (graph.layers,) * cut.pipeline if plan.stages[0].recompute == "layer" else ()
+    again = (graph.layers,) * cut.pipeline if plan.recompute == "layer" else ()
     run = Run(setting, again, micros)
     ends = (*(stage.first for stage in plan.stages), graph.layers)
     return closed(Chain(plan, graph, machine), shape, ends, Rows.of([(block, [run])]))

@@ -53,6 +53,7 @@ def pod_plans(draw: st.DrawFn) -> tuple[Graph, Plan]:
         stages=_phased(draw, pipeline) if far else _parted(draw, pipeline * interleave),
         accumulation=accumulation,
         recompute=draw(st.sampled_from(["none", "layer"])),
+        recomputed=draw(st.sampled_from([None, 1, 2])),
         precision=draw(st.sampled_from(["float32", "bfloat16"])),
         moments=draw(st.sampled_from(["float32", "bfloat16", "int8"])),
         clip=draw(st.booleans()),

@@ -45,6 +45,7 @@ def streamed_plans(draw: st.DrawFn, *, weights: bool | None = None) -> tuple[Gra
         accumulation=draw(st.integers(1, 4)),
         sequence=draw(st.integers(1, 16)),
         recompute=draw(st.sampled_from(["none", "layer"])),
+        recomputed=draw(st.sampled_from([None, 1, 2])),
         precision=draw(st.sampled_from(["float32", "bfloat16"])),
         clip=draw(st.booleans()),
         moments=draw(st.sampled_from(["float32", "bfloat16", "int8"])),

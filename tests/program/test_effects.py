@@ -20,12 +20,20 @@ plans = st.builds(
     micro=st.integers(1, 4),
     accumulation=st.integers(1, 4),
     sequence=st.integers(1, 64),
-    recompute=st.sampled_from(["none", "layer"]),
+    recompute=st.sampled_from(["none", "selective", "layer"]),
+    recomputed=st.sampled_from([None, 1, 2]),
     precision=st.sampled_from(["float32", "bfloat16"]),
     compiled=st.booleans(),
     clip=st.booleans(),
     order=st.sampled_from(["1f1b", "gpipe", "zero-bubble"]),
-).filter(lambda choice: not (choice["compiled"] and choice["order"] == "zero-bubble"))
+).filter(
+    lambda choice: (
+        (choice["recompute"] == "selective")
+        + choice["compiled"]
+        + (choice["order"] == "zero-bubble")
+        < 2
+    )
+)
 
 
 @given(layers=st.integers(1, 5), tied=st.booleans(), pipeline=st.integers(1, 3), choice=plans)

@@ -96,14 +96,18 @@ def allocated_peak(plan: Plan, program: Program, chain: Chain) -> int:
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-@pytest.mark.parametrize("recompute", ["none", "layer"])
+@pytest.mark.parametrize(
+    ("recompute", "few"),
+    [("none", None), ("layer", None), ("layer", 1), ("selective", None), ("selective", 1)],
+)
 @pytest.mark.parametrize("accumulation", [1, 2])
 def test_the_peak_is_what_torch_allocates_to_half_a_percent(
-    chain: Chain, graph: Graph, precision: Precision, recompute: Recompute, accumulation: int
-):
+    chain: Chain, graph: Graph, precision: Precision, recompute: Recompute, few: int | None,
+    accumulation: int,
+):  # fmt: skip
     plan = tiny_plan(
         graph, tiny_machine(), micro=4, sequence=SEQUENCE, accumulation=accumulation,
-        recompute=recompute, precision=precision,
+        recompute=recompute, recomputed=few, precision=precision,
     )  # fmt: skip
     (program,) = lower(plan, graph)
     measured = allocated_peak(plan, program, chain)

@@ -44,6 +44,15 @@ def test_all_faults_are_told_at_once():
     ]
 
 
+def test_no_more_layers_run_again_than_can():
+    plan = tiny_plan(GRAPH, MACHINE)
+    stage = plan.stages[0].model_copy(update={"recompute": "layer", "recomputed": 2})
+    assert faults(plan.model_copy(update={"stages": (stage,)}), GRAPH, MACHINE) == ()
+    many = stage.model_copy(update={"recomputed": 3})
+    (fault,) = faults(plan.model_copy(update={"stages": (many,)}), GRAPH, MACHINE)
+    assert fault.startswith("`stages.0.recomputed` = 3, but it has 2 layers that may run again")
+
+
 @pytest.mark.parametrize(
     ("home", "phases"),
     [

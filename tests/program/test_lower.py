@@ -29,6 +29,21 @@ def test_recompute_runs_before_each_backward_but_not_of_embedding_and_head():
     assert shown(program) == "L0 F00 F10 F20 F30 B30 R20 B20 R10 B10 B00 U0 U1 U2 U3 S"
 
 
+def test_of_layers_that_run_again_a_plan_may_name_the_first_of_each_stage():
+    graph = tiny_graph(layers=3)
+    plan = tiny_plan(graph, MACHINE, recompute="layer", recomputed=1, clip=False)
+    (program,) = lower(plan, graph)
+    assert shown(program) == "L0 F00 F10 F20 F30 F40 B40 B30 B20 R10 B10 B00 U0 U1 U2 U3 U4 S"
+    parts = (((0, 3),), ((3, 5),), ((5, 7),))
+    graph = tiny_graph(layers=5, tied=False)
+    plan = tiny_plan(graph, MACHINE, pipeline=3, stages=parts, recompute="layer", recomputed=1)
+    again = [
+        {i.layer for i in program.instructions if i.kind == "recompute"}
+        for program in lower(plan, graph)
+    ]
+    assert again == [{1}, {3}, {5}]
+
+
 def test_stages_send_outputs_onward_and_their_gradients_back():
     graph = tiny_graph(layers=0, tied=False)
     first, last = lower(tiny_plan(graph, MACHINE, pipeline=2), graph)

@@ -19,7 +19,8 @@ from windlass.program.layout import layers_of, place_of
 from windlass.program.legal import faults
 from windlass.program.lower import lower
 from windlass.program.occupancy import occupancy
-from windlass.program.phases import departing, owned, recomputed
+from windlass.program.phases import departing, owned
+from windlass.program.recompute import recomputed
 from windlass.program.ties import loans, owners
 from windlass.program.verify import verify
 from windlass.spec.graph import Graph
@@ -193,7 +194,7 @@ def _inside(plan: Plan, graph: Graph, stage: int) -> dict[str, int]:
     block = 2 * whole // columns * (rows - 1) // rows + whole // rows * (columns - 1) // columns
     forward = dict.fromkeys(here, block) | {0: 2 * once, graph.layers - 1: once + number}
     backward = dict.fromkeys(here, block) | {0: 2 * once, graph.layers - 1: once}
-    again = (at for at in here if recomputed(plan, graph, at))
+    again = (at for at in here if recomputed(plan, at))
     inside = {
         "forward": plan.batch.accumulation * sum(forward[at] for at in here),
         "recompute": plan.batch.accumulation * sum(forward[at] for at in again),

@@ -81,13 +81,16 @@ def plan() -> Callable[..., Plan]:
         micro: int = 4,
         accumulation: int = 1,
         recompute: str = "none",
+        recomputed: int | None = None,
         **fields: object,
     ) -> Plan:
         return Plan(
             graph=f"{chain.name}@000000000000",
             machine="here@000000000000",
             batch=Batch(sequence=SEQUENCE, micro=micro, accumulation=accumulation),
-            stages=(Stage(phases=((0, len(chain.layers)),), recompute=recompute),),
+            stages=(
+                Stage(phases=((0, len(chain.layers)),), recompute=recompute, recomputed=recomputed),
+            ),
             **fields,
         )
 
@@ -114,7 +117,8 @@ def settings() -> Callable[..., TrainRequest]:
 def program_of(plan: Plan) -> Program:
     """The program of one device, written down a second time."""
     end = plan.stages[-1].last
-    again = set(range(1, end - 1)) if plan.stages[0].recompute == "layer" else set()
+    few = plan.stages[0].recomputed
+    again = set(range(1, end - 1)[:few]) if plan.recompute == "layer" else set()
     steps: list[Instruction] = []
     for micro in range(plan.batch.accumulation):
         steps.append(Instruction("load", None, micro))

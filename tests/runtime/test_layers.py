@@ -148,3 +148,19 @@ def test_a_wide_layer_that_drops_compiles_forward_and_backward():
     output = template(weights, [], keys(1, "wide", 1), x, seed=0)
     given = torch.autograd.grad(output.sum(), x)
     assert torch.isfinite(given[0]).all()
+
+
+def test_a_parameter_with_two_names_in_a_layer_is_one():
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.there, self.back = nn.Linear(3, 3), nn.Linear(3, 3)
+            self.back.weight = self.there.weight
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.back(self.there(x))
+
+    layer, x = Twice(), torch.randn(2, 3)
+    template = Template(layer, last=False, compiled=False)
+    found = template([p.detach() for p in layer.parameters()], [], None, x, seed=0)
+    assert torch.equal(found, layer(x))

@@ -182,6 +182,24 @@ def test_a_grid_goes_with_stages_and_shards(wide_world: World, cut: dict) -> Non
     Seen().add(wide_world, plan)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("sharding", [(1, 1), (2, 2)], ids=str)
+def test_sixteen_processes_cut_in_every_dimension_equal_one_device(
+    tmp_path: Path, sharding: tuple[int, int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    sixteen, seen = World(tmp_path, 16, (Grid(2, 2),)), Seen()
+    try:
+        plan = tiny_plan(
+            sixteen.graph, MACHINE, pipeline=2, tensor=Grid(2, 2), replicas=2, micro=1,
+            accumulation=BATCH // 2, sequence=SEQUENCE, sharding=sharding, precision="float64",
+        )  # fmt: skip
+        seen.add(sixteen, plan)
+    finally:
+        sixteen.close()
+    with capsys.disabled():
+        print(f"\n{seen}")
+
+
 @pytest.mark.parametrize(
     "cut",
     [

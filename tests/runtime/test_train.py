@@ -140,11 +140,15 @@ def test_recompute_and_dropout_change_no_bit(
 ):
     chain = gpt(dropout=0.2)
     found = []
-    for recompute in ("none", "layer"):
-        cut = plan(chain, micro=2, accumulation=2, recompute=recompute, precision=precision)
-        run_once(cut, chain, batches(), settings(), program, folder / recompute)
-        found.append(latest(folder / recompute).manifest.files)
-    assert found[0] == found[1]
+    for again in (
+        {}, {"recompute": "layer"}, {"recompute": "layer", "recomputed": 2},
+        {"recompute": "selective"},
+    ):  # fmt: skip
+        cut = plan(chain, micro=2, accumulation=2, precision=precision, **again)
+        place = folder / str(len(found))
+        run_once(cut, chain, batches(), settings(), program, place)
+        found.append(latest(place).manifest.files)
+    assert found == found[:1] * 4
 
 
 class Careless(nn.Module):
@@ -169,11 +173,11 @@ def test_recompute_changes_no_bit_where_a_layer_draws_by_itself(
     first, *blocks, last = gpt().layers
     chain = chain_of(nn.Sequential(first, *map(Careless, blocks), last), "x")
     found = []
-    for recompute in ("none", "layer"):
+    for recompute in ("none", "selective", "layer"):
         cut = plan(chain, micro=2, accumulation=2, recompute=recompute)
         run_once(cut, chain, batches(), settings(), program, folder / recompute)
         found.append(latest(folder / recompute).manifest.files)
-    assert found[0] == found[1]
+    assert found == found[:1] * 3
 
 
 def test_dropped_elements_do_not_depend_on_the_micro_batch(

@@ -149,7 +149,7 @@ def test_runners_up_differ_in_something_that_matters():
     choice = choose(request(batch=8), GRAPHS[1], machine(4, 1e9))
     assert choice.plan is not None
     sorts = [
-        (plan.cut, plan.order, plan.stages[0].recompute, plan.sharding.weights > 1,
+        (plan.cut, plan.order, plan.recompute, plan.sharding.weights > 1,
          plan.sharding.optimizer > 1)
         for plan in (choice.plan, *(runner.plan for runner in choice.runners_up))
     ]  # fmt: skip

@@ -7,6 +7,7 @@ from windlass.cost.predict import predict
 from windlass.errors import Faults
 from windlass.program.lower import lower
 from windlass.program.occupancy import occupancy
+from windlass.program.recompute import recomputing
 from windlass.program.verify import verify
 from windlass.search.choose import choose, run_seconds
 from windlass.search.space import plans
@@ -48,6 +49,18 @@ cases = st.tuples(
 )
 
 
+def counted(plan: Plan, graph: Graph) -> list[Plan]:
+    """The plan, and those in which less is recomputed."""
+    if plan.recompute == "none":
+        return [plan]
+    most = graph.layers - 2
+    found = [recomputing(plan, [count]) for count in range(1, most + 1)]
+    if not plan.compile and plan.cut.tensor == 1:
+        found += [recomputing(plan, [0], [count]) for count in range(1, most + 1)]
+        found += [recomputing(plan, [count], [most]) for count in range(1, most)]
+    return found
+
+
 @settings(max_examples=30)
 @given(case=cases, share=st.floats(0.9, 2))
 def test_the_choice_is_the_fastest_of_all_plans_that_fit(
@@ -56,6 +69,8 @@ def test_the_choice_is_the_fastest_of_all_plans_that_fit(
     graph, batch, pins = case
     asked = request(*pins, batch=batch)
     everything = plans(asked, graph, MACHINE)
+    if asked.recompute is None:
+        everything = [each for plan in everything for each in counted(plan, graph)]
     smallest = min(peak(plan, graph, MACHINE) for plan in everything)
     near = max(1, int(share * smallest))
     asked = request(*pins, f"near={near}", batch=batch)

@@ -109,7 +109,7 @@ def test_no_bound_is_above_what_it_bounds(seed: int):
         short = Short(plan, graph, on)
         assert held + least_bytes(plan, sizes_of(plan, graph)) <= near, plan
         assert held + left_bytes(plan, sizes_of(plan, graph)) <= near, plan
-        assert least_seconds(plan, graph, PassTimes.of(plan, graph, on)) <= seconds, plan
+        assert least_seconds(plan, PassTimes.of(plan, graph, on)) <= seconds, plan
         assert short.peak_bytes <= near, plan
         assert short.step_seconds <= seconds, plan
 

@@ -27,6 +27,14 @@ def test_an_open_request_has_every_micro_batch_precision_mode_and_recompute():
     assert all(plan.global_batch == 6 and plan.batch.sequence == 16 for plan in found)
 
 
+def test_a_pinned_count_of_layers_that_run_again_is_held_as_far_as_there_are_so_many():
+    for count, told in ((1, 1), (2, None), (9, None)):
+        found = plans(request(f"recomputed={count}"), GRAPH, MACHINE)
+        assert len(found) == 4 * 2 * 2
+        assert {plan.stages[0].recomputed for plan in found} == {told}
+        assert {plan.recompute for plan in found} == {"layer"}
+
+
 def test_every_plan_would_pass_validation():
     for plan in plans(request(), GRAPH, MACHINE):
         assert Plan.model_validate(plan.model_dump()) == plan
@@ -52,7 +60,7 @@ def test_a_pin_is_held(pin: str, number: int):
         held = {
             "batch.micro": plan.batch.micro,
             "batch.accumulation": plan.batch.accumulation,
-            "recompute": plan.stages[0].recompute,
+            "recompute": plan.recompute,
             "precision": plan.precision,
             "compile": str(plan.compile).lower(),
             "order": plan.order,

@@ -53,6 +53,22 @@ def test_a_plan_has_a_stage_for_each_device_of_the_pipeline():
         plan(((0, 2),), pipeline=2)
 
 
+def test_a_count_of_layers_that_run_again_needs_a_way_to():
+    assert Stage(phases=((0, 3),), recompute="layer", recomputed=2).recomputed == 2
+    with pytest.raises(ValidationError, match="`recomputed` = 2 with `recompute` = none"):
+        Stage(phases=((0, 3),), recomputed=2)
+
+
+def test_a_plan_that_names_no_count_is_written_and_labelled_as_before_there_was_one():
+    made = plan(((0, 3),))
+    assert "recomputed" not in made.to_toml()
+    counted = made.model_copy(
+        update={"stages": (Stage(phases=((0, 3),), recompute="layer", recomputed=1),)}
+    )
+    assert Plan.model_validate_json(counted.to_json()) == counted
+    assert counted.label != made.label
+
+
 @given(
     micro=st.integers(1, 9), accumulation=st.integers(1, 9), replicas=st.integers(1, 9),
     sequence=st.integers(1, 99),

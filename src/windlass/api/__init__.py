@@ -15,7 +15,7 @@ from windlass.api.resume import resume, sample
 from windlass.api.run import Run, train
 from windlass.api.scrutiny import Scrutiny
 from windlass.api.survive import Survival
-from windlass.api.worker import Worker, as_worker
+from windlass.api.worker import Worker, as_worker, guard
 
 __all__ = [
     "ALL",
@@ -41,6 +41,7 @@ __all__ = [
     "draw_alone",
     "find_machine",
     "forecast",
+    "guard",
     "in_small",
     "largest",
     "load",

@@ -102,11 +102,12 @@ def launch_script(
         kind: of each device, as torch names it.
     """
     notes = "\n".join(f"# {line}".rstrip() for line in _notes(cut, nodes, per_node))
-    device = f"-m windlass device {shlex.quote(str(folder))}"
+    store = f'"$HEAD:${{PORT:-{_PORT}}}"'
+    device = f"-m windlass device {shlex.quote(str(folder))} --board {store}"
     python = shlex.quote(sys.executable)
     start = f"""{python} -m torch.distributed.run \\
     --nnodes {nodes} --nproc-per-node {per_node} --rdzv-backend c10d --rdzv-id {run_id} \\
-    --rdzv-endpoint "$HEAD:${{PORT:-{_PORT}}}" --max-restarts "${{RESTARTS:-3}}" \\
+    --rdzv-endpoint {store} --max-restarts "${{RESTARTS:-3}}" \\
     ${{ADDR:+--local-addr "$ADDR" --rdzv-conf "is_host=$FIRST"}} {device}"""
     threads = ""
     if kind == "cpu":

@@ -59,7 +59,8 @@ def abreast(
     checkpoints = folder / names.CHECKPOINT_FOLDER
     devices = Devices(
         folder, command, programs, places,
-        silence=_silence(planned), compiling=planned.prediction.compile_seconds, threads=threads,
+        silence=silence_seconds(planned), compiling=planned.prediction.compile_seconds,
+        threads=threads,
     )  # fmt: skip
     try:
         with closing(devices):
@@ -80,7 +81,8 @@ def abreast(
         remove_temporaries(checkpoints)
 
 
-def _silence(planned: Planned) -> float:
+def silence_seconds(planned: Planned) -> float:
+    """Without a sign of life from any device, after which one is named."""
     asked = planned.request.train.silence_seconds
     return asked or max(_LEAST_SILENCE, _SILENT_STEPS * planned.prediction.high_seconds)
 

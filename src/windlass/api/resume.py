@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from windlass.data.tokens import Tokens
     from windlass.runtime.checkpoint import Checkpoint
 
-_OF_THE_PLAN = ("cut", "sharding", "batch", "order", "interleave", "recompute", "phases", "compile",
+_OF_THE_PLAN = ("cut", "sharding", "batch", "order", "interleave", "recompute", "recomputed",
+                "phases", "compile",
                 "precision", "moments", "near")  # fmt: skip
 """Parts of a request that may change in the middle of a run: how it is computed, not what."""
 

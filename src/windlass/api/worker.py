@@ -1,8 +1,10 @@
-"""Worker: one of a run's devices, started on some host of a cluster by torch's launcher."""
+"""Worker: one of a run's devices on some host of a cluster, and the guard that starts it there."""
 
+import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,14 +12,20 @@ from windlass.api.device import journalled
 from windlass.api.folder import planned_of
 from windlass.api.loop import device_steps
 from windlass.api.plan import Planned
+from windlass.api.pod import silence_seconds
 from windlass.api.record import load
 from windlass.api.resume import reopened, run_again
 from windlass.api.run import Run
-from windlass.errors import PlanError, RunBroken, RunInterrupted, WindlassError
+from windlass.errors import PlanError, RunBroken
+from windlass.program.layout import place_of
+from windlass.program.lower import lower
 from windlass.spec.record import Step
 
 if TYPE_CHECKING:
     from windlass.runtime.beat import Pulse
+
+_INTERVAL = 1.0
+"""Seconds from one exchange of guards to the next, or a fifth of their patience."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,13 +39,56 @@ class Worker:
     """Which of those on its host."""
     host: str
     """Where devices find each other."""
+    port: int
+    """At which port there; another one each time that all begin."""
+
+
+def guard(folder: Path, worker: Worker, board: str, *, stop: Callable[[], bool]) -> None:
+    """Starts one device of a prepared run, and watches it and all others until it has ended.
+
+    Args:
+        folder: of the run, which all hosts see.
+        worker: its place, as torch's launcher tells it.
+        board: `host:port` of the store that torch's launcher met at.
+        stop: True asks all devices to end with the step under way.
+
+    Raises:
+        PlanError: the plan is of another number of devices.
+        WindlassError: a device failed; the message names it, with its place and instruction.
+    """
+    from windlass.runtime.board import Board
+    from windlass.runtime.guard import Guard, Patience
+    from windlass.runtime.ranks import RANKS_FOLDER, die_with_parent
+
+    die_with_parent()
+    planned = planned_of(load(folder))
+    plan = planned.plan
+    if worker.devices != plan.cut.devices:
+        raise PlanError(
+            f"the plan of `{folder}` is of {plan.cut.devices} devices, and "
+            f"{worker.devices} processes were started; start as many as it has devices"
+        )
+    patience = Patience(silence_seconds(planned), planned.prediction.compile_seconds)
+    host, _, port = board.rpartition(":")
+    guarded = Guard(
+        folder / RANKS_FOLDER,
+        [sys.executable, "-m", "windlass", "device", str(folder), "--guarded"],
+        worker.device,
+        [place_of(device, plan.cut) for device in range(plan.cut.devices)],
+        cache(lambda: lower(plan, planned.graph)),
+        Board(
+            host, int(port), f"{worker.host}:{worker.port}", worker.device, worker.devices,
+            interval=min(_INTERVAL, patience.silence / 5),
+        ),
+        patience,
+    )  # fmt: skip
+    with closing(guarded):
+        guarded.watch(stop)
 
 
 @contextmanager
-def as_worker(
-    folder: Path, worker: Worker, *, stop: Callable[[], bool]
-) -> Iterator[Iterator[Step] | Run]:
-    """One device of a prepared run, from its start to its end; leaves behind what went wrong.
+def as_worker(folder: Path, worker: Worker) -> Iterator[Iterator[Step] | Run]:
+    """One guarded device of a prepared run, from its start to its end; leaves what went wrong.
 
     Every start of all devices together is one attempt, which goes on from the newest good
     checkpoint. Device 0 holds the folder, journals the run and gives its steps; every other one
@@ -46,42 +97,31 @@ def as_worker(
     Args:
         folder: of the run, which all hosts see.
         worker: its place, as torch's launcher tells it.
-        stop: True, on any device, asks all to end with the step under way.
 
     Raises:
-        PlanError: the plan is of another number of devices.
         RecordError: the run is finished, or another process holds its folder.
         WindlassError: what went wrong else; the message names the device and its instruction.
     """
     from windlass.runtime.beat import Pulse
-    from windlass.runtime.ranks import RANKS_FOLDER, beat_file, die_with_parent, make_room, report
+    from windlass.runtime.ranks import RANKS_FOLDER, Parent, beat_file, report
     from windlass.runtime.world import is_lost, leave, meet
 
-    die_with_parent()
+    parent = Parent()
     ranks = folder / RANKS_FOLDER
     planned = planned_of(load(folder))
-    if worker.devices != planned.plan.cut.devices:
-        raise PlanError(
-            f"the plan of `{folder}` is of {planned.plan.cut.devices} devices, and "
-            f"{worker.devices} processes were started; start as many as it has devices"
-        )
-    make_room(ranks, worker.device)
     pulse = Pulse(beat_file(ranks, worker.device))
     try:
         meet(
             worker.device, worker.devices, planned.machine.device.kind,
             local=worker.local, host=worker.host,
         )  # fmt: skip
-        yield _steps(folder, planned, worker.device, pulse, stop)
+        yield _steps(folder, planned, worker.device, pulse, parent.wants_stop)
         leave()
     except Exception as error:
         report(ranks, worker.device, error)
-        name = _name(planned, worker.device, pulse)
         if is_lost(error):
             why = str(error).partition("\n")[0]
-            raise RunBroken(f"{name}: another device is gone ({why})") from None
-        if isinstance(error, WindlassError) and not isinstance(error, RunInterrupted):
-            error.args = (f"{name}: {error}",)
+            raise RunBroken(f"another device is gone ({why})") from None
         raise
 
 
@@ -107,14 +147,3 @@ def _steps(
         again,
         lambda: device_steps(planned, 0, folder, path, beat=pulse.numbers, stop=stop),
     )
-
-
-def _name(planned: Planned, device: int, pulse: "Pulse") -> str:
-    from windlass.program.layout import place_of
-    from windlass.program.lower import lower
-    from windlass.runtime.blame import device_name
-
-    plan = planned.plan
-    step, index, _ = pulse.numbers
-    program = lower(plan, planned.graph)[device]
-    return device_name(device, place_of(device, plan.cut), program, (step, index))

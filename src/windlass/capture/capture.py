@@ -7,6 +7,7 @@ and kept does not follow from other degrees, nor does an uneven vocabulary.
 """
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
@@ -143,8 +144,22 @@ def _kind(chain: Chain, index: int, width: int | None, place: Place) -> tuple[La
         parameters=tuple(_parameters(subject)),
         costs=tuple(costs),
         looks_up=looks_up,
+        selective=tuple(_selective_costs(subject)),
     )
     return kind, out
+
+
+def _selective_costs(subject: _Subject) -> Iterator[LayerCost]:
+    """What a layer between the ends costs that keeps only what its large products give.
+
+    None of a slice, whose exchanges would be run again, nor of one that changes what is kept in
+    place: torch refuses that, and the layer can still be run as it is.
+    """
+    if subject.width is None or subject.last or subject.place.degree > 1:
+        return
+    with suppress(ModelError):
+        fitted = [_fitted(subject, each, selectively=True)[0] for each in _DTYPES]
+        yield from map(eager_cost, fitted, _DTYPES)
 
 
 def _parameters(subject: _Subject) -> Iterator[Parameter]:
@@ -169,12 +184,17 @@ def _shared_by_all(piece: Piece) -> int | None:
     return dims[0] if piece.common is None and len(dims) == 1 else None
 
 
-def _fitted(subject: _Subject, precision: Precision) -> tuple[Fitted, int]:
+def _fitted(
+    subject: _Subject, precision: Precision, *, selectively: bool = False
+) -> tuple[Fitted, int]:
     """The layer's trace with its numbers as polynomials, and the width of its output."""
     *fit_at, check_at = _sequences(subject.chain, subject.place)
     points = [(micro, sequence) for micro in MICROS for sequence in fit_at]
     check = (_CHECK_MICRO, check_at)
-    at = {point: _run(subject, precision, point) for point in (*points, check)}
+    at = {
+        point: _run(subject, precision, point, selectively=selectively)
+        for point in (*points, check)
+    }
     first = at[points[0]]
     for point, recording in at.items():
         if recording.trace != first.trace:
@@ -198,11 +218,16 @@ def _not_one_polynomial(subject: _Subject, point: tuple[int, int], difference: s
     )
 
 
-def _run(subject: _Subject, precision: Precision, point: tuple[int, int]) -> Recording:
+def _run(
+    subject: _Subject, precision: Precision, point: tuple[int, int], *, selectively: bool
+) -> Recording:
     targets = point if subject.last else None
     dtype = _DTYPES[precision]
     try:
-        return record(subject.layer, _input(subject, point), dtype=dtype, targets=targets)
+        return record(
+            subject.layer, _input(subject, point), dtype=dtype, targets=targets,
+            selectively=selectively,
+        )  # fmt: skip
     except Exception as error:
         raise ModelError(
             f"{subject.name} cannot run without numbers in {precision} at micro-batch {point[0]}, "

@@ -29,6 +29,7 @@ from windlass.capture.count import (
 )
 from windlass.capture.trace import Buffer, Call, Role, Touch, Trace
 from windlass.models.loss import loss_of
+from windlass.models.selective import selective
 from windlass.models.trial import fake_state
 from windlass.spec.graph import OpKind
 
@@ -49,6 +50,7 @@ def record(
     *,
     dtype: torch.dtype,
     targets: tuple[int, int] | None,
+    selectively: bool = False,
 ) -> Recording:
     """Forward and backward of a layer.
 
@@ -58,6 +60,7 @@ def record(
         dtype: of weights and activations.
         targets: micro-batch and sequence of the targets of the loss that follows the last layer;
             None of any other.
+        selectively: whether it keeps only what its large products give.
     """
     with FakeTensorMode(allow_non_fake_inputs=True), torch.enable_grad():
         state = fake_state(layer, dtype)
@@ -69,7 +72,7 @@ def record(
         recorder.know(state.values(), "parameter")
         recorder.know([x] if aims is None else [x, aims], "input")
         with recorder:
-            y = functional_call(layer, state, (x,))
+            y = _forward(layer, state, x, selectively=selectively)
             shape = tuple(y.shape)
             if aims is not None:
                 y = loss_of(layer)(y, aims)
@@ -84,6 +87,13 @@ def record(
         of_weights = gradients[1:] if x.requires_grad else gradients
         recorder.know([g for g in of_weights if g is not None], "gradient")
         return recorder.finish(x, y, shape)
+
+
+def _forward(layer: nn.Module, state: dict[str, Tensor], x: Tensor, *, selectively: bool) -> Tensor:
+    def run(x: Tensor) -> Tensor:
+        return functional_call(layer, state, (x,))
+
+    return selective(run, x, draws=False) if selectively else run(x)
 
 
 class _Recorder(TorchDispatchMode):

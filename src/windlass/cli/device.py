@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -23,6 +24,8 @@ def device(
     checkpoint: Path | None = None,
     notes: bool = False,
     fault: str | None = None,
+    board: str | None = None,
+    guarded: bool = False,
 ) -> None:
     """Be one device of a run on several.
 
@@ -34,9 +37,11 @@ def device(
         checkpoint: that all go on from.
         notes: note what layers make, for a proof.
         fault: make this mistake, to see that a proof finds it.
+        board: `host:port` of the store that torch's launcher met at, for this to be a guard.
+        guarded: whether a guard has started it.
     """
     if port is None:
-        _work(folder)
+        _on_a_cluster(folder, board, guarded=guarded)
         return
     with api.as_device(
         folder,
@@ -57,17 +62,27 @@ def _tell(told: dict[str, object] | None) -> None:
     sys.stdout.flush()
 
 
-def _work(folder: Path) -> None:
-    """One device among those that torch's launcher has started."""
+def _on_a_cluster(folder: Path, board: str | None, *, guarded: bool) -> None:
+    """A guard, which torch's launcher starts, or its device."""
     missing = [name for name in _TOLD if name not in os.environ]
-    if missing:
+    if missing or not (board or guarded):
+        wanted = ", ".join(f"`{name}`" for name in missing)
+        wanted = f"{wanted} not in the environment" if missing else "`--board` is not there"
         raise RequestError(
-            f"{', '.join(f'`{name}`' for name in missing)} not in the environment: a device is "
-            f"started by torchrun; `sh {folder / 'launch.sh'}` does so"
+            f"{wanted}: a device is started by torchrun; `sh {folder / 'launch.sh'}` does so"
         )
     rank, size, local = (int(os.environ[name]) for name in _TOLD[:3])
-    worker = api.Worker(device=rank, devices=size, local=local, host=os.environ["MASTER_ADDR"])
-    with stopping() as stop, api.as_worker(folder, worker, stop=stop) as steps:
+    worker = api.Worker(
+        device=rank, devices=size, local=local, host=os.environ["MASTER_ADDR"],
+        port=int(os.environ["MASTER_PORT"]),
+    )  # fmt: skip
+    if board:
+        with stopping() as stop:
+            api.guard(folder, worker, board, stop=stop)
+        return
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # the guard tells when to stop
+    with api.as_worker(folder, worker) as steps:
         if isinstance(steps, api.Run):
             show(steps)
         else:

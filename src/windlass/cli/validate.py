@@ -166,7 +166,7 @@ def _row(place: Path, plan: Plan, warm: int, drift: float) -> Row:
         sequence=plan.batch.sequence,
         precision=plan.precision,
         compiled=plan.compile,
-        recompute=plan.stages[0].recompute,
+        recompute=plan.recompute,
         predicted_seconds=record.prediction.step_seconds,
         measured_seconds=statistics.median(step.seconds for step in measured),
         predicted_bytes=record.prediction.peaks[0].peak_bytes,

@@ -99,9 +99,49 @@ def ring_rate(
         cards: bytes/s of all network cards of a host, one direction.
     """
     on_host = np.minimum(per_host, devices)
-    mine = np.clip(np.floor(on_host / stride), 1.0, np.maximum(ranks, 1.0))
+    mine = _on_host(ranks, stride, on_host)
     outer = np.minimum(inner, cards * mine / on_host)
     return np.asarray(np.where(ranks * stride > on_host, outer, inner), dtype=float)
+
+
+def all_reduce_seconds(
+    nbytes: Number,
+    ranks: Number,
+    stride: Number,
+    *,
+    per_host: Number,
+    devices: Number,
+    inner: Number,
+    cards: Number,
+) -> Column:
+    """Seconds of an all-reduce of ranks that lie `stride` devices apart, latencies apart.
+
+    The longer of `2 (k-1)/k B / inner` in hosts of k ranks each and `2 (h-1)/h B / w` between h
+    hosts: parts of the buffer pass both at once. Between two hosts half of it goes each way, which
+    is little more than half of what a ring through all ranks would send.
+
+    Source: NVIDIA, "Massively Scale Your Deep Learning Training with NCCL 2.4" (trees of hosts).
+
+    Args:
+        nbytes: of the buffer on each rank.
+        ranks: of the group.
+        stride: devices from one rank to the next.
+        per_host: devices of a host.
+        devices: of the whole run.
+        inner: bytes/s of a device within its host.
+        cards: bytes/s of all network cards of a host, one direction.
+    """
+    ranks = np.maximum(ranks, 1.0)
+    mine = _on_host(ranks, stride, np.minimum(per_host, devices))
+    rate = ring_rate(ranks, stride, per_host=per_host, devices=devices, inner=inner, cards=cards)
+    within = 2.0 * ring_bytes(nbytes, np.minimum(mine, ranks)) / inner
+    between = 2.0 * ring_bytes(nbytes, np.ceil(ranks / mine)) / rate
+    return np.asarray(np.maximum(within, between), dtype=float)
+
+
+def _on_host(ranks: Number, stride: Number, on_host: Number) -> Column:
+    """Ranks of one group in one host, where they lie `stride` devices apart."""
+    return np.asarray(np.clip(np.floor(on_host / stride), 1.0, np.maximum(ranks, 1.0)), dtype=float)
 
 
 def pipeline_slots(micros: Number, stages: Number, interleave: Number = 1.0) -> Column:

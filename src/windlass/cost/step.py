@@ -6,6 +6,7 @@ from windlass.cost.links import Links
 from windlass.cost.op import DeviceRates, Seconds, Setting, pass_seconds
 from windlass.program.instruction import BACKWARDS, Instruction
 from windlass.program.layout import layers_of, place_of, stages_by_layer
+from windlass.program.recompute import selected
 from windlass.program.shards import padded
 from windlass.program.slices import ops_of
 from windlass.program.ties import loans, owners
@@ -49,6 +50,7 @@ class StepCost:
         self._device = machine.device.computing(moves=plan.streamed)
         self._rates = DeviceRates(self._device, setting)
         self._kinds = tuple(graph.cut(plan.cut.tensor).layer_kinds())
+        self._selective = selected(plan)
         self._known: dict[tuple[object, ...], Seconds] = {}
         self._exchanged: dict[tuple[str, int | None], float] = {}
         self._links = Links(plan, graph, machine)
@@ -69,7 +71,8 @@ class StepCost:
         else:
             shared = self._shared.get(layer, 0)
             lent = layer if kind == "take over" else None
-            key = (kind, self._kinds[layer].name, shared, micro == 0, lent)
+            selective = layer in self._selective
+            key = (kind, self._kinds[layer].name, shared, micro == 0, lent, selective)
         known = self._known.get(key)
         if known is None:
             known = self._found(instruction, device)
@@ -105,7 +108,11 @@ class StepCost:
             return self._update(self._kinds[layer])
         if kind == "take over":
             return self._take_over(layer)
-        cost = self._kinds[layer].cost(self._plan.precision, compiled=self._plan.compile)
+        cost = self._kinds[layer].cost(
+            self._plan.precision,
+            compiled=self._plan.compile,
+            selective=layer in self._selective,
+        )
         ops = ops_of(kind, self._kinds[layer], cost, first=layer == 0)
         if kind in ("forward", "recompute"):
             return pass_seconds(ops, cost, self._rates, backward=False)

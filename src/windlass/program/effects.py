@@ -124,7 +124,8 @@ class Effects:
         summed: tuple[bool, ...] = ()
         if kind in BACKWARDS:
             summed = tuple(target in made for target in self.targets(layer))
-        return kind, kinds[layer], before, edge, again, layer in on, summed
+        selective = layer in self.holding.selective
+        return kind, kinds[layer], before, edge, again, selective, layer in on, summed
 
     def _compute(
         self, kind: Kind, layer: int, micro: int, made: frozenset[int] | set[int]

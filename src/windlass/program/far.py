@@ -49,12 +49,12 @@ def _held(plan: Plan, graph: Graph, stage: int) -> Iterator[tuple[HomeClass, int
     yield "optimizer", sum(state_at_home(plan, layer) for layer in own)
     waiting = [sizes[layer] for layer in put_off(plan, graph, stage)]
     yield "gradients", sum(max(0, each.shard - (each.held if shares else 0)) for each in waiting)
-    yield "activations", _outputs(plan, graph, stage, sizes)
+    yield "activations", _outputs(plan, stage, sizes)
 
 
-def _outputs(plan: Plan, graph: Graph, stage: int, sizes: tuple[LayerSizes, ...]) -> int:
+def _outputs(plan: Plan, stage: int, sizes: tuple[LayerSizes, ...]) -> int:
     """The most that outputs take there at once."""
-    travels = travelling(plan, graph, stage)
+    travels = travelling(plan, stage)
     if plan.far("weights"):  # every micro-batch has gone forward before the first one goes back
         return sum(sizes[layer].output for layer in travels) * plan.batch.accumulation
     chunks = [plan.stages[chunk] for chunk in chunks_of(plan, stage)]

@@ -1,7 +1,8 @@
 """Holding: the layers of one stage, how large their values are, and whose weights they use."""
 
 from windlass.program.layout import layers_of
-from windlass.program.phases import recomputed, travelling
+from windlass.program.phases import travelling
+from windlass.program.recompute import recomputed, selected
 from windlass.program.sizes import LayerSizes, sizes_of
 from windlass.program.ties import loans, owners
 from windlass.program.values import AWAY, BOUNCE_BYTES, STAGING_BYTES, Name, Value
@@ -33,15 +34,17 @@ class Holding:
         """The layers whose outputs cross to or from another stage."""
         self.kinds = tuple(span.kind for span in graph.chain for _ in range(span.count))
         self.sizes = sizes_of(plan, graph)
-        self.again = frozenset(at for at in self.layers if recomputed(plan, graph, at))
+        self.again = frozenset(at for at in self.layers if recomputed(plan, at))
         """Layers whose forward runs again before their backward."""
+        self.selective = selected(plan)
+        """Layers whose backward begins with most of their forward, of any stage."""
         lent = loans(plan, graph)
         self.borrows = {loan.layer: loan for loan in lent if loan.borrower == stage}
         """By the layer that they go by."""
         self.lends = {loan.layer: loan for loan in lent if loan.lender == stage}
         self._borrowed = {loan.owner: loan.elements for loan in self.borrows.values()}
         self._owners = owners(graph)
-        self._passing = _passing(plan, graph, stage, self.sizes)
+        self._passing = _passing(plan, stage, self.sizes)
         self._tokens = 2 * plan.batch.micro * plan.batch.sequence * _TOKEN_BYTES
         self._held: Name = "weights shard" if plan.sharding.weights > 1 else "weights"
         self._summed: Name = "gradient shard" if plan.sharding.optimizer > 1 else "gradients"
@@ -117,8 +120,8 @@ class Holding:
         return known.get(value.name, sizes.output)
 
 
-def _passing(plan: Plan, graph: Graph, stage: int, sizes: tuple[LayerSizes, ...]) -> int:
+def _passing(plan: Plan, stage: int, sizes: tuple[LayerSizes, ...]) -> int:
     """The largest output that goes home, and for files both halves of a bounce; 0 if none does."""
-    largest = max((sizes[at].output for at in travelling(plan, graph, stage)), default=0)
+    largest = max((sizes[at].output for at in travelling(plan, stage)), default=0)
     bounced = largest > 0 and plan.home.activations != HOST
     return largest + (2 * BOUNCE_BYTES if bounced else 0)

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from windlass.errors import Faults
+from windlass.program.recompute import able, selected
 from windlass.program.shards import parts
 from windlass.program.ties import loans
 from windlass.spec.graph import Graph
@@ -123,6 +124,7 @@ def _lowerable(plan: Plan, graph: Graph) -> Iterator[str]:
     yield from _shards(plan)
     yield from arrangement_faults(plan)
     yield from _homes(plan)
+    yield from _recomputed(plan, graph)
     yield from slice_faults(plan.cut.tensor, plan.batch.sequence, graph)
     yield from _loans(plan, graph)
 
@@ -196,6 +198,46 @@ def _homes(plan: Plan) -> Iterator[str]:
                     "weights that never go away need no turns; give them another home, or put "
                     "all layers into 1 phase"
                 )
+
+
+def _recomputed(plan: Plan, graph: Graph) -> Iterator[str]:
+    """A stage runs no more layers again than can, and most ops of one only where that can be."""
+    for index, stage in enumerate(plan.stages):
+        count = len(able(plan, stage))
+        if stage.recomputed is not None and stage.recomputed > count:
+            yield (
+                f"`stages.{index}.recomputed` = {stage.recomputed}, but it has {count} layers "
+                "that may run again by choice: neither the first nor the last of the chain does, "
+                "and those of other phases than the last always do; lower it or leave it out"
+            )
+    if selected(plan):
+        yield from selective_faults(plan, graph)
+
+
+def selective_faults(plan: Plan, graph: Graph) -> Iterator[str]:
+    """Why no layer of a plan can keep what its large products give and run the rest again."""
+    told = "`recompute` = selective with"
+    if plan.compile:
+        yield (
+            f"{told} `compile`: a compiled layer already runs again what takes no time; set "
+            "`compile` = false, or `recompute` = none or layer"
+        )
+    if plan.order == "zero-bubble":
+        yield (
+            f"{told} `order` = zero-bubble, whose backward passes come in two parts; set `order` "
+            "= 1f1b, or `recompute` = none or layer"
+        )
+    if plan.cut.tensor > 1:
+        yield (
+            f"{told} `cut.tensor` = {plan.cut.tensor}, whose slices would exchange again; set "
+            "`cut.tensor` = 1, or `recompute` = none or layer"
+        )
+    within = {span.kind for span in graph.chain} - {graph.chain[0].kind, graph.chain[-1].kind}
+    if not all(graph.kinds[name].selective for name in within):
+        yield (
+            f"{told} `{graph.name}`, of whose layers some cannot be run so; set `recompute` = none "
+            "or layer"
+        )
 
 
 def _shards(plan: Plan) -> Iterator[str]:

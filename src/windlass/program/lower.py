@@ -65,7 +65,7 @@ class _Ordered:
         self._weave = Weave(plan, graph, stage)
         self._owned = owned(plan, graph, stage)
         self._again = self._weave.holding.again
-        self._travelling = frozenset(travelling(plan, graph, stage))
+        self._travelling = frozenset(travelling(plan, stage))
 
     def step(self) -> Iterator[Instruction]:
         """One step."""

@@ -4,27 +4,10 @@ This is what a plan with far homes settles for each stage; `stream` makes a prog
 """
 
 from windlass.program.layout import chunks_of, layers_of
+from windlass.program.recompute import recomputed
 from windlass.program.ties import owners
 from windlass.spec.graph import Graph
 from windlass.spec.plan import Plan
-
-
-def recomputed(plan: Plan, graph: Graph, layer: int) -> bool:
-    """Whether a layer keeps only its input and runs its forward again before its backward.
-
-    Never the head, whose backward follows its forward at once, nor the embedding, which keeps
-    nothing that its tokens do not already hold. Where weights go away between the passes every
-    layer does that has to come back, for what it kept would hold on to its weights. Of a stage's
-    last phase, whose weights stay until its backward, the plan decides; but no layer of the chain's
-    last phase does, whose backward follows at once.
-    """
-    stage = next(stage for stage in plan.stages if stage.first <= layer < stage.last)
-    if plan.far("weights"):
-        if layer < stage.phases[-1][0]:
-            return True
-        if stage.last == graph.layers:
-            return False
-    return stage.recompute == "layer" and 0 < layer < graph.layers - 1
 
 
 def owning(graph: Graph) -> tuple[int, ...]:
@@ -91,7 +74,7 @@ def departing(plan: Plan, graph: Graph, stage: int = 0) -> tuple[int, ...]:
     return tuple(reversed(layers))
 
 
-def travelling(plan: Plan, graph: Graph, stage: int = 0) -> tuple[int, ...]:
+def travelling(plan: Plan, stage: int = 0) -> tuple[int, ...]:
     """The layers whose outputs go home from forward to backward, ascending.
 
     Those between two layers of a stage that run again: any other layer's own record of its forward
@@ -103,5 +86,5 @@ def travelling(plan: Plan, graph: Graph, stage: int = 0) -> tuple[int, ...]:
         at
         for chunk in chunks_of(plan, stage)
         for at in range(plan.stages[chunk].first, plan.stages[chunk].last - 1)
-        if recomputed(plan, graph, at) and recomputed(plan, graph, at + 1)
+        if recomputed(plan, at) and recomputed(plan, at + 1)
     )

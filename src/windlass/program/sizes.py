@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from windlass.program.recompute import selected
 from windlass.program.shards import padded
 from windlass.spec.graph import Graph, LayerCost, LayerKind, Op, Quantity
 from windlass.spec.plan import Plan
@@ -76,14 +77,24 @@ def sizes_of(plan: Plan, graph: Graph, index: int = 0) -> tuple[LayerSizes, ...]
         graph: that it cuts.
         index: of the slice; the first is the largest.
     """
-    kinds = graph.cut(plan.cut.tensor, index).kinds
-    by_kind = {name: layer_sizes(plan, kind) for name, kind in kinds.items()}
-    return tuple(by_kind[kind.name] for kind in graph.layer_kinds())
+    kinds, few = graph.cut(plan.cut.tensor, index).kinds, selected(plan)
+    found: dict[tuple[str, bool], LayerSizes] = {}
+    for at, kind in enumerate(graph.layer_kinds()):
+        key = kind.name, at in few
+        if key not in found:
+            found[key] = layer_sizes(plan, kinds[kind.name], selective=at in few)
+    return tuple(found[kind.name, at in few] for at, kind in enumerate(graph.layer_kinds()))
 
 
-def layer_sizes(plan: Plan, kind: LayerKind) -> LayerSizes:
-    """The sizes of all layers of one kind, whole or one slice's, under a plan."""
-    cost = kind.cost(plan.precision, compiled=plan.compile)
+def layer_sizes(plan: Plan, kind: LayerKind, *, selective: bool = False) -> LayerSizes:
+    """The sizes of all layers of one kind, whole or one slice's, under a plan.
+
+    Args:
+        plan: the plan.
+        kind: of the layers.
+        selective: whether they keep only what their large products give.
+    """
+    cost = kind.cost(plan.precision, compiled=plan.compile, selective=selective)
     micro, sequence = plan.batch.micro, plan.batch.sequence
     kept = round(cost.kept_bytes.at(micro, sequence))
     fresh = kind.fresh_elements(micro, sequence)

@@ -58,7 +58,7 @@ class _Stream:
         self._resident = resident(plan, graph, stage)
         self._put_off = put_off(plan, graph, stage)
         self._departing = frozenset(departing(plan, graph, stage))
-        self._travelling = frozenset(travelling(plan, graph, stage))
+        self._travelling = frozenset(travelling(plan, stage))
         self._weave = Weave(plan, graph, stage)
         self._again = self._weave.holding.again
         self._shares = plan.sharding.weights > 1

@@ -200,7 +200,7 @@ def _verify_settle(program: Program, plan: Plan, effects: Effects) -> None:
 
 
 def _due(plan: Plan, graph: Graph, stage: int, effects: Effects) -> Iterator[Instruction]:
-    travels, owns = travelling(plan, graph, stage), owned(plan, graph, stage)
+    travels, owns = travelling(plan, stage), owned(plan, graph, stage)
     for micro in range(plan.batch.accumulation):
         yield from _due_of_micro(plan, effects, travels, micro)
     for layer in owns if plan.streamed else effects.holding.layers:

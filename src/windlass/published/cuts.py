@@ -6,33 +6,35 @@ from dataclasses import replace
 from windlass.published.pods import pod_cut
 from windlass.published.reading import Unsaid, count, leading, needed, number
 from windlass.published.run import Cut, Shape
+from windlass.published.stacks import Stack
 from windlass.published.table import Row
 
 _MICROS = (1.0, 2.0, 4.0, 8.0)
 _INTERLEAVES = (1.0, 2.0, 3.0, 4.0)
+_SPLIT = {"stages": "split in as many as there are stages", "fastest": "the fastest that fits"}
 _EACH_OP = 0.5
 """Of a forward pass that torch's selective recompute per op does again: every second product and
 what is no product. Source: torchtitan, `activation_checkpoint.py`."""
 
 
-def cuts_of(row: Row, shape: Shape, law: str, told: list[str]) -> list[Cut]:
+def cuts_of(row: Row, shape: Shape, stack: Stack, told: list[str]) -> list[Cut]:
     """The cuts that a row may mean; one unless it leaves something open.
 
     Args:
         row: of a table.
         shape: of its model.
-        law: of its device.
+        stack: that it stands for.
         told: takes a sentence for each thing that had to be taken.
 
     Raises:
         Unsaid: what the row does not say, or that it contradicts itself.
     """
-    if law == "pod":
+    if stack.law == "pod":
         return [pod_cut(row, shape, told)]
     batch, devices = needed(row, "global_batch", "n_devices")
-    whole = _whole(row, devices)
+    whole = _whole(row, devices, stack)
     replicas = whole.replicas
-    micros = _micros(row, batch / replicas, whole.pipeline, told)
+    micros = _micros(row, batch / replicas, whole.pipeline, stack, told)
     interleaves = _interleaves(row, shape, whole.pipeline, told)
     return [
         replace(whole, micro=micro, accumulation=max(1.0, batch / replicas / micro), interleave=v)
@@ -41,7 +43,7 @@ def cuts_of(row: Row, shape: Shape, law: str, told: list[str]) -> list[Cut]:
     ]
 
 
-def _whole(row: Row, devices: float) -> Cut:
+def _whole(row: Row, devices: float, stack: Stack) -> Cut:
     """The cut without what may be open."""
     zero = leading(row.text("zero")) or 0.0
     tensor, pipeline = count(row, "t"), count(row, "p")
@@ -74,6 +76,7 @@ def _whole(row: Row, devices: float) -> Cut:
         float8=(2.0 if "row" in precision else 1.0) if eight else 0.0,
         wide_gradients=float("fp32 grad" in precision),
         balanced=float("embedding balanced" in notes),
+        earlier=float(stack.earlier is not None and bool(re.search(stack.earlier, notes))),
     )
 
 
@@ -84,15 +87,19 @@ def _again(recompute: str) -> float:
     return _EACH_OP if each_op else 0.0
 
 
-def _micros(row: Row, mine: float, stages: float, told: list[str]) -> tuple[float, ...]:
+def _micros(
+    row: Row, mine: float, stages: float, stack: Stack, told: list[str]
+) -> tuple[float, ...]:
     """Micro-batches that a replica's batch of `mine` sequences may be split in."""
     stated = number(row, "microbatch")
     if stated and (stages == 1 or stated < mine):
         return (stated,)
     if stated:
-        told.append(f"`microbatch` {stated:g} is a replica's whole batch: the fastest split")
+        told.append(f"`microbatch` {stated:g} is a replica's whole batch: {_SPLIT[stack.split]}")
     else:
-        told.append("micro-batch not published: the fastest that fits")
+        told.append(f"micro-batch not published: {_SPLIT[stack.split]}")
+    if stack.split == "stages":
+        return (max(1.0, mine / stages),)
     return tuple(micro for micro in _MICROS if micro <= max(1.0, mine))
 
 

@@ -58,7 +58,8 @@ def _run(row: Row, catalogue: Catalogue, heads: Mapping[float, float]) -> Run:
     image = image_shape(row)
     law = known.law if image is None else "images"
     shape = image or shape_of(row, heads, told)
-    cuts = [image_cut(row)] if image else cuts_of(row, shape, law, told)
+    stack = catalogue.stack_of(row, law)
+    cuts = [image_cut(row)] if image else cuts_of(row, shape, stack, told)
     failed = "OOM" in row.text("outcome").upper()
     seconds = None if failed else _step_seconds(row, shape, cuts[0])
     peak = _peak_bytes(row)
@@ -70,7 +71,7 @@ def _run(row: Row, catalogue: Catalogue, heads: Mapping[float, float]) -> Run:
         model=row.text("model"),
         machine=f"{row.text('device')} x {cuts[0].devices:g}",
         device=known.name,
-        stack=catalogue.stack_of(row, law).name,
+        stack=stack.name,
         shape=shape,
         cut=cuts[0],
         choices=tuple(cuts) if len(cuts) > 1 else (),

@@ -14,6 +14,7 @@ import numpy as np
 from windlass.cost.formulas import (
     Column,
     Number,
+    all_reduce_seconds,
     pipeline_slots,
     product_seconds,
     ring_bytes,
@@ -44,13 +45,6 @@ class Pass(NamedTuple):
         """Both, one after the other."""
         return Pass(*(mine + its for mine, its in zip(self, other, strict=True)))
 
-    def times(self, share: Column, attention: Column) -> "Pass":
-        """A share of it, with another one of its attention."""
-        return Pass(
-            self.products * share, self.attention * attention, self.traffic * share,
-            self.slices * share,
-        )  # fmt: skip
-
 
 def step_terms(runs: Columns, given: Constants) -> dict[str, Column]:
     """Seconds of a step by what they go into; the step takes their sum.
@@ -61,9 +55,8 @@ def step_terms(runs: Columns, given: Constants) -> dict[str, Column]:
     """
     k = {name: np.asarray(value, dtype=float) for name, value in given.items()}
     law = _Law(runs, k)
-    forward, backward = law.forward(), law.backward()
-    again = forward.times(runs.again, runs.again + runs.attention_again * k["selective"])
-    back = backward.plus(again)
+    forward = law.forward()
+    back = law.backward().plus(law.again())
     launches = k["launch"] * (k["launch_back"] + runs.again)
     per_layer = law.longest(forward, k["launch"], 1.0) + law.longest(back, launches, 2.0)
     kernels = forward.plus(back)._asdict()
@@ -85,7 +78,8 @@ def step_terms(runs: Columns, given: Constants) -> dict[str, Column]:
     step: Column = sum(terms.values(), np.zeros_like(busy))
     hosts = np.maximum(runs.devices / runs.per_host, 1.0)
     terms["stragglers"] = step * k["stragglers"] * np.log(hosts)
-    return terms
+    slower = 1.0 + k["earlier"] * runs.earlier
+    return {name: seconds * slower for name, seconds in terms.items()}
 
 
 def stage_layers(runs: Columns) -> tuple[Column, Column]:
@@ -103,9 +97,8 @@ class _Law:
     def __init__(self, runs: Columns, k: dict[str, Column]) -> None:
         self.runs, self.k = runs, k
         self.tokens = runs.micro * runs.sequence / runs.context * k["filled"]
-        gain = np.where(runs.float8 == 2, k["float8_rows"], k["float8"]) * (runs.float8 > 0)
-        faster = np.maximum(runs.peak8 / runs.peak - 1.0, 0.0)
-        self.speed = runs.peak * k["products"] * (1.0 + faster * gain)
+        faster = np.maximum(runs.peak8 / runs.peak - 1.0, 0.0) * (runs.float8 > 0)
+        self.speed = runs.peak * k["products"] * (1.0 + faster * k["float8"])
         self.plain = runs.peak * k["products"]
         self.memory = runs.memory_rate
 
@@ -135,12 +128,31 @@ class _Law:
             (widened, r.width), (r.width, r.inner_width / t),
         ]  # fmt: skip
 
-    def forward(self) -> Pass:
-        products = sum(
+    def factors(self) -> tuple[Number, Column]:
+        """Numbers a token that a block's products take in: whole on each slice, and cut over them.
+
+        The first product of attention and of the feed-forward part takes the whole width.
+        """
+        r = self.runs
+        return 2.0 * r.width, r.width + r.inner_width
+
+    def gradients(self) -> tuple[Number, Column]:
+        """The same of the gradients of what these products give."""
+        r = self.runs
+        widened = np.where(r.matrices > 2, 2.0, 1.0) * r.inner_width
+        return 2.0 * r.width, (1.0 + 2.0 * r.key_share) * r.width + widened
+
+    def products(self) -> Column:
+        """Of a layer's forward pass."""
+        return sum(
             (self.product(self.tokens, wide, deep) for wide, deep in self.linears()),
             np.zeros_like(self.tokens),
         )
-        return Pass(products * self._misfit(), self._attention(), self._traffic(), self._slices())
+
+    def forward(self) -> Pass:
+        traffic = self._traffic() + self._casts(*self.factors())
+        products = self.products() * self._misfit()
+        return Pass(products, self._attention(), traffic, self._slices())
 
     def backward(self) -> Pass:
         products = sum(
@@ -151,8 +163,28 @@ class _Law:
             np.zeros_like(self.tokens),
         )
         attention = self._attention() * self.k["attention_back"]
-        traffic = self._traffic() * self.k["traffic_back"]
+        factors, gradients = self.factors(), self.gradients()
+        casts = self._casts(factors[0] + gradients[0], factors[1] + gradients[1])
+        traffic = self._traffic() * self.k["traffic_back"] + casts
         return Pass(products * self._misfit(), attention, traffic, self._slices())
+
+    def again(self) -> Pass:
+        """What recompute does: a layer's forward pass, or what is not kept of it.
+
+        Torch's checkpoints stop at the last number that the backward pass needs (`early_stop`), so
+        that a layer's last product is not made again, nor its sum scattered. Of a run that keeps
+        every second product, attention and scattered sums are kept too, and all else is made again.
+        Sources: torch.utils.checkpoint, `set_checkpoint_early_stop`; torchtitan,
+        `activation_checkpoint.py`.
+        """
+        r, stop = self.runs, self.k["early_stop"]
+        whole, some = (r.again == 1).astype(float), (r.again > 0).astype(float)
+        made, last = self.products(), self.product(self.tokens, *self.linears()[-1])
+        made = np.where(r.again == 1, made - stop * last, made * r.again)
+        attention = self._attention() * (whole + r.attention_again * self.k["selective"])
+        traffic = self._traffic() + self._casts(*self.factors())
+        slices = self._slices(gathers=2.0 * some, scatters=(2.0 - stop) * whole, around=whole)
+        return Pass(made * self._misfit(), attention, traffic * some, slices)
 
     def _misfit(self) -> Column:
         """Products whose sizes are no multiples of 64 on a slice miss the fast kernels.
@@ -182,23 +214,49 @@ class _Law:
         scores = r.heads / t * self.tokens * r.sequence * self.k["score_bytes"]
         return np.asarray((numbers + scores) / self.memory, dtype=float)
 
-    def _slices(self) -> Column:
-        """Two all-reduces, or as many gatherings and scatterings, of a pass of one layer."""
+    def _casts(self, whole: Number, sliced: Column) -> Column:
+        """Seconds in which numbers become 8-bit ones: read for their scales, and read again."""
+        r = self.runs
+        each = np.where(r.float8 == 2, self.k["cast_rows"], self.k["cast"]) * (r.float8 > 0)
+        numbers = self.tokens * (whole + sliced / r.tensor)
+        return np.asarray(numbers * each / self.memory, dtype=float)
+
+    def _slices(
+        self, gathers: Number = 2.0, scatters: Number = 2.0, around: Number = 1.0
+    ) -> Column:
+        """Two all-reduces of a pass of one layer: as many gatherings, and scatterings of a sum.
+
+        Slices with one scale a tensor gather 8-bit numbers. Source: torchao,
+        `float8_tensor_parallel.py`.
+
+        Args:
+            gathers: how many of them.
+            scatters: how many of them.
+            around: whether keys and values pass by too (ring attention), 0 or 1.
+        """
         r = self.runs
         nbytes = 2.0 * self.tokens * r.width
-        rate = self.rate(r.tensor, np.ones_like(r.tensor))
-        sent = 2.0 * ring_bytes(nbytes, r.tensor) / rate
+        each = 0.5 * self.all_reduce(nbytes, r.tensor, np.ones_like(r.tensor))
+        latency = 0.5 * self.k["latency"] * np.log2(np.maximum(r.tensor, 1.0))
+        sent = gathers * (each * np.where(r.float8 == 1, 0.5, 1.0) + latency)
+        sent += scatters * (each + latency)
         # Ring attention: keys and values of every other part pass by.
         passed = ring_bytes(2.0 * nbytes * r.context * r.key_share, r.context)
-        around = passed / r.tensor / self.rate(r.context, r.tensor) * self.k["context_part"]
-        latency = self.k["latency"] * np.log2(np.maximum(r.tensor, 1.0))
+        passed = passed / r.tensor / self.rate(r.context, r.tensor) * self.k["context_part"]
         shown = 1.0 - r.covered * self.k["covered"]
-        return np.asarray(2.0 * (sent + latency) * shown + around, dtype=float)
+        return np.asarray(sent * shown + around * passed, dtype=float)
 
     def rate(self, ranks: Number, stride: Number) -> Column:
         r = self.runs
         return ring_rate(
             ranks, stride, per_host=r.per_host, devices=r.devices,
+            inner=r.inner * self.k["inner"], cards=r.cards * self.k["cards"],
+        )  # fmt: skip
+
+    def all_reduce(self, nbytes: Column, ranks: Column, stride: Column) -> Column:
+        r = self.runs
+        return all_reduce_seconds(
+            nbytes, ranks, stride, per_host=r.per_host, devices=r.devices,
             inner=r.inner * self.k["inner"], cards=r.cards * self.k["cards"],
         )  # fmt: skip
 
@@ -244,8 +302,11 @@ class _Law:
         r = self.runs
         nbytes = self.weights(layers) * self.k["gradient_bytes"]
         ranks = r.replicas * r.context
-        twice = np.where(r.zero >= 3, 0.0, 2.0)
-        sent = twice * ring_bytes(nbytes, ranks) / self.rate(ranks, r.tensor)
+        sent = np.where(r.zero >= 3, 0.0, self.all_reduce(nbytes, ranks, r.tensor))
+        # Neighbours of different rings share a card, and each ring has several ranks in a host.
+        crowded = (r.ports < r.per_host) & (r.tensor > 1) & (2.0 * r.tensor <= r.per_host)
+        crowded &= ranks * r.tensor > r.per_host
+        sent = sent * (1.0 + self.k["crowded"] * crowded)
         return np.asarray(sent * self.k["sum_shown"], dtype=float)
 
     def update(self, layers: Column) -> Column:

@@ -84,6 +84,8 @@ class Cut:
     """1 where embedding and head count as a layer each when stages are filled."""
     fullest: float = 0.0
     """Layers of the fullest stage where the row places them by hand."""
+    earlier: float = 0.0
+    """1 where it ran before its stack's software was renewed."""
     spilled: float = 0.0
     """1 where optimizer state lives off the chip."""
 
@@ -109,6 +111,8 @@ class Device:
     """Bytes/s of one device to others of its host, one direction."""
     cards: float = 1e12
     """Bytes/s of all network cards of a host, one direction."""
+    ports: float = 8.0
+    """Network cards of a host: where there are fewer than devices, neighbours share one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
+from typing import Literal
 
 from windlass.published.run import Device
 from windlass.published.table import Row
@@ -41,14 +42,25 @@ class Stack:
     """Whose constants stand in where none were fitted, or that a fit began from."""
     taken: Mapping[str, float] = field(default_factory=dict)
     """Constants that this software fixes, whatever rows say."""
+    earlier: str | None = None
+    """Pattern in a row's notes that tells runs of before the software was renewed; None where there
+    was one software."""
     strange: bool = False
     """Whether its rows come from other clusters than those that its constants were fitted from."""
+    split: Literal["fastest", "stages"] = "fastest"
+    """How a replica's batch is split where a row of stages does not say: as is fastest and fits, or
+    in as many micro-batches as there are stages."""
     cards: float | None = None
     """Bytes/s of all network cards of a host where the device's number does not hold."""
 
+    ports: float | None = None
+    """Network cards of a host where the device's number does not hold."""
+
     def at(self, device: Device) -> Device:
         """The device in this cluster."""
-        return device if self.cards is None else replace(device, cards=self.cards)
+        cards = device.cards if self.cards is None else self.cards
+        ports = device.ports if self.ports is None else self.ports
+        return replace(device, cards=cards, ports=ports)
 
     def holds(self, row: Row) -> bool:
         """Whether all patterns are found."""

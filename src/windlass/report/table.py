@@ -131,7 +131,7 @@ def short_words(plan: Plan) -> str:
         parts.append(state_words(plan))
     parts += [] if plan.moments == "float32" else [f"{plan.moments} moments"]
     parts += ["compiled"] if plan.compile else []
-    parts += ["recompute"] if any(stage.recompute == "layer" for stage in plan.stages) else []
+    parts += ["recompute"] if plan.recompute == "layer" else []
     return ", ".join(parts)
 
 

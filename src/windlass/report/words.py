@@ -2,6 +2,7 @@
 
 import math
 
+from windlass.program import recompute
 from windlass.program.layout import Place
 from windlass.spec.graph import Graph
 from windlass.spec.plan import Cut, Plan
@@ -99,10 +100,7 @@ def recompute_words(plan: Plan) -> str:
     """What is computed twice."""
     if plan.far("weights"):
         return "recomputes the layers of all phases but the last"
-    kept = {stage.recompute for stage in plan.stages}
-    if kept == {"none"}:
-        return "keeps all activations"
-    return "recomputes layers" if kept == {"layer"} else "recomputes layers in some stages"
+    return recompute.recompute_words(plan)
 
 
 def phase_words(plan: Plan) -> str:

@@ -4,7 +4,7 @@ import contextlib
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +30,8 @@ class Witness:
         folder: of the devices.
         programs: of all devices.
         places: of all devices.
-        beats: of all devices.
-        processes: of all devices.
+        beats: of the devices that it can see, by their numbers.
+        processes: of those devices.
     """
 
     def __init__(
@@ -39,8 +39,8 @@ class Witness:
         folder: Path,
         programs: Sequence[Program],
         places: Sequence[Place],
-        beats: Sequence[Beat],
-        processes: Sequence[subprocess.Popen[bytes]],
+        beats: Mapping[int, Beat],
+        processes: Mapping[int, subprocess.Popen[bytes]],
     ) -> None:
         self._folder, self._programs, self._places = folder, programs, places
         self._beats, self._processes = beats, processes
@@ -53,8 +53,7 @@ class Witness:
         """
         # Whoever failed first tells so at once; others fail only because it is gone.
         time.sleep(_TELL_SECONDS)
-        every = range(len(self._processes))
-        reports = {at: found for at in every if (found := reported(self._folder, at))}
+        reports = {at: found for at in self._processes if (found := reported(self._folder, at))}
         silent = {at: code for at, code in ended.items() if at not in reports}
         for at, code in silent.items():
             if -code in _BY_OTHERS:
@@ -69,21 +68,21 @@ class Witness:
 
     def silence(self, seconds: float) -> DeviceLost:
         """Names the device that the others wait for, with the stack of its threads."""
-        every = range(len(self._processes))
         stopped = self.stopped()
-        busy = [at for at in every if self._kind(at) not in WAITING]
-        at = min(stopped or busy or every, key=lambda device: self._beats[device].at())
-        how = "is stopped (by a signal; SIGCONT goes on)" if at in stopped else "does not go on"
-        told = f"{self.name(at)} {how}: no device has got any further for {seconds:.0f} s"
-        if at in stopped:
-            return DeviceLost(told, device=at, for_good=False)
-        self._processes[at].send_signal(signal.SIGUSR1)
+        at = slowest({at: beat.at() for at, beat in self._beats.items()}, stopped, self._programs)
+        told = f"{self.name(at)} {silence_words(seconds, stopped=at in stopped)}"
+        told += "" if at in stopped else self.stack(at)
+        return DeviceLost(told, device=at, for_good=False)
+
+    def stack(self, device: int) -> str:
+        """What a device that runs says it is at, in all of its threads."""
+        self._processes[device].send_signal(signal.SIGUSR1)
         time.sleep(_TELL_SECONDS)
-        return DeviceLost(told + self._last_words(at), device=at, for_good=False)
+        return self._last_words(device)
 
     def stopped(self) -> list[int]:
         """The devices that a signal or a debugger has stopped."""
-        return [at for at, p in enumerate(self._processes) if _state(p.pid) in _STOPPED]
+        return [at for at, p in self._processes.items() if _state(p.pid) in _STOPPED]
 
     def name(self, device: int) -> str:
         """`device 1 (stage 0, slice 0, replica 1) in step 4, at reduce of layer 2`."""
@@ -111,16 +110,35 @@ class Witness:
         of = getattr(errors, kind, RunBroken)
         return RunBroken(told) if of is errors.Faults else of(told)
 
-    def _kind(self, device: int) -> Kind | None:
-        _, index = self._beats[device].at()
-        instructions = self._programs[device].instructions
-        return instructions[index].kind if 0 <= index < len(instructions) else None
-
     def _last_words(self, device: int) -> str:
         with contextlib.suppress(OSError):
             words = error_file(self._folder, device).read_text(errors="replace").strip()
             return f"; it said:\n{words[-_LONGEST_WORDS:]}" if words else ""
         return ""
+
+
+def slowest(
+    beats: Mapping[int, tuple[int, int]], stopped: Collection[int], programs: Sequence[Program]
+) -> int:
+    """The device that silent ones wait for: a stopped one, one that waits for nobody, the last.
+
+    Args:
+        beats: step and index of the instruction of each device.
+        stopped: those that a signal or a debugger has stopped.
+        programs: of all devices.
+    """
+    busy = [at for at, (_, index) in beats.items() if _kind(programs[at], index) not in WAITING]
+    return min(stopped or busy or beats, key=lambda device: beats[device])
+
+
+def silence_words(seconds: float, *, stopped: bool) -> str:
+    """What is said of the device that the others wait for."""
+    how = "is stopped (by a signal; SIGCONT goes on)" if stopped else "does not go on"
+    return f"{how}: no device has got any further for {seconds:.0f} s"
+
+
+def _kind(program: Program, index: int) -> Kind | None:
+    return program.instructions[index].kind if 0 <= index < len(program.instructions) else None
 
 
 def device_name(device: int, place: Place, program: Program, at: tuple[int, int]) -> str:

@@ -9,6 +9,7 @@ from torch import Tensor
 from windlass.data.batches import Batches
 from windlass.errors import RunBroken
 from windlass.program.instruction import Kind, Program
+from windlass.program.recompute import selected
 from windlass.runtime.flow import Flow
 from windlass.runtime.interpret import Handler
 from windlass.runtime.layers import Template
@@ -89,6 +90,7 @@ class Compute:
         self.bare = frozenset(layer for layer in self.again if not templates[layer].compiled)
         """Those of them whose first forward pass keeps nothing. Compiled code that keeps nothing is
         other code, which fuses and so rounds otherwise; there what it keeps is dropped."""
+        self._selective = selected(plan)
         self._first_micro = tuple(
             i for i in program.instructions if i.micro == 0 and i.kind in _PASSES
         )
@@ -330,7 +332,10 @@ class Compute:
                 samples=self._keys(micro), layer=self._layer_keys[layer], active=self._active
             )
         seed = draw_seed(self._seed, self.step, layer, self.sample(micro))
-        return template(tensors.weights, tensors.buffers, keys, x, targets, seed=seed)
+        return template(
+            tensors.weights, tensors.buffers, keys, x, targets, seed=seed,
+            selectively=layer in self._selective,
+        )  # fmt: skip
 
     def _keys(self, micro: int) -> Tensor:
         """What tells the samples of a micro-batch from all others where something is dropped."""

@@ -40,7 +40,7 @@ from windlass.runtime.world import LOOPBACK
 _LOOK_SECONDS = 0.1
 _GRACE_SECONDS = 3.0
 """That other devices have to end by themselves once one has."""
-_FIRST_TIMES = 5
+FIRST_TIMES = 5
 """So much longer may it take until all devices begin: models are built and code is loaded."""
 
 
@@ -73,7 +73,7 @@ class Devices:
     ) -> None:
         self._folder = folder / RANKS_FOLDER
         self._silence = silence
-        self._first_silence = _FIRST_TIMES * (silence + compiling)
+        self._first_silence = FIRST_TIMES * (silence + compiling)
         every = range(len(programs))
         with storage_faults(self._folder):
             self._folder.mkdir(exist_ok=True)
@@ -91,7 +91,10 @@ class Devices:
         except BaseException:
             self._end()
             raise
-        self._witness = Witness(self._folder, programs, places, self._beats, self._processes)
+        self._witness = Witness(
+            self._folder, programs, places, dict(enumerate(self._beats)),
+            dict(enumerate(self._processes)),
+        )  # fmt: skip
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
@@ -128,7 +131,7 @@ class Devices:
         Raises:
             WindlassError: a device failed; the message names it, with its place and instruction.
         """
-        watch, told = _Watch(), False
+        watch, told = Quiet(), False
         while True:
             if not told and stop():
                 self._tell(STOP)
@@ -143,7 +146,7 @@ class Devices:
                     return
                 yield found
                 self._tell(TAKEN)
-                watch = _Watch()  # whoever took the step may have taken its time
+                watch = Quiet()  # whoever took the step may have taken its time
                 continue
             self._require_alive()
             self._require_signs(watch)
@@ -153,10 +156,10 @@ class Devices:
     def await_saved(self, path: Path) -> None:
         """Lets the step that was told last be saved; returns once it is, or never will be."""
         self._tell(TAKEN)
-        watch = _Watch()
+        watch = Quiet()
         while not path.exists():
-            quiet = watch.quiet([beat.signs() for beat in self._beats])
-            codes = [_ended(process) for process in self._processes]
+            quiet = watch.seconds([beat.signs() for beat in self._beats])
+            codes = [ended(process) for process in self._processes]
             if quiet > self._silence or any(code is not None for code in codes):
                 return
             time.sleep(_LOOK_SECONDS)
@@ -169,15 +172,7 @@ class Devices:
             beat.close()
 
     def _end(self) -> None:
-        for process in self._processes:
-            # Nobody has waited for it yet, so that its number is still its own.
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)
-        for process in self._processes:
-            process.wait()
-            if process.stdin:
-                with contextlib.suppress(BrokenPipeError):
-                    process.stdin.close()
+        end_groups(self._processes)
 
     def _tell(self, word: bytes) -> None:
         pipe = self._processes[0].stdin
@@ -190,7 +185,7 @@ class Devices:
         """Lets devices end by themselves; what goes wrong then costs nothing any more."""
         until = time.monotonic() + _GRACE_SECONDS
         while time.monotonic() < until:
-            codes = [_ended(process) for process in self._processes]
+            codes = [ended(process) for process in self._processes]
             if any(codes) or None not in codes:
                 return
             time.sleep(_LOOK_SECONDS)
@@ -201,18 +196,18 @@ class Devices:
         Raises:
             WindlassError: of the kind that the device met.
         """
-        codes = {at: _ended(process) for at, process in enumerate(self._processes)}
+        codes = {at: ended(process) for at, process in enumerate(self._processes)}
         failed = {at: code for at, code in codes.items() if code}
         if failed:
             raise self._witness.failure(failed)
 
-    def _require_signs(self, watch: "_Watch") -> None:
+    def _require_signs(self, watch: "Quiet") -> None:
         """Names the device that does not go on, if none has for too long.
 
         Raises:
             RunBroken: the devices are silent.
         """
-        quiet = watch.quiet([beat.signs() for beat in self._beats])
+        quiet = watch.seconds([beat.signs() for beat in self._beats])
         if quiet < self._silence:
             return
         begun = all(beat.at() > NO_BEAT for beat in self._beats)
@@ -220,21 +215,34 @@ class Devices:
             raise self._witness.silence(quiet)
 
 
-class _Watch:
-    """For how long nothing has changed."""
+def end_groups(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Ends processes that lead a group each, with all that they have started."""
+    for process in processes:
+        # Nobody has waited for it yet, so that its number is still its own.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+    for process in processes:
+        process.wait()
+        if process.stdin:
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.close()
+
+
+class Quiet:
+    """For how long no device has given a sign of life."""
 
     def __init__(self) -> None:
         self._seen: list[tuple[int, int, int]] = []
         self._since = time.monotonic()
 
-    def quiet(self, now: list[tuple[int, int, int]]) -> float:
+    def seconds(self, now: Sequence[tuple[int, int, int]]) -> float:
         """Seconds since what is seen now was seen first."""
-        if now != self._seen:
-            self._seen, self._since = now, time.monotonic()
+        if list(now) != self._seen:
+            self._seen, self._since = list(now), time.monotonic()
         return time.monotonic() - self._since
 
 
-def _ended(process: subprocess.Popen[bytes]) -> int | None:
+def ended(process: subprocess.Popen[bytes]) -> int | None:
     """The code that a process has ended with, as Popen counts it; None while it runs.
 
     It is left to be waited for: until then no other process can get its number.

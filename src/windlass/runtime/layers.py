@@ -16,6 +16,7 @@ from torch.func import functional_call
 from windlass.models.chain import Chain, cuts_of
 from windlass.models.exchange import Place
 from windlass.models.loss import loss_of
+from windlass.models.selective import selective
 from windlass.models.slices import sliced
 from windlass.models.structure import only_looks_up
 from windlass.models.weights import weightless
@@ -39,6 +40,9 @@ class Template:
         """Names inside the layer, in the order of `weights`."""
         self.buffers = tuple(name for name, _ in self._module.named_buffers())
         """Names inside the layer, in the order of `buffers`."""
+        names = len(list(self._module.named_parameters(remove_duplicate=False)))
+        self._ties_inside = names > len(self.parameters)
+        """Whether one parameter has several names; to look for such at each call takes time."""
         self._keyed = key_dropout(self._module)
         self._dropouts = tuple(m for m in self._module.modules() if isinstance(m, KeyedDropout))
         self._draws_unkeyed: bool | None = None
@@ -68,6 +72,7 @@ class Template:
         targets: Tensor | None = None,
         *,
         seed: int,
+        selectively: bool = False,
     ) -> Tensor:
         """The layer's output, or the loss of the last layer, in training.
 
@@ -80,19 +85,22 @@ class Template:
             seed: of what the layer draws from torch's own generator, past `nn.Dropout`. Such
                 draws are the same again in a recompute and after a resume, but do depend on how
                 the batch is cut into micro-batches.
+            selectively: whether only what large products give is kept for the backward pass; never
+                of compiled code.
         """
         arguments = (list(weights), list(buffers), keys, x, targets)
+        run = self._run_selectively if selectively else self._run
         if self._draws_unkeyed is False:
-            return self._run(*arguments)
+            return run(*arguments)
         generator = _generator(x.device)
         before = generator.get_state()
         generator.manual_seed(seed)
         if self._draws_unkeyed is None:
             seeded = generator.get_state()
-            output = self._run(*arguments)
+            output = run(*arguments)
             self._draws_unkeyed = not torch.equal(generator.get_state(), seeded)
         else:
-            output = self._run(*arguments)
+            output = run(*arguments)
         generator.set_state(before)
         return output
 
@@ -134,6 +142,9 @@ class Template:
         weights = [self._module.get_parameter(name) for name in self.parameters]
         return self.output(weights, [self._module.get_buffer(name) for name in self.buffers], x)
 
+    def _run_selectively(self, *arguments: object) -> Tensor:
+        return selective(self._call, *arguments, draws=self._draws_unkeyed is not False)
+
     def _call(
         self,
         weights: list[Tensor],
@@ -154,7 +165,7 @@ class Template:
     def _output(self, tensors: Mapping[str, Tensor], x: Tensor) -> Tensor:
         for dropout in self._dropouts:
             dropout.restart()
-        output = functional_call(self._module, dict(tensors), (x,))
+        output = functional_call(self._module, dict(tensors), (x,), tie_weights=self._ties_inside)
         return output  # noqa: RET504  functional_call is untyped
 
 

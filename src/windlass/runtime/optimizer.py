@@ -1,7 +1,7 @@
 """AdamW for one layer at a time, the learning rate as a function of the step, the global norm."""
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import count
 from typing import NamedTuple
 
@@ -85,16 +85,26 @@ class Optimizer:
             divisor: of all gradients; None for 1.
         """
         rate = learning_rate(self._settings, step)
+        at_once: dict[float, list[tuple[Weight, _Part]]] = {}
         for weight in weights:
             if weight.gradient is None:
                 continue
             decay = self._settings.weight_decay if weight.decays else 0.0
-            for part in self._parts(weight, weight.gradient):
+            parts = self._parts(weight, weight.gradient)
+            if self.codec is None and weight.working is weight.master:
+                at_once.setdefault(decay, []).extend((weight, whole) for whole in parts)
+                continue
+            for part in parts:
                 self._step(part, weight.steps, step, rate, decay, divisor)
                 if part.working is not None:
                     part.working.copy_(part.master)
             weight.steps += 1
             weight.gradient = None
+        for decay, wholes in at_once.items():
+            steps = [weight.steps for weight, _ in wholes]
+            self._adamw([whole for _, whole in wholes], steps, rate, decay, divisor)
+            for weight, _ in wholes:
+                weight.gradient = None
 
     def apply(
         self,
@@ -141,39 +151,39 @@ class Optimizer:
         """Updates a part; decodes and encodes its moments by smaller ones, where need be."""
         # Copies, because torch counts up what it is given, and a weight comes in parts.
         if self.codec is None:
-            values = (part.moments[0].values, part.moments[1].values)
-            self._adamw(part.master, part.gradient, values, updates.clone(), rate, decay, divisor)
+            self._adamw([part], [updates.clone()], rate, decay, divisor)
             return
         master, gradient = _flat(part.master), _flat(part.gradient)
         for at in range(0, master.numel(), PART):
             n = min(PART, master.numel() - at)
             kept = (part.moments[0].part(at, n), part.moments[1].part(at, n))
             values = self.codec.decode(kept)
-            self._adamw(
-                master[at : at + n], gradient[at : at + n], values,
-                updates.clone(), rate, decay, divisor,
-            )  # fmt: skip
+            decoded = part._replace(
+                master=master[at : at + n],
+                gradient=gradient[at : at + n],
+                moments=(Kept(values[0]), Kept(values[1])),
+            )
+            self._adamw([decoded], [updates.clone()], rate, decay, divisor)
             key = dither_key(self._settings.seed, step, part.name, (part.first + at) // PART)
             self.codec.encode(values, kept, key)
 
     def _adamw(
         self,
-        master: Tensor,
-        gradient: Tensor,
-        moments: tuple[Tensor, Tensor],
-        steps: Tensor,
+        parts: Sequence["_Part"],
+        updates: list[Tensor],
         rate: float,
         decay: float,
         divisor: Tensor | None,
     ) -> None:
+        """Updates parts whose moments are plain, in one call; counts each one's updates up."""
         beta1, beta2 = self._settings.betas
         adamw(
-            [master],
-            [gradient],
-            [moments[0]],
-            [moments[1]],
+            [part.master for part in parts],
+            [part.gradient for part in parts],
+            [part.moments[0].values for part in parts],
+            [part.moments[1].values for part in parts],
             [],
-            [steps],
+            updates,
             fused=True,
             grad_scale=divisor,
             found_inf=None if divisor is None else self._found,

@@ -39,13 +39,19 @@ class FlatParameter(Parameter):
     sums: "FlatSum"
 
     def _begin(self, gradient: Tensor) -> None:
-        place = self.sums.made()[self.first : self.first + self.shape.numel()]
-        self.gradient = place.view(self.shape)
+        self.gradient = self.sums.made()[self.at].view(self.shape)
         self.gradient.copy_(gradient)
+
+    @property
+    def at(self) -> slice:
+        """Where it lies in the flat layer."""
+        return slice(self.first, self.first + self.shape.numel())
 
 
 class FlatSum:
     """The gradient of a layer in one piece, made when something is first added.
+
+    Nothing clears it: what is first added to a place is copied there.
 
     Args:
         elements: padding included.
@@ -58,9 +64,9 @@ class FlatSum:
         self._flat: Tensor | None = None
 
     def made(self) -> Tensor:
-        """The whole, zeros at first."""
+        """The whole, with no value yet where nothing was added."""
         if self._flat is None:
-            self._flat = torch.zeros(self._elements, dtype=self._dtype, device=self._on)
+            self._flat = torch.empty(self._elements, dtype=self._dtype, device=self._on)
         return self._flat
 
     def taken(self) -> Tensor:
@@ -116,6 +122,8 @@ class Share:
         """Which part of each weight of its own the slice has, by full name."""
         shapes = [self.shapes[full] for full in owned]
         firsts = list(accumulate((shape.numel() for shape in shapes), initial=0))
+        self._weights = firsts[-1]
+        """Elements of the flat layer before the padding."""
         self.elements = padded(firsts[-1], plan)
         """Of the flat layer, padding included."""
         self.part = self.elements // plan.sharding.optimizer
@@ -196,8 +204,7 @@ class Share:
     def place(self, whole: Tensor) -> None:
         """Lets the layer compute with its places in `[elements]`."""
         for weight in self.parameters:
-            flat = whole[weight.first : weight.first + weight.shape.numel()]
-            weight.working = flat.view(weight.shape).requires_grad_()
+            weight.working = whole[weight.at].view(weight.shape).requires_grad_()
 
     def release(self) -> None:
         """Lets go of the whole weights."""
@@ -208,7 +215,7 @@ class Share:
         """Begins to sum the gradient over slices and replicas."""
         has = self._complete()
         if self.parameters:
-            flat = self.sums.taken()
+            flat = self._taken(has)
             self._sum_common(flat)
             self._coming = self._pod.reduce(flat), has
 
@@ -218,7 +225,7 @@ class Share:
             (coming, has), self._coming = self._coming, None
             return self._of_segments(coming.come(), has)
         has = self._complete()  # nobody else has a contribution
-        return self._of_segments(self.sums.taken(), has) if has else [None] * len(self.segments)
+        return self._of_segments(self._taken(has), has) if has else [None] * len(self.segments)
 
     def forget(self) -> None:
         """Drops gradients of a step that did not end."""
@@ -234,11 +241,20 @@ class Share:
             weight.forget()
         return has
 
+    def _taken(self, has: set[str]) -> Tensor:
+        """`[elements]`: the gradient, handed over; zeros for weights that have none, and behind."""
+        flat = self.sums.taken()
+        for weight in self.parameters:
+            if weight.name not in has:
+                flat[weight.at].zero_()
+        flat[self._weights :].zero_()
+        return flat
+
     def _sum_common(self, flat: Tensor) -> None:
         """Sums over the slices the gradients of what they have in common."""
         for among in AMONG if self._pod.slice.degree > 1 else ():
             places = [
-                flat[weight.first : weight.first + weight.shape.numel()]
+                flat[weight.at]
                 for weight in self.parameters
                 if self.pieces[weight.name].common == among
             ]

@@ -59,14 +59,16 @@ class Parameter:
             self.rows = (rows if self.rows is None else self.rows + rows).coalesce()
             if not summed:
                 self.complete()
-        elif self.gradient is not None:
+        elif self.gradient is None:
+            # The optimizer walks memory, so the layout must be the weight's.
+            self._begin(gradient.to(_wide(gradient.dtype) if summed else gradient.dtype))
+        elif gradient.dtype == self.gradient.dtype:
+            self.gradient.add_(gradient)
+        else:
             # In parts: torch makes a float32 copy of whatever is added to float32.
             parts = zip(_parts(self.gradient), _parts(gradient.contiguous()), strict=True)
             for total, part in parts:
                 total.add_(part)
-        else:
-            # The optimizer walks memory, so the layout must be the weight's.
-            self._begin(gradient.to(_wide(gradient.dtype) if summed else gradient.dtype))
 
     def complete(self) -> None:
         """Adds the rows to the gradient; called before anybody looks at it."""

@@ -200,7 +200,7 @@ def _change(
     if "batch" in freed and request.batch.accumulation is not None:
         overrides.append(f"batch.accumulation={plan.batch.accumulation}")
     if "recompute" in freed:
-        overrides.append(f"recompute={plan.stages[0].recompute}")
+        overrides.append(f"recompute={plan.recompute}")
     if "precision" in freed:
         overrides.append(f"precision={plan.precision}")
     if "compile" in freed:

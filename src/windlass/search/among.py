@@ -182,7 +182,7 @@ def _sort(plan: Plan) -> tuple[object, ...]:
     """What tells plans apart in a list of runners-up."""
     shares = (plan.sharding.weights > 1, plan.sharding.optimizer > 1)
     cut, home = plan.cut, plan.home.optimizer
-    return cut.pipeline, cut.tensor, plan.order, plan.stages[0].recompute, shares, home
+    return cut.pipeline, cut.tensor, plan.order, plan.recompute, shares, home
 
 
 def _whole(

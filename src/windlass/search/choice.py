@@ -148,9 +148,20 @@ def differences(plan: Plan, other: Plan) -> dict[str, str]:
         "interleave": (plan.interleave, other.interleave),
         "precision": (plan.precision, other.precision),
         "compile": (str(plan.compile).lower(), str(other.compile).lower()),
-        "recompute": (plan.stages[0].recompute, other.stages[0].recompute),
+        "recompute": (plan.recompute, other.recompute),
+        "recomputed": (_recomputed(plan), _recomputed(other)),
         "batch.micro": (plan.batch.micro, other.batch.micro),
         "phases": (len(plan.stages[0].phases), len(other.stages[0].phases)),
         "train.sequence": (plan.batch.sequence, other.batch.sequence),
     }
     return {key: str(theirs) for key, (ours, theirs) in pairs.items() if ours != theirs}
+
+
+def _recomputed(plan: Plan) -> str:
+    """`5`, or `5 3 0` of several stages: how many layers run again; `all` where all do."""
+    if all(stage.recomputed is None for stage in plan.stages):
+        return "all"
+    return " ".join(
+        "0" if stage.recompute == "none" else str(stage.recomputed or "all")
+        for stage in plan.stages
+    )

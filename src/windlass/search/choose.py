@@ -1,12 +1,13 @@
 """Choose: the plan whose whole run is predicted to end first, of those that fit."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from windlass.cost.predict import predict
 from windlass.errors import Faults
 from windlass.search.advise import advise
 from windlass.search.among import choose_among
 from windlass.search.choice import Choice
+from windlass.search.fewest import fewest
 from windlass.search.ranked import refusal, run_seconds, runner_up
 from windlass.search.sieve import Sieved, sieve, undominated
 from windlass.search.space import impossible, plans, stays_whole, vary
@@ -40,7 +41,7 @@ def choose(request: Request, graph: Graph, machine: Machine) -> Choice:
         Faults: the request asks for what cannot be.
     """
     if machine.devices > 1:
-        if wrong := tuple(impossible(request, graph, machine)):
+        if wrong := (*impossible(request, graph, machine), *_unsearched(request)):
             raise Faults(wrong)
         return choose_among(request, graph, machine)
     near_bytes = request.near or machine.device.near.capacity_bytes
@@ -59,10 +60,10 @@ def choose(request: Request, graph: Graph, machine: Machine) -> Choice:
             plan=None, prediction=None, refused=refused, advice=advice, weighed=len(candidates)
         )
     steps = request.train.steps
-    weighed = [
-        (plan, weigh(plan, graph, machine, near_bytes=near_bytes))
-        for plan in undominated(sieved.fitting)
-    ]
+    able = undominated(sieved.fitting)
+    if request.recompute is None and request.recomputed is None:
+        able = (each for plan in able for each in _spared(plan, graph, machine, near_bytes))
+    weighed = [(plan, weigh(plan, graph, machine, near_bytes=near_bytes)) for plan in able]
     best, _ = min(weighed, key=lambda item: _rank(item, steps))
     weighed += _recomputing(best, sieved.fitting, graph, machine, near_bytes)
     weighed.sort(key=lambda item: _rank(item, steps))
@@ -79,11 +80,26 @@ def choose(request: Request, graph: Graph, machine: Machine) -> Choice:
     )
 
 
+def _unsearched(request: Request) -> Iterator[str]:
+    """What is not chosen on several devices, where stages run all of their layers again or none."""
+    if request.recompute == "selective":
+        yield "`recompute` = selective on several devices; set it to layer or none"
+    if request.recomputed is not None:
+        yield f"`recomputed` = {request.recomputed} on several devices; leave it out"
+
+
 def _candidates(request: Request, graph: Graph, machine: Machine) -> tuple[Plan, ...]:
     """The plans that the request leaves open, streamed ones only if it asks for phases."""
     if request.phases is None or request.phases == 1:
         return plans(request, graph, machine)
     return streamed_plans(request, graph, machine)
+
+
+def _spared(plan: Plan, graph: Graph, machine: Machine, near_bytes: int) -> tuple[Plan, ...]:
+    """The plan with only as much recomputed as it takes, in each way that there is."""
+    if plan.streamed or plan.recompute == "none":
+        return (plan,)
+    return fewest(plan, graph, machine, near_bytes)
 
 
 def _runners_up(weighed: Sequence[_Weighed]) -> list[_Weighed]:
@@ -106,7 +122,7 @@ def _compile(plan: Plan) -> bool:
 
 
 def _recompute(plan: Plan) -> str:
-    return plan.stages[0].recompute
+    return plan.recompute
 
 
 def _phases(plan: Plan) -> str:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from windlass.program.recompute import recompute_words
 from windlass.search.choice import Advice, Change, Choice, Refusal, RunnerUp, Standing
 from windlass.spec.plan import Plan
 from windlass.units import show_bytes, show_seconds
@@ -115,12 +116,10 @@ def show_plan(plan: Plan) -> str:
     mode = "compiled" if plan.compile else "eager"
     count, micro = plan.batch.accumulation, plan.batch.micro
     batch = f"{count} micro-batches of {micro}" if count > 1 else f"one micro-batch of {micro}"
-    recomputes = plan.stages[0].recompute == "layer"
-    kept = "recomputes layers" if recomputes else "keeps all activations"
     moments = "" if plan.moments == "float32" else f", moments in {plan.moments}"
     away = plan.far("optimizer") and not plan.far("weights")
     home = f", optimizer state on {plan.home.optimizer}" if away else ""
-    told = f"{plan.precision}, {mode}, {batch}, {kept}{moments}{home}"
+    told = f"{plan.precision}, {mode}, {batch}, {recompute_words(plan)}{moments}{home}"
     return told if plan.cut.devices == 1 else f"{show_cut(plan)}, {told}"
 
 

@@ -60,7 +60,8 @@ def _pinned(request: Request, plan: Plan, freed: str) -> Request:
         "batch": BatchRequest(micro=plan.batch.micro, accumulation=plan.batch.accumulation),
         "order": plan.order,
         "interleave": plan.interleave,
-        "recompute": plan.stages[0].recompute,
+        "recompute": plan.recompute,
+        "recomputed": None,
         "precision": plan.precision,
         "compile": plan.compile,
     }
@@ -76,7 +77,7 @@ def _pinned(request: Request, plan: Plan, freed: str) -> Request:
 def _said(plan: Plan) -> dict[str, object]:
     """What changes name, as a request writes it."""
     return {
-        "recompute": plan.stages[0].recompute,
+        "recompute": plan.recompute,
         "batch.micro": plan.batch.micro,
         "batch.accumulation": plan.batch.accumulation,
         "sharding.weights": plan.sharding.weights,

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from windlass.cost.step import StepCost
 from windlass.program.instruction import Instruction, Kind
 from windlass.program.peers import Peers
-from windlass.program.phases import recomputed
+from windlass.program.recompute import recomputed
 from windlass.program.sizes import LayerSizes
 from windlass.spec.graph import Graph
 from windlass.spec.machine import Machine
@@ -45,8 +45,8 @@ def _left(plan: Plan, stage: Stage, sizes: Sequence[LayerSizes]) -> int:
     left = sizes[stage.first - 1].output if stage.first > 0 and begin > stage.first else 0
     if not plan.far("activations"):
         left += sum(layer.output for layer in sizes[stage.first : max(stage.first, begin - 1)])
-    if end < len(sizes) and stage.recompute == "none":
-        left += sum(layer.kept for layer in sizes[begin:end])
+    if end < len(sizes):
+        left += sum(sizes[at].kept for at in range(begin, end) if not recomputed(plan, at))
     return left
 
 
@@ -112,14 +112,14 @@ class PassTimes:
         )
 
 
-def least_seconds(plan: Plan, graph: Graph, times: PassTimes) -> float:
+def least_seconds(plan: Plan, times: PassTimes) -> float:
     """Seconds of a step: the longest of one way through all stages, and each stage's own passes.
 
     The way: a stage hands nothing on before all micro-batches are through all of its phases but the
     last, and nothing back before they are back through all but the first. So only the last stage's
     neighbours ever work beside it; the more phases, the less a pipeline gains.
     """
-    works = [_stage_passes(plan, stage, graph, times) for stage in plan.stages]
+    works = [_stage_passes(plan, stage, times) for stage in plan.stages]
     onward = sum(sum(each.forward for each in phases[:-1]) for phases in works[:-1])
     back = sum(sum(each.backward for each in phases[1:]) for phases in works[1:])
     turning = sum(each.forward for each in works[-1])
@@ -127,11 +127,11 @@ def least_seconds(plan: Plan, graph: Graph, times: PassTimes) -> float:
     return max(way, *(sum(map(sum, phases)) for phases in works))
 
 
-def _stage_passes(plan: Plan, stage: Stage, graph: Graph, times: PassTimes) -> list[_Passes]:
+def _stage_passes(plan: Plan, stage: Stage, times: PassTimes) -> list[_Passes]:
     found = []
     for begin, end in stage.phases:
         layers = range(begin, end)
-        again = sum(times.again[at] for at in layers if recomputed(plan, graph, at))
+        again = sum(times.again[at] for at in layers if recomputed(plan, at))
         backward = again + sum(times.backward[begin:end])
         count = plan.batch.accumulation
         found.append(_Passes(count * sum(times.forward[begin:end]), count * backward))

@@ -77,6 +77,7 @@ def in_phases(base: Plan, field: Field) -> Iterator[Plan]:
                 Stage.model_construct(
                     phases=_phases(parameters[stage.first : stage.last], stage.first, count),
                     recompute=stage.recompute,
+                    recomputed=stage.recomputed,
                 )
                 for stage in base.stages
             )

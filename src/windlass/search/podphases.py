@@ -126,7 +126,7 @@ def _small(field: Field, near_bytes: int) -> Iterator[tuple[float, Plan]]:
         small = [plan for plan in several if least_bytes(plan, sizes) <= room]
         if small:
             times = PassTimes.of(small[0], graph, machine)
-            yield from ((least_seconds(plan, graph, times), plan) for plan in small)
+            yield from ((least_seconds(plan, times), plan) for plan in small)
 
 
 def _with_room(field: Field, near_bytes: int) -> Iterator[Plan]:

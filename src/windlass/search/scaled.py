@@ -112,13 +112,23 @@ def _stages(plan: Plan, count: int) -> tuple[tuple[Stage, ...], str]:
         for size in _sizes([b - a for a, b in stage.phases]):
             phases.append((end, end + size))
             end += size
-        found.append(Stage(phases=tuple(phases), recompute=stage.recompute))
+        found.append(
+            stage.model_copy(
+                update={"phases": tuple(phases), "recomputed": _recomputed(stage, phases[-1])}
+            )
+        )
     if end < _LEAST_LAYERS:
         first, _ = found[-1].phases[-1]
         grown = (*found[-1].phases[:-1], (first, _LEAST_LAYERS))
         found[-1] = found[-1].model_copy(update={"phases": grown})
     note = "" if count == had else f"of {had} stages those of index {_listed(kept)} stand for all"
     return tuple(found), note
+
+
+def _recomputed(stage: Stage, phase: tuple[int, int]) -> int | None:
+    """How many layers of a small stage run again, of whose last phase at least some do not."""
+    some = phase[1] - phase[0] - 2  # embedding and head, if they are there, never do
+    return None if stage.recomputed is None or some < 1 else min(stage.recomputed, some)
 
 
 def _sizes(layers: list[int]) -> list[int]:

@@ -80,9 +80,9 @@ def undominated(plans: Sequence[Plan]) -> Iterator[Plan]:
 
     With all else equal, recompute adds instructions and takes none away, so it is never faster.
     """
-    keeping = {_without_recompute(plan) for plan in plans if plan.stages[0].recompute == "none"}
+    keeping = {_without_recompute(plan) for plan in plans if plan.recompute == "none"}
     for plan in plans:
-        if plan.stages[0].recompute == "none" or _without_recompute(plan) not in keeping:
+        if plan.recompute == "none" or _without_recompute(plan) not in keeping:
             yield plan
 
 

@@ -10,6 +10,7 @@ from typing import TypeVar, get_args
 
 from windlass.errors import Faults
 from windlass.program.legal import slice_faults
+from windlass.program.recompute import recomputing
 from windlass.spec.graph import PRECISION_BYTES, Graph, Precision
 from windlass.spec.grid import grid
 from windlass.spec.machine import Machine
@@ -74,17 +75,17 @@ def open_plans(first: Plan, request: Request, graph: Graph, machine: Machine) ->
     Raises:
         Faults: what the request pins cannot be.
     """
-    found = tuple(_faults(request, graph, machine))
-    if found:
-        raise Faults(found)
+    wrong = tuple(_faults(request, graph, machine))
+    if wrong:
+        raise Faults(wrong)
     choices = product(
         _tensors(request, graph, machine),
         _pinned(request.precision, precisions(machine)),
         _pinned(request.compile, (False, True)),
-        _pinned(request.recompute, _RECOMPUTES),
+        recomputes(request),
         _micros(request),
     )
-    return tuple(
+    found = (
         vary(
             first,
             tensor=tensor,
@@ -96,6 +97,10 @@ def open_plans(first: Plan, request: Request, graph: Graph, machine: Machine) ->
         for tensor, precision, compiled, recompute, micro in choices
         if captured(graph, precision, compiled=compiled)
     )
+    if request.recomputed is None:
+        return tuple(found)
+    counts = [request.recomputed] * len(first.stages)
+    return tuple(recomputing(plan, counts) for plan in found)
 
 
 def vary(
@@ -152,6 +157,13 @@ def degrees(request: Request, machine: Machine) -> tuple[int, ...]:
 def sequence_of(request: Request, graph: Graph) -> int:
     """Tokens of one sequence: the request's, else the longest the model takes, at most 1024."""
     return request.train.sequence or min(graph.max_sequence or _LONGEST, _LONGEST)
+
+
+def recomputes(request: Request) -> tuple[Recompute, ...]:
+    """Whether layers run again, as far as the request leaves it open."""
+    if request.recomputed is not None and request.recompute is None:
+        return ("layer",)
+    return _pinned(request.recompute, _RECOMPUTES)
 
 
 def precisions(machine: Machine) -> tuple[Precision, ...]:

@@ -54,5 +54,6 @@ def opened(request: Request) -> Request:
             "order": None,
             "interleave": None,
             "recompute": None,
+            "recomputed": None,
         }
     )

@@ -37,7 +37,8 @@ def streamed_plans(request: Request, graph: Graph, machine: Machine) -> tuple[Pl
     cuts = {phases_of(graph, count) for count in (*counts, graph.layers) if count <= graph.layers}
     if request.phases is not None:
         cuts = {cut for cut in cuts if len(cut) == request.phases}
-    every = plans(request.model_copy(update={"recompute": "none"}), graph, machine)
+    kept = {"recompute": "none", "recomputed": None}
+    every = plans(request.model_copy(update=kept), graph, machine)
     slices = max(plan.cut.tensor for plan in every)
     bases = tuple(plan for plan in every if plan.cut.tensor == slices)
     # The larger the first phase, the fewer gradients wait: what two phases lack, all do.

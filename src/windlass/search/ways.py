@@ -124,8 +124,7 @@ def _named(kind: Sequence[_Way], known: Sequence[Plan]) -> bool:
     """Whether a plan of this kind is named already."""
     like = kind[0][1]
     return any(
-        plan.streamed == like.streamed
-        and (plan.streamed or plan.stages[0].recompute == like.stages[0].recompute)
+        plan.streamed == like.streamed and (plan.streamed or plan.recompute == like.recompute)
         for plan in known
     )
 
@@ -140,7 +139,7 @@ def _overrides(request: Request, freed: Sequence[str], plan: Plan) -> Iterator[s
     if "batch" in freed and request.batch.accumulation is not None:
         yield f"batch.accumulation={plan.batch.accumulation}"
     if not plan.streamed:
-        yield f"recompute={plan.stages[0].recompute}"
+        yield f"recompute={plan.recompute}"
     if "precision" in freed and request.precision is not None:
         yield f"precision={plan.precision}"
     if "compile" in freed and request.compile is not None:

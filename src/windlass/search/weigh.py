@@ -125,6 +125,13 @@ def steady(plan: Plan, graph: Graph, machine: Machine) -> Prediction:
     return high.model_copy(update=changes)
 
 
+def settled(plan: Plan) -> Plan:
+    """The plan with no more micro-batches than fill its stages as far as they ever are."""
+    if plan.order == "gpipe" and plan.cut.pipeline > 1:
+        return plan
+    return _shortened(plan, _FEW if plan.cut.pipeline == 1 else _SETTLED * plan.cut.pipeline)
+
+
 def with_near(prediction: Prediction, near_bytes: int) -> Prediction:
     """The prediction with another budget for the near tier, which is the first."""
     near, *others = prediction.peaks

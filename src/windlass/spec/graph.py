@@ -162,6 +162,9 @@ class LayerKind(Document):
     looks_up: bool = False
     """All it does is look rows of its weights up: it is never compiled, and its backward gives
     gradients of those rows only."""
+    selective: tuple[LayerCost, ...] = Field(default=(), repr=False)
+    """The same run eagerly, with only what its large products give kept: its backward passes begin
+    with what is run again. None of a layer that cannot be run so."""
 
     @cached_property
     def parameter_count(self) -> int:
@@ -179,17 +182,22 @@ class LayerKind(Document):
         rows = micro * sequence
         return tuple(min(p.count, rows * p.shape[-1]) for p in self.parameters)
 
-    def cost(self, precision: Precision, *, compiled: bool) -> LayerCost:
+    def cost(self, precision: Precision, *, compiled: bool, selective: bool = False) -> LayerCost:
         """The cost in one precision and mode.
+
+        Args:
+            precision: that it computes in.
+            compiled: whether it runs as compiled code.
+            selective: whether it keeps only what its large products give.
 
         Raises:
             KeyError: the graph was captured without that combination.
         """
-        for cost in self.costs:
+        for cost in self.selective if selective else self.costs:
             if cost.precision == precision and cost.compiled == compiled:
                 return cost
         if precision == "float64":
-            return self.cost("float32", compiled=compiled).widened()
+            return self.cost("float32", compiled=compiled, selective=selective).widened()
         raise KeyError(f"{self.name} has no cost in {precision}, compiled={compiled}")
 
 
@@ -203,7 +211,7 @@ class Span(Document):
 class Graph(Document):
     """A chain of layers with the cost of each kind, whole and as one of t slices computes it."""
 
-    beside = frozenset({"slices", "uncut", "whole"})
+    beside = frozenset({"slices", "uncut", "whole", "kinds.selective"})
 
     name: str
     vocabulary: int

@@ -1,6 +1,6 @@
 """Plan: the one artifact. How a graph is cut over a machine, complete and immutable."""
 
-from typing import Literal, Self
+from typing import Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
@@ -9,8 +9,9 @@ from windlass.spec.graph import PRECISION_BYTES, Precision
 from windlass.spec.grid import Slices
 
 Order = Literal["gpipe", "1f1b", "interleaved", "zero-bubble"]
-Recompute = Literal["none", "layer"]
-"""`layer`: keep only a layer's input, run its forward again right before its backward."""
+Recompute = Literal["none", "selective", "layer"]
+"""`layer`: keep only a layer's input, run its forward again right before its backward. `selective`:
+keep what its large products give, and run the rest again as its backward begins."""
 
 HomeClass = Literal["weights", "gradients", "optimizer", "activations"]
 """What a plan gives a home to."""
@@ -84,6 +85,24 @@ class Stage(Document):
     phases: tuple[tuple[int, int], ...] = Field(min_length=1)
     """Half-open ranges of layers that are in the near tier together, in turn."""
     recompute: Recompute = "none"
+    recomputed: int | None = Field(default=None, ge=1)
+    """Of how many layers `recompute` tells, the first ones; None: of all that can run again."""
+    rest: Literal["selective"] | None = None
+    """How those behind them are recomputed; None: not at all."""
+
+    @model_validator(mode="after")
+    def _counts_what_runs_again(self) -> Self:
+        if self.recomputed is not None and self.recompute == "none":
+            raise ValueError(
+                f"`recomputed` = {self.recomputed} with `recompute` = none, which runs no layer "
+                "again; set `recompute` = layer or leave `recomputed` out"
+            )
+        if self.rest is not None and (self.recompute != "layer" or self.recomputed is None):
+            raise ValueError(
+                f"`rest` = {self.rest} without `recompute` = layer and a `recomputed`, behind "
+                "which there is a rest; name both, or set `recompute` = selective"
+            )
+        return self
 
     @property
     def first(self) -> int:
@@ -176,6 +195,12 @@ class Plan(Document):
         phases but the first have gone home. So they wait there together with the optimizer state.
         """
         return self.clip and self.far("gradients")
+
+    @property
+    def recompute(self) -> Recompute:
+        """The most that any stage computes twice."""
+        known: tuple[Recompute, ...] = get_args(Recompute)
+        return max((stage.recompute for stage in self.stages), key=known.index)
 
     @property
     def label(self) -> str:

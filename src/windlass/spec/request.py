@@ -1,9 +1,15 @@
 """Request: what a user asks for. Everything has a default; what stays open, the planner decides."""
 
 from math import inf
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
-from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer
+from pydantic import (
+    Field,
+    SerializerFunctionWrapHandler,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 from windlass.document import Document
 from windlass.spec.graph import Precision
@@ -147,5 +153,17 @@ class Request(Document):
     """How the optimizer's moments are kept. It changes the numbers, so search holds to it."""
     compile: bool | None = None
     recompute: Recompute | None = None
+    recomputed: int | None = Field(default=None, ge=1)
+    """Of how many layers of each stage that tells, the first ones; None: of all that can run again
+    where `recompute` is named, else of as few as makes the plan fit."""
     phases: int | None = Field(default=None, ge=1)
     """In how many turns layers come into the near tier; 1: all stay there; None: as few as fit."""
+
+    @model_validator(mode="after")
+    def _counts_what_runs_again(self) -> Self:
+        if self.recomputed is not None and self.recompute == "none":
+            raise ValueError(
+                f"`recomputed` = {self.recomputed} with `recompute` = none, which runs no layer "
+                "again; leave one of them out"
+            )
+        return self

@@ -1,0 +1,79 @@
+from itertools import product
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from factories import tiny_graph, tiny_machine, tiny_plan
+from windlass.cost.predict import predict
+from windlass.program.lower import lower
+from windlass.program.occupancy import occupancy
+from windlass.program.recompute import recomputing
+from windlass.search.fewest import Steps, fewest, stage_peaks
+from windlass.spec.graph import Graph
+from windlass.spec.plan import Plan
+
+MACHINE = tiny_machine(devices=8, runtime=1000)
+
+
+def peaks(plan: Plan, graph: Graph) -> list[int]:
+    """Of each stage, by the whole of its program."""
+    return [
+        occupancy(program, plan, graph, runtime_bytes=1000).peak_bytes
+        for program in lower(plan, graph)
+    ]
+
+
+orders = st.sampled_from([("1f1b", 1), ("gpipe", 1), ("zero-bubble", 1), ("interleaved", 2)])
+
+
+@settings(max_examples=40)
+@given(
+    layers=st.integers(4, 6), pipeline=st.integers(1, 3), rounds=st.integers(1, 3), order=orders,
+    share=st.floats(0, 1),
+)  # fmt: skip
+def test_no_plan_that_fits_runs_fewer_layers_again_or_is_faster(
+    layers: int, pipeline: int, rounds: int, order: tuple[str, int], share: float
+):
+    graph = tiny_graph(layers=layers, tied=False)
+    name, chunks = order if pipeline > 1 else ("1f1b", 1)
+    plan = tiny_plan(
+        graph, MACHINE, pipeline=pipeline, accumulation=rounds * pipeline, order=name,
+        interleave=chunks, recompute="layer",
+    )  # fmt: skip
+    keeping = tiny_plan(
+        graph, MACHINE, pipeline=pipeline, accumulation=rounds * pipeline, order=name,
+        interleave=chunks,
+    )  # fmt: skip
+    low, high = max(peaks(plan, graph)), max(peaks(keeping, graph))
+    near = int(low + share * max(0, high - low))
+    found = fewest(plan, graph, MACHINE, near)
+    assert all(max(peaks(each, graph)) <= near for each in found)
+    seconds = min(predict(each, graph, MACHINE).step_seconds for each in found)
+    for selects in (False, True)[: 1 if name == "zero-bubble" else 2]:
+        steps = Steps(plan, selects=selects)
+        for counts in product(*(range(last + 1) for last in steps.last)):
+            other = steps.plan(counts)
+            if max(peaks(other, graph)) <= near:
+                assert predict(other, graph, MACHINE).step_seconds >= seconds * (1 - 1e-9)
+
+
+def test_stages_that_hold_more_micro_batches_run_more_layers_again():
+    graph = tiny_graph(layers=18, tied=False, vocabulary=8)
+    parts = (((0, 7),), ((7, 13),), ((13, 20),))
+    plan = tiny_plan(
+        graph, MACHINE, pipeline=3, accumulation=12, recompute="layer", stages=parts
+    )  # fmt: skip
+    near = peaks(recomputing(plan, [5, 6, 6]), graph)[0]
+    whole, _ = fewest(plan, graph, MACHINE, near)
+    found = [stage.recomputed or 0 for stage in whole.stages]
+    assert found[0] == 5 > found[1] > found[2] == 0
+
+
+def test_the_peaks_of_many_micro_batches_are_those_of_few():
+    graph = tiny_graph(layers=6, tied=False)
+    for order, chunks in (("1f1b", 1), ("gpipe", 1), ("zero-bubble", 1), ("interleaved", 2)):
+        plan = tiny_plan(
+            graph, MACHINE, pipeline=2, accumulation=24, order=order, interleave=chunks,
+            recompute="layer", recomputed=1,
+        )  # fmt: skip
+        assert list(stage_peaks(plan, graph, MACHINE)) == peaks(plan, graph)
