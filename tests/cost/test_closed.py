@@ -7,13 +7,14 @@ import pytest
 
 from factories import cut_graph, late_tied_graph, tiny_graph, tiny_machine, tiny_plan
 from windlass.cost.closed import Totals, closed
-from windlass.cost.closed_layers import Block, Chain, Setting
+from windlass.cost.closed_layers import Chain
 from windlass.cost.closed_levels import Shape
 from windlass.cost.closed_rows import Rows, Run
+from windlass.cost.closed_ways import Block, Setting, Share
 from windlass.cost.predict import predict
 from windlass.spec.graph import Graph
-from windlass.spec.machine import Machine
-from windlass.spec.plan import Plan
+from windlass.spec.machine import Machine, Tier
+from windlass.spec.plan import Home, Plan
 
 GRAPHS = tuple(
     cut_graph(graph)
@@ -31,6 +32,25 @@ FAST_LINKS = SLOW_LINKS.model_copy(
 )
 IN_TURN = FAST_LINKS.model_copy(update={"rule": "bulk-synchronous"})
 
+
+def with_host(machine: Machine, rate: float, **device: object) -> Machine:
+    """The machine with memory of its hosts, so many bytes/s away."""
+    host = Tier(name="host", capacity_bytes=10**12, read=rate, write=rate, both=1.5 * rate)
+    tiers = (*machine.device.tiers, host)
+    changed = machine.device.model_copy(update={"tiers": tiers, **device})
+    return machine.model_copy(update={"device": changed})
+
+
+WITH_HOSTS = (
+    with_host(FAST_LINKS, 2e10),
+    with_host(FAST_LINKS, 2e9),
+    with_host(FAST_LINKS, 2e10, kind="other"),
+    with_host(FAST_LINKS, 2e9, kind="other"),
+    with_host(IN_TURN, 2e9, kind="other", moving_share=0.1),
+)
+"""Far tiers that updates wait for and such that they do not; `other` devices do not update with the
+cores that compute."""
+
 CLOSE = 0.02
 """Asked of the closed form, which is exact for nearly all plans."""
 FEW = 0.01
@@ -42,7 +62,7 @@ next: it counts them in full, also where the stage would have waited meanwhile."
 
 
 def draw(chance: random.Random, graph: Graph, machine: Machine) -> Plan:
-    """A legal plan whose layers all stay near."""
+    """A legal plan whose layers all stay near; optimizer state lives in the last tier."""
     layers = graph.layers
     pipeline = chance.choice([1, 1, 2, 3, 4])
     replicas = chance.choice([1, 2, 4])
@@ -75,6 +95,7 @@ def draw(chance: random.Random, graph: Graph, machine: Machine) -> Plan:
         recompute=chance.choice(["none", "layer"]),
         moments=chance.choice(["float32", "int8"]),
         clip=chance.random() < 0.5,
+        home=Home(optimizer=machine.device.tiers[-1].name),
         stages=tuple((bounds,) for bounds in pairwise(ends)),
     )
 
@@ -89,10 +110,10 @@ def told(plan: Plan, graph: Graph, machine: Machine) -> Totals:
     shape = Shape.of(plan.order, cut.pipeline, plan.interleave, micros)
     setting = Setting(
         cut.tensor, plan.precision, plan.compile, plan.batch.micro, micros > 1, cut.pipeline > 1,
-        cut.replicas,
+        cut.replicas, plan.streamed and machine.device.moving_share > 0,
     )  # fmt: skip
-    pair = (plan.sharding.weights, plan.sharding.optimizer)
-    block = Block(cut.tensor, plan.precision, micros > 1, cut.replicas, (pair,))
+    share = Share(plan.sharding.weights, plan.sharding.optimizer, plan.home.optimizer)
+    block = Block(cut.tensor, plan.precision, micros > 1, cut.replicas, (share,), setting.moves)
     again = (graph.layers,) * cut.pipeline if plan.recompute == "layer" else ()
     run = Run(setting, again, micros)
     ends = (*(stage.first for stage in plan.stages), graph.layers)
@@ -130,6 +151,12 @@ def test_it_also_says_so_of_machines_that_do_things_in_turn():
     """Those of tied weights, which there hold up a stage too, it does not follow."""
     seconds, _ = errors(seed=3, count=30, machines=(IN_TURN,))
     assert sum(seconds) / len(seconds) < CLOSE / 4
+
+
+def test_it_follows_updates_of_optimizer_state_that_lives_away():
+    seconds, nbytes = errors(seed=4, count=100, machines=WITH_HOSTS)
+    assert sum(seconds) / len(seconds) < CLOSE / 10
+    assert sum(nbytes) / len(nbytes) < CLOSE / 10
 
 
 @pytest.mark.slow

@@ -224,6 +224,11 @@ def away(world: World, **cut: Any) -> Plan:  # noqa: ANN401  handed on to the fa
     )  # fmt: skip
 
 
+def test_chunks_that_interleave_keep_their_state_away(world: World) -> None:
+    plan = away(world, pipeline=2, replicas=2, sharding=(2, 2), order="interleaved", interleave=2)
+    Seen().add(world, plan)
+
+
 def test_state_that_is_away_and_shared_goes_on_bit_for_bit(world: World) -> None:
     plan = away(world, replicas=2, sharding=(1, 2), tensor=2, clip=False)
     whole = world.run(plan)

@@ -15,15 +15,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from windlass.cost.closed_away import Lent, UnderWay, first_passes, held_up
 from windlass.cost.closed_ends import Reductions, ends
 from windlass.cost.closed_late import lateness
-from windlass.cost.closed_layers import Block, Chain, Floats
+from windlass.cost.closed_layers import Chain, Floats, Ints
 from windlass.cost.closed_levels import Shape
 from windlass.cost.closed_parts import Parts
 from windlass.cost.closed_peak import peak_bytes
 from windlass.cost.closed_peak import stage_bytes as bytes_of_stages
 from windlass.cost.closed_rows import Rows
 from windlass.cost.closed_taken import Taken, Times
+from windlass.cost.closed_ways import Block
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +35,8 @@ class Totals:
     step_seconds: Floats
     peak_bytes: Floats
     """Of the near tier, on the fullest stage."""
+    far_full: Floats
+    """Share of the tier beyond that its state takes, on the fullest stage; up to 1 it fits."""
 
 
 def closed(chain: Chain, shape: Shape, ends: tuple[int, ...], rows: Rows) -> Totals:
@@ -53,6 +57,7 @@ def closed(chain: Chain, shape: Shape, ends: tuple[int, ...], rows: Rows) -> Tot
     return Totals(
         step_seconds=_step(parts, taken, shared, rows, clips=chain.base.clip),
         peak_bytes=peak_bytes(chain, parts, rows, shared.held),
+        far_full=shared.far_full[rows.pair],
     )
 
 
@@ -85,7 +90,9 @@ def least_seconds(chain: Chain, shape: Shape, ends: tuple[int, ...], rows: Rows)
 def least_bytes(chain: Chain, shape: Shape, blocks: Sequence[Block]) -> Floats:
     """What no plan of each pair needs less of: the state of an even share of the layers."""
     counts = np.bincount(chain.sorts)
-    return np.concatenate([chain.states(block).held @ counts for block in blocks]) / shape.pipeline
+    states = [chain.states(block) for block in blocks]
+    held = [each.held @ counts / shape.pipeline + each.staging for each in states]
+    return np.concatenate(held)
 
 
 class _Shared:
@@ -100,15 +107,24 @@ class _Shared:
         def layers(name: str) -> Floats:
             return np.concatenate([getattr(each, name) for each in states])
 
-        self.held = parts.by_sort(layers("held"))
+        def pairs(name: str) -> Floats:
+            return np.concatenate([getattr(each, name) for each in states])[:, None]
+
+        self.held = parts.by_sort(layers("held")) + pairs("staging")
+        self.far_full = (parts.by_sort(layers("far")) / pairs("far_capacity")).max(axis=1)
+        self.under_way = layers("under_way")
+        self.goes_on = np.asarray(self.under_way.any(axis=1))
+        """Whether updates go on beside the next step."""
         self.gather = layers("gather")
         self.reductions = Reductions(links=layers("reduce"), waited=layers("waited"))
         self.after = parts.by_sort(layers("after"))
+        self.norm = np.zeros_like(self.after)
         if chain.base.clip:
             nbytes = parts.by_sort(layers("norm_bytes"))
             launches = parts.by_sort(layers("norm_launches"))
             rate = chain.norm_rates(rows.blocks, nbytes)
-            self.after += np.where(nbytes > 0, nbytes / rate + launches, 0.0)
+            self.norm = np.where(nbytes > 0, nbytes / rate + launches, 0.0)
+            self.after += self.norm
 
 
 def _step(parts: Parts, taken: Taken, shared: _Shared, rows: Rows, *, clips: bool) -> Floats:
@@ -119,6 +135,43 @@ def _step(parts: Parts, taken: Taken, shared: _Shared, rows: Rows, *, clips: boo
     else:
         updated = reduced.with_things(shared.after[:, parts.sort])
         found = updated.of_plans(rows.run, rows.pair)
+    late = np.zeros(rows.count)
     if shared.gather.any():  # before the first passes
-        found += lateness(parts, taken.passed.folded, shared.gather).of_plans(rows.run, rows.pair)
-    return np.asarray(found)
+        late = lateness(parts, taken.passed.folded, shared.gather).of_plans(rows.run, rows.pair)
+    going = np.flatnonzero(shared.goes_on[rows.pair])
+    if going.size:
+        run, pair = rows.run[going], rows.pair[going]
+        if clips:
+            ended = -shared.after.max(axis=1)[pair][:, None]
+        else:
+            ended = reduced.of(run, pair) - found[going][:, None]
+        waits = _held_up(parts, taken, shared, run, pair, ended)
+        late[going] = np.maximum(late[going], waits)
+    return np.asarray(found + late)
+
+
+def _held_up(
+    parts: Parts, taken: Taken, shared: _Shared, run: Ints, pair: Ints, ended: Floats
+) -> Floats:
+    """By how much updates under way make the first passes of some plans late.
+
+    Args:
+        parts: of all plans.
+        taken: seconds of passes.
+        shared: what replicas share.
+        run: of each plan.
+        pair: of each plan.
+        ended: when passes had ended on each stage, from the begin of the next step.
+    """
+    passed, loans, kinds = taken.passed, taken.passed.loans, parts.kinds
+    updates = UnderWay(
+        seconds=shared.under_way[pair][:, kinds],
+        gather=shared.gather[pair][:, kinds],
+        begin=shared.norm[pair][:, parts.sort] + ended,
+    )
+    forward = taken.forward[run][:, kinds]
+    came = first_passes(forward, taken.load[run], passed.message[run], parts.chunk)
+    lent = None
+    if loans is not None and taken.borrower is not None:
+        lent = Lent(taken.borrower, loans.owner, loans.lending[run])
+    return held_up(parts.chunk, parts.stage, came, updates, lent)

@@ -9,51 +9,26 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from windlass.cost.closed_states import StateNumbers, StatePrices
+from windlass.cost.closed_ways import Block, Setting
 from windlass.cost.links import Links
 from windlass.cost.step import StepCost
 from windlass.program.exchanged import Inside, Sent
 from windlass.program.instruction import Instruction, Kind
-from windlass.program.shards import parts
-from windlass.program.sizes import StateSizes, layer_sizes, rows_bytes, state_sizes
+from windlass.program.sizes import layer_sizes, rows_bytes
 from windlass.program.ties import owners
 from windlass.spec.graph import Graph, LayerKind, Precision
 from windlass.spec.machine import Curve, Machine
-from windlass.spec.plan import Batch, Cut, Plan, Sharding, Stage
+from windlass.spec.plan import NEAR, Batch, Cut, Home, Plan, Sharding, Stage
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 _PASSES: tuple[Kind, ...] = ("forward", "backward", "backward input", "backward weight")
-
-
-class Setting(NamedTuple):
-    """What the passes of a layer depend on, the length of a sequence apart."""
-
-    tensor: int
-    precision: Precision
-    compiled: bool
-    micro: int
-    sums: bool
-    """Whether a step has several micro-batches, so that their gradients are summed."""
-    parted: bool
-    """Whether there are several stages."""
-    replicas: int = 1
-    """Whose slices exchange at the same time, on the same links."""
-
-
-class Block(NamedTuple):
-    """Ways to share the state of layers: pairs of rts and rts'."""
-
-    tensor: int
-    precision: Precision
-    sums: bool
-    replicas: int
-    pairs: tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,23 +68,6 @@ HELD = (
 """What a layer's passes hold, as `PassNumbers` names it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StateNumbers:
-    """Bytes of state and seconds that it costs, for each pair of a block and kind of layer."""
-
-    held: Floats
-    """Weights and optimizer state that are always there."""
-    gather: Floats
-    reduce: Floats
-    """On the links."""
-    waited: Floats
-    """Of `reduce`, in which the device does nothing else."""
-    after: Floats
-    """What comes behind the passes: updates and what follows them."""
-    norm_bytes: Floats
-    norm_launches: Floats
-
-
 class Chain:
     """Prices of a chain of layers on a machine, kept once found.
 
@@ -127,6 +85,7 @@ class Chain:
         """Of each layer its kind, as a number."""
         self._first = tuple(names.index(name) for name in self._names)
         self.layers = len(names)
+        self._beyond = machine.device.tiers[-1].name
         self.tied = tuple(
             (layer, owner)
             for layer, owned in enumerate(owners(graph))
@@ -136,7 +95,9 @@ class Chain:
         """Layers that borrow weights, each with the layer that owns them."""
         self.passes: Callable[[Setting], PassNumbers] = cache(self._passes)
         self.held: Callable[[Setting], Floats] = cache(self._held)
-        self.states: Callable[[Block], StateNumbers] = cache(self._states)
+        self.states: Callable[[Block], StateNumbers] = cache(
+            StatePrices(self._shared_plan, graph, machine).of
+        )
         self.rows: Callable[[int, int, int], Floats] = cache(self._rows)
         self.lent_elements: Callable[[int], float] = cache(self._lent_elements)
         self._summed: Callable[[Setting], PassNumbers] = cache(self._summed_)
@@ -146,8 +107,10 @@ class Chain:
         self._costs: Callable[[Setting], StepCost] = cache(self._costs_)
         self._way: Callable[[int, int, int], tuple[float, float]] = cache(self._way_)
         self.take_over_seconds: Callable[[int, Precision, bool], float] = cache(self._take_over)
-        self._kept: Callable[[Setting, int], _States] = cache(self._kept_)
         self._norm_rate: Callable[[Block], float] = cache(self._norm_rate_)
+
+    def _shared_plan(self, setting: Setting, weights: int, optimizer: int) -> Plan:
+        return self.plan_of(setting, weights=weights, optimizer=optimizer)
 
     def plan_of(self, setting: Setting, *, weights: int = 1, optimizer: int = 1) -> Plan:
         """A plan of that setting."""
@@ -158,6 +121,7 @@ class Chain:
                 "interleave": 1,
                 "precision": setting.precision,
                 "compile": setting.compiled,
+                "home": Home.model_construct(optimizer=self._beyond if setting.moves else NEAR),
                 "cut": _cut(len(ends) - 1, setting.tensor, setting.replicas),
                 "sharding": Sharding.model_construct(_BOTH, weights=weights, optimizer=optimizer),
                 "batch": Batch.model_construct(
@@ -199,7 +163,7 @@ class Chain:
 
     def _norm_rate_(self, block: Block) -> float:
         """That of any number of bytes; not a number where it depends on it."""
-        costs = self._costs(_of_block(block))
+        costs = self._costs(block.setting)
         fixed = {costs.norm_rate(each) for each in (1.0, 1e6, 1e12)}
         return fixed.pop() if len(fixed) == 1 else float("nan")
 
@@ -316,69 +280,12 @@ class Chain:
             weight_bytes=plan.weight_bytes,
         )
 
-    def _states(self, block: Block) -> StateNumbers:
-        rows = [self._shared(block, *pair) for pair in block.pairs]
-        held, gather, reduce, waited, after, norm_bytes, launches = np.stack(rows, axis=1)
-        return StateNumbers(
-            held=held,
-            gather=gather,
-            reduce=reduce,
-            waited=waited,
-            after=after,
-            norm_bytes=norm_bytes,
-            norm_launches=launches,
-        )
-
-    def _shared(self, block: Block, weights: int, optimizer: int) -> Floats:
-        """The numbers of one pair, in the order of `StateNumbers`."""
-        plan = self.plan_of(_of_block(block), weights=weights, optimizer=optimizer)
-        states = self._kept(_of_block(block)._replace(replicas=1), optimizer)
-        found = [self._of_pair(plan, states.sizes[name]) for name in self._names]
-        found_ = np.array(found).T
-        found_[4] += states.update
-        return np.concatenate([found_, [states.launches]])
-
-    def _of_pair(self, plan: Plan, sizes: StateSizes) -> tuple[float, ...]:
-        """Of one kind the numbers of one pair, but for its updates and launches."""
-        sharing, cut = plan.sharding, plan.cut
-        held = sizes.weights // sharing.weights
-        sizes = sizes._replace(held=held)
-        gather = reduce = beside = spread = 0.0
-        if sizes.weights and self.machine.links:
-            links = Links(plan, self.graph, self.machine)
-            if sharing.weights > 1:
-                gather = links.state_seconds("gather", sizes)
-            if parts(plan) > 1:
-                spread = links.state_seconds("spread", sizes)
-            if cut.replicas > 1 or sizes.common + sizes.common_in_columns + sizes.common_in_rows:
-                reduce = links.state_seconds("reduce", sizes)
-                beside = links.summing_seconds(sizes)
-        waited = reduce - beside
-        return held + sizes.optimizer, gather, reduce, waited, spread, sizes.shard
-
-    def _kept_(self, setting: Setting, optimizer: int) -> "_States":
-        plan, kinds = self.plan_of(setting, optimizer=optimizer), self.kinds(setting.tensor)
-        costs = StepCost(plan, self.graph, self.machine)
-        return _States(
-            sizes={name: state_sizes(plan, kinds[name]) for name in self._names},
-            update=np.array([costs.of(Instruction("update", at)).total for at in self._first]),
-            launches=np.array([costs.norm_launches(kinds[name]) for name in self._names]),
-        )
-
 
 _Exchanges = Mapping[tuple[Kind, str], tuple[Inside, ...]]
 _ADDING: tuple[Kind, ...] = ("backward", "backward weight")
 _BOTH, _STAGE = {"weights", "optimizer"}, {"phases", "recompute"}
 _BATCH, _CUT = {"sequence", "micro", "accumulation"}, {"pipeline", "tensor", "replicas"}
 """All fields are named: finding out which are not takes longer than all else."""
-
-
-class _States(NamedTuple):
-    """Of each kind, in order of the first layers: what depends on rts' alone."""
-
-    sizes: Mapping[str, StateSizes]
-    update: Floats
-    launches: Floats
 
 
 def rates(curve: Curve, sizes: Floats) -> Floats:
@@ -393,9 +300,3 @@ def _cut(pipeline: int, tensor: int, replicas: int) -> Cut:
 
 def _alone(setting: Setting) -> Setting:
     return setting._replace(replicas=1)
-
-
-def _of_block(block: Block) -> Setting:
-    return Setting(
-        block.tensor, block.precision, False, 1, block.sums, False, replicas=block.replicas
-    )

@@ -12,7 +12,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from windlass.cost.closed_layers import Block, Chain, Floats, Ints, Setting
+from windlass.cost.closed_layers import Chain, Floats, Ints
+from windlass.cost.closed_ways import Block, Setting, Share
 
 Again = tuple[int, ...]
 """For each stage how many of the first blocks of each of its chunks are computed again; () none."""
@@ -101,8 +102,10 @@ class Rows:
     micros: Ints
     """Of each run."""
     blocks: tuple[Block, ...]
+    shares: tuple[Share, ...]
+    """All pairs of all blocks in turn."""
     pairs: Ints
-    """rts and rts' (columns) of all pairs of all blocks in turn."""
+    """Their rts and rts' (columns)."""
     run: Ints
     """Of each plan."""
     pair: Ints
@@ -159,6 +162,7 @@ class Rows:
             blocks: that runs name.
             runs: a row for each: its block, setting, again and micro-batches.
         """
+        shares = tuple(share for block in blocks for share in block.pairs)
         counts = np.array([len(block.pairs) for block in blocks])
         firsts = np.cumsum(counts) - counts
         of_run, setting, again, micros = runs.T
@@ -171,7 +175,8 @@ class Rows:
             again=again,
             micros=micros,
             blocks=tuple(blocks),
-            pairs=np.array([pair for block in blocks for pair in block.pairs]),
+            shares=shares,
+            pairs=np.array([(each.weights, each.optimizer) for each in shares]),
             run=run,
             pair=np.arange(len(run)) + np.repeat(firsts[of_run] - np.cumsum(each) + each, each),
         )

@@ -64,6 +64,10 @@ class Times:
         self.alike = alike(chain.sorts, self._patterns)
         """Of each layer but the last whether the next one is alike in all runs."""
 
+    def by_kind(self, name: _Name) -> Floats:
+        """Seconds of one pass of each kind of layer."""
+        return self._by_kind[name]
+
     def sums(self, *names: _Name, again: bool = False) -> LayerSums:
         """Passes, one after the other; with the forward pass of layers that are computed again."""
         each = np.add.reduce([self._by_kind[name] for name in names])
@@ -86,6 +90,9 @@ class Taken:
         in_turn = chain.machine.rule == "bulk-synchronous"
         times = Times(chain, parts, rows)
         loans = _loans(chain, parts, times)
+        self.forward, self.load = times.by_kind("forward"), times.load
+        self.borrower = chain.tied[0][0] if chain.tied else None
+        """The layer that borrows weights, if one does."""
         parted = shape.order == "zero-bubble"
         adding = [
             times.sums("backward_weight" if parted else "backward", each, again=not parted)

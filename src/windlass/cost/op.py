@@ -45,6 +45,10 @@ class Seconds(NamedTuple):
         """Both pieces, one after the other."""
         return Seconds(*(mine + its for mine, its in zip(self, other, strict=True)))
 
+    def times(self, share: float) -> "Seconds":
+        """A part of it."""
+        return Seconds(*(share * each for each in self))
+
 
 class Setting(NamedTuple):
     """Under what an op runs."""

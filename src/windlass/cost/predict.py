@@ -58,14 +58,14 @@ def predict(
         spans = run_clock(plan, graph, machine, costs, clocked)
         last = max(range(len(clocked)), key=lambda at: step_seconds(clocked[at], spans[at]))
         program, times = programs[last], spans[last]
-        if len(programs) == 1:
+        beside = plan.streamed and machine.device.kind != "cpu"
+        if len(programs) > 1 or beside:
+            by_kind, by_term = _among_others(costs, program, times, beside=beside)
+        else:
             by_kind, by_term = _alike(costs, program)
-            computing = sum(by_kind.values())
-            waiting = max(0.0, step_seconds(program, times) - computing)
+            waiting = max(0.0, step_seconds(program, times) - sum(by_kind.values()))
             for totals in (by_kind, by_term):
                 totals[_WAITING] = waiting
-        else:
-            by_kind, by_term = _among_others(costs, program, times)
         if plan.streamed:
             moved = together(Traffic(plan, graph).total(program.instructions))
             far = FarTraffic(
@@ -108,23 +108,30 @@ def _deviation(machine: Machine) -> float:
 
 
 def _among_others(
-    costs: StepCost, program: Program, spans: tuple[Span, ...]
+    costs: StepCost, program: Program, spans: tuple[Span, ...], *, beside: bool
 ) -> tuple[dict[str, float], dict[str, float]]:
     """Seconds by instruction kind and by term on the device that is done last.
 
     Whatever goes on beside what follows it counts as far as nothing else covers it.
+
+    Args:
+        costs: of the plan's instructions.
+        program: of the device.
+        spans: of its instructions.
+        beside: whether updates that move something go on beside what follows them too.
     """
     by_kind: dict[str, float] = defaultdict(float)
-    done, end = 0.0, step_seconds(program, spans)
+    done, end, worked = 0.0, step_seconds(program, spans), Seconds()
     for instruction, span in zip(program.instructions, spans, strict=True):
-        until = min(span.end, end)
-        by_kind[instruction.kind] += max(0.0, until - max(span.start, done))
-        if span.start > done:
-            by_kind[_WAITING] += span.start - done
+        start, until = min(span.start, end), min(span.end, end)
+        seen = max(0.0, until - max(start, done))
+        by_kind[instruction.kind] += seen
+        work = costs.of(instruction, program.device)
+        hidden = beside and instruction.kind == "update" and work.total > seen
+        worked = worked.plus(work.times(seen / work.total) if hidden else work)
+        if start > done:
+            by_kind[_WAITING] += start - done
         done = max(done, until)
-    worked = Seconds()
-    for instruction in program.instructions:
-        worked = worked.plus(costs.of(instruction, program.device))
     by_term = _terms(worked)
     waiting = by_kind.get(_WAITING, 0.0)
     by_term[_EXCHANGE] = max(0.0, done - worked.total - waiting)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from windlass.program.layout import chunks_of
 from windlass.program.phases import owned, put_off, shares_room, travelling
 from windlass.program.schedule import passes
-from windlass.program.sizes import LayerSizes, sizes_of
+from windlass.program.sizes import LayerSizes, StateSizes, sizes_of
 from windlass.spec.graph import Graph
 from windlass.spec.plan import HomeClass, Plan
 
@@ -32,13 +32,21 @@ def far_bytes(plan: Plan, graph: Graph, stage: int = 0) -> dict[str, dict[HomeCl
     return tiers
 
 
+def state_at_home(plan: Plan, layer: LayerSizes | StateSizes) -> int:
+    """Bytes of a layer's optimizer state at home, which an update reads and writes back.
+
+    Masters that stay near as weights have a twin there, which is updated with the moments.
+    """
+    twins = not plan.masters_apart and not plan.far("weights")
+    return layer.optimizer + (layer.part if twins else 0)
+
+
 def _held(plan: Plan, graph: Graph, stage: int) -> Iterator[tuple[HomeClass, int]]:
     sizes = sizes_of(plan, graph)
     own = [sizes[layer] for layer in owned(plan, graph, stage)]
-    twins = not plan.masters_apart and not plan.far("weights")
     shares = shares_room(plan)
     yield "weights", sum(layer.held for layer in own)
-    yield "optimizer", sum(layer.optimizer + (layer.part if twins else 0) for layer in own)
+    yield "optimizer", sum(state_at_home(plan, layer) for layer in own)
     waiting = [sizes[layer] for layer in put_off(plan, graph, stage)]
     yield "gradients", sum(max(0, each.shard - (each.held if shares else 0)) for each in waiting)
     yield "activations", _outputs(plan, stage, sizes)

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+from windlass.program.far import state_at_home
 from windlass.program.instruction import Instruction
 from windlass.program.phases import put_off
 from windlass.program.sizes import LayerSizes, sizes_of
@@ -30,8 +31,7 @@ class Traffic:
     """
 
     def __init__(self, plan: Plan, graph: Graph) -> None:
-        self._homes = plan.far_homes
-        self._masters_apart = plan.masters_apart
+        self._plan, self._homes = plan, plan.far_homes
         self._put_off = frozenset(
             layer for stage in range(plan.cut.pipeline) for layer in put_off(plan, graph, stage)
         )
@@ -94,12 +94,9 @@ class Traffic:
         return (*self._update(sizes), ("gradients", Moved(read=sizes.shard)))
 
     def _update(self, sizes: LayerSizes) -> tuple[tuple[HomeClass, Moved], ...]:
-        """The state comes and goes; weights come only where they are the masters themselves.
-
-        Masters that stay near as weights have a twin at home, which is updated with the moments.
-        """
-        read = 0 if self._masters_apart else sizes.part
-        state = sizes.optimizer + (0 if "weights" in self._homes else read)
+        """The state comes and goes; weights come only where they are the masters themselves."""
+        state = state_at_home(self._plan, sizes)
+        read = 0 if self._plan.masters_apart else sizes.part
         return (
             ("optimizer", Moved(state, state)),
             ("weights", Moved(read, sizes.part)),

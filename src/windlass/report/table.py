@@ -26,6 +26,8 @@ from windlass.report.words import (
     recompute_words,
     sharing_words,
     speed_words,
+    state_away,
+    state_words,
     wear_words,
 )
 from windlass.spec.graph import Graph
@@ -125,6 +127,8 @@ def short_words(plan: Plan) -> str:
     parts = [size, plan.precision]
     if plan.cut.devices > 1:
         parts.insert(0, cut_letters(plan))
+    elif state_away(plan):
+        parts.append(state_words(plan))
     parts += [] if plan.moments == "float32" else [f"{plan.moments} moments"]
     parts += ["compiled"] if plan.compile else []
     parts += ["recompute"] if plan.recompute == "layer" else []

@@ -44,12 +44,26 @@ def cut_words(plan: Plan) -> str:
 
 
 def cut_letters(plan: Plan) -> str:
-    """`p8 t8 r4`, and ` rts 2 rts' 4` where replicas share weights or optimizer state."""
+    """`p8 t8 r4`, and ` rts 2 rts' 4` where replicas share weights or optimizer state.
+
+    And ` state on host` where only that lives away.
+    """
     cut, sharding = plan.cut, plan.sharding
     words = [f"p{cut.pipeline} t{cut.tensor} r{cut.replicas}"]
     words += [f"rts {sharding.weights}"] if sharding.weights > 1 else []
     words += [f"rts' {sharding.optimizer}"] if sharding.optimizer > 1 else []
+    words += [state_words(plan)] if state_away(plan) else []
     return " ".join(words)
+
+
+def state_away(plan: Plan) -> bool:
+    """Whether optimizer state alone lives beyond the near tier."""
+    return plan.far("optimizer") and not plan.far("weights")
+
+
+def state_words(plan: Plan) -> str:
+    """`state on host`: where optimizer state lives."""
+    return f"state on {plan.home.optimizer}"
 
 
 def sharing_words(plan: Plan) -> str:

@@ -115,8 +115,8 @@ class PodStream(Stream):
         return flat[share.begin - share.held_begin :][: share.part]
 
     @property
-    def _phases(self) -> tuple[tuple[int, int], ...]:
-        return self._plan.stages[self._pod.place.stage].phases
+    def _stage(self) -> int:
+        return self._pod.place.stage
 
     def _laid_out(self, waiting: frozenset[int | None]) -> Iterator[LayerParameters]:
         here = layers_of(self._plan, self._pod.place.stage)
@@ -247,7 +247,7 @@ class PodStream(Stream):
             return
         for owner in sorted({at for layer in layers for at in self._needs[layer]}):
             self.release(owner, 0)
-            if owner >= self._resident.stop:
+            if owner not in self._resident:
                 self._drop(owner)
 
     def _reduce(self, layer: int, _: int) -> None:

@@ -17,6 +17,7 @@ from windlass.errors import RunBroken
 from windlass.files import storage_faults
 from windlass.models.chain import Chain, materialise
 from windlass.program.instruction import Kind, Program
+from windlass.program.layout import layers_of
 from windlass.program.phases import shares_room
 from windlass.runtime.checkpoint import Checkpoint, layer_file
 from windlass.runtime.directfile import page_memory
@@ -103,8 +104,9 @@ class Stream:
             for layer in self.layers
         )
         """Of each layer the layers of this stage whose weights it computes with."""
-        self._resident = range(*self._phases[0])
-        """The layers that are near between steps."""
+        between = self._between_steps()
+        self._resident = frozenset(owner for layer in between for owner in self._needs[layer])
+        """The layers whose weights are near between steps."""
 
     # What is there at the start.
 
@@ -123,14 +125,19 @@ class Stream:
             self._adopt(checkpoint)
         for layer in self._chain.layers:
             layer.to_empty(device="meta")  # a model that was built whole is at home now
-        for owner in {owner for layer in self._resident for owner in self._needs[layer]}:
+        for owner in sorted(self._resident):
             self.fetch(owner, 0)
         self.wait()
 
+    def _between_steps(self) -> Sequence[int]:
+        """The layers of this stage that are near between steps: where weights go, a phase."""
+        if not self._plan.far("weights"):
+            return layers_of(self._plan, self._stage)
+        return range(*self._plan.stages[self._stage].phases[0])
+
     @property
-    def _phases(self) -> tuple[tuple[int, int], ...]:
-        """Of this stage."""
-        return self._plan.stages[0].phases
+    def _stage(self) -> int:
+        return 0
 
     def _create(self) -> None:
         with storage_faults(self._folder):
@@ -198,7 +205,7 @@ class Stream:
         """Frees layers, except those that are near between steps."""
         for layer in layers:
             for owner in self._needs[layer]:
-                if owner >= self._resident.stop and owner in self._near:
+                if owner not in self._resident and owner in self._near:
                     self.release(owner, 0)
 
     def summed(self, layer: int) -> Sequence[Parameter]:

@@ -19,6 +19,7 @@ from windlass.search.pods import pod_plans
 from windlass.search.ranked import refusal, runner_up
 from windlass.search.sensitive import sensitivities
 from windlass.search.shortfall import shortfall
+from windlass.search.space import stays_whole
 from windlass.search.standing import opened, standing
 from windlass.search.sweep import Found, Sweep
 from windlass.search.weigh import memory_among, state_bytes, steady, with_near
@@ -88,7 +89,7 @@ def choose_among(request: Request, graph: Graph, machine: Machine) -> Choice:
 
 def _in_turns(field: Field, near_bytes: int, misses: Sequence[Found]) -> Choice:
     """The fastest plan in phases, where layers cannot all be near, or are asked not to be."""
-    turned = Phased((), 0) if field.request.phases == 1 else phased(field, near_bytes)
+    turned = Phased((), 0) if stays_whole(field.request) else phased(field, near_bytes)
     refused = tuple(_refusal(field, found, near_bytes) for found in misses[:_REFUSED])
     if not turned.best:
         return _nothing_fits(field, refused, near_bytes)
@@ -147,7 +148,7 @@ def _ranked(field: Field, found: Sequence[Found], near_bytes: int) -> list[Weigh
         if each.step_seconds * (1 - close) > fastest:
             continue
         item = _weighed(field, each, near_bytes)
-        if item[1].peaks[0].over_bytes == 0:
+        if item[1].fits:
             weighed.append(item)
             fastest = min(fastest, _run_seconds(item, steps) / steps)
     return sorted(weighed, key=lambda item: _rank(item, steps))
@@ -169,7 +170,7 @@ def _told_apart(
         if _sort(plan) in told:
             continue
         item = _weighed(field, found, near_bytes)
-        if item[1].peaks[0].over_bytes == 0:
+        if item[1].fits:
             told.add(_sort(plan))
             shown.append(item)
         if len(shown) == _RUNNERS_UP:
@@ -180,7 +181,8 @@ def _told_apart(
 def _sort(plan: Plan) -> tuple[object, ...]:
     """What tells plans apart in a list of runners-up."""
     shares = (plan.sharding.weights > 1, plan.sharding.optimizer > 1)
-    return plan.cut.pipeline, plan.cut.tensor, plan.order, plan.recompute, shares
+    cut, home = plan.cut, plan.home.optimizer
+    return cut.pipeline, cut.tensor, plan.order, plan.recompute, shares, home
 
 
 def _whole(
@@ -203,7 +205,7 @@ def _nothing_fits(field: Field, refused: Sequence[Refusal], near_bytes: int) -> 
     Raises:
         PlanError: no plan is legal at all.
     """
-    lacking = None if field.request.phases == 1 else shortfall(field, near_bytes)
+    lacking = None if stays_whole(field.request) else shortfall(field, near_bytes)
     told = [] if lacking is None else [_in_phases(lacking.plan, field, near_bytes)]
     nearest = sorted((*refused, *told), key=lambda each: each.peak_bytes)
     if not nearest:
@@ -241,6 +243,8 @@ def _run_seconds(item: Weighed, steps: int) -> float:
     return item[1].step_seconds * steps + item[1].compile_seconds
 
 
-def _rank(item: Weighed, steps: int) -> tuple[float, int, int]:
-    """Faster first; then the emptier near tier, then the larger micro-batch."""
-    return _run_seconds(item, steps), item[1].peaks[0].peak_bytes, -item[0].batch.micro
+def _rank(item: Weighed, steps: int) -> tuple[float, bool, int, int]:
+    """Faster first; then what moves nothing, the emptier near tier, the larger micro-batch."""
+    plan, prediction = item
+    near = prediction.peaks[0].peak_bytes
+    return _run_seconds(item, steps), plan.streamed, near, -plan.batch.micro

@@ -143,6 +143,7 @@ def differences(plan: Plan, other: Plan) -> dict[str, str]:
         "cut.replicas": (plan.cut.replicas, other.cut.replicas),
         "sharding.weights": (plan.sharding.weights, other.sharding.weights),
         "sharding.optimizer": (plan.sharding.optimizer, other.sharding.optimizer),
+        "home.optimizer": (plan.home.optimizer, other.home.optimizer),
         "order": (plan.order, other.order),
         "interleave": (plan.interleave, other.interleave),
         "precision": (plan.precision, other.precision),

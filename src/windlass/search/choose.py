@@ -10,7 +10,7 @@ from windlass.search.choice import Choice
 from windlass.search.fewest import fewest
 from windlass.search.ranked import refusal, run_seconds, runner_up
 from windlass.search.sieve import Sieved, sieve, undominated
-from windlass.search.space import impossible, plans, vary
+from windlass.search.space import impossible, plans, stays_whole, vary
 from windlass.search.streamed import streamed_plans
 from windlass.search.weigh import weigh, with_near
 from windlass.spec.graph import Graph
@@ -47,7 +47,7 @@ def choose(request: Request, graph: Graph, machine: Machine) -> Choice:
     near_bytes = request.near or machine.device.near.capacity_bytes
     candidates = _candidates(request, graph, machine)
     sieved = sieve(candidates, graph, machine, near_bytes)
-    if not sieved.fitting and request.phases is None:
+    if not sieved.fitting and request.phases is None and not stays_whole(request):
         # What fits whole is never slower than in phases, so those are asked for only now.
         streamed = streamed_plans(request, graph, machine)
         candidates += streamed

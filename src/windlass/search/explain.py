@@ -117,7 +117,9 @@ def show_plan(plan: Plan) -> str:
     count, micro = plan.batch.accumulation, plan.batch.micro
     batch = f"{count} micro-batches of {micro}" if count > 1 else f"one micro-batch of {micro}"
     moments = "" if plan.moments == "float32" else f", moments in {plan.moments}"
-    told = f"{plan.precision}, {mode}, {batch}, {recompute_words(plan)}{moments}"
+    away = plan.far("optimizer") and not plan.far("weights")
+    home = f", optimizer state on {plan.home.optimizer}" if away else ""
+    told = f"{plan.precision}, {mode}, {batch}, {recompute_words(plan)}{moments}{home}"
     return told if plan.cut.devices == 1 else f"{show_cut(plan)}, {told}"
 
 

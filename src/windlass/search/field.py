@@ -12,15 +12,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from windlass.cost.closed_layers import Block, Setting
 from windlass.cost.closed_levels import Shape
 from windlass.cost.closed_rows import Rows, Settings
+from windlass.cost.closed_ways import Block, Setting, Share
 from windlass.program.legal import arrangement_faults, slice_faults
 from windlass.search.space import captured, divisors, precisions, sequence_of
 from windlass.search.stages import stages_of
 from windlass.spec.graph import Graph, Precision
 from windlass.spec.machine import Machine
-from windlass.spec.plan import Batch, Cut, Order, Plan, Sharding, Stage
+from windlass.spec.plan import NEAR, Batch, Cut, Home, Order, Plan, Sharding, Stage
 from windlass.spec.request import Request
 
 _ORDERS: tuple[Order, ...] = ("1f1b", "gpipe", "zero-bubble", "interleaved")
@@ -46,6 +46,14 @@ class Family(NamedTuple):
     precision: Precision
     micros: tuple[int, ...]
     """Numbers of micro-batches of a step."""
+    homes: tuple[str, ...]
+    """Tiers where optimizer state may live."""
+    moves: bool
+    """Whether compute units are set apart for moves to and from them."""
+
+    def block(self, shares: tuple[Share, ...], *, sums: bool) -> Block:
+        """The block of its plans; `sums` as in `Block`."""
+        return Block(self.tensor, self.precision, sums, self.replicas, shares, self.moves)
 
 
 _Places = Mapping[tuple[object, ...], int]
@@ -142,24 +150,21 @@ class Field:
         precisions = [each for each in self.precisions if self.modes(shape.order, each)]
         for tensor, (count, micros), precision in product(self.tensors, found.items(), precisions):
             if micros and shape.pipeline * tensor * count <= self.machine.devices:
-                yield Family(tensor, count, precision, micros)
+                for homes, moves in self.homes(precision):
+                    yield Family(tensor, count, precision, micros, homes, moves)
 
     def cell(self, shape: Shape, families: Iterable[Family]) -> Cell:
         """All plans of some families of one shape."""
         sums, parted = shape.micros > 1, shape.pipeline > 1
         settings, places = self._settings(sums, parted)
         blocks, runs = list[Block](), list[tuple[int, int, int, int]]()
-        for tensor, replicas, precision, able in families:
-            runs += (
-                (
-                    len(blocks),
-                    places[tensor, precision, compiled, self.micro(micros, replicas), replicas],
-                    again,
-                    micros,
-                )
-                for micros, (compiled, again) in product(able, self.modes(shape.order, precision))
-            )
-            blocks.append(Block(tensor, precision, sums, replicas, self.pairs(replicas)))
+        for family in families:
+            tensor, replicas, precision, able, _, moves = family
+            for micros, (compiled, again) in product(able, self.modes(shape.order, precision)):
+                micro = self.micro(micros, replicas)
+                setting = places[tensor, precision, compiled, micro, replicas, moves]
+                runs.append((len(blocks), setting, again, micros))
+            blocks.append(family.block(self.shares(family), sums=sums))
         agains = ((), (self.graph.layers,) * shape.pipeline)
         rows = Rows.crossed(settings, agains, blocks, np.array(runs))
         return Cell(shape, self.ends(shape.chunks), rows)
@@ -169,16 +174,17 @@ class Field:
         if (sums, parted) not in self._known_settings:
             batch, pin = self.request.train.batch, self.request.batch.micro
             found = [
-                Setting(tensor, precision, compiled, micro, sums, parted, replicas)
+                Setting(tensor, precision, compiled, micro, sums, parted, replicas, moves)
                 for tensor, replicas, precision in product(
                     self.tensors, self.replicas, self.precisions
                 )
                 for compiled in (False, True)
                 for micro in divisors(batch // replicas)
                 if pin in (None, micro)
+                for _, moves in self.homes(precision)
             ]
             places: _Places = {
-                (e.tensor, e.precision, e.compiled, e.micro, e.replicas): at
+                (e.tensor, e.precision, e.compiled, e.micro, e.replicas, e.moves): at
                 for at, e in enumerate(found)
             }
             self._known_settings[sums, parted] = Settings(tuple(found)), places
@@ -191,7 +197,7 @@ class Field:
     def count(self, shape: Shape, family: Family) -> int:
         """How many plans a family has."""
         modes = self.modes(shape.order, family.precision)
-        return len(self.pairs(family.replicas)) * len(family.micros) * len(modes)
+        return len(self.shares(family)) * len(family.micros) * len(modes)
 
     @cached_property
     def precisions(self) -> tuple[Precision, ...]:
@@ -210,6 +216,26 @@ class Field:
         pins = self.request.sharding
         return _pairs(replicas, pins.weights, pins.optimizer)
 
+    def shares(self, family: Family) -> tuple[Share, ...]:
+        """The same with each home of their optimizer state."""
+        return tuple(
+            Share(*pair, home) for home in family.homes for pair in self.pairs(family.replicas)
+        )
+
+    def homes(self, precision: Precision) -> tuple[tuple[tuple[str, ...], bool], ...]:
+        """Tiers where optimizer state may live while weights stay near.
+
+        Apart are those that set compute units apart for moves: layers take longer on the others.
+        """
+        pin, device = self.request.home.optimizer, self.machine.device
+        beyond = tuple(tier.name for tier in device.tiers[1:] if tier.read and tier.write)
+        able = (NEAR, *(beyond if precision != "float64" else ()))
+        able = able if pin is None else tuple(tier for tier in able if tier == pin)
+        if not device.moving_share:
+            return ((able, False),) if able else ()
+        parted = (tuple(tier for tier in able if (tier == NEAR) is near) for near in (True, False))
+        return tuple((tiers, NEAR not in tiers) for tiers in parted if tiers)
+
     def ends(self, chunks: int) -> tuple[int, ...]:
         """First layer of each chunk of the chain, and the chain's length."""
         bounds = stages_of(self.graph, chunks, self.sequence)
@@ -218,7 +244,7 @@ class Field:
     def plan(self, cell: Cell, index: int) -> Plan:
         """The plan at one place of a cell."""
         rows, shape = cell.rows, cell.shape
-        run, (weights, optimizer) = rows.run_of(rows.run[index]), rows.pairs[rows.pair[index]]
+        run, share = rows.run_of(rows.run[index]), rows.shares[rows.pair[index]]
         setting = run.setting
         return self._plan(shape).model_copy(
             update={
@@ -227,7 +253,8 @@ class Field:
                 "cut": Cut(
                     pipeline=shape.pipeline, tensor=setting.tensor, replicas=setting.replicas
                 ),
-                "sharding": Sharding(weights=int(weights), optimizer=int(optimizer)),
+                "sharding": Sharding(weights=share.weights, optimizer=share.optimizer),
+                "home": Home(optimizer=share.home),
                 "batch": Batch(
                     sequence=self.sequence, micro=setting.micro, accumulation=run.micros
                 ),

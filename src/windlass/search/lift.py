@@ -7,12 +7,13 @@ from windlass.search.choice import Change
 from windlass.search.field import Field
 from windlass.search.sweep import Found, Sweep
 from windlass.spec.plan import Plan
-from windlass.spec.request import BatchRequest, CutRequest, Request, ShardingRequest
+from windlass.spec.request import BatchRequest, CutRequest, HomeRequest, Request, ShardingRequest
 
 _FREED: Mapping[str, tuple[str, ...]] = {
     "recompute": ("recompute",),
     "batch": ("batch.micro", "batch.accumulation"),
     "sharding": ("sharding.weights", "sharding.optimizer"),
+    "home": ("home.optimizer",),
     "cut": ("cut.pipeline", "cut.tensor", "cut.replicas", "batch.accumulation"),
     "order": ("order", "interleave"),
 }
@@ -55,6 +56,7 @@ def _pinned(request: Request, plan: Plan, freed: str) -> Request:
         "sharding": ShardingRequest(
             weights=plan.sharding.weights, optimizer=plan.sharding.optimizer
         ),
+        "home": HomeRequest(optimizer=plan.home.optimizer),
         "batch": BatchRequest(micro=plan.batch.micro, accumulation=plan.batch.accumulation),
         "order": plan.order,
         "interleave": plan.interleave,
@@ -80,6 +82,7 @@ def _said(plan: Plan) -> dict[str, object]:
         "batch.accumulation": plan.batch.accumulation,
         "sharding.weights": plan.sharding.weights,
         "sharding.optimizer": plan.sharding.optimizer,
+        "home.optimizer": plan.home.optimizer,
         "cut.pipeline": plan.cut.pipeline,
         "cut.tensor": plan.cut.tensor,
         "cut.replicas": plan.cut.replicas,

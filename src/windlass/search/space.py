@@ -14,7 +14,7 @@ from windlass.program.recompute import recomputing
 from windlass.spec.graph import PRECISION_BYTES, Graph, Precision
 from windlass.spec.grid import grid
 from windlass.spec.machine import Machine
-from windlass.spec.plan import Batch, Moments, Order, Plan, Recompute, Stage
+from windlass.spec.plan import NEAR, Batch, Home, Moments, Order, Plan, Recompute, Stage
 from windlass.spec.request import Request
 
 _Choice = TypeVar("_Choice")
@@ -57,6 +57,7 @@ def base_plan(request: Request, graph: Graph, machine: Machine) -> Plan:
         order=request.order or "1f1b",
         moments=request.moments,
         clip=request.train.clip is not None,
+        home=Home(optimizer=request.home.optimizer or NEAR),
         batch=Batch(sequence=sequence_of(request, graph), micro=request.train.batch),
         stages=(Stage(phases=((0, graph.layers),)),),
     )
@@ -246,6 +247,35 @@ def impossible(request: Request, graph: Graph, machine: Machine) -> Iterator[str
         yield (
             f"`precision` = {request.precision}, but `{machine.name}` states no rate for it; "
             f"choose {' or '.join(stated)}"
+        )
+    yield from _homeless(request, machine)
+
+
+def stays_whole(request: Request) -> bool:
+    """Whether a request wants no phases: in those all state has one home."""
+    return request.phases == 1 or request.home.optimizer is not None
+
+
+def _homeless(request: Request, machine: Machine) -> Iterator[str]:
+    """Why optimizer state cannot live where the request wants it."""
+    home = request.home.optimizer
+    if home is None:
+        return
+    tiers = [tier.name for tier in machine.device.tiers if tier is machine.device.near or tier.read]
+    if home not in tiers:
+        yield (
+            f"`home.optimizer` = {home}, but `{machine.name}` has only {', '.join(tiers)}; choose "
+            "one of them"
+        )
+    if request.phases not in (None, 1):
+        yield (
+            f"`home.optimizer` = {home} with `phases` = {request.phases}: in phases weights and "
+            "state go away together; leave one of them out"
+        )
+    if home != NEAR and request.precision == "float64":
+        yield (
+            f"`home.optimizer` = {home} with `precision` = float64, which is for proofs in memory; "
+            "set `home.optimizer` = near, or `precision` = float32"
         )
 
 

@@ -7,7 +7,7 @@ from windlass.search.sweep import Sweep
 from windlass.search.weigh import steady, with_near
 from windlass.spec.plan import Plan
 from windlass.spec.prediction import Prediction
-from windlass.spec.request import BatchRequest, CutRequest, Request, ShardingRequest
+from windlass.spec.request import BatchRequest, CutRequest, HomeRequest, Request, ShardingRequest
 
 
 def standing(
@@ -33,7 +33,7 @@ def standing(
     for found in swept.best:
         other = open_.plan(found.cell, found.place)
         told = with_near(steady(other, field.graph, field.machine), near_bytes)
-        if told.peaks[0].over_bytes == 0 and other != plan:
+        if told.fits and other != plan:
             return Standing(
                 faster=swept.faster,
                 plans=swept.weighed + swept.skipped,
@@ -49,6 +49,7 @@ def opened(request: Request) -> Request:
         update={
             "cut": CutRequest(),
             "sharding": ShardingRequest(),
+            "home": HomeRequest(),
             "batch": BatchRequest(),
             "order": None,
             "interleave": None,

@@ -51,6 +51,8 @@ class Trait(NamedTuple):
     again: bool
     shares: str
     """Of what replicas share one copy: `none`, the optimizer's `state`, or `weights` too."""
+    home: str
+    """The tier of the optimizer's state."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -270,7 +272,8 @@ class _Best:
             near_bytes: that a plan may need.
         """
         self.weighed += len(score)
-        fits = totals.peak_bytes <= near_bytes
+        near = totals.peak_bytes <= near_bytes
+        fits = near & (totals.far_full <= 1)
         traits = _traits(cell)
         if self._below is not None:
             fits = fits & (score < self._below)
@@ -291,7 +294,7 @@ class _Best:
                 heapreplace(self._heap, item)
         for index in _firsts(traits, score, fits):
             _keep(self.traits, found(index), _seconds)
-        for index in _firsts(traits, totals.peak_bytes, ~fits):
+        for index in _firsts(traits, totals.peak_bytes, ~near):
             _keep(self.misses, found(index), _bytes)
 
     def told(self) -> Swept:
@@ -331,12 +334,10 @@ def _keep(kept: dict[Trait, Found], found: Found, by: Callable[[Found], float]) 
 def trait_of(found: Found) -> Trait:
     """What tells a plan from its near twins."""
     rows, shape = found.cell.rows, found.cell.shape
-    run, (weights, optimizer) = (
-        rows.run_of(rows.run[found.place]),
-        rows.pairs[rows.pair[found.place]],
-    )
-    shares = "weights" if weights > 1 else "state" if optimizer > 1 else "none"
-    return Trait(shape.pipeline, run.setting.tensor, shape.order, any(run.again), shares)
+    run, share = rows.run_of(rows.run[found.place]), rows.shares[rows.pair[found.place]]
+    shares = "weights" if share.weights > 1 else "state" if share.optimizer > 1 else "none"
+    again = any(run.again)
+    return Trait(shape.pipeline, run.setting.tensor, shape.order, again, shares, share.home)
 
 
 def _traits(cell: Cell) -> Ints:
@@ -345,8 +346,9 @@ def _traits(cell: Cell) -> Ints:
     again = np.array([any(each) for each in rows.agains])
     runs = rows.settings.tensor[rows.setting] * 2 + again[rows.again]
     _, of_run = np.unique(runs, return_inverse=True)
-    shares = (rows.pairs > 1).sum(axis=1)
-    return np.asarray(of_run[rows.run] * 3 + shares[rows.pair])
+    _, of_home = np.unique([share.home for share in rows.shares], return_inverse=True)
+    shares = (rows.pairs > 1).sum(axis=1) + 3 * of_home
+    return np.asarray(of_run[rows.run] * (1 + shares.max()) + shares[rows.pair])
 
 
 def _firsts(groups: Ints, values: Floats, chosen: npt.NDArray[np.bool_]) -> Ints:

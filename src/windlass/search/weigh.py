@@ -98,7 +98,7 @@ def steady(plan: Plan, graph: Graph, machine: Machine) -> Prediction:
     """
     batch, stages = plan.batch, plan.cut.pipeline
     least = _SETTLED * stages
-    if batch.accumulation <= least + 2 * stages or plan.streamed:
+    if batch.accumulation <= least + 2 * stages or _keeps_more(plan):
         return predict(plan, graph, machine)
     low, high = (
         predict(
@@ -119,6 +119,9 @@ def steady(plan: Plan, graph: Graph, machine: Machine) -> Prediction:
     if plan.order == "gpipe" and stages > 1:
         changes["peaks"] = peaks(plan, graph, machine, lower(plan, graph))
     changes |= {"plan": plan.label, "tokens_per_step": plan.tokens_per_step}
+    if low.far is not None and high.far is not None:  # what updates move does not grow
+        waiting = _further(low.far.waiting_seconds, high.far.waiting_seconds, times)
+        changes["far"] = high.far.model_copy(update={"waiting_seconds": waiting})
     return high.model_copy(update=changes)
 
 
@@ -142,6 +145,11 @@ def _shortened(plan: Plan, accumulation: int) -> Plan:
     batch = plan.batch
     few = batch.model_copy(update={"accumulation": min(batch.accumulation, accumulation)})
     return plan.model_copy(update={"batch": few})
+
+
+def _keeps_more(plan: Plan) -> bool:
+    """Whether each further micro-batch moves something, or keeps it until its phase comes back."""
+    return plan.far("weights") or plan.far("activations")
 
 
 def _further(low: float, high: float, times: float) -> float:

@@ -118,6 +118,13 @@ class ShardingRequest(Document):
     optimizer: int | None = Field(default=None, ge=1)
 
 
+class HomeRequest(Document):
+    """Tiers to hold fixed."""
+
+    optimizer: str | None = None
+    """Where optimizer state lives while weights stay near: `near`, or a tier beyond it."""
+
+
 class BatchRequest(Document):
     """Sizes to hold fixed."""
 
@@ -136,6 +143,7 @@ class Request(Document):
     train: TrainRequest = TrainRequest()
     cut: CutRequest = CutRequest()
     sharding: ShardingRequest = ShardingRequest()
+    home: HomeRequest = HomeRequest()
     batch: BatchRequest = BatchRequest()
     order: Order | None = None
     interleave: int | None = Field(default=None, ge=1)

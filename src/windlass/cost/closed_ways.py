@@ -1,0 +1,53 @@
+"""Ways: how layers run, and how replicas share their state, as keys of what that costs."""
+
+from typing import NamedTuple
+
+from windlass.spec.graph import Precision
+from windlass.spec.plan import NEAR
+
+
+class Setting(NamedTuple):
+    """What the passes of a layer depend on, the length of a sequence apart."""
+
+    tensor: int
+    precision: Precision
+    compiled: bool
+    micro: int
+    sums: bool
+    """Whether a step has several micro-batches, so that their gradients are summed."""
+    parted: bool
+    """Whether there are several stages."""
+    replicas: int = 1
+    """Whose slices exchange at the same time, on the same links."""
+    moves: bool = False
+    """Whether compute units are set apart for moves between tiers (`Device.moving_share`)."""
+
+
+class Share(NamedTuple):
+    """How replicas share the state of layers, and where that of the optimizer lives."""
+
+    weights: int
+    """rts."""
+    optimizer: int
+    """rts'."""
+    home: str = NEAR
+    """The tier of the optimizer's state."""
+
+
+class Block(NamedTuple):
+    """Ways to share the state of layers."""
+
+    tensor: int
+    precision: Precision
+    sums: bool
+    replicas: int
+    pairs: tuple[Share, ...]
+    moves: bool = False
+    """As in `Setting`."""
+
+    @property
+    def setting(self) -> Setting:
+        """A setting in which its layers run."""
+        return Setting(
+            self.tensor, self.precision, False, 1, self.sums, False, self.replicas, self.moves
+        )
