@@ -98,10 +98,18 @@ def test_collectives_take_what_rings_take(
     sharding: tuple[int, int], kind: str, sent: float, hops: int
 ):
     machine = tiny_machine(devices=8)
+    other = machine.model_copy(
+        update={"device": machine.device.model_copy(update={"kind": "cuda"})}
+    )
     plan = tiny_plan(GRAPH, machine, replicas=8, sharding=sharding)
     (link,) = machine.links
-    seconds = Links(plan, GRAPH, machine).seconds(Instruction(kind, 1))  # type: ignore[arg-type]
+    instruction = Instruction(kind, 1)  # type: ignore[arg-type]
+    seconds = Links(plan, GRAPH, other).seconds(instruction)
     assert seconds == pytest.approx(sent / link.rate + hops * link.latency)
+    # CPUs also copy and sum what they scatter: 3 bytes for each, and its part of the result.
+    moved = SQUARE_BYTES * (3 + 1 / 4) if kind == "reduce" and sharding == (1, 4) else 0.0
+    copying = moved / machine.device.traffic.at(max(moved, 1.0))
+    assert Links(plan, GRAPH, machine).seconds(instruction) == pytest.approx(seconds + copying)
 
 
 def test_a_gather_holds_up_its_group_until_the_last_is_there():

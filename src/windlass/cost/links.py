@@ -116,12 +116,24 @@ class Links:
 
         Then shards are summed over the others.
         """
-        degree = self._plan.sharding.optimizer
-        scattered = self._ring(gather_bytes(sizes.gradients, degree), degree)
         common = sum(
             self._slices(sent, among, passes=2) for among, sent in common_sums(sizes, self._plan)
         )
-        return common + scattered + self._summed(sizes)
+        return common + self._scattered(sizes.gradients) + self._summed(sizes)
+
+    def _scattered(self, nbytes: int) -> float:
+        """Each of rts' replicas is left with its part of a sum of so many bytes.
+
+        gloo has no such collective: there each device copies what goes to the others, and sums what
+        comes, `3 B + B / n` read and written by its cores.
+        """
+        degree = self._plan.sharding.optimizer
+        seconds = self._ring(gather_bytes(nbytes, degree), degree)
+        device = self._machine.device
+        if degree > 1 and nbytes and device.kind == "cpu":
+            moved = 3 * nbytes + nbytes // degree
+            seconds += moved / device.traffic.at(moved)
+        return seconds
 
     def _summed(self, sizes: StateSizes) -> float:
         """Shards are summed over the replicas that update the same one."""
