@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable, Generator
 from contextlib import closing
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from windlass.api.plan import Planned
 from windlass.api.scrutiny import Scrutiny
@@ -13,6 +14,9 @@ from windlass.program.instruction import Program
 from windlass.program.layout import place_of
 from windlass.spec import record as names
 from windlass.spec.record import Step
+
+if TYPE_CHECKING:
+    from windlass.runtime.launch import Patience
 
 _SILENT_STEPS = 10
 _LEAST_SILENCE = 60.0
@@ -59,8 +63,7 @@ def abreast(
     checkpoints = folder / names.CHECKPOINT_FOLDER
     devices = Devices(
         folder, command, programs, places,
-        silence=silence_seconds(planned), compiling=planned.prediction.compile_seconds,
-        threads=threads,
+        patience=patience_with(planned), threads=threads,
     )  # fmt: skip
     try:
         with closing(devices):
@@ -81,10 +84,13 @@ def abreast(
         remove_temporaries(checkpoints)
 
 
-def silence_seconds(planned: Planned) -> float:
-    """Without a sign of life from any device, after which one is named."""
-    asked = planned.request.train.silence_seconds
-    return asked or max(_LEAST_SILENCE, _SILENT_STEPS * planned.prediction.high_seconds)
+def patience_with(planned: Planned) -> "Patience":
+    """How long the devices of a run may be silent before one is named."""
+    from windlass.runtime.launch import Patience
+
+    asked, prediction = planned.request.train.silence_seconds, planned.prediction
+    silence = asked or max(_LEAST_SILENCE, _SILENT_STEPS * prediction.high_seconds)
+    return Patience(silence=silence, compiling=prediction.compile_seconds)
 
 
 def _last_good(checkpoints: Path) -> str:

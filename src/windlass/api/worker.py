@@ -12,7 +12,7 @@ from windlass.api.device import journalled
 from windlass.api.folder import planned_of
 from windlass.api.loop import device_steps
 from windlass.api.plan import Planned
-from windlass.api.pod import silence_seconds
+from windlass.api.pod import patience_with
 from windlass.api.record import load
 from windlass.api.resume import reopened, run_again
 from windlass.api.run import Run
@@ -57,7 +57,7 @@ def guard(folder: Path, worker: Worker, board: str, *, stop: Callable[[], bool])
         WindlassError: a device failed; the message names it, with its place and instruction.
     """
     from windlass.runtime.board import Board
-    from windlass.runtime.guard import Guard, Patience
+    from windlass.runtime.guard import Guard
     from windlass.runtime.ranks import RANKS_FOLDER, die_with_parent
 
     die_with_parent()
@@ -68,7 +68,7 @@ def guard(folder: Path, worker: Worker, board: str, *, stop: Callable[[], bool])
             f"the plan of `{folder}` is of {plan.cut.devices} devices, and "
             f"{worker.devices} processes were started; start as many as it has devices"
         )
-    patience = Patience(silence_seconds(planned), planned.prediction.compile_seconds)
+    patience = patience_with(planned)
     host, _, port = board.rpartition(":")
     guarded = Guard(
         folder / RANKS_FOLDER,

@@ -10,7 +10,6 @@ import subprocess
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from windlass.errors import DeviceLost, RunInterrupted, WindlassError
 from windlass.files import storage_faults
@@ -19,7 +18,7 @@ from windlass.program.layout import Place
 from windlass.runtime.beat import NO_BEAT, Beat
 from windlass.runtime.blame import Witness, device_name, silence_words, slowest
 from windlass.runtime.board import Board, Post
-from windlass.runtime.launch import FIRST_TIMES, Quiet, end_groups, ended
+from windlass.runtime.launch import Patience, Quiet, end_groups, ended
 from windlass.runtime.ranks import STOP, beat_file, error_file, make_room, report, reported
 
 _LOOK_SECONDS = 0.1
@@ -28,20 +27,6 @@ _AGREE_SECONDS = 3.0
 the ten seconds within which all is over."""
 _OWN_WORD_SECONDS = 1.5
 """That others leave the guard of a silent device to tell, which has the stack of its threads."""
-
-
-class Patience(NamedTuple):
-    """How long devices may be silent, in seconds."""
-
-    silence: float
-    """Once all have begun."""
-    compiling: float
-    """Beyond that, before."""
-
-    @property
-    def first(self) -> float:
-        """Until all have begun."""
-        return FIRST_TIMES * (self.silence + self.compiling)
 
 
 class Guard:

@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch._C._distributed_c10d import TCPStore
 
@@ -40,8 +40,24 @@ from windlass.runtime.world import LOOPBACK
 _LOOK_SECONDS = 0.1
 _GRACE_SECONDS = 3.0
 """That other devices have to end by themselves once one has."""
-FIRST_TIMES = 5
+_FIRST_TIMES = 5
 """So much longer may it take until all devices begin: models are built and code is loaded."""
+_FIRST_SECONDS = 60.0
+"""So long at least: on a busy machine the code alone takes half of that."""
+
+
+class Patience(NamedTuple):
+    """How long devices may be silent, in seconds."""
+
+    silence: float
+    """Once all have begun, or where one is stopped."""
+    compiling: float
+    """Beyond that, before."""
+
+    @property
+    def first(self) -> float:
+        """Until all have begun."""
+        return max(_FIRST_SECONDS, _FIRST_TIMES * (self.silence + self.compiling))
 
 
 class Devices:
@@ -52,8 +68,7 @@ class Devices:
         command: starts one of them; the port to meet at and its device are added.
         programs: of all devices, to name instructions by.
         places: of all devices.
-        silence: seconds without a sign of life from any device after which one is named.
-        compiling: seconds that they may be silent beyond that before they begin.
+        patience: with silent devices, after which one is named.
         threads: that each computes with.
 
     Raises:
@@ -67,13 +82,11 @@ class Devices:
         programs: Sequence[Program],
         places: Sequence[Place],
         *,
-        silence: float,
-        compiling: float,
+        patience: Patience,
         threads: int,
     ) -> None:
         self._folder = folder / RANKS_FOLDER
-        self._silence = silence
-        self._first_silence = FIRST_TIMES * (silence + compiling)
+        self._patience = patience
         every = range(len(programs))
         with storage_faults(self._folder):
             self._folder.mkdir(exist_ok=True)
@@ -160,7 +173,7 @@ class Devices:
         while not path.exists():
             quiet = watch.seconds([beat.signs() for beat in self._beats])
             codes = [ended(process) for process in self._processes]
-            if quiet > self._silence or any(code is not None for code in codes):
+            if quiet > self._patience.silence or any(code is not None for code in codes):
                 return
             time.sleep(_LOOK_SECONDS)
 
@@ -208,10 +221,10 @@ class Devices:
             RunBroken: the devices are silent.
         """
         quiet = watch.seconds([beat.signs() for beat in self._beats])
-        if quiet < self._silence:
+        if quiet < self._patience.silence:
             return
         begun = all(beat.at() > NO_BEAT for beat in self._beats)
-        if begun or self._witness.stopped() or quiet > self._first_silence:
+        if begun or self._witness.stopped() or quiet > self._patience.first:
             raise self._witness.silence(quiet)
 
 
