@@ -8,6 +8,7 @@ import pytest
 from published.made_tables import BERT, GPT, run_of, write_table
 from windlass.errors import Faults, RequestError
 from windlass.published.express import Refused, express
+from windlass.published.predict import predict
 from windlass.published.stacks import catalogue
 from windlass.published.table import COLUMNS, read_table
 
@@ -90,6 +91,18 @@ def test_a_log_that_spans_a_renewal_of_its_software_tells_it_by_the_date(tmp_pat
 
     assert (early.cut.earlier, late.cut.earlier) == (1.0, 0.0)
     assert run_of(tmp_path, notes="02-21 2022").cut.earlier == 0.0
+
+
+def test_hosts_of_four_are_told_by_the_systems_name(tmp_path: Path):
+    mlperf = {**GPT, "source": "mlcommons/training_results_v2.0", "model": "bert-large"}
+    runs = [
+        run_of(tmp_path, {**mlperf, "system": name}, t=1, d=8, n_devices=8)
+        for name in ("2xXE8545x4A100-SXM-40GB", "XE8545x4A100-SXM-40GB", "dgxa100_ngc22.04_pytorch")
+    ]
+    far, *near = (one.by_term["replicas"] for one in predict(runs))
+
+    assert [run.per_host for run in runs] == [4.0, None, None]
+    assert near[0] == near[1] < far
 
 
 @pytest.mark.parametrize(

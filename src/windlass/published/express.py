@@ -15,6 +15,8 @@ from windlass.published.table import Row
 
 _GIGABYTE, _GIB = 1e9, 2.0**30
 _TOKENS = re.compile(r"tokens/s", re.IGNORECASE)
+_HOSTS = re.compile(r"(\d+)x\S+x(\d+)A\d+")
+"""MLPerf's name of a system of several hosts: `2xXE8545x4A100-SXM-40GB` is 2 of 4 devices each."""
 _EACH = re.compile(r"/(GPU|device)", re.IGNORECASE)
 
 
@@ -74,12 +76,21 @@ def _run(row: Row, catalogue: Catalogue, heads: Mapping[float, float]) -> Run:
         stack=stack.name,
         shape=shape,
         cut=cuts[0],
+        per_host=_per_host(row, cuts[0].devices),
         choices=tuple(cuts) if len(cuts) > 1 else (),
         step_seconds=seconds,
         peak_bytes=peak,
         failed=failed,
         told=tuple(told),
     )
+
+
+def _per_host(row: Row, devices: float) -> float | None:
+    """Devices of each host, where the system's name tells them and they make all."""
+    named = _HOSTS.match(row.text("system"))
+    if not named or float(named[1]) * float(named[2]) != devices:
+        return None
+    return float(named[2])
 
 
 def _usual_heads(rows: Sequence[Row]) -> dict[float, float]:

@@ -82,7 +82,7 @@ def columns_of(runs: Iterable[Run], cuts: Iterable[Cut]) -> Columns:
     """Runs with these cuts as columns, each on its device in its cluster."""
     known = catalogue()
     runs = list(runs)
-    devices = [known.stack(run.stack).at(known.device(run.device)) for run in runs]
+    devices = [known.stack(run.stack).at(known.device(run.device), run.per_host) for run in runs]
     return Columns([run.shape for run in runs], list(cuts), devices)
 
 

@@ -132,6 +132,8 @@ class Run:
     """Its name in `stacks.toml`."""
     shape: Shape
     cut: Cut
+    per_host: float | None = None
+    """Devices of a host where the row tells of another number than the device's; else None."""
     choices: tuple[Cut, ...] = ()
     """Cuts that a row which leaves something open may mean: the fastest that fits counts."""
     step_seconds: float | None = None

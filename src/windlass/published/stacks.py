@@ -55,12 +55,17 @@ class Stack:
 
     ports: float | None = None
     """Network cards of a host where the device's number does not hold."""
+    small_cards: float | None = None
+    """Bytes/s of all cards of a host that has other than the usual number of devices; None where
+    sums are hidden anyway."""
 
-    def at(self, device: Device) -> Device:
-        """The device in this cluster."""
+    def at(self, device: Device, per_host: float | None = None) -> Device:
+        """The device in this cluster, `per_host` of them in each host; None means as usual."""
         cards = device.cards if self.cards is None else self.cards
         ports = device.ports if self.ports is None else self.ports
-        return replace(device, cards=cards, ports=ports)
+        if per_host in {None, device.per_host} or self.small_cards is None:
+            return replace(device, cards=cards, ports=ports)
+        return replace(device, cards=self.small_cards, ports=1.0, per_host=per_host)
 
     def holds(self, row: Row) -> bool:
         """Whether all patterns are found."""
