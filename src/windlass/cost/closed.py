@@ -53,12 +53,17 @@ def closed(chain: Chain, shape: Shape, ends: tuple[int, ...], rows: Rows) -> Tot
     """
     parts = Parts(shape, ends, chain.sorts)
     shared = _Shared(chain, parts, rows)
-    taken = Taken(chain, parts, rows, stops=bool(shared.reductions.waited.any()))
     return Totals(
-        step_seconds=_step(parts, taken, shared, rows, clips=chain.base.clip),
+        step_seconds=_seconds(chain, parts, shared, rows),
         peak_bytes=peak_bytes(chain, parts, rows, shared.held),
         far_full=shared.far_full[rows.pair],
     )
+
+
+def step_seconds(chain: Chain, shape: Shape, ends: tuple[int, ...], rows: Rows) -> Floats:
+    """Seconds of a step alone, as in `closed`."""
+    parts = Parts(shape, ends, chain.sorts)
+    return _seconds(chain, parts, _Shared(chain, parts, rows), rows)
 
 
 def stage_bytes(chain: Chain, shape: Shape, ends: tuple[int, ...], rows: Rows) -> Floats:
@@ -92,6 +97,11 @@ def least_bytes(chain: Chain, shape: Shape, blocks: Sequence[Block]) -> Floats:
     counts = np.bincount(chain.sorts)
     states = [chain.states(block) for block in blocks]
     return np.concatenate([each.held @ counts / shape.pipeline + each.staging for each in states])
+
+
+def _seconds(chain: Chain, parts: Parts, shared: "_Shared", rows: Rows) -> Floats:
+    taken = Taken(chain, parts, rows, stops=bool(shared.reductions.waited.any()))
+    return _step(parts, taken, shared, rows, clips=chain.base.clip)
 
 
 class _Shared:

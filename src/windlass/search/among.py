@@ -12,6 +12,7 @@ from windlass.cost.memory import peaks
 from windlass.errors import Faults, PlanError
 from windlass.program.lower import lower
 from windlass.search.choice import Advice, Choice, Refusal, Standing
+from windlass.search.fewest import fewest, fitted
 from windlass.search.field import Field
 from windlass.search.lift import lifted
 from windlass.search.podphases import Phased, phased
@@ -63,10 +64,11 @@ def choose_among(request: Request, graph: Graph, machine: Machine) -> Choice:
     if not swept.weighed and not swept.skipped:
         pod_plans(request, graph, machine)  # tells what is wrong with what is pinned
         raise Faults(("no plan is legal with what is pinned; leave something open",))
-    ranked = _ranked(field, swept.best, near_bytes)
-    if not ranked:
+    places = _ranked(field, swept.best, near_bytes)
+    if not places:
         return _in_turns(field, near_bytes, sweep.smallest().misses)
-    plan, short = ranked[0]
+    ranked = [item for item, _ in places]
+    ranked[0] = plan, short = _keeping_products(ranked[0], field, near_bytes)
     shown = _told_apart(field, ranked, swept.traits, near_bytes)
     refused = tuple(
         replace(
@@ -76,12 +78,11 @@ def choose_among(request: Request, graph: Graph, machine: Machine) -> Choice:
         for found in swept.misses[:_REFUSED]
     )
     best = (plan, _whole(plan, short, graph, machine, near_bytes))
-    place = next(each for each in swept.best if field.plan(each.cell, each.place) == plan)
     choice = _choice(field, best, shown, refused, weighed=swept.weighed + swept.skipped)
     return replace(
         choice,
         standing=standing(field, best, near_bytes, CLOSE),
-        sensitive=sensitivities(field, place),
+        sensitive=sensitivities(field, places[0][1]),
     )
 
 
@@ -133,27 +134,57 @@ def _choice(
     )
 
 
-def _ranked(field: Field, found: Sequence[Found], near_bytes: int) -> list[Weighed]:
+def _ranked(field: Field, found: Sequence[Found], near_bytes: int) -> list[tuple[Weighed, Found]]:
     """Those that may be the fastest, by the clock, fastest first; only such as fit.
 
     A plan whose closed form is slower than the best known time by more than it may err cannot be.
     """
-    weighed: list[Weighed] = []
+    weighed: list[tuple[Weighed, Found]] = []
     steps = field.request.train.steps
     fastest = float("inf")
     for each in found:
         if each.step_seconds * (1 - CLOSE) > fastest:
             continue
         item = _weighed(field, each, near_bytes)
+        if _run_seconds(item, steps) < fastest * steps:
+            item = _made_fit(item, field, near_bytes)
         if item[1].fits:
-            weighed.append(item)
+            weighed.append((item, each))
             fastest = min(fastest, _run_seconds(item, steps) / steps)
-    return sorted(weighed, key=lambda item: _rank(item, steps))
+    return sorted(weighed, key=lambda both: _rank(both[0], steps))
 
 
 def _weighed(field: Field, found: Found, near_bytes: int) -> Weighed:
     plan = field.plan(found.cell, found.place)
     return plan, with_near(steady(plan, field.graph, field.machine), near_bytes)
+
+
+def _made_fit(item: Weighed, field: Field, near_bytes: int) -> Weighed:
+    """A plan that is too full by its program, with a layer or two more computed again.
+
+    The closed form takes a little more for room than there is, since it may err.
+    """
+    plan, prediction = item
+    if not field.spares or prediction.peaks[0].over_bytes == 0:
+        return item
+    plan = fitted(plan, field.graph, field.machine, near_bytes)
+    return plan, with_near(steady(plan, field.graph, field.machine), near_bytes)
+
+
+def _keeping_products(best: Weighed, field: Field, near_bytes: int) -> Weighed:
+    """The best plan, or the same with large products kept as long as can be where that is faster.
+
+    Looked at for this one plan only: the closed form knows layers that run again whole.
+    """
+    plan, prediction = best
+    if not field.spares or plan.recompute == "none":
+        return best
+    steps = field.request.train.steps
+    whole = fewest(plan, field.graph, field.machine, near_bytes)[1:]
+    others = [
+        (each, with_near(steady(each, field.graph, field.machine), near_bytes)) for each in whole
+    ]
+    return min([(plan, prediction), *others], key=lambda item: _rank(item, steps))
 
 
 def _told_apart(

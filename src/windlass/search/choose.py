@@ -81,11 +81,9 @@ def choose(request: Request, graph: Graph, machine: Machine) -> Choice:
 
 
 def _unsearched(request: Request) -> Iterator[str]:
-    """What is not chosen on several devices, where stages run all of their layers again or none."""
+    """What is not searched on several devices."""
     if request.recompute == "selective":
         yield "`recompute` = selective on several devices; set it to layer or none"
-    if request.recomputed is not None:
-        yield f"`recomputed` = {request.recomputed} on several devices; leave it out"
 
 
 def _candidates(request: Request, graph: Graph, machine: Machine) -> tuple[Plan, ...]:

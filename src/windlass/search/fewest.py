@@ -53,6 +53,30 @@ def _least(steps: "Steps", graph: Graph, machine: Machine, near_bytes: int) -> P
         middle = [(one + other) // 2 for one, other in zip(low, high, strict=True)]
 
 
+def fitted(plan: Plan, graph: Graph, machine: Machine, near_bytes: int) -> Plan:
+    """The plan with layers more run again on stages that are too full, until they fit or all do.
+
+    Args:
+        plan: with any number of layers run again, or none.
+        graph: that it cuts.
+        machine: that it is for.
+        near_bytes: of the near tier.
+    """
+    steps = Steps(plan, selects=False)
+    counts = list(steps.taken)
+    while True:
+        more = [
+            stage
+            for stage, peak in enumerate(stage_peaks(plan, graph, machine))
+            if peak > near_bytes and counts[stage] < steps.last[stage]
+        ]
+        if not more:
+            return plan
+        for stage in more:
+            counts[stage] += 1
+        plan = steps.plan(counts)
+
+
 class Steps:
     """How far the layers of each stage are recomputed, step by step; at 0 none is.
 
@@ -72,6 +96,14 @@ class Steps:
     def last(self) -> tuple[int, ...]:
         """Of each stage the step at which all of its layers run again."""
         return tuple((1 + self._selects) * count for count in self._layers)
+
+    @property
+    def taken(self) -> tuple[int, ...]:
+        """How many layers of each stage the plan itself runs again."""
+        return tuple(
+            0 if stage.recompute == "none" else stage.recomputed or count
+            for stage, count in zip(self._plan.stages, self._layers, strict=False)
+        )
 
     def plan(self, steps: Sequence[int]) -> Plan:
         """The plan with each stage so far."""

@@ -16,7 +16,8 @@ from windlass.cost.closed_levels import Shape
 from windlass.cost.closed_rows import Rows, Settings
 from windlass.cost.closed_ways import Block, Setting, Share
 from windlass.program.legal import arrangement_faults, slice_faults
-from windlass.search.space import captured, divisors, precisions, sequence_of
+from windlass.program.recompute import recomputing
+from windlass.search.space import captured, divisors, precisions, recomputes, sequence_of
 from windlass.search.stages import stages_of
 from windlass.spec.graph import Graph, Precision
 from windlass.spec.machine import Machine
@@ -78,6 +79,11 @@ class Field:
     def sequence(self) -> int:
         """Tokens of one sequence."""
         return sequence_of(self.request, self.graph)
+
+    @property
+    def spares(self) -> bool:
+        """Whether as few layers are to be computed again as make a plan fit."""
+        return self.request.recompute is None and self.request.recomputed is None
 
     @cached_property
     def tensors(self) -> tuple[int, ...]:
@@ -165,7 +171,7 @@ class Field:
                 setting = places[tensor, precision, compiled, micro, replicas, moves]
                 runs.append((len(blocks), setting, again, micros))
             blocks.append(family.block(self.shares(family), sums=sums))
-        agains = ((), (self.graph.layers,) * shape.pipeline)
+        agains = ((), (self.request.recomputed or self.graph.layers,) * shape.pipeline)
         rows = Rows.crossed(settings, agains, blocks, np.array(runs))
         return Cell(shape, self.ends(shape.chunks), rows)
 
@@ -246,7 +252,7 @@ class Field:
         rows, shape = cell.rows, cell.shape
         run, share = rows.run_of(rows.run[index]), rows.shares[rows.pair[index]]
         setting = run.setting
-        return self._plan(shape).model_copy(
+        plan = self._plan(shape).model_copy(
             update={
                 "precision": setting.precision,
                 "compile": setting.compiled,
@@ -258,12 +264,10 @@ class Field:
                 "batch": Batch(
                     sequence=self.sequence, micro=setting.micro, accumulation=run.micros
                 ),
-                "stages": tuple(
-                    Stage(phases=((first, last),), recompute="layer" if any(run.again) else "none")
-                    for first, last in pairwise(cell.ends)
-                ),
+                "stages": tuple(Stage(phases=(bounds,)) for bounds in pairwise(cell.ends)),
             }
         )
+        return recomputing(plan, run.again * shape.interleave) if run.again else plan
 
     @cached_property
     def base(self) -> Plan:
@@ -345,11 +349,11 @@ class Field:
         return {}
 
     def _modes(self, order: Order, precision: Precision) -> tuple[tuple[bool, bool], ...]:
-        mode, kept = self.request.compile, self.request.recompute
+        mode = self.request.compile
         return tuple(
             (compiled, recompute == "layer")
             for compiled in ((False, True) if mode is None else (mode,))
-            for recompute in (("none", "layer") if kept is None else (kept,))
+            for recompute in recomputes(self.request)
             if captured(self.graph, precision, compiled=compiled)
             and (not compiled or self._compiles[order])
         )

@@ -68,6 +68,8 @@ def _pinned(request: Request, plan: Plan, freed: str) -> Request:
     if freed == "order":
         pins["interleave"] = request.interleave
     pins[freed] = getattr(request, freed)
+    if freed == "recompute" and request.recompute is None:
+        pins[freed] = "layer"
     if freed == "cut":  # the micro-batch stays, and with other replicas comes another accumulation
         pins["batch"] = BatchRequest(micro=plan.batch.micro)
         pins["sharding"] = request.sharding

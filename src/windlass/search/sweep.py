@@ -9,7 +9,7 @@ already is never priced:
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from heapq import heappush, heapreplace
 from math import inf
@@ -23,6 +23,7 @@ from windlass.cost.closed_layers import Chain, Floats, Ints
 from windlass.cost.closed_levels import Shape
 from windlass.cost.closed_rows import Rows
 from windlass.search.field import Cell, Family, Field
+from windlass.search.spared import spared, twins
 from windlass.spec.graph import Precision
 from windlass.spec.plan import Order
 
@@ -40,6 +41,10 @@ _FIRST = 1
 """Families of a shape, those on most devices, that are looked at for a first plan that fits."""
 _FASTEST = 8
 """Plans that are kept of those that are faster than a given one."""
+
+
+_BATCH = 256
+"""Plans of which is found at a time how few layers they must compute again."""
 
 
 class Trait(NamedTuple):
@@ -99,8 +104,7 @@ class Sweep:
         """
         found = _Best(count)
         for cell in self.field.cells():
-            totals = self.totals(cell)
-            found.add(cell, self.scores(cell, totals), totals, self._near)
+            self._take(cell, found)
         return found.told()
 
     def scores(self, cell: Cell, totals: Totals) -> Floats:
@@ -174,14 +178,36 @@ class Sweep:
     def _add(self, cell: Cell, found: "_Best", limit: float) -> None:
         """Takes in what of a cell may be among the best."""
         shape, rows = cell.shape, cell.rows
-        quick = least_seconds(self.chain, shape, cell.ends, rows) <= limit
+        # With fewer layers computed again a plan is faster, and all the way down to none.
+        plain = replace(rows, agains=((),), again=rows.again * 0) if self.field.spares else rows
+        quick = least_seconds(self.chain, shape, cell.ends, plain) <= limit
         small = least_bytes(self.chain, shape, rows.blocks) <= self._near
         kept = quick[rows.run] & small[rows.pair]
         found.skipped += rows.count - int(kept.sum())
         if kept.any():
-            cell = Cell(shape, cell.ends, rows.only(kept))
-            totals = self.totals(cell)
-            found.add(cell, self.scores(cell, totals), totals, self._near)
+            self._take(Cell(shape, cell.ends, rows.only(kept)), found)
+
+    def _take(self, cell: Cell, found: "_Best") -> None:
+        """Takes a cell in, with as few layers computed again as fit where that is open."""
+        totals = self.totals(cell)
+        scores = self.scores(cell, totals)
+        if not self.field.spares:
+            found.add(cell, scores, totals, self._near)
+            return
+        near, twin = totals.peak_bytes <= self._near, twins(cell.rows)
+        spares = near & (totals.far_full <= 1) & (twin >= 0) & ~near[twin]
+        found.add(cell, np.where(spares, inf, scores), totals, self._near)
+        able = np.flatnonzero(spares)
+        able = able[np.argsort(scores[twin[able]])]
+        for first in range(0, len(able), _BATCH):
+            batch = able[first : first + _BATCH]
+            batch = batch[scores[twin[batch]] <= found.limit(0.0)]
+            if not batch.size:
+                return
+            chosen = np.isin(np.arange(cell.rows.count), batch)
+            part = Cell(cell.shape, cell.ends, cell.rows.only(chosen))
+            fewer, told = spared(self.chain, part, self._near, totals.far_full[chosen])
+            found.add(fewer, self.scores(fewer, told), told, self._near, counted=False)
 
     def _families(self, shape: Shape) -> list[tuple[float, Family]]:
         """A shape's families, each with what none of its plans can be faster than."""
@@ -262,7 +288,15 @@ class _Best:
         """Seconds from which on plans are left out."""
         return self.last * (1 + within) if self._below is None else self._below
 
-    def add(self, cell: Cell, score: Floats, totals: Totals, near_bytes: float) -> None:
+    def add(
+        self,
+        cell: Cell,
+        score: Floats,
+        totals: Totals,
+        near_bytes: float,
+        *,
+        counted: bool = True,
+    ) -> None:
         """Takes the fastest of a cell in.
 
         Args:
@@ -270,8 +304,9 @@ class _Best:
             score: seconds that they are compared by.
             totals: of the plans.
             near_bytes: that a plan may need.
+            counted: whether the plans are of those that the field counts.
         """
-        self.weighed += len(score)
+        self.weighed += counted * len(score)
         near = totals.peak_bytes <= near_bytes
         fits = near & (totals.far_full <= 1)
         traits = _traits(cell)
