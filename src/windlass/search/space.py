@@ -11,8 +11,8 @@ from typing import TypeVar, get_args
 from windlass.errors import Faults
 from windlass.program.legal import slice_faults
 from windlass.program.recompute import recomputing
+from windlass.search.grids import quickest_grid
 from windlass.spec.graph import PRECISION_BYTES, Graph, Precision
-from windlass.spec.grid import grid
 from windlass.spec.machine import Machine
 from windlass.spec.plan import NEAR, Batch, Home, Moments, Order, Plan, Recompute, Stage
 from windlass.spec.request import Request
@@ -22,7 +22,6 @@ _Choice = TypeVar("_Choice")
 MOST_SLICES = 64
 """Of a layer, where the request leaves it open: the most that a published plan has."""
 
-_SQUARE = 8
 _LONGEST = 1024
 """Tokens of a sequence where neither request nor model say."""
 
@@ -142,8 +141,8 @@ def degrees(request: Request, machine: Machine) -> tuple[int, ...]:
     """The numbers of slices, 2 or more, that a request asks for or leaves open on a machine.
 
     All powers of two up to `MOST_SLICES`, whatever link joins them: a pod's devices are few to a
-    link, and where slices on slower links do not pay the search says so. The most are in a square,
-    since few models have heads for so many in one dimension.
+    link, and where slices on slower links do not pay the search says so. The most are in a grid,
+    since few models have heads for so many in one dimension: that which is quickest on these links.
     """
     pin = request.cut.tensor
     if pin is not None:
@@ -151,7 +150,9 @@ def degrees(request: Request, machine: Machine) -> tuple[int, ...]:
     taken = (request.cut.pipeline or 1) * (request.cut.replicas or 1)
     most = min(MOST_SLICES, machine.devices // taken) if machine.links else 1
     able = tuple(2**power for power in range(1, most.bit_length()) if 2**power <= most)
-    return tuple(grid(_SQUARE, _SQUARE) if each == MOST_SLICES else each for each in able)
+    return tuple(
+        quickest_grid(each, machine.links) if each == MOST_SLICES else each for each in able
+    )
 
 
 def sequence_of(request: Request, graph: Graph) -> int:
