@@ -175,11 +175,13 @@ class Sweep:
         """Takes in what of a cell may be among the best."""
         shape, rows = cell.shape, cell.rows
         quick = least_seconds(self.chain, shape, cell.ends, rows) <= limit
-        small = least_bytes(self.chain, shape, rows.blocks) <= self._near
-        kept = quick[rows.run] & small[rows.pair]
-        found.skipped += rows.count - int(kept.sum())
-        if kept.any():
-            cell = Cell(shape, cell.ends, rows.only(kept))
+        kept = rows.only(quick[rows.run])
+        if kept.count:
+            small = least_bytes(self.chain, shape, kept.blocks) <= self._near
+            kept = kept.only(small[kept.pair])
+        found.skipped += rows.count - kept.count
+        if kept.count:
+            cell = Cell(shape, cell.ends, kept)
             totals = self.totals(cell)
             found.add(cell, self.scores(cell, totals), totals, self._near)
 
@@ -346,8 +348,7 @@ def _traits(cell: Cell) -> Ints:
     again = np.array([any(each) for each in rows.agains])
     runs = rows.settings.tensor[rows.setting] * 2 + again[rows.again]
     _, of_run = np.unique(runs, return_inverse=True)
-    _, of_home = np.unique([share.home for share in rows.shares], return_inverse=True)
-    shares = (rows.pairs > 1).sum(axis=1) + 3 * of_home
+    shares = (rows.pairs > 1).sum(axis=1) + 3 * rows.home
     return np.asarray(of_run[rows.run] * (1 + shares.max()) + shares[rows.pair])
 
 
