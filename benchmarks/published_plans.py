@@ -26,7 +26,11 @@ from windlass.published.table import read_table
 def words(run: Run) -> tuple[str, ...]:
     """The request that asks for this run's plan."""
     shape, cut = run.shape, run.cut
-    woven = ("order=interleaved", f"interleave={cut.interleave:.0f}") if cut.interleave > 1 else ()
+    woven = (
+        ("order=interleaved", f"interleave={cut.interleave:.0f}")
+        if cut.interleave > 1
+        else ("order=1f1b",)
+    )
     return (
         f"model.layers={shape.layers:.0f}", f"model.width={shape.width:.0f}",
         f"model.heads={shape.heads:.0f}", f"model.vocabulary={shape.vocabulary:.0f}",

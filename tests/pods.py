@@ -14,6 +14,7 @@ from windlass.capture.capture import capture, capture_slices
 from windlass.data.prepare import prepare
 from windlass.errors import Faults
 from windlass.models.build import build_chain
+from windlass.models.catalogue import causal
 from windlass.models.chain import Chain
 from windlass.program.lower import lower
 from windlass.runtime.agree import Ran, agree
@@ -47,10 +48,17 @@ class World:
         size: processes; a plan takes the first of them.
         degrees: of slices that plans may have.
         width: of the model.
+        model: by name, of either family.
     """
 
     def __init__(
-        self, folder: Path, size: int, degrees: tuple[int, ...], *, width: int = 32
+        self,
+        folder: Path,
+        size: int,
+        degrees: tuple[int, ...],
+        *,
+        width: int = 32,
+        model: str = "gpt-tiny",
     ) -> None:
         self._folder = folder
         self._jobs = count()
@@ -64,13 +72,13 @@ class World:
         tokens = prepare(**data, cache=folder / "cache")
         dials = {
             "layers": LAYERS - 2, "width": width, "heads": 8, "sequence": 48, "dropout": 0.1,
-            "vocabulary": tokens.vocabulary,
+            "vocabulary": tokens.vocabulary + (not causal(model)),
         }  # fmt: skip
-        self.chain: Chain = build_chain("gpt-tiny", dials, device="meta")
+        self.chain: Chain = build_chain(model, dials, device="meta")
         self.graph: Graph = capture_slices(self.chain, capture(self.chain), degrees)
         (folder / "graph.json").write_bytes(self.graph.to_json().encode())
-        model = {"name": "gpt-tiny", "dials": dials, "data": data}
-        (folder / "model.json").write_text(json.dumps(model))
+        told = {"name": model, "dials": dials, "data": data}
+        (folder / "model.json").write_text(json.dumps(told))
         self._size = size
         self._ranks = self._started()
 

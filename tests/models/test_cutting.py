@@ -46,12 +46,16 @@ def own(rules: dict[str, str], *, heads: int = 4, tied: bool = False) -> Chain:
     return chain_of(module, "own", cuts=rules)
 
 
-@pytest.mark.parametrize("family", ["gpt3-175b", "gpt-j-6b", "gpt-neox-20b", "llama3-8b"])
+@pytest.mark.parametrize(
+    "family", ["gpt3-175b", "gpt-j-6b", "gpt-neox-20b", "llama3-8b", "bert-large"]
+)
 def test_published_models_can_be_cut_over_eight_slices(family: str):
     assert faults(build_chain(family, {}, device="meta"), 8) == ()
 
 
-@pytest.mark.parametrize("family", ["gpt3-175b", "gpt-j-6b", "gpt-neox-20b", "llama3-8b"])
+@pytest.mark.parametrize(
+    "family", ["gpt3-175b", "gpt-j-6b", "gpt-neox-20b", "llama3-8b", "bert-large"]
+)
 def test_published_models_can_be_cut_over_a_grid_of_eight_slices(family: str):
     assert faults(build_chain(family, {}, device="meta"), 8, columns=2) == ()
 
@@ -62,6 +66,19 @@ def test_what_takes_all_features_of_a_token_cannot_be_cut_over_a_grid():
     (fault,) = faults(own(rules | {"3": "alone"}), 4, columns=2)
     assert "`Linear` has weights for all features of a token" in fault
     assert "cut in one dimension" in fault
+
+
+def test_a_map_stands_outside_of_regions_and_gives_no_logits():
+    inside = faults(own(COUNTED | {"*.part.back": "map"}), 2)
+    assert any("`part.back` is a map in a region" in each for each in inside)
+    (logits,) = faults(own(COUNTED | {"*.part.drop": "features", "3": "map"}), 2)
+    assert "is a map that gives logits; name it a vocabulary" in logits
+
+
+def test_the_head_of_bert_needs_features_that_columns_can_share():
+    dials = {"width": 36, "heads": 4}
+    found = faults(build_chain("bert-tiny", dials, device="meta"), 8, columns=8)
+    assert any("`transform` has 36 features, which 8 columns cannot" in each for each in found)
 
 
 def test_features_that_columns_cannot_share_are_named_with_a_way_out():

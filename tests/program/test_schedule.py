@@ -10,13 +10,26 @@ from windlass.program.schedule import (
     Pass,
     gpipe,
     interleaved,
-    most_held,
     one_forward_one_backward,
     zero_bubble,
 )
 
 FORWARD, BACKWARD = 1, 2
 STAGES, MICROS = st.integers(1, 6), st.integers(1, 12)
+
+
+def most_held(turns: tuple[Pass, ...], chunk: int | None = None) -> int:
+    """How many micro-batches a stage holds at once; None counts all of its chunks.
+
+    A micro-batch is held from its forward pass to the end of its backward pass.
+    """
+    held = most = 0
+    for turn in turns:
+        if chunk is None or turn.chunk == chunk:
+            held += turn.kind == "forward"
+            most = max(most, held)
+            held -= turn.kind in ("backward", "backward weight")
+    return most
 
 
 def makespan(lists: Sequence[tuple[Pass, ...]], **seconds: int):

@@ -1,5 +1,6 @@
 """Rows of tables become runs, or give their reason."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,7 @@ def _reason(folder: Path, **changes: object) -> str:
         ({"device": "TPUv4"}, "'TPUv4' is not known"),
         ({"hidden": ""}, "`hidden` not published"),
         ({"seq": "many"}, "`seq` = 'many' is no number"),
-        ({"t": "-8"}, "`t` = '-8' is no number of 0 or more"),
+        ({"t": "-8"}, "`t` = '-8' is no number from 0 to 1e+18"),
         ({"t": "4"}, "t x p x d = 128, but `n_devices` = 64"),
         ({"model": "efficientnet-b4"}, "other than ResNet-50"),
         ({"measured_step_s": ""}, "no step time, throughput or peak memory"),
@@ -71,6 +72,52 @@ def test_stages_of_a_pod_are_as_full_as_the_row_places_layers(tmp_path: Path):
     assert run_of(tmp_path, BERT, notes=placed).cut.fullest == 7.0
     # 6 attentions and 7 feed-forwards, which have 2/3 of a block's weights.
     assert run_of(tmp_path, BERT, notes=halves).cut.fullest == pytest.approx(6 / 3 + 7 * 2 / 3)
+
+
+def test_torchtitan_splits_a_batch_in_as_many_micro_batches_as_stages(tmp_path: Path):
+    whole = {"t": 1, "p": 8, "d": 8, "microbatch": 64, "zero": "3"}
+    titan = run_of(tmp_path, source="pytorch/torchtitan", **whole)
+    other = run_of(tmp_path, **whole)
+
+    assert (titan.cut.micro, titan.cut.accumulation, titan.choices) == (8.0, 8.0, ())
+    assert len(other.choices) > 1
+
+
+def test_a_log_that_spans_a_renewal_of_its_software_tells_it_by_the_date(tmp_path: Path):
+    early, late = (
+        run_of(tmp_path, source="bigscience", notes=f"{day} 2022") for day in ("02-21", "02-26")
+    )
+
+    assert (early.cut.earlier, late.cut.earlier) == (1.0, 0.0)
+    assert run_of(tmp_path, notes="02-21 2022").cut.earlier == 0.0
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda text: text.replace(",", ";"), "parted by commas, not by semicolons"),
+        (lambda text: text.replace(",", "\t"), "parted by commas, not by tabs"),
+        (lambda text: text.replace("notes", "model"), "`model` stands twice"),
+    ],
+)
+def test_a_head_of_another_form_is_refused_with_what_is_odd_in_it(
+    tmp_path: Path, change: Callable[[str], str], told: str
+):
+    path = write_table(tmp_path / "odd.csv", GPT)
+    path.write_text(change(path.read_text(encoding="utf-8")), encoding="utf-8")
+
+    with pytest.raises(RequestError, match=told):
+        read_table(path)
+
+
+def test_heads_in_capitals_and_rows_of_empty_cells_do_no_harm(tmp_path: Path):
+    path = write_table(tmp_path / "made.csv", GPT)
+    head, row = path.read_text(encoding="utf-8").splitlines()
+    path.write_text(f"{head.upper()}\n{row}\n,,,\n", encoding="utf-8-sig")
+
+    (found,) = read_table(path).rows
+
+    assert found.text("model") == GPT["model"]
 
 
 def test_a_file_that_is_no_table_of_runs_is_refused_with_its_columns(tmp_path: Path):

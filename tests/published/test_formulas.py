@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from windlass.cost.formulas import (
     activation_bytes,
+    all_reduce_seconds,
     block_parameters,
     pipeline_slots,
     product_seconds,
@@ -128,6 +129,35 @@ def test_rings_that_leave_a_host_side_by_side_share_its_cards():
     assert rate(64.0, 1.0) == 100e9  # one ring through all of a host's devices
     assert rate(8.0, 8.0) == pytest.approx(100e9 / 8)  # eight rings of one device a host each
     assert rate(16.0, 4.0) == pytest.approx(100e9 / 4)
+
+
+def _all_reduce(ranks: float, stride: float) -> float:
+    """Of 1 GB on hosts of 8 that share 100 GB/s, 250 GB/s within."""
+    found = all_reduce_seconds(
+        np.array([1e9]), np.array([ranks]), np.array([stride]), per_host=8.0, devices=512.0,
+        inner=250e9, cards=100e9,
+    )  # fmt: skip
+    return float(found[0])
+
+
+def test_an_all_reduce_within_a_host_is_a_ring_and_between_two_sends_half_each_way():
+    assert _all_reduce(1.0, 1.0) == 0.0
+    assert _all_reduce(8.0, 1.0) == pytest.approx(2 * 7 / 8 * 1e9 / 250e9)
+    assert _all_reduce(16.0, 1.0) == pytest.approx(1e9 / 100e9)
+    assert _all_reduce(4.0, 4.0) == pytest.approx(1e9 / 25e9)  # two of a host's four rings' ranks
+
+
+@given(st.integers(1, 64), st.sampled_from([1.0, 2.0, 4.0, 8.0]))
+def test_an_all_reduce_between_hosts_is_never_slower_than_a_ring_through_all_ranks(
+    ranks: int, stride: float
+):
+    rate = ring_rate(
+        np.array([float(ranks)]), np.array([stride]), per_host=8.0, devices=512.0, inner=250e9,
+        cards=100e9,
+    )  # fmt: skip
+    ring = 2.0 * (ranks - 1) / ranks * 1e9 / float(rate[0])
+
+    assert _all_reduce(float(ranks), stride) <= ring * (1 + 1e-9)
 
 
 @given(st.integers(1, 64), st.integers(1, 64))

@@ -9,11 +9,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from published.made_tables import GPT, run_of
+from windlass.published.constants import calibration
 from windlass.published.predict import Predicted, predict
 from windlass.published.run import Cut, Run
 
 SUMMED = 1e-9
 """Sums of a dozen numbers in float64."""
+TILED = 0.02
+"""Products of one block differ a little in what their last wave and their depth cost."""
+TITAN = {
+    **GPT, "source": "torchtitan", "device": "H100-SXM5-96GB", "t": "8", "d": "8", "zero": "3",
+    "microbatch": "8", "sequence_parallel": "yes",
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -70,6 +77,52 @@ def test_sharing_optimizer_state_saves_memory_in_the_order_of_zero(gpt: Run):
 
     assert peaks == sorted(peaks, reverse=True)
     assert len(set(peaks)) == len(peaks)
+
+
+def test_recompute_that_stops_early_skips_the_last_product_and_the_last_sum(gpt: Run):
+    def of_layers(stop: float) -> float:
+        values = {**calibration("vtrain").values, "gpu.early_stop": stop}
+        (found,) = predict([gpt], lambda stack: replace(calibration(stack), values=values))
+        return found.by_term["products"]
+
+    kept = _cut(gpt, again=0.0).by_term["products"]
+    whole, early = of_layers(0.0) - kept, of_layers(1.0) - kept
+    # Of a block's 12 d^2 weights the last product has 4, and tiles cost all of them alike here.
+    assert early / whole == pytest.approx(8 / 12, rel=TILED)
+
+
+def test_scales_of_rows_cost_more_than_of_tensors_and_both_gain_over_16_bits(tmp_path: Path):
+    def step(precision: str) -> float:
+        run = run_of(
+            tmp_path, TITAN, precision=precision, hidden=8192, layers=80, heads=64, seq=8192
+        )
+        (found,) = predict([run])
+        return found.by_term["products"] + found.by_term["traffic"] + found.by_term["slices"]
+
+    assert step("float8 tensorwise") < step("float8 rowwise") < 1.1 * step("bf16")
+
+
+def test_rings_that_share_cards_with_several_ranks_a_host_take_longer(gpt: Run):
+    def over_plain(stack: str, tensor: float) -> float:
+        run = replace(gpt, cut=replace(gpt.cut, tensor=tensor, replicas=64.0 / tensor))
+        known = calibration(stack)
+        plain = replace(known, values={**known.values, "gpu.crowded": 0.0})
+        (found,), (alone,) = (predict([run], lambda _, by=by: by) for by in (known, plain))
+        return found.by_term["replicas"] / alone.by_term["replicas"]
+
+    longer = 1.0 + calibration("vtrain").values["gpu.crowded"]
+    assert longer > 1.0
+    shares = [over_plain("vtrain", tensor) for tensor in (1.0, 2.0, 4.0, 8.0)]
+    assert shares == pytest.approx([1.0, longer, longer, 1.0])
+
+
+def test_where_each_device_has_a_card_of_its_own_no_ring_is_crowded(gpt: Run):
+    run = replace(gpt, stack="megatron-2021")
+    known = calibration(run.stack)
+    plain = replace(known, values={**known.values, "gpu.crowded": 0.0})
+
+    (found,), (alone,) = (predict([run], lambda _, by=by: by) for by in (known, plain))
+    assert found.step_seconds == pytest.approx(alone.step_seconds, rel=SUMMED)
 
 
 def test_a_last_stage_with_fewer_layers_hides_the_head(tmp_path: Path):

@@ -21,9 +21,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 from windlass.data.batches import Batches
+from windlass.data.masking import Masking
 from windlass.data.prepare import prepare
+from windlass.data.tokens import Tokens
 from windlass.models import exchange
 from windlass.models.build import build_chain
+from windlass.models.catalogue import causal
+from windlass.models.loss import NO_TARGET
 from windlass.program.lower import lower
 from windlass.runtime import world
 from windlass.runtime.around import Handlers, Inside
@@ -55,7 +59,7 @@ def main() -> None:
         sys.stdout.flush()
 
 
-def one(rank: int, folder: Path, model: dict, graph: Graph, tokens: object) -> None:
+def one(rank: int, folder: Path, model: dict, graph: Graph, tokens: Tokens) -> None:
     """Runs one plan's share of this rank; leaves steps, notes, checkpoints and what was sent."""
     job = json.loads((folder / "job.json").read_text())
     plan, settings = Plan.model_validate(job["plan"]), TrainRequest.model_validate(job["train"])
@@ -66,7 +70,14 @@ def one(rank: int, folder: Path, model: dict, graph: Graph, tokens: object) -> N
             world_size=plan.cut.devices,
         )  # fmt: skip
     chain = build_chain(model["name"], model["dials"], device="meta", seed=settings.seed)
-    batches = Batches(tokens, sequence=plan.batch.sequence, batch=settings.batch, seed=3)
+    masking = None
+    if not causal(model["name"]):
+        masking = Masking(
+            hidden=chain.vocabulary - 1, vocabulary=tokens.vocabulary, ignored=NO_TARGET
+        )
+    batches = Batches(
+        tokens, sequence=plan.batch.sequence, batch=settings.batch, seed=3, masking=masking
+    )
     sent = Sent()
 
     def around(handlers: Handlers, inside: Inside) -> Handlers:

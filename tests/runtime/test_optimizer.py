@@ -9,8 +9,8 @@ from windlass.runtime.optimizer import Optimizer, learning_rate
 from windlass.runtime.tensors import CHUNK, Weight
 from windlass.spec.request import TrainRequest
 
-NORM = 1e-4
-"""Relative: two million squares summed in float32."""
+NORM = 1e-6
+"""Relative: some thousand squares summed in float32, and some thousand such sums."""
 CPU = torch.device("cpu")
 
 

@@ -59,6 +59,14 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 
 
 @pytest.fixture(scope="module")
+def encoders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    """Four processes, and a BERT of four blocks that can be cut two by two."""
+    four = World(tmp_path_factory.mktemp("encoders"), 4, (Grid(2, 2),), model="bert-tiny")
+    yield four
+    four.close()
+
+
+@pytest.fixture(scope="module")
 def wide_world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     """Eight processes, and the same in two, four and eight slices, and in grids of them."""
     eight = World(tmp_path_factory.mktemp("wide"), 8, (2, 4, 8, *GRIDS))
@@ -126,6 +134,15 @@ def test_a_grid_of_slices_equals_one_device_and_sends_the_bytes_of_its_program(
         sequence=SEQUENCE, precision=precision,
     )  # fmt: skip
     Seen().add(world, plan)
+
+
+@pytest.mark.parametrize("precision", ["float64", "float32"])
+def test_an_encoder_in_a_grid_of_slices_equals_one_device(encoders: World, precision: str) -> None:
+    plan = tiny_plan(
+        encoders.graph, MACHINE, tensor=Grid(2, 2), micro=2, accumulation=BATCH // 2,
+        sequence=SEQUENCE, precision=precision,
+    )  # fmt: skip
+    Seen().add(encoders, plan)
 
 
 def test_a_grid_of_slices_runs_in_phases_from_a_disk(world: World) -> None:

@@ -34,8 +34,8 @@ MODELS = {
     "a user's model": {"model": "own", "cuts": RULES | {"3": "vocabulary"}},
     "a user's model with a whole head": {"model": "own", "cuts": RULES},
 }
-GRIDS = {n: model for n, model in MODELS.items() if "whole head" not in n and "bert" not in n}
-"""A whole head, and that of BERT, take all features of a token, which in a grid no slice has."""
+GRIDS = {name: model for name, model in MODELS.items() if "whole head" not in name}
+"""A whole head takes all features of a token, which in a grid no slice has."""
 
 
 def cases(slices: int, columns: int, models: dict[str, dict]) -> list[dict]:

@@ -15,6 +15,7 @@ Way = Literal[
     "region",  # tokens are gathered at its entry; at its exit partial sums are summed, scattered
     "column",  # a linear map of which a slice has some outputs
     "row",  # a linear map of which a slice has some inputs; it gives a partial sum
+    "map",  # a linear map outside of regions; in a grid a slice takes its own features
     "vocabulary",  # an embedding's rows, or the head's outputs
     "count",  # an integer setting that counts what is cut, and so is divided
     "features",  # a dropout inside a region, on features that are cut
@@ -110,9 +111,9 @@ class Cuttable:
 def read_cut(pattern: str, text: str) -> Cut:
     """A rule as a request writes it.
 
-    `column`, `row`, `vocabulary`, `region`, `count`, `features`, `whole` or `alone`. A column or
-    row may say what lies side by side, `column in 3` (equal parts) or `column in 4:1:1`, and what
-    stays together, `column by 64` (heads of 64 features).
+    `column`, `row`, `map`, `vocabulary`, `region`, `count`, `features`, `whole` or `alone`. A
+    column or row may say what lies side by side, `column in 3` (equal parts) or `column in 4:1:1`,
+    and what stays together, `column by 64` (heads of 64 features).
 
     Args:
         pattern: the name that the rule is for, for messages.

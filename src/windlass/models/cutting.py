@@ -77,9 +77,9 @@ def _of_features(layer: nn.Module, cuts: LayerCuts, place: Place) -> Iterator[st
         name, cut = f"`{path or type(module).__name__}`", cuts.ways.get(path)
         if path in normed and type(module).forward not in _NORMS:
             yield f"{name} is a norm with a way of its own; in a grid only torch's can be cut"
-        elif path in normed or (cut is not None and cut.way in ("column", "row")):
-            width = _features(module, cut)
-            if width % place.columns:
+        elif path in normed or (cut is not None and cut.way in ("column", "row", "map")):
+            uneven = (width for width in _features(module, cut) if width % place.columns)
+            if width := next(uneven, None):
                 yield (
                     f"{name} has {width} features, which {place.columns} columns cannot share "
                     "equally; take as many columns as divide them"
@@ -92,12 +92,13 @@ def _of_features(layer: nn.Module, cuts: LayerCuts, place: Place) -> Iterator[st
             )
 
 
-def _features(module: nn.Module, cut: Cut | None) -> int:
-    """Features between layers that a norm, a column or a row has to do with."""
-    if isinstance(module, nn.Linear):
-        return module.out_features if cut is not None and cut.way == "row" else module.in_features
+def _features(module: nn.Module, cut: Cut | None) -> tuple[int, ...]:
+    """Features between layers that a norm, a column, a row or a map has to do with."""
+    if isinstance(module, nn.Linear) and cut is not None:
+        sides = {"row": (module.out_features,), "map": (module.in_features, module.out_features)}
+        return sides.get(cut.way, (module.in_features,))
     shape: tuple[int, ...] = getattr(module, "normalized_shape", (1,))
-    return shape[0]
+    return shape[:1]
 
 
 def _needs_whole(module: nn.Module, cuts: LayerCuts, path: str) -> bool:
@@ -115,6 +116,8 @@ def _of_module(
         yield from _of_region(cuts, path)
     elif cut.way in ("column", "row"):
         yield from _of_linear(cuts, path, module, cut, degree)
+    elif cut.way == "map":
+        yield from _of_map(cuts, path, module, last=last)
     elif cut.way == "vocabulary":
         yield from _of_vocabulary(module, cut, degree, first=cuts.first, last=last)
     elif cut.way in ("features", "whole"):
@@ -146,6 +149,15 @@ def _of_linear(
     outputs, inputs = module.weight.shape
     if fault := cut.fault(outputs if cut.way == "column" else inputs, degree):
         yield f"has {fault}"
+
+
+def _of_map(cuts: LayerCuts, path: str, module: nn.Module, *, last: bool) -> Iterator[str]:
+    if not isinstance(module, nn.Linear) or type(module).forward is not nn.Linear.forward:
+        yield f"is a `{type(module).__name__}`; only an `nn.Linear` can be a map"
+    elif cuts.first or cuts.region(path) is not None:
+        yield "is a map in a region or in the first layer; name it a column or a row, or not at all"
+    elif last and not path:
+        yield "is a map that gives logits; name it a vocabulary"
 
 
 def _of_vocabulary(

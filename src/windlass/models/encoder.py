@@ -89,5 +89,5 @@ class Head(nn.Module, Cuttable):
         return self.projection(self.norm(self.activation(self.transform(x))))
 
     def cuts(self) -> Mapping[str, Cut]:
-        """Each slice has its share of the logits."""
-        return {"projection": Cut(way="vocabulary")}
+        """Each slice has its share of the logits; in a grid also of what comes before."""
+        return {"transform": Cut(way="map"), "projection": Cut(way="vocabulary")}

@@ -65,8 +65,9 @@ def pieces(layer: nn.Module, cuts: LayerCuts, place: Place) -> dict[str, Piece]:
     """How each parameter of a layer is cut.
 
     In two dimensions a column has the outputs of all slices of its row, for their own features; a
-    row the inputs of all of its row, in their order, for its own features; a norm its own features.
-    Tables and the head's outputs are cut over all slices as in one dimension.
+    row the inputs of all of its row, in their order, for its own features; a map its own features
+    for all outputs; a norm its own features. Tables and the head's outputs are cut over all slices
+    as in one dimension.
 
     Args:
         layer: the whole layer, on any device.
@@ -111,6 +112,8 @@ def _width(layer: nn.Module, cuts: LayerCuts) -> int | None:
 def _piece(shape: tuple[int, ...], cut: Cut | None, leaf: str, place: Place, share: Share) -> Piece:
     """Of a parameter `leaf` of a linear map or table, of whose cut features it has a share."""
     uncut = Piece(full=shape, ranges=(None,) * len(shape), common="all")
+    if cut is not None and cut.way == "map" and place.columns > 1:
+        return _of_features(shape, place)
     if cut is None or cut.way not in ("column", "row", "vocabulary"):
         return uncut
     if cut.way == "vocabulary" or (cut.way == "column" and len(shape) == 1):
@@ -129,9 +132,10 @@ def _piece(shape: tuple[int, ...], cut: Cut | None, leaf: str, place: Place, sha
 
 
 def _of_features(shape: tuple[int, ...], place: Place) -> Piece:
-    """Of a parameter with a number for each feature: those of its column have the same."""
+    """Of a parameter with a last dimension of features: those of its column have the same."""
     common: Among | None = "tokens" if place.rows > 1 else None
-    return Piece(full=shape, ranges=(_own(shape[0], place),), common=common)
+    whole = (None,) * (len(shape) - 1)
+    return Piece(full=shape, ranges=(*whole, _own(shape[-1], place)), common=common)
 
 
 def _of_row(cut: Cut, total: int, place: Place, share: Share) -> tuple[Range, ...]:

@@ -9,7 +9,8 @@ In a grid of r x c slices each holds `[b s/r d/c]`, and those of its column are 
 them it gathers tokens and scatters sums. A column and a row also meet the other features, with the
 slices of one row: the column scatters what it finds, `[b s f/t]`, the row gathers what it takes. So
 each slice has whole heads and its f/t features between the two, as in one dimension; where heads
-do not divide so far, the column sums what it finds, and each slice has all f/r of its row. Source:
+do not divide so far, the column sums what it finds, and each slice has all f/r of its row. A map
+outside of regions, as in BERT's head, takes own features too, and scatters what it finds. Source:
 Xu et al. 2021, GSPMD, arXiv:2105.04663, section 5.1.
 """
 
@@ -112,6 +113,16 @@ class _Column(nn.Linear):
         return found if self.bias is None else found + self.bias
 
 
+class _Map(nn.Linear):
+    """A linear map of each token in a grid: own features in, own features out."""
+
+    place: Place
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = scattered(functional.linear(x, self.weight), self.place.features)
+        return found if self.bias is None else found + self.bias
+
+
 class _Row(nn.Linear):
     """A linear map of a slice's inputs: a partial sum of, in a grid, its own features."""
 
@@ -190,6 +201,10 @@ def _cut_module(twin: nn.Module, path: str, cut: Cut, place: Place, share: Share
         module.register_forward_hook(_Leave(place))
     elif isinstance(module, nn.Embedding) and cut.way == "vocabulary":
         _cut_table(module, cut, place)
+    elif isinstance(module, nn.Linear) and cut.way == "map":
+        if place.columns > 1:
+            module.in_features = module.weight.shape[1]
+            _become(module, _Map, place=place)
     elif isinstance(module, nn.Linear) and cut.way in ("column", "row", "vocabulary"):
         module.out_features, module.in_features = module.weight.shape
         if cut.way != "column" or place.columns > 1:

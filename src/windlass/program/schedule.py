@@ -45,24 +45,6 @@ def taken(order: Order, stages: int, stage: int, micros: int, *, chunks: int) ->
     return ORDERS[order](stages, stage, micros)
 
 
-def most_held(turns: tuple[Pass, ...], chunk: int | None = None) -> int:
-    """How many micro-batches a stage holds at once, each of its chunks counted apart.
-
-    A micro-batch is held from its forward pass to the end of its backward pass.
-
-    Args:
-        turns: the passes of the stage.
-        chunk: counts this chunk alone; None counts all.
-    """
-    held = most = 0
-    for turn in turns:
-        if chunk is None or turn.chunk == chunk:
-            held += turn.kind == "forward"
-            most = max(most, held)
-            held -= turn.kind in ("backward", "backward weight")
-    return most
-
-
 def gpipe(stages: int, stage: int, micros: int) -> tuple[Pass, ...]:
     """All forward passes, then all backward passes; a single stage has no reason to wait.
 

@@ -4,7 +4,7 @@ import re
 from dataclasses import replace
 
 from windlass.published.pods import pod_cut
-from windlass.published.reading import Unsaid, count, leading, needed, number
+from windlass.published.reading import Unsaid, count, leading, needed
 from windlass.published.run import Cut, Shape
 from windlass.published.stacks import Stack
 from windlass.published.table import Row
@@ -91,7 +91,7 @@ def _micros(
     row: Row, mine: float, stages: float, stack: Stack, told: list[str]
 ) -> tuple[float, ...]:
     """Micro-batches that a replica's batch of `mine` sequences may be split in."""
-    stated = number(row, "microbatch")
+    stated = count(row, "microbatch")
     if stated and (stages == 1 or stated < mine):
         return (stated,)
     if stated:

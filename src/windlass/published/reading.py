@@ -6,13 +6,16 @@ from windlass.published.table import Row
 
 _LEADING = re.compile(r"\s*~?\s*([0-9]+(?:\.[0-9]+)?)\s*([kK]?)")
 
+_MOST = 1e18
+"""More than any count, time or throughput of a run."""
+
 
 class Unsaid(Exception):  # noqa: N818  why a row cannot be expressed; no fault of ours or the user's
     """What a row does not say, or says unreadably; never leaves `express`."""
 
 
 def number(row: Row, column: str) -> float | None:
-    """The cell's number of 0 or more; None where it is empty.
+    """The cell's number, 0 to 1e18; None where it is empty.
 
     Raises:
         Unsaid: it is no such number.
@@ -21,8 +24,8 @@ def number(row: Row, column: str) -> float | None:
         value = row.number(column)
     except ValueError:
         raise Unsaid(f"`{column}` = {row.text(column)!r} is no number") from None
-    if value is not None and not 0 <= value < float("inf"):
-        raise Unsaid(f"`{column}` = {row.text(column)!r} is no number of 0 or more")
+    if value is not None and not 0 <= value <= _MOST:
+        raise Unsaid(f"`{column}` = {row.text(column)!r} is no number from 0 to {_MOST:g}")
     return value
 
 

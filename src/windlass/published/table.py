@@ -22,6 +22,7 @@ EXTRA = (
 )  # fmt: skip
 """That a table may have."""
 _NEEDED = ("model", "device", "measured_step_s")
+_OTHER_MARKS = {";": "semicolons", "\t": "tabs"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,14 +68,6 @@ def read_table(path: Path) -> Table:
         Faults: every line of another length than the head.
     """
     header, lines = _lines(path)
-    missing = [name for name in _NEEDED if name not in header]
-    if missing:
-        near = "".join(did_you_mean(name, header) for name in missing[:1])
-        told = ", ".join(f"`{name}`" for name in missing)
-        raise RequestError(
-            f"`{path}` is no table of runs: the columns {told} are not there{near}; "
-            "`docs/accuracy.md` tells what a table of runs has"
-        )
     faults: list[str] = []
     rows: list[Row] = []
     for line, cells in lines:
@@ -91,12 +84,34 @@ def read_table(path: Path) -> Table:
     )
 
 
+def _check_head(path: Path, header: list[str]) -> None:
+    twice = sorted({name for name in header if name and header.count(name) > 1})
+    if twice:
+        told = ", ".join(f"`{name}`" for name in twice)
+        raise RequestError(f"`{path}`: {told} stands twice in the head; take one of each out")
+    missing = [name for name in _NEEDED if name not in header]
+    if not missing:
+        return
+    told = ", ".join(f"`{name}`" for name in missing)
+    near = "".join(did_you_mean(name, header) for name in missing[:1])
+    other = next((mark for mark in _OTHER_MARKS if mark in "".join(header)), None)
+    if other is not None:
+        near = f" (cells are parted by commas, not by {_OTHER_MARKS[other]})"
+    raise RequestError(
+        f"`{path}` is no table of runs: the columns {told} are not there{near}; "
+        "`docs/accuracy.md` tells what a table of runs has"
+    )
+
+
 def _lines(path: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.reader(file, strict=True)
-            header = [name.strip() for name in next(reader, [])]
-            return header, [(reader.line_num, cells) for cells in reader if cells]
+            header = [name.strip().lower() for name in next(reader, [])]
+            _check_head(path, header)
+            # Spreadsheets write rows of empty cells below a table.
+            filled = ((reader.line_num, cells) for cells in reader if any(map(str.strip, cells)))
+            return header, list(filled)
     except FileNotFoundError:
         raise RequestError(f"no file `{path}`") from None
     except (OSError, UnicodeDecodeError, csv.Error) as error:

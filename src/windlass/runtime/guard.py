@@ -5,6 +5,7 @@ hangs, or its host is not heard of any more, they agree on one word which, where
 each ends its own device: inside gloo that could not end itself.
 """
 
+import contextlib
 import subprocess
 import time
 from collections.abc import Callable, Sequence
@@ -124,8 +125,9 @@ class Guard:
     def _ask_to_stop(self) -> None:
         pipe = self._process.stdin
         if pipe:
-            pipe.write(STOP)
-            pipe.flush()
+            with contextlib.suppress(BrokenPipeError):
+                pipe.write(STOP)
+                pipe.flush()
 
     def _failure(self, code: int) -> WindlassError:
         """What the device met, or what another one met that this one only waited for."""
@@ -134,8 +136,9 @@ class Guard:
             return found
         told = reported(self._ranks, self._device)
         if told and told["follows"]:
-            word = self._board.told(_AGREE_SECONDS)
-            return found if word is None else self._lost(word)
+            why = str(told["message"]).partition("\n")[0]
+            gone = f"{self._name(self._device, self._beat.at())}: another device is gone ({why})"
+            return self._lost(self._board.told(_AGREE_SECONDS) or gone)
         mine = str(found)
         word = self._board.agree(mine, _AGREE_SECONDS)
         return found if word == mine else self._lost(word)

@@ -14,6 +14,9 @@ from windlass.runtime.tensors import CHUNK, Parameter, Weight
 from windlass.spec.plan import Moments
 from windlass.spec.request import TrainRequest
 
+_ROW = 4096
+"""Elements whose squares are added one after the other."""
+
 
 def learning_rate(settings: TrainRequest, step: int) -> float:
     """The rate of a step: a straight rise over the warm-up, then half a cosine to the final rate.
@@ -199,12 +202,17 @@ class Optimizer:
     def _norms(self, weight: Parameter) -> Iterator[Tensor]:
         if weight.gradient is None:
             return
-        # In parts for exactness too: torch sums squares one after the other in float32, and over
-        # 38.6 M of them, in one piece, is off by 0.2 %.
         for part in _flat(weight.gradient).split(CHUNK):
-            yield torch.linalg.vector_norm(
-                self._float(part) if part.dtype == torch.bfloat16 else part
-            )
+            wide = self._float(part) if part.dtype == torch.bfloat16 else part
+            # In short rows, for torch adds squares one after the other in float32: over 2 M of them
+            # it is off by 3e-5, and over 38.6 M by 0.2 %; so by 4e-8, in the same time.
+            even = len(wide) // _ROW * _ROW
+            if even:
+                yield torch.linalg.vector_norm(
+                    torch.linalg.vector_norm(wide[:even].view(-1, _ROW), dim=1)
+                )
+            if even < len(wide):
+                yield torch.linalg.vector_norm(wide[even:])
 
     def _parts(self, weight: Weight, gradient: Tensor) -> Iterator["_Part"]:
         """A weight in parts that stay in the cache, or whole where nothing is converted."""

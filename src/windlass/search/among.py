@@ -30,9 +30,7 @@ from windlass.spec.prediction import Prediction
 from windlass.spec.request import Request
 
 CLOSE = 0.02
-"""How far the closed form may lie from the clock."""
-CLOSE_INTERLEAVED = 0.05
-"""The same where chunks interleave: it counts in full what a stage may have waited for anyway."""
+"""By how much the closed form may say more than the clock."""
 
 _KEPT = 48
 """Plans that the clock weighs at most."""
@@ -144,8 +142,7 @@ def _ranked(field: Field, found: Sequence[Found], near_bytes: int) -> list[Weigh
     steps = field.request.train.steps
     fastest = float("inf")
     for each in found:
-        close = CLOSE_INTERLEAVED if each.cell.shape.interleave > 1 else CLOSE
-        if each.step_seconds * (1 - close) > fastest:
+        if each.step_seconds * (1 - CLOSE) > fastest:
             continue
         item = _weighed(field, each, near_bytes)
         if item[1].fits:
