@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 
 from factories import cut_graph, late_tied_graph, tiny_graph, tiny_machine, tiny_plan
-from windlass.cost.closed import Totals, closed
+from windlass.cost.closed import Totals, closed, stage_bytes
 from windlass.cost.closed_layers import Chain
 from windlass.cost.closed_levels import Shape
 from windlass.cost.closed_rows import Rows, Run
@@ -108,6 +108,11 @@ def divisors(number: int) -> list[int]:
 
 def told(plan: Plan, graph: Graph, machine: Machine) -> Totals:
     """What the closed form says of one plan."""
+    return closed(*parts(plan, graph, machine))
+
+
+def parts(plan: Plan, graph: Graph, machine: Machine) -> tuple[Chain, Shape, tuple[int, ...], Rows]:
+    """One plan, as the closed form takes it."""
     cut, micros = plan.cut, plan.batch.accumulation
     shape = Shape.of(plan.order, cut.pipeline, plan.interleave, micros)
     setting = Setting(
@@ -119,7 +124,7 @@ def told(plan: Plan, graph: Graph, machine: Machine) -> Totals:
     again = (graph.layers,) * cut.pipeline if plan.recompute == "layer" else ()
     run = Run(setting, again, micros)
     ends = (*(stage.first for stage in plan.stages), graph.layers)
-    return closed(Chain(plan, graph, machine), shape, ends, Rows.of([(block, [run])]))
+    return Chain(plan, graph, machine), shape, ends, Rows.of([(block, [run])])
 
 
 def errors(
@@ -145,6 +150,15 @@ def test_the_closed_form_says_what_the_clock_says():
     seconds, nbytes = errors(seed=1, count=60)
     assert sum(seconds) / len(seconds) < CLOSE / 10
     assert sum(nbytes) / len(nbytes) < CLOSE / 10
+
+
+def test_no_stage_that_is_not_looked_at_is_fuller_than_those_that_are():
+    chance = random.Random(4)
+    for _ in range(60):
+        graph, machine = chance.choice(GRAPHS), chance.choice((FAST_LINKS, SLOW_LINKS))
+        plan = draw(chance, graph, machine)
+        peak = told(plan, graph, machine).peak_bytes[0]
+        assert stage_bytes(*parts(plan, graph, machine)).max() == pytest.approx(peak, rel=1e-12)
 
 
 def test_it_also_says_so_of_machines_that_do_things_in_turn():

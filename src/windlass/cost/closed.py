@@ -166,9 +166,12 @@ def _held_up(
         ended: when passes had ended on each stage, from the begin of the next step; None where all
             end together, and norm and updates of the slowest follow.
     """
-    run, pair = taken.first[plans[0]], plans[1]
-    begin = shared.norm if ended is not None else shared.norm - shared.after.max(axis=1)[:, None]
-    updates = UnderWay(seconds=shared.under_way, gather=shared.gather, begin=begin)
+    going = np.flatnonzero(shared.goes_on)
+    run, pair = taken.first[plans[0]], np.searchsorted(going, plans[1])
+    begin = shared.norm[going]
+    if ended is None:
+        begin = begin - shared.after[going].max(axis=1)[:, None]
+    updates = UnderWay(seconds=shared.under_way[going], gather=shared.gather[going], begin=begin)
     waits = held_up(parts, updates, taken.firsts, taken.lent)
     if ended is None:
         return waits.of_plans(run, pair)

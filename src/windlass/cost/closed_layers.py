@@ -23,7 +23,7 @@ from windlass.program.sizes import layer_sizes, rows_bytes
 from windlass.program.ties import owners
 from windlass.spec.graph import Graph, LayerKind, Precision
 from windlass.spec.machine import Curve, Machine
-from windlass.spec.plan import NEAR, Batch, Cut, Home, Plan, Sharding, Stage
+from windlass.spec.plan import Batch, Cut, Home, Plan, Sharding, Stage
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -86,7 +86,7 @@ class Chain:
         """Of each layer its kind, as a number."""
         self._first = tuple(names.index(name) for name in self._names)
         self.layers = len(names)
-        self._beyond = machine.device.tiers[-1].name
+        self._near, self._away = Home(), Home(optimizer=machine.device.tiers[-1].name)
         self.tied = tuple(
             (layer, owner)
             for layer, owned in enumerate(owners(graph))
@@ -122,7 +122,7 @@ class Chain:
                 "interleave": 1,
                 "precision": setting.precision,
                 "compile": setting.compiled,
-                "home": Home.model_construct(optimizer=self._beyond if setting.moves else NEAR),
+                "home": self._away if setting.moves else self._near,
                 "cut": _cut(len(ends) - 1, setting.tensor, setting.replicas),
                 "sharding": Sharding.model_construct(_BOTH, weights=weights, optimizer=optimizer),
                 "batch": Batch.model_construct(

@@ -6,8 +6,9 @@ others hold, what the micro-batch itself holds so far, and what the pass needs. 
 says the same instruction by instruction.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -136,12 +137,13 @@ class _Fullest:
             self._whole[:, layer] += loan.elements * narrow[:, 0]
 
     def bytes(self) -> Floats:
-        moments = self._places.moments
-        parted = moments["first weight"].there.any()
+        parted = self._places.moments["first weight"].there.any()
         backwards = self._parted_backwards if parted else self._backwards
-        found = [self._places.most(each) for each in self._forwards(moments)]
-        found += [self._places.most(each) for each in backwards(moments)]
-        return np.asarray(np.max([*found, self._taking_over()], axis=0))
+        fullest = np.full_like(self._output, -np.inf)
+        for nbytes in (*self._forwards(), *backwards()):
+            np.maximum(fullest, nbytes, out=fullest)
+        found = self._places.most(fullest)
+        return found if self._loan is None else np.maximum(found, self._taking_over())
 
     def _taking_over(self) -> Floats:
         """Where the gradient of weights that were lent is added, all others are reduced."""
@@ -153,25 +155,32 @@ class _Fullest:
         """For each layer the sum over its stage."""
         return np.asarray(self._places.by_stage(values)[:, self._places.stage])
 
+    @cached_property
     def _all(self) -> Floats:
         """Gradients and whole weights of a layer's stage, where no layer is done yet."""
-        there = self._stage(self._whole)
+        there = self._whole_stage
         if self._once:  # chunks before this one have no gradient yet
             own = self._places.by_chunk(self._sums)[:, self._places.chunk]
             return np.asarray(there + own + self._places.behind(self._sums))
         return there + self._stage(self._sums)
 
+    @cached_property
+    def _whole_stage(self) -> Floats:
+        return self._stage(self._whole)
+
+    @cached_property
     def _making_sums(self) -> Floats:
         """The same where a layer's first backward pass begins, and makes its gradient."""
         places, shape = self._places, self._places.shape
         after, behind = places.after(self._sums), places.behind(self._sums)
-        there = self._stage(self._whole) + after + behind
+        there = self._whole_stage + after + behind
         return there - (self._done(after=shape.micros == 1) if self._early else 0.0)
 
+    @cached_property
     def _adding_sums(self) -> Floats:
         """The same where a later one begins, and adds to it."""
         last = self._places.shape.micros == _FEW
-        return self._all() - (self._done(after=last) if self._early else 0.0)
+        return self._all - (self._done(after=last) if self._early else 0.0)
 
     def _done(self, *, after: bool) -> Floats:
         """What is gone of layers whose last backward pass comes before."""
@@ -179,10 +188,18 @@ class _Fullest:
         done = places.after(gone) if after else np.zeros_like(gone)
         return done + places.behind(gone) if self._once else done
 
+    def _at(self, moment: Moment) -> Iterator[Floats]:
+        """What the stage's other micro-batches hold, for each layer at work; -inf where none is.
+
+        None of a sort of moment that no chunk has.
+        """
+        if self._places.moments[moment].there.any():
+            yield self._others(self._places.moments[moment])
+
     def _others(self, moment: Held) -> Floats:
         """What the stage's other micro-batches hold, for each layer at work; -inf where none is."""
         places = self._places
-        each = self._open()
+        each = self._open
         whole = places.held(each, moment.open) - each
         if self._beyond is not None and moment.growth.any():
             whole = whole + self._beyond * places.held(each, moment.growth)
@@ -196,26 +213,31 @@ class _Fullest:
         root = np.where(self._again, self._output + self._stays, self._output)
         return np.asarray(2 * self._kept + root + self._came)
 
-    def _forwards(self, moments: Mapping[Moment, Held]) -> Iterator[Floats]:
-        made = self._output + self._hold
-        needs = self._base + np.maximum(self._forward_peak, made)
-        yield self._others(moments["first forward"]) + needs + self._stage(self._whole)
-        yield self._others(moments["forward"]) + needs + self._all()
-        again = self._base + self._came + np.maximum(self._forward_peak, self._output + self._kept)
-        again = np.where(self._again, again, -np.inf)
-        yield self._others(moments["first backward"]) + again + self._making_sums()
-        yield self._others(moments["backward"]) + again + self._adding_sums()
+    def _forwards(self) -> Iterator[Floats]:
+        needs = self._base + np.maximum(self._forward_peak, self._output + self._hold)
+        for others in self._at("first forward"):
+            yield others + needs + self._whole_stage
+        for others in self._at("forward"):
+            yield others + needs + self._all
 
-    def _backwards(self, moments: Mapping[Moment, Held]) -> Iterator[Floats]:
+    def _repeated(self) -> Floats:
+        """What a backward pass holds while its layer is computed again; -inf where none is."""
+        again = self._base + self._came + np.maximum(self._forward_peak, self._output + self._kept)
+        return np.where(self._again, again, -np.inf)
+
+    def _backwards(self) -> Iterator[Floats]:
         own = self._base + self._kept + self._output + self._came
         added = np.maximum(self._backward_peak, self._fresh + self._down)
         made = np.maximum(self._backward_peak, self._making(self._down + self._sums))
-        yield self._others(moments["first backward"]) + own + made + self._making_sums()
-        yield self._others(moments["backward"]) + own + added + self._adding_sums()
+        repeated = self._repeated() if self._again.any() else np.array(-np.inf)
+        for others in self._at("first backward"):
+            yield others + np.maximum(own + made, repeated) + self._making_sums
+        for others in self._at("backward"):
+            yield others + np.maximum(own + added, repeated) + self._adding_sums
         if self._places.shape.micros == 1:  # whole and in shards while it is reduced
             shard = self._gradients - self._gone
             reduced = np.where(self._flat, self._sums + shard, 0.0)
-            yield self._base + self._down + reduced + self._making_sums()
+            yield self._base + self._down + reduced + self._making_sums
 
     def _making(self, made: Floats) -> Floats:
         """What lies there at the end of a pass that makes gradients."""
@@ -225,18 +247,24 @@ class _Fullest:
         at_end = np.where(piecewise, np.maximum(at_end, made + self._largest), at_end)
         return np.asarray(np.maximum(at_end, made))
 
-    def _parted_backwards(self, moments: Mapping[Moment, Held]) -> Iterator[Floats]:
-        places, waiting, whole = self._places, self._waiting(), self._stage(self._whole)
+    def _parted_backwards(self) -> Iterator[Floats]:
+        places, waiting = self._places, self._waiting()
         own = self._base + self._kept + self._output + self._came + places.after(waiting)
         own = own + np.where(self._again, self._stays, 0.0)  # the first output is needed still
         input_ = own + np.maximum(self._backward_peak, self._kept + self._down)
-        yield self._others(moments["first backward"]) + input_ + whole
-        yield self._others(moments["backward"]) + input_ + self._all()
-        own = self._open()[:, places.chunk] - places.after(waiting)
+        repeated = self._repeated() if self._again.any() else np.array(-np.inf)
+        for others in self._at("first backward"):
+            yield others + np.maximum(input_ + self._whole_stage, repeated + self._making_sums)
+        for others in self._at("backward"):
+            yield others + np.maximum(input_ + self._all, repeated + self._adding_sums)
+        own = self._open[:, places.chunk] - places.after(waiting)
         made = np.maximum(self._fresh, self._making(self._sums))
-        yield self._others(moments["first weight"]) + own + made + self._making_sums()
-        yield self._others(moments["weight"]) + own + self._fresh + self._adding_sums()
+        for others in self._at("first weight"):
+            yield others + own + made + self._making_sums
+        for others in self._at("weight"):
+            yield others + own + self._fresh + self._adding_sums
 
+    @cached_property
     def _open(self) -> Floats:
         """What a micro-batch holds in a chunk before its backward pass begins."""
         return self._places.by_chunk(self._enters + self._hold + self._stays)

@@ -70,7 +70,7 @@ class Places:
         self.chunk, self.layer, self.times = np.array(found, dtype=np.int64).T
         self.stage = self.chunk % len(kept)
         self.again = np.array(layout.again)[self.layer]
-        self.moments = {name: _only(held, chunks) for name, held in moments.items()}
+        self.moments = _kept_moments({name: _only(held, chunks) for name, held in moments.items()})
         self.starts = np.flatnonzero(np.diff(self.chunk, prepend=-1))
         self.is_first = self.layer == np.array(layout.ends)[chunks][self.chunk]
         self.is_last = self.layer == np.array(layout.ends)[chunks + 1][self.chunk] - 1
@@ -159,14 +159,23 @@ def _fullest_stages(
 def _counts(shape: Shape, moments: Mapping[Moment, Held]) -> npt.NDArray[np.float64]:
     """All that is counted of each stage (rows); with more of any of it a stage is no emptier."""
     whole = np.concatenate(
-        [
-            np.column_stack([held.open, held.parted, held.growth, held.there])
-            for held in moments.values()
-        ],
+        [np.column_stack(_numbers(held)) for held in moments.values()],
         axis=1,
     )
     turns = whole.reshape(shape.interleave, shape.pipeline, -1)
     return np.asarray(turns.transpose(1, 0, 2).reshape(shape.pipeline, -1))
+
+
+def _kept_moments(moments: dict[Moment, Held]) -> dict[Moment, Held]:
+    """Without first forward passes where later ones find as much, and gradients besides."""
+    first, later = moments["first forward"], moments["forward"]
+    if all((high >= low).all() for low, high in zip(_numbers(first), _numbers(later), strict=True)):
+        moments["first forward"] = replace(first, there=np.zeros_like(first.there))
+    return moments
+
+
+def _numbers(held: Held) -> tuple[Floats, ...]:
+    return held.open, held.parted, held.growth, held.there
 
 
 def _only(held: Held, chunks: Ints) -> Held:

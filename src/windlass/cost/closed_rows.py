@@ -7,6 +7,7 @@ share their state. Settings are the table of many shapes; nothing of a plan is b
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain as joined
 from typing import NamedTuple
 
 import numpy as np
@@ -95,6 +96,8 @@ class Rows:
     settings: Settings
     agains: tuple[Again, ...]
     """What of the runs is computed again, each once."""
+    block: Ints
+    """Of each run."""
     setting: Ints
     """Of each run."""
     again: Ints
@@ -106,6 +109,8 @@ class Rows:
     """All pairs of all blocks in turn."""
     pairs: Ints
     """Their rts and rts' (columns)."""
+    home: Ints
+    """A number that those share whose optimizer state lives in the same tier."""
     run: Ints
     """Of each plan."""
     pair: Ints
@@ -130,21 +135,32 @@ class Rows:
         )
 
     def only(self, chosen: npt.NDArray[np.bool_]) -> "Rows":
-        """Some of the plans, with the runs that they need."""
+        """Some of the plans, with the runs and blocks that they need."""
         needed = np.zeros(len(self.setting), dtype=bool)
         needed[self.run[chosen]] = True
+        kept = np.zeros(len(self.blocks), dtype=bool)
+        kept[self.block[needed]] = True
+        of_pair = np.repeat(kept, [len(block.pairs) for block in self.blocks])
+        blocks = tuple(block for block, there in zip(self.blocks, kept, strict=True) if there)
         return replace(
             self,
+            block=(np.cumsum(kept) - 1)[self.block[needed]],
             setting=self.setting[needed],
             again=self.again[needed],
             micros=self.micros[needed],
+            blocks=blocks,
+            shares=tuple(joined.from_iterable(block.pairs for block in blocks)),
+            pairs=self.pairs[of_pair],
+            home=self.home[of_pair],
             run=(np.cumsum(needed) - 1)[self.run[chosen]],
-            pair=self.pair[chosen],
+            pair=(np.cumsum(of_pair) - 1)[self.pair[chosen]],
         )
 
     def one(self, place: int) -> "Rows":
         """One of the plans."""
-        return self.only(np.arange(self.count) == place)
+        run, share = self.run_of(int(self.run[place])), self.shares[self.pair[place]]
+        block = self.blocks[self.block[self.run[place]]]
+        return Rows.of([(block._replace(pairs=(share,)), [run])])
 
     @classmethod
     def crossed(
@@ -162,7 +178,7 @@ class Rows:
             blocks: that runs name.
             runs: a row for each: its block, setting, again and micro-batches.
         """
-        shares = tuple(share for block in blocks for share in block.pairs)
+        pairs = _Pairs(blocks)
         counts = np.array([len(block.pairs) for block in blocks])
         firsts = np.cumsum(counts) - counts
         of_run, setting, again, micros = runs.T
@@ -171,12 +187,14 @@ class Rows:
         return cls(
             settings=settings,
             agains=agains,
+            block=of_run,
             setting=setting,
             again=again,
             micros=micros,
             blocks=tuple(blocks),
-            shares=shares,
-            pairs=np.array([(each.weights, each.optimizer) for each in shares]),
+            shares=tuple(joined.from_iterable(block.pairs for block in blocks)),
+            pairs=pairs.numbers,
+            home=pairs.home,
             run=run,
             pair=np.arange(len(run)) + np.repeat(firsts[of_run] - np.cumsum(each) + each, each),
         )
@@ -198,3 +216,21 @@ class Rows:
             [block for block, _ in families],
             np.array(found, dtype=np.int64),
         )
+
+
+class _Pairs:
+    """The pairs of all blocks in turn, of which many have the same ones."""
+
+    def __init__(self, blocks: Sequence[Block]) -> None:
+        homes: dict[str, int] = {}
+        known: dict[int, Ints] = {}
+        for block in blocks:
+            if id(block.pairs) not in known:
+                known[id(block.pairs)] = np.array(
+                    [
+                        (weights, optimizer, homes.setdefault(home, len(homes)))
+                        for weights, optimizer, home in block.pairs
+                    ]
+                )
+        whole = np.concatenate([known[id(block.pairs)] for block in blocks])
+        self.numbers, self.home = whole[:, :2], whole[:, 2]

@@ -82,7 +82,10 @@ class StatePrices:
         self._names: Sequence[str] = tuple(dict.fromkeys(names))
         self._first = tuple(names.index(name) for name in self._names)
         self._tiers = {tier.name: tier for tier in machine.device.tiers}
+        self._homes = {name: Home(optimizer=name) for name in (NEAR, *self._tiers)}
         self._kept: Callable[[Setting, int], _Kept] = cache(self._kept_)
+        self._shared_plan: Callable[[Setting, int, int], Plan] = cache(plan_of)
+        self._exchanged: Callable[[Setting, int, int], _Floats] = cache(self._exchanged_)
 
     def of(self, block: Block) -> StateNumbers:
         """The numbers of all pairs of a block."""
@@ -109,40 +112,47 @@ class StatePrices:
 
     def _shared(self, block: Block, share: Share) -> _Floats:
         """The numbers of one pair, by kind of layer, in the order of `of`."""
-        plan = self._plan_of(block.setting, share.weights, share.optimizer)
-        plan = plan.model_copy(update={"home": Home.model_construct(optimizer=share.home)})
-        states = self._kept(block.setting._replace(replicas=1), share.optimizer)
+        setting, (weights, optimizer, home) = block.setting, share
+        plan = self._shared_plan(setting, weights, optimizer)
+        plan = plan.model_copy(update={"home": self._homes[home]})
+        states = self._kept(setting._replace(replicas=1), optimizer)
+        gather, reduce, waited, spread = self._exchanged(setting, weights, optimizer)
         found = [self._of_kind(plan, states.sizes[name]) for name in self._names]
-        held, gather, reduce, waited, spread, norm_bytes, moving, far = np.array(found).T
+        held, norm_bytes, moving, far = np.array(found).T
         after, under_way = self._updates(plan, states.update, moving, spread)
         rows = [held, gather, reduce, waited, after, norm_bytes]
         rows += [states.launches, under_way, far]
         return np.stack(rows)
 
-    def _of_kind(self, plan: Plan, sizes: StateSizes) -> tuple[float, ...]:
-        """Bytes held, seconds to gather, reduce, wait and spread, bytes of the norm; of state away.
+    def _exchanged_(self, setting: Setting, weights: int, optimizer: int) -> _Floats:
+        """Seconds to gather, to reduce, to wait for that and to spread (rows), of each kind."""
+        plan = self._shared_plan(setting, weights, optimizer)
+        states = self._kept(setting._replace(replicas=1), optimizer)
+        links = Links(plan, self._graph, self._machine, ways=self._ways)
 
-        Those are the seconds that it moves, and its bytes at home.
-        """
-        sharing, cut = plan.sharding, plan.cut
-        held = sizes.weights // sharing.weights
-        sizes = sizes._replace(held=held)
-        gather = reduce = beside = spread = moving = far = 0.0
-        if sizes.weights and self._machine.links:
-            links = Links(plan, self._graph, self._machine, ways=self._ways)
-            if sharing.weights > 1:
-                gather = links.state_seconds("gather", sizes)
-            if parts(plan) > 1:
-                spread = links.state_seconds("spread", sizes)
-            if cut.replicas > 1 or sizes.common + sizes.common_in_columns + sizes.common_in_rows:
+        def of_kind(sizes: StateSizes) -> tuple[float, ...]:
+            if not sizes.weights or not self._machine.links:
+                return 0.0, 0.0, 0.0, 0.0
+            sizes = sizes._replace(held=sizes.weights // weights)
+            gather = links.state_seconds("gather", sizes) if weights > 1 else 0.0
+            spread = links.state_seconds("spread", sizes) if parts(plan) > 1 else 0.0
+            reduce = beside = 0.0
+            common = sizes.common + sizes.common_in_columns + sizes.common_in_rows
+            if setting.replicas > 1 or common:
                 reduce = links.state_seconds("reduce", sizes)
                 beside = links.summing_seconds(sizes)
-        if plan.far("optimizer"):
-            far = state_at_home(plan, sizes)
-            moving = self._tiers[plan.home.optimizer].moving_seconds(far, far)
-        else:
-            held += sizes.optimizer
-        return held, gather, reduce, reduce - beside, spread, sizes.shard, moving, far
+            return gather, reduce, reduce - beside, spread
+
+        return np.array([of_kind(states.sizes[name]) for name in self._names]).T
+
+    def _of_kind(self, plan: Plan, sizes: StateSizes) -> tuple[float, ...]:
+        """Bytes held and of the norm; of state away seconds that it moves, and bytes at home."""
+        held = sizes.weights // plan.sharding.weights
+        if not plan.far("optimizer"):
+            return held + sizes.optimizer, sizes.shard, 0.0, 0.0
+        far = state_at_home(plan, sizes._replace(held=held))
+        moving = self._tiers[plan.home.optimizer].moving_seconds(far, far)
+        return held, sizes.shard, moving, far
 
     def _updates(
         self, plan: Plan, work: _Floats, moving: _Floats, spread: _Floats

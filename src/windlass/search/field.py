@@ -224,9 +224,8 @@ class Field:
 
     def shares(self, family: Family) -> tuple[Share, ...]:
         """The same with each home of their optimizer state."""
-        return tuple(
-            Share(*pair, home) for home in family.homes for pair in self.pairs(family.replicas)
-        )
+        pins = self.request.sharding
+        return _shares(family.replicas, family.homes, pins.weights, pins.optimizer)
 
     def homes(self, precision: Precision) -> tuple[tuple[tuple[str, ...], bool], ...]:
         """Tiers where optimizer state may live while weights stay near.
@@ -369,3 +368,11 @@ def _pairs(
         for one in divisors(other)
         if weights in (None, one) and optimizer in (None, other)
     )
+
+
+@lru_cache(maxsize=4096)
+def _shares(
+    replicas: int, homes: tuple[str, ...], weights: int | None, optimizer: int | None
+) -> tuple[Share, ...]:
+    pairs = _pairs(replicas, weights, optimizer)
+    return tuple(Share(*pair, home) for home in homes for pair in pairs)

@@ -181,11 +181,13 @@ class Sweep:
         # With fewer layers computed again a plan is faster, and all the way down to none.
         plain = replace(rows, agains=((),), again=rows.again * 0) if self.field.spares else rows
         quick = least_seconds(self.chain, shape, cell.ends, plain) <= limit
-        small = least_bytes(self.chain, shape, rows.blocks) <= self._near
-        kept = quick[rows.run] & small[rows.pair]
-        found.skipped += rows.count - int(kept.sum())
-        if kept.any():
-            self._take(Cell(shape, cell.ends, rows.only(kept)), found)
+        kept = rows.only(quick[rows.run])
+        if kept.count:
+            small = least_bytes(self.chain, shape, kept.blocks) <= self._near
+            kept = kept.only(small[kept.pair])
+        found.skipped += rows.count - kept.count
+        if kept.count:
+            self._take(Cell(shape, cell.ends, kept), found)
 
     def _take(self, cell: Cell, found: "_Best") -> None:
         """Takes a cell in, with as few layers computed again as fit where that is open."""
@@ -381,8 +383,7 @@ def _traits(cell: Cell) -> Ints:
     again = np.array([any(each) for each in rows.agains])
     runs = rows.settings.tensor[rows.setting] * 2 + again[rows.again]
     _, of_run = np.unique(runs, return_inverse=True)
-    _, of_home = np.unique([share.home for share in rows.shares], return_inverse=True)
-    shares = (rows.pairs > 1).sum(axis=1) + 3 * of_home
+    shares = (rows.pairs > 1).sum(axis=1) + 3 * rows.home
     return np.asarray(of_run[rows.run] * (1 + shares.max()) + shares[rows.pair])
 
 

@@ -1,0 +1,54 @@
+"""The levels of a pipeline's passes, of all orders."""
+
+from itertools import product
+
+import pytest
+
+from windlass.cost.closed_levels import Shape, levels_of
+from windlass.program.schedule import taken
+
+SHAPES = [
+    *(
+        Shape(order, stages, 1, micros)
+        for order, stages, micros in product(
+            ("gpipe", "1f1b", "zero-bubble"), (1, 2, 3, 5), (1, 2, 3, 7, 12)
+        )
+    ),
+    *(
+        Shape("interleaved", stages, chunks, stages * turns)
+        for stages, chunks, turns in product((2, 3), (2, 4), (1, 2, 5))
+    ),
+]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_a_message_keeps_its_place_until_it_is_taken(shape: Shape):
+    waiting: set[int] = set()
+    levels = levels_of(shape)
+    for level in levels.all:
+        needs = {int(need) for need in level.needs if need}
+        assert needs <= waiting
+        waiting -= needs
+        sends = {int(send) for send in level.sends}
+        assert len(sends) == len(level.sends)
+        assert not sends & waiting
+        assert max(sends, default=0) < levels.places
+        waiting |= sends
+    assert not waiting
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_each_stage_takes_its_passes_in_the_turn_of_the_order(shape: Shape):
+    """A row of the durations tells of a pass its kind and chunk, and whether it is the first's."""
+    kinds = {"forward": 0, "backward": 1, "backward input": 1, "backward weight": 3}
+    for stage in range(shape.pipeline):
+        turns = taken(shape.order, shape.pipeline, stage, shape.micros, chunks=shape.interleave)
+        asked = [
+            (kinds[kind] + (micro == 0 and kind != "forward")) * shape.chunks
+            + chunk * shape.pipeline + stage
+            for kind, micro, chunk in turns
+        ]  # fmt: skip
+        rows = [
+            int(row) for level in levels_of(shape).all for row in level.rows[level.stages == stage]
+        ]
+        assert rows == asked
