@@ -234,6 +234,23 @@ def test_the_single_change_that_lifts_a_refusal_makes_it_fit():
         assert faults(lift.plan, graph, on, global_batch=8) == ()
 
 
+def test_a_refusal_that_memory_of_the_host_lifts_says_so():
+    on = machine(2, 1e10, host=10**12)
+    pins = (
+        "precision=float32", "compile=false", "recompute=none", "cut.pipeline=1", "cut.tensor=1",
+        "cut.replicas=2", "batch.micro=1", "sharding.weights=1", "sharding.optimizer=1",
+    )  # fmt: skip
+    near = choose(request(*pins, "home.optimizer=near"), WIDE[1], on)
+    assert near.prediction is not None
+    less = int(0.95 * near.prediction.peaks[0].peak_bytes)
+    choice = choose(request(*pins, f"near={less}"), WIDE[1], on)
+    assert choice.plan is not None
+    assert choice.plan.home.optimizer == "host"
+    (refused,) = choice.refused
+    assert refused.lift is not None
+    assert refused.lift.overrides == ("home.optimizer=host",)
+
+
 def test_better_constants_never_make_a_plan_slower():
     choice = choose(request(batch=8), GRAPHS[1], machine(4, 1e9))
     assert choice.sensitive
