@@ -1,6 +1,7 @@
 """Runs prepared for a cluster, started by torch's launcher: hosts are agents on the loopback."""
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -47,21 +48,30 @@ class Link:
         for end, address in zip(self.ends, self.addresses, strict=True):
             words += [f"link set {end} netns {end}", f"-n {end} addr add {address}/24 dev {end}"]
             words += [f"-n {end} link set {up} up" for up in ("lo", end)]
-        for each in words:
-            done = subprocess.run(["ip", *each.split()], capture_output=True, check=False)
+        if not all(map(shutil.which, ("ip", "tc"))):
+            pytest.skip("networks cannot be made here: `ip` or `tc` is missing")
+        for each in (*(f"ip {word}" for word in words), self._swallow(one), self._restore(one)):
+            done = subprocess.run(each.split(), capture_output=True, check=False)
             if done.returncode:
                 pytest.skip(f"networks cannot be made here: {done.stderr.decode()}")
 
     def swallow(self) -> None:
         """Lets nothing through any more: every packet is larger than the one byte allowed."""
         for end in self.ends:
-            words = f"tc -n {end} qdisc add dev {end} root tbf rate 8bit burst 1 latency 1ms"
-            subprocess.run(words.split(), check=True)
+            subprocess.run(self._swallow(end).split(), check=True)
 
     def take_up(self) -> None:
         """Takes both hosts away."""
         for end in self.ends:
             subprocess.run(["ip", "netns", "del", end], capture_output=True, check=False)
+
+    @staticmethod
+    def _swallow(end: str) -> str:
+        return f"tc -n {end} qdisc add dev {end} root tbf rate 8bit burst 1 latency 1ms"
+
+    @staticmethod
+    def _restore(end: str) -> str:
+        return f"tc -n {end} qdisc del dev {end} root"
 
 
 def free_port() -> int:
@@ -172,6 +182,7 @@ def link() -> Iterator[Link]:
         made.take_up()
 
 
+@pytest.mark.slow
 def test_a_link_that_swallows_all_ends_both_hosts_with_an_error_that_names_a_device(
     windlass: Windlass, surroundings: dict[str, str], tmp_path: Path, link: Link
 ) -> None:
