@@ -90,6 +90,7 @@ def _each(rows: Rows, agains: list[tuple[int, ...]], again: Ints) -> Rows:
     return replace(
         rows,
         agains=tuple(agains),
+        block=rows.block[of],
         setting=rows.setting[of],
         micros=rows.micros[of],
         again=counts,
