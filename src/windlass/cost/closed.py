@@ -10,7 +10,6 @@ each kind of layer, as arrays over plans:
 Plans whose layers take turns in the near tier are `closed_streamed`'s.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,7 +24,6 @@ from windlass.cost.closed_peak import peak_bytes
 from windlass.cost.closed_peak import stage_bytes as bytes_of_stages
 from windlass.cost.closed_rows import Rows
 from windlass.cost.closed_taken import Taken, Times
-from windlass.cost.closed_ways import Block
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,11 +90,13 @@ def least_seconds(chain: Chain, shape: Shape, ends: tuple[int, ...], rows: Rows)
     return np.asarray(through.max(axis=1))
 
 
-def least_bytes(chain: Chain, shape: Shape, blocks: Sequence[Block]) -> Floats:
+def least_bytes(chain: Chain, shape: Shape, rows: Rows) -> Floats:
     """What no plan of each pair needs less of: the state of an even share of the layers."""
     counts = np.bincount(chain.sorts)
-    states = [chain.states(block) for block in blocks]
-    return np.concatenate([each.held @ counts / shape.pipeline + each.staging for each in states])
+    states = rows.states(chain)
+    return np.asarray(
+        states.held[rows.places] @ counts / shape.pipeline + states.staging[rows.places]
+    )
 
 
 def _seconds(chain: Chain, parts: Parts, shared: "_Shared", rows: Rows) -> Floats:
@@ -111,10 +111,10 @@ class _Shared:
     """
 
     def __init__(self, chain: Chain, parts: Parts, rows: Rows) -> None:
-        states = [chain.states(block) for block in rows.blocks]
+        states = rows.states(chain)
 
         def layers(name: str) -> Floats:
-            return np.concatenate([getattr(each, name) for each in states])
+            return np.asarray(getattr(states, name)[rows.places])
 
         self.held = parts.by_sort(layers("held")) + layers("staging")[:, None]
         far = parts.by_sort(layers("far")) / layers("far_capacity")[:, None]

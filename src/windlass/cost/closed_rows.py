@@ -7,13 +7,14 @@ share their state. Settings are the table of many shapes; nothing of a plan is b
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import chain as joined
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from windlass.cost.closed_blocks import Blocks
 from windlass.cost.closed_layers import Chain, Floats, Ints
+from windlass.cost.closed_states import StateNumbers
 from windlass.cost.closed_ways import Block, Setting, Share
 
 Again = tuple[int, ...]
@@ -96,25 +97,22 @@ class Rows:
     settings: Settings
     agains: tuple[Again, ...]
     """What of the runs is computed again, each once."""
+    table: Blocks
+    """That blocks and pairs are places in."""
     block: Ints
-    """Of each run."""
+    """Of each run its place in the table."""
     setting: Ints
     """Of each run."""
     again: Ints
     """Of each run."""
     micros: Ints
     """Of each run."""
-    blocks: tuple[Block, ...]
-    shares: tuple[Share, ...]
-    """All pairs of all blocks in turn."""
-    pairs: Ints
-    """Their rts and rts' (columns)."""
-    home: Ints
-    """A number that those share whose optimizer state lives in the same tier."""
+    shared: Ints
+    """Of each block of the runs, in turn, its place in the table."""
     run: Ints
     """Of each plan."""
     pair: Ints
-    """Of each plan."""
+    """Of each plan its place among the pairs of `shared`, in turn."""
 
     @property
     def count(self) -> int:
@@ -134,40 +132,63 @@ class Rows:
             int(self.micros[run]),
         )
 
+    def share_of(self, pair: int) -> Share:
+        """One of the pairs."""
+        return self.table.shares[int(self.places[pair])]
+
+    @cached_property
+    def blocks(self) -> tuple[Block, ...]:
+        """The blocks themselves."""
+        return tuple(self.table.all[at] for at in self.shared.tolist())
+
+    @cached_property
+    def places(self) -> Ints:
+        """Of each pair its place in the table."""
+        return self.table.places(self.shared)
+
+    @cached_property
+    def pairs(self) -> Ints:
+        """The rts and rts' (columns) of each pair."""
+        return np.asarray(self.table.degrees[self.places])
+
+    @cached_property
+    def home(self) -> Ints:
+        """A number of each pair that those share whose optimizer state lives in the same tier."""
+        return np.asarray(self.table.home[self.places])
+
+    def states(self, chain: Chain) -> StateNumbers:
+        """What pairs hold and exchange, a row for each place of the table; see `places`."""
+        return self.table.states(chain, self.shared)
+
     def only(self, chosen: npt.NDArray[np.bool_]) -> "Rows":
         """Some of the plans, with the runs and blocks that they need."""
         needed = np.zeros(len(self.setting), dtype=bool)
         needed[self.run[chosen]] = True
-        kept = np.zeros(len(self.blocks), dtype=bool)
-        kept[self.block[needed]] = True
-        of_pair = np.repeat(kept, [len(block.pairs) for block in self.blocks])
-        blocks = tuple(block for block, there in zip(self.blocks, kept, strict=True) if there)
+        kept = np.isin(self.shared, self.block[needed])
+        of_pair = np.repeat(kept, self.table.counts[self.shared])
         return replace(
             self,
-            block=(np.cumsum(kept) - 1)[self.block[needed]],
+            block=self.block[needed],
             setting=self.setting[needed],
             again=self.again[needed],
             micros=self.micros[needed],
-            blocks=blocks,
-            shares=tuple(joined.from_iterable(block.pairs for block in blocks)),
-            pairs=self.pairs[of_pair],
-            home=self.home[of_pair],
+            shared=self.shared[kept],
             run=(np.cumsum(needed) - 1)[self.run[chosen]],
             pair=(np.cumsum(of_pair) - 1)[self.pair[chosen]],
         )
 
     def one(self, place: int) -> "Rows":
         """One of the plans."""
-        run, share = self.run_of(int(self.run[place])), self.shares[self.pair[place]]
-        block = self.blocks[self.block[self.run[place]]]
-        return Rows.of([(block._replace(pairs=(share,)), [run])])
+        run, share = int(self.run[place]), self.share_of(self.pair[place])
+        block = self.table.all[self.block[run]]
+        return Rows.of([(block._replace(pairs=(share,)), [self.run_of(run)])])
 
     @classmethod
     def crossed(
         cls,
         settings: Settings,
         agains: tuple[Again, ...],
-        blocks: Sequence[Block],
+        table: Blocks,
         runs: Ints,
     ) -> "Rows":
         """Each run with each pair of its block.
@@ -175,28 +196,26 @@ class Rows:
         Args:
             settings: that runs name.
             agains: that runs name.
-            blocks: that runs name.
+            table: of blocks that runs name.
             runs: a row for each: its block, setting, again and micro-batches.
         """
-        pairs = _Pairs(blocks)
-        counts = np.array([len(block.pairs) for block in blocks])
+        block, setting, again, micros = runs.T
+        shared, place = np.unique(block, return_inverse=True)
+        counts = table.counts[shared]
+        each = counts[place]
         firsts = np.cumsum(counts) - counts
-        of_run, setting, again, micros = runs.T
-        each = counts[of_run]
         run = np.repeat(np.arange(len(runs)), each)
         return cls(
             settings=settings,
             agains=agains,
-            block=of_run,
+            table=table,
+            block=block,
             setting=setting,
             again=again,
             micros=micros,
-            blocks=tuple(blocks),
-            shares=tuple(joined.from_iterable(block.pairs for block in blocks)),
-            pairs=pairs.numbers,
-            home=pairs.home,
+            shared=shared,
             run=run,
-            pair=np.arange(len(run)) + np.repeat(firsts[of_run] - np.cumsum(each) + each, each),
+            pair=np.arange(len(run)) + np.repeat(firsts[place] - np.cumsum(each) + each, each),
         )
 
     @classmethod
@@ -213,24 +232,6 @@ class Rows:
         return cls.crossed(
             Settings(tuple(settings)),
             tuple(agains),
-            [block for block, _ in families],
+            Blocks(tuple(block for block, _ in families)),
             np.array(found, dtype=np.int64),
         )
-
-
-class _Pairs:
-    """The pairs of all blocks in turn, of which many have the same ones."""
-
-    def __init__(self, blocks: Sequence[Block]) -> None:
-        homes: dict[str, int] = {}
-        known: dict[int, Ints] = {}
-        for block in blocks:
-            if id(block.pairs) not in known:
-                known[id(block.pairs)] = np.array(
-                    [
-                        (weights, optimizer, homes.setdefault(home, len(homes)))
-                        for weights, optimizer, home in block.pairs
-                    ]
-                )
-        whole = np.concatenate([known[id(block.pairs)] for block in blocks])
-        self.numbers, self.home = whole[:, :2], whole[:, 2]

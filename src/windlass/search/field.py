@@ -4,21 +4,24 @@ Plans of one shape (order, stages, chunks, micro-batches) stand together, since 
 prices them together. What a plan is made of is read back from its place when it has won.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import pairwise, product
-from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
+from windlass.cost.closed_blocks import Blocks
+from windlass.cost.closed_layers import Ints
 from windlass.cost.closed_levels import Shape
-from windlass.cost.closed_rows import Rows, Settings
-from windlass.cost.closed_ways import Block, Setting, Share
+from windlass.cost.closed_rows import Rows
+from windlass.cost.closed_ways import Share
 from windlass.program.legal import arrangement_faults, slice_faults
 from windlass.program.recompute import recomputing
 from windlass.search.space import captured, divisors, precisions, recomputes, sequence_of
 from windlass.search.stages import stages_of
+from windlass.search.table import Family, Table, block_of
 from windlass.spec.graph import Graph, Precision
 from windlass.spec.machine import Machine
 from windlass.spec.plan import NEAR, Batch, Cut, Home, Order, Plan, Sharding, Stage
@@ -37,28 +40,6 @@ class Cell:
     ends: tuple[int, ...]
     """First layer of each chunk, and the chain's length."""
     rows: Rows
-
-
-class Family(NamedTuple):
-    """Plans of one shape that share a cut and a precision."""
-
-    tensor: int
-    replicas: int
-    precision: Precision
-    micros: tuple[int, ...]
-    """Numbers of micro-batches of a step."""
-    homes: tuple[str, ...]
-    """Tiers where optimizer state may live."""
-    moves: bool
-    """Whether compute units are set apart for moves to and from them."""
-
-    def block(self, shares: tuple[Share, ...], *, sums: bool) -> Block:
-        """The block of its plans; `sums` as in `Block`."""
-        return Block(self.tensor, self.precision, sums, self.replicas, shares, self.moves)
-
-
-_Places = Mapping[tuple[object, ...], int]
-"""Of settings, by what tells them apart."""
 
 
 @dataclass(frozen=True)
@@ -125,85 +106,105 @@ class Field:
     def cells(self) -> Iterator[Cell]:
         """All plans, shape by shape."""
         for shape in self.shapes():
-            families = tuple(self.families(shape))
-            if families:
-                yield self.cell(shape, families)
+            able = self.able(shape)
+            if able.size:
+                yield self.cell(shape, able)
 
     def shapes(self) -> Iterator[Shape]:
         """All shapes that are legal; in each, plans of some numbers of micro-batches."""
-        found: dict[Shape, None] = {}
+        return iter(self._micros_of)
+
+    @cached_property
+    def _micros_of(self) -> Mapping[Shape, tuple[int, ...]]:
+        """All shapes that are legal, each with its plans' numbers of micro-batches."""
+        found: dict[Shape, tuple[int, ...]] = {}
         for pipeline, (order, chunks) in product(self.pipelines, self._orders()):
             if chunks * pipeline > self.graph.layers or (pipeline == 1 and order != "1f1b"):
                 continue
             for micros in self.micros:
                 if self._legal(order, pipeline, chunks, micros):
-                    found[Shape.of(order, pipeline, chunks, micros)] = None
-        return iter(found)
+                    shape = Shape.of(order, pipeline, chunks, micros)
+                    found[shape] = (*found.get(shape, ()), micros)
+        return found
 
-    def families(self, shape: Shape) -> Iterator[Family]:
-        """The families of a shape's plans."""
-        able = [
-            micros
-            for micros in self.micros
-            if Shape.of(shape.order, shape.pipeline, shape.interleave, micros) == shape
-            and self._legal(shape.order, shape.pipeline, shape.interleave, micros)
-        ]
-        found = {
-            count: tuple(each for each in able if self.micro(each, count) is not None)
-            for count in self.replicas
-            if self.pairs(count)
-        }
-        precisions = [each for each in self.precisions if self.modes(shape.order, each)]
-        for tensor, (count, micros), precision in product(self.tensors, found.items(), precisions):
-            if micros and shape.pipeline * tensor * count <= self.machine.devices:
-                for homes, moves in self.homes(precision):
-                    yield Family(tensor, count, precision, micros, homes, moves)
-
-    def cell(self, shape: Shape, families: Iterable[Family]) -> Cell:
-        """All plans of some families of one shape."""
+    def table(self, shape: Shape) -> Table:
+        """What the plans of a shape are places in, the same table for many shapes."""
         sums, parted = shape.micros > 1, shape.pipeline > 1
-        settings, places = self._settings(sums, parted)
-        blocks, runs = list[Block](), list[tuple[int, int, int, int]]()
-        for family in families:
-            tensor, replicas, precision, able, _, moves = family
-            for micros, (compiled, again) in product(able, self.modes(shape.order, precision)):
-                micro = self.micro(micros, replicas)
-                setting = places[tensor, precision, compiled, micro, replicas, moves]
-                runs.append((len(blocks), setting, again, micros))
-            blocks.append(family.block(self.shares(family), sums=sums))
+        if (sums, parted) not in self._tables:
+            self._tables[sums, parted] = Table.of(
+                self._families,
+                self._blocks(sums=sums),
+                batch=self.request.train.batch,
+                micro=self.request.batch.micro,
+                sums=sums,
+                parted=parted,
+            )
+        return self._tables[sums, parted]
+
+    def able(self, shape: Shape) -> Ints:
+        """The places in its table of the settings that a shape's plans have."""
+        table = self.table(shape)
+        counts = np.zeros(self.request.train.batch + 1, dtype=bool)
+        counts[list(self._micros_of[shape])] = True
+        room = table.devices * shape.pipeline <= self.machine.devices
+        runs = np.any(self._agains(shape.order, table)[:, table.mode], axis=0)
+        return np.flatnonzero(room & counts[table.micros] & runs)
+
+    def cell(self, shape: Shape, chosen: Ints) -> Cell:
+        """All plans of some settings of a shape, which are places in its table."""
+        table = self.table(shape)
+        able = self._agains(shape.order, table)[:, table.mode[chosen]]
+        again, at = np.nonzero(able)
+        setting = chosen[at]
+        runs = np.stack([table.block[setting], setting, again, table.micros[setting]], axis=1)
         agains = ((), (self.request.recomputed or self.graph.layers,) * shape.pipeline)
-        rows = Rows.crossed(settings, agains, blocks, np.array(runs))
+        rows = Rows.crossed(table.settings, agains, table.blocks, runs)
         return Cell(shape, self.ends(shape.chunks), rows)
 
-    def _settings(self, sums: bool, parted: bool) -> tuple[Settings, _Places]:
-        """All settings of the field's plans, and the place of each."""
-        if (sums, parted) not in self._known_settings:
-            batch, pin = self.request.train.batch, self.request.batch.micro
-            found = [
-                Setting(tensor, precision, compiled, micro, sums, parted, replicas, moves)
-                for tensor, replicas, precision in product(
-                    self.tensors, self.replicas, self.precisions
-                )
-                for compiled in (False, True)
-                for micro in divisors(batch // replicas)
-                if pin in (None, micro)
-                for _, moves in self.homes(precision)
-            ]
-            places: _Places = {
-                (e.tensor, e.precision, e.compiled, e.micro, e.replicas, e.moves): at
-                for at, e in enumerate(found)
-            }
-            self._known_settings[sums, parted] = Settings(tuple(found)), places
-        return self._known_settings[sums, parted]
+    def count(self, shape: Shape, chosen: Ints) -> int:
+        """How many plans some settings of a shape have."""
+        table = self.table(shape)
+        ways = self._agains(shape.order, table).sum(axis=0)[table.mode[chosen]]
+        return int((ways * table.blocks.counts[table.block[chosen]]).sum())
+
+    def _agains(self, order: Order, table: Table) -> npt.NDArray[np.bool_]:
+        """In an order, whether nothing and whether layers can be computed again (rows), by mode."""
+        if (order, table) not in self._known_agains:
+            found = np.zeros((2, len(table.modes)), dtype=bool)
+            for at, (_, precision, compiled) in enumerate(table.modes):
+                for known, again in self.modes(order, precision):
+                    found[int(again), at] |= known == compiled
+            self._known_agains[order, table] = found
+        return self._known_agains[order, table]
 
     @cached_property
-    def _known_settings(self) -> dict[tuple[bool, bool], tuple[Settings, _Places]]:
+    def _known_agains(self) -> dict[tuple[Order, Table], npt.NDArray[np.bool_]]:
         return {}
 
-    def count(self, shape: Shape, family: Family) -> int:
-        """How many plans a family has."""
-        modes = self.modes(shape.order, family.precision)
-        return len(self.shares(family)) * len(family.micros) * len(modes)
+    @cached_property
+    def _tables(self) -> dict[tuple[bool, bool], Table]:
+        return {}
+
+    @cached_property
+    def _families(self) -> tuple[Family, ...]:
+        """All ways to cut layers over slices and replicas, and to share their state."""
+        pins = self.request.sharding
+        return tuple(
+            Family(tensor, replicas, precision, moves, shares)
+            for tensor, replicas, precision in product(self.tensors, self.replicas, self.precisions)
+            for homes, moves in self.homes(precision)
+            if (shares := _shares(replicas, homes, pins.weights, pins.optimizer))
+        )
+
+    def _blocks(self, *, sums: bool) -> Blocks:
+        if sums not in self._known_blocks:
+            found = tuple(block_of(family, sums=sums) for family in self._families)
+            self._known_blocks[sums] = Blocks(found)
+        return self._known_blocks[sums]
+
+    @cached_property
+    def _known_blocks(self) -> dict[bool, Blocks]:
+        return {}
 
     @cached_property
     def precisions(self) -> tuple[Precision, ...]:
@@ -221,11 +222,6 @@ class Field:
         """The ways in which so many replicas may share weights and state: rts and rts'."""
         pins = self.request.sharding
         return _pairs(replicas, pins.weights, pins.optimizer)
-
-    def shares(self, family: Family) -> tuple[Share, ...]:
-        """The same with each home of their optimizer state."""
-        pins = self.request.sharding
-        return _shares(family.replicas, family.homes, pins.weights, pins.optimizer)
 
     def homes(self, precision: Precision) -> tuple[tuple[tuple[str, ...], bool], ...]:
         """Tiers where optimizer state may live while weights stay near.
@@ -249,10 +245,12 @@ class Field:
     def plan(self, cell: Cell, index: int) -> Plan:
         """The plan at one place of a cell."""
         rows, shape = cell.rows, cell.shape
-        run, share = rows.run_of(rows.run[index]), rows.shares[rows.pair[index]]
+        run, share = rows.run_of(rows.run[index]), rows.share_of(rows.pair[index])
         setting = run.setting
-        plan = self._plan(shape).model_copy(
+        plan = self.base.model_copy(
             update={
+                "order": shape.order,
+                "interleave": shape.interleave,
                 "precision": setting.precision,
                 "compile": setting.compiled,
                 "cut": Cut(
@@ -278,24 +276,6 @@ class Field:
             clip=self.request.train.clip is not None,
             batch=Batch(sequence=self.sequence, micro=1),
             stages=(Stage(phases=((0, self.graph.layers),)),),
-        )
-
-    def _plan(self, shape: Shape) -> Plan:
-        """A plan of a shape, for the rules that shapes are under."""
-        ends = self.ends(shape.chunks)
-        return self.base.model_copy(
-            update={
-                "order": shape.order,
-                "interleave": shape.interleave,
-                "cut": Cut.model_construct(pipeline=shape.pipeline, tensor=1, replicas=1),
-                "batch": Batch.model_construct(
-                    sequence=self.sequence, micro=1, accumulation=shape.micros
-                ),
-                "stages": tuple(
-                    Stage.model_construct(phases=(pair,), recompute="none")
-                    for pair in pairwise(ends)
-                ),
-            }
         )
 
     @cached_property
@@ -326,16 +306,17 @@ class Field:
         return tuple(sorted(found if pin is None else found & {pin}))
 
     def _legal(self, order: Order, pipeline: int, chunks: int, micros: int) -> bool:
-        known = self._legals.get((order, pipeline, chunks, micros))
-        if known is None:
-            plan = self._plan(Shape(order, pipeline, chunks, micros))
-            known = not any(arrangement_faults(plan))
-            self._legals[order, pipeline, chunks, micros] = known
-        return known
-
-    @cached_property
-    def _legals(self) -> dict[tuple[Order, int, int, int], bool]:
-        return {}
+        plan = self.base.model_copy(
+            update={
+                "order": order,
+                "interleave": chunks,
+                "cut": Cut.model_construct(pipeline=pipeline, tensor=1, replicas=1),
+                "batch": Batch.model_construct(
+                    sequence=self.sequence, micro=1, accumulation=micros
+                ),
+            }
+        )
+        return not any(arrangement_faults(plan))
 
     def modes(self, order: Order, precision: Precision) -> tuple[tuple[bool, bool], ...]:
         """Compiled or not, recomputed or not."""

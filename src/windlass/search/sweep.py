@@ -8,7 +8,7 @@ already is never priced:
 - memory: weights and optimizer state of an even share of the layers (`_state_bytes`).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from heapq import heappush, heapreplace
@@ -22,7 +22,7 @@ from windlass.cost.closed import Totals, closed, least_bytes, least_seconds
 from windlass.cost.closed_layers import Chain, Floats, Ints
 from windlass.cost.closed_levels import Shape
 from windlass.cost.closed_rows import Rows
-from windlass.search.field import Cell, Family, Field
+from windlass.search.field import Cell, Field
 from windlass.search.spared import spared, twins
 from windlass.spec.graph import Precision
 from windlass.spec.plan import Order
@@ -37,8 +37,6 @@ class Found(NamedTuple):
     place: int
 
 
-_FIRST = 1
-"""Families of a shape, those on most devices, that are looked at for a first plan that fits."""
 _FASTEST = 8
 """Plans that are kept of those that are faster than a given one."""
 
@@ -128,9 +126,12 @@ class Sweep:
         """Any plans that fit, found fast: of the shape with fewest stages that has such."""
         found = _Best(count)
         for shape in self.field.shapes():
-            families = sorted(self.field.families(shape), key=_size)[-_FIRST:]
-            if families and shape.order == "1f1b":
-                self._add(self.field.cell(shape, families), found, inf)
+            able = self.field.able(shape)
+            if able.size and shape.order == "1f1b":
+                table = self.field.table(shape)
+                largest = able[table.devices[able] == table.devices[able].max()]
+                chosen = largest[table.block[largest] == table.block[largest].max()]
+                self._add(self.field.cell(shape, chosen), found, inf)
             if found.traits:
                 break
         return found.told()
@@ -142,18 +143,21 @@ class Sweep:
 
     def _sought(self, found: "_Best", within: float) -> "_Best":
         field = self.field
-        shapes = [(self._families(shape), shape) for shape in field.shapes()]
-        for families, shape in sorted(
-            shapes, key=lambda each: min((least for least, _ in each[0]), default=inf)
-        ):
+        shapes = [(shape, able, self._least(shape, able)) for shape, able in self._open()]
+        for shape, able, least in sorted(shapes, key=lambda each: float(each[2].min())):
             limit = found.limit(within)
-            able = [family for least, family in families if least <= limit]
-            found.skipped += sum(
-                field.count(shape, family) for least, family in families if least > limit
-            )
-            if able:
-                self._add(field.cell(shape, able), found, limit)
+            kept = least <= limit
+            found.skipped += field.count(shape, able[~kept])
+            if kept.any():
+                self._add(field.cell(shape, able[kept]), found, limit)
         return found
+
+    def _open(self) -> Iterator[tuple[Shape, Ints]]:
+        """All shapes of which there are plans, with their settings."""
+        for shape in self.field.shapes():
+            able = self.field.able(shape)
+            if able.size:
+                yield shape, able
 
     def smallest(self) -> Swept:
         """Of each trait the plan that needs least memory, fit or not.
@@ -162,14 +166,13 @@ class Sweep:
         in the order that holds fewest of them.
         """
         found = _Best(1)
-        for shape in self.field.shapes():
-            families = tuple(self.field.families(shape))
-            plain = shape.order == "1f1b" or self.field.request.order is not None
-            if not families or not plain:
+        for shape, able in self._open():
+            if shape.order != "1f1b" and self.field.request.order is None:
                 continue
-            cell = self.field.cell(shape, families)
+            cell = self.field.cell(shape, self._small(shape, able))
             rows = cell.rows
-            kept = _shared(rows)[rows.pair] & _small(rows)[rows.run]
+            again = np.array([any(each) for each in rows.agains])[rows.again]
+            kept = _shared(rows)[rows.pair] & (again == again.any())[rows.run]
             cell = Cell(shape, cell.ends, rows.only(kept))
             totals = self.totals(cell)
             found.add(cell, self.scores(cell, totals), totals, -inf)
@@ -183,7 +186,7 @@ class Sweep:
         quick = least_seconds(self.chain, shape, cell.ends, plain) <= limit
         kept = rows.only(quick[rows.run])
         if kept.count:
-            small = least_bytes(self.chain, shape, kept.blocks) <= self._near
+            small = least_bytes(self.chain, shape, kept) <= self._near
             kept = kept.only(small[kept.pair])
         found.skipped += rows.count - kept.count
         if kept.count:
@@ -211,17 +214,20 @@ class Sweep:
             fewer, told = spared(self.chain, part, self._near, totals.far_full[chosen])
             found.add(fewer, self.scores(fewer, told), told, self._near, counted=False)
 
-    def _families(self, shape: Shape) -> list[tuple[float, Family]]:
-        """A shape's families, each with what none of its plans can be faster than."""
-        batch = self.field.request.train.batch
-        return [
-            (
-                self._products(each.tensor, each.precision)
-                * batch / (each.replicas * shape.pipeline),
-                each,
-            )
-            for each in self.field.families(shape)
-        ]  # fmt: skip
+    def _small(self, shape: Shape, able: Ints) -> Ints:
+        """Of some settings those of the smallest micro-batch of their cut."""
+        table = self.field.table(shape)
+        least = np.full(int(table.cut.max()) + 1, table.batch)
+        np.minimum.at(least, table.cut[able], table.micro[able])
+        return np.asarray(able[table.micro[able] == least[table.cut[able]]])
+
+    def _least(self, shape: Shape, able: Ints) -> Floats:
+        """What no plan of each of some settings can be faster than."""
+        table = self.field.table(shape)
+        found = [self._products(tensor, precision) for tensor, precision, _ in table.modes]
+        replicas = table.batch / (table.micro * table.micros)[able]
+        of_batch = np.array(found)[table.mode[able]] * table.batch
+        return np.asarray(of_batch / (replicas * shape.pipeline))
 
     def _products_of(self, tensor: int, precision: Precision) -> float:
         """Seconds of all products of one sequence on one slice, at the fastest rate there is."""
@@ -242,31 +248,12 @@ class Sweep:
         return total / fastest
 
 
-def _size(family: Family) -> int:
-    return family.tensor * family.replicas
-
-
 def _shared(rows: Rows) -> npt.NDArray[np.bool_]:
     """Of each pair whether it is the one of its block that shares most."""
-    most = [max(pair[0] * pair[1] for pair in block.pairs) for block in rows.blocks]
-    counts = [len(block.pairs) for block in rows.blocks]
-    return np.asarray(rows.pairs.prod(axis=1) == np.repeat(most, counts))
-
-
-def _small(rows: Rows) -> npt.NDArray[np.bool_]:
-    """Of each run whether it is of the smallest micro-batch, and recomputes if any does."""
-    sizes = {(run.setting.tensor, run.setting.replicas): run.setting.micro for run in rows.runs}
-    for run in rows.runs:
-        key = (run.setting.tensor, run.setting.replicas)
-        sizes[key] = min(sizes[key], run.setting.micro)
-    again = any(map(any, rows.agains))
-    return np.array(
-        [
-            run.setting.micro == sizes[run.setting.tensor, run.setting.replicas]
-            and any(run.again) == again
-            for run in rows.runs
-        ]
-    )
+    degrees = rows.pairs.prod(axis=1)
+    counts = rows.table.counts[rows.shared]
+    most = np.maximum.reduceat(degrees, np.cumsum(counts) - counts)
+    return np.asarray(degrees == np.repeat(most, counts))
 
 
 class _Best:
@@ -371,7 +358,7 @@ def _keep(kept: dict[Trait, Found], found: Found, by: Callable[[Found], float]) 
 def trait_of(found: Found) -> Trait:
     """What tells a plan from its near twins."""
     rows, shape = found.cell.rows, found.cell.shape
-    run, share = rows.run_of(rows.run[found.place]), rows.shares[rows.pair[found.place]]
+    run, share = rows.run_of(rows.run[found.place]), rows.share_of(rows.pair[found.place])
     shares = "weights" if share.weights > 1 else "state" if share.optimizer > 1 else "none"
     again = any(run.again)
     return Trait(shape.pipeline, run.setting.tensor, shape.order, again, shares, share.home)

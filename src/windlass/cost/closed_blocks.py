@@ -1,0 +1,105 @@
+"""Blocks: ways to share state as one table of their pairs, a part of which each shape's plans take.
+
+What replicas exchange and hold is found once for a block, whatever the shapes it is met in.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
+from itertools import chain as joined
+
+import numpy as np
+import numpy.typing as npt
+
+from windlass.cost.closed_layers import Chain, Ints
+from windlass.cost.closed_states import StateNumbers
+from windlass.cost.closed_ways import Block, Share
+
+
+@dataclass(frozen=True, eq=False)
+class Blocks:
+    """A table of blocks, each of them once."""
+
+    all: tuple[Block, ...]
+
+    @cached_property
+    def counts(self) -> Ints:
+        """How many pairs each has."""
+        return np.array([len(block.pairs) for block in self.all], dtype=np.int64)
+
+    @cached_property
+    def firsts(self) -> Ints:
+        """The place of the first pair of each."""
+        return np.asarray(np.cumsum(self.counts) - self.counts)
+
+    @cached_property
+    def shares(self) -> tuple[Share, ...]:
+        """All pairs of all blocks in turn."""
+        return tuple(joined.from_iterable(block.pairs for block in self.all))
+
+    @cached_property
+    def degrees(self) -> Ints:
+        """Their rts and rts' (columns)."""
+        found = [(share.weights, share.optimizer) for share in self.shares]
+        return np.array(found, dtype=np.int64).reshape(-1, 2)
+
+    @cached_property
+    def home(self) -> Ints:
+        """A number of each that those share whose optimizer state lives in the same tier."""
+        known: dict[str, int] = {}
+        found = [known.setdefault(share.home, len(known)) for share in self.shares]
+        return np.array(found, dtype=np.int64)
+
+    def places(self, blocks: Ints) -> Ints:
+        """Where the pairs of some blocks stand, in turn."""
+        counts = self.counts[blocks]
+        ends = np.cumsum(counts)
+        return np.arange(counts.sum()) + np.repeat(self.firsts[blocks] - ends + counts, counts)
+
+    def states(self, chain: Chain, blocks: Ints) -> StateNumbers:
+        """The table of what pairs hold and exchange, in which the rows of these blocks are found.
+
+        Args:
+            chain: of layers.
+            blocks: whose rows are needed; others may be missing.
+        """
+        if chain not in self._states:
+            self._states[chain] = _States(self)
+        return self._states[chain].of(chain, blocks)
+
+    @cached_property
+    def _states(self) -> "dict[Chain, _States]":
+        return {}
+
+
+class _States:
+    """Numbers of a table's pairs, found block by block once they are asked for."""
+
+    def __init__(self, blocks: Blocks) -> None:
+        self._blocks = blocks
+        self._known = np.zeros(len(blocks.all), dtype=bool)
+        self._rows: StateNumbers | None = None
+
+    def of(self, chain: Chain, blocks: Ints) -> StateNumbers:
+        """The table with the rows of some blocks filled in."""
+        missing = blocks[~self._known[blocks]]
+        if missing.size or self._rows is None:
+            found = [chain.states(self._blocks.all[at]) for at in missing.tolist()]
+            self._rows = self._rows or self._empty(found)
+            places = self._blocks.places(missing)
+            for each in fields(StateNumbers):
+                rows = np.concatenate([getattr(numbers, each.name) for numbers in found])
+                getattr(self._rows, each.name)[places] = rows
+            self._known[missing] = True
+        return self._rows
+
+    def _empty(self, found: Sequence[StateNumbers]) -> StateNumbers:
+        """A table with a row for each pair, of as many columns as was found of some."""
+        pairs = len(self._blocks.shares)
+
+        def rows(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+            return np.full((pairs, *values.shape[1:]), np.nan)
+
+        return StateNumbers(
+            **{each.name: rows(getattr(found[0], each.name)) for each in fields(StateNumbers)}
+        )
