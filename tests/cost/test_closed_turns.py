@@ -1,0 +1,34 @@
+"""Passes by counts against the orders, played one by one."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from windlass.cost.closed_turns import Turns
+from windlass.program.schedule import taken
+
+KINDS = {"forward": 0, "backward": 1, "backward input": 1, "backward weight": 2}
+
+
+def turns(order: str, stages: int, groups: int, chunks: int) -> Turns:
+    """An order that only interleaves by chunks, and only with as many micro-batches as it can."""
+    if order != "interleaved":
+        return Turns(order, stages, 1, groups)  # type: ignore[arg-type]
+    return Turns(order, stages, chunks, groups * stages)
+
+
+TURNS = st.builds(
+    turns,
+    st.sampled_from(["gpipe", "1f1b", "zero-bubble", "interleaved"]),
+    st.integers(1, 6),
+    st.integers(1, 14),
+    st.integers(1, 4),
+)
+
+
+@given(turns=TURNS)
+def test_counts_put_every_pass_where_the_order_has_it(turns: Turns):
+    found = turns.passes()
+    for stage in range(turns.pipeline):
+        asked = taken(turns.order, turns.pipeline, stage, turns.micros, chunks=turns.interleave)
+        told = zip(found.kinds[stage], found.micros[stage], found.chunks[stage], strict=True)
+        assert list(told) == [(KINDS[kind], micro, chunk) for kind, micro, chunk in asked]
