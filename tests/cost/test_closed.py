@@ -1,6 +1,7 @@
 """The closed form against the clock, on plans drawn at random."""
 
 import random
+from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
@@ -9,9 +10,11 @@ from factories import cut_graph, late_tied_graph, tiny_graph, tiny_machine, tiny
 from windlass.cost.closed import Totals, closed, stage_bytes
 from windlass.cost.closed_layers import Chain
 from windlass.cost.closed_levels import Shape
-from windlass.cost.closed_rows import Rows, Run
+from windlass.cost.closed_rows import Again, Rows, Run
 from windlass.cost.closed_ways import Block, Setting, Share
 from windlass.cost.predict import predict
+from windlass.program.legal import selective_faults
+from windlass.search.fewest import Steps
 from windlass.spec.graph import Graph
 from windlass.spec.machine import Machine, Tier
 from windlass.spec.plan import Home, Plan
@@ -102,6 +105,15 @@ def draw(chance: random.Random, graph: Graph, machine: Machine) -> Plan:
     )
 
 
+def draw_again(chance: random.Random, graph: Graph, machine: Machine) -> Plan:
+    """The same with any numbers of layers computed again on its stages, in any way that it can."""
+    plan = draw(chance, graph, machine)
+    able = not any(selective_faults(plan, graph))
+    ways = [able and chance.random() < 0.7 for _ in range(plan.cut.pipeline)]
+    steps = Steps(plan, selects=ways)
+    return steps.plan([chance.randrange(last + 1) for last in steps.last])
+
+
 def divisors(number: int) -> list[int]:
     return [size for size in range(1, number + 1) if number % size == 0]
 
@@ -121,23 +133,36 @@ def parts(plan: Plan, graph: Graph, machine: Machine) -> tuple[Chain, Shape, tup
     )  # fmt: skip
     share = Share(plan.sharding.weights, plan.sharding.optimizer, plan.home.optimizer)
     block = Block(cut.tensor, plan.precision, micros > 1, cut.replicas, (share,), setting.moves)
-    again = (graph.layers,) * cut.pipeline if plan.recompute == "layer" else ()
-    run = Run(setting, again, micros)
+    run = Run(setting, again(plan, graph.layers), micros)
     ends = (*(stage.first for stage in plan.stages), graph.layers)
     return Chain(plan, graph, machine), shape, ends, Rows.of([(block, [run])])
+
+
+def again(plan: Plan, layers: int) -> Again:
+    """What a plan computes again, as the closed form takes it."""
+    whole, selective = list[int](), list[int]()
+    for stage in range(plan.cut.pipeline):
+        chunks = plan.stages[stage :: plan.cut.pipeline]  # of which small ones tell no number
+        count = next((chunk.recomputed for chunk in chunks if chunk.recomputed), layers)
+        modes = {chunk.recompute for chunk in chunks}
+        some = "selective" in modes or any(chunk.rest for chunk in chunks)
+        whole.append(count if "layer" in modes else 0)
+        selective.append(count if some else 0)
+    return Again(whole=tuple(whole), selective=tuple(selective))
 
 
 def errors(
     seed: int,
     count: int,
     machines: tuple[Machine, ...] = (FAST_LINKS, SLOW_LINKS),
+    drawn: Callable[[random.Random, Graph, Machine], Plan] = draw,
 ) -> tuple[list[float], list[float]]:
     """Relative errors of time and memory of so many plans."""
     chance = random.Random(seed)
     seconds, nbytes = [], []
     for _ in range(count):
         graph, machine = chance.choice(GRAPHS), chance.choice(machines)
-        plan = draw(chance, graph, machine)
+        plan = drawn(chance, graph, machine)
         totals, clocked = told(plan, graph, machine), predict(plan, graph, machine)
         seconds.append(abs(totals.step_seconds[0] / clocked.step_seconds - 1))
         nbytes.append(abs(totals.peak_bytes[0] / clocked.peaks[0].peak_bytes - 1))
@@ -159,6 +184,12 @@ def test_no_stage_that_is_not_looked_at_is_fuller_than_those_that_are():
         plan = draw(chance, graph, machine)
         peak = told(plan, graph, machine).peak_bytes[0]
         assert stage_bytes(*parts(plan, graph, machine)).max() == pytest.approx(peak, rel=1e-12)
+
+
+def test_it_also_says_so_of_any_numbers_of_layers_computed_again_as_a_whole_or_in_part():
+    seconds, nbytes = errors(seed=5, count=100, drawn=draw_again)
+    assert sum(seconds) / len(seconds) < CLOSE / 10
+    assert sum(nbytes) / len(nbytes) < CLOSE / 10
 
 
 def test_it_also_says_so_of_machines_that_do_things_in_turn():

@@ -50,7 +50,7 @@ def test_no_plan_that_fits_runs_fewer_layers_again_or_is_faster(
     assert all(max(peaks(each, graph)) <= near for each in found)
     seconds = min(predict(each, graph, MACHINE).step_seconds for each in found)
     for selects in (False, True)[: 1 if name == "zero-bubble" else 2]:
-        steps = Steps(plan, selects=selects)
+        steps = Steps(plan, selects=(selects,) * pipeline)
         for counts in product(*(range(last + 1) for last in steps.last)):
             other = steps.plan(counts)
             if max(peaks(other, graph)) <= near:

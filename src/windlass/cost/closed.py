@@ -23,7 +23,7 @@ from windlass.cost.closed_parts import Parts
 from windlass.cost.closed_peak import peak_bytes
 from windlass.cost.closed_peak import stage_bytes as bytes_of_stages
 from windlass.cost.closed_rows import Rows
-from windlass.cost.closed_taken import Taken, Times
+from windlass.cost.closed_taken import Name, Taken, Times
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,17 +77,28 @@ def least_seconds(chain: Chain, shape: Shape, ends: tuple[int, ...], rows: Rows)
     it, and behind the last its gradient goes back through them. Only the weights' parts of parted
     backward passes may come later than that gradient, so that there its way back is left out.
     """
-    parts = Parts(shape, ends, chain.sorts)
-    times = Times.of(chain, parts, rows)
-    parted = shape.order == "zero-bubble"
-    forward = times.sums("forward").by_chunk()
-    backward = times.sums(
-        *(("backward_input", "backward_weight") if parted else ("backward",)), again=True
-    ).by_chunk()
-    way = (forward if parted else forward + backward)[:, : shape.pipeline]
+    forward, backward = _chunk_seconds(chain, shape, ends, rows)
+    way = (forward if shape.order == "zero-bubble" else forward + backward)[:, : shape.pipeline]
     turns = (forward + backward).reshape(len(forward), shape.interleave, shape.pipeline)
     through = np.cumsum(way, axis=1) - way + rows.micros[:, None] * turns.sum(axis=1)
     return np.asarray(through.max(axis=1))
+
+
+def stage_seconds(chain: Chain, shape: Shape, ends: tuple[int, ...], rows: Rows) -> Floats:
+    """Seconds of all passes of a micro-batch on each stage (columns) of each plan (rows)."""
+    forward, backward = _chunk_seconds(chain, shape, ends, rows)
+    turns = (forward + backward).reshape(len(forward), shape.interleave, shape.pipeline)
+    return np.asarray(turns.sum(axis=1)[rows.run])
+
+
+def _chunk_seconds(
+    chain: Chain, shape: Shape, ends: tuple[int, ...], rows: Rows
+) -> tuple[Floats, Floats]:
+    """Seconds of the forward and of the whole backward pass of each chunk (columns) of each run."""
+    times = Times.of(chain, Parts(shape, ends, chain.sorts), rows)
+    parted = shape.order == "zero-bubble"
+    backward: tuple[Name, ...] = ("backward_input", "backward_weight") if parted else ("backward",)
+    return times.sums("forward").by_chunk(), times.sums(*backward, again=True).by_chunk()
 
 
 def least_bytes(chain: Chain, shape: Shape, rows: Rows) -> Floats:

@@ -22,6 +22,7 @@ from windlass.cost.closed_layers import Floats, Ints
 from windlass.cost.closed_parts import LayerSums, Parts
 from windlass.cost.closed_pipeline import Folded, Stops
 from windlass.cost.closed_sums import Sums, Term
+from windlass.spec.plan import Recompute
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,12 +214,12 @@ class _Stages:
         return sorted(found)
 
 
-def alike(kinds: Ints, patterns: Sequence[Sequence[bool]]) -> npt.NDArray[np.bool_]:
+def alike(kinds: Ints, patterns: Sequence[Sequence[Recompute]]) -> npt.NDArray[np.bool_]:
     """Of each layer but the last whether the next is of its kind and computed again as it is.
 
     Args:
         kinds: of each layer.
-        patterns: layers that are computed again, in any of the runs.
+        patterns: how each layer is computed again, in any of the runs.
     """
-    whole = np.stack([kinds, *(np.array(each) * 1 for each in patterns)])
-    return np.asarray((whole[:, :-1] == whole[:, 1:]).all(axis=0))
+    whole = (kinds, *map(np.array, patterns))
+    return np.asarray(np.logical_and.reduce([each[:-1] == each[1:] for each in whole]))

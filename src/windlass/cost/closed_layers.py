@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +24,7 @@ from windlass.program.sizes import layer_sizes, rows_bytes
 from windlass.program.ties import owners
 from windlass.spec.graph import Graph, LayerKind, Precision
 from windlass.spec.machine import Curve, Machine
-from windlass.spec.plan import Batch, Cut, Home, Plan, Sharding, Stage
+from windlass.spec.plan import Batch, Cut, Home, Plan, Recompute, Sharding, Stage
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -33,7 +34,11 @@ _PASSES: tuple[Kind, ...] = ("forward", "backward", "backward input", "backward 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassNumbers:
-    """Of one setting, for each kind of layer: seconds of its passes and bytes that they hold."""
+    """Of one setting: seconds of passes and bytes that they hold, by kind of layer.
+
+    Behind those of all kinds stand layers that keep only what their large products give, by kind
+    (`Chain.variants`).
+    """
 
     forward: Floats
     backward: Floats
@@ -84,7 +89,18 @@ class Chain:
         self._names = tuple(dict.fromkeys(names))
         self.sorts = np.array([self._names.index(name) for name in names])
         """Of each layer its kind, as a number."""
-        self._first = tuple(names.index(name) for name in self._names)
+        firsts = [_Variant(names.index(name), name) for name in self._names]
+        ends = self._names[self.sorts[0]], self._names[self.sorts[-1]]
+        again = [
+            each._replace(selective=True)
+            for each in firsts
+            if graph.kinds[each.name].selective and each.name not in ends
+        ]
+        self._variants = (*firsts, *again)
+        places = {each.name: at for at, each in enumerate(self._variants)}
+        self.variants = np.array([places[name] for name in self._names])
+        """Of each kind the number of those of its layers that keep only what their large products
+        give; its own number where there are none."""
         self.layers = len(names)
         self._near, self._away = Home(), Home(optimizer=machine.device.tiers[-1].name)
         self.tied = tuple(
@@ -105,15 +121,27 @@ class Chain:
         self._worked: Callable[[Setting], PassNumbers] = cache(self._worked_)
         self._sent: Callable[[Setting], _Exchanges] = cache(self._sent_)
         self._links: Callable[[int, int, int], Links] = cache(self._links_)
-        self._costs: Callable[[Setting], StepCost] = cache(self._costs_)
+        self._costs: Callable[..., StepCost] = cache(self._costs_)
         self._way: Callable[[int, int, int], tuple[float, float]] = cache(self._way_)
         self.take_over_seconds: Callable[[int, Precision, bool], float] = cache(self._take_over)
         self._norm_rate: Callable[[Block], float] = cache(self._norm_rate_)
 
+    def kinds_as(self, modes: Sequence[Recompute]) -> Ints:
+        """The kind of each layer, computed again in its way."""
+        selective = np.array(modes) == "selective"
+        return np.where(selective, self.variants[self.sorts], self.sorts)
+
     def _shared_plan(self, setting: Setting, weights: int, optimizer: int) -> Plan:
         return self.plan_of(setting, weights=weights, optimizer=optimizer)
 
-    def plan_of(self, setting: Setting, *, weights: int = 1, optimizer: int = 1) -> Plan:
+    def plan_of(
+        self,
+        setting: Setting,
+        *,
+        weights: int = 1,
+        optimizer: int = 1,
+        recompute: Recompute = "none",
+    ) -> Plan:
         """A plan of that setting."""
         ends = (0, self.layers - 1, self.layers) if setting.parted else (0, self.layers)
         return self.base.model_copy(
@@ -132,7 +160,7 @@ class Chain:
                     accumulation=2 if setting.sums else 1,
                 ),
                 "stages": tuple(
-                    Stage.model_construct(_STAGE, phases=(pair,), recompute="none")
+                    Stage.model_construct(_STAGE, phases=(pair,), recompute=recompute)
                     for pair in pairwise(ends)
                 ),
             }
@@ -177,7 +205,7 @@ class Chain:
         plan = self.plan_of(Setting(tensor, "float32", False, micro, True, False))
         batch = plan.batch.model_copy(update={"accumulation": micros})
         plan, kinds = plan.model_copy(update={"batch": batch}), self.kinds(tensor)
-        return np.array([float(rows_bytes(plan, kinds[name])) for name in self._names])
+        return np.array([float(rows_bytes(plan, kinds[each.name])) for each in self._variants])
 
     def _lent_elements(self, tensor: int) -> float:
         """Elements that the first tied layer borrows."""
@@ -189,13 +217,19 @@ class Chain:
         plan = self.base.model_copy(update={"cut": _cut(pipeline, tensor, replicas)})
         return Links(plan, self.graph, self.machine, ways=self._ways)
 
-    def _costs_(self, setting: Setting) -> StepCost:
-        return StepCost(self.plan_of(setting), self.graph, self.machine)
+    def _costs_(self, setting: Setting, selective: bool = False) -> StepCost:
+        plan = self.plan_of(setting, recompute="selective" if selective else "none")
+        return StepCost(plan, self.graph, self.machine)
 
-    def _spread(self, of_kind: Callable[[int, str], float]) -> Floats:
-        """A number of each kind, found at its first layer."""
-        found = [of_kind(at, name) for at, name in zip(self._first, self._names, strict=True)]
-        return np.array(found, dtype=np.float64)
+    def _selects(self, setting: Setting) -> bool:
+        """Whether layers can keep only what their large products give."""
+        kinds = self.kinds(setting.tensor)
+        again = self._variants[len(self._names) :]
+        return not setting.compiled and all(kinds[each.name].selective for each in again)
+
+    def _spread(self, of_kind: Callable[["_Variant"], float]) -> Floats:
+        """A number of each variant, found at the first layer of its kind."""
+        return np.array([of_kind(each) for each in self._variants], dtype=np.float64)
 
     def _passes(self, setting: Setting) -> PassNumbers:
         """Passes with what slices exchange in them, which depends on how many replicas do so."""
@@ -206,7 +240,7 @@ class Chain:
         sent = self._sent(_alone(setting)._replace(sums=False, parted=False))
 
         def exchanged(kind: Kind) -> Floats:
-            return self._spread(lambda _, name: sum(map(links.slice_seconds, sent[kind, name])))
+            return self._spread(lambda each: sum(map(links.slice_seconds, sent[kind, each])))
 
         return replace(
             alone,
@@ -217,17 +251,25 @@ class Chain:
         )
 
     def _held(self, setting: Setting) -> Floats:
-        """What passes hold: a row for each name of `HELD`, by kind of layer."""
+        """What passes hold: a row for each name of `HELD`, by kind of layer as `PassNumbers`."""
         return self._summed(setting).held()
 
     def _sent_(self, setting: Setting) -> "_Exchanges":
-        """Collectives inside the passes of each kind, and what a slice sends for them."""
-        sent = Sent(self.plan_of(setting), self.graph)
+        """Collectives inside the passes of each variant, and what a slice sends for them."""
+        sent, again = (
+            Sent(self.plan_of(setting, recompute=mode), self.graph) for mode in self._modes(setting)
+        )
         return {
-            (kind, name): sent.inside(Instruction(kind, at, 0))
+            (kind, each): (again if each.selective else sent).inside(
+                Instruction(kind, each.layer, 0)
+            )
             for kind in _PASSES
-            for at, name in zip(self._first, self._names, strict=True)
+            for each in self._variants
         }
+
+    def _modes(self, setting: Setting) -> tuple[Recompute, Recompute]:
+        """How layers are computed again that are not, and those that keep what products give."""
+        return "none", "selective" if self._selects(setting) else "none"
 
     def _summed_(self, setting: Setting) -> PassNumbers:
         """Passes alone, with how gradients are summed in them."""
@@ -235,10 +277,10 @@ class Chain:
         plan, kinds = self.plan_of(setting), self.kinds(setting.tensor)
         return replace(
             self._worked(setting._replace(sums=False, parted=False)),
-            sum_first=self._spread(lambda layer, _: costs.sum_seconds(layer, first=True)),
-            sum_later=self._spread(lambda layer, _: costs.sum_seconds(layer, first=False)),
+            sum_first=self._spread(lambda each: costs.sum_seconds(each.layer, first=True)),
+            sum_later=self._spread(lambda each: costs.sum_seconds(each.layer, first=False)),
             gradients=self._spread(
-                lambda _, kind: kinds[kind].parameter_count * plan.gradient_bytes
+                lambda each: kinds[each.name].parameter_count * plan.gradient_bytes
             ),
             gradient_bytes=plan.gradient_bytes,
         )
@@ -246,19 +288,25 @@ class Chain:
     def _worked_(self, setting: Setting) -> PassNumbers:
         """Passes alone, but for what sums take."""
         plan, kinds, costs = self.plan_of(setting), self.kinds(setting.tensor), self._costs(setting)
-        sizes = {name: layer_sizes(plan, kinds[name]) for name in self._names}
+        selects = self._selects(setting)
+        again = self._costs(setting, selective=True) if selects else costs
+        sizes = {
+            each: layer_sizes(plan, kinds[each.name], selective=each.selective and selects)
+            for each in self._variants
+        }
 
         def seconds(kind: Kind) -> Floats:
-            def of_kind(layer: int, _: str) -> float:
-                summed = costs.sum_seconds(layer, first=True) if kind in _ADDING else 0.0
-                return costs.of(Instruction(kind, layer, 0)).total - summed
+            def of_kind(each: _Variant) -> float:
+                priced = again if each.selective else costs
+                summed = costs.sum_seconds(each.layer, first=True) if kind in _ADDING else 0.0
+                return priced.of(Instruction(kind, each.layer, 0)).total - summed
 
             return self._spread(of_kind)
 
         def nbytes(name: str) -> Floats:
-            return self._spread(lambda _, kind: getattr(sizes[kind], name))
+            return self._spread(lambda each: getattr(sizes[each], name))
 
-        none = np.zeros(len(self._names))
+        none = np.zeros(len(self._variants))
         return PassNumbers(
             forward=seconds("forward"),
             backward=seconds("backward"),
@@ -282,7 +330,15 @@ class Chain:
         )
 
 
-_Exchanges = Mapping[tuple[Kind, str], tuple[Inside, ...]]
+class _Variant(NamedTuple):
+    """Layers of one kind that are computed again in one way, found at the first of them."""
+
+    layer: int
+    name: str
+    selective: bool = False
+
+
+_Exchanges = Mapping[tuple[Kind, _Variant], tuple[Inside, ...]]
 _ADDING: tuple[Kind, ...] = ("backward", "backward weight")
 _BOTH, _STAGE = {"weights", "optimizer"}, {"phases", "recompute"}
 _BATCH, _CUT = {"sequence", "micro", "accumulation"}, {"pipeline", "tensor", "replicas"}

@@ -64,7 +64,7 @@ def fullest(places: Places, kinds: Ints, columns: Columns, loan: Loaned | None =
 
     Args:
         places: of all plans.
-        kinds: the kind of each layer of the chain.
+        kinds: the kind of each layer of the chain, as `Chain.kinds_as` has it.
         columns: the plans.
         loan: weights that are tied, if any.
 

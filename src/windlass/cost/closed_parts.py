@@ -8,9 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from windlass.cost.closed_layers import Floats, Ints
 from windlass.cost.closed_levels import Shape
+from windlass.spec.plan import Recompute
 
 
 class Parts:
@@ -56,9 +58,9 @@ class Repeats:
     """What layers have that are computed again, a row for each run."""
 
     each: Floats
-    """By kind of layer."""
-    patterns: Sequence[Sequence[bool]]
-    """Layers that are computed again: what of the runs is, each once."""
+    """By kind of layer, of which all is; behind those, by kind again, all but large products."""
+    patterns: Sequence[Sequence[Recompute]]
+    """How each layer is computed again: what of the runs is, each once."""
     pattern: Ints
     """Of each run."""
 
@@ -75,7 +77,7 @@ class LayerSums:
     def __init__(self, parts: Parts, each: Floats, again: Repeats | None = None) -> None:
         self._parts, self._each, self._again = parts, each, again
         patterns = () if again is None else again.patterns
-        self._until = [_until(parts.kinds, np.array(layers) * 1.0) for layers in patterns]
+        self._until = [_until_again(parts.kinds, np.array(layers)) for layers in patterns]
 
     def over(self, low: int, high: int) -> Floats:
         """The sum over some layers in a row."""
@@ -96,6 +98,12 @@ class LayerSums:
                 if counts.any() and rows.any():
                     found[rows] += self._again.each[rows] @ counts.T
         return found
+
+
+def _until_again(kinds: Ints, modes: npt.NDArray[np.str_]) -> Floats:
+    """The same of those that are computed again, in the order of `Repeats.each`."""
+    found = [_until(kinds, (modes == mode) * 1.0) for mode in ("layer", "selective")]
+    return np.concatenate(found, axis=1)
 
 
 def _until(kinds: Ints, counted: Floats) -> Floats:

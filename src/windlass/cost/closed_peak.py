@@ -15,8 +15,9 @@ from windlass.cost.closed_levels import Shape
 from windlass.cost.closed_memory import Columns, Loaned, fullest, reduces_early
 from windlass.cost.closed_parts import Parts
 from windlass.cost.closed_places import Layout, Places, layers_again, sorts_of
-from windlass.cost.closed_rows import Again, Rows, Settings, Table
+from windlass.cost.closed_rows import Rows, Settings, Table
 from windlass.cost.closed_sums import largest_sum
+from windlass.spec.plan import Recompute
 
 
 def peak_bytes(chain: Chain, parts: Parts, rows: Rows, always: Floats) -> Floats:
@@ -31,8 +32,9 @@ def peak_bytes(chain: Chain, parts: Parts, rows: Rows, always: Floats) -> Floats
     sorts = _Sorts(chain, parts.shape, rows)
     there = np.full((sorts.count, int(parts.sort.max()) + 1), -np.inf)
     for again, chosen in sorts.by_again():
-        places = _places(chain, parts, rows.agains[again])
-        found = _moments(chain, places, rows.settings, sorts, chosen)
+        modes = layers_again(parts.shape, parts.ends, rows.agains[again])
+        places = _places(chain, parts, modes)
+        found = _moments(chain, places, chain.kinds_as(modes), rows.settings, sorts, chosen)
         for stage, nbytes in zip(places.stages, found, strict=True):
             sort = parts.sort[stage]
             there[chosen, sort] = np.maximum(there[chosen, sort], nbytes)
@@ -44,8 +46,10 @@ def stage_bytes(chain: Chain, parts: Parts, rows: Rows, always: Floats) -> Float
     sorts = _Sorts(chain, parts.shape, rows)
     there = np.empty((sorts.count, parts.shape.pipeline))
     for again, chosen in sorts.by_again():
-        places = _places(chain, parts, rows.agains[again], every=True)
-        there[chosen] = _moments(chain, places, rows.settings, sorts, chosen).T
+        modes = layers_again(parts.shape, parts.ends, rows.agains[again])
+        places = _places(chain, parts, modes, every=True)
+        kinds = chain.kinds_as(modes)
+        there[chosen] = _moments(chain, places, kinds, rows.settings, sorts, chosen).T
     return np.asarray(there[sorts.sort] + always[rows.pair][:, parts.sort])
 
 
@@ -116,16 +120,17 @@ def _looked_up(chain: Chain, rows: Rows) -> Floats:
     return np.stack(found)[alike]
 
 
-def _places(chain: Chain, parts: Parts, again: Again, *, every: bool = False) -> Places:
+def _places(
+    chain: Chain, parts: Parts, again: tuple[Recompute, ...], *, every: bool = False
+) -> Places:
     shape, ends = parts.shape, parts.ends
     alone = (0, chain.layers - 1, *(chain.tied[0] if chain.tied else ()))
-    repeated = layers_again(shape, ends, again)
-    layout = Layout(ends, sorts_of(chain.sorts.tolist(), repeated, alone), repeated)
+    layout = Layout(ends, sorts_of(chain.sorts.tolist(), again, alone), again)
     return Places(shape, layout, held(shape, tuple(np.diff(ends))), every=every)
 
 
 def _moments(
-    chain: Chain, places: Places, settings: Settings, sorts: "_Sorts", chosen: Ints
+    chain: Chain, places: Places, kinds: Ints, settings: Settings, sorts: "_Sorts", chosen: Ints
 ) -> Floats:
     """Bytes of each stage (rows) of some sorts (columns), the process's own among them."""
     found = _numbers(chain, settings).at(sorts.settings[chosen])
@@ -139,7 +144,7 @@ def _moments(
         shares=sorts.shares[chosen],
     )
     loan = Loaned(*chain.tied[0], rest[:, 3]) if chain.tied else None
-    return np.asarray(fullest(places, chain.sorts, columns, loan).T + rest[:, 4])
+    return np.asarray(fullest(places, kinds, columns, loan).T + rest[:, 4])
 
 
 _REST = 5

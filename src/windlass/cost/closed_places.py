@@ -11,6 +11,7 @@ and are left out.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
+from typing import get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +20,7 @@ from windlass.cost.closed_held import Held, Moment
 from windlass.cost.closed_layers import Floats, Ints
 from windlass.cost.closed_levels import Shape
 from windlass.cost.closed_rows import Again
+from windlass.spec.plan import Recompute
 
 _ENDS = 3
 """Equal layers in a row from which on not all are places of their own."""
@@ -31,12 +33,12 @@ class Layout:
     Args:
         ends: first layer of each chunk, and the chain's length.
         sorts: a number for each layer; layers of the same number are alike.
-        again: of each layer whether it is computed again.
+        again: of each layer how it is computed again.
     """
 
     ends: tuple[int, ...]
     sorts: tuple[int, ...]
-    again: tuple[bool, ...]
+    again: tuple[Recompute, ...]
 
     def chunk(self, chunk: int) -> tuple[int | None, ...]:
         """What the layers of a chunk are, and the one that gives it its input."""
@@ -69,7 +71,7 @@ class Places:
         ]
         self.chunk, self.layer, self.times = np.array(found, dtype=np.int64).T
         self.stage = self.chunk % len(kept)
-        self.again = np.array(layout.again)[self.layer]
+        self.again = (np.array(layout.again) == "layer")[self.layer]
         self.moments = _kept_moments({name: _only(held, chunks) for name, held in moments.items()})
         self.starts = np.flatnonzero(np.diff(self.chunk, prepend=-1))
         self.is_first = self.layer == np.array(layout.ends)[chunks][self.chunk]
@@ -188,27 +190,38 @@ def _only(held: Held, chunks: Ints) -> Held:
     )
 
 
-def layers_again(shape: Shape, ends: tuple[int, ...], again: Again) -> tuple[bool, ...]:
-    """Of each layer whether it is computed again; the first and the last one never are."""
-    found = [False] * ends[-1]
+def layers_again(shape: Shape, ends: tuple[int, ...], again: Again) -> tuple[Recompute, ...]:
+    """Of each layer how it is computed again; the first and the last one never are."""
+    found: list[Recompute] = []
     for chunk, (begin, end) in enumerate(pairwise(ends)):
-        first = max(1, begin)
-        count = again[chunk % shape.pipeline] if again else 0
-        for layer in range(first, min(first + count, end, ends[-1] - 1)):
-            found[layer] = True
+        stage, able = chunk % shape.pipeline, max(0, min(end, ends[-1] - 1) - max(1, begin))
+        whole = min(again.whole[stage], able) if again.whole else 0
+        some = min(again.selective[stage], able) if again.selective else 0
+        some = able - whole if whole and some else some
+        modes: tuple[tuple[Recompute, int], ...] = (
+            ("none", max(0, min(1, end) - begin)),
+            ("layer", whole),
+            ("selective", some),
+        )
+        found += [mode for mode, count in modes for _ in range(count)]
+        found += ["none"] * (end - len(found))
     return tuple(found)
 
 
-def sorts_of(kinds: Sequence[int], again: Sequence[bool], alone: Sequence[int]) -> tuple[int, ...]:
-    """A number for each layer that those share of one kind that are computed again, or are not.
+def sorts_of(
+    kinds: Sequence[int], again: Sequence[Recompute], alone: Sequence[int]
+) -> tuple[int, ...]:
+    """A number for each layer that those share of one kind that are computed again alike.
 
     Args:
         kinds: of the layers.
-        again: of each layer whether it is computed again.
+        again: of each layer how it is computed again.
         alone: layers that share theirs with none.
     """
+    modes: tuple[Recompute, ...] = get_args(Recompute)
+    places = {mode: at for at, mode in enumerate(modes)}
     own = {layer: -1 - layer for layer in alone}
     return tuple(
-        own.get(layer, 2 * kind + repeated)
-        for layer, (kind, repeated) in enumerate(zip(kinds, again, strict=True))
+        own.get(layer, len(modes) * kind + places[mode])
+        for layer, (kind, mode) in enumerate(zip(kinds, again, strict=True))
     )

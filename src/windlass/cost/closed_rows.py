@@ -16,9 +16,22 @@ from windlass.cost.closed_blocks import Blocks
 from windlass.cost.closed_layers import Chain, Floats, Ints
 from windlass.cost.closed_states import StateNumbers
 from windlass.cost.closed_ways import Block, Setting, Share
+from windlass.spec.plan import Recompute
 
-Again = tuple[int, ...]
-"""For each stage how many of the first blocks of each of its chunks are computed again; () none."""
+
+class Again(NamedTuple):
+    """What is computed again of the blocks of each stage, the same of each of its chunks."""
+
+    whole: tuple[int, ...] = ()
+    """For each stage of how many of the first blocks all is; () of none."""
+    selective: tuple[int, ...] = ()
+    """For each stage of how many all but large products: of the first, or of all that are left
+    where of some all is, as `program.recompute.recomputing` has it."""
+
+    @property
+    def mode(self) -> Recompute:
+        """The most that any stage computes again."""
+        return "layer" if any(self.whole) else "selective" if any(self.selective) else "none"
 
 
 class Run(NamedTuple):

@@ -12,11 +12,10 @@ from windlass.cost.closed_parts import LayerSums, Parts, Repeats
 from windlass.cost.closed_pipeline import Durations, LoanBack, fold
 from windlass.cost.closed_places import layers_again
 from windlass.cost.closed_rows import Rows, Settings
+from windlass.spec.plan import Recompute
 
-_Name = Literal[
-    "forward", "backward", "backward_input", "backward_weight", "sum_first", "sum_later"
-]
-_NAMES: tuple[_Name, ...] = (
+Name = Literal["forward", "backward", "backward_input", "backward_weight", "sum_first", "sum_later"]
+_NAMES: tuple[Name, ...] = (
     "forward", "backward", "backward_input", "backward_weight", "sum_first", "sum_later",
 )  # fmt: skip
 _SINGLE = 5
@@ -30,15 +29,23 @@ class Times:
 
     Args:
         parts: of the plans.
-        agains: what of the runs is computed again, as layers.
-        numbers: a column for each of `_NAMES` and kind of layer, and for each of `_SINGLE`.
+        agains: how each layer is computed again: what of the runs is, each once.
+        variants: as `Chain.variants`.
+        numbers: a column for each of `_NAMES` and variant of a kind of layer, and for each of
+            `_SINGLE`.
         again: of each run.
     """
 
     def __init__(
-        self, parts: Parts, agains: Sequence[Sequence[bool]], numbers: Floats, again: Ints
+        self,
+        parts: Parts,
+        agains: Sequence[Sequence[Recompute]],
+        variants: Ints,
+        numbers: Floats,
+        again: Ints,
     ) -> None:
         self._parts, self._agains, self._numbers, self._again = parts, agains, numbers, again
+        self._variants = variants
         kinds = np.split(numbers[:, :-_SINGLE], len(_NAMES), axis=1)
         self._by_kind = dict(zip(_NAMES, kinds, strict=True))
         self.load, self.taking, self.message, self.lending, self.handing = numbers[:, -_SINGLE:].T
@@ -57,7 +64,7 @@ class Times:
         each_byte, each_message = np.split(ways.at(rows.setting), 2, axis=1)
         messages = numbers[:, -_MESSAGES:] * each_byte + each_message
         numbers = np.concatenate([numbers[:, :-_MESSAGES], messages], axis=1)
-        return cls(parts, agains, numbers, rows.again)
+        return cls(parts, agains, chain.variants, numbers, rows.again)
 
     def once(self) -> tuple["Times", Ints]:
         """Each of equal rows once, and of each row its place among those."""
@@ -66,15 +73,21 @@ class Times:
         place = np.array([known.setdefault(key, len(known)) for key in keys])
         first = np.unique(place, return_index=True)[1]
         return (
-            Times(self._parts, self._agains, self._numbers[first], self._again[first]),
+            Times(
+                self._parts, self._agains, self._variants, self._numbers[first], self._again[first]
+            ),
             place,
         )
 
-    def sums(self, *names: _Name, again: bool = False) -> LayerSums:
-        """Passes, one after the other; with the forward pass of layers that are computed again."""
+    def sums(self, *names: Name, again: bool = False) -> LayerSums:
+        """Passes, one after the other; with what layers compute again."""
         each = np.add.reduce([self._by_kind[name] for name in names])
-        repeats = Repeats(self._by_kind["forward"], self._agains, self._again)
-        return LayerSums(self._parts, each, repeats if again else None)
+        kinds = np.arange(len(self._variants))
+        if not again:
+            return LayerSums(self._parts, each[:, kinds])
+        whole, some = self._by_kind["forward"][:, kinds], each[:, self._variants] - each[:, kinds]
+        repeats = Repeats(np.concatenate([whole, some], axis=1), self._agains, self._again)
+        return LayerSums(self._parts, each[:, kinds], repeats)
 
 
 def _numbers(chain: Chain, settings: Settings) -> Callable[[int], Floats]:
@@ -141,7 +154,7 @@ class Taken:
 def _adding(parts: Parts, times: Times, *, first: bool) -> LayerSums:
     """The pass that adds to gradients, of the first micro-batch or of another."""
     parted = parts.shape.order == "zero-bubble"
-    whole: _Name = "backward_weight" if parted else "backward"
+    whole: Name = "backward_weight" if parted else "backward"
     return times.sums(whole, "sum_first" if first else "sum_later", again=not parted)
 
 

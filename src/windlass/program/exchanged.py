@@ -14,11 +14,12 @@ from typing import NamedTuple
 from windlass.program.instruction import Instruction, Kind
 from windlass.program.layout import place_of
 from windlass.program.lower import lower
+from windlass.program.recompute import selected
 from windlass.program.shards import parts
 from windlass.program.sizes import StateSizes, states_of
 from windlass.program.slices import ops_of
 from windlass.program.ties import loans
-from windlass.spec.graph import Collective, Graph, LayerKind
+from windlass.spec.graph import Collective, Graph
 from windlass.spec.grid import Among, ring
 from windlass.spec.plan import Plan
 
@@ -61,7 +62,8 @@ class Sent:
         self._plan = plan
         self._states = states_of(plan, graph, index)
         self._kinds = tuple(graph.cut(plan.cut.tensor, index).layer_kinds())
-        self._inside: dict[tuple[Kind, str], tuple[Inside, ...]] = {}
+        self._selective = selected(plan)
+        self._inside: dict[tuple[Kind, str, bool], tuple[Inside, ...]] = {}
         self._lent = {loan.layer: loan.elements for loan in loans(plan, graph, index)}
 
     def of(self, instruction: Instruction) -> int:
@@ -89,10 +91,10 @@ class Sent:
         kind, layer, _ = instruction
         if layer is None or self._plan.cut.tensor == 1:
             return ()
-        known = self._kinds[layer]
-        if (kind, known.name) not in self._inside:
-            self._inside[kind, known.name] = tuple(self._exchanges(kind, known, first=layer == 0))
-        return self._inside[kind, known.name]
+        key = kind, self._kinds[layer].name, layer in self._selective
+        if key not in self._inside:
+            self._inside[key] = tuple(self._exchanges(kind, layer))
+        return self._inside[key]
 
     def total(self, instructions: Iterable[Instruction]) -> dict[Kind, int]:
         """What the instructions of one device send, by kind."""
@@ -118,10 +120,10 @@ class Sent:
         scattered = gather_bytes(sizes.gradients, degree) if degree > 1 else 0
         return summed + scattered + all_reduce_bytes(sizes.shard, self._plan.cut.replicas // degree)
 
-    def _exchanges(self, kind: Kind, layer: LayerKind, *, first: bool) -> Iterator[Inside]:
-        plan = self._plan
-        cost = layer.cost(plan.precision, compiled=plan.compile)
-        for op in ops_of(kind, layer, cost, first=first):
+    def _exchanges(self, kind: Kind, layer: int) -> Iterator[Inside]:
+        plan, known = self._plan, self._kinds[layer]
+        cost = known.cost(plan.precision, compiled=plan.compile, selective=layer in self._selective)
+        for op in ops_of(kind, known, cost, first=layer == 0):
             if op.exchange is not None:
                 how, buffer, among = op.exchange
                 nbytes = round(buffer.at(plan.batch.micro, plan.batch.sequence))

@@ -6,6 +6,7 @@ that every slice has whole are partial: `reduce` sums them over the slices first
 """
 
 from windlass.program.instruction import BACKWARDS, COMPUTING, Kind
+from windlass.program.recompute import selected
 from windlass.program.sizes import gradient_elements
 from windlass.spec.graph import Graph, LayerCost, LayerKind, Op
 from windlass.spec.plan import Plan
@@ -44,16 +45,19 @@ def exchanging(plan: Plan, graph: Graph) -> frozenset[tuple[Kind, int]]:
     """The passes, by kind and layer, in which the slices of a layer wait for each other."""
     if plan.cut.tensor == 1:
         return frozenset()
-    kinds = graph.cut(plan.cut.tensor).kinds
-    among: dict[str, tuple[Kind, ...]] = {}
+    kinds, few = graph.cut(plan.cut.tensor).kinds, selected(plan)
+    among: dict[tuple[str, bool], tuple[Kind, ...]] = {}
     takes_tokens = next(graph.layer_kinds()).name
-    for name, layer in kinds.items():
-        cost = layer.cost(plan.precision, compiled=plan.compile)
-        among[name] = tuple(
-            kind
-            for kind in PASSES
-            if any(op.exchange for op in ops_of(kind, layer, cost, first=name == takes_tokens))
-        )
-    return frozenset(
-        (kind, at) for at, layer in enumerate(graph.layer_kinds()) for kind in among[layer.name]
-    )
+    found: set[tuple[Kind, int]] = set()
+    for at, layer in enumerate(graph.layer_kinds()):
+        name, selective = layer.name, at in few
+        if (name, selective) not in among:
+            cost = kinds[name].cost(plan.precision, compiled=plan.compile, selective=selective)
+            first = name == takes_tokens
+            among[name, selective] = tuple(
+                kind
+                for kind in PASSES
+                if any(op.exchange for op in ops_of(kind, kinds[name], cost, first=first))
+            )
+        found.update((kind, at) for kind in among[name, selective])
+    return frozenset(found)

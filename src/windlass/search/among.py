@@ -12,7 +12,7 @@ from windlass.cost.memory import peaks
 from windlass.errors import Faults, PlanError
 from windlass.program.lower import lower
 from windlass.search.choice import Advice, Choice, Refusal, Standing
-from windlass.search.fewest import fewest, fitted
+from windlass.search.fewest import fitted, stage_peaks
 from windlass.search.field import Field
 from windlass.search.lift import lifted
 from windlass.search.podphases import Phased, phased
@@ -64,11 +64,11 @@ def choose_among(request: Request, graph: Graph, machine: Machine) -> Choice:
     if not swept.weighed and not swept.skipped:
         pod_plans(request, graph, machine)  # tells what is wrong with what is pinned
         raise Faults(("no plan is legal with what is pinned; leave something open",))
-    places = _ranked(field, swept.best, near_bytes)
+    places = _ranked(sweep, swept.best, near_bytes)
     if not places:
         return _in_turns(field, near_bytes, sweep.smallest().misses)
     ranked = [item for item, _ in places]
-    ranked[0] = plan, short = _keeping_products(ranked[0], field, near_bytes)
+    plan, short = ranked[0]
     shown = _told_apart(field, ranked, swept.traits, near_bytes)
     refused = tuple(
         replace(
@@ -134,20 +134,20 @@ def _choice(
     )
 
 
-def _ranked(field: Field, found: Sequence[Found], near_bytes: int) -> list[tuple[Weighed, Found]]:
+def _ranked(sweep: Sweep, found: Sequence[Found], near_bytes: int) -> list[tuple[Weighed, Found]]:
     """Those that may be the fastest, by the clock, fastest first; only such as fit.
 
     A plan whose closed form is slower than the best known time by more than it may err cannot be.
     """
     weighed: list[tuple[Weighed, Found]] = []
-    steps = field.request.train.steps
+    field, steps = sweep.field, sweep.field.request.train.steps
     fastest = float("inf")
     for each in found:
         if each.step_seconds * (1 - CLOSE) > fastest:
             continue
         item = _weighed(field, each, near_bytes)
         if _run_seconds(item, steps) < fastest * steps:
-            item = _made_fit(item, field, near_bytes)
+            item = _made_fit(item, each, sweep, near_bytes)
         if item[1].fits:
             weighed.append((item, each))
             fastest = min(fastest, _run_seconds(item, steps) / steps)
@@ -159,32 +159,23 @@ def _weighed(field: Field, found: Found, near_bytes: int) -> Weighed:
     return plan, with_near(steady(plan, field.graph, field.machine), near_bytes)
 
 
-def _made_fit(item: Weighed, field: Field, near_bytes: int) -> Weighed:
-    """A plan that is too full by its program, with a layer or two more computed again.
+def _made_fit(item: Weighed, found: Found, sweep: Sweep, near_bytes: int) -> Weighed:
+    """A plan that is too full by its program, with more computed again where it is.
 
-    The closed form takes a little more for room than there is, since it may err.
+    The closed form takes a little more for room than there is, since it may err: now it is asked
+    how much it takes in the room that there is, less what it has erred by.
     """
-    plan, prediction = item
+    (plan, prediction), field = item, sweep.field
     if not field.spares or prediction.peaks[0].over_bytes == 0:
         return item
-    plan = fitted(plan, field.graph, field.machine, near_bytes)
-    return plan, with_near(steady(plan, field.graph, field.machine), near_bytes)
-
-
-def _keeping_products(best: Weighed, field: Field, near_bytes: int) -> Weighed:
-    """The best plan, or the same with large products kept as long as can be where that is faster.
-
-    Looked at for this one plan only: the closed form knows layers that run again whole.
-    """
-    plan, prediction = best
-    if not field.spares or plan.recompute == "none":
-        return best
-    steps = field.request.train.steps
-    whole = fewest(plan, field.graph, field.machine, near_bytes)[1:]
-    others = [
-        (each, with_near(steady(each, field.graph, field.machine), near_bytes)) for each in whole
-    ]
-    return min([(plan, prediction), *others], key=lambda item: _rank(item, steps))
+    graph, machine = field.graph, field.machine
+    erred = max(0.0, prediction.peaks[0].peak_bytes - found.peak_bytes)
+    emptier = field.plan(sweep.emptier(found, near_bytes - erred), 0)
+    peaks = stage_peaks(plan, graph, machine)
+    chunks = enumerate(zip(plan.stages, emptier.stages, strict=True))
+    stages = tuple(new if peaks[at % len(peaks)] > near_bytes else old for at, (old, new) in chunks)
+    plan = fitted(plan.model_copy(update={"stages": stages}), graph, machine, near_bytes)
+    return plan, with_near(steady(plan, graph, machine), near_bytes)
 
 
 def _told_apart(

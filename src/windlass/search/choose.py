@@ -1,6 +1,6 @@
 """Choose: the plan whose whole run is predicted to end first, of those that fit."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from windlass.cost.predict import predict
 from windlass.errors import Faults
@@ -41,7 +41,7 @@ def choose(request: Request, graph: Graph, machine: Machine) -> Choice:
         Faults: the request asks for what cannot be.
     """
     if machine.devices > 1:
-        if wrong := (*impossible(request, graph, machine), *_unsearched(request)):
+        if wrong := tuple(impossible(request, graph, machine)):
             raise Faults(wrong)
         return choose_among(request, graph, machine)
     near_bytes = request.near or machine.device.near.capacity_bytes
@@ -78,12 +78,6 @@ def choose(request: Request, graph: Graph, machine: Machine) -> Choice:
         refused=refused,
         weighed=len(candidates),
     )
-
-
-def _unsearched(request: Request) -> Iterator[str]:
-    """What is not searched on several devices."""
-    if request.recompute == "selective":
-        yield "`recompute` = selective on several devices; set it to layer or none"
 
 
 def _candidates(request: Request, graph: Graph, machine: Machine) -> tuple[Plan, ...]:

@@ -8,6 +8,7 @@ but for these numbers the one with all of them smallest is the fastest.
 """
 
 from collections.abc import Sequence
+from typing import get_args
 
 from windlass.program.layout import chunks_of
 from windlass.program.legal import selective_faults
@@ -17,7 +18,7 @@ from windlass.program.recompute import able, recomputing
 from windlass.search.weigh import settled
 from windlass.spec.graph import Graph
 from windlass.spec.machine import Machine
-from windlass.spec.plan import Plan
+from windlass.spec.plan import Plan, Recompute, Stage
 
 
 def fewest(plan: Plan, graph: Graph, machine: Machine, near_bytes: int) -> tuple[Plan, ...]:
@@ -30,7 +31,10 @@ def fewest(plan: Plan, graph: Graph, machine: Machine, near_bytes: int) -> tuple
         near_bytes: of the near tier.
     """
     ways = (False, True) if not any(selective_faults(plan, graph)) else (False,)
-    found = (_least(Steps(plan, selects=way), graph, machine, near_bytes) for way in ways)
+    found = (
+        _least(Steps(plan, selects=(way,) * plan.cut.pipeline), graph, machine, near_bytes)
+        for way in ways
+    )
     return tuple(dict.fromkeys(found))
 
 
@@ -62,7 +66,7 @@ def fitted(plan: Plan, graph: Graph, machine: Machine, near_bytes: int) -> Plan:
         machine: that it is for.
         near_bytes: of the near tier.
     """
-    steps = Steps(plan, selects=False)
+    steps = Steps(plan, selects=_selecting(plan))
     counts = list(steps.taken)
     while True:
         more = [
@@ -77,16 +81,30 @@ def fitted(plan: Plan, graph: Graph, machine: Machine, near_bytes: int) -> Plan:
         plan = steps.plan(counts)
 
 
+def _selecting(plan: Plan) -> tuple[bool, ...]:
+    """Whether each stage keeps large products; one that keeps all does as others do."""
+    stages = [
+        [stage for stage in plan.stages[first :: plan.cut.pipeline] if stage.recompute != "none"]
+        for first in range(plan.cut.pipeline)
+    ]
+    some = [any(map(_selects, chunks)) for chunks in stages]
+    return tuple(own if chunks else any(some) for own, chunks in zip(some, stages, strict=True))
+
+
+def _selects(stage: Stage) -> bool:
+    return stage.recompute == "selective" or stage.rest is not None
+
+
 class Steps:
     """How far the layers of each stage are recomputed, step by step; at 0 none is.
 
     Args:
         plan: says all the rest.
-        selects: whether large products are kept as long as can be.
+        selects: of each stage whether large products are kept as long as can be.
     """
 
-    def __init__(self, plan: Plan, *, selects: bool) -> None:
-        self._plan, self._selects = plan, selects
+    def __init__(self, plan: Plan, *, selects: Sequence[bool]) -> None:
+        self._plan, self._selects = plan, tuple(selects)
         self._layers = [
             max(len(able(plan, plan.stages[chunk])) for chunk in chunks_of(plan, stage))
             for stage in range(plan.cut.pipeline)
@@ -95,26 +113,38 @@ class Steps:
     @property
     def last(self) -> tuple[int, ...]:
         """Of each stage the step at which all of its layers run again."""
-        return tuple((1 + self._selects) * count for count in self._layers)
+        return tuple(
+            (1 + selects) * count
+            for selects, count in zip(self._selects, self._layers, strict=True)
+        )
 
     @property
     def taken(self) -> tuple[int, ...]:
-        """How many layers of each stage the plan itself runs again."""
-        return tuple(
-            0 if stage.recompute == "none" else stage.recomputed or count
-            for stage, count in zip(self._plan.stages, self._layers, strict=False)
-        )
+        """How far the plan itself goes on each stage."""
+        return tuple(map(self._taken, range(self._plan.cut.pipeline)))
 
     def plan(self, steps: Sequence[int]) -> Plan:
         """The plan with each stage so far."""
-        chunks = [chunk % self._plan.cut.pipeline for chunk in range(len(self._plan.stages))]
-        if not self._selects:
-            return recomputing(self._plan, [steps[stage] for stage in chunks])
+        stages = range(self._plan.cut.pipeline)
+        kept = [self._layers[stage] if self._selects[stage] else 0 for stage in stages]
+        whole = [max(0, steps[stage] - kept[stage]) for stage in stages]
+        selective = [min(steps[stage], kept[stage]) for stage in stages]
+        chunks = [chunk % len(stages) for chunk in range(len(self._plan.stages))]
         return recomputing(
             self._plan,
-            [max(0, steps[stage] - self._layers[stage]) for stage in chunks],
-            [min(steps[stage], self._layers[stage]) for stage in chunks],
+            [whole[stage] for stage in chunks],
+            [selective[stage] for stage in chunks],
         )
+
+    def _taken(self, stage: int) -> int:
+        """The step of a stage, of whose chunks short ones do not tell it."""
+        chunks = self._plan.stages[stage :: self._plan.cut.pipeline]
+        mode = max((chunk.recompute for chunk in chunks), key=get_args(Recompute).index)
+        if mode == "none":
+            return 0
+        counts = (chunk.recomputed for chunk in chunks if chunk.recompute == mode)
+        count = max(count or 0 for count in counts) or self._layers[stage]
+        return count + (self._layers[stage] if self._selects[stage] and mode == "layer" else 0)
 
 
 def stage_peaks(plan: Plan, graph: Graph, machine: Machine) -> tuple[int, ...]:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import pairwise, product
+from typing import get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -15,16 +16,27 @@ import numpy.typing as npt
 from windlass.cost.closed_blocks import Blocks
 from windlass.cost.closed_layers import Ints
 from windlass.cost.closed_levels import Shape
-from windlass.cost.closed_rows import Rows
+from windlass.cost.closed_rows import Again, Rows
 from windlass.cost.closed_ways import Share
-from windlass.program.legal import arrangement_faults, slice_faults
+from windlass.program.legal import arrangement_faults, selective_faults, slice_faults
 from windlass.program.recompute import recomputing
-from windlass.search.space import captured, divisors, precisions, recomputes, sequence_of
+from windlass.search.space import captured, divisors, precisions, sequence_of
+from windlass.search.space import recomputes as recomputes_of
 from windlass.search.stages import stages_of
 from windlass.search.table import Family, Table, block_of
 from windlass.spec.graph import Graph, Precision
 from windlass.spec.machine import Machine
-from windlass.spec.plan import NEAR, Batch, Cut, Home, Order, Plan, Sharding, Stage
+from windlass.spec.plan import (
+    NEAR,
+    Batch,
+    Cut,
+    Home,
+    Order,
+    Plan,
+    Recompute,
+    Sharding,
+    Stage,
+)
 from windlass.spec.request import Request
 
 _ORDERS: tuple[Order, ...] = ("1f1b", "gpipe", "zero-bubble", "interleaved")
@@ -40,6 +52,12 @@ class Cell:
     ends: tuple[int, ...]
     """First layer of each chunk, and the chain's length."""
     rows: Rows
+
+
+Mode = tuple[bool, Recompute]
+"""Compiled or not, and how layers are recomputed."""
+
+_MODES: tuple[Recompute, ...] = get_args(Recompute)
 
 
 @dataclass(frozen=True)
@@ -157,7 +175,8 @@ class Field:
         again, at = np.nonzero(able)
         setting = chosen[at]
         runs = np.stack([table.block[setting], setting, again, table.micros[setting]], axis=1)
-        agains = ((), (self.request.recomputed or self.graph.layers,) * shape.pipeline)
+        counts = (self.request.recomputed or self.graph.layers,) * shape.pipeline
+        agains = Again(), Again(selective=counts), Again(whole=counts)
         rows = Rows.crossed(table.settings, agains, table.blocks, runs)
         return Cell(shape, self.ends(shape.chunks), rows)
 
@@ -168,12 +187,12 @@ class Field:
         return int((ways * table.blocks.counts[table.block[chosen]]).sum())
 
     def _agains(self, order: Order, table: Table) -> npt.NDArray[np.bool_]:
-        """In an order, whether nothing and whether layers can be computed again (rows), by mode."""
+        """In an order, whether layers can be computed again in each of `_MODES` (rows), by mode."""
         if (order, table) not in self._known_agains:
-            found = np.zeros((2, len(table.modes)), dtype=bool)
-            for at, (_, precision, compiled) in enumerate(table.modes):
-                for known, again in self.modes(order, precision):
-                    found[int(again), at] |= known == compiled
+            found = np.zeros((len(_MODES), len(table.modes)), dtype=bool)
+            for at, (tensor, precision, compiled) in enumerate(table.modes):
+                for known, recompute in self.modes(order, precision, tensor):
+                    found[_MODES.index(recompute), at] |= known == compiled
             self._known_agains[order, table] = found
         return self._known_agains[order, table]
 
@@ -264,7 +283,7 @@ class Field:
                 "stages": tuple(Stage(phases=(bounds,)) for bounds in pairwise(cell.ends)),
             }
         )
-        return recomputing(plan, run.again * shape.interleave) if run.again else plan
+        return _recomputing(plan, run.again, shape)
 
     @cached_property
     def base(self) -> Plan:
@@ -318,25 +337,45 @@ class Field:
         )
         return not any(arrangement_faults(plan))
 
-    def modes(self, order: Order, precision: Precision) -> tuple[tuple[bool, bool], ...]:
-        """Compiled or not, recomputed or not."""
-        if (order, precision) not in self._known_modes:
-            self._known_modes[order, precision] = self._modes(order, precision)
-        return self._known_modes[order, precision]
+    def modes(self, order: Order, precision: Precision, tensor: int) -> tuple[Mode, ...]:
+        """Compiled or not, and how layers are recomputed."""
+        key = order, precision, tensor
+        if key not in self._known_modes:
+            self._known_modes[key] = tuple(self._modes(*key))
+        return self._known_modes[key]
 
     @cached_property
-    def _known_modes(self) -> dict[tuple[Order, Precision], tuple[tuple[bool, bool], ...]]:
+    def _known_modes(self) -> dict[tuple[Order, Precision, int], tuple[Mode, ...]]:
         return {}
 
-    def _modes(self, order: Order, precision: Precision) -> tuple[tuple[bool, bool], ...]:
+    def _modes(self, order: Order, precision: Precision, tensor: int) -> Iterator[Mode]:
+        recomputes = _MODES if self.spares else recomputes_of(self.request)
+        for compiled, recompute in product(self._runs(order, precision), recomputes):
+            if recompute != "selective" or self.selects(order, tensor, compiled=compiled):
+                yield compiled, recompute
+
+    def selects(self, order: Order, tensor: int, *, compiled: bool) -> bool:
+        """Whether layers can keep what their large products give and run the rest again."""
+        changes = {"compile": compiled, "order": order, "cut": Cut(tensor=tensor)}
+        return not any(selective_faults(self.base.model_copy(update=changes), self.graph))
+
+    def _runs(self, order: Order, precision: Precision) -> tuple[bool, ...]:
+        """Compiled or not."""
         mode = self.request.compile
         return tuple(
-            (compiled, recompute == "layer")
+            compiled
             for compiled in ((False, True) if mode is None else (mode,))
-            for recompute in recomputes(self.request)
             if captured(self.graph, precision, compiled=compiled)
             and (not compiled or self._compiles[order])
         )
+
+
+def _recomputing(plan: Plan, again: Again, shape: Shape) -> Plan:
+    if again.mode == "none":
+        return plan
+    none = (0,) * shape.pipeline
+    whole, selective = (each or none for each in again)
+    return recomputing(plan, whole * shape.interleave, selective * shape.interleave)
 
 
 @lru_cache(maxsize=4096)

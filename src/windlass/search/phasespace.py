@@ -45,12 +45,16 @@ def bases(field: Field) -> Iterator[Plan]:
         micro = field.micro(micros, cut.replicas)
         if micro is None:
             continue
-        modes = field.modes("1f1b", precision)
+        modes = [
+            (compiled, mode)
+            for compiled, mode in field.modes("1f1b", precision, cut.tensor)
+            if mode != "selective" or field.request.recompute == mode
+        ]
         if cut.pipeline == 1:
-            modes = tuple({compiled: (compiled, again) for compiled, again in modes[::-1]}.values())
-        for (compiled, again), shared in product(modes, field.pairs(cut.replicas)):
+            modes = list({compiled: (compiled, mode) for compiled, mode in modes[::-1]}.values())
+        for (compiled, mode), shared in product(modes, field.pairs(cut.replicas)):
             stages = tuple(
-                Stage(phases=(bounds,), recompute="layer" if again else "none")
+                Stage(phases=(bounds,), recompute=mode)
                 for bounds in pairwise(field.ends(cut.pipeline))
             )
             yield field.base.model_copy(

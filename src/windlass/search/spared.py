@@ -1,73 +1,159 @@
-"""Spared: of plans that fit only with layers computed again, those with as few as do, by stage.
+"""Spared: of plans that fit only with layers computed again, those with the least of it, by stage.
 
 What a stage holds depends on its own layers only, so that all stages of all plans are searched at
-once, by halving. The more of them, the longer a step: of all plans that are the same but for these
-numbers the one with all of them smallest is the fastest.
+once, by halving, in each of two ways: block after block is computed again as a whole; or first all
+but large products of each, then, one after the other again, those too. The more of these steps, the
+longer a step of training: of all plans that are the same but for these numbers the fastest takes on
+each stage what is shorter of the fewest of both ways.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
+import numpy.typing as npt
 
-from windlass.cost.closed import Totals, stage_bytes, step_seconds
+from windlass.cost.closed import Totals, stage_bytes, stage_seconds, step_seconds
 from windlass.cost.closed_layers import Chain, Floats, Ints
-from windlass.cost.closed_rows import Rows
+from windlass.cost.closed_rows import Again, Rows
 from windlass.search.field import Cell
+from windlass.spec.plan import Recompute
 
 
-def twins(rows: Rows) -> Ints:
-    """Of each plan with layers computed again the place of the same plan without; else -1."""
-    again = np.array([any(each) for each in rows.agains])[rows.again][rows.run]
-    key = rows.setting[rows.run] * (rows.micros.max() + 1) + rows.micros[rows.run]
-    key = key * len(rows.pairs) + rows.pair
+def twins(rows: Rows, mode: Recompute) -> Ints:
+    """Of each plan the place of the same plan that computes so much again; -1 where there is none.
+
+    Args:
+        rows: in which layers of all stages are computed again alike.
+        mode: how those of the twins are.
+    """
     found = np.full(rows.count, -1)
-    without = np.flatnonzero(~again)
-    if without.size:
-        without = without[np.argsort(key[without])]
-        at = np.minimum(np.searchsorted(key[without], key), len(without) - 1)
-        same = again & (key[without][at] == key)
-        found[same] = without[at[same]]
+    able = np.array([each.mode == mode for each in rows.agains])[rows.again][rows.run]
+    there = np.flatnonzero(able)
+    if there.size:
+        key = rows.setting[rows.run] * (rows.micros.max() + 1) + rows.micros[rows.run]
+        key = key * len(rows.pairs) + rows.pair
+        there = there[np.argsort(key[there])]
+        at = np.minimum(np.searchsorted(key[there], key), len(there) - 1)
+        same = key[there][at] == key
+        found[same] = there[at[same]]
     return found
 
 
-def spared(chain: Chain, cell: Cell, near_bytes: float, far_full: Floats) -> tuple[Cell, Totals]:
-    """Plans that fit with all layers computed again, with as few on each stage as fit.
+def spared(
+    chain: Chain,
+    cell: Cell,
+    near_bytes: float,
+    far_full: Floats,
+    selects: npt.NDArray[np.bool_],
+) -> tuple[Cell, Totals]:
+    """Plans that fit with all layers computed again, with as little on each stage as fits.
 
     Args:
         chain: with prices of layers.
         cell: the plans.
         near_bytes: that each fits into.
         far_full: of each the share of the tier beyond that it takes.
+        selects: of each whether its layers can keep what their large products give.
     """
-    rows, shape = cell.rows, cell.shape
-    most = _most(cell)
-    low, high = (
-        np.zeros((rows.count, shape.pipeline), dtype=np.int64),
-        np.tile(most, (rows.count, 1)),
-    )
-    taken = np.full(low.shape, np.nan)
-    middle = low.copy()
-    while (open_ := low < high).any() or np.isnan(taken).any():
-        open_ |= np.isnan(taken)
-        for count in np.unique(middle[open_]):
-            asked = open_ & (middle == count)
-            needed = asked.any(axis=1)
-            nbytes = np.full(low.shape, np.nan)
-            tried = _counted(rows.only(needed), (int(count),) * shape.pipeline)
-            nbytes[needed] = stage_bytes(chain, shape, cell.ends, tried)
-            fits = asked & (nbytes <= near_bytes)
-            taken[fits], high[fits] = nbytes[fits], count
-            fails = asked & ~fits
-            low[fails] = np.minimum(count + 1, high[fails])
-            last = fails & (count == most)  # by rounding only, since it was said to fit
-            taken[last] = nbytes[last]
-        middle = (low + high) // 2
-    agains, again = np.unique(low, axis=0, return_inverse=True)
-    found = _each(rows, [tuple(map(int, each)) for each in agains], again.reshape(-1))
+    rows, shape, most = cell.rows, cell.shape, _most(cell)
+    first = _fewest(chain, cell, near_bytes, most, _whole)
+    some = replace(cell, rows=rows.only(selects))
+    if some.rows.count:
+        second = _fewest(chain, some, near_bytes, 2 * most, _selective(most))
+        first = _shorter(chain, cell, near_bytes, first, second.among(selects))
+    found = _each(rows, first.counts)
     cell = Cell(shape, cell.ends, found)
     seconds = step_seconds(chain, shape, cell.ends, found)
-    return cell, Totals(step_seconds=seconds, peak_bytes=taken.max(axis=1), far_full=far_full)
+    peaks = first.nbytes.max(axis=1)
+    return cell, Totals(step_seconds=seconds, peak_bytes=peaks, far_full=far_full)
+
+
+class _Fewest:
+    """The least that is computed again on each stage of each plan.
+
+    Args:
+        counts: of each stage of each plan of how many blocks all is, and of how many all but large
+            products.
+        nbytes: that each stage of each plan holds then.
+    """
+
+    def __init__(self, counts: Ints, nbytes: Floats) -> None:
+        self.counts, self.nbytes = counts, nbytes
+
+    def among(self, chosen: npt.NDArray[np.bool_]) -> "_Fewest":
+        """The same among more plans, of which others do not fit so."""
+        counts = np.zeros((len(chosen), *self.counts.shape[1:]), dtype=np.int64)
+        nbytes = np.full((len(chosen), *self.nbytes.shape[1:]), np.inf)
+        counts[chosen], nbytes[chosen] = self.counts, self.nbytes
+        return _Fewest(counts, nbytes)
+
+
+def _shorter(chain: Chain, cell: Cell, near_bytes: float, one: _Fewest, other: _Fewest) -> _Fewest:
+    """Of each stage the way that fits and takes less time."""
+    first, second = (
+        np.where(
+            each.nbytes <= near_bytes,
+            stage_seconds(chain, cell.shape, cell.ends, _each(cell.rows, each.counts)),
+            np.inf,
+        )
+        for each in (one, other)
+    )
+    better = second < first
+    return _Fewest(
+        np.where(better[..., None], other.counts, one.counts),
+        np.where(better, other.nbytes, one.nbytes),
+    )
+
+
+def _fewest(
+    chain: Chain, cell: Cell, near_bytes: float, last: Ints, way: Callable[[Ints], Ints]
+) -> _Fewest:
+    """The fewest steps of a way with which each stage fits, or the last one where none does.
+
+    Args:
+        chain: with prices of layers.
+        cell: the plans.
+        near_bytes: that each stage is to fit into.
+        last: of each stage the last step.
+        way: what is computed again at a step of each stage.
+    """
+    rows, shape = cell.rows, cell.shape
+    side = (rows.count, shape.pipeline)
+    low, high = np.zeros(side, dtype=np.int64), np.tile(last, (rows.count, 1))
+    nbytes = np.full(side, np.nan)
+    step = low.copy()
+    while (open_ := (low < high) | np.isnan(nbytes)).any():
+        for count in np.unique(step[open_]):
+            asked = open_ & (step == count)
+            needed = asked.any(axis=1)
+            held = np.full(side, np.nan)
+            tried = _counted(rows.only(needed), _again(way(np.minimum(count, last))))
+            held[needed] = stage_bytes(chain, shape, cell.ends, tried)
+            fits = asked & (held <= near_bytes)
+            nbytes[fits], high[fits] = held[fits], count
+            fails = asked & ~fits
+            low[fails] = np.minimum(count + 1, high[fails])
+            none = fails & (count == last)
+            nbytes[none] = held[none]
+        step = (low + high) // 2
+    return _Fewest(way(low), nbytes)
+
+
+def _whole(steps: Ints) -> Ints:
+    """Block after block is computed again as a whole."""
+    return np.stack([steps, np.zeros_like(steps)], axis=-1)
+
+
+def _selective(most: Ints) -> Callable[[Ints], Ints]:
+    """First all but large products of each of so many blocks, then those too."""
+    return lambda steps: np.stack([np.maximum(0, steps - most), np.minimum(steps, most)], axis=-1)
+
+
+def _again(counts: Ints) -> Again:
+    whole, selective = counts.T.tolist()
+    return Again(tuple(whole), tuple(selective))
 
 
 def _most(cell: Cell) -> Ints:
@@ -77,22 +163,23 @@ def _most(cell: Cell) -> Ints:
     return np.asarray(np.maximum(0, able.reshape(-1, cell.shape.pipeline)).max(axis=0))
 
 
-def _counted(rows: Rows, again: tuple[int, ...]) -> Rows:
-    """The same plans with so many layers computed again."""
+def _counted(rows: Rows, again: Again) -> Rows:
+    """The same plans with so much computed again."""
     return replace(rows, agains=(again,), again=np.zeros_like(rows.again))
 
 
-def _each(rows: Rows, agains: list[tuple[int, ...]], again: Ints) -> Rows:
-    """The same plans, each with an own one of some numbers of layers computed again."""
-    both = rows.run * len(agains) + again
+def _each(rows: Rows, counts: Ints) -> Rows:
+    """The same plans, each with so much computed again on each of its stages."""
+    agains, again = np.unique(counts, axis=0, return_inverse=True)
+    both = rows.run * len(agains) + again.reshape(-1)
     runs, run = np.unique(both, return_inverse=True)
-    of, counts = np.divmod(runs, len(agains))
+    of, kinds = np.divmod(runs, len(agains))
     return replace(
         rows,
-        agains=tuple(agains),
+        agains=tuple(map(_again, agains)),
         block=rows.block[of],
         setting=rows.setting[of],
         micros=rows.micros[of],
-        again=counts,
+        again=kinds,
         run=run,
     )

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from heapq import heappush, heapreplace
 from math import inf
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -21,11 +21,11 @@ import numpy.typing as npt
 from windlass.cost.closed import Totals, closed, least_bytes, least_seconds
 from windlass.cost.closed_layers import Chain, Floats, Ints
 from windlass.cost.closed_levels import Shape
-from windlass.cost.closed_rows import Rows
+from windlass.cost.closed_rows import Again, Rows
 from windlass.search.field import Cell, Field
 from windlass.search.spared import spared, twins
 from windlass.spec.graph import Precision
-from windlass.spec.plan import Order
+from windlass.spec.plan import Order, Recompute
 
 
 class Found(NamedTuple):
@@ -41,6 +41,7 @@ _FASTEST = 8
 """Plans that are kept of those that are faster than a given one."""
 
 
+_MODES: tuple[Recompute, ...] = get_args(Recompute)
 _BATCH = 256
 """Plans of which is found at a time how few layers they must compute again."""
 
@@ -51,7 +52,7 @@ class Trait(NamedTuple):
     pipeline: int
     tensor: int
     order: Order
-    again: bool
+    recompute: Recompute
     shares: str
     """Of what replicas share one copy: `none`, the optimizer's `state`, or `weights` too."""
     home: str
@@ -159,6 +160,16 @@ class Sweep:
             if able.size:
                 yield shape, able
 
+    def emptier(self, found: Found, near_bytes: float) -> Cell:
+        """A plan with as little computed again as fits into so many bytes; all if none does."""
+        cell = found.cell
+        rows = cell.rows.one(found.place)
+        whole = Again(whole=(self.field.graph.layers,) * cell.shape.pipeline)
+        cell = replace(cell, rows=replace(rows, agains=(whole,), again=rows.again * 0))
+        setting = rows.run_of(0).setting
+        selects = self.field.selects(cell.shape.order, setting.tensor, compiled=setting.compiled)
+        return spared(self.chain, cell, near_bytes, np.zeros(1), np.array([selects]))[0]
+
     def smallest(self) -> Swept:
         """Of each trait the plan that needs least memory, fit or not.
 
@@ -171,8 +182,8 @@ class Sweep:
                 continue
             cell = self.field.cell(shape, self._small(shape, able))
             rows = cell.rows
-            again = np.array([any(each) for each in rows.agains])[rows.again]
-            kept = _shared(rows)[rows.pair] & (again == again.any())[rows.run]
+            modes = np.array([_MODES.index(each.mode) for each in rows.agains])[rows.again]
+            kept = _shared(rows)[rows.pair] & (modes == modes.max())[rows.run]
             cell = Cell(shape, cell.ends, rows.only(kept))
             totals = self.totals(cell)
             found.add(cell, self.scores(cell, totals), totals, -inf)
@@ -182,7 +193,9 @@ class Sweep:
         """Takes in what of a cell may be among the best."""
         shape, rows = cell.shape, cell.rows
         # With fewer layers computed again a plan is faster, and all the way down to none.
-        plain = replace(rows, agains=((),), again=rows.again * 0) if self.field.spares else rows
+        plain = rows
+        if self.field.spares:
+            plain = replace(rows, agains=(Again(),), again=rows.again * 0)
         quick = least_seconds(self.chain, shape, cell.ends, plain) <= limit
         kept = rows.only(quick[rows.run])
         if kept.count:
@@ -199,10 +212,12 @@ class Sweep:
         if not self.field.spares:
             found.add(cell, scores, totals, self._near)
             return
-        near, twin = totals.peak_bytes <= self._near, twins(cell.rows)
-        spares = near & (totals.far_full <= 1) & (twin >= 0) & ~near[twin]
+        fits = (totals.peak_bytes <= self._near) & (totals.far_full <= 1)
+        twin, some, whole = (twins(cell.rows, mode) for mode in _MODES)
+        spares = fits & (twin >= 0) & (totals.peak_bytes[twin] > self._near)
         found.add(cell, np.where(spares, inf, scores), totals, self._near)
-        able = np.flatnonzero(spares)
+        own = np.arange(cell.rows.count)  # of twins that fit one is enough
+        able = np.flatnonzero(spares & ((whole == own) | (whole < 0) | ~fits[whole]))
         able = able[np.argsort(scores[twin[able]])]
         for first in range(0, len(able), _BATCH):
             batch = able[first : first + _BATCH]
@@ -211,7 +226,8 @@ class Sweep:
                 return
             chosen = np.isin(np.arange(cell.rows.count), batch)
             part = Cell(cell.shape, cell.ends, cell.rows.only(chosen))
-            fewer, told = spared(self.chain, part, self._near, totals.far_full[chosen])
+            far_full, selects = totals.far_full[chosen], some[chosen] >= 0
+            fewer, told = spared(self.chain, part, self._near, far_full, selects)
             found.add(fewer, self.scores(fewer, told), told, self._near, counted=False)
 
     def _small(self, shape: Shape, able: Ints) -> Ints:
@@ -360,15 +376,15 @@ def trait_of(found: Found) -> Trait:
     rows, shape = found.cell.rows, found.cell.shape
     run, share = rows.run_of(rows.run[found.place]), rows.share_of(rows.pair[found.place])
     shares = "weights" if share.weights > 1 else "state" if share.optimizer > 1 else "none"
-    again = any(run.again)
-    return Trait(shape.pipeline, run.setting.tensor, shape.order, again, shares, share.home)
+    mode = run.again.mode
+    return Trait(shape.pipeline, run.setting.tensor, shape.order, mode, shares, share.home)
 
 
 def _traits(cell: Cell) -> Ints:
     """For each plan a number that it shares with those of its trait."""
     rows = cell.rows
-    again = np.array([any(each) for each in rows.agains])
-    runs = rows.settings.tensor[rows.setting] * 2 + again[rows.again]
+    modes = np.array([_MODES.index(each.mode) for each in rows.agains])
+    runs = rows.settings.tensor[rows.setting] * len(_MODES) + modes[rows.again]
     _, of_run = np.unique(runs, return_inverse=True)
     shares = (rows.pairs > 1).sum(axis=1) + 3 * rows.home
     return np.asarray(of_run[rows.run] * (1 + shares.max()) + shares[rows.pair])
