@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from factories import tiny_machine
-from windlass.cost.op import DeviceRates, Seconds, Setting, op_seconds, pass_seconds
+from windlass.cost.op import DeviceRates, Mode, Pass, Seconds, pass_seconds
 from windlass.spec.graph import LayerCost, Op, Quantity, Shape
 from windlass.spec.machine import AttentionRate, Curve, OpRate, Point
 
@@ -11,7 +11,7 @@ from windlass.spec.machine import AttentionRate, Curve, OpRate, Point
 def _rates(*, compiled: bool = False, **changes: object) -> DeviceRates:
     machine = tiny_machine()
     device = machine.device.model_copy(update=changes)
-    return DeviceRates(device, Setting(1, 1, "float32", compiled))
+    return DeviceRates(device, Mode(1, "float32", compiled))
 
 
 def _memory(
@@ -25,7 +25,14 @@ def _memory(
 
 
 def _seconds(op: Op, rates: DeviceRates) -> Seconds:
-    return op_seconds(op, rates, head_width=64.0, backward=False)
+    return pass_seconds(Pass((op,), _layer(op), backward=False), rates, micro=1)
+
+
+def _layer(*forward: Op) -> LayerCost:
+    return LayerCost(
+        precision="float32", compiled=False, forward=forward, backward=(),
+        kept_bytes=Quantity(), input_bytes=Quantity(), output_bytes=Quantity(),
+    )  # fmt: skip
 
 
 @given(st.floats(1, 1e10), st.floats(1, 1e10))
@@ -68,7 +75,7 @@ def test_a_compiled_run_is_as_slow_as_its_slowest_part_and_prefers_compiled_rate
     norm = eager.model_copy(update={"name": "norm", "curve": Curve(points=(Point(1, 4e9),))})
     fused = eager.model_copy(update={"compiled": True, "curve": Curve(points=(Point(1, 2e9),))})
     rates = _rates(op_rates=(eager, norm, fused), compiled=True)
-    assert rates.traffic_rate("add+gelu+norm", 1e9) == pytest.approx(2e9)
+    assert _seconds(_memory("add+gelu+norm", nbytes=1e9), rates).traffic == pytest.approx(0.5)
 
 
 def test_a_product_with_a_bias_takes_its_own_rate_where_one_was_measured():
@@ -105,31 +112,35 @@ def test_attention_takes_the_rate_of_the_nearest_head_width_and_its_direction():
         for each in machine.device.matmul
     )
     rates = _rates(matmul=matmul)
-    assert rates.attention_rate(1e9, 32, backward=False) == pytest.approx(1e9)
-    assert rates.attention_rate(1e9, 128, backward=True) == pytest.approx(4e9)
+    cases = ((32, False, 1e9), (128, True, 4e9))
+    for width, backward, rate_ in cases:
+        op = _attention(b=1, h=1, s=1, k=width)
+        passed = pass_seconds(Pass((op,), _layer(op), backward), rates, micro=1)
+        assert passed.attention == pytest.approx(4 * width / rate_)
 
 
 def test_the_width_of_heads_is_told_by_what_attention_writes():
     # given 2 sequences of 8 tokens, 3 heads of width 32 in float32
     b, s, h, k = 2, 8, 3, 32
-    attention = Op(
-        name="sdpa", kind="attention", flop=Quantity(4 * b * h * s * s * k),
-        read_bytes=Quantity(3 * 4 * b * s * h * k),
-        written_bytes=Quantity(4 * b * s * h * k + 4 * b * s * h), live_bytes=Quantity(1),
-    )  # fmt: skip
-    cost = LayerCost(
-        precision="float32", compiled=False, forward=(attention,), backward=(),
-        kept_bytes=Quantity(), input_bytes=Quantity(), output_bytes=Quantity(),
-    )  # fmt: skip
+    attention = _attention(b=b, h=h, s=s, k=k)
     machine = tiny_machine()
     known = tuple(_same_both_ways(width, rate) for width, rate in ((32, 7e9), (64, 1e9)))
     matmul = tuple(
         each.model_copy(update={"attention_rates": known}) for each in machine.device.matmul
     )
     device = machine.device.model_copy(update={"matmul": matmul})
-    rates = DeviceRates(device, Setting(b, s, "float32", False))
-    passed = pass_seconds(cost.forward, cost, rates, backward=False)
+    rates = DeviceRates(device, Mode(s, "float32", False))
+    passed = pass_seconds(Pass((attention,), _layer(attention), False), rates, micro=1)
     assert passed.attention == pytest.approx(4 * b * h * s * s * k / 7e9)
+
+
+def _attention(*, b: int, h: int, s: int, k: int) -> Op:
+    """Fused attention of h heads of width k over b sequences of s tokens, in float32."""
+    return Op(
+        name="sdpa", kind="attention", flop=Quantity(4 * b * h * s * s * k),
+        read_bytes=Quantity(3 * 4 * b * s * h * k),
+        written_bytes=Quantity(4 * b * s * h * k + 4 * b * s * h), live_bytes=Quantity(1),
+    )  # fmt: skip
 
 
 def _same_both_ways(width: int, rate: float) -> AttentionRate:

@@ -3,7 +3,6 @@
 What replicas exchange and hold is found once for a block, whatever the shapes it is met in.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from itertools import chain as joined
@@ -73,7 +72,7 @@ class Blocks:
 
 
 class _States:
-    """Numbers of a table's pairs, found block by block once they are asked for."""
+    """Numbers of a table's pairs, found once they are asked for."""
 
     def __init__(self, blocks: Blocks) -> None:
         self._blocks = blocks
@@ -84,16 +83,15 @@ class _States:
         """The table with the rows of some blocks filled in."""
         missing = blocks[~self._known[blocks]]
         if missing.size or self._rows is None:
-            found = [chain.states(self._blocks.all[at]) for at in missing.tolist()]
+            found = chain.states([self._blocks.all[at] for at in missing.tolist()])
             self._rows = self._rows or self._empty(found)
             places = self._blocks.places(missing)
             for each in fields(StateNumbers):
-                rows = np.concatenate([getattr(numbers, each.name) for numbers in found])
-                getattr(self._rows, each.name)[places] = rows
+                getattr(self._rows, each.name)[places] = getattr(found, each.name)
             self._known[missing] = True
         return self._rows
 
-    def _empty(self, found: Sequence[StateNumbers]) -> StateNumbers:
+    def _empty(self, found: StateNumbers) -> StateNumbers:
         """A table with a row for each pair, of as many columns as was found of some."""
         pairs = len(self._blocks.shares)
 
@@ -101,5 +99,5 @@ class _States:
             return np.full((pairs, *values.shape[1:]), np.nan)
 
         return StateNumbers(
-            **{each.name: rows(getattr(found[0], each.name)) for each in fields(StateNumbers)}
+            **{each.name: rows(getattr(found, each.name)) for each in fields(StateNumbers)}
         )

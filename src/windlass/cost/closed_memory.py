@@ -15,8 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from windlass.cost.closed_held import Held, Moment
-from windlass.cost.closed_layers import HELD, Floats, Ints
+from windlass.cost.closed_layers import Floats, Ints
 from windlass.cost.closed_levels import Shape
+from windlass.cost.closed_ops import HELD
 from windlass.cost.closed_places import Places
 
 _FEW = 2

@@ -10,9 +10,10 @@ from collections.abc import Iterator
 import numpy as np
 
 from windlass.cost.closed_held import held
-from windlass.cost.closed_layers import HELD, Chain, Floats, Ints
+from windlass.cost.closed_layers import Chain, Floats, Ints
 from windlass.cost.closed_levels import Shape
 from windlass.cost.closed_memory import Columns, Loaned, fullest, reduces_early
+from windlass.cost.closed_ops import HELD
 from windlass.cost.closed_parts import Parts
 from windlass.cost.closed_places import Layout, Places, layers_again, sorts_of
 from windlass.cost.closed_rows import Rows, Settings, Table
@@ -112,12 +113,8 @@ def _looked_up(chain: Chain, rows: Rows) -> Floats:
     """What looked-up rows of earlier micro-batches take in each run, by kind of layer."""
     both = rows.setting * (int(rows.micros.max()) + 1) + rows.micros
     _, first, alike = np.unique(both, return_index=True, return_inverse=True)
-    settings = [rows.settings.all[at] for at in rows.setting[first]]
-    found = [
-        chain.rows(each.tensor, each.micro, micros)
-        for each, micros in zip(settings, rows.micros[first].tolist(), strict=True)
-    ]
-    return np.stack(found)[alike]
+    settings = rows.settings.some(rows.setting[first])
+    return chain.rows(settings, rows.micros[first])[alike]
 
 
 def _places(
@@ -159,12 +156,11 @@ def _numbers(chain: Chain, settings: Settings) -> Table:
     """
     device = chain.machine.device
 
-    def of(place: int) -> Floats:
-        setting = settings.all[place]._replace(replicas=1)
-        passes = chain.passes(setting)
-        lent = chain.lent_elements(setting.tensor) if chain.tied else 0.0
-        own = device.process_bytes(compiled=setting.compiled)
-        widths = (passes.token_bytes, passes.gradient_bytes, passes.weight_bytes)
-        return np.array([*chain.held(setting).ravel(), *widths, lent, own])
+    def of(places: Ints) -> Floats:
+        passes = chain.passes(settings.some(places))
+        compiled = settings.compiled[places]
+        own = np.where(compiled, *(device.process_bytes(compiled=each) for each in (True, False)))
+        rest = np.column_stack([passes.widths, passes.lent, own])
+        return np.concatenate([passes.held.reshape(len(places), -1), rest], axis=1)
 
     return settings.table(chain, "held", of)

@@ -47,23 +47,24 @@ class Table:
     """Numbers of settings, a row for each, found once they are asked for.
 
     Args:
-        find: the numbers of one of them.
-        count: of settings.
+        find: the numbers of some of them by their places, a row for each.
+        alike: a number for each that those share which are found together.
     """
 
-    def __init__(self, find: Callable[[int], Floats], count: int) -> None:
-        self._find = find
-        self._known = np.zeros(count, dtype=bool)
-        self._rows = np.zeros((count, 0))
+    def __init__(self, find: Callable[[Ints], Floats], alike: Ints) -> None:
+        self._find, self._alike = find, alike
+        self._known = np.zeros(len(alike), dtype=bool)
+        self._rows = np.zeros((len(alike), 0))
 
     def at(self, places: Ints) -> Floats:
         """The rows of settings by their places."""
-        missing = np.flatnonzero(np.bincount(places, minlength=len(self._known)) > 0)
-        for place in missing[~self._known[missing]]:
-            row = self._find(int(place))
+        if not self._known[places].all():
+            asked = np.unique(self._alike[places[~self._known[places]]])
+            missing = np.flatnonzero(np.isin(self._alike, asked))
+            found = self._find(missing)
             if not self._rows.size:
-                self._rows = np.zeros((len(self._known), len(row)))
-            self._rows[place], self._known[place] = row, True
+                self._rows = np.zeros((len(self._known), found.shape[1]))
+            self._rows[missing], self._known[missing] = found, True
         return np.asarray(self._rows[places])
 
 
@@ -86,10 +87,28 @@ class Settings:
         """Of each whether its layers are compiled."""
         return np.array([each.compiled for each in self.all])
 
-    def table(self, chain: Chain, name: str, find: Callable[[int], Floats]) -> Table:
-        """A table of numbers of a chain, the same one for the same name."""
+    @cached_property
+    def mode(self) -> Ints:
+        """A number for each that those share whose layers compute alike."""
+        known: dict[tuple[object, ...], int] = {}
+        return np.array(
+            [
+                known.setdefault((e.precision, e.compiled, e.sums, e.parted, e.moves), len(known))
+                for e in self.all
+            ]
+        )
+
+    def some(self, places: Ints) -> tuple[Setting, ...]:
+        """Settings by their places."""
+        return tuple(self.all[at] for at in places.tolist())
+
+    def table(self, chain: Chain, name: str, find: Callable[[Ints], Floats]) -> Table:
+        """A table of numbers of a chain, the same one for the same name.
+
+        The first time that one of a mode is asked for, all of that mode are found.
+        """
         if (chain, name) not in self._tables:
-            self._tables[chain, name] = Table(find, len(self.all))
+            self._tables[chain, name] = Table(find, self.mode)
         return self._tables[chain, name]
 
     @cached_property

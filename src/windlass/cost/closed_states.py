@@ -1,29 +1,32 @@
 """States, layer by layer: what weights, gradients and optimizer state take, as replicas share them.
 
-Read off the clock's own prices, once for each kind of layer.
+Found for all ways to share of many blocks at once. What rts' alone decides is the clock's own; what
+replicas exchange is `Links`' formulas over columns.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain as joined
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from windlass.cost.closed_ways import Block, Setting, Share
-from windlass.cost.links import Links, Ways
-from windlass.cost.step import StepCost
+from windlass.cost.closed_exchanged import Exchanges, Pairs
+from windlass.cost.closed_ways import Block, Share, priced_plan
+from windlass.cost.rings import Rings
+from windlass.cost.update import norm_launch_seconds, update_seconds
 from windlass.program.far import state_at_home
-from windlass.program.instruction import Instruction
-from windlass.program.shards import parts
 from windlass.program.sizes import StateSizes, state_sizes
 from windlass.program.values import STAGING_BYTES
-from windlass.spec.graph import Graph
+from windlass.spec.graph import Graph, Precision
 from windlass.spec.machine import Machine
-from windlass.spec.plan import NEAR, Home, Plan
+from windlass.spec.plan import NEAR, Plan
 
 _Floats = npt.NDArray[np.float64]
+_Ints = npt.NDArray[np.int64]
+_Bools = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,138 +54,136 @@ class StateNumbers:
     """Of each pair: bytes of the tier that it lives in; infinite where it stays near."""
 
 
-class _Kept(NamedTuple):
-    """Of each kind, in order of the first layers: what depends on rts' alone."""
+class _Own(NamedTuple):
+    """Of each kind, what a device has of the states of a layer; rts does not matter."""
 
-    sizes: Mapping[str, StateSizes]
+    sizes: _Ints
+    """Bytes of `StateSizes` (columns)."""
+    away: _Ints
+    """Bytes of state that is not near."""
     update: _Floats
     launches: _Floats
+    """Of the norm, in seconds."""
 
 
 class StatePrices:
     """Prices of the states of a chain of layers.
 
     Args:
-        plan_of: a plan of a setting, with rts and rts'.
+        base: says moments and clipping.
         graph: of the chain.
         machine: that it runs on.
-        ways: of rings on it, as `Links` takes them.
+        rings: on its links.
     """
 
-    def __init__(
-        self,
-        plan_of: Callable[[Setting, int, int], Plan],
-        graph: Graph,
-        machine: Machine,
-        ways: Ways,
-    ) -> None:
-        self._ways = ways
-        self._plan_of, self._graph, self._machine = plan_of, graph, machine
-        names = [kind.name for kind in graph.layer_kinds()]
-        self._names: Sequence[str] = tuple(dict.fromkeys(names))
-        self._first = tuple(names.index(name) for name in self._names)
-        self._tiers = {tier.name: tier for tier in machine.device.tiers}
-        self._homes = {name: Home(optimizer=name) for name in (NEAR, *self._tiers)}
-        self._kept: Callable[[Setting, int], _Kept] = cache(self._kept_)
-        self._shared_plan: Callable[[Setting, int, int], Plan] = cache(plan_of)
-        self._exchanged: Callable[[Setting, int, int], _Floats] = cache(self._exchanged_)
+    def __init__(self, base: Plan, graph: Graph, machine: Machine, rings: Rings) -> None:
+        self._base, self._graph, self._machine, self._rings = base, graph, machine, rings
+        self._names = tuple(dict.fromkeys(kind.name for kind in graph.layer_kinds()))
+        tiers = machine.device.tiers
+        self._homes = (NEAR, *(tier.name for tier in tiers if tier.name != NEAR))
+        self._capacity = np.array([np.inf, *(t.capacity_bytes for t in tiers if t.name != NEAR)])
+        self._exchanges = Exchanges(machine, rings)
+        self._own: Callable[[Precision, bool, bool, int, int], _Own] = cache(self._own_of)
 
-    def of(self, block: Block) -> StateNumbers:
-        """The numbers of all pairs of a block."""
-        rows = [self._shared(block, share) for share in block.pairs]
-        held, gather, reduce, waited, after, norm_bytes, launches, under_way, far = np.stack(
-            rows, axis=1
+    def of(self, blocks: Sequence[Block]) -> StateNumbers:
+        """The numbers of all pairs of some blocks, one behind the other.
+
+        Raises:
+            KeyError: the machine states no rate that a pair needs.
+        """
+        counts = [len(block.pairs) for block in blocks]
+        shares = list(joined.from_iterable(block.pairs for block in blocks))
+        pairs = _pairs(blocks, shares, counts)
+        own, place = self._all_own(blocks, pairs.optimizer, counts)
+        sizes = dict(zip(StateSizes._fields, own.sizes[place].transpose(2, 0, 1), strict=True))
+        home = np.array([self._homes.index(share.home) for share in shares])
+        away = (home > 0)[:, None]
+        held = sizes["weights"] // pairs.weights[:, None]
+        sent = self._exchanges.of(pairs, sizes)
+        far = np.where(away, own.away[place], 0)
+        after, under_way = self._updates(
+            pairs.parts > 1, own.update[place], self._moving(home) * far, sent.spread
         )
-        homes = [share.home for share in block.pairs]
         return StateNumbers(
-            held=held,
-            gather=gather,
-            reduce=reduce,
-            waited=waited,
-            after=after,
-            norm_bytes=norm_bytes,
-            norm_launches=launches,
-            under_way=under_way,
-            far=far,
-            staging=np.array([0.0 if home == NEAR else STAGING_BYTES for home in homes]),
-            far_capacity=np.array(
-                [np.inf if home == NEAR else self._tiers[home].capacity_bytes for home in homes]
-            ),
+            held=1.0 * (held + np.where(away, 0, sizes["optimizer"])),
+            gather=sent.gather,
+            reduce=sent.reduce,
+            waited=sent.waited,
+            after=np.where(away, after, own.update[place] + sent.spread),
+            norm_bytes=1.0 * sizes["shard"],
+            norm_launches=own.launches[place],
+            under_way=np.where(away, under_way, 0.0),
+            far=1.0 * far,
+            staging=np.where(home > 0, float(STAGING_BYTES), 0.0),
+            far_capacity=self._capacity[home],
         )
 
-    def _shared(self, block: Block, share: Share) -> _Floats:
-        """The numbers of one pair, by kind of layer, in the order of `of`."""
-        setting, (weights, optimizer, home) = block.setting, share
-        plan = self._shared_plan(setting, weights, optimizer)
-        plan = plan.model_copy(update={"home": self._homes[home]})
-        states = self._kept(setting._replace(replicas=1), optimizer)
-        gather, reduce, waited, spread = self._exchanged(setting, weights, optimizer)
-        found = [self._of_kind(plan, states.sizes[name]) for name in self._names]
-        held, norm_bytes, moving, far = np.array(found).T
-        after, under_way = self._updates(plan, states.update, moving, spread)
-        rows = [held, gather, reduce, waited, after, norm_bytes]
-        rows += [states.launches, under_way, far]
-        return np.stack(rows)
+    def _all_own(
+        self, blocks: Sequence[Block], optimizer: _Ints, counts: Sequence[int]
+    ) -> tuple[_Own, _Ints]:
+        """`_Own` of all blocks and rts', each once, and of each pair its place among those."""
+        known: dict[tuple[Precision, bool, bool, int, int], int] = {}
+        each = [
+            (block.precision, block.sums, block.moves, block.tensor)
+            for block, count in zip(blocks, counts, strict=True)
+            for _ in range(count)
+        ]
+        keys = zip(each, optimizer.tolist(), strict=True)
+        place = [known.setdefault((*key, degree), len(known)) for key, degree in keys]
+        found = [self._own(*key) for key in known]
+        return _Own(*map(np.stack, zip(*found, strict=True))), np.array(place)
 
-    def _exchanged_(self, setting: Setting, weights: int, optimizer: int) -> _Floats:
-        """Seconds to gather, to reduce, to wait for that and to spread (rows), of each kind."""
-        plan = self._shared_plan(setting, weights, optimizer)
-        states = self._kept(setting._replace(replicas=1), optimizer)
-        links = Links(plan, self._graph, self._machine, ways=self._ways)
+    def _own_of(
+        self, precision: Precision, sums: bool, moves: bool, tensor: int, optimizer: int
+    ) -> _Own:
+        plan = priced_plan(self._base, precision, sums=sums, optimizer=optimizer)
+        device = self._machine.device.computing(moves=moves)
+        kinds = [self._graph.cut(tensor).kinds[name] for name in self._names]
+        sizes = [state_sizes(plan, kind) for kind in kinds]
+        return _Own(
+            sizes=np.array(sizes),
+            away=np.array([state_at_home(plan, each) for each in sizes]),
+            update=np.array([update_seconds(plan, kind, device).total for kind in kinds]),
+            launches=np.array([norm_launch_seconds(kind, device) for kind in kinds]),
+        )
 
-        def of_kind(sizes: StateSizes) -> tuple[float, ...]:
-            if not sizes.weights or not self._machine.links:
-                return 0.0, 0.0, 0.0, 0.0
-            sizes = sizes._replace(held=sizes.weights // weights)
-            gather = links.state_seconds("gather", sizes) if weights > 1 else 0.0
-            spread = links.state_seconds("spread", sizes) if parts(plan) > 1 else 0.0
-            reduce = beside = 0.0
-            common = sizes.common + sizes.common_in_columns + sizes.common_in_rows
-            if setting.replicas > 1 or common:
-                reduce = links.state_seconds("reduce", sizes)
-                beside = links.summing_seconds(sizes)
-            return gather, reduce, reduce - beside, spread
-
-        return np.array([of_kind(states.sizes[name]) for name in self._names]).T
-
-    def _of_kind(self, plan: Plan, sizes: StateSizes) -> tuple[float, ...]:
-        """Bytes held and of the norm; of state away seconds that it moves, and bytes at home."""
-        held = sizes.weights // plan.sharding.weights
-        if not plan.far("optimizer"):
-            return held + sizes.optimizer, sizes.shard, 0.0, 0.0
-        far = state_at_home(plan, sizes._replace(held=held))
-        moving = self._tiers[plan.home.optimizer].moving_seconds(far, far)
-        return held, sizes.shard, moving, far
+    def _moving(self, home: _Ints) -> _Floats:
+        """Seconds in which a byte is fetched from each of some homes, and written back there."""
+        tiers = {tier.name: tier for tier in self._machine.device.tiers}
+        seconds = np.zeros(len(self._homes))
+        for at in np.unique(home[home > 0]):
+            seconds[at] = tiers[self._homes[at]].moving_seconds(1.0, 1.0)
+        return seconds[home][:, None]
 
     def _updates(
-        self, plan: Plan, work: _Floats, moving: _Floats, spread: _Floats
+        self, parted: _Bools, work: _Floats, moving: _Floats, spread: _Floats
     ) -> tuple[_Floats, _Floats]:
-        """Seconds that updates hold the device up, and that they go on beside what follows.
+        """Seconds that updates of state away hold the device up, and go on beside what follows.
 
         State that comes from home is fetched, updated and written back beside each other. What puts
         parts of a layer together waits for all of that, and the next update for it. On a CPU the
         device itself works meanwhile. As `streamed.FarLane` has it.
 
         Args:
-            plan: that says where state lives.
+            parted: of each pair whether its weights are updated in parts.
             work: seconds of the updates themselves, of each kind.
             moving: seconds that state moves.
             spread: seconds of putting its parts together.
         """
-        if not plan.far("optimizer"):
-            return work + spread, np.zeros_like(work)
         lane = np.maximum(work, moving)
-        if parts(plan) > 1 or not self._machine.moves_beside:
-            return lane + spread, np.zeros_like(lane)
-        shares_cores = self._machine.device.kind == "cpu"
-        return work if shares_cores else np.zeros_like(work), lane
+        waits = parted[:, None] | (not self._machine.moves_beside)
+        beside = work if self._machine.device.kind == "cpu" else np.zeros_like(work)
+        return np.where(waits, lane + spread, beside), np.where(waits, 0.0, lane)
 
-    def _kept_(self, setting: Setting, optimizer: int) -> _Kept:
-        plan = self._plan_of(setting, 1, optimizer)
-        kinds = self._graph.cut(setting.tensor).kinds
-        costs = StepCost(plan, self._graph, self._machine)
-        return _Kept(
-            sizes={name: state_sizes(plan, kinds[name]) for name in self._names},
-            update=np.array([costs.of(Instruction("update", at)).total for at in self._first]),
-            launches=np.array([costs.norm_launches(kinds[name]) for name in self._names]),
-        )
+
+def _pairs(blocks: Sequence[Block], shares: Sequence[Share], counts: Sequence[int]) -> Pairs:
+    """All pairs of blocks of so many pairs."""
+    tensors = tuple(dict.fromkeys(block.tensor for block in blocks))
+    weights, optimizer = np.array([(share.weights, share.optimizer) for share in shares]).T
+    return Pairs(
+        tensors=tensors,
+        tensor=np.repeat([tensors.index(block.tensor) for block in blocks], counts),
+        replicas=np.repeat([block.replicas for block in blocks], counts),
+        weights=weights,
+        optimizer=optimizer,
+    )

@@ -8,6 +8,7 @@ import numpy as np
 from windlass.cost.closed_away import Firsts, Lent
 from windlass.cost.closed_ends import Loans, Passed, alike
 from windlass.cost.closed_layers import Chain, Floats, Ints
+from windlass.cost.closed_ops import HELD
 from windlass.cost.closed_parts import LayerSums, Parts, Repeats
 from windlass.cost.closed_pipeline import Durations, LoanBack, fold
 from windlass.cost.closed_places import layers_again
@@ -90,26 +91,23 @@ class Times:
         return LayerSums(self._parts, each[:, kinds], repeats)
 
 
-def _numbers(chain: Chain, settings: Settings) -> Callable[[int], Floats]:
-    """Finds the numbers of a setting as `Times` has them, but bytes of messages."""
+def _numbers(chain: Chain, settings: Settings) -> Callable[[Ints], Floats]:
+    """Finds the numbers of settings as `Times` has them, but bytes of messages."""
 
-    def of(place: int) -> Floats:
-        setting = settings.all[place]
-        passes = chain.passes(setting)
-        lent = taking = 0.0
-        if chain.tied:
-            lent = chain.lent_elements(setting.tensor)
-            taking = chain.take_over_seconds(setting.tensor, setting.precision, setting.sums)
-        nbytes = (passes.output[0], lent * passes.weight_bytes, lent * passes.gradient_bytes)
-        kinds = (getattr(passes, name) for name in _NAMES)
-        return np.concatenate([*kinds, [passes.load_seconds, taking, *nbytes]])
+    def of(places: Ints) -> Floats:
+        passes = chain.passes(settings.some(places))
+        _, gradient_bytes, weight_bytes = passes.widths.T
+        output = passes.held[:, HELD.index("output"), 0]
+        nbytes = (output, passes.lent * weight_bytes, passes.lent * gradient_bytes)
+        single = np.stack([passes.load_seconds, passes.taking, *nbytes], axis=1)
+        return np.concatenate([*(getattr(passes, name) for name in _NAMES), single], axis=1)
 
     return of
 
 
-def _ways(chain: Chain, settings: Settings, pipeline: int) -> Callable[[int], Floats]:
+def _ways(chain: Chain, settings: Settings, pipeline: int) -> Callable[[Ints], Floats]:
     """Finds seconds of a byte to another stage, and of a message apart from its bytes."""
-    return lambda place: np.concatenate(chain.message_ways([settings.all[place]], pipeline))
+    return lambda places: np.stack(chain.message_ways(settings.some(places), pipeline), axis=1)
 
 
 class Taken:

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from windlass.spec.graph import Precision
-from windlass.spec.plan import NEAR
+from windlass.spec.plan import NEAR, Plan, Sharding
 
 
 class Setting(NamedTuple):
@@ -45,9 +45,9 @@ class Block(NamedTuple):
     moves: bool = False
     """As in `Setting`."""
 
-    @property
-    def setting(self) -> Setting:
-        """A setting in which its layers run."""
-        return Setting(
-            self.tensor, self.precision, False, 1, self.sums, False, self.replicas, self.moves
-        )
+
+def priced_plan(base: Plan, precision: Precision, *, sums: bool, optimizer: int = 1) -> Plan:
+    """A plan as far as it says how wide numbers are, and how replicas share optimizer state."""
+    batch = base.batch.model_copy(update={"accumulation": 2 if sums else 1})
+    sharding = Sharding.model_construct({"weights", "optimizer"}, weights=1, optimizer=optimizer)
+    return base.model_copy(update={"precision": precision, "batch": batch, "sharding": sharding})

@@ -7,7 +7,7 @@ so that the innermost link that joins them is theirs.
 
 from functools import cached_property
 
-from windlass.cost.rings import Way, message, ring
+from windlass.cost.rings import Rings, Way, message
 from windlass.program.exchanged import (
     Inside,
     Sent,
@@ -24,8 +24,6 @@ from windlass.spec.grid import Among
 from windlass.spec.machine import Machine
 from windlass.spec.plan import Plan
 
-Ways = dict[tuple[int, int, int], Way]
-
 
 class Links:
     """Seconds of the exchanges of one plan on one machine.
@@ -34,15 +32,11 @@ class Links:
         plan: the plan.
         graph: that it cuts.
         machine: that it runs on.
-        ways: of rings on this machine that are known already, by what `_way` takes; those that are
-            found come to them.
     """
 
-    def __init__(
-        self, plan: Plan, graph: Graph, machine: Machine, *, ways: Ways | None = None
-    ) -> None:
+    def __init__(self, plan: Plan, graph: Graph, machine: Machine) -> None:
         self._plan, self._graph, self._machine = plan, graph, machine
-        self._ways: Ways = {} if ways is None else ways
+        self._rings = Rings(machine.links)
 
     @cached_property
     def _sent(self) -> Sent:
@@ -142,15 +136,11 @@ class Links:
         return self._ring(all_reduce_bytes(sizes.shard, others), others, apart=degree, passes=2)
 
     def _slices(self, sent: int, among: Among, *, passes: int) -> float:
-        """Seconds of one ring of slices of a layer: all, or those of one column or row of a grid.
-
-        The slices of a row lie next to each other; a column's ring reaches over all rows.
-        """
+        """Seconds of one ring of slices of a layer."""
         if not sent:
             return 0.0
-        slices = self._plan.cut.tensor
-        ranks = grid.ring(slices, among)
-        return self._rounds(sent, ranks, grid.reach(slices, among) // ranks, passes)
+        ranks, apart = slice_ring(self._plan.cut.tensor, among)
+        return self._rounds(sent, ranks, apart, passes)
 
     def _ring(self, sent: int, ranks: int, *, apart: int = 1, passes: int = 1) -> float:
         """Seconds of one ring of replicas.
@@ -168,15 +158,8 @@ class Links:
     def _rounds(self, sent: int, ranks: int, apart: int, passes: int) -> float:
         """Seconds of one ring, whose neighbours are so many devices from each other."""
         cut = self._plan.cut
-        way = self._way(ranks, apart, cut.replicas * int(cut.tensor))
+        way = self._rings.way(ranks, apart, cut.replicas * int(cut.tensor))
         return sent * way.byte_seconds + passes * (ranks - 1) * way.round_seconds
-
-    def _way(self, ranks: int, apart: int, exchanging: int) -> Way:
-        known = self._ways.get((ranks, apart, exchanging))
-        if known is None:
-            known = ring(self._machine.links, ranks, apart=apart, exchanging=exchanging)
-            self._ways[ranks, apart, exchanging] = known
-        return known
 
     def message_seconds(self, nbytes: float) -> float:
         """Seconds of a message of so many bytes to another stage."""
@@ -188,3 +171,12 @@ class Links:
         """What a message to another stage takes."""
         cut = self._plan.cut
         return message(self._machine.links, cut.devices, exchanging=cut.replicas * cut.tensor)
+
+
+def slice_ring(slices: int, among: Among) -> tuple[int, int]:
+    """Slices of one ring of a layer, and devices from one of them to the next.
+
+    The slices of a row lie next to each other; a column's ring reaches over all rows.
+    """
+    ranks = grid.ring(slices, among)
+    return ranks, grid.reach(slices, among) // ranks

@@ -1,16 +1,26 @@
-"""Op: seconds of one ATen operation, or of one compiled run of them, split into terms.
+"""Op: seconds of ATen operations, and of compiled runs of them, split into terms.
 
 A product takes `FLOP / rate(FLOP)`, attention `FLOP / rate(sequence, head width)`, all else
 `bytes / rate(bytes)` with the rate of its own name if the machine states one. To that comes the
 launch. On a CPU the two add up, since one thread does them in turn; on an accelerator the host
 launches ahead, and the larger of launch and work counts.
+
+The ops of any number of passes are priced together, for any number of sizes of a micro-batch.
 """
 
+from collections.abc import Iterable, Sequence
+from functools import cached_property
 from math import log
 from typing import Literal, NamedTuple
 
-from windlass.spec.graph import PRECISION_BYTES, LayerCost, Op, Precision
-from windlass.spec.machine import AttentionRate, Curve, Device
+import numpy as np
+import numpy.typing as npt
+
+from windlass.spec.graph import PRECISION_BYTES, LayerCost, Op, Precision, Quantity
+from windlass.spec.machine import AttentionRate, Curve, Device, Point
+
+_Floats = npt.NDArray[np.float64]
+_Ints = npt.NDArray[np.int64]
 
 Term = Literal["matmul", "attention", "traffic", "launch", "update", "norm", "load"]
 """What the time of a step goes into."""
@@ -50,13 +60,23 @@ class Seconds(NamedTuple):
         return Seconds(*(share * each for each in self))
 
 
-class Setting(NamedTuple):
-    """Under what an op runs."""
+class Mode(NamedTuple):
+    """Under what ops run, the size of a micro-batch apart."""
 
-    micro: int
     sequence: int
     precision: Precision
     compiled: bool
+
+
+class Pass(NamedTuple):
+    """What one forward or backward pass of a layer runs."""
+
+    ops: tuple[Op, ...]
+    """In turn."""
+    cost: LayerCost
+    """Of the layer."""
+    backward: bool
+    """Which of the two passes it is."""
 
 
 class DeviceRates:
@@ -64,93 +84,143 @@ class DeviceRates:
 
     Args:
         device: the device.
-        setting: micro-batch, sequence, precision and mode of all ops.
+        mode: of all ops.
     """
 
-    def __init__(self, device: Device, setting: Setting) -> None:
+    def __init__(self, device: Device, mode: Mode) -> None:
         self.device = device
-        self.setting = setting
-        rate = device.rate(setting.precision)
-        self.matmul = rate.curve
-        self.biased = rate.biased or rate.curve
-        self._attention = rate.attention
-        self._attention_rates = rate.attention_rates
-        plain = device.fused_traffic if setting.compiled else None
+        self.mode = mode
+        self._products = device.rate(mode.precision)
+        plain = device.fused_traffic if mode.compiled else None
         self.traffic = plain or device.traffic
         self._named: dict[str, Curve] = {}
         # A compiled op that was not measured compiled is as fast as the eager one.
-        for compiled in (False, True) if setting.compiled else (False,):
+        for compiled in (False, True) if mode.compiled else (False,):
             for op in device.op_rates:
-                if op.precision == setting.precision and op.compiled == compiled:
+                if op.precision == mode.precision and op.compiled == compiled:
                     self._named[op.name] = op.curve
 
-    def traffic_rate(self, name: str, nbytes: float) -> float:
-        """Bytes/s of an op that moves `nbytes`; of a compiled run, that of its slowest part."""
-        rates = [self._named[part].at(nbytes) for part in name.split("+") if part in self._named]
-        return min(rates) if rates else self.traffic.at(nbytes)
+    def curves(self, op: Op, *, backward: bool, head_width: float) -> tuple[Curve, ...]:
+        """Rates of an op over its FLOP, or over its bytes where it has none: the slowest counts.
 
-    def attention_rate(self, flop: float, head_width: float, *, backward: bool) -> float:
-        """FLOP/s of fused attention."""
-        if not self._attention_rates:
-            return self._attention.at(flop)
-        nearest = min(self._attention_rates, key=lambda rate: _apart(rate, head_width))
-        curve = nearest.backward if backward else nearest.forward
-        return curve.at(self.setting.sequence)
+        Args:
+            op: the op.
+            backward: whether it belongs to a backward pass.
+            head_width: of the layer's attention heads.
+        """
+        if op.kind == "matmul":
+            biased = self._products.biased if op.name == "addmm" else None
+            return (biased or self._products.curve,)
+        if op.kind == "attention":
+            return (self._attention(head_width, backward=backward),)
+        named = tuple(self._named[part] for part in op.name.split("+") if part in self._named)
+        return named or (self.traffic,)
+
+    def _attention(self, head_width: float, *, backward: bool) -> Curve:
+        """FLOP/s of fused attention: where measured, whatever its FLOP that of its sequence."""
+        measured = self._products.attention_rates
+        if not measured:
+            return self._products.attention
+        nearest = min(measured, key=lambda rate: _apart(rate, head_width))
+        return self._of_sequence[nearest.head_width][backward]
+
+    @cached_property
+    def _of_sequence(self) -> dict[int, tuple[Curve, Curve]]:
+        """By width of heads, forward and backward."""
+
+        def flat(curve: Curve) -> Curve:
+            return Curve(points=(Point(1.0, curve.at(self.mode.sequence)),))
+
+        return {
+            rate.head_width: (flat(rate.forward), flat(rate.backward))
+            for rate in self._products.attention_rates
+        }
 
 
-def pass_seconds(
-    ops: tuple[Op, ...], cost: LayerCost, rates: DeviceRates, *, backward: bool
-) -> Seconds:
-    """Seconds of one forward or backward pass of a layer: its ops in turn, and the host's part.
+class OpSeconds(NamedTuple):
+    """Seconds of ops (rows) for some sizes of a micro-batch (columns)."""
+
+    work: _Floats
+    launch: _Floats
+    """Of starting them, as far as the work does not cover it."""
+
+
+def ops_seconds(passes: Iterable[Pass], rates: DeviceRates, micros: _Ints) -> OpSeconds:
+    """Seconds of the ops of some passes, those of each in turn.
 
     Args:
-        ops: of the pass.
-        cost: of the layer that they belong to.
+        passes: that run them.
         rates: of the device.
-        backward: which of the two passes it is.
+        micros: sequences of a micro-batch, of each column.
     """
-    device, setting = rates.device, rates.setting
-    width = _head_width(cost, setting)
-    host = device.compiled_pass_seconds if setting.compiled else device.pass_seconds
-    passed = Seconds(launch=host)
-    for op in ops:
-        passed = passed.plus(op_seconds(op, rates, head_width=width, backward=backward))
-    return passed
+    device, mode = rates.device, rates.mode
+    ops: list[Op] = []
+    alike: dict[tuple[int, ...], tuple[tuple[Curve, ...], list[int]]] = {}
+    for each in passes:
+        width = _head_width(each.cost, mode)
+        for op in each.ops:
+            curves = rates.curves(op, backward=each.backward, head_width=width)
+            alike.setdefault(tuple(map(id, curves)), (curves, []))[1].append(len(ops))
+            ops.append(op)
+    amounts = _amounts(ops, micros, mode.sequence)
+    work = np.empty_like(amounts)
+    for curves, rows in alike.values():
+        amount = amounts[rows]
+        work[rows] = amount / np.minimum.reduce([rates_at(curve, amount) for curve in curves])
+    launch = device.launch_seconds * np.array([op.calls for op in ops], dtype=np.float64)[:, None]
+    covered = 0.0 if device.kind == "cpu" else work
+    return OpSeconds(work, np.maximum(0.0, launch - covered))
 
 
-def op_seconds(op: Op, rates: DeviceRates, *, head_width: float, backward: bool) -> Seconds:
-    """Seconds of one op.
+def pass_seconds(run: Pass, rates: DeviceRates, micro: int) -> Seconds:
+    """Seconds of one pass of a layer: its ops in turn, and the host's part.
 
     Args:
-        op: the op.
+        run: what it runs.
         rates: of the device.
-        head_width: of the layer's attention heads.
-        backward: whether it belongs to a backward pass.
+        micro: sequences of the micro-batch.
     """
-    micro, sequence, _, _ = rates.setting
-    flop = op.flop.at(micro, sequence)
-    read = op.read_bytes.at(micro, sequence)
-    written = op.written_bytes.at(micro, sequence)
-    if op.kind == "matmul":
-        work = flop / (rates.biased if op.name == "addmm" else rates.matmul).at(flop)
-    elif op.kind == "attention":
-        work = flop / rates.attention_rate(flop, head_width, backward=backward)
-    else:
-        moved = read + written
-        work = moved / rates.traffic_rate(op.name, moved) if moved else 0.0
-    launch = rates.device.launch_seconds * op.calls
-    if rates.device.kind != "cpu":
-        launch = max(0.0, launch - work)
-    terms = {_WORK[op.kind]: work}
-    return Seconds(
-        matmul=terms.get("matmul", 0.0),
-        attention=terms.get("attention", 0.0),
-        traffic=terms.get("traffic", 0.0),
-        launch=launch,
-    )
+    found = ops_seconds((run,), rates, np.array([micro]))
+    terms: dict[Term, float] = dict.fromkeys(TERMS, 0.0)
+    for op, seconds in zip(run.ops, found.work[:, 0].tolist(), strict=True):
+        terms[_WORK[op.kind]] += seconds
+    terms["launch"] = host_seconds(rates) + float(found.launch.sum())
+    return Seconds(**terms)
 
 
-def _head_width(cost: LayerCost, setting: Setting) -> float:
+def host_seconds(rates: DeviceRates) -> float:
+    """The host's part of each pass of a layer."""
+    device = rates.device
+    return device.compiled_pass_seconds if rates.mode.compiled else device.pass_seconds
+
+
+def rates_at(curve: Curve, sizes: _Floats) -> _Floats:
+    """`Curve.at` of many sizes; at none that of the smallest."""
+    points = np.log(np.array(curve.points))
+    sizes = np.log(np.maximum(sizes, curve.points[0].size))
+    return np.asarray(np.exp(np.interp(sizes, points[:, 0], points[:, 1])))
+
+
+def values(quantities: Sequence[Quantity], micros: _Ints, sequence: int) -> _Floats:
+    """`Quantity.at` of many (rows) for many micro-batches (columns)."""
+    powers = float(sequence) ** np.arange(3)
+    basis = np.concatenate([np.tile(powers[:, None], len(micros)), powers[:, None] * micros])
+    return np.asarray(np.array(quantities, dtype=np.float64).reshape(-1, len(basis)) @ basis)
+
+
+def _amounts(ops: Sequence[Op], micros: _Ints, sequence: int) -> _Floats:
+    """FLOP of products and attention, of all else bytes that are read and written."""
+    none = Quantity()
+    counted = [op.kind in ("matmul", "attention") for op in ops]
+    parts = [
+        (op.flop, none) if flop else (op.read_bytes, op.written_bytes)
+        for op, flop in zip(ops, counted, strict=True)
+    ]
+    first, second = zip(*parts, strict=True) if parts else ((), ())
+    return values(first, micros, sequence) + values(second, micros, sequence)
+
+
+def _head_width(cost: LayerCost, mode: Mode) -> float:
     """Width of a layer's attention heads; 64 where it cannot be told.
 
     Fused attention of h heads of width k has `4 b h s^2 k` FLOP and writes `b h s` results of
@@ -158,9 +228,9 @@ def _head_width(cost: LayerCost, setting: Setting) -> float:
     """
     for op in cost.forward:
         if op.kind == "attention":
-            results = op.flop.at(setting.micro, setting.sequence) / (4 * setting.sequence)
-            written = op.written_bytes.at(setting.micro, setting.sequence)
-            sums = (written - results * PRECISION_BYTES[setting.precision]) / 4
+            results = op.flop.at(1, mode.sequence) / (4 * mode.sequence)
+            written = op.written_bytes.at(1, mode.sequence)
+            sums = (written - results * PRECISION_BYTES[mode.precision]) / 4
             if sums >= 1 and results / sums >= 1:
                 return results / sums
     return 64.0

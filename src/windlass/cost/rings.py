@@ -10,7 +10,13 @@ Source of the ring's formulas: Patarasuk & Yuan 2009, JPDC 69(2).
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 from windlass.spec.machine import Link
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
 
 
 class Way(NamedTuple):
@@ -20,6 +26,37 @@ class Way(NamedTuple):
     """For each byte that a device sends."""
     round_seconds: float
     """For each hop."""
+
+
+class Rings:
+    """What rings cost on some links, each sort of them found once.
+
+    Args:
+        links: innermost first.
+    """
+
+    def __init__(self, links: Sequence[Link]) -> None:
+        self.links = links
+        self._known: dict[tuple[int, int, int], Way] = {}
+
+    def way(self, ranks: int, apart: int, exchanging: int) -> Way:
+        """As `ring` has it."""
+        known = self._known.get((ranks, apart, exchanging))
+        if known is None:
+            known = ring(self.links, ranks, apart=apart, exchanging=exchanging)
+            self._known[ranks, apart, exchanging] = known
+        return known
+
+    def ways(self, ranks: Ints, apart: Ints, exchanging: Ints) -> tuple[Floats, Floats]:
+        """Of many rings seconds of a byte and of a hop; a ring of one costs nothing."""
+        columns = np.broadcast_arrays(ranks, apart, exchanging)
+        base = 1 + max(int(each.max(initial=0)) for each in columns)
+        keys = (columns[0] * base + columns[1]) * base + columns[2]
+        _, first, place = np.unique(keys, return_index=True, return_inverse=True)
+        each = [[int(column.flat[at]) for column in columns] for at in first]
+        found = [self.way(*numbers) if numbers[0] > 1 else Way(0.0, 0.0) for numbers in each]
+        byte_seconds, hop_seconds = np.array(found).T[:, place.reshape(keys.shape)]
+        return byte_seconds, hop_seconds
 
 
 def ring(links: Sequence[Link], ranks: int, *, apart: int, exchanging: int) -> Way:

@@ -8,8 +8,9 @@ counted.
 Source: Patarasuk & Yuan 2009, JPDC 69(2).
 """
 
-from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from windlass.program.instruction import Instruction, Kind
 from windlass.program.layout import place_of
@@ -22,6 +23,18 @@ from windlass.program.ties import loans
 from windlass.spec.graph import Collective, Graph
 from windlass.spec.grid import Among, ring
 from windlass.spec.plan import Plan
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+Count = TypeVar("Count", int, "npt.NDArray[np.int64]")
+"""A number, or one for each of many."""
+
+COMMON: Mapping[Among, str] = MappingProxyType(
+    {"all": "common", "tokens": "common_in_columns", "features": "common_in_rows"}
+)
+"""Which slices have what `StateSizes` names in common."""
 
 
 def exchanged(plan: Plan, graph: Graph, device: int) -> dict[Kind, int]:
@@ -141,27 +154,23 @@ def common_sums(sizes: StateSizes, plan: Plan) -> tuple[tuple[Among, int], ...]:
     Returns:
         Which slices sum, and the bytes; only those that have something in common.
     """
-    common: tuple[tuple[Among, int], ...] = (
-        ("all", sizes.common),
-        ("tokens", sizes.common_in_columns),
-        ("features", sizes.common_in_rows),
-    )
     sums = (
-        (among, all_reduce_bytes(nbytes, ring(plan.cut.tensor, among))) for among, nbytes in common
+        (among, all_reduce_bytes(getattr(sizes, name), ring(plan.cut.tensor, among)))
+        for among, name in COMMON.items()
     )
     return tuple((among, sent) for among, sent in sums if sent)
 
 
-def collective_bytes(how: Collective, nbytes: int, ranks: int) -> int:
+def collective_bytes(how: Collective, nbytes: Count, ranks: Count) -> Count:
     """What each of n devices sends for a collective over B bytes."""
     return (all_reduce_bytes if how == "sum" else gather_bytes)(nbytes, ranks)
 
 
-def gather_bytes(nbytes: int, ranks: int) -> int:
+def gather_bytes(nbytes: Count, ranks: Count) -> Count:
     """`(n - 1) / n B`: what each of n devices sends to gather B bytes, or to scatter their sum."""
     return nbytes * (ranks - 1) // ranks
 
 
-def all_reduce_bytes(nbytes: int, ranks: int) -> int:
+def all_reduce_bytes(nbytes: Count, ranks: Count) -> Count:
     """`2 (n - 1) / n B`: what each of n devices sends to have the sum of B bytes on all."""
     return 2 * nbytes * (ranks - 1) // ranks

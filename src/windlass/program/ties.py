@@ -1,5 +1,6 @@
 """Tied weights: which layers own the weights that a layer borrows, and which stages lend them."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from windlass.program.layout import stages_by_layer
@@ -47,6 +48,27 @@ def owners(graph: Graph) -> tuple[tuple[int, ...], ...]:
         for kind in graph.kinds
     }
     return tuple(borrowed[span.kind] for span in graph.chain for _ in range(span.count))
+
+
+def shared(stages: Sequence[int], graph: Graph) -> dict[int, int]:
+    """Elements of each layer that a later one of its stage uses: their gradient is there first.
+
+    Args:
+        stages: of each layer.
+        graph: the chain, whole or one of its slices.
+
+    Raises:
+        ValueError: a tie without an owner in the chain.
+    """
+    found: dict[int, int] = {}
+    kinds = tuple(graph.layer_kinds())
+    for layer, owned_by in enumerate(owners(graph)):
+        if not owned_by:
+            continue
+        tied = sum(p.count for p in kinds[layer].parameters if p.tied_to is not None)
+        for owner in {at for at in owned_by if at != layer and stages[at] == stages[layer]}:
+            found[owner] = found.get(owner, 0) + tied
+    return found
 
 
 def loans(plan: Plan, graph: Graph, index: int = 0) -> tuple[Loan, ...]:

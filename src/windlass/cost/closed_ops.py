@@ -1,0 +1,209 @@
+"""Ops of a chain: what passes of its layers take, hold and send, were each alone on its device.
+
+Found for many slices and micro-batches at once. `op`, `program.sizes` and `program.exchanged` say
+the same of one plan.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
+from itertools import product
+from typing import NamedTuple, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from windlass.cost.closed_ways import Setting
+from windlass.cost.op import DeviceRates, Mode, Pass, host_seconds, ops_seconds, values
+from windlass.program.exchanged import collective_bytes
+from windlass.program.instruction import Kind
+from windlass.program.sizes import gradient_elements
+from windlass.program.slices import ops_of
+from windlass.spec.graph import PRECISION_BYTES, Graph, LayerCost, LayerKind, Op
+from windlass.spec.grid import Among, ring
+from windlass.spec.machine import Device
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+AMONG: tuple[Among, ...] = get_args(Among)
+
+PASSES: tuple[Kind, ...] = ("forward", "backward", "backward input", "backward weight")
+
+HELD = (
+    "output", "kept", "forward_peak", "backward_peak", "fresh", "largest", "rows_only", "weights",
+    "gradients",
+)  # fmt: skip
+"""What a layer's passes hold, as `program.sizes.LayerSizes` names it."""
+
+
+class Alone(NamedTuple):
+    """Passes alone: for each number of slices, micro-batch, one of `PASSES` and variant."""
+
+    seconds: Floats
+    sent: Mapping[Among, Floats]
+    """Bytes that a device sends among slices inside them."""
+    hops: Mapping[Among, Floats]
+    """Of these collectives."""
+    held: Floats
+    """Bytes of `HELD` in place of passes, but for gradients."""
+
+
+class Variant(NamedTuple):
+    """Layers of one kind, all of them computed again in one way."""
+
+    name: str
+    """Of the kind."""
+    selective: bool = False
+    """Whether they keep only what their large products give, where they can."""
+
+
+class ChainOps:
+    """The ops of a chain of layers.
+
+    Args:
+        graph: of the chain.
+        sequence: tokens of a sequence.
+    """
+
+    def __init__(self, graph: Graph, sequence: int) -> None:
+        self._graph, self._sequence = graph, sequence
+        layers = [kind.name for kind in graph.layer_kinds()]
+        self.names = tuple(dict.fromkeys(layers))
+        """Kinds of layers in the order of the chain."""
+        kinds = (graph.kinds, *graph.slices.values())
+        self.selective = tuple(
+            at
+            for at, name in enumerate(self.names)
+            if name not in (layers[0], layers[-1]) and any(each[name].selective for each in kinds)
+        )
+        """Those of them, by their places, of which some layers can keep only what large products
+        give."""
+        again = (Variant(self.names[at], selective=True) for at in self.selective)
+        self.variants = (*map(Variant, self.names), *again)
+        """All kinds; behind them those that keep only that."""
+        self.kinds: Callable[[int], Mapping[str, LayerKind]] = cache(self._kinds)
+        self.fresh: Callable[[int, str, tuple[int, ...]], Ints] = cache(self._fresh)
+        """Elements of each gradient (columns) that a pass of each of some micro-batches gives; a
+        single row where that does not depend on it. Of a number of slices and a kind."""
+
+    def _kinds(self, tensor: int) -> Mapping[str, LayerKind]:
+        """The kinds of layer, whole or as one of t slices."""
+        return self._graph.cut(tensor).kinds
+
+    def alone(
+        self, device: Device, mode: Mode, tensors: Sequence[int], micros: Sequence[int]
+    ) -> Alone:
+        """Passes of layers in each of some numbers of slices, in each of some micro-batches.
+
+        Args:
+            device: that computes them.
+            mode: in which.
+            tensors: numbers of slices.
+            micros: sequences of a micro-batch.
+
+        Raises:
+            KeyError: the device states no rate for the precision, or the graph has no such cost.
+        """
+        passes = list(self._passes(mode, tensors))
+        shape = (len(tensors), len(PASSES), len(self.variants))
+        rates, sizes = DeviceRates(device, mode), np.array(micros)
+        found = ops_seconds(passes, rates, sizes)
+        owner = np.repeat(np.arange(len(passes)), [len(each.ops) for each in passes])
+        member = (owner == np.arange(len(passes))[:, None]).astype(np.float64)
+        seconds = member @ (found.work + found.launch) + host_seconds(rates)
+        sent, hops = self._sent(passes, mode, tensors, sizes)
+        by_micro = seconds.reshape(*shape, -1).transpose(0, 3, 1, 2)
+        return Alone(by_micro, sent, hops, self._held(mode, tensors, sizes))
+
+    def rows(self, settings: Sequence[Setting], micros: Ints) -> Floats:
+        """As `program.sizes.rows_bytes`, by kind, of settings in so many micro-batches."""
+        known: dict[tuple[int, int], int] = {}
+        before = (np.array([each.micro for each in settings]) * (micros - 1)).tolist()
+        place = [
+            known.setdefault((each.tensor, micro), len(known))
+            for each, micro in zip(settings, before, strict=True)
+        ]
+        found = np.zeros((len(known), len(self.variants)))
+        for at, (name, _) in enumerate(self.variants):
+            if self.kinds(1)[name].looks_up:
+                found[:, at] = [
+                    4.0 * sum(self.kinds(tensor)[name].fresh_elements(micro, self._sequence))
+                    for tensor, micro in known
+                ]
+        return found[place]
+
+    def _passes(self, mode: Mode, tensors: Sequence[int]) -> Iterator[Pass]:
+        for tensor, kind, variant in product(tensors, PASSES, self.variants):
+            layer, cost = self._cost(tensor, variant, mode)
+            ops = ops_of(kind, layer, cost, first=variant.name == self.names[0])
+            yield Pass(ops, cost, backward=kind != "forward")
+
+    def _cost(self, tensor: int, variant: Variant, mode: Mode) -> tuple[LayerKind, LayerCost]:
+        """A layer and its cost; the plain one where there is no selective one."""
+        layer = self.kinds(tensor)[variant.name]
+        selective = variant.selective and bool(layer.selective) and not mode.compiled
+        return layer, layer.cost(mode.precision, compiled=mode.compiled, selective=selective)
+
+    def _sent(
+        self, passes: Sequence[Pass], mode: Mode, tensors: Sequence[int], micros: Ints
+    ) -> tuple[dict[Among, Floats], dict[Among, Floats]]:
+        """Bytes and hops of collectives inside passes, in the shape of `Alone`."""
+        shape = (len(tensors), len(micros), len(PASSES), len(self.variants))
+        sent, hops = ({among: np.zeros(shape) for among in AMONG} for _ in range(2))
+        places = product(range(shape[0]), range(shape[2]), range(shape[3]))
+        for (tensor, run, kind), each in zip(places, passes, strict=True):
+            exchanges = [op.exchange for op in each.ops if op.exchange is not None]
+            if tensors[tensor] == 1 or not exchanges:
+                continue
+            buffers = values([each.nbytes for each in exchanges], micros, mode.sequence)
+            for (how, _, among), buffer in zip(exchanges, np.rint(buffers), strict=True):
+                ranks = ring(tensors[tensor], among)
+                nbytes = collective_bytes(how, buffer.astype(np.int64), ranks)
+                sent[among][tensor, :, run, kind] += nbytes
+                rounds = (2 if how == "sum" else 1) * (ranks - 1)
+                hops[among][tensor, :, run, kind] += rounds * (nbytes > 0)
+        return sent, hops
+
+    def _held(self, mode: Mode, tensors: Sequence[int], micros: Ints) -> Floats:
+        found = [
+            self._bytes(tensor, variant, mode, micros)
+            for tensor, variant in product(tensors, self.variants)
+        ]
+        by_kind = np.reshape(found, (len(tensors), len(self.variants), len(HELD), len(micros)))
+        return by_kind.transpose(0, 3, 2, 1)
+
+    def _bytes(self, tensor: int, variant: Variant, mode: Mode, micros: Ints) -> Floats:
+        """As `program.sizes.layer_sizes` has it, of each micro-batch; without the gradient."""
+        layer, cost = self._cost(tensor, variant, mode)
+        ops = (*cost.forward, *cost.backward)
+        asked = (cost.output_bytes, cost.kept_bytes, *(op.live_bytes for op in ops))
+        found = np.rint(values(asked, micros, mode.sequence))
+        output, kept, forward, backward = np.split(found, [1, 2, 2 + len(cost.forward)])
+        fresh = self.fresh(tensor, variant.name, tuple(micros.tolist()))
+        wide = PRECISION_BYTES[mode.precision]
+        made = wide * _made_so_far(cost.backward, fresh.sum(axis=1))
+        peak = np.max(backward + made, axis=0, initial=0.0)
+        numbers = (
+            output[0],
+            kept[0],
+            np.max(forward, axis=0, initial=0.0),
+            np.maximum(0.0, peak - kept[0]),
+            wide * fresh.sum(axis=1),
+            wide * fresh.max(axis=1, initial=0),
+            layer.looks_up,
+            wide * layer.parameter_count,
+            0.0,
+        )
+        return np.stack(np.broadcast_arrays(*numbers))
+
+    def _fresh(self, tensor: int, name: str, micros: tuple[int, ...]) -> Ints:
+        layer = self.kinds(tensor)[name]
+        asked = micros if layer.looks_up else micros[:1]
+        found = [layer.fresh_elements(micro, self._sequence) for micro in asked]
+        return np.array(found, dtype=np.int64).reshape(len(asked), -1)
+
+
+def _made_so_far(backward: Sequence[Op], fresh: Ints) -> Ints:
+    """Elements of gradients there are at each op (rows) of a pass that gives so many (columns)."""
+    made = np.array([gradient_elements(op) for op in backward], dtype=np.int64)
+    return np.asarray(np.maximum(0, fresh - made.sum()) + np.cumsum(made)[:, None])

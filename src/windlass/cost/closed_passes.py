@@ -1,0 +1,222 @@
+"""Passes, layer by layer: seconds and bytes of many settings at once, by kind of layer.
+
+To what a pass is alone come gradients, which are summed, and what slices exchange inside it, which
+depends on how many replicas do so at once.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import cache
+from itertools import product
+from typing import NamedTuple
+
+import numpy as np
+
+from windlass.cost.closed_ops import AMONG, HELD, PASSES, Alone, ChainOps, Floats, Ints
+from windlass.cost.closed_ways import Setting, priced_plan
+from windlass.cost.links import slice_ring
+from windlass.cost.moved import loaded_bytes, summed_bytes, taken_over_bytes
+from windlass.cost.op import Mode, rates_at
+from windlass.cost.rings import Rings
+from windlass.program.ties import shared
+from windlass.spec.graph import Graph, Precision
+from windlass.spec.machine import Device, Machine
+from windlass.spec.plan import Plan
+
+_TOKEN_BYTES = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassNumbers:
+    """Of each setting (rows): seconds of passes and bytes that they hold, by kind of layer.
+
+    Behind all kinds stand those that keep only what large products give (`Chain.variants`).
+    """
+
+    forward: Floats
+    backward: Floats
+    backward_input: Floats
+    backward_weight: Floats
+    sum_first: Floats
+    """Adding the first micro-batch's gradients to what is there."""
+    sum_later: Floats
+    held: Floats
+    """Bytes, for each name of `HELD`."""
+    load_seconds: Floats
+    lent: Floats
+    """Elements that the first tied layer borrows."""
+    taking: Floats
+    """Seconds of adding their gradient to the owner's."""
+    widths: Floats
+    """Bytes of a micro-batch's tokens, of an element of a gradient, and of a weight (columns)."""
+
+
+class _Like(NamedTuple):
+    """What settings that are priced together have in common."""
+
+    precision: Precision
+    compiled: bool
+    sums: bool
+    parted: bool
+    moves: bool
+
+
+class PassPrices:
+    """Prices of the passes of a chain of layers.
+
+    Args:
+        base: says the length of a sequence.
+        graph: of the chain.
+        machine: that it runs on.
+        tied: layers that borrow weights, each with the layer that owns them.
+        rings: on its links.
+    """
+
+    def __init__(
+        self,
+        base: Plan,
+        graph: Graph,
+        machine: Machine,
+        tied: Sequence[tuple[int, int]],
+        rings: Rings,
+    ) -> None:
+        self._base, self._graph, self._machine, self._tied = base, graph, machine, tied
+        self._sequence = base.batch.sequence
+        self.ops = ChainOps(graph, self._sequence)
+        self._rings = rings
+        self._alone = cache(self._alone_of)
+        self._shared = cache(self._shared_of)
+
+    def of(self, settings: Sequence[Setting]) -> PassNumbers:
+        """The numbers of some settings.
+
+        Raises:
+            KeyError: the machine states no rate or link, or the graph no cost, that one needs.
+        """
+        alike: dict[_Like, list[int]] = {}
+        for at, each in enumerate(settings):
+            like = _Like(each.precision, each.compiled, each.sums, each.parted, each.moves)
+            alike.setdefault(like, []).append(at)
+        found = [self._of(like, [settings[at] for at in places]) for like, places in alike.items()]
+        if len(found) == 1:
+            return found[0]
+        order = np.argsort(np.concatenate(list(alike.values())))
+        return PassNumbers(
+            **{
+                field.name: np.concatenate([getattr(each, field.name) for each in found])[order]
+                for field in fields(PassNumbers)
+            }
+        )
+
+    def _of(self, like: _Like, settings: Sequence[Setting]) -> PassNumbers:
+        plan, device = (
+            priced_plan(self._base, like.precision, sums=like.sums),
+            self._machine.device.computing(moves=like.moves),
+        )
+        tensors = tuple(dict.fromkeys(each.tensor for each in settings))
+        micros = tuple(sorted({each.micro for each in settings}))
+        places = {each: at for at, each in enumerate(tensors)}
+        tensor = np.array([places[each.tensor] for each in settings])
+        micro = np.searchsorted(micros, [each.micro for each in settings])
+        replicas = np.array([each.replicas for each in settings])
+        alone = self._alone(like.precision, like.compiled, like.moves, tensors, micros)
+        exchanged = self._exchanged(alone, tensors, replicas, (tensor, micro))
+        seconds = alone.seconds[tensor, micro] + exchanged
+        summed = self._summed(like, tensors, micros)[tensor, micro]
+        kinds = [self.ops.kinds(each) for each in tensors]
+        held = alone.held[tensor, micro]
+        owned = np.array([[of[v.name].parameter_count for v in self.ops.variants] for of in kinds])
+        held[:, HELD.index("gradients")] = (owned * plan.gradient_bytes)[tensor]
+        lent = np.array([float(self.lent_elements(each)) for each in tensors])[tensor]
+        tokens = np.array(micros, dtype=np.float64)[micro] * self._sequence
+        gradient = np.full(len(tokens), plan.gradient_bytes)
+        weight = np.full(len(tokens), plan.weight_bytes)
+        return PassNumbers(
+            **{name.replace(" ", "_"): seconds[:, at] for at, name in enumerate(PASSES)},
+            sum_first=summed[:, 0],
+            sum_later=summed[:, 1],
+            held=held,
+            load_seconds=_copying(device, loaded_bytes(tokens)) + device.pass_seconds,
+            lent=lent,
+            taking=_copying(device, taken_over_bytes(lent, plan.gradient_bytes)),
+            widths=np.stack([2.0 * _TOKEN_BYTES * tokens, gradient, weight], axis=1),
+        )
+
+    def _alone_of(
+        self,
+        precision: Precision,
+        compiled: bool,
+        moves: bool,
+        tensors: tuple[int, ...],
+        micros: tuple[int, ...],
+    ) -> Alone:
+        device = self._machine.device.computing(moves=moves)
+        return self.ops.alone(device, Mode(self._sequence, precision, compiled), tensors, micros)
+
+    def lent_elements(self, tensor: int) -> int:
+        """Elements that the first tied layer borrows, whole or as one of t slices."""
+        if not self._tied:
+            return 0
+        kinds = tuple(self._graph.cut(tensor).layer_kinds())
+        return sum(p.count for p in kinds[self._tied[0][0]].parameters if p.tied_to is not None)
+
+    def _exchanged(
+        self, alone: Alone, tensors: Sequence[int], replicas: Ints, place: tuple[Ints, Ints]
+    ) -> Floats:
+        """Seconds that slices exchange in passes: of each setting, each of `PASSES`, each kind.
+
+        Args:
+            alone: what they exchange.
+            tensors: numbers of slices.
+            replicas: of each setting.
+            place: of each its place among numbers of slices, and among micro-batches.
+        """
+        found = np.zeros_like(alone.seconds[place])
+        exchanging = replicas * np.array([int(each) for each in tensors])[place[0]]
+        for among in AMONG:
+            if alone.sent[among].any():
+                rings = np.array([slice_ring(each, among) for each in tensors])
+                ranks, apart = rings[place[0]].T
+                ways = self._rings.ways(ranks, apart, exchanging)
+                each_byte, each_hop = (way[:, None, None] for way in ways)
+                found += alone.sent[among][place] * each_byte + alone.hops[among][place] * each_hop
+        return found
+
+    def _summed(self, like: _Like, tensors: Sequence[int], micros: Sequence[int]) -> Floats:
+        """Seconds of adding gradients: by slices, micro-batch, first or later in a step, kind."""
+        device, plan = (
+            self._machine.device.computing(moves=like.moves),
+            priced_plan(self._base, like.precision, sums=like.sums),
+        )
+        found = np.empty((len(tensors), len(micros), 2, len(self.ops.variants)))
+        for at, tensor in enumerate(tensors):
+            there = self._shared(tensor, like.parted)
+            for (place, (name, _)), first in product(enumerate(self.ops.variants), (True, False)):
+                kind = self.ops.kinds(tensor)[name]
+                moved = [
+                    summed_bytes(
+                        kind,
+                        plan.weight_bytes,
+                        plan.gradient_bytes,
+                        shared=there.get(name, 0),
+                        rows=int(rows),
+                        first=first,
+                    )
+                    for rows in self.ops.fresh(tensor, name, tuple(micros)).sum(axis=1)
+                ]
+                seconds = _copying(device, np.array(moved, dtype=np.float64)).sum(axis=1)
+                found[at, :, 0 if first else 1, place] = seconds
+        return found
+
+    def _shared_of(self, tensor: int, parted: bool) -> Mapping[str, int]:
+        """By kind, elements of its first layer that a later one of its stage uses."""
+        part = self._graph.cut(tensor)
+        names = [kind.name for kind in part.layer_kinds()]
+        stages = [0] * (len(names) - 1) + [int(parted)]
+        there = shared(stages, part)
+        return {name: there.get(names.index(name), 0) for name in self.ops.names}
+
+
+def _copying(device: Device, nbytes: Floats) -> Floats:
+    """Seconds of ops that move so many bytes each."""
+    return np.asarray(nbytes / rates_at(device.traffic, nbytes))
