@@ -1,0 +1,216 @@
+"""Prices of many settings and ways to share at once, against those of one plan after the other."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from factories import cut_graph, tiny_graph, tiny_machine, tiny_plan
+from windlass.cost.closed_layers import Chain
+from windlass.cost.closed_ops import HELD
+from windlass.cost.closed_ways import Block, Setting, Share
+from windlass.cost.links import Links
+from windlass.cost.step import StepCost
+from windlass.program.far import state_at_home
+from windlass.program.instruction import Instruction, Kind
+from windlass.program.sizes import layer_sizes, rows_bytes, states_of
+from windlass.spec.graph import Graph, Precision
+from windlass.spec.grid import Grid
+from windlass.spec.machine import Curve, Link, Machine, OpRate, Point, Rule, Tier
+from windlass.spec.plan import NEAR, Home, Plan, Recompute
+
+ROUNDING = 1e-12
+"""Sums are made in another order."""
+close = partial(pytest.approx, rel=ROUNDING, abs=1e-30)
+
+GRAPHS = tuple(
+    cut_graph(tiny_graph(layers=4, width=width, vocabulary=90, tied=tied))
+    for width, tied in ((64, True), (256, False))
+)
+PRECISIONS: tuple[Precision, ...] = ("float32", "bfloat16")
+SEQUENCE = 32
+FIRSTS = {"embedding": 0, "block": 1, "head": 5}
+"""The first layer of each kind."""
+
+
+def on(kind: str, rule: Rule, *, share: float, named: bool) -> Machine:
+    """Hosts of 4 devices whose network cards are shared, with memory beyond the near tier."""
+    tiny = tiny_machine(devices=4)
+    curve = Curve(points=(Point(1e3, 1e8), Point(1e5, 1e9), Point(1e8, 3e9)))
+    rates = tuple(OpRate(name="act", precision=each, curve=curve) for each in PRECISIONS)
+    host = Tier(name="host", capacity_bytes=10**12, read=2e10, write=1e10, both=2.5e10)
+    device = tiny.device.model_copy(
+        update={
+            "kind": kind,
+            "tiers": (*tiny.device.tiers, host),
+            "moving_share": share,
+            "op_rates": rates if named else (),
+            "mixed_norm_rate": 5e9 if named else None,
+            "pass_seconds": 3e-5,
+            "compiled_pass_seconds": 1e-5,
+        }
+    )
+    outer = Link(name="network", joins=64, latency=1e-5, rate=3e8, shared_by=2)
+    links = (*tiny.links, outer)
+    return tiny.model_copy(update={"device": device, "rule": rule, "links": links, "hosts": 16})
+
+
+MACHINES = (
+    on("cpu", "overlapping", share=0.0, named=True),
+    on("cuda", "overlapping", share=0.0, named=False),
+    on("other", "bulk-synchronous", share=0.1, named=True),
+)
+
+ONE = Setting(1, "float32", False, 1, False, False)
+places = st.integers(0, len(MACHINES) - 1)
+tensors = st.sampled_from([1, 2, 4, Grid(2, 2)])
+ways = st.builds(
+    Setting,
+    tensor=tensors,
+    precision=st.sampled_from(PRECISIONS),
+    compiled=st.booleans(),
+    micro=st.sampled_from([1, 2, 3, 8]),
+    sums=st.booleans(),
+    parted=st.booleans(),
+    replicas=st.sampled_from([1, 2, 4, 8]),
+    moves=st.booleans(),
+)
+shares = st.sampled_from([(w, o) for w in (1, 2, 4) for o in (1, 2, 4) if o % w == 0])
+blocks = st.builds(
+    lambda way, pairs, home: Block(
+        way.tensor, way.precision, way.sums, 4, tuple(Share(*pair, home) for pair in pairs)
+    ),
+    ways,
+    st.lists(shares, min_size=1, max_size=4),
+    st.sampled_from([NEAR, "host"]),
+)
+
+
+def plan_of(way: Setting, graph: Graph, machine: Machine, recompute: Recompute = "none") -> Plan:
+    """A plan of a setting, its last layer a stage of its own if there are several."""
+    return tiny_plan(
+        graph,
+        machine,
+        sequence=SEQUENCE,
+        precision=way.precision,
+        compiled=way.compiled,
+        micro=way.micro,
+        accumulation=2 if way.sums else 1,
+        tensor=way.tensor,
+        replicas=way.replicas,
+        pipeline=1 + way.parted,
+        recompute=recompute,
+        home=Home(optimizer="host" if way.moves else NEAR),
+        stages=(((0, 5),), ((5, 6),)) if way.parted else None,
+        phases=None if way.parted else ((0, 6),),
+    )
+
+
+@settings(max_examples=60)
+@given(places, places, st.lists(ways, min_size=1, max_size=5))
+def test_passes_take_what_those_of_one_plan_take(graph: int, machine: int, some: list[Setting]):
+    model, where = GRAPHS[graph % 2], MACHINES[machine]
+    prices = Chain(plan_of(some[0], model, where), model, where).passes(tuple(some))
+    for row, way in enumerate(some):
+        took = Took(plan_of(way, model, where), model, where)
+        for kind, layer in enumerate(FIRSTS.values()):
+            later, first = prices.sum_later[row, kind], prices.sum_first[row, kind]
+            assert prices.forward[row, kind] == close(took.of("forward", layer))
+            assert prices.backward[row, kind] + first == close(took.of("backward", layer, 0))
+            assert prices.backward[row, kind] + later == close(took.of("backward", layer))
+            inputs, weights = prices.backward_input[row, kind], prices.backward_weight[row, kind]
+            assert inputs == close(took.of("backward input", layer))
+            assert weights + later == close(took.of("backward weight", layer))
+        assert prices.load_seconds[row] == close(took.of("load", None))
+        if way.parted and prices.lent[row]:
+            assert prices.taking[row] == close(took.of("take over", 5))
+
+
+@given(places, st.lists(ways, min_size=1, max_size=5), st.integers(1, 9))
+def test_passes_hold_what_those_of_one_plan_hold(place: int, some: list[Setting], micros: int):
+    graph, machine = GRAPHS[place % 2], MACHINES[0]
+    chain = Chain(plan_of(some[0], graph, machine), graph, machine)
+    prices, looked_up = chain.passes(tuple(some)), chain.rows(some, np.full(len(some), micros))
+    for row, way in enumerate(some):
+        plan = plan_of(way, graph, machine)
+        batch = plan.batch.model_copy(update={"accumulation": micros})
+        for kind, name in enumerate(FIRSTS):
+            layer = graph.cut(way.tensor).kinds[name]
+            sizes = layer_sizes(plan, layer)
+            assert prices.held[row, :, kind].tolist() == [getattr(sizes, each) for each in HELD]
+            rows = rows_bytes(plan.model_copy(update={"batch": batch}), layer)
+            assert looked_up[row, kind] == rows
+
+
+@given(places, ways)
+def test_a_selective_layer_takes_and_holds_what_one_of_a_plan_does(place: int, way: Setting):
+    graph, machine = GRAPHS[1], MACHINES[place]
+    way = way._replace(tensor=1, compiled=False)
+    plan = plan_of(way, graph, machine, recompute="selective")
+    chain = Chain(plan, graph, machine)
+    prices, block = chain.passes((way,)), chain.variants[1]
+    took = Took(plan, graph, machine).of("backward", 1)
+    assert prices.backward[0, block] + prices.sum_later[0, block] == close(took)
+    sizes = layer_sizes(plan, graph.kinds["block"], selective=True)
+    assert prices.held[0, :, block].tolist() == [getattr(sizes, each) for each in HELD]
+
+
+@settings(max_examples=60)
+@given(places, places, st.lists(blocks, min_size=1, max_size=4), st.booleans())
+def test_states_take_what_those_of_one_plan_take(
+    graph_place: int, machine_place: int, some: list[Block], clip: bool
+):
+    graph, machine = GRAPHS[graph_place % 2], MACHINES[machine_place]
+    base = plan_of(ONE, graph, machine).model_copy(update={"clip": clip, "moments": "int8"})
+    prices = Chain(base, graph, machine).states(some)
+    pairs = [(block, share) for block in some for share in block.pairs]
+    for row, (block, share) in enumerate(pairs):
+        plan = _shared(base, block, share)
+        states, links = states_of(plan, graph), Links(plan, graph, machine)
+        took = Took(plan, graph, machine)
+        for kind, layer in enumerate(FIRSTS.values()):
+            each, reduce = states[layer], took.of("reduce", layer)
+            beside = links.beside_seconds(Instruction("reduce", layer))
+            spread = took.of("spread", layer) if share.optimizer > share.weights else 0.0
+            far = state_at_home(plan, each) if share.home != NEAR else 0
+            assert prices.held[row, kind] == each.held + (0 if far else each.optimizer)
+            assert prices.far[row, kind] == far
+            assert prices.norm_bytes[row, kind] == each.shard
+            if share.weights > 1:
+                assert prices.gather[row, kind] == close(took.of("gather", layer))
+            assert prices.reduce[row, kind] == close(reduce)
+            assert prices.waited[row, kind] == close(reduce - beside)
+            if share.home == NEAR:
+                assert prices.after[row, kind] == close(took.of("update", layer) + spread)
+
+
+class Took:
+    """Seconds of the instructions of one plan, as the clock has them."""
+
+    def __init__(self, plan: Plan, graph: Graph, machine: Machine) -> None:
+        self._costs, self._links = StepCost(plan, graph, machine), Links(plan, graph, machine)
+
+    def of(self, kind: Kind, layer: int | None, micro: int = 1) -> float:
+        instruction = Instruction(kind, layer, micro)
+        exchanged = 0.0 if kind == "take over" else self._links.seconds(instruction)
+        return self._costs.of(instruction).total + exchanged
+
+
+def _shared(base: Plan, block: Block, share: Share) -> Plan:
+    way = ONE._replace(
+        tensor=block.tensor, precision=block.precision, sums=block.sums, replicas=block.replicas
+    )
+    plan = base.model_copy(
+        update={
+            "cut": base.cut.model_copy(update={"tensor": way.tensor, "replicas": way.replicas}),
+            "precision": way.precision,
+            "home": Home(optimizer=share.home),
+            "batch": base.batch.model_copy(update={"accumulation": 2 if way.sums else 1}),
+        }
+    )
+    sharding = plan.sharding.model_copy(
+        update={"weights": share.weights, "optimizer": share.optimizer}
+    )
+    return plan.model_copy(update={"sharding": sharding})
