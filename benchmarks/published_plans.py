@@ -1,15 +1,21 @@
-"""How well the planner's own clock predicts published runs: plans of theirs, on catalogue machines.
+"""How well the planner's own clock predicts published runs: plans of theirs, on machines of theirs.
 
     python benchmarks/published_plans.py TABLE.csv ... [--on dgx-a100-80gb] [--every 2]
 
 Writes each run that our programs can express (GPT blocks, full recompute or none, no ZeRO-3) as a
-plan of ours and lays the predicted step beside the measured one; `--keep` appends the rows. Other
-software computes the same model in other operations: what its attention writes and reads, ours does
-not, so small models are predicted too fast.
+plan of ours, on a machine of the catalogue with as many network cards a host as its cluster has,
+and lays the predicted step beside the measured one; `--keep` appends the rows. `--first` begins
+later: `--every 6 --first 0` to `5` are all runs in six pieces.
+
+Other software computes the same model in other operations: its attention writes scores and reads
+them again, ours does not. So beside it stands what the law of published runs says of the same run
+were its attention like ours; `law` is what it says of the run as it was.
 """
 
 import argparse
-from collections.abc import Iterable
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -17,10 +23,20 @@ import numpy as np
 import windlass
 from results import append_row
 from windlass.errors import WindlassError
+from windlass.machines.catalogue import find
+from windlass.published.constants import calibration
 from windlass.published.express import express
+from windlass.published.predict import predict
 from windlass.published.run import Run
 from windlass.published.stacks import catalogue
 from windlass.published.table import read_table
+from windlass.spec.machine import Machine
+
+OURS = "mosaic-a100-80gb"
+"""A stack whose attention writes no scores, as ours does not."""
+ATTENTION = ("gpu.attention", "gpu.scored", "gpu.attention_back", "gpu.score_bytes")
+LARGE = 20e9
+"""Parameters that models of 22B and larger have at least."""
 
 
 def words(run: Run) -> tuple[str, ...]:
@@ -42,11 +58,64 @@ def words(run: Run) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-def runs_of(tables: Iterable[Path], every: int) -> list[Run]:
-    """Each `every`-th run of the tables that a plan of ours can be."""
+def runs_of(tables: Iterable[Path], every: int, first: int) -> list[Run]:
+    """Each `every`-th run of the tables that a plan of ours can be, from the `first` on."""
     found = [run for path in tables for run in express(read_table(path).rows, catalogue())]
     plain = [run for run in found if isinstance(run, Run) and run.step_seconds and _plain(run)]
-    return plain[::every]
+    return plain[first::every]
+
+
+def cluster_of(run: Run, on: str) -> Machine:
+    """A machine of the catalogue as large as the run's, with the network cards of its hosts."""
+    known = catalogue()
+    device = known.stack(run.stack).at(known.device(run.device), run.per_host)
+    machine = find(f"{on}:{max(1, round(run.cut.devices / device.per_host))}")
+    if machine.hosts == 1:
+        return machine
+    *inner, outer = machine.links
+    share = calibration(run.stack).values["gpu.cards"]
+    cards = {
+        "rate": share * device.cards / device.ports,
+        "shared_by": round(device.per_host / device.ports),
+    }
+    return machine.model_copy(update={"links": (*inner, outer.model_copy(update=cards))})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """Seconds of a step of one run, all but `measured` predicted."""
+
+    run: Run
+    clock: float
+    law: float
+    like_ours: float
+    """By the law, were its attention like ours."""
+    measured: float
+
+
+def told(run: Run, on: str) -> Told:
+    """What clock and law say of a run.
+
+    Raises:
+        WindlassError: our programs cannot run this plan.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "cluster.toml"
+        cluster_of(run, on).save(path)
+        planned = windlass.plan("gpt3-13b", *words(run), machine=str(path))
+    return Told(
+        run=run,
+        clock=planned.prediction.step_seconds,
+        law=_law(run, {}),
+        like_ours=_law(run, {name: calibration(OURS).values[name] for name in ATTENTION}),
+        measured=run.step_seconds or 0.0,
+    )
+
+
+def _law(run: Run, changed: Mapping[str, float]) -> float:
+    known = calibration(run.stack)
+    constants = replace(known, values={**known.values, **changed})
+    return predict([run], lambda _: constants)[0].step_seconds
 
 
 def _plain(run: Run) -> bool:
@@ -63,33 +132,53 @@ def main() -> None:
     parser.add_argument("tables", type=Path, nargs="+")
     parser.add_argument("--on", default="dgx-a100-80gb")
     parser.add_argument("--every", type=int, default=1)
+    parser.add_argument("--first", type=int, default=0, help="run to begin with")
     parser.add_argument("--keep", action="store_true", help="append the rows to the results")
     asked = parser.parse_args()
-    misses = []
-    for run in runs_of(asked.tables, asked.every):
-        hosts = max(1, round(run.cut.devices / 8))
+    found: list[Told] = []
+    for run in runs_of(asked.tables, asked.every, asked.first):
         try:
-            planned = windlass.plan("gpt3-13b", *words(run), machine=f"{asked.on}:{hosts}")
+            found.append(told(run, asked.on))
         except WindlassError as error:
             print(f"{run.model:12} not planned: {str(error).splitlines()[0]}")
             continue
-        predicted, measured = planned.prediction.step_seconds, run.step_seconds or 0.0
-        misses.append(np.log(predicted / measured))
-        cut = f"t{run.cut.tensor:.0f} p{run.cut.pipeline:.0f} r{run.cut.replicas:.0f}"
-        print(
-            f"{run.model:12} {cut:14} micro {run.cut.micro:<3.0f} predicted {predicted:8.3f} s, "
-            f"measured {measured:8.3f} s, {predicted / measured - 1:+.1%}",
-            flush=True,
-        )
+        print(_line(found[-1]), flush=True)
         if asked.keep:
-            append_row(
-                "published_plans", on=asked.on, model=run.model, cut=cut, micro=run.cut.micro,
-                predicted_seconds=predicted, measured_seconds=measured,
-            )  # fmt: skip
+            _keep(found[-1], asked.on)
+    large = [one for one in found if one.run.shape.parameters >= LARGE]
+    for name, some in (("all", found), ("22B and larger", large)):
+        for against in ("measured", "like_ours"):
+            print(f"{name}, clock over {against}: {_summary(some, against)}")
+
+
+def _cut(run: Run) -> str:
+    return f"t{run.cut.tensor:.0f} p{run.cut.pipeline:.0f} r{run.cut.replicas:.0f}"
+
+
+def _line(one: Told) -> str:
+    run = one.run
+    return (
+        f"{run.model:12} {_cut(run):14} micro {run.cut.micro:<3.0f} "
+        f"predicted {one.clock:8.3f} s, measured {one.measured:8.3f} s, "
+        f"{one.clock / one.measured - 1:+.1%}; law {one.law / one.measured - 1:+.1%}, "
+        f"clock over the law with attention like ours {one.clock / one.like_ours - 1:+.1%}"
+    )
+
+
+def _keep(one: Told, on: str) -> None:
+    append_row(
+        "published_plans", on=on, model=one.run.model, cut=_cut(one.run), micro=one.run.cut.micro,
+        predicted_seconds=round(one.clock, 4), measured_seconds=one.measured,
+        law_seconds=round(one.law, 4), like_ours_seconds=round(one.like_ours, 4),
+    )  # fmt: skip
+
+
+def _summary(some: Sequence[Told], against: str) -> str:
+    misses = np.array([np.log(one.clock / getattr(one, against)) for one in some])
     errors = np.abs(np.expm1(misses))
     within = np.quantile(np.abs(misses), 0.8)
-    print(
-        f"{len(misses)} runs: mean {errors.mean():.1%}, median {np.median(errors):.1%}, bias "
+    return (
+        f"{len(some)} runs, mean {errors.mean():.1%}, median {np.median(errors):.1%}, bias "
         f"{np.expm1(misses).mean():+.1%}; 80 % within a factor of {np.exp(within):.3f}"
     )
 

@@ -71,8 +71,9 @@ def test_stages_of_a_pod_are_as_full_as_the_row_places_layers(tmp_path: Path):
     halves = "layers_per_ipu)=[[1, [7, 6]], [2, [6, 7]], [3, [7, 6]], [0, [4, 5]]]; other"
 
     assert run_of(tmp_path, BERT, notes=placed).cut.fullest == 7.0
-    # 6 attentions and 7 feed-forwards, which have 2/3 of a block's weights.
-    assert run_of(tmp_path, BERT, notes=halves).cut.fullest == pytest.approx(6 / 3 + 7 * 2 / 3)
+    # 6 attentions and 7 feed-forwards, of whose 24 d^2 + 4 s d FLOP a token the latter have 16 d^2.
+    found = run_of(tmp_path, BERT, notes=halves).cut.fullest
+    assert found == pytest.approx((6 * 10 + 7 * 16) / 26)
 
 
 def test_torchtitan_splits_a_batch_in_as_many_micro_batches_as_stages(tmp_path: Path):

@@ -3,6 +3,7 @@
 import pytest
 
 from windlass.machines import catalogue
+from windlass.published.constants import calibration
 from windlass.published.rates import attention_rates, product_rates
 from windlass.spec.graph import Precision
 
@@ -36,6 +37,18 @@ def test_a_machines_fitted_rates_are_those_of_the_stacks_that_its_sources_name(
         )
         place = "curve" if curve is rate.curve else "attention"
         assert stack in found.source_of(f"device.matmul.bfloat16.{place}").told_by
+
+
+@pytest.mark.parametrize(
+    ("family", "stack"), [("dgx-a100-80gb", "vtrain"), ("dgx-h100", "mosaic-h100-80gb")]
+)
+def test_how_long_hosts_wait_for_the_slowest_is_what_the_stack_says_that_their_source_names(
+    family: str, stack: str
+):
+    found = catalogue.find(f"{family}:2")
+    fitted = calibration(stack).values["gpu.stragglers"]
+    assert found.stragglers == pytest.approx(fitted, rel=WRITTEN)
+    assert stack in found.source_of("stragglers").told_by
 
 
 @pytest.mark.parametrize(

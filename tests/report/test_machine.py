@@ -24,6 +24,17 @@ def test_a_pod_tells_its_links_who_shares_them_and_its_rule():
     assert "bulk-synchronous; moves between tiers beside it on 8.7 % of its units" in text
 
 
+def test_a_cluster_tells_by_how_much_its_slowest_host_holds_up_a_step():
+    fitted = catalogue.find("dgx-a100-80gb:64")
+    assert f"{100 * (fitted.pace(512) - 1):.1f} % longer for the slowest" in drawn(
+        machine_table(fitted), 120
+    )
+    assert "stragglers" in {number.place for number in numbers(fitted)}
+    unknown = drawn(machine_table(catalogue.find("dgx-v100-32gb:64")), 120)
+    assert "not known: predicted as if all hosts were equally fast" in unknown
+    assert "stragglers" not in drawn(machine_table(catalogue.find("dgx-a100-80gb")), 120)
+
+
 def test_every_machine_has_a_line_that_fits_a_terminal():
     all_of_them = [(name, catalogue.find(name)) for name in catalogue.names()]
     lines = drawn(machines_table(all_of_them), WIDTH).splitlines()

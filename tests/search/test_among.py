@@ -261,9 +261,27 @@ def test_a_refusal_that_memory_of_the_host_lifts_says_so():
     assert refused.lift.overrides == ("home.optimizer=host",)
 
 
+def test_where_hosts_wait_for_the_slowest_the_chosen_plan_is_the_fastest_too():
+    for seed in range(4):
+        chance = random.Random(seed)
+        two = machine(4, chance.choice([1e9, 1e10])).model_copy(
+            update={"hosts": 2, "devices_per_host": 2, "stragglers": chance.choice([0.05, 0.5])}
+        )
+        compared(chance, chance.choice(GRAPHS), two)
+
+
 def test_better_constants_never_make_a_plan_slower():
     choice = choose(request(batch=8), GRAPHS[1], machine(4, 1e9))
     assert choice.sensitive
     shares = list(choice.sensitive.values())
     assert min(shares) >= -1e-12
     assert sum(shares) <= 1 - 1 / 1.1 + 1e-9
+
+
+def test_hosts_that_are_more_alike_save_their_share_of_what_a_step_waits_for_the_slowest():
+    hosts = {"hosts": 4, "devices_per_host": 1, "stragglers": 0.05}
+    on = machine(4, 1e9).model_copy(update=hosts)
+    choice = choose(request("cut.pipeline=4", batch=8), GRAPHS[1], on)
+    waited = 1 - 1 / on.pace(4)
+    saved = choice.sensitive["waiting for the slowest host"]
+    assert saved == pytest.approx(waited * (1 - 1 / 1.1))

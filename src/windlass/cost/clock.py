@@ -95,6 +95,8 @@ def run_clock(
 ) -> tuple[tuple[Span, ...], ...]:
     """The span of each instruction, for each program, from the begin of the step.
 
+    All hosts are equally fast here; `Machine.pace` tells how much longer all of it takes.
+
     Moves between tiers have the span in which they move, which may end after the step.
 
     Args:

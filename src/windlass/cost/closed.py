@@ -81,7 +81,7 @@ def least_seconds(chain: Chain, shape: Shape, ends: tuple[int, ...], rows: Rows)
     way = (forward if shape.order == "zero-bubble" else forward + backward)[:, : shape.pipeline]
     turns = (forward + backward).reshape(len(forward), shape.interleave, shape.pipeline)
     through = np.cumsum(way, axis=1) - way + rows.micros[:, None] * turns.sum(axis=1)
-    return np.asarray(through.max(axis=1))
+    return np.asarray(through.max(axis=1) * _pace(chain, shape, rows))
 
 
 def stage_seconds(chain: Chain, shape: Shape, ends: tuple[int, ...], rows: Rows) -> Floats:
@@ -112,7 +112,14 @@ def least_bytes(chain: Chain, shape: Shape, rows: Rows) -> Floats:
 
 def _seconds(chain: Chain, parts: Parts, shared: "_Shared", rows: Rows) -> Floats:
     taken = Taken(chain, parts, rows, stops=bool(shared.reductions.waited.any()))
-    return _step(parts, taken, shared, rows, clips=chain.base.clip)
+    found = _step(parts, taken, shared, rows, clips=chain.base.clip)
+    return found * _pace(chain, parts.shape, rows)[rows.run]
+
+
+def _pace(chain: Chain, shape: Shape, rows: Rows) -> Floats:
+    """Times that each run takes as long for the slowest of its hosts."""
+    counts, at = np.unique(rows.settings.devices[rows.setting], return_inverse=True)
+    return np.array([chain.machine.pace(shape.pipeline * int(each)) for each in counts])[at]
 
 
 class _Shared:

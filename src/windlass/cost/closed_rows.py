@@ -83,6 +83,11 @@ class Settings:
         )
 
     @cached_property
+    def devices(self) -> Ints:
+        """Of each the devices of a stage."""
+        return np.array([each.tensor * each.replicas for each in self.all])
+
+    @cached_property
     def compiled(self) -> npt.NDArray[np.bool_]:
         """Of each whether its layers are compiled."""
         return np.array([each.compiled for each in self.all])

@@ -28,6 +28,7 @@ mean square of their errors is 0.11, of which the machine's own noise is 0.03.
 
 _WAITING = "waiting for far memory"
 _EXCHANGE = "exchange and waiting"
+_STRAGGLERS = "waiting for the slowest host"
 
 _PUBLISHED_NOISE = 0.15
 """Taken for a machine that was not measured: its curves are drawn from two published figures."""
@@ -74,6 +75,7 @@ def predict(
                 seconds=moving_seconds(program, times),
                 waiting_seconds=by_kind.get(_WAITING, 0.0),
             )
+    by_kind, by_term = _at_pace(machine.pace(plan.cut.devices), by_kind, by_term)
     seconds = sum(by_kind.values())
     spread = exp(_WITHIN_80 * _deviation(machine))
     micros = plan.batch.accumulation * plan.cut.replicas
@@ -105,6 +107,16 @@ def _deviation(machine: Machine) -> float:
         return machine.deviation
     noise = _PUBLISHED_NOISE if machine.noise is None else machine.noise
     return hypot(noise, _MODEL_ERROR)
+
+
+def _at_pace(
+    pace: float, by_kind: dict[str, float], by_term: dict[str, float]
+) -> tuple[dict[str, float], dict[str, float]]:
+    """The same where every instruction waits for the slowest host: what that takes is a term."""
+    if pace == 1:
+        return by_kind, by_term
+    waiting = (pace - 1) * sum(by_term.values())
+    return {kind: pace * each for kind, each in by_kind.items()}, by_term | {_STRAGGLERS: waiting}
 
 
 def _among_others(

@@ -13,6 +13,8 @@ from windlass.spec.prediction import Lane, Timeline
 def simulate(plan: Plan, graph: Graph, machine: Machine, programs: tuple[Program, ...]) -> Timeline:
     """One predicted step: when each instruction starts and ends, and what memory holds meanwhile.
 
+    All goes at the pace of the slowest host, which the others wait for.
+
     Args:
         plan: the plan.
         graph: that it cuts.
@@ -21,6 +23,7 @@ def simulate(plan: Plan, graph: Graph, machine: Machine, programs: tuple[Program
     """
     costs = StepCost(plan, graph, machine)
     spans = run_clock(plan, graph, machine, costs, programs)
+    pace = machine.pace(plan.cut.devices)
     held = machine.device.process_bytes(compiled=plan.compile)
     lanes = tuple(
         Lane(
@@ -28,8 +31,8 @@ def simulate(plan: Plan, graph: Graph, machine: Machine, programs: tuple[Program
             kinds=tuple(instruction.kind for instruction in program.instructions),
             layers=tuple(instruction.layer for instruction in program.instructions),
             micros=tuple(instruction.micro for instruction in program.instructions),
-            starts=tuple(span.start for span in times),
-            ends=tuple(span.end for span in times),
+            starts=tuple(pace * span.start for span in times),
+            ends=tuple(pace * span.end for span in times),
             memory_bytes=occupancy(program, plan, graph, runtime_bytes=held).bytes,
         )
         for program, times in zip(programs, spans, strict=True)

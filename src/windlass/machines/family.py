@@ -22,6 +22,8 @@ class Family(Document):
     own file says."""
     links: tuple[Link, ...]
     """Innermost first, of the most hosts."""
+    stragglers: float | None = None
+    """As `Machine.stragglers`; None where no runs on such hosts were published."""
     source: str
     date: str
     sources: dict[str, Source]
@@ -53,6 +55,7 @@ class Family(Document):
                 "devices_per_host": self.devices_per_host,
                 "device": device.device.model_copy(update={"tiers": (near, *self.tiers, *kept)}),
                 "links": tuple(links),
+                "stragglers": self.stragglers,
                 "source": self.source,
                 "date": self.date,
                 "sources": {**device.sources, **self.sources},

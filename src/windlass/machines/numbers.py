@@ -45,6 +45,9 @@ def _machine(machine: Machine) -> Iterator[_Stated]:
         yield "devices_per_host", machine.devices_per_host, str(machine.devices_per_host)
     if machine.deviation is not None:
         yield "deviation", machine.deviation, f"{machine.deviation:.3f} of log(step time)"
+    if machine.stragglers is not None:
+        words = f"{100 * machine.stragglers:.2f} % of a step for each e-fold of hosts"
+        yield "stragglers", machine.stragglers, words
 
 
 def _device(device: Device) -> Iterator[_Stated]:

@@ -80,13 +80,14 @@ def fullest_stage(notes: str, shape: Shape, stages: float) -> float:
     """Layers of the fullest stage: as the row places them, else as even as halves allow.
 
     A placement is a list of layers a stage, or of [stage, [attentions, feed-forwards]]; a
-    feed-forward part counts for its share of a block's weights.
+    feed-forward part counts for its share of a block's FLOP.
     """
     placed = _PLACED.search(notes)
     even = float(np.ceil(2.0 * shape.layers / max(1.0, stages - _TABLE_STAGES)) / 2.0)
     if not placed:
         return even
-    share = shape.matrices * shape.width * shape.inner / shape.block
+    scores = 2.0 * shape.sequence * shape.width
+    share = shape.matrices * shape.width * shape.inner / (shape.block + scores)
     counts = [_blocks(one, share) for one in json.loads(placed[1])]
     return max(counts, default=even) or even
 
@@ -123,7 +124,7 @@ def step_terms(runs: Columns, given: Mapping[str, Number]) -> dict[str, Column]:
     hop = 2.0 * 2.0 * tokens * runs.width / (runs.inner * k["inner"])
     slots = runs.accumulation + runs.pipeline - 1.0
     weights = (runs.fullest * runs.block + runs.table / runs.pipeline) * 2.0
-    rings = 2.0 * ring_bytes(weights, runs.replicas) / (runs.inner * k["ring"])
+    rings = 2.0 * ring_bytes(weights, runs.replicas) / (_ring_rate(runs) * k["ring"])
     racks = np.maximum(runs.devices / _RACK, 1.0)
     between = 2.0 * ring_bytes(weights, racks) / (runs.cards / runs.per_host * k["gateway"])
     off_chip = weights / 2.0 * 16.0 * runs.spilled / runs.replicas / k["far_rate"]
@@ -135,3 +136,14 @@ def step_terms(runs: Columns, given: Mapping[str, Number]) -> dict[str, Column]:
         "replicas": np.where(runs.replicas > 1, rings + between, 0.0),
         "update": off_chip + k["fixed"],
     }
+
+
+def _ring_rate(runs: Columns) -> Column:
+    """Bytes/s that the ring of one stage's replicas has, one direction.
+
+    From one replica to the next each stage has a ring of its own, and where replicas lie in several
+    hosts all of them share the links between two hosts.
+    """
+    shared = runs.between / np.maximum(runs.pipeline, 1.0)
+    several = runs.devices > runs.per_host
+    return np.asarray(np.where(several, np.minimum(runs.inner, shared), runs.inner), dtype=float)

@@ -109,6 +109,8 @@ class Device:
     per_host: float = 8.0
     inner: float = 1e12
     """Bytes/s of one device to others of its host, one direction."""
+    between: float = 1e12
+    """Bytes/s from one host to the next in a rack over links of the devices' own, one direction."""
     cards: float = 1e12
     """Bytes/s of all network cards of a host, one direction."""
     ports: float = 8.0

@@ -37,6 +37,8 @@ def machine_table(machine: Machine) -> RenderableType:
         table.add_row(Text(f"tier {tier.name}"), words)
     for link in machine.links:
         table.add_row(Text(f"link {link.name}"), _link_words(link))
+    if machine.devices > machine.devices_per_host:
+        table.add_row("stragglers", _straggler_words(machine))
     if machine.rule != "overlapping":
         table.add_row("rule", _rule_words(machine))
     noise = f", noise {100 * machine.noise:.1f} %" if machine.noise is not None else ""
@@ -109,6 +111,13 @@ def _link_words(link: Link) -> str:
     if link.shared_by is not None and link.shared_by > 1:
         words += f", {link.shared_by} devices share each"
     return words
+
+
+def _straggler_words(machine: Machine) -> str:
+    if machine.stragglers is None:
+        return "not known: predicted as if all hosts were equally fast"
+    share = 100 * (machine.pace(machine.devices) - 1)
+    return f"on all {machine.hosts} hosts a step takes {share:.1f} % longer for the slowest"
 
 
 def _rule_words(machine: Machine) -> str:

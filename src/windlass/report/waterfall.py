@@ -13,7 +13,7 @@ _SMALLEST_SHARE = 0.002
 _COLOURS = {
     "matmul": "blue", "attention": "sky", "traffic": "orange", "launch": "grey",
     "update": "green", "norm": "pink", "load": "brown", "exchange and waiting": "violet",
-    "waiting for far memory": "red",
+    "waiting for far memory": "red", "waiting for the slowest host": "yellow",
 }  # fmt: skip
 
 

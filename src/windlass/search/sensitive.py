@@ -39,6 +39,9 @@ def _seconds(field: Field, found: Found, machine: Machine) -> float:
 def _better(machine: Machine) -> Iterator[tuple[str, Machine]]:
     for name, change in _DEVICE.items():
         yield name, machine.model_copy(update={"device": change(machine.device)})
+    if machine.stragglers:
+        fewer = machine.model_copy(update={"stragglers": machine.stragglers / BETTER})
+        yield "waiting for the slowest host", fewer
     for at, link in enumerate(machine.links):
         for name, faster in (
             ("rate", {"rate": link.rate * BETTER}),

@@ -2,7 +2,7 @@
 
 from bisect import bisect_left
 from itertools import pairwise
-from math import exp, inf, log
+from math import ceil, exp, inf, log
 from typing import ClassVar, Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
@@ -315,6 +315,9 @@ class Machine(Document):
     deviation: float | None = Field(default=None, gt=0, lt=inf)
     """Standard deviation of log(measured / predicted) of published runs on such machines, predicted
     as plans are; None where none were compared."""
+    stragglers: float | None = Field(default=None, ge=0, lt=inf)
+    """Share of a step that it waits for the slowest of several hosts, for each e-fold of hosts, as
+    published runs on such hosts showed it; None where no such runs are known."""
     contention: float = 0.0
     """Share of its time that the measuring process waited for a core that others held."""
     yardstick_seconds: Seconds = 0.0
@@ -359,6 +362,15 @@ class Machine(Document):
     def devices(self) -> int:
         """Devices in all hosts."""
         return self.hosts * self.devices_per_host
+
+    def pace(self, devices: int) -> float:
+        """Times that a step on so many devices takes as long for its slowest host: `1 + s ln(n)`.
+
+        Hosts are filled one after the other. The law is that of `stragglers` in
+        `published/gpu.py`; without a constant the slowest host is as fast as any.
+        """
+        hosts = ceil(devices / self.devices_per_host)
+        return 1.0 + (self.stragglers or 0.0) * log(hosts)
 
     def shared(self, devices: int) -> Self:
         """This machine of one device as one of several, which share what it has.

@@ -1,0 +1,86 @@
+"""Stragglers: a step over several hosts waits for the slowest, by the clock and in closed form."""
+
+from math import e
+
+import pytest
+
+from factories import cut_graph, tiny_graph, tiny_machine, tiny_plan
+from windlass.cost.closed import least_seconds
+from windlass.cost.predict import predict
+from windlass.cost.simulate import simulate
+from windlass.program.lower import lower
+from windlass.search.field import Field
+from windlass.search.sweep import Sweep
+from windlass.spec.machine import Machine
+from windlass.spec.plan import Plan
+from windlass.spec.request import Request
+
+GRAPH = cut_graph(tiny_graph(layers=4, width=64, vocabulary=90), (2,))
+EVEN = tiny_machine(devices=8).model_copy(update={"hosts": 4, "devices_per_host": 2})
+"""Four hosts of two devices, all equally fast."""
+UNEVEN = EVEN.model_copy(update={"stragglers": 0.05})
+PINS = ("train.batch=8", "train.sequence=32", "train.steps=10", "compile=false")
+
+
+def plans(on: Machine) -> list[tuple[Plan, float, float]]:
+    """All plans of a small space with the seconds of their steps and what bounds them from below.
+
+    Both by the closed form.
+    """
+    field = Field(Request.resolve(overrides=PINS), GRAPH, on)
+    sweep, found = Sweep(field, 1e12), []
+    for cell in field.cells():
+        seconds = sweep.totals(cell).step_seconds
+        least = least_seconds(sweep.chain, cell.shape, cell.ends, cell.rows)[cell.rows.run]
+        found += [
+            (field.plan(cell, at), float(seconds[at]), float(least[at]))
+            for at in range(cell.rows.count)
+        ]
+    return found
+
+
+@pytest.mark.parametrize(("devices", "hosts"), [(1, 1), (2, 1), (3, 2), (8, 4)])
+def test_hosts_are_filled_one_after_the_other(devices: int, hosts: int):
+    each = UNEVEN.model_copy(update={"devices_per_host": 1})
+    assert UNEVEN.pace(devices) == each.pace(hosts)
+
+
+def test_each_e_fold_of_hosts_adds_the_same_share_of_a_step():
+    assert UNEVEN.pace(2) == 1
+    assert UNEVEN.pace(200) - UNEVEN.pace(20) == pytest.approx(UNEVEN.pace(20) - UNEVEN.pace(2))
+    many = UNEVEN.model_copy(update={"devices_per_host": 1})
+    assert many.pace(round(1e6 * e)) - many.pace(10**6) == pytest.approx(0.05, rel=1e-6)
+
+
+def test_where_nobody_knows_hosts_are_taken_to_be_equally_fast():
+    assert EVEN.pace(8) == 1
+
+
+@pytest.mark.parametrize("cut", [{"pipeline": 4}, {"replicas": 8}, {"tensor": 2, "replicas": 2}])
+def test_what_the_slowest_host_takes_is_a_term_of_the_step(cut: dict[str, int]):
+    plan = tiny_plan(GRAPH, UNEVEN, accumulation=4, **cut)
+    even, told = predict(plan, GRAPH, EVEN), predict(plan, GRAPH, UNEVEN)
+
+    waited = told.by_term["waiting for the slowest host"]
+    assert told.step_seconds == pytest.approx(even.step_seconds * UNEVEN.pace(plan.cut.devices))
+    assert waited == pytest.approx(told.step_seconds - even.step_seconds)
+    assert sum(told.by_term.values()) == pytest.approx(told.step_seconds)
+    assert sum(told.by_kind.values()) == pytest.approx(told.step_seconds)
+    assert "waiting for the slowest host" not in even.by_term
+
+
+def test_the_timeline_ends_with_the_step_of_the_slowest_host():
+    plan = tiny_plan(GRAPH, UNEVEN, pipeline=4, accumulation=4)
+    programs = lower(plan, GRAPH)
+    lanes = simulate(plan, GRAPH, UNEVEN, programs).lanes
+    told = predict(plan, GRAPH, UNEVEN, programs)
+    assert max(max(lane.ends) for lane in lanes) == pytest.approx(told.step_seconds)
+
+
+def test_the_closed_form_waits_as_long_as_the_clock():
+    for (plan, even, _), (same, uneven, least) in zip(plans(EVEN), plans(UNEVEN), strict=True):
+        assert plan.cut == same.cut
+        clocked = predict(plan, GRAPH, UNEVEN), predict(plan, GRAPH, EVEN)
+        ratio = clocked[0].step_seconds / clocked[1].step_seconds
+        assert uneven / even == pytest.approx(ratio, rel=1e-9)
+        assert least <= uneven * (1 + 1e-9)

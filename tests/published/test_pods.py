@@ -1,0 +1,62 @@
+"""The law of step time on pods: where its sums over replicas go, and how full a stage is."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from published.made_tables import BERT, run_of
+from windlass.published.constants import calibration
+from windlass.published.pods import fullest_stage
+from windlass.published.predict import predict
+from windlass.published.run import Cut, Run
+from windlass.published.stacks import catalogue
+
+SUMMED = 1e-9
+"""Sums of a dozen numbers in float64."""
+
+
+@pytest.fixture
+def bert(tmp_path: Path) -> Run:
+    return run_of(tmp_path, BERT)
+
+
+def summing_seconds(run: Run, **changes: float) -> float:
+    cut: Cut = replace(run.cut, **changes)
+    (found,) = predict([replace(run, cut=cut)])
+    return found.by_term["replicas"]
+
+
+def test_rings_of_all_stages_share_what_joins_two_hosts(bert: Run):
+    device = catalogue().device(bert.device)
+    few = summing_seconds(bert, devices=16.0, pipeline=4.0, replicas=4.0)
+    many = summing_seconds(bert, devices=32.0, pipeline=8.0, replicas=4.0)
+
+    weights = 2.0 * (bert.cut.fullest * bert.shape.block + bert.shape.table / 4.0)
+    share = calibration(bert.stack).values["pod.ring"]
+    once_around = 2.0 * weights * 3.0 / 4.0
+    assert few == pytest.approx(once_around / (device.between / 4.0 * share), rel=SUMMED)
+    lighter = weights - 2.0 * bert.shape.table / 8.0
+    assert many / few == pytest.approx(2.0 * lighter / weights, rel=SUMMED)
+
+
+def test_replicas_of_one_host_sum_over_its_own_links(bert: Run):
+    within = summing_seconds(bert, devices=4.0, pipeline=2.0, replicas=2.0)
+    between = summing_seconds(bert, devices=8.0, pipeline=2.0, replicas=4.0)
+
+    device = catalogue().device(bert.device)
+    bytes_sent = 1.5  # of a ring of four over one of two
+    assert between / within == pytest.approx(
+        bytes_sent * device.inner / (device.between / 2.0), rel=SUMMED
+    )
+
+
+def test_a_feed_forward_part_fills_a_stage_by_its_share_of_the_flop(bert: Run):
+    def layers(attentions: int, forwards: int, sequence: float) -> float:
+        shape = replace(bert.shape, sequence=sequence)
+        return fullest_stage(f"layers_per_ipu)=[[0, [{attentions}, {forwards}]]]", shape, 1.0)
+
+    assert layers(3, 3, 512.0) == pytest.approx(3.0)
+    # Of a token's 24 d^2 + 4 s d FLOP forward 16 d^2 are the feed-forward part's.
+    assert layers(0, 1, 512.0) == pytest.approx(16 * 1024 / (24 * 1024 + 4 * 512))
+    assert layers(1, 0, 4096.0) > layers(1, 0, 512.0)
