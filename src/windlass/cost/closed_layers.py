@@ -53,6 +53,8 @@ class Chain:
         self._prices = PassPrices(base, graph, machine, self.tied, rings)
         self.passes: Callable[[tuple[Setting, ...]], PassNumbers] = cache(self._prices.of)
         """Prices of passes, a row for each setting; as `PassPrices.of`."""
+        self.rows: Callable[[int, int], Floats] = self._prices.ops.rows
+        """Bytes that rows looked up take, of slices and sequences; as `ChainOps.rows`."""
         self.states: Callable[[Sequence[Block]], StateNumbers] = StatePrices(
             base, graph, machine, rings
         ).of
@@ -102,15 +104,6 @@ class Chain:
             fixed = norm_rate(priced_plan(self.base, precision, sums=sums), device)
             found[rows] = fixed or rates_at(device.traffic, nbytes[rows])
         return found
-
-    def rows(self, settings: Sequence[Setting], micros: Ints) -> Floats:
-        """What looked-up rows of earlier micro-batches take, of each setting by kind of layer.
-
-        Args:
-            settings: of the runs.
-            micros: micro-batches of a step, of each.
-        """
-        return self._prices.ops.rows(settings, micros)
 
     def kinds(self, tensor: int) -> Mapping[str, LayerKind]:
         """The kinds of layer, whole or as one of t slices."""

@@ -12,7 +12,6 @@ from typing import NamedTuple, get_args
 import numpy as np
 import numpy.typing as npt
 
-from windlass.cost.closed_ways import Setting
 from windlass.cost.op import DeviceRates, Mode, Pass, host_seconds, ops_seconds, values
 from windlass.program.exchanged import collective_bytes
 from windlass.program.instruction import Kind
@@ -86,6 +85,10 @@ class ChainOps:
         """Elements of each gradient (columns) that a pass of each of some micro-batches gives; a
         single row where that does not depend on it. Of a number of slices and a kind."""
 
+        self.rows: Callable[[int, int], Floats] = cache(self._rows)
+        """Bytes of float32 of the rows that so many sequences look up, by kind of layer; of a
+        number of slices. As `program.sizes.rows_bytes`."""
+
     def _kinds(self, tensor: int) -> Mapping[str, LayerKind]:
         """The kinds of layer, whole or as one of t slices."""
         return self._graph.cut(tensor).kinds
@@ -115,22 +118,14 @@ class ChainOps:
         by_micro = seconds.reshape(*shape, -1).transpose(0, 3, 1, 2)
         return Alone(by_micro, sent, hops, self._held(mode, tensors, sizes))
 
-    def rows(self, settings: Sequence[Setting], micros: Ints) -> Floats:
-        """As `program.sizes.rows_bytes`, by kind, of settings in so many micro-batches."""
-        known: dict[tuple[int, int], int] = {}
-        before = (np.array([each.micro for each in settings]) * (micros - 1)).tolist()
-        place = [
-            known.setdefault((each.tensor, micro), len(known))
-            for each, micro in zip(settings, before, strict=True)
-        ]
-        found = np.zeros((len(known), len(self.variants)))
-        for at, (name, _) in enumerate(self.variants):
-            if self.kinds(1)[name].looks_up:
-                found[:, at] = [
-                    4.0 * sum(self.kinds(tensor)[name].fresh_elements(micro, self._sequence))
-                    for tensor, micro in known
-                ]
-        return found[place]
+    def _rows(self, tensor: int, sequences: int) -> Floats:
+        layers = (self.kinds(tensor)[variant.name] for variant in self.variants)
+        return np.array(
+            [
+                4.0 * sum(each.fresh_elements(sequences, self._sequence)) if each.looks_up else 0.0
+                for each in layers
+            ]
+        )
 
     def _passes(self, mode: Mode, tensors: Sequence[int]) -> Iterator[Pass]:
         for tensor, kind, variant in product(tensors, PASSES, self.variants):

@@ -111,10 +111,12 @@ def _as_one(columns: Floats) -> Ints:
 
 def _looked_up(chain: Chain, rows: Rows) -> Floats:
     """What looked-up rows of earlier micro-batches take in each run, by kind of layer."""
-    both = rows.setting * (int(rows.micros.max()) + 1) + rows.micros
+    settings = rows.settings
+    before = settings.micro[rows.setting] * (rows.micros - 1)
+    both = settings.tensor[rows.setting] * (int(before.max()) + 1) + before
     _, first, alike = np.unique(both, return_index=True, return_inverse=True)
-    settings = rows.settings.some(rows.setting[first])
-    return chain.rows(settings, rows.micros[first])[alike]
+    asked = zip(settings.some(rows.setting[first]), before[first].tolist(), strict=True)
+    return np.stack([chain.rows(each.tensor, sequences) for each, sequences in asked])[alike]
 
 
 def _places(

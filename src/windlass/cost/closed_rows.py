@@ -88,6 +88,11 @@ class Settings:
         return np.array([each.tensor * each.replicas for each in self.all])
 
     @cached_property
+    def micro(self) -> Ints:
+        """Of each the sequences of a micro-batch."""
+        return np.array([each.micro for each in self.all], dtype=np.int64)
+
+    @cached_property
     def compiled(self) -> npt.NDArray[np.bool_]:
         """Of each whether its layers are compiled."""
         return np.array([each.compiled for each in self.all])
