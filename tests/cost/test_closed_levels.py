@@ -2,6 +2,7 @@
 
 from itertools import product
 
+import numpy as np
 import pytest
 
 from windlass.cost.closed_levels import Shape, levels_of
@@ -49,6 +50,22 @@ def test_each_stage_takes_its_passes_in_the_turn_of_the_order(shape: Shape):
             for kind, micro, chunk in turns
         ]  # fmt: skip
         rows = [
-            int(row) for level in levels_of(shape).all for row in level.rows[level.stages == stage]
+            int(row)
+            for level in levels_of(shape).all
+            for row in level.rows[np.arange(shape.pipeline)[level.stages] == stage]
         ]
         assert rows == asked
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_a_step_of_the_settled_micro_batches_begins_as_a_longer_one_does(shape: Shape):
+    settled, longer = (
+        levels_of(shape._replace(micros=micros))
+        for micros in (shape.settled, shape.settled + shape.pipeline)
+    )
+    assert settled.places == longer.places
+    together = longer.settled
+    assert 0 < together < min(len(settled.all), len(longer.all))
+    for one, other in zip(settled.all[:together], longer.all[:together], strict=True):
+        assert str(one) == str(other)
+    assert str(settled.all[together]) != str(longer.all[together])

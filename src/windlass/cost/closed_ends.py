@@ -20,8 +20,9 @@ import numpy.typing as npt
 
 from windlass.cost.closed_layers import Floats, Ints
 from windlass.cost.closed_parts import LayerSums, Parts
-from windlass.cost.closed_pipeline import Folded, Stops
+from windlass.cost.closed_pipeline import Folded
 from windlass.cost.closed_sums import Sums, Term
+from windlass.cost.closed_walk import Stops
 from windlass.spec.plan import Recompute
 
 

@@ -13,8 +13,8 @@ import numpy as np
 
 from windlass.cost.closed_layers import Floats
 from windlass.cost.closed_parts import Parts
-from windlass.cost.closed_pipeline import Firsts
 from windlass.cost.closed_sums import Sums, Term
+from windlass.cost.closed_walk import Firsts
 
 
 def lateness(parts: Parts, firsts: Firsts, gather: Floats) -> Sums:

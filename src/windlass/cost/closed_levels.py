@@ -2,8 +2,12 @@
 
 Passes of the same depth wait for none of each other, so that the times of all of them are found at
 once. A message has a place from when it is sent until it is taken.
+
+In every order the turns of fewer micro-batches are those of more with the others left out. So
+depths and places are found once, of as many micro-batches as any shape has.
 """
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
@@ -12,10 +16,10 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from windlass.program.schedule import taken
+from windlass.cost.closed_turns import BACKWARD, FORWARD, Turns
 from windlass.spec.plan import Order
 
-_Ints = npt.NDArray[np.intp]
+_Ints = npt.NDArray[np.int64]
 
 _FEW_MORE = 5
 """Micro-batches beyond as many as there are stages, from which on steps of plain orders repeat."""
@@ -55,19 +59,25 @@ class Shape(NamedTuple):
 class Level(NamedTuple):
     """Passes that wait for none of each other, an element for each."""
 
-    stages: _Ints
+    stages: slice | _Ints
     rows: _Ints
     """Of the durations, all kinds of passes below each other."""
     needs: _Ints
     """The place of the message that it needs; 0 for none."""
-    senders: _Ints
+    senders: slice | _Ints
     """Which of them send a message."""
+    from_: slice | _Ints
+    """The stages of those."""
     sends: _Ints
     """The places of these messages."""
-    lasts: _Ints
-    """Which of them are the last backward pass of their chunk."""
-    chunks: _Ints
-    """The chunks of those."""
+    loads: Sequence[int]
+    """Which of them are forward passes of one of the chain's ends."""
+    firsts: Sequence[tuple[int, int, int]]
+    """Which of them are the first pass of their chunk, with the stage and that."""
+    lasts: Sequence[tuple[int, int, int]]
+    """Which of them are the last backward pass of their chunk, with the stage and that."""
+    turns: int
+    """How many chunks a stage has ended at most, with this level's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,104 +87,78 @@ class Levels:
     all: tuple[Level, ...]
     places: int
     """Of messages, that of none among them."""
+    settled: int
+    """Levels that a step of the settled micro-batches has alike, if this has more."""
 
 
 @lru_cache(maxsize=1024)
 def levels_of(shape: Shape) -> Levels:
     """The passes of a shape's stages by how many others come before them."""
-    turns = _turns(shape)
-    depth = _depths(turns)
-    needs, sends, places = _placed(turns, depth)
-    by_depth = np.argsort(depth, kind="stable")
-    depth = depth[by_depth]
-    edges = np.searchsorted(depth, np.arange(depth[-1] + 2)).tolist()
-    stages, rows, needs, sends, lasts = (
-        each[by_depth] for each in (turns.stages, turns.rows, needs, sends, turns.lasts)
-    )
-    within = np.arange(len(depth)) - np.array(edges)[depth]
-    sending, ending = np.flatnonzero(sends), np.flatnonzero(lasts >= 0)
-    sender_edges = np.searchsorted(sending, edges).tolist()
-    end_edges = np.searchsorted(ending, edges).tolist()
-    senders, sends = within[sending], sends[sending]
-    enders, chunks = within[ending], lasts[ending]
-    return Levels(
-        tuple(
-            Level(
-                stages[low:high],
-                rows[low:high],
-                needs[low:high],
-                senders[first:last],
-                sends[first:last],
-                enders[begin:end],
-                chunks[begin:end],
-            )
-            for (low, high), (first, last), (begin, end) in zip(
-                pairwise(edges), pairwise(sender_edges), pairwise(end_edges), strict=True
-            )
-        ),
-        places,
-    )
+    most = max(shape.micros, shape.settled + shape.pipeline)
+    passes, places = _most(shape._replace(micros=most))
+    own = passes.only(passes.micros < shape.micros)
+    other = passes.micros >= shape.settled
+    ends = (passes.kinds == BACKWARD) & (passes.micros == shape.settled - 1)
+    apart = passes.depths[other | ends].min()
+    return Levels(_levels(shape, own), places, len(np.unique(own.depths[own.depths < apart])))
 
 
-class _Turns(NamedTuple):
-    """The passes of all stages, one stage behind the other, an element for each."""
+class _Passes(NamedTuple):
+    """Passes of all stages by their depths, an element for each."""
 
+    depths: _Ints
+    """How many others come before it, one after the other."""
     stages: _Ints
-    rows: _Ints
+    kinds: _Ints
+    """As `closed_turns` numbers them."""
+    micros: _Ints
+    chunks: _Ints
+    """Of the chain."""
     needs: _Ints
     """The message that it needs, an output of the chunk before or its own one's gradient; or 0."""
     sends: _Ints
-    """The message that it sends, or 0. Those of a chunk follow each other."""
-    lasts: _Ints
-    """The chunk whose last backward pass it is; -1 of any other."""
-    chunks_sent: _Ints
-    """A number for the chunk whose outputs, or the gradients of whose inputs, it sends."""
+    """The message that it sends, or 0."""
+
+    def only(self, chosen: npt.NDArray[np.bool_] | _Ints) -> "_Passes":
+        """Some of them."""
+        return _Passes(*(each[chosen] for each in self))
 
 
-_CODES = {"forward": 0, "backward": 1, "backward input": 1, "backward weight": 2}
-
-
-def _turns(shape: Shape) -> _Turns:
-    order, pipeline, chunks, micros = shape.order, shape.pipeline, shape.chunks, shape.micros
-    kinds, micro, part = list[int](), list[int](), list[int]()
-    for stage in range(pipeline):  # one after the other, since so many tuples at once are slow
-        turns = taken(order, pipeline, stage, micros, chunks=shape.interleave)
-        kinds += [_CODES[turn[0]] for turn in turns]
-        micro += [turn[1] for turn in turns]
-        part += [turn[2] for turn in turns]
-    kind, micro_ = np.array(kinds), np.array(micro)
-    stages = np.repeat(np.arange(pipeline), len(kinds) // pipeline)
-    chunk = np.array(part) * pipeline + stages
-    forward, backward = kind == 0, kind == 1
-    output, gradient = 1 + chunk * micros + micro_, 1 + (chunks + chunk) * micros + micro_
+@lru_cache(maxsize=128)
+def _most(shape: Shape) -> tuple[_Passes, int]:
+    """The passes of a step, their messages numbered by places, and how many of those there are."""
+    pipeline, micros, chunks = shape.pipeline, shape.micros, shape.chunks
+    turns = Turns(shape.order, pipeline, shape.interleave, micros).passes()
+    kinds, micro, part = (each.ravel() for each in turns)
+    stages = np.repeat(np.arange(pipeline), turns.kinds.shape[1])
+    chunk = part * pipeline + stages
+    forward, backward = kinds == FORWARD, kinds == BACKWARD
     ahead, behind = chunk < chunks - 1, chunk > 0
-    return _Turns(
-        stages=stages,
-        rows=chunk + chunks * np.where(forward, 0, 2 * kind - 1 + (micro_ == 0)),
-        needs=np.where(forward & behind, output - micros, np.where(backward & ahead, gradient, 0)),
-        sends=np.where(forward & ahead, output, np.where(backward & behind, gradient - micros, 0)),
-        lasts=np.where(backward & (micro_ == micros - 1), chunk, -1),
-        chunks_sent=np.where(backward, chunks + chunk, chunk),
-    )
+    output, gradient = 1 + chunk * micros + micro, 1 + (chunks + chunk) * micros + micro
+    needs = np.where(forward & behind, output - micros, np.where(backward & ahead, gradient, 0))
+    sends = np.where(forward & ahead, output, np.where(backward & behind, gradient - micros, 0))
+    depths = _depths(stages, needs, sends)
+    passes = _Passes(depths, stages, kinds, micro, chunk, needs, sends)
+    return _placed(passes.only(np.argsort(depths, kind="stable")))
 
 
-def _depths(turns: _Turns) -> _Ints:
+def _depths(stages: _Ints, needs: _Ints, sends: _Ints) -> _Ints:
     """How many passes come before each, one after the other."""
-    needs, sends = turns.needs.tolist(), turns.sends.tolist()
-    sent = [-1] * (max(sends) + 1)
+    need, send = needs.tolist(), sends.tolist()
+    sent = [-1] * (max(send) + 1)
     sent[0] = 0
-    ends = [*np.flatnonzero(np.diff(turns.stages, prepend=-1)).tolist(), len(needs)]
-    at, depths = ends[:-1], [0] * len(needs)
+    ends = [*np.flatnonzero(np.diff(stages, prepend=-1)).tolist(), len(need)]
+    at, depths = ends[:-1], [0] * len(need)
     reached = [0] * len(at)
     while at != ends[1:]:
         before = at[:]
         for stage, end in enumerate(ends[1:]):
             place, now = at[stage], reached[stage]
-            while place < end and (came := sent[needs[place]]) >= 0:
+            while place < end and (came := sent[need[place]]) >= 0:
                 now = max(now, came) + 1
                 depths[place] = now
-                if sends[place]:
-                    sent[sends[place]] = now
+                if send[place]:
+                    sent[send[place]] = now
                 place += 1
             at[stage], reached[stage] = place, now
         if at == before:
@@ -182,26 +166,95 @@ def _depths(turns: _Turns) -> _Ints:
     return np.array(depths) - 1
 
 
-def _placed(turns: _Turns, depth: _Ints) -> tuple[_Ints, _Ints, int]:
-    """Needs and sends with messages numbered by their places, and how many places there are.
+def _placed(passes: _Passes) -> tuple[_Passes, int]:
+    """Passes with messages numbered by their places, and how many places there are.
 
-    The messages of a chunk take turns in as many places as are under way at once.
+    What a stage sends on in one direction is taken in the turn in which it is sent, so that it
+    takes turns in as many places as are under way at once.
     """
-    sender, taker = np.flatnonzero(turns.sends), np.flatnonzero(turns.needs)
+    sender, taker = np.flatnonzero(passes.sends), np.flatnonzero(passes.needs)
     if not sender.size:
-        return turns.needs, turns.sends, 1
-    sender = sender[np.argsort(turns.sends[sender])]
-    taker = taker[np.argsort(turns.needs[taker])]
-    message, chunk = turns.sends[sender], turns.chunks_sent[sender]
-    first = np.flatnonzero(np.diff(chunk, prepend=-1))
-    later = chunk * (int(depth.max()) + 1)
-    taken_ = np.maximum.accumulate(later + depth[taker])
+        return passes, 1
+    taken = np.zeros(int(passes.sends.max()) + 1, dtype=np.int64)
+    taken[passes.needs[taker]] = passes.depths[taker]
+    line = 2 * passes.stages[sender] + (passes.kinds[sender] == FORWARD)
+    by_line = np.argsort(line, kind="stable")
+    sender, line = sender[by_line], line[by_line]
+    message = passes.sends[sender]
+    first = np.flatnonzero(np.diff(line, prepend=-1))
+    later = line * (int(passes.depths.max()) + 1)
+    left = np.maximum.accumulate(later + taken[message])
     under_way = np.arange(1, 1 + len(message)) - np.searchsorted(
-        taken_, later + depth[sender], "right"
+        left, later + passes.depths[sender], "right"
     )
     counts = np.maximum.reduceat(under_way, first)
     begins = 1 + np.cumsum(counts) - counts
-    of = np.cumsum(np.diff(chunk, prepend=chunk[0]) > 0)
-    place = np.zeros(int(message.max()) + 1, dtype=np.intp)
+    of = np.cumsum(np.diff(line, prepend=line[0]) > 0)
+    place = np.zeros(len(taken), dtype=np.int64)
     place[message] = begins[of] + (np.arange(len(message)) - first[of]) % counts[of]
-    return place[turns.needs], place[turns.sends], 1 + int(counts.sum())
+    placed = passes._replace(needs=place[passes.needs], sends=place[passes.sends])
+    return placed, 1 + int(counts.sum())
+
+
+def _levels(shape: Shape, passes: _Passes) -> tuple[Level, ...]:
+    """Passes level by level."""
+    chunks, first = shape.chunks, passes.micros == 0
+    forward, stages = passes.kinds == FORWARD, passes.stages
+    rows = passes.chunks + chunks * np.where(forward, 0, 2 * passes.kinds - 1 + first)
+    begins = np.unique(passes.depths, return_index=True)[1]
+    edges = [*begins.tolist(), len(rows)]
+    at = np.arange(len(rows)) - np.repeat(begins, np.diff(edges))
+
+    def some(chosen: npt.NDArray[np.bool_], *of_each: _Ints) -> Iterator[Sequence[tuple[int, ...]]]:
+        """Of each level numbers of some of its passes."""
+        places = np.flatnonzero(chosen)
+        found = list(zip(*(each[places].tolist() for each in of_each), strict=True))
+        return (found[low:high] for low, high in pairwise(np.searchsorted(places, edges).tolist()))
+
+    ends = (passes.chunks == 0) | (passes.chunks == chunks - 1)
+    last = (passes.kinds == BACKWARD) & (passes.micros == shape.micros - 1)
+    ended = np.where(last, shape.interleave - passes.chunks // shape.pipeline, 0)
+    sending = np.flatnonzero(passes.sends)
+    sends, sender_edges = passes.sends[sending], np.searchsorted(sending, edges).tolist()
+    return tuple(
+        Level(
+            stages_,
+            rows[low:high],
+            passes.needs[low:high],
+            senders,
+            from_,
+            sends[begin:end],
+            [each for (each,) in loads],
+            firsts,
+            lasts,
+            turns,
+        )
+        for (low, high), (begin, end), stages_, senders, from_, loads, firsts, lasts, turns in zip(
+            pairwise(edges),
+            pairwise(sender_edges),
+            _spans(stages, edges),
+            _spans(at[sending], sender_edges),
+            _spans(stages[sending], sender_edges),
+            some(forward & ends, at),
+            some(forward & first, at, stages, passes.chunks),
+            some(last, at, stages, passes.chunks),
+            np.maximum.accumulate(np.maximum.reduceat(ended, begins)).tolist(),
+            strict=True,
+        )
+    )
+
+
+def _spans(places: _Ints, edges: list[int]) -> Iterator[slice | _Ints]:
+    """Of each level its places, as a slice if they are evenly spaced: those need not be copied."""
+    steps = np.diff(places, append=0)
+    level = np.repeat(np.arange(len(edges) - 1), np.diff(edges))
+    inner = np.diff(level, append=-1) == 0
+    uneven = np.zeros(len(edges) - 1, dtype=bool)
+    begins = np.array(edges)[level]
+    uneven[level[inner & (steps != steps[begins])]] = True
+    first, step = places.tolist(), np.where(inner, steps, 1).tolist()
+    for (low, high), scattered in zip(pairwise(edges), uneven.tolist(), strict=True):
+        if scattered or low == high:
+            yield places[low:high]
+        else:
+            yield slice(first[low], first[high - 1] + 1, step[low])

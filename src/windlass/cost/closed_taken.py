@@ -10,9 +10,10 @@ from windlass.cost.closed_ends import Loans, Passed, alike
 from windlass.cost.closed_layers import Chain, Floats, Ints
 from windlass.cost.closed_ops import HELD
 from windlass.cost.closed_parts import LayerSums, Parts, Repeats
-from windlass.cost.closed_pipeline import Durations, LoanBack, fold
+from windlass.cost.closed_pipeline import fold
 from windlass.cost.closed_places import layers_again
 from windlass.cost.closed_rows import Rows, Settings
+from windlass.cost.closed_walk import Durations, LoanBack
 from windlass.spec.plan import Recompute
 
 Name = Literal["forward", "backward", "backward_input", "backward_weight", "sum_first", "sum_later"]
@@ -162,8 +163,6 @@ def _durations(
     parted = parts.shape.order == "zero-bubble"
     later, first = (_adding(parts, times, first=each).by_chunk().T for each in (False, True))
     none = np.zeros_like(later)
-    load = none.copy()
-    load[[0, -1]] = times.load
     inputs = times.sums("backward_input", again=True).by_chunk().T if parted else none
     return Durations(
         forward=times.sums("forward").by_chunk().T,
@@ -171,7 +170,7 @@ def _durations(
         backward_first=inputs if parted else first,
         weight=later if parted else none,
         weight_first=first if parted else none,
-        load=load,
+        load=times.load,
         message=times.message,
         lending=np.zeros_like(times.message) if loans is None else loans.lending,
         lender=0 if loans is None else int(parts.stage[loans.owner]),
