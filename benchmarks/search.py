@@ -11,9 +11,8 @@ import time
 
 from results import append_row
 from windlass import api
-from windlass.api.plan import in_slices
+from windlass.api.plan import in_open_slices
 from windlass.search.field import Field
-from windlass.search.space import degrees
 from windlass.search.sweep import Sweep
 
 ASKED = ("gpt3-175b", "dgx-a100-80gb:512", "4096")
@@ -23,7 +22,7 @@ def measure(model: str, machine: str, batch: str) -> dict[str, object]:
     """The figures of one space."""
     request = api.ask(model, f"train.batch={batch}", "train.sequence=2048", machine=machine)
     found = api.find_machine(machine)
-    graph = in_slices(request.model, api.capture(request.model), degrees(request, found))
+    graph = in_open_slices(request, api.capture(request.model), found)
     near = found.device.near.capacity_bytes
     field = Field(request, graph, found)
     first, first_seconds = timed(lambda: next(iter(Sweep(field, near).first(1).best), None))

@@ -122,7 +122,12 @@ def _cut_kind(kind: LayerKind, degree: int, width: int) -> LayerKind:
         costs = lambda e: _head_cost(e, width, own, degree)  # noqa: E731
     else:
         costs = lambda e: _block_cost(e, width, degree)  # noqa: E731
-    return LayerKind(name=kind.name, parameters=parameters, costs=_costs(costs))
+    selective: tuple[LayerCost, ...] = ()
+    if kind.selective:
+        selective = _costs(lambda e: _selective_cost(e, width, degree))[::2]
+    return LayerKind(
+        name=kind.name, parameters=parameters, costs=_costs(costs), selective=selective
+    )
 
 
 def _cut_parameter(whole: Parameter, degree: int, *, square: bool) -> dict[str, object]:
@@ -300,15 +305,19 @@ def _block_cost(e: int, width: int, degree: int = 1) -> dict[str, object]:
     }  # fmt: skip
 
 
-def _selective_cost(e: int, width: int) -> dict[str, object]:
-    """The same block, of which half is kept: the other half is made again as it goes back."""
-    cost = _block_cost(e, width)
-    half = Quantity(bs=width * e / 2)
+def _selective_cost(e: int, width: int, degree: int = 1) -> dict[str, object]:
+    """The same block, of which half is kept: the other half is made again as it goes back.
+
+    Slices gather its input once more for that.
+    """
+    cost = _block_cost(e, width, degree)
+    half = Quantity(bs=width * e / 2 / degree)
     again = Op(
         name="act again", kind="memory", read_bytes=half, written_bytes=half,
         live_bytes=_times(half, 2),
     )  # fmt: skip
-    return cost | {"backward": (again, *cost["backward"]), "kept_bytes": half}
+    gather = tuple(op for op in cost["forward"] if op.name == "gather")[:1]
+    return cost | {"backward": (*gather, again, *cost["backward"]), "kept_bytes": half}
 
 
 def _head_cost(e: int, width: int, vocabulary: int, degree: int = 1) -> dict[str, object]:

@@ -188,8 +188,7 @@ def plans(draw: st.DrawFn, graph: Graph, devices: tuple[int, ...] = (2, 4)) -> P
         order, chunks = ("1f1b", 1) if order == "interleaved" else (order, 1)
     chunks = draw(st.integers(2, chunks)) if chunks > 1 else 1
     weights = optimizer if far else draw(st.sampled_from(divisors(optimizer)))
-    whole = tensor == 1 and order != "zero-bubble"
-    recomputes = ("none", "selective", "layer") if whole else ("none", "layer")
+    recomputes = ("none", "layer") if order == "zero-bubble" else ("none", "selective", "layer")
     plan = tiny_plan(
         graph, MACHINE, pipeline=pipeline, tensor=tensor, replicas=replicas, micro=micro,
         accumulation=accumulation, sequence=SEQUENCE, sharding=(weights, optimizer), order=order,

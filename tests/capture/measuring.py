@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +11,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from windlass.models.chain import Chain
 from windlass.models.loss import loss_of
+from windlass.models.selective import selective
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +35,7 @@ def weigh(
     micro: int,
     sequence: int,
     compiled: bool,
+    selectively: bool = False,
     rows: int = 1,
     columns: int = 1,
 ) -> Weighed:
@@ -40,6 +43,8 @@ def weigh(
     layer = chain.layers[index].to(dtype)
     run = runner(layer, loss=index == len(chain.layers) - 1, rows=rows)
     run = torch.compile(run) if compiled else run
+    if selectively:
+        run = partial(selective, run, draws=False)
     weights = dict(layer.named_parameters())
     x = make_input(chain, index, micro, sequence // (rows if index else 1), dtype, columns)
     wanted = [*([x] if x.requires_grad else []), *weights.values()]

@@ -158,7 +158,7 @@ def groups() -> Iterator[tuple[str, str, str]]:
 
 def seen_and_said(
     cut: Captured, groups: tuple[str, str, str], name: str, index: int, precision: Precision, *,
-    compiled: bool, slices: int = 4,
+    compiled: bool, selectively: bool = False, slices: int = 4,
 ) -> tuple[Weighed, LayerCost]:  # fmt: skip
     """Bytes of the first of four slices of a layer, run, and its graph."""
     chain, graph = cut(name, 2, 4, GRID, **FAMILIES[name])
@@ -178,10 +178,12 @@ def seen_and_said(
         micro=MICRO,
         sequence=SEQUENCE,
         compiled=compiled,
+        selectively=selectively,
         rows=place.rows,
         columns=columns,
     )
-    return seen, graph.cut(slices).kinds[chain.kinds[index]].cost(precision, compiled=compiled)
+    kind = graph.cut(slices).kinds[chain.kinds[index]]
+    return seen, kind.cost(precision, compiled=compiled, selective=selectively)
 
 
 def peaks(cost: LayerCost) -> tuple[float, float]:
@@ -209,6 +211,21 @@ def test_a_slice_run_as_written_takes_the_bytes_that_its_graph_says(
     # The caller counts gradients of parameters.
     low, high = seen.backward_peak - seen.gradients, seen.backward_peak
     assert low * 0.98 - scratch <= backward <= high * 1.02
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", ["gpt-tiny", "llama-tiny"])
+@pytest.mark.parametrize("slices", [4, GRID], ids=str)
+def test_a_slice_that_keeps_only_large_products_keeps_the_bytes_that_its_graph_says(
+    cut: Captured, groups: tuple[str, str, str], name: str, precision: Precision, slices: int
+):
+    seen, cost = seen_and_said(
+        cut, groups, name, 1, precision, compiled=False, selectively=True, slices=slices
+    )
+    forward, _ = peaks(cost)
+    scratch = 48 * 2**10 * 2 if precision == "bfloat16" else 1024
+    assert cost.kept_bytes.at(MICRO, SEQUENCE) == pytest.approx(seen.kept, rel=0.001, abs=1024)
+    assert forward == pytest.approx(seen.forward_peak, rel=0.001, abs=scratch)
 
 
 @pytest.mark.slow

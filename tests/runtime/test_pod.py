@@ -136,6 +136,24 @@ def test_a_grid_of_slices_equals_one_device_and_sends_the_bytes_of_its_program(
     Seen().add(world, plan)
 
 
+@pytest.mark.parametrize("tensor", [2, Grid(2, 2)])
+@pytest.mark.parametrize("precision", ["float64", "float32"])
+def test_slices_that_keep_only_large_products_equal_one_device_and_gather_once_more(
+    world: World, tensor: int, precision: str
+) -> None:
+    plan = tiny_plan(
+        world.graph, MACHINE, tensor=tensor, micro=2, accumulation=BATCH // 2, sequence=SEQUENCE,
+        precision=precision, recompute="selective",
+    )  # fmt: skip
+    Seen().add(world, plan)
+    keeping = tiny_plan(
+        world.graph, MACHINE, tensor=tensor, micro=2, accumulation=BATCH // 2, sequence=SEQUENCE,
+        precision=precision,
+    )  # fmt: skip
+    again, once = (exchanged(each, world.graph, 0)["backward"] for each in (plan, keeping))
+    assert once < again < 2 * once
+
+
 @pytest.mark.parametrize("precision", ["float64", "float32"])
 def test_an_encoder_in_a_grid_of_slices_equals_one_device(encoders: World, precision: str) -> None:
     plan = tiny_plan(

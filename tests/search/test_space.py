@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 from factories import cut_graph, tiny_graph, tiny_machine
 from windlass.errors import Faults
 from windlass.search.space import degrees, divisors, plans, vary
+from windlass.spec.grid import Grid
 from windlass.spec.plan import Plan
 from windlass.spec.request import Request
 
@@ -118,9 +119,14 @@ def test_neighbours_may_share_layers_where_the_machine_has_several_and_the_graph
     assert {plan.cut.tensor for plan in plans(request(), GRAPH, EIGHT)} == {1}
     odd = request("train.sequence=18")
     assert {plan.cut.tensor for plan in plans(odd, SLICED, EIGHT)} == {1, 2}
-    assert degrees(request(), EIGHT) == (2, 4, 8)
-    assert degrees(request(), tiny_machine(devices=6)) == (2, 4)
+    assert degrees(request(), EIGHT) == (2, 4, 8, Grid(2, 2), Grid(4, 2))
+    assert degrees(request(), tiny_machine(devices=6)) == (2, 4, Grid(2, 2))
     assert degrees(request(), MACHINE) == ()
+
+
+def test_where_a_model_cannot_be_cut_in_the_quickest_grid_the_next_is_open():
+    assert degrees(request(), EIGHT, {8, Grid(4, 2)}) == (2, 4, 8, Grid(2, 2), Grid(2, 4))
+    assert degrees(request(), EIGHT, {Grid(2, 2)}) == (2, 4, 8, Grid(4, 2))
 
 
 def test_a_number_of_slices_is_held_and_refused_where_it_cannot_be():

@@ -128,7 +128,7 @@ def plan(
     devices = cut_of(request).devices
     if devices > 1 and request.machine == HERE and found.device.kind == "cpu":
         found = found.shared(devices)
-    graph = in_slices(request.model, graph, degrees(request, found), progress=progress)
+    graph = in_open_slices(request, graph, found, progress=progress)
     if progress is not None:
         progress("searching", 0, None)
     choice = choose(request, graph, found)
@@ -153,6 +153,21 @@ def capture(model: ModelRequest) -> Graph:
         graph = capture_chain(chain_of_request(model))
         save_graph(folder, key, graph)
     return graph
+
+
+def in_open_slices(
+    request: Request, graph: Graph, machine: Machine, *, progress: Progress | None = None
+) -> Graph:
+    """The graph in all slices that a request leaves open on a machine; as `in_slices`.
+
+    Of a grid that the model cannot be cut in the next quick one takes the place.
+    """
+    while True:
+        known = graph.uncut
+        asked = degrees(request, machine, known)
+        graph = in_slices(request.model, graph, asked, progress=progress)
+        if graph.uncut == known:
+            return graph
 
 
 def in_slices(

@@ -152,10 +152,9 @@ def _kind(chain: Chain, index: int, width: int | None, place: Place) -> tuple[La
 def _selective_costs(subject: _Subject) -> Iterator[LayerCost]:
     """What a layer between the ends costs that keeps only what its large products give.
 
-    None of a slice, whose exchanges would be run again, nor of one that changes what is kept in
-    place: torch refuses that, and the layer can still be run as it is.
+    None of one that changes what is kept in place, which is refused: it can still be run as it is.
     """
-    if subject.width is None or subject.last or subject.place.degree > 1:
+    if subject.width is None or subject.last:
         return
     with suppress(ModelError):
         fitted = [_fitted(subject, each, selectively=True)[0] for each in _DTYPES]

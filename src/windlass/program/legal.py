@@ -227,13 +227,11 @@ def selective_faults(plan: Plan, graph: Graph) -> Iterator[str]:
             f"{told} `order` = zero-bubble, whose backward passes come in two parts; set `order` "
             "= 1f1b, or `recompute` = none or layer"
         )
-    if plan.cut.tensor > 1:
-        yield (
-            f"{told} `cut.tensor` = {plan.cut.tensor}, whose slices would exchange again; set "
-            "`cut.tensor` = 1, or `recompute` = none or layer"
-        )
+    if plan.cut.tensor > 1 and plan.cut.tensor not in graph.slices:
+        return  # told with the slices
+    kinds = graph.cut(plan.cut.tensor).kinds
     within = {span.kind for span in graph.chain} - {graph.chain[0].kind, graph.chain[-1].kind}
-    if not all(graph.kinds[name].selective for name in within):
+    if not all(kinds[name].selective for name in within):
         yield (
             f"{told} `{graph.name}`, of whose layers some cannot be run so; set `recompute` = none "
             "or layer"

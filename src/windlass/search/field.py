@@ -20,7 +20,7 @@ from windlass.cost.closed_rows import Again, Rows
 from windlass.cost.closed_ways import Share
 from windlass.program.legal import arrangement_faults, selective_faults, slice_faults
 from windlass.program.recompute import recomputing
-from windlass.search.space import captured, divisors, precisions, sequence_of
+from windlass.search.space import captured, degrees, divisors, precisions, sequence_of
 from windlass.search.space import recomputes as recomputes_of
 from windlass.search.stages import stages_of
 from windlass.search.table import Family, Table, block_of
@@ -41,7 +41,10 @@ from windlass.spec.request import Request
 
 _ORDERS: tuple[Order, ...] = ("1f1b", "gpipe", "zero-bubble", "interleaved")
 _CHUNKS = (2, 3, 4, 6, 8, 12)
-"""Numbers of chunks that are tried where the request leaves them open."""
+"""Numbers of chunks that are tried of any number of blocks."""
+
+_MOST_CHUNKS = 24
+"""Of a stage: with more, messages have taken longer than the waiting that they saved."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +90,10 @@ class Field:
     @cached_property
     def tensors(self) -> tuple[int, ...]:
         """Numbers of slices that layers and tokens can be cut in."""
-        pin = self.request.cut.tensor
-        able = (1, *sorted(self.graph.slices)) if pin is None else (pin,)
+        pin, known = self.request.cut.tensor, self.graph.slices
+        asked = degrees(self.request, self.machine, self.graph.uncut)
+        open_ = (each for each in asked if each in known)
+        able = (1, *open_) if pin is None else (pin,)
         return tuple(
             degree
             for degree in able
@@ -136,7 +141,8 @@ class Field:
     def _micros_of(self) -> Mapping[Shape, tuple[int, ...]]:
         """All shapes that are legal, each with its plans' numbers of micro-batches."""
         found: dict[Shape, tuple[int, ...]] = {}
-        for pipeline, (order, chunks) in product(self.pipelines, self._orders()):
+        ways = ((each, *way) for each in self.pipelines for way in self._orders(each))
+        for pipeline, order, chunks in ways:
             if chunks * pipeline > self.graph.layers or (pipeline == 1 and order != "1f1b"):
                 continue
             for micros in self.micros:
@@ -306,16 +312,23 @@ class Field:
             for order in ("1f1b", "gpipe", "zero-bubble")
         } | {"interleaved": True}
 
-    def _orders(self) -> Iterator[tuple[Order, int]]:
+    def _orders(self, pipeline: int) -> Iterator[tuple[Order, int]]:
+        """Orders of so many stages, each with a number of chunks."""
         order, chunks = self.request.order, self.request.interleave
         for each in _ORDERS if order is None else (order,):
             if each != "interleaved":
                 if chunks in (None, 1):
                     yield each, 1
             elif chunks is None:
-                yield from ((each, count) for count in _CHUNKS)
+                yield from ((each, count) for count in self._chunks(pipeline))
             elif chunks > 1:
                 yield each, chunks
+
+    def _chunks(self, pipeline: int) -> tuple[int, ...]:
+        """Numbers of chunks of a stage: some few, and all that part its blocks evenly."""
+        own, rest = divmod(max(span.count for span in self.graph.chain), pipeline)
+        even = () if rest else divisors(own)[1:]
+        return tuple(sorted({*_CHUNKS, *(count for count in even if count <= _MOST_CHUNKS)}))
 
     @cached_property
     def micros(self) -> tuple[int, ...]:

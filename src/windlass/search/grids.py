@@ -3,23 +3,23 @@
 from collections.abc import Sequence
 
 from windlass.cost.rings import ring
-from windlass.spec.grid import grid
+from windlass.spec.grid import Grid
 from windlass.spec.machine import Link
 
 _MOST_ROWS = 16
 """Heads divide by rows, and few models have heads for more."""
 
 
-def quickest_grid(slices: int, links: Sequence[Link]) -> int:
-    """The grid whose blocks exchange in the least time; a number where that is one column.
+def grids(slices: int, links: Sequence[Link]) -> tuple[Grid, ...]:
+    """Grids of several rows and columns, those first whose blocks exchange in the least time.
 
     Args:
         slices: a power of two.
         links: of the machine, innermost first, at least one.
     """
-    able = (2**at for at in range(slices.bit_length()) if slices <= 2**at * _MOST_ROWS)
-    columns = min(able, key=lambda columns: _exchange(slices, columns, links))
-    return grid(slices // columns, columns)
+    able = (2**at for at in range(1, slices.bit_length() - 1) if slices <= 2**at * _MOST_ROWS)
+    quickest = sorted(able, key=lambda columns: _exchange(slices, columns, links))
+    return tuple(Grid(slices // columns, columns) for columns in quickest)
 
 
 def _exchange(slices: int, columns: int, links: Sequence[Link]) -> float:

@@ -4,14 +4,14 @@ A machine of several devices may share each layer among neighbours: of what else
 nothing is tried yet.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from itertools import product
 from typing import TypeVar, get_args
 
 from windlass.errors import Faults
 from windlass.program.legal import slice_faults
 from windlass.program.recompute import recomputing
-from windlass.search.grids import quickest_grid
+from windlass.search.grids import grids
 from windlass.spec.graph import PRECISION_BYTES, Graph, Precision
 from windlass.spec.machine import Machine
 from windlass.spec.plan import NEAR, Batch, Home, Moments, Order, Plan, Recompute, Stage
@@ -137,12 +137,18 @@ def vary(
     return plan.model_copy(update=changes)
 
 
-def degrees(request: Request, machine: Machine) -> tuple[int, ...]:
+def degrees(request: Request, machine: Machine, uncut: Collection[int] = ()) -> tuple[int, ...]:
     """The numbers of slices, 2 or more, that a request asks for or leaves open on a machine.
 
     All powers of two up to `MOST_SLICES`, whatever link joins them: a pod's devices are few to a
-    link, and where slices on slower links do not pay the search says so. The most are in a grid,
-    since few models have heads for so many in one dimension: that which is quickest on these links.
+    link, and where slices on slower links do not pay the search says so. Each is a number, in one
+    dimension, and also the grid that is quickest on these links: which of both is quicker depends
+    on the micro-batch, and few models have heads for many in one dimension.
+
+    Args:
+        request: that leaves slices open, or names them.
+        machine: whose links join them.
+        uncut: what the model is known not to be cut in: there the next quick grid is open.
     """
     pin = request.cut.tensor
     if pin is not None:
@@ -150,9 +156,11 @@ def degrees(request: Request, machine: Machine) -> tuple[int, ...]:
     taken = (request.cut.pipeline or 1) * (request.cut.replicas or 1)
     most = min(MOST_SLICES, machine.devices // taken) if machine.links else 1
     able = tuple(2**power for power in range(1, most.bit_length()) if 2**power <= most)
-    return tuple(
-        quickest_grid(each, machine.links) if each == MOST_SLICES else each for each in able
+    found = (
+        (each for each in grids(slices, machine.links) if each not in uncut) for slices in able
     )
+    quickest = (next(each, None) for each in found)
+    return (*able, *(each for each in quickest if each is not None))
 
 
 def sequence_of(request: Request, graph: Graph) -> int:
@@ -196,7 +204,7 @@ def _tensors(request: Request, graph: Graph, machine: Machine) -> tuple[int, ...
         return (request.cut.tensor,)
     able = (
         degree
-        for degree in degrees(request, machine)
+        for degree in degrees(request, machine, graph.uncut)
         if not any(slice_faults(degree, sequence, graph))
     )
     return (1, *able)
