@@ -1,115 +1,157 @@
-"""How many micro-batches a stage holds at its fullest moments, by chunk of layers, from its order.
+"""Moments: when a stage may be fullest, and how many micro-batches it holds then, from its order.
 
-A micro-batch is held from its forward pass to the end of its backward pass. Moments of four sorts
-matter: forward passes before and after gradients are there, and backward passes that make them or
-add to them. Of each sort the one at which most is held stands for all.
+A micro-batch is held in a chunk from its forward pass to the end of its backward pass. Between the
+turns at which a stage goes on to another chunk, or begins or ceases to take turns, what it holds
+grows or shrinks by as much with each pass. So the passes at both ends of such stretches stand for
+all, and those beside them where a chunk's first or last backward pass is unlike the others.
 """
 
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
-from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
 
-from windlass.cost.closed_layers import Floats
 from windlass.cost.closed_levels import Shape
-from windlass.program.instruction import BACKWARDS
-from windlass.program.schedule import Pass, taken
+from windlass.cost.closed_standing import standing
+from windlass.cost.closed_turns import BACKWARD, FORWARD, WEIGHT, Before, Turns
 
-Moment = Literal["first forward", "forward", "first backward", "backward", "first weight", "weight"]
-"""The first ones find no gradient yet; `weight` is the weights' part of a parted backward pass."""
-
-MOMENTS: tuple[Moment, ...] = (
-    "first forward", "forward", "first backward", "backward", "first weight", "weight",
-)  # fmt: skip
+_Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
-    """Micro-batches at one sort of moment.
+class Moments:
+    """Passes that may be the fullest of their stage; columns go over its chunks."""
 
-    A row for each chunk at work, a column for each chunk of its stage.
-    """
+    stage: _Ints
+    kind: _Ints
+    """Of the pass, as `closed_turns` counts them."""
+    chunk: _Ints
+    """At work, counted within the stage."""
+    first: _Ints
+    """1 of a pass that is its chunk's first that makes gradients."""
+    last: _Ints
+    """1 of the last that adds to them."""
+    open: _Ints
+    """Other micro-batches whose backward pass has not begun."""
+    growth: _Ints
+    """How many more of them with each micro-batch beyond the settled ones."""
+    waiting: _Ints
+    """Other micro-batches whose backward pass waits for its weights' part."""
+    made: _Ints
+    """1 of a chunk all of whose gradients have been made."""
+    over: _Ints
+    """1 of a chunk that has had all its passes."""
+    begun: _Ints
+    """1 of a chunk that has had its first forward pass, or has it now."""
 
-    open: Floats
-    """Whose backward pass has not begun, that of the pass at work among them; 0 in a row of a chunk
-    that has no such moment."""
-    parted: Floats
-    """Whose backward pass waits for its weights' part."""
-    growth: Floats
-    """How many more are open with each micro-batch beyond the settled ones."""
-    there: Floats
-    """Of each row 1 if there is such a moment, else 0."""
-
-
-def held(shape: Shape, layers: tuple[int, ...]) -> dict[Moment, Held]:
-    """What is held at the fullest moment of each sort.
-
-    Args:
-        shape: of the plans.
-        layers: of each chunk, which tell how full a moment is.
-    """
-    if not shape.repeats:
-        return _held(shape, layers)
-    short, long = (
-        _held(shape._replace(micros=micros), layers)
-        for micros in (shape.settled, shape.settled + shape.pipeline)
-    )
-    return {
-        moment: replace(low, growth=(long[moment].open - low.open) / shape.pipeline)
-        for moment, low in short.items()
-    }
+    def only(self, chosen: Sequence[int]) -> "Moments":
+        """Some of them."""
+        return Moments(**{each.name: getattr(self, each.name)[chosen] for each in fields(self)})
 
 
 @lru_cache(maxsize=512)
-def _held(shape: Shape, layers: tuple[int, ...]) -> dict[Moment, Held]:
-    side = (shape.chunks, shape.interleave)
-    found = {
-        moment: Held(
-            open=np.zeros(side), parted=np.zeros(side), growth=np.zeros(side),
-            there=np.zeros(shape.chunks),
-        )
-        for moment in MOMENTS
-    }  # fmt: skip
-    for stage in range(shape.pipeline):
-        _walk(shape, stage, layers, found)
-    return found
+def moments(shape: Shape, alike: tuple[int, ...]) -> Moments:
+    """The moments at which stages may be fullest.
+
+    Args:
+        shape: of the plans; one that stands for any number of micro-batches too.
+        alike: of each stage a number; of those that share it only the fullest moments are told.
+    """
+    micros = shape.settled if shape.repeats else shape.micros
+    found = _moments(Turns(shape.order, shape.pipeline, shape.interleave, micros))
+    if shape.repeats and shape.order == "gpipe":
+        further = Turns(shape.order, shape.pipeline, shape.interleave, micros + shape.pipeline)
+        growth = (_moments(further).open - found.open) // shape.pipeline
+        found = replace(found, growth=growth)
+    keys = np.array(alike)[found.stage]
+    for own in (found.chunk, found.kind, found.first, found.last):
+        keys = keys * (1 + int(own.max())) + own
+    # One that waits holds no less than one that is open, and a chunk that is over no more.
+    held = found.open + found.waiting
+    counts = (held, found.growth, found.waiting, found.made, -found.over, found.begun)
+    return found.only(standing(np.concatenate(counts, axis=1), keys))
 
 
-def _walk(shape: Shape, stage: int, layers: tuple[int, ...], found: dict[Moment, Held]) -> None:
-    sizes = layers[stage :: shape.pipeline]
-    open_, parted = [0] * shape.interleave, [0] * shape.interleave
-    begun, full = False, 0
-    fullest: dict[tuple[Moment, int], int] = {}
-    kept: dict[tuple[Moment, int], tuple[list[int], list[int]]] = {}
-    order, micros = shape.order, shape.micros
-    for turn in taken(order, shape.pipeline, stage, micros, chunks=shape.interleave):
-        kind, _, chunk = turn
-        if kind == "forward":
-            open_[chunk] += 1
-            full += sizes[chunk]
-        key = (_moment(turn, begun=begun), chunk)
-        if full > fullest.get(key, 0):
-            fullest[key], kept[key] = full, (open_[:], parted[:])
-        if kind != "forward":
-            begun = begun or kind in BACKWARDS
-            if kind == "backward input":
-                parted[chunk] += 1
-            if kind == "backward weight":
-                parted[chunk] -= 1
-            else:
-                open_[chunk] -= 1
-            full -= sizes[chunk] if kind in BACKWARDS else 0
-    for (moment, chunk), (opened, waiting) in kept.items():
-        at, row = found[moment], chunk * shape.pipeline + stage
-        at.open[row], at.parted[row], at.there[row] = opened, waiting, 1.0
+def _moments(turns: Turns) -> Moments:
+    parts = [
+        _part(turns, FORWARD, _forward_edges(turns)),
+        _part(turns, BACKWARD, _backward_edges(turns)),
+    ]
+    if turns.parted:
+        parts.append(_part(turns, WEIGHT, _weight_edges(turns)))
+    return Moments(
+        **{
+            each.name: np.concatenate([getattr(part, each.name) for part in parts])
+            for each in fields(Moments)
+        }
+    )
 
 
-def _moment(turn: Pass, *, begun: bool) -> Moment:
-    if turn.kind == "forward":
-        return "forward" if begun else "first forward"
-    if turn.kind == "backward weight":
-        return "weight" if turn.micro else "first weight"
-    if turn.kind == "backward input":
-        return "backward" if begun else "first backward"
-    return "first backward" if turn.micro == 0 else "backward"
+def _part(turns: Turns, kind: int, turn: _Ints) -> Moments:
+    """What each stage (rows) holds at some passes of one kind, by their turn."""
+    count = {
+        FORWARD: turns.before_forward, BACKWARD: turns.before_backward, WEIGHT: turns.before_weight
+    }[kind](turn)  # fmt: skip
+    stage = np.broadcast_to(turns.stages, turn.shape).ravel()
+    before, turn, chunks = Before(*map(np.ravel, count)), turn.ravel(), np.arange(turns.interleave)
+    chunk, micro = turns.chunk(turn), turns.micro(turn)
+    if kind == BACKWARD:
+        chunk = turns.interleave - 1 - chunk
+    at_work = (chunk[:, None] == chunks).astype(np.int64)
+    came = turns.through(before.forward[:, None], chunks)
+    left = turns.through(before.backward[:, None], chunks[::-1])
+    done = before.weight[:, None] if turns.parted else left
+    adds = int(kind == (WEIGHT if turns.parted else BACKWARD))
+    return Moments(
+        stage=stage,
+        kind=np.full_like(turn, kind),
+        chunk=chunk,
+        first=adds * (micro == 0),
+        last=adds * (micro == turns.micros - 1),
+        open=came - left - at_work * (kind == BACKWARD),
+        growth=np.zeros_like(came),
+        waiting=left - done - at_work * (kind == WEIGHT),
+        made=np.minimum(done, 1),
+        over=done // turns.micros,
+        begun=np.minimum(came + at_work, 1),
+    )
+
+
+def _edges(turns: Turns, *edges: _Ints) -> _Ints:
+    """Turns of each stage (rows), all within those that there are."""
+    sides = turns.pipeline
+    rows = [np.broadcast_to(edge, (sides, edge.shape[-1])) for edge in edges]
+    return np.clip(np.concatenate(rows, axis=1), 0, turns.count - 1)
+
+
+def _changes(turns: Turns) -> _Ints:
+    """Turns at which a stage goes on to another chunk."""
+    return np.arange(0, turns.count + 1, turns.pipeline if turns.interleave > 1 else turns.count)
+
+
+def _forward_edges(turns: Turns) -> _Ints:
+    change, warm, stages = _changes(turns), turns.warm, turns.stages
+    both = warm + change
+    """Backward passes go on to another chunk."""
+    edges = [change - 1, change, both - 1, both, both + 1]
+    return _edges(turns, *edges, *([warm + stages, warm + stages + 1] if turns.parted else []))
+
+
+def _backward_edges(turns: Turns) -> _Ints:
+    change, stages = _changes(turns), turns.stages
+    both = change - turns.warm - 1
+    """Forward passes go on to another chunk, or have come to their end."""
+    edges = [change - 2, change - 1, change, change + 1, both - 1, both, both + 1]
+    return _edges(turns, *edges, *([stages, stages + 1] if turns.parted else []))
+
+
+def _weight_edges(turns: Turns) -> _Ints:
+    change = _changes(turns)
+    without = turns.count - turns.stages - 1
+    """From there on no other backward pass comes between."""
+    drained = without - turns.warm
+    edges = [change - 2, change - 1, change, change + 1]
+    edges += [each + beside for each in (without, drained) for beside in (-1, 0, 1)]
+    return _edges(turns, *edges)

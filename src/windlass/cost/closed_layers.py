@@ -71,6 +71,12 @@ class Chain:
         numbers[list(ops.selective)] = len(ops.names) + np.arange(len(ops.selective))
         return numbers
 
+    @property
+    def numbered(self) -> tuple[LayerKind, ...]:
+        """What stands behind each number of a kind, in one piece; `variants` among them."""
+        ops = self._prices.ops
+        return tuple(ops.kinds(1)[each.name] for each in ops.variants)
+
     def kinds_as(self, modes: Sequence[Recompute]) -> Ints:
         """The kind of each layer, recomputed in one of these modes."""
         chosen = np.array(modes) == "selective"

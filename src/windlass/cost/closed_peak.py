@@ -9,16 +9,15 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from windlass.cost.closed_held import held
 from windlass.cost.closed_layers import Chain, Floats, Ints
 from windlass.cost.closed_levels import Shape
-from windlass.cost.closed_memory import Columns, Loaned, fullest, reduces_early
+from windlass.cost.closed_memory import Fullest, Layout, fullest
 from windlass.cost.closed_ops import HELD
 from windlass.cost.closed_parts import Parts
-from windlass.cost.closed_places import Layout, Places, layers_again, sorts_of
-from windlass.cost.closed_rows import Rows, Settings, Table
+from windlass.cost.closed_places import layers_again
+from windlass.cost.closed_rows import Again, Rows, Settings, Table
+from windlass.cost.closed_sizes import OTHERS, SIZES, Kinds
 from windlass.cost.closed_sums import largest_sum
-from windlass.spec.plan import Recompute
 
 
 def peak_bytes(chain: Chain, parts: Parts, rows: Rows, always: Floats) -> Floats:
@@ -30,39 +29,51 @@ def peak_bytes(chain: Chain, parts: Parts, rows: Rows, always: Floats) -> Floats
         rows: the plans.
         always: what is there at any moment of each pair, by sort of stage.
     """
-    sorts = _Sorts(chain, parts.shape, rows)
-    there = np.full((sorts.count, int(parts.sort.max()) + 1), -np.inf)
-    for again, chosen in sorts.by_again():
-        modes = layers_again(parts.shape, parts.ends, rows.agains[again])
-        places = _places(chain, parts, modes)
-        found = _moments(chain, places, chain.kinds_as(modes), rows.settings, sorts, chosen)
-        for stage, nbytes in zip(places.stages, found, strict=True):
-            sort = parts.sort[stage]
-            there[chosen, sort] = np.maximum(there[chosen, sort], nbytes)
+    sorts, there = _there(chain, parts, rows, tuple(parts.sort.tolist()))
     return largest_sum(there, always, sorts.sort, rows.pair)
 
 
 def stage_bytes(chain: Chain, parts: Parts, rows: Rows, always: Floats) -> Floats:
     """What each stage (columns) of each plan (rows) holds at its fullest; as `peak_bytes`."""
-    sorts = _Sorts(chain, parts.shape, rows)
-    there = np.empty((sorts.count, parts.shape.pipeline))
-    for again, chosen in sorts.by_again():
-        modes = layers_again(parts.shape, parts.ends, rows.agains[again])
-        places = _places(chain, parts, modes, every=True)
-        kinds = chain.kinds_as(modes)
-        there[chosen] = _moments(chain, places, kinds, rows.settings, sorts, chosen).T
+    sorts, there = _there(chain, parts, rows, tuple(range(parts.shape.pipeline)))
     return np.asarray(there[sorts.sort] + always[rows.pair][:, parts.sort])
+
+
+def _there(
+    chain: Chain, parts: Parts, rows: Rows, stages: tuple[int, ...]
+) -> tuple["_Sorts", Floats]:
+    """What is held of each sort of plans (rows) but for what is always there.
+
+    Args:
+        chain: of layers.
+        parts: of the plans.
+        rows: the plans.
+        stages: of each its sort (columns).
+    """
+    shape = parts.shape
+    found = {
+        again: fullest(_layout(chain, parts, rows.agains[again]), stages)
+        for again in np.unique(rows.again).tolist()
+    }
+    told = any(each.tells_shards for each in found.values())
+    sorts = _Sorts(chain, shape, rows, told=told)
+    there = np.empty((sorts.count, 1 + max(stages)))
+    for again, chosen in sorts.by_again():
+        sizes, own = _sizes(chain, rows.settings, sorts, chosen)
+        nbytes = _bytes(found[again], sizes, sorts.micros[chosen] - shape.settled)
+        there[chosen] = (nbytes + own).T
+    return sorts, there
 
 
 class _Sorts:
     """Sorts of plans whose stages are as full, but for what is always there.
 
-    Of rts and rts' it matters whether they are above 1, and only in a few shapes how far.
+    Of rts and rts' it matters whether they are above 1, and how far only where shards are told.
     """
 
-    def __init__(self, chain: Chain, shape: Shape, rows: Rows) -> None:
+    def __init__(self, chain: Chain, shape: Shape, rows: Rows, *, told: bool) -> None:
         shards = rows.pairs[:, 1]
-        if not reduces_early(shape):
+        if not told:
             shards = np.minimum(shards, 2)
         pairs = shards * 2 + (rows.pairs[:, 0] > 1)
         kinds, of_pair = np.unique(pairs, return_inverse=True)
@@ -119,31 +130,67 @@ def _looked_up(chain: Chain, rows: Rows) -> Floats:
     return np.stack([chain.rows(each.tensor, sequences) for each, sequences in asked])[alike]
 
 
-def _places(
-    chain: Chain, parts: Parts, again: tuple[Recompute, ...], *, every: bool = False
-) -> Places:
-    shape, ends = parts.shape, parts.ends
-    alone = (0, chain.layers - 1, *(chain.tied[0] if chain.tied else ()))
-    layout = Layout(ends, sorts_of(chain.sorts.tolist(), again, alone), again)
-    return Places(shape, layout, held(shape, tuple(np.diff(ends))), every=every)
-
-
-def _moments(
-    chain: Chain, places: Places, kinds: Ints, settings: Settings, sorts: "_Sorts", chosen: Ints
-) -> Floats:
-    """Bytes of each stage (rows) of some sorts (columns), the process's own among them."""
-    found = _numbers(chain, settings).at(sorts.settings[chosen])
-    held, rest = found[:, :-_REST], found[:, -_REST:]
-    columns = Columns(
-        held=held.reshape(len(chosen), len(HELD), -1).swapaxes(0, 1),
-        widths=rest[:, :3],
-        micros=sorts.micros[chosen],
-        rows=sorts.looked_up[chosen],
-        shards=sorts.shards[chosen],
-        shares=sorts.shares[chosen],
+def _layout(chain: Chain, parts: Parts, again: Again) -> Layout:
+    modes = layers_again(parts.shape, parts.ends, again)
+    whole = [mode == "layer" for mode in modes]
+    return Layout(
+        shape=parts.shape,
+        ends=parts.ends,
+        layers=tuple(zip(chain.kinds_as(modes).tolist(), whole, strict=True)),
+        kinds=Kinds(
+            looks_up=tuple(kind.looks_up for kind in chain.numbered),
+            bare=tuple(kind.parameter_count == 0 for kind in chain.numbered),
+        ),
+        loan=chain.tied[0] if chain.tied else None,
     )
-    loan = Loaned(*chain.tied[0], rest[:, 3]) if chain.tied else None
-    return np.asarray(fullest(places, kinds, columns, loan).T + rest[:, 4])
+
+
+def _bytes(found: Fullest, sizes: Floats, beyond: Floats) -> Floats:
+    """Bytes of each sort of stage (rows) of some sorts of plans (columns).
+
+    Args:
+        found: moments.
+        sizes: a row for each sort of plans.
+        beyond: of each its micro-batches after the settled ones.
+    """
+    used = found.counts.any(axis=0)
+    nbytes = found.counts[:, used] @ sizes[:, used].T
+    if found.growth is not None:
+        nbytes += (found.growth @ sizes.T) * beyond
+    return np.asarray(np.maximum.reduceat(nbytes, found.firsts, axis=0))
+
+
+def _sizes(
+    chain: Chain, settings: Settings, sorts: "_Sorts", chosen: Ints
+) -> tuple[Floats, Floats]:
+    """Of some sorts of plans the sizes that moments count, and bytes of the process itself."""
+    found = _numbers(chain, settings).at(sorts.settings[chosen])
+    by_kind, rest = found[:, :-_REST], found[:, -_REST:]
+    each = by_kind.reshape(len(chosen), len(HELD), -1).swapaxes(0, 1)
+    held = dict(zip(HELD, each, strict=True))
+    tokens, wide, narrow, lent, own = np.split(rest, _REST, axis=1)
+    shards, shares = sorts.shards[chosen, None], sorts.shares[chosen, None]
+    flat, converts = shards > 1, wide != narrow
+    sums = held["gradients"] + sorts.looked_up[chosen]
+    shard = np.where(flat, held["gradients"] / shards, sums)
+    sizes: dict[str, Floats] = {
+        "output": held["output"],
+        "kept": held["kept"],
+        "forward": np.maximum(held["forward_peak"], held["output"] + held["kept"]),
+        "again": np.maximum(held["forward_peak"], held["output"]),
+        "backward": held["backward_peak"],
+        "fresh": held["fresh"],
+        "largest": held["largest"] * (flat | converts),
+        "converted": held["largest"] * converts,
+        "sums": sums,
+        "shard": shard,
+        "flat": shard * flat,
+        "whole": held["weights"] * shares,
+        "tokens": tokens,
+        "lent gradient": lent * wide,
+        "lent weights": lent * narrow,
+    }
+    return np.concatenate([sizes[name] for name in (*SIZES, *OTHERS)], axis=1), own[:, 0]
 
 
 _REST = 5

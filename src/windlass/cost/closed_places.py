@@ -1,193 +1,276 @@
-"""Places: the layers that the near tier can be fullest at, in place of all layers of a chain.
+"""Places: what a chunk of layers holds at each of them, counted in sizes of kinds of layers.
 
-From one of equal layers in a row to the next the bytes of a moment grow by as much each time, so
-that they are largest at an end of the row. Its first layer may have another input, so three stand
-for all: the first, the second, which carries the sums of those between, and the last.
-
-Of stages of equal layers those that hold no more than another at any moment are not fuller either,
-and are left out.
+All bytes of a moment are a sum of sizes, such as the outputs of so many layers of a kind, so that
+counts of them say for all plans what is held (`SIZES`). In a row of equal layers they grow by as
+much from one to the next, so that they are largest at an end of the row. Its first layer may have
+another input, and the last of a chunk sends its output away.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from itertools import groupby, pairwise
-from typing import get_args
 
 import numpy as np
-import numpy.typing as npt
 
-from windlass.cost.closed_held import Held, Moment
-from windlass.cost.closed_layers import Floats, Ints
 from windlass.cost.closed_levels import Shape
 from windlass.cost.closed_rows import Again
+from windlass.cost.closed_sizes import Counts, Kinds
+from windlass.cost.closed_standing import standing
+from windlass.cost.closed_turns import BACKWARD, FORWARD, WEIGHT
 from windlass.spec.plan import Recompute
 
-_ENDS = 3
-"""Equal layers in a row from which on not all are places of their own."""
+_FEW = 4
+"""Equal layers in a row up to which all are places of their own."""
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
-    """How a chain is parted, and which of its layers are alike.
+class Chunk:
+    """A chunk of layers, as far as it matters.
 
     Args:
-        ends: first layer of each chunk, and the chain's length.
-        sorts: a number for each layer; layers of the same number are alike.
-        again: of each layer how it is computed again.
+        layers: the kind of each, and whether it is computed again.
+        before: the kind of the layer that gives it its input; None of the chain's first chunk.
+        ends: whether it is the chain's last.
+        parted: whether backward passes are run in two parts.
+        once: whether a step has one micro-batch.
+        borrower: place of a layer that uses weights of another, if that is in it.
+        owner: place of that other layer, if it is in it.
+        lender: kind of that other layer if it is on the same stage; None if it is on another.
     """
 
-    ends: tuple[int, ...]
-    sorts: tuple[int, ...]
-    again: tuple[Recompute, ...]
+    layers: tuple[tuple[int, bool], ...]
+    before: int | None
+    ends: bool
+    parted: bool
+    once: bool
+    borrower: int | None
+    owner: int | None
+    lender: int | None
 
-    def chunk(self, chunk: int) -> tuple[int | None, ...]:
-        """What the layers of a chunk are, and the one that gives it its input."""
-        first, last = self.ends[chunk : chunk + 2]
-        return (self.sorts[first - 1] if first else None, *self.sorts[first:last])
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Filled:
+    """What a chunk holds, in steps of sizes."""
+
+    held: Counts
+    """Rows: a micro-batch before its backward pass; one whose backward pass waits for its weights'
+    part; gradients that the first backward pass makes; what there is more, that is less, after the
+    last pass; and weights from the first pass on."""
+    places: dict[tuple[int, int, int], Counts]
+    """What a pass through it takes at each place (rows), the micro-batch at work included, by kind,
+    and whether it is the first and the last that adds to gradients. Of what has been made before
+    the pass, it says only what has changed since."""
 
 
-class Places:
-    """The places of some stages.
+@lru_cache(maxsize=2048)
+def filled(chunk: Chunk, kinds: Kinds) -> Filled:
+    """What a chunk holds."""
+    return _Layers(chunk, kinds).filled()
 
-    Args:
-        shape: of the plans.
-        layout: of their chain.
-        moments: what is held at the fullest moment of each sort.
-        every: whether stages are kept that cannot be the fullest.
-    """
 
-    def __init__(
-        self, shape: Shape, layout: Layout, moments: Mapping[Moment, Held], *, every: bool = False
-    ) -> None:
-        self.shape = shape
-        self.stages = (
-            tuple(range(shape.pipeline)) if every else _fullest_stages(shape, layout, moments)
-        )
-        """Of each kept stage its place among all."""
-        kept = np.array(self.stages)
-        chunks = (np.arange(shape.interleave)[:, None] * shape.pipeline + kept).ravel()
-        found = [
-            (at, *place) for at, chunk in enumerate(chunks) for place in _row(layout, int(chunk))
+class _Layers:
+    """The layers of a chunk (rows), counted in sizes (columns)."""
+
+    def __init__(self, chunk: Chunk, kinds: Kinds) -> None:
+        self._chunk, self._kinds = chunk, kinds
+        self._kind = np.array([kind for kind, _ in chunk.layers])
+        self._again = np.array([[repeated] for _, repeated in chunk.layers])
+        each, kind = kinds.each, self._kind
+        self._output, self._kept = each("output", kind), each("kept", kind)
+        self._down = each("output", np.array([chunk.before or 0, *kind[:-1]]))
+        """The gradient of a layer's input."""
+        if chunk.before is None:
+            self._down[0] = 0
+        self._came = self._output.copy()
+        """The gradient of a layer's output."""
+        if chunk.ends:
+            self._came[-1] = 0
+        self._stays = self._output.copy()
+        """Of the output, what is left until the backward pass."""
+        if self._again[-1]:
+            self._stays[-1] = 0
+        self._hold = np.where(self._again, 0, self._kept)
+        at_ends = chunk.before is None or chunk.ends
+        self._tokens = kinds.one("tokens") * int(at_ends)
+        self._enters = self._down[0] + self._tokens
+        """What a micro-batch brings: its input and tokens."""
+        self._base = self._enters + _before(self._hold + self._output)
+        """What it holds before it comes to a layer."""
+        self._first_output = np.where(self._again, self._stays, 0)
+        """Where the backward pass starts from a second one."""
+        self._waits = 2 * self._kept + self._output + self._first_output + self._came
+        """What a layer holds between both parts of its backward pass."""
+        self._sums = each("sums", kind)
+        """Gradients that a layer's first backward pass makes."""
+        self._reduced = each("sums", kind) - each("shard", kind)
+        """What is gone of its own once they are reduced."""
+        self._whole = each("whole", kind)
+        """Weights until a layer's last backward pass."""
+        self._released = self._whole.copy()
+        """What is gone right after that pass."""
+        self._place_loan()
+
+    def _place_loan(self) -> None:
+        """Of weights that another layer owns, the gradient is made by the one that borrows them."""
+        chunk, kinds = self._chunk, self._kinds
+        if chunk.lender is not None:
+            if chunk.borrower is not None:
+                self._sums[chunk.borrower] += kinds.each("sums", np.array([chunk.lender]))[0]
+            if chunk.owner is not None:
+                self._sums[chunk.owner] = 0
+        elif chunk.borrower is not None:
+            gradient, weights = kinds.one("lent gradient"), kinds.one("lent weights")
+            self._sums[chunk.borrower] += gradient
+            self._whole[chunk.borrower] += weights
+            self._released[chunk.borrower] += gradient + weights
+
+    def filled(self) -> Filled:
+        held = [
+            self._enters + (self._hold + self._stays).sum(axis=0),
+            self._enters + self._waits.sum(axis=0),
+            self._sums.sum(axis=0),
+            -(self._released + self._reduced).sum(axis=0),
+            self._whole.sum(axis=0),
         ]
-        self.chunk, self.layer, self.times = np.array(found, dtype=np.int64).T
-        self.stage = self.chunk % len(kept)
-        self.again = (np.array(layout.again) == "layer")[self.layer]
-        self.moments = _kept_moments({name: _only(held, chunks) for name, held in moments.items()})
-        self.starts = np.flatnonzero(np.diff(self.chunk, prepend=-1))
-        self.is_first = self.layer == np.array(layout.ends)[chunks][self.chunk]
-        self.is_last = self.layer == np.array(layout.ends)[chunks + 1][self.chunk] - 1
-        self.in_end_chunk = np.isin(chunks, (0, shape.chunks - 1))[self.chunk]
-        """Whether tokens are loaded into its chunk."""
-        self._turns = (shape.interleave, len(kept))
-        self._first = self.starts[self.chunk]
-        self._in_chunk = (self.chunk[:, None] == np.arange(len(chunks))) * self.times[:, None] * 1.0
-        self._in_stage = (self.stage[:, None] == np.arange(len(kept))) * self.times[:, None] * 1.0
+        steps = self._kinds.steps()
+        return Filled(
+            held=np.stack(held) @ steps,
+            places={key: _standing(rows @ steps) for key, rows in self._places()},
+        )
 
-    def of_layers(self, *layers: int) -> tuple[int, ...]:
-        """The places of layers that stand alone."""
-        return tuple(int(np.flatnonzero(self.layer == layer)[0]) for layer in layers)
+    def _places(self) -> Iterator[tuple[tuple[int, int, int], Counts]]:
+        chosen = self._chosen()
+        yield (FORWARD, 0, 0), self._forward()[chosen]
+        if self._chunk.parted:
+            yield (BACKWARD, 0, 0), _stacked(self._backward_input(), chosen)
+        adds = WEIGHT if self._chunk.parted else BACKWARD
+        for first, last in ((1, 1),) if self._chunk.once else ((1, 0), (0, 0), (0, 1)):
+            rows = [row + self._changed(first, last) for row in self._adding(first)]
+            if last:
+                rows += self._at_ends(first)
+            yield (adds, first, last), _stacked(rows, chosen)
 
-    def before(self, values: Floats) -> Floats:
-        """For each place the sum over the layers before it in its chunk."""
-        whole = values * self.times
-        total = np.cumsum(whole, axis=-1) - whole
-        return np.asarray(total - total[..., self._first])
+    def _chosen(self) -> list[int]:
+        """Places that stand for all."""
+        found, count = list[int](), len(self._kind)
+        alone = (self._chunk.borrower, self._chunk.owner)
+        for _, equal in groupby(
+            range(count), key=lambda at: (*self._chunk.layers[at], at in alone)
+        ):
+            row = list(equal)
+            ends = row[:2] + row[-1:]
+            found += row if len(row) <= _FEW else ends
+            if row[-1] == count - 1 and self._again[-1]:
+                found.append(row[-2] if len(row) > 1 else row[-1])
+        return sorted(set(found))
 
-    def after(self, values: Floats) -> Floats:
-        """For each place the sum over the layers behind it in its chunk."""
-        within = self.by_chunk(values)[..., self.chunk]
-        return np.asarray(within - self.before(values) - values)
+    def _forward(self) -> Counts:
+        each, kind = self._kinds.each, self._kind
+        taken = np.where(self._again, each("again", kind), each("forward", kind))
+        return np.asarray(self._base + taken)
 
-    def by_chunk(self, values: Floats) -> Floats:
-        """The sum over the layers of each chunk."""
-        return np.asarray(values @ self._in_chunk)
+    def _repeated(self) -> Counts:
+        """A layer is computed again; where it is not, no more than nothing."""
+        taken = self._base + self._came + self._kinds.each("forward", self._kind)
+        if self._chunk.parted:
+            taken = taken + self._first_output + _after(self._waits)
+        return np.where(self._again, taken, 0)
 
-    def by_stage(self, values: Floats) -> Floats:
-        """The sum over the layers of each stage."""
-        return np.asarray(values @ self._in_stage)
+    def _backward_input(self) -> list[Counts]:
+        own = self._base + self._kept + self._output + self._came
+        own = own + self._first_output + _after(self._waits)
+        backward = self._kinds.each("backward", self._kind)
+        return [own + backward, own + self._kept + self._down, self._repeated()]
 
-    def behind(self, values: Floats) -> Floats:
-        """For each place the sum over later chunks of its stage, whose backward comes before."""
-        if self.shape.interleave == 1:
-            return np.zeros_like(values)
-        chunks = self.by_chunk(values)
-        turns = chunks.reshape(*chunks.shape[:-1], *self._turns)
-        later = np.cumsum(turns[..., ::-1, :], axis=-2)[..., ::-1, :] - turns
-        return np.asarray(later.reshape(chunks.shape)[..., self.chunk])
-
-    def held(self, each: Floats, counts: Floats) -> Floats:
-        """For each chunk at work what its stage's chunks hold, of so many micro-batches each."""
-        if self.shape.interleave == 1:
-            return np.asarray(each * counts[:, 0])
-        own = each.reshape(-1, *self._turns)
-        taken = np.einsum("csj,njs->ncs", counts.reshape(*self._turns, -1), own)
-        return np.asarray(taken.reshape(each.shape))
-
-    def most(self, values: Floats) -> Floats:
-        """The largest of each stage."""
-        chunks = np.maximum.reduceat(values, self.starts, axis=-1)
-        turns = chunks.reshape(*chunks.shape[:-1], *self._turns)
-        return np.asarray(turns.max(axis=-2))
-
-
-def _row(layout: Layout, chunk: int) -> list[tuple[int, int]]:
-    """The places of a chunk, each with how many layers it stands for."""
-    first, last = layout.ends[chunk : chunk + 2]
-    found = []
-    for _, equal in groupby(range(first, last), key=lambda layer: layout.sorts[layer]):
-        row = list(equal)
-        if len(row) <= _ENDS:
-            found += [(layer, 1) for layer in row]
+    def _adding(self, first: int) -> list[Counts]:
+        """A pass that adds to gradients, or makes them."""
+        each, kind, kinds = self._kinds.each, self._kind, self._kinds
+        if self._chunk.parted:
+            own = self._enters + _before(self._waits) + self._waits - self._first_output
+            own = own - self._tokens_gone()
+            found, down = list[Counts](), np.zeros_like(own)
         else:
-            found += [(row[0], 1), (row[1], len(row) - 2), (row[-1], 1)]
-    return found
+            own = self._base - self._tokens_gone() + self._kept + self._output + self._came
+            found, down = [own + each("backward", kind), self._repeated()], self._down
+        fresh = each("fresh", kind)
+        if not first:
+            return [*found, own + fresh + down]
+        looks_up = np.array(kinds.looks_up)[kind][:, None]
+        lent_only = np.array(kinds.bare)[kind][:, None] & (self._chunk.lender is None)
+        beside = np.where(lent_only, each("converted", kind), each("largest", kind))
+        beside = np.where(self._sums.any(axis=1, keepdims=True), beside, 0)
+        made = own + down + self._sums
+        return [*found, own + fresh + down + np.where(looks_up, self._sums, 0), made + beside]
+
+    def _tokens_gone(self) -> Counts:
+        """Tokens that the last layer has freed before others run backward."""
+        found = np.zeros_like(self._base)
+        if self._chunk.ends and self._chunk.before is not None:
+            found[:-1] = self._tokens
+        return np.asarray(found)
+
+    def _changed(self, first: int, last: int) -> Counts:
+        """What layers behind have made in a first pass, and what has gone of them in a last one."""
+        found = _after(self._sums) if first else np.zeros_like(self._sums)
+        if last:
+            found -= _after(self._released)
+        if last and self._at_once:
+            found -= _after(self._reduced)
+        return found
+
+    @property
+    def _at_once(self) -> bool:
+        """Whether gradients are reduced before the gradient of a chunk's input is sent."""
+        chunk = self._chunk
+        return chunk.before is None or chunk.once or chunk.parted
+
+    def _at_ends(self, first: int) -> list[Counts]:
+        """What is there after a layer's last pass while its gradient is reduced or taken over."""
+        each, kind, chunk = self._kinds.each, self._kind, self._chunk
+        if self._at_once:
+            there = self._left() + self._changed(first, 1) - self._released
+            there = there + (self._sums if first else 0)
+        else:
+            there = -self._released.sum(axis=0) - _after(self._reduced)
+        rows_only = np.array(self._kinds.looks_up)[kind][:, None]
+        found = [np.where(rows_only | chunk.once, there + each("flat", kind), 0)]
+        if chunk.owner is not None and chunk.lender is None:
+            taken = np.zeros_like(there)
+            taken[chunk.owner] = there[chunk.owner] + self._kinds.one("lent gradient")
+            found.append(taken)
+        return found
+
+    def _left(self) -> Counts:
+        """What a micro-batch still holds after its backward pass through a layer."""
+        if self._chunk.parted:
+            freed = np.concatenate([np.zeros_like(self._base[:1]), self._first_output[:-1]])
+            left = self._enters + _before(self._waits) - freed
+        else:
+            left = self._base + self._down
+        if self._chunk.before is None:
+            left[0] -= self._tokens
+        elif self._chunk.ends:
+            left -= self._tokens
+        return np.asarray(left)
 
 
-def _fullest_stages(
-    shape: Shape, layout: Layout, moments: Mapping[Moment, Held]
-) -> tuple[int, ...]:
-    """Those of which no other of equal layers holds at least as much at every moment."""
-    kept: dict[object, list[int]] = {}
-    counts = _counts(shape, moments)
-    for stage in range(shape.pipeline):
-        parts = range(stage, shape.chunks, shape.pipeline)
-        alike = kept.setdefault(tuple(map(layout.chunk, parts)), [])
-        if not any((counts[other] >= counts[stage]).all() for other in alike):
-            alike[:] = [other for other in alike if (counts[stage] < counts[other]).any()]
-            alike.append(stage)
-    return tuple(sorted(stage for alike in kept.values() for stage in alike))
+def _stacked(rows: Sequence[Counts], chosen: Sequence[int]) -> Counts:
+    return np.concatenate([row[chosen] for row in rows])
 
 
-def _counts(shape: Shape, moments: Mapping[Moment, Held]) -> npt.NDArray[np.float64]:
-    """All that is counted of each stage (rows); with more of any of it a stage is no emptier."""
-    whole = np.concatenate(
-        [np.column_stack(_numbers(held)) for held in moments.values()],
-        axis=1,
-    )
-    turns = whole.reshape(shape.interleave, shape.pipeline, -1)
-    return np.asarray(turns.transpose(1, 0, 2).reshape(shape.pipeline, -1))
+def _standing(places: Counts) -> Counts:
+    return np.asarray(places[standing(places, np.zeros(len(places), dtype=np.int64))])
 
 
-def _kept_moments(moments: dict[Moment, Held]) -> dict[Moment, Held]:
-    """Without first forward passes where later ones find as much, and gradients besides."""
-    first, later = moments["first forward"], moments["forward"]
-    if all((high >= low).all() for low, high in zip(_numbers(first), _numbers(later), strict=True)):
-        moments["first forward"] = replace(first, there=np.zeros_like(first.there))
-    return moments
+def _before(values: Counts) -> Counts:
+    """For each place the sum over the layers before it."""
+    return np.asarray(np.cumsum(values, axis=0) - values)
 
 
-def _numbers(held: Held) -> tuple[Floats, ...]:
-    return held.open, held.parted, held.growth, held.there
-
-
-def _only(held: Held, chunks: Ints) -> Held:
-    return replace(
-        held,
-        open=held.open[chunks],
-        parted=held.parted[chunks],
-        growth=held.growth[chunks],
-        there=held.there[chunks],
-    )
+def _after(values: Counts) -> Counts:
+    """For each place the sum over the layers behind it."""
+    return np.asarray(values.sum(axis=0) - np.cumsum(values, axis=0))
 
 
 def layers_again(shape: Shape, ends: tuple[int, ...], again: Again) -> tuple[Recompute, ...]:
@@ -206,22 +289,3 @@ def layers_again(shape: Shape, ends: tuple[int, ...], again: Again) -> tuple[Rec
         found += [mode for mode, count in modes for _ in range(count)]
         found += ["none"] * (end - len(found))
     return tuple(found)
-
-
-def sorts_of(
-    kinds: Sequence[int], again: Sequence[Recompute], alone: Sequence[int]
-) -> tuple[int, ...]:
-    """A number for each layer that those share of one kind that are computed again alike.
-
-    Args:
-        kinds: of the layers.
-        again: of each layer how it is computed again.
-        alone: layers that share theirs with none.
-    """
-    modes: tuple[Recompute, ...] = get_args(Recompute)
-    places = {mode: at for at, mode in enumerate(modes)}
-    own = {layer: -1 - layer for layer in alone}
-    return tuple(
-        own.get(layer, len(modes) * kind + places[mode])
-        for layer, (kind, mode) in enumerate(zip(kinds, again, strict=True))
-    )

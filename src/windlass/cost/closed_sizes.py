@@ -1,0 +1,83 @@
+"""Sizes that bytes of the near tier are sums of, and counts of them.
+
+A count says how often a size is there, as a row of numbers: a column for each kind of layer of each
+of `SIZES`, and one for each of `OTHERS`.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Counts = npt.NDArray[np.float64]
+_Ints = npt.NDArray[np.int64]
+
+SIZES = (
+    "output",
+    "kept",
+    "forward",  # most that a forward pass takes which keeps what its backward pass needs
+    "again",  # of one that keeps nothing
+    "backward",
+    "fresh",
+    "largest",  # fresh gradient that lies beside its sum, where sums are flat or of other precision
+    "converted",  # the same where they are of other precision
+    "sums",
+    "shard",  # what is left of sums once they are reduced
+    "flat",  # the same where reducing makes another piece of it
+    "whole",  # weights that replicas share, between their first use and their last
+)
+"""Of each kind of layer."""
+
+OTHERS = ("tokens", "lent gradient", "lent weights")
+
+_SMALLER = (
+    ("forward", "output"), ("forward", "kept"), ("again", "output"),
+    ("fresh", "largest"), ("fresh", "converted"), ("largest", "converted"),
+    ("sums", "shard"), ("sums", "flat"), ("shard", "flat"),
+)  # fmt: skip
+"""Sizes of a layer, each with one that is part of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kinds:
+    """What sets kinds of layers apart whatever their sizes."""
+
+    looks_up: tuple[bool, ...]
+    """Whether a kind's gradients are rows of its weights, so that none becomes the sum itself."""
+    bare: tuple[bool, ...]
+    """Whether it has no weights of its own."""
+
+    @property
+    def width(self) -> int:
+        """Columns of counts."""
+        return len(SIZES) * len(self.bare) + len(OTHERS)
+
+    def columns(self, name: str) -> _Ints:
+        """The columns of a size, one for each kind; of one of the others its own."""
+        number = len(self.bare)
+        if name in SIZES:
+            return SIZES.index(name) * number + np.arange(number)
+        return np.array([len(SIZES) * number + OTHERS.index(name)])
+
+    def one(self, name: str) -> Counts:
+        """One of the others."""
+        found = np.zeros(self.width)
+        found[self.columns(name)] = 1
+        return found
+
+    def each(self, name: str, kinds: _Ints) -> Counts:
+        """A size of each of some layers (rows), by their kinds."""
+        found = np.zeros((len(kinds), self.width))
+        found[np.arange(len(kinds)), self.columns(name)[kinds]] = 1
+        return found
+
+    def steps(self) -> Counts:
+        """What turns counts of sizes into counts of steps from one size to the next larger one.
+
+        No step is negative. So where one row has as many as another of every step it is no smaller,
+        even if the other has more of a smaller size.
+        """
+        found = np.eye(self.width)
+        for larger, smaller in _SMALLER:
+            found[self.columns(larger), self.columns(smaller)] = 1
+        return found

@@ -1,0 +1,30 @@
+"""Standing: of rows of counts those that no other exceeds, so that only they can be the largest."""
+
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+
+def standing(
+    counts: npt.NDArray[np.float64] | npt.NDArray[np.int64], keys: npt.NDArray[np.int64]
+) -> list[int]:
+    """The places of rows that no other one of the same key exceeds in all counts, key by key.
+
+    Of equal rows one stands.
+
+    Args:
+        counts: rows, what counts of each in columns.
+        keys: of the rows.
+    """
+    order = np.lexsort((-counts.sum(axis=1), keys))
+    counts, keys = counts[order][:, counts.any(axis=0)], keys[order]
+    begins = np.flatnonzero(np.diff(keys)) + 1
+    kept = list[int]()
+    for begin, end in pairwise((0, *begins.tolist(), len(order))):
+        rows, left = counts[begin:end], order[begin:end]
+        while len(left):  # none that is left has a larger sum than the first
+            kept.append(int(left[0]))
+            above = (rows > rows[0]).any(axis=1)
+            rows, left = rows[above], left[above]
+    return kept
