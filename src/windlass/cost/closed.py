@@ -17,6 +17,7 @@ import numpy as np
 from windlass.cost.closed_away import UnderWay, held_up
 from windlass.cost.closed_ends import Reductions, ends
 from windlass.cost.closed_late import lateness
+from windlass.cost.closed_alike import Alike
 from windlass.cost.closed_layers import Chain, Floats, Ints
 from windlass.cost.closed_levels import Shape
 from windlass.cost.closed_parts import Parts
@@ -140,7 +141,10 @@ class _Shared:
         self.under_way, self.gather = layers("under_way"), layers("gather")
         self.goes_on = np.asarray(self.under_way.any(axis=1))
         """Whether updates go on beside the next step."""
-        self.reductions = Reductions(links=layers("reduce"), waited=layers("waited"))
+        self.alike = Alike.of(chain, rows)
+        reduced = rows.places[self.alike.pairs]
+        self.reductions = Reductions(links=states.reduce[reduced], waited=states.waited[reduced])
+        """Of each way to share that exchanges in another way."""
         self.after = parts.by_sort(layers("after"))
         self.norm = np.zeros_like(self.after)
         if chain.base.clip:
@@ -153,20 +157,25 @@ class _Shared:
 
 def _step(parts: Parts, taken: Taken, shared: _Shared, rows: Rows, *, clips: bool) -> Floats:
     """When the last stage has updated its weights."""
-    reduced, run = ends(parts, taken.passed, shared.reductions), taken.place[rows.run]
+    reduced = ends(parts, taken.passed, shared.reductions)
+    alike, run = shared.alike, taken.place[rows.run]
     if clips:  # the norm waits for all stages
-        found = reduced.of_plans(run, rows.pair) + shared.after.max(axis=1)[rows.pair]
+        found = reduced.of_plans(taken.place[alike.run], alike.share)[alike.place]
+        found += shared.after.max(axis=1)[rows.pair]
     else:
-        updated = reduced.with_things(shared.after[:, parts.sort])
+        updated = reduced.spread(alike.shares).with_things(shared.after.T[parts.sort])
         found = updated.of_plans(run, rows.pair)
     late = np.zeros(rows.count)
-    if shared.gather.any():  # before the first passes
-        lates = lateness(parts, taken.passed.folded.firsts, shared.gather)
-        late = lates.of_plans(taken.first[rows.run], rows.pair)
+    gather = shared.gather[alike.pairs]
+    if gather.any():  # before the first passes
+        lates = lateness(parts, taken.passed.folded.firsts, gather)
+        late = lates.of_plans(taken.first[alike.run], alike.share)[alike.place]
     going = np.flatnonzero(shared.goes_on[rows.pair])
     if going.size:
         some = rows.run[going], rows.pair[going]
-        ended = None if clips else reduced.of(run[going], rows.pair[going]) - found[going, None]
+        ended = None
+        if not clips:
+            ended = reduced.of(run[going], alike.shares[some[1]]) - found[going]
         late[going] = np.maximum(late[going], _held_up(parts, taken, shared, some, ended))
     return np.asarray(found + late)
 
@@ -181,8 +190,8 @@ def _held_up(
         taken: seconds of passes.
         shared: what replicas share.
         plans: run and pair of each of those whose updates go on.
-        ended: when passes had ended on each stage, from the begin of the next step; None where all
-            end together, and norm and updates of the slowest follow.
+        ended: when passes had ended on each stage (rows), from the begin of the next step; None
+            where all end together, and norm and updates of the slowest follow.
     """
     going = np.flatnonzero(shared.goes_on)
     run, pair = taken.first[plans[0]], np.searchsorted(going, plans[1])
@@ -193,4 +202,4 @@ def _held_up(
     waits = held_up(parts, updates, taken.firsts, taken.lent)
     if ended is None:
         return waits.of_plans(run, pair)
-    return np.asarray((waits.of(run, pair) + ended).max(axis=1))
+    return np.asarray((waits.of(run, pair) + ended).max(axis=0))

@@ -66,6 +66,20 @@ class Blocks:
             self._states[chain] = _States(self)
         return self._states[chain].of(chain, blocks)
 
+    def exchanging(self, chain: Chain, blocks: Ints) -> tuple[Ints, Ints]:
+        """Of each pair its number among those of its block that exchange in another way.
+
+        Args:
+            chain: of layers.
+            blocks: whose pairs are asked for; numbers of others may be missing.
+
+        Returns:
+            The numbers, and for each block how many of them there are.
+        """
+        self.states(chain, blocks)
+        known = self._states[chain]
+        return known.numbers, known.kinds
+
     @cached_property
     def _states(self) -> "dict[Chain, _States]":
         return {}
@@ -78,6 +92,10 @@ class _States:
         self._blocks = blocks
         self._known = np.zeros(len(blocks.all), dtype=bool)
         self._rows: StateNumbers | None = None
+        self.numbers = np.zeros(len(blocks.shares), dtype=np.int64)
+        """Of each pair one that those of its block share which exchange alike."""
+        self.kinds = np.zeros(len(blocks.all), dtype=np.int64)
+        """Of each block how many such numbers there are."""
 
     def of(self, chain: Chain, blocks: Ints) -> StateNumbers:
         """The table with the rows of some blocks filled in."""
@@ -88,8 +106,19 @@ class _States:
             places = self._blocks.places(missing)
             for each in fields(StateNumbers):
                 getattr(self._rows, each.name)[places] = getattr(found, each.name)
+            self._number(found, missing)
             self._known[missing] = True
         return self._rows
+
+    def _number(self, found: StateNumbers, blocks: Ints) -> None:
+        """Tells apart what exchanges in another way of some blocks, found in turn."""
+        seen = np.concatenate([found.reduce, found.waited, found.gather], axis=1)
+        keys = iter([row.tobytes() for row in seen])
+        for block in blocks.tolist():
+            own: dict[bytes, int] = {}
+            first, count = self._blocks.firsts[block], self._blocks.counts[block]
+            numbers = [own.setdefault(next(keys), len(own)) for _ in range(count)]
+            self.numbers[first : first + count], self.kinds[block] = numbers, len(own)
 
     def _empty(self, found: StateNumbers) -> StateNumbers:
         """A table with a row for each pair, of as many columns as was found of some."""

@@ -27,41 +27,68 @@ class Sums:
     """The largest of a few sums for each of some things, such as stages."""
 
     passes: Floats
-    """A row for each way to run the passes, a column for each sum."""
+    """A row for each sum, a column for each way to run the passes."""
     exchanges: Floats
-    """A row for each way to share, a column for each sum."""
-    firsts: Ints
-    """The first sum of each thing."""
+    """A row for each that differs, a column for each way to share."""
+    shared: Ints
+    """Of each sum the row of its exchanges."""
+    things: Ints
+    """Of each sum what it is of."""
 
     @classmethod
     def of_terms(cls, things: Sequence[Sequence[Term]]) -> "Sums":
         """Those of each thing, at least one."""
         terms = [term for thing in things for term in thing]
+        known: dict[bytes, int] = {}
+        shared = [known.setdefault(term.exchanges.tobytes(), len(known)) for term in terms]
+        _, first = np.unique(shared, return_index=True)
         return cls(
-            passes=np.stack([term.passes for term in terms], axis=1),
-            exchanges=np.stack([term.exchanges for term in terms], axis=1),
-            firsts=np.cumsum([0, *(len(thing) for thing in things[:-1])]),
+            passes=np.stack([term.passes for term in terms]),
+            exchanges=np.stack([terms[at].exchanges for at in first]),
+            shared=np.array(shared),
+            things=np.repeat(np.arange(len(things)), [len(thing) for thing in things]),
+        )
+
+    def beside(self, other: "Sums") -> "Sums":
+        """With more sums of the same things."""
+        return Sums(
+            passes=np.concatenate([self.passes, other.passes]),
+            exchanges=np.concatenate([self.exchanges, other.exchanges]),
+            shared=np.concatenate([self.shared, other.shared + len(self.exchanges)]),
+            things=np.concatenate([self.things, other.things]),
         )
 
     def of(self, run: Ints, pair: Ints) -> Floats:
-        """Of plans (rows) each thing (columns)."""
-        sums = self.passes[run] + self.exchanges[pair]
-        return np.asarray(np.maximum.reduceat(sums, self.firsts, axis=1))
+        """Of plans (columns) each thing (rows)."""
+        order = np.argsort(self.things, kind="stable")
+        sums = self.passes[order][:, run] + self.exchanges[self.shared[order]][:, pair]
+        firsts = np.flatnonzero(np.diff(self.things[order], prepend=-1))
+        return np.asarray(np.maximum.reduceat(sums, firsts, axis=0))
 
     def of_plans(self, run: Ints, pair: Ints) -> Floats:
-        """The largest of all things, of each plan."""
-        return largest_sum(self.passes, self.exchanges, run, pair)
+        """The largest of all things, of each plan.
+
+        Where exchanges are equal, the largest of the passes stands for all.
+        """
+        order = np.argsort(self.shared, kind="stable")
+        shared = self.shared[order]
+        firsts = np.flatnonzero(np.diff(shared, prepend=-1))
+        own = np.maximum.reduceat(self.passes[order], firsts, axis=0)
+        return _largest(own, self.exchanges[shared[firsts]], run, pair)
+
+    def spread(self, kinds: Ints) -> "Sums":
+        """The same for each of other ways to share, by the one that it is like."""
+        return replace(self, exchanges=self.exchanges[:, kinds])
 
     def with_things(self, exchanges: Floats) -> "Sums":
-        """With something more of each way to share, by thing (columns)."""
-        counts = np.diff([*self.firsts, self.exchanges.shape[1]])
-        return replace(self, exchanges=self.exchanges + np.repeat(exchanges, counts, axis=1))
+        """With something more of each way to share, by thing (rows)."""
+        both, shared = np.unique(np.stack([self.shared, self.things]), axis=1, return_inverse=True)
+        more = self.exchanges[both[0]] + exchanges[both[1]]
+        return replace(self, exchanges=more, shared=shared.reshape(-1))
 
 
 def largest_sum(own: Floats, other: Floats, run: Ints, pair: Ints) -> Floats:
     """The largest of sums of both, `own[run] + other[pair]`, of each plan.
-
-    Where columns of the other are equal, the largest of the own ones stands for all.
 
     Args:
         own: a row for each run.
@@ -69,12 +96,12 @@ def largest_sum(own: Floats, other: Floats, run: Ints, pair: Ints) -> Floats:
         run: of each plan.
         pair: of each plan.
     """
-    columns = np.ascontiguousarray(other.T)
-    alike: dict[bytes, list[int]] = {}
-    for at, column in enumerate(columns):
-        alike.setdefault(column.tobytes(), []).append(at)
-    found = np.full(len(run), -np.inf)
-    for places in alike.values():
-        most = own[:, places].max(axis=1)
-        np.maximum(found, most[run] + columns[places[0]][pair], out=found)
-    return found
+    return _largest(np.ascontiguousarray(own.T), np.ascontiguousarray(other.T), run, pair)
+
+
+def _largest(own: Floats, other: Floats, run: Ints, pair: Ints) -> Floats:
+    """The same of a row for each sum."""
+    found = own[0][run] + other[0][pair]
+    for mine, its in zip(own[1:], other[1:], strict=True):
+        np.maximum(found, mine[run] + its[pair], out=found)
+    return np.asarray(found)
