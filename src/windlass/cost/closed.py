@@ -14,10 +14,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from windlass.cost.closed_alike import Alike
 from windlass.cost.closed_away import UnderWay, held_up
 from windlass.cost.closed_ends import Reductions, ends
 from windlass.cost.closed_late import lateness
-from windlass.cost.closed_alike import Alike
 from windlass.cost.closed_layers import Chain, Floats, Ints
 from windlass.cost.closed_levels import Shape
 from windlass.cost.closed_parts import Parts
