@@ -57,12 +57,16 @@ def test_a_table_that_cannot_be_read_does_not_hide_those_that_can(
         (("her",), "did you mean `here`?"),
         (("here", "nowhere.csv"), "`here` stands alone"),
         (("other.csv",), "`measured_step_s` are not there"),
+        (("abacus.csv",), "nothing can be predicted of its 2 rows"),
+        (("abacus.csv",), "'abacus' is not known: 1 (line 2)"),
+        (("abacus.csv",), "`t` = 'three' is no number: 1 (line 3)"),
     ],
 )
 def test_what_cannot_be_validated_is_one_clear_message(
     windlass: Windlass, tmp_path: Path, words: tuple[str, ...], told: str
 ) -> None:
     (tmp_path / "other.csv").write_text("model,device\na,b\n", encoding="utf-8")
+    write_table(tmp_path / "abacus.csv", {**GPT, "device": "abacus"}, {**GPT, "t": "three"})
 
     done = windlass("validate", *words)
 

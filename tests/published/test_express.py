@@ -1,6 +1,7 @@
 """Rows of tables become runs, or give their reason."""
 
 from collections.abc import Callable
+from math import isfinite
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from published.made_tables import BERT, GPT, run_of, write_table
 from windlass.errors import Faults, RequestError
 from windlass.published.express import Refused, express
 from windlass.published.predict import predict
+from windlass.published.run import Run
 from windlass.published.stacks import catalogue
 from windlass.published.table import COLUMNS, read_table
 
@@ -30,7 +32,7 @@ def _reason(folder: Path, **changes: object) -> str:
         ({"t": "4"}, "t x p x d = 128, but `n_devices` = 64"),
         ({"model": "efficientnet-b4"}, "other than ResNet-50"),
         ({"measured_step_s": ""}, "no step time, throughput or peak memory"),
-        ({"global_batch": "0"}, "`global_batch` not published"),
+        ({"global_batch": "0"}, "`global_batch` = '0' is no number above 0"),
     ],
 )
 def test_a_row_that_cannot_be_expressed_gives_its_reason(
@@ -160,3 +162,63 @@ def test_unknown_columns_are_named_and_do_no_harm(tmp_path: Path):
 
     assert table.unknown == ("colour",)
     assert len(table.rows[0].cells) == len(COLUMNS) + 1
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (b"", "is no table of runs"),
+        ("model\ngr\u00f6\u00dfe".encode("latin-1"), ":2: no text in UTF-8"),
+        (b"model,device,measured_step_s\n", "has a head and no rows"),
+        (b'model,device,measured_step_s\na,b,1\n"a,b,1\n', ":3: no line of a table"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_refused_with_the_place_and_the_way_out(
+    tmp_path: Path, content: bytes, told: str
+):
+    path = tmp_path / "odd.csv"
+    path.write_bytes(content)
+
+    with pytest.raises(RequestError, match=told):
+        read_table(path)
+
+
+def test_a_folder_is_no_table(tmp_path: Path):
+    with pytest.raises(RequestError, match="is a folder; name the tables in it"):
+        read_table(tmp_path)
+
+
+def test_of_very_many_lines_of_another_length_the_first_are_named_and_all_counted(tmp_path: Path):
+    path = write_table(tmp_path / "long.csv", GPT)
+    with path.open("a", encoding="utf-8") as file:
+        file.write("only,three,cells\n" * 1000)
+
+    with pytest.raises(Faults) as caught:
+        read_table(path)
+
+    *named, rest = caught.value.faults
+    assert len(named) < 100
+    assert f"{1000 - len(named)} more such lines" in rest
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_lines_may_end_as_on_any_system(tmp_path: Path, end: str):
+    path = write_table(tmp_path / "made.csv", GPT, GPT)
+    path.write_bytes(path.read_bytes().replace(b"\n", end.encode()))
+
+    assert [row.cells for row in read_table(path).rows] == [
+        row.cells for row in read_table(write_table(tmp_path / "plain.csv", GPT, GPT)).rows
+    ]
+
+
+@pytest.mark.parametrize("column", ["layers", "vocab", "hidden", "interleave", "measured_step_s"])
+@pytest.mark.parametrize("cell", ["9" * 400, "-1x", "1e400"])
+def test_a_cell_that_is_no_number_is_never_predicted_as_one(tmp_path: Path, column: str, cell: str):
+    table = read_table(write_table(tmp_path / "made.csv", {**GPT, column: cell}))
+    (found,) = express(table.rows, catalogue())
+
+    if isinstance(found, Run):  # a cell of words says nothing, or begins with a number
+        assert isfinite(predict([found])[0].step_seconds)
+    else:
+        assert f"`{column}`" in found.reason
+        assert len(found.reason) < 100

@@ -12,8 +12,6 @@ from windlass.published.predict import Predicted
 from windlass.published.score import Errors
 
 _WORST = 5
-_REASONS = 12
-_ROWS_NAMED = 6
 
 
 def show_judged(judged: Sequence[Judged], *, as_json: bool) -> None:
@@ -43,7 +41,7 @@ def _show(judged: Judged) -> None:
         print_points(_row_line(one) for one in judged.worst(_WORST))
     if judged.refused:
         print_line(f"  not expressed: {len(judged.refused)} rows")
-        print_points(_reason_lines(judged))
+        print_points(judged.reasons)
     if judged.unknown:
         print_line(f"  columns that nothing reads: {', '.join(judged.unknown)}")
 
@@ -104,16 +102,6 @@ def _row_line(one: Predicted) -> str:
         f"{measured:.4g} s, {one.step_seconds / measured - 1:+.1%}; most goes into {largest}"
     )
     return said + (f"; {', '.join(run.told)}" if run.told else "")
-
-
-def _reason_lines(judged: Judged) -> Iterable[str]:
-    for reason, count in judged.reasons[:_REASONS]:
-        lines = [str(one.line) for one in judged.refused if one.reason == reason]
-        more = ", ..." if count > _ROWS_NAMED else ""
-        yield f"{reason}: {count} (line {', '.join(lines[:_ROWS_NAMED])}{more})"
-    rest = judged.reasons[_REASONS:]
-    if rest:
-        yield f"{sum(count for _, count in rest)} for {len(rest)} other reasons (`--json` has all)"
 
 
 def _tree(judged: Judged) -> Mapping[str, object]:

@@ -45,7 +45,7 @@ def cuts_of(row: Row, shape: Shape, stack: Stack, told: list[str]) -> list[Cut]:
 
 def _whole(row: Row, devices: float, stack: Stack) -> Cut:
     """The cut without what may be open."""
-    zero = leading(row.text("zero")) or 0.0
+    zero = leading(row, "zero") or 0.0
     tensor, pipeline = count(row, "t"), count(row, "p")
     if not tensor or not pipeline:
         if zero < 3 and devices > 1:
@@ -104,7 +104,7 @@ def _micros(
 
 
 def _interleaves(row: Row, shape: Shape, stages: float, told: list[str]) -> tuple[float, ...]:
-    stated = leading(row.text("interleave"))
+    stated = leading(row, "interleave")
     if stated:
         return (stated,)
     if stages == 1 or not row.text("interleave"):

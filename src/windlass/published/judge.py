@@ -1,10 +1,11 @@
 """Judge: a table of measured runs beside what was predicted of them."""
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from windlass.errors import Faults
 from windlass.published.express import Refused, express
 from windlass.published.predict import Predicted, predict
 from windlass.published.run import Run
@@ -19,6 +20,11 @@ from windlass.published.score import (
 )
 from windlass.published.stacks import catalogue
 from windlass.published.table import read_table
+
+_REASONS = 12
+"""Reasons that are told one by one."""
+_ROWS_NAMED = 6
+"""Lines that are named of each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,9 +68,9 @@ class Judged:
     """Test rows by stack."""
 
     @property
-    def reasons(self) -> list[tuple[str, int]]:
-        """Why rows could not be expressed, and how many, the most frequent first."""
-        return Counter(refused.reason for refused in self.refused).most_common()
+    def reasons(self) -> list[str]:
+        """Why rows could not be expressed, how many and which, the most frequent reason first."""
+        return _reasons(self.refused)
 
     def worst(self, count: int) -> list[Predicted]:
         """The rows whose step time is furthest off."""
@@ -77,11 +83,15 @@ def judge(path: Path) -> Judged:
 
     Raises:
         RequestError: it cannot be read as a table of runs.
-        Faults: lines of another length than the head.
+        Faults: lines of another length than the head, or why none of its rows can be expressed.
     """
     table = read_table(path)
     found = express(table.rows, catalogue())
     refused = tuple(one for one in found if isinstance(one, Refused))
+    if len(refused) == len(found):
+        count = f"its {len(found)} rows" if len(found) > 1 else "its row"
+        told = [f"`{path}`: nothing can be predicted of {count}", *_reasons(refused)]
+        raise Faults(told)
     predicted = tuple(predict([one for one in found if isinstance(one, Run)]))
     others = [one for one in predicted if not one.calibrating]
     stacks = sorted({one.run.stack for one in predicted})
@@ -97,6 +107,24 @@ def judge(path: Path) -> Judged:
         parts=tuple(_part([one for one in others if one.run.stack == stack]) for stack in stacks
                     if any(one.run.stack == stack for one in others)),
     )  # fmt: skip
+
+
+def _reasons(refused: Sequence[Refused]) -> list[str]:
+    """`hidden` not published: 3 (line 2, 5, 7)."""
+    lines: dict[str, list[int]] = defaultdict(list)
+    for one in refused:
+        lines[one.reason].append(one.line)
+    frequent = sorted(lines.items(), key=lambda item: -len(item[1]))
+    told = []
+    for reason, at in frequent[:_REASONS]:
+        named = ", ".join(map(str, at[:_ROWS_NAMED]))
+        more = ", ..." if len(at) > _ROWS_NAMED else ""
+        told.append(f"{reason}: {len(at)} (line {named}{more})")
+    rest = frequent[_REASONS:]
+    if rest:
+        count = sum(len(at) for _, at in rest)
+        told.append(f"{count} for {len(rest)} other reasons (`--json` has all)")
+    return told
 
 
 def _part(found: Sequence[Predicted]) -> Part:

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windlass.cost.formulas import Column, step_flop
+from windlass.published.order import pairs_ordered
 from windlass.published.predict import Predicted
 from windlass.published.run import Run
 
@@ -128,9 +129,8 @@ def ranks(found: Iterable[Predicted]) -> Ranks | None:
         predicted = np.array([_per_sequence(one, one.step_seconds) for one in group])
         coefficients.append(spearman(measured, predicted))
         picked.append(measured[np.argmin(predicted)] / measured.min() - 1.0)
-        far = np.triu(np.abs(np.log(measured[:, None] / measured[None, :])) > apart)
-        same = (measured[:, None] > measured[None, :]) == (predicted[:, None] > predicted[None, :])
-        right, pairs = right + float((same & far).sum()), pairs + int(far.sum())
+        counted = pairs_ordered(measured, predicted, apart)
+        right, pairs = right + counted.ordered, pairs + counted.apart
     return Ranks(
         groups=len(large),
         rows=sum(rows),

@@ -33,7 +33,7 @@ def shape_of(row: Row, usual_heads: Mapping[float, float], told: list[str]) -> S
             "an image model other than ResNet-50, whose convolutions no constant is fitted for"
         )
     width, sequence = needed(row, "hidden", "seq")
-    stated = leading(row.text("vocab"))
+    stated = leading(row, "vocab")
     if stated is None:
         told.append(f"vocabulary of {_VOCABULARY:g} taken")
     vocabulary = stated or _VOCABULARY

@@ -2,6 +2,7 @@
 
 import csv
 import hashlib
+import io
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,8 @@ EXTRA = (
 )  # fmt: skip
 """That a table may have."""
 _NEEDED = ("model", "device", "measured_step_s")
+_TOLD = 20
+"""Lines of another length that are told one by one."""
 _OTHER_MARKS = {";": "semicolons", "\t": "tabs"}
 
 
@@ -64,10 +67,12 @@ def read_table(path: Path) -> Table:
     """The rows of a CSV file.
 
     Raises:
-        RequestError: no such file, or no text, or no table of runs.
-        Faults: every line of another length than the head.
+        RequestError: no such file, or no text, or no table of runs, or one without rows.
+        Faults: every line of another length than the head, the first ones each.
     """
     header, lines = _lines(path)
+    if not lines:
+        raise RequestError(f"`{path}` has a head and no rows below it")
     faults: list[str] = []
     rows: list[Row] = []
     for line, cells in lines:
@@ -77,7 +82,9 @@ def read_table(path: Path) -> Table:
         row = Row(line=line, cells=dict(zip(header, cells, strict=True)))
         rows.append(row)
     if faults:
-        raise Faults(faults)
+        more = len(faults) - _TOLD
+        told = [f"{path}: {more} more such lines"] if more > 0 else []
+        raise Faults([*faults[:_TOLD], *told])
     known = {*COLUMNS, *EXTRA}
     return Table(
         name=path.name, rows=tuple(rows), unknown=tuple(n for n in header if n not in known)
@@ -104,15 +111,29 @@ def _check_head(path: Path, header: list[str]) -> None:
 
 
 def _lines(path: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
+    """The head, and each filled line with its number."""
+    reader = csv.reader(io.StringIO(_text(path), newline=""), strict=True)
     try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.reader(file, strict=True)
-            header = [name.strip().lower() for name in next(reader, [])]
-            _check_head(path, header)
-            # Spreadsheets write rows of empty cells below a table.
-            filled = ((reader.line_num, cells) for cells in reader if any(map(str.strip, cells)))
-            return header, list(filled)
+        header = [name.strip().lower() for name in next(reader, [])]
+        _check_head(path, header)
+        # Spreadsheets write rows of empty cells below a table.
+        filled = ((reader.line_num, cells) for cells in reader if any(map(str.strip, cells)))
+        return header, list(filled)
+    except csv.Error as error:
+        raise RequestError(f"{path}:{reader.line_num}: no line of a table: {error}") from None
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_bytes().decode("utf-8-sig")
     except FileNotFoundError:
         raise RequestError(f"no file `{path}`") from None
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise RequestError(f"`{path}` cannot be read as a table: {error}") from None
+    except IsADirectoryError:
+        raise RequestError(f"`{path}` is a folder; name the tables in it") from None
+    except OSError as error:
+        raise RequestError(f"`{path}` cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        line = error.object[: error.start].count(b"\n") + 1
+        raise RequestError(
+            f"{path}:{line}: no text in UTF-8; save the table anew as CSV in UTF-8"
+        ) from None
