@@ -7,8 +7,9 @@ import pytest
 
 from search.test_among import GRAPHS, machine, request
 from windlass.cost.closed import closed
+from windlass.search.best import Found
 from windlass.search.field import Field
-from windlass.search.sweep import Found, Sweep
+from windlass.search.sweep import Sweep
 
 
 def alone(sweep: Sweep, found: Found) -> float:

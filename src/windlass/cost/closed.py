@@ -71,20 +71,6 @@ def stage_bytes(chain: Chain, shape: Shape, ends: tuple[int, ...], rows: Rows) -
     return bytes_of_stages(chain, parts, rows, _Shared(chain, parts, rows).held)
 
 
-def least_seconds(chain: Chain, shape: Shape, ends: tuple[int, ...], rows: Rows) -> Floats:
-    """What no plan of each run can be faster than.
-
-    A stage has all its passes to do; before the first a micro-batch comes through the stages before
-    it, and behind the last its gradient goes back through them. Only the weights' parts of parted
-    backward passes may come later than that gradient, so that there its way back is left out.
-    """
-    forward, backward = _chunk_seconds(chain, shape, ends, rows)
-    way = (forward if shape.order == "zero-bubble" else forward + backward)[:, : shape.pipeline]
-    turns = (forward + backward).reshape(len(forward), shape.interleave, shape.pipeline)
-    through = np.cumsum(way, axis=1) - way + rows.micros[:, None] * turns.sum(axis=1)
-    return np.asarray(through.max(axis=1) * _pace(chain, shape, rows))
-
-
 def stage_seconds(chain: Chain, shape: Shape, ends: tuple[int, ...], rows: Rows) -> Floats:
     """Seconds of all passes of a micro-batch on each stage (columns) of each plan (rows)."""
     forward, backward = _chunk_seconds(chain, shape, ends, rows)
@@ -102,22 +88,13 @@ def _chunk_seconds(
     return times.sums("forward").by_chunk(), times.sums(*backward, again=True).by_chunk()
 
 
-def least_bytes(chain: Chain, shape: Shape, rows: Rows) -> Floats:
-    """What no plan of each pair needs less of: the state of an even share of the layers."""
-    counts = np.bincount(chain.sorts)
-    states = rows.states(chain)
-    return np.asarray(
-        states.held[rows.places] @ counts / shape.pipeline + states.staging[rows.places]
-    )
-
-
 def _seconds(chain: Chain, parts: Parts, shared: "_Shared", rows: Rows) -> Floats:
     taken = Taken(chain, parts, rows, stops=bool(shared.reductions.waited.any()))
     found = _step(parts, taken, shared, rows, clips=chain.base.clip)
-    return found * _pace(chain, parts.shape, rows)[rows.run]
+    return found * pace(chain, parts.shape, rows)[rows.run]
 
 
-def _pace(chain: Chain, shape: Shape, rows: Rows) -> Floats:
+def pace(chain: Chain, shape: Shape, rows: Rows) -> Floats:
     """Times that each run takes as long for the slowest of its hosts."""
     counts, at = np.unique(rows.settings.devices[rows.setting], return_inverse=True)
     return np.array([chain.machine.pace(shape.pipeline * int(each)) for each in counts])[at]

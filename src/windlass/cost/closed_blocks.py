@@ -43,11 +43,15 @@ class Blocks:
         return np.array(found, dtype=np.int64).reshape(-1, 2)
 
     @cached_property
+    def homes(self) -> tuple[str, ...]:
+        """The tiers where optimizer state of any lives."""
+        return tuple(dict.fromkeys(share.home for share in self.shares))
+
+    @cached_property
     def home(self) -> Ints:
-        """A number of each that those share whose optimizer state lives in the same tier."""
-        known: dict[str, int] = {}
-        found = [known.setdefault(share.home, len(known)) for share in self.shares]
-        return np.array(found, dtype=np.int64)
+        """Of each the place of its tier among `homes`."""
+        places = {home: at for at, home in enumerate(self.homes)}
+        return np.array([places[share.home] for share in self.shares], dtype=np.int64)
 
     def places(self, blocks: Ints) -> Ints:
         """Where the pairs of some blocks stand, in turn."""

@@ -126,10 +126,15 @@ class Settings:
         return {}
 
     @cached_property
+    def tensors(self) -> tuple[int, ...]:
+        """Numbers of slices that there are."""
+        return tuple(dict.fromkeys(each.tensor for each in self.all))
+
+    @cached_property
     def tensor(self) -> Ints:
-        """A number for each that those share which cut layers alike."""
-        known: dict[int, int] = {}
-        return np.array([known.setdefault(each.tensor, len(known)) for each in self.all])
+        """Of each the place of its number of slices among `tensors`."""
+        places = {tensor: at for at, tensor in enumerate(self.tensors)}
+        return np.array([places[each.tensor] for each in self.all])
 
 
 @dataclass(frozen=True, eq=False)
@@ -195,7 +200,7 @@ class Rows:
 
     @cached_property
     def home(self) -> Ints:
-        """A number of each pair that those share whose optimizer state lives in the same tier."""
+        """Of each pair the place of its optimizer state's tier among those of the table."""
         return np.asarray(self.table.home[self.places])
 
     def states(self, chain: Chain) -> StateNumbers:

@@ -91,6 +91,19 @@ class Times:
         repeats = Repeats(np.concatenate([whole, some], axis=1), self._agains, self._again)
         return LayerSums(self._parts, each[:, kinds], repeats)
 
+    def repeated(self, kinds: Ints) -> tuple[Floats, Floats]:
+        """What of some kinds of layer the shortest takes to be computed again.
+
+        Args:
+            kinds: that there are, without variants.
+
+        Returns:
+            Seconds of each run: of all of a layer, and of all but its large products.
+        """
+        back = self._by_kind["backward"]
+        some = back[:, self._variants[kinds]] - back[:, kinds]
+        return self._by_kind["forward"][:, kinds].min(axis=1), some.min(axis=1)
+
 
 def _numbers(chain: Chain, settings: Settings) -> Callable[[Ints], Floats]:
     """Finds the numbers of settings as `Times` has them, but bytes of messages."""

@@ -11,6 +11,7 @@ from math import ceil
 from windlass.cost.memory import peaks
 from windlass.errors import Faults, PlanError
 from windlass.program.lower import lower
+from windlass.search.best import Found
 from windlass.search.choice import Advice, Choice, Refusal, Standing
 from windlass.search.fewest import fitted, stage_peaks
 from windlass.search.field import Field
@@ -22,7 +23,7 @@ from windlass.search.sensitive import sensitivities
 from windlass.search.shortfall import shortfall
 from windlass.search.space import stays_whole
 from windlass.search.standing import opened, standing
-from windlass.search.sweep import Found, Sweep
+from windlass.search.sweep import Sweep
 from windlass.search.weigh import memory_among, state_bytes, steady, with_near
 from windlass.spec.graph import Graph
 from windlass.spec.machine import Machine

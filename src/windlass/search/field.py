@@ -167,6 +167,15 @@ class Field:
 
     def able(self, shape: Shape) -> Ints:
         """The places in its table of the settings that a shape's plans have."""
+        if shape not in self._known_able:
+            self._known_able[shape] = self._able(shape)
+        return self._known_able[shape]
+
+    @cached_property
+    def _known_able(self) -> dict[Shape, Ints]:
+        return {}
+
+    def _able(self, shape: Shape) -> Ints:
         table = self.table(shape)
         counts = np.zeros(self.request.train.batch + 1, dtype=bool)
         counts[list(self._micros_of[shape])] = True

@@ -3,9 +3,10 @@
 from collections.abc import Mapping
 
 from windlass.cost.closed_layers import Chain
+from windlass.search.best import Found
 from windlass.search.choice import Change
 from windlass.search.field import Field
-from windlass.search.sweep import Found, Sweep
+from windlass.search.sweep import Sweep
 from windlass.spec.plan import Plan
 from windlass.spec.request import BatchRequest, CutRequest, HomeRequest, Request, ShardingRequest
 

@@ -5,8 +5,8 @@ from types import MappingProxyType
 
 from windlass.cost.closed import closed
 from windlass.cost.closed_layers import Chain
+from windlass.search.best import Found
 from windlass.search.field import Field
-from windlass.search.sweep import Found
 from windlass.spec.machine import Curve, Device, Machine, Point
 
 BETTER = 1.1

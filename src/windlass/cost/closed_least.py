@@ -1,0 +1,285 @@
+"""Least: what no plan of a shape can be faster than, found before it is priced.
+
+A stage has all its passes to do. Before the first a micro-batch comes through the stages before it,
+and behind the last its gradient goes back through them. Where the stage has no room for all that it
+keeps of the micro-batches that are under way, it computes layers again, as few as can be enough.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import inf
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from windlass.cost.closed import pace
+from windlass.cost.closed_layers import Chain, Floats, Ints
+from windlass.cost.closed_levels import Shape
+from windlass.cost.closed_ops import HELD
+from windlass.cost.closed_parts import Parts
+from windlass.cost.closed_places import layers_again
+from windlass.cost.closed_rows import Rows, Settings
+from windlass.cost.closed_taken import Name, Times
+from windlass.cost.closed_turns import Turns
+
+_ROUNDING = 1e-9
+"""Share of the near tier by which sums of the same bytes in another order may differ."""
+
+
+def least_seconds(chain: Chain, shape: Shape, ends: tuple[int, ...], rows: Rows) -> Floats:
+    """What no plan of each run can be faster than.
+
+    Args:
+        chain: its layers and their prices.
+        shape: of all plans.
+        ends: first layer of each chunk, and the chain's length.
+        rows: the plans.
+    """
+    parts = Parts(shape, ends, chain.sorts)
+    worked = _worked(parts, Times.of(chain, parts, rows), rows)
+    return np.asarray(worked.through.max(axis=1) * pace(chain, shape, rows))
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What plans have to make do with."""
+
+    near_bytes: float
+    spares: bool
+    """Whether more layers may be computed again, as many as it takes."""
+    selects: npt.NDArray[np.bool_]
+    """Of each run whether its layers can keep what their large products give."""
+
+
+def least_in(chain: Chain, shape: Shape, ends: tuple[int, ...], rows: Rows, room: Room) -> Floats:
+    """What each plan cannot be faster than where it has so much room; infinite where it has none.
+
+    Args:
+        chain: its layers and their prices.
+        shape: of all plans.
+        ends: first layer of each chunk, and the chain's length.
+        rows: the plans, all of which compute as much again.
+        room: that each has.
+    """
+    parts = Parts(shape, ends, chain.sorts)
+    times = Times.of(chain, parts, rows)
+    worked, holds = _worked(parts, times, rows), _Holds.of(chain, parts, rows)
+    over = _over(chain, parts, rows, holds) - room.near_bytes * (1 + _ROUNDING)
+    more = np.where(over > 0, inf, 0.0)
+    if room.spares:
+        whole, some = (rows.micros * each for each in times.repeated(_inner(chain)))
+        more = _again_seconds(rows, holds, over, _Again(whole, some, room.selects))
+    states = rows.states(chain)
+    waited, after = states.waited[rows.places], states.after[rows.places]
+    behind = parts.by_stage(waited + after)[rows.pair]
+    found = (worked.own[rows.run] + more + behind).max(axis=1)
+    if shape.order != "zero-bubble":
+        first = parts.over(waited, *ends[:2]) + parts.by_stage(after)[:, 0]
+        back = (worked.through[rows.run] + more).max(axis=1) + first[rows.pair]
+        np.maximum(found, back, out=found)
+    return np.asarray(found * pace(chain, shape, rows)[rows.run])
+
+
+@dataclass(frozen=True, slots=True)
+class _Worked:
+    """Seconds of each run (rows) that each stage (columns) is not done before."""
+
+    own: Floats
+    """With the way of the first micro-batch to the stage, and all its passes."""
+    through: Floats
+    """With the way back of the last gradient too, from the stage to the first one.
+
+    Only the weights' parts of parted backward passes may come later than that gradient, so that
+    there the way back is left out.
+    """
+
+
+def _worked(parts: Parts, times: Times, rows: Rows) -> _Worked:
+    shape = parts.shape
+    parted = shape.order == "zero-bubble"
+    forward = times.sums("forward").by_chunk()
+    whole: tuple[Name, ...] = ("backward_input", "backward_weight") if parted else ("backward",)
+    first = times.sums(*whole, "sum_first", again=True).by_chunk()
+    later = first if shape.micros == 1 else times.sums(*whole, "sum_later", again=True).by_chunk()
+    passes = rows.micros[:, None] * (forward + later) + first - later
+    turns = passes.reshape(len(passes), shape.interleave, shape.pipeline).sum(axis=1)
+    hops = np.arange(shape.pipeline) * times.message[:, None]
+    own = _before(forward, shape) + hops + turns
+    return _Worked(own, own if parted else own + _before(later, shape) + hops)
+
+
+def _before(chunks: Floats, shape: Shape) -> Floats:
+    """What the first chunks of the stages before each stage take."""
+    ways = chunks[:, : shape.pipeline]
+    return np.asarray(np.cumsum(ways, axis=1) - ways)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Holds:
+    """Bytes of each run (rows) that each stage (columns) holds at one moment, if not more.
+
+    Of a step of more micro-batches than the shape has no stage holds less.
+    """
+
+    there: Floats
+    """Of micro-batches under way, of gradients where there are all of them, and of the process."""
+    weights: Floats
+    """What whole weights take while a stage needs them."""
+    whole: Floats
+    """Of that, what goes with each further layer of each chunk that is computed again."""
+    some: Floats
+    """What goes where all but its large products is (one column)."""
+    outputs: Floats
+    """What goes besides with the last layer of a chunk."""
+    able: Ints
+    """Layers that can be computed again, of each stage (rows) and its chunks."""
+
+    @classmethod
+    def of(cls, chain: Chain, parts: Parts, rows: Rows) -> "_Holds":
+        """What the runs of some plans hold, all of which compute as much again."""
+        shape, ends, settings = parts.shape, parts.ends, rows.settings
+        found = settings.table(chain, "room", _numbers(chain, settings)).at(rows.setting)
+        own, kept, output, gradients, weights = np.split(found, _columns(chain), axis=1)
+        modes = layers_again(shape, ends, rows.agains[int(rows.again[0])])
+        again = np.array(modes) == "layer"
+        first, last = np.array(ends[:-1]), np.array(ends[1:]) - 1
+        each, inputs = _of_layers(chain.sorts), _of_layers(chain.sorts)[first - 1]
+        inputs[0] = 0.0
+        counts = np.add.reduceat(each, first, axis=0)
+        stays = counts - each[last] * again[last, None] + inputs
+        keeps = _of_layers(chain.kinds_as(modes), kept.shape[1]) * ~again[:, None]
+        held = kept @ np.add.reduceat(keeps, first, axis=0).T + output @ stays.T
+        opened, later = _open(shape, counts.sum(axis=1))
+        made = parts.by_stage(gradients) * later.any(axis=1)
+        there = np.maximum(_by_stage(held, opened), _by_stage(held, later) + made)
+        most = np.maximum(opened.sum(axis=1), later.sum(axis=1))
+        inner = _inner(chain)
+        some = kept[:, inner] - kept[:, chain.variants[inner]]
+        able = np.ones(len(again), dtype=np.int64)
+        able[[0, -1]] = 0
+        side = shape.interleave, shape.pipeline
+        return cls(
+            there=there + own,
+            weights=parts.by_stage(weights),
+            whole=most * kept[:, inner].max(axis=1, keepdims=True),
+            some=most * some.max(axis=1, keepdims=True),
+            outputs=most * output[:, inner].max(axis=1, keepdims=True),
+            able=np.add.reduceat(able, first).reshape(side).T,
+        )
+
+
+def _over(chain: Chain, parts: Parts, rows: Rows, holds: _Holds) -> Floats:
+    """Bytes that each stage (columns) of each plan (rows) holds at one moment, if not more."""
+    states = rows.states(chain)
+    always = parts.by_stage(states.held[rows.places]) + states.staging[rows.places][:, None]
+    come_and_go = np.where(rows.pairs[rows.pair, :1] > 1, holds.weights[rows.run], 0.0)
+    return np.asarray(holds.there[rows.run] + always[rows.pair] + come_and_go)
+
+
+class _Again(NamedTuple):
+    """Seconds of each run in which a layer of each chunk is computed again in all micro-batches."""
+
+    whole: Floats
+    some: Floats
+    """All but its large products."""
+    selects: npt.NDArray[np.bool_]
+    """Whether that can be."""
+
+
+def _again_seconds(rows: Rows, holds: _Holds, over: Floats, again: _Again) -> Floats:
+    """Seconds of each stage (columns) of each plan in which it computes enough layers again.
+
+    Args:
+        rows: the plans.
+        holds: what runs hold.
+        over: bytes that lack, of each plan and stage.
+        again: what layers take.
+    """
+    run = rows.run
+    over = np.where(over > 0, np.maximum(over - holds.outputs[run], 1.0), 0.0)
+    whole, some = (np.maximum(each[run], 1.0) for each in (holds.whole, holds.some))
+    all_, most = holds.able.sum(axis=1), holds.able.max(axis=1)
+
+    def of_chunks(steps: Floats) -> Floats:
+        return np.asarray(np.minimum(steps[..., None], holds.able).sum(axis=-1))
+
+    steps = np.ceil(over / whole)
+    seconds = np.where(steps > most, inf, again.whole[run, None] * of_chunks(steps))
+    if not again.selects.any():
+        return seconds
+    few = np.ceil(over / some)
+    rest = np.ceil(np.maximum(0.0, over - most * some) / np.maximum(whole - some, 1.0))
+    longer = np.maximum(0.0, again.whole - again.some)[run, None] * of_chunks(rest)
+    longer += again.some[run, None] * np.where(few > most, all_, of_chunks(few))
+    able = again.selects[run, None] & (rest <= most)
+    return np.where(able, np.minimum(seconds, longer), seconds)
+
+
+def _inner(chain: Chain) -> Ints:
+    """The kinds of layer within the chain, of which some can be computed again."""
+    return np.unique(chain.sorts[1:-1] if chain.layers > 2 else chain.sorts)
+
+
+def _open(shape: Shape, layers: Floats) -> tuple[Floats, Floats]:
+    """Micro-batches of each stage (rows) that are open in each of its chunks.
+
+    At the first backward pass, when there are no gradients yet, and when there are gradients of all
+    chunks and none is reduced; each time where most layers are open, of which all weights are used
+    still. None are where there is no such moment.
+    """
+    turns = Turns(shape.order, shape.pipeline, shape.interleave, shape.micros)
+    cycle = shape.pipeline * shape.interleave
+    begun, reduced = cycle - shape.pipeline + 1, turns.count - cycle + shape.pipeline
+    sizes = layers.reshape(shape.interleave, 1, shape.pipeline).swapaxes(1, 2)
+    found = []
+    for low, high in ((0, 1), (begun, min(begun + cycle, reduced))):
+        if low >= high:
+            found.append(np.zeros((shape.pipeline, shape.interleave)))
+            continue
+        before = turns.before_backward(np.arange(low, high)[None])
+        there = np.stack(
+            [
+                turns.through(before.forward, chunk)
+                - turns.through(before.backward, shape.interleave - 1 - chunk)
+                for chunk in range(shape.interleave)
+            ]
+        )
+        fullest = (there * sizes).sum(axis=0).argmax(axis=1)
+        found.append(there[:, np.arange(shape.pipeline), fullest].T.astype(np.float64))
+    return found[0], found[1]
+
+
+def _by_stage(chunks: Floats, counts: Floats) -> Floats:
+    """What each stage holds of so many micro-batches of each of its chunks (columns)."""
+    turns = chunks.reshape(len(chunks), counts.shape[1], counts.shape[0])
+    return np.asarray(np.einsum("ncs,sc->ns", turns, counts))
+
+
+def _of_layers(kinds: Ints, count: int | None = None) -> Floats:
+    """Of each layer (rows) a one in the column of its kind, of so many."""
+    return np.eye(int(kinds.max()) + 1 if count is None else count)[kinds]
+
+
+_NUMBERS = ("kept", "output", "gradients", "weights")
+
+
+def _columns(chain: Chain) -> list[int]:
+    """Where the numbers of a run's kinds begin, behind its process: those of kept with variants."""
+    kinds = len(chain.variants)
+    kept = int(max(chain.variants.max() + 1, kinds))
+    return [1, 1 + kept, 1 + kept + kinds, 1 + kept + 2 * kinds]
+
+
+def _numbers(chain: Chain, settings: Settings) -> Callable[[Ints], Floats]:
+    """Finds bytes of the process; by kind of layer what it keeps, gives, and is made of."""
+    device, kinds = chain.machine.device, len(chain.variants)
+
+    def of(places: Ints) -> Floats:
+        held = chain.passes(settings.some(places)).held
+        kept, *others = (held[:, HELD.index(name)] for name in _NUMBERS)
+        compiled = settings.compiled[places]
+        own = np.where(compiled, *(device.process_bytes(compiled=each) for each in (True, False)))
+        return np.concatenate([own[:, None], kept, *(each[:, :kinds] for each in others)], axis=1)
+
+    return of

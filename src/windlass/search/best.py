@@ -1,0 +1,180 @@
+"""Best: the fastest plans so far, of all and of each trait; and the smallest that do not fit."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from heapq import heappush, heapreplace
+from itertools import product
+from math import inf
+from typing import NamedTuple, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from windlass.cost.closed import Totals
+from windlass.cost.closed_layers import Floats, Ints
+from windlass.search.field import Cell
+from windlass.spec.plan import Order, Recompute
+
+
+class Found(NamedTuple):
+    """One plan of a field, by its place in a cell, and what the closed form says of it."""
+
+    step_seconds: float
+    peak_bytes: float
+    cell: Cell
+    place: int
+
+
+class Trait(NamedTuple):
+    """What tells a plan from its near twins."""
+
+    pipeline: int
+    tensor: int
+    order: Order
+    recompute: Recompute
+    shares: str
+    """Of what replicas share one copy: `none`, the optimizer's `state`, or `weights` too."""
+    home: str
+    """The tier of the optimizer's state."""
+
+
+_MODES: tuple[Recompute, ...] = get_args(Recompute)
+_SHARES = ("none", "state", "weights")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Swept:
+    """What a sweep found."""
+
+    best: tuple[Found, ...]
+    """Plans that fit, fastest first."""
+    traits: tuple[Found, ...]
+    """The fastest that fit of each trait, fastest first; of those that were weighed."""
+    misses: tuple[Found, ...]
+    """The smallest of each trait of which none fits, smallest first; of those that were weighed."""
+    weighed: int
+    """Plans whose time and memory were found."""
+    skipped: int
+    """Plans that a bound told to be slower, or not to fit."""
+    faster: int = 0
+    """Plans that fit and are faster than was asked for."""
+
+
+class Best:
+    """The fastest plans so far.
+
+    Args:
+        count: how many are kept.
+        below: seconds; slower plans do not count. None: all do.
+    """
+
+    def __init__(self, count: int, *, below: float | None = None) -> None:
+        self._count, self._below = count, below
+        self.faster = 0
+        self._heap: list[tuple[float, int, Found]] = []
+        self.traits: dict[Trait, Found] = {}
+        self.misses: dict[Trait, Found] = {}
+        self._turn = 0
+        self.weighed = 0
+
+    @property
+    def last(self) -> float:
+        """Seconds of the slowest that is kept; infinite while there is room for more."""
+        return -self._heap[0][0] if len(self._heap) == self._count else inf
+
+    def limit(self, within: float) -> float:
+        """Seconds from which on plans are left out."""
+        return self.last * (1 + within) if self._below is None else self._below
+
+    def add(
+        self,
+        cell: Cell,
+        score: Floats,
+        totals: Totals,
+        near_bytes: float,
+        *,
+        counted: bool = True,
+    ) -> None:
+        """Takes the fastest of a cell in.
+
+        Args:
+            cell: the plans.
+            score: seconds that they are compared by; infinite of those that do not count.
+            totals: of the plans.
+            near_bytes: that a plan may need.
+            counted: whether the plans are of those that the field counts.
+        """
+        self.weighed += counted * len(score)
+        near = totals.peak_bytes <= near_bytes
+        fits = near & (totals.far_full <= 1) & (score < (self._below or inf))
+        self.faster += 0 if self._below is None else int(fits.sum())
+
+        def found(place: np.intp) -> Found:
+            return Found(float(score[place]), float(totals.peak_bytes[place]), cell, int(place))
+
+        self._keep(np.flatnonzero(fits & (score < self.last)), score, found)
+        traits, of_plan = _traits(cell)
+        fastest = np.array([_seconds(self.traits.get(trait)) for trait in traits])
+        quick = np.flatnonzero(fits & (score < fastest[of_plan]))
+        for place in _firsts(quick, of_plan, score):
+            self.traits[traits[of_plan[place]]] = found(place)
+        smallest = np.array(
+            [-inf if each in self.traits else _bytes(self.misses.get(each)) for each in traits]
+        )
+        small = np.flatnonzero(~near & (totals.peak_bytes < smallest[of_plan]))
+        for place in _firsts(small, of_plan, totals.peak_bytes):
+            self.misses[traits[of_plan[place]]] = found(place)
+
+    def _keep(self, able: Ints, score: Floats, found: Callable[[np.intp], Found]) -> None:
+        """Takes the fastest of some plans among those that are kept."""
+        if able.size > self._count:
+            able = able[np.argpartition(score[able], self._count - 1)[: self._count]]
+        for place in able:
+            self._turn += 1
+            item = (-float(score[place]), self._turn, found(place))
+            if len(self._heap) < self._count:
+                heappush(self._heap, item)
+            elif score[place] < self.last:
+                heapreplace(self._heap, item)
+
+    def told(self, *, of: int) -> Swept:
+        """What was found among so many plans."""
+        misses = (each for trait, each in self.misses.items() if trait not in self.traits)
+        return Swept(
+            best=tuple(sorted((each for _, _, each in self._heap), key=_seconds)),
+            traits=tuple(sorted(self.traits.values(), key=_seconds)),
+            misses=tuple(sorted(misses, key=_bytes)),
+            weighed=self.weighed,
+            skipped=of - self.weighed,
+            faster=self.faster,
+        )
+
+
+def _seconds(found: Found | None) -> float:
+    return inf if found is None else found.step_seconds
+
+
+def _bytes(found: Found | None) -> float:
+    return inf if found is None else found.peak_bytes
+
+
+def _traits(cell: Cell) -> tuple[list[Trait], Ints]:
+    """The traits of a cell's plans, and of each plan its place among them."""
+    rows, shape = cell.rows, cell.shape
+    modes = np.array([_MODES.index(each.mode) for each in rows.agains])
+    of_run = rows.settings.tensor[rows.setting] * len(_MODES) + modes[rows.again]
+    of_pair = rows.home * len(_SHARES) + (rows.pairs > 1).sum(axis=1)
+    homes = rows.table.homes
+    traits = [
+        Trait(shape.pipeline, tensor, shape.order, mode, shares, home)
+        for tensor, mode, home, shares in product(rows.settings.tensors, _MODES, homes, _SHARES)
+    ]
+    pairs = len(homes) * len(_SHARES)
+    return traits, np.asarray((of_run * pairs)[rows.run] + of_pair[rows.pair])
+
+
+def _firsts(places: Ints, groups: Ints, values: Floats) -> npt.NDArray[np.intp]:
+    """Of each group the place of the smallest value among some places."""
+    ordered = places[np.lexsort((values[places], groups[places]))]
+    _, first = np.unique(groups[ordered], return_index=True)
+    return np.asarray(ordered[first])

@@ -1,0 +1,192 @@
+"""Sought: parts of a field by what no plan of theirs can be faster than, told ever more closely.
+
+Each bound holds for all plans of a part, so that one whose bound is worse than what is found is
+never looked at closer. The first takes no prices of layers, the last knows of each plan about how
+many layers it must compute again:
+
+1. products of all layers at the fastest rate that the machine states, on all of its devices;
+2. the passes of the slowest stage, with the way to it and back;
+3. the same with what a stage must compute again to have room, sums of gradients and updates.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+from heapq import heapify, heappop, heappush
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from windlass.cost.closed_layers import Chain, Floats, Ints
+from windlass.cost.closed_least import Room, least_in, least_seconds
+from windlass.cost.closed_levels import Shape
+from windlass.cost.closed_rows import Rows
+from windlass.search.field import Cell, Field
+from windlass.search.table import Table
+from windlass.spec.graph import Precision
+from windlass.spec.plan import Order
+
+_REACH = {"products": 1.3, "passes": 1.1, "room": 1.1}
+"""Up to how much slower than the fastest of a part those are that are looked at with it: with fewer
+of them too much is done one by one, with more too much of what a better plan leaves out."""
+_LATER = 0.02
+"""By how much the closed form may say less than the clock: of steps that repeat themselves later
+than it takes them to, bounds are nearer to the clock."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Plans of one shape."""
+
+    shape: Shape
+    told: Literal["products", "passes", "room"]
+    """What the bounds know of."""
+    least: Floats
+    """Seconds that no plan of each item is faster than."""
+    items: Ints
+    """Settings, as places in the shape's table; of a part with a cell places of plans in that."""
+    cell: Cell | None = None
+
+    def apart(self, limit: float) -> "tuple[Part, Part]":
+        """Those that are to be looked at next, and those that are slower."""
+        reach = min(limit, float(self.least.min()) * _REACH[self.told])
+        return self._only(self.least <= reach), self._only(self.least > reach)
+
+    def _only(self, chosen: npt.NDArray[np.bool_]) -> "Part":
+        return replace(self, least=self.least[chosen], items=self.items[chosen])
+
+
+class Queue:
+    """Parts, the fastest by their bounds first.
+
+    Args:
+        parts: that are in it first.
+    """
+
+    def __init__(self, parts: Iterator[Part]) -> None:
+        self._heap = [(float(part.least.min()), at, part) for at, part in enumerate(parts)]
+        self._turn = len(self._heap)
+        heapify(self._heap)
+
+    @property
+    def least(self) -> float:
+        """The bound of the first part; infinite if there is none."""
+        return self._heap[0][0] if self._heap else float("inf")
+
+    def pop(self) -> Part:
+        """Takes the first part out."""
+        return heappop(self._heap)[2]
+
+    def push(self, part: Part) -> None:
+        """Puts a part in, if there is anything in it."""
+        if part.items.size:
+            self._turn += 1
+            heappush(self._heap, (float(part.least.min()), self._turn, part))
+
+
+class Bounds:
+    """Tells what plans of a field cannot be faster than.
+
+    Args:
+        field: the plans.
+        chain: with prices of layers.
+        near_bytes: that the near tier has.
+    """
+
+    def __init__(self, field: Field, chain: Chain, near_bytes: float) -> None:
+        self._field, self._chain, self._near = field, chain, near_bytes
+        self._products = cache(self._products_of)
+        self._known_selects: dict[tuple[Order, Table], npt.NDArray[np.bool_]] = {}
+
+    def parts(self) -> Iterator[Part]:
+        """All plans, shape by shape, by the first of the bounds."""
+        for shape in self._field.shapes():
+            able = self._field.able(shape)
+            if able.size:
+                yield Part(shape, "products", self._of_products(shape, able), able)
+
+    def closer(self, part: Part, limit: float) -> Part:
+        """A part with the next bound of each item, without those that are slower than a limit."""
+        if part.told == "products":
+            cell = self._plain(part)
+            least = self._least(part.shape, least_seconds(*self._of(cell)))
+            return self._kept(Part(part.shape, "passes", least, cell.rows.setting), limit)
+        cell = self._plain(part)
+        places = np.arange(cell.rows.count)
+        return self._kept(Part(part.shape, "room", self.in_room(cell), places, cell), limit)
+
+    def in_room(self, cell: Cell) -> Floats:
+        """What each plan of a cell that computes nothing again, or what all do, is no faster than.
+
+        Where that is open it is as much again as it takes, and more than nothing.
+        """
+        room = Room(self._near, self._field.spares, self._selects(cell.shape, cell.rows))
+        return self._least(cell.shape, least_in(*self._of(cell), room))
+
+    def cell(self, part: Part) -> Cell:
+        """The plans of a part that is bounded by room, with all that they may compute again."""
+        plain = part.cell or self._plain(part)
+        cell = self._field.cell(part.shape, np.unique(plain.rows.setting))
+        chosen = np.isin(_keys(cell.rows), _keys(plain.rows)[part.items])
+        return replace(cell, rows=cell.rows.only(chosen))
+
+    def _kept(self, part: Part, limit: float) -> Part:
+        kept = np.isfinite(part.least) & (part.least <= limit)
+        return replace(part, least=part.least[kept], items=part.items[kept])
+
+    def _of(self, cell: Cell) -> tuple[Chain, Shape, tuple[int, ...], Rows]:
+        return self._chain, cell.shape, cell.ends, cell.rows
+
+    def _least(self, shape: Shape, seconds: Floats) -> Floats:
+        return seconds * (1 - _LATER) if shape.repeats else seconds
+
+    def _plain(self, part: Part) -> Cell:
+        """The plans of a part's settings that compute as little again as any."""
+        cell = self._field.cell(part.shape, part.items)
+        rows, least = cell.rows, int(cell.rows.again.min())
+        rows = rows.only((rows.again == least)[rows.run])
+        rows = replace(rows, agains=(rows.agains[least],), again=rows.again * 0)
+        return replace(cell, rows=rows)
+
+    def _selects(self, shape: Shape, rows: Rows) -> npt.NDArray[np.bool_]:
+        """Of each run whether its layers can keep what their large products give."""
+        table = self._field.table(shape)
+        if (shape.order, table) not in self._known_selects:
+            self._known_selects[shape.order, table] = np.array(
+                [
+                    self._field.selects(shape.order, tensor, compiled=compiled)
+                    for tensor, _, compiled in table.modes
+                ]
+            )
+        return self._known_selects[shape.order, table][table.mode[rows.setting]]
+
+    def _of_products(self, shape: Shape, able: Ints) -> Floats:
+        """Seconds of products alone of each of some settings."""
+        table = self._field.table(shape)
+        found = [self._products(tensor, precision) for tensor, precision, _ in table.modes]
+        sequences = (table.micro * table.micros)[able]
+        return np.asarray(np.array(found)[table.mode[able]] * sequences / shape.pipeline)
+
+    def _products_of(self, tensor: int, precision: Precision) -> float:
+        """Seconds of all products of one sequence on one slice, at the fastest rate there is."""
+        rate = self._field.machine.device.rate(precision)
+        curves = (rate.curve, rate.biased or rate.curve)
+        fastest = max(point.rate for curve in curves for point in curve.points)
+        kinds, total = self._chain.kinds(tensor), 0.0
+        for span in self._field.graph.chain:
+            costs = [cost for cost in kinds[span.kind].costs if cost.precision == precision]
+            total += span.count * min(
+                sum(
+                    op.flop.at(1, self._field.sequence)
+                    for op in (*cost.forward, *cost.backward)
+                    if op.kind == "matmul"
+                )
+                for cost in costs
+            )
+        return total / fastest
+
+
+def _keys(rows: Rows) -> Ints:
+    """Of each plan a number that those share which differ in what they compute again only."""
+    return np.asarray(rows.setting[rows.run] * len(rows.table.shares) + rows.places[rows.pair])

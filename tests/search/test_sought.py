@@ -1,0 +1,101 @@
+"""Bounds by which plans are left out: against what each plan takes that is not."""
+
+import random
+from dataclasses import replace
+from math import inf
+
+import numpy as np
+import pytest
+
+from search.test_among import GRAPHS, WIDE, machine, request
+from windlass.cost.closed import closed
+from windlass.cost.closed_layers import Chain
+from windlass.search.field import Cell, Field
+from windlass.search.sought import Bounds, Part, Queue
+from windlass.search.spared import spared
+
+ROUNDING = 1e-9
+"""Share by which sums of the same terms in another order may differ."""
+
+
+def fields(count: int) -> list[tuple[Field, Chain]]:
+    """Random fields of small models on few devices, with links as slow as layers and faster."""
+    chance, found = random.Random(7), []
+    for _ in range(count):
+        graph = chance.choice((*GRAPHS, *WIDE))
+        host = chance.choice([None, 10**12])
+        kind = chance.choice(["cpu", "cuda"])
+        on = machine(chance.choice([4, 6, 8]), chance.choice([1e8, 1e9, 1e10]), host, kind)
+        field = Field(request(batch=chance.choice([4, 8, 24])), graph, on)
+        found.append((field, Chain(field.base, graph, on)))
+    return found
+
+
+def seconds_in(chain: Chain, part: Part, cell: Cell, near_bytes: float) -> list[float]:
+    """Of each plan of a bounded part the least it takes of all that it may compute again.
+
+    Plans that fit are all there.
+    """
+    assert part.cell is not None
+    totals = closed(chain, cell.shape, cell.ends, cell.rows)
+    fits = totals.peak_bytes <= near_bytes
+    keys = _keys(cell)
+    best = {int(key): inf for key in _keys(part.cell)[part.items]}
+    for key, seconds in zip(keys[fits].tolist(), totals.step_seconds[fits], strict=True):
+        best[key] = min(best[key], float(seconds))
+    whole = np.array([each.mode == "layer" for each in cell.rows.agains])[cell.rows.again]
+    full = replace(cell, rows=cell.rows.only(fits & whole[cell.rows.run]))
+    if full.rows.count:
+        none, selects = np.zeros(full.rows.count), np.zeros(full.rows.count, dtype=bool)
+        fewer, told = spared(chain, full, near_bytes, none, selects)
+        for key, seconds in zip(_keys(fewer).tolist(), told.step_seconds, strict=True):
+            best[key] = min(best[key], float(seconds))
+    return [best[int(key)] for key in _keys(part.cell)[part.items]]
+
+
+def _keys(cell: Cell) -> np.ndarray:
+    rows = cell.rows
+    return rows.setting[rows.run] * len(rows.table.shares) + rows.places[rows.pair]
+
+
+@pytest.mark.parametrize("share", [0.3, 0.8])
+def test_no_bound_is_above_what_a_plan_takes(share: float):
+    looked_at = tight = 0
+    for field, chain in fields(4):
+        parts = list(Bounds(field, chain, inf).parts())
+        cells = [field.cell(part.shape, part.items) for part in parts]
+        sizes = [closed(chain, each.shape, each.ends, each.rows).peak_bytes for each in cells]
+        near = float(np.quantile(np.concatenate(sizes), share))
+        bounds = Bounds(field, chain, near)
+        for part, cell in zip(bounds.parts(), cells, strict=True):
+            totals = closed(chain, cell.shape, cell.ends, cell.rows)
+            told = bounds.closer(part, inf)
+            assert told.told == "passes"
+            least = dict(zip(told.items.tolist(), told.least, strict=True))
+            of_plans = np.array([least[at] for at in cell.rows.setting[cell.rows.run].tolist()])
+            assert (of_plans <= totals.step_seconds * (1 + ROUNDING)).all()
+            told = bounds.closer(told, inf)
+            true = np.array(seconds_in(chain, told, cell, near))
+            assert (told.least <= true * (1 + ROUNDING)).all()
+            looked_at += int(np.isfinite(true).sum())
+            tight += int((told.least > 0.7 * true).sum())
+    assert looked_at > 1000
+    assert tight > looked_at / 10
+
+
+def test_plans_without_room_are_left_out_whatever_is_computed_again():
+    (field, chain), *_ = fields(1)
+    for part in Bounds(field, chain, 1000.0).parts():
+        bounds = Bounds(field, chain, 1000.0)
+        assert not bounds.closer(bounds.closer(part, inf), inf).items.size
+
+
+def test_a_queue_gives_the_part_with_the_least_bound_first():
+    (field, chain), *_ = fields(1)
+    queue = Queue(Bounds(field, chain, inf).parts())
+    taken = []
+    while queue.least < inf:
+        taken.append(queue.least)
+        queue.pop()
+    assert taken == sorted(taken)
+    assert len(taken) > 3
