@@ -69,14 +69,17 @@ class Layout:
 class Fullest:
     """Moments at which stages may be fullest (rows)."""
 
+    columns: _Ints
+    """The sizes that count, by their columns in `Kinds`."""
     counts: _Floats
-    """Of sizes (columns, as in `Kinds`)."""
+    """Of these sizes (columns)."""
     growth: _Floats | None
     """More of them with each micro-batch beyond the settled ones; None where there is none."""
     firsts: _Ints
-    """The first moment of each sort of stage."""
-    tells_shards: bool
-    """Whether gradients may be reduced already, so that it matters in how many shards."""
+    """The first moment of each sort of stage, of those that come first: they tell no shards."""
+    telling: tuple[int, ...]
+    """Of each of the others its sort of stage: of gradients that are reduced already it matters in
+    how many shards."""
 
 
 @lru_cache(maxsize=2048)
@@ -94,11 +97,15 @@ def fullest(layout: Layout, sorts: tuple[int, ...]) -> Fullest:
     sizes = np.rint(np.linalg.inv(layout.kinds.steps()))
     now, grows = (counts @ sizes for counts in np.split(whole.counts, 2, axis=1))
     shards = [*layout.kinds.columns("shard"), *layout.kinds.columns("flat")]
+    tells = now[:, shards].any(axis=1)
+    order = np.argsort(tells, kind="stable")
+    columns = np.flatnonzero(now.any(axis=0))
     return Fullest(
-        counts=now,
-        growth=grows if grows.any() else None,
-        firsts=np.flatnonzero(np.diff(whole.sort, prepend=-1)),
-        tells_shards=bool(now[:, shards].any()),
+        columns=columns,
+        counts=now[np.ix_(order, columns)],
+        growth=grows[np.ix_(order, columns)] if grows.any() else None,
+        firsts=np.flatnonzero(np.diff(whole.sort[~tells], prepend=-1)),
+        telling=tuple(whole.sort[tells].tolist()),
     )
 
 

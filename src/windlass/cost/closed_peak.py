@@ -5,8 +5,6 @@ state are shared, and what is always there of them. So moments are found for eac
 plans only add and compare.
 """
 
-from collections.abc import Iterator
-
 import numpy as np
 
 from windlass.cost.closed_layers import Chain, Floats, Ints
@@ -30,13 +28,13 @@ def peak_bytes(chain: Chain, parts: Parts, rows: Rows, always: Floats) -> Floats
         always: what is there at any moment of each pair, by sort of stage.
     """
     sorts, there = _there(chain, parts, rows, tuple(parts.sort.tolist()))
-    return largest_sum(there, always, sorts.sort, rows.pair)
+    return largest_sum(there, always, sorts.of_plans, rows.pair)
 
 
 def stage_bytes(chain: Chain, parts: Parts, rows: Rows, always: Floats) -> Floats:
     """What each stage (columns) of each plan (rows) holds at its fullest; as `peak_bytes`."""
     sorts, there = _there(chain, parts, rows, tuple(range(parts.shape.pipeline)))
-    return np.asarray(there[sorts.sort] + always[rows.pair][:, parts.sort])
+    return np.asarray(there[sorts.of_plans] + always[rows.pair][:, parts.sort])
 
 
 def _there(
@@ -50,83 +48,90 @@ def _there(
         rows: the plans.
         stages: of each its sort (columns).
     """
-    shape = parts.shape
     found = {
         again: fullest(_layout(chain, parts, rows.agains[again]), stages)
-        for again in np.unique(rows.again).tolist()
+        for again in np.flatnonzero(np.bincount(rows.again)).tolist()
     }
-    told = any(each.tells_shards for each in found.values())
-    sorts = _Sorts(chain, shape, rows, told=told)
-    there = np.empty((sorts.count, 1 + max(stages)))
-    for again, chosen in sorts.by_again():
-        sizes, own = _sizes(chain, rows.settings, sorts, chosen)
-        nbytes = _bytes(found[again], sizes, sorts.micros[chosen] - shape.settled)
-        there[chosen] = (nbytes + own).T
-    return sorts, there
+    told = _Told(chain, parts.shape, rows, found, shards=False)
+    if told.shards_matter:
+        told = _Told(chain, parts.shape, rows, found, shards=True)
+    return told.sorts, told.nbytes.T
+
+
+class _Told:
+    """Bytes of each sort of stage (rows) of all sorts of plans (columns).
+
+    In fewest shards gradients take most. So if with two no moment that tells them is fuller than
+    the others, it does not matter in how many they are.
+    """
+
+    def __init__(
+        self, chain: Chain, shape: Shape, rows: Rows, found: dict[int, Fullest], *, shards: bool
+    ) -> None:
+        self.sorts = _Sorts(chain, shape, rows, shards=shards)
+        self.shards_matter = False
+        sizes, own = _sizes(chain, rows.settings, self.sorts)
+        beyond = self.sorts.micros - shape.settled
+        parts = list[Floats]()
+        for again, moments in found.items():
+            chosen = self.sorts.there[again]
+            nbytes = self._bytes(moments, sizes[np.ix_(moments.columns, chosen)], beyond[chosen])
+            parts.append(nbytes + own[chosen])
+        self.nbytes = np.concatenate(parts, axis=1)
+
+    def _bytes(self, found: Fullest, sizes: Floats, beyond: Floats) -> Floats:
+        nbytes = found.counts @ sizes
+        if found.growth is not None:
+            nbytes += (found.growth @ sizes) * beyond
+        plain = len(nbytes) - len(found.telling)
+        most = np.maximum.reduceat(nbytes[:plain], found.firsts, axis=0)
+        for sort, own in zip(found.telling, nbytes[plain:], strict=True):
+            self.shards_matter |= bool((own > most[sort]).any())
+            np.maximum(most[sort], own, out=most[sort])
+        return np.asarray(most)
 
 
 class _Sorts:
-    """Sorts of plans whose stages are as full, but for what is always there.
+    """Sorts of plans whose stages are as full, but for what is computed again and always there.
 
-    Of rts and rts' it matters whether they are above 1, and how far only where shards are told.
+    How many replicas there are does not matter, nor how many micro-batches, but for an order that
+    holds all of them, and for rows that are looked up in each. Of rts and rts' it matters whether
+    they are above 1, and how far only where `shards` count.
     """
 
-    def __init__(self, chain: Chain, shape: Shape, rows: Rows, *, told: bool) -> None:
-        shards = rows.pairs[:, 1]
-        if not told:
-            shards = np.minimum(shards, 2)
-        pairs = shards * 2 + (rows.pairs[:, 0] > 1)
-        kinds, of_pair = np.unique(pairs, return_inverse=True)
-        looked_up = _looked_up(chain, rows)
-        runs, of_run = _runs_alike(shape, rows, looked_up)
-        sort = of_run[rows.run] * len(kinds) + of_pair[rows.pair]
-        there = np.zeros(len(runs) * len(kinds), dtype=bool)
-        there[sort] = True
-        self.sort: Ints = (np.cumsum(there) - 1)[sort]
-        """Of each plan."""
-        run, kind = np.divmod(np.flatnonzero(there), len(kinds))
-        self.count = len(run)
-        self.again: Ints = rows.again[runs[run]]
-        self.micros: Floats = rows.micros[runs[run]].astype(np.float64)
-        self.looked_up: Floats = looked_up[runs[run]]
-        self.settings: Ints = rows.setting[runs[run]]
+    def __init__(self, chain: Chain, shape: Shape, rows: Rows, *, shards: bool) -> None:
+        parted = rows.pairs[:, 1] if shards else np.minimum(rows.pairs[:, 1], 2)
+        kinds, of_pair = np.unique(parted * 2 + (rows.pairs[:, 0] > 1), return_inverse=True)
+        looks_up = any(kind.looks_up for kind in chain.numbered)
+        counted = looks_up or (shape.repeats and shape.order == "gpipe")
+        runs = rows.settings.alone[rows.setting]
+        if counted:
+            runs = runs * (int(rows.micros.max()) + 1) + rows.micros
+        _, first, of_run = np.unique(runs, return_index=True, return_inverse=True)
+        count = len(first) * len(kinds)
+        place = (rows.again * count + of_run * len(kinds))[rows.run] + of_pair[rows.pair]
+        there = np.zeros((int(rows.again.max()) + 1, count), dtype=bool)
+        there.ravel()[place] = True
+        self.of_plans: Ints = (np.cumsum(there) - 1)[place]
+        """Of each plan its sort, those with the same computed again in turn."""
+        used = np.flatnonzero(there.any(axis=0))
+        self.there = there[:, used]
+        """Whether there is a plan of each sort (columns) with what is computed again (rows)."""
+        run, kind = np.divmod(used, len(kinds))
+        self.micros: Floats = rows.micros[first][run].astype(np.float64)
+        self.settings: Ints = rows.setting[first][run]
+        self.looked_up: Floats = _looked_up(chain, rows, first)[run]
         self.shards: Floats = (kinds[kind] // 2).astype(np.float64)
         self.shares = kinds[kind] % 2 > 0
 
-    def by_again(self) -> Iterator[tuple[int, Ints]]:
-        """What is computed again, each time with the sorts of which that holds."""
-        for again in np.unique(self.again).tolist():
-            yield again, np.flatnonzero(self.again == again)
 
-
-def _runs_alike(shape: Shape, rows: Rows, looked_up: Floats) -> tuple[Ints, Ints]:
-    """Runs of all sorts of memory, and of each run which of these it is like.
-
-    How many replicas there are does not matter, nor how many micro-batches, but for an order that
-    holds all of them, and for rows that are looked up in each.
-    """
-    micros = rows.micros if shape.repeats and shape.order == "gpipe" else np.zeros_like(rows.micros)
-    keys = np.stack([rows.settings.alone[rows.setting], rows.again, micros, *looked_up.T])
-    _, first, alike = np.unique(_as_one(keys), return_index=True, return_inverse=True)
-    return first, alike
-
-
-def _as_one(columns: Floats) -> Ints:
-    """A number for each column of numbers that equal ones share."""
-    found = np.zeros(columns.shape[1], dtype=np.int64)
-    for row in columns:
-        _, own = np.unique(row, return_inverse=True)
-        found = found * (int(own.max()) + 1) + own
-    return found
-
-
-def _looked_up(chain: Chain, rows: Rows) -> Floats:
-    """What looked-up rows of earlier micro-batches take in each run, by kind of layer."""
-    settings = rows.settings
-    before = settings.micro[rows.setting] * (rows.micros - 1)
-    both = settings.tensor[rows.setting] * (int(before.max()) + 1) + before
+def _looked_up(chain: Chain, rows: Rows, runs: Ints) -> Floats:
+    """What looked-up rows of earlier micro-batches take in some runs, by kind of layer."""
+    settings, places = rows.settings, rows.setting[runs]
+    before = settings.micro[places] * (rows.micros[runs] - 1)
+    both = settings.tensor[places] * (int(before.max()) + 1) + before
     _, first, alike = np.unique(both, return_index=True, return_inverse=True)
-    asked = zip(settings.some(rows.setting[first]), before[first].tolist(), strict=True)
+    asked = zip(settings.some(places[first]), before[first].tolist(), strict=True)
     return np.stack([chain.rows(each.tensor, sequences) for each, sequences in asked])[alike]
 
 
@@ -145,34 +150,15 @@ def _layout(chain: Chain, parts: Parts, again: Again) -> Layout:
     )
 
 
-def _bytes(found: Fullest, sizes: Floats, beyond: Floats) -> Floats:
-    """Bytes of each sort of stage (rows) of some sorts of plans (columns).
-
-    Args:
-        found: moments.
-        sizes: a row for each sort of plans.
-        beyond: of each its micro-batches after the settled ones.
-    """
-    used = found.counts.any(axis=0)
-    nbytes = found.counts[:, used] @ sizes[:, used].T
-    if found.growth is not None:
-        nbytes += (found.growth @ sizes.T) * beyond
-    return np.asarray(np.maximum.reduceat(nbytes, found.firsts, axis=0))
-
-
-def _sizes(
-    chain: Chain, settings: Settings, sorts: "_Sorts", chosen: Ints
-) -> tuple[Floats, Floats]:
-    """Of some sorts of plans the sizes that moments count, and bytes of the process itself."""
-    found = _numbers(chain, settings).at(sorts.settings[chosen])
-    by_kind, rest = found[:, :-_REST], found[:, -_REST:]
-    each = by_kind.reshape(len(chosen), len(HELD), -1).swapaxes(0, 1)
+def _sizes(chain: Chain, settings: Settings, sorts: "_Sorts") -> tuple[Floats, Floats]:
+    """The sizes (rows) that moments count, of each sort of plans; bytes of the process itself."""
+    found = np.ascontiguousarray(_numbers(chain, settings).at(sorts.settings).T)
+    tokens, wide, narrow, lent, own = found[-_REST:, None]
+    each = found[:-_REST].reshape(len(HELD), -1, found.shape[1])
     held = dict(zip(HELD, each, strict=True))
-    tokens, wide, narrow, lent, own = np.split(rest, _REST, axis=1)
-    shards, shares = sorts.shards[chosen, None], sorts.shares[chosen, None]
-    flat, converts = shards > 1, wide != narrow
-    sums = held["gradients"] + sorts.looked_up[chosen]
-    shard = np.where(flat, held["gradients"] / shards, sums)
+    flat, converts = sorts.shards > 1, wide != narrow
+    sums = held["gradients"] + sorts.looked_up.T
+    shard = np.where(flat, held["gradients"] / sorts.shards, sums)
     sizes: dict[str, Floats] = {
         "output": held["output"],
         "kept": held["kept"],
@@ -185,12 +171,12 @@ def _sizes(
         "sums": sums,
         "shard": shard,
         "flat": shard * flat,
-        "whole": held["weights"] * shares,
+        "whole": held["weights"] * sorts.shares,
         "tokens": tokens,
         "lent gradient": lent * wide,
         "lent weights": lent * narrow,
     }
-    return np.concatenate([sizes[name] for name in (*SIZES, *OTHERS)], axis=1), own[:, 0]
+    return np.concatenate([sizes[name] for name in (*SIZES, *OTHERS)]), own[0]
 
 
 _REST = 5

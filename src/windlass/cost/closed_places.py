@@ -273,6 +273,7 @@ def _after(values: Counts) -> Counts:
     return np.asarray(values.sum(axis=0) - np.cumsum(values, axis=0))
 
 
+@lru_cache(maxsize=2048)
 def layers_again(shape: Shape, ends: tuple[int, ...], again: Again) -> tuple[Recompute, ...]:
     """Of each layer how it is computed again; the first and the last one never are."""
     found: list[Recompute] = []
