@@ -6,15 +6,14 @@ come one after the other, in the order of its layers. Of equal layers in a row o
 decides.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from windlass.cost.closed_layers import Floats
+from windlass.cost.closed_layers import Floats, Ints
 from windlass.cost.closed_parts import LayerSums, Parts
-from windlass.cost.closed_sums import Sums, Term
+from windlass.cost.closed_sums import Sums
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,49 +65,74 @@ def held_up(parts: Parts, updates: UnderWay, firsts: Firsts, lent: Lent | None) 
         firsts: that wait for them.
         lent: None if none are.
     """
+    found = _of_layers(parts, updates, firsts)
+    return found if lent is None else found.beside(_of_lent(parts, updates, firsts, lent))
+
+
+def _of_layers(parts: Parts, updates: UnderWay, firsts: Firsts) -> Sums:
+    """Of all layers that may decide, on the stages of their chunks.
+
+    What is shared is gathered before the first pass of its chunk, all else is waited for before
+    that of its own layer.
+    """
+    layers = np.flatnonzero(_decisive(parts, firsts.alike))
+    begins = np.array(parts.ends)[parts.chunk[layers]]
     gathers = updates.gather.any(axis=1)
-    terms: list[list[Term]] = [[] for _ in range(parts.shape.pipeline)]
-    for chunk in range(parts.shape.chunks):
-        stage = chunk % parts.shape.pipeline
-        low, high = parts.ends[chunk : chunk + 2]
-        came = -_came(parts, firsts, low)
-        for at in _decisive(low, high, firsts.alike):
-            ready = _ready(parts, updates, at)
-            terms[stage].append(Term(came, np.where(gathers, ready, -np.inf)))
-            own = -_came(parts, firsts, at)
-            terms[stage].append(Term(own, np.where(gathers, -np.inf, ready)))
-    if lent is not None:
-        there = _ready(parts, updates, lent.owner)
-        begin = parts.ends[int(parts.chunk[lent.owner])]
-        # Without updates under way it would have come by then, or been waited for.
-        due = np.maximum(_came(parts, firsts, lent.layer), lent.seconds)
-        stage = int(parts.stage[lent.owner])
-        terms[stage].append(Term(lent.seconds - due, there))
-        terms[stage].append(Term(-_came(parts, firsts, begin), there))
-    return Sums.of_terms(terms)
+    ready, shared = _ready(parts, updates, layers)
+    kinds = [(begins, gathers), (layers, ~gathers)]
+    some = [(whose, np.where(these, ready, -np.inf)) for whose, these in kinds if these.any()]
+    return Sums(
+        passes=np.concatenate([-_came(parts, firsts, whose) for whose, _ in some]),
+        exchanges=np.concatenate([exchanges for _, exchanges in some]),
+        shared=np.concatenate([shared + at * len(ready) for at in range(len(some))]),
+        things=np.tile(parts.stage[layers], len(some)),
+    )
 
 
-def _came(parts: Parts, firsts: Firsts, layer: int) -> Floats:
-    """When a layer's first pass begins if nothing holds it up."""
-    before = firsts.forward.over(0, layer)
-    return np.asarray(before + firsts.load + firsts.message * int(parts.chunk[layer]))
+def _of_lent(parts: Parts, updates: UnderWay, firsts: Firsts, lent: Lent) -> Sums:
+    """Of weights that are lent, on the stage of their owner."""
+    there, _ = _ready(parts, updates, np.array([lent.owner]))
+    begin = parts.ends[int(parts.chunk[lent.owner])]
+    came, begun = _came(parts, firsts, np.array([lent.layer, begin]))
+    # Without updates under way it would have come by then, or been waited for.
+    due = np.maximum(came, lent.seconds)
+    return Sums(
+        passes=np.stack([lent.seconds - due, -begun]),
+        exchanges=there,
+        shared=np.zeros(2, dtype=np.int64),
+        things=np.full(2, parts.stage[lent.owner]),
+    )
 
 
-def _ready(parts: Parts, updates: UnderWay, layer: int) -> Floats:
-    """When a layer is up to date, and all of its chunk behind it is gathered.
+def _came(parts: Parts, firsts: Firsts, layers: Ints) -> Floats:
+    """When first passes of layers (rows) begin if nothing holds them up."""
+    before = firsts.forward.over_each(0, layers)
+    return np.asarray(before + firsts.load + firsts.message * parts.chunk[layers][:, None])
+
+
+def _ready(parts: Parts, updates: UnderWay, layers: Ints) -> tuple[Floats, Ints]:
+    """When layers are up to date, and all of their chunks behind them is gathered.
 
     The layers of a chunk are gathered before its first pass, each once it is up to date.
+
+    Returns:
+        A row for each time that differs, and of each layer its row.
     """
-    stage, chunk = int(parts.stage[layer]), int(parts.chunk[layer])
-    ready = updates.begin[:, parts.sort[stage]].copy()
-    for earlier in range(stage, chunk, parts.shape.pipeline):
-        ready += parts.over(updates.seconds, *parts.ends[earlier : earlier + 2])
-    ready += parts.over(updates.seconds, parts.ends[chunk], layer + 1)
-    return ready + parts.over(updates.gather, layer, parts.ends[chunk + 1])
+    chunk, ends = parts.chunk[layers], np.array(parts.ends)
+    own = parts.counts(ends[:-1], ends[1:]).reshape(-1, parts.shape.pipeline, parts.kinds.max() + 1)
+    earlier = (np.cumsum(own, axis=0) - own).reshape(parts.shape.chunks, -1)
+    updated = earlier[chunk] + parts.counts(ends[chunk], layers + 1)
+    gathered = parts.counts(layers, ends[chunk + 1])
+    sort = parts.sort[parts.stage[layers]]
+    kinds, shared = np.unique(
+        np.concatenate([sort[:, None], updated, gathered], axis=1), axis=0, return_inverse=True
+    )
+    sort, (updated, gathered) = kinds[:, 0].astype(int), np.split(kinds[:, 1:], 2, axis=1)
+    ready = updates.begin.T[sort] + updated @ updates.seconds.T + gathered @ updates.gather.T
+    return np.asarray(ready), shared.reshape(-1)
 
 
-def _decisive(low: int, high: int, alike: npt.NDArray[np.bool_]) -> Iterator[int]:
-    """The ends of runs of equal layers."""
-    for at in range(low, high):
-        if at in (low, high - 1) or not (alike[at - 1] and alike[at]):
-            yield at
+def _decisive(parts: Parts, alike: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+    """Of each layer whether it is at an end of a run of equal ones in its chunk."""
+    same = np.concatenate([[False], alike & (np.diff(parts.chunk) == 0), [False]])
+    return np.asarray(~(same[:-1] & same[1:]))

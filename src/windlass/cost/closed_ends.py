@@ -22,7 +22,6 @@ from windlass.cost.closed_layers import Floats, Ints
 from windlass.cost.closed_parts import LayerSums, Parts
 from windlass.cost.closed_pipeline import Folded
 from windlass.cost.closed_sums import Sums, Term
-from windlass.cost.closed_walk import Stops
 from windlass.spec.plan import Recompute
 
 
@@ -87,41 +86,69 @@ class _Stages:
         self._queued = bool((reductions.links > reductions.waited).any())
         self._links = parts.by_chunk(reductions.links)
         self._none = np.zeros(len(reductions.links))
-        self._before = {stops: self._waited_before(stops) for stops in passed.folded.stops}
+        self._before = self._waited_before()
 
     def ends(self) -> Sums:
         """All of them."""
         shape = self._shape
         if shape.order == "zero-bubble":
-            stages = [list(self._parted(stage)) for stage in range(shape.pipeline)]
-        elif shape.micros == 1:
-            stages = self._through()
-        else:
-            stages = [list(self._stage(stage)) for stage in range(shape.pipeline)]
-        return Sums.of_terms(stages)
+            return Sums.of_terms([list(self._parted(stage)) for stage in range(shape.pipeline)])
+        if shape.micros == 1:
+            return Sums.of_terms(self._through())
+        return self._handing_on().beside(self._first()) if shape.chunks > 1 else self._first()
 
-    def _stage(self, stage: int) -> Iterator[Term]:
-        """Of a stage whose chunks are reduced behind what they send on, but for the first."""
-        pipeline, folded = self._shape.pipeline, self._folded
-        chunks = range(stage, self._shape.chunks, pipeline)
-        behind = np.cumsum(self._links[:, stage::pipeline], axis=1)
-        for turn, chunk in enumerate(chunks if self._queued else chunks[:1]):
-            for at, stops in enumerate(folded.stops):
-                if np.isneginf(folded.done[chunk, at]).all():
-                    continue
-                before = self._before[stops]
-                if chunk:
-                    yield Term(folded.done[chunk, at], before + behind[:, turn])
-                else:
-                    yield from self._within(0, folded.begun[0, at], before)
+    def _handing_on(self) -> Sums:
+        """Of chunks that are reduced behind what they send on: all but the first."""
+        pipeline, turns = self._shape.pipeline, self._shape.interleave
+        done = self._folded.done[: None if self._queued else pipeline]
+        chunk, way = np.nonzero(done.max(axis=2) > -np.inf)
+        chunk, way = chunk[chunk > 0], way[chunk > 0]
+        behind = np.cumsum(self._links.reshape(-1, turns, pipeline), axis=1)
+        kinds = self._alike_so_far()[chunk] * len(self._before) + way
+        _, first, shared = np.unique(kinds, return_index=True, return_inverse=True)
+        queued = behind.reshape(len(behind), -1)[:, chunk[first]].T
+        return Sums(
+            passes=done[chunk, way],
+            exchanges=self._before[way[first]] + queued,
+            shared=shared,
+            things=chunk % pipeline,
+        )
 
-    def _waited_before(self, stops: Stops) -> Floats:
-        """What a way has waited for in earlier turns of its stages."""
-        waited, pipeline = self._waited, self._shape.pipeline
-        if self._shape.interleave == 1:
-            return self._none
-        mean = waited[:, pipeline:-1].mean(axis=1)
-        return np.asarray(stops.chunks * mean + stops.last * waited[:, -1])
+    def _alike_so_far(self) -> Ints:
+        """For each chunk a number for how many layers of each kind are in it and in those before.
+
+        That is before it on its stage.
+        """
+        sorts = self._parts.chunk_sort.reshape(self._shape.interleave, -1)
+        found, before = [], np.zeros_like(sorts[0])
+        for turn, own in enumerate(sorts):
+            both = before * (1 + int(sorts.max())) + own
+            before = np.unique(both, return_inverse=True)[1]
+            found.append(before + turn * len(own))
+        return np.concatenate(found)
+
+    def _first(self) -> Sums:
+        """Of the chain's first chunk, whose layers are reduced within its pass."""
+        begun = self._folded.begun[0]
+        ways = np.flatnonzero(begun.max(axis=1) > -np.inf)
+        within = Sums.of_terms([list(self._within(0, np.zeros_like(begun[0]), self._none))])
+        passes, exchanges = within.passes, within.exchanges[within.shared]
+        passes = (begun[ways][:, None] + passes).reshape(-1, passes.shape[1])
+        exchanges = (self._before[ways][:, None] + exchanges).reshape(-1, exchanges.shape[1])
+        return Sums(
+            passes=passes,
+            exchanges=exchanges,
+            shared=np.arange(len(passes)),
+            things=np.zeros(len(passes), dtype=np.int64),
+        )
+
+    def _waited_before(self) -> Floats:
+        """What each way (rows) has waited for in earlier turns of its stages."""
+        waited, stops = self._waited, self._folded.stops
+        if len(stops) == 1:
+            return self._none[None]
+        mean = waited[:, self._shape.pipeline : -1].mean(axis=1)
+        return np.stack([each.chunks * mean + each.last * waited[:, -1] for each in stops])
 
     def _through(self) -> list[list[Term]]:
         """Of one micro-batch, which goes back through stages that each reduce before they send.
@@ -192,15 +219,16 @@ class _Stages:
         loans, parts = self._passed.loans, self._parts
         owner = loans.owner if loans is not None and loans.owner < high else -1
         extra = self._extra(chunk)
-        for at in self._decisive(low, high):
-            through = self._passed.layers.over(at, high)
-            queued = parts.over(links, low, at + 1) + parts.over(waited, at + 1, high)
-            passes = start + through
-            yield Term(passes + extra if at <= max(owner, low) else passes, before + queued)
+        layers = np.array(self._decisive(low, high))
+        through = self._passed.layers.over_each(layers, high)
+        queued = parts.counts(low, layers + 1) @ links.T + parts.counts(layers + 1, high) @ waited.T
+        for at, own, queue in zip(layers.tolist(), through, queued, strict=True):
+            passes = start + own
+            yield Term(passes + extra if at <= max(owner, low) else passes, before + queue)
             if came is not None and loans is not None and at <= owner:
                 rest = self._passed.layers.over(at, owner)
                 stopped = parts.over(waited, owner + 1, high)
-                yield Term(came + loans.taking + rest, before + queued - stopped)
+                yield Term(came + loans.taking + rest, before + queue - stopped)
 
     def _decisive(self, low: int, high: int) -> list[int]:
         """The ends of runs of equal layers of a chunk."""

@@ -31,7 +31,9 @@ class Parts:
         self._until = _until(kinds, np.ones(self.layers))
         by_chunk = np.diff(self._until[np.array(ends)], axis=0)
         by_stage = by_chunk.reshape(shape.interleave, shape.pipeline, -1).sum(axis=0)
-        self._chunks, self._alike = np.unique(by_chunk, axis=0, return_inverse=True)
+        self._chunks, alike = np.unique(by_chunk, axis=0, return_inverse=True)
+        self.chunk_sort = np.asarray(alike.ravel())
+        """For each chunk a number that those share which have as many layers of each kind."""
         self._stages, alike = np.unique(by_stage, axis=0, return_inverse=True)
         self.sort = np.asarray(alike.ravel())
         """For each stage a number that those share which have as many layers of each kind."""
@@ -40,9 +42,13 @@ class Parts:
         """The sum over some layers in a row."""
         return np.asarray(each @ (self._until[high] - self._until[low]))
 
+    def counts(self, low: Ints | int, high: Ints | int) -> Floats:
+        """How many layers of each kind (columns) are in each of some rows of them (rows)."""
+        return np.asarray(self._until[high] - self._until[low])
+
     def by_chunk(self, each: Floats) -> Floats:
         """The sum over each chunk."""
-        return np.asarray((each @ self._chunks.T)[..., self._alike.ravel()])
+        return np.asarray((each @ self._chunks.T)[..., self.chunk_sort])
 
     def by_sort(self, each: Floats) -> Floats:
         """The sum over the stages of each sort."""
@@ -87,6 +93,15 @@ class LayerSums:
             if counts.any():
                 found += (self._again.each * counts[self._again.pattern]).sum(axis=1)
         return found
+
+    def over_each(self, low: Ints | int, high: Ints | int) -> Floats:
+        """The sum over each of some rows of layers (rows), of each run (columns)."""
+        found = self._parts.counts(low, high) @ self._each.T
+        if self._again is not None:
+            counts = np.stack([until[high] - until[low] for until in self._until])
+            if counts.any():
+                found += np.einsum("rtk,rk->tr", counts[self._again.pattern], self._again.each)
+        return np.asarray(found)
 
     def by_chunk(self) -> Floats:
         """The sum over each chunk (columns)."""
