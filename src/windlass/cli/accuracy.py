@@ -40,7 +40,7 @@ def _show(judged: Judged) -> None:
         print_line("  furthest off:")
         print_points(_row_line(one) for one in judged.worst(_WORST))
     if judged.refused:
-        print_line(f"  not expressed: {len(judged.refused)} rows")
+        print_line(f"  not expressed: {len(judged.refused)} rows (`--json` has each)")
         print_points(judged.reasons)
     if judged.unknown:
         print_line(f"  columns that nothing reads: {', '.join(judged.unknown)}")

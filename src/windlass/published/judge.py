@@ -123,7 +123,7 @@ def _reasons(refused: Sequence[Refused]) -> list[str]:
     rest = frequent[_REASONS:]
     if rest:
         count = sum(len(at) for _, at in rest)
-        told.append(f"{count} for {len(rest)} other reasons (`--json` has all)")
+        told.append(f"{count} for {len(rest)} other reasons")
     return told
 
 
