@@ -85,10 +85,12 @@ class Sweep:
                 table = self.field.table(shape)
                 largest = able[table.devices[able] == table.devices[able].max()]
                 chosen = largest[table.block[largest] == table.block[largest].max()]
-                self._weigh(self.field.cell(shape, chosen), found)
+                cell = self.field.cell(shape, chosen)
+                totals = self.totals(cell)
+                found.add(cell, self.scores(cell, totals), totals, self._near)
             if found.traits:
                 break
-        return found.told(of=self._count)
+        return found.told(of=found.weighed)
 
     def faster(self, seconds: float) -> Swept:
         """The fastest of the plans that are faster than so many seconds, and how many there are."""
@@ -146,7 +148,7 @@ class Sweep:
             cell = Cell(shape, cell.ends, rows.only(kept))
             totals = self.totals(cell)
             found.add(cell, self.scores(cell, totals), totals, -inf)
-        return found.told(of=self._count)
+        return found.told(of=found.weighed)
 
     def _weigh(self, cell: Cell, found: Best) -> None:
         """Takes a cell in, with as few layers computed again as fit where that is open."""
