@@ -93,17 +93,18 @@ def fullest(layout: Layout, sorts: tuple[int, ...]) -> Fullest:
     held = _held(layout, sorts)
     held = held.only(standing(held.counts, held.keys))
     whole = held.with_places()
-    whole = whole.only(standing(whole.counts, whole.sort))
-    sizes = in_sizes(layout.kinds)
-    now, grows = (counts @ sizes for counts in np.split(whole.counts, 2, axis=1))
+    sizes, width = in_sizes(layout.kinds), layout.kinds.width
     shards = [*layout.kinds.columns("shard"), *layout.kinds.columns("flat")]
-    tells = now[:, shards].any(axis=1)
-    order = np.argsort(tells, kind="stable")
+    tells = np.asarray((whole.counts[:, :width] @ sizes)[:, shards].any(axis=1))
+    # The others stand apart, so that each stage has some.
+    kept = np.array(standing(whole.counts, whole.sort + tells * (1 + max(sorts))))
+    whole, tells = whole.only(kept), tells[kept]
+    now, grows = (counts @ sizes for counts in np.split(whole.counts, 2, axis=1))
     columns = np.flatnonzero(now.any(axis=0))
     return Fullest(
         columns=columns,
-        counts=now[np.ix_(order, columns)],
-        growth=grows[np.ix_(order, columns)] if grows.any() else None,
+        counts=now[:, columns],
+        growth=grows[:, columns] if grows.any() else None,
         firsts=np.flatnonzero(np.diff(whole.sort[~tells], prepend=-1)),
         telling=tuple(whole.sort[tells].tolist()),
     )
