@@ -17,7 +17,7 @@ import numpy.typing as npt
 from windlass.cost.closed_held import moments
 from windlass.cost.closed_levels import Shape
 from windlass.cost.closed_places import Chunk, filled
-from windlass.cost.closed_sizes import Kinds
+from windlass.cost.closed_sizes import Kinds, in_sizes
 from windlass.cost.closed_standing import standing
 
 _Ints = npt.NDArray[np.int64]
@@ -93,17 +93,18 @@ def fullest(layout: Layout, sorts: tuple[int, ...]) -> Fullest:
     held = _held(layout, sorts)
     held = held.only(standing(held.counts, held.keys))
     whole = held.with_places()
-    whole = whole.only(standing(whole.counts, whole.sort))
-    sizes = np.rint(np.linalg.inv(layout.kinds.steps()))
-    now, grows = (counts @ sizes for counts in np.split(whole.counts, 2, axis=1))
+    sizes, width = in_sizes(layout.kinds), layout.kinds.width
     shards = [*layout.kinds.columns("shard"), *layout.kinds.columns("flat")]
-    tells = now[:, shards].any(axis=1)
-    order = np.argsort(tells, kind="stable")
+    tells = np.asarray((whole.counts[:, :width] @ sizes)[:, shards].any(axis=1))
+    # The others stand apart, so that each stage has some.
+    kept = np.array(standing(whole.counts, whole.sort + tells * (1 + max(sorts))))
+    whole, tells = whole.only(kept), tells[kept]
+    now, grows = (counts @ sizes for counts in np.split(whole.counts, 2, axis=1))
     columns = np.flatnonzero(now.any(axis=0))
     return Fullest(
         columns=columns,
-        counts=now[np.ix_(order, columns)],
-        growth=grows[np.ix_(order, columns)] if grows.any() else None,
+        counts=now[:, columns],
+        growth=grows[:, columns] if grows.any() else None,
         firsts=np.flatnonzero(np.diff(whole.sort[~tells], prepend=-1)),
         telling=tuple(whole.sort[tells].tolist()),
     )
@@ -142,38 +143,27 @@ class _Held:
 
 def _held(layout: Layout, sorts: tuple[int, ...]) -> _Held:
     """What other micro-batches, and gradients and weights of all layers take."""
-    pipeline = layout.shape.pipeline
-    chunks = layout.chunks()
+    pipeline, chunks = layout.shape.pipeline, layout.chunks()
     unlike = {chunk: number for number, chunk in enumerate(dict.fromkeys(chunks))}
     found = [filled(chunk, layout.kinds) for chunk in unlike]
-    held, kept = np.stack([each.held for each in found]), [each.places for each in found]
+    held = np.stack([each.held for each in found], axis=1)
     number = np.array([unlike[chunk] for chunk in chunks]).reshape(-1, pipeline)
     stages: dict[tuple[int, ...], int] = {}
     alike = [stages.setdefault(each, len(stages)) for each in zip(sorts, *number, strict=True)]
     at = moments(layout.shape, tuple(alike))
-    times = np.stack([at.open, at.waiting, at.made, at.over, at.begun], axis=1)
-    rows = np.zeros((len(at.stage), 2 * layout.kinds.width))
-    for stage in np.unique(at.stage):
+    times = np.concatenate([at.open, at.waiting, at.made, at.over, at.begun], axis=1)
+    width = layout.kinds.width
+    rows = np.zeros((len(at.stage), 2 * width))
+    for stage in np.flatnonzero(np.bincount(at.stage)):
         own = at.stage == stage
-        sizes = held[number[:, stage]]
-        rows[own] = np.concatenate(
-            [
-                np.einsum("nic,ciw->nw", times[own], sizes),
-                at.growth[own] @ sizes[:, 0],
-            ],
-            axis=1,
-        )
-    chunk = number[at.chunk, at.stage]
-    places: dict[tuple[int, ...], int] = {}
-    work = [
-        places.setdefault(each, len(places))
-        for each in zip(
-            *(each.tolist() for each in (chunk, at.kind, at.first, at.last)), strict=True
-        )
+        sizes = held[:, number[:, stage]]
+        rows[own, :width] = times[own] @ sizes.reshape(-1, width)
+        rows[own, width:] = at.growth[own] @ sizes[0]
+    work = np.array([number[at.chunk, at.stage], at.kind, at.first, at.last])
+    sides = tuple(1 + work.max(axis=1))
+    passes, place = np.unique(np.ravel_multi_index(tuple(work), sides), return_inverse=True)
+    places = [
+        found[chunk].places[kind, first, last]
+        for chunk, kind, first, last in zip(*np.unravel_index(passes, sides), strict=True)
     ]
-    return _Held(
-        rows,
-        np.array(sorts)[at.stage],
-        np.array(work),
-        tuple(kept[chunk][kind, first, last] for chunk, kind, first, last in places),
-    )
+    return _Held(rows, np.array(sorts)[at.stage], place, tuple(places))

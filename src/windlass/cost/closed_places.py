@@ -15,7 +15,7 @@ import numpy as np
 
 from windlass.cost.closed_levels import Shape
 from windlass.cost.closed_rows import Again
-from windlass.cost.closed_sizes import Counts, Kinds
+from windlass.cost.closed_sizes import Counts, Kinds, in_steps
 from windlass.cost.closed_standing import standing
 from windlass.cost.closed_turns import BACKWARD, FORWARD, WEIGHT
 from windlass.spec.plan import Recompute
@@ -133,7 +133,7 @@ class _Layers:
             -(self._released + self._reduced).sum(axis=0),
             self._whole.sum(axis=0),
         ]
-        steps = self._kinds.steps()
+        steps = in_steps(self._kinds)
         return Filled(
             held=np.stack(held) @ steps,
             places={key: _standing(rows @ steps) for key, rows in self._places()},

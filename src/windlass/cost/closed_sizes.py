@@ -5,6 +5,7 @@ of `SIZES`, and one for each of `OTHERS`.
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -71,13 +72,21 @@ class Kinds:
         found[np.arange(len(kinds)), self.columns(name)[kinds]] = 1
         return found
 
-    def steps(self) -> Counts:
-        """What turns counts of sizes into counts of steps from one size to the next larger one.
 
-        No step is negative. So where one row has as many as another of every step it is no smaller,
-        even if the other has more of a smaller size.
-        """
-        found = np.eye(self.width)
-        for larger, smaller in _SMALLER:
-            found[self.columns(larger), self.columns(smaller)] = 1
-        return found
+@lru_cache(maxsize=8)
+def in_steps(kinds: Kinds) -> Counts:
+    """What turns counts of sizes into counts of steps from one size to the next larger one.
+
+    No step is negative. So where one row has as many as another of every step it is no smaller,
+    even if the other has more of a smaller size.
+    """
+    found = np.eye(kinds.width)
+    for larger, smaller in _SMALLER:
+        found[kinds.columns(larger), kinds.columns(smaller)] = 1
+    return found
+
+
+@lru_cache(maxsize=8)
+def in_sizes(kinds: Kinds) -> Counts:
+    """What turns counts of steps back into counts of sizes."""
+    return np.asarray(np.rint(np.linalg.inv(in_steps(kinds))))

@@ -23,8 +23,19 @@ def standing(
     kept = list[int]()
     for begin, end in pairwise((0, *begins.tolist(), len(order))):
         rows, left = counts[begin:end], order[begin:end]
-        while len(left):  # none that is left has a larger sum than the first
+        while len(left) > _FEW:
             kept.append(int(left[0]))
             above = (rows > rows[0]).any(axis=1)
             rows, left = rows[above], left[above]
+        kept += left[~_exceeded(rows)].tolist()
     return kept
+
+
+def _exceeded(rows: npt.NDArray[np.float64] | npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    """Of rows in the order of their sums, largest first, whether one before exceeds them."""
+    below = (rows[:, None] <= rows).all(axis=2)
+    return np.asarray(np.tril(below, -1).any(axis=1))
+
+
+_FEW = 48
+"""Rows of which all pairs are compared at once."""
