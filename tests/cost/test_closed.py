@@ -63,7 +63,9 @@ CLOSE = 0.02
 """Asked of the closed form, which is exact for nearly all plans."""
 FEW = 0.01
 """So large a share may be off by more, not twice that: links as slow as layers whose steps repeat
-later than it looks, and the memory of chunks that interleave with few micro-batches."""
+later than it looks."""
+ROUNDING = 1e-12
+"""Relative. Bytes are the clock's, which adds them in another order."""
 
 
 def draw(chance: random.Random, graph: Graph, machine: Machine) -> Plan:
@@ -166,15 +168,15 @@ def errors(
         totals, clocked = told(plan, graph, machine), predict(plan, graph, machine)
         seconds.append(abs(totals.step_seconds[0] / clocked.step_seconds - 1))
         nbytes.append(abs(totals.peak_bytes[0] / clocked.peaks[0].peak_bytes - 1))
-        assert max(seconds[-1], nbytes[-1]) < 2 * CLOSE, (seconds[-1], nbytes[-1], plan)
-    assert sum(each > CLOSE for each in (*seconds, *nbytes)) <= FEW * 2 * count
+        assert seconds[-1] < 2 * CLOSE, (seconds[-1], plan)
+        assert nbytes[-1] < ROUNDING, (nbytes[-1], plan)
+    assert sum(each > CLOSE for each in seconds) <= FEW * count
     return seconds, nbytes
 
 
 def test_the_closed_form_says_what_the_clock_says():
-    seconds, nbytes = errors(seed=1, count=60)
+    seconds, _ = errors(seed=1, count=60)
     assert sum(seconds) / len(seconds) < CLOSE / 10
-    assert sum(nbytes) / len(nbytes) < CLOSE / 10
 
 
 def test_no_stage_that_is_not_looked_at_is_fuller_than_those_that_are():
@@ -187,9 +189,8 @@ def test_no_stage_that_is_not_looked_at_is_fuller_than_those_that_are():
 
 
 def test_it_also_says_so_of_any_numbers_of_layers_computed_again_as_a_whole_or_in_part():
-    seconds, nbytes = errors(seed=5, count=100, drawn=draw_again)
+    seconds, _ = errors(seed=5, count=100, drawn=draw_again)
     assert sum(seconds) / len(seconds) < CLOSE / 10
-    assert sum(nbytes) / len(nbytes) < CLOSE / 10
 
 
 def test_it_also_says_so_of_machines_that_do_things_in_turn():
@@ -198,9 +199,8 @@ def test_it_also_says_so_of_machines_that_do_things_in_turn():
 
 
 def test_it_follows_updates_of_optimizer_state_that_lives_away():
-    seconds, nbytes = errors(seed=4, count=100, machines=WITH_HOSTS)
+    seconds, _ = errors(seed=4, count=100, machines=WITH_HOSTS)
     assert sum(seconds) / len(seconds) < CLOSE / 10
-    assert sum(nbytes) / len(nbytes) < CLOSE / 10
 
 
 def test_it_also_says_so_where_gradients_are_summed_beside_computing():
@@ -214,5 +214,5 @@ def test_the_closed_form_says_what_the_clock_says_of_five_hundred_plans():
     assert max(seconds) < CLOSE
     print(
         f"time: worst {max(seconds):.4f}, mean {sum(seconds) / len(seconds):.5f}; "
-        f"memory: worst {max(nbytes):.4f}, mean {sum(nbytes) / len(nbytes):.5f}"
+        f"memory: worst {max(nbytes):.1e}"
     )

@@ -105,7 +105,9 @@ class _Stages:
         chunk, way = chunk[chunk > 0], way[chunk > 0]
         behind = np.cumsum(self._links.reshape(-1, turns, pipeline), axis=1)
         kinds = self._alike_so_far()[chunk] * len(self._before) + way
-        _, first, shared = np.unique(kinds, return_index=True, return_inverse=True)
+        order = np.argsort(kinds, kind="stable")
+        chunk, way = chunk[order], way[order]
+        _, first, shared = np.unique(kinds[order], return_index=True, return_inverse=True)
         queued = behind.reshape(len(behind), -1)[:, chunk[first]].T
         return Sums(
             passes=done[chunk, way],
@@ -158,7 +160,7 @@ class _Stages:
         shape, passed = self._shape, self._passed
         last = shape.chunks - 1
         own = passed.layers.by_chunk()
-        starts = [Term(self._folded.begun[last, 0], self._none)]
+        starts = [Term(self._folded.begun[1, 0], self._none)]
         found: list[list[Term]] = []
         for stage in reversed(range(shape.pipeline)):
             leaving = passed.message if passed.in_turn and stage else 0.0

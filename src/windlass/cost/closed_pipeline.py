@@ -24,7 +24,7 @@ class Folded:
 
     stops: tuple[Stops, ...]
     begun: Floats
-    """When each chunk's last backward pass begins."""
+    """When the last backward pass of the chain's first chunk, and of its last one, begins."""
     done: Floats
     """When that has ended, and where things are done in turn what it hands on has left."""
     end: Floats
@@ -43,9 +43,13 @@ class Folded:
         """
 
         def further(low: Floats, high: Floats) -> Floats:
-            none = np.isneginf(low)  # of what no way has
-            more = np.where(none, 0.0, np.where(none, 0.0, high) - np.where(none, 0.0, low))
-            return np.asarray(low[..., place] + times * more[..., place])
+            found = np.full((*low.shape[:2], len(place)), -np.inf)
+            for at, ways in enumerate(low.max(axis=2) > -np.inf):
+                own = low[at, ways]
+                more = (high[at, ways] - own)[:, place]
+                more *= times
+                found[at, ways] = np.add(more, own[:, place], out=more)
+            return found
 
         return Folded(
             stops=self.stops,

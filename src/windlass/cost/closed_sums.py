@@ -70,10 +70,12 @@ class Sums:
 
         Where exchanges are equal, the largest of the passes stands for all.
         """
-        order = np.argsort(self.shared, kind="stable")
-        shared = self.shared[order]
+        shared, passes = self.shared, self.passes
+        if (np.diff(shared) < 0).any():
+            order = np.argsort(shared, kind="stable")
+            shared, passes = shared[order], passes[order]
         firsts = np.flatnonzero(np.diff(shared, prepend=-1))
-        own = np.maximum.reduceat(self.passes[order], firsts, axis=0)
+        own = np.maximum.reduceat(passes, firsts, axis=0)
         return _largest(own, self.exchanges[shared[firsts]], run, pair)
 
     def spread(self, kinds: Ints) -> "Sums":

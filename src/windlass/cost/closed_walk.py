@@ -96,9 +96,10 @@ class _State:
     came: Floats
     """When the message in each place has come."""
     begun: Floats
-    """When each chunk's last backward pass begins."""
+    """When the last backward pass of the chain's first chunk, and of its last one, begins."""
     done: Floats
-    """When that has ended, and where things are done in turn what it hands on has left."""
+    """When that of each chunk has ended, and where things are done in turn what it hands on has
+    left."""
     handed: Floats
     """When the gradient of lent weights has come back, of each way."""
     free: Floats
@@ -130,14 +131,13 @@ class Walk:
         self.stops = stops_of(shape.interleave if waits else 1)
         """What ways can have waited for."""
         plans = len(durations.message)
-        ends = np.full((shape.chunks, len(self.stops), plans), -np.inf)
         firsts = np.zeros((shape.chunks, plans))
         self.state = _State(
             now=np.zeros((shape.pipeline, 1, plans)),
             sent=np.zeros((shape.pipeline, 1, plans)),
             came=np.zeros((places, 1, plans)),
-            begun=ends,
-            done=ends.copy(),
+            begun=np.full((2, len(self.stops), plans), -np.inf),
+            done=np.full((shape.chunks, len(self.stops), plans), -np.inf),
             handed=np.zeros((1, plans)),
             free=firsts,
             met=firsts.copy(),
@@ -170,8 +170,10 @@ class Walk:
         begin = np.maximum(now, came, out=came)
         np.add(begin, self._taking.take(level.rows, 0), out=now)
         for at, stage, chunk in level.lasts:
-            state.begun[chunk, : begin.shape[1]] = begin[at]
+            if chunk == 0:
+                state.begun[0, : begin.shape[1]] = begin[at]
             if chunk == self._shape.chunks - 1:
+                state.begun[1, : begin.shape[1]] = begin[at]
                 self._hand_over(stage, begin[at], now[at])
         if not isinstance(level.stages, slice):
             state.now[level.stages] = now

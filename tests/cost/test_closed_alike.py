@@ -1,0 +1,38 @@
+"""Plans that meet kinds of pairs against the same plans alone."""
+
+import random
+
+import numpy as np
+import pytest
+
+from cost.test_closed import BESIDE, GRAPHS, WITH_HOSTS, draw, parts
+from windlass.cost.closed import closed
+from windlass.cost.closed_alike import Alike
+from windlass.cost.closed_rows import Rows, Run
+from windlass.cost.closed_ways import Share
+
+ROUNDING = 1e-12
+"""Relative. Sums of the same numbers, at times in another order."""
+PAIRS = ((1, 1), (1, 2), (1, 4), (2, 2), (2, 4), (4, 4))
+
+
+def test_plans_found_together_take_what_each_takes_alone():
+    chance = random.Random(7)
+    for _ in range(20):
+        graph, machine = chance.choice(GRAPHS), chance.choice((*BESIDE, *WITH_HOSTS))
+        chain, shape, ends, rows = parts(draw(chance, graph, machine), graph, machine)
+        (block,), (run,) = rows.blocks, rows.runs
+        homes = [tier.name for tier in machine.device.tiers]
+        pairs = tuple(Share(*pair, home) for pair in PAIRS for home in homes)
+        block = block._replace(replicas=4, pairs=pairs)
+        more = 2 * run.micros if shape.repeats else run.micros
+        settings = [run.setting._replace(replicas=4, compiled=each) for each in (False, True)]
+        able = settings[: 1 if shape.order == "zero-bubble" else 2]
+        runs = [Run(each, run.again, count) for each in able for count in {run.micros, more}]
+        rows = Rows.of([(block, runs)])
+        found = closed(chain, shape, ends, rows).step_seconds
+        alone = [
+            closed(chain, shape, ends, rows.one(at)).step_seconds[0] for at in range(len(found))
+        ]
+        assert found == pytest.approx(np.array(alone), rel=ROUNDING)
+        assert len(Alike.of(chain, rows).pairs) <= len(PAIRS)
