@@ -21,6 +21,7 @@ the second of two steps is told, the one that repeats.
 from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from windlass.cost.step import StepCost
 from windlass.cost.streamed import FarLane, Span
@@ -124,6 +125,16 @@ def run_clock(
     return tuple(spans[stage] for stage in stages)
 
 
+class _Wire(NamedTuple):
+    """What messages of one kind go over, one behind the other."""
+
+    sender: int
+    """Its stage."""
+    receiver: int
+    name: str
+    """As `Peers.lane`."""
+
+
 class _Clock:
     def __init__(
         self,
@@ -136,8 +147,10 @@ class _Clock:
         self._cut, self._costs = plan.cut, costs
         self._in_turn = machine.rule == "bulk-synchronous"
         self._peers = Peers(plan, graph)
-        self._sent: dict[tuple[int, int, str], deque[tuple[float, float]]] = defaultdict(deque)
-        """By stages and lane: when what went out is there, and how long it was under way."""
+        self._sent: dict[_Wire, deque[tuple[float, float]]] = defaultdict(deque)
+        """When what went out is there, and how long it was under way."""
+        self._wires: dict[tuple[int, Kind, int | None], _Wire | None] = {}
+        """What messages go over, by stage, instruction and layer."""
         self.lanes = [
             _Lane(
                 program,
@@ -175,7 +188,7 @@ class _Clock:
             lane.pass_by(*span, then=then)
         else:
             begin = max(lane.now, lane.due(instruction))
-            end = begin + self._costs.of(instruction, lane.program.device).total
+            end = begin + self._costs.total(instruction, lane.program.device)
             lane.pass_by(lane.now, end, then=end)
         return True
 
@@ -184,29 +197,35 @@ class _Clock:
         start = max(now, lane.sending)
         seconds = self._costs.exchange_seconds(instruction)
         lane.sending = start + seconds
-        to = self._peer(lane, instruction)
-        if to is not None:
-            name = self._peers.lane(instruction, lane.program.device)
-            self._sent[lane.stage, to, name].append((lane.sending, seconds))
+        wire = self._wire(lane, instruction)
+        if wire is not None:
+            self._sent[wire].append((lane.sending, seconds))
         lane.pass_by(start, lane.sending, then=lane.sending if self._in_turn else now)
 
     def _receive(self, lane: _Lane, instruction: Instruction) -> bool:
-        device, whence = lane.program.device, self._peer(lane, instruction)
-        if whence is None:
+        wire = self._wire(lane, instruction)
+        if wire is None or not self._sent[wire]:
             return False
-        queue = self._sent[whence, lane.stage, self._peers.lane(instruction, device)]
-        if not queue:
-            return False
-        there, seconds = queue.popleft()
+        there, seconds = self._sent[wire].popleft()
         here = lane.now + (seconds if self._in_turn else 0.0)
-        end = max(here, there) + self._costs.of(instruction, device).total
+        end = max(here, there) + self._costs.total(instruction, lane.program.device)
         lane.pass_by(lane.now, end, then=end)
         return True
 
-    def _peer(self, lane: _Lane, instruction: Instruction) -> int | None:
-        """The stage at the other end of a message."""
-        peer = self._peers.of(instruction, lane.program.device)
-        return None if peer is None else place_of(peer, self._cut).stage
+    def _wire(self, lane: _Lane, instruction: Instruction) -> _Wire | None:
+        """What a message of a stage goes over; None if its layer lies on no boundary."""
+        key = lane.stage, instruction.kind, instruction.layer
+        if key not in self._wires:
+            device = lane.program.device
+            peer = self._peers.of(instruction, device)
+            if peer is None:
+                self._wires[key] = None
+            else:
+                ends = lane.stage, place_of(peer, self._cut).stage
+                sends = instruction.kind in ANSWERS
+                name = self._peers.lane(instruction, device)
+                self._wires[key] = _Wire(*(ends if sends else ends[::-1]), name)
+        return self._wires[key]
 
     def _meet(self, lane: _Lane, instruction: Instruction) -> bool:
         """Passes an instruction for all devices of its group once the last of them is there."""
@@ -217,7 +236,7 @@ class _Clock:
         exchange = self._costs.exchange_seconds(instruction)
         beside = self._costs.beside_seconds(instruction)
         for other in group:
-            worked = self._costs.of(instruction, other.program.device).total
+            worked = self._costs.total(instruction, other.program.device)
             end = begin + exchange - beside + worked
             if beside:
                 other.sum_up(instruction.layer, exchange)

@@ -36,13 +36,13 @@ HELD = (
 
 
 class Alone(NamedTuple):
-    """Passes alone: for each number of slices, micro-batch, one of `PASSES` and variant."""
+    """Passes alone: for each micro-batch, one of `PASSES` and variant."""
 
     seconds: Floats
-    sent: Mapping[Among, Floats]
-    """Bytes that a device sends among slices inside them."""
-    hops: Mapping[Among, Floats]
-    """Of these collectives."""
+    sent: Floats
+    """Bytes that a device sends inside them, first by which of `AMONG` its slices it does so."""
+    hops: Floats
+    """Of these collectives, in the same shape."""
     held: Floats
     """Bytes of `HELD` in place of passes, but for gradients."""
 
@@ -93,30 +93,28 @@ class ChainOps:
         """The kinds of layer, whole or as one of t slices."""
         return self._graph.cut(tensor).kinds
 
-    def alone(
-        self, device: Device, mode: Mode, tensors: Sequence[int], micros: Sequence[int]
-    ) -> Alone:
-        """Passes of layers in each of some numbers of slices, in each of some micro-batches.
+    def alone(self, device: Device, mode: Mode, tensor: int, micros: Sequence[int]) -> Alone:
+        """Passes of layers in so many slices, in each of some micro-batches.
 
         Args:
             device: that computes them.
             mode: in which.
-            tensors: numbers of slices.
+            tensor: slices.
             micros: sequences of a micro-batch.
 
         Raises:
             KeyError: the device states no rate for the precision, or the graph has no such cost.
         """
-        passes = list(self._passes(mode, tensors))
-        shape = (len(tensors), len(PASSES), len(self.variants))
+        passes = list(self._passes(mode, tensor))
         rates, sizes = DeviceRates(device, mode), np.array(micros)
         found = ops_seconds(passes, rates, sizes)
         owner = np.repeat(np.arange(len(passes)), [len(each.ops) for each in passes])
         member = (owner == np.arange(len(passes))[:, None]).astype(np.float64)
         seconds = member @ (found.work + found.launch) + host_seconds(rates)
-        sent, hops = self._sent(passes, mode, tensors, sizes)
-        by_micro = seconds.reshape(*shape, -1).transpose(0, 3, 1, 2)
-        return Alone(by_micro, sent, hops, self._held(mode, tensors, sizes))
+        by_pass = seconds.T.reshape(len(micros), len(PASSES), len(self.variants))
+        held = [self._bytes(tensor, variant, mode, sizes) for variant in self.variants]
+        by_name = np.reshape(held, (len(held), len(HELD), len(micros))).transpose(2, 1, 0)
+        return Alone(by_pass, *self._sent(passes, mode, tensor, sizes), by_name)
 
     def _rows(self, tensor: int, sequences: int) -> Floats:
         layers = (self.kinds(tensor)[variant.name] for variant in self.variants)
@@ -127,8 +125,8 @@ class ChainOps:
             ]
         )
 
-    def _passes(self, mode: Mode, tensors: Sequence[int]) -> Iterator[Pass]:
-        for tensor, kind, variant in product(tensors, PASSES, self.variants):
+    def _passes(self, mode: Mode, tensor: int) -> Iterator[Pass]:
+        for kind, variant in product(PASSES, self.variants):
             layer, cost = self._cost(tensor, variant, mode)
             ops = ops_of(kind, layer, cost, first=variant.name == self.names[0])
             yield Pass(ops, cost, backward=kind != "forward")
@@ -140,32 +138,23 @@ class ChainOps:
         return layer, layer.cost(mode.precision, compiled=mode.compiled, selective=selective)
 
     def _sent(
-        self, passes: Sequence[Pass], mode: Mode, tensors: Sequence[int], micros: Ints
-    ) -> tuple[dict[Among, Floats], dict[Among, Floats]]:
+        self, passes: Sequence[Pass], mode: Mode, tensor: int, micros: Ints
+    ) -> tuple[Floats, Floats]:
         """Bytes and hops of collectives inside passes, in the shape of `Alone`."""
-        shape = (len(tensors), len(micros), len(PASSES), len(self.variants))
-        sent, hops = ({among: np.zeros(shape) for among in AMONG} for _ in range(2))
-        places = product(range(shape[0]), range(shape[2]), range(shape[3]))
-        for (tensor, run, kind), each in zip(places, passes, strict=True):
+        shape = (len(AMONG), len(micros), len(PASSES), len(self.variants))
+        sent, hops = np.zeros(shape), np.zeros(shape)
+        for (run, kind), each in zip(np.ndindex(*shape[2:]), passes, strict=True):
             exchanges = [op.exchange for op in each.ops if op.exchange is not None]
-            if tensors[tensor] == 1 or not exchanges:
+            if tensor == 1 or not exchanges:
                 continue
             buffers = values([each.nbytes for each in exchanges], micros, mode.sequence)
             for (how, _, among), buffer in zip(exchanges, np.rint(buffers), strict=True):
-                ranks = ring(tensors[tensor], among)
-                nbytes = collective_bytes(how, buffer.astype(np.int64), ranks)
-                sent[among][tensor, :, run, kind] += nbytes
+                ranks, at = ring(tensor, among), AMONG.index(among)
+                nbytes = collective_bytes(how, buffer.astype(np.int64), np.array(ranks))
+                sent[at, :, run, kind] += nbytes
                 rounds = (2 if how == "sum" else 1) * (ranks - 1)
-                hops[among][tensor, :, run, kind] += rounds * (nbytes > 0)
+                hops[at, :, run, kind] += rounds * (nbytes > 0)
         return sent, hops
-
-    def _held(self, mode: Mode, tensors: Sequence[int], micros: Ints) -> Floats:
-        found = [
-            self._bytes(tensor, variant, mode, micros)
-            for tensor, variant in product(tensors, self.variants)
-        ]
-        by_kind = np.reshape(found, (len(tensors), len(self.variants), len(HELD), len(micros)))
-        return by_kind.transpose(0, 3, 2, 1)
 
     def _bytes(self, tensor: int, variant: Variant, mode: Mode, micros: Ints) -> Floats:
         """As `program.sizes.layer_sizes` has it, of each micro-batch; without the gradient."""

@@ -109,17 +109,19 @@ class PassPrices:
         )
 
     def _of(self, like: _Like, settings: Sequence[Setting]) -> PassNumbers:
-        plan, device = (
-            priced_plan(self._base, like.precision, sums=like.sums),
-            self._machine.device.computing(moves=like.moves),
-        )
+        plan = priced_plan(self._base, like.precision, sums=like.sums)
+        device = self._machine.device.computing(moves=like.moves)
         tensors = tuple(dict.fromkeys(each.tensor for each in settings))
         micros = tuple(sorted({each.micro for each in settings}))
         places = {each: at for at, each in enumerate(tensors)}
         tensor = np.array([places[each.tensor] for each in settings])
         micro = np.searchsorted(micros, [each.micro for each in settings])
         replicas = np.array([each.replicas for each in settings])
-        alone = self._alone(like.precision, like.compiled, like.moves, tensors, micros)
+        each = (
+            self._alone(like.precision, like.compiled, like.moves, slices, micros)
+            for slices in tensors
+        )
+        alone = Alone(*map(np.stack, zip(*each, strict=True)))
         exchanged = self._exchanged(alone, tensors, replicas, (tensor, micro))
         seconds = alone.seconds[tensor, micro] + exchanged
         summed = self._summed(like, tensors, micros)[tensor, micro]
@@ -147,11 +149,11 @@ class PassPrices:
         precision: Precision,
         compiled: bool,
         moves: bool,
-        tensors: tuple[int, ...],
+        tensor: int,
         micros: tuple[int, ...],
     ) -> Alone:
         device = self._machine.device.computing(moves=moves)
-        return self.ops.alone(device, Mode(self._sequence, precision, compiled), tensors, micros)
+        return self.ops.alone(device, Mode(self._sequence, precision, compiled), tensor, micros)
 
     def lent_elements(self, tensor: int) -> int:
         """Elements that the first tied layer borrows, whole or as one of t slices."""
@@ -166,20 +168,21 @@ class PassPrices:
         """Seconds that slices exchange in passes: of each setting, each of `PASSES`, each kind.
 
         Args:
-            alone: what they exchange.
-            tensors: numbers of slices.
+            alone: what they exchange, by number of slices.
+            tensors: these.
             replicas: of each setting.
             place: of each its place among numbers of slices, and among micro-batches.
         """
+        tensor, micro = place
         found = np.zeros_like(alone.seconds[place])
-        exchanging = replicas * np.array([int(each) for each in tensors])[place[0]]
-        for among in AMONG:
-            if alone.sent[among].any():
-                rings = np.array([slice_ring(each, among) for each in tensors])
-                ranks, apart = rings[place[0]].T
+        exchanging = replicas * np.array([int(each) for each in tensors])[tensor]
+        for at, among in enumerate(AMONG):
+            sent, hops = (each[tensor, at, micro] for each in (alone.sent, alone.hops))
+            if sent.any():
+                ranks, apart = np.array([slice_ring(each, among) for each in tensors])[tensor].T
                 ways = self._rings.ways(ranks, apart, exchanging)
                 each_byte, each_hop = (way[:, None, None] for way in ways)
-                found += alone.sent[among][place] * each_byte + alone.hops[among][place] * each_hop
+                found += sent * each_byte + hops * each_hop
         return found
 
     def _summed(self, like: _Like, tensors: Sequence[int], micros: Sequence[int]) -> Floats:

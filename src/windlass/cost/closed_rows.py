@@ -99,14 +99,10 @@ class Settings:
 
     @cached_property
     def mode(self) -> Ints:
-        """A number for each that those share whose layers compute alike."""
+        """A number for each that those share whose layers are cut and compute alike."""
         known: dict[tuple[object, ...], int] = {}
-        return np.array(
-            [
-                known.setdefault((e.precision, e.compiled, e.sums, e.parted, e.moves), len(known))
-                for e in self.all
-            ]
-        )
+        modes = [(e.tensor, e.precision, e.compiled, e.sums, e.parted, e.moves) for e in self.all]
+        return np.array([known.setdefault(mode, len(known)) for mode in modes])
 
     def some(self, places: Ints) -> tuple[Setting, ...]:
         """Settings by their places."""

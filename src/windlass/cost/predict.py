@@ -1,6 +1,7 @@
 """Predict: what one step of a plan costs, before it runs."""
 
 from collections import Counter, defaultdict
+from collections.abc import Mapping
 from math import exp, hypot
 
 from windlass.cost.clock import run_clock
@@ -50,6 +51,12 @@ def predict(
         KeyError: the machine states no rate for the plan's precision.
     """
     programs = programs or lower(plan, graph)
+    full = peaks(plan, graph, machine, programs)
+    return timed(plan, graph, machine, programs).model_copy(update={"peaks": full})
+
+
+def timed(plan: Plan, graph: Graph, machine: Machine, programs: tuple[Program, ...]) -> Prediction:
+    """The same without the peaks of memory."""
     costs = StepCost(plan, graph, machine)
     far = None
     if plan.cut.pipeline == 1 and not plan.streamed and not costs.sums_beside:
@@ -89,7 +96,7 @@ def predict(
         high_seconds=seconds * spread,
         by_term=by_term,
         by_kind=by_kind,
-        peaks=peaks(plan, graph, machine, programs),
+        peaks=(),
         tokens_per_step=plan.tokens_per_step,
         model_flop=micros * graph.step_flop(plan.batch.micro, plan.batch.sequence),
         peak_flop_rate=rate.peak * plan.cut.devices,
@@ -133,20 +140,21 @@ def _among_others(
         beside: whether updates that move something go on beside what follows them too.
     """
     by_kind: dict[str, float] = defaultdict(float)
-    done, end, worked = 0.0, step_seconds(program, spans), Seconds()
+    done, end = 0.0, step_seconds(program, spans)
+    worked: dict[Seconds, float] = defaultdict(float)
     for instruction, span in zip(program.instructions, spans, strict=True):
         start, until = min(span.start, end), min(span.end, end)
         seen = max(0.0, until - max(start, done))
         by_kind[instruction.kind] += seen
         work = costs.of(instruction, program.device)
         hidden = beside and instruction.kind == "update" and work.total > seen
-        worked = worked.plus(work.times(seen / work.total) if hidden else work)
+        worked[work] += seen / work.total if hidden else 1.0
         if start > done:
             by_kind[_WAITING] += start - done
         done = max(done, until)
-    by_term = _terms(worked)
+    by_term = _terms(_added(worked))
     waiting = by_kind.get(_WAITING, 0.0)
-    by_term[_EXCHANGE] = max(0.0, done - worked.total - waiting)
+    by_term[_EXCHANGE] = max(0.0, done - sum(by_term.values()) - waiting)
     return dict(by_kind), by_term | ({_WAITING: waiting} if waiting else {})
 
 
@@ -160,14 +168,20 @@ def _alike(costs: StepCost, program: Program) -> tuple[dict[str, float], dict[st
         exchange = costs.exchange_seconds(instruction)
         counted[instruction.kind, costs.of(instruction), exchange] += 1
     by_kind: dict[str, float] = defaultdict(float)
-    terms, exchanging = [0.0] * len(TERMS), 0.0
+    worked: dict[Seconds, float] = defaultdict(float)
+    exchanging = 0.0
     for (kind, seconds, exchange), times in counted.items():
         by_kind[kind] += times * (seconds.total + exchange)
         exchanging += times * exchange
-        for at, value in enumerate(seconds):
-            terms[at] += times * value
-    by_term = _terms(Seconds(*terms))
+        worked[seconds] += times
+    by_term = _terms(_added(worked))
     return dict(by_kind), by_term | ({_EXCHANGE: exchanging} if exchanging else {})
+
+
+def _added(worked: Mapping[Seconds, float]) -> Seconds:
+    """All of some pieces of work, each so many times."""
+    each = [seconds.times(times) for seconds, times in worked.items()]
+    return Seconds(*map(sum, zip(*each, strict=True)))
 
 
 def _terms(seconds: Seconds) -> dict[str, float]:

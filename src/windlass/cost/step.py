@@ -11,7 +11,7 @@ from windlass.cost.update import (
     update_seconds,
     updated_elements,
 )
-from windlass.program.instruction import BACKWARDS, Instruction
+from windlass.program.instruction import BACKWARDS, Instruction, Kind
 from windlass.program.layout import layers_of, place_of, stages_by_layer
 from windlass.program.recompute import selected
 from windlass.program.slices import ops_of
@@ -42,6 +42,7 @@ class StepCost:
         self._kinds = tuple(graph.cut(plan.cut.tensor).layer_kinds())
         self._selective = selected(plan)
         self._known: dict[tuple[object, ...], Seconds] = {}
+        self._totals: dict[tuple[Kind, int | None, bool, int | None], float] = {}
         self._exchanged: dict[tuple[str, int | None], float] = {}
         self._links = Links(plan, graph, machine)
 
@@ -67,6 +68,15 @@ class StepCost:
         if known is None:
             known = self._found(instruction, device)
             self._known[key] = known
+        return known
+
+    def total(self, instruction: Instruction, device: int = 0) -> float:
+        """Seconds of one instruction, all together."""
+        kind, layer, micro = instruction
+        key = kind, layer, micro == 0, None if layer is not None else device
+        known = self._totals.get(key)
+        if known is None:
+            known = self._totals[key] = self.of(instruction, device).total
         return known
 
     def exchange_seconds(self, instruction: Instruction) -> float:

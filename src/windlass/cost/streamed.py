@@ -125,7 +125,7 @@ class FarLane:
         if kind in MOVES and (kind != "update" or self._moves_updates):
             return self._move(instruction, now)
         start = self.ready(instruction, now)
-        end = start + self._costs.of(instruction, self._device).total
+        end = start + self._costs.total(instruction, self._device)
         return Span(start, end), end
 
     def follow(self, instruction: Instruction, end: float) -> None:
@@ -143,7 +143,7 @@ class FarLane:
         start = max(now, self.moved)
         end = start + self._moving(instruction)
         if kind == "update" and (self.stored or layer not in self._effects.put_off):
-            work = self._costs.of(instruction, self._device).total
+            work = self._costs.total(instruction, self._device)
             end = max(end, start + work)
             now += work if self._shares_cores else 0.0
         self.moved = end

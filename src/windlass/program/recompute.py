@@ -12,10 +12,13 @@ def recomputed(plan: Plan, layer: int) -> bool:
 
 def selected(plan: Plan) -> frozenset[int]:
     """The layers that keep what their large products give and run the rest again."""
-    if not any(stage.recompute == "selective" or stage.rest for stage in plan.stages):
-        return frozenset()
-    layers = (at for stage in plan.stages for at in able(plan, stage))
-    return frozenset(at for at in layers if mode(plan, at) == "selective")
+    found: list[int] = []
+    for stage in plan.stages:
+        if stage.recompute == "selective":
+            found += able(plan, stage)[: stage.recomputed]
+        elif stage.rest:
+            found += able(plan, stage)[stage.recomputed :]
+    return frozenset(found)
 
 
 def mode(plan: Plan, layer: int) -> Recompute:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from windlass.cost.memory import peaks
-from windlass.cost.predict import predict
+from windlass.cost.predict import predict, timed
 from windlass.program.instruction import Instruction, Program
 from windlass.program.lower import lower
 from windlass.program.occupancy import occupancy
@@ -73,7 +73,7 @@ def weigh(plan: Plan, graph: Graph, machine: Machine, *, near_bytes: int) -> Pre
     more, fewer = (_shortened(plan, count) for count in (_FEW, _FEW - 1))
     programs = lower(more, graph)
     high = predict(more, graph, machine, programs)
-    low = predict(fewer, graph, machine)
+    low = timed(fewer, graph, machine, lower(fewer, graph))
     times = plan.batch.accumulation - _FEW
     changes: dict[str, object] = {
         name: _further(getattr(low, name), getattr(high, name), times)
@@ -100,14 +100,12 @@ def steady(plan: Plan, graph: Graph, machine: Machine) -> Prediction:
     least = _SETTLED * stages
     if batch.accumulation <= least + 2 * stages or _keeps_more(plan):
         return predict(plan, graph, machine)
-    low, high = (
-        predict(
-            plan.model_copy(update={"batch": batch.model_copy(update={"accumulation": count})}),
-            graph,
-            machine,
-        )
+    fewer, more = (
+        plan.model_copy(update={"batch": batch.model_copy(update={"accumulation": count})})
         for count in (least, least + stages)
     )
+    low = timed(fewer, graph, machine, lower(fewer, graph))
+    high = predict(more, graph, machine)
     times = (batch.accumulation - least) / stages - 1
     changes: dict[str, object] = {
         name: _further(getattr(low, name), getattr(high, name), times)
