@@ -27,7 +27,7 @@ def overridden(request: Request, *overrides: str) -> Request:
 def test_where_nothing_fits_as_asked_at_least_three_plans_are_named_and_phases_among_them(
     pins: dict[str, object],
 ):
-    near = 300 * 2**20
+    near = 180 * 2**20
     advice = choose(asked(near=near, **pins), GRAPH, MACHINE).advice
     assert advice is not None
     fitting = [change for change in advice.changes if change.peak_bytes <= near]
