@@ -1,5 +1,6 @@
 """Files: written whole or not at all."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -8,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from windlass.errors import StorageError
-from windlass.files import hash_file, write_whole, writing_whole
+from windlass.files import hash_file, require_place, write_whole, writing_whole
 
 _WRITES_FOR_EVER = """
 import sys
@@ -87,6 +88,32 @@ def test_a_place_that_takes_no_file_is_told_by_its_name(tmp_path: Path, place: s
     with pytest.raises(StorageError, match=f"{place}` cannot be written"):
         write_whole(tmp_path / place, "new")
     assert names(tmp_path) == ["file", "folder"]
+
+
+def test_a_pipe_is_no_place_for_a_file_and_stays_one(tmp_path: Path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(StorageError, match="pipe` cannot be written: is no plain file"):
+        write_whole(pipe, "new")
+    assert pipe.is_fifo()
+
+
+@pytest.mark.parametrize("place", ["file/below/deeper", "folder"])
+def test_a_place_that_takes_no_file_is_told_before_there_is_anything_to_write(
+    tmp_path: Path, place: str
+):
+    (tmp_path / "file").write_text("old")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(StorageError, match=f"{place}` cannot be written"):
+        require_place(tmp_path / place)
+    require_place(tmp_path / "new" / "file")
+    assert names(tmp_path) == ["file", "folder"]
+
+
+@pytest.mark.parametrize("place", ["/proc/file", "/proc/new/file"])
+def test_a_folder_that_is_on_no_disk_is_told(place: str):
+    with pytest.raises(StorageError, match=f"`{place}` cannot be written"):
+        write_whole(Path(place), "new")
 
 
 def test_a_hash_is_that_of_sha256sum(tmp_path: Path):

@@ -48,11 +48,11 @@ def writing_whole(path: Path) -> Iterator[BinaryIO]:
     Raises:
         StorageError: the disk is full, or the folder does not take the file.
     """
+    require_place(path)
     beside = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
     with storage_faults(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            with beside.open("xb") as file:
+            with _created(beside) as file:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
@@ -60,6 +60,37 @@ def writing_whole(path: Path) -> Iterator[BinaryIO]:
             sync_folder(path.parent)
         finally:
             beside.unlink(missing_ok=True)
+
+
+def _created(path: Path) -> BinaryIO:
+    """A new file, with the folders above it."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path.open("xb")
+    except FileNotFoundError as error:  # on no disk, such as in `/proc`
+        raise PermissionError(errno.EPERM, "no file can be made there") from error
+
+
+def require_place(path: Path) -> None:
+    """Refuses a place that takes no file, as far as can be told without writing.
+
+    For verbs that work long before they write. A rename would put a file in the place of a device
+    such as `/dev/full`, or of a pipe.
+
+    Raises:
+        StorageError: why it takes none.
+    """
+    with storage_faults(path):
+        above = path.absolute().parents
+        there = next(folder for folder in above if folder.exists())
+        if not there.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, "not a directory")
+        if not os.access(there, os.W_OK):
+            raise PermissionError(errno.EACCES, "permission denied")
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, "is a directory")
+        if path.exists() and not path.is_file():
+            raise FileExistsError(errno.EEXIST, "is no plain file")
 
 
 @contextlib.contextmanager

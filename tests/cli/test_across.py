@@ -22,7 +22,7 @@ def test_each_machine_is_offered_with_the_plan_that_it_would_get_alone(windlass:
 
 
 def test_a_machine_that_is_too_small_says_by_how_much(windlass: Windlass):
-    done = windlass("compare", "gpt3-13b", "--on", "h100", "phases=1", "recompute=layer")
+    done = windlass("compare", "gpt3-13b", "--on", "h100", "home.optimizer=near", "recompute=layer")
     assert done.returncode == 1
     assert "no plan" in done.stdout
     assert "too little" in done.stdout

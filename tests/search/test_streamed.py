@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from factories import tiny_graph, tiny_machine
 from windlass.errors import Faults
 from windlass.search.choose import choose
-from windlass.search.streamed import phases_of
+from windlass.search.stages import evenly
 from windlass.spec.request import Request
 
 HOST = "1 GiB"
@@ -20,7 +20,7 @@ def asked(**changes: object) -> Request:
 def test_phases_cover_all_layers_in_order_and_none_is_empty(layers: int, data: st.DataObject):
     graph = tiny_graph(layers=layers)
     count = data.draw(st.integers(1, graph.layers))
-    phases = phases_of(graph, count)
+    phases = evenly(tuple(kind.parameter_count for kind in graph.layer_kinds()), count)
     assert len(phases) == count
     assert [layer for first, last in phases for layer in range(first, last)] == list(
         range(graph.layers)
@@ -44,7 +44,7 @@ def test_a_number_of_phases_that_is_asked_for_is_what_the_plan_has():
 
 def test_a_model_too_large_for_the_near_tier_takes_turns_in_it():
     wide = tiny_graph(layers=6, width=2048)
-    machine = tiny_machine(near="300 MiB", host="8 GiB")
+    machine = tiny_machine(near="120 MiB", host="8 GiB")
     plan = choose(asked(), wide, machine).plan
     assert plan is not None
     assert plan.streamed
@@ -68,7 +68,7 @@ def test_more_phases_than_layers_are_refused():
 @pytest.mark.parametrize("phases", [None, 3])
 def test_a_far_tier_that_would_hold_smaller_moments_has_them_named(phases: int | None):
     wide = tiny_graph(layers=6, width=2048)
-    machine = tiny_machine(near="250 MiB", host="300 MiB")
+    machine = tiny_machine(near="250 MiB", host="280 MiB")
     if phases is None:
         advice = choose(asked(), wide, machine).advice
         assert advice is not None

@@ -2,9 +2,10 @@ import pytest
 
 from factories import tiny_graph, tiny_machine
 from windlass.search.advise import LEAST_NAMED
+from windlass.search.choice import Refusal
 from windlass.search.choose import choose
 from windlass.search.ways import ways
-from windlass.search.weigh import memory_of
+from windlass.search.weigh import memory_of, weigh
 from windlass.spec.request import Request
 
 GRAPH = tiny_graph(layers=6, width=2048)
@@ -27,7 +28,7 @@ def overridden(request: Request, *overrides: str) -> Request:
 def test_where_nothing_fits_as_asked_at_least_three_plans_are_named_and_phases_among_them(
     pins: dict[str, object],
 ):
-    near = 300 * 2**20
+    near = 180 * 2**20
     advice = choose(asked(near=near, **pins), GRAPH, MACHINE).advice
     assert advice is not None
     fitting = [change for change in advice.changes if change.peak_bytes <= near]
@@ -62,3 +63,50 @@ def test_a_machine_with_no_tier_beyond_the_near_one_has_no_ways_in_phases():
     found = ways(asked(), GRAPH, tiny_machine(), 2**31, base=1e-6, count=3)
     assert found
     assert not any(change.plan.streamed for change in found)
+
+
+PINS = ("precision", "compile", "batch.micro", "recompute", "home.optimizer")
+
+
+def named(refusal: Refusal, near: int) -> Request:
+    """The request for just the plan that does not fit, and what is said to lift that."""
+    plan = refusal.plan
+    values = (plan.precision, plan.compile, plan.batch.micro, plan.recompute, plan.home.optimizer)
+    pins = dict(zip(PINS, map(str, values), strict=True))
+    assert refusal.lift is not None
+    changes = dict(change.split("=") for change in refusal.lift.overrides)
+    if "phases" in changes:  # all state goes with the weights, and recompute has no say
+        del pins["home.optimizer"], pins["recompute"]
+    words = [f"{key}={value.lower()}" for key, value in (pins | changes).items()]
+    return Request.resolve(
+        overrides=("train.batch=64", "train.sequence=64", f"near={near}", *words)
+    )
+
+
+@pytest.mark.parametrize("mebibytes", [250, 420, 500])
+def test_the_single_change_that_lifts_a_refusal_makes_just_that_plan_fit(mebibytes: int):
+    near = mebibytes * 2**20
+    choice = choose(asked(near=near), GRAPH, MACHINE)
+    lifted = [refusal for refusal in choice.refused if refusal.lift is not None]
+    assert lifted
+    for refusal in lifted:
+        assert refusal.lift is not None
+        assert refusal.lift.overrides
+        mended = choose(named(refusal, near), GRAPH, MACHINE)
+        assert mended.plan is not None
+        assert mended.prediction is not None
+        assert mended.plan.batch.micro == refusal.lift.plan.batch.micro
+        before = weigh(refusal.plan, GRAPH, MACHINE, near_bytes=near).step_seconds
+        told = before * (1 + refusal.lift.cost)
+        assert mended.prediction.step_seconds == pytest.approx(told, rel=1e-9)
+
+
+def test_among_what_lifts_refusals_are_recompute_of_some_layers_and_state_away():
+    changes = {
+        change.split("=")[0]
+        for mebibytes in (250, 420, 450, 500)
+        for refusal in choose(asked(near=mebibytes * 2**20), GRAPH, MACHINE).refused
+        if refusal.lift is not None
+        for change in refusal.lift.overrides
+    }
+    assert changes >= {"recompute", "recomputed", "home.optimizer"}

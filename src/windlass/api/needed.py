@@ -31,14 +31,15 @@ def needed(
         models: names of the catalogue.
         families: of the catalogue.
         overrides: for all of them, such as `train.batch=256`.
-        whole: all layers stay in memory; else they may take turns in phases.
+        whole: all layers stay in memory with their optimizer state; else they may take turns in
+            phases, and state may live in a tier beyond.
         progress: told which machine is being planned for.
 
     Raises:
         WindlassError: what is wrong with a request, a model or a family.
     """
     ladders = {name: _ladder(name) for name in families}
-    words = (*(("phases=1",) if whole else ()), *overrides)
+    words = (*(("home.optimizer=near",) if whole else ()), *overrides)
     for model in models:
         parameters = capture(ask(model, *words).model).parameter_count
         for family, ladder in ladders.items():

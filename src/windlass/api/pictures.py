@@ -7,7 +7,7 @@ from windlass.cost.memory import stage_peaks
 from windlass.cost.predict import predict
 from windlass.cost.simulate import simulate
 from windlass.errors import RequestError, did_you_mean
-from windlass.files import storage_faults, write_whole
+from windlass.files import require_place, storage_faults, write_whole
 from windlass.program.lower import lower
 from windlass.report.forecast import Forecast
 from windlass.report.poster import PICTURES, poster
@@ -103,6 +103,7 @@ def require_drawable(path: Path, only: str | None = None, *, pages: bool = True)
 
     Raises:
         RequestError: no such kind of file or picture.
+        StorageError: the place takes no file.
     """
     if path.suffix == ".html" and not pages:
         raise RequestError(f"one picture is no page; write `{path.with_suffix('.svg')}`")
@@ -116,3 +117,4 @@ def require_drawable(path: Path, only: str | None = None, *, pages: bool = True)
         )
     if only is not None and path.suffix == ".html":
         raise RequestError(f"a page holds all pictures; for `{only}` alone write a .svg or .png")
+    require_place(path)

@@ -27,7 +27,8 @@ def needed(
         words: names of models, and `key=value` for all of them, such as `train.batch=256`; without
             a name a range of known models.
         on: families of machines (`windlass machines` lists them), or single machines.
-        in_phases: let layers take turns in memory; else all of them stay there.
+        in_phases: let layers take turns in memory, and state live in tiers beyond; else all stay
+            in memory.
         picture: draw the answer to this `.svg` or `.png` file.
         as_json: print the answer as JSON.
     """
@@ -47,7 +48,11 @@ def needed(
             )
         )
     if picture is not None:
-        asked = "all layers stay in memory" if not in_phases else "layers may take turns in memory"
+        asked = (
+            "layers and state stay in memory"
+            if not in_phases
+            else "layers may take turns in memory"
+        )
         line = ", ".join((f"Predicted: {asked}", *overrides))
         api.draw_alone(needs_picture(found, line), picture)
     if as_json:

@@ -8,6 +8,7 @@ from windlass import api
 from windlass.cli.console import Bars, console, print_json, print_line, print_points
 from windlass.cli.words import AsJson, request_of
 from windlass.errors import RequestError
+from windlass.files import require_place
 from windlass.report.table import plan_table, prediction_table, runners_up_table
 from windlass.search.explain import Explanation, explain
 from windlass.spec.plan import Plan
@@ -43,6 +44,8 @@ def plan(
         as_json: print plan and prediction as JSON.
     """
     _require_drawable(picture, only)
+    if out is not None:
+        require_place(out)
     with Bars() as progress:
         request = request_of(model, overrides, on=on, near=near, file=file)
         planned = api.plan(request, progress=progress)

@@ -1,27 +1,29 @@
 """Choose: the plan whose whole run is predicted to end first, of those that fit."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from windlass.cost.predict import predict
 from windlass.errors import Faults
 from windlass.search.advise import advise
+from windlass.search.alone import Found, Weighed, alone
 from windlass.search.among import choose_among
-from windlass.search.choice import Choice
-from windlass.search.fewest import fewest
+from windlass.search.choice import Choice, Refusal
+from windlass.search.field import Field
+from windlass.search.lift import lifted_alone
 from windlass.search.ranked import refusal, run_seconds, runner_up
-from windlass.search.sieve import Sieved, sieve, undominated
-from windlass.search.space import impossible, plans, stays_whole, vary
-from windlass.search.streamed import streamed_plans
+from windlass.search.shortfall import nearest_in_turns
+from windlass.search.space import impossible, vary
+from windlass.search.streamed import require_home, require_turns
 from windlass.search.weigh import weigh, with_near
 from windlass.spec.graph import Graph
 from windlass.spec.machine import Machine
 from windlass.spec.plan import Plan
-from windlass.spec.prediction import Prediction
 from windlass.spec.request import Request
 
 _RUNNERS_UP = 5
-
-_Weighed = tuple[Plan, Prediction]
+_LIFTED = 4
+"""Plans that do not fit of which is looked for what would help, where another fits."""
 
 
 def choose(request: Request, graph: Graph, machine: Machine) -> Choice:
@@ -45,29 +47,23 @@ def choose(request: Request, graph: Graph, machine: Machine) -> Choice:
             raise Faults(wrong)
         return choose_among(request, graph, machine)
     near_bytes = request.near or machine.device.near.capacity_bytes
-    candidates = _candidates(request, graph, machine)
-    sieved = sieve(candidates, graph, machine, near_bytes)
-    if not sieved.fitting and request.phases is None and not stays_whole(request):
-        # What fits whole is never slower than in phases, so those are asked for only now.
-        streamed = streamed_plans(request, graph, machine)
-        candidates += streamed
-        turned = sieve(streamed, graph, machine, near_bytes)
-        sieved = Sieved(fitting=turned.fitting, refused=(*turned.refused, *sieved.refused))
-    refused = tuple(refusal(*item, near_bytes) for item in sieved.refused)
-    if not sieved.fitting:
-        advice = advise(request, graph, machine, sieved.refused)
-        return Choice(
-            plan=None, prediction=None, refused=refused, advice=advice, weighed=len(candidates)
-        )
+    if request.phases is not None and request.phases > 1:
+        require_turns(request, graph, machine)
+    require_home(request, graph, machine)
+    found = alone(request, graph, machine, near_bytes)
+    if not found.fitting:
+        return _nothing_fits(found, request, graph, machine, near_bytes)
+    return _fastest(found, request, graph, machine, near_bytes)
+
+
+def _fastest(
+    found: Found, request: Request, graph: Graph, machine: Machine, near_bytes: int
+) -> Choice:
+    """The first of those that fit, what it won against, and what lifts those that do not fit."""
     steps = request.train.steps
-    able = undominated(sieved.fitting)
-    if request.recompute is None and request.recomputed is None:
-        able = (each for plan in able for each in _spared(plan, graph, machine, near_bytes))
-    weighed = [(plan, weigh(plan, graph, machine, near_bytes=near_bytes)) for plan in able]
-    best, _ = min(weighed, key=lambda item: _rank(item, steps))
-    weighed += _recomputing(best, sieved.fitting, graph, machine, near_bytes)
-    weighed.sort(key=lambda item: _rank(item, steps))
-    plan, short = weighed[0]
+    (plan, short), *_ = found.fitting
+    again = _recomputing(plan, found.whole, graph, machine, near_bytes)
+    weighed = sorted((*found.fitting, *again), key=lambda item: run_seconds(item[1], steps))
     # The winner's own program, whole: the same numbers, told of the program that will run.
     prediction = with_near(predict(plan, graph, machine), near_bytes)
     return Choice(
@@ -75,26 +71,39 @@ def choose(request: Request, graph: Graph, machine: Machine) -> Choice:
         prediction=prediction,
         run_seconds=run_seconds(prediction, steps),
         runners_up=tuple(runner_up((plan, short), item, steps) for item in _runners_up(weighed)),
-        refused=refused,
-        weighed=len(candidates),
+        refused=tuple(_lifted(found, request, graph, machine, near_bytes)),
+        weighed=found.weighed,
     )
 
 
-def _candidates(request: Request, graph: Graph, machine: Machine) -> tuple[Plan, ...]:
-    """The plans that the request leaves open, streamed ones only if it asks for phases."""
-    if request.phases is None or request.phases == 1:
-        return plans(request, graph, machine)
-    return streamed_plans(request, graph, machine)
+def _lifted(
+    found: Found, request: Request, graph: Graph, machine: Machine, near_bytes: int
+) -> Iterator[Refusal]:
+    """The plans that do not fit, the nearest of them with what lifts that."""
+    for at, (plan, memory) in enumerate(found.refused):
+        told = refusal(plan, memory, near_bytes)
+        if at < _LIFTED:
+            told = replace(told, lift=lifted_alone(plan, request, graph, machine, near_bytes))
+        yield told
 
 
-def _spared(plan: Plan, graph: Graph, machine: Machine, near_bytes: int) -> tuple[Plan, ...]:
-    """The plan with only as much recomputed as it takes, in each way that there is."""
-    if plan.streamed or plan.recompute == "none":
-        return (plan,)
-    return fewest(plan, graph, machine, near_bytes)
+def _nothing_fits(
+    found: Found, request: Request, graph: Graph, machine: Machine, near_bytes: int
+) -> Choice:
+    """What comes nearest, and what would help."""
+    turned = nearest_in_turns(Field(request, graph, machine), near_bytes)
+    refused = (*found.refused, *((turned,) if turned else ()))
+    nearest = sorted(refused, key=lambda item: item[1].peak_bytes)
+    return Choice(
+        plan=None,
+        prediction=None,
+        refused=tuple(refusal(plan, memory, near_bytes) for plan, memory in nearest),
+        advice=advise(request, graph, machine, nearest),
+        weighed=found.weighed,
+    )
 
 
-def _runners_up(weighed: Sequence[_Weighed]) -> list[_Weighed]:
+def _runners_up(weighed: Sequence[Weighed]) -> list[Weighed]:
     """The next best, and the best with another precision, mode or recompute if not among them."""
     shown = list(weighed[1 : _RUNNERS_UP + 1])
     best = weighed[0][0]
@@ -121,18 +130,10 @@ def _phases(plan: Plan) -> str:
     return str(len(plan.stages[0].phases))
 
 
-def _rank(item: _Weighed, steps: int) -> tuple[float, int, int]:
-    """Faster first; then the emptier near tier, then the larger micro-batch."""
-    plan, prediction = item
-    return run_seconds(prediction, steps), prediction.peaks[0].peak_bytes, -plan.batch.micro
-
-
 def _recomputing(
     best: Plan, fitting: Sequence[Plan], graph: Graph, machine: Machine, near_bytes: int
-) -> list[_Weighed]:
+) -> list[Weighed]:
     """The best plan with recompute, if it was open: users ask what recompute would cost."""
-    if best.streamed:
-        return []
     twin = vary(best, recompute="layer")
     if twin == best or twin not in fitting:
         return []

@@ -1,24 +1,51 @@
 """Lift: the cheapest single change that makes a plan fit which does not."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
 
 from windlass.cost.closed_layers import Chain
+from windlass.program.recompute import able
+from windlass.search.alone import alone
 from windlass.search.best import Found
 from windlass.search.choice import Change
 from windlass.search.field import Field
 from windlass.search.sweep import Sweep
+from windlass.search.ways import nameable
+from windlass.search.weigh import weigh
+from windlass.spec.graph import Graph
+from windlass.spec.machine import Machine
 from windlass.spec.plan import Plan
 from windlass.spec.request import BatchRequest, CutRequest, HomeRequest, Request, ShardingRequest
 
 _FREED: Mapping[str, tuple[str, ...]] = {
-    "recompute": ("recompute",),
+    "recompute": ("recompute", "recomputed"),
     "batch": ("batch.micro", "batch.accumulation"),
     "sharding": ("sharding.weights", "sharding.optimizer"),
     "home": ("home.optimizer",),
     "cut": ("cut.pipeline", "cut.tensor", "cut.replicas", "batch.accumulation"),
     "order": ("order", "interleave"),
 }
-"""What is let go together, and what of it a change names."""
+"""What of a plan on several devices is let go together, and what of it a change names."""
+
+_FREED_ALONE: Mapping[str, tuple[str, ...]] = {
+    "recompute": ("recompute", "recomputed"),
+    "batch": ("batch.micro",),
+    "home": ("home.optimizer",),
+    "phases": ("phases",),
+}
+"""The same on one device."""
+
+
+class _Mended(NamedTuple):
+    """A plan that fits."""
+
+    plan: Plan
+    step_seconds: float
+    peak_bytes: int
+
+
+_Search = Callable[[Request], _Mended | None]
+"""The fastest plan of a request that fits."""
 
 
 def lifted(field: Field, chain: Chain, found: Found, near_bytes: float) -> Change | None:
@@ -30,22 +57,65 @@ def lifted(field: Field, chain: Chain, found: Found, near_bytes: float) -> Chang
         found: a plan that does not fit.
         near_bytes: of the near tier.
     """
-    plan = field.plan(found.cell, found.place)
-    changes = []
-    for name, keys in _FREED.items():
-        request = _pinned(field.request, plan, name)
+
+    def search(request: Request) -> _Mended | None:
         open_ = Field(request, field.graph, field.machine)
-        swept = Sweep(open_, near_bytes, chain=chain).best(1)
-        if swept.best:
-            best = swept.best[0]
-            other = open_.plan(best.cell, best.place)
-            said = _said(other)
-            told = tuple(f"{key}={said[key]}" for key in keys if said[key] != _said(plan)[key])
-            cost = best.step_seconds / found.step_seconds - 1
-            changes.append(
-                Change(overrides=told, plan=other, peak_bytes=int(best.peak_bytes), cost=cost)
-            )
+        for best in Sweep(open_, near_bytes, chain=chain).best(1).best:
+            plan = open_.plan(best.cell, best.place)
+            if open_.spares and plan.recompute != "none":  # stages have ways of their own
+                return search(request.model_copy(update=_named_recompute(plan)))
+            return _Mended(plan, best.step_seconds, int(best.peak_bytes))
+        return None
+
+    plan = field.plan(found.cell, found.place)
+    changes = _changes(plan, found.step_seconds, field.request, _FREED, search)
     return min(changes, key=lambda change: change.cost, default=None)
+
+
+def lifted_alone(
+    plan: Plan, request: Request, graph: Graph, machine: Machine, near_bytes: int
+) -> Change | None:
+    """The same on one device.
+
+    Args:
+        plan: of one device, that does not fit, with all layers near.
+        request: that left it open.
+        graph: that it cuts.
+        machine: that it is for.
+        near_bytes: of the near tier.
+    """
+
+    def search(request: Request) -> _Mended | None:
+        for mended, told in alone(request, graph, machine, near_bytes).fitting:
+            if nameable(mended):
+                return _Mended(mended, told.step_seconds, told.peaks[0].peak_bytes)
+        return None
+
+    seconds = weigh(plan, graph, machine, near_bytes=near_bytes).step_seconds
+    changes = _changes(plan, seconds, request, _FREED_ALONE, search)
+    return min(changes, key=lambda change: change.cost, default=None)
+
+
+def _changes(
+    plan: Plan,
+    step_seconds: float,
+    request: Request,
+    freed: Mapping[str, tuple[str, ...]],
+    search: _Search,
+) -> Iterator[Change]:
+    """Of each kind the change that costs least, if one is enough."""
+    before = _said(plan)
+    for name, keys in freed.items():
+        mended = search(_pinned(request, plan, name))
+        if mended is not None:
+            said = _said(mended.plan)
+            told = (key for key in keys if said[key] not in (None, before[key]))
+            yield Change(
+                overrides=tuple(f"{key}={said[key]}" for key in told),
+                plan=mended.plan,
+                peak_bytes=mended.peak_bytes,
+                cost=mended.step_seconds / step_seconds - 1,
+            )
 
 
 def _pinned(request: Request, plan: Plan, freed: str) -> Request:
@@ -65,12 +135,15 @@ def _pinned(request: Request, plan: Plan, freed: str) -> Request:
         "recomputed": None,
         "precision": plan.precision,
         "compile": plan.compile,
+        "phases": 1,
     }
     if freed == "order":
         pins["interleave"] = request.interleave
     pins[freed] = getattr(request, freed)
-    if freed == "recompute" and request.recompute is None:
-        pins[freed] = "layer"
+    if freed == "recompute":
+        pins["recomputed"] = request.recomputed
+    if freed == "phases":  # all state goes with the weights
+        pins["home"] = request.home
     if freed == "cut":  # the micro-batch stays, and with other replicas comes another accumulation
         pins["batch"] = BatchRequest(micro=plan.batch.micro)
         pins["sharding"] = request.sharding
@@ -78,17 +151,38 @@ def _pinned(request: Request, plan: Plan, freed: str) -> Request:
 
 
 def _said(plan: Plan) -> dict[str, object]:
-    """What changes name, as a request writes it."""
+    """What changes name, as a request writes it; None where it says nothing."""
+    stage = plan.stages[0]
     return {
         "recompute": plan.recompute,
+        "recomputed": _counted(plan),
         "batch.micro": plan.batch.micro,
         "batch.accumulation": plan.batch.accumulation,
         "sharding.weights": plan.sharding.weights,
         "sharding.optimizer": plan.sharding.optimizer,
         "home.optimizer": plan.home.optimizer,
+        "phases": len(stage.phases),
         "cut.pipeline": plan.cut.pipeline,
         "cut.tensor": plan.cut.tensor,
         "cut.replicas": plan.cut.replicas,
         "order": plan.order,
         "interleave": plan.interleave,
     }
+
+
+def _named_recompute(plan: Plan) -> dict[str, object]:
+    """What a request for one way on all stages can say, that runs no layer less again."""
+    hows = {stage.recompute for stage in plan.stages} - {"none"}
+    if len(hows) > 1 or any(stage.rest for stage in plan.stages):
+        return {"recompute": "layer", "recomputed": None}
+    return {"recompute": plan.recompute, "recomputed": _counted(plan)}
+
+
+def _counted(plan: Plan) -> int | None:
+    """The most layers of a stage that run again; None where all do that can, or none."""
+    if all(stage.recomputed is None for stage in plan.stages):
+        return None
+    return max(
+        0 if stage.recompute == "none" else stage.recomputed or len(able(plan, stage))
+        for stage in plan.stages
+    )

@@ -87,28 +87,32 @@ class PassTimes:
 
     forward: tuple[float, ...]
     again: tuple[float, ...]
+    first: tuple[float, ...]
+    """Backward passes of the first micro-batch, which makes the gradients."""
     backward: tuple[float, ...]
+    """Those of each further one, which adds to them."""
 
     @classmethod
     def of(cls, plan: Plan, graph: Graph, machine: Machine) -> "PassTimes":
         """Those of a plan; the same in whatever phases its layers take turns."""
         costs, peers = StepCost(plan, graph, machine), Peers(plan, graph)
         kinds = tuple(graph.layer_kinds())
-        known: dict[tuple[Kind, str, bool], float] = {}
+        known: dict[tuple[Kind, int, str, bool], float] = {}
 
-        def seconds(kind: Kind) -> Iterator[float]:
+        def seconds(kind: Kind, micro: int) -> Iterator[float]:
             for layer in range(graph.layers):
-                each = Instruction(kind, layer, 1)
-                key = kind, kinds[layer].name, layer == 0
+                each = Instruction(kind, layer, micro)
+                key = kind, micro, kinds[layer].name, layer == 0
                 if key not in known:
                     exchange = costs.exchange_seconds(each) if peers.meets(each) else 0.0
                     known[key] = costs.of(each).total + exchange
                 yield known[key]
 
         return cls(
-            forward=tuple(seconds("forward")),
-            again=tuple(seconds("recompute")),
-            backward=tuple(seconds("backward")),
+            forward=tuple(seconds("forward", 1)),
+            again=tuple(seconds("recompute", 1)),
+            first=tuple(seconds("backward", 0)),
+            backward=tuple(seconds("backward", 1)),
         )
 
 
@@ -132,7 +136,8 @@ def _stage_passes(plan: Plan, stage: Stage, times: PassTimes) -> list[_Passes]:
     for begin, end in stage.phases:
         layers = range(begin, end)
         again = sum(times.again[at] for at in layers if recomputed(plan, at))
-        backward = again + sum(times.backward[begin:end])
         count = plan.batch.accumulation
-        found.append(_Passes(count * sum(times.forward[begin:end]), count * backward))
+        further = (count - 1) * sum(times.backward[begin:end])
+        backward = sum(times.first[begin:end]) + further + count * again
+        found.append(_Passes(count * sum(times.forward[begin:end]), backward))
     return found

@@ -6,7 +6,8 @@ it, that a plan does not fit or is slower than one that is known:
 - sizes of layers, and seconds of their passes (`phasebounds`);
 - two short programs, of 2 and 3 micro-batches. More of them never need less memory. The end of a
   step is the largest of sums each of which grows by as much with every micro-batch, so that a line
-  through the ends of the two is never above the whole plan's.
+  through the ends of the two is never above the whole plan's; nor, of a single stage, is one
+  through their fullest moments.
 """
 
 from collections.abc import Iterator
@@ -54,14 +55,16 @@ class Phased(NamedTuple):
     """Plans that bounds or the clock weighed."""
 
 
-def phased(field: Field, near_bytes: int) -> Phased:
+def phased(field: Field, near_bytes: int, *, below: float = inf) -> Phased:
     """The fastest plan in phases of all of `phasespace` that fits.
 
     Args:
         field: what is open; `request.phases` pins the phases of a stage.
         near_bytes: that each near tier has.
+        below: seconds of a step, its share of the compilation included, of the fastest plan that
+            is known; one that cannot be faster is not looked at.
     """
-    search = _Search(field, near_bytes)
+    search = _Search(field, near_bytes, below)
     small = list(_small(field, near_bytes))
     for seconds, plan in small:
         search.add(seconds, plan)
@@ -77,8 +80,8 @@ def able_in_phases(field: Field, near_bytes: int) -> bool:
 class _Search:
     """Weighs plans closer and closer, always the one that may yet be the fastest."""
 
-    def __init__(self, field: Field, near_bytes: int) -> None:
-        self._field, self._near = field, near_bytes
+    def __init__(self, field: Field, near_bytes: int, below: float) -> None:
+        self._field, self._near, self._below = field, near_bytes, below
         self._open: list[tuple[float, int, Plan | Short]] = []
         """What none of them ends a step before; plans that were looked at are `Short`."""
         self._count = count()
@@ -90,7 +93,7 @@ class _Search:
     def found(self) -> tuple[Weighed, ...]:
         """The plans that fit, as far as one had to look, the fastest run first."""
         weighed: list[tuple[float, int, Weighed]] = []
-        best, steps = inf, self._field.request.train.steps
+        best, steps = self._below, self._field.request.train.steps
         while self._open and self._open[0][0] < best:
             _, _, item = heappop(self._open)
             if not isinstance(item, Short):
@@ -183,8 +186,18 @@ class Short:
 
     @cached_property
     def peak_bytes(self) -> int:
-        """The near tier's fullest moment is no less than this."""
-        return near_bytes_of(*self._few, self.graph, self.machine)
+        """The near tier's fullest moment is no less than this.
+
+        Of a single stage what is there at each moment grows alike with every micro-batch, so that a
+        line through two fullest moments is never above the whole plan's. Stages wait for each
+        other, and what they hold may level off: of those the few micro-batches themselves tell.
+        """
+        high, few = near_bytes_of(*self._few, self.graph, self.machine), _FEW
+        if self.plan.cut.pipeline > 1 or self.plan.batch.accumulation <= few:
+            return high
+        more = self._with(few + 1)
+        higher = near_bytes_of(more, lower(more, self.graph), self.graph, self.machine)
+        return high + (self.plan.batch.accumulation - few) * (higher - high)
 
     @cached_property
     def step_seconds(self) -> float:

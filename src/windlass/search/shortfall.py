@@ -14,7 +14,8 @@ from windlass.search.field import Field
 from windlass.search.phasebounds import least_bytes
 from windlass.search.phasespace import at_home, bases, far_tiers, in_phases, waiting_bytes
 from windlass.search.podphases import able_in_phases, near_bytes_of
-from windlass.search.space import smaller
+from windlass.search.space import smaller, stays_whole
+from windlass.search.weigh import Memory, memory_of
 from windlass.spec.machine import Tier
 from windlass.spec.plan import Plan
 from windlass.spec.request import BatchRequest, CutRequest
@@ -95,6 +96,14 @@ def nearest(field: Field, near_bytes: int) -> Miss | None:
         key=lambda miss: max(miss.near_bytes / near_bytes, miss.far_bytes / far.capacity_bytes),
         default=None,
     )
+
+
+def nearest_in_turns(field: Field, near_bytes: int) -> tuple[Plan, Memory] | None:
+    """The plan of one device in phases that comes nearest, where a tier beyond holds the rest."""
+    miss = None if stays_whole(field.request) else nearest(field, near_bytes)
+    if miss is None or miss.far_bytes > miss.far.capacity_bytes:
+        return None
+    return miss.plan, memory_of(miss.plan, field.graph, field.machine)
 
 
 def _lacks(miss: Miss, near_bytes: int) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Sieve: which plans fit the near tier, without walking every one of them."""
+"""Sieve: which plans of one device with all layers near fit, without walking every one of them."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,9 +22,9 @@ class Sieved:
 def sieve(plans: Sequence[Plan], graph: Graph, machine: Machine, near_bytes: int) -> Sieved:
     """Parts the plans into those that fit into `near_bytes` and those that do not.
 
-    In one family (slices, precision, compile, recompute, phases) the fullest moment grows with the
-    micro-batch, so the largest that fits is found by halving. The whole batch at once stands apart:
-    without a sum over micro-batches its gradients may be smaller.
+    In one family (precision, compile, recompute, home of optimizer state) the fullest moment grows
+    with the micro-batch, so the largest that fits is found by halving. The whole batch at once
+    stands apart: without a sum over micro-batches its gradients may be smaller.
     """
     fitting: list[Plan] = []
     refused: list[tuple[Plan, Memory]] = []
@@ -62,12 +62,11 @@ def _largest_fitting(
     return low, memories
 
 
-def _family(plan: Plan) -> tuple[int, str, bool, str, int]:
-    stage = plan.stages[0]
-    return plan.cut.tensor, plan.precision, plan.compile, stage.recompute, len(stage.phases)
+def _family(plan: Plan) -> tuple[str, bool, str, str]:
+    return plan.precision, plan.compile, plan.recompute, plan.home.optimizer
 
 
-def _order(plan: Plan) -> tuple[tuple[int, str, bool, str, int], int]:
+def _order(plan: Plan) -> tuple[tuple[str, bool, str, str], int]:
     return _family(plan), plan.batch.micro
 
 
@@ -86,6 +85,5 @@ def undominated(plans: Sequence[Plan]) -> Iterator[Plan]:
             yield plan
 
 
-def _without_recompute(plan: Plan) -> tuple[int, str, bool, int, int]:
-    phases = len(plan.stages[0].phases)
-    return plan.cut.tensor, plan.precision, plan.compile, plan.batch.micro, phases
+def _without_recompute(plan: Plan) -> tuple[str, bool, int, str]:
+    return plan.precision, plan.compile, plan.batch.micro, plan.home.optimizer

@@ -95,11 +95,20 @@ def open_plans(first: Plan, request: Request, graph: Graph, machine: Machine) ->
         )
         for tensor, precision, compiled, recompute, micro in choices
         if captured(graph, precision, compiled=compiled)
+        # Compiled layers refuse it: that mode is open only to plans that do not ask for it.
+        and not (compiled and request.compile is None and recompute == "selective")
     )
     if request.recomputed is None:
         return tuple(found)
-    counts = [request.recomputed] * len(first.stages)
-    return tuple(recomputing(plan, counts) for plan in found)
+    return tuple(_recomputing(plan, request.recomputed) for plan in found)
+
+
+def _recomputing(plan: Plan, count: int) -> Plan:
+    """The plan with only so many layers of each stage recomputed, in its own way."""
+    counts = [count] * len(plan.stages)
+    if plan.recompute == "selective":
+        return recomputing(plan, [0] * len(counts), counts)
+    return recomputing(plan, counts)
 
 
 def vary(

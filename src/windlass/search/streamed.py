@@ -1,64 +1,72 @@
-"""Streamed plans: how layers are cut into phases where a model does not fit the near tier."""
+"""Streamed: what stands in the way of plans of one device with something at home elsewhere."""
 
 from collections.abc import Iterator, Sequence
-from itertools import accumulate
 
 from windlass.errors import Faults
 from windlass.program.far import far_bytes
 from windlass.search.choice import FarShortage
+from windlass.search.phasespace import at_home, far_tiers
 from windlass.search.space import plans, smaller
+from windlass.search.stages import evenly
 from windlass.spec.graph import Graph
-from windlass.spec.machine import Machine, Tier
-from windlass.spec.plan import Home, Plan, Stage
+from windlass.spec.machine import Machine
+from windlass.spec.plan import Plan, Stage
 from windlass.spec.request import Request
 from windlass.units import show_bytes
 
-_PHASES = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
-"""How many phases are tried where the request leaves it open; each layer alone as well."""
 
-
-def streamed_plans(request: Request, graph: Graph, machine: Machine) -> tuple[Plan, ...]:
-    """Every plan whose weights, gradients and optimizer state live in a far tier that holds them.
-
-    Layers are shared among as many neighbours as can: with t slices a t-th comes to each device.
+def require_turns(request: Request, graph: Graph, machine: Machine) -> None:
+    """Refuses a number of phases that no plan has, or that no tier has room for.
 
     Args:
-        request: pins whatever it names; the rest is open.
-        graph: captured from the request's model.
+        request: that asks for phases.
+        graph: captured from its model.
         machine: what the plans are for.
 
     Raises:
-        Faults: the request pins more phases than there are layers, or there is no far tier.
+        Faults: more phases than layers, no tier beyond the near one, or none that is large enough.
     """
-    tiers = [tier for tier in machine.device.tiers[1:] if tier.read and tier.write]
-    if request.phases is not None:
-        _require(request.phases, graph, machine, tiers)
-    counts = _PHASES if request.phases is None else (request.phases,)
-    cuts = {phases_of(graph, count) for count in (*counts, graph.layers) if count <= graph.layers}
-    if request.phases is not None:
-        cuts = {cut for cut in cuts if len(cut) == request.phases}
-    kept = {"recompute": "none", "recomputed": None}
-    every = plans(request.model_copy(update=kept), graph, machine)
-    slices = max(plan.cut.tensor for plan in every)
-    bases = tuple(plan for plan in every if plan.cut.tensor == slices)
-    # The larger the first phase, the fewer gradients wait: what two phases lack, all do.
-    roomy = [base for base in bases if _at_home(base, phases_of(graph, 2), tiers, graph)]
-    found = tuple(
-        plan
-        for base in roomy
-        for cut in sorted(cuts, key=len)
-        if (plan := _at_home(base, cut, tiers, graph)) is not None
-    )
-    if request.phases is not None and not found:
+    found = tuple(_faults(request.phases or 1, graph, machine))
+    if found:
+        raise Faults(found)
+    kept = {"recompute": None, "recomputed": None}  # in phases these have no say
+    bases = plans(request.model_copy(update=kept), graph, machine)
+    lacking = shortages(bases, graph, machine)
+    if len(lacking) == len(far_tiers(machine)):
         raise Faults(
             tuple(
                 f"`phases` = {request.phases} needs {show_bytes(short.needed_bytes)} on "
                 f"{short.tier}, which has {show_bytes(short.capacity_bytes)}; "
                 f"{_way_out(request, short, bases, graph, machine)}"
-                for short in shortages(bases, graph, machine)
+                for short in lacking
             )
         )
-    return found
+
+
+def require_home(request: Request, graph: Graph, machine: Machine) -> None:
+    """Refuses a tier for optimizer state that has no room for it, whatever else is open.
+
+    Args:
+        request: that may name one.
+        graph: captured from its model.
+        machine: what the plans are for.
+
+    Raises:
+        Faults: the tier is too small.
+    """
+    bases = plans(request, graph, machine)
+    for tier in far_tiers(machine):
+        if tier.name == request.home.optimizer:
+            needed = min(waiting_alone(plan, graph) for plan in bases)
+            if needed > tier.capacity_bytes:
+                lacks = f"{show_bytes(needed)} there, which has {show_bytes(tier.capacity_bytes)}"
+                way_out = "leave it open, or set `moments` to fewer bits"
+                raise Faults((f"`home.optimizer` = {tier.name} needs {lacks}; {way_out}",))
+
+
+def waiting_alone(plan: Plan, graph: Graph) -> int:
+    """Bytes of a plan of one device that wait in tiers beyond the near one."""
+    return sum(sum(classes.values()) for classes in far_bytes(plan, graph).values())
 
 
 def shortages(bases: Sequence[Plan], graph: Graph, machine: Machine) -> tuple[FarShortage, ...]:
@@ -69,10 +77,10 @@ def shortages(bases: Sequence[Plan], graph: Graph, machine: Machine) -> tuple[Fa
         graph: of at least 2 layers.
         machine: what the plans are for.
     """
-    cut = phases_of(graph, 2)
+    halves = _halves(graph)
     needed = {
-        tier: min(_far_total(_at(plan, cut, tier.name), graph) for plan in bases)
-        for tier in machine.device.tiers[1:]
+        tier: min(_waiting(plan, halves, tier.name, graph) for plan in bases)
+        for tier in far_tiers(machine)
     }
     return tuple(
         FarShortage(tier=tier.name, needed_bytes=nbytes, capacity_bytes=tier.capacity_bytes)
@@ -93,58 +101,24 @@ def _way_out(
     return "free some, or take a smaller model"
 
 
-def phases_of(graph: Graph, count: int) -> tuple[tuple[int, int], ...]:
-    """The chain in `count` ranges of layers, their parameters as even as can be told at once.
-
-    Args:
-        graph: of at least `count` layers.
-        count: of phases.
-    """
-    sums = list(accumulate(kind.parameter_count for kind in graph.layer_kinds()))
-    ends: list[int] = []
-    for phase in range(1, count):
-        least = (ends[-1] if ends else 0) + 1
-        most = graph.layers - (count - phase)
-        target = sums[-1] * phase / count
-        nearest = min(range(least, most + 1), key=lambda end: abs(sums[end - 1] - target))
-        ends.append(nearest)
-    return tuple(zip([0, *ends], [*ends, graph.layers], strict=True))
+def _halves(graph: Graph) -> tuple[Stage, ...]:
+    """Two phases: the larger the first one, the fewer gradients wait. What they lack, all do."""
+    phases = evenly(tuple(kind.parameter_count for kind in graph.layer_kinds()), 2)
+    return (Stage(phases=tuple(phases)),)
 
 
-def _at_home(
-    plan: Plan, cut: tuple[tuple[int, int], ...], tiers: Sequence[Tier], graph: Graph
-) -> Plan | None:
-    """The plan in phases, at home in the nearest tier that holds it; None if none does."""
-    for tier in tiers:
-        streamed = _at(plan, cut, tier.name)
-        if _far_total(streamed, graph) <= tier.capacity_bytes:
-            return streamed
-    return None
+def _waiting(plan: Plan, stages: tuple[Stage, ...], tier: str, graph: Graph) -> int:
+    turned = plan.model_copy(update={"stages": stages})
+    return waiting_alone(at_home(turned, tier, outputs=False), graph)
 
 
-def _at(plan: Plan, cut: tuple[tuple[int, int], ...], tier: str) -> Plan:
-    """The plan in phases, at home in one tier."""
-    home = Home(weights=tier, gradients=tier, optimizer=tier)
-    return plan.model_copy(update={"home": home, "stages": (Stage(phases=cut),)})
-
-
-def _far_total(plan: Plan, graph: Graph) -> int:
-    return sum(sum(classes.values()) for classes in far_bytes(plan, graph).values())
-
-
-def _require(phases: int, graph: Graph, machine: Machine, tiers: Sequence[Tier]) -> None:
-    found = tuple(_faults(phases, graph, machine, tiers))
-    if found:
-        raise Faults(found)
-
-
-def _faults(phases: int, graph: Graph, machine: Machine, tiers: Sequence[Tier]) -> Iterator[str]:
+def _faults(phases: int, graph: Graph, machine: Machine) -> Iterator[str]:
     if phases > graph.layers:
         yield (
             f"`phases` = {phases}, but `{graph.name}` has {graph.layers} layers; ask for "
             f"{graph.layers} at most"
         )
-    if not tiers:
+    if not far_tiers(machine):
         yield (
             f"`phases` = {phases}, but `{machine.name}` states no tier beyond the near one that "
             "weights could wait in; leave `phases` out"

@@ -1,17 +1,20 @@
 """Ways: plans of different kinds that fit a budget, as what to add to the command line."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from typing import NamedTuple
 
+from windlass.program.recompute import able
+from windlass.search.alone import alone
 from windlass.search.choice import Change
-from windlass.search.sieve import sieve
-from windlass.search.space import plans
-from windlass.search.streamed import streamed_plans
-from windlass.search.weigh import holdable, memory_of, weigh
+from windlass.search.field import Field
+from windlass.search.phasespace import far_tiers
+from windlass.search.podphases import phased
 from windlass.spec.graph import Graph
 from windlass.spec.machine import Machine
-from windlass.spec.plan import Plan, Recompute
-from windlass.spec.request import BatchRequest, Request
+from windlass.spec.plan import NEAR, Plan, Recompute
+from windlass.spec.prediction import Prediction
+from windlass.spec.request import BatchRequest, HomeRequest, Request
 
 _FREED: tuple[dict[str, object], ...] = (
     {},
@@ -20,7 +23,27 @@ _FREED: tuple[dict[str, object], ...] = (
 )
 """What of the request is let go to make a way fit, as little as does."""
 
-_KEPT: tuple[Recompute, ...] = ("none", "layer")
+_KEPT: tuple[Recompute, ...] = ("none", "selective", "layer")
+
+
+class _Way(NamedTuple):
+    """A plan that fits, and what of the request was let go for it."""
+
+    plan: Plan
+    prediction: Prediction
+    freed: tuple[str, ...]
+
+    @property
+    def token_seconds(self) -> float:
+        """Predicted."""
+        return self.prediction.step_seconds / self.prediction.tokens_per_step
+
+    @property
+    def kind(self) -> tuple[bool, str, str]:
+        """Two ways of one kind are alternatives to each other, not to other kinds."""
+        if self.plan.far("weights"):
+            return True, NEAR, "none"
+        return False, self.plan.home.optimizer, self.plan.recompute
 
 
 def ways(
@@ -33,7 +56,7 @@ def ways(
     count: int,
     beside: Sequence[Change] = (),
 ) -> tuple[Change, ...]:
-    """Changes that make a request fit: a smaller micro-batch, recompute, phases; then more phases.
+    """Changes that make a request fit: of the micro-batch, recompute, where state lives, phases.
 
     The fastest plan of each kind that the others do not already name, so that at least `count`
     plans are named together with `beside`, where so many fit.
@@ -51,105 +74,140 @@ def ways(
         The changes, cheapest first; no more than one of each kind beyond `count`.
     """
     known = [change.plan for change in beside]
-    kinds = [list(kind) for kind in _kinds(request, graph, machine, near_bytes)]
-    first = [kind[0] for kind in kinds if kind and not _named(kind, known)]
-    taken = first[: max(0, count - len(known))]
-    phased = next((each for each in first if each[1].streamed and each not in taken), None)
-    if phased is not None:
-        taken.append(phased)
-    for each in (each for kind in reversed(kinds) for each in kind):
+    search = _Search(request, graph, machine, near_bytes)
+    kinds = [*search.whole(), search.away()]
+    turns = search.in_turns()
+    first = [kind[0] for kind in kinds if kind and not _named(kind[0], known)]
+    taken = sorted(first, key=_token_seconds)[: max(0, count - len(known))]
+    turned = next(turns, None)
+    if turned is not None and not _named(turned, known):
+        taken.append(turned)
+    for each in chain(turns, *reversed(kinds)):
         if len(known) + len(taken) >= count:
             break
-        if each not in taken and each[1] not in known:
+        if each.plan not in (*known, *(way.plan for way in taken)):
             taken.append(each)
     return tuple(
         Change(
-            overrides=tuple(_overrides(request, freed, plan)),
-            plan=plan,
-            peak_bytes=memory_of(plan, graph, machine).peak_bytes,
-            cost=seconds / base - 1,
+            overrides=tuple(_overrides(request, way)),
+            plan=way.plan,
+            peak_bytes=way.prediction.peaks[0].peak_bytes,
+            cost=way.token_seconds / base - 1,
         )
-        for seconds, plan, freed in sorted(taken, key=lambda item: item[0])
+        for way in sorted(taken, key=_token_seconds)
     )
 
 
-_Way = tuple[float, Plan, tuple[str, ...]]
-"""Predicted seconds a token, the plan, and what of the request was let go for it."""
+class _Search:
+    """Finds plans that fit with as little let go of a request as does, fastest first."""
 
+    def __init__(self, request: Request, graph: Graph, machine: Machine, near_bytes: int) -> None:
+        open_ = {"recompute": None, "recomputed": None, "phases": None}
+        self._request = request.model_copy(update=open_)
+        self._graph, self._machine, self._near = graph, machine, near_bytes
 
-def _kinds(
-    request: Request, graph: Graph, machine: Machine, near_bytes: int
-) -> Iterator[Iterable[_Way]]:
-    """For each kind of plan those that fit, fastest first: by recompute, and in phases."""
-    for recompute in _KEPT:
-        kept = request.model_copy(update={"recompute": recompute, "phases": None})
-        yield _fitting(kept, graph, machine, near_bytes, phased=False)
-    turns = request.model_copy(update={"recompute": None, "phases": None})
-    by_count = sorted(
-        _fitting(turns, graph, machine, near_bytes, phased=True),
-        key=lambda way: (_phases(way), way[0]),
-    )
-    best = (next(ways) for _, ways in groupby(by_count, key=_phases))
-    yield sorted(best, key=lambda way: way[0])
+    def whole(self) -> Iterator[list[_Way]]:
+        """With all near: that keep all, all but what is cheap to compute, and inputs only."""
+        near = self._request.model_copy(update={"home": HomeRequest(optimizer=NEAR)})
+        found: dict[int, list[_Way]] = {}
+        for how in _KEPT:
+            for at, freed in enumerate(_FREED):
+                if at not in found:
+                    found[at] = self._fitting(near, freed)
+                if kind := [way for way in found[at] if way.plan.recompute == how]:
+                    yield kind
+                    break
 
+    def away(self) -> list[_Way]:
+        """With optimizer state in a tier beyond."""
+        found: list[_Way] = []
+        for tier in far_tiers(self._machine):
+            away = self._request.model_copy(update={"home": HomeRequest(optimizer=tier.name)})
+            found += next(self._least(away), [])
+        return sorted(found, key=_token_seconds)
 
-def _fitting(
-    request: Request, graph: Graph, machine: Machine, near_bytes: int, *, phased: bool
-) -> list[_Way]:
-    """The plans that fit with as little let go as does, fastest first.
+    def in_turns(self) -> Iterator[_Way]:
+        """In phases: in the number that is fastest, then in others, more of them each time."""
+        if self._request.home.optimizer is not None or not far_tiers(self._machine):
+            return
+        found = next(self._least(self._request, turned=True), [])
+        yield from found[:1]
+        count = max((len(way.plan.stages[0].phases) for way in found), default=self._graph.layers)
+        while count < self._graph.layers:
+            count = min(2 * count, self._graph.layers)
+            more = self._request.model_copy(update={"phases": count})
+            yield from next(self._least(more, turned=True), [])[:1]
 
-    Of those that differ only in what the planner will choose again, the fastest.
-    """
-    for freed in _FREED:
+    def _least(self, request: Request, *, turned: bool = False) -> Iterator[list[_Way]]:
+        """What fits with as little let go as does, then with more."""
+        found = (self._fitting(request, freed, turned=turned) for freed in _FREED)
+        return filter(None, found)
+
+    def _fitting(
+        self, request: Request, freed: dict[str, object], *, turned: bool = False
+    ) -> list[_Way]:
+        """What fits with so much let go, of those that a request can name.
+
+        Of those that differ only in what the planner will choose again, the fastest.
+        """
         asked = request.model_copy(update=freed)
-        found = (
-            streamed_plans(asked, graph, machine)
-            if phased
-            else holdable(plans(asked, graph, machine), graph, near_bytes)
+        fitting = (
+            phased(Field(asked, self._graph, self._machine), self._near).best
+            if turned
+            else alone(asked, self._graph, self._machine, self._near).fitting
         )
-        fitting = sieve(found, graph, machine, near_bytes).fitting
-        if fitting:
-            weighed = (
-                (_seconds_per_token(plan, graph, machine, near_bytes), plan, tuple(freed))
-                for plan in fitting
-            )
-            best: dict[tuple[str, ...], _Way] = {}
-            for way in sorted(weighed, key=lambda way: way[0]):
-                best.setdefault(tuple(_overrides(asked, way[2], way[1])), way)
-            return list(best.values())
-    return []
+        best: dict[tuple[str, ...], _Way] = {}
+        for plan, prediction in fitting:
+            way = _Way(plan, prediction, tuple(freed))
+            if nameable(plan):
+                best.setdefault(tuple(_overrides(asked, way)), way)
+        return sorted(best.values(), key=_token_seconds)
 
 
-def _named(kind: Sequence[_Way], known: Sequence[Plan]) -> bool:
+def _named(way: _Way, known: Sequence[Plan]) -> bool:
     """Whether a plan of this kind is named already."""
-    like = kind[0][1]
-    return any(
-        plan.streamed == like.streamed and (plan.streamed or plan.recompute == like.recompute)
-        for plan in known
-    )
+    return any(_Way(plan, way.prediction, ()).kind == way.kind for plan in known)
 
 
-def _overrides(request: Request, freed: Sequence[str], plan: Plan) -> Iterator[str]:
+def _overrides(request: Request, way: _Way) -> Iterator[str]:
     """The plan's values for what makes it of its kind, and for what was let go."""
-    if plan.streamed:
+    plan, freed, turned = way.plan, way.freed, way.plan.far("weights")
+    if turned:
         yield f"phases={len(plan.stages[0].phases)}"
     elif request.phases not in (None, 1):
         yield "phases=1"
+    if not turned and plan.home.optimizer != (request.home.optimizer or NEAR):
+        yield f"home.optimizer={plan.home.optimizer}"
     yield f"batch.micro={plan.batch.micro}"
     if "batch" in freed and request.batch.accumulation is not None:
         yield f"batch.accumulation={plan.batch.accumulation}"
-    if not plan.streamed:
-        yield f"recompute={plan.recompute}"
+    if not turned:
+        yield from recompute_overrides(plan, request)
     if "precision" in freed and request.precision is not None:
         yield f"precision={plan.precision}"
     if "compile" in freed and request.compile is not None:
         yield f"compile={str(plan.compile).lower()}"
 
 
-def _phases(way: _Way) -> int:
-    return len(way[1].stages[0].phases)
+def nameable(plan: Plan) -> bool:
+    """Whether a request can ask for what a plan of one device runs again: it knows one way."""
+    return plan.stages[0].rest is None
 
 
-def _seconds_per_token(plan: Plan, graph: Graph, machine: Machine, near_bytes: int) -> float:
-    prediction = weigh(plan, graph, machine, near_bytes=near_bytes)
-    return prediction.step_seconds / prediction.tokens_per_step
+def recompute_overrides(plan: Plan, request: Request) -> Iterator[str]:
+    """What asks for what a plan runs again: `recompute=layer`, and of how many layers if not all.
+
+    Args:
+        plan: of one device, `nameable`.
+        request: to which it is added.
+    """
+    yield f"recompute={plan.recompute}"
+    counted = plan.stages[0].recomputed
+    if counted is None and request.recomputed is not None:
+        counted = len(able(plan, plan.stages[0]))
+    if counted is not None:
+        yield f"recomputed={counted}"
+
+
+def _token_seconds(way: _Way) -> float:
+    return way.token_seconds

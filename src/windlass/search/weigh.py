@@ -4,7 +4,7 @@ Where all layers stay near, every micro-batch after the first costs the same and
 comes by the second. So a program of three micro-batches tells all about one of a thousand.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from windlass.cost.memory import peaks
@@ -68,44 +68,26 @@ def memory_among(plan: Plan, graph: Graph, machine: Machine) -> Memory:
 
 def weigh(plan: Plan, graph: Graph, machine: Machine, *, near_bytes: int) -> Prediction:
     """The prediction of a plan, with `near_bytes` as the capacity of the near tier."""
-    if plan.batch.accumulation <= _FEW or plan.streamed:
-        return with_near(predict(plan, graph, machine), near_bytes)
-    more, fewer = (_shortened(plan, count) for count in (_FEW, _FEW - 1))
-    programs = lower(more, graph)
-    high = predict(more, graph, machine, programs)
-    low = timed(fewer, graph, machine, lower(fewer, graph))
-    times = plan.batch.accumulation - _FEW
-    changes: dict[str, object] = {
-        name: _further(getattr(low, name), getattr(high, name), times)
-        for name in ("step_seconds", "low_seconds", "high_seconds", "model_flop")
-    }
-    for name in ("by_term", "by_kind"):
-        before, after = getattr(low, name), getattr(high, name)
-        changes[name] = {key: _further(before.get(key, 0.0), after[key], times) for key in after}
-    changes["plan"] = plan.label
-    changes["tokens_per_step"] = plan.tokens_per_step
-    changes["peaks"] = tuple(
-        peak.model_copy(update={"instruction": _shifted(peak.instruction, plan, programs[0])})
-        for peak in high.peaks
-    )
-    return with_near(high.model_copy(update=changes), near_bytes)
+    return with_near(steady(plan, graph, machine), near_bytes)
 
 
 def steady(plan: Plan, graph: Graph, machine: Machine) -> Prediction:
-    """The prediction of a plan of several stages, without all its micro-batches.
+    """The prediction of a plan, without all its micro-batches.
 
     Once its stages are full, each further p micro-batches take as long as the last.
     """
     batch, stages = plan.batch, plan.cut.pipeline
-    least = _SETTLED * stages
-    if batch.accumulation <= least + 2 * stages or _keeps_more(plan):
+    least = _FEW - 1 if stages == 1 else _SETTLED * stages
+    most = least + stages if stages == 1 else least + 2 * stages
+    if batch.accumulation <= most or _keeps_more(plan):
         return predict(plan, graph, machine)
     fewer, more = (
         plan.model_copy(update={"batch": batch.model_copy(update={"accumulation": count})})
         for count in (least, least + stages)
     )
+    programs = lower(more, graph)
     low = timed(fewer, graph, machine, lower(fewer, graph))
-    high = predict(more, graph, machine)
+    high = predict(more, graph, machine, programs)
     times = (batch.accumulation - least) / stages - 1
     changes: dict[str, object] = {
         name: _further(getattr(low, name), getattr(high, name), times)
@@ -114,7 +96,12 @@ def steady(plan: Plan, graph: Graph, machine: Machine) -> Prediction:
     for name in ("by_term", "by_kind"):
         before, after = getattr(low, name), getattr(high, name)
         changes[name] = {key: _further(before.get(key, 0.0), after[key], times) for key in after}
-    if plan.order == "gpipe" and stages > 1:
+    if stages == 1:
+        changes["peaks"] = tuple(
+            peak.model_copy(update={"instruction": _shifted(peak.instruction, plan, programs[0])})
+            for peak in high.peaks
+        )
+    elif plan.order == "gpipe":
         changes["peaks"] = peaks(plan, graph, machine, lower(plan, graph))
     changes |= {"plan": plan.label, "tokens_per_step": plan.tokens_per_step}
     if low.far is not None and high.far is not None:  # what updates move does not grow
@@ -138,7 +125,7 @@ def with_near(prediction: Prediction, near_bytes: int) -> Prediction:
 
 
 def _shortened(plan: Plan, accumulation: int) -> Plan:
-    if plan.streamed:  # every micro-batch keeps something until its phase comes back
+    if _keeps_more(plan):  # every micro-batch keeps something until its phase comes back
         return plan
     batch = plan.batch
     few = batch.model_copy(update={"accumulation": min(batch.accumulation, accumulation)})
@@ -161,7 +148,7 @@ def _shifted(index: int, plan: Plan, program: Program) -> int:
     What follows the micro-batches (norm, an update for each layer, sync) moves back by those left
     out; what stands in the first micro-batches stays. The last one has the reductions as well.
     """
-    if plan.streamed:
+    if _keeps_more(plan):
         return index
     layers = plan.stages[-1].last - plan.stages[0].first
     micros = min(plan.batch.accumulation, _FEW)
@@ -176,8 +163,3 @@ def state_bytes(plan: Plan, graph: Graph) -> int:
     """Weights, gradients and optimizer state of one device: all there before the update."""
     sizes = sizes_of(plan, graph)
     return sum(each.weights + each.gradients + each.optimizer for each in sizes)
-
-
-def holdable(plans: Iterable[Plan], graph: Graph, near_bytes: int) -> tuple[Plan, ...]:
-    """Those of whole plans whose state alone does not overflow the near tier."""
-    return tuple(plan for plan in plans if state_bytes(plan, graph) <= near_bytes)

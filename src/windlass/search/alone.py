@@ -1,0 +1,171 @@
+"""Alone: the plans of one device that fit, those first whose runs are predicted to end first.
+
+Its layers are all near, with optimizer state beside them or in a tier beyond; or they take turns.
+The more lives beyond, the longer the list of plans and the dearer it is to clock one. So those that
+keep all near are weighed first, and of the others only what may yet be faster:
+
+- with its state away a step still has all that its twin with state near has, but for the updates;
+- in phases it has the passes of all layers, those of all phases but the last run again
+  (`podphases`).
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import inf
+
+from windlass.search.fewest import fewest
+from windlass.search.field import Field
+from windlass.search.phasespace import far_tiers
+from windlass.search.podphases import phased
+from windlass.search.ranked import run_seconds
+from windlass.search.sieve import Sieved, sieve, undominated
+from windlass.search.space import plans, stays_whole, vary
+from windlass.search.streamed import waiting_alone
+from windlass.search.weigh import Memory, weigh
+from windlass.spec.graph import Graph
+from windlass.spec.machine import Machine
+from windlass.spec.plan import NEAR, Home, Plan
+from windlass.spec.prediction import Prediction
+from windlass.spec.request import Request
+
+Weighed = tuple[Plan, Prediction]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """What one device can do for a request."""
+
+    fitting: tuple[Weighed, ...]
+    """Plans that fit, the fastest run first; not those that a bound told to be slower."""
+    whole: tuple[Plan, ...]
+    """Plans that fit with all layers near, also those that compute twice what they could keep."""
+    refused: tuple[tuple[Plan, Memory], ...]
+    """Of each family with all layers near that does not fit the plan that comes nearest."""
+    weighed: int
+    """Plans that were compared."""
+
+
+def alone(request: Request, graph: Graph, machine: Machine, near_bytes: int) -> Found:
+    """Every plan for one device that a request leaves open and that fits, as far as it may win.
+
+    Args:
+        request: pins whatever it names.
+        graph: captured from the request's model.
+        machine: of one device.
+        near_bytes: of its near tier.
+
+    Raises:
+        Faults: the request asks for what cannot be.
+    """
+    return _Alone(request, graph, machine, near_bytes).found()
+
+
+class _Alone:
+    def __init__(self, request: Request, graph: Graph, machine: Machine, near_bytes: int) -> None:
+        self._request, self._graph, self._machine = request, graph, machine
+        self._near = near_bytes
+        self._best = inf
+        """Seconds of the fastest run that was found."""
+        self._weighed: list[Weighed] = []
+
+    def found(self) -> Found:
+        """All three kinds, each with what the ones before it have found as its bound."""
+        request = self._request
+        near, away, turned = Sieved(fitting=(), refused=()), Sieved(fitting=(), refused=()), 0
+        count = 0
+        if request.phases is None or request.phases == 1:
+            every = plans(request, self._graph, self._machine)
+            kept = () if request.home.optimizer not in (None, NEAR) else every
+            beyond = self._beyond(every)
+            near, away = (
+                sieve(each, self._graph, self._machine, self._near) for each in (kept, beyond)
+            )
+            count = len(kept) + len(beyond)
+            for plan in self._spared(near):
+                self._weigh(plan)
+            self._weigh_away(away)
+        if self._turns():
+            turned = self._weigh_phases()
+        self._weighed.sort(key=self._rank)
+        return Found(
+            fitting=tuple(self._weighed),
+            whole=(*near.fitting, *away.fitting),
+            refused=tuple(
+                sorted((*near.refused, *away.refused), key=lambda item: item[1].peak_bytes)
+            ),
+            weighed=count + turned,
+        )
+
+    def _beyond(self, every: tuple[Plan, ...]) -> tuple[Plan, ...]:
+        """The plans with their state in each tier beyond that has room for it."""
+        pin = self._request.home.optimizer
+        tiers = [tier for tier in far_tiers(self._machine) if pin in (None, tier.name)]
+        away = (
+            (plan.model_copy(update={"home": Home(optimizer=tier.name)}), tier.capacity_bytes)
+            for tier in tiers
+            for plan in every
+            if plan.precision != "float64"
+        )
+        return tuple(plan for plan, room in away if waiting_alone(plan, self._graph) <= room)
+
+    def _turns(self) -> bool:
+        """Whether layers may take turns.
+
+        Then all of them but those of the last phase run again. So where the request says how much
+        is to run again, they do only if nothing fits without.
+        """
+        request = self._request
+        if stays_whole(request):
+            return False
+        pinned = request.recompute is not None or request.recomputed is not None
+        return request.phases is not None or not (pinned and self._weighed)
+
+    def _spared(self, sieved: Sieved) -> Iterator[Plan]:
+        """What fits, with only as much run again as it takes, in each way that there is."""
+        open_ = self._request.recompute is None and self._request.recomputed is None
+        for plan in undominated(sieved.fitting):
+            if open_ and plan.recompute != "none":
+                yield from fewest(plan, self._graph, self._machine, self._near)
+            else:
+                yield plan
+
+    def _weigh(self, plan: Plan) -> None:
+        prediction = weigh(plan, self._graph, self._machine, near_bytes=self._near)
+        self._weighed.append((plan, prediction))
+        self._best = min(self._best, self._run_seconds(prediction))
+
+    def _weigh_away(self, sieved: Sieved) -> None:
+        """Weighs plans whose state is away, until what is left cannot be the fastest."""
+        least: dict[Plan, float] = {}
+        bounded: list[tuple[float, int, Plan]] = []
+        for plan in undominated(sieved.fitting):
+            twin = vary(plan, recompute="none").model_copy(update={"home": Home()})
+            if twin not in least:
+                least[twin] = self._run_seconds(self._without_updates(twin))
+            bounded.append((least[twin], len(bounded), plan))
+        for seconds, _, plan in sorted(bounded):
+            if seconds >= self._best:
+                break
+            for each in self._spared(Sieved(fitting=(plan,), refused=())):
+                self._weigh(each)
+
+    def _without_updates(self, plan: Plan) -> Prediction:
+        prediction = weigh(plan, self._graph, self._machine, near_bytes=self._near)
+        seconds = prediction.step_seconds - prediction.by_kind.get("update", 0.0)
+        return prediction.model_copy(update={"step_seconds": seconds})
+
+    def _weigh_phases(self) -> int:
+        """Weighs plans whose layers take turns, until what is left cannot be the fastest."""
+        field = Field(self._request, self._graph, self._machine)
+        turned = phased(field, self._near, below=self._best / self._request.train.steps)
+        self._weighed += turned.best
+        return turned.weighed
+
+    def _run_seconds(self, prediction: Prediction) -> float:
+        return run_seconds(prediction, self._request.train.steps)
+
+    def _rank(self, item: Weighed) -> tuple[float, bool, int, int]:
+        """Faster first; then what moves nothing, the emptier near tier, the larger micro-batch."""
+        plan, prediction = item
+        peak = prediction.peaks[0].peak_bytes
+        return self._run_seconds(prediction), plan.streamed, peak, -plan.batch.micro

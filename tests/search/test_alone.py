@@ -1,0 +1,185 @@
+"""Plans of one device: against all that there are, all near, state away or in phases."""
+
+import random
+from functools import cache
+
+import pytest
+
+from factories import tiny_graph, tiny_machine
+from windlass.cost.predict import predict
+from windlass.errors import Faults
+from windlass.program.lower import lower
+from windlass.program.recompute import recomputing
+from windlass.program.verify import verify
+from windlass.search.choose import choose
+from windlass.search.field import Field
+from windlass.search.phasebounds import PassTimes, least_seconds
+from windlass.search.phasespace import at_home, bases, far_tiers, in_phases
+from windlass.search.podphases import Short
+from windlass.search.ranked import run_seconds
+from windlass.search.space import plans
+from windlass.search.streamed import waiting_alone
+from windlass.search.weigh import memory_of, weigh
+from windlass.spec.graph import Graph
+from windlass.spec.machine import Machine
+from windlass.spec.plan import Home, Plan
+from windlass.spec.prediction import Prediction
+from windlass.spec.request import Request
+
+GRAPHS = tuple(tiny_graph(layers=layers, width=2048, vocabulary=90) for layers in (3, 6))
+"""Whose state is larger than what it passes through on its way."""
+STEPS = 10
+
+
+def machine(rate: float, kind: str, *, host: str = "2 GiB") -> Machine:
+    """One whose host moves so many bytes a second."""
+    found = tiny_machine(near="4 GiB", host=host, runtime=1000, compiler=20_000)
+    near, beyond = found.device.tiers
+    beyond = beyond.model_copy(update={"read": rate, "write": rate / 2})
+    device = found.device.model_copy(update={"kind": kind, "tiers": (near, beyond)})
+    return found.model_copy(update={"device": device})
+
+
+def request(*overrides: str, batch: int = 8) -> Request:
+    sizes = (f"train.batch={batch}", "train.sequence=64", f"train.steps={STEPS}")
+    return Request.resolve(overrides=(*sizes, *overrides))
+
+
+def counted(plan: Plan, graph: Graph) -> list[Plan]:
+    """The plan, and those in which less is recomputed, in both ways."""
+    most = graph.layers - 2
+    if plan.recompute == "none":
+        return [plan]
+    found = [recomputing(plan, [count]) for count in range(1, most + 1)]
+    if not plan.compile:
+        found += [recomputing(plan, [0], [count]) for count in range(1, most + 1)]
+        found += [recomputing(plan, [count], [most]) for count in range(1, most)]
+    return found
+
+
+def every(asked: Request, graph: Graph, on: Machine) -> list[tuple[Plan, Prediction]]:
+    """All plans that the tiers beyond the near one have room for, whole programs on the clock."""
+    near = [each for plan in plans(asked, graph, on) for each in counted(plan, graph)]
+    found = list(near)
+    field = Field(asked, graph, on)
+    turned = [turn for base in bases(field) for turn in in_phases(base, field)]
+    for tier in far_tiers(on):
+        beyond = (
+            *(each.model_copy(update={"home": Home(optimizer=tier.name)}) for each in near),
+            *(at_home(turn, tier.name, outputs=out) for turn in turned for out in (False, True)),
+        )
+        found += [plan for plan in beyond if waiting_alone(plan, graph) <= tier.capacity_bytes]
+    return [(plan, predict(plan, graph, on)) for plan in found]
+
+
+@cache
+def case(seed: int) -> tuple[Request, Graph, Machine, list[tuple[Plan, Prediction]]]:
+    chance = random.Random(seed)
+    pins = chance.sample(["train.clip=inf", "precision=float32", "compile=true"], k=1)
+    asked = request(*pins, batch=chance.choice([4, 8, 12]))
+    on = machine(chance.choice([1e8, 1e9, 1e10, 1e11]), chance.choice(["cpu", "cuda"]))
+    graph = chance.choice(GRAPHS)
+    return asked, graph, on, every(asked, graph, on)
+
+
+def chosen_kinds(seed: int) -> set[str]:
+    """Holds the choice against all plans, for some budgets; what kinds of plan were chosen."""
+    asked, graph, on, told = case(seed)
+    peaks = sorted(prediction.peaks[0].peak_bytes for _, prediction in told)
+    kinds = set()
+    for share in (0.02, 0.1, 0.3, 0.9):
+        near = peaks[int(len(peaks) * share)]
+        fitting = [each for _, each in told if each.peaks[0].peak_bytes <= near]
+        choice = choose(asked.model_copy(update={"near": near}), graph, on)
+        assert choice.plan is not None
+        best = min(run_seconds(each, STEPS) for each in fitting)
+        assert choice.run_seconds == pytest.approx(best, rel=1e-9)
+        held = on.device.process_bytes(compiled=choice.plan.compile)
+        verify(lower(choice.plan, graph), choice.plan, graph, {"near": near - held})
+        away = "state away" if choice.plan.streamed else "near"
+        kinds.add("phases" if choice.plan.far("weights") else away)
+    return kinds
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_choice_is_the_fastest_of_all_plans_by_the_clock(seed: int):
+    chosen_kinds(seed)
+
+
+@pytest.mark.slow
+def test_in_forty_cases_each_kind_of_plan_is_the_fastest_somewhere():
+    kinds = [chosen_kinds(seed) for seed in range(6, 46)]
+    assert set().union(*kinds) == {"near", "state away", "phases"}
+
+
+def test_phases_are_taken_where_every_plan_that_fits_whole_is_slower():
+    on = machine(1e12, "cuda")
+    asked = request("near=272MiB", "precision=float32", "compile=false", batch=16)
+    whole, best = (
+        choose(asked.model_copy(update={"phases": phases}), GRAPHS[1], on) for phases in (1, None)
+    )
+    assert whole.run_seconds is not None
+    assert best.plan is not None
+    assert best.run_seconds is not None
+    assert best.plan.far("weights")
+    assert best.run_seconds < whole.run_seconds
+
+
+@pytest.mark.parametrize("seed", [0, 1, 11])
+def test_no_plan_in_phases_is_faster_or_smaller_than_its_bounds(seed: int):
+    _, graph, on, told = case(seed)
+    turned = [each for each in told if each[0].far("weights")]
+    assert turned
+    for plan, prediction in turned:
+        short = Short(plan, graph, on)
+        seconds = prediction.step_seconds * (1 + 1e-9)
+        assert least_seconds(plan, PassTimes.of(plan, graph, on)) <= seconds
+        assert short.step_seconds <= seconds
+        assert short.peak_bytes <= prediction.peaks[0].peak_bytes
+
+
+def test_a_plan_with_its_state_away_is_no_faster_than_its_twin_without_updates():
+    for seed in range(3):
+        _, graph, on, told = case(seed)
+        for plan, prediction in told:
+            if plan.streamed and not plan.far("weights"):
+                twin = plan.model_copy(update={"home": Home()})
+                near = predict(twin, graph, on)
+                passes = near.step_seconds - near.by_kind.get("update", 0.0)
+                assert passes <= prediction.step_seconds * (1 + 1e-9)
+
+
+def test_a_short_program_tells_all_of_a_plan_whose_state_is_away():
+    for rate in (1e7, 1e9, 1e11):
+        for kind in ("cpu", "cuda"):
+            on = machine(rate, kind)
+            asked = request("home.optimizer=host", "precision=float32", "compile=false", batch=12)
+            for plan in plans(asked, GRAPHS[0], on):
+                whole = predict(plan, GRAPHS[0], on)
+                short = weigh(plan, GRAPHS[0], on, near_bytes=whole.peaks[0].capacity_bytes)
+                assert short.step_seconds == pytest.approx(whole.step_seconds, rel=1e-9)
+                assert short.by_kind == pytest.approx(whole.by_kind)
+                assert short.peaks == whole.peaks
+                assert memory_of(plan, GRAPHS[0], on).index == whole.peaks[0].instruction
+
+
+def test_state_is_away_only_in_a_tier_that_holds_it():
+    on = machine(1e10, "cuda", host="100 MiB")
+    with pytest.raises(Faults, match=r"`home.optimizer` = host needs .* which has 100 MiB"):
+        choose(request("home.optimizer=host"), GRAPHS[1], on)
+    small = choose(request("near=200MiB"), GRAPHS[1], on)
+    assert small.plan is None or not small.plan.streamed
+
+
+def test_a_pin_on_recompute_is_held_where_all_layers_have_room():
+    asked, graph, on, told = case(0)
+    near = min(
+        each.peaks[0].peak_bytes
+        for plan, each in told
+        if plan.recompute == "layer" and plan.stages[0].recomputed is None
+    )
+    pinned = asked.model_copy(update={"near": near, "recompute": "layer"})
+    plan = choose(pinned, graph, on).plan
+    assert plan is not None
+    assert plan.recompute == "layer"
+    assert not plan.far("weights")
