@@ -13,7 +13,6 @@ from windlass.errors import Faults, PlanError
 from windlass.program.lower import lower
 from windlass.search.best import Found
 from windlass.search.choice import Advice, Choice, Refusal, Standing
-from windlass.search.fewest import fitted, stage_peaks
 from windlass.search.field import Field
 from windlass.search.lift import lifted
 from windlass.search.podphases import Phased, phased
@@ -31,15 +30,18 @@ from windlass.spec.plan import Plan, Sharding
 from windlass.spec.prediction import Prediction
 from windlass.spec.request import Request
 
-CLOSE = 0.02
-"""By how much the closed form may say more than the clock."""
+_CLOSE = 0.02
+"""By how much the closed form's seconds may lie from the clock's."""
+
+_WITHIN = (1 + _CLOSE) / (1 - _CLOSE) - 1
+"""By how much more than the least a plan's closed form may say that the clock finds the fastest."""
 
 _KEPT = 48
 """Plans that the clock weighs at most."""
 _RUNNERS_UP = 6
 _REFUSED = 4
-_BEYOND = 0.25
-"""How much slower than the best a plan may be to be told of."""
+_TRAITS = 24
+"""Sorts of plans among which runners-up are told."""
 
 Weighed = tuple[Plan, Prediction]
 
@@ -60,12 +62,12 @@ def choose_among(request: Request, graph: Graph, machine: Machine) -> Choice:
     field = Field(request, graph, machine)
     if request.phases is not None and request.phases > 1:
         return _in_turns(field, near_bytes, ())
-    sweep = Sweep(field, near_bytes * (1 + CLOSE))
-    swept = sweep.best(_KEPT, within=_BEYOND)
+    sweep = Sweep(field, near_bytes)
+    swept = sweep.best(_KEPT, within=_WITHIN, traits=_TRAITS)
     if not swept.weighed and not swept.skipped:
         pod_plans(request, graph, machine)  # tells what is wrong with what is pinned
         raise Faults(("no plan is legal with what is pinned; leave something open",))
-    places = _ranked(sweep, swept.best, near_bytes)
+    places = _ranked(field, swept.best, near_bytes)
     if not places:
         return _in_turns(field, near_bytes, sweep.smallest().misses)
     ranked = [item for item, _ in places]
@@ -82,7 +84,7 @@ def choose_among(request: Request, graph: Graph, machine: Machine) -> Choice:
     choice = _choice(field, best, shown, refused, weighed=swept.weighed + swept.skipped)
     return replace(
         choice,
-        standing=standing(field, best, near_bytes, CLOSE),
+        standing=standing(field, best, near_bytes),
         sensitive=sensitivities(field, places[0][1]),
     )
 
@@ -135,20 +137,18 @@ def _choice(
     )
 
 
-def _ranked(sweep: Sweep, found: Sequence[Found], near_bytes: int) -> list[tuple[Weighed, Found]]:
+def _ranked(field: Field, found: Sequence[Found], near_bytes: int) -> list[tuple[Weighed, Found]]:
     """Those that may be the fastest, by the clock, fastest first; only such as fit.
 
     A plan whose closed form is slower than the best known time by more than it may err cannot be.
     """
     weighed: list[tuple[Weighed, Found]] = []
-    field, steps = sweep.field, sweep.field.request.train.steps
+    steps = field.request.train.steps
     fastest = float("inf")
     for each in found:
-        if each.step_seconds * (1 - CLOSE) > fastest:
+        if each.step_seconds * (1 - _CLOSE) > fastest:
             continue
         item = _weighed(field, each, near_bytes)
-        if _run_seconds(item, steps) < fastest * steps:
-            item = _made_fit(item, each, sweep, near_bytes)
         if item[1].fits:
             weighed.append((item, each))
             fastest = min(fastest, _run_seconds(item, steps) / steps)
@@ -158,25 +158,6 @@ def _ranked(sweep: Sweep, found: Sequence[Found], near_bytes: int) -> list[tuple
 def _weighed(field: Field, found: Found, near_bytes: int) -> Weighed:
     plan = field.plan(found.cell, found.place)
     return plan, with_near(steady(plan, field.graph, field.machine), near_bytes)
-
-
-def _made_fit(item: Weighed, found: Found, sweep: Sweep, near_bytes: int) -> Weighed:
-    """A plan that is too full by its program, with more computed again where it is.
-
-    The closed form takes a little more for room than there is, since it may err: now it is asked
-    how much it takes in the room that there is, less what it has erred by.
-    """
-    (plan, prediction), field = item, sweep.field
-    if not field.spares or prediction.peaks[0].over_bytes == 0:
-        return item
-    graph, machine = field.graph, field.machine
-    erred = max(0.0, prediction.peaks[0].peak_bytes - found.peak_bytes)
-    emptier = field.plan(sweep.emptier(found, near_bytes - erred), 0)
-    peaks = stage_peaks(plan, graph, machine)
-    chunks = enumerate(zip(plan.stages, emptier.stages, strict=True))
-    stages = tuple(new if peaks[at % len(peaks)] > near_bytes else old for at, (old, new) in chunks)
-    plan = fitted(plan.model_copy(update={"stages": stages}), graph, machine, near_bytes)
-    return plan, with_near(steady(plan, graph, machine), near_bytes)
 
 
 def _told_apart(

@@ -38,6 +38,9 @@ class Trait(NamedTuple):
     """The tier of the optimizer's state."""
 
 
+_BEYOND = 0.25
+"""How much slower than the fastest a plan may be to be told of."""
+
 _MODES: tuple[Recompute, ...] = get_args(Recompute)
 _SHARES = ("none", "state", "weights")
 
@@ -65,11 +68,16 @@ class Best:
 
     Args:
         count: how many are kept.
+        within: by what share of the fastest one's time a plan may be slower.
+        traits: so many are told apart; until there are, `_BEYOND` takes the place of `within`.
         below: seconds; slower plans do not count. None: all do.
     """
 
-    def __init__(self, count: int, *, below: float | None = None) -> None:
+    def __init__(
+        self, count: int, *, within: float = inf, traits: int = 0, below: float | None = None
+    ) -> None:
         self._count, self._below = count, below
+        self._within, self._traits, self._fastest = within, traits, inf
         self.faster = 0
         self._heap: list[tuple[float, int, Found]] = []
         self.traits: dict[Trait, Found] = {}
@@ -82,9 +90,17 @@ class Best:
         """Seconds of the slowest that is kept; infinite while there is room for more."""
         return -self._heap[0][0] if len(self._heap) == self._count else inf
 
-    def limit(self, within: float) -> float:
+    @property
+    def due(self) -> float:
+        """Seconds that a plan has to be below to be wanted, whatever its trait."""
+        return self.last if self._below is None else self._below
+
+    @property
+    def limit(self) -> float:
         """Seconds from which on plans are left out."""
-        return self.last * (1 + within) if self._below is None else self._below
+        if len(self.traits) < self._traits:
+            return self._fastest * (1 + _BEYOND)
+        return min(self.due, self._fastest * (1 + self._within))
 
     def add(
         self,
@@ -129,6 +145,7 @@ class Best:
         """Takes the fastest of some plans among those that are kept."""
         if able.size > self._count:
             able = able[np.argpartition(score[able], self._count - 1)[: self._count]]
+        self._fastest = min(self._fastest, *score[able], inf)
         for place in able:
             self._turn += 1
             item = (-float(score[place]), self._turn, found(place))

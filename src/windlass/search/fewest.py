@@ -8,7 +8,6 @@ but for these numbers the one with all of them smallest is the fastest.
 """
 
 from collections.abc import Sequence
-from typing import get_args
 
 from windlass.program.layout import chunks_of
 from windlass.program.legal import selective_faults
@@ -18,7 +17,7 @@ from windlass.program.recompute import able, recomputing
 from windlass.search.weigh import settled
 from windlass.spec.graph import Graph
 from windlass.spec.machine import Machine
-from windlass.spec.plan import Plan, Recompute, Stage
+from windlass.spec.plan import Plan
 
 
 def fewest(plan: Plan, graph: Graph, machine: Machine, near_bytes: int) -> tuple[Plan, ...]:
@@ -57,44 +56,6 @@ def _least(steps: "Steps", graph: Graph, machine: Machine, near_bytes: int) -> P
         middle = [(one + other) // 2 for one, other in zip(low, high, strict=True)]
 
 
-def fitted(plan: Plan, graph: Graph, machine: Machine, near_bytes: int) -> Plan:
-    """The plan with layers more run again on stages that are too full, until they fit or all do.
-
-    Args:
-        plan: with any number of layers run again, or none.
-        graph: that it cuts.
-        machine: that it is for.
-        near_bytes: of the near tier.
-    """
-    steps = Steps(plan, selects=_selecting(plan))
-    counts = list(steps.taken)
-    while True:
-        more = [
-            stage
-            for stage, peak in enumerate(stage_peaks(plan, graph, machine))
-            if peak > near_bytes and counts[stage] < steps.last[stage]
-        ]
-        if not more:
-            return plan
-        for stage in more:
-            counts[stage] += 1
-        plan = steps.plan(counts)
-
-
-def _selecting(plan: Plan) -> tuple[bool, ...]:
-    """Whether each stage keeps large products; one that keeps all does as others do."""
-    stages = [
-        [stage for stage in plan.stages[first :: plan.cut.pipeline] if stage.recompute != "none"]
-        for first in range(plan.cut.pipeline)
-    ]
-    some = [any(map(_selects, chunks)) for chunks in stages]
-    return tuple(own if chunks else any(some) for own, chunks in zip(some, stages, strict=True))
-
-
-def _selects(stage: Stage) -> bool:
-    return stage.recompute == "selective" or stage.rest is not None
-
-
 class Steps:
     """How far the layers of each stage are recomputed, step by step; at 0 none is.
 
@@ -118,11 +79,6 @@ class Steps:
             for selects, count in zip(self._selects, self._layers, strict=True)
         )
 
-    @property
-    def taken(self) -> tuple[int, ...]:
-        """How far the plan itself goes on each stage."""
-        return tuple(map(self._taken, range(self._plan.cut.pipeline)))
-
     def plan(self, steps: Sequence[int]) -> Plan:
         """The plan with each stage so far."""
         stages = range(self._plan.cut.pipeline)
@@ -135,16 +91,6 @@ class Steps:
             [whole[stage] for stage in chunks],
             [selective[stage] for stage in chunks],
         )
-
-    def _taken(self, stage: int) -> int:
-        """The step of a stage, of whose chunks short ones do not tell it."""
-        chunks = self._plan.stages[stage :: self._plan.cut.pipeline]
-        mode = max((chunk.recompute for chunk in chunks), key=get_args(Recompute).index)
-        if mode == "none":
-            return 0
-        counts = (chunk.recomputed for chunk in chunks if chunk.recompute == mode)
-        count = max(count or 0 for count in counts) or self._layers[stage]
-        return count + (self._layers[stage] if self._selects[stage] and mode == "layer" else 0)
 
 
 def stage_peaks(plan: Plan, graph: Graph, machine: Machine) -> tuple[int, ...]:

@@ -10,16 +10,13 @@ from windlass.spec.prediction import Prediction
 from windlass.spec.request import BatchRequest, CutRequest, HomeRequest, Request, ShardingRequest
 
 
-def standing(
-    field: Field, chosen: tuple[Plan, Prediction], near_bytes: int, margin: float
-) -> Standing | None:
+def standing(field: Field, chosen: tuple[Plan, Prediction], near_bytes: int) -> Standing | None:
     """How many plans are faster, which is the fastest, and why; None if nothing was pinned.
 
     Args:
         field: what the request leaves open.
         chosen: the plan that it led to.
         near_bytes: of the near tier.
-        margin: share of the near tier by which the closed form may err.
     """
     request = opened(field.request)
     if request == field.request:
@@ -28,7 +25,7 @@ def standing(
     steps = request.train.steps
     seconds = prediction.step_seconds + prediction.compile_seconds / steps
     open_ = Field(request, field.graph, field.machine)
-    sweep = Sweep(open_, near_bytes * (1 + margin))
+    sweep = Sweep(open_, near_bytes)
     swept = sweep.faster(seconds)
     for found in swept.best:
         other = open_.plan(found.cell, found.place)

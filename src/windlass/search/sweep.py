@@ -13,7 +13,7 @@ from windlass.cost.closed import Totals, closed
 from windlass.cost.closed_layers import Chain, Floats, Ints
 from windlass.cost.closed_levels import Shape
 from windlass.cost.closed_rows import Again, Rows
-from windlass.search.best import Best, Found, Swept
+from windlass.search.best import Best, Swept
 from windlass.search.field import Cell, Field
 from windlass.search.sought import Bounds, Queue
 from windlass.search.spared import spared, twins
@@ -28,6 +28,10 @@ _BATCH = 256
 """Plans of which is found at a time how few layers they must compute again."""
 
 
+_ROUNDING = 1e-9
+"""Share by which the closed form's bytes may lie from those of a program, which are the same."""
+
+
 class Sweep:
     """Weighs the plans of a field.
 
@@ -38,7 +42,7 @@ class Sweep:
     """
 
     def __init__(self, field: Field, near_bytes: float, *, chain: Chain | None = None) -> None:
-        self.field, self._near = field, near_bytes
+        self.field, self._near = field, near_bytes * (1 + _ROUNDING)
         self.chain = chain or Chain(field.base, field.graph, field.machine)
         self._bounds = Bounds(field, self.chain, near_bytes)
 
@@ -67,14 +71,15 @@ class Sweep:
         share = once / self.field.request.train.steps
         return np.asarray(totals.step_seconds + share * compiled[cell.rows.run])
 
-    def best(self, count: int, *, within: float = 0.0) -> Swept:
+    def best(self, count: int, *, within: float = inf, traits: int = 0) -> Swept:
         """The same plans, without weighing what is provably slower or does not fit.
 
         Args:
             count: plans that are wanted at most.
-            within: keeps plans whose bound is slower by up to this share than the last of them.
+            within: by what share of the fastest one's time they may be slower.
+            traits: so many are wanted too, be they slower.
         """
-        return self._sought(Best(count), within)
+        return self._sought(Best(count, within=within, traits=traits))
 
     def first(self, count: int) -> Swept:
         """Any plans that fit, found fast: of the shape with fewest stages that has such."""
@@ -94,13 +99,12 @@ class Sweep:
 
     def faster(self, seconds: float) -> Swept:
         """The fastest of the plans that are faster than so many seconds, and how many there are."""
-        found = Best(_FASTEST, below=seconds)
-        return self._sought(found, 0.0)
+        return self._sought(Best(_FASTEST, below=seconds))
 
-    def _sought(self, found: Best, within: float) -> Swept:
+    def _sought(self, found: Best) -> Swept:
         """Weighs the fastest part of the field by its bounds, until all that is left is slower."""
         queue = Queue(self._bounds.parts())
-        while queue.least <= (limit := found.limit(within)) and queue.least < inf:
+        while queue.least <= (limit := found.limit) and queue.least < inf:
             first, rest = queue.pop().apart(limit)
             queue.push(rest)
             if first.told == "room":
@@ -120,16 +124,6 @@ class Sweep:
             able = self.field.able(shape)
             if able.size:
                 yield shape, able
-
-    def emptier(self, found: Found, near_bytes: float) -> Cell:
-        """A plan with as little computed again as fits into so many bytes; all if none does."""
-        cell = found.cell
-        rows = cell.rows.one(found.place)
-        whole = Again(whole=(self.field.graph.layers,) * cell.shape.pipeline)
-        cell = replace(cell, rows=replace(rows, agains=(whole,), again=rows.again * 0))
-        setting = rows.run_of(0).setting
-        selects = self.field.selects(cell.shape.order, setting.tensor, compiled=setting.compiled)
-        return spared(self.chain, cell, near_bytes, np.zeros(1), np.array([selects]))[0]
 
     def smallest(self) -> Swept:
         """Of each trait the plan that needs least memory, fit or not.
@@ -169,7 +163,7 @@ class Sweep:
         found.add(cell, np.where(spares, inf, scores), totals, self._near)
         own = np.arange(cell.rows.count)  # of twins that fit one is enough
         spares &= (whole == own) | (whole < 0) | ~fits[whole]
-        spares &= scores[twin] <= found.limit(0.0)
+        spares &= scores[twin] <= found.due
         if not spares.any():
             return None
         rows = cell.rows.only(spares)
@@ -186,7 +180,7 @@ class Sweep:
         by_bound = np.argsort(spares.least)
         for first in range(0, len(by_bound), _BATCH):
             batch = by_bound[first : first + _BATCH]
-            batch = batch[spares.least[batch] <= found.limit(0.0)]
+            batch = batch[spares.least[batch] <= found.due]
             if not batch.size:
                 return
             chosen = np.isin(np.arange(len(by_bound)), batch)
