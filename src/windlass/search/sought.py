@@ -27,7 +27,7 @@ from windlass.search.table import Table
 from windlass.spec.graph import Precision
 from windlass.spec.plan import Order
 
-_REACH = {"products": 1.3, "passes": 1.1, "room": 1.1}
+_REACH = {"products": 1.3, "passes": 1.1, "room": 1.4}
 """Up to how much slower than the fastest of a part those are that are looked at with it: with fewer
 of them too much is done one by one, with more too much of what a better plan leaves out."""
 _LATER = 0.02
