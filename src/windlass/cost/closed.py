@@ -7,7 +7,7 @@ each kind of layer, as arrays over plans:
   behind each stage's last one gradients are reduced, then come norm, updates and what follows them;
 - the near tier is fullest in one of a few moments (`closed_peak`).
 
-Plans whose layers take turns in the near tier are `closed_streamed`'s.
+Plans whose layers take turns in the near tier have no closed form: `search.podphases` bounds them.
 """
 
 from dataclasses import dataclass
