@@ -20,6 +20,7 @@ def standing(
     order = np.lexsort((-counts.sum(axis=1), keys))
     counts, keys = counts[order][:, counts.any(axis=0)], keys[order]
     begins = np.flatnonzero(np.diff(keys)) + 1
+    before = np.tri(_FEW, k=-1, dtype=np.bool_)
     kept = list[int]()
     for begin, end in pairwise((0, *begins.tolist(), len(order))):
         rows, left = counts[begin:end], order[begin:end]
@@ -27,15 +28,12 @@ def standing(
             kept.append(int(left[0]))
             above = (rows > rows[0]).any(axis=1)
             rows, left = rows[above], left[above]
-        kept += left[~_exceeded(rows)].tolist()
+        if len(left) > 1:
+            below = (rows[:, None] <= rows).all(axis=2)
+            left = left[~(below & before[: len(left), : len(left)]).any(axis=1)]
+        kept += left.tolist()
     return kept
 
 
-def _exceeded(rows: npt.NDArray[np.float64] | npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-    """Of rows in the order of their sums, largest first, whether one before exceeds them."""
-    below = (rows[:, None] <= rows).all(axis=2)
-    return np.asarray(np.tril(below, -1).any(axis=1))
-
-
 _FEW = 48
-"""Rows of which all pairs are compared at once."""
+"""Rows of which all pairs are compared at once; of more the largest one first with all others."""
