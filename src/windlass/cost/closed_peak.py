@@ -5,6 +5,8 @@ state are shared, and what is always there of them. So moments are found for eac
 plans only add and compare.
 """
 
+from dataclasses import replace
+
 import numpy as np
 
 from windlass.cost.closed_layers import Chain, Floats, Ints
@@ -14,7 +16,7 @@ from windlass.cost.closed_ops import HELD
 from windlass.cost.closed_parts import Parts
 from windlass.cost.closed_places import layers_again
 from windlass.cost.closed_rows import Again, Rows, Settings, Table
-from windlass.cost.closed_sizes import OTHERS, SIZES, Kinds
+from windlass.cost.closed_sizes import OTHERS, SIZES, Kinds, columns_of
 from windlass.cost.closed_sums import largest_sum
 
 
@@ -49,7 +51,7 @@ def _there(
         stages: of each its sort (columns).
     """
     found = {
-        again: fullest(_layout(chain, parts, rows.agains[again]), stages)
+        again: _fullest(chain, parts, rows.agains[again], stages)
         for again in np.flatnonzero(np.bincount(rows.again)).tolist()
     }
     told = _Told(chain, parts.shape, rows, found, shards=False)
@@ -135,19 +137,30 @@ def _looked_up(chain: Chain, rows: Rows, runs: Ints) -> Floats:
     return np.stack([chain.rows(each.tensor, sequences) for each, sequences in asked])[alike]
 
 
-def _layout(chain: Chain, parts: Parts, again: Again) -> Layout:
+def _fullest(chain: Chain, parts: Parts, again: Again, stages: tuple[int, ...]) -> Fullest:
+    """The fullest moments, with counts of sizes of the chain's kinds.
+
+    They are found with kinds numbered as they come: those of layers that keep less are the same.
+    """
     modes = layers_again(parts.shape, parts.ends, again)
-    whole = [mode == "layer" for mode in modes]
-    return Layout(
+    of_layers = chain.kinds_as(modes).tolist()
+    places = {kind: place for place, kind in enumerate(dict.fromkeys(of_layers))}
+    own = [chain.numbered[kind] for kind in places]
+    layout = Layout(
         shape=parts.shape,
         ends=parts.ends,
-        layers=tuple(zip(chain.kinds_as(modes).tolist(), whole, strict=True)),
+        layers=tuple(
+            (places[at], mode == "layer") for at, mode in zip(of_layers, modes, strict=True)
+        ),
         kinds=Kinds(
-            looks_up=tuple(kind.looks_up for kind in chain.numbered),
-            bare=tuple(kind.parameter_count == 0 for kind in chain.numbered),
+            looks_up=tuple(kind.looks_up for kind in own),
+            bare=tuple(kind.parameter_count == 0 for kind in own),
         ),
         loan=chain.tied[0] if chain.tied else None,
     )
+    found = fullest(layout, stages)
+    whole = columns_of(list(places), len(chain.numbered))
+    return replace(found, columns=whole[found.columns])
 
 
 def _sizes(chain: Chain, settings: Settings, sorts: "_Sorts") -> tuple[Floats, Floats]:

@@ -4,6 +4,7 @@ A count says how often a size is there, as a row of numbers: a column for each k
 of `SIZES`, and one for each of `OTHERS`.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -71,6 +72,12 @@ class Kinds:
         found = np.zeros((len(kinds), self.width))
         found[np.arange(len(kinds)), self.columns(name)[kinds]] = 1
         return found
+
+
+def columns_of(kinds: Sequence[int], count: int) -> _Ints:
+    """The columns of counts of some kinds among those of so many."""
+    each = np.arange(len(SIZES))[:, None] * count + np.array(kinds)
+    return np.concatenate([each.ravel(), len(SIZES) * count + np.arange(len(OTHERS))])
 
 
 @lru_cache(maxsize=8)
