@@ -6,7 +6,7 @@ replicas share them (`Block`). Of both, many are priced at once.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from functools import cache, cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -60,7 +60,7 @@ class Chain:
         ).of
         """Prices of states, a row for each pair of all blocks in turn; as `StatePrices.of`."""
 
-    @property
+    @cached_property
     def variants(self) -> Ints:
         """Of each kind of layer the number of those that keep only what large products give.
 
@@ -71,7 +71,7 @@ class Chain:
         numbers[list(ops.selective)] = len(ops.names) + np.arange(len(ops.selective))
         return numbers
 
-    @property
+    @cached_property
     def numbered(self) -> tuple[LayerKind, ...]:
         """What stands behind each number of a kind, in one piece; `variants` among them."""
         ops = self._prices.ops

@@ -192,6 +192,8 @@ def _traits(cell: Cell) -> tuple[list[Trait], Ints]:
 
 def _firsts(places: Ints, groups: Ints, values: Floats) -> npt.NDArray[np.intp]:
     """Of each group the place of the smallest value among some places."""
-    ordered = places[np.lexsort((values[places], groups[places]))]
-    _, first = np.unique(groups[ordered], return_index=True)
-    return np.asarray(ordered[first])
+    least = np.full(int(groups.max()) + 1, inf)
+    np.minimum.at(least, groups[places], values[places])
+    places = places[values[places] == least[groups[places]]]
+    _, first = np.unique(groups[places], return_index=True)
+    return np.asarray(places[first])

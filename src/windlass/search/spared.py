@@ -28,17 +28,17 @@ def twins(rows: Rows, mode: Recompute) -> Ints:
         rows: in which layers of all stages are computed again alike.
         mode: how those of the twins are.
     """
-    found = np.full(rows.count, -1)
+    key = (rows.block * len(rows.settings.all) + rows.setting) * (rows.micros.max() + 1)
+    _, first, alike = np.unique(key + rows.micros, return_index=True, return_inverse=True)
+    counts = rows.table.counts[rows.shared]
+    block = np.searchsorted(rows.shared, rows.block[first])
+    ends = np.cumsum(counts[block])
+    begins = ends - np.cumsum(counts)[block]  # of those alike, each with all pairs of its block
+    slot = begins[alike][rows.run] + rows.pair
     able = np.array([each.mode == mode for each in rows.agains])[rows.again][rows.run]
-    there = np.flatnonzero(able)
-    if there.size:
-        key = rows.setting[rows.run] * (rows.micros.max() + 1) + rows.micros[rows.run]
-        key = key * len(rows.pairs) + rows.pair
-        there = there[np.argsort(key[there])]
-        at = np.minimum(np.searchsorted(key[there], key), len(there) - 1)
-        same = key[there][at] == key
-        found[same] = there[at[same]]
-    return found
+    found = np.full(ends[-1], -1)
+    found[slot[able]] = np.flatnonzero(able)
+    return np.asarray(found[slot])
 
 
 def spared(
