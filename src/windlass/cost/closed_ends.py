@@ -24,6 +24,9 @@ from windlass.cost.closed_pipeline import Folded
 from windlass.cost.closed_sums import Sums, Term
 from windlass.spec.plan import Recompute
 
+_ROUNDING = 1e-14
+"""Relative difference of times up to which they are the same, added up in another order."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loans:
@@ -101,7 +104,7 @@ class _Stages:
         """Of chunks that are reduced behind what they send on: all but the first."""
         pipeline, turns = self._shape.pipeline, self._shape.interleave
         done = self._folded.done[: None if self._queued else pipeline]
-        chunk, way = np.nonzero(done.max(axis=2) > -np.inf)
+        chunk, way = np.nonzero(_outer(done))
         chunk, way = chunk[chunk > 0], way[chunk > 0]
         behind = np.cumsum(self._links.reshape(-1, turns, pipeline), axis=1)
         kinds = self._alike_so_far()[chunk] * len(self._before) + way
@@ -132,7 +135,7 @@ class _Stages:
     def _first(self) -> Sums:
         """Of the chain's first chunk, whose layers are reduced within its pass."""
         begun = self._folded.begun[0]
-        ways = np.flatnonzero(begun.max(axis=1) > -np.inf)
+        ways = np.flatnonzero(_outer(self._folded.begun[:1])[0])
         within = Sums.of_terms([list(self._within(0, np.zeros_like(begun[0]), self._none))])
         passes, exchanges = within.passes, within.exchanges[within.shared]
         passes = (begun[ways][:, None] + passes).reshape(-1, passes.shape[1])
@@ -243,6 +246,19 @@ class _Stages:
             if lent or not self._passed.alike[at]:
                 found |= {at, at + 1}
         return sorted(found)
+
+
+def _outer(times: Floats) -> npt.NDArray[np.bool_]:
+    """Which ways (second axis) may be the longest, whatever each reduction takes.
+
+    What ways wait for goes up evenly with how many inner chunks they have waited for, which every
+    other way shares. So one is never the longest that takes at most the mean of those beside it.
+    """
+    outer = np.asarray(times.max(axis=2) > -np.inf)
+    for own, ways in zip(times, outer, strict=True):
+        mean = (own[:-4] + own[4:]) * (0.5 + _ROUNDING)
+        ways[2:-2] &= (own[2:-2] > mean).any(axis=1)
+    return outer
 
 
 def alike(kinds: Ints, patterns: Sequence[Sequence[Recompute]]) -> npt.NDArray[np.bool_]:

@@ -55,9 +55,20 @@ class Table:
         self._find, self._alike = find, alike
         self._known = np.zeros(len(alike), dtype=bool)
         self._rows = np.zeros((len(alike), 0))
+        self._numbers = np.zeros(len(alike), dtype=np.int64)
+        self._numbered: dict[bytes, int] = {}
 
     def at(self, places: Ints) -> Floats:
         """The rows of settings by their places."""
+        self._find_missing(places)
+        return np.asarray(self._rows[places])
+
+    def numbers(self, places: Ints) -> Ints:
+        """A number for each that those share whose rows are equal."""
+        self._find_missing(places)
+        return np.asarray(self._numbers[places])
+
+    def _find_missing(self, places: Ints) -> None:
         if not self._known[places].all():
             asked = np.unique(self._alike[places[~self._known[places]]])
             missing = np.flatnonzero(np.isin(self._alike, asked))
@@ -65,7 +76,8 @@ class Table:
             if not self._rows.size:
                 self._rows = np.zeros((len(self._known), found.shape[1]))
             self._rows[missing], self._known[missing] = found, True
-        return np.asarray(self._rows[places])
+            known = self._numbered
+            self._numbers[missing] = [known.setdefault(row.tobytes(), len(known)) for row in found]
 
 
 @dataclass(frozen=True, eq=False)

@@ -36,6 +36,7 @@ class Times:
         numbers: a column for each of `_NAMES` and variant of a kind of layer, and for each of
             `_SINGLE`.
         again: of each run.
+        alike_runs: a number for each that only those share whose numbers are equal.
     """
 
     def __init__(
@@ -45,9 +46,10 @@ class Times:
         variants: Ints,
         numbers: Floats,
         again: Ints,
+        alike_runs: Ints,
     ) -> None:
         self._parts, self._agains, self._numbers, self._again = parts, agains, numbers, again
-        self._variants = variants
+        self._variants, self._alike_runs = variants, alike_runs
         kinds = np.split(numbers[:, :-_SINGLE], len(_NAMES), axis=1)
         self._by_kind = dict(zip(_NAMES, kinds, strict=True))
         self.load, self.taking, self.message, self.lending, self.handing = numbers[:, -_SINGLE:].T
@@ -61,22 +63,33 @@ class Times:
         """Those of all runs of plans of one shape."""
         agains = [layers_again(parts.shape, parts.ends, each) for each in rows.agains]
         settings, pipeline = rows.settings, parts.shape.pipeline
-        numbers = settings.table(chain, "times", _numbers(chain, settings)).at(rows.setting)
+        times = settings.table(chain, "times", _numbers(chain, settings))
         ways = settings.table(chain, f"ways of {pipeline}", _ways(chain, settings, pipeline))
+        numbers = times.at(rows.setting)
         each_byte, each_message = np.split(ways.at(rows.setting), 2, axis=1)
         messages = numbers[:, -_MESSAGES:] * each_byte + each_message
         numbers = np.concatenate([numbers[:, :-_MESSAGES], messages], axis=1)
-        return cls(parts, agains, chain.variants, numbers, rows.again)
+        alike_runs = times.numbers(rows.setting)
+        for other, count in (
+            (ways.numbers(rows.setting), len(settings.all)),
+            (rows.again, len(agains)),
+        ):
+            alike_runs = alike_runs * count + other
+        return cls(parts, agains, chain.variants, numbers, rows.again, alike_runs)
 
     def once(self) -> tuple["Times", Ints]:
         """Each of equal rows once, and of each row its place among those."""
-        known: dict[tuple[bytes, int], int] = {}
-        keys = zip(map(np.ndarray.tobytes, self._numbers), self._again.tolist(), strict=True)
-        place = np.array([known.setdefault(key, len(known)) for key in keys])
-        first = np.unique(place, return_index=True)[1]
+        alike_runs, first, place = np.unique(
+            self._alike_runs, return_index=True, return_inverse=True
+        )
         return (
             Times(
-                self._parts, self._agains, self._variants, self._numbers[first], self._again[first]
+                self._parts,
+                self._agains,
+                self._variants,
+                self._numbers[first],
+                self._again[first],
+                alike_runs,
             ),
             place,
         )
