@@ -5,7 +5,7 @@ from math import e
 import pytest
 
 from factories import cut_graph, tiny_graph, tiny_machine, tiny_plan
-from windlass.cost.closed import least_seconds
+from windlass.cost.closed_least import least_seconds
 from windlass.cost.predict import predict
 from windlass.cost.simulate import simulate
 from windlass.program.lower import lower
