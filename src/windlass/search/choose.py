@@ -15,6 +15,7 @@ from windlass.search.ranked import refusal, run_seconds, runner_up
 from windlass.search.shortfall import nearest_in_turns
 from windlass.search.space import impossible, vary
 from windlass.search.streamed import require_home, require_turns
+from windlass.search.uncollected import uncollected
 from windlass.search.weigh import weigh, with_near
 from windlass.spec.graph import Graph
 from windlass.spec.machine import Machine
@@ -26,6 +27,7 @@ _LIFTED = 4
 """Plans that do not fit of which is looked for what would help, where another fits."""
 
 
+@uncollected
 def choose(request: Request, graph: Graph, machine: Machine) -> Choice:
     """The plan that ends the run first, and why not another.
 

@@ -17,6 +17,7 @@ from windlass.search.best import Best, Swept
 from windlass.search.field import Cell, Field
 from windlass.search.sought import Bounds, Queue
 from windlass.search.spared import spared, twins
+from windlass.search.uncollected import uncollected
 from windlass.spec.plan import Recompute
 
 _FASTEST = 8
@@ -50,6 +51,7 @@ class Sweep:
         """Seconds and bytes of all plans of a cell."""
         return closed(self.chain, cell.shape, cell.ends, cell.rows)
 
+    @uncollected
     def every(self, count: int) -> Swept:
         """The fastest plans, all of the field weighed.
 
@@ -101,6 +103,7 @@ class Sweep:
         """The fastest of the plans that are faster than so many seconds, and how many there are."""
         return self._sought(Best(_FASTEST, below=seconds))
 
+    @uncollected
     def _sought(self, found: Best) -> Swept:
         """Weighs the fastest part of the field by its bounds, until all that is left is slower."""
         queue = Queue(self._bounds.parts())
