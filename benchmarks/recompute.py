@@ -10,11 +10,11 @@ predicted, both held against the plan that keeps everything.
 import argparse
 import json
 import statistics
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
+from apart import apart
 from results import append_row
 
 WARM = 2
@@ -55,15 +55,6 @@ def run(model: str, layers: int, steps: int, pin: str) -> None:
     sys.stdout.write(json.dumps(row) + "\n")
 
 
-def child(*words: object) -> dict[str, float | str]:
-    """The same in a process of its own."""
-    done = subprocess.run(
-        [sys.executable, __file__, "--child", *map(str, words)],
-        stdout=subprocess.PIPE, text=True, check=True,
-    )  # fmt: skip
-    return json.loads(done.stdout.splitlines()[-1])
-
-
 def main() -> None:
     """Reads the command line, trains, and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -85,7 +76,7 @@ def main() -> None:
     base: dict[str, float] = {}
     print("time and peak against the first, measured (predicted)")
     for pin in ("recompute=none", *budgets, "recompute=selective", "recompute=layer"):
-        row = child(*size, pin)
+        row = apart(__file__, *size, pin)
         base = base or row
         append_row(
             "recompute", model=asked.model, layers=asked.layers, micro=MICRO, asked=pin, **row

@@ -14,11 +14,11 @@ bytes that the kernel counted (`/proc/self/io`) beside those of the program.
 import argparse
 import json
 import statistics
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
+from apart import apart
 from results import append_row
 
 SEQUENCE = 512
@@ -69,15 +69,6 @@ def run(model: str, phases: int, micro: int, accumulation: int, recompute: str) 
     sys.stdout.write(json.dumps(told) + "\n")
 
 
-def child(*words: object) -> dict[str, float]:
-    """The same in a process of its own."""
-    done = subprocess.run(
-        [sys.executable, __file__, "--child", *map(str, words)],
-        stdout=subprocess.PIPE, text=True, check=True,
-    )  # fmt: skip
-    return json.loads(done.stdout.splitlines()[-1])
-
-
 def main() -> None:
     """Reads the command line, runs the pairs and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -98,8 +89,8 @@ def main() -> None:
     )
     for accumulation in asked.accumulations:
         for _ in range(asked.rounds):
-            whole = child(asked.model, 1, asked.micro, accumulation, asked.recompute)
-            turns = child(asked.model, asked.phases, asked.micro, accumulation, "none")
+            whole = apart(__file__, asked.model, 1, asked.micro, accumulation, asked.recompute)
+            turns = apart(__file__, asked.model, asked.phases, asked.micro, accumulation, "none")
             row = {
                 "model": asked.model, "phases": asked.phases, "recompute": asked.recompute,
                 "tokens": asked.micro * accumulation * SEQUENCE,

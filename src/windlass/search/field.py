@@ -128,10 +128,15 @@ class Field:
 
     def cells(self) -> Iterator[Cell]:
         """All plans, shape by shape."""
+        for shape, able in self.open():
+            yield self.cell(shape, able)
+
+    def open(self) -> Iterator[tuple[Shape, Ints]]:
+        """All shapes of which there are plans, each with the settings of these."""
         for shape in self.shapes():
             able = self.able(shape)
             if able.size:
-                yield self.cell(shape, able)
+                yield shape, able
 
     def shapes(self) -> Iterator[Shape]:
         """All shapes that are legal; in each, plans of some numbers of micro-batches."""

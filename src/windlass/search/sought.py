@@ -101,10 +101,8 @@ class Bounds:
 
     def parts(self) -> Iterator[Part]:
         """All plans, shape by shape, by the first of the bounds."""
-        for shape in self._field.shapes():
-            able = self._field.able(shape)
-            if able.size:
-                yield Part(shape, "products", self._of_products(shape, able), able)
+        for shape, able in self._field.open():
+            yield Part(shape, "products", self._of_products(shape, able), able)
 
     def closer(self, part: Part, limit: float) -> Part:
         """A part with the next bound of each item, without those that are slower than a limit."""

@@ -1,6 +1,5 @@
 """Sweep: the fastest plans of a field that fit, all weighed or without what is provably worse."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf
@@ -23,11 +22,9 @@ from windlass.spec.plan import Recompute
 _FASTEST = 8
 """Plans that are kept of those that are faster than a given one."""
 
-
 _MODES: tuple[Recompute, ...] = get_args(Recompute)
 _BATCH = 256
 """Plans of which is found at a time how few layers they must compute again."""
-
 
 _ROUNDING = 1e-9
 """Share by which the closed form's bytes may lie from those of a program, which are the same."""
@@ -86,9 +83,8 @@ class Sweep:
     def first(self, count: int) -> Swept:
         """Any plans that fit, found fast: of the shape with fewest stages that has such."""
         found = Best(count)
-        for shape in self.field.shapes():
-            able = self.field.able(shape)
-            if able.size and shape.order == "1f1b":
+        for shape, able in self.field.open():
+            if shape.order == "1f1b":
                 table = self.field.table(shape)
                 largest = able[table.devices[able] == table.devices[able].max()]
                 chosen = largest[table.block[largest] == table.block[largest].max()]
@@ -119,14 +115,7 @@ class Sweep:
     @cached_property
     def _count(self) -> int:
         """Plans of the field."""
-        return sum(self.field.count(shape, able) for shape, able in self._open())
-
-    def _open(self) -> Iterator[tuple[Shape, Ints]]:
-        """All shapes of which there are plans, with their settings."""
-        for shape in self.field.shapes():
-            able = self.field.able(shape)
-            if able.size:
-                yield shape, able
+        return sum(self.field.count(shape, able) for shape, able in self.field.open())
 
     def smallest(self) -> Swept:
         """Of each trait the plan that needs least memory, fit or not.
@@ -135,7 +124,7 @@ class Sweep:
         in the order that holds fewest of them.
         """
         found = Best(1)
-        for shape, able in self._open():
+        for shape, able in self.field.open():
             if shape.order != "1f1b" and self.field.request.order is None:
                 continue
             cell = self.field.cell(shape, self._small(shape, able))
