@@ -13,6 +13,7 @@ Source: Korthikanti et al. 2022, arXiv:2205.05198, section 5.
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -81,8 +82,8 @@ def _versions(given: Any) -> tuple[int, ...]:  # noqa: ANN401
     return tuple(each._version for each in tensors if isinstance(each, Tensor))  # noqa: SLF001
 
 
-class _Keeping(TorchDispatchMode):
-    """The forward pass, as it runs the first time."""
+class _InTurn(TorchDispatchMode):
+    """A pass in which some operations are not like others; they come in the same turn each time."""
 
     def __init__(self, kept: deque[_Kept]) -> None:
         super().__init__()
@@ -95,37 +96,36 @@ class _Keeping(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:  # noqa: ANN401
-        given = func(*args, **(kwargs or {}))
-        if _keeps(func):
-            if func.overloadpacket in _SUMS:
-                self._empty(args[0])
-            self._kept.append(_Kept.of(given))
+        run = partial(func, *args, **(kwargs or {}))
+        return self._given(run, func, args) if _keeps(func) else run()
+
+    def _given(self, run: Callable[[], Any], func: OpOverload, args: tuple[Any, ...]) -> Any:  # noqa: ANN401
+        """What an operation gives whose outcome is kept."""
+        raise NotImplementedError
+
+
+class _Keeping(_InTurn):
+    """The forward pass, as it runs the first time."""
+
+    def _given(self, run: Callable[[], Any], func: OpOverload, args: tuple[Any, ...]) -> Any:  # noqa: ANN401
+        given = run()
+        if func.overloadpacket in _SUMS:
+            self._empty(args[0])
+        self._kept.append(_Kept.of(given))
         return given
 
-    def _empty(self, partial: Tensor) -> None:
+    def _empty(self, partial_sum: Tensor) -> None:
         """Leaves only the shape of a partial sum: when it comes again, its sum is there already."""
         last = self._kept[-1].given if self._kept else None
-        if isinstance(last, Tensor) and last.untyped_storage() is partial.untyped_storage():
+        if isinstance(last, Tensor) and last.untyped_storage() is partial_sum.untyped_storage():
             self._kept[-1] = _Kept.of(last.new_empty(()).expand(last.shape))
 
 
-class _Giving(TorchDispatchMode):
-    """The same again, given what was kept, in the same turn."""
+class _Giving(_InTurn):
+    """The same again, given what was kept."""
 
-    def __init__(self, kept: deque[_Kept]) -> None:
-        super().__init__()
-        self._kept = kept
-
-    def __torch_dispatch__(
-        self,
-        func: OpOverload,
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:  # noqa: ANN401
-        if _keeps(func):
-            return self._kept.popleft().unchanged()
-        return func(*args, **(kwargs or {}))
+    def _given(self, run: Callable[[], Any], _: OpOverload, __: tuple[Any, ...]) -> Any:  # noqa: ANN401, ARG002  it need not run again
+        return self._kept.popleft().unchanged()
 
 
 def _keeps(func: OpOverload) -> bool:
