@@ -16,12 +16,12 @@ from pathlib import Path
 import tomli_w
 
 import windlass
-from windlass.published.calibrate import Fitted, calibrate, taken
-from windlass.published.constants import before
-from windlass.published.express import express
-from windlass.published.run import Run
-from windlass.published.stacks import FOLDER, catalogue
-from windlass.published.table import Row, read_table
+from windlass.validation.csv_table import Row, read_table
+from windlass.validation.fitting.calibrate import Fitted, calibrate, taken
+from windlass.validation.fitting.constants import before
+from windlass.validation.row_to_run import express
+from windlass.validation.runs import Run
+from windlass.validation.software_stacks import FOLDER, catalogue
 
 _LEANING = 0.5
 """Of a prior's spread, how far a constant may move from that of the stack that this one is like."""

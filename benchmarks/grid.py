@@ -14,13 +14,13 @@ import tempfile
 from pathlib import Path
 
 from results import append_row
-from windlass.capture.capture import capture, capture_slices
+from windlass.capture.capture_graph import capture, capture_slices
 from windlass.models.build import build_chain
-from windlass.program.exchanged import exchanged
-from windlass.program.legal import slice_faults
-from windlass.spec.graph import Graph
-from windlass.spec.grid import columns_of, grid, read_slices
-from windlass.spec.plan import Batch, Cut, Plan, Stage
+from windlass.program.communication_volume import exchanged
+from windlass.program.validate_plan import slice_faults
+from windlass.schema.graph import Graph
+from windlass.schema.plan import Batch, Cut, Plan, Stage
+from windlass.schema.tensor_grid import columns_of, grid, read_slices
 
 STEPS, WARM = 8, 3
 TIMED = "gpt-tiny"

@@ -156,7 +156,7 @@ def windlass_loop(batch: int, accumulation: int, folder: str) -> Step:
     """One step of the plan that Windlass picks; it says which."""
     import windlass
     from windlass.models.build import build_chain
-    from windlass.program.lower import lower
+    from windlass.program.lowering.lower import lower
     from windlass.runtime.train import train
 
     planned = windlass.plan(

@@ -17,7 +17,7 @@ import torch
 
 from results import append_row
 from windlass.program.instruction import Instruction, Program
-from windlass.runtime.interpret import Interpreter, clock_for
+from windlass.runtime.interpreter import Interpreter, clock_for
 
 LAYERS = 14
 ROUNDS = 200

@@ -23,15 +23,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import windlass
-from windlass.track.environment import code_version, processor
-from windlass.track.journal import JournalWriter, read_journal
+from windlass.tracking.environment import code_version, processor
+from windlass.tracking.journal import JournalWriter, read_journal
 
 RESULTS = Path(__file__).parent / "results" / "journal.csv"
 BLOCK = 500
 KILLED = """
 import sys, time
 from pathlib import Path
-from windlass.track.journal import JournalWriter
+from windlass.tracking.journal import JournalWriter
 
 journal = JournalWriter(Path(sys.argv[1]))
 step = 0

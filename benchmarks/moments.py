@@ -14,7 +14,7 @@ from typing import get_args
 
 import windlass
 from results import append_row
-from windlass.spec.plan import Moments
+from windlass.schema.plan import Moments
 
 SEQUENCE, BATCH = 128, 8
 WARM = 20

@@ -19,9 +19,9 @@ from pathlib import Path
 
 import windlass
 from results import append_row
-from windlass.files import cache_folder
-from windlass.machines.here import load_here
-from windlass.spec.machine import Link, Machine
+from windlass.atomic_files import cache_folder
+from windlass.hardware.local_machine import load_here
+from windlass.schema.machine import Link, Machine
 
 STEPS, WARM = 8, 3
 HOSTS = {"windlass0": "10.213.7.1", "windlass1": "10.213.7.2"}

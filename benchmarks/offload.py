@@ -109,9 +109,9 @@ def plain_step(run: nn.Module, accumulation: int, optimizer: torch.optim.Optimiz
 def windlass(accumulation: int, phases: int, folder: Path) -> Told:
     """Our own run, weights and gradients counted in its program."""
     import windlass
-    from windlass.program.lower import lower
+    from windlass.program.lowering.lower import lower
+    from windlass.program.memory.tier_traffic import moved
     from windlass.program.phases import put_off
-    from windlass.program.traffic import moved
 
     steps = WARM + MEASURED + 1  # the last one evaluates and saves too, and is not taken
     planned = windlass.plan(

@@ -171,9 +171,9 @@ def _pipeline(
     import torch.distributed as dist
     from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
-    from windlass.capture.capture import capture
-    from windlass.models.chain import chain_of
-    from windlass.search.pods import stages_of
+    from windlass.capture.capture_graph import capture
+    from windlass.models.layer_stack import chain_of
+    from windlass.planner.space.pinned_parallelism import stages_of
 
     chain = chain_of(whole, "bench", vocabulary=vocabulary, max_sequence=sequence)
     first, last = stages_of(capture(chain), devices, sequence)[me]

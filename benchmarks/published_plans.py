@@ -23,14 +23,14 @@ import numpy as np
 import windlass
 from results import append_row
 from windlass.errors import WindlassError
-from windlass.machines.catalogue import find
-from windlass.published.constants import calibration
-from windlass.published.express import express
-from windlass.published.predict import predict
-from windlass.published.run import Run
-from windlass.published.stacks import catalogue
-from windlass.published.table import read_table
-from windlass.spec.machine import Machine
+from windlass.hardware.catalog import find
+from windlass.schema.machine import Machine
+from windlass.validation.csv_table import read_table
+from windlass.validation.fitting.constants import calibration
+from windlass.validation.predict_run import predict
+from windlass.validation.row_to_run import express
+from windlass.validation.runs import Run
+from windlass.validation.software_stacks import catalogue
 
 OURS = "mosaic-a100-80gb"
 """A stack whose attention writes no scores, as ours does not."""

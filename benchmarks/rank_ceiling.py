@@ -17,9 +17,9 @@ from pathlib import Path
 import numpy as np
 
 from results import append_row
-from windlass.published.judge import judge
-from windlass.published.predict import Predicted
-from windlass.published.score import LEAST_GROUP, noise, ranks, spearman
+from windlass.validation.evaluate import judge
+from windlass.validation.metrics import LEAST_GROUP, noise, ranks, spearman
+from windlass.validation.predict_run import Predicted
 
 DRAWS = 400
 USUAL = (0.005, 0.01, 0.02, 0.03)

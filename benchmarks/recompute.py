@@ -39,7 +39,7 @@ def plan_of(model: str, layers: int, steps: int, *pins: str):  # noqa: ANN201  i
 def run(model: str, layers: int, steps: int, pin: str) -> None:
     """Trains in this process and prints what was measured and predicted as JSON."""
     import windlass
-    from windlass.program.recompute import recompute_words
+    from windlass.program.activation_checkpointing import recompute_words
 
     planned = plan_of(model, layers, steps, pin)
     with tempfile.TemporaryDirectory() as folder:

@@ -12,8 +12,8 @@ import time
 from results import append_row
 from windlass import api
 from windlass.api.plan import in_open_slices
-from windlass.search.field import Field
-from windlass.search.sweep import Sweep
+from windlass.planner.search.branch_and_bound import Sweep
+from windlass.planner.space.plan_space import Field
 
 ASKED = ("gpt3-175b", "dgx-a100-80gb:512", "4096")
 

@@ -14,13 +14,13 @@ from pathlib import Path
 
 from calibrate import JOBS, fitted_job
 from results import append_row
-from windlass.published.constants import Calibration
-from windlass.published.express import express
-from windlass.published.predict import predict
-from windlass.published.run import Run
-from windlass.published.score import step_errors
-from windlass.published.stacks import catalogue
-from windlass.published.table import read_table
+from windlass.validation.csv_table import read_table
+from windlass.validation.fitting.constants import Calibration
+from windlass.validation.metrics import step_errors
+from windlass.validation.predict_run import predict
+from windlass.validation.row_to_run import express
+from windlass.validation.runs import Run
+from windlass.validation.software_stacks import catalogue
 
 
 def errors_of(tables: Path, seed: int) -> dict[tuple[str, str], tuple[int, float, float, float]]:

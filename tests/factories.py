@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from itertools import pairwise
 
-from windlass.program.recompute import recomputing
-from windlass.spec.graph import (
+from windlass.program.activation_checkpointing import recomputing
+from windlass.schema.graph import (
     PRECISION_BYTES,
     Collective,
     Exchange,
@@ -18,9 +18,9 @@ from windlass.spec.graph import (
     Shape,
     Span,
 )  # fmt: skip
-from windlass.spec.grid import Among, Grid, columns_of, rows_of
-from windlass.spec.machine import Curve, Device, Link, Machine, MatmulRate, Point, Tier
-from windlass.spec.plan import Batch, Cut, Home, Moments, Plan, Recompute, Sharding, Stage
+from windlass.schema.machine import Curve, Device, Link, Machine, MatmulRate, Point, Tier
+from windlass.schema.plan import Batch, Cut, Home, Moments, Plan, Recompute, Sharding, Stage
+from windlass.schema.tensor_grid import Among, Grid, columns_of, rows_of
 from windlass.units import read_bytes
 
 AWAY = Home(weights="host", gradients="host", optimizer="host")

@@ -10,21 +10,21 @@ from pathlib import Path
 from hypothesis import strategies as st
 
 from factories import tiny_machine, tiny_plan
-from windlass.capture.capture import capture, capture_slices
-from windlass.data.prepare import prepare
+from windlass.capture.capture_graph import capture, capture_slices
+from windlass.data.dataset_cache import prepare
 from windlass.errors import Faults
 from windlass.models.build import build_chain
-from windlass.models.catalogue import causal
-from windlass.models.chain import Chain
-from windlass.program.lower import lower
-from windlass.runtime.agree import Ran, agree
-from windlass.runtime.checkpoint import folder_name, found
-from windlass.runtime.joined import joined
-from windlass.spec.graph import Graph, Precision
-from windlass.spec.plan import Home, Plan
-from windlass.spec.proof import Proof
-from windlass.spec.record import CHECKPOINT_FOLDER, Step
-from windlass.spec.request import TrainRequest
+from windlass.models.catalog import causal
+from windlass.models.layer_stack import Chain
+from windlass.program.lowering.lower import lower
+from windlass.runtime.checkpoint.checkpoint import folder_name, found
+from windlass.runtime.checkpoint.merge_shards import joined
+from windlass.runtime.verify.compare_runs import Ran, agree
+from windlass.schema.graph import Graph, Precision
+from windlass.schema.plan import Home, Plan
+from windlass.schema.request import TrainRequest
+from windlass.schema.run_record import CHECKPOINT_FOLDER, Step
+from windlass.schema.verification import Proof
 
 BATCH, SEQUENCE, LAYERS = 8, 16, 6
 MACHINE = tiny_machine(host="1 GiB", devices=16)

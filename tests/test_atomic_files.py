@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from windlass.atomic_files import hash_file, require_place, write_whole, writing_whole
 from windlass.errors import StorageError
-from windlass.files import hash_file, require_place, write_whole, writing_whole
 
 _WRITES_FOR_EVER = """
 import sys
 from pathlib import Path
-from windlass.files import write_whole
+from windlass.atomic_files import write_whole
 for letter in "ab" * 10**6:
     write_whole(Path(sys.argv[1]), letter * 2_000_000)
     print(letter, flush=True)
@@ -23,7 +23,7 @@ _WRITES_ON_A_FULL_DISK = """
 import resource, sys
 from pathlib import Path
 from windlass.errors import StorageError
-from windlass.files import write_whole
+from windlass.atomic_files import write_whole
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
 try:
     write_whole(Path(sys.argv[1]), b"x" * 5000)

@@ -14,8 +14,8 @@ from typing import Any, ClassVar, Self, get_args
 import tomli_w
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from windlass.atomic_files import write_whole
 from windlass.errors import Faults, RequestError, did_you_mean
-from windlass.files import write_whole
 
 Loc = tuple[str | int, ...]
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from windlass.capture.capture import capture
+from windlass.capture.capture_graph import capture
 from windlass.models.build import build_chain
-from windlass.models.chain import Chain
-from windlass.spec.graph import Graph
+from windlass.models.layer_stack import Chain
+from windlass.schema.graph import Graph
 
 # `measuring.py` is found by name; tests are imported each on its own.
 sys.path.insert(0, str(Path(__file__).parent))

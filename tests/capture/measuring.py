@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.profiler import ProfilerActivity, profile
 
-from windlass.models.chain import Chain
+from windlass.models.layer_stack import Chain
 from windlass.models.loss import loss_of
-from windlass.models.selective import selective
+from windlass.models.selective_checkpoint import selective
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,15 +17,15 @@ from torch.utils.flop_counter import (
     sdpa_flop_count,
 )
 
-from windlass.capture.capture import capture
-from windlass.capture.record import record
+from windlass.capture.capture_graph import capture
+from windlass.capture.recorder import record
 from windlass.capture.trace import Trace
 from windlass.errors import ModelError
-from windlass.models import catalogue
+from windlass.models import catalog as catalogue
 from windlass.models.build import build_chain
-from windlass.models.chain import Chain, chain_of
-from windlass.models.trial import fake_state
-from windlass.spec.graph import Graph
+from windlass.models.layer_stack import Chain, chain_of
+from windlass.models.shape_inference import fake_state
+from windlass.schema.graph import Graph
 
 Captured = Callable[..., tuple[Chain, Graph]]
 

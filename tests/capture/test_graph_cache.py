@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from windlass.capture.key import graph_key
-from windlass.capture.store import load_graph, save_graph
-from windlass.models.chain import Chain
-from windlass.spec.graph import Graph
+from windlass.capture.graph_cache import graph_key, load_graph, save_graph
+from windlass.models.layer_stack import Chain
+from windlass.schema.graph import Graph
 
 
 def test_a_kept_graph_comes_back_equal(
@@ -35,7 +34,7 @@ def test_a_missing_or_damaged_file_is_no_graph(tmp_path: Path, content: bytes | 
 
 
 def test_the_store_answers_without_torch():
-    code = "import sys; import windlass.capture.store; sys.exit('torch' in sys.modules)"
+    code = "import sys; import windlass.capture.graph_cache; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

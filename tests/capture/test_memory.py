@@ -7,8 +7,8 @@ import torch
 from measuring import weigh
 
 from windlass.models.build import build_chain
-from windlass.models.chain import Chain
-from windlass.spec.graph import Graph, LayerCost
+from windlass.models.layer_stack import Chain
+from windlass.schema.graph import Graph, LayerCost
 
 FAMILIES = {
     "gpt-tiny": {"layers": 1},

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from windlass.capture.fit import MICROS, fit, total
-from windlass.spec.graph import Quantity
+from windlass.capture.polynomial_fit import MICROS, fit, total
+from windlass.schema.graph import Quantity
 
 WHOLE = st.integers(-(2**20), 2**20)
 quantities = st.builds(Quantity, WHOLE, WHOLE, WHOLE, WHOLE, WHOLE, WHOLE)

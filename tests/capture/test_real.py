@@ -15,8 +15,8 @@ from torch.utils.flop_counter import (
 )
 
 from windlass.models.build import build_chain
-from windlass.models.chain import Chain
-from windlass.spec.graph import Graph
+from windlass.models.layer_stack import Chain
+from windlass.schema.graph import Graph
 
 ATTENTION = {
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: lambda q, k, v, *_, **__: (

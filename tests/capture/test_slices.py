@@ -9,13 +9,13 @@ import torch.distributed as dist
 from measuring import Weighed, weigh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from windlass.capture.capture import capture_slices
-from windlass.models.chain import Chain, cuts_of
-from windlass.models.exchange import Place
-from windlass.models.pieces import pieces
-from windlass.models.slices import sliced
-from windlass.spec.graph import PRECISION_BYTES, Graph, LayerCost, LayerKind, Precision
-from windlass.spec.grid import Grid, columns_of
+from windlass.capture.capture_graph import capture_slices
+from windlass.models.layer_stack import Chain, cuts_of
+from windlass.models.tensor_parallel.collectives import Place
+from windlass.models.tensor_parallel.shard_module import sliced
+from windlass.models.tensor_parallel.shard_params import pieces
+from windlass.schema.graph import PRECISION_BYTES, Graph, LayerCost, LayerKind, Precision
+from windlass.schema.tensor_grid import Grid, columns_of
 
 Captured = Callable[..., tuple[Chain, Graph]]
 

@@ -10,7 +10,7 @@ import pytest
 from cli.pods import STAGES, ended
 from command_line import Windlass, start
 from factories import tiny_machine
-from windlass.machines.here import save_here, system_fingerprint
+from windlass.hardware.local_machine import save_here, system_fingerprint
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,7 @@ from pathlib import Path
 from safetensors.numpy import load_file
 
 from command_line import TINY
-from windlass.track.history import Record, load
+from windlass.tracking.load_run import Record, load
 
 SILENCE = 3
 """Seconds after which a device counts as hanging: a step takes some hundredths of one."""

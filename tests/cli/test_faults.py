@@ -27,9 +27,9 @@ from cli.pods import (
     weights,
 )
 from command_line import Windlass, start
-from windlass.spec.plan import Plan
-from windlass.spec.record import ATTEMPTS_FOLDER, PLAN_FILE
-from windlass.track.history import load
+from windlass.schema.plan import Plan
+from windlass.schema.run_record import ATTEMPTS_FOLDER, PLAN_FILE
+from windlass.tracking.load_run import load
 
 Surroundings = dict[str, str]
 

@@ -7,7 +7,7 @@ import pytest
 
 from command_line import TINY, Windlass
 from windlass.errors import StorageError
-from windlass.report.raster import rasterise
+from windlass.report.figures.png import rasterise
 
 PLAN = ("plan", *(word for word in TINY if not word.startswith("train.evaluate")))
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")

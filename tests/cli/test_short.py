@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from command_line import TINY, Windlass
-from windlass.track.history import load
+from windlass.tracking.load_run import load
 from windlass.units import read_bytes
 
 WIDE = (*TINY[:1], "model.layers=4", "model.width=64", *TINY[3:6], "train.sequence=256",

@@ -1,8 +1,8 @@
 """Equal blocks: a graph and a machine of which a step can be timed by hand."""
 
 from factories import tiny_graph, tiny_machine
-from windlass.spec.graph import Graph, Span
-from windlass.spec.machine import Curve, Machine, Point
+from windlass.schema.graph import Graph, Span
+from windlass.schema.machine import Curve, Machine, Point
 
 
 def equal_blocks(count: int) -> tuple[Graph, Machine]:

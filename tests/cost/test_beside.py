@@ -6,14 +6,14 @@ from hypothesis import strategies as st
 
 from cost.equal_blocks import equal_blocks
 from factories import tiny_plan
-from windlass.cost.links import Links
+from windlass.cost.collectives import Links
 from windlass.cost.predict import predict
-from windlass.cost.simulate import simulate
+from windlass.cost.simulator.timeline import simulate
 from windlass.program.instruction import Instruction
-from windlass.program.lower import lower
-from windlass.spec.graph import Graph
-from windlass.spec.machine import Machine, Rule
-from windlass.spec.plan import Plan
+from windlass.program.lowering.lower import lower
+from windlass.schema.graph import Graph
+from windlass.schema.machine import Machine, Rule
+from windlass.schema.plan import Plan
 
 PRODUCT = 2 * (2 * 16) * 32 * 32 / 1e9
 """Seconds of one product of `equal_blocks`: one forward, two backward."""

@@ -7,18 +7,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from factories import cut_graph, tiny_graph, tiny_machine, tiny_plan
-from windlass.cost.closed_layers import Chain
-from windlass.cost.closed_ops import HELD
-from windlass.cost.closed_ways import Block, Setting, Share
-from windlass.cost.links import Links
-from windlass.cost.step import StepCost
-from windlass.program.far import state_at_home
+from windlass.cost.batched.config_keys import Block, Setting, Share
+from windlass.cost.batched.layer_cost import Chain
+from windlass.cost.batched.op_time import HELD
+from windlass.cost.collectives import Links
+from windlass.cost.instruction_time import StepCost
 from windlass.program.instruction import Instruction, Kind
-from windlass.program.sizes import layer_sizes, rows_bytes, states_of
-from windlass.spec.graph import Graph, Precision
-from windlass.spec.grid import Grid
-from windlass.spec.machine import Curve, Link, Machine, OpRate, Point, Rule, Tier
-from windlass.spec.plan import NEAR, Home, Plan, Recompute
+from windlass.program.memory.layer_sizes import layer_sizes, rows_bytes, states_of
+from windlass.program.memory.offloaded_bytes import state_at_home
+from windlass.schema.graph import Graph, Precision
+from windlass.schema.machine import Curve, Link, Machine, OpRate, Point, Rule, Tier
+from windlass.schema.plan import NEAR, Home, Plan, Recompute
+from windlass.schema.tensor_grid import Grid
 
 ROUNDING = 1e-12
 """Sums are made in another order."""

@@ -6,9 +6,9 @@ import pytest
 
 from factories import cut_graph, tiny_graph, tiny_plan
 from windlass.cost.predict import predict
-from windlass.machines import catalogue
-from windlass.spec.machine import Machine
-from windlass.spec.plan import Home
+from windlass.hardware import catalog as catalogue
+from windlass.schema.machine import Machine
+from windlass.schema.plan import Home
 
 GRAPH = cut_graph(tiny_graph(layers=6, tied=False))
 WITH_HOSTS = [*catalogue.names(), *(f"{family.name}:2" for family in catalogue.families())]

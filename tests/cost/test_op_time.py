@@ -3,9 +3,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from factories import tiny_machine
-from windlass.cost.op import DeviceRates, Mode, Pass, Seconds, pass_seconds
-from windlass.spec.graph import LayerCost, Op, Quantity, Shape
-from windlass.spec.machine import AttentionRate, Curve, OpRate, Point
+from windlass.cost.op_time import DeviceRates, Mode, Pass, Seconds, pass_seconds
+from windlass.schema.graph import LayerCost, Op, Quantity, Shape
+from windlass.schema.machine import AttentionRate, Curve, OpRate, Point
 
 
 def _rates(*, compiled: bool = False, **changes: object) -> DeviceRates:

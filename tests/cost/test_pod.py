@@ -5,17 +5,17 @@ from hypothesis import strategies as st
 from cost.equal_blocks import equal_blocks
 from factories import cut_graph, tiny_graph, tiny_machine, tiny_plan
 from program.pod_plans import MACHINE, pod_plans
-from windlass.cost.clock import run_clock
-from windlass.cost.links import Links
+from windlass.cost.collectives import Links
+from windlass.cost.instruction_time import StepCost
 from windlass.cost.predict import predict
-from windlass.cost.simulate import simulate
-from windlass.cost.step import StepCost
-from windlass.cost.streamed import step_seconds
+from windlass.cost.simulator.event_simulator import run_clock
+from windlass.cost.simulator.offload_queue import step_seconds
+from windlass.cost.simulator.timeline import simulate
 from windlass.program.instruction import Instruction
-from windlass.program.lower import lower
-from windlass.spec.graph import Graph
-from windlass.spec.machine import Machine
-from windlass.spec.plan import Order, Plan
+from windlass.program.lowering.lower import lower
+from windlass.schema.graph import Graph
+from windlass.schema.machine import Machine
+from windlass.schema.plan import Order, Plan
 
 GRAPH = tiny_graph(layers=2, tied=False)
 SQUARE_BYTES = 32 * 32 * 4

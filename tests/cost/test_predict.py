@@ -6,12 +6,12 @@ from hypothesis import strategies as st
 
 from factories import tiny_graph, tiny_machine, tiny_plan
 from windlass.cost.predict import predict
-from windlass.cost.simulate import simulate
-from windlass.program.lower import lower
-from windlass.program.occupancy import occupancy
-from windlass.spec.graph import Graph
-from windlass.spec.machine import Curve, Machine, MomentRate, Point
-from windlass.spec.prediction import Prediction
+from windlass.cost.simulator.timeline import simulate
+from windlass.program.lowering.lower import lower
+from windlass.program.memory.liveness import occupancy
+from windlass.schema.graph import Graph
+from windlass.schema.machine import Curve, Machine, MomentRate, Point
+from windlass.schema.prediction import Prediction
 
 _sizes = st.integers(min_value=1, max_value=6)
 

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from windlass.cost.rings import message, ring
-from windlass.machines import catalogue
-from windlass.spec.machine import Link
+from windlass.cost.ring_bandwidth import message, ring
+from windlass.hardware import catalog as catalogue
+from windlass.schema.machine import Link
 
 SWITCH = Link(name="switch", joins=8, latency=1e-6, rate=300e9, shared_by=1)
 CARDS = Link(name="cards", joins=64, latency=1e-5, rate=25e9, shared_by=2)

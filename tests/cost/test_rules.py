@@ -6,9 +6,9 @@ from hypothesis import given
 from factories import tiny_graph, tiny_machine, tiny_plan
 from program.pod_plans import MACHINE, pod_plans
 from windlass.cost.predict import predict
-from windlass.spec.graph import Graph
-from windlass.spec.machine import Machine
-from windlass.spec.plan import Home, Plan
+from windlass.schema.graph import Graph
+from windlass.schema.machine import Machine
+from windlass.schema.plan import Home, Plan
 
 SLOW = 10.0
 """Seconds of a message."""

@@ -5,15 +5,15 @@ from math import e
 import pytest
 
 from factories import cut_graph, tiny_graph, tiny_machine, tiny_plan
-from windlass.cost.closed_least import least_seconds
+from windlass.cost.batched.lower_bound import least_seconds
 from windlass.cost.predict import predict
-from windlass.cost.simulate import simulate
-from windlass.program.lower import lower
-from windlass.search.field import Field
-from windlass.search.sweep import Sweep
-from windlass.spec.machine import Machine
-from windlass.spec.plan import Plan
-from windlass.spec.request import Request
+from windlass.cost.simulator.timeline import simulate
+from windlass.planner.search.branch_and_bound import Sweep
+from windlass.planner.space.plan_space import Field
+from windlass.program.lowering.lower import lower
+from windlass.schema.machine import Machine
+from windlass.schema.plan import Plan
+from windlass.schema.request import Request
 
 GRAPH = cut_graph(tiny_graph(layers=4, width=64, vocabulary=90), (2,))
 EVEN = tiny_machine(devices=8).model_copy(update={"hosts": 4, "devices_per_host": 2})

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from windlass.data.prepare import prepare
-from windlass.data.tokens import Tokens
+from windlass.data.dataset_cache import prepare
+from windlass.data.token_files import Tokens
 
 sys.path.insert(0, str(Path(__file__).parent))
 

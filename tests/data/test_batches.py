@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from made_text import words
 
 from windlass.data.batches import Batches
-from windlass.data.masking import Masking
-from windlass.data.prepare import prepare
-from windlass.data.tokens import Tokens, open_tokens
+from windlass.data.dataset_cache import prepare
+from windlass.data.mlm_masking import Masking
+from windlass.data.token_files import Tokens, open_tokens
 from windlass.errors import DataError, Faults
 
 MakeTokens = Callable[..., Tokens]

@@ -3,11 +3,11 @@ from pathlib import Path
 
 import pytest
 
-from windlass.data.corpora import find_corpus
-from windlass.data.hashes import contents
-from windlass.data.reading import SourceFile
+from windlass.atomic_files import hash_file
+from windlass.data.content_hashes import contents
+from windlass.data.readers import SourceFile
+from windlass.data.sources import find_corpus
 from windlass.errors import DataError
-from windlass.files import hash_file
 
 
 def silent(*news: object) -> None:

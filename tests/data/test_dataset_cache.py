@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from made_text import words
 
-from windlass.data.prepare import prepare
+from windlass.data.dataset_cache import prepare
+from windlass.data.token_files import Tokens, open_tokens
 from windlass.data.tokenizer import byte_tokenizer, load_tokenizer
-from windlass.data.tokens import Tokens, open_tokens
 from windlass.errors import DataError, Faults, StorageError
 
 MakeFolder = Callable[..., Path]
@@ -190,7 +190,7 @@ def test_a_preparation_that_was_killed_leaves_nothing_that_is_taken_for_tokens(
 PREPARE = """
 import resource, sys
 from pathlib import Path
-from windlass.data.prepare import prepare
+from windlass.data.dataset_cache import prepare
 source, cache, largest = sys.argv[1:]
 if largest != "none":
     resource.setrlimit(resource.RLIMIT_FSIZE, (int(largest), int(largest)))

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from windlass.data.masking import Masking
+from windlass.data.mlm_masking import Masking
 
 MASKING = Masking(hidden=300, vocabulary=256, ignored=-100)
 SEEDS = st.integers(0, 2**32)

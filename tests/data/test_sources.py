@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from made_text import words
 from pyarrow import parquet
 
-from windlass.data.corpora import find_corpus
-from windlass.data.reading import Fault, SourceFile, Text, read_file
+from windlass.data.readers import Fault, SourceFile, Text, read_file
+from windlass.data.sources import find_corpus
 from windlass.errors import DataError
 
 

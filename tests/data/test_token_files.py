@@ -3,8 +3,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from windlass.data.tokens import Documents, file_meta, open_tokens
-from windlass.files import hash_file
+from windlass.atomic_files import hash_file
+from windlass.data.token_files import Documents, file_meta, open_tokens
 
 
 def test_a_folder_that_is_missing_or_empty_holds_no_tokens(tmp_path: Path):

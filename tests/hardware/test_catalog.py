@@ -5,13 +5,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import windlass.machines
+import windlass.hardware
 from windlass.errors import MachineError
-from windlass.machines import catalogue
-from windlass.machines.numbers import numbers
-from windlass.spec.provenance import source_of
+from windlass.hardware import catalog as catalogue
+from windlass.hardware.number_sources import numbers
+from windlass.schema.provenance import source_of
 
-FOLDER = Path(windlass.machines.__file__).parent
+FOLDER = Path(windlass.hardware.__file__).parent
 FAMILIES = {family.name: family for family in catalogue.families()}
 ASKED = (
     *(f"{pod}{count}" for pod in ("ipu-pod", "bow-pod") for count in (4, 16, 64, 128, 256)),

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from factories import tiny_machine
-from windlass.machines.here import HERE_FILE, load_here, save_here, system_fingerprint
-from windlass.spec.machine import Machine
+from windlass.hardware.local_machine import HERE_FILE, load_here, save_here, system_fingerprint
+from windlass.schema.machine import Machine
 
 
 @pytest.fixture
@@ -41,14 +41,15 @@ def test_a_half_written_measurement_is_never_seen(tmp_path: Path, measured: Mach
 
 
 def test_the_fingerprint_of_a_system_stays_the_same_in_another_process():
-    code = "from windlass.machines.here import system_fingerprint; print(system_fingerprint())"
+    module = "windlass.hardware.local_machine"
+    code = f"from {module} import system_fingerprint as own; print(own())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == system_fingerprint()
 
 
 def test_finding_a_machine_imports_no_torch():
     code = (
-        "import sys; from windlass.machines import catalogue, here; catalogue.find('h100'); "
+        "import sys; from windlass.hardware import catalogue, here; catalogue.find('h100'); "
         "here.system_fingerprint(); print('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

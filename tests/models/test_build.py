@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from windlass.errors import ModelError
-from windlass.models import catalogue
+from windlass.models import catalog as catalogue
 from windlass.models.build import build_chain, turned
-from windlass.models.chain import Chain, materialise
+from windlass.models.layer_stack import Chain, materialise
 
 SMALL = {"layers": 3, "width": 16, "heads": 2, "vocabulary": 32, "sequence": 12}
 TINY = {name: name for name in ("gpt-tiny", "gpt-j-6b", "gpt-neox-20b", "llama2-70b")}

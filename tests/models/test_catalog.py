@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from windlass.errors import ModelError
-from windlass.models import catalogue
+from windlass.models import catalog as catalogue
 from windlass.models.build import build_chain
 
 PUBLISHED = [name for name in catalogue.names() if catalogue.published_parameters(name)]

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from windlass.errors import ModelError
-from windlass.models.chain import chain_of, materialise
+from windlass.models.layer_stack import chain_of, materialise
 
 
 class Residual(nn.Module):

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from windlass.models.build import build_chain
-from windlass.models.chain import Chain
+from windlass.models.layer_stack import Chain
 
 SMALL = {"layers": 2, "width": 32, "heads": 4, "vocabulary": 50, "sequence": 24}
 

@@ -5,17 +5,17 @@ from hypothesis import strategies as st
 from factories import cut_graph, tiny_graph, tiny_machine
 from windlass.cost.predict import predict
 from windlass.errors import Faults
-from windlass.program.lower import lower
-from windlass.program.occupancy import occupancy
-from windlass.program.recompute import recomputing
-from windlass.program.verify import verify
-from windlass.search.choose import choose, run_seconds
-from windlass.search.space import plans
-from windlass.search.weigh import memory_of, weigh, with_near
-from windlass.spec.graph import Graph
-from windlass.spec.machine import Machine
-from windlass.spec.plan import Plan
-from windlass.spec.request import Request
+from windlass.planner.choose import choose, run_seconds
+from windlass.planner.search.extrapolate import memory_of, weigh, with_near
+from windlass.planner.space.options import plans
+from windlass.program.activation_checkpointing import recomputing
+from windlass.program.lowering.lower import lower
+from windlass.program.memory.liveness import occupancy
+from windlass.program.verify.verify import verify
+from windlass.schema.graph import Graph
+from windlass.schema.machine import Machine
+from windlass.schema.plan import Plan
+from windlass.schema.request import Request
 
 GRAPH = tiny_graph(layers=3, width=64, vocabulary=128)
 MACHINE = tiny_machine(runtime=1000, compiler=20_000)

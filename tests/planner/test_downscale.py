@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from windlass.models import catalogue
-from windlass.search.scaled import STAGE_LAYERS, divided, scaled
-from windlass.spec.grid import Grid, columns_of, grid, rows_of
-from windlass.spec.plan import Batch, Cut, Home, Plan, Sharding, Stage
+from windlass.models import catalog as catalogue
+from windlass.planner.downscale import STAGE_LAYERS, divided, scaled
+from windlass.schema.plan import Batch, Cut, Home, Plan, Sharding, Stage
+from windlass.schema.tensor_grid import Grid, columns_of, grid, rows_of
 
 DEGREES = st.sampled_from([1, 2, 3, 4, 6, 8, 12, 16, 32])
 

@@ -1,7 +1,7 @@
 from factories import tiny_graph, tiny_machine
-from windlass.search.choose import choose
-from windlass.search.explain import explain
-from windlass.spec.request import Request
+from windlass.planner.choose import choose
+from windlass.planner.explain import explain
+from windlass.schema.request import Request
 
 GRAPH = tiny_graph(layers=3, width=64, vocabulary=128)
 

@@ -4,7 +4,7 @@ import gc
 
 import pytest
 
-from windlass.search.uncollected import uncollected
+from windlass.planner.gc_paused import uncollected
 
 
 def test_the_collector_rests_within_and_works_behind():

@@ -8,18 +8,18 @@ import pytest
 from factories import cut_graph, tiny_graph, tiny_machine
 from windlass.cost.predict import predict
 from windlass.errors import Faults
-from windlass.program.legal import faults, selective_faults
-from windlass.program.lower import lower
-from windlass.program.verify import verify
-from windlass.search.choose import choose
-from windlass.search.fewest import Steps
-from windlass.search.field import Field
-from windlass.search.ranked import run_seconds
-from windlass.search.sweep import Sweep
-from windlass.spec.graph import Graph
-from windlass.spec.machine import Machine
-from windlass.spec.plan import Plan, Stage
-from windlass.spec.request import Request
+from windlass.planner.choose import choose
+from windlass.planner.result import run_seconds
+from windlass.planner.search.branch_and_bound import Sweep
+from windlass.planner.search.min_recompute import Steps
+from windlass.planner.space.plan_space import Field
+from windlass.program.lowering.lower import lower
+from windlass.program.validate_plan import faults, selective_faults
+from windlass.program.verify.verify import verify
+from windlass.schema.graph import Graph
+from windlass.schema.machine import Machine
+from windlass.schema.plan import Plan, Stage
+from windlass.schema.request import Request
 
 GRAPHS = tuple(
     cut_graph(tiny_graph(layers=layers, width=width, vocabulary=90, tied=tied), (2,))

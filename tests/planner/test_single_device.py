@@ -8,23 +8,23 @@ import pytest
 from factories import tiny_graph, tiny_machine
 from windlass.cost.predict import predict
 from windlass.errors import Faults
-from windlass.program.lower import lower
-from windlass.program.recompute import recomputing
-from windlass.program.verify import verify
-from windlass.search.choose import choose
-from windlass.search.field import Field
-from windlass.search.phasebounds import PassTimes, least_seconds
-from windlass.search.phasespace import at_home, bases, far_tiers, in_phases
-from windlass.search.podphases import Short
-from windlass.search.ranked import run_seconds
-from windlass.search.space import plans
-from windlass.search.streamed import waiting_alone
-from windlass.search.weigh import memory_of, weigh
-from windlass.spec.graph import Graph
-from windlass.spec.machine import Machine
-from windlass.spec.plan import Home, Plan
-from windlass.spec.prediction import Prediction
-from windlass.spec.request import Request
+from windlass.planner.advice.offload_feasibility import waiting_alone
+from windlass.planner.choose import choose
+from windlass.planner.result import run_seconds
+from windlass.planner.search.extrapolate import memory_of, weigh
+from windlass.planner.search.phase_bounds import PassTimes, least_seconds
+from windlass.planner.search.phase_search import Short
+from windlass.planner.space.options import plans
+from windlass.planner.space.phase_space import at_home, bases, far_tiers, in_phases
+from windlass.planner.space.plan_space import Field
+from windlass.program.activation_checkpointing import recomputing
+from windlass.program.lowering.lower import lower
+from windlass.program.verify.verify import verify
+from windlass.schema.graph import Graph
+from windlass.schema.machine import Machine
+from windlass.schema.plan import Home, Plan
+from windlass.schema.prediction import Prediction
+from windlass.schema.request import Request
 
 GRAPHS = tuple(tiny_graph(layers=layers, width=2048, vocabulary=90) for layers in (3, 6))
 """Whose state is larger than what it passes through on its way."""

@@ -5,9 +5,9 @@ from itertools import pairwise
 from hypothesis import strategies as st
 
 from factories import AWAY, cut_graph, late_tied_graph, tiny_graph, tiny_machine, tiny_plan
-from windlass.spec.graph import Graph
-from windlass.spec.grid import Grid
-from windlass.spec.plan import Home, Plan
+from windlass.schema.graph import Graph
+from windlass.schema.plan import Home, Plan
+from windlass.schema.tensor_grid import Grid
 
 MACHINE = tiny_machine(host="1 GiB", devices=64)
 GRAPHS = (

@@ -5,8 +5,8 @@ from itertools import pairwise
 from hypothesis import strategies as st
 
 from factories import late_tied_graph, tiny_graph, tiny_machine, tiny_plan
-from windlass.spec.graph import Graph
-from windlass.spec.plan import Home, Plan
+from windlass.schema.graph import Graph
+from windlass.schema.plan import Home, Plan
 
 MACHINE = tiny_machine(host="1 GiB")
 

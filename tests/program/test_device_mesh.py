@@ -1,8 +1,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from windlass.program.layout import Place, device_of, place_of
-from windlass.spec.plan import Cut
+from windlass.program.device_mesh import Place, device_of, place_of
+from windlass.schema.plan import Cut
 
 
 @given(pipeline=st.integers(1, 4), tensor=st.integers(1, 4), replicas=st.integers(1, 4))

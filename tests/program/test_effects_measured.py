@@ -5,20 +5,20 @@ import pytest
 import torch
 
 from factories import tiny_machine, tiny_plan
-from windlass.capture.capture import capture
+from windlass.capture.capture_graph import capture
 from windlass.models.build import build_chain
-from windlass.models.chain import Chain
+from windlass.models.layer_stack import Chain
 from windlass.program.instruction import Program
-from windlass.program.lower import lower
-from windlass.program.occupancy import occupancy
+from windlass.program.lowering.lower import lower
+from windlass.program.memory.liveness import occupancy
+from windlass.runtime.adamw import Optimizer
 from windlass.runtime.compute import Compute
-from windlass.runtime.layers import templates
-from windlass.runtime.optimizer import Optimizer
-from windlass.runtime.residence import Near
-from windlass.runtime.world import Alone
-from windlass.spec.graph import Graph, Precision
-from windlass.spec.plan import Plan, Recompute
-from windlass.spec.request import TrainRequest
+from windlass.runtime.distributed.process_groups import Alone
+from windlass.runtime.layer_templates import templates
+from windlass.runtime.param_store import Near
+from windlass.schema.graph import Graph, Precision
+from windlass.schema.plan import Plan, Recompute
+from windlass.schema.request import TrainRequest
 
 SEQUENCE, VOCABULARY = 128, 2048
 

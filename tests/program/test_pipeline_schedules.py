@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from windlass.program.schedule import (
+from windlass.program.pipeline_schedules import (
     ORDERS,
     Pass,
     gpipe,

@@ -11,21 +11,21 @@ from hypothesis import strategies as st
 from factories import AWAY, tiny_graph, tiny_machine, tiny_plan
 from program.pod_plans import MACHINE, pod_plans
 from windlass.errors import PlanError
-from windlass.program.exchanged import Sent, exchanged
-from windlass.program.far import far_bytes
-from windlass.program.holding import Holding
+from windlass.program.activation_checkpointing import recomputed
+from windlass.program.communication_volume import Sent, exchanged
+from windlass.program.device_mesh import layers_of, place_of
 from windlass.program.instruction import BACKWARDS, COMPUTING, Instruction
-from windlass.program.layout import layers_of, place_of
-from windlass.program.legal import faults
-from windlass.program.lower import lower
-from windlass.program.occupancy import occupancy
+from windlass.program.lowering.lower import lower
+from windlass.program.memory.liveness import occupancy
+from windlass.program.memory.offloaded_bytes import far_bytes
+from windlass.program.memory.stage_tensors import Holding
 from windlass.program.phases import departing, owned
-from windlass.program.recompute import recomputed
-from windlass.program.ties import loans, owners
-from windlass.program.verify import verify
-from windlass.spec.graph import Graph
-from windlass.spec.grid import columns_of, rows_of
-from windlass.spec.plan import Plan
+from windlass.program.tied_weights import loans, owners
+from windlass.program.validate_plan import faults
+from windlass.program.verify.verify import verify
+from windlass.schema.graph import Graph
+from windlass.schema.plan import Plan
+from windlass.schema.tensor_grid import columns_of, rows_of
 
 GRAPH = tiny_graph(layers=4)
 

@@ -10,14 +10,14 @@ from factories import cut_graph, tiny_graph, tiny_machine, tiny_plan
 from program.pod_plans import CUT_GRAPHS
 from windlass.errors import PlanError
 from windlass.program.instruction import BACKWARDS, COMPUTING, Instruction, Program
-from windlass.program.legal import faults
-from windlass.program.lower import lower
-from windlass.program.peers import Peers, group_of
-from windlass.program.sizes import sizes_of
-from windlass.program.verify import verify
-from windlass.spec.graph import Graph
-from windlass.spec.grid import Grid, columns_of, ring, rows_of
-from windlass.spec.plan import Plan
+from windlass.program.lowering.lower import lower
+from windlass.program.memory.layer_sizes import sizes_of
+from windlass.program.process_groups import Peers, group_of
+from windlass.program.validate_plan import faults
+from windlass.program.verify.verify import verify
+from windlass.schema.graph import Graph
+from windlass.schema.plan import Plan
+from windlass.schema.tensor_grid import Grid, columns_of, ring, rows_of
 
 MACHINE = tiny_machine(host="1 GiB", devices=8)
 GRAPH = cut_graph(tiny_graph(layers=2))

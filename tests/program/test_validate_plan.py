@@ -4,9 +4,9 @@ import pytest
 
 from factories import AWAY, late_tied_graph, tiny_graph, tiny_machine, tiny_plan
 from windlass.errors import Faults
-from windlass.program.legal import faults, require_legal
-from windlass.spec.graph import Graph
-from windlass.spec.plan import Home, Plan
+from windlass.program.validate_plan import faults, require_legal
+from windlass.schema.graph import Graph
+from windlass.schema.plan import Home, Plan
 
 GRAPH = tiny_graph(tied=False)
 MACHINE = tiny_machine(host="1 GiB", disk="1 GiB")

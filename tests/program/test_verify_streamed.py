@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from factories import AWAY, tiny_graph, tiny_machine, tiny_plan
 from windlass.errors import PlanError
 from windlass.program.instruction import Instruction, Program
-from windlass.program.lower import lower
-from windlass.program.values import STAGING_BYTES
-from windlass.program.verify import verify
-from windlass.spec.plan import Plan
+from windlass.program.lowering.lower import lower
+from windlass.program.memory.values import STAGING_BYTES
+from windlass.program.verify.verify import verify
+from windlass.schema.plan import Plan
 
 MACHINE = tiny_machine(host="1 GiB")
 GRAPH = tiny_graph(layers=3, tied=False)

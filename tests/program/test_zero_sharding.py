@@ -2,7 +2,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from factories import tiny_graph, tiny_machine, tiny_plan
-from windlass.program.shards import (
+from windlass.program.zero_sharding import (
     agreeing,
     gathering,
     optimizer_shard,
@@ -11,7 +11,7 @@ from windlass.program.shards import (
     spreading,
     weight_shard,
 )
-from windlass.spec.plan import Plan
+from windlass.schema.plan import Plan
 
 MACHINE, GRAPH = tiny_machine(devices=64), tiny_graph()
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from report.made_runs import make_record
-from windlass.track import Record
+from windlass.tracking import Record
 
 
 @pytest.fixture

@@ -7,14 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from windlass.document import Document
-from windlass.spec import record as files
-from windlass.spec.graph import Graph, LayerKind, Parameter, Span
-from windlass.spec.machine import Curve, Device, Machine, MatmulRate, Point, Tier
-from windlass.spec.plan import Batch, Cut, Plan, Stage
-from windlass.spec.prediction import FarTraffic, Lane, Prediction, TierPeak, Timeline
-from windlass.spec.record import Environment, RunState, Step
-from windlass.spec.request import Request
-from windlass.track import Record, create, load
+from windlass.schema import run_record as files
+from windlass.schema.graph import Graph, LayerKind, Parameter, Span
+from windlass.schema.machine import Curve, Device, Machine, MatmulRate, Point, Tier
+from windlass.schema.plan import Batch, Cut, Plan, Stage
+from windlass.schema.prediction import FarTraffic, Lane, Prediction, TierPeak, Timeline
+from windlass.schema.request import Request
+from windlass.schema.run_record import Environment, RunState, Step
+from windlass.tracking import Record, create, load
 
 LAYERS, MICROS = 8, 4
 SECONDS = {"load": 0.001, "forward": 0.004, "recompute": 0.004, "backward": 0.009, "update": 0.003}

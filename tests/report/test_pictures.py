@@ -10,21 +10,21 @@ from hypothesis import strategies as st
 
 from factories import cut_graph, tiny_graph, tiny_plan
 from program.pod_plans import MACHINE, pod_plans
-from windlass.cost.memory import stage_peaks
+from windlass.cost.peak_memory import stage_peaks
 from windlass.cost.predict import predict
-from windlass.cost.simulate import simulate
-from windlass.program.lower import lower
-from windlass.program.shards import gathering
-from windlass.report.decomposition import decomposition
-from windlass.report.forecast import Forecast, layer_words
-from windlass.report.heatmap import heat_map
-from windlass.report.poster import PICTURES, poster
-from windlass.report.prospect import prospect
-from windlass.report.tiers import memory_bars
-from windlass.report.waterfall import waterfall
-from windlass.spec.graph import Graph
-from windlass.spec.grid import Grid
-from windlass.spec.plan import Home, Plan
+from windlass.cost.simulator.timeline import simulate
+from windlass.program.lowering.lower import lower
+from windlass.program.zero_sharding import gathering
+from windlass.report.figures.device_mesh import decomposition
+from windlass.report.figures.figure_sheet import PICTURES, poster
+from windlass.report.figures.memory import memory_bars
+from windlass.report.figures.phase_heatmap import heat_map
+from windlass.report.figures.waterfall import waterfall
+from windlass.report.html.plan_page import prospect
+from windlass.report.plan_forecast import Forecast, layer_words
+from windlass.schema.graph import Graph
+from windlass.schema.plan import Home, Plan
+from windlass.schema.tensor_grid import Grid
 
 SVG = "{http://www.w3.org/2000/svg}"
 GRAPH = tiny_graph(layers=6, tied=False)

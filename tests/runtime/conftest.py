@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from windlass.data.batches import Batches
-from windlass.data.prepare import prepare
-from windlass.data.tokens import Tokens
+from windlass.data.dataset_cache import prepare
+from windlass.data.token_files import Tokens
 from windlass.models.build import build_chain
-from windlass.models.chain import Chain
+from windlass.models.layer_stack import Chain
 from windlass.program.instruction import Instruction, Program
-from windlass.spec.plan import Batch, Plan, Stage
-from windlass.spec.request import TrainRequest
+from windlass.schema.plan import Batch, Plan, Stage
+from windlass.schema.request import TrainRequest
 
 SEQUENCE = 16
 

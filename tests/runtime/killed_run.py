@@ -7,13 +7,13 @@ from pathlib import Path
 import torch
 
 from windlass.data.batches import Batches
-from windlass.data.prepare import prepare
+from windlass.data.dataset_cache import prepare
 from windlass.models.build import build_chain
 from windlass.program.instruction import Program
-from windlass.runtime.checkpoint import latest
+from windlass.runtime.checkpoint.checkpoint import latest
 from windlass.runtime.train import train
-from windlass.spec.plan import Plan
-from windlass.spec.request import TrainRequest
+from windlass.schema.plan import Plan
+from windlass.schema.request import TrainRequest
 
 
 def main() -> None:

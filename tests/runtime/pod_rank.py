@@ -21,23 +21,23 @@ import torch.distributed as dist
 from torch import Tensor
 
 from windlass.data.batches import Batches
-from windlass.data.masking import Masking
-from windlass.data.prepare import prepare
-from windlass.data.tokens import Tokens
-from windlass.models import exchange
+from windlass.data.dataset_cache import prepare
+from windlass.data.mlm_masking import Masking
+from windlass.data.token_files import Tokens
 from windlass.models.build import build_chain
-from windlass.models.catalogue import causal
+from windlass.models.catalog import causal
 from windlass.models.loss import NO_TARGET
-from windlass.program.lower import lower
-from windlass.runtime import world
-from windlass.runtime.around import Handlers, Inside
-from windlass.runtime.checkpoint import found
-from windlass.runtime.faulty import spoiled
-from windlass.runtime.notes import Notes
+from windlass.models.tensor_parallel import collectives as exchange
+from windlass.program.lowering.lower import lower
+from windlass.runtime.checkpoint.checkpoint import found
+from windlass.runtime.distributed import process_groups as world
 from windlass.runtime.train import train
-from windlass.spec.graph import Graph
-from windlass.spec.plan import Plan
-from windlass.spec.request import TrainRequest
+from windlass.runtime.verify.activation_fingerprints import Notes
+from windlass.runtime.verify.fault_injection import spoiled
+from windlass.runtime.verify.handler_hooks import Handlers, Inside
+from windlass.schema.graph import Graph
+from windlass.schema.plan import Plan
+from windlass.schema.request import TrainRequest
 
 
 def main() -> None:

@@ -15,13 +15,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from windlass.models.build import build_chain
-from windlass.models.chain import Chain, chain_of, cuts_of
-from windlass.models.exchange import Place, summed
+from windlass.models.layer_stack import Chain, chain_of, cuts_of
 from windlass.models.loss import NO_TARGET
-from windlass.models.pieces import pieces
-from windlass.models.slices import sliced
-from windlass.runtime.layers import Template
-from windlass.runtime.random import Keys, layer_key, sample_keys
+from windlass.models.tensor_parallel.collectives import Place, summed
+from windlass.models.tensor_parallel.shard_module import sliced
+from windlass.models.tensor_parallel.shard_params import pieces
+from windlass.runtime.keyed_dropout import Keys, layer_key, sample_keys
+from windlass.runtime.layer_templates import Template
 
 SAMPLES, SEQUENCE = 3, 16
 

@@ -5,9 +5,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from windlass.runtime.optimizer import Optimizer, learning_rate
-from windlass.runtime.tensors import CHUNK, Weight
-from windlass.spec.request import TrainRequest
+from windlass.runtime.adamw import Optimizer, learning_rate
+from windlass.runtime.parameters import CHUNK, Weight
+from windlass.schema.request import TrainRequest
 
 NORM = 1e-6
 """Relative: some thousand squares summed in float32, and some thousand such sums."""

@@ -8,13 +8,13 @@ import torch
 
 from windlass.data.batches import Batches
 from windlass.errors import CheckpointError
-from windlass.models.chain import Chain
+from windlass.models.layer_stack import Chain
 from windlass.program.instruction import Program
-from windlass.runtime.checkpoint import Checkpoint, latest
+from windlass.runtime.checkpoint.checkpoint import Checkpoint, latest
 from windlass.runtime.generate import generate
 from windlass.runtime.train import train
-from windlass.spec.plan import Plan
-from windlass.spec.request import TrainRequest
+from windlass.schema.plan import Plan
+from windlass.schema.request import TrainRequest
 
 Trained = tuple[Chain, Checkpoint | None]
 

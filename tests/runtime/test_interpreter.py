@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from windlass.program.instruction import Instruction, Program
-from windlass.runtime.interpret import Handler, Interpreter, clock_for
+from windlass.runtime.interpreter import Handler, Interpreter, clock_for
 
 PROGRAM = Program(
     plan="0" * 12,

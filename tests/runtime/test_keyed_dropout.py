@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from windlass.models.slices import Part, Share
-from windlass.runtime.random import (
+from windlass.models.tensor_parallel.shard_module import Part, Share
+from windlass.runtime.keyed_dropout import (
     KeyedDropout,
     Keys,
     key_buffers,

@@ -8,11 +8,11 @@ from torch import nn
 from torch._dynamo.testing import CompileCounter
 from torch.nn import functional
 
-from windlass.models.chain import Chain
-from windlass.models.exchange import Place
+from windlass.models.layer_stack import Chain
 from windlass.models.loss import mean_loss
-from windlass.runtime.layers import Template, templates
-from windlass.runtime.random import Keys, layer_key, sample_keys
+from windlass.models.tensor_parallel.collectives import Place
+from windlass.runtime.keyed_dropout import Keys, layer_key, sample_keys
+from windlass.runtime.layer_templates import Template, templates
 
 
 def keys(step: int, layer: str, count: int = 2):

@@ -5,7 +5,7 @@ import mmap
 import pytest
 import torch
 
-from windlass.runtime.memory import Peak, held_bytes, peak_bytes
+from windlass.runtime.memory_stats import Peak, held_bytes, peak_bytes
 
 CPU = torch.device("cpu")
 BLOCK = 64 * 2**20

@@ -27,13 +27,13 @@ from pods import (
     plans,
     sent_by,
 )
-from windlass.program.exchanged import exchanged
-from windlass.runtime.agree import Ran
-from windlass.runtime.faulty import FAULTS, spoiled_layer
-from windlass.spec.graph import Graph
-from windlass.spec.grid import Grid
-from windlass.spec.plan import Home, Plan
-from windlass.spec.proof import TOLERANCE
+from windlass.program.communication_volume import exchanged
+from windlass.runtime.verify.compare_runs import Ran
+from windlass.runtime.verify.fault_injection import FAULTS, spoiled_layer
+from windlass.schema.graph import Graph
+from windlass.schema.plan import Home, Plan
+from windlass.schema.tensor_grid import Grid
+from windlass.schema.verification import TOLERANCE
 
 SAMPLED = 20
 """Plans of the default suite."""

@@ -12,18 +12,18 @@ from typing import Any
 
 import pytest
 
-from windlass.capture.capture import capture
+from windlass.capture.capture_graph import capture
 from windlass.data.batches import Batches
-from windlass.data.tokens import Tokens
+from windlass.data.token_files import Tokens
 from windlass.errors import CheckpointError, RunInterrupted
-from windlass.models.chain import Chain
+from windlass.models.layer_stack import Chain
 from windlass.program.instruction import Program
-from windlass.program.lower import lower
-from windlass.runtime.checkpoint import Checkpoint, latest, stored
+from windlass.program.lowering.lower import lower
+from windlass.runtime.checkpoint.checkpoint import Checkpoint, latest, stored
 from windlass.runtime.train import never, train
-from windlass.spec.plan import Home, Plan, Stage
-from windlass.spec.record import Step
-from windlass.spec.request import TrainRequest
+from windlass.schema.plan import Home, Plan, Stage
+from windlass.schema.request import TrainRequest
+from windlass.schema.run_record import Step
 
 KINDS = [
     {"precision": "float32", "micro": 4},

@@ -9,17 +9,17 @@ from typing import Self
 
 import pytest
 
-from windlass.capture.capture import capture
+from windlass.capture.capture_graph import capture
 from windlass.data.batches import Batches
-from windlass.data.tokens import Tokens
+from windlass.data.token_files import Tokens
 from windlass.models.build import build_chain
-from windlass.models.chain import Chain
-from windlass.program.lower import lower
-from windlass.program.room import room
+from windlass.models.layer_stack import Chain
+from windlass.program.lowering.lower import lower
+from windlass.program.memory.disk_usage import room
 from windlass.runtime.train import train
-from windlass.spec.graph import Graph
-from windlass.spec.plan import Batch, Home, Plan, Stage
-from windlass.spec.request import TrainRequest
+from windlass.schema.graph import Graph
+from windlass.schema.plan import Batch, Home, Plan, Stage
+from windlass.schema.request import TrainRequest
 
 SEQUENCE = 16
 FAR = Home(weights="disk", gradients="disk", optimizer="disk")

@@ -15,16 +15,16 @@ from torch.nn import functional
 
 from windlass.data.batches import Batches
 from windlass.errors import RunBroken, StorageError
-from windlass.models.chain import Chain, chain_of
+from windlass.models.layer_stack import Chain, chain_of
 from windlass.program.instruction import Program
-from windlass.runtime import residence
-from windlass.runtime.checkpoint import latest
-from windlass.runtime.optimizer import learning_rate
-from windlass.runtime.tensorfile import FileProof, write_tensors
+from windlass.runtime import param_store as residence
+from windlass.runtime.adamw import learning_rate
+from windlass.runtime.checkpoint.checkpoint import latest
+from windlass.runtime.checkpoint.safetensors_io import FileProof, write_tensors
 from windlass.runtime.train import Watch, train
-from windlass.spec.plan import Plan
-from windlass.spec.record import Step
-from windlass.spec.request import TrainRequest
+from windlass.schema.plan import Plan
+from windlass.schema.request import TrainRequest
+from windlass.schema.run_record import Step
 
 SAME = 1e-6
 """Relative: sums in float32 taken in another order."""

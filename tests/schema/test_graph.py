@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from factories import tiny_graph
-from windlass.spec.graph import Graph, Quantity
+from windlass.schema.graph import Graph, Quantity
 
 whole = st.integers(0, 1000)
 quantities = st.builds(Quantity, *[whole] * 6)

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from factories import tiny_machine
-from windlass.spec.machine import Curve, Device, Machine, Point, Tier
-from windlass.spec.provenance import Source, source_of
+from windlass.schema.machine import Curve, Device, Machine, Point, Tier
+from windlass.schema.provenance import Source, source_of
 
 positive = st.floats(1e-3, 1e15)
 curves = st.lists(

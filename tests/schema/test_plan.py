@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from factories import AWAY, tiny_graph, tiny_machine, tiny_plan
-from windlass.spec.plan import Batch, Cut, Home, Plan, Stage
+from windlass.schema.plan import Batch, Cut, Home, Plan, Stage
 
 Phases = tuple[tuple[int, int], ...]
 

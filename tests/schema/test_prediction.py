@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from windlass.spec.prediction import Prediction, TierPeak
+from windlass.schema.prediction import Prediction, TierPeak
 
 
 def prediction(*peaks: TierPeak) -> Prediction:

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from windlass.errors import Faults
-from windlass.spec.machine import Machine
-from windlass.spec.plan import Plan
-from windlass.spec.prediction import Prediction
-from windlass.spec.request import Request, TrainRequest
+from windlass.schema.machine import Machine
+from windlass.schema.plan import Plan
+from windlass.schema.prediction import Prediction
+from windlass.schema.request import Request, TrainRequest
 
 
 @pytest.mark.parametrize("name", ["request.toml", "request.json"])

@@ -7,9 +7,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from windlass.errors import Faults
-from windlass.spec.grid import Among, Grid, columns_of, grid, reach, read_slices, ring, rows_of
-from windlass.spec.plan import Cut
-from windlass.spec.request import Request
+from windlass.schema.plan import Cut
+from windlass.schema.request import Request
+from windlass.schema.tensor_grid import (
+    Among,
+    Grid,
+    columns_of,
+    grid,
+    reach,
+    read_slices,
+    ring,
+    rows_of,
+)
 
 DEGREES = st.integers(1, 64)
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from windlass.machines.allocator import Held, held_blocks, limit_blocks, prepare_allocator
+from windlass.torch_ext.cpu_allocator import Held, held_blocks, limit_blocks, prepare_allocator
 
 MIB = 2**20
 

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from windlass.machines.moments import PART, Codec, Kept, blocks, dither_key
-from windlass.spec.plan import MOMENT_BLOCK, Moments
+from windlass.schema.plan import MOMENT_BLOCK, Moments
+from windlass.torch_ext.quantized_moments import PART, Codec, Kept, blocks, dither_key
 
 CPU = torch.device("cpu")
 CODEC = Codec(CPU)

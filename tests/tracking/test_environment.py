@@ -5,8 +5,8 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
-from windlass.spec.record import Environment
-from windlass.track.environment import code_version, collect
+from windlass.schema.run_record import Environment
+from windlass.tracking.environment import code_version, collect
 
 
 def git(folder: Path, *words: str) -> str:
@@ -45,5 +45,5 @@ def test_the_environment_is_a_document_with_every_package(tmp_path: Path):
 
 
 def test_records_are_read_without_torch():
-    code = "import sys, windlass.track, windlass.report; assert 'torch' not in sys.modules"
+    code = "import sys, windlass.tracking, windlass.report; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -16,14 +16,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from windlass.errors import RecordError, StorageError
-from windlass.track.journal import Journal, JournalWriter, read_ends, read_journal
+from windlass.tracking.journal import Journal, JournalWriter, read_ends, read_journal
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "journal.md"
 
 WRITE_FOR_EVER = """
 import sys
 from pathlib import Path
-from windlass.track.journal import JournalWriter
+from windlass.tracking.journal import JournalWriter
 
 journal = JournalWriter(Path(sys.argv[1]))
 journal.event("meta", {"id": "x"})

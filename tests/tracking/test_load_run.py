@@ -8,13 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from windlass.errors import RecordError
-from windlass.spec.record import ATTEMPTS_FOLDER, PREDICTION_FILE, REQUEST_FILE, Step
-from windlass.spec.request import Request
-from windlass.track.find import list_runs
-from windlass.track.history import load
-from windlass.track.journal import JournalWriter, read_journal
-from windlass.track.run import RunFolder, create, journal_path, rank_journal, reopen
-from windlass.track.steps import append_step, steps_of
+from windlass.schema.request import Request
+from windlass.schema.run_record import ATTEMPTS_FOLDER, PREDICTION_FILE, REQUEST_FILE, Step
+from windlass.tracking.journal import JournalWriter, read_journal
+from windlass.tracking.load_run import load
+from windlass.tracking.run_folder import RunFolder, create, journal_path, rank_journal, reopen
+from windlass.tracking.run_index import list_runs
+from windlass.tracking.step_records import append_step, steps_of
 
 SIZES = st.floats(allow_nan=False)
 STEPS = st.builds(

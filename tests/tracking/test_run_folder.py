@@ -10,16 +10,24 @@ from pathlib import Path
 import pytest
 
 from windlass.errors import RecordError
-from windlass.spec.record import REQUEST_FILE
-from windlass.spec.request import Request
-from windlass.track.journal import read_journal
-from windlass.track.lock import is_held
-from windlass.track.run import LOCK_FILE, RunFolder, create, journal_path, read_id, reopen, uuid7
+from windlass.schema.request import Request
+from windlass.schema.run_record import REQUEST_FILE
+from windlass.tracking.folder_lock import is_held
+from windlass.tracking.journal import read_journal
+from windlass.tracking.run_folder import (
+    LOCK_FILE,
+    RunFolder,
+    create,
+    journal_path,
+    read_id,
+    reopen,
+    uuid7,
+)
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from windlass.track.run import reopen
+from windlass.tracking.run_folder import reopen
 
 run = reopen(Path(sys.argv[1]), meta={})
 sys.stdout.write("held\\n")
@@ -82,7 +90,7 @@ def test_asking_whether_a_folder_is_held_never_refuses_its_holder(tmp_path: Path
     with make(tmp_path) as run:
         folder = run.path
     ask = (
-        "import sys\nfrom pathlib import Path\nfrom windlass.track.lock import is_held\n"
+        "import sys\nfrom pathlib import Path\nfrom windlass.tracking.folder_lock import is_held\n"
         "sys.stdout.write('go\\n')\nsys.stdout.flush()\n"
         "while True:\n    is_held(Path(sys.argv[1]))"
     )

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from windlass.errors import RecordError
-from windlass.spec.record import Step
-from windlass.track.find import find, list_runs
-from windlass.track.run import RunFolder, create, reopen
+from windlass.schema.run_record import Step
+from windlass.tracking.run_folder import RunFolder, create, reopen
+from windlass.tracking.run_index import find, list_runs
 
 
 def make(root: Path, name: str = "gpt-tiny", *, steps: int = 5) -> RunFolder:

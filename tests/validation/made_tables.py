@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from windlass.published.express import express
-from windlass.published.run import Run
-from windlass.published.stacks import catalogue
-from windlass.published.table import COLUMNS, read_table
+from windlass.validation.csv_table import COLUMNS, read_table
+from windlass.validation.row_to_run import express
+from windlass.validation.runs import Run
+from windlass.validation.software_stacks import catalogue
 
 GPT = {
     "source": "vTrain", "model": "gpt-3.6B", "layers": "30", "hidden": "3072", "heads": "32",

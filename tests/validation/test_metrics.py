@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from published.made_tables import GPT, run_of, write_table
-from windlass.published.judge import judge
-from windlass.published.predict import Predicted, predict
-from windlass.published.score import memory_calls, noise, ranks, spearman, step_errors
+from validation.made_tables import GPT, run_of, write_table
+from windlass.validation.evaluate import judge
+from windlass.validation.metrics import memory_calls, noise, ranks, spearman, step_errors
+from windlass.validation.predict_run import Predicted, predict
 
 
 @pytest.fixture

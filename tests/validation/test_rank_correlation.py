@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from windlass.published.order import pairs_ordered
+from windlass.validation.metrics import pairs_ordered
 
 TIMES = st.lists(st.tuples(st.integers(1, 40), st.integers(1, 9)), min_size=1, max_size=70)
 """Measured and predicted; whole, so that some are equal."""

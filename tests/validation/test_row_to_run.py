@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from published.made_tables import BERT, GPT, run_of, write_table
+from validation.made_tables import BERT, GPT, run_of, write_table
 from windlass.errors import Faults, RequestError
-from windlass.published.express import Refused, express
-from windlass.published.predict import predict
-from windlass.published.run import Run
-from windlass.published.stacks import catalogue
-from windlass.published.table import COLUMNS, read_table
+from windlass.validation.csv_table import COLUMNS, read_table
+from windlass.validation.predict_run import predict
+from windlass.validation.row_to_run import Refused, express
+from windlass.validation.runs import Run
+from windlass.validation.software_stacks import catalogue
 
 
 def _reason(folder: Path, **changes: object) -> str:

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from windlass.published.judge import Judged, judge
-from windlass.published.stacks import FOLDER
+from windlass.validation.evaluate import Judged, judge
+from windlass.validation.software_stacks import FOLDER
 
 TABLES = Path(os.environ.get("WINDLASS_TABLES", "nowhere"))
 ROOT = Path(__file__).parents[2]

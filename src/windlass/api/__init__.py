@@ -1,21 +1,21 @@
 """The verbs: joins the rooms below into what a user calls. No numbers of its own, only calls."""
 
-from windlass.api.across import ALL, batches, compared
-from windlass.api.biggest import largest, record, require_here
-from windlass.api.check import Caught, Checking, proving
-from windlass.api.cluster import prepare
-from windlass.api.device import as_device
+from windlass.api.compare import ALL, batches, compared
+from windlass.api.distributed.cluster_launch import prepare
+from windlass.api.distributed.cluster_worker import Worker, as_worker, guard
+from windlass.api.distributed.elastic import Survival
+from windlass.api.distributed.rank_main import as_device
+from windlass.api.largest_model import largest, record, require_here
 from windlass.api.machines import machines
-from windlass.api.needed import needed
-from windlass.api.pictures import draw, draw_alone, forecast, require_drawable
 from windlass.api.plan import HERE, Planned, Progress, ask, capture, find_machine, plan, probe
-from windlass.api.record import RUNS, load, report, runs
-from windlass.api.rehearse import PROCESSES, as_it_is, in_small, load_plan, to_rehearse
-from windlass.api.resume import resume, sample
-from windlass.api.run import Run, train
-from windlass.api.scrutiny import Scrutiny
-from windlass.api.survive import Survival
-from windlass.api.worker import Worker, as_worker, guard
+from windlass.api.plan_figures import draw, draw_alone, forecast, require_drawable
+from windlass.api.runs import RUNS, load, report, runs
+from windlass.api.smallest_machine import needed
+from windlass.api.training.resume import resume, sample
+from windlass.api.training.train import Run, train
+from windlass.api.verify.check import Caught, Checking, proving
+from windlass.api.verify.instrumentation import Scrutiny
+from windlass.api.verify.rehearse import PROCESSES, as_it_is, in_small, load_plan, to_rehearse
 
 __all__ = [
     "ALL",

@@ -3,14 +3,14 @@
 from collections.abc import Iterator, Sequence
 
 from windlass.api.plan import HERE, Progress, capture, find_machine, plan
+from windlass.atomic_files import cache_folder
 from windlass.errors import Faults, PlanError
-from windlass.files import cache_folder
-from windlass.machines import catalogue
-from windlass.machines.here import load_here
-from windlass.search.explain import explain
-from windlass.spec.machine import Machine
-from windlass.spec.offer import Offer
-from windlass.spec.request import Request
+from windlass.hardware import catalog as catalogue
+from windlass.hardware.local_machine import load_here
+from windlass.planner.explain import explain
+from windlass.schema.comparison import Offer
+from windlass.schema.machine import Machine
+from windlass.schema.request import Request
 
 ALL = "all"
 """In place of names: every machine of the catalogue, and this one if it has been measured."""

@@ -5,27 +5,27 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from windlass.api.disk import taken_bytes
-from windlass.api.loop import batches_of
 from windlass.api.plan import HERE, Planned, Progress, ask, capture, chain_of_request, plan
-from windlass.api.record import RUNS
-from windlass.api.run import train
-from windlass.cost.once import once
+from windlass.api.runs import RUNS
+from windlass.api.training.disk_check import taken_bytes
+from windlass.api.training.setup import batches_of
+from windlass.api.training.train import train
+from windlass.atomic_files import free_disk_bytes, write_whole
+from windlass.cost.simulator.offload_queue import once
 from windlass.errors import Faults, MachineError, PlanError, RequestError
-from windlass.files import free_disk_bytes, write_whole
-from windlass.models.catalogue import names as model_names
-from windlass.models.catalogue import published_parameters
-from windlass.program.lower import lower
-from windlass.program.room import room
-from windlass.report.words import far_words
-from windlass.spec import record as names
-from windlass.spec.record import Step
-from windlass.spec.recorded import Recorded, Sized, Verified
-from windlass.spec.request import Request
+from windlass.models.catalog import names as model_names
+from windlass.models.catalog import published_parameters
+from windlass.program.lowering.lower import lower
+from windlass.program.memory.disk_usage import room
+from windlass.report.formatting import far_words
+from windlass.schema import run_record as names
+from windlass.schema.largest_model import Recorded, Sized, Verified
+from windlass.schema.request import Request
+from windlass.schema.run_record import Step
 from windlass.units import show_bytes
 
 if TYPE_CHECKING:
-    from windlass.models.chain import Chain
+    from windlass.models.layer_stack import Chain
 
 LEAST_TOKENS = 2048
 """Of the step that counts."""
@@ -199,8 +199,8 @@ def _require_spare(planned: Planned, root: Path) -> None:
 def _verified(
     planned: Planned, checkpoint: Path, step: Step, progress: Progress | None
 ) -> Verified:
-    from windlass.runtime.compared import compare
-    from windlass.runtime.reference import walk
+    from windlass.runtime.verify.compare_to_reference import compare
+    from windlass.runtime.verify.reference_model import walk
 
     plan, train = planned.plan, planned.request.train
     chain: Chain = chain_of_request(planned.request.model, seed=train.seed)

@@ -1,10 +1,10 @@
 """Machines: all that can be named in a request."""
 
 from windlass.api.plan import HERE
-from windlass.files import cache_folder
-from windlass.machines import catalogue
-from windlass.machines.here import load_here
-from windlass.spec.machine import Machine
+from windlass.atomic_files import cache_folder
+from windlass.hardware import catalog as catalogue
+from windlass.hardware.local_machine import load_here
+from windlass.schema.machine import Machine
 
 
 def machines() -> tuple[tuple[str, Machine], ...]:

@@ -9,26 +9,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from windlass.capture.key import graph_key
-from windlass.capture.store import load_graph, save_graph
+from windlass.atomic_files import cache_folder
+from windlass.capture.graph_cache import graph_key, load_graph, save_graph
 from windlass.errors import PlanError, RequestError
-from windlass.files import cache_folder
-from windlass.machines import catalogue
-from windlass.machines.allocator import prepare_allocator
-from windlass.machines.here import load_here, save_here
-from windlass.search.choice import Choice
-from windlass.search.choose import choose
-from windlass.search.explain import explain
-from windlass.search.pods import cut_of
-from windlass.search.space import degrees
-from windlass.spec.graph import Graph
-from windlass.spec.machine import Machine
-from windlass.spec.plan import Plan
-from windlass.spec.prediction import Prediction
-from windlass.spec.request import ModelRequest, Request
+from windlass.hardware import catalog as catalogue
+from windlass.hardware.local_machine import load_here, save_here
+from windlass.planner.choose import choose
+from windlass.planner.explain import explain
+from windlass.planner.result import Choice
+from windlass.planner.space.options import degrees
+from windlass.planner.space.pinned_parallelism import cut_of
+from windlass.schema.graph import Graph
+from windlass.schema.machine import Machine
+from windlass.schema.plan import Plan
+from windlass.schema.prediction import Prediction
+from windlass.schema.request import ModelRequest, Request
+from windlass.torch_ext.cpu_allocator import prepare_allocator
 
 if TYPE_CHECKING:
-    from windlass.models.chain import Chain
+    from windlass.models.layer_stack import Chain
 
 HERE = "here"
 """The name of the machine that this program runs on."""
@@ -148,7 +147,7 @@ def capture(model: ModelRequest) -> Graph:
     if graph is None:
         # Before torch's first tensor, and a run may follow in this process.
         prepare_allocator()
-        from windlass.capture.capture import capture as capture_chain
+        from windlass.capture.capture_graph import capture as capture_chain
 
         graph = capture_chain(chain_of_request(model))
         save_graph(folder, key, graph)
@@ -187,7 +186,7 @@ def in_slices(
     missing = [each for each in asked if each not in graph.slices and each not in graph.uncut]
     if missing:
         prepare_allocator()
-        from windlass.capture.capture import capture_slices
+        from windlass.capture.capture_graph import capture_slices
 
         chain = chain_of_request(model)
         for done, degree in enumerate(missing):
@@ -221,7 +220,7 @@ def probe(*, progress: Progress | None = None) -> Machine:
     Raises:
         MachineError: something cannot be measured.
     """
-    from windlass.machines.probe import probe as measure
+    from windlass.hardware.probe.probe import probe as measure
 
     machine = measure(progress, cache_folder())
     save_here(cache_folder(), machine)

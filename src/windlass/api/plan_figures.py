@@ -3,20 +3,20 @@
 from pathlib import Path
 
 from windlass.api.plan import Planned
-from windlass.cost.memory import stage_peaks
+from windlass.atomic_files import require_place, storage_faults, write_whole
+from windlass.cost.peak_memory import stage_peaks
 from windlass.cost.predict import predict
-from windlass.cost.simulate import simulate
+from windlass.cost.simulator.timeline import simulate
 from windlass.errors import RequestError, did_you_mean
-from windlass.files import require_place, storage_faults, write_whole
-from windlass.program.lower import lower
-from windlass.report.forecast import Forecast
-from windlass.report.poster import PICTURES, poster
-from windlass.report.prospect import prospect
-from windlass.report.raster import rasterise
-from windlass.report.svg import size_of
-from windlass.search.weigh import with_near
-from windlass.spec.plan import Plan
-from windlass.spec.prediction import Prediction
+from windlass.planner.search.extrapolate import with_near
+from windlass.program.lowering.lower import lower
+from windlass.report.figures.figure_sheet import PICTURES, poster
+from windlass.report.figures.png import rasterise
+from windlass.report.figures.svg import size_of
+from windlass.report.html.plan_page import prospect
+from windlass.report.plan_forecast import Forecast
+from windlass.schema.plan import Plan
+from windlass.schema.prediction import Prediction
 
 _SUFFIXES = (".html", ".svg", ".png")
 

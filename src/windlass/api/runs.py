@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
-from windlass.files import write_whole
-from windlass.report.page import page
-from windlass.spec import record as names
-from windlass.track.find import RunSummary, find, list_runs
-from windlass.track.history import Record
-from windlass.track.history import load as load_record
+from windlass.atomic_files import write_whole
+from windlass.report.html.run_page import page
+from windlass.schema import run_record as names
+from windlass.tracking.load_run import Record
+from windlass.tracking.load_run import load as load_record
+from windlass.tracking.run_index import RunSummary, find, list_runs
 
 RUNS = Path("runs")
 """Where run folders lie unless a caller says otherwise."""

@@ -4,10 +4,10 @@ from collections.abc import Iterator, Sequence
 
 from windlass.api.plan import Planned, Progress, ask, capture, plan
 from windlass.errors import Faults, PlanError
-from windlass.machines import catalogue
-from windlass.machines.family import Family
-from windlass.spec.machine import Machine
-from windlass.spec.need import Need
+from windlass.hardware import catalog as catalogue
+from windlass.hardware.host_family import Family
+from windlass.schema.comparison import Need
+from windlass.schema.machine import Machine
 
 _STATE_BYTES = 16
 """A parameter in bfloat16 with its gradient, float32 master and two moments: 2 + 2 + 4 + 8; what

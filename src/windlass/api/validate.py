@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from windlass.errors import Faults, WindlassError
-from windlass.published.judge import Judged, judge
+from windlass.validation.evaluate import Judged, judge
 
 
 def judge_tables(paths: Sequence[str]) -> tuple[list[Judged], list[str]]:

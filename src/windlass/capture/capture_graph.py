@@ -13,20 +13,20 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from windlass.capture.eager import eager_cost, looked_up_costs
-from windlass.capture.fit import MICROS, fit
-from windlass.capture.fuse import compiled_cost
-from windlass.capture.record import Recording, record
+from windlass.capture.eager_ops import eager_cost, looked_up_costs
+from windlass.capture.fused_ops import compiled_cost
+from windlass.capture.polynomial_fit import MICROS, fit
+from windlass.capture.recorder import Recording, record
 from windlass.capture.trace import Fitted
 from windlass.errors import ModelError
-from windlass.models.chain import Chain, cuts_of
-from windlass.models.cutting import faults
-from windlass.models.exchange import Place
-from windlass.models.pieces import Piece, pieces
-from windlass.models.slices import sliced
-from windlass.models.structure import only_looks_up
-from windlass.spec.graph import Graph, LayerCost, LayerKind, Parameter, Precision, Span
-from windlass.spec.grid import columns_of, grid
+from windlass.models.layer_kinds import only_looks_up
+from windlass.models.layer_stack import Chain, cuts_of
+from windlass.models.tensor_parallel.check_shardable import faults
+from windlass.models.tensor_parallel.collectives import Place
+from windlass.models.tensor_parallel.shard_module import sliced
+from windlass.models.tensor_parallel.shard_params import Piece, pieces
+from windlass.schema.graph import Graph, LayerCost, LayerKind, Parameter, Precision, Span
+from windlass.schema.tensor_grid import columns_of, grid
 
 _DTYPES: dict[Precision, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _LONGEST = 64

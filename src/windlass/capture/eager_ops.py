@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from windlass.capture.fit import total
+from windlass.capture.polynomial_fit import total
 from windlass.capture.trace import Call, Fitted
-from windlass.spec.graph import Exchange, LayerCost, Op, Precision, Quantity, Shape
+from windlass.schema.graph import Exchange, LayerCost, Op, Precision, Quantity, Shape
 
 
 def eager_cost(fitted: Fitted, precision: Precision) -> LayerCost:

@@ -13,10 +13,10 @@ Three things change (read off the graphs of AOTAutograd and the code of Inductor
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from windlass.capture.eager import matrix_shape, set_in_order, slice_exchange
-from windlass.capture.fit import total
+from windlass.capture.eager_ops import matrix_shape, set_in_order, slice_exchange
+from windlass.capture.polynomial_fit import total
 from windlass.capture.trace import Call, Fitted, Trace
-from windlass.spec.graph import PRECISION_BYTES, LayerCost, Op, Precision, Quantity
+from windlass.schema.graph import PRECISION_BYTES, LayerCost, Op, Precision, Quantity
 
 _TYPICAL = (4, 512)
 """Micro-batch and sequence at which sizes are compared."""

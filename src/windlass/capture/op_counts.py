@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload, OpOverloadPacket
 
-from windlass.spec.graph import Collective
-from windlass.spec.grid import Among
+from windlass.schema.graph import Collective
+from windlass.schema.tensor_grid import Among
 
 _aten = torch.ops.aten
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 
-from windlass.spec.graph import Quantity
+from windlass.schema.graph import Quantity
 
 MICROS = (2, 3)
 """Two suffice for what is linear in the micro-batch; one would make special cases of size 1."""

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
-from windlass.capture.count import (
+from windlass.capture.op_counts import (
     EMPTY,
     IN_PLACE_UNSEEN,
     attention_flop,
@@ -29,9 +29,9 @@ from windlass.capture.count import (
 )
 from windlass.capture.trace import Buffer, Call, Role, Touch, Trace
 from windlass.models.loss import loss_of
-from windlass.models.selective import selective
-from windlass.models.trial import fake_state
-from windlass.spec.graph import OpKind
+from windlass.models.selective_checkpoint import selective
+from windlass.models.shape_inference import fake_state
+from windlass.schema.graph import OpKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

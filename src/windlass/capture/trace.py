@@ -7,8 +7,8 @@ fitted as a polynomial: a call names the places of its numbers in one list.
 from dataclasses import dataclass
 from typing import Literal
 
-from windlass.spec.graph import Collective, OpKind, Quantity
-from windlass.spec.grid import Among
+from windlass.schema.graph import Collective, OpKind, Quantity
+from windlass.schema.tensor_grid import Among
 
 Role = Literal[
     "parameter",

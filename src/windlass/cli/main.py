@@ -21,28 +21,28 @@ _VERBS = {
     "train": "train:train",
     "resume": "train:resume",
     "launch": "launch:launch",
-    "sample": "sample:sample",
+    "sample": "generate:sample",
     "plan": "plan:plan",
     "fit": "plan:fit",
-    "compare": "across:compare",
-    "batch": "across:batch",
-    "needed": "needed:needed",
-    "runs": "record:runs",
-    "show": "record:show",
-    "report": "record:report",
-    "models": "machine:models",
-    "machines": "machine:machines",
-    "probe": "machine:probe",
+    "compare": "compare:compare",
+    "batch": "compare:batch",
+    "needed": "smallest_machine:needed",
+    "runs": "runs:runs",
+    "show": "runs:show",
+    "report": "runs:report",
+    "models": "machines:models",
+    "machines": "machines:machines",
+    "probe": "machines:probe",
     "check": "check:check",
     "rehearse": "rehearse:rehearse",
-    "record": "biggest:record",
+    "record": "largest_model:record",
     "validate": "validate:validate",
 }
 """Verb -> where its function is; imported when asked for, listed in this order."""
 
 for turn, (verb, place) in enumerate(_VERBS.items()):
-    app.command(f"windlass.cli.{place}", name=verb, sort_key=turn)
-app.command("windlass.cli.device:device", name="device", show=False)
+    app.command(f"windlass.cli.commands.{place}", name=verb, sort_key=turn)
+app.command("windlass.cli.commands.rank:device", name="device", show=False)
 
 
 def main(tokens: list[str] | None = None) -> None:

@@ -7,7 +7,7 @@ from cyclopts import Parameter
 
 from windlass import api
 from windlass.errors import RequestError
-from windlass.spec.request import Request
+from windlass.schema.request import Request
 
 AsJson = Annotated[bool, Parameter(name="--json", negative="")]
 """The flag `--json`: the same as values for other programs, in place of tables."""

@@ -7,9 +7,14 @@ from pathlib import Path
 
 from windlass import api
 from windlass.cli.console import Report, console, print_json, print_points
-from windlass.report.proof import Mistake, mistakes_table, proof_table, verdict_words
-from windlass.report.words import plan_words
-from windlass.spec.request import Request
+from windlass.report.formatting import plan_words
+from windlass.report.terminal.verification_table import (
+    Mistake,
+    mistakes_table,
+    proof_table,
+    verdict_words,
+)
+from windlass.schema.request import Request
 
 STEPS = 3
 """Of a proof: one without moments before it, one with, and one more."""

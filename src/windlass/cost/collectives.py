@@ -7,8 +7,8 @@ so that the innermost link that joins them is theirs.
 
 from functools import cached_property
 
-from windlass.cost.rings import Rings, Way, message
-from windlass.program.exchanged import (
+from windlass.cost.ring_bandwidth import Rings, Way, message
+from windlass.program.communication_volume import (
     Inside,
     Sent,
     all_reduce_bytes,
@@ -16,13 +16,13 @@ from windlass.program.exchanged import (
     gather_bytes,
 )
 from windlass.program.instruction import ANSWERS, Instruction, Kind
-from windlass.program.shards import parts
-from windlass.program.sizes import StateSizes, states_of
-from windlass.spec import grid
-from windlass.spec.graph import Graph
-from windlass.spec.grid import Among
-from windlass.spec.machine import Machine
-from windlass.spec.plan import Plan
+from windlass.program.memory.layer_sizes import StateSizes, states_of
+from windlass.program.zero_sharding import parts
+from windlass.schema import tensor_grid as grid
+from windlass.schema.graph import Graph
+from windlass.schema.machine import Machine
+from windlass.schema.plan import Plan
+from windlass.schema.tensor_grid import Among
 
 
 class Links:

@@ -2,23 +2,31 @@
 
 from functools import cached_property
 
-from windlass.cost.links import Links
-from windlass.cost.moved import loaded_bytes, summed_bytes, taken_over_bytes
-from windlass.cost.op import DeviceRates, Mode, Pass, Seconds, pass_seconds
-from windlass.cost.update import (
+from windlass.cost.collectives import Links
+from windlass.cost.op_time import (
+    DeviceRates,
+    Mode,
+    Pass,
+    Seconds,
+    loaded_bytes,
+    pass_seconds,
+    summed_bytes,
+    taken_over_bytes,
+)
+from windlass.cost.optimizer_time import (
     norm_launch_seconds,
     norm_rate,
     update_seconds,
     updated_elements,
 )
+from windlass.program.activation_checkpointing import selected
+from windlass.program.device_mesh import layers_of, place_of, stages_by_layer
 from windlass.program.instruction import BACKWARDS, Instruction, Kind
-from windlass.program.layout import layers_of, place_of, stages_by_layer
-from windlass.program.recompute import selected
-from windlass.program.slices import ops_of
-from windlass.program.ties import loans, shared
-from windlass.spec.graph import Graph
-from windlass.spec.machine import Machine
-from windlass.spec.plan import Plan
+from windlass.program.tensor_parallel import ops_of
+from windlass.program.tied_weights import loans, shared
+from windlass.schema.graph import Graph
+from windlass.schema.machine import Machine
+from windlass.schema.plan import Plan
 
 
 class StepCost:

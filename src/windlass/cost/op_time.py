@@ -11,13 +11,13 @@ The ops of any number of passes are priced together, for any number of sizes of 
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from math import log
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from windlass.spec.graph import PRECISION_BYTES, LayerCost, Op, Precision, Quantity
-from windlass.spec.machine import AttentionRate, Curve, Device, Point
+from windlass.schema.graph import PRECISION_BYTES, LayerCost, LayerKind, Op, Precision, Quantity
+from windlass.schema.machine import AttentionRate, Curve, Device, Point
 
 _Floats = npt.NDArray[np.float64]
 _Ints = npt.NDArray[np.int64]
@@ -238,3 +238,48 @@ def _head_width(cost: LayerCost, mode: Mode) -> float:
 
 def _apart(rate: AttentionRate, head_width: float) -> float:
     return abs(log(rate.head_width / head_width))
+
+
+Number = TypeVar("Number", float, npt.NDArray[np.float64])
+
+_TOKEN_BYTES = 8
+_SUM_BYTES = 4
+"""Gradients are summed in float32."""
+
+
+def loaded_bytes(tokens: Number) -> Number:
+    """Inputs and targets of a micro-batch of so many tokens are copied once."""
+    return 2 * 2 * tokens * _TOKEN_BYTES
+
+
+def taken_over_bytes(elements: Number, gradient_bytes: int) -> Number:
+    """Adding a gradient that came from another stage: two reads and a write."""
+    return 3 * elements * gradient_bytes
+
+
+def summed_bytes(
+    kind: LayerKind, weight_bytes: int, gradient_bytes: int, *, shared: int, rows: int, first: bool
+) -> tuple[int, ...]:
+    """Adding a layer's fresh gradients to what is there, of each op that does so.
+
+    The first are taken over as they are, but for what is there already; in bfloat16 with
+    accumulation they are copied into float32. Rows are added to a gradient; where there is none
+    yet, one of zeros is made first.
+
+    Args:
+        kind: of the layer.
+        weight_bytes: of a fresh gradient's element.
+        gradient_bytes: of a sum's.
+        shared: elements whose gradient another layer of the stage has made before.
+        rows: elements that a pass gives of a layer that looks rows up.
+        first: whether they are the first micro-batch's.
+    """
+    each = weight_bytes + 2 * gradient_bytes
+    counts = [parameter.count for parameter in kind.parameters]
+    if kind.looks_up:
+        made = (kind.parameter_count - shared) * gradient_bytes if first else 0
+        return rows * each, made
+    if not first:
+        return (sum(counts) * each,)
+    converted = counts if gradient_bytes != weight_bytes else []
+    return shared * each, *(count * (weight_bytes + _SUM_BYTES) for count in converted)

@@ -1,10 +1,10 @@
 """Update: seconds of what comes behind the passes of a layer, the norm and the optimizer's step."""
 
-from windlass.cost.op import Seconds
-from windlass.program.shards import padded
-from windlass.spec.graph import LayerKind
-from windlass.spec.machine import Device
-from windlass.spec.plan import Moments, Plan
+from windlass.cost.op_time import Seconds
+from windlass.program.zero_sharding import padded
+from windlass.schema.graph import LayerKind
+from windlass.schema.machine import Device
+from windlass.schema.plan import Moments, Plan
 
 _SUM_BYTES = 4
 """Gradients are summed in float32."""

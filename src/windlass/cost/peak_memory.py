@@ -7,14 +7,14 @@ that what is resident is what is alive.
 
 from collections.abc import Iterator
 
-from windlass.program.far import far_bytes
+from windlass.program.device_mesh import place_of
 from windlass.program.instruction import Program
-from windlass.program.layout import place_of
-from windlass.program.occupancy import occupancy
-from windlass.spec.graph import Graph
-from windlass.spec.machine import Machine
-from windlass.spec.plan import Plan
-from windlass.spec.prediction import TierPeak
+from windlass.program.memory.liveness import occupancy
+from windlass.program.memory.offloaded_bytes import far_bytes
+from windlass.schema.graph import Graph
+from windlass.schema.machine import Machine
+from windlass.schema.plan import Plan
+from windlass.schema.prediction import TierPeak
 
 
 def peaks(

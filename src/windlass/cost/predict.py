@@ -4,18 +4,18 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping
 from math import exp, hypot
 
-from windlass.cost.clock import run_clock
-from windlass.cost.memory import peaks
-from windlass.cost.op import TERMS, Seconds
-from windlass.cost.step import StepCost
-from windlass.cost.streamed import Span, moving_seconds, step_seconds
+from windlass.cost.instruction_time import StepCost
+from windlass.cost.op_time import TERMS, Seconds
+from windlass.cost.peak_memory import peaks
+from windlass.cost.simulator.event_simulator import run_clock
+from windlass.cost.simulator.offload_queue import Span, moving_seconds, step_seconds
 from windlass.program.instruction import Program
-from windlass.program.lower import lower
-from windlass.program.traffic import Traffic, together
-from windlass.spec.graph import Graph
-from windlass.spec.machine import Machine
-from windlass.spec.plan import Plan
-from windlass.spec.prediction import FarTraffic, Prediction
+from windlass.program.lowering.lower import lower
+from windlass.program.memory.tier_traffic import Traffic, together
+from windlass.schema.graph import Graph
+from windlass.schema.machine import Machine
+from windlass.schema.plan import Plan
+from windlass.schema.prediction import FarTraffic, Prediction
 
 _WITHIN_80 = 1.2816
 """Standard deviations on either side that hold 80 % of a normal distribution."""

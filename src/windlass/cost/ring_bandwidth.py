@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from windlass.spec.machine import Link
+from windlass.schema.machine import Link
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

@@ -7,9 +7,9 @@ from dataclasses import KW_ONLY, dataclass
 import numpy as np
 import numpy.typing as npt
 
-from windlass.data.masking import Masking
+from windlass.data.mlm_masking import Masking
 from windlass.data.permutation import keyed_number, keyed_permutation
-from windlass.data.tokens import Tokens
+from windlass.data.token_files import Tokens
 from windlass.errors import DataError, Faults
 
 Block = npt.NDArray[np.int64]

@@ -13,11 +13,11 @@ from typing import BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from windlass.data.corpora import Corpus
-from windlass.data.hashes import Progress
-from windlass.data.reading import CHUNK_BYTES, Fault, Text
-from windlass.data.tokenizer import Ids, Tokenizer, train_tokenizer
-from windlass.data.tokens import (
+from windlass.atomic_files import sync_folder, write_whole
+from windlass.data.content_hashes import Progress
+from windlass.data.readers import CHUNK_BYTES, Fault, Text
+from windlass.data.sources import Corpus
+from windlass.data.token_files import (
     HELD_OUT_BYTES_FILE,
     LENGTH_TYPE,
     META_FILE,
@@ -29,8 +29,8 @@ from windlass.data.tokens import (
     file_meta,
     token_file,
 )
+from windlass.data.tokenizer import Ids, Tokenizer, train_tokenizer
 from windlass.errors import DataError, Faults
-from windlass.files import sync_folder, write_whole
 
 _MOST_FAULTS = 20
 _BATCH_BYTES, _BATCH_DOCUMENTS = 4 * 2**20, 4096

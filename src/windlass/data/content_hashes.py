@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from windlass.data.reading import SourceFile
+from windlass.atomic_files import hash_file, write_whole
+from windlass.data.readers import SourceFile
 from windlass.errors import DataError, StorageError
-from windlass.files import hash_file, write_whole
 
 _SETTLED_NANOSECONDS = 2_000_000_000
 """A file younger than this may change again within its clock tick, so it is not remembered."""

@@ -7,14 +7,14 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
-from windlass.data.build import Reading, build, train_on
-from windlass.data.corpora import TABLES, Corpus, find_corpus
-from windlass.data.hashes import Content, Progress, contents, file_state
+from windlass.atomic_files import hash_file, storage_faults, sync_folder
+from windlass.data.build_dataset import Reading, build, train_on
+from windlass.data.content_hashes import Content, Progress, contents, file_state
+from windlass.data.sources import TABLES, Corpus, find_corpus
+from windlass.data.token_files import Tokens, open_tokens
 from windlass.data.tokenizer import Tokenizer, byte_tokenizer, load_tokenizer
-from windlass.data.tokens import Tokens, open_tokens
 from windlass.document import Document
 from windlass.errors import DataError, StorageError, did_you_mean
-from windlass.files import hash_file, storage_faults, sync_folder
 
 _FORMAT = 1
 """Raised when the same text would be read, split or encoded in another way."""

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from windlass.data.reading import Fault, SourceFile, Text, is_text, read_file
+from windlass.data.readers import Fault, SourceFile, Text, is_text, read_file
 from windlass.errors import DataError, did_you_mean
 
 STDLIB = "stdlib"

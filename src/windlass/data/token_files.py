@@ -12,10 +12,10 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from windlass.atomic_files import hash_file
 from windlass.data.tokenizer import Tokenizer, load_tokenizer
 from windlass.document import Document
 from windlass.errors import WindlassError
-from windlass.files import hash_file
 
 META_FILE, SEAL_FILE, TOKENIZER_FILE = "meta.json", "meta.sha256", "tokenizer.json"
 HELD_OUT_BYTES_FILE = "held_out.bytes.bin"

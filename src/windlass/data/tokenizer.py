@@ -10,8 +10,8 @@ import numpy.typing as npt
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
+from windlass.atomic_files import write_whole
 from windlass.errors import DataError
-from windlass.files import write_whole
 
 END_OF_TEXT = "<|endoftext|>"
 # What other families call the end of a text, most telling first.

@@ -7,11 +7,11 @@
 from pathlib import Path
 
 from windlass.errors import MachineError, did_you_mean
-from windlass.machines.family import Family
-from windlass.spec.machine import Machine
+from windlass.hardware.host_family import Family
+from windlass.schema.machine import Machine
 
-_FOLDER = Path(__file__).parent
-_FAMILIES = _FOLDER / "families"
+_FOLDER = Path(__file__).parent / "devices"
+_FAMILIES = Path(__file__).parent / "hosts"
 
 
 def names() -> tuple[str, ...]:

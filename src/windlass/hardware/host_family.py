@@ -3,8 +3,8 @@
 from pydantic import Field
 
 from windlass.document import Document
-from windlass.spec.machine import Link, Machine, Tier
-from windlass.spec.provenance import Source
+from windlass.schema.machine import Link, Machine, Tier
+from windlass.schema.provenance import Source
 
 
 class Family(Document):

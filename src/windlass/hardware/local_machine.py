@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from windlass.errors import WindlassError
-from windlass.spec.machine import Machine
+from windlass.schema.machine import Machine
 
 HERE_FILE = "here.toml"
 """Name of the file in the folder for this user."""

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from windlass.spec.machine import Curve, Device, Machine, MatmulRate, Tier
-from windlass.spec.provenance import Source
+from windlass.schema.machine import Curve, Device, Machine, MatmulRate, Tier
+from windlass.schema.provenance import Source
 from windlass.units import show_bytes, show_flop, show_flop_rate, show_rate, show_seconds
 
 _SECONDS = (

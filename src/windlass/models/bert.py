@@ -9,9 +9,9 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
-from windlass.models.cuts import Cut, Cuttable
-from windlass.models.layers import Attention, Projection, Table, feed_forward, norm
-from windlass.models.shape import TransformerShape
+from windlass.models.config import TransformerShape
+from windlass.models.modules import Attention, Projection, Table, feed_forward, norm
+from windlass.models.tensor_parallel.sharding_rules import Cut, Cuttable
 
 SEGMENTS = 2
 

@@ -6,12 +6,12 @@ from dataclasses import replace
 import torch
 
 from windlass.errors import ModelError, did_you_mean
-from windlass.models import catalogue
-from windlass.models.chain import Chain, chain_of, materialise
-from windlass.models.own import build_own
-from windlass.models.shape import TransformerShape
+from windlass.models import catalog as catalogue
+from windlass.models.config import TransformerShape
+from windlass.models.init_weights import put_parameter
+from windlass.models.layer_stack import Chain, chain_of, materialise
 from windlass.models.transformer import transformer
-from windlass.models.weights import put_parameter
+from windlass.models.user_model import build_own
 
 DIALS = (
     "layers", "width", "heads", "key_heads", "hidden", "vocabulary", "sequence", "dropout",

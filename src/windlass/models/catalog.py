@@ -7,7 +7,7 @@ from importlib.resources import files
 from typing import Any
 
 from windlass.errors import ModelError, did_you_mean
-from windlass.models.shape import TransformerShape
+from windlass.models.config import TransformerShape
 
 
 def names() -> tuple[str, ...]:
@@ -56,5 +56,5 @@ def _entry(name: str) -> Mapping[str, Any]:
 @cache
 def _tables() -> Mapping[str, Any]:
     """The catalogue file; `Any` because it is the border where data becomes shapes."""
-    text = files("windlass.models").joinpath("catalogue.toml").read_text(encoding="utf-8")
+    text = files("windlass.models").joinpath("catalog.toml").read_text(encoding="utf-8")
     return tomllib.loads(text)

@@ -6,11 +6,16 @@ from dataclasses import dataclass, field
 from torch import nn
 
 from windlass.errors import ModelError
-from windlass.models.cuts import Cut, LayerCuts, read_cut
-from windlass.models.rules import layer_cuts, matches
-from windlass.models.structure import kinds_of
-from windlass.models.trial import WAY_OUT, logits_width, position_rows
-from windlass.models.weights import drawn, put_parameter, state_of
+from windlass.models.init_weights import drawn, put_parameter, state_of
+from windlass.models.layer_kinds import kinds_of
+from windlass.models.shape_inference import WAY_OUT, logits_width, position_rows
+from windlass.models.tensor_parallel.sharding_rules import (
+    Cut,
+    LayerCuts,
+    layer_cuts,
+    matches,
+    read_cut,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from windlass.models.exchange import Place, agreed, highest, own_tokens
+from windlass.models.tensor_parallel.collectives import Place, agreed, highest, own_tokens
 
 NO_TARGET = -100
 """A target that does not count in the mean; torch's own default for cross-entropy."""

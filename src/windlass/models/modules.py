@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from windlass.models.cuts import Cut, Cuttable
-from windlass.models.shape import TransformerShape
+from windlass.models.config import TransformerShape
+from windlass.models.tensor_parallel.sharding_rules import Cut, Cuttable
 
 WEIGHT_DEVIATION = 0.02
 

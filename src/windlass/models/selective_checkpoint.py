@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 from torch.utils.checkpoint import checkpoint
 
-from windlass.models import exchange  # noqa: F401  makes the operations of `_SUMS`
+from windlass.models.tensor_parallel import collectives as exchange  # noqa: F401  makes the operations of `_SUMS`
 
 _PRODUCTS = frozenset({torch.ops.aten.mm, torch.ops.aten.addmm})
 _SUMS = frozenset({torch.ops.windlass.scatter_sum, torch.ops.windlass.sum_slices})

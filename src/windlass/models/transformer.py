@@ -5,10 +5,10 @@ from collections.abc import Callable, Mapping
 
 from torch import Tensor, nn
 
-from windlass.models import encoder
-from windlass.models.cuts import Cut, Cuttable
-from windlass.models.layers import Attention, Projection, Table, feed_forward, norm
-from windlass.models.shape import TransformerShape
+from windlass.models import bert as encoder
+from windlass.models.config import TransformerShape
+from windlass.models.modules import Attention, Projection, Table, feed_forward, norm
+from windlass.models.tensor_parallel.sharding_rules import Cut, Cuttable
 
 
 class Embedding(nn.Module, Cuttable):

@@ -5,22 +5,21 @@ from dataclasses import replace
 
 from windlass.cost.predict import predict
 from windlass.errors import Faults
-from windlass.search.advise import advise
-from windlass.search.alone import Found, Weighed, alone
-from windlass.search.among import choose_among
-from windlass.search.choice import Choice, Refusal
-from windlass.search.field import Field
-from windlass.search.lift import lifted_alone
-from windlass.search.ranked import refusal, run_seconds, runner_up
-from windlass.search.shortfall import nearest_in_turns
-from windlass.search.space import impossible, vary
-from windlass.search.streamed import require_home, require_turns
-from windlass.search.uncollected import uncollected
-from windlass.search.weigh import weigh, with_near
-from windlass.spec.graph import Graph
-from windlass.spec.machine import Machine
-from windlass.spec.plan import Plan
-from windlass.spec.request import Request
+from windlass.planner.advice.advise import advise
+from windlass.planner.advice.minimal_change import lifted_alone
+from windlass.planner.advice.offload_feasibility import require_home, require_turns
+from windlass.planner.advice.shortfall import nearest_in_turns
+from windlass.planner.gc_paused import uncollected
+from windlass.planner.multi_device import choose_among
+from windlass.planner.result import Choice, Refusal, refusal, run_seconds, runner_up
+from windlass.planner.search.extrapolate import weigh, with_near
+from windlass.planner.single_device import Found, Weighed, alone
+from windlass.planner.space.options import impossible, vary
+from windlass.planner.space.plan_space import Field
+from windlass.schema.graph import Graph
+from windlass.schema.machine import Machine
+from windlass.schema.plan import Plan
+from windlass.schema.request import Request
 
 _RUNNERS_UP = 5
 _LIFTED = 4

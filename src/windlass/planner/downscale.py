@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import gcd, lcm, prod
 
-from windlass.models.shape import TransformerShape
-from windlass.spec.grid import columns_of, grid, rows_of
-from windlass.spec.plan import NEAR, Batch, Cut, Home, Plan, Sharding, Stage
-from windlass.spec.request import ModelRequest
+from windlass.models.config import TransformerShape
+from windlass.schema.plan import NEAR, Batch, Cut, Home, Plan, Sharding, Stage
+from windlass.schema.request import ModelRequest
+from windlass.schema.tensor_grid import columns_of, grid, rows_of
 
 STAGE_LAYERS = 8
 """Most layers that a stage keeps, embedding and head included."""

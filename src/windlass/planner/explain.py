@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from windlass.program.recompute import recompute_words
-from windlass.search.choice import Advice, Change, Choice, Refusal, RunnerUp, Standing
-from windlass.spec.plan import Plan
+from windlass.planner.result import Advice, Change, Choice, Refusal, RunnerUp, Standing
+from windlass.program.activation_checkpointing import recompute_words
+from windlass.schema.plan import Plan
 from windlass.units import show_bytes, show_seconds
 
 _TOLD = 0.001

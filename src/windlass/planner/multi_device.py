@@ -8,27 +8,26 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from math import ceil
 
-from windlass.cost.memory import peaks
+from windlass.cost.peak_memory import peaks
 from windlass.errors import Faults, PlanError
-from windlass.program.lower import lower
-from windlass.search.best import Found
-from windlass.search.choice import Advice, Choice, Refusal, Standing
-from windlass.search.field import Field
-from windlass.search.lift import lifted
-from windlass.search.podphases import Phased, phased
-from windlass.search.pods import pod_plans
-from windlass.search.ranked import refusal, runner_up
-from windlass.search.sensitive import sensitivities
-from windlass.search.shortfall import shortfall
-from windlass.search.space import stays_whole
-from windlass.search.standing import opened, standing
-from windlass.search.sweep import Sweep
-from windlass.search.weigh import memory_among, state_bytes, steady, with_near
-from windlass.spec.graph import Graph
-from windlass.spec.machine import Machine
-from windlass.spec.plan import Plan, Sharding
-from windlass.spec.prediction import Prediction
-from windlass.spec.request import Request
+from windlass.planner.advice.minimal_change import lifted
+from windlass.planner.advice.rank_of_pinned import opened, standing
+from windlass.planner.advice.sensitivity import sensitivities
+from windlass.planner.advice.shortfall import shortfall
+from windlass.planner.result import Advice, Choice, Refusal, Standing, refusal, runner_up
+from windlass.planner.search.branch_and_bound import Sweep
+from windlass.planner.search.extrapolate import memory_among, state_bytes, steady, with_near
+from windlass.planner.search.phase_search import Phased, phased
+from windlass.planner.search.top_k import Found
+from windlass.planner.space.options import stays_whole
+from windlass.planner.space.pinned_parallelism import pod_plans
+from windlass.planner.space.plan_space import Field
+from windlass.program.lowering.lower import lower
+from windlass.schema.graph import Graph
+from windlass.schema.machine import Machine
+from windlass.schema.plan import Plan, Sharding
+from windlass.schema.prediction import Prediction
+from windlass.schema.request import Request
 
 _CLOSE = 0.02
 """By how much the closed form's seconds may lie from the clock's."""

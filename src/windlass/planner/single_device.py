@@ -13,20 +13,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import inf
 
-from windlass.search.fewest import fewest
-from windlass.search.field import Field
-from windlass.search.phasespace import far_tiers
-from windlass.search.podphases import phased
-from windlass.search.ranked import run_seconds
-from windlass.search.sieve import Sieved, sieve, undominated
-from windlass.search.space import plans, stays_whole, vary
-from windlass.search.streamed import waiting_alone
-from windlass.search.weigh import Memory, weigh
-from windlass.spec.graph import Graph
-from windlass.spec.machine import Machine
-from windlass.spec.plan import NEAR, Home, Plan
-from windlass.spec.prediction import Prediction
-from windlass.spec.request import Request
+from windlass.planner.advice.offload_feasibility import waiting_alone
+from windlass.planner.result import run_seconds
+from windlass.planner.search.extrapolate import Memory, weigh
+from windlass.planner.search.memory_filter import Sieved, sieve, undominated
+from windlass.planner.search.min_recompute import fewest
+from windlass.planner.search.phase_search import phased
+from windlass.planner.space.options import plans, stays_whole, vary
+from windlass.planner.space.phase_space import far_tiers
+from windlass.planner.space.plan_space import Field
+from windlass.schema.graph import Graph
+from windlass.schema.machine import Machine
+from windlass.schema.plan import NEAR, Home, Plan
+from windlass.schema.prediction import Prediction
+from windlass.schema.request import Request
 
 Weighed = tuple[Plan, Prediction]
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from windlass.spec.plan import Plan, Recompute, Stage
+from windlass.schema.plan import Plan, Recompute, Stage
 
 
 def recomputed(plan: Plan, layer: int) -> bool:

@@ -12,17 +12,17 @@ from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
+from windlass.program.activation_checkpointing import selected
+from windlass.program.device_mesh import place_of
 from windlass.program.instruction import Instruction, Kind
-from windlass.program.layout import place_of
-from windlass.program.lower import lower
-from windlass.program.recompute import selected
-from windlass.program.shards import parts
-from windlass.program.sizes import StateSizes, states_of
-from windlass.program.slices import ops_of
-from windlass.program.ties import loans
-from windlass.spec.graph import Collective, Graph
-from windlass.spec.grid import Among, ring
-from windlass.spec.plan import Plan
+from windlass.program.lowering.lower import lower
+from windlass.program.memory.layer_sizes import StateSizes, states_of
+from windlass.program.tensor_parallel import ops_of
+from windlass.program.tied_weights import loans
+from windlass.program.zero_sharding import parts
+from windlass.schema.graph import Collective, Graph
+from windlass.schema.plan import Plan
+from windlass.schema.tensor_grid import Among, ring
 
 if TYPE_CHECKING:
     import numpy as np

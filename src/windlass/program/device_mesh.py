@@ -7,7 +7,7 @@ stage `k mod p`.
 
 from typing import NamedTuple
 
-from windlass.spec.plan import Cut, Plan
+from windlass.schema.plan import Cut, Plan
 
 
 class Place(NamedTuple):

@@ -3,11 +3,11 @@
 This is what a plan with far homes settles for each stage; `stream` makes a program of it.
 """
 
-from windlass.program.layout import chunks_of, layers_of
-from windlass.program.recompute import recomputed
-from windlass.program.ties import owners
-from windlass.spec.graph import Graph
-from windlass.spec.plan import Plan
+from windlass.program.activation_checkpointing import recomputed
+from windlass.program.device_mesh import chunks_of, layers_of
+from windlass.program.tied_weights import owners
+from windlass.schema.graph import Graph
+from windlass.schema.plan import Plan
 
 
 def owning(graph: Graph) -> tuple[int, ...]:

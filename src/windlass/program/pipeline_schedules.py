@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
-from windlass.spec.plan import Order, Plan
+from windlass.schema.plan import Order, Plan
 
 Part = Literal["forward", "backward", "backward input", "backward weight"]
 """A zero-bubble order runs a backward pass in two parts; every other one runs it as a whole."""

@@ -1,12 +1,12 @@
 """Peers: with whom each instruction of a device exchanges."""
 
+from windlass.program.device_mesh import Place, device_of, place_of
 from windlass.program.instruction import MEETINGS, Instruction, Kind
-from windlass.program.layout import Place, device_of, place_of
-from windlass.program.shards import gathering, spreading
-from windlass.program.slices import PASSES, exchanging
-from windlass.program.ties import loans
-from windlass.spec.graph import Graph
-from windlass.spec.plan import Plan
+from windlass.program.tensor_parallel import PASSES, exchanging
+from windlass.program.tied_weights import loans
+from windlass.program.zero_sharding import gathering, spreading
+from windlass.schema.graph import Graph
+from windlass.schema.plan import Plan
 
 _FROM_OWNER: tuple[Kind, ...] = ("lend", "take over")
 _LOANS: tuple[Kind, ...] = (*_FROM_OWNER, "borrow", "hand over")

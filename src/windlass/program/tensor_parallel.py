@@ -5,11 +5,11 @@ slices of one stage and replica run it at the same place of their programs. Grad
 that every slice has whole are partial: `reduce` sums them over the slices first.
 """
 
+from windlass.program.activation_checkpointing import selected
 from windlass.program.instruction import BACKWARDS, COMPUTING, Kind
-from windlass.program.recompute import selected
-from windlass.program.sizes import gradient_elements
-from windlass.spec.graph import Graph, LayerCost, LayerKind, Op
-from windlass.spec.plan import Plan
+from windlass.program.memory.layer_sizes import gradient_elements
+from windlass.schema.graph import Graph, LayerCost, LayerKind, Op
+from windlass.schema.plan import Plan
 
 PASSES: tuple[Kind, ...] = (*COMPUTING, "backward weight")
 """All that run a layer's ops."""

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from windlass.program.layout import stages_by_layer
-from windlass.spec.graph import Graph, Parameter
-from windlass.spec.plan import Plan
+from windlass.program.device_mesh import stages_by_layer
+from windlass.schema.graph import Graph, Parameter
+from windlass.schema.plan import Plan
 
 
 class Loan(NamedTuple):

@@ -4,13 +4,13 @@ from collections import Counter
 from collections.abc import Iterator
 
 from windlass.errors import Faults
-from windlass.program.recompute import able, selected
-from windlass.program.shards import parts
-from windlass.program.ties import loans
-from windlass.spec.graph import Graph
-from windlass.spec.grid import columns_of, rows_of
-from windlass.spec.machine import Machine
-from windlass.spec.plan import Plan
+from windlass.program.activation_checkpointing import able, selected
+from windlass.program.tied_weights import loans
+from windlass.program.zero_sharding import parts
+from windlass.schema.graph import Graph
+from windlass.schema.machine import Machine
+from windlass.schema.plan import Plan
+from windlass.schema.tensor_grid import columns_of, rows_of
 
 
 def faults(

@@ -10,7 +10,7 @@ Source: Rajbhandari et al. 2020, ZeRO, arXiv:1910.02054; two degrees as in the I
 tensor sharding.
 """
 
-from windlass.spec.plan import Plan
+from windlass.schema.plan import Plan
 
 _Group = tuple[int, ...]
 

@@ -1,17 +1,17 @@
 """Draws documents and records: tables and live display for a terminal, and one-file pages."""
 
-from windlass.report.live import TrainingView
-from windlass.report.machine import machine_table, machines_table, numbers_table
-from windlass.report.page import page
-from windlass.report.table import (
+from windlass.report.figures.timeline import picture
+from windlass.report.formatting import plan_words
+from windlass.report.html.run_page import page
+from windlass.report.terminal.live_view import TrainingView
+from windlass.report.terminal.machine_tables import machine_table, machines_table, numbers_table
+from windlass.report.terminal.tables import (
     plan_table,
     prediction_table,
     record_table,
     runners_up_table,
     runs_table,
 )
-from windlass.report.timeline import picture
-from windlass.report.words import plan_words
 
 __all__ = [
     "TrainingView",

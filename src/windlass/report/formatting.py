@@ -2,12 +2,12 @@
 
 import math
 
-from windlass.program import recompute
-from windlass.program.layout import Place
-from windlass.spec.graph import Graph
-from windlass.spec.plan import Cut, Plan
-from windlass.spec.prediction import Prediction
-from windlass.spec.record import Step
+from windlass.program import activation_checkpointing as recompute
+from windlass.program.device_mesh import Place
+from windlass.schema.graph import Graph
+from windlass.schema.plan import Cut, Plan
+from windlass.schema.prediction import Prediction
+from windlass.schema.run_record import Step
 from windlass.units import show_bytes, show_count, show_flop, show_flop_rate, show_seconds
 
 MFU_FORMULA = "model FLOP of a step / (step time × dense peak FLOP/s)"

@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 
-from windlass.program.layout import layers_of
-from windlass.spec.graph import Graph
-from windlass.spec.machine import Machine
-from windlass.spec.plan import Plan
-from windlass.spec.prediction import Lane, Prediction, TierPeak, Timeline
+from windlass.program.device_mesh import layers_of
+from windlass.schema.graph import Graph
+from windlass.schema.machine import Machine
+from windlass.schema.plan import Plan
+from windlass.schema.prediction import Lane, Prediction, TierPeak, Timeline
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

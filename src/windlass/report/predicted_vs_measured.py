@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from windlass.program.device_mesh import Place, place_of
 from windlass.program.instruction import WAITING
-from windlass.program.layout import Place, place_of
-from windlass.spec.plan import Cut
-from windlass.spec.prediction import Prediction, TierPeak
-from windlass.spec.record import Step
+from windlass.schema.plan import Cut
+from windlass.schema.prediction import Prediction, TierPeak
+from windlass.schema.run_record import Step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.optim.adamw import adamw
 
-from windlass.machines.moments import PART, Codec, Kept, dither_key
-from windlass.runtime.tensors import CHUNK, Parameter, Weight
-from windlass.spec.plan import Moments
-from windlass.spec.request import TrainRequest
+from windlass.runtime.parameters import CHUNK, Parameter, Weight
+from windlass.schema.plan import Moments
+from windlass.schema.request import TrainRequest
+from windlass.torch_ext.quantized_moments import PART, Codec, Kept, dither_key
 
 _ROW = 4096
 """Elements whose squares are added one after the other."""

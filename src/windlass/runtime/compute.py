@@ -2,25 +2,25 @@
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from windlass.data.batches import Batches
 from windlass.errors import RunBroken
+from windlass.program.activation_checkpointing import selected
 from windlass.program.instruction import Kind, Program
-from windlass.program.recompute import selected
-from windlass.runtime.flow import Flow
-from windlass.runtime.interpret import Handler
-from windlass.runtime.layers import Template
-from windlass.runtime.optimizer import Optimizer
-from windlass.runtime.outputs import Outputs
-from windlass.runtime.parted import input_gradient, weight_gradients
-from windlass.runtime.random import Keys, draw_seed, layer_key, sample_keys
-from windlass.runtime.residence import Residence
-from windlass.runtime.tensors import Parameter, master_dtype
-from windlass.runtime.world import World
-from windlass.spec.plan import Plan
+from windlass.runtime.adamw import Optimizer
+from windlass.runtime.distributed.process_groups import World
+from windlass.runtime.interpreter import Handler
+from windlass.runtime.keyed_dropout import Keys, draw_seed, layer_key, sample_keys
+from windlass.runtime.layer_templates import Template
+from windlass.runtime.offload.activations import Outputs
+from windlass.runtime.param_store import Residence
+from windlass.runtime.parameters import Parameter, master_dtype
+from windlass.runtime.split_backward import Inner, input_gradient, weight_gradients
+from windlass.schema.plan import Plan
 
 _NAMED_DOCUMENTS = 8
 """How many documents a broken step's message names."""
@@ -378,3 +378,27 @@ class Compute:
         shown = ", ".join(f"`{name}`" for name in names[:_NAMED_DOCUMENTS])
         more = len(names) - _NAMED_DOCUMENTS
         return f"{shown} and {more} more" if more > 0 else shown
+
+
+_At = tuple[int, int]
+"""Layer and micro-batch."""
+
+
+@dataclass(slots=True)
+class Flow:
+    """The values of one step on one device."""
+
+    tokens: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    """Inputs and targets, by micro-batch."""
+    samples: dict[int, Tensor] = field(default_factory=dict)
+    """Keys of what is dropped, by micro-batch."""
+    outputs: dict[_At, Tensor] = field(default_factory=dict)
+    """Of layers, as the next layer takes them."""
+    kept: dict[_At, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    """Input and output with what autograd keeps between them."""
+    gradients: dict[_At, Tensor] = field(default_factory=dict)
+    """Of outputs: what the next layer's backward passes down."""
+    inner: dict[_At, Inner] = field(default_factory=dict)
+    """What the input's part of a backward pass leaves for the weights' part."""
+    losses: dict[int, Tensor] = field(default_factory=dict)
+    """By micro-batch."""

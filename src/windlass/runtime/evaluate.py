@@ -9,10 +9,10 @@ from torch import Tensor
 
 from windlass.data.batches import Batches, Block
 from windlass.models.loss import NO_TARGET
-from windlass.runtime.layers import Template
-from windlass.runtime.messages import Messages
-from windlass.runtime.residence import Residence
-from windlass.runtime.world import World
+from windlass.runtime.distributed.p2p import Messages
+from windlass.runtime.distributed.process_groups import World
+from windlass.runtime.layer_templates import Template
+from windlass.runtime.param_store import Residence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,11 +5,11 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from windlass.models.chain import Chain
-from windlass.runtime.checkpoint import Checkpoint, load
-from windlass.runtime.layers import Template, templates
-from windlass.runtime.tensors import LayerTensors, layer_tensors
-from windlass.spec.graph import Precision
+from windlass.models.layer_stack import Chain
+from windlass.runtime.checkpoint.checkpoint import Checkpoint, load
+from windlass.runtime.layer_templates import Template, templates
+from windlass.runtime.parameters import LayerTensors, layer_tensors
+from windlass.schema.graph import Precision
 
 
 def generate(

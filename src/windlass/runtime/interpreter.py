@@ -8,8 +8,8 @@ from typing import Protocol
 import torch
 
 from windlass.program.instruction import Kind, Program
-from windlass.runtime.beat import Marks
-from windlass.spec.prediction import Lane, Timeline
+from windlass.runtime.distributed.heartbeat import Marks
+from windlass.schema.prediction import Lane, Timeline
 
 Handler = Callable[[int, int], None]
 """Does one instruction for (layer, micro-batch); 0 where the instruction names none."""

@@ -13,14 +13,14 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from windlass.models.chain import Chain, cuts_of
-from windlass.models.exchange import Place
+from windlass.models.init_weights import weightless
+from windlass.models.layer_kinds import only_looks_up
+from windlass.models.layer_stack import Chain, cuts_of
 from windlass.models.loss import loss_of
-from windlass.models.selective import selective
-from windlass.models.slices import sliced
-from windlass.models.structure import only_looks_up
-from windlass.models.weights import weightless
-from windlass.runtime.random import KeyedDropout, Keys, key_buffers, key_dropout, no_keys
+from windlass.models.selective_checkpoint import selective
+from windlass.models.tensor_parallel.collectives import Place
+from windlass.models.tensor_parallel.shard_module import sliced
+from windlass.runtime.keyed_dropout import KeyedDropout, Keys, key_buffers, key_dropout, no_keys
 
 
 class Template:

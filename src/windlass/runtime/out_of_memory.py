@@ -7,8 +7,8 @@ from pathlib import Path
 
 import torch
 
-from windlass.machines.surroundings import free_bytes
-from windlass.runtime.memory import held_bytes
+from windlass.hardware.probe.disk_and_network import free_bytes
+from windlass.runtime.memory_stats import held_bytes
 from windlass.units import read_bytes, show_bytes
 
 _WORDS = ("can't allocate memory", "not enough memory", "std::bad_alloc", "out of memory")

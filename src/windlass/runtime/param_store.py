@@ -10,16 +10,16 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from windlass.models.chain import Chain
+from windlass.models.layer_stack import Chain
 from windlass.program.instruction import Kind, Program
-from windlass.runtime.checkpoint import Checkpoint, load
-from windlass.runtime.interpret import Handler
-from windlass.runtime.optimizer import Optimizer
-from windlass.runtime.shelf import Proof
-from windlass.runtime.tensorfile import write_tensors
-from windlass.runtime.tensors import LayerParameters, LayerTensors, Parameter, layer_tensors
-from windlass.spec.graph import Precision
-from windlass.spec.plan import Moments
+from windlass.runtime.adamw import Optimizer
+from windlass.runtime.checkpoint.checkpoint import Checkpoint, load
+from windlass.runtime.checkpoint.safetensors_io import write_tensors
+from windlass.runtime.interpreter import Handler
+from windlass.runtime.offload.backing_store import Proof
+from windlass.runtime.parameters import LayerParameters, LayerTensors, Parameter, layer_tensors
+from windlass.schema.graph import Precision
+from windlass.schema.plan import Moments
 
 
 class Saved(NamedTuple):

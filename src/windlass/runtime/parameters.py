@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from windlass.machines.moments import Kept
-from windlass.models.chain import Chain, materialise
-from windlass.spec.graph import Precision
-from windlass.spec.plan import Moments, Plan
+from windlass.models.layer_stack import Chain, materialise
+from windlass.schema.graph import Precision
+from windlass.schema.plan import Moments, Plan
+from windlass.torch_ext.quantized_moments import Kept
 
 DTYPES: dict[Precision, torch.dtype] = {
     "float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64,

@@ -10,39 +10,39 @@ import torch
 
 from windlass.data.batches import Batches
 from windlass.errors import CheckpointError, MemoryShort, RunBroken, RunInterrupted
-from windlass.machines.allocator import prepare_allocator
-from windlass.models.chain import Chain
+from windlass.models.layer_stack import Chain
+from windlass.program.device_mesh import chunks_of
 from windlass.program.instruction import Program
-from windlass.program.layout import chunks_of
-from windlass.runtime.around import Around, Inside
-from windlass.runtime.beat import Marks
-from windlass.runtime.checkpoint import (
+from windlass.runtime.adamw import Optimizer, learning_rate
+from windlass.runtime.checkpoint.async_saver import Saver
+from windlass.runtime.checkpoint.checkpoint import (
     Checkpoint,
     Manifest,
     folder_name,
     remove_temporaries,
 )
 from windlass.runtime.compute import Compute, StopWished
+from windlass.runtime.distributed.heartbeat import Marks
+from windlass.runtime.distributed.p2p import Messages
+from windlass.runtime.distributed.process_groups import Alone, Pod, World
+from windlass.runtime.distributed.sharded_store import Shared
 from windlass.runtime.evaluate import HeldOut, evaluate
-from windlass.runtime.interpret import Interpreter, clock_for
-from windlass.runtime.lane import Moved, lane_of
-from windlass.runtime.layers import Template, templates
-from windlass.runtime.memory import Peak
-from windlass.runtime.messages import Messages
-from windlass.runtime.optimizer import Optimizer, learning_rate
-from windlass.runtime.outputs import Outputs
-from windlass.runtime.podstream import PodStream
-from windlass.runtime.residence import Near, Residence, Saved
-from windlass.runtime.saving import Saver
-from windlass.runtime.shared import Shared
-from windlass.runtime.shortage import asked_words, is_shortage, room_bytes
-from windlass.runtime.stream import Stream
-from windlass.runtime.world import Alone, Pod, World
-from windlass.spec.graph import Graph
-from windlass.spec.plan import Plan
-from windlass.spec.prediction import Timeline
-from windlass.spec.record import STATE_FOLDER, Step
-from windlass.spec.request import TrainRequest
+from windlass.runtime.interpreter import Interpreter, clock_for
+from windlass.runtime.layer_templates import Template, templates
+from windlass.runtime.memory_stats import Peak
+from windlass.runtime.offload.activations import Outputs
+from windlass.runtime.offload.offloaded_store import Stream
+from windlass.runtime.offload.sharded_offloaded_store import PodStream
+from windlass.runtime.offload.transfer_queue import Moved, lane_of
+from windlass.runtime.out_of_memory import asked_words, is_shortage, room_bytes
+from windlass.runtime.param_store import Near, Residence, Saved
+from windlass.runtime.verify.handler_hooks import Around, Inside
+from windlass.schema.graph import Graph
+from windlass.schema.plan import Plan
+from windlass.schema.prediction import Timeline
+from windlass.schema.request import TrainRequest
+from windlass.schema.run_record import STATE_FOLDER, Step
+from windlass.torch_ext.cpu_allocator import prepare_allocator
 
 
 def never() -> bool:

@@ -1,8 +1,8 @@
 """Offer: what one machine does for one request, as it is predicted; rows of comparisons."""
 
 from windlass.document import Document
-from windlass.spec.plan import Plan
-from windlass.spec.prediction import Prediction
+from windlass.schema.plan import Plan
+from windlass.schema.prediction import Prediction
 
 
 class Offer(Document):
@@ -35,3 +35,23 @@ class Offer(Document):
             raise ValueError(f"no plan fits {self.machine}")
         term, seconds = max(self.prediction.by_term.items(), key=lambda each: each[1])
         return term, seconds / self.prediction.step_seconds
+
+
+class Need(Document):
+    """What a model needs of a family; every number of it is predicted."""
+
+    model: str
+    parameters: int
+    family: str
+    machine: str | None
+    """The smallest on which a plan fits; None: not even the largest."""
+    devices: int | None
+    """That the fastest plan there takes."""
+    cut: str | None
+    """`p2 t8 r4`."""
+    prediction: Prediction | None
+    """Of that plan."""
+    tried: tuple[str, ...]
+    """The machines that it was planned for, smallest first."""
+    refused: str
+    """Why nothing fits the last one that was refused; empty if none was."""

@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple, Self
 from pydantic import Field
 
 from windlass.document import Document
-from windlass.spec.grid import Among, Slices
+from windlass.schema.tensor_grid import Among, Slices
 
 Precision = Literal["float32", "bfloat16", "float64"]
 """What layers compute in; with bfloat16 the optimizer keeps float32 master weights. `float64` is

@@ -1,8 +1,8 @@
 """Recorded: one measured and verified step of a model, beside its prediction."""
 
 from windlass.document import Document
-from windlass.spec.graph import Precision
-from windlass.spec.plan import Moments
+from windlass.schema.graph import Precision
+from windlass.schema.plan import Moments
 
 
 class Sized(Document):

@@ -8,9 +8,9 @@ from typing import ClassVar, Literal, NamedTuple, Self
 from pydantic import Field, model_validator
 
 from windlass.document import Document
-from windlass.spec.graph import Precision
-from windlass.spec.plan import Moments
-from windlass.spec.provenance import Source, source_of
+from windlass.schema.graph import Precision
+from windlass.schema.plan import Moments
+from windlass.schema.provenance import Source, source_of
 from windlass.units import Bytes, BytesPerSecond, FlopPerSecond, Seconds
 
 MOST_CONTENTION = 0.05

@@ -5,8 +5,8 @@ from typing import Literal, Self, get_args
 from pydantic import Field, model_validator
 
 from windlass.document import Document
-from windlass.spec.graph import PRECISION_BYTES, Precision
-from windlass.spec.grid import Slices
+from windlass.schema.graph import PRECISION_BYTES, Precision
+from windlass.schema.tensor_grid import Slices
 
 Order = Literal["gpipe", "1f1b", "interleaved", "zero-bubble"]
 Recompute = Literal["none", "selective", "layer"]

@@ -12,9 +12,9 @@ from pydantic import (
 )
 
 from windlass.document import Document
-from windlass.spec.graph import Precision
-from windlass.spec.grid import Slices
-from windlass.spec.plan import Moments, Order, Recompute
+from windlass.schema.graph import Precision
+from windlass.schema.plan import Moments, Order, Recompute
+from windlass.schema.tensor_grid import Slices
 from windlass.units import Bytes
 
 Decay = Annotated[float, Field(ge=0, lt=1)]

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from windlass.spec.graph import Precision
-from windlass.spec.plan import Moments
+from windlass.schema.graph import Precision
+from windlass.schema.plan import Moments
 
 What = Literal[
     "samples",  # which ones the step took

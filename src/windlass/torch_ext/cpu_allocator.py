@@ -29,7 +29,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
 
-from windlass.files import cache_folder
+from windlass.atomic_files import cache_folder
 
 KEPT_SHARE = 0.05
 """Of the predicted peak, kept in free blocks beyond it. With none at all a step that alternates

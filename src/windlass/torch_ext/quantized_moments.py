@@ -25,7 +25,7 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor
 
-from windlass.spec.plan import MOMENT_BLOCK, Moments
+from windlass.schema.plan import MOMENT_BLOCK, Moments
 
 PART = 2**17
 """Elements that are decoded at a time, a multiple of a block: what an update works on stays in the

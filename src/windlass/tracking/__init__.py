@@ -1,10 +1,10 @@
 """Records runs: journal, run folder, lock, list, load."""
 
-from windlass.track.environment import collect
-from windlass.track.find import RunSummary, find, list_runs, summarise
-from windlass.track.history import Record, load
-from windlass.track.journal import Event, Journal, JournalWriter, Row, read_journal
-from windlass.track.run import RunFolder, create, read_id, reopen, uuid7
+from windlass.tracking.environment import collect
+from windlass.tracking.journal import Event, Journal, JournalWriter, Row, read_journal
+from windlass.tracking.load_run import Record, load
+from windlass.tracking.run_folder import RunFolder, create, read_id, reopen, uuid7
+from windlass.tracking.run_index import RunSummary, find, list_runs, summarise
 
 __all__ = [
     "Event",

@@ -8,8 +8,8 @@ import socket
 import time
 from pathlib import Path
 
+from windlass.atomic_files import storage_faults
 from windlass.errors import RecordError
-from windlass.files import storage_faults
 
 _TRIES = 10
 _TRY_SECONDS = 0.02

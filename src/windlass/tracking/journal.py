@@ -16,8 +16,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
+from windlass.atomic_files import storage_faults
 from windlass.errors import RecordError, StorageError
-from windlass.files import storage_faults
 
 SCHEMA, ROW, EVENT = 1, 2, 3
 _HEAD = struct.Struct("<BHI")

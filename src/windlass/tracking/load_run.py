@@ -7,11 +7,12 @@ from typing import TypeVar
 
 from windlass.document import Document
 from windlass.errors import Faults, RecordError, RequestError
-from windlass.spec.graph import Graph
-from windlass.spec.machine import Machine
-from windlass.spec.plan import Plan
-from windlass.spec.prediction import Prediction, Timeline
-from windlass.spec.record import (
+from windlass.schema.graph import Graph
+from windlass.schema.machine import Machine
+from windlass.schema.plan import Plan
+from windlass.schema.prediction import Prediction, Timeline
+from windlass.schema.request import Request
+from windlass.schema.run_record import (
     ATTEMPTS_FOLDER,
     ENVIRONMENT_FILE,
     GRAPH_FILE,
@@ -25,11 +26,10 @@ from windlass.spec.record import (
     RunState,
     Step,
 )
-from windlass.spec.request import Request
-from windlass.track.find import state_of
-from windlass.track.journal import Event, Journal, read_ends, read_journal
-from windlass.track.run import journal_files, journal_path, read_id
-from windlass.track.steps import steps_of
+from windlass.tracking.journal import Event, Journal, read_ends, read_journal
+from windlass.tracking.run_folder import journal_files, journal_path, read_id
+from windlass.tracking.run_index import state_of
+from windlass.tracking.step_records import steps_of
 
 D = TypeVar("D", bound=Document)
 

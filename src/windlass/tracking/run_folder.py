@@ -11,13 +11,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from windlass.atomic_files import storage_faults
 from windlass.document import Document
 from windlass.errors import RecordError
-from windlass.files import storage_faults
-from windlass.spec.record import JOURNAL_FOLDER, RunState, Step
-from windlass.track.journal import EventName, JournalWriter
-from windlass.track.lock import FolderLock
-from windlass.track.steps import append_step
+from windlass.schema.run_record import JOURNAL_FOLDER, RunState, Step
+from windlass.tracking.folder_lock import FolderLock
+from windlass.tracking.journal import EventName, JournalWriter
+from windlass.tracking.step_records import append_step
 
 LOCK_FILE = ".lock"
 ID_FILE = "id"

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import cast, get_args
 
 from windlass.errors import RecordError, did_you_mean
-from windlass.spec.record import RunState
-from windlass.track.journal import Event, Journal, read_ends
-from windlass.track.lock import is_held
-from windlass.track.run import (
+from windlass.schema.run_record import RunState
+from windlass.tracking.folder_lock import is_held
+from windlass.tracking.journal import Event, Journal, read_ends
+from windlass.tracking.run_folder import (
     ID_FILE,
     LOCK_FILE,
     SHORT_DIGITS,

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable, Iterator
 
-from windlass.spec.record import Step
-from windlass.track.journal import Event, Journal, JournalWriter, Row
+from windlass.schema.run_record import Step
+from windlass.tracking.journal import Event, Journal, JournalWriter, Row
 
 _OWN = "device_memory_bytes"
 _KIND = "seconds."

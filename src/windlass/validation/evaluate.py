@@ -6,10 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from windlass.errors import Faults
-from windlass.published.express import Refused, express
-from windlass.published.predict import Predicted, predict
-from windlass.published.run import Run
-from windlass.published.score import (
+from windlass.validation.csv_table import read_table
+from windlass.validation.metrics import (
     Calls,
     Errors,
     Ranks,
@@ -18,8 +16,10 @@ from windlass.published.score import (
     ranks,
     step_errors,
 )
-from windlass.published.stacks import catalogue
-from windlass.published.table import read_table
+from windlass.validation.predict_run import Predicted, predict
+from windlass.validation.row_to_run import Refused, express
+from windlass.validation.runs import Run
+from windlass.validation.software_stacks import catalogue
 
 _REASONS = 12
 """Reasons that are told one by one."""

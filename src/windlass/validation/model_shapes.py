@@ -3,9 +3,8 @@
 import re
 from collections.abc import Mapping
 
-from windlass.published.reading import Unsaid, count, leading, needed, number
-from windlass.published.run import Shape
-from windlass.published.table import Row
+from windlass.validation.csv_table import Row, Unsaid, count, leading, needed, number
+from windlass.validation.runs import Shape
 
 _IMAGES = re.compile(r"resne|efficientnet|vit|dit-|unet|gnn", re.IGNORECASE)
 _GATED = re.compile(r"llama|mistral|smollm", re.IGNORECASE)

@@ -3,11 +3,10 @@
 import re
 from dataclasses import replace
 
-from windlass.published.pods import pod_cut
-from windlass.published.reading import Unsaid, count, leading, needed
-from windlass.published.run import Cut, Shape
-from windlass.published.stacks import Stack
-from windlass.published.table import Row
+from windlass.validation.csv_table import Row, Unsaid, count, leading, needed
+from windlass.validation.laws.ipu import pod_cut
+from windlass.validation.runs import Cut, Shape
+from windlass.validation.software_stacks import Stack
 
 _MICROS = (1.0, 2.0, 4.0, 8.0)
 _INTERLEAVES = (1.0, 2.0, 3.0, 4.0)

@@ -7,12 +7,15 @@ from math import exp
 
 import numpy as np
 
-from windlass.cost.formulas import Column, Number
-from windlass.published import gpu, images, pods, streams
-from windlass.published.constants import Calibration, calibration, priors
-from windlass.published.memory import peak_bytes
-from windlass.published.run import Columns, Cut, Run
-from windlass.published.stacks import catalogue
+from windlass.validation.fitting.constants import Calibration, calibration, priors
+from windlass.validation.laws import gpu
+from windlass.validation.laws import ipu as pods
+from windlass.validation.laws import resnet as images
+from windlass.validation.laws import weight_streaming as streams
+from windlass.validation.laws.formulas import Column, Number
+from windlass.validation.laws.gpu_memory import peak_bytes
+from windlass.validation.runs import Columns, Cut, Run
+from windlass.validation.software_stacks import catalogue
 
 Terms = Callable[[Columns, Mapping[str, Number]], dict[str, Column]]
 LAWS: Mapping[str, Terms] = {

@@ -5,13 +5,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from windlass.published.cuts import cuts_of
-from windlass.published.images import image_cut, image_shape
-from windlass.published.reading import Unsaid, needed, number
-from windlass.published.run import Cut, Run, Shape
-from windlass.published.shapes import shape_of
-from windlass.published.stacks import Catalogue
-from windlass.published.table import Row
+from windlass.validation.csv_table import Row, Unsaid, needed, number
+from windlass.validation.laws.resnet import image_cut, image_shape
+from windlass.validation.model_shapes import shape_of
+from windlass.validation.parallelism import cuts_of
+from windlass.validation.runs import Cut, Run, Shape
+from windlass.validation.software_stacks import Catalogue
 
 _GIGABYTE, _GIB = 1e9, 2.0**30
 _TOKENS = re.compile(r"tokens/s", re.IGNORECASE)

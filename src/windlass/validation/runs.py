@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from windlass.cost.formulas import Column, block_parameters
+from windlass.validation.laws.formulas import Column, block_parameters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

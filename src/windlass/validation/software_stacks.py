@@ -8,8 +8,8 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
-from windlass.published.run import Device
-from windlass.published.table import Row
+from windlass.validation.csv_table import Row
+from windlass.validation.runs import Device
 
 FOLDER = Path(__file__).parent
 

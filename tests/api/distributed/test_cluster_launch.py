@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from windlass.api.cluster import hosts, launch_script
-from windlass.program.layout import device_of, place_of
-from windlass.spec.grid import Grid
-from windlass.spec.plan import Cut
+from windlass.api.distributed.cluster_launch import hosts, launch_script
+from windlass.program.device_mesh import device_of, place_of
+from windlass.schema.plan import Cut
+from windlass.schema.tensor_grid import Grid
 
 DEGREES = st.sampled_from([1, 2, 4])
 CUTS = st.builds(Cut, pipeline=DEGREES, tensor=DEGREES, replicas=DEGREES)

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from windlass.api.survive import smaller
-from windlass.spec.plan import Cut
-from windlass.spec.request import Request
+from windlass.api.distributed.elastic import smaller
+from windlass.schema.plan import Cut
+from windlass.schema.request import Request
 
 
 def asked(batch: int, micro: int | None = None) -> Request:

@@ -8,7 +8,7 @@ import pytest
 import windlass
 from command_line import TINY
 from factories import tiny_machine
-from windlass.api.disk import taken_bytes
+from windlass.api.training.disk_check import taken_bytes
 from windlass.errors import (
     Faults,
     MachineError,
@@ -17,11 +17,11 @@ from windlass.errors import (
     RequestError,
     StorageError,
 )
-from windlass.machines.here import save_here, system_fingerprint
-from windlass.program.room import room
-from windlass.spec import record as names
-from windlass.spec.plan import Plan
-from windlass.spec.request import Request
+from windlass.hardware.local_machine import save_here, system_fingerprint
+from windlass.program.memory.disk_usage import room
+from windlass.schema import run_record as names
+from windlass.schema.plan import Plan
+from windlass.schema.request import Request
 
 MODEL, *DIALS = TINY
 

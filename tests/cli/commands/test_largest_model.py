@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from command_line import Windlass
-from windlass.spec.recorded import Recorded
+from windlass.schema.largest_model import Recorded
 
 SMALL = ("model.layers=2", "model.width=256", "model.heads=4", "model.vocabulary=257",
          "data.tokenizer=byte", "compile=false", "precision=float32")  # fmt: skip

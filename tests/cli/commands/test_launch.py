@@ -22,7 +22,7 @@ from cli.pods import (
     weights,
 )
 from command_line import Windlass
-from windlass.track.history import load
+from windlass.tracking.load_run import load
 
 
 class Link:

@@ -12,8 +12,8 @@ import pytest
 
 from cli.pods import numbers, wait_for_step, weights
 from command_line import TINY, Windlass, start
-from windlass.runtime.checkpoint import latest
-from windlass.track.history import load
+from windlass.runtime.checkpoint.checkpoint import latest
+from windlass.tracking.load_run import load
 
 
 def test_a_run_is_planned_predicted_recorded_and_ends_with_what_to_do_next(

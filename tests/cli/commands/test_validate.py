@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from command_line import Windlass
-from published.made_tables import GPT, write_table
+from validation.made_tables import GPT, write_table
 
 
 def test_a_table_is_judged_beside_the_constant_and_reasons_are_listed(

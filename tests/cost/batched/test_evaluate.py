@@ -7,17 +7,17 @@ from itertools import pairwise
 import pytest
 
 from factories import cut_graph, late_tied_graph, tiny_graph, tiny_machine, tiny_plan
-from windlass.cost.closed import Totals, closed, stage_bytes
-from windlass.cost.closed_layers import Chain
-from windlass.cost.closed_levels import Shape
-from windlass.cost.closed_rows import Again, Rows, Run
-from windlass.cost.closed_ways import Block, Setting, Share
+from windlass.cost.batched.config_keys import Block, Setting, Share
+from windlass.cost.batched.evaluate import Totals, closed, stage_bytes
+from windlass.cost.batched.layer_cost import Chain
+from windlass.cost.batched.pipeline.dependency_levels import Shape
+from windlass.cost.batched.plan_table import Again, Rows, Run
 from windlass.cost.predict import predict
-from windlass.program.legal import selective_faults
-from windlass.search.fewest import Steps
-from windlass.spec.graph import Graph
-from windlass.spec.machine import Machine, Tier
-from windlass.spec.plan import Home, Plan
+from windlass.planner.search.min_recompute import Steps
+from windlass.program.validate_plan import selective_faults
+from windlass.schema.graph import Graph
+from windlass.schema.machine import Machine, Tier
+from windlass.schema.plan import Home, Plan
 
 GRAPHS = tuple(
     cut_graph(graph)

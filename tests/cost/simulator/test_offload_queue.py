@@ -3,13 +3,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from factories import AWAY, cut_graph, tiny_graph, tiny_machine, tiny_plan
-from windlass.cost.clock import run_clock
-from windlass.cost.once import once
+from windlass.cost.instruction_time import StepCost
 from windlass.cost.predict import predict
-from windlass.cost.step import StepCost
-from windlass.program.lower import lower
-from windlass.spec.machine import Machine
-from windlass.spec.prediction import Prediction
+from windlass.cost.simulator.event_simulator import run_clock
+from windlass.cost.simulator.offload_queue import once
+from windlass.program.lowering.lower import lower
+from windlass.schema.machine import Machine
+from windlass.schema.prediction import Prediction
 
 PHASES = ((0, 2), (2, 4), (4, 6))
 

@@ -4,12 +4,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from windlass.machines.arithmetic import matmul_rates
-from windlass.machines.here import load_here, save_here
-from windlass.machines.probe import probe
-from windlass.machines.surroundings import copy_rates, disk_rates, free_bytes, gloo_link
-from windlass.machines.timing import Stopwatch
-from windlass.machines.traffic import op_rates, plain_traffic
+from windlass.hardware.local_machine import load_here, save_here
+from windlass.hardware.probe.disk_and_network import copy_rates, disk_rates, free_bytes, gloo_link
+from windlass.hardware.probe.matmul import matmul_rates
+from windlass.hardware.probe.memory_bandwidth import op_rates, plain_traffic
+from windlass.hardware.probe.probe import probe
+from windlass.hardware.probe.stopwatch import Stopwatch
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def test_two_ranks_meet_on_loopback():
 
 
 def test_free_memory_is_less_than_all_memory():
-    from windlass.machines.here import memory_bytes
+    from windlass.hardware.local_machine import memory_bytes
 
     assert 0 < free_bytes() < memory_bytes()
 

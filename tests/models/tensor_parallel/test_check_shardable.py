@@ -8,9 +8,9 @@ from torch import Tensor, nn
 
 from windlass.errors import ModelError
 from windlass.models.build import build_chain
-from windlass.models.chain import Chain, chain_of
-from windlass.models.cutting import faults
-from windlass.models.published import published_rules
+from windlass.models.layer_stack import Chain, chain_of
+from windlass.models.tensor_parallel.check_shardable import faults
+from windlass.models.tensor_parallel.huggingface_tp_plans import published_rules
 
 REGION = {"*.part": "region", "*.part.wide": "column in 3", "*.part.back": "row"}
 COUNTED = REGION | {"*.part.heads": "count"}

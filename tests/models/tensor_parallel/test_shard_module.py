@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from windlass.capture.record import record
+from windlass.capture.recorder import record
 from windlass.errors import ModelError
 from windlass.models.build import build_chain
-from windlass.models.chain import Chain, cuts_of
-from windlass.models.exchange import Place, own_tokens
-from windlass.models.slices import sliced
+from windlass.models.layer_stack import Chain, cuts_of
+from windlass.models.tensor_parallel.collectives import Place, own_tokens
+from windlass.models.tensor_parallel.shard_module import sliced
 
 DEGREE = 4
 

@@ -8,11 +8,11 @@ from torch import nn
 
 from windlass.errors import ModelError
 from windlass.models.build import build_chain
-from windlass.models.chain import cuts_of
-from windlass.models.cuts import Cut, LayerCuts, read_cut
-from windlass.models.exchange import Place
-from windlass.models.pieces import pieces
-from windlass.models.slices import sliced
+from windlass.models.layer_stack import cuts_of
+from windlass.models.tensor_parallel.collectives import Place
+from windlass.models.tensor_parallel.shard_module import sliced
+from windlass.models.tensor_parallel.shard_params import pieces
+from windlass.models.tensor_parallel.sharding_rules import Cut, LayerCuts, read_cut
 
 SMALL = {"layers": 1, "width": 48, "heads": 12, "sequence": 12, "hidden": 96}
 

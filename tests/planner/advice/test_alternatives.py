@@ -1,12 +1,12 @@
 import pytest
 
 from factories import tiny_graph, tiny_machine
-from windlass.search.advise import LEAST_NAMED
-from windlass.search.choice import Refusal
-from windlass.search.choose import choose
-from windlass.search.ways import ways
-from windlass.search.weigh import memory_of, weigh
-from windlass.spec.request import Request
+from windlass.planner.advice.advise import LEAST_NAMED
+from windlass.planner.advice.alternatives import ways
+from windlass.planner.choose import choose
+from windlass.planner.result import Refusal
+from windlass.planner.search.extrapolate import memory_of, weigh
+from windlass.schema.request import Request
 
 GRAPH = tiny_graph(layers=6, width=2048)
 """State and activations are both larger than what state passes through on its way."""

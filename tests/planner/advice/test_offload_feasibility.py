@@ -4,9 +4,9 @@ from hypothesis import strategies as st
 
 from factories import tiny_graph, tiny_machine
 from windlass.errors import Faults
-from windlass.search.choose import choose
-from windlass.search.stages import evenly
-from windlass.spec.request import Request
+from windlass.planner.choose import choose
+from windlass.planner.space.stage_partition import evenly
+from windlass.schema.request import Request
 
 HOST = "1 GiB"
 GRAPH = tiny_graph(layers=6)

@@ -6,13 +6,13 @@ from math import inf
 
 import numpy as np
 import pytest
+from planner.test_among import GRAPHS, WIDE, machine, request
 
-from search.test_among import GRAPHS, WIDE, machine, request
-from windlass.cost.closed import closed
-from windlass.cost.closed_layers import Chain
-from windlass.search.field import Cell, Field
-from windlass.search.sought import Bounds, Part, Queue
-from windlass.search.spared import spared
+from windlass.cost.batched.evaluate import closed
+from windlass.cost.batched.layer_cost import Chain
+from windlass.planner.search.bound_queue import Bounds, Part, Queue
+from windlass.planner.search.min_recompute import spared
+from windlass.planner.space.plan_space import Cell, Field
 
 ROUNDING = 1e-9
 """Share by which sums of the same terms in another order may differ."""

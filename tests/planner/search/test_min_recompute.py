@@ -4,12 +4,12 @@ from functools import partial
 
 import numpy as np
 import pytest
+from planner.test_among import GRAPHS, machine, request
 
-from search.test_among import GRAPHS, machine, request
-from windlass.cost.closed import closed
-from windlass.search.best import Found
-from windlass.search.field import Field
-from windlass.search.sweep import Sweep
+from windlass.cost.batched.evaluate import closed
+from windlass.planner.search.branch_and_bound import Sweep
+from windlass.planner.search.top_k import Found
+from windlass.planner.space.plan_space import Field
 
 
 def alone(sweep: Sweep, found: Found) -> float:

@@ -5,12 +5,12 @@ from hypothesis import strategies as st
 
 from factories import tiny_graph, tiny_machine, tiny_plan
 from windlass.cost.predict import predict
-from windlass.program.lower import lower
-from windlass.program.occupancy import occupancy
-from windlass.program.recompute import recomputing
-from windlass.search.fewest import Steps, fewest, stage_peaks
-from windlass.spec.graph import Graph
-from windlass.spec.plan import Plan
+from windlass.planner.search.min_recompute import Steps, fewest, stage_peaks
+from windlass.program.activation_checkpointing import recomputing
+from windlass.program.lowering.lower import lower
+from windlass.program.memory.liveness import occupancy
+from windlass.schema.graph import Graph
+from windlass.schema.plan import Plan
 
 MACHINE = tiny_machine(devices=8, runtime=1000)
 

@@ -8,22 +8,22 @@ import pytest
 
 from factories import cut_graph, tiny_graph, tiny_machine
 from windlass.cost.predict import predict
-from windlass.program.legal import faults
-from windlass.program.lower import lower
-from windlass.program.sizes import sizes_of
-from windlass.program.verify import verify
-from windlass.search.choice import Choice
-from windlass.search.choose import choose
-from windlass.search.explain import explain
-from windlass.search.field import Field
-from windlass.search.phasebounds import PassTimes, least_bytes, least_seconds, left_bytes
-from windlass.search.phasespace import at_home, bases, far_tiers, in_phases, waiting_bytes
-from windlass.search.podphases import Short, phased
-from windlass.spec.graph import Graph
-from windlass.spec.machine import Machine
-from windlass.spec.plan import Plan
-from windlass.spec.prediction import Prediction
-from windlass.spec.request import Request
+from windlass.planner.choose import choose
+from windlass.planner.explain import explain
+from windlass.planner.result import Choice
+from windlass.planner.search.phase_bounds import PassTimes, least_bytes, least_seconds, left_bytes
+from windlass.planner.search.phase_search import Short, phased
+from windlass.planner.space.phase_space import at_home, bases, far_tiers, in_phases, waiting_bytes
+from windlass.planner.space.plan_space import Field
+from windlass.program.lowering.lower import lower
+from windlass.program.memory.layer_sizes import sizes_of
+from windlass.program.validate_plan import faults
+from windlass.program.verify.verify import verify
+from windlass.schema.graph import Graph
+from windlass.schema.machine import Machine
+from windlass.schema.plan import Plan
+from windlass.schema.prediction import Prediction
+from windlass.schema.request import Request
 
 GRAPHS = tuple(
     cut_graph(tiny_graph(layers=layers, width=width, vocabulary=90, tied=tied), (2,))

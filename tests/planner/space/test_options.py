@@ -4,10 +4,10 @@ from hypothesis import strategies as st
 
 from factories import cut_graph, tiny_graph, tiny_machine
 from windlass.errors import Faults
-from windlass.search.space import degrees, divisors, plans, vary
-from windlass.spec.grid import Grid
-from windlass.spec.plan import Plan
-from windlass.spec.request import Request
+from windlass.planner.space.options import degrees, divisors, plans, vary
+from windlass.schema.plan import Plan
+from windlass.schema.request import Request
+from windlass.schema.tensor_grid import Grid
 
 GRAPH, MACHINE = tiny_graph(), tiny_machine()
 

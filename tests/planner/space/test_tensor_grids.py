@@ -2,9 +2,9 @@
 
 import pytest
 
-from windlass.search.grids import grids
-from windlass.spec.grid import Grid
-from windlass.spec.machine import Link
+from windlass.planner.space.tensor_grids import grids
+from windlass.schema.machine import Link
+from windlass.schema.tensor_grid import Grid
 
 
 def link(joins: int, rate: float, shared_by: int) -> Link:

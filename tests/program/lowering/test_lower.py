@@ -5,7 +5,7 @@ import pytest
 from factories import AWAY, tiny_graph, tiny_machine, tiny_plan
 from windlass.errors import Faults
 from windlass.program.instruction import Program
-from windlass.program.lower import lower
+from windlass.program.lowering.lower import lower
 
 MACHINE = tiny_machine(devices=8)
 

@@ -6,14 +6,14 @@ from hypothesis import given
 from factories import AWAY, late_tied_graph, tiny_graph, tiny_machine, tiny_plan
 from program.streamed_plans import streamed_plans
 from windlass.errors import PlanError
-from windlass.program.effects import Effects
 from windlass.program.instruction import Instruction, Program
-from windlass.program.lower import lower
-from windlass.program.occupancy import occupancy
-from windlass.program.values import STAGING_BYTES, Value
-from windlass.program.verify import verify
-from windlass.spec.graph import Graph
-from windlass.spec.plan import Home, Plan
+from windlass.program.lowering.lower import lower
+from windlass.program.memory.effects import Effects
+from windlass.program.memory.liveness import occupancy
+from windlass.program.memory.values import STAGING_BYTES, Value
+from windlass.program.verify.verify import verify
+from windlass.schema.graph import Graph
+from windlass.schema.plan import Home, Plan
 
 MACHINE = tiny_machine(host="1 GiB")
 THREE = ((0, 1), (1, 2), (2, 4))

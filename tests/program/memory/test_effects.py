@@ -5,13 +5,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from factories import tiny_graph, tiny_machine, tiny_plan
-from windlass.program.effects import Effects
 from windlass.program.instruction import Instruction
-from windlass.program.lower import lower
-from windlass.program.occupancy import occupancy
-from windlass.program.ties import owners
-from windlass.program.values import SUMS, Value
-from windlass.spec.graph import Graph
+from windlass.program.lowering.lower import lower
+from windlass.program.memory.effects import Effects
+from windlass.program.memory.liveness import occupancy
+from windlass.program.memory.values import SUMS, Value
+from windlass.program.tied_weights import owners
+from windlass.schema.graph import Graph
 
 MACHINE = tiny_machine(devices=8)
 

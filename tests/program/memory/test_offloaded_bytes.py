@@ -3,13 +3,13 @@ from hypothesis import given
 
 from factories import AWAY, tiny_graph, tiny_machine, tiny_plan
 from program.streamed_plans import streamed_plans
-from windlass.program.far import far_bytes
 from windlass.program.instruction import Instruction
-from windlass.program.lower import lower
-from windlass.program.sizes import layer_sizes
-from windlass.program.traffic import Traffic
-from windlass.spec.graph import Graph
-from windlass.spec.plan import Home, Moments, Plan
+from windlass.program.lowering.lower import lower
+from windlass.program.memory.layer_sizes import layer_sizes
+from windlass.program.memory.offloaded_bytes import far_bytes
+from windlass.program.memory.tier_traffic import Traffic
+from windlass.schema.graph import Graph
+from windlass.schema.plan import Home, Moments, Plan
 
 MACHINE = tiny_machine(host="1 GiB")
 SQUARE, TABLE = 32 * 32, 64 * 32

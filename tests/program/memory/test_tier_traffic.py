@@ -8,11 +8,11 @@ from hypothesis import given
 from factories import AWAY, tiny_graph, tiny_machine, tiny_plan
 from program.streamed_plans import streamed_plans
 from windlass.program.instruction import Instruction
-from windlass.program.lower import lower
-from windlass.program.ties import owners
-from windlass.program.traffic import Moved, Traffic, moved, together
-from windlass.spec.graph import Graph
-from windlass.spec.plan import Home, Plan, Precision
+from windlass.program.lowering.lower import lower
+from windlass.program.memory.tier_traffic import Moved, Traffic, moved, together
+from windlass.program.tied_weights import owners
+from windlass.schema.graph import Graph
+from windlass.schema.plan import Home, Plan, Precision
 
 MACHINE = tiny_machine(host="1 GiB")
 SQUARE, TABLE = 32 * 32, 64 * 32

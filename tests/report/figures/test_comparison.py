@@ -4,14 +4,14 @@ import re
 import xml.etree.ElementTree as ET
 
 import pytest
+from report.test_table import drawn
 
 from factories import tiny_graph, tiny_machine, tiny_plan
-from report.test_table import drawn
 from windlass.cost.predict import predict
-from windlass.report.offers import batches_table, machines_offers_table
-from windlass.report.ranking import batches_picture, machines_picture
-from windlass.spec.machine import Machine
-from windlass.spec.offer import Offer
+from windlass.report.figures.comparison import batches_picture, machines_picture
+from windlass.report.terminal.comparison_tables import batches_table, machines_offers_table
+from windlass.schema.comparison import Offer
+from windlass.schema.machine import Machine
 
 SVG = "{http://www.w3.org/2000/svg}"
 GRAPH = tiny_graph(layers=4, tied=False)

@@ -7,8 +7,8 @@ import xml.etree.ElementTree as ET
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from windlass.report.chart import Axes, Rule, Series, line_chart, running_mean
-from windlass.report.svg import bytes_unit, seconds_unit, standalone, ticks
+from windlass.report.figures.line_chart import Axes, Rule, Series, line_chart, running_mean
+from windlass.report.figures.svg import bytes_unit, seconds_unit, standalone, ticks
 
 AXES = Axes(x_name="step", y_name="loss")
 

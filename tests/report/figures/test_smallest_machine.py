@@ -5,8 +5,8 @@ from math import log2
 
 import pytest
 
-from windlass.report.needed import needs_picture
-from windlass.spec.need import Need
+from windlass.report.figures.smallest_machine import needs_picture
+from windlass.schema.comparison import Need
 
 SVG = "{http://www.w3.org/2000/svg}"
 

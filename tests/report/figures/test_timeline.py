@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from report.made_runs import timeline as made_timeline
-from windlass.report.timeline import pieces, timeline
-from windlass.spec.prediction import Lane, Timeline
+from windlass.report.figures.timeline import pieces, timeline
+from windlass.schema.prediction import Lane, Timeline
 
 KINDS = ("forward", "backward", "update")
 

@@ -8,9 +8,9 @@ from html.parser import HTMLParser
 import pytest
 
 from report.made_runs import shared, streaming
-from windlass.report.page import page
-from windlass.spec import record as files
-from windlass.track import Record
+from windlass.report.html.run_page import page
+from windlass.schema import run_record as files
+from windlass.tracking import Record
 
 SECTIONS = (
     "Loss", "Step time", "Where the time goes", "Memory", "One step, instruction by instruction",

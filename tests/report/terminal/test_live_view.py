@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from report.made_runs import make_record, prediction, steps, streaming
-from windlass.report.live import TrainingView, curve
+from windlass.report.terminal.live_view import TrainingView, curve
 
 
 def drawn(view: TrainingView, width: int) -> str:

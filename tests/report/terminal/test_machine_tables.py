@@ -1,10 +1,11 @@
 """Tables of machines: one in short, all in a line each, every number with its source."""
 
-from report.made_runs import machine
 from report.test_table import drawn
-from windlass.machines import catalogue
-from windlass.machines.numbers import numbers
-from windlass.report.machine import machine_table, machines_table, numbers_table
+
+from report.made_runs import machine
+from windlass.hardware import catalog as catalogue
+from windlass.hardware.number_sources import numbers
+from windlass.report.terminal.machine_tables import machine_table, machines_table, numbers_table
 
 WIDTH = 80
 """Columns of a terminal as it opens."""

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rich.console import Console, RenderableType
 
 from report.made_runs import graph, plan, prediction, shared, streaming
-from windlass.report.table import (
+from windlass.report.terminal.tables import (
     bar,
     plan_table,
     prediction_table,
@@ -19,8 +19,8 @@ from windlass.report.table import (
     runners_up_table,
     runs_table,
 )
-from windlass.spec.plan import Home, Sharding
-from windlass.track import Record, list_runs
+from windlass.schema.plan import Home, Sharding
+from windlass.tracking import Record, list_runs
 
 
 def drawn(table: RenderableType, width: int = 80) -> str:

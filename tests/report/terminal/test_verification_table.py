@@ -2,8 +2,8 @@
 
 import pytest
 
-from windlass.report.proof import difference_words, verdict_words
-from windlass.spec.proof import Compared, Difference, Proof
+from windlass.report.terminal.verification_table import difference_words, verdict_words
+from windlass.schema.verification import Compared, Difference, Proof
 
 
 def proof(first: Difference | None) -> Proof:

@@ -10,18 +10,18 @@ import torch
 from safetensors.torch import load_file
 
 from windlass.errors import CheckpointError, StorageError
-from windlass.models.chain import Chain
-from windlass.runtime import residence
-from windlass.runtime.checkpoint import (
+from windlass.models.layer_stack import Chain
+from windlass.runtime import param_store as residence
+from windlass.runtime.checkpoint.async_saver import Saver
+from windlass.runtime.checkpoint.checkpoint import (
     Manifest,
     latest,
     remove_temporaries,
     stored,
     verify,
 )
-from windlass.runtime.saving import Saver
-from windlass.runtime.tensorfile import FileProof, read_tensors, write_tensors
-from windlass.runtime.tensors import LayerTensors, layer_tensors
+from windlass.runtime.checkpoint.safetensors_io import FileProof, read_tensors, write_tensors
+from windlass.runtime.parameters import LayerTensors, layer_tensors
 
 
 def saver_of(folder: Path, layers: tuple[LayerTensors, ...]) -> Saver:

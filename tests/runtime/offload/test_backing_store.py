@@ -9,9 +9,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from windlass.files import hash_file
-from windlass.runtime.directfile import PAGE, DirectFile, aligned, page_memory
-from windlass.runtime.shelf import BOUNCE_BYTES, Bounce, Bounced, FileShelf, Shelf, Shelves
+from windlass.atomic_files import hash_file
+from windlass.runtime.offload.backing_store import (
+    BOUNCE_BYTES,
+    Bounce,
+    Bounced,
+    FileShelf,
+    Shelf,
+    Shelves,
+)
+from windlass.runtime.offload.direct_io import PAGE, DirectFile, aligned, page_memory
 
 PAGES = 12
 CPU = torch.device("cpu")

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from windlass.runtime.directfile import PAGE, DirectFile, aligned, page_memory
+from windlass.runtime.offload.direct_io import PAGE, DirectFile, aligned, page_memory
 
 
 def test_what_is_written_is_read_back(tmp_path: Path):

@@ -9,17 +9,17 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from windlass.capture.capture import capture
+from windlass.capture.capture_graph import capture
 from windlass.data.batches import Batches
-from windlass.models.chain import Chain
-from windlass.program.far import far_bytes
-from windlass.program.lower import lower
-from windlass.program.traffic import Traffic, together
-from windlass.runtime.checkpoint import latest, stored
+from windlass.models.layer_stack import Chain
+from windlass.program.lowering.lower import lower
+from windlass.program.memory.offloaded_bytes import far_bytes
+from windlass.program.memory.tier_traffic import Traffic, together
+from windlass.runtime.checkpoint.checkpoint import latest, stored
 from windlass.runtime.train import train
-from windlass.spec.plan import Batch, Home, Plan, Stage
-from windlass.spec.record import Step
-from windlass.spec.request import TrainRequest
+from windlass.schema.plan import Batch, Home, Plan, Stage
+from windlass.schema.request import TrainRequest
+from windlass.schema.run_record import Step
 
 SEQUENCE = 16
 FAR = Home(weights="disk", gradients="disk", optimizer="disk")

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from windlass.runtime.lane import Lane, Moved
+from windlass.runtime.offload.transfer_queue import Lane, Moved
 
 
 @pytest.fixture(params=[True, False], ids=["threads", "at once"])

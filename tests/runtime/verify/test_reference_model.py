@@ -10,19 +10,19 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn import functional
 
-from windlass.capture.capture import capture
+from windlass.capture.capture_graph import capture
 from windlass.data.batches import Batches
 from windlass.errors import CheckpointError, ModelError
-from windlass.models.chain import Chain
-from windlass.program.lower import lower
-from windlass.runtime.checkpoint import layer_file, stored
-from windlass.runtime.compared import compare
-from windlass.runtime.reference import Reference, walk
+from windlass.models.layer_stack import Chain
+from windlass.program.lowering.lower import lower
+from windlass.runtime.checkpoint.checkpoint import layer_file, stored
 from windlass.runtime.train import train
-from windlass.spec.plan import Batch, Home, Plan, Stage
-from windlass.spec.record import Step
-from windlass.spec.recorded import Verified
-from windlass.spec.request import TrainRequest
+from windlass.runtime.verify.compare_to_reference import compare
+from windlass.runtime.verify.reference_model import Reference, walk
+from windlass.schema.largest_model import Verified
+from windlass.schema.plan import Batch, Home, Plan, Stage
+from windlass.schema.request import TrainRequest
+from windlass.schema.run_record import Step
 
 SEQUENCE = 16
 BATCH = Batch(sequence=SEQUENCE, micro=2, accumulation=2)

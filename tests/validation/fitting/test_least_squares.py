@@ -7,14 +7,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from published.made_tables import run_of
-from windlass.cost.formulas import Column
-from windlass.published.calibrate import calibrate, half_width, taken
-from windlass.published.constants import TENTH, Prior, before, calibration, priors, unfitted
-from windlass.published.fit import fit
-from windlass.published.predict import predict
-from windlass.published.run import Run
-from windlass.published.stacks import FOLDER, catalogue
+from validation.made_tables import run_of
+from windlass.validation.fitting.calibrate import calibrate, half_width, taken
+from windlass.validation.fitting.constants import (
+    TENTH,
+    Prior,
+    before,
+    calibration,
+    priors,
+    unfitted,
+)
+from windlass.validation.fitting.least_squares import fit
+from windlass.validation.laws.formulas import Column
+from windlass.validation.predict_run import predict
+from windlass.validation.runs import Run
+from windlass.validation.software_stacks import FOLDER, catalogue
 
 FOUND = 0.01
 """A prior of spread 1 beside forty exact rows pulls a constant by less than a percent."""

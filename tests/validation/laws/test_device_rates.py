@@ -2,10 +2,10 @@
 
 import pytest
 
-from windlass.machines import catalogue
-from windlass.published.constants import calibration
-from windlass.published.rates import attention_rates, product_rates
-from windlass.spec.graph import Precision
+from windlass.hardware import catalog as catalogue
+from windlass.schema.graph import Precision
+from windlass.validation.fitting.constants import calibration
+from windlass.validation.laws.device_rates import attention_rates, product_rates
 
 WRITTEN = 5e-4
 """Machines' files hold four digits."""

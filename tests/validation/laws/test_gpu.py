@@ -8,10 +8,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from published.made_tables import GPT, run_of
-from windlass.published.constants import calibration
-from windlass.published.predict import Predicted, predict
-from windlass.published.run import Cut, Run
+from validation.made_tables import GPT, run_of
+from windlass.validation.fitting.constants import calibration
+from windlass.validation.predict_run import Predicted, predict
+from windlass.validation.runs import Cut, Run
 
 SUMMED = 1e-9
 """Sums of a dozen numbers in float64."""

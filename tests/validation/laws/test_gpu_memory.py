@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from published.made_tables import run_of
-from windlass.published.constants import before
-from windlass.published.memory import peak_bytes
-from windlass.published.predict import columns_of, predict
-from windlass.published.run import Run
+from validation.made_tables import run_of
+from windlass.validation.fitting.constants import before
+from windlass.validation.laws.gpu_memory import peak_bytes
+from windlass.validation.predict_run import columns_of, predict
+from windlass.validation.runs import Run
 
 GIB = 2.0**30
 KORTHIKANTI = {

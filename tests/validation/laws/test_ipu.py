@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from published.made_tables import BERT, run_of
-from windlass.published.constants import calibration
-from windlass.published.pods import fullest_stage
-from windlass.published.predict import predict
-from windlass.published.run import Cut, Run
-from windlass.published.stacks import catalogue
+from validation.made_tables import BERT, run_of
+from windlass.validation.fitting.constants import calibration
+from windlass.validation.laws.ipu import fullest_stage
+from windlass.validation.predict_run import predict
+from windlass.validation.runs import Cut, Run
+from windlass.validation.software_stacks import catalogue
 
 SUMMED = 1e-9
 """Sums of a dozen numbers in float64."""

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from published.made_tables import run_of
-from windlass.published.predict import predict
-from windlass.published.run import Run
+from validation.made_tables import run_of
+from windlass.validation.predict_run import predict
+from windlass.validation.runs import Run
 
 RESNET = {
     "source": "mlcommons/training_results_v1.1", "model": "resnet50", "global_batch": "3264",

@@ -11,15 +11,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
-from windlass.api.begin import begin
 from windlass.api.plan import Planned, Progress
-from windlass.api.record import RUNS
+from windlass.api.runs import RUNS
+from windlass.api.training.start_run import begin
+from windlass.atomic_files import storage_faults, write_whole
 from windlass.errors import PlanError
-from windlass.files import storage_faults, write_whole
-from windlass.program.layout import place_of
-from windlass.spec import record as names
-from windlass.spec.grid import columns_of
-from windlass.spec.plan import Cut
+from windlass.program.device_mesh import place_of
+from windlass.schema import run_record as names
+from windlass.schema.plan import Cut
+from windlass.schema.tensor_grid import columns_of
 
 Launcher = Literal["torchrun", "slurm"]
 

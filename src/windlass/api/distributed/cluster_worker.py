@@ -8,21 +8,21 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from windlass.api.device import journalled
-from windlass.api.folder import planned_of
-from windlass.api.loop import device_steps
+from windlass.api.distributed.local_launch import patience_with
+from windlass.api.distributed.rank_main import journalled
 from windlass.api.plan import Planned
-from windlass.api.pod import patience_with
-from windlass.api.record import load
-from windlass.api.resume import reopened, run_again
-from windlass.api.run import Run
+from windlass.api.runs import load
+from windlass.api.training.resume import reopened, run_again
+from windlass.api.training.run_files import planned_of
+from windlass.api.training.setup import device_steps
+from windlass.api.training.train import Run
 from windlass.errors import PlanError, RunBroken
-from windlass.program.layout import place_of
-from windlass.program.lower import lower
-from windlass.spec.record import Step
+from windlass.program.device_mesh import place_of
+from windlass.program.lowering.lower import lower
+from windlass.schema.run_record import Step
 
 if TYPE_CHECKING:
-    from windlass.runtime.beat import Pulse
+    from windlass.runtime.distributed.heartbeat import Pulse
 
 _INTERVAL = 1.0
 """Seconds from one exchange of guards to the next, or a fifth of their patience."""
@@ -56,9 +56,9 @@ def guard(folder: Path, worker: Worker, board: str, *, stop: Callable[[], bool])
         PlanError: the plan is of another number of devices.
         WindlassError: a device failed; the message names it, with its place and instruction.
     """
-    from windlass.runtime.board import Board
-    from windlass.runtime.guard import Guard
-    from windlass.runtime.ranks import RANKS_FOLDER, die_with_parent
+    from windlass.runtime.distributed.rank_ipc import RANKS_FOLDER, die_with_parent
+    from windlass.runtime.distributed.status_store import Board
+    from windlass.runtime.distributed.watchdog import Guard
 
     die_with_parent()
     planned = planned_of(load(folder))
@@ -102,9 +102,9 @@ def as_worker(folder: Path, worker: Worker) -> Iterator[Iterator[Step] | Run]:
         RecordError: the run is finished, or another process holds its folder.
         WindlassError: what went wrong else; the message names the device and its instruction.
     """
-    from windlass.runtime.beat import Pulse
-    from windlass.runtime.ranks import RANKS_FOLDER, Parent, beat_file, report
-    from windlass.runtime.world import is_lost, leave, meet
+    from windlass.runtime.distributed.heartbeat import Pulse
+    from windlass.runtime.distributed.process_groups import is_lost, leave, meet
+    from windlass.runtime.distributed.rank_ipc import RANKS_FOLDER, Parent, beat_file, report
 
     parent = Parent()
     ranks = folder / RANKS_FOLDER
@@ -131,7 +131,7 @@ def _steps(
     """The training loop of one device, once device 0 has told all where to begin."""
     import torch
 
-    from windlass.runtime.world import Told, told
+    from windlass.runtime.distributed.process_groups import Told, told
 
     on = torch.device(planned.machine.device.kind)
     if device:

@@ -5,14 +5,14 @@ from collections.abc import Callable
 from math import gcd
 from pathlib import Path
 
-from windlass.api.folder import planned_of
 from windlass.api.plan import Planned, Progress
-from windlass.api.record import load
-from windlass.api.resume import resume
-from windlass.api.run import Run
+from windlass.api.runs import load
+from windlass.api.training.resume import resume
+from windlass.api.training.run_files import planned_of
+from windlass.api.training.train import Run
 from windlass.errors import DeviceLost
-from windlass.spec.plan import Cut
-from windlass.spec.request import Request
+from windlass.schema.plan import Cut
+from windlass.schema.request import Request
 
 _TRIES = 2
 """A device that has failed so often is given up."""

@@ -7,16 +7,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from windlass.api.plan import Planned
-from windlass.api.scrutiny import Scrutiny
+from windlass.api.verify.instrumentation import Scrutiny
 from windlass.errors import DeviceError, RunBroken
-from windlass.machines.here import cores
+from windlass.hardware.local_machine import cores
+from windlass.program.device_mesh import place_of
 from windlass.program.instruction import Program
-from windlass.program.layout import place_of
-from windlass.spec import record as names
-from windlass.spec.record import Step
+from windlass.schema import run_record as names
+from windlass.schema.run_record import Step
 
 if TYPE_CHECKING:
-    from windlass.runtime.launch import Patience
+    from windlass.runtime.distributed.local_launcher import Patience
 
 _SILENT_STEPS = 10
 _LEAST_SILENCE = 60.0
@@ -50,8 +50,8 @@ def abreast(
     Raises:
         WindlassError: a device failed; the message names it, with its place and instruction.
     """
-    from windlass.runtime.checkpoint import remove_temporaries
-    from windlass.runtime.launch import Devices
+    from windlass.runtime.checkpoint.checkpoint import remove_temporaries
+    from windlass.runtime.distributed.local_launcher import Devices
 
     cut = planned.plan.cut
     command = [sys.executable, "-m", "windlass", "device", str(folder), "--attempt", str(attempt)]
@@ -86,7 +86,7 @@ def abreast(
 
 def patience_with(planned: Planned) -> "Patience":
     """How long the devices of a run may be silent before one is named."""
-    from windlass.runtime.launch import Patience
+    from windlass.runtime.distributed.local_launcher import Patience
 
     asked, prediction = planned.request.train.silence_seconds, planned.prediction
     silence = asked or max(_LEAST_SILENCE, _SILENT_STEPS * prediction.high_seconds)
@@ -95,7 +95,7 @@ def patience_with(planned: Planned) -> "Patience":
 
 def _last_good(checkpoints: Path) -> str:
     """Where to go on from, in words."""
-    from windlass.runtime.checkpoint import stored
+    from windlass.runtime.checkpoint.checkpoint import stored
 
     there = stored(checkpoints)
     if not there:

@@ -5,16 +5,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from windlass.api.folder import planned_of
-from windlass.api.loop import device_steps
-from windlass.api.record import load
-from windlass.api.scrutiny import Scrutiny
-from windlass.spec.record import Step
-from windlass.track.run import rank_journal
-from windlass.track.steps import append_step
+from windlass.api.runs import load
+from windlass.api.training.run_files import planned_of
+from windlass.api.training.setup import device_steps
+from windlass.api.verify.instrumentation import Scrutiny
+from windlass.schema.run_record import Step
+from windlass.tracking.run_folder import rank_journal
+from windlass.tracking.step_records import append_step
 
 if TYPE_CHECKING:
-    from windlass.runtime.ranks import Parent
+    from windlass.runtime.distributed.rank_ipc import Parent
 
 
 @contextmanager
@@ -43,9 +43,9 @@ def as_device(
     Raises:
         WindlassError: what went wrong.
     """
-    from windlass.runtime.beat import Pulse
-    from windlass.runtime.ranks import RANKS_FOLDER, Parent, beat_file, report
-    from windlass.runtime.world import LOOPBACK, Rendezvous, join, leave
+    from windlass.runtime.distributed.heartbeat import Pulse
+    from windlass.runtime.distributed.process_groups import LOOPBACK, Rendezvous, join, leave
+    from windlass.runtime.distributed.rank_ipc import RANKS_FOLDER, Parent, beat_file, report
 
     parent = Parent()
     try:

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from windlass.api.plan import Planned
+from windlass.atomic_files import free_disk_bytes
 from windlass.errors import StorageError
-from windlass.files import free_disk_bytes
-from windlass.program.room import Room, room
-from windlass.spec.record import CHECKPOINT_FOLDER, STATE_FOLDER
+from windlass.program.memory.disk_usage import Room, room
+from windlass.schema.run_record import CHECKPOINT_FOLDER, STATE_FOLDER
 from windlass.units import show_bytes
 
 _BLOCK_BYTES = 512

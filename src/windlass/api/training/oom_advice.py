@@ -4,9 +4,9 @@ from pathlib import Path
 
 from windlass.api.plan import Planned
 from windlass.errors import MemoryShort
-from windlass.machines.allocator import give_back, limit_blocks
-from windlass.search.explain import explain_change
-from windlass.search.ways import ways
+from windlass.planner.advice.alternatives import ways
+from windlass.planner.explain import explain_change
+from windlass.torch_ext.cpu_allocator import give_back, limit_blocks
 from windlass.units import show_bytes
 
 _NAMED = 3

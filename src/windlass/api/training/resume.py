@@ -7,24 +7,32 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from windlass.api.disk import require_disk_again
-from windlass.api.folder import meta, planned_of, put_again
-from windlass.api.loop import batches, kept_tokens, never, proved, require_here, steps_of, tokens_of
 from windlass.api.plan import Planned, Progress, chain_of_request, plan
-from windlass.api.record import RUNS, load
-from windlass.api.run import Run
+from windlass.api.runs import RUNS, load
+from windlass.api.training.disk_check import require_disk_again
+from windlass.api.training.run_files import meta, planned_of, put_again
+from windlass.api.training.setup import (
+    batches,
+    kept_tokens,
+    never,
+    proved,
+    require_here,
+    steps_of,
+    tokens_of,
+)
+from windlass.api.training.train import Run
 from windlass.errors import CheckpointError, RecordError, RequestError
-from windlass.models.catalogue import causal
+from windlass.models.catalog import causal
 from windlass.program.instruction import Program
-from windlass.spec import record as names
-from windlass.spec.record import Step
-from windlass.spec.request import Request
-from windlass.track.history import Record
-from windlass.track.run import RunFolder, reopen
+from windlass.schema import run_record as names
+from windlass.schema.request import Request
+from windlass.schema.run_record import Step
+from windlass.tracking.load_run import Record
+from windlass.tracking.run_folder import RunFolder, reopen
 
 if TYPE_CHECKING:
-    from windlass.data.tokens import Tokens
-    from windlass.runtime.checkpoint import Checkpoint
+    from windlass.data.token_files import Tokens
+    from windlass.runtime.checkpoint.checkpoint import Checkpoint
 
 _OF_THE_PLAN = ("cut", "sharding", "batch", "order", "interleave", "recompute", "recomputed",
                 "phases", "compile",
@@ -114,8 +122,8 @@ def reopened(
         CheckpointError: every checkpoint is damaged.
         StorageError: the disk lacks room for the rest.
     """
-    from windlass.runtime.checkpoint import in_parts, latest, stored
-    from windlass.runtime.joined import joined
+    from windlass.runtime.checkpoint.checkpoint import in_parts, latest, stored
+    from windlass.runtime.checkpoint.merge_shards import joined
 
     checkpoints = record.folder / names.CHECKPOINT_FOLDER
     checkpoint = latest(checkpoints)
@@ -184,9 +192,9 @@ def sample(
         CheckpointError: it has no whole checkpoint.
     """
     from windlass.data.tokenizer import load_tokenizer
-    from windlass.runtime.checkpoint import latest
+    from windlass.runtime.checkpoint.checkpoint import latest
+    from windlass.runtime.checkpoint.merge_shards import joined
     from windlass.runtime.generate import generate
-    from windlass.runtime.joined import joined
 
     record = load(run, root=root)
     planned = planned_of(record)

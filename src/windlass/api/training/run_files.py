@@ -6,19 +6,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from windlass.api.plan import Planned
-from windlass.cost.simulate import simulate
+from windlass.atomic_files import storage_faults
+from windlass.cost.simulator.timeline import simulate
 from windlass.document import Document
 from windlass.errors import RecordError
-from windlass.files import storage_faults
+from windlass.planner.result import Choice
 from windlass.program.instruction import Program
-from windlass.search.choice import Choice
-from windlass.spec import record as names
-from windlass.track.environment import collect
-from windlass.track.history import Record
-from windlass.track.run import RunFolder
+from windlass.schema import run_record as names
+from windlass.tracking.environment import collect
+from windlass.tracking.load_run import Record
+from windlass.tracking.run_folder import RunFolder
 
 if TYPE_CHECKING:
-    from windlass.data.tokens import Tokens
+    from windlass.data.token_files import Tokens
 
 
 def documents(planned: Planned, programs: tuple[Program, ...]) -> dict[str, Document]:

@@ -4,35 +4,35 @@ from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from windlass.api.distributed.local_launch import abreast
 from windlass.api.plan import HERE, Planned, Progress, chain_of_request
-from windlass.api.pod import abreast
-from windlass.api.scrutiny import Scrutiny
+from windlass.api.verify.instrumentation import Scrutiny
+from windlass.atomic_files import cache_folder
 from windlass.errors import MachineError, PlanError
-from windlass.files import cache_folder
-from windlass.machines.allocator import (
+from windlass.models.catalog import causal
+from windlass.program.instruction import Program
+from windlass.program.lowering.lower import lower
+from windlass.program.validate_plan import require_legal
+from windlass.program.verify.verify import verify
+from windlass.schema import run_record as names
+from windlass.schema.plan import HOST
+from windlass.schema.prediction import Timeline
+from windlass.schema.request import Request
+from windlass.schema.run_record import Step
+from windlass.torch_ext.cpu_allocator import (
     KEPT_SHARE,
     give_back,
     limit_blocks,
     prepare_allocator,
 )
-from windlass.models.catalogue import causal
-from windlass.program.instruction import Program
-from windlass.program.legal import require_legal
-from windlass.program.lower import lower
-from windlass.program.verify import verify
-from windlass.spec import record as names
-from windlass.spec.plan import HOST
-from windlass.spec.prediction import Timeline
-from windlass.spec.record import Step
-from windlass.spec.request import Request
-from windlass.track.run import RunFolder
+from windlass.tracking.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from windlass.data.batches import Batches
-    from windlass.data.tokens import Tokens
-    from windlass.models.chain import Chain
-    from windlass.runtime.beat import Marks
-    from windlass.runtime.checkpoint import Checkpoint
+    from windlass.data.token_files import Tokens
+    from windlass.models.layer_stack import Chain
+    from windlass.runtime.checkpoint.checkpoint import Checkpoint
+    from windlass.runtime.distributed.heartbeat import Marks
 
 _WATCHED_STEP = 3
 """Counted within an attempt: late enough that caches are warm, early enough to be there soon."""
@@ -44,7 +44,7 @@ def tokens_of(request: Request, progress: Progress | None) -> "Tokens":
     Raises:
         DataError: the text is missing, empty or too short.
     """
-    from windlass.data.prepare import prepare
+    from windlass.data.dataset_cache import prepare
 
     data = request.data
     tokens = prepare(
@@ -63,7 +63,7 @@ def tokens_of(request: Request, progress: Progress | None) -> "Tokens":
 
 def kept_tokens(folder: Path) -> "Tokens | None":
     """The tokens that a run has in its own folder; None if it has none there."""
-    from windlass.data.tokens import open_tokens
+    from windlass.data.token_files import open_tokens
 
     return open_tokens(folder / names.TOKENS_FOLDER)
 
@@ -139,7 +139,7 @@ def batches(planned: Planned, tokens: "Tokens") -> "Batches":
         DataError: the text is too short.
     """
     from windlass.data.batches import Batches
-    from windlass.data.masking import Masking
+    from windlass.data.mlm_masking import Masking
     from windlass.models.loss import NO_TARGET
 
     train_request, masking = planned.request.train, None
@@ -210,7 +210,7 @@ def device_steps(
         stop: True asks all devices to end with the step under way.
         scrutiny: of a proof.
     """
-    from windlass.runtime.checkpoint import found
+    from windlass.runtime.checkpoint.checkpoint import found
 
     _prepare(planned)
     own = batches(planned, kept_tokens(folder) or tokens_of(planned.request, None))

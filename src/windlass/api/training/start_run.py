@@ -3,17 +3,17 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from windlass.api.disk import require_disk
-from windlass.api.folder import documents, meta
-from windlass.api.loop import batches, proved, require_room, tokens_of
 from windlass.api.plan import Planned, Progress
+from windlass.api.training.disk_check import require_disk
+from windlass.api.training.run_files import documents, meta
+from windlass.api.training.setup import batches, proved, require_room, tokens_of
 from windlass.program.instruction import Program
-from windlass.spec import record as names
-from windlass.track.run import RunFolder, create
+from windlass.schema import run_record as names
+from windlass.tracking.run_folder import RunFolder, create
 
 if TYPE_CHECKING:
     from windlass.data.batches import Batches
-    from windlass.data.tokens import Tokens
+    from windlass.data.token_files import Tokens
 
 
 class Begun(NamedTuple):

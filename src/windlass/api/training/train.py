@@ -4,16 +4,16 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from pathlib import Path
 
-from windlass.api.begin import begin
-from windlass.api.loop import never, require_here, steps_of
 from windlass.api.plan import Planned, Progress, plan
-from windlass.api.record import RUNS
-from windlass.api.scrutiny import Scrutiny
-from windlass.api.short import with_ways
+from windlass.api.runs import RUNS
+from windlass.api.training.oom_advice import with_ways
+from windlass.api.training.setup import never, require_here, steps_of
+from windlass.api.training.start_run import begin
+from windlass.api.verify.instrumentation import Scrutiny
 from windlass.errors import MemoryShort, RecordError, RequestError, RunInterrupted
-from windlass.spec.record import RunState, Step
-from windlass.spec.request import Request
-from windlass.track.run import RunFolder
+from windlass.schema.request import Request
+from windlass.schema.run_record import RunState, Step
+from windlass.tracking.run_folder import RunFolder
 
 
 class Run:

@@ -6,16 +6,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from windlass.api.plan import HERE, Planned, Progress, chain_of_request, find_machine
-from windlass.api.run import train
-from windlass.api.scrutiny import Scrutiny
+from windlass.api.training.train import train
+from windlass.api.verify.instrumentation import Scrutiny
 from windlass.cost.predict import predict
-from windlass.search.choice import Choice
-from windlass.spec.plan import Batch, Cut, Home, Plan, Sharding, Stage
-from windlass.spec.proof import Proof
-from windlass.spec.request import Request
+from windlass.planner.result import Choice
+from windlass.schema.plan import Batch, Cut, Home, Plan, Sharding, Stage
+from windlass.schema.request import Request
+from windlass.schema.verification import Proof
 
 if TYPE_CHECKING:
-    from windlass.runtime.agree import Ran
+    from windlass.runtime.verify.compare_runs import Ran
 
 _EPSILON = 1e-4
 """Of Adam. With its usual 1e-8 a gradient that is zero but for rounding would move its weight by a
@@ -62,7 +62,7 @@ class Checking:
         Raises:
             WindlassError: a run failed.
         """
-        from windlass.runtime.agree import agree
+        from windlass.runtime.verify.compare_runs import agree
 
         if self._reference is None:
             self._reference = self._ran("one device", self._alone, Scrutiny())
@@ -79,7 +79,7 @@ class Checking:
 
     def faults(self) -> Iterator[Caught]:
         """Makes each mistake that the plan can make, one after the other."""
-        from windlass.runtime.faulty import FAULTS, spoiled_layer
+        from windlass.runtime.verify.fault_injection import FAULTS, spoiled_layer
 
         plan, graph = self._planned.plan, self._planned.graph
         for name, fault in FAULTS.items():
@@ -89,13 +89,13 @@ class Checking:
 
     def impossible(self) -> tuple[tuple[str, str], ...]:
         """Mistakes that the plan cannot make, and what it lacks for them."""
-        from windlass.runtime.faulty import FAULTS
+        from windlass.runtime.verify.fault_injection import FAULTS
 
         plan, graph = self._planned.plan, self._planned.graph
         return tuple((f.words, f.lack) for f in FAULTS.values() if not f.needs(plan, graph))
 
     def _ran(self, name: str, planned: Planned, scrutiny: Scrutiny) -> "Ran":
-        from windlass.runtime.agree import Ran
+        from windlass.runtime.verify.compare_runs import Ran
 
         if self._progress is not None:
             self._progress(f"running {name}", 0, None)

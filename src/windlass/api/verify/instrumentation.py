@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from windlass.runtime.around import Around, Handlers, Inside
+    from windlass.runtime.verify.handler_hooks import Around, Handlers, Inside
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,8 +26,8 @@ class Scrutiny:
             folder: of the run, where notes go.
             device: of the run.
         """
-        from windlass.runtime.faulty import spoiled
-        from windlass.runtime.notes import Notes
+        from windlass.runtime.verify.activation_fingerprints import Notes
+        from windlass.runtime.verify.fault_injection import spoiled
 
         notes = Notes(folder, device)
 

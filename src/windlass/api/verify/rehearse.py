@@ -6,14 +6,14 @@ from windlass.api.plan import HERE, Planned, Progress, capture, find_machine, in
 from windlass.api.plan import plan as plan_of
 from windlass.cost.predict import predict
 from windlass.errors import ModelError, PlanError
-from windlass.models import catalogue
-from windlass.program.legal import faults, require_legal
-from windlass.search.choice import Choice
-from windlass.search.scaled import scaled
-from windlass.spec.graph import Graph
-from windlass.spec.machine import Machine
-from windlass.spec.plan import Plan
-from windlass.spec.request import DataRequest, ModelRequest, Request
+from windlass.models import catalog as catalogue
+from windlass.planner.downscale import scaled
+from windlass.planner.result import Choice
+from windlass.program.validate_plan import faults, require_legal
+from windlass.schema.graph import Graph
+from windlass.schema.machine import Machine
+from windlass.schema.plan import Plan
+from windlass.schema.request import DataRequest, ModelRequest, Request
 
 PROCESSES = 8
 """Most that a rehearsal takes."""

@@ -10,14 +10,14 @@ from rich import box
 from rich.table import Table
 
 from windlass import api
-from windlass.cli.apart import run_apart
 from windlass.cli.console import Bars, Report, console, print_json
-from windlass.cli.proof import STEPS, prove
-from windlass.cli.words import AsJson, request_of
+from windlass.cli.isolated_process import run_apart
+from windlass.cli.options import AsJson, request_of
+from windlass.cli.verification_output import STEPS, prove
 from windlass.errors import RunBroken
-from windlass.report.words import phase_words
-from windlass.spec import record as names
-from windlass.spec.request import Request
+from windlass.report.formatting import phase_words
+from windlass.schema import run_record as names
+from windlass.schema.request import Request
 from windlass.units import show_bytes, show_seconds
 
 

@@ -10,11 +10,15 @@ from rich.console import RenderableType
 
 from windlass import api
 from windlass.cli.console import Bars, console, print_json, print_line, print_points
-from windlass.cli.words import AsJson, apart, request_of, require_named
+from windlass.cli.options import AsJson, apart, request_of, require_named
 from windlass.errors import RequestError
-from windlass.report.offers import batches_table, machines_offers_table, refused_lines
-from windlass.report.ranking import batches_picture, machines_picture
-from windlass.spec.offer import Offer
+from windlass.report.figures.comparison import batches_picture, machines_picture
+from windlass.report.terminal.comparison_tables import (
+    batches_table,
+    machines_offers_table,
+    refused_lines,
+)
+from windlass.schema.comparison import Offer
 
 SIZES = tuple(2**power for power in range(3, 13))
 """Global batches that are tried where none is named."""

@@ -4,11 +4,11 @@ import sys
 from pathlib import Path
 
 from windlass import api
+from windlass.cli.commands.train import stopping
 from windlass.cli.console import Bars, console, errors, print_json
-from windlass.cli.train import stopping
-from windlass.cli.words import AsJson
-from windlass.report.recorded import recorded_table
-from windlass.report.table import plan_table
+from windlass.cli.options import AsJson
+from windlass.report.terminal.largest_model_table import recorded_table
+from windlass.report.terminal.tables import plan_table
 from windlass.units import show_seconds
 
 

@@ -7,9 +7,9 @@ from cyclopts import Parameter
 
 from windlass import api
 from windlass.cli.console import Bars, console
-from windlass.cli.words import request_of
+from windlass.cli.options import request_of
 from windlass.errors import RequestError
-from windlass.report.table import plan_table
+from windlass.report.terminal.tables import plan_table
 from windlass.units import show_bytes, show_seconds
 
 Flag = Annotated[bool, Parameter(negative="")]

@@ -4,11 +4,11 @@ from typing import Literal
 
 from windlass import api
 from windlass.cli.console import Bars, console, print_json
-from windlass.cli.words import AsJson
-from windlass.machines.numbers import Number, numbers
-from windlass.models import catalogue as model_catalogue
-from windlass.report.machine import machine_table, machines_table, numbers_table
-from windlass.spec.machine import Machine
+from windlass.cli.options import AsJson
+from windlass.hardware.number_sources import Number, numbers
+from windlass.models import catalog as model_catalogue
+from windlass.report.terminal.machine_tables import machine_table, machines_table, numbers_table
+from windlass.schema.machine import Machine
 from windlass.units import show_count
 
 

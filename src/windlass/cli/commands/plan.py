@@ -5,14 +5,14 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from windlass import api
+from windlass.atomic_files import require_place
 from windlass.cli.console import Bars, console, print_json, print_line, print_points
-from windlass.cli.words import AsJson, request_of
+from windlass.cli.options import AsJson, request_of
 from windlass.errors import RequestError
-from windlass.files import require_place
-from windlass.report.table import plan_table, prediction_table, runners_up_table
-from windlass.search.explain import Explanation, explain
-from windlass.spec.plan import Plan
-from windlass.spec.prediction import MemoryClass, Prediction
+from windlass.planner.explain import Explanation, explain
+from windlass.report.terminal.tables import plan_table, prediction_table, runners_up_table
+from windlass.schema.plan import Plan
+from windlass.schema.prediction import MemoryClass, Prediction
 from windlass.units import show_bytes
 
 _REFUSED_SHOWN = 4

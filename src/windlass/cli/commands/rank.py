@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from windlass import api
-from windlass.cli.train import show, stopping
+from windlass.cli.commands.train import show, stopping
 from windlass.errors import RequestError
 
 _TOLD = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")

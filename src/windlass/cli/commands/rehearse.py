@@ -4,8 +4,8 @@ from pathlib import Path
 
 from windlass import api
 from windlass.cli.console import Bars
-from windlass.cli.proof import STEPS, prove
-from windlass.cli.words import AsJson, request_of
+from windlass.cli.options import AsJson, request_of
+from windlass.cli.verification_output import STEPS, prove
 
 
 def rehearse(

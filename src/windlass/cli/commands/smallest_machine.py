@@ -7,8 +7,8 @@ from cyclopts import Parameter
 
 from windlass import api
 from windlass.cli.console import Bars, console, print_json
-from windlass.cli.words import AsJson, apart, require_named
-from windlass.report.needed import needs_picture, needs_table
+from windlass.cli.options import AsJson, apart, require_named
+from windlass.report.figures.smallest_machine import needs_picture, needs_table
 
 MODELS = ("gpt2-1.5b", "gpt-j-6b", "gpt3-13b", "gpt-neox-20b", "gpt3-175b", "megatron-1t")
 FAMILIES = ("dgx-a100-80gb", "dgx-h100", "ipu-m2000", "cs-2")

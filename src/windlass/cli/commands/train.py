@@ -14,11 +14,11 @@ from rich.markup import escape
 
 from windlass import api
 from windlass.cli.console import Bars, console, errors
-from windlass.cli.words import request_of
+from windlass.cli.options import request_of
 from windlass.errors import DeviceLost, RunInterrupted
-from windlass.models.catalogue import causal
-from windlass.report.live import TrainingView
-from windlass.report.table import plan_table
+from windlass.models.catalog import causal
+from windlass.report.terminal.live_view import TrainingView
+from windlass.report.terminal.tables import plan_table
 from windlass.units import show_bytes, show_seconds
 
 Elastic = Annotated[bool, Parameter(negative="")]

@@ -11,14 +11,14 @@ from rich.table import Table
 
 from windlass import api
 from windlass.api.validate import judge_tables
-from windlass.cli.accuracy import show_judged
-from windlass.cli.apart import run_apart
+from windlass.cli.commands.validate_tables import show_judged
 from windlass.cli.console import Bars, console, print_json
-from windlass.cli.words import AsJson
+from windlass.cli.isolated_process import run_apart
+from windlass.cli.options import AsJson
 from windlass.errors import Faults, RequestError, RunBroken, did_you_mean
-from windlass.spec.graph import Precision
-from windlass.spec.plan import Plan, Recompute
-from windlass.spec.record import Step
+from windlass.schema.graph import Precision
+from windlass.schema.plan import Plan, Recompute
+from windlass.schema.run_record import Step
 
 _WARM_SECONDS, _WARM_STEPS = 2.0, 2
 """Steps that are run and left out: at least so many, and for so long. Caches fill in the first few,
@@ -152,7 +152,7 @@ def _train(*words: str) -> None:
 
 def _yardstick_seconds() -> float:
     """How long this machine takes just now for the same work as always."""
-    return float(run_apart("windlass.machines.yardstick"))
+    return float(run_apart("windlass.hardware.probe.speed_check"))
 
 
 def _row(place: Path, plan: Plan, warm: int, drift: float) -> Row:

@@ -7,9 +7,9 @@ from rich import box
 from rich.table import Table
 
 from windlass.cli.console import console, print_json, print_line, print_points
-from windlass.published.judge import Judged, Score
-from windlass.published.predict import Predicted
-from windlass.published.score import Errors
+from windlass.validation.evaluate import Judged, Score
+from windlass.validation.metrics import Errors
+from windlass.validation.predict_run import Predicted
 
 _WORST = 5
 

@@ -9,11 +9,11 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from windlass.cost.links import slice_ring
-from windlass.cost.op import rates_at
-from windlass.cost.rings import Rings
-from windlass.program.exchanged import COMMON, all_reduce_bytes, gather_bytes
-from windlass.spec.machine import Machine
+from windlass.cost.collectives import slice_ring
+from windlass.cost.op_time import rates_at
+from windlass.cost.ring_bandwidth import Rings
+from windlass.program.communication_volume import COMMON, all_reduce_bytes, gather_bytes
+from windlass.schema.machine import Machine
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

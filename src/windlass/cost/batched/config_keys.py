@@ -2,8 +2,8 @@
 
 from typing import NamedTuple
 
-from windlass.spec.graph import Precision
-from windlass.spec.plan import NEAR, Plan, Sharding
+from windlass.schema.graph import Precision
+from windlass.schema.plan import NEAR, Plan, Sharding
 
 
 class Setting(NamedTuple):

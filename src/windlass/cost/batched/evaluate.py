@@ -14,17 +14,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from windlass.cost.closed_alike import Alike
-from windlass.cost.closed_away import UnderWay, held_up
-from windlass.cost.closed_ends import Reductions, ends
-from windlass.cost.closed_late import lateness
-from windlass.cost.closed_layers import Chain, Floats, Ints
-from windlass.cost.closed_levels import Shape
-from windlass.cost.closed_parts import Parts
-from windlass.cost.closed_peak import peak_bytes
-from windlass.cost.closed_peak import stage_bytes as bytes_of_stages
-from windlass.cost.closed_rows import Rows
-from windlass.cost.closed_taken import Name, Taken, Times
+from windlass.cost.batched.layer_cost import Chain, Floats, Ints
+from windlass.cost.batched.memory.peak import peak_bytes
+from windlass.cost.batched.memory.peak import stage_bytes as bytes_of_stages
+from windlass.cost.batched.pipeline.deferred_update_delay import UnderWay, held_up
+from windlass.cost.batched.pipeline.dependency_levels import Shape
+from windlass.cost.batched.pipeline.gradient_reduce_end import Reductions, ends
+from windlass.cost.batched.pipeline.stage_times import Name, Taken, Times
+from windlass.cost.batched.pipeline.weight_gather_delay import lateness
+from windlass.cost.batched.plan_table import Rows
+from windlass.cost.batched.sharding_table import Alike
+from windlass.cost.batched.stage_sums import Parts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

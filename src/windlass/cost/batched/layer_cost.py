@@ -11,16 +11,16 @@ from functools import cache, cached_property
 import numpy as np
 import numpy.typing as npt
 
-from windlass.cost.closed_passes import PassNumbers, PassPrices
-from windlass.cost.closed_states import StateNumbers, StatePrices
-from windlass.cost.closed_ways import Block, Setting, priced_plan
-from windlass.cost.op import rates_at
-from windlass.cost.rings import Rings, message
-from windlass.cost.update import norm_rate
-from windlass.program.ties import owners
-from windlass.spec.graph import Graph, LayerKind, Precision
-from windlass.spec.machine import Machine
-from windlass.spec.plan import Plan, Recompute
+from windlass.cost.batched.config_keys import Block, Setting, priced_plan
+from windlass.cost.batched.pass_time import PassNumbers, PassPrices
+from windlass.cost.batched.state_cost import StateNumbers, StatePrices
+from windlass.cost.op_time import rates_at
+from windlass.cost.optimizer_time import norm_rate
+from windlass.cost.ring_bandwidth import Rings, message
+from windlass.program.tied_weights import owners
+from windlass.schema.graph import Graph, LayerKind, Precision
+from windlass.schema.machine import Machine
+from windlass.schema.plan import Plan, Recompute
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

@@ -13,15 +13,15 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from windlass.cost.closed import pace
-from windlass.cost.closed_layers import Chain, Floats, Ints
-from windlass.cost.closed_levels import Shape
-from windlass.cost.closed_ops import HELD
-from windlass.cost.closed_parts import Parts
-from windlass.cost.closed_places import layers_again
-from windlass.cost.closed_rows import Rows, Settings
-from windlass.cost.closed_taken import Name, Times
-from windlass.cost.closed_turns import Turns
+from windlass.cost.batched.evaluate import pace
+from windlass.cost.batched.layer_cost import Chain, Floats, Ints
+from windlass.cost.batched.memory.chunk_liveness import layers_again
+from windlass.cost.batched.op_time import HELD
+from windlass.cost.batched.pipeline.dependency_levels import Shape
+from windlass.cost.batched.pipeline.schedule_index import Turns
+from windlass.cost.batched.pipeline.stage_times import Name, Times
+from windlass.cost.batched.plan_table import Rows, Settings
+from windlass.cost.batched.stage_sums import Parts
 
 _ROUNDING = 1e-9
 """Share of the near tier by which sums of the same bytes in another order may differ."""

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from windlass.cost.closed_layers import Floats, Ints
+from windlass.cost.batched.layer_cost import Floats, Ints
 
 
 class Term(NamedTuple):

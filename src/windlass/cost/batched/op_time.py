@@ -12,14 +12,14 @@ from typing import NamedTuple, get_args
 import numpy as np
 import numpy.typing as npt
 
-from windlass.cost.op import DeviceRates, Mode, Pass, host_seconds, ops_seconds, values
-from windlass.program.exchanged import collective_bytes
+from windlass.cost.op_time import DeviceRates, Mode, Pass, host_seconds, ops_seconds, values
+from windlass.program.communication_volume import collective_bytes
 from windlass.program.instruction import Kind
-from windlass.program.sizes import gradient_elements
-from windlass.program.slices import ops_of
-from windlass.spec.graph import PRECISION_BYTES, Graph, LayerCost, LayerKind, Op
-from windlass.spec.grid import Among, ring
-from windlass.spec.machine import Device
+from windlass.program.memory.layer_sizes import gradient_elements
+from windlass.program.tensor_parallel import ops_of
+from windlass.schema.graph import PRECISION_BYTES, Graph, LayerCost, LayerKind, Op
+from windlass.schema.machine import Device
+from windlass.schema.tensor_grid import Among, ring
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

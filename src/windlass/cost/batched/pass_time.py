@@ -12,16 +12,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from windlass.cost.closed_ops import AMONG, HELD, PASSES, Alone, ChainOps, Floats, Ints
-from windlass.cost.closed_ways import Setting, priced_plan
-from windlass.cost.links import slice_ring
-from windlass.cost.moved import loaded_bytes, summed_bytes, taken_over_bytes
-from windlass.cost.op import Mode, rates_at
-from windlass.cost.rings import Rings
-from windlass.program.ties import shared
-from windlass.spec.graph import Graph, Precision
-from windlass.spec.machine import Device, Machine
-from windlass.spec.plan import Plan
+from windlass.cost.batched.config_keys import Setting, priced_plan
+from windlass.cost.batched.op_time import AMONG, HELD, PASSES, Alone, ChainOps, Floats, Ints
+from windlass.cost.collectives import slice_ring
+from windlass.cost.op_time import Mode, loaded_bytes, rates_at, summed_bytes, taken_over_bytes
+from windlass.cost.ring_bandwidth import Rings
+from windlass.program.tied_weights import shared
+from windlass.schema.graph import Graph, Precision
+from windlass.schema.machine import Device, Machine
+from windlass.schema.plan import Plan
 
 _TOKEN_BYTES = 8
 

@@ -12,11 +12,11 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from windlass.cost.closed_blocks import Blocks
-from windlass.cost.closed_layers import Chain, Floats, Ints
-from windlass.cost.closed_states import StateNumbers
-from windlass.cost.closed_ways import Block, Setting, Share
-from windlass.spec.plan import Recompute
+from windlass.cost.batched.config_keys import Block, Setting, Share
+from windlass.cost.batched.layer_cost import Chain, Floats, Ints
+from windlass.cost.batched.sharding_table import Blocks
+from windlass.cost.batched.state_cost import StateNumbers
+from windlass.schema.plan import Recompute
 
 
 class Again(NamedTuple):

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from windlass.cost.closed_layers import Floats, Ints
-from windlass.cost.closed_levels import Shape
-from windlass.spec.plan import Recompute
+from windlass.cost.batched.layer_cost import Floats, Ints
+from windlass.cost.batched.pipeline.dependency_levels import Shape
+from windlass.schema.plan import Recompute
 
 
 class Parts:

@@ -13,16 +13,16 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from windlass.cost.closed_exchanged import Exchanges, Pairs
-from windlass.cost.closed_ways import Block, Share, priced_plan
-from windlass.cost.rings import Rings
-from windlass.cost.update import norm_launch_seconds, update_seconds
-from windlass.program.far import state_at_home
-from windlass.program.sizes import StateSizes, state_sizes
-from windlass.program.values import STAGING_BYTES
-from windlass.spec.graph import Graph, Precision
-from windlass.spec.machine import Machine
-from windlass.spec.plan import NEAR, Plan
+from windlass.cost.batched.collective_time import Exchanges, Pairs
+from windlass.cost.batched.config_keys import Block, Share, priced_plan
+from windlass.cost.optimizer_time import norm_launch_seconds, update_seconds
+from windlass.cost.ring_bandwidth import Rings
+from windlass.program.memory.layer_sizes import StateSizes, state_sizes
+from windlass.program.memory.offloaded_bytes import state_at_home
+from windlass.program.memory.values import STAGING_BYTES
+from windlass.schema.graph import Graph, Precision
+from windlass.schema.machine import Machine
+from windlass.schema.plan import NEAR, Plan
 
 _Floats = npt.NDArray[np.float64]
 _Ints = npt.NDArray[np.int64]

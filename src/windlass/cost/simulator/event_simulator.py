@@ -23,15 +23,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from windlass.cost.step import StepCost
-from windlass.cost.streamed import FarLane, Span
+from windlass.cost.instruction_time import StepCost
+from windlass.cost.simulator.offload_queue import FarLane, Span
 from windlass.errors import PlanError
+from windlass.program.device_mesh import place_of
 from windlass.program.instruction import ANSWERS, TOGETHER, Instruction, Kind, Program
-from windlass.program.layout import place_of
-from windlass.program.peers import Peers
-from windlass.spec.graph import Graph
-from windlass.spec.machine import Machine
-from windlass.spec.plan import Plan
+from windlass.program.process_groups import Peers
+from windlass.schema.graph import Graph
+from windlass.schema.machine import Machine
+from windlass.schema.plan import Plan
 
 _ANSWERING = frozenset(ANSWERS.values())
 _TAKING: tuple[Kind, ...] = ("update", "store")

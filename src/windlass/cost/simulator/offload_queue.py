@@ -7,16 +7,17 @@ On a CPU the updates of moving layers take the cores from the computing, so they
 bulk-synchronous machine without compute units set apart for moves, the device waits for each.
 """
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
-from windlass.cost.step import StepCost
-from windlass.program.effects import Effects
+from windlass.cost.instruction_time import StepCost
+from windlass.program.device_mesh import place_of
 from windlass.program.instruction import BACKWARDS, COMPUTING, MOVES, Instruction, Kind, Program
-from windlass.program.layout import place_of
-from windlass.program.traffic import Traffic
-from windlass.spec.graph import Graph
-from windlass.spec.machine import Machine
-from windlass.spec.plan import Plan
+from windlass.program.memory.effects import Effects
+from windlass.program.memory.tier_traffic import Traffic, together
+from windlass.schema.graph import Graph
+from windlass.schema.machine import Machine
+from windlass.schema.plan import Plan
 
 _PASSES: tuple[Kind, ...] = (*COMPUTING, *BACKWARDS)
 
@@ -162,3 +163,41 @@ class FarLane:
             self._tiers[tier].moving_seconds(moved.read, moved.written)
             for tier, moved in self._traffic.of(instruction, stored=self.stored).items()
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Once:
+    """What one step takes that no other follows."""
+
+    seconds: float
+    read_bytes: int
+    written_bytes: int
+
+
+def once(plan: Plan, graph: Graph, machine: Machine, program: Program) -> Once:
+    """What the first step and its settling take together.
+
+    A step that repeats does the updates of the one before beside its own computing; here they come
+    after it, and nothing covers them.
+
+    Args:
+        plan: of one stage.
+        graph: that it cuts.
+        machine: that it runs on.
+        program: lowered from the plan.
+
+    Raises:
+        KeyError: the machine states no rate for the plan's precision, or for a tier.
+    """
+    costs = StepCost(plan, graph, machine)
+    if not plan.streamed:
+        seconds = sum(costs.of(instruction).total for instruction in program.instructions)
+        return Once(seconds=seconds, read_bytes=0, written_bytes=0)
+    traffic = Traffic(plan, graph)
+    first = together(traffic.total(program.instructions, stored=False))
+    moved = first.plus(together(traffic.total(program.settle)))
+    return Once(
+        seconds=run_once(plan, graph, machine, costs, program),
+        read_bytes=moved.read,
+        written_bytes=moved.written,
+    )

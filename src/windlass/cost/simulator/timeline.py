@@ -1,13 +1,13 @@
 """Simulate: a plan's programs on a clock become a timeline that a measured one lies beside."""
 
-from windlass.cost.clock import run_clock
-from windlass.cost.step import StepCost
+from windlass.cost.instruction_time import StepCost
+from windlass.cost.simulator.event_simulator import run_clock
 from windlass.program.instruction import Program
-from windlass.program.occupancy import occupancy
-from windlass.spec.graph import Graph
-from windlass.spec.machine import Machine
-from windlass.spec.plan import Plan
-from windlass.spec.prediction import Lane, Timeline
+from windlass.program.memory.liveness import occupancy
+from windlass.schema.graph import Graph
+from windlass.schema.machine import Machine
+from windlass.schema.plan import Plan
+from windlass.schema.prediction import Lane, Timeline
 
 
 def simulate(plan: Plan, graph: Graph, machine: Machine, programs: tuple[Program, ...]) -> Timeline:

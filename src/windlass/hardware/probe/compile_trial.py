@@ -1,7 +1,7 @@
 """Trial: a fresh process that runs a little eagerly, then compiled, and prints what that takes.
 
-Run as `python -m windlass.machines.trial`; it prints one `Trial` as JSON. A process of its own,
-because compiling fills memory that the measured process would never give back.
+`python -m windlass.hardware.probe.compile_trial` prints one `Trial` as JSON. It runs in a
+process of its own because compiling fills memory that the measured process would never give back.
 """
 
 import subprocess
@@ -18,13 +18,13 @@ from torch.nn import functional
 
 from windlass.document import Document
 from windlass.errors import MachineError
-from windlass.machines.allocator import limit_blocks, prepare_allocator
-from windlass.machines.arithmetic import DTYPES
-from windlass.machines.surroundings import process_bytes
-from windlass.machines.timing import Stopwatch
-from windlass.machines.traffic import fused_adamw, layer_seconds
-from windlass.spec.graph import PRECISION_BYTES, Precision
-from windlass.spec.machine import Curve, OpRate, Point
+from windlass.hardware.probe.disk_and_network import process_bytes
+from windlass.hardware.probe.matmul import DTYPES
+from windlass.hardware.probe.memory_bandwidth import fused_adamw, layer_seconds
+from windlass.hardware.probe.stopwatch import Stopwatch
+from windlass.schema.graph import PRECISION_BYTES, Precision
+from windlass.schema.machine import Curve, OpRate, Point
+from windlass.torch_ext.cpu_allocator import limit_blocks, prepare_allocator
 
 _WIDTH = 768
 _VOCABULARY = 8192
@@ -68,7 +68,7 @@ def run_trial() -> Trial:
         MachineError: it ended with an error, which the message holds.
     """
     done = subprocess.run(
-        (sys.executable, "-m", "windlass.machines.trial"),
+        (sys.executable, "-m", "windlass.hardware.probe.compile_trial"),
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     if done.returncode:

@@ -16,9 +16,9 @@ from typing import NamedTuple
 import torch
 from torch._C._distributed_c10d import AllreduceOptions, HashStore, ProcessGroupGloo, Store
 
-from windlass.files import storage_faults
-from windlass.machines.timing import Stopwatch
-from windlass.spec.machine import Link
+from windlass.atomic_files import storage_faults
+from windlass.hardware.probe.stopwatch import Stopwatch
+from windlass.schema.machine import Link
 
 _BLOCK = 8 * 2**20
 """Bytes read or written at a time, as a run does."""

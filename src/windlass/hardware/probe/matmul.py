@@ -6,9 +6,9 @@ from itertools import cycle
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from windlass.machines.timing import Stopwatch
-from windlass.spec.graph import PRECISION_BYTES, Precision
-from windlass.spec.machine import AttentionRate, Curve, MatmulRate, Point
+from windlass.hardware.probe.stopwatch import Stopwatch
+from windlass.schema.graph import PRECISION_BYTES, Precision
+from windlass.schema.machine import AttentionRate, Curve, MatmulRate, Point
 
 DTYPES: dict[Precision, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 

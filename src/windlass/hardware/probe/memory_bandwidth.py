@@ -9,12 +9,12 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.optim.adamw import adamw
 
-from windlass.machines.arithmetic import DTYPES
-from windlass.machines.moments import PART, Codec, Kept, dither_key
-from windlass.machines.timing import Stopwatch
-from windlass.spec.graph import PRECISION_BYTES, Precision
-from windlass.spec.machine import Curve, MomentRate, OpRate, Point
-from windlass.spec.plan import MOMENT_BLOCK, Moments
+from windlass.hardware.probe.matmul import DTYPES
+from windlass.hardware.probe.stopwatch import Stopwatch
+from windlass.schema.graph import PRECISION_BYTES, Precision
+from windlass.schema.machine import Curve, MomentRate, OpRate, Point
+from windlass.schema.plan import MOMENT_BLOCK, Moments
+from windlass.torch_ext.quantized_moments import PART, Codec, Kept, dither_key
 
 _aten = torch.ops.aten
 

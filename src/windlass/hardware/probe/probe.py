@@ -14,19 +14,18 @@ from typing import NamedTuple
 
 import torch
 
-from windlass.files import free_disk_bytes
-from windlass.machines.allocator import prepare_allocator
-from windlass.machines.arithmetic import matmul_rates
-from windlass.machines.here import system_fingerprint
-from windlass.machines.surroundings import (
+from windlass.atomic_files import free_disk_bytes
+from windlass.hardware.local_machine import system_fingerprint
+from windlass.hardware.probe.compile_trial import Trial, run_trial
+from windlass.hardware.probe.disk_and_network import (
     Contention,
     copy_rates,
     disk_rates,
     free_bytes,
     gloo_link,
 )
-from windlass.machines.timing import Stopwatch
-from windlass.machines.traffic import (
+from windlass.hardware.probe.matmul import matmul_rates
+from windlass.hardware.probe.memory_bandwidth import (
     launch_seconds,
     layer_seconds,
     mixed_norm_rate,
@@ -38,11 +37,12 @@ from windlass.machines.traffic import (
     update_call_seconds,
     update_rate,
 )
-from windlass.machines.trial import Trial, run_trial
-from windlass.machines.yardstick import yardstick_seconds
-from windlass.spec.graph import Precision
-from windlass.spec.machine import Device, Machine, MatmulRate, OpRate, Tier
-from windlass.spec.plan import HOST
+from windlass.hardware.probe.speed_check import yardstick_seconds
+from windlass.hardware.probe.stopwatch import Stopwatch
+from windlass.schema.graph import Precision
+from windlass.schema.machine import Device, Machine, MatmulRate, OpRate, Tier
+from windlass.schema.plan import HOST
+from windlass.torch_ext.cpu_allocator import prepare_allocator
 
 _PRECISIONS: tuple[Precision, ...] = ("float32", "bfloat16")
 _BUDGET_SECONDS = 0.015

@@ -1,6 +1,6 @@
 """Yardstick: the same short piece of work, always, that tells how fast a machine is just now.
 
-Run as `python -m windlass.machines.yardstick`; it prints the seconds of one turn. A machine that
+`python -m windlass.hardware.probe.speed_check` prints the seconds of one turn. A machine that
 others share changes its speed from minute to minute, and no prediction can know that beforehand.
 """
 
@@ -9,9 +9,9 @@ from itertools import cycle
 
 import torch
 
-from windlass.machines.arithmetic import DTYPES
-from windlass.machines.timing import Stopwatch
-from windlass.spec.graph import Precision
+from windlass.hardware.probe.matmul import DTYPES
+from windlass.hardware.probe.stopwatch import Stopwatch
+from windlass.schema.graph import Precision
 
 _TOKENS, _WIDTH = 1024, 768
 _SETS = 16

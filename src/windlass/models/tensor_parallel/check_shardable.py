@@ -7,13 +7,12 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call
 
-from windlass.models.chain import Chain, cuts_of
-from windlass.models.cuts import Cut, LayerCuts
-from windlass.models.exchange import Place
-from windlass.models.pieces import Piece, norms, pieces
-from windlass.models.regions import inner
-from windlass.models.slices import sliced
-from windlass.models.trial import fake_state
+from windlass.models.layer_stack import Chain, cuts_of
+from windlass.models.shape_inference import fake_state
+from windlass.models.tensor_parallel.collectives import Place
+from windlass.models.tensor_parallel.shard_module import sliced
+from windlass.models.tensor_parallel.shard_params import Piece, inner, norms, pieces
+from windlass.models.tensor_parallel.sharding_rules import Cut, LayerCuts
 
 _EACH_TOKEN_ALONE = (nn.Linear, nn.LayerNorm, nn.RMSNorm, nn.Dropout, nn.Identity)
 """Modules of torch that compute each token's vector from that vector only."""

@@ -6,7 +6,7 @@ Each slice finds the moments of its own features, and the slices of one row put 
 import torch
 from torch import Tensor, nn
 
-from windlass.models.exchange import Place, summed
+from windlass.models.tensor_parallel.collectives import Place, summed
 
 
 def norm_kind(module: nn.Module) -> type[nn.Module]:

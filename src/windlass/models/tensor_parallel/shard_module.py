@@ -21,13 +21,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from windlass.models.cuts import Cut, LayerCuts, Way
-from windlass.models.exchange import Place, gathered, own_part, scattered, summed
+from windlass.models.init_weights import put_parameter, weightless
 from windlass.models.loss import SliceLoss, put_loss
-from windlass.models.norms import norm_kind
-from windlass.models.pieces import Piece, norms, pieces
-from windlass.models.regions import Share, inner
-from windlass.models.weights import put_parameter, weightless
+from windlass.models.tensor_parallel.collectives import Place, gathered, own_part, scattered, summed
+from windlass.models.tensor_parallel.norms import norm_kind
+from windlass.models.tensor_parallel.shard_params import Piece, Share, inner, norms, pieces
+from windlass.models.tensor_parallel.sharding_rules import Cut, LayerCuts, Way
 
 
 def sliced(layer: nn.Module, cuts: LayerCuts, place: Place, *, last: bool) -> nn.Module:

@@ -2,16 +2,25 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from windlass.models.cuts import Cut, LayerCuts, Range
-from windlass.models.exchange import Among, Place
-from windlass.models.regions import Share, inner
+from windlass.models.tensor_parallel.collectives import Among, Place
+from windlass.models.tensor_parallel.sharding_rules import Cut, LayerCuts, Range
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Share(NamedTuple):
+    """One of equal parts."""
+
+    at: int = 0
+    """Which, from 0."""
+    of: int = 1
+    """How many there are."""
+
+
 class Piece:
     """One slice's part of a parameter."""
 
@@ -159,3 +168,41 @@ def _own(total: int, place: Place) -> tuple[Range, ...] | None:
         return None
     own = total // place.columns
     return ((place.column * own, (place.column + 1) * own),)
+
+
+def inner(layer: nn.Module, cuts: LayerCuts, path: str, place: Place) -> Share:
+    """The slice's share of the features that are cut at a path: between a region's column and row.
+
+    They are shared out over all slices. Where heads do not divide by a grid's slices, but do by its
+    rows, all slices of one row have those of the row, and compute the same.
+
+    Args:
+        layer: whole, on any device.
+        cuts: of the layer.
+        path: of a module or setting that is cut.
+        place: of the slice.
+    """
+    region = cuts.region(path)
+    if place.columns > 1 and region is not None and not _divides(layer, cuts, region, place.degree):
+        return Share(place.row, place.rows)
+    return Share(place.index, place.degree)
+
+
+def _divides(layer: nn.Module, cuts: LayerCuts, region: str, parts: int) -> bool:
+    """Whether all that is cut inside a region can be cut in so many equal parts."""
+    return all(
+        _parts_equally(layer, path, cut, parts)
+        for path, cut in cuts.ways.items()
+        if cuts.region(path) == region
+    )
+
+
+def _parts_equally(layer: nn.Module, path: str, cut: Cut, parts: int) -> bool:
+    if cut.way == "count":
+        holder, _, name = path.rpartition(".")
+        return bool(getattr(layer.get_submodule(holder), name) % parts == 0)
+    module = layer.get_submodule(path)
+    if cut.way not in ("column", "row") or not isinstance(module, nn.Linear):
+        return True
+    total = module.out_features if cut.way == "column" else module.in_features
+    return cut.fault(total, parts) is None

@@ -7,7 +7,10 @@ contributions: their sum over the slices is the gradient.
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Literal, get_args
+
+from torch import nn
 
 from windlass.errors import ModelError, did_you_mean
 
@@ -138,3 +141,44 @@ def read_cut(pattern: str, text: str) -> Cut:
     if not parts or 0 in parts or not unit:
         raise ModelError(f"rule `{pattern}` = `{text}`: parts and heads count from 1")
     return Cut(way=match["way"], parts=parts, unit=unit)  # type: ignore[arg-type]  # seen above
+
+
+def layer_cuts(layer: nn.Module, name: str, rules: Mapping[str, Cut], *, first: bool) -> LayerCuts:
+    """How a layer is cut.
+
+    Args:
+        layer: on any device.
+        name: its name in the chain.
+        rules: ways by pattern of full names, `*` for one part between dots; they go before what
+            modules know themselves, and a later one before an earlier one.
+        first: whether it takes tokens.
+    """
+    ways: dict[str, Cut] = {}
+    for path, module in layer.named_modules():
+        if isinstance(module, Cuttable):
+            ways |= {_joined(path, inner): cut for inner, cut in module.cuts().items()}
+    for pattern, cut in rules.items():
+        ways |= dict.fromkeys(matches(layer, name, pattern, cut), cut)
+    return LayerCuts(ways=ways, first=first)
+
+
+def matches(layer: nn.Module, name: str, pattern: str, cut: Cut) -> Iterator[str]:
+    """Paths inside a layer that a rule is for."""
+    settings = _counts(layer) if cut.way == "count" else (path for path, _ in layer.named_modules())
+    wanted = pattern.split(".")
+    for path in settings:
+        parts = _joined(name, path).split(".")
+        if len(parts) == len(wanted) and all(map(fnmatchcase, parts, wanted)):
+            yield path
+
+
+def _counts(layer: nn.Module) -> Iterator[str]:
+    """Settings of a layer's modules that are whole numbers."""
+    for path, module in layer.named_modules():
+        for name, value in vars(module).items():
+            if isinstance(value, int) and not isinstance(value, bool):
+                yield _joined(path, name)
+
+
+def _joined(*parts: str) -> str:
+    return ".".join(filter(None, parts))

@@ -4,17 +4,17 @@ from collections.abc import Iterator, Sequence
 from itertools import combinations, islice
 from math import ceil
 
-from windlass.search.alone import Weighed, alone
-from windlass.search.choice import Advice, Change, FarShortage
-from windlass.search.phasespace import far_tiers
-from windlass.search.space import precisions, sequence_of, smaller, vary
-from windlass.search.streamed import shortages
-from windlass.search.ways import nameable, recompute_overrides, ways
-from windlass.search.weigh import Memory, state_bytes, weigh
-from windlass.spec.graph import Graph
-from windlass.spec.machine import Machine
-from windlass.spec.plan import Plan
-from windlass.spec.request import BatchRequest, Request
+from windlass.planner.advice.alternatives import nameable, recompute_overrides, ways
+from windlass.planner.advice.offload_feasibility import shortages
+from windlass.planner.result import Advice, Change, FarShortage
+from windlass.planner.search.extrapolate import Memory, state_bytes, weigh
+from windlass.planner.single_device import Weighed, alone
+from windlass.planner.space.options import precisions, sequence_of, smaller, vary
+from windlass.planner.space.phase_space import far_tiers
+from windlass.schema.graph import Graph
+from windlass.schema.machine import Machine
+from windlass.schema.plan import Plan
+from windlass.schema.request import BatchRequest, Request
 
 LEAST_NAMED = 3
 """Plans that fit are named at least, where there are so many."""

@@ -4,17 +4,17 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import NamedTuple
 
-from windlass.program.recompute import able
-from windlass.search.alone import alone
-from windlass.search.choice import Change
-from windlass.search.field import Field
-from windlass.search.phasespace import far_tiers
-from windlass.search.podphases import phased
-from windlass.spec.graph import Graph
-from windlass.spec.machine import Machine
-from windlass.spec.plan import NEAR, Plan, Recompute
-from windlass.spec.prediction import Prediction
-from windlass.spec.request import BatchRequest, HomeRequest, Request
+from windlass.planner.result import Change
+from windlass.planner.search.phase_search import phased
+from windlass.planner.single_device import alone
+from windlass.planner.space.phase_space import far_tiers
+from windlass.planner.space.plan_space import Field
+from windlass.program.activation_checkpointing import able
+from windlass.schema.graph import Graph
+from windlass.schema.machine import Machine
+from windlass.schema.plan import NEAR, Plan, Recompute
+from windlass.schema.prediction import Prediction
+from windlass.schema.request import BatchRequest, HomeRequest, Request
 
 _FREED: tuple[dict[str, object], ...] = (
     {},

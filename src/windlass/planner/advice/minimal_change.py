@@ -3,19 +3,19 @@
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
-from windlass.cost.closed_layers import Chain
-from windlass.program.recompute import able
-from windlass.search.alone import alone
-from windlass.search.best import Found
-from windlass.search.choice import Change
-from windlass.search.field import Field
-from windlass.search.sweep import Sweep
-from windlass.search.ways import nameable
-from windlass.search.weigh import weigh
-from windlass.spec.graph import Graph
-from windlass.spec.machine import Machine
-from windlass.spec.plan import Plan
-from windlass.spec.request import BatchRequest, CutRequest, HomeRequest, Request, ShardingRequest
+from windlass.cost.batched.layer_cost import Chain
+from windlass.planner.advice.alternatives import nameable
+from windlass.planner.result import Change
+from windlass.planner.search.branch_and_bound import Sweep
+from windlass.planner.search.extrapolate import weigh
+from windlass.planner.search.top_k import Found
+from windlass.planner.single_device import alone
+from windlass.planner.space.plan_space import Field
+from windlass.program.activation_checkpointing import able
+from windlass.schema.graph import Graph
+from windlass.schema.machine import Machine
+from windlass.schema.plan import Plan
+from windlass.schema.request import BatchRequest, CutRequest, HomeRequest, Request, ShardingRequest
 
 _FREED: Mapping[str, tuple[str, ...]] = {
     "recompute": ("recompute", "recomputed"),

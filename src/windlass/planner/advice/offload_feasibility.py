@@ -3,15 +3,15 @@
 from collections.abc import Iterator, Sequence
 
 from windlass.errors import Faults
-from windlass.program.far import far_bytes
-from windlass.search.choice import FarShortage
-from windlass.search.phasespace import at_home, far_tiers
-from windlass.search.space import plans, smaller
-from windlass.search.stages import evenly
-from windlass.spec.graph import Graph
-from windlass.spec.machine import Machine
-from windlass.spec.plan import Plan, Stage
-from windlass.spec.request import Request
+from windlass.planner.result import FarShortage
+from windlass.planner.space.options import plans, smaller
+from windlass.planner.space.phase_space import at_home, far_tiers
+from windlass.planner.space.stage_partition import evenly
+from windlass.program.memory.offloaded_bytes import far_bytes
+from windlass.schema.graph import Graph
+from windlass.schema.machine import Machine
+from windlass.schema.plan import Plan, Stage
+from windlass.schema.request import Request
 from windlass.units import show_bytes
 
 

@@ -1,13 +1,12 @@
 """Standing: where a plan that a request names stands among all that it could have left open."""
 
-from windlass.search.choice import Standing
-from windlass.search.field import Field
-from windlass.search.ranked import runner_up
-from windlass.search.sweep import Sweep
-from windlass.search.weigh import steady, with_near
-from windlass.spec.plan import Plan
-from windlass.spec.prediction import Prediction
-from windlass.spec.request import BatchRequest, CutRequest, HomeRequest, Request, ShardingRequest
+from windlass.planner.result import Standing, runner_up
+from windlass.planner.search.branch_and_bound import Sweep
+from windlass.planner.search.extrapolate import steady, with_near
+from windlass.planner.space.plan_space import Field
+from windlass.schema.plan import Plan
+from windlass.schema.prediction import Prediction
+from windlass.schema.request import BatchRequest, CutRequest, HomeRequest, Request, ShardingRequest
 
 
 def standing(field: Field, chosen: tuple[Plan, Prediction], near_bytes: int) -> Standing | None:

@@ -3,11 +3,11 @@
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 
-from windlass.cost.closed import closed
-from windlass.cost.closed_layers import Chain
-from windlass.search.best import Found
-from windlass.search.field import Field
-from windlass.spec.machine import Curve, Device, Machine, Point
+from windlass.cost.batched.evaluate import closed
+from windlass.cost.batched.layer_cost import Chain
+from windlass.planner.search.top_k import Found
+from windlass.planner.space.plan_space import Field
+from windlass.schema.machine import Curve, Device, Machine, Point
 
 BETTER = 1.1
 """Times that a rate is higher, or a latency shorter."""

@@ -7,18 +7,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import ceil
 
-from windlass.program.legal import faults
-from windlass.program.lower import lower
-from windlass.program.sizes import sizes_of
-from windlass.search.field import Field
-from windlass.search.phasebounds import least_bytes
-from windlass.search.phasespace import at_home, bases, far_tiers, in_phases, waiting_bytes
-from windlass.search.podphases import able_in_phases, near_bytes_of
-from windlass.search.space import smaller, stays_whole
-from windlass.search.weigh import Memory, memory_of
-from windlass.spec.machine import Tier
-from windlass.spec.plan import Plan
-from windlass.spec.request import BatchRequest, CutRequest
+from windlass.planner.search.extrapolate import Memory, memory_of
+from windlass.planner.search.phase_bounds import least_bytes
+from windlass.planner.search.phase_search import able_in_phases, near_bytes_of
+from windlass.planner.space.options import smaller, stays_whole
+from windlass.planner.space.phase_space import at_home, bases, far_tiers, in_phases, waiting_bytes
+from windlass.planner.space.plan_space import Field
+from windlass.program.lowering.lower import lower
+from windlass.program.memory.layer_sizes import sizes_of
+from windlass.program.validate_plan import faults
+from windlass.schema.machine import Tier
+from windlass.schema.plan import Plan
+from windlass.schema.request import BatchRequest, CutRequest
 from windlass.units import show_bytes
 
 _PLAYED = 4

@@ -18,14 +18,14 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from windlass.cost.closed_layers import Chain, Floats, Ints
-from windlass.cost.closed_least import Room, least_in, least_seconds
-from windlass.cost.closed_levels import Shape
-from windlass.cost.closed_rows import Rows
-from windlass.search.field import Cell, Field
-from windlass.search.table import Table
-from windlass.spec.graph import Precision
-from windlass.spec.plan import Order
+from windlass.cost.batched.layer_cost import Chain, Floats, Ints
+from windlass.cost.batched.lower_bound import Room, least_in, least_seconds
+from windlass.cost.batched.pipeline.dependency_levels import Shape
+from windlass.cost.batched.plan_table import Rows
+from windlass.planner.space.config_table import Table
+from windlass.planner.space.plan_space import Cell, Field
+from windlass.schema.graph import Precision
+from windlass.schema.plan import Order
 
 _REACH = {"products": 1.3, "passes": 1.1, "room": 1.4}
 """Up to how much slower than the fastest of a part those are that are looked at with it: with fewer

@@ -8,16 +8,16 @@ from typing import get_args
 import numpy as np
 import numpy.typing as npt
 
-from windlass.cost.closed import Totals, closed
-from windlass.cost.closed_layers import Chain, Floats, Ints
-from windlass.cost.closed_levels import Shape
-from windlass.cost.closed_rows import Again, Rows
-from windlass.search.best import Best, Swept
-from windlass.search.field import Cell, Field
-from windlass.search.sought import Bounds, Queue
-from windlass.search.spared import spared, twins
-from windlass.search.uncollected import uncollected
-from windlass.spec.plan import Recompute
+from windlass.cost.batched.evaluate import Totals, closed
+from windlass.cost.batched.layer_cost import Chain, Floats, Ints
+from windlass.cost.batched.pipeline.dependency_levels import Shape
+from windlass.cost.batched.plan_table import Again, Rows
+from windlass.planner.gc_paused import uncollected
+from windlass.planner.search.bound_queue import Bounds, Queue
+from windlass.planner.search.min_recompute import spared, twins
+from windlass.planner.search.top_k import Best, Swept
+from windlass.planner.space.plan_space import Cell, Field
+from windlass.schema.plan import Recompute
 
 _FASTEST = 8
 """Plans that are kept of those that are faster than a given one."""

@@ -7,16 +7,16 @@ comes by the second. So a program of three micro-batches tells all about one of 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from windlass.cost.memory import peaks
+from windlass.cost.peak_memory import peaks
 from windlass.cost.predict import predict, timed
 from windlass.program.instruction import Instruction, Program
-from windlass.program.lower import lower
-from windlass.program.occupancy import occupancy
-from windlass.program.sizes import sizes_of
-from windlass.spec.graph import Graph
-from windlass.spec.machine import Machine
-from windlass.spec.plan import Plan
-from windlass.spec.prediction import MemoryClass, Prediction
+from windlass.program.lowering.lower import lower
+from windlass.program.memory.layer_sizes import sizes_of
+from windlass.program.memory.liveness import occupancy
+from windlass.schema.graph import Graph
+from windlass.schema.machine import Machine
+from windlass.schema.plan import Plan
+from windlass.schema.prediction import MemoryClass, Prediction
 
 _SETTLED = 3
 """Times as many micro-batches as there are stages: then each further one takes as long."""

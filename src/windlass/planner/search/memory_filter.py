@@ -4,10 +4,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from windlass.search.weigh import Memory, memory_of
-from windlass.spec.graph import Graph
-from windlass.spec.machine import Machine
-from windlass.spec.plan import Plan
+from windlass.planner.search.extrapolate import Memory, memory_of
+from windlass.schema.graph import Graph
+from windlass.schema.machine import Machine
+from windlass.schema.plan import Plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,18 +7,26 @@ longer a step of training: of all plans that are the same but for these numbers 
 each stage what is shorter of the fewest of both ways.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 
-from windlass.cost.closed import Totals, stage_bytes, stage_seconds, step_seconds
-from windlass.cost.closed_layers import Chain, Floats, Ints
-from windlass.cost.closed_rows import Again, Rows
-from windlass.search.field import Cell
-from windlass.spec.plan import Recompute
+from windlass.cost.batched.evaluate import Totals, stage_bytes, stage_seconds, step_seconds
+from windlass.cost.batched.layer_cost import Chain, Floats, Ints
+from windlass.cost.batched.plan_table import Again, Rows
+from windlass.planner.search.extrapolate import settled
+from windlass.planner.space.plan_space import Cell
+from windlass.program.activation_checkpointing import able, recomputing
+from windlass.program.device_mesh import chunks_of
+from windlass.program.lowering.lower import lower
+from windlass.program.memory.liveness import occupancy
+from windlass.program.validate_plan import selective_faults
+from windlass.schema.graph import Graph
+from windlass.schema.machine import Machine
+from windlass.schema.plan import Plan, Recompute
 
 
 def twins(rows: Rows, mode: Recompute) -> Ints:
@@ -182,4 +190,87 @@ def _each(rows: Rows, counts: Ints) -> Rows:
         micros=rows.micros[of],
         again=kinds,
         run=run,
+    )
+
+
+def fewest(plan: Plan, graph: Graph, machine: Machine, near_bytes: int) -> tuple[Plan, ...]:
+    """The plan with as little recomputed on each stage as fits, of each way that there is.
+
+    Args:
+        plan: that fits with all layers run again.
+        graph: that it cuts.
+        machine: that it is for.
+        near_bytes: of the near tier.
+    """
+    ways = (False, True) if not any(selective_faults(plan, graph)) else (False,)
+    found = (
+        _least(Steps(plan, selects=(way,) * plan.cut.pipeline), graph, machine, near_bytes)
+        for way in ways
+    )
+    return tuple(dict.fromkeys(found))
+
+
+def _least(steps: "Steps", graph: Graph, machine: Machine, near_bytes: int) -> Plan:
+    """Found for all stages at once: without any, else by halving.
+
+    Halving takes for granted that more steps need no more memory. Between none and one that may not
+    be so, since what runs again needs room to run in.
+    """
+    low, high = [0] * len(steps.last), list(steps.last)
+    middle = low
+    while True:
+        for stage, peak in enumerate(stage_peaks(steps.plan(middle), graph, machine)):
+            if peak <= near_bytes:
+                high[stage] = middle[stage]
+            else:
+                low[stage] = min(middle[stage] + 1, high[stage])
+        if low == high:
+            return steps.plan(low)
+        middle = [(one + other) // 2 for one, other in zip(low, high, strict=True)]
+
+
+class Steps:
+    """How far the layers of each stage are recomputed, step by step; at 0 none is.
+
+    Args:
+        plan: says all the rest.
+        selects: of each stage whether large products are kept as long as can be.
+    """
+
+    def __init__(self, plan: Plan, *, selects: Sequence[bool]) -> None:
+        self._plan, self._selects = plan, tuple(selects)
+        self._layers = [
+            max(len(able(plan, plan.stages[chunk])) for chunk in chunks_of(plan, stage))
+            for stage in range(plan.cut.pipeline)
+        ]
+
+    @property
+    def last(self) -> tuple[int, ...]:
+        """Of each stage the step at which all of its layers run again."""
+        return tuple(
+            (1 + selects) * count
+            for selects, count in zip(self._selects, self._layers, strict=True)
+        )
+
+    def plan(self, steps: Sequence[int]) -> Plan:
+        """The plan with each stage so far."""
+        stages = range(self._plan.cut.pipeline)
+        kept = [self._layers[stage] if self._selects[stage] else 0 for stage in stages]
+        whole = [max(0, steps[stage] - kept[stage]) for stage in stages]
+        selective = [min(steps[stage], kept[stage]) for stage in stages]
+        chunks = [chunk % len(stages) for chunk in range(len(self._plan.stages))]
+        return recomputing(
+            self._plan,
+            [whole[stage] for stage in chunks],
+            [selective[stage] for stage in chunks],
+        )
+
+
+def stage_peaks(plan: Plan, graph: Graph, machine: Machine) -> tuple[int, ...]:
+    """Bytes in the near tier of each stage at its fullest."""
+    held = machine.device.process_bytes(compiled=plan.compile)
+    short = settled(plan)
+    programs = lower(short, graph)[:: plan.cut.tensor * plan.cut.replicas]
+    return tuple(
+        occupancy(program, short, graph, runtime_bytes=held).peak_bytes for program in programs
     )

@@ -4,14 +4,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from windlass.cost.step import StepCost
+from windlass.cost.instruction_time import StepCost
+from windlass.program.activation_checkpointing import recomputed
 from windlass.program.instruction import Instruction, Kind
-from windlass.program.peers import Peers
-from windlass.program.recompute import recomputed
-from windlass.program.sizes import LayerSizes
-from windlass.spec.graph import Graph
-from windlass.spec.machine import Machine
-from windlass.spec.plan import Plan, Stage
+from windlass.program.memory.layer_sizes import LayerSizes
+from windlass.program.process_groups import Peers
+from windlass.schema.graph import Graph
+from windlass.schema.machine import Machine
+from windlass.schema.plan import Plan, Stage
 
 
 def least_bytes(plan: Plan, sizes: Sequence[LayerSizes]) -> int:

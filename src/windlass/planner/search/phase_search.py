@@ -19,26 +19,26 @@ from math import inf
 from operator import itemgetter
 from typing import NamedTuple
 
-from windlass.cost.memory import stage_peaks
+from windlass.cost.peak_memory import stage_peaks
 from windlass.cost.predict import predict
-from windlass.program.instruction import Program
-from windlass.program.legal import faults
-from windlass.program.lower import lower
-from windlass.program.sizes import sizes_of
-from windlass.search.field import Field
-from windlass.search.phasebounds import (
+from windlass.planner.search.extrapolate import with_near
+from windlass.planner.search.phase_bounds import (
     PassTimes,
     layer_bytes,
     least_bytes,
     least_seconds,
     left_bytes,
 )
-from windlass.search.phasespace import at_home, bases, far_tiers, in_phases, waiting_bytes
-from windlass.search.weigh import with_near
-from windlass.spec.graph import Graph
-from windlass.spec.machine import Machine
-from windlass.spec.plan import Plan, Sharding
-from windlass.spec.prediction import Prediction
+from windlass.planner.space.phase_space import at_home, bases, far_tiers, in_phases, waiting_bytes
+from windlass.planner.space.plan_space import Field
+from windlass.program.instruction import Program
+from windlass.program.lowering.lower import lower
+from windlass.program.memory.layer_sizes import sizes_of
+from windlass.program.validate_plan import faults
+from windlass.schema.graph import Graph
+from windlass.schema.machine import Machine
+from windlass.schema.plan import Plan, Sharding
+from windlass.schema.prediction import Prediction
 
 _FEW = 3
 """Micro-batches of the longer of two short programs."""

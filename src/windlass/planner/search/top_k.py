@@ -10,10 +10,10 @@ from typing import NamedTuple, get_args
 import numpy as np
 import numpy.typing as npt
 
-from windlass.cost.closed import Totals
-from windlass.cost.closed_layers import Floats, Ints
-from windlass.search.field import Cell
-from windlass.spec.plan import Order, Recompute
+from windlass.cost.batched.evaluate import Totals
+from windlass.cost.batched.layer_cost import Floats, Ints
+from windlass.planner.space.plan_space import Cell
+from windlass.schema.plan import Order, Recompute
 
 
 class Found(NamedTuple):

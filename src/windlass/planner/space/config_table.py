@@ -11,12 +11,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from windlass.cost.closed_blocks import Blocks
-from windlass.cost.closed_layers import Ints
-from windlass.cost.closed_rows import Settings
-from windlass.cost.closed_ways import Block, Setting, Share
-from windlass.search.space import divisors
-from windlass.spec.graph import Precision
+from windlass.cost.batched.config_keys import Block, Setting, Share
+from windlass.cost.batched.layer_cost import Ints
+from windlass.cost.batched.plan_table import Settings
+from windlass.cost.batched.sharding_table import Blocks
+from windlass.planner.space.options import divisors
+from windlass.schema.graph import Precision
 
 
 class Family(NamedTuple):

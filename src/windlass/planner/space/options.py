@@ -9,13 +9,13 @@ from itertools import product
 from typing import TypeVar, get_args
 
 from windlass.errors import Faults
-from windlass.program.legal import slice_faults
-from windlass.program.recompute import recomputing
-from windlass.search.grids import grids
-from windlass.spec.graph import PRECISION_BYTES, Graph, Precision
-from windlass.spec.machine import Machine
-from windlass.spec.plan import NEAR, Batch, Home, Moments, Order, Plan, Recompute, Stage
-from windlass.spec.request import Request
+from windlass.planner.space.tensor_grids import grids
+from windlass.program.activation_checkpointing import recomputing
+from windlass.program.validate_plan import slice_faults
+from windlass.schema.graph import PRECISION_BYTES, Graph, Precision
+from windlass.schema.machine import Machine
+from windlass.schema.plan import NEAR, Batch, Home, Moments, Order, Plan, Recompute, Stage
+from windlass.schema.request import Request
 
 _Choice = TypeVar("_Choice")
 

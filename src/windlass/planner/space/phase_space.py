@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from functools import lru_cache
 from itertools import pairwise, product
 
-from windlass.program.far import far_bytes
-from windlass.search.field import Field
-from windlass.search.stages import evenly
-from windlass.spec.machine import Machine, Tier
-from windlass.spec.plan import NEAR, Batch, Cut, Home, Plan, Sharding, Stage
+from windlass.planner.space.plan_space import Field
+from windlass.planner.space.stage_partition import evenly
+from windlass.program.memory.offloaded_bytes import far_bytes
+from windlass.schema.machine import Machine, Tier
+from windlass.schema.plan import NEAR, Batch, Cut, Home, Plan, Sharding, Stage
 
 _PHASES = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 """How many phases of a stage are tried where the request leaves it open, and each layer alone."""

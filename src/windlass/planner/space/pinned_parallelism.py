@@ -4,13 +4,13 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from windlass.errors import Faults
-from windlass.program.legal import faults
-from windlass.search.space import base_plan, open_plans, sequence_of
-from windlass.search.stages import stages_of
-from windlass.spec.graph import Graph
-from windlass.spec.machine import Machine
-from windlass.spec.plan import Cut, Home, Plan, Sharding, Stage
-from windlass.spec.request import CutRequest, Request
+from windlass.planner.space.options import base_plan, open_plans, sequence_of
+from windlass.planner.space.stage_partition import stages_of
+from windlass.program.validate_plan import faults
+from windlass.schema.graph import Graph
+from windlass.schema.machine import Machine
+from windlass.schema.plan import Cut, Home, Plan, Sharding, Stage
+from windlass.schema.request import CutRequest, Request
 
 
 def cut_of(request: Request) -> Cut:

@@ -13,20 +13,20 @@ from typing import get_args
 import numpy as np
 import numpy.typing as npt
 
-from windlass.cost.closed_blocks import Blocks
-from windlass.cost.closed_layers import Ints
-from windlass.cost.closed_levels import Shape
-from windlass.cost.closed_rows import Again, Rows
-from windlass.cost.closed_ways import Share
-from windlass.program.legal import arrangement_faults, selective_faults, slice_faults
-from windlass.program.recompute import recomputing
-from windlass.search.space import captured, degrees, divisors, precisions, sequence_of
-from windlass.search.space import recomputes as recomputes_of
-from windlass.search.stages import stages_of
-from windlass.search.table import Family, Table, block_of
-from windlass.spec.graph import Graph, Precision
-from windlass.spec.machine import Machine
-from windlass.spec.plan import (
+from windlass.cost.batched.config_keys import Share
+from windlass.cost.batched.layer_cost import Ints
+from windlass.cost.batched.pipeline.dependency_levels import Shape
+from windlass.cost.batched.plan_table import Again, Rows
+from windlass.cost.batched.sharding_table import Blocks
+from windlass.planner.space.config_table import Family, Table, block_of
+from windlass.planner.space.options import captured, degrees, divisors, precisions, sequence_of
+from windlass.planner.space.options import recomputes as recomputes_of
+from windlass.planner.space.stage_partition import stages_of
+from windlass.program.activation_checkpointing import recomputing
+from windlass.program.validate_plan import arrangement_faults, selective_faults, slice_faults
+from windlass.schema.graph import Graph, Precision
+from windlass.schema.machine import Machine
+from windlass.schema.plan import (
     NEAR,
     Batch,
     Cut,
@@ -37,7 +37,7 @@ from windlass.spec.plan import (
     Sharding,
     Stage,
 )
-from windlass.spec.request import Request
+from windlass.schema.request import Request
 
 _ORDERS: tuple[Order, ...] = ("1f1b", "gpipe", "zero-bubble", "interleaved")
 _CHUNKS = (2, 3, 4, 6, 8, 12)

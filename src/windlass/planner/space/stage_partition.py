@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from windlass.spec.graph import Graph, LayerKind
+from windlass.schema.graph import Graph, LayerKind
 
 Bounds = tuple[tuple[int, int], ...]
 

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from windlass.cost.rings import ring
-from windlass.spec.grid import Grid
-from windlass.spec.machine import Link
+from windlass.cost.ring_bandwidth import ring
+from windlass.schema.machine import Link
+from windlass.schema.tensor_grid import Grid
 
 _MOST_ROWS = 16
 """Heads divide by rows, and few models have heads for more."""

@@ -9,12 +9,12 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 
-from windlass.program.holding import Holding
 from windlass.program.instruction import BACKWARDS, COMPUTING, Instruction
+from windlass.program.memory.stage_tensors import Holding
 from windlass.program.phases import departing, owned, resident
-from windlass.program.shards import parts
-from windlass.spec.graph import Graph
-from windlass.spec.plan import Plan
+from windlass.program.zero_sharding import parts
+from windlass.schema.graph import Graph
+from windlass.schema.plan import Plan
 
 _BACK = (*BACKWARDS, "recompute", "restore")
 """What a backward pass of a stage consists of, up to what it sends."""

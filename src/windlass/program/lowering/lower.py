@@ -10,15 +10,15 @@ until the last pass that needs them: they move once a step, however many micro-b
 
 from collections.abc import Iterator
 
+from windlass.program.device_mesh import chunks_of, place_of
 from windlass.program.instruction import Instruction, Program
-from windlass.program.layout import chunks_of, place_of
-from windlass.program.legal import require_lowerable
+from windlass.program.lowering.insert_collectives import Weave
+from windlass.program.lowering.lower_offload import stream
 from windlass.program.phases import needs, owned, travelling
-from windlass.program.schedule import Pass, passes
-from windlass.program.stream import stream
-from windlass.program.weave import Weave
-from windlass.spec.graph import Graph
-from windlass.spec.plan import Plan
+from windlass.program.pipeline_schedules import Pass, passes
+from windlass.program.validate_plan import require_lowerable
+from windlass.schema.graph import Graph
+from windlass.schema.plan import Plan
 
 _Instructions = tuple[Instruction, ...]
 

@@ -23,10 +23,10 @@ place of single layers.
 from collections.abc import Iterable, Iterator
 
 from windlass.program.instruction import Instruction
+from windlass.program.lowering.insert_collectives import Weave
 from windlass.program.phases import departing, needs, owned, put_off, resident, travelling
-from windlass.program.weave import Weave
-from windlass.spec.graph import Graph
-from windlass.spec.plan import Plan
+from windlass.schema.graph import Graph
+from windlass.schema.plan import Plan
 
 _Instructions = tuple[Instruction, ...]
 

@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 
-from windlass.program.far import far_bytes
-from windlass.program.sizes import sizes_of
-from windlass.spec.graph import Graph
-from windlass.spec.plan import HOST, Plan
-from windlass.spec.request import TrainRequest
+from windlass.program.memory.layer_sizes import sizes_of
+from windlass.program.memory.offloaded_bytes import far_bytes
+from windlass.schema.graph import Graph
+from windlass.schema.plan import HOST, Plan
+from windlass.schema.request import TrainRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

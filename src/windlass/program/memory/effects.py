@@ -8,13 +8,13 @@ The near tier while an instruction runs holds all values alive before it, what i
 from collections.abc import Hashable
 from itertools import pairwise
 
-from windlass.program.holding import Holding
 from windlass.program.instruction import BACKWARDS, Instruction, Kind
-from windlass.program.passes import Passes
+from windlass.program.memory.pass_effects import Passes
+from windlass.program.memory.stage_tensors import Holding
+from windlass.program.memory.values import Effect, Value
 from windlass.program.phases import departing, put_off, resident
-from windlass.program.values import Effect, Value
-from windlass.spec.graph import Graph
-from windlass.spec.plan import Plan
+from windlass.schema.graph import Graph
+from windlass.schema.plan import Plan
 
 _LOANS = ("lend", "borrow", "hand over", "take over")
 

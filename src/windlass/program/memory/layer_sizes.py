@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from windlass.program.recompute import selected
-from windlass.program.shards import padded
-from windlass.spec.graph import Graph, LayerCost, LayerKind, Op, Quantity
-from windlass.spec.plan import Plan
+from windlass.program.activation_checkpointing import selected
+from windlass.program.zero_sharding import padded
+from windlass.schema.graph import Graph, LayerCost, LayerKind, Op, Quantity
+from windlass.schema.plan import Plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,13 +5,13 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from windlass.program.effects import Effects
+from windlass.program.device_mesh import place_of
 from windlass.program.instruction import BACKWARDS, Instruction, Program
-from windlass.program.layout import place_of
-from windlass.program.values import CLASSES, Effect
-from windlass.spec.graph import Graph
-from windlass.spec.plan import Plan
-from windlass.spec.prediction import MemoryClass
+from windlass.program.memory.effects import Effects
+from windlass.program.memory.values import CLASSES, Effect
+from windlass.schema.graph import Graph
+from windlass.schema.plan import Plan
+from windlass.schema.prediction import MemoryClass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator
 
-from windlass.program.layout import chunks_of
+from windlass.program.device_mesh import chunks_of
+from windlass.program.memory.layer_sizes import LayerSizes, StateSizes, sizes_of
 from windlass.program.phases import owned, put_off, shares_room, travelling
-from windlass.program.schedule import passes
-from windlass.program.sizes import LayerSizes, StateSizes, sizes_of
-from windlass.spec.graph import Graph
-from windlass.spec.plan import HomeClass, Plan
+from windlass.program.pipeline_schedules import passes
+from windlass.schema.graph import Graph
+from windlass.schema.plan import HomeClass, Plan
 
 
 def far_bytes(plan: Plan, graph: Graph, stage: int = 0) -> dict[str, dict[HomeClass, int]]:

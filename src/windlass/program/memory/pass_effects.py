@@ -5,8 +5,8 @@ kept, the output's gradient, and the gradients inside the layer, of which there 
 what was kept. The second part frees all of that.
 """
 
-from windlass.program.holding import Holding
-from windlass.program.values import SUMS, Effect, Value
+from windlass.program.memory.stage_tensors import Holding
+from windlass.program.memory.values import SUMS, Effect, Value
 
 _Layers = frozenset[int] | set[int]
 

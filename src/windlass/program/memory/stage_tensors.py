@@ -1,13 +1,13 @@
 """Holding: the layers of one stage, how large their values are, and whose weights they use."""
 
-from windlass.program.layout import layers_of
+from windlass.program.activation_checkpointing import recomputed, selected
+from windlass.program.device_mesh import layers_of
+from windlass.program.memory.layer_sizes import LayerSizes, sizes_of
+from windlass.program.memory.values import AWAY, BOUNCE_BYTES, STAGING_BYTES, Name, Value
 from windlass.program.phases import travelling
-from windlass.program.recompute import recomputed, selected
-from windlass.program.sizes import LayerSizes, sizes_of
-from windlass.program.ties import loans, owners
-from windlass.program.values import AWAY, BOUNCE_BYTES, STAGING_BYTES, Name, Value
-from windlass.spec.graph import Graph
-from windlass.spec.plan import HOST, Plan
+from windlass.program.tied_weights import loans, owners
+from windlass.schema.graph import Graph
+from windlass.schema.plan import HOST, Plan
 
 _TOKEN_BYTES = 8
 """Token numbers are int64, as torch's embedding and cross-entropy take them."""

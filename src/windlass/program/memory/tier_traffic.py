@@ -3,12 +3,12 @@
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from windlass.program.far import state_at_home
 from windlass.program.instruction import Instruction
+from windlass.program.memory.layer_sizes import LayerSizes, sizes_of
+from windlass.program.memory.offloaded_bytes import state_at_home
 from windlass.program.phases import put_off
-from windlass.program.sizes import LayerSizes, sizes_of
-from windlass.spec.graph import Graph
-from windlass.spec.plan import HomeClass, Plan
+from windlass.schema.graph import Graph
+from windlass.schema.plan import HomeClass, Plan
 
 
 class Moved(NamedTuple):

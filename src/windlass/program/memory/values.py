@@ -2,7 +2,7 @@
 
 from typing import Literal, NamedTuple
 
-from windlass.spec.prediction import MemoryClass
+from windlass.schema.prediction import MemoryClass
 
 Name = Literal[
     "weights",  # of a layer, whole

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 from windlass.errors import PlanError
 from windlass.program.instruction import ANSWERS, Instruction, Program
-from windlass.program.peers import Peers, group_of
-from windlass.spec.graph import Graph
-from windlass.spec.plan import Plan
+from windlass.program.process_groups import Peers, group_of
+from windlass.schema.graph import Graph
+from windlass.schema.plan import Plan
 
 _Queues = dict[tuple[int, int, str], deque[tuple[Instruction, int]]]
 _ANSWERING = {answer: kind for kind, answer in ANSWERS.items()}

@@ -13,17 +13,17 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from windlass.errors import PlanError
-from windlass.program.effects import Effects
-from windlass.program.exchange import verify_exchange
-from windlass.program.far import far_bytes
+from windlass.program.device_mesh import place_of
 from windlass.program.instruction import BACKWARDS, Instruction, Kind, Program
-from windlass.program.layout import place_of
-from windlass.program.occupancy import occupancy
+from windlass.program.memory.effects import Effects
+from windlass.program.memory.liveness import occupancy
+from windlass.program.memory.offloaded_bytes import far_bytes
+from windlass.program.memory.values import SUMS, Effect, Value
 from windlass.program.phases import owned, travelling
-from windlass.program.shards import parts
-from windlass.program.values import SUMS, Effect, Value
-from windlass.spec.graph import Graph
-from windlass.spec.plan import Plan
+from windlass.program.verify.deadlock import verify_exchange
+from windlass.program.zero_sharding import parts
+from windlass.schema.graph import Graph
+from windlass.schema.plan import Plan
 from windlass.units import show_bytes
 
 _Class = TypeVar("_Class", bound=str)

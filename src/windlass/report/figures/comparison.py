@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import log10
 
-from windlass.report.svg import drawing, element, headed, label, ticks, title
-from windlass.report.words import cut_letters, speed_words
-from windlass.spec.offer import Offer
+from windlass.report.figures.svg import drawing, element, headed, label, ticks, title
+from windlass.report.formatting import cut_letters, speed_words
+from windlass.schema.comparison import Offer
 from windlass.units import show_count, show_seconds
 
 _WIDTH, _LEFT, _RIGHT, _TOP = 1000.0, 160.0, 330.0, 12.0

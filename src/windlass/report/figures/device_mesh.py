@@ -10,13 +10,13 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from windlass.program.layout import Place, device_of
-from windlass.program.shards import gathering, scattering
-from windlass.report.forecast import layer_words
-from windlass.report.svg import STAGE_COLOURS, drawing, element, label, title
-from windlass.report.words import place_words
-from windlass.spec.grid import Grid
-from windlass.spec.plan import Plan
+from windlass.program.device_mesh import Place, device_of
+from windlass.program.zero_sharding import gathering, scattering
+from windlass.report.figures.svg import STAGE_COLOURS, drawing, element, label, title
+from windlass.report.formatting import place_words
+from windlass.report.plan_forecast import layer_words
+from windlass.schema.plan import Plan
+from windlass.schema.tensor_grid import Grid
 
 _WIDTH, _LEFT, _RIGHT, _TOP = 1000.0, 96.0, 30.0, 62.0
 _MOST_STAGES, _MOST_REPLICAS = 9, 8

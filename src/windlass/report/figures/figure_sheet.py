@@ -4,15 +4,15 @@ from collections.abc import Callable, Mapping, Sequence
 from textwrap import wrap
 
 from windlass.program.instruction import MOVES
-from windlass.report.decomposition import decomposition
-from windlass.report.forecast import Forecast
-from windlass.report.heatmap import heat_map
-from windlass.report.svg import drawing, element, label, size_of, standalone
-from windlass.report.tiers import memory_bars, memory_lines
-from windlass.report.timeline import drawn_lanes
-from windlass.report.waterfall import waterfall
-from windlass.report.words import batch_words, cut_words, plan_words
-from windlass.spec.prediction import Lane
+from windlass.report.figures.device_mesh import decomposition
+from windlass.report.figures.memory import memory_bars, memory_lines
+from windlass.report.figures.phase_heatmap import heat_map
+from windlass.report.figures.svg import drawing, element, label, size_of, standalone
+from windlass.report.figures.timeline import drawn_lanes
+from windlass.report.figures.waterfall import waterfall
+from windlass.report.formatting import batch_words, cut_words, plan_words
+from windlass.report.plan_forecast import Forecast
+from windlass.schema.prediction import Lane
 
 _LETTERS = 140
 """In a line as wide as a picture."""

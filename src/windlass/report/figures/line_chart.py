@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
-from windlass.report.svg import (
+from windlass.report.figures.svg import (
     PLAIN,
     Unit,
     drawing,

@@ -2,9 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 
-from windlass.report.chart import Axes, Rule, Series, line_chart
-from windlass.report.forecast import Forecast
-from windlass.report.svg import (
+from windlass.report.figures.line_chart import Axes, Rule, Series, line_chart
+from windlass.report.figures.svg import (
     STAGE_COLOURS,
     bytes_unit,
     drawing,
@@ -15,7 +14,8 @@ from windlass.report.svg import (
     text_width,
     title,
 )
-from windlass.spec.prediction import Lane, MemoryClass, TierPeak
+from windlass.report.plan_forecast import Forecast
+from windlass.schema.prediction import Lane, MemoryClass, TierPeak
 from windlass.units import show_bytes
 
 _WIDTH, _LEFT, _RIGHT = 1000.0, 120.0, 210.0

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from windlass.program.instruction import BACKWARDS
-from windlass.report.forecast import Forecast
-from windlass.report.svg import drawing, element, label, ticks, title
+from windlass.report.figures.svg import drawing, element, label, ticks, title
+from windlass.report.plan_forecast import Forecast
 from windlass.units import show_seconds
 
 _WIDTH, _LEFT, _RIGHT, _TOP = 1000.0, 192.0, 14.0, 40.0

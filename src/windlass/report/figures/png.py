@@ -5,8 +5,8 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+from windlass.atomic_files import write_whole
 from windlass.errors import StorageError
-from windlass.files import write_whole
 
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome", "microsoft-edge")
 _SECONDS = 120.0

@@ -8,7 +8,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from windlass.report.svg import (
+from windlass.report.figures.svg import (
     STAGE_COLOURS,
     drawing,
     element,
@@ -16,7 +16,7 @@ from windlass.report.svg import (
     label,
     title,
 )  # fmt: skip
-from windlass.spec.need import Need
+from windlass.schema.comparison import Need
 from windlass.units import show_count, show_seconds
 
 _WIDTH, _LEFT, _RIGHT, _TOP = 1000.0, 150.0, 150.0, 40.0

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from windlass.report.svg import (
+from windlass.report.figures.svg import (
     Unit,
     drawing,
     element,
@@ -15,7 +15,7 @@ from windlass.report.svg import (
     ticks,
     title,
 )  # fmt: skip
-from windlass.spec.prediction import Lane, Timeline
+from windlass.schema.prediction import Lane, Timeline
 from windlass.units import show_seconds
 
 _WIDTH, _LEFT, _RIGHT = 1000.0, 92.0, 14.0

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from windlass.report.svg import drawing, element, label, seconds_unit, ticks, title
-from windlass.spec.prediction import Prediction
+from windlass.report.figures.svg import drawing, element, label, seconds_unit, ticks, title
+from windlass.schema.prediction import Prediction
 from windlass.units import show_seconds
 
 _WIDTH, _LEFT, _RIGHT, _TOP = 1000.0, 200.0, 150.0, 12.0

@@ -2,11 +2,11 @@
 
 from html import escape
 
-from windlass.report.dress import SCRIPT, STYLE
-from windlass.report.forecast import Forecast
-from windlass.report.poster import PICTURES, notes
-from windlass.report.svg import COLOURS, DRAWING
-from windlass.report.words import graph_words, mfu_words, plan_words, speed_words
+from windlass.report.figures.figure_sheet import PICTURES, notes
+from windlass.report.figures.svg import COLOURS, DRAWING
+from windlass.report.formatting import graph_words, mfu_words, plan_words, speed_words
+from windlass.report.html.assets import SCRIPT, STYLE
+from windlass.report.plan_forecast import Forecast
 from windlass.units import show_bytes, show_seconds
 
 

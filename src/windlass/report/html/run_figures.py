@@ -4,15 +4,21 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
 
-from windlass.report.chart import Axes, Rule, Series, line_chart, running_mean
-from windlass.report.compare import kinds, memory_peak, near_peak, shares, step_seconds
-from windlass.report.svg import bytes_unit, kind_colour, seconds_unit
-from windlass.report.tiers import CLASS_COLOURS, held_over_time
-from windlass.report.timeline import timeline
-from windlass.report.words import place_words, ratio_words
-from windlass.spec.prediction import Lane, Prediction, TierPeak, Timeline
-from windlass.spec.record import Step
-from windlass.track import Record
+from windlass.report.figures.line_chart import Axes, Rule, Series, line_chart, running_mean
+from windlass.report.figures.memory import CLASS_COLOURS, held_over_time
+from windlass.report.figures.svg import bytes_unit, kind_colour, seconds_unit
+from windlass.report.figures.timeline import timeline
+from windlass.report.formatting import place_words, ratio_words
+from windlass.report.predicted_vs_measured import (
+    kinds,
+    memory_peak,
+    near_peak,
+    shares,
+    step_seconds,
+)
+from windlass.schema.prediction import Lane, Prediction, TierPeak, Timeline
+from windlass.schema.run_record import Step
+from windlass.tracking import Record
 from windlass.units import show_bytes, show_seconds
 
 _MEAN_STEPS = 21

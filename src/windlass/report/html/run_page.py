@@ -4,10 +4,17 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from html import escape
 
-from windlass.report.compare import headlines
-from windlass.report.decomposition import decomposition
-from windlass.report.dress import SCRIPT, STYLE
-from windlass.report.figures import (
+from windlass.report.figures.device_mesh import decomposition
+from windlass.report.figures.svg import COLOURS, DRAWING
+from windlass.report.formatting import (
+    MFU_FORMULA,
+    graph_words,
+    loss_words,
+    plan_words,
+    ratio_words,
+)
+from windlass.report.html.assets import SCRIPT, STYLE
+from windlass.report.html.run_figures import (
     device_table,
     kind_table,
     loss_figure,
@@ -16,16 +23,9 @@ from windlass.report.figures import (
     term_figure,
     timeline_figure,
 )
-from windlass.report.svg import COLOURS, DRAWING
-from windlass.report.words import (
-    MFU_FORMULA,
-    graph_words,
-    loss_words,
-    plan_words,
-    ratio_words,
-)
-from windlass.spec.record import Environment
-from windlass.track import Record
+from windlass.report.predicted_vs_measured import headlines
+from windlass.schema.run_record import Environment
+from windlass.tracking import Record
 from windlass.units import show_bytes, show_count, show_seconds
 
 

@@ -7,8 +7,8 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from windlass.report.words import cut_letters
-from windlass.spec.offer import Offer
+from windlass.report.formatting import cut_letters
+from windlass.schema.comparison import Offer
 from windlass.units import show_count, show_seconds
 
 

@@ -5,8 +5,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from windlass.report.words import ratio_words, speed_words
-from windlass.spec.recorded import Recorded, Sized
+from windlass.report.formatting import ratio_words, speed_words
+from windlass.schema.largest_model import Recorded, Sized
 from windlass.units import show_bytes, show_count, show_seconds
 
 

@@ -10,16 +10,16 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from windlass.report.compare import near_peak
-from windlass.report.words import (
+from windlass.report.formatting import (
     held_out_words,
     loss_words,
     mfu_words,
     ratio_words,
     speed_words,
 )
-from windlass.spec.prediction import Prediction
-from windlass.spec.record import Step
+from windlass.report.predicted_vs_measured import near_peak
+from windlass.schema.prediction import Prediction
+from windlass.schema.run_record import Step
 from windlass.units import show_bytes, show_seconds
 
 _RECENT = 30

@@ -7,9 +7,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from windlass.machines.numbers import Number
-from windlass.report.table import facts
-from windlass.spec.machine import Link, Machine
+from windlass.hardware.number_sources import Number
+from windlass.report.terminal.tables import facts
+from windlass.schema.machine import Link, Machine
 from windlass.units import show_bytes, show_flop_rate, show_rate, show_seconds
 
 _HOW_COLOURS = {

@@ -9,8 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from windlass.report.compare import headlines, kinds, shares
-from windlass.report.words import (
+from windlass.report.formatting import (
     batch_words,
     cut_letters,
     cut_words,
@@ -30,10 +29,11 @@ from windlass.report.words import (
     state_words,
     wear_words,
 )
-from windlass.spec.graph import Graph
-from windlass.spec.plan import Plan
-from windlass.spec.prediction import Prediction, TierPeak
-from windlass.track import Record, RunSummary
+from windlass.report.predicted_vs_measured import headlines, kinds, shares
+from windlass.schema.graph import Graph
+from windlass.schema.plan import Plan
+from windlass.schema.prediction import Prediction, TierPeak
+from windlass.tracking import Record, RunSummary
 from windlass.units import show_bytes, show_seconds
 
 _BAR_CELLS = 20

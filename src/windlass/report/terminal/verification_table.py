@@ -7,7 +7,7 @@ from typing import NamedTuple
 from rich import box
 from rich.table import Table
 
-from windlass.spec.proof import Compared, Difference, Proof, What
+from windlass.schema.verification import Compared, Difference, Proof, What
 
 _OVER: dict[What, str] = {
     "output": "of its norm",

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
+from windlass.atomic_files import storage_faults, sync_folder, write_whole
 from windlass.errors import StorageError
-from windlass.files import storage_faults, sync_folder, write_whole
-from windlass.runtime.checkpoint import (
+from windlass.runtime.checkpoint.checkpoint import (
     MANIFEST_FILE,
     Manifest,
     folder_name,
@@ -24,9 +24,9 @@ from windlass.runtime.checkpoint import (
     tell_proofs,
     told_proofs,
 )
-from windlass.runtime.residence import Saved
-from windlass.runtime.shelf import Proof
-from windlass.runtime.tensorfile import FileProof
+from windlass.runtime.checkpoint.safetensors_io import FileProof
+from windlass.runtime.offload.backing_store import Proof
+from windlass.runtime.param_store import Saved
 
 Save = Callable[[int, Path], Saved | None]
 _LOOK_SECONDS = 0.02

@@ -22,14 +22,14 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
+from windlass.atomic_files import hash_file, write_whole
 from windlass.document import Document
 from windlass.errors import CheckpointError
-from windlass.files import hash_file, write_whole
-from windlass.machines.moments import Codec
-from windlass.models.pieces import Piece
-from windlass.runtime.tensorfile import FileProof, read_tensors
-from windlass.runtime.tensors import LayerParameters, LayerTensors, Weight
-from windlass.runtime.translate import fill_moments, read_moments
+from windlass.models.tensor_parallel.shard_params import Piece
+from windlass.runtime.checkpoint.convert_moments import fill_moments, read_moments
+from windlass.runtime.checkpoint.safetensors_io import FileProof, read_tensors
+from windlass.runtime.parameters import LayerParameters, LayerTensors, Weight
+from windlass.torch_ext.quantized_moments import Codec
 
 MANIFEST_FILE = "manifest.json"
 

@@ -8,10 +8,10 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from windlass.errors import CheckpointError
-from windlass.machines.moments import Codec, Kept
-from windlass.runtime.tensorfile import read_tensors
-from windlass.runtime.tensors import Weight
-from windlass.spec.plan import Moments
+from windlass.runtime.checkpoint.safetensors_io import read_tensors
+from windlass.runtime.parameters import Weight
+from windlass.schema.plan import Moments
+from windlass.torch_ext.quantized_moments import Codec, Kept
 
 _FORMATS: dict[str, Moments] = {"F32": "float32", "BF16": "bfloat16", "I8": "int8"}
 _CPU = torch.device("cpu")

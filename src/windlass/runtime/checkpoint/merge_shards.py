@@ -14,21 +14,21 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from windlass.atomic_files import storage_faults, write_whole
 from windlass.errors import CheckpointError
-from windlass.files import storage_faults, write_whole
-from windlass.machines.moments import Codec, Kept
-from windlass.models.chain import Chain, cuts_of
-from windlass.models.exchange import Place
-from windlass.models.pieces import Piece, pieces
-from windlass.runtime.checkpoint import (
+from windlass.models.layer_stack import Chain, cuts_of
+from windlass.models.tensor_parallel.collectives import Place
+from windlass.models.tensor_parallel.shard_params import Piece, pieces
+from windlass.runtime.checkpoint.checkpoint import (
     MANIFEST_FILE,
     Checkpoint,
     in_parts,
     layer_file,
     parts_of,
 )
-from windlass.runtime.tensorfile import write_tensors
-from windlass.runtime.tensors import SHARD_MARK
+from windlass.runtime.checkpoint.safetensors_io import write_tensors
+from windlass.runtime.parameters import SHARD_MARK
+from windlass.torch_ext.quantized_moments import Codec, Kept
 
 _CPU = torch.device("cpu")
 _FILLED = ("weight", "moment1", "moment2")

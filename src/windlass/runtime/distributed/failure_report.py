@@ -10,10 +10,10 @@ from typing import Any
 
 from windlass import errors
 from windlass.errors import DeviceError, DeviceLost, MemoryShort, RunBroken, WindlassError
+from windlass.program.device_mesh import Place
 from windlass.program.instruction import WAITING, Kind, Program
-from windlass.program.layout import Place
-from windlass.runtime.beat import NO_BEAT, Beat
-from windlass.runtime.ranks import error_file, reported
+from windlass.runtime.distributed.heartbeat import NO_BEAT, Beat
+from windlass.runtime.distributed.rank_ipc import error_file, reported
 
 _TELL_SECONDS = 0.2
 """That others have to tell too, once one has ended, and a device to write down its stack."""

@@ -14,10 +14,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from windlass.models.chain import Chain, cuts_of
-from windlass.models.pieces import Piece, pieces
-from windlass.program.shards import optimizer_shard, padded
-from windlass.runtime.tensors import (
+from windlass.models.layer_stack import Chain, cuts_of
+from windlass.models.tensor_parallel.shard_params import Piece, pieces
+from windlass.program.zero_sharding import optimizer_shard, padded
+from windlass.runtime.distributed.process_groups import AMONG, Coming, Pod
+from windlass.runtime.parameters import (
     AWAY,
     SHARD_MARK,
     LayerParameters,
@@ -26,8 +27,7 @@ from windlass.runtime.tensors import (
     saved_buffers,
     sum_dtype,
 )
-from windlass.runtime.world import AMONG, Coming, Pod
-from windlass.spec.plan import Plan
+from windlass.schema.plan import Plan
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

@@ -22,12 +22,13 @@ from typing import Any, NamedTuple
 
 from torch._C._distributed_c10d import TCPStore
 
-from windlass.files import storage_faults
+from windlass.atomic_files import storage_faults
+from windlass.program.device_mesh import Place
 from windlass.program.instruction import Program
-from windlass.program.layout import Place
-from windlass.runtime.beat import NO_BEAT, Beat
-from windlass.runtime.blame import Witness
-from windlass.runtime.ranks import (
+from windlass.runtime.distributed.failure_report import Witness
+from windlass.runtime.distributed.heartbeat import NO_BEAT, Beat
+from windlass.runtime.distributed.process_groups import LOOPBACK
+from windlass.runtime.distributed.rank_ipc import (
     RANKS_FOLDER,
     STOP,
     TAKEN,
@@ -35,7 +36,6 @@ from windlass.runtime.ranks import (
     error_file,
     make_room,
 )
-from windlass.runtime.world import LOOPBACK
 
 _LOOK_SECONDS = 0.1
 _GRACE_SECONDS = 3.0

@@ -5,18 +5,18 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from windlass.models.chain import Chain
-from windlass.program.holding import Holding
+from windlass.models.layer_stack import Chain
+from windlass.program.device_mesh import stages_by_layer
 from windlass.program.instruction import Instruction, Kind
-from windlass.program.layout import stages_by_layer
-from windlass.program.ties import Loan
-from windlass.runtime.flow import Flow
-from windlass.runtime.interpret import Handler
-from windlass.runtime.layers import Template
-from windlass.runtime.tensors import AWAY, DTYPES, LayerParameters, sum_dtype
-from windlass.runtime.world import Pod
-from windlass.spec.graph import Graph
-from windlass.spec.plan import Plan
+from windlass.program.memory.stage_tensors import Holding
+from windlass.program.tied_weights import Loan
+from windlass.runtime.compute import Flow
+from windlass.runtime.distributed.process_groups import Pod
+from windlass.runtime.interpreter import Handler
+from windlass.runtime.layer_templates import Template
+from windlass.runtime.parameters import AWAY, DTYPES, LayerParameters, sum_dtype
+from windlass.schema.graph import Graph
+from windlass.schema.plan import Plan
 
 
 class Messages:

@@ -16,16 +16,16 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import TCPStore
 
-from windlass.models.exchange import Place as SlicePlace
-from windlass.models.exchange import all_gather, reduce_scatter
-from windlass.program.exchanged import all_reduce_bytes, gather_bytes
+from windlass.models.tensor_parallel.collectives import Place as SlicePlace
+from windlass.models.tensor_parallel.collectives import all_gather, reduce_scatter
+from windlass.program.communication_volume import all_reduce_bytes, gather_bytes
+from windlass.program.device_mesh import Place, device_of, place_of
 from windlass.program.instruction import Instruction, Kind
-from windlass.program.layout import Place, device_of, place_of
-from windlass.program.peers import Peers
-from windlass.program.shards import agreeing, gathering, scattering, spreading
-from windlass.spec.graph import Graph
-from windlass.spec.grid import Among, columns_of, ring
-from windlass.spec.plan import Plan
+from windlass.program.process_groups import Peers
+from windlass.program.zero_sharding import agreeing, gathering, scattering, spreading
+from windlass.schema.graph import Graph
+from windlass.schema.plan import Plan
+from windlass.schema.tensor_grid import Among, columns_of, ring
 
 WAIT = timedelta(minutes=30)
 """How long a device waits for others before it gives up. A watchdog, which knows more, is there

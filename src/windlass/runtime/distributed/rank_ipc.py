@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from windlass.atomic_files import storage_faults
 from windlass.errors import MemoryShort, WindlassError
-from windlass.files import storage_faults
-from windlass.runtime.world import is_lost
+from windlass.runtime.distributed.process_groups import is_lost
 
 RANKS_FOLDER = "ranks"
 """In the run's folder: what its devices tell while they run."""

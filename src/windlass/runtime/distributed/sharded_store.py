@@ -13,17 +13,18 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from windlass.models.chain import Chain, materialise
+from windlass.models.layer_stack import Chain, materialise
+from windlass.program.device_mesh import layers_of
 from windlass.program.instruction import Kind, Program
-from windlass.program.layout import layers_of
-from windlass.program.shards import parts
-from windlass.program.ties import owners
-from windlass.runtime.checkpoint import Checkpoint, layer_file, load_part
-from windlass.runtime.interpret import Handler
-from windlass.runtime.optimizer import Optimizer
-from windlass.runtime.residence import Saved, save_tensors
-from windlass.runtime.share import Share, of_another_stage, writes
-from windlass.runtime.tensors import (
+from windlass.program.tied_weights import owners
+from windlass.program.zero_sharding import parts
+from windlass.runtime.adamw import Optimizer
+from windlass.runtime.checkpoint.checkpoint import Checkpoint, layer_file, load_part
+from windlass.runtime.distributed.flat_shard import Share, of_another_stage, writes
+from windlass.runtime.distributed.process_groups import Pod
+from windlass.runtime.interpreter import Handler
+from windlass.runtime.param_store import Saved, save_tensors
+from windlass.runtime.parameters import (
     DTYPES,
     LayerParameters,
     Parameter,
@@ -31,9 +32,8 @@ from windlass.runtime.tensors import (
     saved_tensors,
     weight_of,
 )
-from windlass.runtime.world import Pod
-from windlass.spec.graph import Graph
-from windlass.spec.plan import Plan
+from windlass.schema.graph import Graph
+from windlass.schema.plan import Plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

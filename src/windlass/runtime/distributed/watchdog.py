@@ -11,15 +11,22 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from windlass.atomic_files import storage_faults
 from windlass.errors import DeviceLost, RunInterrupted, WindlassError
-from windlass.files import storage_faults
+from windlass.program.device_mesh import Place
 from windlass.program.instruction import Program
-from windlass.program.layout import Place
-from windlass.runtime.beat import NO_BEAT, Beat
-from windlass.runtime.blame import Witness, device_name, silence_words, slowest
-from windlass.runtime.board import Board, Post
-from windlass.runtime.launch import Patience, Quiet, end_groups, ended
-from windlass.runtime.ranks import STOP, beat_file, error_file, make_room, report, reported
+from windlass.runtime.distributed.failure_report import Witness, device_name, silence_words, slowest
+from windlass.runtime.distributed.heartbeat import NO_BEAT, Beat
+from windlass.runtime.distributed.local_launcher import Patience, Quiet, end_groups, ended
+from windlass.runtime.distributed.rank_ipc import (
+    STOP,
+    beat_file,
+    error_file,
+    make_room,
+    report,
+    reported,
+)
+from windlass.runtime.distributed.status_store import Board, Post
 
 _LOOK_SECONDS = 0.1
 _AGREE_SECONDS = 3.0

@@ -12,12 +12,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from windlass.files import storage_faults
-from windlass.runtime.directfile import aligned
-from windlass.runtime.hostmemory import HostMemory
-from windlass.runtime.lane import Lane, Moved, Ticket
-from windlass.runtime.shelf import Bounce, FileShelf, HostShelf, Shelf
-from windlass.spec.plan import HOST
+from windlass.atomic_files import storage_faults
+from windlass.runtime.offload.backing_store import Bounce, FileShelf, HostShelf, Shelf
+from windlass.runtime.offload.direct_io import aligned
+from windlass.runtime.offload.pinned_memory import HostMemory
+from windlass.runtime.offload.transfer_queue import Lane, Moved, Ticket
+from windlass.schema.plan import HOST
 
 
 class _Away(NamedTuple):

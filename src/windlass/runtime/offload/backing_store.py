@@ -14,13 +14,13 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from windlass.files import hash_file, storage_faults
-from windlass.program.values import BOUNCE_BYTES
-from windlass.runtime.directfile import DirectFile, aligned
-from windlass.runtime.hostmemory import HostMemory
-from windlass.runtime.streams import Event, streams_of
-from windlass.runtime.tensorfile import FileProof
-from windlass.spec.plan import HOST
+from windlass.atomic_files import hash_file, storage_faults
+from windlass.program.memory.values import BOUNCE_BYTES
+from windlass.runtime.checkpoint.safetensors_io import FileProof
+from windlass.runtime.offload.cuda_streams import Event, streams_of
+from windlass.runtime.offload.direct_io import DirectFile, aligned
+from windlass.runtime.offload.pinned_memory import HostMemory
+from windlass.schema.plan import HOST
 
 Proof = Callable[[], FileProof]
 """Tells what a file must be to count as whole; may read it for that."""

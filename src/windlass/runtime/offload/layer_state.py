@@ -12,15 +12,21 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from windlass.machines.moments import Codec, Kept
-from windlass.program.values import STAGING_BYTES
-from windlass.runtime.directfile import aligned, page_memory
-from windlass.runtime.lane import Lane, Moved
-from windlass.runtime.shelf import Access, Proof, Shelf, Shelves
-from windlass.runtime.statefile import Region, StateLayout, region, state_layout, write_tail
-from windlass.runtime.tensorfile import read_tensors
-from windlass.runtime.translate import read_moments
-from windlass.spec.plan import NEAR, Home, Moments
+from windlass.program.memory.values import STAGING_BYTES
+from windlass.runtime.checkpoint.convert_moments import read_moments
+from windlass.runtime.checkpoint.safetensors_io import read_tensors
+from windlass.runtime.offload.backing_store import Access, Proof, Shelf, Shelves
+from windlass.runtime.offload.direct_io import aligned, page_memory
+from windlass.runtime.offload.state_layout import (
+    Region,
+    StateLayout,
+    region,
+    state_layout,
+    write_tail,
+)
+from windlass.runtime.offload.transfer_queue import Lane, Moved
+from windlass.schema.plan import NEAR, Home, Moments
+from windlass.torch_ext.quantized_moments import Codec, Kept
 
 _SETS = 3
 """Pieces under way: one is read, one updated, one written."""

@@ -13,21 +13,21 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from windlass.atomic_files import storage_faults
 from windlass.errors import RunBroken
-from windlass.files import storage_faults
-from windlass.models.chain import Chain, materialise
+from windlass.models.layer_stack import Chain, materialise
+from windlass.program.device_mesh import layers_of
 from windlass.program.instruction import Kind, Program
-from windlass.program.layout import layers_of
 from windlass.program.phases import shares_room
-from windlass.runtime.checkpoint import Checkpoint, layer_file
-from windlass.runtime.directfile import page_memory
-from windlass.runtime.home import LayerHome, Staging
-from windlass.runtime.interpret import Handler
-from windlass.runtime.lane import Lane, Moved, Ticket
-from windlass.runtime.optimizer import Optimizer
-from windlass.runtime.residence import Saved, completed
-from windlass.runtime.shelf import Shelves
-from windlass.runtime.tensors import (
+from windlass.runtime.adamw import Optimizer
+from windlass.runtime.checkpoint.checkpoint import Checkpoint, layer_file
+from windlass.runtime.interpreter import Handler
+from windlass.runtime.offload.backing_store import Shelves
+from windlass.runtime.offload.direct_io import page_memory
+from windlass.runtime.offload.layer_state import LayerHome, Staging
+from windlass.runtime.offload.transfer_queue import Lane, Moved, Ticket
+from windlass.runtime.param_store import Saved, completed
+from windlass.runtime.parameters import (
     AWAY,
     DTYPES,
     LayerParameters,
@@ -35,7 +35,7 @@ from windlass.runtime.tensors import (
     saved_buffers,
     sum_dtype,
 )
-from windlass.spec.plan import Plan
+from windlass.schema.plan import Plan
 
 
 class _Near(NamedTuple):

@@ -11,7 +11,7 @@ import mmap
 import torch
 from torch import Tensor
 
-from windlass.runtime.directfile import aligned
+from windlass.runtime.offload.direct_io import aligned
 
 
 class HostMemory:

@@ -12,19 +12,20 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from windlass.files import storage_faults
-from windlass.models.chain import Chain, materialise
+from windlass.atomic_files import storage_faults
+from windlass.models.layer_stack import Chain, materialise
+from windlass.program.device_mesh import layers_of
 from windlass.program.instruction import Kind, Program
-from windlass.program.layout import layers_of
-from windlass.program.shards import parts
-from windlass.runtime.checkpoint import Checkpoint, layer_file, load_part
-from windlass.runtime.interpret import Handler
-from windlass.runtime.lane import Lane
-from windlass.runtime.optimizer import Optimizer
-from windlass.runtime.residence import Saved
-from windlass.runtime.share import Share, of_another_stage, writes
-from windlass.runtime.stream import Stream
-from windlass.runtime.tensors import (
+from windlass.program.zero_sharding import parts
+from windlass.runtime.adamw import Optimizer
+from windlass.runtime.checkpoint.checkpoint import Checkpoint, layer_file, load_part
+from windlass.runtime.distributed.flat_shard import Share, of_another_stage, writes
+from windlass.runtime.distributed.process_groups import Pod
+from windlass.runtime.interpreter import Handler
+from windlass.runtime.offload.offloaded_store import Stream
+from windlass.runtime.offload.transfer_queue import Lane
+from windlass.runtime.param_store import Saved
+from windlass.runtime.parameters import (
     DTYPES,
     LayerParameters,
     Parameter,
@@ -33,8 +34,7 @@ from windlass.runtime.tensors import (
     saved_buffers,
     weight_of,
 )
-from windlass.runtime.world import Pod
-from windlass.spec.plan import Plan
+from windlass.schema.plan import Plan
 
 
 class PodStream(Stream):

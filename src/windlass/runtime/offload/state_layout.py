@@ -13,11 +13,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from windlass.machines.moments import blocks, moment_dtypes
-from windlass.runtime.directfile import PAGE, aligned, page_memory
-from windlass.runtime.shelf import Access
-from windlass.runtime.tensorfile import DTYPE_NAMES, bytes_of
-from windlass.spec.plan import MOMENT_BLOCK, Moments
+from windlass.runtime.checkpoint.safetensors_io import DTYPE_NAMES, bytes_of
+from windlass.runtime.offload.backing_store import Access
+from windlass.runtime.offload.direct_io import PAGE, aligned, page_memory
+from windlass.schema.plan import MOMENT_BLOCK, Moments
+from windlass.torch_ext.quantized_moments import blocks, moment_dtypes
 
 _HEADER_LENGTH_BYTES = 8
 

@@ -20,8 +20,8 @@ from typing import ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
-from windlass.runtime.streams import Event, Streams, streams_of
-from windlass.spec.plan import HOST, Plan
+from windlass.runtime.offload.cuda_streams import Event, Streams, streams_of
+from windlass.schema.plan import HOST, Plan
 
 Piece = TypeVar("Piece")
 Memory = TypeVar("Memory")

@@ -14,10 +14,10 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from windlass.models.exchange import Place
+from windlass.models.tensor_parallel.collectives import Place
 from windlass.program.instruction import Kind
-from windlass.runtime.around import Handlers, Inside
-from windlass.runtime.interpret import Handler
+from windlass.runtime.interpreter import Handler
+from windlass.runtime.verify.handler_hooks import Handlers, Inside
 
 NOTES_FOLDER = "notes"
 """In the folder of a run that is noted."""

@@ -14,16 +14,23 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from windlass.machines.moments import Codec, Kept
-from windlass.models.chain import Chain
-from windlass.runtime.checkpoint import folder_name, found, layer_file
-from windlass.runtime.joined import joined
-from windlass.runtime.notes import At, Note, read_notes
-from windlass.spec.graph import Precision
-from windlass.spec.plan import Moments
-from windlass.spec.proof import MOMENT_TOLERANCE, TOLERANCE, Compared, Difference, Proof, What
-from windlass.spec.record import CHECKPOINT_FOLDER, Step
-from windlass.spec.request import TrainRequest
+from windlass.models.layer_stack import Chain
+from windlass.runtime.checkpoint.checkpoint import folder_name, found, layer_file
+from windlass.runtime.checkpoint.merge_shards import joined
+from windlass.runtime.verify.activation_fingerprints import At, Note, read_notes
+from windlass.schema.graph import Precision
+from windlass.schema.plan import Moments
+from windlass.schema.request import TrainRequest
+from windlass.schema.run_record import CHECKPOINT_FOLDER, Step
+from windlass.schema.verification import (
+    MOMENT_TOLERANCE,
+    TOLERANCE,
+    Compared,
+    Difference,
+    Proof,
+    What,
+)
+from windlass.torch_ext.quantized_moments import Codec, Kept
 
 _JOINED = ".whole"
 """In the run's folder: the checkpoint that is read, with whole layers."""

@@ -12,17 +12,17 @@ import torch
 from torch import Tensor
 
 from windlass.errors import CheckpointError
-from windlass.machines.moments import Codec
-from windlass.models.chain import Chain
-from windlass.runtime.checkpoint import layer_file
-from windlass.runtime.reference import Reference
-from windlass.runtime.tensorfile import read_tensors
-from windlass.runtime.translate import read_moments
-from windlass.spec.graph import Precision
-from windlass.spec.plan import Moments
-from windlass.spec.record import Step
-from windlass.spec.recorded import Agreement, Verified
-from windlass.spec.request import TrainRequest
+from windlass.models.layer_stack import Chain
+from windlass.runtime.checkpoint.checkpoint import layer_file
+from windlass.runtime.checkpoint.convert_moments import read_moments
+from windlass.runtime.checkpoint.safetensors_io import read_tensors
+from windlass.runtime.verify.reference_model import Reference
+from windlass.schema.graph import Precision
+from windlass.schema.largest_model import Agreement, Verified
+from windlass.schema.plan import Moments
+from windlass.schema.request import TrainRequest
+from windlass.schema.run_record import Step
+from windlass.torch_ext.quantized_moments import Codec
 
 TOLERANCE: Mapping[Precision, float] = {"float32": 1e-4, "bfloat16": 3e-2}
 """Of gradients. Sums in another order leave some 1e-6 in float32; in bfloat16, whose numbers have

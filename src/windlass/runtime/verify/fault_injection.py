@@ -13,14 +13,14 @@ from torch import Tensor
 
 from windlass.errors import PlanError
 from windlass.program.instruction import Instruction, Kind
-from windlass.program.shards import optimizer_shard, parts
-from windlass.program.ties import loans
-from windlass.runtime.around import Handlers, Inside
-from windlass.runtime.interpret import Handler
-from windlass.runtime.world import Coming, Pod
-from windlass.spec.graph import Graph
-from windlass.spec.grid import Among
-from windlass.spec.plan import Plan
+from windlass.program.tied_weights import loans
+from windlass.program.zero_sharding import optimizer_shard, parts
+from windlass.runtime.distributed.process_groups import Coming, Pod
+from windlass.runtime.interpreter import Handler
+from windlass.runtime.verify.handler_hooks import Handlers, Inside
+from windlass.schema.graph import Graph
+from windlass.schema.plan import Plan
+from windlass.schema.tensor_grid import Among
 
 _LATER_STEP = 2
 """In which what is stale is used: in the first there is nothing older."""

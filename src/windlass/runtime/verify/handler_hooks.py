@@ -5,10 +5,10 @@ from typing import NamedTuple
 
 from windlass.program.instruction import Kind
 from windlass.runtime.compute import Compute
-from windlass.runtime.interpret import Handler
-from windlass.runtime.world import Pod
-from windlass.spec.graph import Graph
-from windlass.spec.plan import Plan
+from windlass.runtime.distributed.process_groups import Pod
+from windlass.runtime.interpreter import Handler
+from windlass.schema.graph import Graph
+from windlass.schema.plan import Plan
 
 
 class Inside(NamedTuple):

@@ -14,9 +14,9 @@ from torch.nn import functional
 
 from windlass.data.batches import Batches
 from windlass.errors import ModelError
-from windlass.models.chain import Chain, materialise
-from windlass.spec.graph import Precision
-from windlass.spec.plan import Batch
+from windlass.models.layer_stack import Chain, materialise
+from windlass.schema.graph import Precision
+from windlass.schema.plan import Batch
 
 Progress = Callable[[str, int, int | None], None]
 """Told a label, how many layers are done, and of how many."""

@@ -12,13 +12,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from windlass.cost.formulas import Column
-from windlass.published.constants import TENTH, UNFITTED_SPREAD, Prior, priors, unfitted
-from windlass.published.fit import fit
-from windlass.published.memory import peak_bytes
-from windlass.published.predict import LAWS, columns_of, predict
-from windlass.published.run import Columns, Run
-from windlass.published.stacks import catalogue
+from windlass.validation.fitting.constants import TENTH, UNFITTED_SPREAD, Prior, priors, unfitted
+from windlass.validation.fitting.least_squares import fit
+from windlass.validation.laws.formulas import Column
+from windlass.validation.laws.gpu_memory import peak_bytes
+from windlass.validation.predict_run import LAWS, columns_of, predict
+from windlass.validation.runs import Columns, Run
+from windlass.validation.software_stacks import catalogue
 
 FOLDS = 10
 _DOUBT_ROWS = 0.3

@@ -7,7 +7,7 @@ from functools import cache
 from math import hypot
 from typing import Any, Literal
 
-from windlass.published.stacks import FOLDER, catalogue
+from windlass.validation.software_stacks import FOLDER, catalogue
 
 Provenance = Literal["prior", "fitted", "borrowed"]
 UNFITTED_SPREAD = 0.30
@@ -61,7 +61,7 @@ def priors(law: str) -> Mapping[str, Prior]:
 def calibration(stack: str) -> Calibration:
     """The constants of a stack: fitted, else borrowed from the one it is like, else priors."""
     known = catalogue().stack(stack)
-    path = FOLDER / "fitted" / f"{stack}.toml"
+    path = FOLDER / "fitting" / "fitted" / f"{stack}.toml"
     if path.exists():
         found = _fitted(stack, tomllib.loads(path.read_text(encoding="utf-8")))
         return _wider(found) if known.strange else found

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from windlass.cost.formulas import Column
-from windlass.published.constants import Prior
+from windlass.validation.fitting.constants import Prior
+from windlass.validation.laws.formulas import Column
 
 _NOISE = 0.05
 """Standard deviation of log(measured / predicted) that a run is taken to have of its own."""

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from windlass.cost.formulas import product_seconds
-from windlass.published.constants import calibration
-from windlass.published.stacks import catalogue
+from windlass.validation.fitting.constants import calibration
+from windlass.validation.laws.formulas import product_seconds
+from windlass.validation.software_stacks import catalogue
 
 SIZES = (1e6, 1e8, 1e9, 1e10, 1e11, 1e12, 1e13)
 """FLOP of one product."""

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from windlass.cost.formulas import (
+from windlass.validation.laws.formulas import (
     Column,
     Number,
     all_reduce_seconds,
@@ -21,7 +21,7 @@ from windlass.cost.formulas import (
     ring_rate,
     smooth_max,
 )
-from windlass.published.run import Columns
+from windlass.validation.runs import Columns
 
 Constants = Mapping[str, Number]
 """Name -> value, one for all runs or one a run."""

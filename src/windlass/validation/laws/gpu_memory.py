@@ -8,9 +8,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from windlass.cost.formulas import Column, Number, activation_bytes
-from windlass.published.gpu import stage_layers
-from windlass.published.run import Columns
+from windlass.validation.laws.formulas import Column, Number, activation_bytes
+from windlass.validation.laws.gpu import stage_layers
+from windlass.validation.runs import Columns
 
 _FLOAT32 = 4.0
 

@@ -11,10 +11,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from windlass.cost.formulas import Column, Number, ring_bytes
-from windlass.published.reading import Unsaid, count, needed, number
-from windlass.published.run import Columns, Cut, Shape
-from windlass.published.table import Row
+from windlass.validation.csv_table import Row, Unsaid, count, needed, number
+from windlass.validation.laws.formulas import Column, Number, ring_bytes
+from windlass.validation.runs import Columns, Cut, Shape
 
 _PACKED = re.compile(r"avg_seq_per_pack=(\d+(?:\.\d+)?)")
 _PLACED = re.compile(r"layers_per_ipu\)=(\[[\[\]0-9, ]*\])")

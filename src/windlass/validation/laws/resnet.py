@@ -11,11 +11,10 @@ from functools import cache
 
 import numpy as np
 
-from windlass.cost.formulas import Column, Number, ring_bytes, ring_rate
-from windlass.published.reading import count, needed, number
-from windlass.published.run import Columns, Cut, Shape
-from windlass.published.stacks import FOLDER
-from windlass.published.table import Row
+from windlass.validation.csv_table import Row, count, needed, number
+from windlass.validation.laws.formulas import Column, Number, ring_bytes, ring_rate
+from windlass.validation.runs import Columns, Cut, Shape
+from windlass.validation.software_stacks import FOLDER
 
 _PASSES = 3.0
 """Forward, and twice as much backward."""

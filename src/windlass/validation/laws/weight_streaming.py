@@ -8,8 +8,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from windlass.cost.formulas import Column, Number, smooth_max, step_flop
-from windlass.published.run import Columns
+from windlass.validation.laws.formulas import Column, Number, smooth_max, step_flop
+from windlass.validation.runs import Columns
 
 
 def step_terms(runs: Columns, given: Mapping[str, Number]) -> dict[str, Column]:

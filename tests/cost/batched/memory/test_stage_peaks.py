@@ -5,18 +5,18 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from cost.test_closed import BESIDE, FAST_LINKS, GRAPHS, WITH_HOSTS, draw, draw_again, told
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cost.test_closed import BESIDE, FAST_LINKS, GRAPHS, WITH_HOSTS, draw, draw_again, told
-from windlass.cost.closed_held import moments
-from windlass.cost.closed_levels import Shape
-from windlass.cost.closed_turns import BACKWARD, FORWARD
-from windlass.cost.memory import peaks
-from windlass.program.lower import lower
-from windlass.program.schedule import taken
-from windlass.spec.graph import Graph
-from windlass.spec.plan import Plan, Stage
+from windlass.cost.batched.memory.live_microbatches import moments
+from windlass.cost.batched.pipeline.dependency_levels import Shape
+from windlass.cost.batched.pipeline.schedule_index import BACKWARD, FORWARD
+from windlass.cost.peak_memory import peaks
+from windlass.program.lowering.lower import lower
+from windlass.program.pipeline_schedules import taken
+from windlass.schema.graph import Graph
+from windlass.schema.plan import Plan, Stage
 
 ROUNDING = 1e-12
 """Of sums of floats; the bytes themselves are the same."""

@@ -5,8 +5,8 @@ from itertools import product
 import numpy as np
 import pytest
 
-from windlass.cost.closed_levels import Shape, levels_of
-from windlass.program.schedule import taken
+from windlass.cost.batched.pipeline.dependency_levels import Shape, levels_of
+from windlass.program.pipeline_schedules import taken
 
 SHAPES = [
     *(

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from windlass.cost.closed_turns import Turns
-from windlass.program.schedule import taken
+from windlass.cost.batched.pipeline.schedule_index import Turns
+from windlass.program.pipeline_schedules import taken
 
 KINDS = {"forward": 0, "backward": 1, "backward input": 1, "backward weight": 2}
 

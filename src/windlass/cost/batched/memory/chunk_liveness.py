@@ -13,12 +13,12 @@ from itertools import groupby, pairwise
 
 import numpy as np
 
-from windlass.cost.closed_levels import Shape
-from windlass.cost.closed_rows import Again
-from windlass.cost.closed_sizes import Counts, Kinds, in_steps
-from windlass.cost.closed_standing import standing
-from windlass.cost.closed_turns import BACKWARD, FORWARD, WEIGHT
-from windlass.spec.plan import Recompute
+from windlass.cost.batched.memory.pareto import standing
+from windlass.cost.batched.memory.size_classes import Counts, Kinds, in_steps
+from windlass.cost.batched.pipeline.dependency_levels import Shape
+from windlass.cost.batched.pipeline.schedule_index import BACKWARD, FORWARD, WEIGHT
+from windlass.cost.batched.plan_table import Again
+from windlass.schema.plan import Recompute
 
 _FEW = 4
 """Equal layers in a row up to which all are places of their own."""

@@ -13,9 +13,9 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from windlass.cost.closed_levels import Shape
-from windlass.cost.closed_standing import standing
-from windlass.cost.closed_turns import BACKWARD, FORWARD, WEIGHT, Before, Turns
+from windlass.cost.batched.memory.pareto import standing
+from windlass.cost.batched.pipeline.dependency_levels import Shape
+from windlass.cost.batched.pipeline.schedule_index import BACKWARD, FORWARD, WEIGHT, Before, Turns
 
 _Ints = npt.NDArray[np.int64]
 

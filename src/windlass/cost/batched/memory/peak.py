@@ -9,15 +9,15 @@ from dataclasses import replace
 
 import numpy as np
 
-from windlass.cost.closed_layers import Chain, Floats, Ints
-from windlass.cost.closed_levels import Shape
-from windlass.cost.closed_memory import Fullest, Layout, fullest
-from windlass.cost.closed_ops import HELD
-from windlass.cost.closed_parts import Parts
-from windlass.cost.closed_places import layers_again
-from windlass.cost.closed_rows import Again, Rows, Settings, Table
-from windlass.cost.closed_sizes import OTHERS, SIZES, Kinds, columns_of
-from windlass.cost.closed_sums import largest_sum
+from windlass.cost.batched.layer_cost import Chain, Floats, Ints
+from windlass.cost.batched.max_plus import largest_sum
+from windlass.cost.batched.memory.chunk_liveness import layers_again
+from windlass.cost.batched.memory.size_classes import OTHERS, SIZES, Kinds, columns_of
+from windlass.cost.batched.memory.stage_peaks import Fullest, Layout, fullest
+from windlass.cost.batched.op_time import HELD
+from windlass.cost.batched.pipeline.dependency_levels import Shape
+from windlass.cost.batched.plan_table import Again, Rows, Settings, Table
+from windlass.cost.batched.stage_sums import Parts
 
 
 def peak_bytes(chain: Chain, parts: Parts, rows: Rows, always: Floats) -> Floats:

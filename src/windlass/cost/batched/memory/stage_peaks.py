@@ -14,11 +14,11 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from windlass.cost.closed_held import moments
-from windlass.cost.closed_levels import Shape
-from windlass.cost.closed_places import Chunk, filled
-from windlass.cost.closed_sizes import Kinds, in_sizes
-from windlass.cost.closed_standing import standing
+from windlass.cost.batched.memory.chunk_liveness import Chunk, filled
+from windlass.cost.batched.memory.live_microbatches import moments
+from windlass.cost.batched.memory.pareto import standing
+from windlass.cost.batched.memory.size_classes import Kinds, in_sizes
+from windlass.cost.batched.pipeline.dependency_levels import Shape
 
 _Ints = npt.NDArray[np.int64]
 _Floats = npt.NDArray[np.float64]

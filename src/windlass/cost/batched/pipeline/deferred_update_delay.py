@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from windlass.cost.closed_layers import Floats, Ints
-from windlass.cost.closed_parts import LayerSums, Parts
-from windlass.cost.closed_sums import Sums
+from windlass.cost.batched.layer_cost import Floats, Ints
+from windlass.cost.batched.max_plus import Sums
+from windlass.cost.batched.stage_sums import LayerSums, Parts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

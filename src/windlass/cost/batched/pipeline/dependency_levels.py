@@ -16,8 +16,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from windlass.cost.closed_turns import BACKWARD, FORWARD, Turns
-from windlass.spec.plan import Order
+from windlass.cost.batched.pipeline.schedule_index import BACKWARD, FORWARD, Turns
+from windlass.schema.plan import Order
 
 _Ints = npt.NDArray[np.int64]
 

@@ -18,11 +18,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from windlass.cost.closed_layers import Floats, Ints
-from windlass.cost.closed_parts import LayerSums, Parts
-from windlass.cost.closed_pipeline import Folded
-from windlass.cost.closed_sums import Sums, Term
-from windlass.spec.plan import Recompute
+from windlass.cost.batched.layer_cost import Floats, Ints
+from windlass.cost.batched.max_plus import Sums, Term
+from windlass.cost.batched.pipeline.steady_state import Folded
+from windlass.cost.batched.stage_sums import LayerSums, Parts
+from windlass.schema.plan import Recompute
 
 _ROUNDING = 1e-14
 """Relative difference of times up to which they are the same, added up in another order."""

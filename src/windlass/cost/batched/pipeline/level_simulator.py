@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from windlass.cost.closed_layers import Floats
-from windlass.cost.closed_levels import Level, Shape
+from windlass.cost.batched.layer_cost import Floats
+from windlass.cost.batched.pipeline.dependency_levels import Level, Shape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

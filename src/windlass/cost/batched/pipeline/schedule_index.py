@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from windlass.spec.plan import Order
+from windlass.schema.plan import Order
 
 _Ints = npt.NDArray[np.int64]
 

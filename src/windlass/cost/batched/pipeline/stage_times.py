@@ -5,16 +5,16 @@ from typing import Literal
 
 import numpy as np
 
-from windlass.cost.closed_away import Firsts, Lent
-from windlass.cost.closed_ends import Loans, Passed, alike
-from windlass.cost.closed_layers import Chain, Floats, Ints
-from windlass.cost.closed_ops import HELD
-from windlass.cost.closed_parts import LayerSums, Parts, Repeats
-from windlass.cost.closed_pipeline import fold
-from windlass.cost.closed_places import layers_again
-from windlass.cost.closed_rows import Rows, Settings
-from windlass.cost.closed_walk import Durations, LoanBack
-from windlass.spec.plan import Recompute
+from windlass.cost.batched.layer_cost import Chain, Floats, Ints
+from windlass.cost.batched.memory.chunk_liveness import layers_again
+from windlass.cost.batched.op_time import HELD
+from windlass.cost.batched.pipeline.deferred_update_delay import Firsts, Lent
+from windlass.cost.batched.pipeline.gradient_reduce_end import Loans, Passed, alike
+from windlass.cost.batched.pipeline.level_simulator import Durations, LoanBack
+from windlass.cost.batched.pipeline.steady_state import fold
+from windlass.cost.batched.plan_table import Rows, Settings
+from windlass.cost.batched.stage_sums import LayerSums, Parts, Repeats
+from windlass.schema.plan import Recompute
 
 Name = Literal["forward", "backward", "backward_input", "backward_weight", "sum_first", "sum_later"]
 _NAMES: tuple[Name, ...] = (

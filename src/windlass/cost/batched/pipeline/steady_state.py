@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from windlass.cost.closed_layers import Floats, Ints
-from windlass.cost.closed_levels import Level, Shape, levels_of
-from windlass.cost.closed_walk import Durations, Firsts, Stops, Walk
+from windlass.cost.batched.layer_cost import Floats, Ints
+from windlass.cost.batched.pipeline.dependency_levels import Level, Shape, levels_of
+from windlass.cost.batched.pipeline.level_simulator import Durations, Firsts, Stops, Walk
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from windlass.cost.closed_layers import Floats
-from windlass.cost.closed_parts import Parts
-from windlass.cost.closed_sums import Sums, Term
-from windlass.cost.closed_walk import Firsts
+from windlass.cost.batched.layer_cost import Floats
+from windlass.cost.batched.max_plus import Sums, Term
+from windlass.cost.batched.pipeline.level_simulator import Firsts
+from windlass.cost.batched.stage_sums import Parts
 
 
 def lateness(parts: Parts, firsts: Firsts, gather: Floats) -> Sums:
