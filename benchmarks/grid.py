@@ -19,8 +19,8 @@ from windlass.models.build import build_chain
 from windlass.program.communication_volume import exchanged
 from windlass.program.validate_plan import slice_faults
 from windlass.schema.graph import Graph
-from windlass.schema.plan import Batch, Cut, Plan, Stage
-from windlass.schema.tensor_grid import columns_of, grid, read_slices
+from windlass.schema.plan import Batch, Parallelism, Plan, Stage
+from windlass.schema.tensor_grid import grid_columns, parse_tensor_degree, tensor_grid
 
 STEPS, WARM = 8, 3
 TIMED = "gpt-tiny"
@@ -31,13 +31,13 @@ HEADS = 4
 def shapes(slices: int) -> tuple[int, ...]:
     """One dimension, and every grid of so many slices with at least as many rows as columns."""
     columns = [c for c in (1, 2, 4, 8, 16) if slices % c == 0 and slices // c >= c]
-    return tuple(grid(slices // c, c) for c in columns)
+    return tuple(tensor_grid(slices // c, c) for c in columns)
 
 
 def sent(graph: Graph, slices: int, sequence: int) -> int:
     """Bytes that the first slice sends in a step of one sequence in bfloat16."""
     plan = Plan(
-        graph=graph.label, machine="any@0", precision="bfloat16", cut=Cut(tensor=slices),
+        graph=graph.label, machine="any@0", precision="bfloat16", parallel=Parallelism(tensor=slices),
         batch=Batch(sequence=sequence, micro=1), stages=(Stage(phases=((0, graph.layers),)),),
     )  # fmt: skip
     return sum(exchanged(plan, graph, 0).values())
@@ -48,7 +48,7 @@ def seconds(slices: int, folder: Path) -> float:
     import windlass
 
     planned = windlass.plan(
-        TIMED, f"cut.tensor={slices}", f"model.heads={HEADS}", "train.batch=8", "batch.micro=4",
+        TIMED, f"parallel.tensor={slices}", f"model.heads={HEADS}", "train.batch=8", "batch.micro=4",
         f"train.steps={STEPS}", "precision=float32", "compile=false", "recompute=none",
         "train.evaluate_sequences=0", f"train.save_every={STEPS}", "model.dropout=0",
     )  # fmt: skip
@@ -61,7 +61,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="gpt2-124m")
     parser.add_argument("--slices", type=int, nargs="*", default=[4, 8, 16, 64])
-    parser.add_argument("--time", type=read_slices)
+    parser.add_argument("--time", type=parse_tensor_degree)
     parser.add_argument("--rounds", type=int, default=3)
     asked = parser.parse_args()
     count(asked.model, asked.slices)
@@ -83,7 +83,7 @@ def count(model: str, degrees: list[int]) -> None:
                 print(f"{model} {shape}: {faults[0]}")
                 continue
             nbytes = sent(graph, shape, sequence)
-            line = nbytes if columns_of(shape) == 1 else line
+            line = nbytes if grid_columns(shape) == 1 else line
             ratio = nbytes / line if line else None
             beside = f", {ratio:.2f} of one dimension" if ratio else ""
             print(f"{model} {shape}: {nbytes / 1e6:.1f} MB a step{beside}")

@@ -27,8 +27,8 @@ STEPS, WARM = 8, 3
 HOSTS = {"windlass0": "10.213.7.1", "windlass1": "10.213.7.2"}
 CABLES = ("windlassv0", "windlassv1")
 CUTS = {
-    "replicas": ("cut.replicas=2", "sharding.weights=1", "sharding.optimizer=1"),
-    "stages": ("cut.pipeline=2",),
+    "replicas": ("parallel.data=2", "sharding.parameters=1", "sharding.optimizer=1"),
+    "stages": ("parallel.pipeline=2",),
 }
 PORT = "29417"
 """Of a namespace of our own, where nobody else has any."""

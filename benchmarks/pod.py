@@ -34,12 +34,12 @@ def ours(case: str, model: str, devices: int, batch: int, micro: int, sequence: 
     import windlass
 
     cut = {
-        "replicas": [f"cut.replicas={devices}", "sharding.weights=1", "sharding.optimizer=1"],
+        "replicas": [f"parallel.data={devices}", "sharding.parameters=1", "sharding.optimizer=1"],
         "shards": [
-            f"cut.replicas={devices}", f"sharding.weights={devices}",
+            f"parallel.data={devices}", f"sharding.parameters={devices}",
             f"sharding.optimizer={devices}",
         ],
-        "stages": [f"cut.pipeline={devices}"],
+        "stages": [f"parallel.pipeline={devices}"],
     }[case]  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         planned = windlass.plan(

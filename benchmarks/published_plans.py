@@ -43,15 +43,15 @@ def words(run: Run) -> tuple[str, ...]:
     """The request that asks for this run's plan."""
     shape, cut = run.shape, run.cut
     woven = (
-        ("order=interleaved", f"interleave={cut.interleave:.0f}")
+        ("parallel.schedule=interleaved", f"parallel.virtual_stages={cut.interleave:.0f}")
         if cut.interleave > 1
-        else ("order=1f1b",)
+        else ("parallel.schedule=1f1b",)
     )
     return (
         f"model.layers={shape.layers:.0f}", f"model.width={shape.width:.0f}",
         f"model.heads={shape.heads:.0f}", f"model.vocabulary={shape.vocabulary:.0f}",
-        f"cut.tensor={cut.tensor:.0f}", f"cut.pipeline={cut.pipeline:.0f}",
-        f"cut.replicas={cut.replicas:.0f}", f"batch.micro={cut.micro:.0f}",
+        f"parallel.tensor={cut.tensor:.0f}", f"parallel.pipeline={cut.pipeline:.0f}",
+        f"parallel.data={cut.replicas:.0f}", f"batch.micro={cut.micro:.0f}",
         f"train.batch={cut.micro * cut.accumulation * cut.replicas:.0f}",
         f"train.sequence={shape.sequence:.0f}", "compile=false",
         f"recompute={'layer' if cut.again else 'none'}", *woven,

@@ -72,10 +72,10 @@ def main() -> None:
         plan_of(*size, f"recompute={how}").prediction.peaks[0].peak_bytes
         for how in ("none", "layer")
     )
-    budgets = (f"near={round(least + share * (most - least))}" for share in SHARES)
+    budgets = (f"memory={round(least + share * (most - least))}" for share in SHARES)
     base: dict[str, float] = {}
     print("time and peak against the first, measured (predicted)")
-    for pin in ("recompute=none", *budgets, "recompute=selective", "recompute=layer"):
+    for pin in ("recompute=none", *budgets, "recompute=selective", "recompute=full"):
         row = apart(__file__, *size, pin)
         base = base or row
         append_row(

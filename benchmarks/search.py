@@ -23,7 +23,7 @@ def measure(model: str, machine: str, batch: str) -> dict[str, object]:
     request = api.ask(model, f"train.batch={batch}", "train.sequence=2048", machine=machine)
     found = api.find_machine(machine)
     graph = in_open_slices(request, api.capture(request.model), found)
-    near = found.device.near.capacity_bytes
+    near = found.device.memory.capacity_bytes
     field = Field(request, graph, found)
     first, first_seconds = timed(lambda: next(iter(Sweep(field, near).first(1).best), None))
     pruned, pruned_seconds = timed(lambda: Sweep(field, near).best(1))

@@ -54,7 +54,7 @@ def run(model: str, phases: int, micro: int, accumulation: int, recompute: str) 
             before = after
             seconds.append(step.seconds)
             memory = step.memory_bytes
-    far = planned.prediction.far
+    far = planned.prediction.offload
     counted = slice(WARM, WARM + MEASURED)
     told = {
         "seconds": statistics.median(seconds[counted]),

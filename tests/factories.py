@@ -11,19 +11,28 @@ from windlass.schema.graph import (
     Graph,
     LayerCost,
     LayerKind,
+    LayerRun,
+    MatmulShape,
     Op,
-    Parameter,
+    ParameterInfo,
     Precision,
     Quantity,
-    Shape,
-    Span,
 )  # fmt: skip
 from windlass.schema.machine import Curve, Device, Link, Machine, MatmulRate, Point, Tier
-from windlass.schema.plan import Batch, Cut, Home, Moments, Plan, Recompute, Sharding, Stage
-from windlass.schema.tensor_grid import Among, Grid, columns_of, rows_of
+from windlass.schema.plan import (
+    Batch,
+    Moments,
+    Offload,
+    Parallelism,
+    Plan,
+    Recompute,
+    ShardingDegrees,
+    Stage,
+)
+from windlass.schema.tensor_grid import TensorAxis, TensorGrid, grid_columns, grid_rows
 from windlass.units import read_bytes
 
-AWAY = Home(weights="host", gradients="host", optimizer="host")
+AWAY = Offload(parameters="host", gradients="host", optimizer="host")
 """Weights, their gradients and their optimizer state live in the host tier; activations stay."""
 
 
@@ -36,13 +45,13 @@ def tiny_graph(
     tied: bool = True,
 ) -> Graph:
     """An embedding, `layers` blocks of one linear layer each, and a head with the loss."""
-    table = Parameter(name="tokens.weight", shape=(vocabulary, width))
-    head = Parameter(
+    table = ParameterInfo(name="tokens.weight", shape=(vocabulary, width))
+    head = ParameterInfo(
         name="output.weight",
         shape=(vocabulary, width),
         tied_to="embedding.tokens.weight" if tied else None,
     )
-    square = Parameter(name="linear.weight", shape=(width, width))
+    square = ParameterInfo(name="linear.weight", shape=(width, width))
     kinds = {
         "embedding": LayerKind(
             name="embedding",
@@ -62,9 +71,9 @@ def tiny_graph(
         ),
     }
     chain = (
-        Span(kind="embedding", count=1),
-        *((Span(kind="block", count=layers),) if layers else ()),
-        Span(kind="head", count=1),
+        LayerRun(kind="embedding", count=1),
+        *((LayerRun(kind="block", count=layers),) if layers else ()),
+        LayerRun(kind="head", count=1),
     )
     return Graph(
         name="tiny", vocabulary=vocabulary, max_sequence=max_sequence, chain=chain, kinds=kinds
@@ -82,20 +91,20 @@ def late_tied_graph(*, before: int = 1, between: int = 1) -> Graph:
     spans = (("embedding", 1), ("block", before), ("owner", 1), ("block", between), ("head", 1))
     return graph.model_copy(
         update={
-            "chain": tuple(Span(kind=kind, count=count) for kind, count in spans if count),
+            "chain": tuple(LayerRun(kind=kind, count=count) for kind, count in spans if count),
             "kinds": {**graph.kinds, "owner": owner, "head": borrower},
         }
     )
 
 
-def cut_graph(graph: Graph, degrees: tuple[int, ...] = (2, 4, Grid(2, 2))) -> Graph:
+def cut_graph(graph: Graph, degrees: tuple[int, ...] = (2, 4, TensorGrid(2, 2))) -> Graph:
     """A tiny graph, every layer but the first with a norm that slices have whole, and its slices.
 
     Each slice has its share of the rows of every weight; in a grid, of both sides of a block's, and
     of the norm's features.
     """
     width = graph.kinds["block"].parameters[0].shape[1]
-    norm = Parameter(name="norm.weight", shape=(width,))
+    norm = ParameterInfo(name="norm.weight", shape=(width,))
     kinds = {
         name: kind
         if name == "embedding"
@@ -130,9 +139,9 @@ def _cut_kind(kind: LayerKind, degree: int, width: int) -> LayerKind:
     )
 
 
-def _cut_parameter(whole: Parameter, degree: int, *, square: bool) -> dict[str, object]:
+def _cut_parameter(whole: ParameterInfo, degree: int, *, square: bool) -> dict[str, object]:
     """What becomes of a parameter: norms have one dimension, blocks square weights."""
-    rows, columns = rows_of(degree), columns_of(degree)
+    rows, columns = grid_rows(degree), grid_columns(degree)
     if len(whole.shape) == 1:
         common = "all" if columns == 1 else "tokens"
         return {"shape": (whole.shape[0] // columns,), "common": common}
@@ -206,7 +215,7 @@ def tiny_plan(
     order: str = "1f1b",
     interleave: int = 1,
     sharding: tuple[int, int] = (1, 1),
-    home: Home | None = None,
+    home: Offload | None = None,
     phases: tuple[tuple[int, int], ...] | None = None,
     stages: tuple[tuple[tuple[int, int], ...], ...] | None = None,
 ) -> Plan:
@@ -230,9 +239,9 @@ def tiny_plan(
             "moments": moments,
             "compile": compiled,
             "clip": clip,
-            "cut": Cut(pipeline=pipeline, tensor=tensor, replicas=replicas),
-            "sharding": Sharding(weights=sharding[0], optimizer=sharding[1]),
-            "home": home or Home(),
+            "cut": Parallelism(pipeline=pipeline, tensor=tensor, data=replicas),
+            "sharding": ShardingDegrees(parameters=sharding[0], optimizer=sharding[1]),
+            "offload": home or Offload(),
             "batch": Batch(sequence=sequence, micro=micro, accumulation=accumulation),
             "stages": tuple(
                 Stage(phases=each, recompute=recompute)
@@ -271,7 +280,7 @@ def _embedding_cost(e: int, width: int, degree: int = 1) -> dict[str, object]:
         name="embedding", kind="memory", read_bytes=moved, written_bytes=moved, live_bytes=moved
     )
     back = op.model_copy(update={"name": "embedding backward", "live_bytes": Quantity()})
-    summed = _exchange("sum", moved, degree)
+    summed = _exchange("all_reduce", moved, degree)
     return {
         "forward": (op, *summed), "backward": (*summed, back), "kept_bytes": Quantity(),
         "input_bytes": Quantity(bs=8), "output_bytes": _times(moved, 1 / degree),
@@ -285,14 +294,14 @@ def _block_cost(e: int, width: int, degree: int = 1) -> dict[str, object]:
     passes, and each has its share of the product's results. In a grid the slices of one row scatter
     those too, and gather their gradient.
     """
-    rows, columns = rows_of(degree), columns_of(degree)
+    rows, columns = grid_rows(degree), grid_columns(degree)
     own, features = width // rows, width // columns
     x = Quantity(bs=width * e // degree)
-    among: Among = "all" if columns == 1 else "tokens"
-    gather = _exchange("gather", _times(x, rows), rows, among)
-    scatter = _exchange("scatter", _times(x, rows), rows, among)
-    part = _exchange("scatter", _times(x, columns), columns, "features")
-    join = _exchange("gather", _times(x, columns), columns, "features")
+    among: TensorAxis = "all" if columns == 1 else "tokens"
+    gather = _exchange("all_gather", _times(x, rows), rows, among)
+    scatter = _exchange("reduce_scatter", _times(x, rows), rows, among)
+    part = _exchange("reduce_scatter", _times(x, columns), columns, "features")
+    join = _exchange("all_gather", _times(x, columns), columns, "features")
     product = _product(e, m=Quantity(bs=1), n=own, k=Quantity(features), live=_times(x, columns))
     act = Op(name="act", kind="memory", read_bytes=x, written_bytes=x, live_bytes=_times(x, 2))
     back = act.model_copy(update={"name": "act backward"})
@@ -316,16 +325,16 @@ def _selective_cost(e: int, width: int, degree: int = 1) -> dict[str, object]:
         name="act again", kind="memory", read_bytes=half, written_bytes=half,
         live_bytes=_times(half, 2),
     )  # fmt: skip
-    gather = tuple(op for op in cost["forward"] if op.name == "gather")[:1]
+    gather = tuple(op for op in cost["forward"] if op.name == "unshard_weights")[:1]
     return cost | {"backward": (*gather, again, *cost["backward"]), "kept_bytes": half}
 
 
 def _head_cost(e: int, width: int, vocabulary: int, degree: int = 1) -> dict[str, object]:
     """Logits, their cross-entropy in float32, and back; of slices, each a share of the logits."""
     x, logits = Quantity(bs=width * e // degree), Quantity(bs=vocabulary * 4)
-    gather = _exchange("gather", _times(x, degree), degree)
-    scatter = _exchange("scatter", _times(x, degree), degree)
-    losses = _exchange("sum", Quantity(bs=4), degree)
+    gather = _exchange("all_gather", _times(x, degree), degree)
+    scatter = _exchange("reduce_scatter", _times(x, degree), degree)
+    losses = _exchange("all_reduce", Quantity(bs=4), degree)
     product = _product(e, m=Quantity(bs=1), n=vocabulary, k=Quantity(width), live=logits)
     loss = Op(
         name="loss", kind="memory", read_bytes=logits, written_bytes=Quantity(4),
@@ -352,18 +361,18 @@ def _product(e: int, *, m: Quantity, n: int, k: Quantity, live: Quantity) -> Op:
     return Op(
         name="mm", kind="matmul", flop=Quantity(bs=2 * tokens * fixed * n), read_bytes=read,
         written_bytes=written, live_bytes=live,
-        shape=Shape(batch=Quantity(1), m=m, n=Quantity(n), k=k),
+        shape=MatmulShape(batch=Quantity(1), m=m, n=Quantity(n), k=k),
     )  # fmt: skip
 
 
 def _exchange(
-    how: Collective, nbytes: Quantity, degree: int, among: Among = "all"
+    how: Collective, nbytes: Quantity, degree: int, among: TensorAxis = "all"
 ) -> tuple[Op, ...]:
     """Nothing of whole layers."""
     if degree == 1:
         return ()
     own = _times(nbytes, 1 / degree)
-    read, written = {"gather": (own, nbytes), "scatter": (nbytes, own), "sum": (nbytes, nbytes)}[
+    read, written = {"all_gather": (own, nbytes), "reduce_scatter": (nbytes, own), "all_reduce": (nbytes, nbytes)}[
         how
     ]
     op = Op(

@@ -21,7 +21,7 @@ from windlass.runtime.checkpoint.checkpoint import folder_name, found
 from windlass.runtime.checkpoint.merge_shards import joined
 from windlass.runtime.verify.compare_runs import Ran, agree
 from windlass.schema.graph import Graph, Precision
-from windlass.schema.plan import Home, Plan
+from windlass.schema.plan import Offload, Plan
 from windlass.schema.request import TrainRequest
 from windlass.schema.run_record import CHECKPOINT_FOLDER, Step
 from windlass.schema.verification import Proof
@@ -35,8 +35,8 @@ SETTINGS = TrainRequest(
 """Clipping on, and an epsilon at which noise moves no weight; see `settings` of the runtime."""
 
 FAR = (
-    Home(weights="disk", gradients="disk", optimizer="disk"),
-    Home(weights="host", gradients="host", optimizer="host", activations="host"),
+    Offload(parameters="disk", gradients="disk", optimizer="disk"),
+    Offload(parameters="host", gradients="host", optimizer="host", activations="host"),
 )
 
 
@@ -115,7 +115,7 @@ class World:
         job["train"] = settings.model_dump(mode="json")
         job["begun"] = None if begun is None else str(begun)
         (folder / "job.json").write_text(json.dumps(job))
-        ranks = self._ranks[: plan.cut.devices]
+        ranks = self._ranks[: plan.parallel.devices]
         for process in ranks:
             process.stdin.write(f"{folder}\n")
             process.stdin.flush()
@@ -163,7 +163,7 @@ def sent_by(ran: Ran, device: int) -> Mapping[str, Mapping[str, float]]:
 
 def legal(plan: Plan, graph: Graph) -> bool:
     """Whether it can be run: shards of weights away from the near tier are those of the state."""
-    if plan.far("weights") and plan.sharding.weights != plan.sharding.optimizer:
+    if plan.is_offloaded("parameters") and plan.sharding.parameters != plan.sharding.optimizer:
         return False
     try:
         lower(plan, graph)
@@ -175,7 +175,7 @@ def legal(plan: Plan, graph: Graph) -> bool:
 @st.composite
 def plans(draw: st.DrawFn, graph: Graph, devices: tuple[int, ...] = (2, 4)) -> Plan:
     """Any legal plan for so many devices, of a step of `BATCH` samples."""
-    cut = draw(st.sampled_from([c for d in devices for c in cuts(d, tuple(graph.slices))]))
+    cut = draw(st.sampled_from([c for d in devices for c in cuts(d, tuple(graph.tensor_shards))]))
     pipeline, tensor, replicas = cut
     micro = draw(st.sampled_from([m for m in (1, 2, 4) if BATCH // replicas % m == 0]))
     optimizer = draw(st.sampled_from(divisors(replicas)))
@@ -193,7 +193,7 @@ def plans(draw: st.DrawFn, graph: Graph, devices: tuple[int, ...] = (2, 4)) -> P
         graph, MACHINE, pipeline=pipeline, tensor=tensor, replicas=replicas, micro=micro,
         accumulation=accumulation, sequence=SEQUENCE, sharding=(weights, optimizer), order=order,
         interleave=chunks, home=far, recompute=draw(st.sampled_from(recomputes)),
-        recomputed=draw(st.sampled_from([None, 1, 2])),
+        recompute_layers=draw(st.sampled_from([None, 1, 2])),
         precision="float32" if far else draw(st.sampled_from(["float64", "float64", "float32"])),
         stages=phased(draw, pipeline) if far else parted(draw, pipeline * chunks),
     )  # fmt: skip

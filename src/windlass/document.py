@@ -78,6 +78,17 @@ class Document(BaseModel):
             raise Faults(faults)
         return document
 
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """A copy with some fields replaced, unchecked but for their names.
+
+        Raises:
+            KeyError: a name that is no field; pydantic would keep it beside the fields unseen.
+        """
+        unknown = sorted(set(update or ()) - set(type(self).model_fields))
+        if unknown:
+            raise KeyError(f"{type(self).__name__} has no field {', '.join(unknown)}")
+        return super().model_copy(update=update, deep=deep)
+
     def save(self, path: Path) -> None:
         """Writes the file whole or not at all, as JSON or TOML by its suffix.
 

@@ -15,14 +15,14 @@ from windlass.models.tensor_parallel.collectives import Place
 from windlass.models.tensor_parallel.shard_module import sliced
 from windlass.models.tensor_parallel.shard_params import pieces
 from windlass.schema.graph import PRECISION_BYTES, Graph, LayerCost, LayerKind, Precision
-from windlass.schema.tensor_grid import Grid, columns_of
+from windlass.schema.tensor_grid import TensorGrid, grid_columns
 
 Captured = Callable[..., tuple[Chain, Graph]]
 
 SMALL = {"layers": 1, "width": 256, "heads": 4, "vocabulary": 3000, "sequence": 160}
-GROUPED = {**SMALL, "heads": 8, "key_heads": 4, "hidden": 672}
+GROUPED = {**SMALL, "heads": 8, "kv_heads": 4, "hidden": 672}
 FAMILIES = {"gpt-tiny": SMALL, "gpt-neox-20b": SMALL, "llama-tiny": GROUPED}
-GRID = Grid(2, 2)
+GRID = TensorGrid(2, 2)
 UNEVEN = {**SMALL, "vocabulary": 3001}
 MICRO, SEQUENCE, WIDTH = 3, 128, 256
 
@@ -47,25 +47,25 @@ def test_a_pass_of_a_block_gathers_and_scatters_all_tokens_twice_each(cut: Captu
     """Of `b s d` numbers each. Source: Korthikanti et al. 2022, arXiv:2205.05198, section 4.2.2."""
     chain, graph = cut(name, 2, 4, **FAMILIES[name])
     for degree in (2, 4):
-        kind = graph.cut(degree).kinds[chain.kinds[1]]
+        kind = graph.shard(degree).kinds[chain.kinds[1]]
         for cost in kind.costs:
             whole = MICRO * SEQUENCE * WIDTH * PRECISION_BYTES[cost.precision]
             for ops in (cost.forward, cost.backward):
                 found = [op.exchange for op in ops if op.exchange is not None]
-                assert sorted(each.how for each in found) == ["gather"] * 2 + ["scatter"] * 2
+                assert sorted(each.how for each in found) == ["all_gather"] * 2 + ["reduce_scatter"] * 2
                 assert all(each.nbytes.at(MICRO, SEQUENCE) == whole for each in found)
 
 
 def test_a_block_in_a_grid_exchanges_tokens_in_columns_and_features_in_rows(cut: Captured):
     """Of 2 rows and 2 columns: `d/c` of each token, and `f/r` of what is cut inside."""
     chain, graph = cut("gpt-tiny", 2, 4, GRID, **SMALL)
-    cost = graph.cut(GRID).kinds[chain.kinds[1]].cost("float32", compiled=False)
+    cost = graph.shard(GRID).kinds[chain.kinds[1]].cost("float32", compiled=False)
     number = MICRO * SEQUENCE * 4
     d = number * WIDTH // 2
-    region = [("gather", "tokens", d), ("scatter", "tokens", d)]
+    region = [("all_gather", "tokens", d), ("reduce_scatter", "tokens", d)]
     # Queries, keys and values leave the column side by side, and the hidden features are 4 d.
-    features = [("scatter", 3 * d), ("gather", d), ("scatter", 4 * d), ("gather", 4 * d)]
-    moments = [("sum", "features", 3 * number // 2)] * 2  # of own tokens
+    features = [("reduce_scatter", 3 * d), ("all_gather", d), ("reduce_scatter", 4 * d), ("all_gather", 4 * d)]
+    moments = [("all_reduce", "features", 3 * number // 2)] * 2  # of own tokens
     due = region * 2 + [(how, "features", nbytes) for how, nbytes in features]
     found = [
         (op.exchange.how, op.exchange.among, op.exchange.nbytes.at(MICRO, SEQUENCE))
@@ -78,14 +78,14 @@ def test_a_block_in_a_grid_exchanges_tokens_in_columns_and_features_in_rows(cut:
 @pytest.mark.parametrize("name", FAMILIES)
 def test_the_embedding_sums_its_rows_and_the_head_gathers_its_input(cut: Captured, name: str):
     chain, graph = cut(name, 2, 4, **FAMILIES[name])
-    kinds = graph.cut(2).kinds
+    kinds = graph.shard(2).kinds
     first, last = (kinds[chain.kinds[at]].cost("float32", compiled=False) for at in (0, -1))
     tokens = MICRO * SEQUENCE
     whole, number = tokens * WIDTH * 4, tokens * 4
-    assert exchanged(first) == ([("sum", whole)], [("sum", whole)])
+    assert exchanged(first) == ([("all_reduce", whole)], [("all_reduce", whole)])
     # The largest logit, then the sum of exponentials and the target's logit together.
-    losses = [("sum", number), ("sum", 2 * number)]
-    assert exchanged(last) == ([("gather", whole), *losses], [("scatter", whole)])
+    losses = [("all_reduce", number), ("all_reduce", 2 * number)]
+    assert exchanged(last) == ([("all_gather", whole), *losses], [("reduce_scatter", whole)])
 
 
 def exchanged(cost: LayerCost) -> tuple[list[tuple[str, float]], list[tuple[str, float]]]:
@@ -100,7 +100,7 @@ def exchanged(cost: LayerCost) -> tuple[list[tuple[str, float]], list[tuple[str,
 def test_products_and_attention_of_all_slices_are_those_of_the_whole(cut: Captured, name: str):
     _, graph = cut(name, 2, 4, GRID, **FAMILIES[name])
     for degree in (2, 4, GRID):
-        sliced_flop = degree * graph.cut(degree).step_flop(MICRO, SEQUENCE)
+        sliced_flop = degree * graph.shard(degree).step_flop(MICRO, SEQUENCE)
         assert sliced_flop == graph.step_flop(MICRO, SEQUENCE)
 
 
@@ -110,21 +110,21 @@ def test_a_slice_has_the_parameters_of_its_pieces_also_of_an_uneven_vocabulary(
 ):
     chain, graph = cut("gpt-tiny", 2, 4, GRID, **UNEVEN)
     for index in range(degree):
-        kinds = graph.cut(degree, index).kinds
+        kinds = graph.shard(degree, index).kinds
         for at, kind in enumerate(chain.kinds):
-            place = Place(degree=int(degree), index=index, columns=columns_of(degree))
+            place = Place(degree=int(degree), index=index, columns=grid_columns(degree))
             due = pieces(chain.layers[at], cuts_of(chain, at), place)
-            assert {p.name: (p.shape, p.common) for p in kinds[kind].parameters} == {
+            assert {p.name: (p.shape, p.replicated_over) for p in kinds[kind].parameters} == {
                 name: (piece.shape, piece.common) for name, piece in due.items()
             }
 
 
 def test_degrees_that_cannot_be_are_noted_with_the_way_out(cut: Captured):
     _, graph = cut("llama-tiny", 3, 8, **GROUPED)
-    assert not graph.slices
-    assert all("take a degree that divides" in graph.uncut[degree][0] for degree in (3, 8))
+    assert not graph.tensor_shards
+    assert all("take a degree that divides" in graph.unshardable[degree][0] for degree in (3, 8))
     _, short = cut("gpt-tiny", 4, **{**SMALL, "sequence": 16})
-    assert short.uncut[4] == (
+    assert short.unshardable[4] == (
         (
             "model `gpt-tiny` takes sequences of at most 16 tokens, must take 21 to be measured in "
             "4 slices; lower the degree"
@@ -134,7 +134,7 @@ def test_degrees_that_cannot_be_are_noted_with_the_way_out(cut: Captured):
 
 def test_a_slice_looks_rows_up_as_its_whole_layer_does(cut: Captured):
     chain, graph = cut("gpt-tiny", 2, 4, **SMALL)
-    kinds = [graph.cut(degree).kinds[chain.kinds[0]] for degree in (1, 2, 4)]
+    kinds = [graph.shard(degree).kinds[chain.kinds[0]] for degree in (1, 2, 4)]
     assert all(kind.looks_up for kind in kinds)
     assert [rows(kind) for kind in kinds] == [MICRO * 4 * WIDTH] * 3
 
@@ -163,7 +163,7 @@ def seen_and_said(
     """Bytes of the first of four slices of a layer, run, and its graph."""
     chain, graph = cut(name, 2, 4, GRID, **FAMILIES[name])
     whole, column, row = groups
-    columns = columns_of(slices)
+    columns = grid_columns(slices)
     place = Place(
         degree=4, columns=columns, group=whole, column_group=column, row_group=row
     )  # fmt: skip
@@ -182,7 +182,7 @@ def seen_and_said(
         rows=place.rows,
         columns=columns,
     )
-    kind = graph.cut(slices).kinds[chain.kinds[index]]
+    kind = graph.shard(slices).kinds[chain.kinds[index]]
     return seen, kind.cost(precision, compiled=compiled, selective=selectively)
 
 

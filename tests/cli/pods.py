@@ -16,13 +16,13 @@ from windlass.tracking.load_run import Record, load
 SILENCE = 3
 """Seconds after which a device counts as hanging: a step takes some hundredths of one."""
 
-WATCHED = (f"train.silence_seconds={SILENCE}",)
+WATCHED = (f"train.hang_timeout_seconds={SILENCE}",)
 """For runs in which something is stopped. All others have the minute that users have, which a
 machine that others use too may need."""
 
 POD = (*TINY, "train.steps=60", "train.save_every=5", "train.evaluate_every=20")
-REPLICAS = (*POD, "cut.replicas=2")
-STAGES = (*POD, "cut.pipeline=2")
+REPLICAS = (*POD, "parallel.data=2")
+STAGES = (*POD, "parallel.pipeline=2")
 
 
 def device_processes(parent: int) -> dict[int, int]:

@@ -112,7 +112,7 @@ def test_a_full_disk_in_one_device_is_told_and_nothing_half_is_left(
 def test_a_device_without_memory_is_named_with_plans_that_fit(
     surroundings: Surroundings, tmp_path: Path
 ) -> None:
-    words = (*POD, "cut.replicas=2", "model.width=256", "train.steps=2000")
+    words = (*POD, "parallel.data=2", "model.width=256", "train.steps=2000")
     process = start(surroundings, tmp_path, "train", *words, "--folder", "run")
     devices = wait_for_devices(process.pid)
     wait_for_step(tmp_path / "run", 1)
@@ -152,7 +152,7 @@ def test_an_error_of_the_models_own_code_is_told_with_its_device_and_where_its_t
 ) -> None:
     (tmp_path / "own.py").write_text(OWN)
     words = ("own.py:build", "data.tokenizer=byte", "train.sequence=32", "train.batch=4")
-    more = ("precision=float32", "compile=false", "train.steps=90", "cut.pipeline=2")
+    more = ("precision=float32", "compile=false", "train.steps=90", "parallel.pipeline=2")
 
     done = windlass("train", *words, *more, "--folder", "run")
 
@@ -205,11 +205,11 @@ def test_an_elastic_run_that_loses_a_replica_goes_on_without_it(
     assert "was killed by SIGKILL" in news
     record = load(folder)
     begun = record.current[0].step
-    assert f"2 devices are 1 now (cut.replicas=1); goes on after step {begun - 1}" in news
+    assert f"2 devices are 1 now (parallel.data=1); goes on after step {begun - 1}" in news
     assert (record.state, record.attempts) == ("finished", 2)
     assert record.plan is not None
-    assert record.plan.cut.devices == 1
-    assert Plan.load(folder / ATTEMPTS_FOLDER / "1" / PLAN_FILE).cut.replicas == 2
+    assert record.plan.parallel.devices == 1
+    assert Plan.load(folder / ATTEMPTS_FOLDER / "1" / PLAN_FILE).parallel.data == 2
 
     whole, run = load(tmp_path / "whole").steps, record.steps
     assert [step.step for step in run] == [step.step for step in whole]

@@ -10,7 +10,7 @@ from command_line import Windlass
 
 
 def test_all_faults_of_a_command_line_are_told_at_once(windlass: Windlass) -> None:
-    done = windlass("train", "gpt-tiny", "train.stepz=3", "batch.micro=many", "near=3 GiBB")
+    done = windlass("train", "gpt-tiny", "train.stepz=3", "batch.micro=many", "memory=3 GiBB")
 
     assert done.returncode == 2
     for words in ("did you mean `train.steps`?", "`batch.micro` = 'many'", "3 GiBB"):

@@ -1,7 +1,7 @@
 """Equal blocks: a graph and a machine of which a step can be timed by hand."""
 
 from factories import tiny_graph, tiny_machine
-from windlass.schema.graph import Graph, Span
+from windlass.schema.graph import Graph, LayerRun
 from windlass.schema.machine import Curve, Machine, Point
 
 
@@ -11,7 +11,7 @@ def equal_blocks(count: int) -> tuple[Graph, Machine]:
     A forward pass is one product; a backward pass is one for the input and one for the weights.
     """
     tiny = tiny_graph()
-    chain = (Span(kind="block", count=count),)
+    chain = (LayerRun(kind="block", count=count),)
     graph = tiny.model_copy(update={"chain": chain, "kinds": {"block": tiny.kinds["block"]}})
     machine = tiny_machine(devices=8)
     at_once, one_rate = (Curve(points=(Point(1.0, rate),)) for rate in (1e30, 1e9))

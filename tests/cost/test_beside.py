@@ -12,7 +12,7 @@ from windlass.cost.simulator.timeline import simulate
 from windlass.program.instruction import Instruction
 from windlass.program.lowering.lower import lower
 from windlass.schema.graph import Graph
-from windlass.schema.machine import Machine, Rule
+from windlass.schema.machine import ExecutionModel, Machine
 from windlass.schema.plan import Plan
 
 PRODUCT = 2 * (2 * 16) * 32 * 32 / 1e9
@@ -30,7 +30,7 @@ def replicas(
     replicas: int = 2,
     kind: str = "cuda",
     hosts: int = 1,
-    rule: Rule = "overlapping",
+    rule: ExecutionModel = "overlapping",
     clip: bool = False,
 ) -> tuple[Plan, Graph, Machine]:
     """Replicas of equal blocks, of which a whole sum takes as long as so many products."""
@@ -44,7 +44,7 @@ def replicas(
     )  # fmt: skip
     whole = tiny_plan(graph, machine, replicas=replicas)
     (link,) = machine.links
-    seconds = Links(whole, graph, machine).seconds(Instruction("reduce", 0))
+    seconds = Links(whole, graph, machine).seconds(Instruction("reduce_grads", 0))
     rate = link.rate * seconds / (sum_products * PRODUCT)
     machine = machine.model_copy(update={"links": (link.model_copy(update={"rate": rate}),)})
     plan = tiny_plan(
@@ -97,9 +97,9 @@ def test_what_is_scattered_takes_turns_with_the_sums_that_follow_it():
     """Of four replicas two each share the state: a layer's gradient is scattered, then summed."""
     plan, graph, machine = replicas(replicas=4, sharding=(1, 2), sum_products=6)
     links = Links(plan, graph, machine)
-    reduce = Instruction("reduce", 0)
+    reduce = Instruction("reduce_grads", 0)
     whole, beside = links.seconds(reduce), links.beside_seconds(reduce)
-    spread = links.seconds(Instruction("spread", 0))
+    spread = links.seconds(Instruction("all_gather_params", 0))
     assert 0 < beside < whole
     step = predict(plan, graph, machine).step_seconds
     passed = 4 * PRODUCT + 4 * (2 * PRODUCT + whole - beside) + beside
@@ -109,14 +109,14 @@ def test_what_is_scattered_takes_turns_with_the_sums_that_follow_it():
 
 def test_the_norm_waits_for_sums_and_each_reduction_is_begun_at_once():
     plan, graph, machine = replicas(sum_products=3, clip=True)
-    (lane, *_) = simulate(plan, graph, machine, lower(plan, graph)).lanes
+    (lane, *_) = simulate(plan, graph, machine, lower(plan, graph)).devices
     took = {
         kind: sum(
             end - start
             for name, start, end in zip(lane.kinds, lane.starts, lane.ends, strict=True)
             if name == kind
         )
-        for kind in ("reduce", "norm")
+        for kind in ("reduce_grads", "grad_norm")
     }
-    assert took["reduce"] == pytest.approx(0.0, abs=NEARLY * PRODUCT)
-    assert took["norm"] == pytest.approx((2 + 4 * 3 - 8) * PRODUCT, rel=NEARLY)
+    assert took["reduce_grads"] == pytest.approx(0.0, abs=NEARLY * PRODUCT)
+    assert took["grad_norm"] == pytest.approx((2 + 4 * 3 - 8) * PRODUCT, rel=NEARLY)

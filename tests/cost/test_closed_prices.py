@@ -16,9 +16,9 @@ from windlass.program.instruction import Instruction, Kind
 from windlass.program.memory.layer_sizes import layer_sizes, rows_bytes, states_of
 from windlass.program.memory.offloaded_bytes import state_at_home
 from windlass.schema.graph import Graph, Precision
-from windlass.schema.machine import Curve, Link, Machine, OpRate, Point, Rule, Tier
-from windlass.schema.plan import NEAR, Home, Plan, Recompute
-from windlass.schema.tensor_grid import Grid
+from windlass.schema.machine import Curve, ExecutionModel, Link, Machine, OpRate, Point, Tier
+from windlass.schema.plan import DEVICE, Offload, Plan, Recompute
+from windlass.schema.tensor_grid import TensorGrid
 
 ROUNDING = 1e-12
 """Sums are made in another order."""
@@ -34,7 +34,7 @@ FIRSTS = {"embedding": 0, "block": 1, "head": 5}
 """The first layer of each kind."""
 
 
-def on(kind: str, rule: Rule, *, share: float, named: bool) -> Machine:
+def on(kind: str, rule: ExecutionModel, *, share: float, named: bool) -> Machine:
     """Hosts of 4 devices whose network cards are shared, with memory beyond the near tier."""
     tiny = tiny_machine(devices=4)
     curve = Curve(points=(Point(1e3, 1e8), Point(1e5, 1e9), Point(1e8, 3e9)))
@@ -64,7 +64,7 @@ MACHINES = (
 
 ONE = Setting(1, "float32", False, 1, False, False)
 places = st.integers(0, len(MACHINES) - 1)
-tensors = st.sampled_from([1, 2, 4, Grid(2, 2)])
+tensors = st.sampled_from([1, 2, 4, TensorGrid(2, 2)])
 ways = st.builds(
     Setting,
     tensor=tensors,
@@ -83,7 +83,7 @@ blocks = st.builds(
     ),
     ways,
     st.lists(shares, min_size=1, max_size=4),
-    st.sampled_from([NEAR, "host"]),
+    st.sampled_from([DEVICE, "host"]),
 )
 
 
@@ -101,7 +101,7 @@ def plan_of(way: Setting, graph: Graph, machine: Machine, recompute: Recompute =
         replicas=way.replicas,
         pipeline=1 + way.parted,
         recompute=recompute,
-        home=Home(optimizer="host" if way.moves else NEAR),
+        home=Offload(optimizer="host" if way.moves else DEVICE),
         stages=(((0, 5),), ((5, 6),)) if way.parted else None,
         phases=None if way.parted else ((0, 6),),
     )
@@ -120,11 +120,11 @@ def test_passes_take_what_those_of_one_plan_take(graph: int, machine: int, some:
             assert prices.backward[row, kind] + first == close(took.of("backward", layer, 0))
             assert prices.backward[row, kind] + later == close(took.of("backward", layer))
             inputs, weights = prices.backward_input[row, kind], prices.backward_weight[row, kind]
-            assert inputs == close(took.of("backward input", layer))
-            assert weights + later == close(took.of("backward weight", layer))
-        assert prices.load_seconds[row] == close(took.of("load", None))
+            assert inputs == close(took.of("backward_input", layer))
+            assert weights + later == close(took.of("backward_weight", layer))
+        assert prices.load_seconds[row] == close(took.of("load_batch", None))
         if way.parted and prices.lent[row]:
-            assert prices.taking[row] == close(took.of("take over", 5))
+            assert prices.taking[row] == close(took.of("accumulate_tied_grads", 5))
 
 
 @given(places, st.lists(ways, min_size=1, max_size=5), st.integers(1, 9))
@@ -136,7 +136,7 @@ def test_passes_hold_what_those_of_one_plan_hold(place: int, some: list[Setting]
         plan = plan_of(way, graph, machine)
         batch = plan.batch.model_copy(update={"accumulation": micros})
         for kind, name in enumerate(FIRSTS):
-            layer = graph.cut(way.tensor).kinds[name]
+            layer = graph.shard(way.tensor).kinds[name]
             sizes = layer_sizes(plan, layer)
             assert prices.held[row, :, kind].tolist() == [getattr(sizes, each) for each in HELD]
             rows = rows_bytes(plan.model_copy(update={"batch": batch}), layer)
@@ -170,18 +170,18 @@ def test_states_take_what_those_of_one_plan_take(
         states, links = states_of(plan, graph), Links(plan, graph, machine)
         took = Took(plan, graph, machine)
         for kind, layer in enumerate(FIRSTS.values()):
-            each, reduce = states[layer], took.of("reduce", layer)
-            beside = links.beside_seconds(Instruction("reduce", layer))
-            spread = took.of("spread", layer) if share.optimizer > share.weights else 0.0
-            far = state_at_home(plan, each) if share.home != NEAR else 0
+            each, reduce = states[layer], took.of("reduce_grads", layer)
+            beside = links.beside_seconds(Instruction("reduce_grads", layer))
+            spread = took.of("all_gather_params", layer) if share.optimizer > share.weights else 0.0
+            far = state_at_home(plan, each) if share.home != DEVICE else 0
             assert prices.held[row, kind] == each.held + (0 if far else each.optimizer)
             assert prices.far[row, kind] == far
             assert prices.norm_bytes[row, kind] == each.shard
             if share.weights > 1:
-                assert prices.gather[row, kind] == close(took.of("gather", layer))
+                assert prices.gather[row, kind] == close(took.of("unshard_weights", layer))
             assert prices.reduce[row, kind] == close(reduce)
             assert prices.waited[row, kind] == close(reduce - beside)
-            if share.home == NEAR:
+            if share.home == DEVICE:
                 assert prices.after[row, kind] == close(took.of("update", layer) + spread)
 
 
@@ -193,7 +193,7 @@ class Took:
 
     def of(self, kind: Kind, layer: int | None, micro: int = 1) -> float:
         instruction = Instruction(kind, layer, micro)
-        exchanged = 0.0 if kind == "take over" else self._links.seconds(instruction)
+        exchanged = 0.0 if kind == "accumulate_tied_grads" else self._links.seconds(instruction)
         return self._costs.of(instruction).total + exchanged
 
 
@@ -203,9 +203,9 @@ def _shared(base: Plan, block: Block, share: Share) -> Plan:
     )
     plan = base.model_copy(
         update={
-            "cut": base.cut.model_copy(update={"tensor": way.tensor, "replicas": way.replicas}),
+            "cut": base.parallel.model_copy(update={"tensor": way.tensor, "replicas": way.replicas}),
             "precision": way.precision,
-            "home": Home(optimizer=share.home),
+            "offload": Offload(optimizer=share.home),
             "batch": base.batch.model_copy(update={"accumulation": 2 if way.sums else 1}),
         }
     )

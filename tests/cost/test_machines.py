@@ -8,16 +8,16 @@ from factories import cut_graph, tiny_graph, tiny_plan
 from windlass.cost.predict import predict
 from windlass.hardware import catalog as catalogue
 from windlass.schema.machine import Machine
-from windlass.schema.plan import Home
+from windlass.schema.plan import Offload
 
 GRAPH = cut_graph(tiny_graph(layers=6, tied=False))
 WITH_HOSTS = [*catalogue.names(), *(f"{family.name}:2" for family in catalogue.families())]
 
 
-def away(machine: Machine) -> Home:
+def away(machine: Machine) -> Offload:
     """Everything at home in the machine's first far tier."""
     tier = machine.device.tiers[1].name
-    return Home(weights=tier, gradients=tier, optimizer=tier)
+    return Offload(parameters=tier, gradients=tier, optimizer=tier)
 
 
 @pytest.mark.parametrize("name", WITH_HOSTS)
@@ -35,5 +35,5 @@ def test_a_plan_over_all_that_a_machine_has_takes_some_time(name: str):
     if len(machine.device.tiers) > 1:
         streamed = tiny_plan(GRAPH, machine, phases=((0, 4), (4, 8)), home=away(machine))
         moved = predict(streamed, GRAPH, machine)
-        assert moved.far is not None
-        assert moved.far.seconds > 0
+        assert moved.offload is not None
+        assert moved.offload.seconds > 0

@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from factories import tiny_machine
 from windlass.cost.op_time import DeviceRates, Mode, Pass, Seconds, pass_seconds
-from windlass.schema.graph import LayerCost, Op, Quantity, Shape
+from windlass.schema.graph import LayerCost, MatmulShape, Op, Quantity
 from windlass.schema.machine import AttentionRate, Curve, OpRate, Point
 
 
@@ -50,7 +50,7 @@ def test_more_flop_are_never_faster(flop: float, more: float):
     def product(flop: float) -> Op:
         return Op(
             name="mm", kind="matmul", flop=Quantity(flop), read_bytes=one, written_bytes=one,
-            live_bytes=one, shape=Shape(one, one, one, one),
+            live_bytes=one, shape=MatmulShape(one, one, one, one),
         )  # fmt: skip
 
     fewer = _seconds(product(flop), rates).matmul
@@ -72,7 +72,7 @@ def test_an_op_that_was_measured_by_name_takes_its_own_rate():
 
 def test_a_compiled_run_is_as_slow_as_its_slowest_part_and_prefers_compiled_rates():
     eager = OpRate(name="gelu", precision="float32", curve=Curve(points=(Point(1, 1e9),)))
-    norm = eager.model_copy(update={"name": "norm", "curve": Curve(points=(Point(1, 4e9),))})
+    norm = eager.model_copy(update={"name": "grad_norm", "curve": Curve(points=(Point(1, 4e9),))})
     fused = eager.model_copy(update={"compiled": True, "curve": Curve(points=(Point(1, 2e9),))})
     rates = _rates(op_rates=(eager, norm, fused), compiled=True)
     assert _seconds(_memory("add+gelu+norm", nbytes=1e9), rates).traffic == pytest.approx(0.5)
@@ -82,7 +82,7 @@ def test_a_product_with_a_bias_takes_its_own_rate_where_one_was_measured():
     one = Quantity(1)
     op = Op(
         name="addmm", kind="matmul", flop=Quantity(1e9), read_bytes=one, written_bytes=one,
-        live_bytes=one, shape=Shape(one, one, one, one),
+        live_bytes=one, shape=MatmulShape(one, one, one, one),
     )  # fmt: skip
     rates = _rates()
     plain = _seconds(op, rates).matmul

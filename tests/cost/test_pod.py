@@ -15,7 +15,7 @@ from windlass.program.instruction import Instruction
 from windlass.program.lowering.lower import lower
 from windlass.schema.graph import Graph
 from windlass.schema.machine import Machine
-from windlass.schema.plan import Order, Plan
+from windlass.schema.plan import PipelineSchedule, Plan
 
 GRAPH = tiny_graph(layers=2, tied=False)
 SQUARE_BYTES = 32 * 32 * 4
@@ -38,7 +38,7 @@ def linked(rate: float) -> Machine:
     order=st.sampled_from(["gpipe", "1f1b", "interleaved", "zero-bubble"]),
 )
 def test_programs_on_the_clock_take_what_the_laws_of_their_orders_say(
-    pipeline: int, groups: int, extra: int, interleave: int, order: Order
+    pipeline: int, groups: int, extra: int, interleave: int, order: PipelineSchedule
 ):
     chunks = interleave if order == "interleaved" and pipeline > 1 else 1
     micros = groups * pipeline + (0 if order == "interleaved" else extra)
@@ -66,9 +66,9 @@ def test_every_plan_of_a_pod_is_timed_and_its_kinds_sum_to_the_step(drawn: tuple
     programs = lower(plan, graph)
     told = predict(plan, graph, MACHINE, programs)
     assert sum(told.by_kind.values()) == pytest.approx(told.step_seconds)
-    if plan.cut.devices > 1:
+    if plan.parallel.devices > 1:
         assert sum(told.by_term.values()) == pytest.approx(told.step_seconds)
-    for lane in simulate(plan, graph, MACHINE, programs).lanes:
+    for lane in simulate(plan, graph, MACHINE, programs).devices:
         assert len(lane.starts) == len(programs[lane.device].instructions)
         assert all(end >= start for start, end in zip(lane.starts, lane.ends, strict=True))
 
@@ -86,12 +86,12 @@ def test_a_slower_link_never_makes_a_step_shorter(
     ("sharding", "kind", "sent", "hops"),
     [
         # Four rings of two lie side by side among eight replicas, and share one link.
-        ((2, 2), "gather", 4 * SQUARE_BYTES / 2, 1),
-        ((8, 8), "gather", 7 * SQUARE_BYTES / 8, 7),
-        ((2, 8), "spread", 2 * 3 * SQUARE_BYTES / 8, 3),
-        ((1, 1), "reduce", 2 * 7 * SQUARE_BYTES / 8, 14),
+        ((2, 2), "unshard_weights", 4 * SQUARE_BYTES / 2, 1),
+        ((8, 8), "unshard_weights", 7 * SQUARE_BYTES / 8, 7),
+        ((2, 8), "all_gather_params", 2 * 3 * SQUARE_BYTES / 8, 3),
+        ((1, 1), "reduce_grads", 2 * 7 * SQUARE_BYTES / 8, 14),
         # Scattered among four, then summed over the two blocks by four rings at once.
-        ((1, 4), "reduce", 2 * 3 * SQUARE_BYTES / 4 + 4 * 2 * SQUARE_BYTES / 4 / 2, 3 + 2),
+        ((1, 4), "reduce_grads", 2 * 3 * SQUARE_BYTES / 4 + 4 * 2 * SQUARE_BYTES / 4 / 2, 3 + 2),
     ],
 )
 def test_collectives_take_what_rings_take(
@@ -107,17 +107,17 @@ def test_collectives_take_what_rings_take(
     seconds = Links(plan, GRAPH, other).seconds(instruction)
     assert seconds == pytest.approx(sent / link.rate + hops * link.latency)
     # CPUs also copy and sum what they scatter: 3 bytes for each, and its part of the result.
-    moved = SQUARE_BYTES * (3 + 1 / 4) if kind == "reduce" and sharding == (1, 4) else 0.0
+    moved = SQUARE_BYTES * (3 + 1 / 4) if kind == "reduce_grads" and sharding == (1, 4) else 0.0
     copying = moved / machine.device.traffic.at(max(moved, 1.0))
     assert Links(plan, GRAPH, machine).seconds(instruction) == pytest.approx(seconds + copying)
 
 
 def test_a_gather_holds_up_its_group_until_the_last_is_there():
     plan = tiny_plan(GRAPH, MACHINE, replicas=2, sharding=(2, 2), pipeline=2)
-    lanes = simulate(plan, GRAPH, MACHINE, lower(plan, GRAPH)).lanes
+    lanes = simulate(plan, GRAPH, MACHINE, lower(plan, GRAPH)).devices
     for first, second in (lanes[:2], lanes[2:]):
         ends = [
-            [end for kind, end in zip(lane.kinds, lane.ends, strict=True) if kind == "gather"]
+            [end for kind, end in zip(lane.kinds, lane.ends, strict=True) if kind == "unshard_weights"]
             for lane in (first, second)
         ]
         assert ends[0] == ends[1]
@@ -143,11 +143,11 @@ def test_borrowed_weights_come_while_the_first_stage_computes():
         # All tokens are gathered before a block's product, and its sum is scattered after it.
         ("forward", 1, 2 * 3 * TOKENS_BYTES / 4, 2 * 3),
         ("backward", 1, 2 * 3 * TOKENS_BYTES / 4, 2 * 3),
-        ("backward weight", 1, 0, 0),
+        ("backward_weight", 1, 0, 0),
         # The rows that slices have found are summed.
         ("forward", 0, 2 * 3 * TOKENS_BYTES / 4, 2 * 3),
         # Gradients of the norm, which slices have whole, are summed over slices alone.
-        ("reduce", 1, 2 * 3 * 32 * 4 / 4, 2 * 3),
+        ("reduce_grads", 1, 2 * 3 * 32 * 4 / 4, 2 * 3),
     ],
 )
 def test_slices_take_what_rings_of_neighbours_take(kind: str, layer: int, sent: float, hops: int):
@@ -168,14 +168,14 @@ def test_replicas_of_slices_reach_over_the_links_beyond_them():
     machine = machine.model_copy(update={"links": (fast, slow)})
     plan = tiny_plan(CUT, machine, tensor=4, replicas=2, sharding=(2, 2))
     own = (32 * 32 // 4 + 32) * 4
-    seconds = Links(plan, CUT, machine).seconds(Instruction("gather", 1))
+    seconds = Links(plan, CUT, machine).seconds(Instruction("unshard_weights", 1))
     # Four rings of two lie side by side on the outer link.
     assert seconds == pytest.approx(4 * own / 2 / slow.rate + slow.latency)
 
 
 def test_slices_wait_for_each_other_in_passes_that_exchange():
     plan = tiny_plan(CUT, MACHINE, tensor=2, accumulation=2)
-    lanes = simulate(plan, CUT, MACHINE, lower(plan, CUT)).lanes
+    lanes = simulate(plan, CUT, MACHINE, lower(plan, CUT)).devices
     ends = [
         [end for kind, end in zip(lane.kinds, lane.ends, strict=True) if kind == "forward"]
         for lane in lanes

@@ -69,7 +69,7 @@ def test_a_machine_with_faster_products_is_never_slower(factor: float):
 
 
 def test_recompute_adds_the_forward_passes_of_the_layers_between_the_ends():
-    plain, again = _predict(), _predict(recompute="layer")
+    plain, again = _predict(), _predict(recompute="full")
     ends = _predict(tiny_graph(layers=0))
     blocks = plain.by_kind["forward"] - ends.by_kind["forward"]
     assert again.by_kind["recompute"] == pytest.approx(blocks)
@@ -80,7 +80,7 @@ def test_the_step_of_one_device_is_where_its_clock_ends():
     graph, machine = tiny_graph(), tiny_machine()
     plan = tiny_plan(graph, machine, accumulation=3)
     programs = lower(plan, graph)
-    (lane,) = simulate(plan, graph, machine, programs).lanes
+    (lane,) = simulate(plan, graph, machine, programs).devices
     told = predict(plan, graph, machine, programs)
     assert max(lane.ends) == pytest.approx(told.step_seconds)
     assert list(lane.starts) == sorted(lane.starts)
@@ -91,7 +91,7 @@ def test_the_peak_is_the_fullest_instruction_of_the_timeline():
     graph, machine = tiny_graph(), tiny_machine(runtime=1000)
     plan = tiny_plan(graph, machine, accumulation=2)
     programs = lower(plan, graph)
-    (lane,) = simulate(plan, graph, machine, programs).lanes
+    (lane,) = simulate(plan, graph, machine, programs).devices
     (peak, *_) = predict(plan, graph, machine, programs).peaks
     assert peak.peak_bytes == max(lane.memory_bytes)
     assert lane.memory_bytes[peak.instruction] == peak.peak_bytes
@@ -127,7 +127,7 @@ def test_a_noisier_machine_gets_a_wider_interval():
 def test_model_flop_counts_every_micro_batch_and_no_recompute():
     graph = tiny_graph()
     plain = _predict(graph, micro=2, accumulation=3)
-    again = _predict(graph, micro=2, accumulation=3, recompute="layer")
+    again = _predict(graph, micro=2, accumulation=3, recompute="full")
     assert plain.model_flop == pytest.approx(3 * graph.step_flop(2, 16))
     assert again.model_flop == plain.model_flop
 
@@ -167,8 +167,8 @@ def test_a_weight_takes_at_least_one_part_of_the_codec():
 
 
 def test_the_gradient_norm_costs_only_where_something_is_clipped():
-    assert "norm" in _predict(clip=True).by_kind
-    assert "norm" not in _predict(clip=False).by_kind
+    assert "grad_norm" in _predict(clip=True).by_kind
+    assert "grad_norm" not in _predict(clip=False).by_kind
 
 
 @pytest.mark.parametrize("stages", [2, 3])
@@ -177,7 +177,7 @@ def test_stages_wait_for_each_other_and_the_step_ends_with_the_last(stages: int)
     plan = tiny_plan(graph, machine, pipeline=stages, accumulation=4)
     alone = _predict(graph, accumulation=4)
     told = predict(plan, graph, machine)
-    lanes = simulate(plan, graph, machine, lower(plan, graph)).lanes
+    lanes = simulate(plan, graph, machine, lower(plan, graph)).devices
     assert told.step_seconds == pytest.approx(max(max(lane.ends) for lane in lanes))
     assert told.step_seconds > alone.step_seconds / stages
     assert sum(told.by_kind.values()) == pytest.approx(told.step_seconds)

@@ -8,13 +8,13 @@ from program.pod_plans import MACHINE, pod_plans
 from windlass.cost.predict import predict
 from windlass.schema.graph import Graph
 from windlass.schema.machine import Machine
-from windlass.schema.plan import Home, Plan
+from windlass.schema.plan import Offload, Plan
 
 SLOW = 10.0
 """Seconds of a message."""
 NEARLY = 1e-3
 """Computing of all layers takes less than a ten-thousandth of that."""
-STREAMED = Home(weights="host", gradients="host", optimizer="host")
+STREAMED = Offload(parameters="host", gradients="host", optimizer="host")
 
 
 def in_turn(machine: Machine, *, moving_share: float = 0.0) -> Machine:
@@ -28,7 +28,7 @@ def test_doing_two_things_in_turn_is_never_faster(drawn: tuple[Graph, Plan]):
     graph, plan = drawn
     beside, after = (predict(plan, graph, each) for each in (MACHINE, in_turn(MACHINE)))
     assert after.step_seconds >= beside.step_seconds * (1 - 1e-9)
-    if plan.cut.pipeline == 1 and not plan.streamed:
+    if plan.parallel.pipeline == 1 and not plan.offloads:
         assert after.step_seconds == pytest.approx(beside.step_seconds)
 
 
@@ -68,10 +68,10 @@ def test_moves_of_a_bulk_synchronous_machine_hold_up_its_computing():
     halves = ((0, 4), (4, 8))
     plan = tiny_plan(graph, machine, phases=halves, home=STREAMED, micro=8, accumulation=4)
     beside, after = (predict(plan, graph, each) for each in (machine, in_turn(machine)))
-    assert beside.far is not None
-    assert after.far is not None
-    computing = after.step_seconds - after.far.waiting_seconds
-    assert after.step_seconds == pytest.approx(computing + after.far.seconds, rel=0.02)
+    assert beside.offload is not None
+    assert after.offload is not None
+    computing = after.step_seconds - after.offload.waiting_seconds
+    assert after.step_seconds == pytest.approx(computing + after.offload.seconds, rel=0.02)
     assert after.step_seconds > beside.step_seconds
 
 

@@ -62,7 +62,7 @@ def test_what_the_slowest_host_takes_is_a_term_of_the_step(cut: dict[str, int]):
     even, told = predict(plan, GRAPH, EVEN), predict(plan, GRAPH, UNEVEN)
 
     waited = told.by_term["waiting for the slowest host"]
-    assert told.step_seconds == pytest.approx(even.step_seconds * UNEVEN.pace(plan.cut.devices))
+    assert told.step_seconds == pytest.approx(even.step_seconds * UNEVEN.pace(plan.parallel.devices))
     assert waited == pytest.approx(told.step_seconds - even.step_seconds)
     assert sum(told.by_term.values()) == pytest.approx(told.step_seconds)
     assert sum(told.by_kind.values()) == pytest.approx(told.step_seconds)
@@ -72,14 +72,14 @@ def test_what_the_slowest_host_takes_is_a_term_of_the_step(cut: dict[str, int]):
 def test_the_timeline_ends_with_the_step_of_the_slowest_host():
     plan = tiny_plan(GRAPH, UNEVEN, pipeline=4, accumulation=4)
     programs = lower(plan, GRAPH)
-    lanes = simulate(plan, GRAPH, UNEVEN, programs).lanes
+    lanes = simulate(plan, GRAPH, UNEVEN, programs).devices
     told = predict(plan, GRAPH, UNEVEN, programs)
     assert max(max(lane.ends) for lane in lanes) == pytest.approx(told.step_seconds)
 
 
 def test_the_closed_form_waits_as_long_as_the_clock():
     for (plan, even, _), (same, uneven, least) in zip(plans(EVEN), plans(UNEVEN), strict=True):
-        assert plan.cut == same.cut
+        assert plan.parallel == same.parallel
         clocked = predict(plan, GRAPH, UNEVEN), predict(plan, GRAPH, EVEN)
         ratio = clocked[0].step_seconds / clocked[1].step_seconds
         assert uneven / even == pytest.approx(ratio, rel=1e-9)

@@ -27,7 +27,7 @@ def test_each_machine_loads_under_its_own_name_with_source_and_date(name: str):
     assert machine.name == name
     assert machine.source
     assert machine.date
-    assert machine.device.near.capacity_bytes > 0
+    assert machine.device.memory.capacity_bytes > 0
 
 
 def test_all_that_is_asked_for_is_there():

@@ -16,7 +16,7 @@ TINY = {name: name for name in ("gpt-tiny", "gpt-j-6b", "gpt-neox-20b", "llama2-
 
 def small(name: str = "gpt-tiny", *, device: str = "cpu", seed: int = 0, **dials: int) -> Chain:
     if "llama2-70b" in name:
-        dials = {"heads": 4, "key_heads": 2, "width": 32, **dials}
+        dials = {"heads": 4, "kv_heads": 2, "width": 32, **dials}
     return build_chain(name, {**SMALL, **dials}, device=device, seed=seed)
 
 
@@ -77,7 +77,7 @@ def test_dials_change_the_shape_and_what_follows_from_it():
 
 
 def test_all_dials_that_do_not_go_together_are_told_at_once():
-    dials = {"width": 100, "heads": 12, "key_heads": 5, "layerz": 2}
+    dials = {"width": 100, "heads": 12, "kv_heads": 5, "layerz": 2}
 
     with pytest.raises(ModelError) as told:
         build_chain("gpt2-124m", dials, device="meta", seed=0)

@@ -143,7 +143,7 @@ def test_llama_gives_the_logits_of_transformers():
         named[f"block{index}.attention.input.weight"] = torch.cat(
             [state[f"{prefix}.self_attn.{part}_proj.weight"] for part in "qkv"]
         )
-    chain = build_chain("llama2-7b", {**SMALL, "key_heads": 2, "hidden": 48}, device="cpu", seed=0)
+    chain = build_chain("llama2-7b", {**SMALL, "kv_heads": 2, "hidden": 48}, device="cpu", seed=0)
     load(chain, named)
     tokens = torch.randint(0, 50, (2, 24))
 

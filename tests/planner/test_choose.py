@@ -44,7 +44,7 @@ cases = st.tuples(
     graphs | graphs.map(cut_graph),
     st.sampled_from([1, 6, 8, 12]),
     st.lists(
-        st.sampled_from(["recompute=layer", "precision=float32", "compile=false"]), unique=True
+        st.sampled_from(["recompute=full", "precision=float32", "compile=false"]), unique=True
     ),
 )
 
@@ -55,7 +55,7 @@ def counted(plan: Plan, graph: Graph) -> list[Plan]:
         return [plan]
     most = graph.layers - 2
     found = [recomputing(plan, [count]) for count in range(1, most + 1)]
-    if not plan.compile and plan.cut.tensor == 1:
+    if not plan.compile and plan.parallel.tensor == 1:
         found += [recomputing(plan, [0], [count]) for count in range(1, most + 1)]
         found += [recomputing(plan, [count], [most]) for count in range(1, most)]
     return found
@@ -73,7 +73,7 @@ def test_the_choice_is_the_fastest_of_all_plans_that_fit(
         everything = [each for plan in everything for each in counted(plan, graph)]
     smallest = min(peak(plan, graph, MACHINE) for plan in everything)
     near = max(1, int(share * smallest))
-    asked = request(*pins, f"near={near}", batch=batch)
+    asked = request(*pins, f"memory={near}", batch=batch)
     fitting = [plan for plan in everything if peak(plan, graph, MACHINE) <= near]
     choice = choose(asked, graph, MACHINE)
     assert choice.fits == bool(fitting)
@@ -88,7 +88,7 @@ def test_the_choice_is_the_fastest_of_all_plans_that_fit(
 def test_more_memory_is_never_slower(case: tuple[Graph, int, list[str]], less: int, more: int):
     graph, batch, pins = case
     small, large = (
-        choose(request(*pins, f"near={near}", batch=batch), graph, MACHINE)
+        choose(request(*pins, f"memory={near}", batch=batch), graph, MACHINE)
         for near in (less, less + more)
     )
     if small.run_seconds is not None:
@@ -143,17 +143,17 @@ def test_what_is_chosen_verifies_at_its_own_peak():
 def test_a_capacity_raised_by_exactly_the_bytes_refused_fits():
     smallest = min(peak(plan, GRAPH, MACHINE) for plan in plans(request(), GRAPH, MACHINE))
     near = smallest - 12_345
-    choice = choose(request(f"near={near}"), GRAPH, MACHINE)
+    choice = choose(request(f"memory={near}"), GRAPH, MACHINE)
     assert choice.plan is None
     assert choice.advice is not None
     assert choice.advice.over_bytes == choice.refused[0].over_bytes == 12_345
-    assert choose(request(f"near={near + 12_345}"), GRAPH, MACHINE).fits
-    assert not choose(request(f"near={near + 12_344}"), GRAPH, MACHINE).fits
+    assert choose(request(f"memory={near + 12_345}"), GRAPH, MACHINE).fits
+    assert not choose(request(f"memory={near + 12_344}"), GRAPH, MACHINE).fits
 
 
 def test_each_refusal_names_its_moment_and_its_bytes():
     near = 600_000
-    for refusal in choose(request(f"near={near}"), GRAPH, MACHINE).refused:
+    for refusal in choose(request(f"memory={near}"), GRAPH, MACHINE).refused:
         (program,) = lower(refusal.plan, GRAPH)
         assert program.instructions[refusal.index] == refusal.instruction
         assert refusal.peak_bytes - near == refusal.over_bytes > 0
@@ -162,7 +162,7 @@ def test_each_refusal_names_its_moment_and_its_bytes():
 
 
 def test_the_budget_takes_the_place_of_the_machines_capacity():
-    choice = choose(request("near=100MiB"), GRAPH, MACHINE)
+    choice = choose(request("memory=100MiB"), GRAPH, MACHINE)
     assert choice.prediction is not None
     assert choice.prediction.peaks[0].capacity_bytes == 100 * 2**20
     assert choice.prediction.machine == MACHINE.label
@@ -184,7 +184,7 @@ def test_recompute_is_among_what_lost_where_all_can_be_kept():
     pins = ("batch.micro=8", "precision=float32", "compile=false")
     choice = choose(request(*pins), GRAPH, MACHINE)
     (runner,) = choice.runners_up
-    assert runner.differs == {"recompute": "layer"}
+    assert runner.differs == {"recompute": "full"}
     assert runner.slower_seconds > 0
 
 
@@ -193,20 +193,20 @@ def test_pins_that_do_not_fit_are_advised_away():
     asked = request(*pins)
     (plan,) = plans(asked, GRAPH, MACHINE)
     near = peak(plan, GRAPH, MACHINE) - 1
-    choice = choose(request(*pins, f"near={near}"), GRAPH, MACHINE)
+    choice = choose(request(*pins, f"memory={near}"), GRAPH, MACHINE)
     assert choice.advice is not None
     assert choice.advice.changes
     costs = [change.cost for change in choice.advice.changes]
     assert costs == sorted(costs)
     for change in choice.advice.changes:
         tree = [pin for pin in pins if pin.split("=")[0] not in str(change.overrides)]
-        budget = [] if "near" in str(change.overrides) else [f"near={near}"]
+        budget = [] if "near" in str(change.overrides) else [f"memory={near}"]
         mended = choose(request(*tree, *budget, *change.overrides), GRAPH, MACHINE)
         assert mended.fits, change.overrides
 
 
 def test_a_state_larger_than_the_tier_is_told_in_devices():
-    choice = choose(request("near=100kB"), GRAPH, tiny_machine(near="200kB", runtime="50kB"))
+    choice = choose(request("memory=100kB"), GRAPH, tiny_machine(near="200kB", runtime="50kB"))
     assert choice.advice is not None
     assert choice.advice.changes == ()
     state = GRAPH.parameter_count * 16

@@ -8,14 +8,14 @@ from hypothesis import strategies as st
 
 from windlass.models import catalog as catalogue
 from windlass.planner.downscale import STAGE_LAYERS, divided, scaled
-from windlass.schema.plan import Batch, Cut, Home, Plan, Sharding, Stage
-from windlass.schema.tensor_grid import Grid, columns_of, grid, rows_of
+from windlass.schema.plan import Batch, Offload, Parallelism, Plan, ShardingDegrees, Stage
+from windlass.schema.tensor_grid import TensorGrid, grid_columns, grid_rows, tensor_grid
 
 DEGREES = st.sampled_from([1, 2, 3, 4, 6, 8, 12, 16, 32])
 
 
-@given(st.builds(Cut, pipeline=DEGREES, tensor=DEGREES, replicas=DEGREES))
-def test_a_divided_cut_takes_few_devices_and_keeps_every_kind_of_cut(cut: Cut) -> None:
+@given(st.builds(Parallelism, pipeline=DEGREES, tensor=DEGREES, replicas=DEGREES))
+def test_a_divided_cut_takes_few_devices_and_keeps_every_kind_of_cut(cut: Parallelism) -> None:
     small = divided(cut, 8)
     assert small.devices <= 8
     for (_, before), (_, after) in zip(cut, small, strict=True):
@@ -23,20 +23,20 @@ def test_a_divided_cut_takes_few_devices_and_keeps_every_kind_of_cut(cut: Cut) -
         assert (after > 1) == (before > 1)
 
 
-GRIDS = st.builds(grid, DEGREES, DEGREES)
+GRIDS = st.builds(tensor_grid, DEGREES, DEGREES)
 
 
-@given(st.builds(Cut, tensor=GRIDS, replicas=DEGREES))
-def test_a_divided_grid_stays_a_grid(cut: Cut) -> None:
+@given(st.builds(Parallelism, tensor=GRIDS, replicas=DEGREES))
+def test_a_divided_grid_stays_a_grid(cut: Parallelism) -> None:
     small = divided(cut, 8)
     assert small.devices <= 8
-    for side in (rows_of, columns_of):
+    for side in (grid_rows, grid_columns):
         assert side(small.tensor) <= side(cut.tensor)
         assert (side(small.tensor) > 1) == (side(cut.tensor) > 1)
 
 
 def test_a_cut_that_is_small_enough_stays() -> None:
-    assert divided(Cut(pipeline=2, tensor=4), 8) == Cut(pipeline=2, tensor=4)
+    assert divided(Parallelism(pipeline=2, tensor=4), 8) == Parallelism(pipeline=2, tensor=4)
 
 
 def large(order: str = "1f1b", interleave: int = 1, layers: int = 98) -> Plan:
@@ -47,17 +47,17 @@ def large(order: str = "1f1b", interleave: int = 1, layers: int = 98) -> Plan:
     return Plan(
         graph="gpt3-175b@3f9c1e0a7b52",
         machine="ipu-pod256@a81d90c2f6e4",
-        order=order,
-        interleave=interleave,
+        PARSCHED=order,
+        PARVIRT=interleave,
         precision="bfloat16",
-        cut=Cut(pipeline=8, tensor=8, replicas=4),
-        sharding=Sharding(weights=4, optimizer=4),
-        home=Home(weights="far", gradients="far", optimizer="far") if far else Home(),
+        parallel=Parallelism(pipeline=8, tensor=8, data=4),
+        sharding=ShardingDegrees(parameters=4, optimizer=4),
+        offload=Offload(parameters="far", gradients="far", optimizer="far") if far else Offload(),
         batch=Batch(sequence=2048, micro=4, accumulation=64),
         stages=tuple(
             Stage(
                 phases=tuple(pairwise([a, a + 3, a + 6, a + 9, b])) if far else ((a, b),),
-                recompute="layer",
+                recompute="full",
             )
             for a, b in pairwise(ends)
         ),
@@ -71,38 +71,38 @@ def small_of(plan: Plan) -> Plan:
 def test_a_plan_of_256_devices_is_the_same_in_small_on_8() -> None:
     plan = large()
     small = small_of(plan)
-    assert small.cut == Cut(pipeline=2, tensor=2, replicas=2)
-    assert small.sharding == Sharding(weights=2, optimizer=2)
-    assert small.order == plan.order
+    assert small.parallel == Parallelism(pipeline=2, tensor=2, data=2)
+    assert small.sharding == ShardingDegrees(parameters=2, optimizer=2)
+    assert small.parallel.schedule == plan.parallel.schedule
     assert [len(stage.phases) for stage in small.stages] == [4, 4]
     assert {stage.recompute for stage in small.stages} == {"layer"}
-    assert set(small.far_homes.values()) == {"disk"}
-    assert small.far_homes.keys() == plan.far_homes.keys()
-    assert small.batch.accumulation >= 2 * small.cut.pipeline
+    assert set(small.offload_tiers.values()) == {"disk"}
+    assert small.offload_tiers.keys() == plan.offload_tiers.keys()
+    assert small.batch.accumulation >= 2 * small.parallel.pipeline
     assert all(stage.last - stage.first <= STAGE_LAYERS for stage in small.stages)
 
 
 @pytest.mark.parametrize(("name", "heads"), [("gpt3-175b", 6), ("gpt-neox-20b", 8)])
 def test_heads_that_do_not_divide_by_a_grid_do_not_in_small_either(name: str, heads: int) -> None:
     plan = large().model_copy(
-        update={"cut": Cut(tensor=Grid(8, 8), replicas=4), "stages": large().stages[:1]}
+        update={"parallel": Parallelism(tensor=TensorGrid(8, 8), data=4), "stages": large().stages[:1]}
     )
     found = scaled(plan, catalogue.shape(name), devices=8, tiers=("disk",))
-    assert found.plan.cut == Cut(tensor=Grid(2, 2), replicas=2)
+    assert found.plan.parallel == Parallelism(tensor=TensorGrid(2, 2), data=2)
     assert found.model.heads == heads
 
 
 def test_chunks_that_take_turns_still_do() -> None:
     small = small_of(large(order="interleaved", interleave=3))
-    assert (small.order, small.interleave, len(small.stages)) == ("interleaved", 2, 4)
-    assert small.batch.accumulation % small.cut.pipeline == 0
+    assert (small.parallel.schedule, small.parallel.virtual_stages, len(small.stages)) == ("interleaved", 2, 4)
+    assert small.batch.accumulation % small.parallel.pipeline == 0
 
 
 def test_stages_of_unequal_length_stay_so() -> None:
     ends = (0, 4, 11, 18, 26)
     plan = large("gpipe", layers=26).model_copy(
         update={
-            "cut": Cut(pipeline=4, replicas=2), "home": Home(), "sharding": Sharding(),
+            "cut": Parallelism(pipeline=4, data=2), "offload": Offload(), "sharding": ShardingDegrees(),
             "stages": tuple(Stage(phases=(pair,)) for pair in pairwise(ends)),
         }
     )  # fmt: skip
@@ -115,8 +115,8 @@ def test_all_that_changes_is_told() -> None:
     notes = " ".join(
         scaled(large(), catalogue.shape("llama2-7b"), devices=8, tiers=("disk",)).notes
     )
-    for said in ("`cut.pipeline` 8 -> 2", "`cut.tensor` 8 -> 2", "`cut.replicas` 4 -> 2",
-                 "`sharding.weights` 4 -> 2", "`layers` 98 -> 16", "width 4096 -> 32",
+    for said in ("`parallel.pipeline` 8 -> 2", "`parallel.tensor` 8 -> 2", "`parallel.data` 4 -> 2",
+                 "`sharding.parameters` 4 -> 2", "`layers` 98 -> 16", "width 4096 -> 32",
                  "far -> disk", "of 8 stages those of index 0, 7"):  # fmt: skip
         assert said in notes
 
@@ -124,8 +124,8 @@ def test_all_that_changes_is_told() -> None:
 @pytest.mark.parametrize("name", catalogue.names())
 def test_every_model_has_a_small_one_whose_features_divide(name: str) -> None:
     found = scaled(large(), catalogue.shape(name), devices=64, tiers=("disk",))
-    model, slices = found.model, found.plan.cut.tensor
+    model, slices = found.model, found.plan.parallel.tensor
     assert slices == 4
-    for count in (model.heads, model.hidden, model.key_heads or model.heads):
+    for count in (model.heads, model.ffn, model.kv_heads or model.heads):
         assert count is not None
         assert count % slices == 0

@@ -22,7 +22,7 @@ def test_a_plan_that_fits_is_told_with_its_time_its_memory_and_those_that_lost()
 
 def test_what_does_not_fit_is_told_with_its_bytes_and_what_would_help():
     pins = ("recompute=none", "precision=float32", "compile=false", "batch.micro=8")
-    choice = choose(request(*pins, "near=900kB"), GRAPH, tiny_machine())
+    choice = choose(request(*pins, "memory=900kB"), GRAPH, tiny_machine())
     told = explain(choice)
     assert told.verdict.startswith("does not fit: ")
     assert "near tier has 879 KiB" in told.verdict
@@ -34,13 +34,13 @@ def test_what_does_not_fit_is_told_with_its_bytes_and_what_would_help():
 
 
 def test_a_model_far_too_large_is_told_in_devices():
-    told = explain(choose(request("near=100kB"), GRAPH, tiny_machine(near="100kB")))
+    told = explain(choose(request("memory=100kB"), GRAPH, tiny_machine(near="100kB")))
     assert "weights, gradients and optimizer state alone are " in told.verdict
     assert told.help[0].startswith("a device with a near tier of ")
     assert "at least " in told.help[-1]
 
 
 def test_a_budget_that_the_process_alone_fills_is_told_so():
-    told = explain(choose(request("near=100kB"), GRAPH, tiny_machine(runtime="1MiB")))
+    told = explain(choose(request("memory=100kB"), GRAPH, tiny_machine(runtime="1MiB")))
     assert told.verdict.endswith("the process alone holds 1.00 MiB")
     assert told.help[0].startswith("`near=")  # the machine has more than the budget

@@ -55,12 +55,12 @@ def fewer(plan: Plan, graph: Graph) -> list[Plan]:
     """A plan that runs all layers again with all that each stage can run again instead."""
     ways = (False,) if any(selective_faults(plan, graph)) else (False, True)
     parts = []
-    for stage in range(plan.cut.pipeline):
+    for stage in range(plan.parallel.pipeline):
         found = dict[tuple[object, ...], tuple[Stage, ...]]()
-        for steps in (Steps(plan, selects=(way,) * plan.cut.pipeline) for way in ways):
+        for steps in (Steps(plan, selects=(way,) * plan.parallel.pipeline) for way in ways):
             for count in range(steps.last[stage] + 1):
-                counts = [count if at == stage else 0 for at in range(plan.cut.pipeline)]
-                own = steps.plan(counts).stages[stage :: plan.cut.pipeline]
+                counts = [count if at == stage else 0 for at in range(plan.parallel.pipeline)]
+                own = steps.plan(counts).stages[stage :: plan.parallel.pipeline]
                 found[own] = own
         parts.append(list(found.values()))
     return [
@@ -75,7 +75,7 @@ def counted(plans: list[Plan], asked: Request, graph: Graph) -> list[Plan]:
     """With those that run less again, where that is open."""
     if asked.recompute is not None:
         return plans
-    again = [plan for plan in plans if plan.recompute == "layer"]
+    again = [plan for plan in plans if plan.recompute == "full"]
     return [*plans, *(each for plan in again for each in fewer(plan, graph))]
 
 
@@ -94,7 +94,7 @@ def exhaustive_away(seed: int) -> str:
     host = chance.choice([2 * 10**7, 10**8, 10**12])
     kind = chance.choice(["cpu", "other"])
     on = machine(chance.choice([2, 4]), chance.choice([1e9, 1e10]), host, kind)
-    return compared(chance, graph, on, smallest=0.2).home.optimizer
+    return compared(chance, graph, on, smallest=0.2).offload.optimizer
 
 
 def compared(chance: random.Random, graph: Graph, on: Machine, smallest: float = 1.0) -> Plan:
@@ -103,8 +103,8 @@ def compared(chance: random.Random, graph: Graph, on: Machine, smallest: float =
     The near tier has what one of so large a share of the plans, the smallest, needs.
     """
     pins = chance.sample(
-        ["recompute=none", "precision=float32", "compile=false", "order=1f1b", "batch.micro=1",
-         "cut.tensor=1", "train.clip=inf"],
+        ["recompute=none", "precision=float32", "compile=false", "parallel.schedule=1f1b", "batch.micro=1",
+         "parallel.tensor=1", "train.clip=inf"],
         k=3,
     )  # fmt: skip
     asked = request(*pins, batch=chance.choice([4, 6]))
@@ -115,7 +115,7 @@ def compared(chance: random.Random, graph: Graph, on: Machine, smallest: float =
     near = peaks[chance.randrange(round(smallest * len(peaks)))]
     fitting = [each for each in held if each.peaks[0].peak_bytes <= near]
     best = min(run_seconds(each, STEPS) for each in fitting)
-    choice = choose(asked.model_copy(update={"near": near}), graph, on)
+    choice = choose(asked.model_copy(update={"memory": near}), graph, on)
     assert choice.plan is not None
     assert choice.prediction is not None
     assert choice.run_seconds == pytest.approx(best, rel=1e-9), (pins, near)
@@ -179,7 +179,7 @@ def test_runners_up_differ_in_something_that_matters():
     choice = choose(request(batch=8), GRAPHS[1], machine(4, 1e9))
     assert choice.plan is not None
     sorts = [
-        (plan.cut, plan.order, plan.recompute, plan.sharding.weights > 1,
+        (plan.parallel, plan.parallel.schedule, plan.recompute, plan.sharding.parameters > 1,
          plan.sharding.optimizer > 1)
         for plan in (choice.plan, *(runner.plan for runner in choice.runners_up))
     ]  # fmt: skip
@@ -189,27 +189,27 @@ def test_runners_up_differ_in_something_that_matters():
 
 def test_where_nothing_fits_the_nearest_are_named_with_their_bytes():
     graph, on = GRAPHS[0], machine(4, 1e9)
-    choice = choose(request("near=20kB"), graph, on)
+    choice = choose(request("memory=20kB"), graph, on)
     assert choice.plan is None
     assert choice.advice is not None
     assert choice.refused
     peaks = [refusal.peak_bytes for refusal in choice.refused]
     assert peaks == sorted(peaks)
     assert choice.advice.over_bytes == peaks[0] - 20_000 > 0
-    mended = choose(request(f"near={peaks[0]}"), graph, on)
+    mended = choose(request(f"memory={peaks[0]}"), graph, on)
     assert mended.fits
 
 
 def test_pins_that_cannot_be_are_all_told():
     with pytest.raises(Faults, match=r"cut\.replicas` = 3 does not divide"):
-        choose(request("cut.replicas=3"), GRAPHS[0], machine(4, 1e9))
+        choose(request("parallel.data=3"), GRAPHS[0], machine(4, 1e9))
 
 
 def test_a_named_plan_is_told_where_it_stands_and_what_it_loses():
     graph, on = GRAPHS[1], machine(4, 1e9)
     pins = ("precision=float32", "compile=false")
     best = choose(request(*pins, batch=8), graph, on)
-    named = choose(request(*pins, "cut.pipeline=1", "cut.tensor=1", batch=8), graph, on)
+    named = choose(request(*pins, "parallel.pipeline=1", "parallel.tensor=1", batch=8), graph, on)
     assert best.plan is not None
     assert best.standing is None
     assert named.standing is not None
@@ -231,7 +231,7 @@ def test_the_single_change_that_lifts_a_refusal_makes_it_fit():
         for share in (0.6, 0.8, 1.0)
         for refusal in choose(
             request(
-                "precision=float32", "compile=false", f"near={int(share * 3_000_000)}", batch=8
+                "precision=float32", "compile=false", f"memory={int(share * 3_000_000)}", batch=8
             ),
             graph,
             on,
@@ -247,18 +247,18 @@ def test_the_single_change_that_lifts_a_refusal_makes_it_fit():
 def test_a_refusal_that_memory_of_the_host_lifts_says_so():
     on = machine(2, 1e10, host=10**12)
     pins = (
-        "precision=float32", "compile=false", "recompute=none", "cut.pipeline=1", "cut.tensor=1",
-        "cut.replicas=2", "batch.micro=1", "sharding.weights=1", "sharding.optimizer=1",
+        "precision=float32", "compile=false", "recompute=none", "parallel.pipeline=1", "parallel.tensor=1",
+        "parallel.data=2", "batch.micro=1", "sharding.parameters=1", "sharding.optimizer=1",
     )  # fmt: skip
-    near = choose(request(*pins, "home.optimizer=near"), WIDE[1], on)
+    near = choose(request(*pins, "offload.optimizer=near"), WIDE[1], on)
     assert near.prediction is not None
     less = int(0.95 * near.prediction.peaks[0].peak_bytes)
-    choice = choose(request(*pins, f"near={less}"), WIDE[1], on)
+    choice = choose(request(*pins, f"memory={less}"), WIDE[1], on)
     assert choice.plan is not None
-    assert choice.plan.home.optimizer == "host"
+    assert choice.plan.offload.optimizer == "host"
     (refused,) = choice.refused
     assert refused.lift is not None
-    assert refused.lift.overrides == ("home.optimizer=host",)
+    assert refused.lift.overrides == ("offload.optimizer=host",)
 
 
 def test_where_hosts_wait_for_the_slowest_the_chosen_plan_is_the_fastest_too():
@@ -281,7 +281,7 @@ def test_better_constants_never_make_a_plan_slower():
 def test_hosts_that_are_more_alike_save_their_share_of_what_a_step_waits_for_the_slowest():
     hosts = {"hosts": 4, "devices_per_host": 1, "stragglers": 0.05}
     on = machine(4, 1e9).model_copy(update=hosts)
-    choice = choose(request("cut.pipeline=4", batch=8), GRAPHS[1], on)
+    choice = choose(request("parallel.pipeline=4", batch=8), GRAPHS[1], on)
     waited = 1 - 1 / on.pace(4)
     saved = choice.sensitive["waiting for the slowest host"]
     assert saved == pytest.approx(waited * (1 - 1 / 1.1))

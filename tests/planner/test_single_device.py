@@ -22,7 +22,7 @@ from windlass.program.lowering.lower import lower
 from windlass.program.verify.verify import verify
 from windlass.schema.graph import Graph
 from windlass.schema.machine import Machine
-from windlass.schema.plan import Home, Plan
+from windlass.schema.plan import Offload, Plan
 from windlass.schema.prediction import Prediction
 from windlass.schema.request import Request
 
@@ -65,7 +65,7 @@ def every(asked: Request, graph: Graph, on: Machine) -> list[tuple[Plan, Predict
     turned = [turn for base in bases(field) for turn in in_phases(base, field)]
     for tier in far_tiers(on):
         beyond = (
-            *(each.model_copy(update={"home": Home(optimizer=tier.name)}) for each in near),
+            *(each.model_copy(update={"offload": Offload(optimizer=tier.name)}) for each in near),
             *(at_home(turn, tier.name, outputs=out) for turn in turned for out in (False, True)),
         )
         found += [plan for plan in beyond if waiting_alone(plan, graph) <= tier.capacity_bytes]
@@ -90,14 +90,14 @@ def chosen_kinds(seed: int) -> set[str]:
     for share in (0.02, 0.1, 0.3, 0.9):
         near = peaks[int(len(peaks) * share)]
         fitting = [each for _, each in told if each.peaks[0].peak_bytes <= near]
-        choice = choose(asked.model_copy(update={"near": near}), graph, on)
+        choice = choose(asked.model_copy(update={"memory": near}), graph, on)
         assert choice.plan is not None
         best = min(run_seconds(each, STEPS) for each in fitting)
         assert choice.run_seconds == pytest.approx(best, rel=1e-9)
         held = on.device.process_bytes(compiled=choice.plan.compile)
         verify(lower(choice.plan, graph), choice.plan, graph, {"near": near - held})
-        away = "state away" if choice.plan.streamed else "near"
-        kinds.add("phases" if choice.plan.far("weights") else away)
+        away = "state away" if choice.plan.offloads else "near"
+        kinds.add("phases" if choice.plan.is_offloaded("parameters") else away)
     return kinds
 
 
@@ -114,21 +114,21 @@ def test_in_forty_cases_each_kind_of_plan_is_the_fastest_somewhere():
 
 def test_phases_are_taken_where_every_plan_that_fits_whole_is_slower():
     on = machine(1e12, "cuda")
-    asked = request("near=272MiB", "precision=float32", "compile=false", batch=16)
+    asked = request("memory=272MiB", "precision=float32", "compile=false", batch=16)
     whole, best = (
         choose(asked.model_copy(update={"phases": phases}), GRAPHS[1], on) for phases in (1, None)
     )
     assert whole.run_seconds is not None
     assert best.plan is not None
     assert best.run_seconds is not None
-    assert best.plan.far("weights")
+    assert best.plan.is_offloaded("parameters")
     assert best.run_seconds < whole.run_seconds
 
 
 @pytest.mark.parametrize("seed", [0, 1, 11])
 def test_no_plan_in_phases_is_faster_or_smaller_than_its_bounds(seed: int):
     _, graph, on, told = case(seed)
-    turned = [each for each in told if each[0].far("weights")]
+    turned = [each for each in told if each[0].is_offloaded("parameters")]
     assert turned
     for plan, prediction in turned:
         short = Short(plan, graph, on)
@@ -142,8 +142,8 @@ def test_a_plan_with_its_state_away_is_no_faster_than_its_twin_without_updates()
     for seed in range(3):
         _, graph, on, told = case(seed)
         for plan, prediction in told:
-            if plan.streamed and not plan.far("weights"):
-                twin = plan.model_copy(update={"home": Home()})
+            if plan.offloads and not plan.is_offloaded("parameters"):
+                twin = plan.model_copy(update={"offload": Offload()})
                 near = predict(twin, graph, on)
                 passes = near.step_seconds - near.by_kind.get("update", 0.0)
                 assert passes <= prediction.step_seconds * (1 + 1e-9)
@@ -153,7 +153,7 @@ def test_a_short_program_tells_all_of_a_plan_whose_state_is_away():
     for rate in (1e7, 1e9, 1e11):
         for kind in ("cpu", "cuda"):
             on = machine(rate, kind)
-            asked = request("home.optimizer=host", "precision=float32", "compile=false", batch=12)
+            asked = request("offload.optimizer=host", "precision=float32", "compile=false", batch=12)
             for plan in plans(asked, GRAPHS[0], on):
                 whole = predict(plan, GRAPHS[0], on)
                 short = weigh(plan, GRAPHS[0], on, near_bytes=whole.peaks[0].capacity_bytes)
@@ -165,10 +165,10 @@ def test_a_short_program_tells_all_of_a_plan_whose_state_is_away():
 
 def test_state_is_away_only_in_a_tier_that_holds_it():
     on = machine(1e10, "cuda", host="100 MiB")
-    with pytest.raises(Faults, match=r"`home.optimizer` = host needs .* which has 100 MiB"):
-        choose(request("home.optimizer=host"), GRAPHS[1], on)
-    small = choose(request("near=200MiB"), GRAPHS[1], on)
-    assert small.plan is None or not small.plan.streamed
+    with pytest.raises(Faults, match=r"`offload.optimizer` = host needs .* which has 100 MiB"):
+        choose(request("offload.optimizer=host"), GRAPHS[1], on)
+    small = choose(request("memory=200MiB"), GRAPHS[1], on)
+    assert small.plan is None or not small.plan.offloads
 
 
 def test_a_pin_on_recompute_is_held_where_all_layers_have_room():
@@ -176,10 +176,10 @@ def test_a_pin_on_recompute_is_held_where_all_layers_have_room():
     near = min(
         each.peaks[0].peak_bytes
         for plan, each in told
-        if plan.recompute == "layer" and plan.stages[0].recomputed is None
+        if plan.recompute == "full" and plan.stages[0].recompute_layers is None
     )
-    pinned = asked.model_copy(update={"near": near, "recompute": "layer"})
+    pinned = asked.model_copy(update={"memory": near, "recompute": "full"})
     plan = choose(pinned, graph, on).plan
     assert plan is not None
-    assert plan.recompute == "layer"
-    assert not plan.far("weights")
+    assert plan.recompute == "full"
+    assert not plan.is_offloaded("parameters")

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from factories import AWAY, cut_graph, late_tied_graph, tiny_graph, tiny_machine, tiny_plan
 from windlass.schema.graph import Graph
-from windlass.schema.plan import Home, Plan
-from windlass.schema.tensor_grid import Grid
+from windlass.schema.plan import Offload, Plan
+from windlass.schema.tensor_grid import TensorGrid
 
 MACHINE = tiny_machine(host="1 GiB", devices=64)
 GRAPHS = (
@@ -20,13 +20,13 @@ GRAPHS = (
 CUT_GRAPHS = (*map(cut_graph, GRAPHS), cut_graph(tiny_graph(layers=4, tied=True, vocabulary=61)))
 """The same with their slices, and one whose slices have not all as many rows of the vocabulary."""
 
-NEAR = (Home(), Home(optimizer="host"), Home(activations="host"))
+NEAR = (Offload(), Offload(optimizer="host"), Offload(activations="host"))
 
 
 @st.composite
 def pod_plans(draw: st.DrawFn) -> tuple[Graph, Plan]:
     """A graph of six layers and a plan for 1 to 3 stages, 1 to 4 replicas; 1, 2, 4, 2x2 slices."""
-    tensor = draw(st.sampled_from([1, 2, 4, Grid(2, 2)]))
+    tensor = draw(st.sampled_from([1, 2, 4, TensorGrid(2, 2)]))
     graph = draw(st.sampled_from(GRAPHS if tensor == 1 else CUT_GRAPHS))
     pipeline, replicas = draw(st.integers(1, 3)), draw(st.sampled_from([1, 2, 3, 4]))
     optimizer = draw(st.sampled_from(_divisors(replicas)))
@@ -53,7 +53,7 @@ def pod_plans(draw: st.DrawFn) -> tuple[Graph, Plan]:
         stages=_phased(draw, pipeline) if far else _parted(draw, pipeline * interleave),
         accumulation=accumulation,
         recompute=draw(st.sampled_from(["none", "layer"])),
-        recomputed=draw(st.sampled_from([None, 1, 2])),
+        recompute_layers=draw(st.sampled_from([None, 1, 2])),
         precision=draw(st.sampled_from(["float32", "bfloat16"])),
         moments=draw(st.sampled_from(["float32", "bfloat16", "int8"])),
         clip=draw(st.booleans()),

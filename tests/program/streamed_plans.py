@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from factories import late_tied_graph, tiny_graph, tiny_machine, tiny_plan
 from windlass.schema.graph import Graph
-from windlass.schema.plan import Home, Plan
+from windlass.schema.plan import Offload, Plan
 
 MACHINE = tiny_machine(host="1 GiB")
 
@@ -29,13 +29,13 @@ def streamed_plans(draw: st.DrawFn, *, weights: bool | None = None) -> tuple[Gra
     parted = draw(st.booleans()) if weights is None else weights
     activations = draw(st.sampled_from(["near", "host"]))
     if parted:
-        home = Home(
-            weights=draw(far), gradients=draw(far), optimizer=draw(far), activations=activations
+        home = Offload(
+            parameters=draw(far), gradients=draw(far), optimizer=draw(far), activations=activations
         )
         cuts = draw(st.sets(st.integers(1, graph.layers - 1), min_size=1))
     else:
         optimizer = draw(far) if activations == "near" else draw(st.sampled_from(["near", "host"]))
-        home, cuts = Home(optimizer=optimizer, activations=activations), set[int]()
+        home, cuts = Offload(optimizer=optimizer, activations=activations), set[int]()
     plan = tiny_plan(
         graph,
         MACHINE,
@@ -45,7 +45,7 @@ def streamed_plans(draw: st.DrawFn, *, weights: bool | None = None) -> tuple[Gra
         accumulation=draw(st.integers(1, 4)),
         sequence=draw(st.integers(1, 16)),
         recompute=draw(st.sampled_from(["none", "layer"])),
-        recomputed=draw(st.sampled_from([None, 1, 2])),
+        recompute_layers=draw(st.sampled_from([None, 1, 2])),
         precision=draw(st.sampled_from(["float32", "bfloat16"])),
         clip=draw(st.booleans()),
         moments=draw(st.sampled_from(["float32", "bfloat16", "int8"])),

@@ -2,19 +2,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from windlass.program.device_mesh import Place, device_of, place_of
-from windlass.schema.plan import Cut
+from windlass.schema.plan import Parallelism
 
 
 @given(pipeline=st.integers(1, 4), tensor=st.integers(1, 4), replicas=st.integers(1, 4))
 def test_every_device_has_one_place_and_every_place_one_device(
     pipeline: int, tensor: int, replicas: int
 ):
-    cut = Cut(pipeline=pipeline, tensor=tensor, replicas=replicas)
+    cut = Parallelism(pipeline=pipeline, tensor=tensor, data=replicas)
     places = [place_of(device, cut) for device in range(cut.devices)]
     assert len(set(places)) == cut.devices
     assert [device_of(place, cut) for place in places] == list(range(cut.devices))
 
 
 def test_slices_of_one_layer_lie_next_to_each_other():
-    cut = Cut(pipeline=2, tensor=2, replicas=2)
+    cut = Parallelism(pipeline=2, tensor=2, data=2)
     assert [place_of(device, cut) for device in (0, 1)] == [Place(0, 0, 0), Place(0, 1, 0)]

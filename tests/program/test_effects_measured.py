@@ -107,7 +107,7 @@ def test_the_peak_is_what_torch_allocates_to_half_a_percent(
 ):  # fmt: skip
     plan = tiny_plan(
         graph, tiny_machine(), micro=4, sequence=SEQUENCE, accumulation=accumulation,
-        recompute=recompute, recomputed=few, precision=precision,
+        recompute=recompute, recompute_layers=few, precision=precision,
     )  # fmt: skip
     (program,) = lower(plan, graph)
     measured = allocated_peak(plan, program, chain)

@@ -28,7 +28,7 @@ def most_held(turns: tuple[Pass, ...], chunk: int | None = None) -> int:
         if chunk is None or turn.chunk == chunk:
             held += turn.kind == "forward"
             most = max(most, held)
-            held -= turn.kind in ("backward", "backward weight")
+            held -= turn.kind in ("backward", "backward_weight")
     return most
 
 
@@ -49,8 +49,8 @@ def makespan(lists: Sequence[tuple[Pass, ...]], **seconds: int):
             while at[stage] < len(lists[stage]):
                 kind, micro, chunk = lists[stage][at[stage]]
                 here = chunk * stages + stage
-                feeder = {"forward": here - 1, "backward weight": here}.get(kind, here + 1)
-                awaited = "backward input" if kind == "backward weight" else kind
+                feeder = {"forward": here - 1, "backward_weight": here}.get(kind, here + 1)
+                awaited = "backward_input" if kind == "backward_weight" else kind
                 fed = 0
                 if 0 <= feeder < stages * chunks:
                     if (awaited, feeder, micro) not in done:
@@ -132,7 +132,7 @@ def test_zero_bubble_holds_on_every_stage_what_1f1b_holds_on_the_first(stages: i
 
 @pytest.mark.parametrize("name", ORDERS)
 def test_on_one_device_forward_and_backward_take_turns(name: str):
-    back = ("backward input", "backward weight") if name == "zero-bubble" else ("backward",)
+    back = ("backward_input", "backward_weight") if name == "zero-bubble" else ("backward",)
     assert [(step.kind, step.micro) for step in ORDERS[name](1, 0, 2)] == [  # type: ignore[index]
         (kind, micro) for micro in range(2) for kind in ("forward", *back)
     ]
@@ -143,7 +143,7 @@ def test_every_pass_runs_once(order: object, stages: int, groups: int):
     assert callable(order)
     for stage in range(stages):
         turns = order(stages, stage, groups * stages)
-        parts = 3 if turns[-1].kind == "backward weight" else 2
+        parts = 3 if turns[-1].kind == "backward_weight" else 2
         assert len(turns) == len(set(turns)) == parts * groups * stages
 
 

@@ -25,7 +25,7 @@ from windlass.program.validate_plan import faults
 from windlass.program.verify.verify import verify
 from windlass.schema.graph import Graph
 from windlass.schema.plan import Plan
-from windlass.schema.tensor_grid import columns_of, rows_of
+from windlass.schema.tensor_grid import grid_columns, grid_rows
 
 GRAPH = tiny_graph(layers=4)
 
@@ -52,9 +52,9 @@ def test_replicas_and_slices_run_one_program(drawn: tuple[Graph, Plan]):
     graph, plan = drawn
     by_stage: dict[int, set[tuple[Instruction, ...]]] = {}
     for program in lower(plan, graph):
-        stage = place_of(program.device, plan.cut).stage
+        stage = place_of(program.device, plan.parallel).stage
         by_stage.setdefault(stage, set()).add(program.instructions)
-    assert [len(each) for each in by_stage.values()] == [1] * plan.cut.pipeline
+    assert [len(each) for each in by_stage.values()] == [1] * plan.parallel.pipeline
 
 
 @given(drawn=pod_plans())
@@ -64,12 +64,12 @@ def test_a_gradient_is_reduced_after_its_last_backward_pass_once_that_has_sent_w
     graph, plan = drawn
     borrowed = owners(graph)
     for program in lower(plan, graph):
-        stage = place_of(program.device, plan.cut).stage
+        stage = place_of(program.device, plan.parallel).stage
         for layer in owned(plan, graph, stage):
             if not Holding(plan, graph, stage).reduces(layer):
                 continue
             instructions = program.instructions
-            at = instructions.index(Instruction("reduce", layer))
+            at = instructions.index(Instruction("reduce_grads", layer))
             adds = [
                 index
                 for index, each in enumerate(instructions)
@@ -77,22 +77,22 @@ def test_a_gradient_is_reduced_after_its_last_backward_pass_once_that_has_sent_w
             ]
             between = {each.kind for each in instructions[max(adds) + 1 : at]}
             if departing(plan, graph, stage) or plan.batch.accumulation == 1:
-                assert between <= {"release", "take over", "hand over"}
+                assert between <= {"free_weights", "accumulate_tied_grads", "send_tied_grads"}
             elif "send" in between:
                 last = {
                     each.micro for each in instructions[max(adds) : at] if each.kind in BACKWARDS
                 }
                 assert last == {plan.batch.accumulation - 1}
             else:  # zero-bubble has sent it long since, and the first stage sends nothing back
-                assert between <= {"release", "take over", "hand over", "reduce", "update"}
+                assert between <= {"free_weights", "accumulate_tied_grads", "send_tied_grads", "reduce_grads", "update"}
 
 
 @given(drawn=pod_plans())
 def test_shared_weights_stay_whole_until_the_last_pass_of_their_layer(drawn: tuple[Graph, Plan]):
     graph, plan = drawn
     borrowed = owners(graph)
-    for program in lower(plan, graph) if plan.sharding.weights > 1 else ():
-        stage = place_of(program.device, plan.cut).stage
+    for program in lower(plan, graph) if plan.sharding.parameters > 1 else ():
+        stage = place_of(program.device, plan.parallel).stage
         for layer in owned(plan, graph, stage):
             passes, freed = (
                 [
@@ -100,7 +100,7 @@ def test_shared_weights_stay_whole_until_the_last_pass_of_their_layer(drawn: tup
                     for at, each in enumerate(program.instructions)
                     if each.kind in kinds and layer in (each.layer, *borrowed[each.layer or 0])
                 ]
-                for kinds in ((*COMPUTING, *BACKWARDS), ("release",))
+                for kinds in ((*COMPUTING, *BACKWARDS), ("free_weights",))
             )
             assert max(freed) > max(passes)
 
@@ -110,27 +110,27 @@ def test_weights_are_gathered_once_a_phase_and_pass_however_many_micro_batches(
     drawn: tuple[Graph, Plan],
 ):
     graph, plan = drawn
-    more = plan.batch.accumulation + 2 * plan.cut.pipeline
+    more = plan.batch.accumulation + 2 * plan.parallel.pipeline
     larger = plan.model_copy(update={"batch": plan.batch.model_copy(update={"accumulation": more})})
-    for device in range(plan.cut.devices):
+    for device in range(plan.parallel.devices):
         few, many = (_gathers(lower(each, graph)[device].instructions) for each in (plan, larger))
-        stage = place_of(device, plan.cut).stage
+        stage = place_of(device, plan.parallel).stage
         assert few == many
-        for layer in owned(plan, graph, stage) if plan.sharding.weights > 1 else ():
+        for layer in owned(plan, graph, stage) if plan.sharding.parameters > 1 else ():
             assert few[layer] == _turns(plan, graph, stage, layer)
 
 
 def _gathers(instructions: Iterable[Instruction]) -> dict[int | None, int]:
     counts: dict[int | None, int] = {}
     for kind, layer, _ in instructions:
-        if kind == "gather":
+        if kind == "unshard_weights":
             counts[layer] = counts.get(layer, 0) + 1
     return counts
 
 
 def _turns(plan: Plan, graph: Graph, stage: int, layer: int) -> int:
     """How often a layer comes into use: in a phase, where it was not used in the one before."""
-    if not plan.far("weights"):
+    if not plan.is_offloaded("parameters"):
         return 1
     borrowed = owners(graph)
     phases = plan.stages[stage].phases
@@ -143,28 +143,28 @@ def _turns(plan: Plan, graph: Graph, stage: int, layer: int) -> int:
 def test_a_device_sends_what_the_formulas_say(drawn: tuple[Graph, Plan]):
     """Written down from the plan alone: bytes of the layers of a stage, and how often they move."""
     graph, plan = drawn
-    r, rts, shards = plan.cut.replicas, plan.sharding.weights, plan.sharding.optimizer
-    t = plan.cut.tensor
-    for device in range(plan.cut.devices):
-        stage, index, _ = place_of(device, plan.cut)
-        kinds = list(graph.cut(t, index).layer_kinds())
-        due = dict.fromkeys(("gather", "spread", "reduce", "send", "lend", "hand over"), 0)
+    r, rts, shards = plan.parallel.data, plan.sharding.parameters, plan.sharding.optimizer
+    t = plan.parallel.tensor
+    for device in range(plan.parallel.devices):
+        stage, index, _ = place_of(device, plan.parallel)
+        kinds = list(graph.shard(t, index).layer_kinds())
+        due = dict.fromkeys(("unshard_weights", "all_gather_params", "reduce_grads", "send", "send_tied_weights", "send_tied_grads"), 0)
         due |= _inside(plan, graph, stage)
         for layer in owned(plan, graph, stage):
             flat = -(-kinds[layer].parameter_count // shards) * shards
             turns = _turns(plan, graph, stage, layer)
-            due["gather"] += turns * flat * plan.weight_bytes * (rts - 1) // rts
-            due["spread"] += flat * plan.weight_bytes * (shards // rts - 1) // shards
+            due["unshard_weights"] += turns * flat * plan.weight_bytes * (rts - 1) // rts
+            due["all_gather_params"] += flat * plan.weight_bytes * (shards // rts - 1) // shards
             scattered = flat * plan.gradient_bytes * (shards - 1) // shards
             others = 2 * (flat * plan.gradient_bytes // shards) * (r // shards - 1)
-            due["reduce"] += scattered + others // (r // shards)
-            rows, columns = rows_of(t), columns_of(t)
+            due["reduce_grads"] += scattered + others // (r // shards)
+            rows, columns = grid_rows(t), grid_columns(t)
             norm = 32 // columns * (kinds[layer].parameters[-1].name == "norm.weight")
-            due["reduce"] += 2 * norm * plan.gradient_bytes * (rows - 1) // rows
+            due["reduce_grads"] += 2 * norm * plan.gradient_bytes * (rows - 1) // rows
         due["send"] = _sent(plan, graph, stage)
         for loan in loans(plan, graph, index):
-            due["lend"] += loan.elements * plan.weight_bytes * (loan.lender == stage)
-            due["hand over"] += loan.elements * plan.gradient_bytes * (loan.borrower == stage)
+            due["send_tied_weights"] += loan.elements * plan.weight_bytes * (loan.lender == stage)
+            due["send_tied_grads"] += loan.elements * plan.gradient_bytes * (loan.borrower == stage)
         expected: dict[str, int] = {kind: nbytes for kind, nbytes in due.items() if nbytes}
         assert exchanged(plan, graph, device) == expected
 
@@ -172,7 +172,7 @@ def test_a_device_sends_what_the_formulas_say(drawn: tuple[Graph, Plan]):
 def _sent(plan: Plan, graph: Graph, stage: int) -> int:
     """Each boundary of a stage is crossed by an output or by its gradient, of equal size."""
     here = set(layers_of(plan, stage))
-    width = plan.batch.micro * plan.batch.sequence * 32 * plan.weight_bytes // plan.cut.tensor
+    width = plan.batch.micro * plan.batch.sequence * 32 * plan.weight_bytes // plan.parallel.tensor
     boundaries = sum((at in here) != (at + 1 in here) for at in range(graph.layers - 1))
     return plan.batch.accumulation * boundaries * width
 
@@ -185,11 +185,11 @@ def _inside(plan: Plan, graph: Graph, stage: int) -> dict[str, int]:
     The embedding's rows are summed forward, and their gradient backward; the head gathers tokens
     forward, where it also sums a number a token, and scatters their gradient.
     """
-    t, here = plan.cut.tensor, layers_of(plan, stage)
+    t, here = plan.parallel.tensor, layers_of(plan, stage)
     tokens = plan.batch.micro * plan.batch.sequence
     once = tokens * 32 * plan.weight_bytes * (t - 1) // t
     number = 2 * 4 * tokens * (t - 1) // t
-    rows, columns = rows_of(t), columns_of(t)
+    rows, columns = grid_rows(t), grid_columns(t)
     whole = tokens * 32 * plan.weight_bytes
     block = 2 * whole // columns * (rows - 1) // rows + whole // rows * (columns - 1) // columns
     forward = dict.fromkeys(here, block) | {0: 2 * once, graph.layers - 1: once + number}
@@ -199,12 +199,12 @@ def _inside(plan: Plan, graph: Graph, stage: int) -> dict[str, int]:
         "forward": plan.batch.accumulation * sum(forward[at] for at in here),
         "recompute": plan.batch.accumulation * sum(forward[at] for at in again),
     }
-    if plan.order != "zero-bubble":
+    if plan.parallel.schedule != "zero-bubble":
         backs = {"backward": plan.batch.accumulation * sum(backward[at] for at in here)}
     else:  # tokens have no gradient, so that of the first layer all is the weights' part
         backs = {
-            "backward input": plan.batch.accumulation * sum(backward[at] for at in here if at),
-            "backward weight": plan.batch.accumulation * sum(backward[at] for at in here if not at),
+            "backward_input": plan.batch.accumulation * sum(backward[at] for at in here if at),
+            "backward_weight": plan.batch.accumulation * sum(backward[at] for at in here if not at),
         }
     return inside | backs
 
@@ -213,7 +213,7 @@ def _inside(plan: Plan, graph: Graph, stage: int) -> dict[str, int]:
 def test_what_is_sent_is_received(drawn: tuple[Graph, Plan]):
     graph, plan = drawn
     sent = Sent(plan, graph)
-    pairs = {"send": "receive", "lend": "borrow", "hand over": "take over"}
+    pairs = {"send": "receive", "send_tied_weights": "recv_tied_weights", "send_tied_grads": "accumulate_tied_grads"}
     totals = dict.fromkeys((*pairs, *pairs.values()), 0)
     for program in lower(plan, graph):
         for kind, layer, micro in program.instructions:
@@ -256,17 +256,17 @@ def test_sharing_weights_leaves_a_shard_between_uses_and_gathers_each_once():
     plan = tiny_plan(graph, machine, replicas=4, sharding=(2, 4), accumulation=2)
     kinds = [tuple(i)[:2] for i in lower(plan, graph)[0].instructions if i.micro is None]
     assert kinds == [
-        ("gather", 0),
-        ("gather", 1),
-        ("release", 1),
-        ("reduce", 1),
-        ("release", 0),
-        ("reduce", 0),
-        ("norm", None),
+        ("unshard_weights", 0),
+        ("unshard_weights", 1),
+        ("free_weights", 1),
+        ("reduce_grads", 1),
+        ("free_weights", 0),
+        ("reduce_grads", 0),
+        ("grad_norm", None),
         ("update", 0),
-        ("spread", 0),
+        ("all_gather_params", 0),
         ("update", 1),
-        ("spread", 1),
+        ("all_gather_params", 1),
         ("sync", None),
     ]
 
@@ -289,6 +289,6 @@ def test_a_stage_in_phases_gathers_each_phase_and_updates_at_the_first_fetch():
         "fetch-0 release-2 reduce-2 store-2 release-1 reduce-1 store-1 "
         "gather-0 drop-0 release-0 reduce-0 norm-None update-0 spread-0 sync-None"
     )
-    assert " ".join(f"{i.kind}-{i.layer}" for i in program.settle) == (
+    assert " ".join(f"{i.kind}-{i.layer}" for i in program.flush_deferred_updates) == (
         "update-1 spread-1 drop-1 update-2 spread-2 drop-2"
     )

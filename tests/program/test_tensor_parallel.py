@@ -17,7 +17,7 @@ from windlass.program.validate_plan import faults
 from windlass.program.verify.verify import verify
 from windlass.schema.graph import Graph
 from windlass.schema.plan import Plan
-from windlass.schema.tensor_grid import Grid, columns_of, ring, rows_of
+from windlass.schema.tensor_grid import TensorGrid, grid_columns, grid_rows, group_size
 
 MACHINE = tiny_machine(host="1 GiB", devices=8)
 GRAPH = cut_graph(tiny_graph(layers=2))
@@ -33,18 +33,18 @@ def made(**choice: Any) -> tuple[Plan, tuple[Program, ...]]:  # noqa: ANN401  ha
     return plan, programs
 
 
-DEGREES = st.sampled_from([2, 4, Grid(2, 2)])
+DEGREES = st.sampled_from([2, 4, TensorGrid(2, 2)])
 
 
 @given(graph=st.sampled_from(CUT_GRAPHS), degree=DEGREES)
 def test_slices_have_the_whole_together_and_what_is_not_cut_once_each(graph: Graph, degree: int):
-    slices = [graph.cut(degree, index) for index in range(degree)]
+    slices = [graph.shard(degree, index) for index in range(degree)]
     for name, whole in graph.kinds.items():
         parts = [each.kinds[name] for each in slices]
         for place, parameter in enumerate(whole.parameters):
             counts = [part.parameters[place].count for part in parts]
-            common = parts[0].parameters[place].common
-            times = 1 if common is None else ring(degree, common)
+            common = parts[0].parameters[place].replicated_over
+            times = 1 if common is None else group_size(degree, common)
             assert sum(counts) == times * parameter.count
             assert counts == sorted(counts, reverse=True)
 
@@ -58,7 +58,7 @@ def test_sizes_of_slices_sum_to_the_whole_and_their_own_tokens_to_all(degree: in
     plan = tiny_plan(GRAPH, MACHINE, tensor=degree, **choice)
     alone = tiny_plan(GRAPH, MACHINE, **choice)
     for part, whole in zip(sizes_of(plan, GRAPH), sizes_of(alone, GRAPH), strict=True):
-        rows, columns = rows_of(degree), columns_of(degree)
+        rows, columns = grid_rows(degree), grid_columns(degree)
         norms = part.common + columns * part.common_in_columns
         assert degree * part.gradients == whole.gradients + (rows - 1) * norms
         assert norms in (0, NORM * plan.gradient_bytes)
@@ -70,12 +70,12 @@ def test_sizes_of_slices_sum_to_the_whole_and_their_own_tokens_to_all(degree: in
 
 @given(graph=st.sampled_from(CUT_GRAPHS[:3]), degree=DEGREES)
 def test_the_work_of_all_slices_is_the_work_of_the_whole(graph: Graph, degree: int):
-    assert degree * graph.cut(degree).step_flop(2, 16) == pytest.approx(graph.step_flop(2, 16))
+    assert degree * graph.shard(degree).step_flop(2, 16) == pytest.approx(graph.step_flop(2, 16))
 
 
 def test_a_slice_goes_by_the_label_of_its_graph_and_capturing_more_changes_none():
     bare = GRAPH.model_copy(update={"slices": {}})
-    assert GRAPH.cut(2).label == GRAPH.cut(4, 3).label == GRAPH.label == bare.label
+    assert GRAPH.shard(2).label == GRAPH.shard(4, 3).label == GRAPH.label == bare.label
     assert Graph.model_validate_json(GRAPH.to_json()) == GRAPH
 
 
@@ -88,8 +88,8 @@ def test_passes_that_exchange_are_meetings_of_the_slices_of_one_stage_and_replic
             if each.kind in (*COMPUTING, *BACKWARDS):
                 # Where only the gradients of weights are made, nothing is exchanged; but the first
                 # layer, whose tokens have no gradient, does all its backward pass there.
-                late = each.kind == "backward weight"
-                begun = each.kind == "backward input"
+                late = each.kind == "backward_weight"
+                begun = each.kind == "backward_input"
                 assert peers.meets(each) == (not begun if each.layer == 0 else not late)
                 assert group_of(each, program.device, plan) == (first, first + 1)
     assert not Peers(tiny_plan(GRAPH, MACHINE), GRAPH).meets(Instruction("forward", 1, 0))
@@ -101,12 +101,12 @@ def test_messages_between_stages_go_from_each_slice_to_its_like():
     assert [peers.of(Instruction("send", 1, 0), device) for device in range(8)] == [
         4, 5, 6, 7, 0, 1, 2, 3,
     ]  # fmt: skip
-    assert [peers.of(Instruction("lend", 3), device) for device in range(4)] == [4, 5, 6, 7]
+    assert [peers.of(Instruction("send_tied_weights", 3), device) for device in range(4)] == [4, 5, 6, 7]
 
 
 def test_one_replica_reduces_only_the_layers_with_weights_that_every_slice_has():
     _, programs = made(replicas=1, pipeline=1)
-    reduced = [each.layer for each in programs[0].instructions if each.kind == "reduce"]
+    reduced = [each.layer for each in programs[0].instructions if each.kind == "reduce_grads"]
     assert reduced == [3, 2, 1]  # the embedding has none
 
 
@@ -163,7 +163,7 @@ def refused(
 
 def test_degrees_that_cannot_be_are_refused_with_the_way_out():
     why = "`block` has 6 heads, which cannot be cut over 4 slices; take a degree that divides 6"
-    graph = GRAPH.model_copy(update={"slices": {2: GRAPH.slices[2]}, "uncut": {4: (why,)}})
+    graph = GRAPH.model_copy(update={"slices": {2: GRAPH.tensor_shards[2]}, "uncut": {4: (why,)}})
 
     def told(tensor: int, sequence: int) -> tuple[str, ...]:
         return faults(tiny_plan(graph, MACHINE, tensor=tensor, sequence=sequence), graph, MACHINE)
@@ -171,14 +171,14 @@ def test_degrees_that_cannot_be_are_refused_with_the_way_out():
     assert told(2, 16) == ()
     assert told(2, 15) == (
         (
-            "`batch.sequence` = 15 is no multiple of `cut.tensor` = 2: between layers each slice "
+            "`batch.sequence` = 15 is no multiple of `parallel.tensor` = 2: between layers each slice "
             "holds as many tokens; make it one or lower the degree"
         ),
     )
-    assert told(4, 16) == (f"`cut.tensor` = 4: {why}",)
+    assert told(4, 16) == (f"`parallel.tensor` = 4: {why}",)
     assert told(8, 16) == (
         (
-            "`cut.tensor` = 8, but `tiny` was not captured in 8 slices; capture it so, or set it "
+            "`parallel.tensor` = 8, but `tiny` was not captured in 8 slices; capture it so, or set it "
             "to 1 or 2"
         ),
     )

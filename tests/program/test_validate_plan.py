@@ -6,7 +6,7 @@ from factories import AWAY, late_tied_graph, tiny_graph, tiny_machine, tiny_plan
 from windlass.errors import Faults
 from windlass.program.validate_plan import faults, require_legal
 from windlass.schema.graph import Graph
-from windlass.schema.plan import Home, Plan
+from windlass.schema.plan import Offload, Plan
 
 GRAPH = tiny_graph(tied=False)
 MACHINE = tiny_machine(host="1 GiB", disk="1 GiB")
@@ -22,7 +22,7 @@ def test_a_plan_made_for_its_graph_and_machine_is_legal():
 def test_all_faults_are_told_at_once():
     machine = tiny_machine(precisions=("float32",))
     tree = tiny_plan(GRAPH, machine, precision="bfloat16", sequence=128).model_dump()
-    tree |= {"cut": {"replicas": 3}, "sharding": {"weights": 2}, "home": {"optimizer": "disk"}}
+    tree |= {"cut": {"replicas": 3}, "sharding": {"weights": 2}, "offload": {"optimizer": "disk"}}
     plan = Plan.model_validate(tree | {"graph": "other@0", "machine": "that@1"})
     with pytest.raises(Faults) as caught:
         require_legal(plan, GRAPH, machine, global_batch=16)
@@ -31,14 +31,14 @@ def test_all_faults_are_told_at_once():
         f"the plan is for machine `that@1`, but this one is `{machine.label}`",
         "`cut` takes 1 x 1 x 3 = 3 devices, but `tiny` has 1",
         (
-            "`batch.micro` x `batch.accumulation` x `cut.replicas` = 2 x 1 x 3 = 6, "
+            "`batch.micro` x `batch.accumulation` x `parallel.data` = 2 x 1 x 3 = 6, "
             "but `train.batch` is 16"
         ),
         "`batch.sequence` = 128, but `tiny` takes at most 64 tokens",
         "`precision` = bfloat16, but `tiny` states no rate for it",
-        "`home.optimizer` = 'disk', but `tiny` has only near",
+        "`offload.optimizer` = 'disk', but `tiny` has only near",
         (
-            "`sharding.weights` = 2 does not divide `sharding.optimizer` = 1: a device updates a "
+            "`sharding.parameters` = 2 does not divide `sharding.optimizer` = 1: a device updates a "
             "part of the weights that it holds"
         ),
     ]
@@ -46,9 +46,9 @@ def test_all_faults_are_told_at_once():
 
 def test_no_more_layers_run_again_than_can():
     plan = tiny_plan(GRAPH, MACHINE)
-    stage = plan.stages[0].model_copy(update={"recompute": "layer", "recomputed": 2})
+    stage = plan.stages[0].model_copy(update={"recompute": "full", "recompute_layers": 2})
     assert faults(plan.model_copy(update={"stages": (stage,)}), GRAPH, MACHINE) == ()
-    many = stage.model_copy(update={"recomputed": 3})
+    many = stage.model_copy(update={"recompute_layers": 3})
     (fault,) = faults(plan.model_copy(update={"stages": (many,)}), GRAPH, MACHINE)
     assert fault.startswith("`stages.0.recomputed` = 3, but it has 2 layers that may run again")
 
@@ -58,12 +58,12 @@ def test_no_more_layers_run_again_than_can():
     [
         (AWAY, TWO),
         (AWAY.model_copy(update={"activations": "host"}), ((0, 1), (1, 2), (2, 3), (3, 4))),
-        (Home(optimizer="host"), None),
-        (Home(activations="host"), None),
-        (Home(optimizer="host", activations="host"), None),
+        (Offload(optimizer="host"), None),
+        (Offload(activations="host"), None),
+        (Offload(optimizer="host", activations="host"), None),
     ],
 )
-def test_these_homes_may_be_far_together(home: Home, phases: tuple[tuple[int, int], ...] | None):
+def test_these_homes_may_be_far_together(home: Offload, phases: tuple[tuple[int, int], ...] | None):
     assert faults(tiny_plan(GRAPH, MACHINE, home=home, phases=phases), GRAPH, MACHINE) == ()
 
 
@@ -71,59 +71,59 @@ def test_these_homes_may_be_far_together(home: Home, phases: tuple[tuple[int, in
     ("home", "phases", "fault"),
     [
         (
-            Home(weights="host", gradients="host"),
+            Offload(parameters="host", gradients="host"),
             TWO,
             (
-                "`home.weights` = host but `home.optimizer` = near: weights that are away are "
-                "updated as their optimizer state passes through; set `home.optimizer` = host"
+                "`offload.parameters` = host but `offload.optimizer` = near: weights that are away are "
+                "updated as their optimizer state passes through; set `offload.optimizer` = host"
             ),
         ),
         (
-            Home(weights="host", optimizer="host"),
+            Offload(parameters="host", optimizer="host"),
             TWO,
             (
-                "`home.weights` = host but `home.gradients` = near: gradients of weights that are "
-                "away leave the near tier too; set `home.gradients` = host"
+                "`offload.parameters` = host but `offload.gradients` = near: gradients of weights that are "
+                "away leave the near tier too; set `offload.gradients` = host"
             ),
         ),
         (
-            Home(gradients="host", optimizer="host"),
+            Offload(gradients="host", optimizer="host"),
             None,
             (
-                "`home.gradients` = host but `home.weights` = near: only gradients of weights that "
-                "go away leave; set `home.weights` and `home.optimizer` = host, or "
-                "`home.gradients` = near"
+                "`offload.gradients` = host but `offload.parameters` = near: only gradients of weights that "
+                "go away leave; set `offload.parameters` and `offload.optimizer` = host, or "
+                "`offload.gradients` = near"
             ),
         ),
         (
             AWAY,
             None,
             (
-                "`home.weights` = host but `stages.0.phases` = 1: with all layers in one phase no "
+                "`offload.parameters` = host but `stages.0.phases` = 1: with all layers in one phase no "
                 "weights would ever be away; cut the layers into at least 2 phases"
             ),
         ),
         (
-            Home(weights="host", gradients="host", optimizer="disk"),
+            Offload(parameters="host", gradients="host", optimizer="disk"),
             TWO,
             (
-                "`home.weights` = host but `home.optimizer` = disk: in float32 the weights are the "
+                "`offload.parameters` = host but `offload.optimizer` = disk: in float32 the weights are the "
                 "masters, which lie with the moments; name one tier for both, or set `precision` = "
                 "bfloat16"
             ),
         ),
         (
-            Home(optimizer="host"),
+            Offload(optimizer="host"),
             TWO,
             (
-                "`stages.0.phases` = 2 but `home.weights` = near: weights that never go away need "
+                "`stages.0.phases` = 2 but `offload.parameters` = near: weights that never go away need "
                 "no turns; give them another home, or put all layers into 1 phase"
             ),
         ),
     ],
 )
 def test_homes_that_do_not_go_together_are_refused_in_one_sentence(
-    home: Home, phases: tuple[tuple[int, int], ...] | None, fault: str
+    home: Offload, phases: tuple[tuple[int, int], ...] | None, fault: str
 ):
     plan = tiny_plan(GRAPH, MACHINE, home=home, phases=phases)
     assert faults(plan, GRAPH, MACHINE) == (fault,)
@@ -135,18 +135,18 @@ def test_homes_that_do_not_go_together_are_refused_in_one_sentence(
         (
             {"replicas": 3, "sharding": (2, 3)},
             (
-                "`sharding.weights` = 2 does not divide `sharding.optimizer` = 3: a device updates "
+                "`sharding.parameters` = 2 does not divide `sharding.optimizer` = 3: a device updates "
                 "a part of the weights that it holds; make one a multiple of the other"
             ),
         ),
         (
             {"replicas": 4, "sharding": (1, 3)},
-            "`sharding.optimizer` = 3 does not divide `cut.replicas` = 4; choose a divisor",
+            "`sharding.optimizer` = 3 does not divide `parallel.data` = 4; choose a divisor",
         ),
         (
             {"pipeline": 2, "order": "interleaved"},
             (
-                "`order` = interleaved with `interleave` = 1 and `cut.pipeline` = 2: chunks take "
+                "`order` = interleaved with `interleave` = 1 and `parallel.pipeline` = 2: chunks take "
                 "turns only if there are 2 or more of each; raise them or set `order` = 1f1b"
             ),
         ),
@@ -154,7 +154,7 @@ def test_homes_that_do_not_go_together_are_refused_in_one_sentence(
             {"pipeline": 2, "order": "interleaved", "interleave": 2, "accumulation": 3},
             (
                 "`order` = interleaved with `batch.accumulation` = 3, which is no multiple of "
-                "`cut.pipeline` = 2; make it one"
+                "`parallel.pipeline` = 2; make it one"
             ),
         ),
         (
@@ -165,17 +165,17 @@ def test_homes_that_do_not_go_together_are_refused_in_one_sentence(
             ),
         ),
         (
-            {"replicas": 4, "sharding": (1, 2), "home": AWAY, "phases": TWO},
+            {"replicas": 4, "sharding": (1, 2), "offload": AWAY, "phases": TWO},
             (
-                "`sharding.optimizer` = 2 with `home.weights` = host and `sharding.weights` = 1: "
+                "`sharding.optimizer` = 2 with `offload.parameters` = host and `sharding.parameters` = 1: "
                 "this version runs shards of weights away from the near tier only where both are "
                 "equal; make them equal, or let weights stay near"
             ),
         ),
         (
-            {"pipeline": 2, "home": AWAY},
+            {"pipeline": 2, "offload": AWAY},
             (
-                "`home.weights` = host but `stages.*.phases` = 1: with all layers in one phase no "
+                "`offload.parameters` = host but `stages.*.phases` = 1: with all layers in one phase no "
                 "weights would ever be away; cut the layers into at least 2 phases"
             ),
         ),

@@ -22,7 +22,7 @@ SHARED = {"pipeline": 2, "replicas": 4, "sharding": (2, 4), "accumulation": 2}
 """Two stages of four replicas; two share the weights, four the optimizer state."""
 STREAMED = {
     "stages": (((0, 1), (1, 2)), ((2, 3), (3, 4))),
-    "home": AWAY,
+    "offload": AWAY,
     **SHARED,
 }
 
@@ -86,7 +86,7 @@ def test_an_instruction_lost_or_doubled_is_always_found(
 
 def test_a_gather_that_is_dropped_is_named_by_who_reads_the_weights():
     plan, programs = made()
-    message = refused(plan, programs, {2: dropped(Instruction("gather", 1))})
+    message = refused(plan, programs, {2: dropped(Instruction("unshard_weights", 1))})
     assert message.startswith("device 2, instruction ")
     assert message.endswith(
         "(forward of layer 1, micro-batch 0): it reads weights of layer 1, which is not there yet"
@@ -95,7 +95,7 @@ def test_a_gather_that_is_dropped_is_named_by_who_reads_the_weights():
 
 def test_weights_released_before_their_last_use_are_named():
     plan, programs = made()
-    edit = moved(Instruction("release", 1), before=Instruction("backward", 1, 1))
+    edit = moved(Instruction("free_weights", 1), before=Instruction("backward", 1, 1))
     message = refused(plan, programs, {0: edit})
     assert "(backward of layer 1, micro-batch 1): it reads weights of layer 1, which" in message
     assert message.endswith("has freed")
@@ -103,14 +103,14 @@ def test_weights_released_before_their_last_use_are_named():
 
 def test_a_shard_dropped_before_it_is_gathered_is_named():
     plan, programs = made(**STREAMED)
-    edit = swapped(Instruction("gather", 1), Instruction("drop", 1))
+    edit = swapped(Instruction("unshard_weights", 1), Instruction("free_shard", 1))
     message = refused(plan, programs, {3: edit})
     assert "(gather of layer 1): it reads weights shard of layer 1, which instruction" in message
 
 
 def test_two_gathers_swapped_on_one_replica_never_meet():
     plan, programs = made()
-    edit = swapped(Instruction("gather", 0), Instruction("gather", 1))
+    edit = swapped(Instruction("unshard_weights", 0), Instruction("unshard_weights", 1))
     message = refused(plan, programs, {2: edit})
     # Devices 0 and 2 have the two shards of stage 0 that make one whole.
     assert "device 0, instruction 0 (gather of layer 0) waits for the devices of its" in message
@@ -119,7 +119,7 @@ def test_two_gathers_swapped_on_one_replica_never_meet():
 
 def test_a_reduction_before_the_last_backward_pass_is_named():
     plan, programs = made()
-    edit = moved(Instruction("reduce", 1), before=Instruction("backward", 1, 1))
+    edit = moved(Instruction("reduce_grads", 1), before=Instruction("backward", 1, 1))
     assert "(backward of layer 1, micro-batch 1): the gradient of layer 1 was reduced" in refused(
         plan, programs, {1: edit}
     )
@@ -127,7 +127,7 @@ def test_a_reduction_before_the_last_backward_pass_is_named():
 
 def test_a_reduction_after_the_gradient_was_stored_is_named():
     plan, programs = made(**{**STREAMED, "sharding": (1, 1)})
-    edit = swapped(Instruction("reduce", 1), Instruction("store", 1))
+    edit = swapped(Instruction("reduce_grads", 1), Instruction("offload_grads", 1))
     assert "(reduce of layer 1): the gradient of layer 1 was stored before" in refused(
         plan, programs, {0: edit}
     )
@@ -135,20 +135,20 @@ def test_a_reduction_after_the_gradient_was_stored_is_named():
 
 def test_a_norm_before_a_reduction_is_named():
     plan, programs = made()
-    edit = moved(Instruction("norm"), before=Instruction("reduce", 2))
+    edit = moved(Instruction("grad_norm"), before=Instruction("reduce_grads", 2))
     assert "(reduce of layer 2): the norm was taken before" in refused(plan, programs, {4: edit})
 
 
 def test_two_reductions_swapped_on_one_replica_never_meet():
     plan, programs = made(pipeline=1, sharding=(1, 1))
-    edit = moved(Instruction("reduce", 2), before=Instruction("norm"))
+    edit = moved(Instruction("reduce_grads", 2), before=Instruction("grad_norm"))
     message = refused(plan, programs, {1: edit})
     assert "(reduce of layer 2) waits for the devices of its group for ever" in message
 
 
 def test_a_missing_spread_is_named():
     plan, programs = made()
-    assert refused(plan, programs, {5: dropped(Instruction("spread", 2))}) == (
+    assert refused(plan, programs, {5: dropped(Instruction("all_gather_params", 2))}) == (
         "device 5 never runs spread of layer 2"
     )
 
@@ -158,11 +158,11 @@ def test_weights_that_others_have_updated_a_part_of_are_not_read_before_they_hav
     sharding: tuple[int, int],
 ):
     plan, programs = made(**{**STREAMED, "sharding": sharding})
-    reader = Instruction("gather", 1) if sharding[0] > 1 else Instruction("forward", 1, 0)
+    reader = Instruction("unshard_weights", 1) if sharding[0] > 1 else Instruction("forward", 1, 0)
 
     def edit(instructions: list[Instruction]) -> None:
-        instructions.remove(Instruction("spread", 1))
-        instructions.insert(instructions.index(reader) + 1, Instruction("spread", 1))
+        instructions.remove(Instruction("all_gather_params", 1))
+        instructions.insert(instructions.index(reader) + 1, Instruction("all_gather_params", 1))
 
     message = refused(plan, programs, {0: edit})
     assert f"({reader}): it reads weights" in message
@@ -176,7 +176,7 @@ def test_whole_weights_from_before_an_update_are_not_read_after_it():
     plan, programs = made(sharding=(4, 4))
 
     def edit(instructions: list[Instruction]) -> None:
-        for late in (Instruction("release", 0), Instruction("lend", 3)):
+        for late in (Instruction("free_weights", 0), Instruction("send_tied_weights", 3)):
             instructions.remove(late)
             instructions.insert(instructions.index(Instruction("update", 0)) + 1, late)
 
@@ -208,7 +208,7 @@ def test_messages_sent_in_another_order_than_they_are_received_in_are_named():
 
 def test_borrowed_weights_that_come_after_their_first_use_are_named():
     plan, programs = made()
-    edit = moved(Instruction("borrow", 3), before=Instruction("backward", 3, 0))
+    edit = moved(Instruction("recv_tied_weights", 3), before=Instruction("backward", 3, 0))
     assert "it reads borrowed weights of layer 0, which is not there yet" in refused(
         plan, programs, {6: edit}
     )
@@ -216,7 +216,7 @@ def test_borrowed_weights_that_come_after_their_first_use_are_named():
 
 def test_a_gradient_handed_over_before_it_is_whole_is_named():
     plan, programs = made()
-    edit = moved(Instruction("hand over", 3), before=Instruction("backward", 3, 1))
+    edit = moved(Instruction("send_tied_grads", 3), before=Instruction("backward", 3, 1))
     assert "(backward of layer 3, micro-batch 1): the gradient of layer 0 was handed" in refused(
         plan, programs, {4: edit}
     )
@@ -224,7 +224,7 @@ def test_a_gradient_handed_over_before_it_is_whole_is_named():
 
 def test_a_gradient_taken_over_after_the_reduction_is_named():
     plan, programs = made()
-    edit = swapped(Instruction("take over", 3), Instruction("reduce", 0))
+    edit = swapped(Instruction("accumulate_tied_grads", 3), Instruction("reduce_grads", 0))
     assert "(take over of layer 3): the gradient of layer 0 was reduced before" in refused(
         plan, programs, {3: edit}
     )
@@ -232,10 +232,10 @@ def test_a_gradient_taken_over_after_the_reduction_is_named():
 
 def test_weights_that_are_never_lent_leave_their_borrower_waiting():
     plan, programs = made()
-    assert refused(plan, programs, {1: dropped(Instruction("lend", 3))}) == (
+    assert refused(plan, programs, {1: dropped(Instruction("send_tied_weights", 3))}) == (
         "device 1 never runs lend of layer 3"
     )
-    late = moved(Instruction("lend", 3), before=Instruction("release", 0))
+    late = moved(Instruction("send_tied_weights", 3), before=Instruction("free_weights", 0))
     message = refused(plan, programs, {1: late})
     assert "device 1, instruction" in message
     assert "(receive of layer 1) waits for device 5 for ever" in message
@@ -243,6 +243,6 @@ def test_weights_that_are_never_lent_leave_their_borrower_waiting():
 
 def test_a_weights_part_before_its_input_part_is_named():
     plan, programs = made(order="zero-bubble")
-    edit = swapped(Instruction("backward input", 3, 0), Instruction("backward weight", 3, 0))
+    edit = swapped(Instruction("backward_input", 3, 0), Instruction("backward_weight", 3, 0))
     message = refused(plan, programs, {4: edit})
     assert "it frees inner gradients of layer 3, micro-batch 0, which is not there yet" in message

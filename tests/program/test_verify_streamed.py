@@ -23,7 +23,7 @@ Edit = Callable[[list[Instruction]], None]
 def made(*, clip: bool = True, activations: str = "near") -> tuple[Plan, Program]:
     home = AWAY.model_copy(update={"activations": activations})
     plan = tiny_plan(
-        GRAPH, MACHINE, home=home, phases=PHASES, accumulation=2, clip=clip, recompute="layer"
+        GRAPH, MACHINE, home=home, phases=PHASES, accumulation=2, clip=clip, recompute="full"
     )
     (program,) = lower(plan, GRAPH)
     return plan, program
@@ -68,7 +68,7 @@ def test_an_instruction_doubled_is_always_found(data: st.DataObject, clip: bool,
 def test_computing_with_weights_that_are_away_is_named():
     plan, program = made(clip=False)
     message = refused(
-        plan, program, moved(Instruction("fetch", 2), before=Instruction("forward", 2, 1))
+        plan, program, moved(Instruction("prefetch_weights", 2), before=Instruction("forward", 2, 1))
     )
     assert message.endswith(
         "(forward of layer 2, micro-batch 0): it reads weights of layer 2, which is not there yet"
@@ -78,7 +78,7 @@ def test_computing_with_weights_that_are_away_is_named():
 def test_computing_with_weights_that_were_released_is_named_with_who_released_them():
     plan, program = made()
     message = refused(
-        plan, program, moved(Instruction("release", 0), before=Instruction("forward", 0, 1))
+        plan, program, moved(Instruction("free_weights", 0), before=Instruction("forward", 0, 1))
     )
     assert "it reads weights of layer 0, which instruction 4 has freed" in message
 
@@ -86,7 +86,7 @@ def test_computing_with_weights_that_were_released_is_named_with_who_released_th
 def test_fetching_what_is_there_is_named():
     plan, program = made()
     message = refused(
-        plan, program, lambda instructions: instructions.insert(0, Instruction("fetch", 0))
+        plan, program, lambda instructions: instructions.insert(0, Instruction("prefetch_weights", 0))
     )
     assert message == (
         "device 0, instruction 0 (fetch of layer 0): "
@@ -97,7 +97,7 @@ def test_fetching_what_is_there_is_named():
 def test_releasing_what_is_away_is_named():
     plan, program = made()
     message = refused(
-        plan, program, lambda instructions: instructions.insert(0, Instruction("release", 3))
+        plan, program, lambda instructions: instructions.insert(0, Instruction("free_weights", 3))
     )
     assert message == (
         "device 0, instruction 0 (release of layer 3): "
@@ -109,7 +109,7 @@ def test_fetching_before_an_update_that_was_put_off_is_named():
     plan, program = made()
 
     def edit(instructions: list[Instruction]) -> None:
-        update, fetch = Instruction("update", 2), Instruction("fetch", 2)
+        update, fetch = Instruction("update", 2), Instruction("prefetch_weights", 2)
         here, there = instructions.index(update), instructions.index(fetch)
         instructions[here], instructions[there] = fetch, update
 
@@ -121,7 +121,7 @@ def test_fetching_before_an_update_that_was_put_off_is_named():
 def test_storing_a_gradient_before_it_is_whole_is_named():
     plan, program = made()
     message = refused(
-        plan, program, moved(Instruction("store", 3), before=Instruction("backward", 3, 1))
+        plan, program, moved(Instruction("offload_grads", 3), before=Instruction("backward", 3, 1))
     )
     assert "(backward of layer 3, micro-batch 1): the gradient of layer 3 was stored" in message
 
@@ -136,15 +136,15 @@ def test_updating_with_a_gradient_before_it_is_whole_is_named():
 
 def test_a_gradient_that_is_not_stored_by_the_norm_is_named():
     plan, program = made()
-    message = refused(plan, program, moved(Instruction("norm"), before=Instruction("store", 1)))
-    norm = program.instructions.index(Instruction("store", 1))
+    message = refused(plan, program, moved(Instruction("grad_norm"), before=Instruction("offload_grads", 1)))
+    norm = program.instructions.index(Instruction("offload_grads", 1))
     assert message.endswith(f"(store of layer 1): the norm was taken before, at instruction {norm}")
 
 
 def test_weights_of_the_first_phase_that_are_away_at_the_end_are_named():
     plan, program = made()
     message = refused(
-        plan, program, lambda instructions: instructions.append(Instruction("release", 0))
+        plan, program, lambda instructions: instructions.append(Instruction("free_weights", 0))
     )
     assert message.endswith(
         "(release of layer 0): it frees weights of layer 0, which the next step needs"
@@ -153,7 +153,7 @@ def test_weights_of_the_first_phase_that_are_away_at_the_end_are_named():
 
 def test_restoring_an_output_that_was_not_kept_is_named():
     plan, program = made(activations="host")
-    keep = Instruction("keep", 1, 0)
+    keep = Instruction("offload_activation", 1, 0)
     message = refused(plan, program, moved(keep, before=Instruction("recompute", 2, 0)))
     assert message.endswith(
         "(restore of layer 1, micro-batch 0): "
@@ -163,7 +163,7 @@ def test_restoring_an_output_that_was_not_kept_is_named():
 
 def test_a_fault_in_settling_says_so():
     plan, program = made()
-    release = Instruction("release", 4)
+    release = Instruction("free_weights", 4)
     message = refused(plan, program, lambda instructions: instructions.remove(release), "settle")
     assert message == (
         "in settling: device 0, instruction 6 (update of layer 4): "

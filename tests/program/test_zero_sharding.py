@@ -25,16 +25,16 @@ def sharded(draw: st.DrawFn) -> Plan:
 
 @given(plan=sharded())
 def test_the_weights_gathered_are_every_shard_once_in_order(plan: Plan):
-    for replica in range(plan.cut.replicas):
+    for replica in range(plan.parallel.data):
         group = gathering(replica, plan)
         assert replica in group
-        assert [weight_shard(each, plan) for each in group] == list(range(plan.sharding.weights))
+        assert [weight_shard(each, plan) for each in group] == list(range(plan.sharding.parameters))
 
 
 @given(plan=sharded())
 def test_what_is_spread_is_every_part_of_one_weight_shard_once_in_order(plan: Plan):
-    q = plan.sharding.optimizer // plan.sharding.weights
-    for replica in range(plan.cut.replicas):
+    q = plan.sharding.optimizer // plan.sharding.parameters
+    for replica in range(plan.parallel.data):
         shard = weight_shard(replica, plan)
         group = spreading(replica, plan)
         assert replica in group
@@ -45,17 +45,17 @@ def test_what_is_spread_is_every_part_of_one_weight_shard_once_in_order(plan: Pl
 @given(plan=sharded())
 def test_a_gradient_shard_is_the_sum_of_all_replicas_each_once(plan: Plan):
     """Scattered within a block, then summed over the same shard of all blocks."""
-    for replica in range(plan.cut.replicas):
+    for replica in range(plan.parallel.data):
         shards = {optimizer_shard(each, plan) for each in agreeing(replica, plan)}
         assert shards == {optimizer_shard(replica, plan)}
         summed = [each for one in agreeing(replica, plan) for each in scattering(one, plan)]
-        assert sorted(summed) == list(range(plan.cut.replicas))
+        assert sorted(summed) == list(range(plan.parallel.data))
 
 
 @given(plan=sharded())
 def test_every_member_of_a_group_names_the_same_group(plan: Plan):
     for group_of in (gathering, spreading, scattering, agreeing):
-        for replica in range(plan.cut.replicas):
+        for replica in range(plan.parallel.data):
             group = group_of(replica, plan)
             assert {group_of(each, plan) for each in group} == {group}
 

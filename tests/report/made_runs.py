@@ -8,30 +8,36 @@ from pathlib import Path
 
 from windlass.document import Document
 from windlass.schema import run_record as files
-from windlass.schema.graph import Graph, LayerKind, Parameter, Span
+from windlass.schema.graph import Graph, LayerKind, LayerRun, ParameterInfo
 from windlass.schema.machine import Curve, Device, Machine, MatmulRate, Point, Tier
-from windlass.schema.plan import Batch, Cut, Plan, Stage
-from windlass.schema.prediction import FarTraffic, Lane, Prediction, TierPeak, Timeline
+from windlass.schema.plan import Batch, Parallelism, Plan, Stage
+from windlass.schema.prediction import (
+    DeviceTimeline,
+    OffloadTraffic,
+    Prediction,
+    TierPeak,
+    Timeline,
+)
 from windlass.schema.request import Request
 from windlass.schema.run_record import Environment, RunState, Step
 from windlass.tracking import Record, create, load
 
 LAYERS, MICROS = 8, 4
-SECONDS = {"load": 0.001, "forward": 0.004, "recompute": 0.004, "backward": 0.009, "update": 0.003}
+SECONDS = {"load_batch": 0.001, "forward": 0.004, "recompute": 0.004, "backward": 0.009, "update": 0.003}
 
 
 def graph() -> Graph:
-    table = Parameter(name="tokens.weight", shape=(4096, 256))
-    matrix = Parameter(name="mix.weight", shape=(256, 256 * 12))
+    table = ParameterInfo(name="tokens.weight", shape=(4096, 256))
+    matrix = ParameterInfo(name="mix.weight", shape=(256, 256 * 12))
     kinds = {
         "embedding": LayerKind(name="embedding", parameters=(table,), costs=()),
         "block": LayerKind(name="block", parameters=(matrix,), costs=()),
         "head": LayerKind(name="head", parameters=(), costs=()),
     }
     chain = (
-        Span(kind="embedding", count=1),
-        Span(kind="block", count=LAYERS - 2),
-        Span(kind="head", count=1),
+        LayerRun(kind="embedding", count=1),
+        LayerRun(kind="block", count=LAYERS - 2),
+        LayerRun(kind="head", count=1),
     )
     return Graph(name="gpt-tiny", vocabulary=4096, chain=chain, kinds=kinds)
 
@@ -56,20 +62,20 @@ def plan() -> Plan:
     return Plan(
         graph=graph().label, machine=machine().label, precision="bfloat16", compile=True,
         batch=Batch(sequence=256, micro=4, accumulation=MICROS),
-        stages=(Stage(phases=((0, LAYERS),), recompute="layer"),),
+        stages=(Stage(phases=((0, LAYERS),), recompute="full"),),
     )  # fmt: skip
 
 
 def instructions() -> Iterator[tuple[str, int | None, int | None]]:
     for micro in range(MICROS):
-        yield "load", None, micro
+        yield "load_batch", None, micro
         for layer in range(LAYERS):
             yield "forward", layer, micro
         for layer in reversed(range(LAYERS)):
             if 0 < layer < LAYERS - 1:
                 yield "recompute", layer, micro
             yield "backward", layer, micro
-    yield "norm", None, None
+    yield "grad_norm", None, None
     for layer in range(LAYERS):
         yield "update", layer, None
     yield "sync", None, None
@@ -82,7 +88,7 @@ def timeline(*, predicted: bool, seed: int = 0) -> Timeline:
     for kind, layer, micro in instructions():
         heavy = 3.0 if layer == LAYERS - 1 and kind != "update" else 1.0
         spent = heavy * SECONDS.get(kind, 0.0004) * (1 if predicted else noise.gauss(1.06, 0.08))
-        grows = {"forward": 6, "backward": -6, "load": 0}.get(kind, 0) * 2**20
+        grows = {"forward": 6, "backward": -6, "load_batch": 0}.get(kind, 0) * 2**20
         memory += grows
         kinds.append(kind)
         layers.append(layer)
@@ -91,15 +97,15 @@ def timeline(*, predicted: bool, seed: int = 0) -> Timeline:
         clock += spent + (0 if predicted else 4e-5)
         ends.append(clock)
         held.append(memory + (heavy * 20 * 2**20 if kind in ("forward", "backward") else 0))
-    lane = Lane(
+    lane = DeviceTimeline(
         device=0, kinds=tuple(kinds), layers=tuple(layers), micros=tuple(micros),
         starts=tuple(starts), ends=tuple(ends), memory_bytes=tuple(held) if predicted else (),
     )  # fmt: skip
-    return Timeline(predicted=predicted, lanes=(lane,))
+    return Timeline(predicted=predicted, devices=(lane,))
 
 
 def prediction() -> Prediction:
-    lane = timeline(predicted=True).lanes[0]
+    lane = timeline(predicted=True).devices[0]
     by_kind: dict[str, float] = {}
     for kind, start, end in zip(lane.kinds, lane.starts, lane.ends, strict=True):
         by_kind[kind] = by_kind.get(kind, 0.0) + end - start
@@ -125,7 +131,7 @@ def prediction() -> Prediction:
 
 def streaming(record: Record) -> Record:
     """The same run as one that moves 2 GiB and 1 GiB a step, 1 % more than was predicted."""
-    far = FarTraffic(read_bytes=2 * 2**30, written_bytes=2**30, seconds=0.4, waiting_seconds=0.1)
+    far = OffloadTraffic(read_bytes=2 * 2**30, written_bytes=2**30, seconds=0.4, waiting_seconds=0.1)
     assert record.prediction is not None
     moved = {"read_bytes": round(2.02 * 2**30), "written_bytes": round(1.01 * 2**30)}
     steps = tuple(replace(step, **moved) for step in record.steps)
@@ -151,9 +157,9 @@ def shared(record: Record) -> Record:
         )
         for device, waits in enumerate((0.0, 0.1))
     )  # fmt: skip
-    cut = Cut(pipeline=2)
+    cut = Parallelism(pipeline=2)
     return replace(
-        record, plan=record.plan.model_copy(update={"cut": cut, "stages": stages}), devices=told
+        record, plan=record.plan.model_copy(update={"parallel": cut, "stages": stages}), devices=told
     )
 
 

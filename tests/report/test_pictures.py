@@ -23,18 +23,18 @@ from windlass.report.figures.waterfall import waterfall
 from windlass.report.html.plan_page import prospect
 from windlass.report.plan_forecast import Forecast, layer_words
 from windlass.schema.graph import Graph
-from windlass.schema.plan import Home, Plan
-from windlass.schema.tensor_grid import Grid
+from windlass.schema.plan import Offload, Plan
+from windlass.schema.tensor_grid import TensorGrid
 
 SVG = "{http://www.w3.org/2000/svg}"
 GRAPH = tiny_graph(layers=6, tied=False)
-AWAY = Home(weights="host", gradients="host", optimizer="host")
+AWAY = Offload(parameters="host", gradients="host", optimizer="host")
 TO_A_HUNDREDTH = 0.02
 """Coordinates are written with two digits behind the point; widths add two of them."""
 
 
 def forecast(graph: Graph, plan: Plan) -> Forecast:
-    programs = lower(plan, graph)[:: plan.cut.tensor * plan.cut.replicas]
+    programs = lower(plan, graph)[:: plan.parallel.tensor * plan.parallel.data]
     return Forecast(
         plan=plan,
         graph=graph,
@@ -75,18 +75,18 @@ def test_every_picture_of_every_plan_is_well_formed_and_says_predicted(drawn: tu
 
 @given(
     stages=st.integers(1, 4),
-    slices=st.sampled_from([1, 2, 4, Grid(2, 2)]),
+    slices=st.sampled_from([1, 2, 4, TensorGrid(2, 2)]),
     replicas=st.sampled_from([1, 2, 4]),
 )
 def test_every_device_has_its_cell(stages: int, slices: int, replicas: int):
     plan = tiny_plan(cut_graph(GRAPH), MACHINE, pipeline=stages, tensor=slices, replicas=replicas)
     cells = [text for text, _ in rects(decomposition(plan)) if text.startswith("device")]
     numbers = sorted(int(text.split()[1].rstrip(":")) for text in cells)
-    assert numbers == list(range(plan.cut.devices))
+    assert numbers == list(range(plan.parallel.devices))
 
 
 def test_slices_of_a_grid_lie_in_its_rows_and_columns():
-    plan = tiny_plan(GRAPH, MACHINE, tensor=Grid(4, 2))
+    plan = tiny_plan(GRAPH, MACHINE, tensor=TensorGrid(4, 2))
     places = {
         text.split(":")[0]: (float(rect.get("x", 0)), float(rect.get("y", 0)))
         for text, rect in rects(decomposition(plan))

@@ -89,7 +89,7 @@ def plan() -> Callable[..., Plan]:
             machine="here@000000000000",
             batch=Batch(sequence=SEQUENCE, micro=micro, accumulation=accumulation),
             stages=(
-                Stage(phases=((0, len(chain.layers)),), recompute=recompute, recomputed=recomputed),
+                Stage(phases=((0, len(chain.layers)),), recompute=recompute, recompute_layers=recomputed),
             ),
             **fields,
         )
@@ -117,17 +117,17 @@ def settings() -> Callable[..., TrainRequest]:
 def program_of(plan: Plan) -> Program:
     """The program of one device, written down a second time."""
     end = plan.stages[-1].last
-    few = plan.stages[0].recomputed
-    again = set(range(1, end - 1)[:few]) if plan.recompute == "layer" else set()
+    few = plan.stages[0].recompute_layers
+    again = set(range(1, end - 1)[:few]) if plan.recompute == "full" else set()
     steps: list[Instruction] = []
     for micro in range(plan.batch.accumulation):
-        steps.append(Instruction("load", None, micro))
+        steps.append(Instruction("load_batch", None, micro))
         steps += [Instruction("forward", layer, micro) for layer in range(end)]
         for layer in reversed(range(end)):
             if layer in again:
                 steps.append(Instruction("recompute", layer, micro))
             steps.append(Instruction("backward", layer, micro))
-    steps += [Instruction("norm")] if plan.clip else []
+    steps += [Instruction("grad_norm")] if plan.clip else []
     steps += [Instruction("update", layer) for layer in range(end)]
     return Program(plan=plan.label, device=0, instructions=(*steps, Instruction("sync")))
 

@@ -63,11 +63,11 @@ def one(rank: int, folder: Path, model: dict, graph: Graph, tokens: Tokens) -> N
     """Runs one plan's share of this rank; leaves steps, notes, checkpoints and what was sent."""
     job = json.loads((folder / "job.json").read_text())
     plan, settings = Plan.model_validate(job["plan"]), TrainRequest.model_validate(job["train"])
-    several = plan.cut.devices > 1
+    several = plan.parallel.devices > 1
     if several:
         dist.init_process_group(
             "gloo", init_method=f"file://{folder / 'store'}", rank=rank,
-            world_size=plan.cut.devices,
+            world_size=plan.parallel.devices,
         )  # fmt: skip
     chain = build_chain(model["name"], model["dials"], device="meta", seed=settings.seed)
     masking = None
@@ -157,7 +157,7 @@ class Sent:
         return stack
 
     def _add(self, nbytes: int) -> None:
-        if self._kind not in (None, "norm", "sync"):
+        if self._kind not in (None, "grad_norm", "sync"):
             self._bytes[self._kind] += nbytes
 
     def told(self, steps: int) -> dict[str, dict[str, float]]:

@@ -12,7 +12,7 @@ PROGRAM = Program(
     plan="0" * 12,
     device=0,
     instructions=(
-        Instruction("load", None, 1),
+        Instruction("load_batch", None, 1),
         Instruction("forward", 2, 1),
         Instruction("update", 2),
         Instruction("sync"),
@@ -22,7 +22,7 @@ CPU = torch.device("cpu")
 
 
 def interpreter(handler: Handler, program: Program = PROGRAM):
-    handlers = dict.fromkeys(("load", "forward", "update", "sync"), handler)
+    handlers = dict.fromkeys(("load_batch", "forward", "update", "sync"), handler)
     return Interpreter(program, handlers, clock_for(CPU, len(program.instructions)))
 
 
@@ -35,7 +35,7 @@ def test_every_instruction_runs_once_in_order():
 def test_each_instruction_ends_after_it_begins_and_before_the_next_begins():
     machine = interpreter(lambda *_: time.sleep(0.001))
     machine.run()
-    lane = machine.timeline().lanes[0]
+    lane = machine.timeline().devices[0]
     times = [at for span in zip(lane.starts, lane.ends, strict=True) for at in span]
     assert times == sorted(times)
     assert times[0] == 0
@@ -46,7 +46,7 @@ def test_seconds_by_kind_sum_to_the_step_but_for_what_lies_between():
     machine = interpreter(lambda *_: time.sleep(0.002))
     machine.run()
     total = sum(machine.by_kind().values())
-    assert set(machine.by_kind()) == {"load", "forward", "update", "sync"}
+    assert set(machine.by_kind()) == {"load_batch", "forward", "update", "sync"}
     assert 0.008 <= total <= machine.seconds()
 
 
@@ -54,16 +54,16 @@ def test_a_timeline_names_what_ran():
     machine = interpreter(lambda *_: None)
     memory = machine.sample(lambda: 7)
     timeline = machine.timeline(memory)
-    lane = timeline.lanes[0]
+    lane = timeline.devices[0]
     assert not timeline.predicted
-    assert lane.kinds == ("load", "forward", "update", "sync")
+    assert lane.kinds == ("load_batch", "forward", "update", "sync")
     assert lane.layers == (None, 2, 2, None)
     assert lane.micros == (1, 1, None, None)
     assert lane.memory_bytes == (7, 7, 7, 7)
 
 
 def test_a_program_with_a_kind_that_nobody_handles_is_refused():
-    program = PROGRAM.model_copy(update={"instructions": (Instruction("fetch", 1),)})
+    program = PROGRAM.model_copy(update={"instructions": (Instruction("prefetch_weights", 1),)})
     with pytest.raises(KeyError):
         interpreter(lambda *_: None, program)
 

@@ -31,14 +31,14 @@ from windlass.program.communication_volume import exchanged
 from windlass.runtime.verify.compare_runs import Ran
 from windlass.runtime.verify.fault_injection import FAULTS, spoiled_layer
 from windlass.schema.graph import Graph
-from windlass.schema.plan import Home, Plan
-from windlass.schema.tensor_grid import Grid
+from windlass.schema.plan import Offload, Plan
+from windlass.schema.tensor_grid import TensorGrid
 from windlass.schema.verification import TOLERANCE
 
 SAMPLED = 20
 """Plans of the default suite."""
 
-GRIDS = (Grid(2, 2), Grid(4, 2), Grid(2, 4), Grid(1, 4))
+GRIDS = (TensorGrid(2, 2), TensorGrid(4, 2), TensorGrid(2, 4), TensorGrid(1, 4))
 
 DEVICES = Path("/proc/net/dev")
 
@@ -53,7 +53,7 @@ _LOSS_DIGITS = 1e-6
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     """Four processes, and a GPT of four blocks that can be cut in two slices, or two by two."""
-    four = World(tmp_path_factory.mktemp("world"), 4, (2, Grid(2, 2)))
+    four = World(tmp_path_factory.mktemp("world"), 4, (2, TensorGrid(2, 2)))
     yield four
     four.close()
 
@@ -61,7 +61,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 @pytest.fixture(scope="module")
 def encoders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     """Four processes, and a BERT of four blocks that can be cut two by two."""
-    four = World(tmp_path_factory.mktemp("encoders"), 4, (Grid(2, 2),), model="bert-tiny")
+    four = World(tmp_path_factory.mktemp("encoders"), 4, (TensorGrid(2, 2),), model="bert-tiny")
     yield four
     four.close()
 
@@ -99,7 +99,7 @@ class Seen:
 
 def require_bytes(world: World, plan: Plan, ran: Ran) -> None:
     """The buffers that torch was given, the pod's own count and the program agree."""
-    for device in range(plan.cut.devices):
+    for device in range(plan.parallel.devices):
         told, expected = sent_by(ran, device), exchanged(plan, world.graph, device)
         assert {kind: n for kind, n in told["buffers"].items() if n} == expected, plan.to_toml()
         for kind, nbytes in told["pod"].items():
@@ -130,13 +130,13 @@ def test_a_grid_of_slices_equals_one_device_and_sends_the_bytes_of_its_program(
     world: World, precision: str
 ) -> None:
     plan = tiny_plan(
-        world.graph, MACHINE, tensor=Grid(2, 2), micro=2, accumulation=BATCH // 2,
+        world.graph, MACHINE, tensor=TensorGrid(2, 2), micro=2, accumulation=BATCH // 2,
         sequence=SEQUENCE, precision=precision,
     )  # fmt: skip
     Seen().add(world, plan)
 
 
-@pytest.mark.parametrize("tensor", [2, Grid(2, 2)])
+@pytest.mark.parametrize("tensor", [2, TensorGrid(2, 2)])
 @pytest.mark.parametrize("precision", ["float64", "float32"])
 def test_slices_that_keep_only_large_products_equal_one_device_and_gather_once_more(
     world: World, tensor: int, precision: str
@@ -157,7 +157,7 @@ def test_slices_that_keep_only_large_products_equal_one_device_and_gather_once_m
 @pytest.mark.parametrize("precision", ["float64", "float32"])
 def test_an_encoder_in_a_grid_of_slices_equals_one_device(encoders: World, precision: str) -> None:
     plan = tiny_plan(
-        encoders.graph, MACHINE, tensor=Grid(2, 2), micro=2, accumulation=BATCH // 2,
+        encoders.graph, MACHINE, tensor=TensorGrid(2, 2), micro=2, accumulation=BATCH // 2,
         sequence=SEQUENCE, precision=precision,
     )  # fmt: skip
     Seen().add(encoders, plan)
@@ -165,9 +165,9 @@ def test_an_encoder_in_a_grid_of_slices_equals_one_device(encoders: World, preci
 
 def test_a_grid_of_slices_runs_in_phases_from_a_disk(world: World) -> None:
     plan = tiny_plan(
-        world.graph, MACHINE, tensor=Grid(2, 2), micro=2, accumulation=BATCH // 2,
+        world.graph, MACHINE, tensor=TensorGrid(2, 2), micro=2, accumulation=BATCH // 2,
         sequence=SEQUENCE, home=FAR[0], stages=(((0, 2), (2, 4), (4, LAYERS)),),
-        recompute="layer",
+        recompute="full",
     )  # fmt: skip
     Seen().add(world, plan)
 
@@ -175,8 +175,8 @@ def test_a_grid_of_slices_runs_in_phases_from_a_disk(world: World) -> None:
 @pytest.mark.parametrize(
     ("before", "after"),
     [
-        ({"tensor": 2, "replicas": 2, "sharding": (1, 2)}, {"tensor": Grid(2, 2)}),
-        ({"tensor": Grid(2, 2)}, {"tensor": 2, "pipeline": 2}),
+        ({"tensor": 2, "replicas": 2, "sharding": (1, 2)}, {"tensor": TensorGrid(2, 2)}),
+        ({"tensor": TensorGrid(2, 2)}, {"tensor": 2, "pipeline": 2}),
     ],
     ids=["2 x r2 to 2x2", "2x2 to p2 x 2"],
 )
@@ -200,12 +200,12 @@ def test_a_run_goes_on_with_a_grid_or_without_it(world: World, before: dict, aft
 @pytest.mark.parametrize(
     "cut",
     [
-        {"pipeline": 2, "tensor": Grid(2, 2)},
-        {"tensor": Grid(2, 2), "replicas": 2, "sharding": (2, 2)},
-        {"tensor": Grid(2, 2), "replicas": 2, "sharding": (1, 2)},
-        {"tensor": Grid(4, 2)},
-        {"tensor": Grid(2, 4)},
-        {"tensor": Grid(1, 4)},
+        {"pipeline": 2, "tensor": TensorGrid(2, 2)},
+        {"tensor": TensorGrid(2, 2), "replicas": 2, "sharding": (2, 2)},
+        {"tensor": TensorGrid(2, 2), "replicas": 2, "sharding": (1, 2)},
+        {"tensor": TensorGrid(4, 2)},
+        {"tensor": TensorGrid(2, 4)},
+        {"tensor": TensorGrid(1, 4)},
     ],
     ids=str,
 )
@@ -222,10 +222,10 @@ def test_a_grid_goes_with_stages_and_shards(wide_world: World, cut: dict) -> Non
 def test_sixteen_processes_cut_in_every_dimension_equal_one_device(
     tmp_path: Path, sharding: tuple[int, int], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    sixteen, seen = World(tmp_path, 16, (Grid(2, 2),)), Seen()
+    sixteen, seen = World(tmp_path, 16, (TensorGrid(2, 2),)), Seen()
     try:
         plan = tiny_plan(
-            sixteen.graph, MACHINE, pipeline=2, tensor=Grid(2, 2), replicas=2, micro=1,
+            sixteen.graph, MACHINE, pipeline=2, tensor=TensorGrid(2, 2), replicas=2, micro=1,
             accumulation=BATCH // 2, sequence=SEQUENCE, sharding=sharding, precision="float64",
         )  # fmt: skip
         seen.add(sixteen, plan)
@@ -255,7 +255,7 @@ def away(world: World, **cut: Any) -> Plan:  # noqa: ANN401  handed on to the fa
     """Weights near and state on a disk."""
     return tiny_plan(
         world.graph, MACHINE, micro=1, accumulation=BATCH // cut["replicas"], sequence=SEQUENCE,
-        home=Home(optimizer="disk"), **cut,
+        home=Offload(optimizer="disk"), **cut,
     )  # fmt: skip
 
 
@@ -282,7 +282,7 @@ def test_parted_backward_passes_go_with_shared_weights(world: World) -> None:
 FAULTY = {
     "shared": {"replicas": 4, "sharding": (2, 4), "pipeline": 1},
     "cut": {"pipeline": 2, "tensor": 2},
-    "grid": {"tensor": Grid(2, 2)},
+    "grid": {"tensor": TensorGrid(2, 2)},
     "replicated": {"pipeline": 2, "replicas": 2},
 }
 """Plans, one of which can make each mistake."""
@@ -293,7 +293,7 @@ FAULTY = {
     [
         ("loss-scale", "replicated"), ("micro-batch", "replicated"), ("update", "cut"),
         ("reduction", "replicated"), ("reduction", "shared"), ("samples", "replicated"),
-        ("shards", "shared"), ("gather", "shared"), ("slice-sum", "cut"), ("slice-sum", "grid"),
+        ("shards", "shared"), ("unshard_weights", "shared"), ("slice-sum", "cut"), ("slice-sum", "grid"),
         ("loan", "cut"),
     ],
 )  # fmt: skip
@@ -338,7 +338,7 @@ def test_the_kernel_sends_what_the_program_says_and_a_little_more(
         sent = loopback_bytes() - before
     finally:
         large.close()
-    devices = range(plan.cut.devices)
+    devices = range(plan.parallel.devices)
     told = SETTINGS.steps * sum(sum(exchanged(plan, large.graph, at).values()) for at in devices)
     with capsys.disabled():
         print(f"\nthe kernel sent {sent / told:.4f} times {told} bytes")
@@ -373,7 +373,7 @@ def grid(graph: Graph) -> Iterator[Plan]:
     """
     turn = 0
     for devices, home in product((1, 2, 4, 8), (None, *FAR)):
-        for pipeline, tensor, replicas in cuts(devices, tuple(graph.slices)):
+        for pipeline, tensor, replicas in cuts(devices, tuple(graph.tensor_shards)):
             for optimizer in divisors(replicas):
                 for weights, order in product(
                     divisors(optimizer), ("gpipe", "1f1b", "zero-bubble", "interleaved")

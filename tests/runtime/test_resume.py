@@ -21,14 +21,14 @@ from windlass.program.instruction import Program
 from windlass.program.lowering.lower import lower
 from windlass.runtime.checkpoint.checkpoint import Checkpoint, latest, stored
 from windlass.runtime.train import never, train
-from windlass.schema.plan import Home, Plan, Stage
+from windlass.schema.plan import Offload, Plan, Stage
 from windlass.schema.request import TrainRequest
 from windlass.schema.run_record import Step
 
 KINDS = [
     {"precision": "float32", "micro": 4},
-    {"precision": "float32", "micro": 2, "recompute": "layer"},
-    {"precision": "bfloat16", "micro": 4, "recompute": "layer"},
+    {"precision": "float32", "micro": 2, "recompute": "full"},
+    {"precision": "bfloat16", "micro": 4, "recompute": "full"},
     {"precision": "bfloat16", "micro": 1},
 ]
 
@@ -208,13 +208,13 @@ def killed(
 
     def go(kills: int, seed: int, *, phases: tuple[tuple[int, int], ...] = ()) -> None:
         chain = gpt(dropout=0.1, device="meta")
-        cut = plan(chain, micro=2, accumulation=2, precision="bfloat16", recompute="layer")
+        cut = plan(chain, micro=2, accumulation=2, precision="bfloat16", recompute="full")
         made = program(cut)
         if phases:
             graph = capture(chain)
-            away = Home(weights="disk", gradients="disk", optimizer="disk")
+            away = Offload(parameters="disk", gradients="disk", optimizer="disk")
             stages = (Stage(phases=phases),)
-            changes = {"graph": graph.label, "home": away, "stages": stages}
+            changes = {"graph": graph.label, "offload": away, "stages": stages}
             cut = cut.model_copy(update=changes)
             (made,) = lower(cut, graph)
         asked = settings(steps=30, save_every=2, keep=2, seed=7)

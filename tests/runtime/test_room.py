@@ -18,11 +18,11 @@ from windlass.program.lowering.lower import lower
 from windlass.program.memory.disk_usage import room
 from windlass.runtime.train import train
 from windlass.schema.graph import Graph
-from windlass.schema.plan import Batch, Home, Plan, Stage
+from windlass.schema.plan import Batch, Offload, Plan, Stage
 from windlass.schema.request import TrainRequest
 
 SEQUENCE = 16
-FAR = Home(weights="disk", gradients="disk", optimizer="disk")
+FAR = Offload(parameters="disk", gradients="disk", optimizer="disk")
 TAILS = 1.1
 """Headers and pages that are not full, of layers this small; and the room of gradients that the
 first phase keeps for itself."""
@@ -72,7 +72,7 @@ def model(tokens: Tokens) -> tuple[Chain, Graph]:
 @pytest.mark.parametrize(
     ("streamed", "precision"), [(False, "float32"), (True, "float32"), (True, "bfloat16")]
 )
-@pytest.mark.parametrize(("save_every", "keep"), [(1, 1), (2, 2)])
+@pytest.mark.parametrize(("save_every", "offload_activation"), [(1, 1), (2, 2)])
 def test_a_run_takes_the_room_that_it_asks_for_and_no_more(
     model: tuple[Chain, Graph],
     batches: Callable[..., Batches],
@@ -87,7 +87,7 @@ def test_a_run_takes_the_room_that_it_asks_for_and_no_more(
     phases = tuple((layer, layer + 1) for layer in range(5)) if streamed else ((0, 5),)
     plan = Plan(
         graph=graph.label, machine="here@000000000000", precision=precision,
-        home=FAR if streamed else Home(),
+        offload=FAR if streamed else Offload(),
         batch=Batch(sequence=SEQUENCE, micro=2, accumulation=2), stages=(Stage(phases=phases),),
     )  # fmt: skip
     request = settings(steps=6, save_every=save_every, keep=keep)
@@ -109,7 +109,7 @@ def test_a_streamed_run_that_saves_only_at_its_end_holds_its_state_once(
 ):
     _, graph = model
     plan = Plan(
-        graph=graph.label, machine="here@000000000000", home=FAR,
+        graph=graph.label, machine="here@000000000000", offload=FAR,
         batch=Batch(sequence=SEQUENCE, micro=2), stages=(Stage(phases=((0, 2), (2, 5))),),
     )  # fmt: skip
     asked = room(plan, graph, settings(steps=6, save_every=6, keep=3))
@@ -121,11 +121,11 @@ def test_a_state_in_memory_takes_no_room_but_that_of_checkpoints(
     model: tuple[Chain, Graph], settings: Callable[..., TrainRequest]
 ):
     _, graph = model
-    home = Home(weights="host", gradients="host", optimizer="host")
+    home = Offload(parameters="host", gradients="host", optimizer="host")
     far = Plan(
-        graph=graph.label, machine="here@000000000000", home=home,
+        graph=graph.label, machine="here@000000000000", offload=home,
         batch=Batch(sequence=SEQUENCE, micro=2), stages=(Stage(phases=((0, 2), (2, 5))),),
     )  # fmt: skip
-    near = far.model_copy(update={"home": Home(), "stages": (Stage(phases=((0, 5),)),)})
+    near = far.model_copy(update={"offload": Offload(), "stages": (Stage(phases=((0, 5),)),)})
     request = settings(steps=6, save_every=2, keep=1)
     assert room(far, graph, request) == room(near, graph, request)

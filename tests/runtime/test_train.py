@@ -80,10 +80,10 @@ def saved_weights(folder: Path):
     ("model", "dials", "micro", "recompute"),
     [
         ("gpt-tiny", {}, 4, "none"),
-        ("gpt-tiny", {}, 2, "layer"),
+        ("gpt-tiny", {}, 2, "full"),
         ("gpt-tiny", {}, 1, "none"),
-        ("llama-tiny", {"key_heads": 2}, 2, "none"),
-        ("llama-tiny", {"key_heads": 2}, 2, "layer"),
+        ("llama-tiny", {"kv_heads": 2}, 2, "none"),
+        ("llama-tiny", {"kv_heads": 2}, 2, "full"),
     ],
 )
 def test_a_run_equals_a_plain_loop_over_the_whole_model(
@@ -141,7 +141,7 @@ def test_recompute_and_dropout_change_no_bit(
     chain = gpt(dropout=0.2)
     found = []
     for again in (
-        {}, {"recompute": "layer"}, {"recompute": "layer", "recomputed": 2},
+        {}, {"recompute": "full"}, {"recompute": "full", "recompute_layers": 2},
         {"recompute": "selective"},
     ):  # fmt: skip
         cut = plan(chain, micro=2, accumulation=2, precision=precision, **again)
@@ -173,7 +173,7 @@ def test_recompute_changes_no_bit_where_a_layer_draws_by_itself(
     first, *blocks, last = gpt().layers
     chain = chain_of(nn.Sequential(first, *map(Careless, blocks), last), "x")
     found = []
-    for recompute in ("none", "selective", "layer"):
+    for recompute in ("none", "selective", "full"):
         cut = plan(chain, micro=2, accumulation=2, recompute=recompute)
         run_once(cut, chain, batches(), settings(), program, folder / recompute)
         found.append(latest(folder / recompute).manifest.files)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from factories import AWAY, tiny_graph, tiny_machine, tiny_plan
-from windlass.schema.plan import Batch, Cut, Home, Plan, Stage
+from windlass.schema.plan import Batch, Offload, Parallelism, Plan, Stage
 
 Phases = tuple[tuple[int, int], ...]
 
@@ -17,7 +17,7 @@ Phases = tuple[tuple[int, int], ...]
 def plan(*stages: Phases, pipeline: int | None = None) -> Plan:
     return Plan(
         graph="tiny", machine="tiny", batch=Batch(sequence=8, micro=1),
-        cut=Cut(pipeline=pipeline or len(stages)),
+        parallel=Parallelism(pipeline=pipeline or len(stages)),
         stages=tuple(Stage(phases=phases) for phases in stages),
     )  # fmt: skip
 
@@ -49,21 +49,21 @@ def test_stages_with_a_gap_or_an_overlap_are_refused(stages: list[Phases], reaso
 
 
 def test_a_plan_has_a_stage_for_each_device_of_the_pipeline():
-    with pytest.raises(ValidationError, match=r"1 stages for `cut.pipeline` = 2"):
+    with pytest.raises(ValidationError, match=r"1 stages for `parallel.pipeline` = 2"):
         plan(((0, 2),), pipeline=2)
 
 
 def test_a_count_of_layers_that_run_again_needs_a_way_to():
-    assert Stage(phases=((0, 3),), recompute="layer", recomputed=2).recomputed == 2
+    assert Stage(phases=((0, 3),), recompute="full", recompute_layers=2).recompute_layers == 2
     with pytest.raises(ValidationError, match="`recomputed` = 2 with `recompute` = none"):
-        Stage(phases=((0, 3),), recomputed=2)
+        Stage(phases=((0, 3),), recompute_layers=2)
 
 
 def test_a_plan_that_names_no_count_is_written_and_labelled_as_before_there_was_one():
     made = plan(((0, 3),))
-    assert "recomputed" not in made.to_toml()
+    assert "recompute_layers" not in made.to_toml()
     counted = made.model_copy(
-        update={"stages": (Stage(phases=((0, 3),), recompute="layer", recomputed=1),)}
+        update={"stages": (Stage(phases=((0, 3),), recompute="full", recompute_layers=1),)}
     )
     assert Plan.model_validate_json(counted.to_json()) == counted
     assert counted.label != made.label
@@ -104,15 +104,15 @@ def test_bfloat16_keeps_masters_and_sums_gradients_in_float32():
 @pytest.mark.parametrize(
     ("home", "clip", "streamed", "deferred"),
     [
-        (Home(), True, False, False),
-        (Home(optimizer="disk"), True, True, False),
+        (Offload(), True, False, False),
+        (Offload(optimizer="disk"), True, True, False),
         (AWAY, True, True, True),
         (AWAY, False, True, False),
     ],
 )
 def test_updates_are_put_off_where_gradients_go_away_and_a_norm_is_needed(
-    home: Home, clip: bool, streamed: bool, deferred: bool
+    home: Offload, clip: bool, streamed: bool, deferred: bool
 ):
     made = tiny_plan(tiny_graph(), tiny_machine(), home=home, clip=clip)
-    assert (made.streamed, made.deferred) == (streamed, deferred)
-    assert made.far("optimizer") == ("optimizer" in made.far_homes) == streamed
+    assert (made.offloads, made.defers_updates) == (streamed, deferred)
+    assert made.is_offloaded("optimizer") == ("optimizer" in made.offload_tiers) == streamed

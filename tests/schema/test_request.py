@@ -17,7 +17,7 @@ from windlass.schema.request import Request, TrainRequest
 @pytest.mark.parametrize("name", ["request.toml", "request.json"])
 @pytest.mark.parametrize("clip", [None, 0.5, 1.0])
 def test_a_request_survives_its_file_with_any_clip(tmp_path: Path, name: str, clip: float | None):
-    request = Request(train=TrainRequest(clip=clip), near=2**30)
+    request = Request(train=TrainRequest(clip=clip), memory=2**30)
     request.save(tmp_path / name)
     assert Request.load(tmp_path / name) == request
     assert Request.load(tmp_path / name).fingerprint() == request.fingerprint()
@@ -29,15 +29,15 @@ def test_an_infinite_clip_never_clips():
 
 @given(near=st.integers(1, 64))
 def test_a_budget_may_be_written_with_its_unit(near: int):
-    assert Request.resolve(None, [f"near={near} GiB"]).near == near * 2**30
+    assert Request.resolve(None, [f"memory={near} GiB"]).memory == near * 2**30
 
 
 @pytest.mark.parametrize(
     "override",
     [
         "train.steps=0", "train.batch=ten", "train.betas=[0.9,1.0]", "train.learning_rate=nan",
-        "train.clip=0", "model.dropout=1", "near=lots", "near=1e999", "precision=float16",
-        "data.held_out=1", "data.vocabulary=256", "order=2f2b", "recompute=all",
+        "train.clip=0", "model.dropout=1", "memory=lots", "memory=1e999", "precision=float16",
+        "data.held_out=1", "data.vocabulary=256", "parallel.schedule=2f2b", "recompute=all",
     ],
 )  # fmt: skip
 def test_a_value_out_of_range_is_a_fault_of_the_override(override: str):

@@ -7,17 +7,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from windlass.errors import Faults
-from windlass.schema.plan import Cut
+from windlass.schema.plan import Parallelism
 from windlass.schema.request import Request
 from windlass.schema.tensor_grid import (
-    Among,
-    Grid,
-    columns_of,
-    grid,
-    reach,
-    read_slices,
-    ring,
-    rows_of,
+    TensorAxis,
+    TensorGrid,
+    grid_columns,
+    grid_rows,
+    group_size,
+    group_span,
+    parse_tensor_degree,
+    tensor_grid,
 )
 
 DEGREES = st.integers(1, 64)
@@ -25,44 +25,44 @@ DEGREES = st.integers(1, 64)
 
 @given(rows=DEGREES, columns=DEGREES)
 def test_a_grid_is_read_as_it_is_written_and_one_column_is_a_number(rows: int, columns: int):
-    slices = grid(rows, columns)
-    assert read_slices(str(slices)) == slices == read_slices(f"{rows}x{columns}")
-    assert (rows_of(slices), columns_of(slices)) == (rows, columns)
-    assert isinstance(slices, Grid) == (columns > 1)
+    slices = tensor_grid(rows, columns)
+    assert parse_tensor_degree(str(slices)) == slices == parse_tensor_degree(f"{rows}x{columns}")
+    assert (grid_rows(slices), grid_columns(slices)) == (rows, columns)
+    assert isinstance(slices, TensorGrid) == (columns > 1)
     assert int(slices) == rows * columns
 
 
 @given(rows=DEGREES, columns=st.integers(2, 64))
 def test_a_grid_counts_its_slices_and_equals_no_number(rows: int, columns: int):
-    slices = Grid(rows, columns)
+    slices = TensorGrid(rows, columns)
     assert slices != int(slices)
     assert int(slices) != slices
     assert slices > 1
     assert 2 * slices == 2 * rows * columns
-    assert {slices: "grid", int(slices): "number"}[Grid(rows, columns)] == "grid"
+    assert {slices: "grid", int(slices): "number"}[TensorGrid(rows, columns)] == "grid"
     assert copy.deepcopy(slices) == slices
 
 
 @given(rows=DEGREES, columns=DEGREES)
 def test_the_rings_of_a_grid_are_its_rows_and_columns(rows: int, columns: int):
-    slices = grid(rows, columns)
-    rings: tuple[Among, ...] = ("all", "tokens", "features")
-    assert [ring(slices, each) for each in rings] == [rows * columns, rows, columns]
-    assert [reach(slices, each) for each in rings] == [rows * columns, rows * columns, columns]
+    slices = tensor_grid(rows, columns)
+    rings: tuple[TensorAxis, ...] = ("all", "tokens", "features")
+    assert [group_size(slices, each) for each in rings] == [rows * columns, rows, columns]
+    assert [group_span(slices, each) for each in rings] == [rows * columns, rows * columns, columns]
 
 
 def test_a_plan_keeps_its_grid_and_a_number_stays_a_number():
-    cut = Cut.model_validate({"pipeline": 2, "tensor": "8x8"})
+    cut = Parallelism.model_validate({"pipeline": 2, "tensor": "8x8"})
     assert cut.devices == 128
     assert 'tensor = "8x8"' in cut.to_toml()
-    assert Cut.model_validate_json(cut.to_json()) == cut
-    assert Cut.model_validate({"tensor": "4x1"}) == Cut(tensor=4)
-    assert "tensor = 4" in Cut(tensor=4).to_toml()
-    assert cut.fingerprint() != Cut(pipeline=2, tensor=64).fingerprint()
-    assert Request.resolve(None, ["cut.tensor=2x2"]).cut.tensor == Grid(2, 2)
+    assert Parallelism.model_validate_json(cut.to_json()) == cut
+    assert Parallelism.model_validate({"tensor": "4x1"}) == Parallelism(tensor=4)
+    assert "tensor = 4" in Parallelism(tensor=4).to_toml()
+    assert cut.fingerprint() != Parallelism(pipeline=2, tensor=64).fingerprint()
+    assert Request.resolve(None, ["parallel.tensor=2x2"]).parallel.tensor == TensorGrid(2, 2)
 
 
 @pytest.mark.parametrize("text", ["0", "2x", "x2", "2x0", "true", "2.5", "2x2x2", "-4", "many"])
 def test_what_is_no_number_of_slices_is_refused(text: str):
     with pytest.raises(Faults, match=r"`cut\.tensor` = .*: should be a number of slices from 1"):
-        Request.resolve(None, [f"cut.tensor={text}"])
+        Request.resolve(None, [f"parallel.tensor={text}"])

@@ -91,7 +91,7 @@ def ask(
         RequestError: the file cannot be read.
         Faults: all keys and values that do not fit.
     """
-    apart = {"model.name": model, "machine": machine, "near": near}
+    apart = {"model.name": model, "machine": machine, "memory": near}
     named = (f"{key}={value!r}" for key, value in apart.items() if value is not None)
     return Request.resolve(file, (*overrides, *named))
 
@@ -162,10 +162,10 @@ def in_open_slices(
     Of a grid that the model cannot be cut in the next quick one takes the place.
     """
     while True:
-        known = graph.uncut
+        known = graph.unshardable
         asked = degrees(request, machine, known)
         graph = in_slices(request.model, graph, asked, progress=progress)
-        if graph.uncut == known:
+        if graph.unshardable == known:
             return graph
 
 
@@ -183,7 +183,7 @@ def in_slices(
     Raises:
         ModelError: a slice does what cannot be counted.
     """
-    missing = [each for each in asked if each not in graph.slices and each not in graph.uncut]
+    missing = [each for each in asked if each not in graph.tensor_shards and each not in graph.unshardable]
     if missing:
         prepare_allocator()
         from windlass.capture.capture_graph import capture_slices
@@ -240,6 +240,6 @@ def chain_of_request(model: ModelRequest, *, seed: int | None = None) -> "Chain"
     """
     from windlass.models.build import build_chain
 
-    dials = model.model_dump(exclude={"name", "cuts"}, exclude_none=True)
+    dials = model.model_dump(exclude={"name", "sharding_rules"}, exclude_none=True)
     device = "cpu" if seed is not None and ".py" in model.name else "meta"
-    return build_chain(model.name, dials, device=device, seed=seed or 0, cuts=model.cuts)
+    return build_chain(model.name, dials, device=device, seed=seed or 0, cuts=model.sharding_rules)

@@ -29,7 +29,7 @@ def forecast(planned: Planned) -> Forecast:
     """
     graph, machine = planned.graph, planned.machine
     plan, prediction = _nearest(planned)
-    programs = lower(plan, graph)[:: plan.cut.tensor * plan.cut.replicas]
+    programs = lower(plan, graph)[:: plan.parallel.tensor * plan.parallel.data]
     return Forecast(
         plan=plan,
         graph=graph,
@@ -46,7 +46,7 @@ def _nearest(planned: Planned) -> tuple[Plan, Prediction]:
         return planned.plan, planned.prediction
     plan = choice.refused[0].plan
     prediction = predict(plan, planned.graph, planned.machine)
-    return plan, with_near(prediction, request.near or prediction.peaks[0].capacity_bytes)
+    return plan, with_near(prediction, request.memory or prediction.peaks[0].capacity_bytes)
 
 
 def draw(told: Forecast, path: Path, only: str | None = None) -> None:

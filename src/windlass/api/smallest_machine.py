@@ -39,7 +39,7 @@ def needed(
         WindlassError: what is wrong with a request, a model or a family.
     """
     ladders = {name: _ladder(name) for name in families}
-    words = (*(("home.optimizer=near",) if whole else ()), *overrides)
+    words = (*(("offload.optimizer=near",) if whole else ()), *overrides)
     for model in models:
         parameters = capture(ask(model, *words).model).parameter_count
         for family, ladder in ladders.items():
@@ -107,14 +107,14 @@ def _need(
     tried: Sequence[str],
     refused: str,
 ) -> Need:
-    cut = None if found is None else found.plan.cut
+    cut = None if found is None else found.plan.parallel
     return Need(
         model=model,
         parameters=parameters,
         family=family,
         machine=None if found is None else found.machine.name,
         devices=None if cut is None else cut.devices,
-        cut=None if cut is None else f"p{cut.pipeline} t{cut.tensor} r{cut.replicas}",
+        cut=None if cut is None else f"p{cut.pipeline} t{cut.tensor} r{cut.data}",
         prediction=None if found is None else found.prediction,
         tried=tuple(tried),
         refused=refused,

@@ -25,8 +25,8 @@ from windlass.models.tensor_parallel.check_shardable import faults
 from windlass.models.tensor_parallel.collectives import Place
 from windlass.models.tensor_parallel.shard_module import sliced
 from windlass.models.tensor_parallel.shard_params import Piece, pieces
-from windlass.schema.graph import Graph, LayerCost, LayerKind, Parameter, Precision, Span
-from windlass.schema.tensor_grid import columns_of, grid
+from windlass.schema.graph import Graph, LayerCost, LayerKind, LayerRun, ParameterInfo, Precision
+from windlass.schema.tensor_grid import grid_columns, tensor_grid
 
 _DTYPES: dict[Precision, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _LONGEST = 64
@@ -93,9 +93,9 @@ def capture_slices(chain: Chain, graph: Graph, degrees: Iterable[int]) -> Graph:
     Raises:
         ModelError: as `capture`, of a slice.
     """
-    slices, uncut = dict(graph.slices), dict(graph.uncut)
+    slices, uncut = dict(graph.tensor_shards), dict(graph.unshardable)
     for degree in degrees:
-        place = Place(degree=int(degree), columns=columns_of(degree))
+        place = Place(degree=int(degree), columns=grid_columns(degree))
         found = (*faults(chain, place.degree, columns=place.columns), *_too_short(chain, place))
         if found:
             uncut[degree] = found
@@ -161,19 +161,19 @@ def _selective_costs(subject: _Subject) -> Iterator[LayerCost]:
         yield from map(eager_cost, fitted, _DTYPES)
 
 
-def _parameters(subject: _Subject) -> Iterator[Parameter]:
+def _parameters(subject: _Subject) -> Iterator[ParameterInfo]:
     chain, index = subject.chain, subject.index
     own = {}
     if subject.place.degree > 1:
         own = pieces(chain.layers[index], cuts_of(chain, index), subject.place)
     for name, parameter in subject.layer.named_parameters(remove_duplicate=False):
         owner, piece = chain.ties.get(f"{chain.names[index]}.{name}"), own.get(name)
-        yield Parameter(
+        yield ParameterInfo(
             name=name,
             shape=tuple(parameter.shape),
             tied_to=owner,
-            cut=None if piece is None else _shared_by_all(piece),
-            common=None if piece is None else piece.common,
+            shard_dim=None if piece is None else _shared_by_all(piece),
+            replicated_over=None if piece is None else piece.common,
         )
 
 
@@ -254,7 +254,7 @@ def _too_short(chain: Chain, place: Place) -> Iterator[str]:
 
 
 def _named(place: Place) -> str:
-    return str(grid(place.rows, place.columns))
+    return str(tensor_grid(place.rows, place.columns))
 
 
 def _sequences(chain: Chain, place: Place) -> tuple[int, int, int, int]:
@@ -276,10 +276,10 @@ def _sequences(chain: Chain, place: Place) -> tuple[int, int, int, int]:
     return check // 4, check // 2, 3 * check // 4, check
 
 
-def _spans(kinds: tuple[str, ...]) -> Iterator[Span]:
+def _spans(kinds: tuple[str, ...]) -> Iterator[LayerRun]:
     """Neighbours of one kind together."""
     start = 0
     for place in range(1, len(kinds) + 1):
         if place == len(kinds) or kinds[place] != kinds[start]:
-            yield Span(kind=kinds[start], count=place - start)
+            yield LayerRun(kind=kinds[start], count=place - start)
             start = place

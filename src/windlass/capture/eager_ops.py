@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from windlass.capture.polynomial_fit import total
 from windlass.capture.trace import Call, Fitted
-from windlass.schema.graph import Exchange, LayerCost, Op, Precision, Quantity, Shape
+from windlass.schema.graph import Exchange, LayerCost, MatmulShape, Op, Precision, Quantity
 
 
 def eager_cost(fitted: Fitted, precision: Precision) -> LayerCost:
@@ -62,9 +62,9 @@ def looked_up_costs(fitted: Fitted, precision: Precision) -> tuple[LayerCost, La
     return eager, eager.model_copy(update={"compiled": True})
 
 
-def matrix_shape(call: Call, numbers: Sequence[Quantity]) -> Shape | None:
+def matrix_shape(call: Call, numbers: Sequence[Quantity]) -> MatmulShape | None:
     """The shape of a matrix product; None of any other call."""
-    return None if call.shape is None else Shape(*(numbers[place] for place in call.shape))
+    return None if call.shape is None else MatmulShape(*(numbers[place] for place in call.shape))
 
 
 def slice_exchange(call: Call, numbers: Sequence[Quantity]) -> Exchange | None:
@@ -81,10 +81,10 @@ def set_in_order(call: Call, numbers: Sequence[Quantity]) -> Quantity:
     A single sample lies so already, but is not told apart. What comes to be summed lies beside what
     goes.
     """
-    if call.exchange is None or call.exchange[0] == "sum":
+    if call.exchange is None or call.exchange[0] == "all_reduce":
         return Quantity()
     whole = numbers[call.exchange[2]]
-    return whole.twice if call.exchange[0] == "scatter" else whole
+    return whole.twice if call.exchange[0] == "reduce_scatter" else whole
 
 
 def _live(fitted: Fitted, place: int) -> Quantity:

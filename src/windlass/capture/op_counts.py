@@ -9,7 +9,7 @@ from torch import Tensor
 from torch._ops import OpOverload, OpOverloadPacket
 
 from windlass.schema.graph import Collective
-from windlass.schema.tensor_grid import Among
+from windlass.schema.tensor_grid import TensorAxis
 
 _aten = torch.ops.aten
 
@@ -36,11 +36,11 @@ _OVERWRITES: frozenset[OpOverloadPacket] = frozenset({_aten.zero_, _aten.fill_, 
 """In place, without reading what was there."""
 
 _COLLECTIVES: dict[str, Collective] = {
-    "windlass::gather_parts": "gather",
-    "windlass::scatter_sum": "scatter",
-    "windlass::sum_slices": "sum",
-    "windlass::agree_sum": "sum",
-    "windlass::max_slices": "sum",
+    "windlass::gather_parts": "all_gather",
+    "windlass::scatter_sum": "reduce_scatter",
+    "windlass::sum_slices": "all_reduce",
+    "windlass::agree_sum": "all_reduce",
+    "windlass::max_slices": "all_reduce",
 }
 """What the slices of a layer exchange, by the names of `models.exchange`."""
 
@@ -87,13 +87,13 @@ def attention_flop(call: OpOverload, tensors: Sequence[Tensor]) -> int | None:
 
 def exchanged(
     call: OpOverload, args: Sequence[Any], made: Sequence[Tensor]
-) -> tuple[Collective, Among, int] | None:
+) -> tuple[Collective, TensorAxis, int] | None:
     """What slices exchange, which of them, and the bytes of the whole buffer; else None."""
     how = _COLLECTIVES.get(call.name())
     if how is None:
         return None
     taken, _, _, among, _ = args
-    whole: Tensor = made[0] if how == "gather" else taken
+    whole: Tensor = made[0] if how == "all_gather" else taken
     return how, among, whole.numel() * whole.element_size()
 
 

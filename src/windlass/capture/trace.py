@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from windlass.schema.graph import Collective, OpKind, Quantity
-from windlass.schema.tensor_grid import Among
+from windlass.schema.tensor_grid import TensorAxis
 
 Role = Literal[
     "parameter",
@@ -43,7 +43,7 @@ class Call:
     writes: tuple[Touch, ...]
     random: bool
     """It draws numbers, so that it cannot be run again with the same result."""
-    exchange: tuple[Collective, Among, int] | None = None
+    exchange: tuple[Collective, TensorAxis, int] | None = None
     """Of an exchange: what slices do together, which, and the place of the whole buffer's bytes."""
 
 

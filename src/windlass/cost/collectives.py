@@ -22,7 +22,7 @@ from windlass.schema import tensor_grid as grid
 from windlass.schema.graph import Graph
 from windlass.schema.machine import Machine
 from windlass.schema.plan import Plan
-from windlass.schema.tensor_grid import Among
+from windlass.schema.tensor_grid import TensorAxis
 
 
 class Links:
@@ -57,23 +57,23 @@ class Links:
             return 0.0
         if kind in ANSWERS:
             return self.message_seconds(self._sent.of(instruction))
-        if kind in ("gather", "spread", "reduce"):
+        if kind in ("unshard_weights", "all_gather_params", "reduce_grads"):
             return self.state_seconds(kind, self._states[layer])
         return self._inside(instruction)
 
     def state_seconds(self, kind: Kind, sizes: StateSizes) -> float:
         """Seconds that replicas take to gather, spread or reduce what they share of one layer."""
-        degree, apart = self._plan.sharding.weights, parts(self._plan)
-        if kind == "gather":
+        degree, apart = self._plan.sharding.parameters, parts(self._plan)
+        if kind == "unshard_weights":
             return self._ring(gather_bytes(sizes.weights, degree), degree, apart=apart)
-        if kind == "spread":
+        if kind == "all_gather_params":
             return self._ring(gather_bytes(sizes.held, apart), apart)
         return self._reduce(sizes)
 
     def beside_seconds(self, instruction: Instruction) -> float:
         """Seconds of these that go on beside computing."""
         kind, layer, _ = instruction
-        if kind != "reduce" or layer is None:
+        if kind != "reduce_grads" or layer is None:
             return 0.0
         return self.summing_seconds(self._states[layer])
 
@@ -90,12 +90,12 @@ class Links:
         too: on 2 cores of an AMD EPYC two of them take as long for a backward pass and sums beside
         it as for one after the other. Between hosts such sums take no longer than without it.
         """
-        cut, machine = self._plan.cut, self._machine
+        cut, machine = self._plan.parallel, self._machine
         on_cores = machine.device.kind == "cpu"
-        within_host = cut.replicas * cut.tensor <= machine.devices_per_host
+        within_host = cut.data * cut.tensor <= machine.devices_per_host
         if machine.rule != "overlapping" or (on_cores and within_host):
             return False
-        return cut.replicas > self._plan.sharding.optimizer
+        return cut.data > self._plan.sharding.optimizer
 
     def _inside(self, instruction: Instruction) -> float:
         """What the slices of a layer exchange in a pass, one collective after the other."""
@@ -103,7 +103,7 @@ class Links:
 
     def slice_seconds(self, each: Inside) -> float:
         """Seconds of one collective of a layer's slices."""
-        return self._slices(each.sent, each.among, passes=2 if each.how == "sum" else 1)
+        return self._slices(each.sent, each.among, passes=2 if each.how == "all_reduce" else 1)
 
     def _reduce(self, sizes: StateSizes) -> float:
         """What slices have in common is summed over them, the whole scattered within rts' replicas.
@@ -132,14 +132,14 @@ class Links:
     def _summed(self, sizes: StateSizes) -> float:
         """Shards are summed over the replicas that update the same one."""
         degree = self._plan.sharding.optimizer
-        others = self._plan.cut.replicas // degree
+        others = self._plan.parallel.data // degree
         return self._ring(all_reduce_bytes(sizes.shard, others), others, apart=degree, passes=2)
 
-    def _slices(self, sent: int, among: Among, *, passes: int) -> float:
+    def _slices(self, sent: int, among: TensorAxis, *, passes: int) -> float:
         """Seconds of one ring of slices of a layer."""
         if not sent:
             return 0.0
-        ranks, apart = slice_ring(self._plan.cut.tensor, among)
+        ranks, apart = slice_ring(self._plan.parallel.tensor, among)
         return self._rounds(sent, ranks, apart, passes)
 
     def _ring(self, sent: int, ranks: int, *, apart: int = 1, passes: int = 1) -> float:
@@ -153,12 +153,12 @@ class Links:
         """
         if ranks == 1:
             return 0.0
-        return self._rounds(sent, ranks, apart * self._plan.cut.tensor, passes)
+        return self._rounds(sent, ranks, apart * self._plan.parallel.tensor, passes)
 
     def _rounds(self, sent: int, ranks: int, apart: int, passes: int) -> float:
         """Seconds of one ring, whose neighbours are so many devices from each other."""
-        cut = self._plan.cut
-        way = self._rings.way(ranks, apart, cut.replicas * int(cut.tensor))
+        cut = self._plan.parallel
+        way = self._rings.way(ranks, apart, cut.data * int(cut.tensor))
         return sent * way.byte_seconds + passes * (ranks - 1) * way.round_seconds
 
     def message_seconds(self, nbytes: float) -> float:
@@ -169,14 +169,14 @@ class Links:
     @cached_property
     def message_way(self) -> Way:
         """What a message to another stage takes."""
-        cut = self._plan.cut
-        return message(self._machine.links, cut.devices, exchanging=cut.replicas * cut.tensor)
+        cut = self._plan.parallel
+        return message(self._machine.links, cut.devices, exchanging=cut.data * cut.tensor)
 
 
-def slice_ring(slices: int, among: Among) -> tuple[int, int]:
+def slice_ring(slices: int, among: TensorAxis) -> tuple[int, int]:
     """Slices of one ring of a layer, and devices from one of them to the next.
 
     The slices of a row lie next to each other; a column's ring reaches over all rows.
     """
-    ranks = grid.ring(slices, among)
-    return ranks, grid.reach(slices, among) // ranks
+    ranks = grid.group_size(slices, among)
+    return ranks, grid.group_span(slices, among) // ranks

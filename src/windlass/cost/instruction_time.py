@@ -45,9 +45,9 @@ class StepCost:
         batch = plan.batch
         mode = Mode(batch.sequence, plan.precision, plan.compile)
         self._plan, self._graph, self._machine = plan, graph, machine
-        self._device = machine.device.computing(moves=plan.streamed)
+        self._device = machine.device.computing(moves=plan.offloads)
         self._rates = DeviceRates(self._device, mode)
-        self._kinds = tuple(graph.cut(plan.cut.tensor).layer_kinds())
+        self._kinds = tuple(graph.shard(plan.parallel.tensor).layer_kinds())
         self._selective = selected(plan)
         self._known: dict[tuple[object, ...], Seconds] = {}
         self._totals: dict[tuple[Kind, int | None, bool, int | None], float] = {}
@@ -56,7 +56,7 @@ class StepCost:
 
     @cached_property
     def _shared(self) -> dict[int, int]:
-        return shared(stages_by_layer(self._plan), self._graph.cut(self._plan.cut.tensor))
+        return shared(stages_by_layer(self._plan), self._graph.shard(self._plan.parallel.tensor))
 
     @cached_property
     def _lent(self) -> dict[int, int]:
@@ -69,7 +69,7 @@ class StepCost:
             key: tuple[object, ...] = (kind, device)
         else:
             shared = self._shared.get(layer, 0)
-            lent = layer if kind == "take over" else None
+            lent = layer if kind == "accumulate_tied_grads" else None
             selective = layer in self._selective
             key = (kind, self._kinds[layer].name, shared, micro == 0, lent, selective)
         known = self._known.get(key)
@@ -106,15 +106,15 @@ class StepCost:
 
     def _found(self, instruction: Instruction, device: int) -> Seconds:
         kind, layer, micro = instruction
-        if kind == "load":
+        if kind == "load_batch":
             return self._load()
-        if kind == "norm":
+        if kind == "grad_norm":
             return self._norm(device)
         if layer is None:
             return Seconds()
         if kind == "update":
             return update_seconds(self._plan, self._kinds[layer], self._device)
-        if kind == "take over":
+        if kind == "accumulate_tied_grads":
             return self._take_over(layer)
         cost = self._kinds[layer].cost(
             self._plan.precision,
@@ -123,7 +123,7 @@ class StepCost:
         )
         ops = ops_of(kind, self._kinds[layer], cost, first=layer == 0)
         forward = kind in ("forward", "recompute")
-        if not forward and kind not in (*BACKWARDS, "backward input"):
+        if not forward and kind not in (*BACKWARDS, "backward_input"):
             return Seconds()
         run = Pass(ops, cost, backward=not forward)
         passed = pass_seconds(run, self._rates, self._plan.batch.micro)
@@ -135,7 +135,7 @@ class StepCost:
         return Seconds(load=self._copying(moved) + self._device.pass_seconds)
 
     def _norm(self, device: int) -> Seconds:
-        stage = place_of(device, self._plan.cut).stage
+        stage = place_of(device, self._plan.parallel).stage
         owned = [self._kinds[at] for at in layers_of(self._plan, stage)]
         elements = sum(updated_elements(self._plan, kind) for kind in owned)
         nbytes = self._plan.gradient_bytes * elements

@@ -40,7 +40,7 @@ def stage_peaks(
         programs: of at least one device of each stage.
     """
     held = machine.device.process_bytes(compiled=plan.compile)
-    first = {place_of(each.device, plan.cut).stage: each for each in reversed(programs)}
+    first = {place_of(each.device, plan.parallel).stage: each for each in reversed(programs)}
     return tuple(
         tuple(_stage(first[stage], plan, graph, machine, held, stage)) for stage in sorted(first)
     )

@@ -15,7 +15,7 @@ from windlass.program.memory.tier_traffic import Traffic, together
 from windlass.schema.graph import Graph
 from windlass.schema.machine import Machine
 from windlass.schema.plan import Plan
-from windlass.schema.prediction import FarTraffic, Prediction
+from windlass.schema.prediction import OffloadTraffic, Prediction
 
 _WITHIN_80 = 1.2816
 """Standard deviations on either side that hold 80 % of a normal distribution."""
@@ -59,14 +59,14 @@ def timed(plan: Plan, graph: Graph, machine: Machine, programs: tuple[Program, .
     """The same without the peaks of memory."""
     costs = StepCost(plan, graph, machine)
     far = None
-    if plan.cut.pipeline == 1 and not plan.streamed and not costs.sums_beside:
+    if plan.parallel.pipeline == 1 and not plan.offloads and not costs.sums_beside:
         by_kind, by_term = _alike(costs, programs[0])
     else:
-        clocked = programs[:: plan.cut.tensor * plan.cut.replicas]  # the first of each stage
+        clocked = programs[:: plan.parallel.tensor * plan.parallel.data]  # the first of each stage
         spans = run_clock(plan, graph, machine, costs, clocked)
         last = max(range(len(clocked)), key=lambda at: step_seconds(clocked[at], spans[at]))
         program, times = programs[last], spans[last]
-        beside = plan.streamed and machine.device.kind != "cpu"
+        beside = plan.offloads and machine.device.kind != "cpu"
         if len(programs) > 1 or beside:
             by_kind, by_term = _among_others(costs, program, times, beside=beside)
         else:
@@ -74,18 +74,18 @@ def timed(plan: Plan, graph: Graph, machine: Machine, programs: tuple[Program, .
             waiting = max(0.0, step_seconds(program, times) - sum(by_kind.values()))
             for totals in (by_kind, by_term):
                 totals[_WAITING] = waiting
-        if plan.streamed:
+        if plan.offloads:
             moved = together(Traffic(plan, graph).total(program.instructions))
-            far = FarTraffic(
+            far = OffloadTraffic(
                 read_bytes=moved.read,
                 written_bytes=moved.written,
                 seconds=moving_seconds(program, times),
                 waiting_seconds=by_kind.get(_WAITING, 0.0),
             )
-    by_kind, by_term = _at_pace(machine.pace(plan.cut.devices), by_kind, by_term)
+    by_kind, by_term = _at_pace(machine.pace(plan.parallel.devices), by_kind, by_term)
     seconds = sum(by_kind.values())
     spread = exp(_WITHIN_80 * _deviation(machine))
-    micros = plan.batch.accumulation * plan.cut.replicas
+    micros = plan.batch.accumulation * plan.parallel.data
     rate = machine.device.rate(plan.precision)
     used = len({span.kind for span in graph.chain})
     return Prediction(
@@ -99,9 +99,9 @@ def timed(plan: Plan, graph: Graph, machine: Machine, programs: tuple[Program, .
         peaks=(),
         tokens_per_step=plan.tokens_per_step,
         model_flop=micros * graph.step_flop(plan.batch.micro, plan.batch.sequence),
-        peak_flop_rate=rate.peak * plan.cut.devices,
+        peak_flop_rate=rate.peak * plan.parallel.devices,
         compile_seconds=used * machine.device.compile_seconds if plan.compile else 0.0,
-        far=far,
+        offload=far,
     )
 
 

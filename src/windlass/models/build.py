@@ -14,7 +14,7 @@ from windlass.models.transformer import transformer
 from windlass.models.user_model import build_own
 
 DIALS = (
-    "layers", "width", "heads", "key_heads", "hidden", "vocabulary", "sequence", "dropout",
+    "layers", "width", "heads", "kv_heads", "hidden", "vocabulary", "sequence", "dropout",
     "halves",
 )  # fmt: skip
 _COUNTS = frozenset(DIALS) - {"dropout", "halves"}
@@ -72,7 +72,7 @@ def turned(shape: TransformerShape, dials: Mapping[str, int | float]) -> Transfo
     new = replace(shape, **changes)  # type: ignore[arg-type]  # counts are whole
     if "hidden" not in known:
         new = replace(new, hidden=round(shape.hidden * new.width / shape.width))
-    if "key_heads" not in known and shape.key_heads == shape.heads:
+    if "kv_heads" not in known and shape.key_heads == shape.heads:
         new = replace(new, key_heads=new.heads)
     if shape.rotary_width is not None and new.heads > 0:
         share = shape.rotary_width / shape.head_width

@@ -24,7 +24,7 @@ def shape(name: str) -> TransformerShape:
     entry = dict(_entry(name))
     entry.pop("parameters", None)
     entry = {**_tables()["families"][entry.pop("family")], **entry}
-    entry.setdefault("key_heads", entry["heads"])
+    entry.setdefault("kv_heads", entry["heads"])
     entry.setdefault("hidden", 4 * entry["width"])
     return TransformerShape(name=name, **entry)
 

@@ -61,7 +61,7 @@ class TransformerShape:
     def faults(self) -> tuple[str, ...]:
         """Everything that cannot be, one sentence each; empty for a shape that can be built."""
         found: list[str] = []
-        counts = ("layers", "width", "heads", "key_heads", "hidden", "vocabulary", "sequence")
+        counts = ("layers", "width", "heads", "kv_heads", "hidden", "vocabulary", "sequence")
         low = [name for name in counts if getattr(self, name) < 1]
         found += [f"`{name}` is {getattr(self, name)}, must be at least 1" for name in low]
         if not 0 <= self.dropout < 1:

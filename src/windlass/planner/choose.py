@@ -47,7 +47,7 @@ def choose(request: Request, graph: Graph, machine: Machine) -> Choice:
         if wrong := tuple(impossible(request, graph, machine)):
             raise Faults(wrong)
         return choose_among(request, graph, machine)
-    near_bytes = request.near or machine.device.near.capacity_bytes
+    near_bytes = request.memory or machine.device.memory.capacity_bytes
     if request.phases is not None and request.phases > 1:
         require_turns(request, graph, machine)
     require_home(request, graph, machine)
@@ -135,7 +135,7 @@ def _recomputing(
     best: Plan, fitting: Sequence[Plan], graph: Graph, machine: Machine, near_bytes: int
 ) -> list[Weighed]:
     """The best plan with recompute, if it was open: users ask what recompute would cost."""
-    twin = vary(best, recompute="layer")
+    twin = vary(best, recompute="full")
     if twin == best or twin not in fitting:
         return []
     return [(twin, weigh(twin, graph, machine, near_bytes=near_bytes))]

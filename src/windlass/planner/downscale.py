@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from math import gcd, lcm, prod
 
 from windlass.models.config import TransformerShape
-from windlass.schema.plan import NEAR, Batch, Cut, Home, Plan, Sharding, Stage
+from windlass.schema.plan import DEVICE, Batch, Offload, Parallelism, Plan, ShardingDegrees, Stage
 from windlass.schema.request import ModelRequest
-from windlass.schema.tensor_grid import columns_of, grid, rows_of
+from windlass.schema.tensor_grid import grid_columns, grid_rows, tensor_grid
 
 STAGE_LAYERS = 8
 """Most layers that a stage keeps, embedding and head included."""
@@ -51,46 +51,49 @@ def scaled(plan: Plan, shape: TransformerShape, *, devices: int, tiers: tuple[st
         devices: most that it may take.
         tiers: far tiers that there are here.
     """
-    cut = divided(plan.cut, devices)
-    chunks = min(plan.interleave, _MOST_CHUNKS)
+    cut = divided(plan.parallel, devices)
+    chunks = min(plan.parallel.virtual_stages, _MOST_CHUNKS)
     stages, picked = _stages(plan, cut.pipeline * chunks)
     batch = _batch(plan, cut)
-    sharding = Sharding(
-        weights=_shards(plan.sharding.weights, cut.replicas),
-        optimizer=_shards(plan.sharding.optimizer, cut.replicas),
+    sharding = ShardingDegrees(
+        parameters=_shards(plan.sharding.parameters, cut.data),
+        optimizer=_shards(plan.sharding.optimizer, cut.data),
     )
-    home = _home(plan.home, tiers)
-    model = _model(shape, plan.cut.tensor, cut.tensor, stages[-1].last - 2)
+    home = _home(plan.offload, tiers)
+    model = _model(shape, plan.parallel.tensor, cut.tensor, stages[-1].last - 2)
     small = Plan.model_validate(
         plan.model_dump()
         | {
-            "cut": cut, "interleave": chunks, "stages": stages, "batch": batch,
-            "sharding": sharding, "home": home, "compile": False,
+            "parallel": cut.model_copy(
+                update={"schedule": plan.parallel.schedule, "virtual_stages": chunks}
+            ),
+            "stages": stages, "batch": batch,
+            "sharding": sharding, "offload": home, "compile": False,
         }
     )  # fmt: skip
     told = (
-        *_changes(plan, small), picked, _widths(shape, model), _homes(plan.home, home),
+        *_changes(plan, small), picked, _widths(shape, model), _homes(plan.offload, home),
     )  # fmt: skip
     return Scaled(model=model, plan=small, notes=tuple(note for note in told if note))
 
 
-def divided(cut: Cut, devices: int) -> Cut:
+def divided(cut: Parallelism, devices: int) -> Parallelism:
     """A cut of at most so many devices: the largest degree is divided, again and again.
 
     Of equal degrees that of the replicas is, then that of the slices, or of a grid's rows and then
     its columns. None that is above 1 becomes 1, unless there are fewer devices than that takes.
     """
     degrees = {
-        "replicas": cut.replicas, "rows": rows_of(cut.tensor), "columns": columns_of(cut.tensor),
+        "data": cut.data, "rows": grid_rows(cut.tensor), "columns": grid_columns(cut.tensor),
         "pipeline": cut.pipeline,
     }  # fmt: skip
     while prod(degrees.values()) > devices:
         name = max(degrees, key=lambda each: degrees[each])
         degrees[name] = _less(degrees[name])
-    return Cut(
+    return Parallelism(
         pipeline=degrees["pipeline"],
-        tensor=grid(degrees["rows"], degrees["columns"]),
-        replicas=degrees["replicas"],
+        tensor=tensor_grid(degrees["rows"], degrees["columns"]),
+        data=degrees["data"],
     )
 
 
@@ -114,7 +117,7 @@ def _stages(plan: Plan, count: int) -> tuple[tuple[Stage, ...], str]:
             end += size
         found.append(
             stage.model_copy(
-                update={"phases": tuple(phases), "recomputed": _recomputed(stage, phases[-1])}
+                update={"phases": tuple(phases), "recompute_layers": _recomputed(stage, phases[-1])}
             )
         )
     if end < _LEAST_LAYERS:
@@ -128,7 +131,7 @@ def _stages(plan: Plan, count: int) -> tuple[tuple[Stage, ...], str]:
 def _recomputed(stage: Stage, phase: tuple[int, int]) -> int | None:
     """How many layers of a small stage run again, of whose last phase at least some do not."""
     some = phase[1] - phase[0] - 2  # embedding and head, if they are there, never do
-    return None if stage.recomputed is None or some < 1 else min(stage.recomputed, some)
+    return None if stage.recompute_layers is None or some < 1 else min(stage.recompute_layers, some)
 
 
 def _sizes(layers: list[int]) -> list[int]:
@@ -140,9 +143,9 @@ def _sizes(layers: list[int]) -> list[int]:
     return [max(1, count * STAGE_LAYERS // total) for count in layers]
 
 
-def _batch(plan: Plan, cut: Cut) -> Batch:
+def _batch(plan: Plan, cut: Parallelism) -> Batch:
     accumulation = min(plan.batch.accumulation, _FILLING * cut.pipeline)
-    if plan.order == "interleaved":
+    if plan.parallel.schedule == "interleaved":
         accumulation = max(1, accumulation // cut.pipeline) * cut.pipeline
     sequence = max(_TOKENS, 2 * cut.tensor)
     return Batch(
@@ -158,9 +161,9 @@ def _shards(degree: int, replicas: int) -> int:
     return common if common > 1 or degree == 1 else replicas
 
 
-def _home(home: Home, tiers: tuple[str, ...]) -> Home:
+def _home(home: Offload, tiers: tuple[str, ...]) -> Offload:
     """The same with every far tier one that is here."""
-    elsewhere = [name for name, tier in home if tier != NEAR and tier not in tiers]
+    elsewhere = [name for name, tier in home if tier != DEVICE and tier not in tiers]
     return home.model_copy(update=dict.fromkeys(elsewhere, tiers[-1]) if tiers else {})
 
 
@@ -173,9 +176,9 @@ def _model(shape: TransformerShape, had: int, slices: int, blocks: int) -> Model
         slices: of the small one.
         blocks: that it has.
     """
-    heads, key_heads, columns = max(_HEADS, 2 * slices), max(2, slices), columns_of(slices)
+    heads, key_heads, columns = max(_HEADS, 2 * slices), max(2, slices), grid_columns(slices)
     if columns > 1 and shape.heads % had:
-        heads, key_heads = rows_of(slices) * (columns + 1), rows_of(slices)
+        heads, key_heads = grid_rows(slices) * (columns + 1), grid_rows(slices)
     width = heads * lcm(_HEAD_WIDTH, columns)
     grouped = shape.key_heads < shape.heads
     hidden = slices * max(1, round(shape.hidden * width / shape.width / slices))
@@ -184,8 +187,8 @@ def _model(shape: TransformerShape, had: int, slices: int, blocks: int) -> Model
         layers=max(1, blocks),
         width=width,
         heads=heads,
-        key_heads=key_heads if grouped else None,
-        hidden=hidden,
+        kv_heads=key_heads if grouped else None,
+        ffn=hidden,
         vocabulary=_VOCABULARY,
         sequence=max(3 * _TOKENS, _POSITIONS * slices),
         dropout=_DROPOUT,
@@ -195,11 +198,11 @@ def _model(shape: TransformerShape, had: int, slices: int, blocks: int) -> Model
 def _changes(plan: Plan, small: Plan) -> Iterable[str]:
     """Each number of the plan that is another one."""
     numbers: dict[str, Callable[[Plan], int]] = {
-        "cut.pipeline": lambda p: p.cut.pipeline,
-        "cut.tensor": lambda p: p.cut.tensor,
-        "cut.replicas": lambda p: p.cut.replicas,
-        "interleave": lambda p: p.interleave,
-        "sharding.weights": lambda p: p.sharding.weights,
+        "parallel.pipeline": lambda p: p.parallel.pipeline,
+        "parallel.tensor": lambda p: p.parallel.tensor,
+        "parallel.data": lambda p: p.parallel.data,
+        "virtual_stages": lambda p: p.parallel.virtual_stages,
+        "sharding.parameters": lambda p: p.sharding.parameters,
         "sharding.optimizer": lambda p: p.sharding.optimizer,
         "batch.micro": lambda p: p.batch.micro,
         "batch.accumulation": lambda p: p.batch.accumulation,
@@ -218,7 +221,7 @@ def _widths(shape: TransformerShape, model: ModelRequest) -> str:
     )
 
 
-def _homes(home: Home, here: Home) -> str:
+def _homes(home: Offload, here: Offload) -> str:
     pairs = zip(home, here, strict=True)
     moved = {f"{tier} -> {now}" for (_, tier), (_, now) in pairs if tier != now}
     return f"homes {', '.join(sorted(moved))}" if moved else ""

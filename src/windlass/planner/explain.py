@@ -84,7 +84,7 @@ def explain_advice(advice: Advice) -> Iterator[str]:
     """What would make it fit, cheapest first; then larger and more devices."""
     for change in advice.changes:
         yield explain_change(change)
-    if not any(key.startswith("near=") for change in advice.changes for key in change.overrides):
+    if not any(key.startswith("memory=") for change in advice.changes for key in change.overrides):
         yield f"a device with a near tier of {show_bytes(advice.needed_bytes)} would do"
     yield from advice.in_phases
     for short in advice.far:
@@ -117,19 +117,19 @@ def show_plan(plan: Plan) -> str:
     count, micro = plan.batch.accumulation, plan.batch.micro
     batch = f"{count} micro-batches of {micro}" if count > 1 else f"one micro-batch of {micro}"
     moments = "" if plan.moments == "float32" else f", moments in {plan.moments}"
-    away = plan.far("optimizer") and not plan.far("weights")
-    home = f", optimizer state on {plan.home.optimizer}" if away else ""
+    away = plan.is_offloaded("optimizer") and not plan.is_offloaded("parameters")
+    home = f", optimizer state on {plan.offload.optimizer}" if away else ""
     told = f"{plan.precision}, {mode}, {batch}, {recompute_words(plan)}{moments}{home}"
-    return told if plan.cut.devices == 1 else f"{show_cut(plan)}, {told}"
+    return told if plan.parallel.devices == 1 else f"{show_cut(plan)}, {told}"
 
 
 def show_cut(plan: Plan) -> str:
     """`p8 t8 r4 rts 1 rts' 4, 1f1b`: how a plan cuts a model over devices."""
-    cut, sharding = plan.cut, plan.sharding
-    shares = f" rts {sharding.weights} rts' {sharding.optimizer}" if cut.replicas > 1 else ""
-    order = "" if cut.pipeline == 1 else f", {plan.order}"
-    chunks = f" in {plan.interleave} chunks" if plan.interleave > 1 else ""
-    return f"p{cut.pipeline} t{cut.tensor} r{cut.replicas}{shares}{order}{chunks}"
+    cut, sharding = plan.parallel, plan.sharding
+    shares = f" rts {sharding.parameters} rts' {sharding.optimizer}" if cut.data > 1 else ""
+    order = "" if cut.pipeline == 1 else f", {plan.parallel.schedule}"
+    chunks = f" in {plan.parallel.virtual_stages} chunks" if plan.parallel.virtual_stages > 1 else ""
+    return f"p{cut.pipeline} t{cut.tensor} r{cut.data}{shares}{order}{chunks}"
 
 
 def _verdict(choice: Choice) -> str:

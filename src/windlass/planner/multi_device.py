@@ -25,7 +25,7 @@ from windlass.planner.space.plan_space import Field
 from windlass.program.lowering.lower import lower
 from windlass.schema.graph import Graph
 from windlass.schema.machine import Machine
-from windlass.schema.plan import Plan, Sharding
+from windlass.schema.plan import Plan, ShardingDegrees
 from windlass.schema.prediction import Prediction
 from windlass.schema.request import Request
 
@@ -57,7 +57,7 @@ def choose_among(request: Request, graph: Graph, machine: Machine) -> Choice:
         Faults: the request asks for what cannot be.
         PlanError: there is no plan at all.
     """
-    near_bytes = request.near or machine.device.near.capacity_bytes
+    near_bytes = request.memory or machine.device.memory.capacity_bytes
     field = Field(request, graph, machine)
     if request.phases is not None and request.phases > 1:
         return _in_turns(field, near_bytes, ())
@@ -180,9 +180,9 @@ def _told_apart(
 
 def _sort(plan: Plan) -> tuple[object, ...]:
     """What tells plans apart in a list of runners-up."""
-    shares = (plan.sharding.weights > 1, plan.sharding.optimizer > 1)
-    cut, home = plan.cut, plan.home.optimizer
-    return cut.pipeline, cut.tensor, plan.order, plan.recompute, shares, home
+    shares = (plan.sharding.parameters > 1, plan.sharding.optimizer > 1)
+    cut, home = plan.parallel, plan.offload.optimizer
+    return cut.pipeline, cut.tensor, plan.parallel.schedule, plan.recompute, shares, home
 
 
 def _whole(
@@ -212,8 +212,8 @@ def _nothing_fits(field: Field, refused: Sequence[Refusal], near_bytes: int) -> 
         raise PlanError(f"no plan for {field.machine.devices} devices of `{field.machine.name}`")
     first = nearest[0]
     held = field.machine.device.process_bytes(compiled=first.plan.compile)
-    whole = first.plan.model_copy(update={"sharding": Sharding()})
-    state = state_bytes(whole, field.graph) * first.plan.cut.tensor
+    whole = first.plan.model_copy(update={"sharding": ShardingDegrees()})
+    state = state_bytes(whole, field.graph) * first.plan.parallel.tensor
     room = near_bytes - held
     return Choice(
         plan=None,
@@ -247,4 +247,4 @@ def _rank(item: Weighed, steps: int) -> tuple[float, bool, int, int]:
     """Faster first; then what moves nothing, the emptier near tier, the larger micro-batch."""
     plan, prediction = item
     near = prediction.peaks[0].peak_bytes
-    return _run_seconds(item, steps), plan.streamed, near, -plan.batch.micro
+    return _run_seconds(item, steps), plan.offloads, near, -plan.batch.micro

@@ -56,7 +56,7 @@ class Change:
     """A change to the request that makes it fit."""
 
     overrides: tuple[str, ...]
-    """As written on the command line: `recompute=layer`."""
+    """As written on the command line: `recompute=full`."""
     plan: Plan
     peak_bytes: int
     cost: float
@@ -139,18 +139,18 @@ class Choice:
 def differences(plan: Plan, other: Plan) -> dict[str, str]:
     """Where another plan differs, as a request would write it: key -> the other's value."""
     pairs: dict[str, tuple[object, object]] = {
-        "cut.pipeline": (plan.cut.pipeline, other.cut.pipeline),
-        "cut.tensor": (plan.cut.tensor, other.cut.tensor),
-        "cut.replicas": (plan.cut.replicas, other.cut.replicas),
-        "sharding.weights": (plan.sharding.weights, other.sharding.weights),
+        "parallel.pipeline": (plan.parallel.pipeline, other.parallel.pipeline),
+        "parallel.tensor": (plan.parallel.tensor, other.parallel.tensor),
+        "parallel.data": (plan.parallel.data, other.parallel.data),
+        "sharding.parameters": (plan.sharding.parameters, other.sharding.parameters),
         "sharding.optimizer": (plan.sharding.optimizer, other.sharding.optimizer),
-        "home.optimizer": (plan.home.optimizer, other.home.optimizer),
-        "order": (plan.order, other.order),
-        "interleave": (plan.interleave, other.interleave),
+        "offload.optimizer": (plan.offload.optimizer, other.offload.optimizer),
+        "parallel.schedule": (plan.parallel.schedule, other.parallel.schedule),
+        "parallel.virtual_stages": (plan.parallel.virtual_stages, other.parallel.virtual_stages),
         "precision": (plan.precision, other.precision),
         "compile": (str(plan.compile).lower(), str(other.compile).lower()),
         "recompute": (plan.recompute, other.recompute),
-        "recomputed": (_recomputed(plan), _recomputed(other)),
+        "recompute_layers": (_recomputed(plan), _recomputed(other)),
         "batch.micro": (plan.batch.micro, other.batch.micro),
         "phases": (len(plan.stages[0].phases), len(other.stages[0].phases)),
         "train.sequence": (plan.batch.sequence, other.batch.sequence),
@@ -160,10 +160,10 @@ def differences(plan: Plan, other: Plan) -> dict[str, str]:
 
 def _recomputed(plan: Plan) -> str:
     """`5`, or `5 3 0` of several stages: how many layers run again; `all` where all do."""
-    if all(stage.recomputed is None for stage in plan.stages):
+    if all(stage.recompute_layers is None for stage in plan.stages):
         return "all"
     return " ".join(
-        "0" if stage.recompute == "none" else str(stage.recomputed or "all")
+        "0" if stage.recompute == "none" else str(stage.recompute_layers or "all")
         for stage in plan.stages
     )
 

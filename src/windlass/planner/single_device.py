@@ -24,7 +24,7 @@ from windlass.planner.space.phase_space import far_tiers
 from windlass.planner.space.plan_space import Field
 from windlass.schema.graph import Graph
 from windlass.schema.machine import Machine
-from windlass.schema.plan import NEAR, Home, Plan
+from windlass.schema.plan import DEVICE, Offload, Plan
 from windlass.schema.prediction import Prediction
 from windlass.schema.request import Request
 
@@ -75,7 +75,7 @@ class _Alone:
         count = 0
         if request.phases is None or request.phases == 1:
             every = plans(request, self._graph, self._machine)
-            kept = () if request.home.optimizer not in (None, NEAR) else every
+            kept = () if request.offload.optimizer not in (None, DEVICE) else every
             beyond = self._beyond(every)
             near, away = (
                 sieve(each, self._graph, self._machine, self._near) for each in (kept, beyond)
@@ -98,10 +98,10 @@ class _Alone:
 
     def _beyond(self, every: tuple[Plan, ...]) -> tuple[Plan, ...]:
         """The plans with their state in each tier beyond that has room for it."""
-        pin = self._request.home.optimizer
+        pin = self._request.offload.optimizer
         tiers = [tier for tier in far_tiers(self._machine) if pin in (None, tier.name)]
         away = (
-            (plan.model_copy(update={"home": Home(optimizer=tier.name)}), tier.capacity_bytes)
+            (plan.model_copy(update={"offload": Offload(optimizer=tier.name)}), tier.capacity_bytes)
             for tier in tiers
             for plan in every
             if plan.precision != "float64"
@@ -117,12 +117,12 @@ class _Alone:
         request = self._request
         if stays_whole(request):
             return False
-        pinned = request.recompute is not None or request.recomputed is not None
+        pinned = request.recompute is not None or request.recompute_layers is not None
         return request.phases is not None or not (pinned and self._weighed)
 
     def _spared(self, sieved: Sieved) -> Iterator[Plan]:
         """What fits, with only as much run again as it takes, in each way that there is."""
-        open_ = self._request.recompute is None and self._request.recomputed is None
+        open_ = self._request.recompute is None and self._request.recompute_layers is None
         for plan in undominated(sieved.fitting):
             if open_ and plan.recompute != "none":
                 yield from fewest(plan, self._graph, self._machine, self._near)
@@ -139,7 +139,7 @@ class _Alone:
         least: dict[Plan, float] = {}
         bounded: list[tuple[float, int, Plan]] = []
         for plan in undominated(sieved.fitting):
-            twin = vary(plan, recompute="none").model_copy(update={"home": Home()})
+            twin = vary(plan, recompute="none").model_copy(update={"offload": Offload()})
             if twin not in least:
                 least[twin] = self._run_seconds(self._without_updates(twin))
             bounded.append((least[twin], len(bounded), plan))
@@ -168,4 +168,4 @@ class _Alone:
         """Faster first; then what moves nothing, the emptier near tier, the larger micro-batch."""
         plan, prediction = item
         peak = prediction.peaks[0].peak_bytes
-        return self._run_seconds(prediction), plan.streamed, peak, -plan.batch.micro
+        return self._run_seconds(prediction), plan.offloads, peak, -plan.batch.micro

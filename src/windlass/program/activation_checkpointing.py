@@ -7,7 +7,7 @@ from windlass.schema.plan import Plan, Recompute, Stage
 
 def recomputed(plan: Plan, layer: int) -> bool:
     """Whether a layer keeps only its input and runs its forward again before its backward."""
-    return mode(plan, layer) == "layer"
+    return mode(plan, layer) == "full"
 
 
 def selected(plan: Plan) -> frozenset[int]:
@@ -15,9 +15,9 @@ def selected(plan: Plan) -> frozenset[int]:
     found: list[int] = []
     for stage in plan.stages:
         if stage.recompute == "selective":
-            found += able(plan, stage)[: stage.recomputed]
-        elif stage.rest:
-            found += able(plan, stage)[stage.recomputed :]
+            found += able(plan, stage)[: stage.recompute_layers]
+        elif stage.recompute_rest:
+            found += able(plan, stage)[stage.recompute_layers :]
     return frozenset(found)
 
 
@@ -28,12 +28,12 @@ def mode(plan: Plan, layer: int) -> Recompute:
     it kept would hold on to its weights. Of the others the plan decides, where they are `able`.
     """
     stage = next(stage for stage in plan.stages if stage.first <= layer < stage.last)
-    if plan.far("weights") and layer < stage.phases[-1][0]:
-        return "layer"
+    if plan.is_offloaded("parameters") and layer < stage.phases[-1][0]:
+        return "full"
     layers = able(plan, stage)
     if layer not in layers:
         return "none"
-    return stage.recompute if layer in layers[: stage.recomputed] else stage.rest or "none"
+    return stage.recompute if layer in layers[: stage.recompute_layers] else stage.recompute_rest or "none"
 
 
 def able(plan: Plan, stage: Stage) -> range:
@@ -46,7 +46,7 @@ def able(plan: Plan, stage: Stage) -> range:
     """
     layers = plan.stages[-1].last
     begin, end = max(1, stage.first), min(stage.last, layers - 1)
-    if plan.far("weights"):
+    if plan.is_offloaded("parameters"):
         begin = max(begin, stage.phases[-1][0])
         end = begin if stage.last == layers else end
     return range(begin, max(begin, end))
@@ -72,13 +72,13 @@ def recomputing(plan: Plan, whole: Sequence[int], selective: Sequence[int] | Non
 def _recomputing(stage: Stage, whole: int, selective: int, most: int) -> Stage:
     """A stage of so many layers of which the plan decides, told in the shortest way."""
     whole, selective = min(whole, most), min(selective, most)
-    how: Recompute = "layer" if whole else "selective" if selective else "none"
+    how: Recompute = "full" if whole else "selective" if selective else "none"
     count = whole or selective
     return Stage.model_construct(
         phases=stage.phases,
         recompute=how,
-        recomputed=count if 0 < count < most else None,
-        rest="selective" if selective and 0 < whole < most else None,
+        recompute_layers=count if 0 < count < most else None,
+        recompute_rest="selective" if selective and 0 < whole < most else None,
     )
 
 
@@ -88,8 +88,8 @@ def recompute_words(plan: Plan) -> str:
         return "keeps all activations"
     told = [
         f"{words} {_layers(plan, how)}"
-        for how, words in (("layer", "recomputes"), ("selective", "all but large products of"))
-        if any(how in (stage.recompute, stage.rest) for stage in plan.stages)
+        for how, words in (("full", "recomputes"), ("selective", "all but large products of"))
+        if any(how in (stage.recompute, stage.recompute_rest) for stage in plan.stages)
     ]
     if plan.recompute == "selective":
         return f"recomputes {told[0]}"
@@ -98,7 +98,7 @@ def recompute_words(plan: Plan) -> str:
 
 def _layers(plan: Plan, how: str) -> str:
     """`the first 5 layers`, of several stages `the first 0 to 5 layers of each stage`."""
-    if all(stage.recompute == how and stage.recomputed is None for stage in plan.stages):
+    if all(stage.recompute == how and stage.recompute_layers is None for stage in plan.stages):
         return "all layers" if how == "selective" else "layers"
     if plan.recompute != how:
         return "the others"
@@ -113,4 +113,4 @@ def _count(stage: Stage, how: str) -> int:
     """How many layers of a stage are recomputed so at most."""
     if stage.recompute != how:
         return 0
-    return stage.recomputed or stage.last - stage.first
+    return stage.recompute_layers or stage.last - stage.first

@@ -22,7 +22,7 @@ from windlass.program.tied_weights import loans
 from windlass.program.zero_sharding import parts
 from windlass.schema.graph import Collective, Graph
 from windlass.schema.plan import Plan
-from windlass.schema.tensor_grid import Among, ring
+from windlass.schema.tensor_grid import TensorAxis, group_size
 
 if TYPE_CHECKING:
     import numpy as np
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 Count = TypeVar("Count", int, "npt.NDArray[np.int64]")
 """A number, or one for each of many."""
 
-COMMON: Mapping[Among, str] = MappingProxyType(
+COMMON: Mapping[TensorAxis, str] = MappingProxyType(
     {"all": "common", "tokens": "common_in_columns", "features": "common_in_rows"}
 )
 """Which slices have what `StateSizes` names in common."""
@@ -48,7 +48,7 @@ def exchanged(plan: Plan, graph: Graph, device: int) -> dict[Kind, int]:
     Raises:
         Faults: the plan asks for what this version does not lower.
     """
-    sent = Sent(plan, graph, place_of(device, plan.cut).slice)
+    sent = Sent(plan, graph, place_of(device, plan.parallel).slice)
     return sent.total(lower(plan, graph)[device].instructions)
 
 
@@ -56,7 +56,7 @@ class Inside(NamedTuple):
     """A collective of a layer's slices inside a pass."""
 
     how: Collective
-    among: Among
+    among: TensorAxis
     """Which slices."""
     sent: int
     """Bytes that one device sends."""
@@ -74,7 +74,7 @@ class Sent:
     def __init__(self, plan: Plan, graph: Graph, index: int = 0) -> None:
         self._plan = plan
         self._states = states_of(plan, graph, index)
-        self._kinds = tuple(graph.cut(plan.cut.tensor, index).layer_kinds())
+        self._kinds = tuple(graph.shard(plan.parallel.tensor, index).layer_kinds())
         self._selective = selected(plan)
         self._inside: dict[tuple[Kind, str, bool], tuple[Inside, ...]] = {}
         self._lent = {loan.layer: loan.elements for loan in loans(plan, graph, index)}
@@ -87,22 +87,22 @@ class Sent:
         sizes, plan = self._states[layer], self._plan
         if kind == "send":
             return self._output(layer)
-        if kind == "lend":
+        if kind == "send_tied_weights":
             return self._lent[layer] * plan.weight_bytes
-        if kind == "hand over":
+        if kind == "send_tied_grads":
             return self._lent[layer] * plan.gradient_bytes
-        if kind == "gather":
-            return gather_bytes(sizes.weights, plan.sharding.weights)
-        if kind == "spread":
+        if kind == "unshard_weights":
+            return gather_bytes(sizes.weights, plan.sharding.parameters)
+        if kind == "all_gather_params":
             return gather_bytes(sizes.held, parts(plan))
-        if kind == "reduce":
+        if kind == "reduce_grads":
             return self._reduced(sizes)
         return sum(each.sent for each in self.inside(instruction))
 
     def inside(self, instruction: Instruction) -> tuple[Inside, ...]:
         """The collectives of a layer's slices inside a pass."""
         kind, layer, _ = instruction
-        if layer is None or self._plan.cut.tensor == 1:
+        if layer is None or self._plan.parallel.tensor == 1:
             return ()
         key = kind, self._kinds[layer].name, layer in self._selective
         if key not in self._inside:
@@ -131,7 +131,7 @@ class Sent:
         degree = self._plan.sharding.optimizer
         summed = sum(sent for _, sent in common_sums(sizes, self._plan))
         scattered = gather_bytes(sizes.gradients, degree) if degree > 1 else 0
-        return summed + scattered + all_reduce_bytes(sizes.shard, self._plan.cut.replicas // degree)
+        return summed + scattered + all_reduce_bytes(sizes.shard, self._plan.parallel.data // degree)
 
     def _exchanges(self, kind: Kind, layer: int) -> Iterator[Inside]:
         plan, known = self._plan, self._kinds[layer]
@@ -140,11 +140,11 @@ class Sent:
             if op.exchange is not None:
                 how, buffer, among = op.exchange
                 nbytes = round(buffer.at(plan.batch.micro, plan.batch.sequence))
-                ranks = ring(plan.cut.tensor, among)
+                ranks = group_size(plan.parallel.tensor, among)
                 yield Inside(how, among, collective_bytes(how, nbytes, ranks))
 
 
-def common_sums(sizes: StateSizes, plan: Plan) -> tuple[tuple[Among, int], ...]:
+def common_sums(sizes: StateSizes, plan: Plan) -> tuple[tuple[TensorAxis, int], ...]:
     """What one device sends so that gradients of what slices have in common are whole.
 
     Args:
@@ -155,7 +155,7 @@ def common_sums(sizes: StateSizes, plan: Plan) -> tuple[tuple[Among, int], ...]:
         Which slices sum, and the bytes; only those that have something in common.
     """
     sums = (
-        (among, all_reduce_bytes(getattr(sizes, name), ring(plan.cut.tensor, among)))
+        (among, all_reduce_bytes(getattr(sizes, name), group_size(plan.parallel.tensor, among)))
         for among, name in COMMON.items()
     )
     return tuple((among, sent) for among, sent in sums if sent)
@@ -163,7 +163,7 @@ def common_sums(sizes: StateSizes, plan: Plan) -> tuple[tuple[Among, int], ...]:
 
 def collective_bytes(how: Collective, nbytes: Count, ranks: Count) -> Count:
     """What each of n devices sends for a collective over B bytes."""
-    return (all_reduce_bytes if how == "sum" else gather_bytes)(nbytes, ranks)
+    return (all_reduce_bytes if how == "all_reduce" else gather_bytes)(nbytes, ranks)
 
 
 def gather_bytes(nbytes: Count, ranks: Count) -> Count:

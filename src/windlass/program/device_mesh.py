@@ -7,7 +7,7 @@ stage `k mod p`.
 
 from typing import NamedTuple
 
-from windlass.schema.plan import Cut, Plan
+from windlass.schema.plan import Parallelism, Plan
 
 
 class Place(NamedTuple):
@@ -18,24 +18,24 @@ class Place(NamedTuple):
     replica: int
 
 
-def place_of(device: int, cut: Cut) -> Place:
+def place_of(device: int, cut: Parallelism) -> Place:
     """The coordinates of a device: slices lie next to each other, then replicas, then stages.
 
     Slices exchange most and stages least, so the fastest links join the slices.
     """
     rest, slice_ = divmod(device, cut.tensor)
-    stage, replica = divmod(rest, cut.replicas)
+    stage, replica = divmod(rest, cut.data)
     return Place(stage, slice_, replica)
 
 
-def device_of(place: Place, cut: Cut) -> int:
+def device_of(place: Place, cut: Parallelism) -> int:
     """The device at these coordinates."""
-    return (place.stage * cut.replicas + place.replica) * cut.tensor + place.slice
+    return (place.stage * cut.data + place.replica) * cut.tensor + place.slice
 
 
 def chunks_of(plan: Plan, stage: int) -> tuple[int, ...]:
     """The indices in `plan.stages` of a stage's chunks, first to last; one if none interleave."""
-    return tuple(range(stage, len(plan.stages), plan.cut.pipeline))
+    return tuple(range(stage, len(plan.stages), plan.parallel.pipeline))
 
 
 def layers_of(plan: Plan, stage: int) -> tuple[int, ...]:
@@ -50,7 +50,7 @@ def layers_of(plan: Plan, stage: int) -> tuple[int, ...]:
 def stages_by_layer(plan: Plan) -> tuple[int, ...]:
     """The stage of each layer that the plan covers."""
     return tuple(
-        chunk % plan.cut.pipeline
+        chunk % plan.parallel.pipeline
         for chunk, part in enumerate(plan.stages)
         for _ in range(part.first, part.last)
     )

@@ -5,53 +5,53 @@ from typing import Literal, NamedTuple
 from windlass.document import Document
 
 Kind = Literal[
-    "load",  # a micro-batch's tokens enter the near tier
-    "fetch",  # a layer's weights, or its shard, come from home beside what follows; users wait
-    "release",  # the near copy of a layer's whole weights is freed; home or shards hold the same
-    "drop",  # the near copy of a shard of weights is freed; its home holds the same
-    "gather",  # shards of weights come together over replicas
-    "spread",  # parts of a shard that its replicas have updated come together
+    "load_batch",  # a micro-batch's tokens enter the near tier
+    "prefetch_weights",  # a layer's weights, or its shard, come from home beside what follows; users wait
+    "free_weights",  # the near copy of a layer's whole weights is freed; home or shards hold the same
+    "free_shard",  # the near copy of a shard of weights is freed; its home holds the same
+    "unshard_weights",  # shards of weights come together over replicas
+    "all_gather_params",  # parts of a shard that its replicas have updated come together
     "forward",
     "recompute",  # the layer's forward again, from its kept input
     "backward",  # adds to the layer's gradient
-    "backward input",  # what the stage before waits for of a backward pass
-    "backward weight",  # the rest: adds to the layer's gradient
+    "backward_input",  # what the stage before waits for of a backward pass
+    "backward_weight",  # the rest: adds to the layer's gradient
     "send",
     "receive",
-    "lend",  # weights go to another stage that computes with them too
-    "borrow",  # and come there
-    "hand over",  # the gradient of borrowed weights goes to their owner
-    "take over",  # and is added to the owner's
+    "send_tied_weights",  # weights go to another stage that computes with them too
+    "recv_tied_weights",  # and come there
+    "send_tied_grads",  # the gradient of borrowed weights goes to their owner
+    "accumulate_tied_grads",  # and is added to the owner's
     # Before, the gradient of what every slice of a layer has whole is summed over the slices.
-    "reduce",  # gradients are averaged over replicas; only the device's shard is left
-    "keep",  # an activation goes to its home
-    "restore",  # and comes back
-    "store",  # a layer's summed gradient goes home, beside what follows; the next store waits
+    "reduce_grads",  # gradients are averaged over replicas; only the device's shard is left
+    "offload_activation",  # an activation goes to its home
+    "reload_activation",  # and comes back
+    "offload_grads",  # a layer's summed gradient goes home, beside what follows; the next store waits
     # Of each shard, and of what every slice has whole, one copy counts.
-    "norm",  # the global gradient norm
+    "grad_norm",  # the global gradient norm
     "update",  # the optimizer's step for one layer; fetches its weights too if they are away
     "sync",  # the end of a step: all devices agree
 ]
 
-BACKWARDS: tuple[Kind, ...] = ("backward", "backward weight")
+BACKWARDS: tuple[Kind, ...] = ("backward", "backward_weight")
 """Those that add to a gradient, and end a micro-batch's stay in a layer."""
 
-COMPUTING: tuple[Kind, ...] = ("forward", "recompute", "backward", "backward input")
+COMPUTING: tuple[Kind, ...] = ("forward", "recompute", "backward", "backward_input")
 """Those that compute with weights."""
 
-ANSWERS: dict[Kind, Kind] = {"send": "receive", "lend": "borrow", "hand over": "take over"}
+ANSWERS: dict[Kind, Kind] = {"send": "receive", "send_tied_weights": "recv_tied_weights", "send_tied_grads": "accumulate_tied_grads"}
 """What another device does with what one sends."""
 
-MEETINGS: tuple[Kind, ...] = ("gather", "spread", "reduce", "norm", "sync")
+MEETINGS: tuple[Kind, ...] = ("unshard_weights", "all_gather_params", "reduce_grads", "grad_norm", "sync")
 """Those that wait until every device of their group is there; so do passes that exchange."""
 
-TOGETHER: tuple[Kind, ...] = ("norm", "sync")
+TOGETHER: tuple[Kind, ...] = ("grad_norm", "sync")
 """Those of them that all devices of the plan have to be there for."""
 
-MOVES: tuple[Kind, ...] = ("fetch", "update", "store", "keep", "restore")
+MOVES: tuple[Kind, ...] = ("prefetch_weights", "update", "offload_grads", "offload_activation", "reload_activation")
 """Those that go on beside what follows where they move something between tiers."""
 
-WAITING: tuple[Kind, ...] = ("receive", "borrow", "take over", *MEETINGS)
+WAITING: tuple[Kind, ...] = ("receive", "recv_tied_weights", "accumulate_tied_grads", *MEETINGS)
 """Those that wait for other devices."""
 
 
@@ -77,6 +77,6 @@ class Program(Document):
     """The plan's label."""
     device: int
     instructions: tuple[Instruction, ...]
-    settle: tuple[Instruction, ...] = ()
+    flush_deferred_updates: tuple[Instruction, ...] = ()
     """What applies the updates that a step has put off, where no other step follows at once: at the
     end, before a checkpoint, before an evaluation. Empty if a step puts nothing off."""

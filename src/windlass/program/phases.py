@@ -37,7 +37,7 @@ def needs(plan: Plan, graph: Graph, stage: int = 0) -> tuple[tuple[int, ...], ..
 def resident(plan: Plan, graph: Graph, stage: int = 0) -> tuple[int, ...]:
     """The layers of a stage whose weights are near between steps, ascending."""
     layers = owned(plan, graph, stage)
-    if not plan.far("weights"):
+    if not plan.is_offloaded("parameters"):
         return layers
     until = plan.stages[stage].phases[0][1]
     return tuple(at for at in layers if at < until)
@@ -45,7 +45,7 @@ def resident(plan: Plan, graph: Graph, stage: int = 0) -> tuple[int, ...]:
 
 def put_off(plan: Plan, graph: Graph, stage: int = 0) -> tuple[int, ...]:
     """The layers whose update waits for the next step, ascending: all that go away in between."""
-    if not plan.deferred:
+    if not plan.defers_updates:
         return ()
     near = set(resident(plan, graph, stage))
     return tuple(at for at in owned(plan, graph, stage) if at not in near)
@@ -60,7 +60,7 @@ def shares_room(plan: Plan) -> bool:
     weight of the layer has no gradient the update makes all of them anew all the same; where none
     has, nothing was stored.
     """
-    return plan.deferred and plan.masters_apart and plan.home.gradients == plan.home.weights
+    return plan.defers_updates and plan.has_master_weights and plan.offload.gradients == plan.offload.parameters
 
 
 def departing(plan: Plan, graph: Graph, stage: int = 0) -> tuple[int, ...]:
@@ -68,9 +68,9 @@ def departing(plan: Plan, graph: Graph, stage: int = 0) -> tuple[int, ...]:
 
     With clipping it goes home and waits there; without, the layer is updated at once.
     """
-    if not plan.far("gradients"):
+    if not plan.is_offloaded("gradients"):
         return ()
-    layers = put_off(plan, graph, stage) if plan.deferred else owned(plan, graph, stage)
+    layers = put_off(plan, graph, stage) if plan.defers_updates else owned(plan, graph, stage)
     return tuple(reversed(layers))
 
 
@@ -80,7 +80,7 @@ def travelling(plan: Plan, stage: int = 0) -> tuple[int, ...]:
     Those between two layers of a stage that run again: any other layer's own record of its forward
     pass holds its input and its output, and a copy elsewhere would free nothing.
     """
-    if not plan.far("activations"):
+    if not plan.is_offloaded("activations"):
         return ()
     return tuple(
         at

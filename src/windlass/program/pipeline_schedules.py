@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
-from windlass.schema.plan import Order, Plan
+from windlass.schema.plan import PipelineSchedule, Plan
 
-Part = Literal["forward", "backward", "backward input", "backward weight"]
+Part = Literal["forward", "backward", "backward_input", "backward_weight"]
 """A zero-bubble order runs a backward pass in two parts; every other one runs it as a whole."""
 
 
@@ -27,10 +27,10 @@ class Pass(NamedTuple):
 def passes(plan: Plan, stage: int) -> tuple[Pass, ...]:
     """The passes of one stage of a plan, in turn."""
     micros = plan.batch.accumulation
-    return taken(plan.order, plan.cut.pipeline, stage, micros, chunks=plan.interleave)
+    return taken(plan.parallel.schedule, plan.parallel.pipeline, stage, micros, chunks=plan.parallel.virtual_stages)
 
 
-def taken(order: Order, stages: int, stage: int, micros: int, *, chunks: int) -> tuple[Pass, ...]:
+def taken(order: PipelineSchedule, stages: int, stage: int, micros: int, *, chunks: int) -> tuple[Pass, ...]:
     """The passes that one of p stages takes in an order, in turn.
 
     Args:
@@ -111,14 +111,14 @@ def zero_bubble(stages: int, stage: int, micros: int) -> tuple[Pass, ...]:
         if turn.kind == "forward":
             turns.append(turn)
             continue
-        turns.append(Pass("backward input", turn.micro))
+        turns.append(Pass("backward_input", turn.micro))
         if turn.micro >= stage:
-            turns.append(Pass("backward weight", turn.micro - stage))
+            turns.append(Pass("backward_weight", turn.micro - stage))
     left = range(max(0, micros - stage), micros)
-    return (*turns, *(Pass("backward weight", micro) for micro in left))
+    return (*turns, *(Pass("backward_weight", micro) for micro in left))
 
 
-ORDERS: Mapping[Order, Callable[[int, int, int], tuple[Pass, ...]]] = MappingProxyType(
+ORDERS: Mapping[PipelineSchedule, Callable[[int, int, int], tuple[Pass, ...]]] = MappingProxyType(
     {
         "gpipe": gpipe,
         "1f1b": one_forward_one_backward,

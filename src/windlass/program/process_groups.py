@@ -8,8 +8,8 @@ from windlass.program.zero_sharding import gathering, spreading
 from windlass.schema.graph import Graph
 from windlass.schema.plan import Plan
 
-_FROM_OWNER: tuple[Kind, ...] = ("lend", "take over")
-_LOANS: tuple[Kind, ...] = (*_FROM_OWNER, "borrow", "hand over")
+_FROM_OWNER: tuple[Kind, ...] = ("send_tied_weights", "accumulate_tied_grads")
+_LOANS: tuple[Kind, ...] = (*_FROM_OWNER, "recv_tied_weights", "send_tied_grads")
 
 
 def group_of(instruction: Instruction, device: int, plan: Plan) -> tuple[int, ...]:
@@ -20,20 +20,20 @@ def group_of(instruction: Instruction, device: int, plan: Plan) -> tuple[int, ..
     those replicas that share the weights, for `spread` those that updated parts of one shard; else
     all devices.
     """
-    place = place_of(device, plan.cut)
+    place = place_of(device, plan.parallel)
     if instruction.kind in PASSES:
-        slices = range(plan.cut.tensor)
-        return tuple(device_of(place._replace(slice=index), plan.cut) for index in slices)
-    if instruction.kind == "reduce":
-        first = device_of(place._replace(slice=0, replica=0), plan.cut)
-        return tuple(range(first, first + plan.cut.replicas * plan.cut.tensor))
-    if instruction.kind == "gather":
+        slices = range(plan.parallel.tensor)
+        return tuple(device_of(place._replace(slice=index), plan.parallel) for index in slices)
+    if instruction.kind == "reduce_grads":
+        first = device_of(place._replace(slice=0, replica=0), plan.parallel)
+        return tuple(range(first, first + plan.parallel.data * plan.parallel.tensor))
+    if instruction.kind == "unshard_weights":
         replicas: tuple[int, ...] = gathering(place.replica, plan)
-    elif instruction.kind == "spread":
+    elif instruction.kind == "all_gather_params":
         replicas = spreading(place.replica, plan)
     else:
-        return tuple(range(plan.cut.devices))
-    return tuple(device_of(place._replace(replica=replica), plan.cut) for replica in replicas)
+        return tuple(range(plan.parallel.devices))
+    return tuple(device_of(place._replace(replica=replica), plan.parallel) for replica in replicas)
 
 
 class Peers:
@@ -45,9 +45,9 @@ class Peers:
     """
 
     def __init__(self, plan: Plan, graph: Graph) -> None:
-        self._cut = plan.cut
+        self._cut = plan.parallel
         self._exchanging = exchanging(plan, graph)
-        stages = plan.cut.pipeline
+        stages = plan.parallel.pipeline
         self._ends = {
             part.last - 1: (chunk % stages, (chunk + 1) % stages)
             for chunk, part in enumerate(plan.stages[:-1])
@@ -88,7 +88,7 @@ class Peers:
             return "onward" if self._ends[layer][0] == place_of(device, self._cut).stage else "back"
         if kind == "receive" and layer is not None:
             return "onward" if self._ends[layer][1] == place_of(device, self._cut).stage else "back"
-        return {"lend": "borrow", "hand over": "take over"}.get(kind, kind)
+        return {"send_tied_weights": "recv_tied_weights", "send_tied_grads": "accumulate_tied_grads"}.get(kind, kind)
 
     def _at(self, stage: int | None, place: Place) -> int | None:
         return None if stage is None else device_of(place._replace(stage=stage), self._cut)

@@ -11,7 +11,7 @@ from windlass.program.memory.layer_sizes import gradient_elements
 from windlass.schema.graph import Graph, LayerCost, LayerKind, Op
 from windlass.schema.plan import Plan
 
-PASSES: tuple[Kind, ...] = (*COMPUTING, "backward weight")
+PASSES: tuple[Kind, ...] = (*COMPUTING, "backward_weight")
 """All that run a layer's ops."""
 
 
@@ -31,9 +31,9 @@ def ops_of(kind: Kind, layer: LayerKind, cost: LayerCost, *, first: bool) -> tup
         return cost.forward
     if kind == "backward":
         return cost.backward
-    if kind not in (*BACKWARDS, "backward input"):
+    if kind not in (*BACKWARDS, "backward_input"):
         return ()
-    weights = kind == "backward weight"
+    weights = kind == "backward_weight"
     return tuple(
         op
         for op in cost.backward
@@ -43,9 +43,9 @@ def ops_of(kind: Kind, layer: LayerKind, cost: LayerCost, *, first: bool) -> tup
 
 def exchanging(plan: Plan, graph: Graph) -> frozenset[tuple[Kind, int]]:
     """The passes, by kind and layer, in which the slices of a layer wait for each other."""
-    if plan.cut.tensor == 1:
+    if plan.parallel.tensor == 1:
         return frozenset()
-    kinds, few = graph.cut(plan.cut.tensor).kinds, selected(plan)
+    kinds, few = graph.shard(plan.parallel.tensor).kinds, selected(plan)
     among: dict[tuple[str, bool], tuple[Kind, ...]] = {}
     takes_tokens = next(graph.layer_kinds()).name
     found: set[tuple[Kind, int]] = set()

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from windlass.program.device_mesh import stages_by_layer
-from windlass.schema.graph import Graph, Parameter
+from windlass.schema.graph import Graph, ParameterInfo
 from windlass.schema.plan import Plan
 
 
@@ -82,9 +82,9 @@ def loans(plan: Plan, graph: Graph, index: int = 0) -> tuple[Loan, ...]:
     Raises:
         ValueError: a tie without an owner in the chain.
     """
-    if plan.cut.pipeline == 1:
+    if plan.parallel.pipeline == 1:
         return ()
-    part = graph.cut(plan.cut.tensor, index)
+    part = graph.shard(plan.parallel.tensor, index)
     starts, stages = _starts(part), stages_by_layer(plan)
     borrowed = owners(part)
     first: dict[tuple[int, int], int] = {}
@@ -115,7 +115,7 @@ def _starts(graph: Graph) -> list[tuple[int, str]]:
     return starts
 
 
-def _owner(graph: Graph, starts: list[tuple[int, str]], tied: Parameter) -> int:
+def _owner(graph: Graph, starts: list[tuple[int, str]], tied: ParameterInfo) -> int:
     for layer, kind in starts:
         for parameter in graph.kinds[kind].parameters:
             if (

@@ -10,7 +10,7 @@ from windlass.program.zero_sharding import parts
 from windlass.schema.graph import Graph
 from windlass.schema.machine import Machine
 from windlass.schema.plan import Plan
-from windlass.schema.tensor_grid import columns_of, rows_of
+from windlass.schema.tensor_grid import grid_columns, grid_rows
 
 
 def faults(
@@ -55,19 +55,19 @@ def slice_faults(degree: int, sequence: int, graph: Graph) -> Iterator[str]:
     """
     if degree == 1:
         return
-    rows = rows_of(degree)
+    rows = grid_rows(degree)
     if sequence % rows:
-        of = f"the {rows} rows of " if columns_of(degree) > 1 else ""
+        of = f"the {rows} rows of " if grid_columns(degree) > 1 else ""
         yield (
-            f"`batch.sequence` = {sequence} is no multiple of {of}`cut.tensor` = {degree}: between "
+            f"`batch.sequence` = {sequence} is no multiple of {of}`parallel.tensor` = {degree}: between "
             "layers each slice holds as many tokens; make it one or lower the degree"
         )
-    if degree in graph.uncut:
-        yield from (f"`cut.tensor` = {degree}: {why}" for why in graph.uncut[degree])
-    elif degree not in graph.slices:
-        known = " or ".join(map(str, sorted((1, *graph.slices))))
+    if degree in graph.unshardable:
+        yield from (f"`parallel.tensor` = {degree}: {why}" for why in graph.unshardable[degree])
+    elif degree not in graph.tensor_shards:
+        known = " or ".join(map(str, sorted((1, *graph.tensor_shards))))
         yield (
-            f"`cut.tensor` = {degree}, but `{graph.name}` was not captured in {degree} slices; "
+            f"`parallel.tensor` = {degree}, but `{graph.name}` was not captured in {degree} slices; "
             f"capture it so, or set it to {known}"
         )
 
@@ -91,16 +91,16 @@ def _labels(plan: Plan, graph: Graph, machine: Machine) -> Iterator[str]:
 
 
 def _sizes(plan: Plan, graph: Graph, machine: Machine, global_batch: int | None) -> Iterator[str]:
-    cut, batch = plan.cut, plan.batch
+    cut, batch = plan.parallel, plan.batch
     if cut.devices > machine.devices:
         yield (
-            f"`cut` takes {cut.pipeline} x {cut.tensor} x {cut.replicas} = {cut.devices} devices, "
+            f"`cut` takes {cut.pipeline} x {cut.tensor} x {cut.data} = {cut.devices} devices, "
             f"but `{machine.name}` has {machine.devices}; lower a degree"
         )
     if global_batch is not None and plan.global_batch != global_batch:
         yield (
-            f"`batch.micro` x `batch.accumulation` x `cut.replicas` = {batch.micro} x "
-            f"{batch.accumulation} x {cut.replicas} = {plan.global_batch}, but `train.batch` is "
+            f"`batch.micro` x `batch.accumulation` x `parallel.data` = {batch.micro} x "
+            f"{batch.accumulation} x {cut.data} = {plan.global_batch}, but `train.batch` is "
             f"{global_batch}; make them equal"
         )
     if graph.max_sequence is not None and batch.sequence > graph.max_sequence:
@@ -114,7 +114,7 @@ def _sizes(plan: Plan, graph: Graph, machine: Machine, global_batch: int | None)
             "choose one that it states"
         )
     tiers = [tier.name for tier in machine.device.tiers]
-    for name, tier in plan.home:
+    for name, tier in plan.offload:
         if tier not in tiers:
             yield f"`home.{name}` = {tier!r}, but `{machine.name}` has only {', '.join(tiers)}"
 
@@ -125,24 +125,24 @@ def _lowerable(plan: Plan, graph: Graph) -> Iterator[str]:
     yield from arrangement_faults(plan)
     yield from _homes(plan)
     yield from _recomputed(plan, graph)
-    yield from slice_faults(plan.cut.tensor, plan.batch.sequence, graph)
+    yield from slice_faults(plan.parallel.tensor, plan.batch.sequence, graph)
     yield from _loans(plan, graph)
 
 
 def _unrun(plan: Plan) -> Iterator[str]:
     """What can be lowered and predicted, but has no tensors yet."""
-    sharding, home = plan.sharding, plan.home
-    if parts(plan) > 1 and plan.far("weights"):
+    sharding, home = plan.sharding, plan.offload
+    if parts(plan) > 1 and plan.is_offloaded("parameters"):
         yield (
-            f"`sharding.optimizer` = {sharding.optimizer} with `home.weights` = {home.weights} and "
-            f"`sharding.weights` = {sharding.weights}: this version runs shards of weights away "
+            f"`sharding.optimizer` = {sharding.optimizer} with `offload.parameters` = {home.parameters} and "
+            f"`sharding.parameters` = {sharding.parameters}: this version runs shards of weights away "
             "from the near tier only where both are equal; make them equal, or let weights stay "
             "near"
         )
-    both = plan.far("weights") and plan.far("optimizer")
-    if both and not plan.masters_apart and home.weights != home.optimizer:
+    both = plan.is_offloaded("parameters") and plan.is_offloaded("optimizer")
+    if both and not plan.has_master_weights and home.parameters != home.optimizer:
         yield (
-            f"`home.weights` = {home.weights} but `home.optimizer` = {home.optimizer}: in "
+            f"`offload.parameters` = {home.parameters} but `offload.optimizer` = {home.optimizer}: in "
             f"{plan.precision} the weights are the masters, which lie with the moments; name one "
             "tier for both, or set `precision` = bfloat16"
         )
@@ -159,42 +159,42 @@ def _uncovered(plan: Plan, graph: Graph) -> Iterator[str]:
 
 def _homes(plan: Plan) -> Iterator[str]:
     """Which classes may have homes beyond the near tier together."""
-    if plan.precision == "float64" and plan.streamed:
+    if plan.precision == "float64" and plan.offloads:
         yield (
             "`precision` = float64 with a `home` that is not near: it is for proofs in memory; "
             "set `precision` to float32, in which phases change no bit"
         )
     if plan.precision == "float64" and plan.moments != "float32":
         yield (f"`precision` = float64 with `moments` = {plan.moments}; set `moments` to float32")
-    weights, gradients = plan.home.weights, plan.home.gradients
+    weights, gradients = plan.offload.parameters, plan.offload.gradients
     phases = max(len(stage.phases) for stage in plan.stages)
-    if plan.far("weights") and not plan.far("optimizer"):
+    if plan.is_offloaded("parameters") and not plan.is_offloaded("optimizer"):
         yield (
-            f"`home.weights` = {weights} but `home.optimizer` = near: weights that are away are "
-            f"updated as their optimizer state passes through; set `home.optimizer` = {weights}"
+            f"`offload.parameters` = {weights} but `offload.optimizer` = near: weights that are away are "
+            f"updated as their optimizer state passes through; set `offload.optimizer` = {weights}"
         )
-    if plan.far("weights") and not plan.far("gradients"):
+    if plan.is_offloaded("parameters") and not plan.is_offloaded("gradients"):
         yield (
-            f"`home.weights` = {weights} but `home.gradients` = near: gradients of weights that "
-            f"are away leave the near tier too; set `home.gradients` = {weights}"
+            f"`offload.parameters` = {weights} but `offload.gradients` = near: gradients of weights that "
+            f"are away leave the near tier too; set `offload.gradients` = {weights}"
         )
-    if plan.far("gradients") and not plan.far("weights"):
+    if plan.is_offloaded("gradients") and not plan.is_offloaded("parameters"):
         yield (
-            f"`home.gradients` = {gradients} but `home.weights` = near: only gradients of weights "
-            f"that go away leave; set `home.weights` and `home.optimizer` = {gradients}, or "
-            "`home.gradients` = near"
+            f"`offload.gradients` = {gradients} but `offload.parameters` = near: only gradients of weights "
+            f"that go away leave; set `offload.parameters` and `offload.optimizer` = {gradients}, or "
+            "`offload.gradients` = near"
         )
-    if plan.far("weights") and phases == 1:
+    if plan.is_offloaded("parameters") and phases == 1:
         stages = "stages.0" if len(plan.stages) == 1 else "stages.*"
         yield (
-            f"`home.weights` = {weights} but `{stages}.phases` = 1: with all layers in one phase "
+            f"`offload.parameters` = {weights} but `{stages}.phases` = 1: with all layers in one phase "
             "no weights would ever be away; cut the layers into at least 2 phases"
         )
-    if not plan.far("weights"):
+    if not plan.is_offloaded("parameters"):
         for index, stage in enumerate(plan.stages):
             if len(stage.phases) > 1:
                 yield (
-                    f"`stages.{index}.phases` = {len(stage.phases)} but `home.weights` = near: "
+                    f"`stages.{index}.phases` = {len(stage.phases)} but `offload.parameters` = near: "
                     "weights that never go away need no turns; give them another home, or put "
                     "all layers into 1 phase"
                 )
@@ -204,9 +204,9 @@ def _recomputed(plan: Plan, graph: Graph) -> Iterator[str]:
     """A stage runs no more layers again than can, and most ops of one only where that can be."""
     for index, stage in enumerate(plan.stages):
         count = len(able(plan, stage))
-        if stage.recomputed is not None and stage.recomputed > count:
+        if stage.recompute_layers is not None and stage.recompute_layers > count:
             yield (
-                f"`stages.{index}.recomputed` = {stage.recomputed}, but it has {count} layers "
+                f"`stages.{index}.recomputed` = {stage.recompute_layers}, but it has {count} layers "
                 "that may run again by choice: neither the first nor the last of the chain does, "
                 "and those of other phases than the last always do; lower it or leave it out"
             )
@@ -222,14 +222,14 @@ def selective_faults(plan: Plan, graph: Graph) -> Iterator[str]:
             f"{told} `compile`: a compiled layer already runs again what takes no time; set "
             "`compile` = false, or `recompute` = none or layer"
         )
-    if plan.order == "zero-bubble":
+    if plan.parallel.schedule == "zero-bubble":
         yield (
             f"{told} `order` = zero-bubble, whose backward passes come in two parts; set `order` "
             "= 1f1b, or `recompute` = none or layer"
         )
-    if plan.cut.tensor > 1 and plan.cut.tensor not in graph.slices:
+    if plan.parallel.tensor > 1 and plan.parallel.tensor not in graph.tensor_shards:
         return  # told with the slices
-    kinds = graph.cut(plan.cut.tensor).kinds
+    kinds = graph.shard(plan.parallel.tensor).kinds
     within = {span.kind for span in graph.chain} - {graph.chain[0].kind, graph.chain[-1].kind}
     if not all(kinds[name].selective for name in within):
         yield (
@@ -240,56 +240,56 @@ def selective_faults(plan: Plan, graph: Graph) -> Iterator[str]:
 
 def _shards(plan: Plan) -> Iterator[str]:
     """The degree rts divides rts', and rts' divides r: a device updates a part of what it holds."""
-    weights, optimizer = plan.sharding.weights, plan.sharding.optimizer
+    weights, optimizer = plan.sharding.parameters, plan.sharding.optimizer
     if optimizer % weights:
         yield (
-            f"`sharding.weights` = {weights} does not divide `sharding.optimizer` = {optimizer}: a "
+            f"`sharding.parameters` = {weights} does not divide `sharding.optimizer` = {optimizer}: a "
             "device updates a part of the weights that it holds; make one a multiple of the other"
         )
-    if plan.cut.replicas % optimizer:
+    if plan.parallel.data % optimizer:
         yield (
-            f"`sharding.optimizer` = {optimizer} does not divide `cut.replicas` = "
-            f"{plan.cut.replicas}; choose a divisor"
+            f"`sharding.optimizer` = {optimizer} does not divide `parallel.data` = "
+            f"{plan.parallel.data}; choose a divisor"
         )
 
 
 def arrangement_faults(plan: Plan) -> Iterator[str]:
     """Which orders go with chunks, micro-batches and phases."""
-    stages, chunks, micros = plan.cut.pipeline, plan.interleave, plan.batch.accumulation
-    if plan.order == "interleaved":
+    stages, chunks, micros = plan.parallel.pipeline, plan.parallel.virtual_stages, plan.batch.accumulation
+    if plan.parallel.schedule == "interleaved":
         if chunks == 1 or stages == 1:
             yield (
-                f"`order` = interleaved with `interleave` = {chunks} and `cut.pipeline` = "
+                f"`order` = interleaved with `interleave` = {chunks} and `parallel.pipeline` = "
                 f"{stages}: chunks take turns only if there are 2 or more of each; raise them or "
                 "set `order` = 1f1b"
             )
         if micros % stages:
             yield (
                 f"`order` = interleaved with `batch.accumulation` = {micros}, which is no multiple "
-                f"of `cut.pipeline` = {stages}; make it one"
+                f"of `parallel.pipeline` = {stages}; make it one"
             )
     elif chunks > 1:
         yield (
-            f"`interleave` = {chunks} with `order` = {plan.order}, which runs a stage in one "
+            f"`interleave` = {chunks} with `order` = {plan.parallel.schedule}, which runs a stage in one "
             "piece; set `order` = interleaved or `interleave` = 1"
         )
-    if plan.order == "zero-bubble" and plan.compile:
+    if plan.parallel.schedule == "zero-bubble" and plan.compile:
         yield (
             "`order` = zero-bubble with `compile`: a compiled layer's backward pass is one piece; "
             "set `compile` = false, or `order` = 1f1b"
         )
-    if plan.far("weights") and plan.order in ("interleaved", "zero-bubble"):
+    if plan.is_offloaded("parameters") and plan.parallel.schedule in ("interleaved", "zero-bubble"):
         yield (
-            f"`order` = {plan.order} with `home.weights` = {plan.home.weights}: phases have an "
+            f"`order` = {plan.parallel.schedule} with `offload.parameters` = {plan.offload.parameters}: phases have an "
             "order of their own, in which all micro-batches run through one; set `order` = 1f1b"
         )
 
 
 def _loans(plan: Plan, graph: Graph) -> Iterator[str]:
     """A message of a loan goes by the layer that borrows, so that it may borrow from one only."""
-    if plan.cut.pipeline == 1 or plan.stages[-1].last != graph.layers:
+    if plan.parallel.pipeline == 1 or plan.stages[-1].last != graph.layers:
         return
-    if plan.cut.tensor > 1 and plan.cut.tensor not in graph.slices:
+    if plan.parallel.tensor > 1 and plan.parallel.tensor not in graph.tensor_shards:
         return  # told above
     names = Counter((loan.layer, loan.borrower) for loan in loans(plan, graph))
     for (layer, stage), lenders in names.items():

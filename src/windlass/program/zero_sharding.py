@@ -22,7 +22,7 @@ def padded(elements: int, plan: Plan) -> int:
 
 def parts(plan: Plan) -> int:
     """q: optimizer shards in one weight shard."""
-    return plan.sharding.optimizer // plan.sharding.weights
+    return plan.sharding.optimizer // plan.sharding.parameters
 
 
 def optimizer_shard(replica: int, plan: Plan) -> int:
@@ -39,7 +39,7 @@ def gathering(replica: int, plan: Plan) -> _Group:
     """The rts replicas whose weight shards make a replica's whole weights, in that order."""
     q = parts(plan)
     first = _block(replica, plan) + replica % q
-    return tuple(first + shard * q for shard in range(plan.sharding.weights))
+    return tuple(first + shard * q for shard in range(plan.sharding.parameters))
 
 
 def spreading(replica: int, plan: Plan) -> _Group:
@@ -57,7 +57,7 @@ def scattering(replica: int, plan: Plan) -> _Group:
 def agreeing(replica: int, plan: Plan) -> _Group:
     """The r / rts' replicas with the same optimizer shard, whose gradient shards are summed."""
     shard, degree = optimizer_shard(replica, plan), plan.sharding.optimizer
-    return tuple(range(shard, plan.cut.replicas, degree))
+    return tuple(range(shard, plan.parallel.data, degree))
 
 
 def _block(replica: int, plan: Plan) -> int:

@@ -5,7 +5,7 @@ import math
 from windlass.program import activation_checkpointing as recompute
 from windlass.program.device_mesh import Place
 from windlass.schema.graph import Graph
-from windlass.schema.plan import Cut, Plan
+from windlass.schema.plan import Parallelism, Plan
 from windlass.schema.prediction import Prediction
 from windlass.schema.run_record import Step
 from windlass.units import show_bytes, show_count, show_flop, show_flop_rate, show_seconds
@@ -25,22 +25,22 @@ def batch_words(plan: Plan) -> str:
     """`16 sequences of 256 tokens a step, in 4 micro-batches of 4`."""
     count, micro = plan.batch.accumulation, plan.batch.micro
     pieces = f"in {count} micro-batches of {micro}" if count > 1 else "in one micro-batch"
-    replicas = f" on each of {plan.cut.replicas} replicas" if plan.cut.replicas > 1 else ""
+    replicas = f" on each of {plan.parallel.data} replicas" if plan.parallel.data > 1 else ""
     sequences = f"{plan.global_batch} sequence{'s' if plan.global_batch > 1 else ''}"
     return f"{sequences} of {plan.batch.sequence} tokens a step, {pieces}{replicas}"
 
 
 def cut_words(plan: Plan) -> str:
     """`one device`, or `8 pipeline stages × 4 replicas = 32 devices`."""
-    if plan.cut.devices == 1:
+    if plan.parallel.devices == 1:
         return "one device"
     degrees = (
-        (plan.cut.pipeline, "pipeline stages"),
-        (plan.cut.tensor, "tensor slices"),
-        (plan.cut.replicas, "replicas"),
+        (plan.parallel.pipeline, "pipeline stages"),
+        (plan.parallel.tensor, "tensor slices"),
+        (plan.parallel.data, "replicas"),
     )
     product = " × ".join(f"{count} {name}" for count, name in degrees if count > 1)
-    return f"{product} = {plan.cut.devices} devices"
+    return f"{product} = {plan.parallel.devices} devices"
 
 
 def cut_letters(plan: Plan) -> str:
@@ -48,9 +48,9 @@ def cut_letters(plan: Plan) -> str:
 
     And ` state on host` where only that lives away.
     """
-    cut, sharding = plan.cut, plan.sharding
-    words = [f"p{cut.pipeline} t{cut.tensor} r{cut.replicas}"]
-    words += [f"rts {sharding.weights}"] if sharding.weights > 1 else []
+    cut, sharding = plan.parallel, plan.sharding
+    words = [f"p{cut.pipeline} t{cut.tensor} r{cut.data}"]
+    words += [f"rts {sharding.parameters}"] if sharding.parameters > 1 else []
     words += [f"rts' {sharding.optimizer}"] if sharding.optimizer > 1 else []
     words += [state_words(plan)] if state_away(plan) else []
     return " ".join(words)
@@ -58,18 +58,18 @@ def cut_letters(plan: Plan) -> str:
 
 def state_away(plan: Plan) -> bool:
     """Whether optimizer state alone lives beyond the near tier."""
-    return plan.far("optimizer") and not plan.far("weights")
+    return plan.is_offloaded("optimizer") and not plan.is_offloaded("parameters")
 
 
 def state_words(plan: Plan) -> str:
     """`state on host`: where optimizer state lives."""
-    return f"state on {plan.home.optimizer}"
+    return f"state on {plan.offload.optimizer}"
 
 
 def sharing_words(plan: Plan) -> str:
     """Who shares weights (rts) and optimizer state (rts')."""
     names = (
-        ("weights (rts)", plan.sharding.weights),
+        ("weights (rts)", plan.sharding.parameters),
         ("optimizer state (rts')", plan.sharding.optimizer),
     )
     return "; ".join(
@@ -78,19 +78,19 @@ def sharing_words(plan: Plan) -> str:
     )
 
 
-def place_words(place: Place, cut: Cut) -> str:
+def place_words(place: Place, cut: Parallelism) -> str:
     """`stage 1, replica 0`: what the cut has more than one of."""
     parts = (
         (cut.pipeline, f"stage {place.stage}"),
         (cut.tensor, f"slice {place.slice}"),
-        (cut.replicas, f"replica {place.replica}"),
+        (cut.data, f"replica {place.replica}"),
     )
     return ", ".join(words for count, words in parts if count > 1)
 
 
 def precision_words(plan: Plan) -> str:
     """`bfloat16 with float32 master weights, moments in int8, compiled`."""
-    masters = " with float32 master weights" if plan.masters_apart else ""
+    masters = " with float32 master weights" if plan.has_master_weights else ""
     moments = "" if plan.moments == "float32" else f", moments in {plan.moments}"
     mode = "compiled" if plan.compile else "run eagerly"
     return f"{plan.precision}{masters}{moments}, {mode}"
@@ -98,7 +98,7 @@ def precision_words(plan: Plan) -> str:
 
 def recompute_words(plan: Plan) -> str:
     """What is computed twice."""
-    if plan.far("weights"):
+    if plan.is_offloaded("parameters"):
         return "recomputes the layers of all phases but the last"
     return recompute.recompute_words(plan)
 
@@ -107,15 +107,15 @@ def phase_words(plan: Plan) -> str:
     """In how many phases the fullest stage runs."""
     most = max(len(stage.phases) for stage in plan.stages)
     if most > 1:
-        return f"{most} in turn, weights and state at home on {plan.home.weights}"
-    if plan.far("optimizer"):
-        return f"all layers in memory at once, optimizer state on {plan.home.optimizer}"
+        return f"{most} in turn, weights and state at home on {plan.offload.parameters}"
+    if plan.is_offloaded("optimizer"):
+        return f"all layers in memory at once, optimizer state on {plan.offload.optimizer}"
     return "all layers in memory at once"
 
 
 def far_words(prediction: Prediction) -> str:
     """What moves in a step, and whether the computing hides it."""
-    far = prediction.far
+    far = prediction.offload
     if far is None:
         return "nothing moves between tiers"
     moved = f"{show_bytes(far.read_bytes)} read and {show_bytes(far.written_bytes)} written a step"
@@ -127,10 +127,10 @@ def far_words(prediction: Prediction) -> str:
 
 def wear_words(plan: Plan, prediction: Prediction, steps: int) -> str:
     """`writes 2.1 GiB a step to disk, 840 GiB over 400 steps`."""
-    if prediction.far is None:
+    if prediction.offload is None:
         return "writes nothing beyond memory"
-    tiers = " and ".join(dict.fromkeys(plan.far_homes.values()))
-    written = prediction.far.written_bytes
+    tiers = " and ".join(dict.fromkeys(plan.offload_tiers.values()))
+    written = prediction.offload.written_bytes
     run = f"{show_bytes(written * steps)} over {steps} step{'s' if steps > 1 else ''}"
     return f"writes {show_bytes(written)} a step to {tiers}, {run}"
 

@@ -6,7 +6,7 @@ from windlass.program.device_mesh import layers_of
 from windlass.schema.graph import Graph
 from windlass.schema.machine import Machine
 from windlass.schema.plan import Plan
-from windlass.schema.prediction import Lane, Prediction, TierPeak, Timeline
+from windlass.schema.prediction import DeviceTimeline, Prediction, TierPeak, Timeline
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,13 +28,13 @@ class Forecast:
         misfit = "" if self.prediction.fits else ": does not fit"
         return f"{self.graph.name} on {self.machine.name}{misfit}"
 
-    def lanes(self) -> tuple[tuple[int, Lane], ...]:
+    def lanes(self) -> tuple[tuple[int, DeviceTimeline], ...]:
         """Each stage with its lane."""
-        return tuple(enumerate(self.timeline.lanes))
+        return tuple(enumerate(self.timeline.devices))
 
     def turns(self) -> tuple[tuple[int, int, tuple[int, int]], ...]:
         """Stage, phase, and the half-open range of its layers, in the order of the chain."""
-        stages = self.plan.cut.pipeline
+        stages = self.plan.parallel.pipeline
         return tuple(
             (chunk % stages, phase, bounds)
             for chunk, part in enumerate(self.plan.stages)

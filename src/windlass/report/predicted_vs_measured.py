@@ -7,7 +7,7 @@ from statistics import median
 
 from windlass.program.device_mesh import Place, place_of
 from windlass.program.instruction import WAITING
-from windlass.schema.plan import Cut
+from windlass.schema.plan import Parallelism
 from windlass.schema.prediction import Prediction, TierPeak
 from windlass.schema.run_record import Step
 
@@ -42,7 +42,7 @@ class Share:
     """At the peak; None where it was not told."""
 
 
-def shares(devices: Sequence[Sequence[Step]], cut: Cut) -> tuple[Share, ...]:
+def shares(devices: Sequence[Sequence[Step]], cut: Parallelism) -> tuple[Share, ...]:
     """How each device that told a step spends one.
 
     Args:
@@ -157,7 +157,7 @@ def headlines(steps: Sequence[Step], prediction: Prediction | None) -> dict[str,
 
 def _traffic(steps: Sequence[Step], prediction: Prediction | None) -> dict[str, Pair]:
     """Bytes a step to and from far tiers; measured is the median, which no settling colours."""
-    far = prediction.far if prediction else None
+    far = prediction.offload if prediction else None
     read, written = traffic(steps)
     if far is None and not (read or written):
         return {}

@@ -25,7 +25,7 @@ from windlass.schema.plan import Plan
 _NAMED_DOCUMENTS = 8
 """How many documents a broken step's message names."""
 
-_PASSES = ("load", "forward", "recompute", "backward")
+_PASSES = ("load_batch", "forward", "recompute", "backward")
 _PASSED = ("forward", True)
 """The forward pass of a layer that runs again before its backward: nothing of it is kept."""
 
@@ -77,7 +77,7 @@ class Compute:
         self._last = len(layers) - 1
         self._embeds = any(i.kind == "forward" and i.layer == 0 for i in program.instructions)
         self._world = world
-        self._clips = any(instruction.kind == "norm" for instruction in program.instructions)
+        self._clips = any(instruction.kind == "grad_norm" for instruction in program.instructions)
         self._optimizer = optimizer
         self._batches = batches
         self._seed = seed
@@ -94,7 +94,7 @@ class Compute:
         self._first_micro = tuple(
             i for i in program.instructions if i.micro == 0 and i.kind in _PASSES
         )
-        micros = plan.batch.accumulation * plan.cut.replicas
+        micros = plan.batch.accumulation * plan.parallel.data
         self.scale = torch.tensor(1 / micros, device=device, dtype=master_dtype(plan.precision))
         """`Float[]`: what the mean over all micro-batches takes of each one's loss."""
         self._active = torch.ones((), dtype=torch.int64, device=device)
@@ -134,13 +134,13 @@ class Compute:
     def handlers(self) -> Mapping[Kind, Handler]:
         """The handler of each kind of instruction that runs on one device."""
         return {
-            "load": self._load,
+            "load_batch": self._load,
             "forward": self._forward,
             "recompute": self._recompute,
             "backward": self._backward,
-            "backward input": self._backward_input,
-            "backward weight": self._backward_weight,
-            "norm": self._global_norm,
+            "backward_input": self._backward_input,
+            "backward_weight": self._backward_weight,
+            "grad_norm": self._global_norm,
             "update": self._update,
             "sync": self._sync,
             **self._residence.handlers(),
@@ -156,7 +156,7 @@ class Compute:
         def restore(layer: int, micro: int) -> None:
             self.flow.outputs[layer, micro] = away.restore(layer, micro)
 
-        return {"keep": keep, "restore": restore}
+        return {"offload_activation": keep, "reload_activation": restore}
 
     @property
     def loss(self) -> float:

@@ -9,7 +9,7 @@ import torch
 
 from windlass.program.instruction import Kind, Program
 from windlass.runtime.distributed.heartbeat import Marks
-from windlass.schema.prediction import Lane, Timeline
+from windlass.schema.prediction import DeviceTimeline, Timeline
 
 Handler = Callable[[int, int], None]
 """Does one instruction for (layer, micro-batch); 0 where the instruction names none."""
@@ -101,7 +101,7 @@ class Interpreter:
             memory_bytes: what `sample` gave, if the step ran under it.
         """
         starts, ends = self._clock.spans()
-        lane = Lane(
+        lane = DeviceTimeline(
             device=self._program.device,
             kinds=tuple(i.kind for i in self._program.instructions),
             layers=tuple(i.layer for i in self._program.instructions),
@@ -110,7 +110,7 @@ class Interpreter:
             ends=tuple(ends),
             memory_bytes=memory_bytes,
         )
-        return Timeline(predicted=False, lanes=(lane,))
+        return Timeline(predicted=False, devices=(lane,))
 
 
 def _beating(handler: Handler, index: int, beat: Marks) -> Handler:

@@ -163,8 +163,8 @@ class _Run:
         )
         self.residence = self._home(chain, graph, optimizer)
         self._outputs: Outputs | None = None
-        if self._lane is not None and plan.far("activations"):
-            self._outputs = Outputs(self._lane, plan.home.activations, self._state, device)
+        if self._lane is not None and plan.is_offloaded("activations"):
+            self._outputs = Outputs(self._lane, plan.offload.activations, self._state, device)
         self.saver = Saver(
             checkpoints, len(chain.layers), keep=settings.keep, save=self._save_layer,
             device=self._world.device, devices=self._world.devices,
@@ -203,12 +203,12 @@ class _Run:
         def before_update(layer: int) -> None:
             self.saver.wait_for(layer)
 
-        if self._lane is not None and plan.far("optimizer") and self._pod:
+        if self._lane is not None and plan.is_offloaded("optimizer") and self._pod:
             return PodStream(
                 plan, chain, self._state, optimizer, self._lane, self._device, self._pod,
                 program=self._program, seed=seed, before_update=before_update,
             )  # fmt: skip
-        if self._lane is not None and plan.far("optimizer"):
+        if self._lane is not None and plan.is_offloaded("optimizer"):
             return Stream(
                 plan, chain, self._state, optimizer, self._lane, self._device,
                 program=self._program, seed=seed, before_update=before_update,
@@ -318,7 +318,7 @@ class _Run:
             device_memory_bytes=peak if self._pod else None,
             read_bytes=moved.read_bytes,
             written_bytes=moved.written_bytes,
-            settle_seconds=settled if self._plan.streamed and (evaluates or saves) else 0.0,
+            settle_seconds=settled if self._plan.offloads and (evaluates or saves) else 0.0,
             by_kind=self._interpreter.by_kind(),
             held_out_loss=held_out.loss if held_out else None,
             held_out_bits_per_byte=held_out.bits_per_byte if held_out else None,
@@ -345,7 +345,7 @@ class _Run:
             device=self._device,
             world=self._world,
             messages=self._messages,
-            replicas=self._plan.cut.replicas,
+            replicas=self._plan.parallel.data,
             done=self._live,
         )
 

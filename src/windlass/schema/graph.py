@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple, Self
 from pydantic import Field
 
 from windlass.document import Document
-from windlass.schema.tensor_grid import Among, Slices
+from windlass.schema.tensor_grid import TensorAxis, TensorDegree
 
 Precision = Literal["float32", "bfloat16", "float64"]
 """What layers compute in; with bfloat16 the optimizer keeps float32 master weights. `float64` is
@@ -22,7 +22,7 @@ OpKind = Literal["matmul", "attention", "memory", "exchange"]
 """`memory` is all that is bound by traffic: element-wise, normalisation, look-up, copy. `exchange`
 is what the slices of one layer put together inside a pass."""
 
-Collective = Literal["gather", "scatter", "sum"]
+Collective = Literal["all_gather", "reduce_scatter", "all_reduce"]
 """What the slices of a layer do together: put a buffer together from their parts, sum it and leave
 each its part, or have the sum (or the largest) of it on all."""
 
@@ -53,7 +53,7 @@ class Quantity(NamedTuple):
         return type(self)(*(2 * part for part in self))
 
 
-class Shape(NamedTuple):
+class MatmulShape(NamedTuple):
     """A matrix product: `batch` products of (m, k) by (k, n)."""
 
     batch: Quantity
@@ -68,7 +68,7 @@ class Exchange(NamedTuple):
     how: Collective
     nbytes: Quantity
     """Of the whole buffer: what a gather puts together, or a scatter parts."""
-    among: Among = "all"
+    among: TensorAxis = "all"
 
     @property
     def twice(self) -> Self:
@@ -92,7 +92,7 @@ class Op(Document):
     that this pass has allocated, the gradient of the layer's input included. The caller holds, and
     counts by itself: parameters, the layer's input and, in backward, its output, the gradient
     handed in for the output, and the gradients of parameters that the pass makes."""
-    shape: Shape | None = None
+    shape: MatmulShape | None = None
     """Only of a `matmul`."""
     exchange: Exchange | None = None
     """Only of an `exchange`."""
@@ -134,17 +134,17 @@ class LayerCost(Document):
         )
 
 
-class Parameter(Document):
+class ParameterInfo(Document):
     """One weight tensor of a layer."""
 
     name: str
     shape: tuple[int, ...]
     tied_to: str | None = None
     """Full name of the parameter that owns the memory; None if this one does."""
-    cut: int | None = None
+    shard_dim: int | None = None
     """Of a slice: the dimension along which all slices share it, the first with the most; None if
     each has it whole, or their grid shares it."""
-    common: Among | None = None
+    replicated_over: TensorAxis | None = None
     """Of a slice: which slices have the same, and contributions to its gradient; None: no other."""
 
     @property
@@ -157,7 +157,7 @@ class LayerKind(Document):
     """All layers of one structure."""
 
     name: str
-    parameters: tuple[Parameter, ...]
+    parameters: tuple[ParameterInfo, ...]
     costs: tuple[LayerCost, ...]
     looks_up: bool = False
     """All it does is look rows of its weights up: it is never compiled, and its backward gives
@@ -171,9 +171,9 @@ class LayerKind(Document):
         """Elements that the layer owns; tied parameters are counted where they live."""
         return sum(p.count for p in self.parameters if p.tied_to is None)
 
-    def common_count(self, among: Among) -> int:
+    def common_count(self, among: TensorAxis) -> int:
         """Elements that it owns and that those slices, of whose layer it is one, all have."""
-        return sum(p.count for p in self.parameters if p.tied_to is None and p.common == among)
+        return sum(p.count for p in self.parameters if p.tied_to is None and p.replicated_over == among)
 
     def fresh_elements(self, micro: int, sequence: int) -> tuple[int, ...]:
         """Elements of the gradient that one backward pass gives of each parameter, tied or not."""
@@ -201,7 +201,7 @@ class LayerKind(Document):
         raise KeyError(f"{self.name} has no cost in {precision}, compiled={compiled}")
 
 
-class Span(Document):
+class LayerRun(Document):
     """Consecutive layers of one kind."""
 
     kind: str
@@ -211,29 +211,31 @@ class Span(Document):
 class Graph(Document):
     """A chain of layers with the cost of each kind, whole and as one of t slices computes it."""
 
-    beside = frozenset({"slices", "uncut", "whole", "kinds.selective"})
+    beside = frozenset(
+        {"tensor_shards", "unshardable", "unsharded", "kinds.selective"}
+    )
 
     name: str
     vocabulary: int
     max_sequence: int | None = None
     """Longest sequence the model takes; None if it sets no limit."""
-    chain: tuple[Span, ...]
+    chain: tuple[LayerRun, ...]
     kinds: dict[str, LayerKind]
-    slices: dict[Slices, dict[str, LayerKind]] = Field(default_factory=dict, repr=False)
+    tensor_shards: dict[TensorDegree, dict[str, LayerKind]] = Field(default_factory=dict, repr=False)
     """For each degree t that it was captured for, the kinds as the first of t slices computes them,
     which is the largest. All parameters but those of an uneven vocabulary are cut in equal parts.
     """
-    uncut: dict[Slices, tuple[str, ...]] = Field(default_factory=dict)
+    unshardable: dict[TensorDegree, tuple[str, ...]] = Field(default_factory=dict)
     """Degrees that were asked for and cannot be: what is wrong, and the way out."""
-    whole: "Graph | None" = Field(default=None, repr=False)
+    unsharded: "Graph | None" = Field(default=None, repr=False)
     """Of a slice: the graph that it is one of."""
 
     @property
     def label(self) -> str:
         """`name@fingerprint`: how plans refer to this graph, and to each slice of it."""
-        return f"{self.name}@{self.fingerprint()}" if self.whole is None else self.whole.label
+        return f"{self.name}@{self.fingerprint()}" if self.unsharded is None else self.unsharded.label
 
-    def cut(self, degree: int, index: int = 0) -> "Graph":
+    def shard(self, degree: int, index: int = 0) -> "Graph":
         """What one of `degree` slices computes: the same chain, of smaller layers.
 
         Parameters are those of slice `index`. Costs are those of the first slice, which has most of
@@ -244,7 +246,7 @@ class Graph(Document):
         """
         if degree == 1:
             return self
-        kinds = self.slices.get(degree)
+        kinds = self.tensor_shards.get(degree)
         if kinds is None:
             raise KeyError(f"{self.name} was not captured for {degree} slices")
         if index:
@@ -258,7 +260,7 @@ class Graph(Document):
             max_sequence=self.max_sequence,
             chain=self.chain,
             kinds=kinds,
-            whole=self,
+            unsharded=self,
         )
 
     @property
@@ -301,9 +303,9 @@ def _of_slice(first: LayerKind, whole: LayerKind, degree: int, index: int) -> La
     )
 
 
-def _share(first: Parameter, whole: Parameter, degree: int, index: int) -> Parameter:
+def _share(first: ParameterInfo, whole: ParameterInfo, degree: int, index: int) -> ParameterInfo:
     """What slice `index` has of a parameter: as much as the first, or what is left."""
-    at = first.cut
+    at = first.shard_dim
     if at is None or first.shape[at] * degree == whole.shape[at]:
         return first
     most, total = first.shape[at], whole.shape[at]

@@ -24,7 +24,7 @@ LOOPBACK_RATE = 1e9
 message takes 0.05 to 0.4 ms, and a gathering or a sum 0.4 to 1.8 GB/s."""
 
 
-Rule = Literal["overlapping", "bulk-synchronous"]
+ExecutionModel = Literal["overlapping", "bulk-synchronous"]
 """How devices go on while something moves. `overlapping`: messages and moves between tiers go on
 beside computing. `bulk-synchronous`: a device computes, exchanges and synchronises in turn; moves
 between tiers go on beside computing only where compute units are set apart for them."""
@@ -189,7 +189,7 @@ class Device(Document):
         return any(rate.precision == precision for rate in self.matmul)
 
     @property
-    def near(self) -> Tier:
+    def memory(self) -> Tier:
         """The tier that ops read and write."""
         return self.tiers[0]
 
@@ -305,7 +305,7 @@ class Machine(Document):
     device: Device
     links: tuple[Link, ...] = ()
     """Innermost first."""
-    rule: Rule = "overlapping"
+    rule: ExecutionModel = "overlapping"
     source: str
     """Where the numbers come from: `measured here`, or the publication."""
     date: str

@@ -6,14 +6,14 @@ from pydantic import Field, model_validator
 
 from windlass.document import Document
 from windlass.schema.graph import PRECISION_BYTES, Precision
-from windlass.schema.tensor_grid import Slices
+from windlass.schema.tensor_grid import TensorDegree
 
-Order = Literal["gpipe", "1f1b", "interleaved", "zero-bubble"]
-Recompute = Literal["none", "selective", "layer"]
-"""`layer`: keep only a layer's input, run its forward again right before its backward. `selective`:
+PipelineSchedule = Literal["gpipe", "1f1b", "interleaved", "zero-bubble"]
+Recompute = Literal["none", "selective", "full"]
+"""`full`: keep only a layer's input, run its forward again right before its backward. `selective`:
 keep what its large products give, and run the rest again as its backward begins."""
 
-HomeClass = Literal["weights", "gradients", "optimizer", "activations"]
+OffloadClass = Literal["parameters", "gradients", "optimizer", "activations"]
 """What a plan gives a home to."""
 
 Moments = Literal["float32", "bfloat16", "int8"]
@@ -27,7 +27,7 @@ from spoiling a whole weight. Source: Dettmers et al. 2021, arXiv:2110.02861, wi
 _MOMENT_BYTES: dict[Moments, int] = {"float32": 4, "bfloat16": 2, "int8": 1}
 _SCALE_BYTES = 4
 
-NEAR = "near"
+DEVICE = "device"
 """The tier that layers compute in; every other one is far."""
 
 
@@ -36,34 +36,40 @@ HOST = "host"
 far tier is files under the run's folder."""
 
 
-class Cut(Document):
-    """pipeline x tensor x replicas = devices."""
+class Parallelism(Document):
+    """Parallel degrees: `pipeline * tensor * data` devices, and the pipeline's schedule."""
 
     pipeline: int = Field(default=1, ge=1)
-    tensor: Slices = 1
-    """Slices of a layer: a number, or rows x columns such as `8x8`."""
-    replicas: int = Field(default=1, ge=1)
+    """Pipeline-parallel degree p."""
+    tensor: TensorDegree = 1
+    """Tensor-parallel degree t: a number, or rows x columns such as `8x8`."""
+    data: int = Field(default=1, ge=1)
+    """Data-parallel degree r: replicas of the model."""
+    schedule: PipelineSchedule = "1f1b"
+    virtual_stages: int = Field(default=1, ge=1)
+    """Model chunks on each pipeline rank (Megatron's VPP); the `interleaved` schedule runs them in
+    turn."""
 
     @property
     def devices(self) -> int:
         """How many devices the cut takes."""
-        return self.pipeline * self.tensor * self.replicas
+        return self.pipeline * self.tensor * self.data
 
 
-class Sharding(Document):
+class ShardingDegrees(Document):
     """How many replicas share one copy (replicated tensor sharding)."""
 
-    weights: int = Field(default=1, ge=1)
+    parameters: int = Field(default=1, ge=1)
     optimizer: int = Field(default=1, ge=1)
 
 
-class Home(Document):
+class Offload(Document):
     """The tier where each class of tensor lives between uses."""
 
-    weights: str = NEAR
-    gradients: str = NEAR
-    optimizer: str = NEAR
-    activations: str = NEAR
+    parameters: str = DEVICE
+    gradients: str = DEVICE
+    optimizer: str = DEVICE
+    activations: str = DEVICE
 
 
 class Batch(Document):
@@ -85,21 +91,21 @@ class Stage(Document):
     phases: tuple[tuple[int, int], ...] = Field(min_length=1)
     """Half-open ranges of layers that are in the near tier together, in turn."""
     recompute: Recompute = "none"
-    recomputed: int | None = Field(default=None, ge=1)
+    recompute_layers: int | None = Field(default=None, ge=1)
     """Of how many layers `recompute` tells, the first ones; None: of all that can run again."""
-    rest: Literal["selective"] | None = None
+    recompute_rest: Literal["selective"] | None = None
     """How those behind them are recomputed; None: not at all."""
 
     @model_validator(mode="after")
     def _counts_what_runs_again(self) -> Self:
-        if self.recomputed is not None and self.recompute == "none":
+        if self.recompute_layers is not None and self.recompute == "none":
             raise ValueError(
-                f"`recomputed` = {self.recomputed} with `recompute` = none, which runs no layer "
-                "again; set `recompute` = layer or leave `recomputed` out"
+                f"`recomputed` = {self.recompute_layers} with `recompute` = none, which runs no layer "
+                "again; set `recompute` = full or leave `recomputed` out"
             )
-        if self.rest is not None and (self.recompute != "layer" or self.recomputed is None):
+        if self.recompute_rest is not None and (self.recompute != "full" or self.recompute_layers is None):
             raise ValueError(
-                f"`rest` = {self.rest} without `recompute` = layer and a `recomputed`, behind "
+                f"`rest` = {self.recompute_rest} without `recompute` = full and a `recomputed`, behind "
                 "which there is a rest; name both, or set `recompute` = selective"
             )
         return self
@@ -122,29 +128,26 @@ class Plan(Document):
     """`name@fingerprint` of the graph."""
     machine: str
     """`name@fingerprint` of the machine."""
-    order: Order = "1f1b"
-    interleave: int = Field(default=1, ge=1)
-    """Chunks of layers of one device of the pipeline; `interleaved` runs them in turn."""
     precision: Precision = "float32"
     moments: Moments = "float32"
     """In which format the optimizer's moments are kept; never chosen by search."""
     compile: bool = False
     clip: bool = True
     """Whether the step needs the global gradient norm before it updates."""
-    cut: Cut = Cut()
-    sharding: Sharding = Sharding()
-    home: Home = Home()
+    parallel: Parallelism = Parallelism()
+    sharding: ShardingDegrees = ShardingDegrees()
+    offload: Offload = Offload()
     batch: Batch
     stages: tuple[Stage, ...] = Field(min_length=1)
     """In the order of the chain; of p devices the `k`th is on device `k mod p`."""
 
     @model_validator(mode="after")
     def _stages_follow_each_other(self) -> Self:
-        due = self.cut.pipeline * self.interleave
+        due = self.parallel.pipeline * self.parallel.virtual_stages
         if len(self.stages) != due:
-            chunks = f" x `interleave` = {self.interleave}" if self.interleave > 1 else ""
+            chunks = f" x `interleave` = {self.parallel.virtual_stages}" if self.parallel.virtual_stages > 1 else ""
             raise ValueError(
-                f"{len(self.stages)} stages for `cut.pipeline` = {self.cut.pipeline}{chunks}; "
+                f"{len(self.stages)} stages for `parallel.pipeline` = {self.parallel.pipeline}{chunks}; "
                 "write one `[[stages]]` for each"
             )
         end = 0
@@ -160,7 +163,7 @@ class Plan(Document):
     @property
     def global_batch(self) -> int:
         """Sequences of one step over all replicas."""
-        return self.batch.replica * self.cut.replicas
+        return self.batch.replica * self.parallel.data
 
     @property
     def tokens_per_step(self) -> int:
@@ -168,33 +171,33 @@ class Plan(Document):
         return self.global_batch * self.batch.sequence
 
     @property
-    def far_homes(self) -> dict[HomeClass, str]:
+    def offload_tiers(self) -> dict[OffloadClass, str]:
         """The tier of each class that does not stay in the near one."""
-        homes: dict[HomeClass, str] = {
-            "weights": self.home.weights,
-            "gradients": self.home.gradients,
-            "optimizer": self.home.optimizer,
-            "activations": self.home.activations,
+        homes: dict[OffloadClass, str] = {
+            "parameters": self.offload.parameters,
+            "gradients": self.offload.gradients,
+            "optimizer": self.offload.optimizer,
+            "activations": self.offload.activations,
         }
-        return {name: tier for name, tier in homes.items() if tier != NEAR}
+        return {name: tier for name, tier in homes.items() if tier != DEVICE}
 
-    def far(self, name: HomeClass) -> bool:
+    def is_offloaded(self, name: OffloadClass) -> bool:
         """Whether a class lives outside the near tier between uses."""
-        return name in self.far_homes
+        return name in self.offload_tiers
 
     @property
-    def streamed(self) -> bool:
+    def offloads(self) -> bool:
         """Whether anything moves between tiers within a step."""
-        return bool(self.far_homes)
+        return bool(self.offload_tiers)
 
     @property
-    def deferred(self) -> bool:
+    def defers_updates(self) -> bool:
         """Whether a layer's update waits for its next fetch, in the next step.
 
         The global norm is known only after the whole backward pass, when the gradients of all
         phases but the first have gone home. So they wait there together with the optimizer state.
         """
-        return self.clip and self.far("gradients")
+        return self.clip and self.is_offloaded("gradients")
 
     @property
     def recompute(self) -> Recompute:
@@ -213,7 +216,7 @@ class Plan(Document):
         return PRECISION_BYTES[self.precision]
 
     @property
-    def masters_apart(self) -> bool:
+    def has_master_weights(self) -> bool:
         """Whether layers compute with copies of float32 masters."""
         return self.precision == "bfloat16"
 
@@ -231,7 +234,7 @@ class Plan(Document):
 
     def state_bytes(self, elements: int) -> int:
         """Bytes of one weight that only the update touches: moments, and the master if apart."""
-        return self.moment_bytes(elements) + (4 * elements if self.masters_apart else 0)
+        return self.moment_bytes(elements) + (4 * elements if self.has_master_weights else 0)
 
     @property
     def optimizer_bytes(self) -> float:

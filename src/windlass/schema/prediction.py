@@ -24,7 +24,7 @@ class TierPeak(Document):
         return max(0, self.peak_bytes - self.capacity_bytes)
 
 
-class FarTraffic(Document):
+class OffloadTraffic(Document):
     """What one step moves between the near tier and those beyond it, beside the computing."""
 
     read_bytes: int
@@ -59,13 +59,13 @@ class Prediction(Document):
     """Dense FLOP/s of all devices in the plan's precision (the denominator of MFU)."""
     compile_seconds: float = 0.0
     """Once per run, before the first step."""
-    far: FarTraffic | None = None
+    offload: OffloadTraffic | None = None
     """None where nothing moves."""
 
     @property
     def hidden_share(self) -> float:
         """The step's speed over what it would be if moves took no time."""
-        waiting = self.far.waiting_seconds if self.far else 0.0
+        waiting = self.offload.waiting_seconds if self.offload else 0.0
         return 1 - waiting / self.step_seconds
 
     @property
@@ -75,10 +75,10 @@ class Prediction(Document):
         Moves do not grow with the batch and computing does: so many tokens that both take equally
         long. What each phase must wait for beyond that is the program's, and in `step_seconds`.
         """
-        if self.far is None:
+        if self.offload is None:
             return 0.0
-        computing = self.step_seconds - self.far.waiting_seconds
-        return self.tokens_per_step * self.far.seconds / computing
+        computing = self.step_seconds - self.offload.waiting_seconds
+        return self.tokens_per_step * self.offload.seconds / computing
 
     @property
     def tokens_per_second(self) -> float:
@@ -99,7 +99,7 @@ class Prediction(Document):
         return all(peak.over_bytes == 0 for peak in self.peaks)
 
 
-class Lane(Document):
+class DeviceTimeline(Document):
     """What one device does, instruction by instruction: start and end in seconds of the step."""
 
     device: int
@@ -116,4 +116,4 @@ class Timeline(Document):
     """One step on a common clock: predicted by simulation, or measured."""
 
     predicted: bool
-    lanes: tuple[Lane, ...]
+    devices: tuple[DeviceTimeline, ...]

@@ -13,8 +13,8 @@ from pydantic import (
 
 from windlass.document import Document
 from windlass.schema.graph import Precision
-from windlass.schema.plan import Moments, Order, Recompute
-from windlass.schema.tensor_grid import Slices
+from windlass.schema.plan import Moments, PipelineSchedule, Recompute
+from windlass.schema.tensor_grid import TensorDegree
 from windlass.units import Bytes
 
 Decay = Annotated[float, Field(ge=0, lt=1)]
@@ -29,17 +29,17 @@ class ModelRequest(Document):
     layers: int | None = Field(default=None, ge=1)
     width: int | None = Field(default=None, ge=1)
     heads: int | None = Field(default=None, ge=1)
-    key_heads: int | None = Field(default=None, ge=1)
-    hidden: int | None = Field(default=None, ge=1)
+    kv_heads: int | None = Field(default=None, ge=1)
+    ffn: int | None = Field(default=None, ge=1)
     vocabulary: int | None = Field(default=None, ge=2)
     """None: the model's own, which must hold the tokenizer's."""
     sequence: int | None = Field(default=None, ge=2)
     """Longest sequence of learned positions; None: the model's own."""
     dropout: float | None = Field(default=None, ge=0, lt=1)
-    halves: bool | None = None
+    split_blocks: bool | None = None
     """Makes attention and feed-forward layers of their own, so that a stage may end between them;
     None: a block is one layer."""
-    cuts: dict[str, str] | None = None
+    sharding_rules: dict[str, str] | None = None
     """How modules of a file's model are cut over slices, by pattern of their names: `region`,
     `column`, `row`, `vocabulary`, ...; None: as the model itself knows."""
 
@@ -86,7 +86,7 @@ class TrainRequest(Document):
     save_every: int = Field(default=100, ge=1)
     keep: int = Field(default=2, ge=1)
     """Checkpoints that stay on disk."""
-    silence_seconds: float | None = Field(default=None, gt=0)
+    hang_timeout_seconds: float | None = Field(default=None, gt=0)
     """Time without any progress after which a device of several counts as hanging; None: a minute,
     or ten predicted steps where that is longer."""
 
@@ -102,23 +102,28 @@ class TrainRequest(Document):
         return content | {"clip": inf} if self.clip is None else content
 
 
-class CutRequest(Document):
-    """Degrees to hold fixed."""
+class ParallelRequest(Document):
+    """Parallel degrees and the pipeline schedule to hold fixed."""
 
     pipeline: int | None = Field(default=None, ge=1)
-    tensor: Slices | None = None
-    """A number of slices, or a grid of them such as `8x8`."""
-    replicas: int | None = Field(default=None, ge=1)
+    """Pipeline-parallel degree."""
+    tensor: TensorDegree | None = None
+    """Tensor-parallel degree: a number, or a grid such as `8x8`."""
+    data: int | None = Field(default=None, ge=1)
+    """Data-parallel degree."""
+    schedule: PipelineSchedule | None = None
+    virtual_stages: int | None = Field(default=None, ge=1)
+    """Model chunks on each pipeline rank; with more than 1 the schedule is `interleaved`."""
 
 
 class ShardingRequest(Document):
     """How many replicas share one copy; what is left open is 1."""
 
-    weights: int | None = Field(default=None, ge=1)
+    parameters: int | None = Field(default=None, ge=1)
     optimizer: int | None = Field(default=None, ge=1)
 
 
-class HomeRequest(Document):
+class OffloadRequest(Document):
     """Tiers to hold fixed."""
 
     optimizer: str | None = None
@@ -137,23 +142,20 @@ class Request(Document):
 
     model: ModelRequest = ModelRequest()
     machine: str = "here"
-    near: Bytes | None = Field(default=None, gt=0)
+    memory: Bytes | None = Field(default=None, gt=0)
     """Budget for the near tier; None: the machine's own capacity."""
     data: DataRequest = DataRequest()
     train: TrainRequest = TrainRequest()
-    cut: CutRequest = CutRequest()
+    parallel: ParallelRequest = ParallelRequest()
     sharding: ShardingRequest = ShardingRequest()
-    home: HomeRequest = HomeRequest()
+    offload: OffloadRequest = OffloadRequest()
     batch: BatchRequest = BatchRequest()
-    order: Order | None = None
-    interleave: int | None = Field(default=None, ge=1)
-    """Chunks of layers of each stage; with more than 1 their order is `interleaved`."""
     precision: Precision | None = None
     moments: Moments = "float32"
     """How the optimizer's moments are kept. It changes the numbers, so search holds to it."""
     compile: bool | None = None
     recompute: Recompute | None = None
-    recomputed: int | None = Field(default=None, ge=1)
+    recompute_layers: int | None = Field(default=None, ge=1)
     """Of how many layers of each stage that tells, the first ones; None: of all that can run again
     where `recompute` is named, else of as few as makes the plan fit."""
     phases: int | None = Field(default=None, ge=1)
@@ -161,9 +163,9 @@ class Request(Document):
 
     @model_validator(mode="after")
     def _counts_what_runs_again(self) -> Self:
-        if self.recomputed is not None and self.recompute == "none":
+        if self.recompute_layers is not None and self.recompute == "none":
             raise ValueError(
-                f"`recomputed` = {self.recomputed} with `recompute` = none, which runs no layer "
+                f"`recomputed` = {self.recompute_layers} with `recompute` = none, which runs no layer "
                 "again; leave one of them out"
             )
         return self

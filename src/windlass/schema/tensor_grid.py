@@ -10,14 +10,14 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import PlainSerializer, PlainValidator
 
-Among = Literal["all", "tokens", "features"]
+TensorAxis = Literal["all", "tokens", "features"]
 """Which slices of a layer exchange: all of them; those of one column, which share the tokens out;
 or those of one row, which share the features out."""
 
 _WRITTEN = re.compile(r"([1-9][0-9]*)(?:x([1-9][0-9]*))?")
 
 
-class Grid(int):
+class TensorGrid(int):
     """A number of slices that lie in more than one column.
 
     It counts as their product wherever only their number matters, but equals no plain number: a cut
@@ -41,7 +41,7 @@ class Grid(int):
         return self.rows, self.columns
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Grid) and (self.rows, self.columns) == (other.rows, other.columns)
+        return isinstance(other, TensorGrid) and (self.rows, self.columns) == (other.rows, other.columns)
 
     def __ne__(self, other: object) -> bool:
         return not self == other
@@ -55,38 +55,38 @@ class Grid(int):
     __str__ = __repr__
 
 
-def grid(rows: int, columns: int) -> int:
+def tensor_grid(rows: int, columns: int) -> int:
     """So many rows and columns of slices: a number if they are one column."""
-    return rows if columns == 1 else Grid(rows, columns)
+    return rows if columns == 1 else TensorGrid(rows, columns)
 
 
-def rows_of(slices: int) -> int:
+def grid_rows(slices: int) -> int:
     """Shares of the tokens."""
-    return slices.rows if isinstance(slices, Grid) else slices
+    return slices.rows if isinstance(slices, TensorGrid) else slices
 
 
-def columns_of(slices: int) -> int:
+def grid_columns(slices: int) -> int:
     """Shares of the features; 1 of a cut in one dimension."""
-    return slices.columns if isinstance(slices, Grid) else 1
+    return slices.columns if isinstance(slices, TensorGrid) else 1
 
 
-def ring(slices: int, among: Among) -> int:
+def group_size(slices: int, among: TensorAxis) -> int:
     """How many slices exchange with one another."""
-    return {"all": int(slices), "tokens": rows_of(slices), "features": columns_of(slices)}[among]
+    return {"all": int(slices), "tokens": grid_rows(slices), "features": grid_columns(slices)}[among]
 
 
-def reach(slices: int, among: Among) -> int:
+def group_span(slices: int, among: TensorAxis) -> int:
     """Devices from the first to the last slice of such a ring: those of one row are neighbours."""
-    return columns_of(slices) if among == "features" else int(slices)
+    return grid_columns(slices) if among == "features" else int(slices)
 
 
-def read_slices(value: Any) -> int:  # noqa: ANN401  a border: whatever a file holds
+def parse_tensor_degree(value: Any) -> int:  # noqa: ANN401  a border: whatever a file holds
     """A number of slices as a file or override writes it: `4`, or `"2x2"`.
 
     Raises:
         ValueError: it is neither.
     """
-    if isinstance(value, Grid):
+    if isinstance(value, TensorGrid):
         return value
     number = value if isinstance(value, str) else str(value)
     match = None if isinstance(value, bool) else _WRITTEN.fullmatch(number.strip())
@@ -94,14 +94,14 @@ def read_slices(value: Any) -> int:  # noqa: ANN401  a border: whatever a file h
         raise ValueError(
             "should be a number of slices from 1, or their rows and columns as in `2x2`"
         )
-    return grid(int(match[1]), int(match[2] or 1))
+    return tensor_grid(int(match[1]), int(match[2] or 1))
 
 
 def _written(slices: int) -> int | str:
-    return str(slices) if isinstance(slices, Grid) else slices
+    return str(slices) if isinstance(slices, TensorGrid) else slices
 
 
-Slices = Annotated[
-    int, PlainValidator(read_slices), PlainSerializer(_written, return_type=int | str)
+TensorDegree = Annotated[
+    int, PlainValidator(parse_tensor_degree), PlainSerializer(_written, return_type=int | str)
 ]
 """A number of slices, or a grid of them."""

@@ -9,15 +9,15 @@ from hypothesis import strategies as st
 
 from windlass.api.distributed.cluster_launch import hosts, launch_script
 from windlass.program.device_mesh import device_of, place_of
-from windlass.schema.plan import Cut
-from windlass.schema.tensor_grid import Grid
+from windlass.schema.plan import Parallelism
+from windlass.schema.tensor_grid import TensorGrid
 
 DEGREES = st.sampled_from([1, 2, 4])
-CUTS = st.builds(Cut, pipeline=DEGREES, tensor=DEGREES, replicas=DEGREES)
+CUTS = st.builds(Parallelism, pipeline=DEGREES, tensor=DEGREES, replicas=DEGREES)
 
 
 @given(CUTS, DEGREES)
-def test_slices_of_a_layer_share_a_host_and_every_device_has_one_place(cut: Cut, times: int):
+def test_slices_of_a_layer_share_a_host_and_every_device_has_one_place(cut: Parallelism, times: int):
     per_node = cut.tensor * times
     nodes = -(-cut.devices // per_node)
     if nodes * per_node != cut.devices:
@@ -33,9 +33,9 @@ def test_slices_of_a_layer_share_a_host_and_every_device_has_one_place(cut: Cut,
 
 
 @given(CUTS)
-def test_stages_are_the_last_to_share_a_host(cut: Cut):
+def test_stages_are_the_last_to_share_a_host(cut: Parallelism):
     """A host of one stage's devices has them all: only stages are on different hosts then."""
-    per_node = cut.tensor * cut.replicas
+    per_node = cut.tensor * cut.data
     for stage, host in enumerate(hosts(cut.pipeline, per_node)):
         assert {place_of(rank, cut).stage for rank in host} == {stage}
 
@@ -45,7 +45,7 @@ def test_stages_are_the_last_to_share_a_host(cut: Cut):
 def test_a_script_is_one_that_the_shell_reads_and_says_who_is_where(
     launcher: str, kind: str, tmp_path: Path
 ):
-    cut = Cut(pipeline=2, tensor=2, replicas=2)
+    cut = Parallelism(pipeline=2, tensor=2, data=2)
     text = launch_script(
         cut, tmp_path / "a run", "01a1-ff62", nodes=2, per_node=4, launcher=launcher, kind=kind
     )
@@ -58,7 +58,7 @@ def test_a_script_is_one_that_the_shell_reads_and_says_who_is_where(
 
 
 def test_slices_that_reach_over_hosts_are_warned_of(tmp_path: Path):
-    cut = Cut(tensor=4)
+    cut = Parallelism(tensor=4)
     text = launch_script(
         cut, tmp_path, "01a1-ff62", nodes=2, per_node=2, launcher="torchrun", kind="cpu"
     )
@@ -66,7 +66,7 @@ def test_slices_that_reach_over_hosts_are_warned_of(tmp_path: Path):
 
 
 def test_a_grid_whose_rows_share_a_host_is_not_warned_of(tmp_path: Path):
-    cut = Cut(tensor=Grid(2, 2))
+    cut = Parallelism(tensor=TensorGrid(2, 2))
     text = launch_script(
         cut, tmp_path, "01a1-ff62", nodes=2, per_node=2, launcher="torchrun", kind="cpu"
     )

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from windlass.api.distributed.elastic import smaller
-from windlass.schema.plan import Cut
+from windlass.schema.plan import Parallelism
 from windlass.schema.request import Request
 
 
@@ -14,11 +14,11 @@ def asked(batch: int, micro: int | None = None) -> Request:
     return Request.model_validate(words)
 
 
-@given(st.builds(Cut, pipeline=st.integers(1, 4), replicas=st.integers(1, 8)), st.integers(1, 64))
-def test_as_many_replicas_are_left_as_divide_the_batch(cut: Cut, batch: int):
+@given(st.builds(Parallelism, pipeline=st.integers(1, 4), replicas=st.integers(1, 8)), st.integers(1, 64))
+def test_as_many_replicas_are_left_as_divide_the_batch(cut: Parallelism, batch: int):
     found = smaller(cut, asked(batch))
-    if cut.replicas > 1:
-        left = [each for each in range(1, cut.replicas) if batch % each == 0]
+    if cut.data > 1:
+        left = [each for each in range(1, cut.data) if batch % each == 0]
         assert found == cut.model_copy(update={"replicas": max(left)})
     elif cut.pipeline > 1:
         assert found == cut.model_copy(update={"pipeline": cut.pipeline - 1})
@@ -28,6 +28,6 @@ def test_as_many_replicas_are_left_as_divide_the_batch(cut: Cut, batch: int):
 
 @pytest.mark.parametrize(("micro", "left"), [(None, 3), (2, 3), (6, 2), (12, 1)])
 def test_micro_batches_that_are_asked_for_stay_whole(micro: int | None, left: int):
-    found = smaller(Cut(replicas=4), asked(12, micro))
+    found = smaller(Parallelism(data=4), asked(12, micro))
     assert found is not None
-    assert found.replicas == left
+    assert found.data == left

@@ -7,7 +7,7 @@ import pytest
 from windlass import api
 from windlass.errors import PlanError
 
-CUT = ("cut.replicas=4", "phases=1", "train.batch=16")
+CUT = ("parallel.data=4", "phases=1", "train.batch=16")
 """Of a model that takes 12 bytes and more of each parameter on every IPU, with 897 MiB."""
 
 
@@ -18,7 +18,7 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_cut_that_does_not_fit_is_rehearsed_all_the_same_and_that_is_said():
     plan, (note,) = api.to_rehearse(api.ask("gpt2-355m", *CUT, machine="ipu-pod4"))
-    assert plan.cut.replicas == 4
+    assert plan.parallel.data == 4
     assert note.startswith("`gpt2-355m` does not fit")
     assert "897 MiB" in note
     assert note.endswith("planned as if each device had room enough")

@@ -16,7 +16,7 @@ TINY = (
 
 
 def test_check_proves_a_plan_of_two_processes(windlass: Windlass) -> None:
-    done = windlass("check", *TINY, "cut.pipeline=2", "--json")
+    done = windlass("check", *TINY, "parallel.pipeline=2", "--json")
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     assert told["equal"]
@@ -27,11 +27,11 @@ def test_check_proves_a_plan_of_two_processes(windlass: Windlass) -> None:
 
 @pytest.mark.slow
 def test_check_makes_mistakes_on_purpose_and_finds_them_all(windlass: Windlass) -> None:
-    words = ("cut.replicas=2", "sharding.weights=2", "sharding.optimizer=2")
+    words = ("parallel.data=2", "sharding.parameters=2", "sharding.optimizer=2")
     done = windlass("check", *TINY, *words, "--faults")
     assert done.returncode == 0, done.stderr
     assert "7 of 7 mistakes found" in done.stdout
-    assert "a sum over slices left out, which needs `cut.tensor` above 1" in done.stdout
+    assert "a sum over slices left out, which needs `parallel.tensor` above 1" in done.stdout
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def large_plan(tmp_path: Path) -> Path:
     """A plan of two devices for a model that no process here could hold."""
     graph = tiny_graph(layers=24).model_copy(update={"name": "gpt3-175b"})
     plan = tiny_plan(
-        graph, tiny_machine(devices=2), pipeline=2, accumulation=64, recompute="layer",
+        graph, tiny_machine(devices=2), pipeline=2, accumulation=64, recompute="full",
         precision="bfloat16",
     )  # fmt: skip
     path = tmp_path / "plan.toml"

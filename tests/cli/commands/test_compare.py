@@ -22,7 +22,7 @@ def test_each_machine_is_offered_with_the_plan_that_it_would_get_alone(windlass:
 
 
 def test_a_machine_that_is_too_small_says_by_how_much(windlass: Windlass):
-    done = windlass("compare", "gpt3-13b", "--on", "h100", "home.optimizer=near", "recompute=layer")
+    done = windlass("compare", "gpt3-13b", "--on", "h100", "offload.optimizer=near", "recompute=full")
     assert done.returncode == 1
     assert "no plan" in done.stdout
     assert "too little" in done.stdout
@@ -30,7 +30,7 @@ def test_a_machine_that_is_too_small_says_by_how_much(windlass: Windlass):
 
 def test_a_global_batch_is_a_replicas_batch_times_replicas(windlass: Windlass):
     sizes = (4, 16, 64)
-    words = ("--on", "dgx-h100", "cut.replicas=4", "--sizes", *map(str, sizes))
+    words = ("--on", "dgx-h100", "parallel.data=4", "--sizes", *map(str, sizes))
     done = windlass("batch", *SMALL, *words, "--json")
     assert done.returncode == 0, done.stderr
     offers = json.loads(done.stdout)

@@ -214,7 +214,7 @@ def test_a_link_that_swallows_all_ends_both_hosts_with_an_error_that_names_a_dev
 def test_four_devices_on_two_hosts_begin_anew_from_the_last_checkpoint_when_one_is_killed(
     windlass: Windlass, surroundings: dict[str, str], tmp_path: Path
 ) -> None:
-    words = (*POD, "batch.micro=1", "cut.pipeline=2", "cut.replicas=2", "train.steps=200")
+    words = (*POD, "batch.micro=1", "parallel.pipeline=2", "parallel.data=2", "train.steps=200")
     prepare(windlass, *words, "--nodes", "2", "--per-node", "2")
     folder = tmp_path / "run"
     running = agents(surroundings, folder, 2)

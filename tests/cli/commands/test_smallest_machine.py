@@ -22,7 +22,7 @@ def test_the_smallest_machine_is_one_that_fits_and_below_which_none_does(windlas
         for need in (pod, gpu)
         for peak in need["prediction"]["peaks"]
     )
-    below = windlass("fit", *WIDE, "--on", "gc200", "home.optimizer=near")
+    below = windlass("fit", *WIDE, "--on", "gc200", "offload.optimizer=near")
     assert below.returncode == 1
 
 

@@ -17,7 +17,7 @@ from windlass.planner.search.min_recompute import Steps
 from windlass.program.validate_plan import selective_faults
 from windlass.schema.graph import Graph
 from windlass.schema.machine import Machine, Tier
-from windlass.schema.plan import Home, Plan
+from windlass.schema.plan import Offload, Plan
 
 GRAPHS = tuple(
     cut_graph(graph)
@@ -102,7 +102,7 @@ def draw(chance: random.Random, graph: Graph, machine: Machine) -> Plan:
         recompute=chance.choice(["none", "layer"]),
         moments=chance.choice(["float32", "int8"]),
         clip=chance.random() < 0.5,
-        home=Home(optimizer=machine.device.tiers[-1].name),
+        home=Offload(optimizer=machine.device.tiers[-1].name),
         stages=tuple((bounds,) for bounds in pairwise(ends)),
     )
 
@@ -111,7 +111,7 @@ def draw_again(chance: random.Random, graph: Graph, machine: Machine) -> Plan:
     """The same with any numbers of layers computed again on its stages, in any way that it can."""
     plan = draw(chance, graph, machine)
     able = not any(selective_faults(plan, graph))
-    ways = [able and chance.random() < 0.7 for _ in range(plan.cut.pipeline)]
+    ways = [able and chance.random() < 0.7 for _ in range(plan.parallel.pipeline)]
     steps = Steps(plan, selects=ways)
     return steps.plan([chance.randrange(last + 1) for last in steps.last])
 
@@ -127,14 +127,14 @@ def told(plan: Plan, graph: Graph, machine: Machine) -> Totals:
 
 def parts(plan: Plan, graph: Graph, machine: Machine) -> tuple[Chain, Shape, tuple[int, ...], Rows]:
     """One plan, as the closed form takes it."""
-    cut, micros = plan.cut, plan.batch.accumulation
-    shape = Shape.of(plan.order, cut.pipeline, plan.interleave, micros)
+    cut, micros = plan.parallel, plan.batch.accumulation
+    shape = Shape.of(plan.parallel.schedule, cut.pipeline, plan.parallel.virtual_stages, micros)
     setting = Setting(
         cut.tensor, plan.precision, plan.compile, plan.batch.micro, micros > 1, cut.pipeline > 1,
-        cut.replicas, plan.streamed and machine.device.moving_share > 0,
+        cut.data, plan.offloads and machine.device.moving_share > 0,
     )  # fmt: skip
-    share = Share(plan.sharding.weights, plan.sharding.optimizer, plan.home.optimizer)
-    block = Block(cut.tensor, plan.precision, micros > 1, cut.replicas, (share,), setting.moves)
+    share = Share(plan.sharding.parameters, plan.sharding.optimizer, plan.offload.optimizer)
+    block = Block(cut.tensor, plan.precision, micros > 1, cut.data, (share,), setting.moves)
     run = Run(setting, again(plan, graph.layers), micros)
     ends = (*(stage.first for stage in plan.stages), graph.layers)
     return Chain(plan, graph, machine), shape, ends, Rows.of([(block, [run])])
@@ -143,11 +143,11 @@ def parts(plan: Plan, graph: Graph, machine: Machine) -> tuple[Chain, Shape, tup
 def again(plan: Plan, layers: int) -> Again:
     """What a plan computes again, as the closed form takes it."""
     whole, selective = list[int](), list[int]()
-    for stage in range(plan.cut.pipeline):
-        chunks = plan.stages[stage :: plan.cut.pipeline]  # of which small ones tell no number
-        count = next((chunk.recomputed for chunk in chunks if chunk.recomputed), layers)
+    for stage in range(plan.parallel.pipeline):
+        chunks = plan.stages[stage :: plan.parallel.pipeline]  # of which small ones tell no number
+        count = next((chunk.recompute_layers for chunk in chunks if chunk.recompute_layers), layers)
         modes = {chunk.recompute for chunk in chunks}
-        some = "selective" in modes or any(chunk.rest for chunk in chunks)
+        some = "selective" in modes or any(chunk.recompute_rest for chunk in chunks)
         whole.append(count if "layer" in modes else 0)
         selective.append(count if some else 0)
     return Again(whole=tuple(whole), selective=tuple(selective))

@@ -24,13 +24,13 @@ def machine(rate: float) -> Machine:
 
 def predicted(rate: float, *, accumulation: int = 1, streamed: bool = True) -> Prediction:
     graph, on = tiny_graph(layers=4), machine(rate)
-    away = {"home": AWAY, "phases": PHASES} if streamed else {}
+    away = {"offload": AWAY, "phases": PHASES} if streamed else {}
     plan = tiny_plan(graph, on, accumulation=accumulation, **away)
     return predict(plan, graph, on)
 
 
 def test_moves_that_take_no_time_leave_the_computing_alone():
-    far = predicted(1e18).far
+    far = predicted(1e18).offload
     assert far is not None
     assert far.waiting_seconds < 1e-9
     assert predicted(1e18).hidden_share > 1 - 1e-6
@@ -56,24 +56,24 @@ def test_a_slower_tier_never_makes_a_step_shorter(rate: float, times: float):
 
 def test_where_moving_takes_longest_a_step_takes_about_as_long_as_it_moves():
     slow = predicted(1e5)
-    assert slow.far is not None
-    assert 0.7 < slow.step_seconds / slow.far.seconds < 1.3
+    assert slow.offload is not None
+    assert 0.7 < slow.step_seconds / slow.offload.seconds < 1.3
 
 
 def test_traffic_does_not_grow_with_the_micro_batches_and_computing_does():
     once, often = (predicted(1e9, accumulation=count) for count in (2, 8))
-    assert once.far is not None
-    assert often.far is not None
-    assert (once.far.read_bytes, once.far.written_bytes) == (
-        often.far.read_bytes,
-        often.far.written_bytes,
+    assert once.offload is not None
+    assert often.offload is not None
+    assert (once.offload.read_bytes, once.offload.written_bytes) == (
+        often.offload.read_bytes,
+        often.offload.written_bytes,
     )
     assert often.hidden_share > once.hidden_share
 
 
 def test_nothing_moves_where_everything_is_near():
     whole = predicted(1e9, streamed=False)
-    assert whole.far is None
+    assert whole.offload is None
     assert whole.hidden_share == 1
 
 
@@ -89,9 +89,9 @@ def test_a_step_alone_reads_no_less_and_takes_no_less_than_one_that_repeats(rate
     graph, on = tiny_graph(layers=4), machine(rate)
     plan = tiny_plan(graph, on, accumulation=2, home=AWAY, phases=PHASES)
     alone, repeats = once(plan, graph, on, lower(plan, graph)[0]), predict(plan, graph, on)
-    assert repeats.far is not None
-    assert alone.written_bytes == repeats.far.written_bytes
-    assert alone.read_bytes > repeats.far.read_bytes
+    assert repeats.offload is not None
+    assert alone.written_bytes == repeats.offload.written_bytes
+    assert alone.read_bytes > repeats.offload.read_bytes
     assert alone.seconds >= repeats.step_seconds * (1 - 1e-9)
 
 
@@ -112,7 +112,7 @@ def test_a_layer_that_runs_again_waits_for_the_output_that_it_starts_from():
     back: dict[tuple[int, int | None], float] = {}
     checked = 0
     for (kind, layer, micro), span in zip(program.instructions, spans, strict=True):
-        if kind == "restore":
+        if kind == "reload_activation":
             back[layer, micro] = span.end
         elif kind == "recompute" and (layer - 1, micro) in back:
             assert span.start >= back[layer - 1, micro]

@@ -48,7 +48,7 @@ def test_pieces_of_all_slices_tile_an_uneven_vocabulary_exactly(rows: int, degre
 def test_pieces_of_every_family_tile_it_and_are_what_its_twin_holds(
     family: str, degree: int, columns: int
 ):
-    grouped = {"key_heads": 12} if family == "llama-tiny" else {}
+    grouped = {"kv_heads": 12} if family == "llama-tiny" else {}
     chain = build_chain(family, {**SMALL, "vocabulary": 50, **grouped}, device="cpu", seed=0)
     for index, layer in enumerate(chain.layers):
         cuts = cuts_of(chain, index)

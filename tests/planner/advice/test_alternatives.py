@@ -43,10 +43,10 @@ def test_each_way_fits_the_budget_by_what_it_adds_to_the_command_line(request_: 
     near = int(0.8 * memory_of(whole, GRAPH, MACHINE).peak_bytes)
     found = ways(request_, GRAPH, MACHINE, near, base=1e-6, count=3)
     assert len(found) >= LEAST_NAMED
-    assert {change.plan.streamed for change in found} == {True, False}
+    assert {change.plan.offloads for change in found} == {True, False}
     for change in found:
         assert change.peak_bytes <= near
-        mended = choose(overridden(request_, f"near={near}", *change.overrides), GRAPH, MACHINE)
+        mended = choose(overridden(request_, f"memory={near}", *change.overrides), GRAPH, MACHINE)
         assert mended.plan is not None, change.overrides
         assert mended.plan.stages == change.plan.stages
         assert mended.plan.batch == change.plan.batch
@@ -62,24 +62,24 @@ def test_ways_are_told_cheapest_first_and_none_twice():
 def test_a_machine_with_no_tier_beyond_the_near_one_has_no_ways_in_phases():
     found = ways(asked(), GRAPH, tiny_machine(), 2**31, base=1e-6, count=3)
     assert found
-    assert not any(change.plan.streamed for change in found)
+    assert not any(change.plan.offloads for change in found)
 
 
-PINS = ("precision", "compile", "batch.micro", "recompute", "home.optimizer")
+PINS = ("precision", "compile", "batch.micro", "recompute", "offload.optimizer")
 
 
 def named(refusal: Refusal, near: int) -> Request:
     """The request for just the plan that does not fit, and what is said to lift that."""
     plan = refusal.plan
-    values = (plan.precision, plan.compile, plan.batch.micro, plan.recompute, plan.home.optimizer)
+    values = (plan.precision, plan.compile, plan.batch.micro, plan.recompute, plan.offload.optimizer)
     pins = dict(zip(PINS, map(str, values), strict=True))
     assert refusal.lift is not None
     changes = dict(change.split("=") for change in refusal.lift.overrides)
     if "phases" in changes:  # all state goes with the weights, and recompute has no say
-        del pins["home.optimizer"], pins["recompute"]
+        del pins["offload.optimizer"], pins["recompute"]
     words = [f"{key}={value.lower()}" for key, value in (pins | changes).items()]
     return Request.resolve(
-        overrides=("train.batch=64", "train.sequence=64", f"near={near}", *words)
+        overrides=("train.batch=64", "train.sequence=64", f"memory={near}", *words)
     )
 
 
@@ -109,4 +109,4 @@ def test_among_what_lifts_refusals_are_recompute_of_some_layers_and_state_away()
         if refusal.lift is not None
         for change in refusal.lift.overrides
     }
-    assert changes >= {"recompute", "recomputed", "home.optimizer"}
+    assert changes >= {"recompute", "recompute_layers", "offload.optimizer"}

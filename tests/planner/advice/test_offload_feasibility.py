@@ -31,15 +31,15 @@ def test_phases_cover_all_layers_in_order_and_none_is_empty(layers: int, data: s
 def test_a_model_that_fits_whole_does_not_run_in_phases():
     plan = choose(asked(), GRAPH, tiny_machine(host=HOST)).plan
     assert plan is not None
-    assert not plan.streamed
+    assert not plan.offloads
 
 
 def test_a_number_of_phases_that_is_asked_for_is_what_the_plan_has():
     plan = choose(asked(phases=3), GRAPH, tiny_machine(host=HOST)).plan
     assert plan is not None
     assert len(plan.stages[0].phases) == 3
-    assert set(plan.far_homes) == {"weights", "gradients", "optimizer"}
-    assert plan.home.weights == "host"
+    assert set(plan.offload_tiers) == {"weights", "gradients", "optimizer"}
+    assert plan.offload.parameters == "host"
 
 
 def test_a_model_too_large_for_the_near_tier_takes_turns_in_it():
@@ -47,7 +47,7 @@ def test_a_model_too_large_for_the_near_tier_takes_turns_in_it():
     machine = tiny_machine(near="120 MiB", host="8 GiB")
     plan = choose(asked(), wide, machine).plan
     assert plan is not None
-    assert plan.streamed
+    assert plan.offloads
     assert choose(asked(phases=1), wide, machine).plan is None
 
 
@@ -74,7 +74,7 @@ def test_a_far_tier_that_would_hold_smaller_moments_has_them_named(phases: int |
         assert advice is not None
         named = {change.overrides: change.plan for change in advice.changes}
         plan = named[("moments=bfloat16",)]
-        assert plan.streamed
+        assert plan.offloads
         assert plan.moments == "bfloat16"
     else:
         with pytest.raises(Faults, match="`moments` = bfloat16, with which it has room"):

@@ -43,7 +43,7 @@ def seconds_in(chain: Chain, part: Part, cell: Cell, near_bytes: float) -> list[
     best = {int(key): inf for key in _keys(part.cell)[part.items]}
     for key, seconds in zip(keys[fits].tolist(), totals.step_seconds[fits], strict=True):
         best[key] = min(best[key], float(seconds))
-    whole = np.array([each.mode == "layer" for each in cell.rows.agains])[cell.rows.again]
+    whole = np.array([each.mode == "full" for each in cell.rows.agains])[cell.rows.again]
     full = replace(cell, rows=cell.rows.only(fits & whole[cell.rows.run]))
     if full.rows.count:
         none, selects = np.zeros(full.rows.count), np.zeros(full.rows.count, dtype=bool)

@@ -38,7 +38,7 @@ def test_no_plan_that_fits_runs_fewer_layers_again_or_is_faster(
     name, chunks = order if pipeline > 1 else ("1f1b", 1)
     plan = tiny_plan(
         graph, MACHINE, pipeline=pipeline, accumulation=rounds * pipeline, order=name,
-        interleave=chunks, recompute="layer",
+        interleave=chunks, recompute="full",
     )  # fmt: skip
     keeping = tiny_plan(
         graph, MACHINE, pipeline=pipeline, accumulation=rounds * pipeline, order=name,
@@ -61,11 +61,11 @@ def test_stages_that_hold_more_micro_batches_run_more_layers_again():
     graph = tiny_graph(layers=18, tied=False, vocabulary=8)
     parts = (((0, 7),), ((7, 13),), ((13, 20),))
     plan = tiny_plan(
-        graph, MACHINE, pipeline=3, accumulation=12, recompute="layer", stages=parts
+        graph, MACHINE, pipeline=3, accumulation=12, recompute="full", stages=parts
     )  # fmt: skip
     near = peaks(recomputing(plan, [5, 6, 6]), graph)[0]
     whole, _ = fewest(plan, graph, MACHINE, near)
-    found = [stage.recomputed or 0 for stage in whole.stages]
+    found = [stage.recompute_layers or 0 for stage in whole.stages]
     assert found[0] == 5 > found[1] > found[2] == 0
 
 
@@ -74,6 +74,6 @@ def test_the_peaks_of_many_micro_batches_are_those_of_few():
     for order, chunks in (("1f1b", 1), ("gpipe", 1), ("zero-bubble", 1), ("interleaved", 2)):
         plan = tiny_plan(
             graph, MACHINE, pipeline=2, accumulation=24, order=order, interleave=chunks,
-            recompute="layer", recomputed=1,
+            recompute="full", recompute_layers=1,
         )  # fmt: skip
         assert list(stage_peaks(plan, graph, MACHINE)) == peaks(plan, graph)

@@ -33,7 +33,7 @@ WIDE = cut_graph(tiny_graph(layers=6, width=2048, vocabulary=90), (2,))
 """Whose state is larger than what moves are staged in."""
 STEPS = 10
 REPLICAS = (
-    "precision=float32", "compile=false", "cut.pipeline=1", "cut.tensor=1", "sharding.weights=1",
+    "precision=float32", "compile=false", "parallel.pipeline=1", "parallel.tensor=1", "sharding.parameters=1",
     "sharding.optimizer=1",
 )  # fmt: skip
 """Replicas with copies of their own, so that a device holds all layers or takes turns."""
@@ -76,7 +76,7 @@ def case(seed: int) -> tuple[Field, list[tuple[Plan, Prediction]]]:
     """A small request on a small machine, and all its plans."""
     chance = random.Random(seed)
     pins = chance.sample(
-        ["recompute=layer", "cut.tensor=1", "train.clip=inf", "cut.pipeline=2", "phases=2"], k=2
+        ["recompute=full", "parallel.tensor=1", "train.clip=inf", "parallel.pipeline=2", "phases=2"], k=2
     )
     asked = request("precision=float32", "compile=false", *pins, batch=chance.choice([4, 8, 12]))
     on = machine(chance.choice([1e9, 1e10]), in_turn=chance.random() < 0.5)
@@ -128,32 +128,32 @@ def told(choice: Choice) -> str:
 
 def test_a_model_that_no_device_holds_whole_takes_turns_on_all():
     graph, on = WIDE, machine(1e10)
-    near = f"near={narrow(graph, on, *REPLICAS)}"
+    near = f"memory={narrow(graph, on, *REPLICAS)}"
     assert not choose(request(near, *REPLICAS, "phases=1"), graph, on).fits
     choice = choose(request(near, *REPLICAS), graph, on)
     assert choice.plan is not None
     assert choice.prediction is not None
-    assert choice.plan.cut.devices == on.devices
-    assert set(choice.plan.far_homes) >= {"weights", "gradients", "optimizer"}
+    assert choice.plan.parallel.devices == on.devices
+    assert set(choice.plan.offload_tiers) >= {"weights", "gradients", "optimizer"}
     assert choice.prediction.fits
 
 
 def test_outputs_stay_near_where_there_is_room():
     field = Field(request("precision=float32"), WIDE, machine(1e10))
     plan, _ = phased(field, 2**30).best[0]
-    assert not plan.far("activations")
+    assert not plan.is_offloaded("activations")
 
 
 def test_where_not_even_phases_fit_the_tier_and_the_bytes_that_lack_are_named():
     graph, on = WIDE, machine(1e10)
     near = narrow(graph, on, *REPLICAS)
-    choice = choose(request(f"near={near - 1}", *REPLICAS), graph, on)
+    choice = choose(request(f"memory={near - 1}", *REPLICAS), graph, on)
     assert re.search(r"phases a stage, p.* in `near`, .* too much", told(choice))
 
 
 def test_a_change_that_is_named_makes_it_fit():
     graph, on = WIDE, machine(1e10)
-    near = f"near={narrow(graph, on, *REPLICAS)}"
+    near = f"memory={narrow(graph, on, *REPLICAS)}"
     two = choose(request(near, *REPLICAS, "phases=2"), graph, on)
     assert "leaving `phases` = 2 open" in told(two)
     assert choose(request(near, *REPLICAS), graph, on).plan is not None
@@ -168,6 +168,6 @@ def test_a_far_tier_that_is_too_small_is_named_and_smaller_moments_where_they_he
     near_tier, far = on.device.tiers
     tiers = (near_tier, far.model_copy(update={"capacity_bytes": small}))
     tight = on.model_copy(update={"device": on.device.model_copy(update={"tiers": tiers})})
-    asked = request(f"near={near}", *REPLICAS)
+    asked = request(f"memory={near}", *REPLICAS)
     words = told(choose(asked, graph, tight))
     assert re.search(r"in `host`, .* too much(.|\n)*`moments=bfloat16`", words)

@@ -7,7 +7,7 @@ from windlass.errors import Faults
 from windlass.planner.space.options import degrees, divisors, plans, vary
 from windlass.schema.plan import Plan
 from windlass.schema.request import Request
-from windlass.schema.tensor_grid import Grid
+from windlass.schema.tensor_grid import TensorGrid
 
 GRAPH, MACHINE = tiny_graph(), tiny_machine()
 
@@ -30,9 +30,9 @@ def test_an_open_request_has_every_micro_batch_precision_mode_and_recompute():
 
 def test_a_pinned_count_of_layers_that_run_again_is_held_as_far_as_there_are_so_many():
     for count, told in ((1, 1), (2, None), (9, None)):
-        found = plans(request(f"recomputed={count}"), GRAPH, MACHINE)
+        found = plans(request(f"recompute_layers={count}"), GRAPH, MACHINE)
         assert len(found) == 4 * 2 * 2
-        assert {plan.stages[0].recomputed for plan in found} == {told}
+        assert {plan.stages[0].recompute_layers for plan in found} == {told}
         assert {plan.recompute for plan in found} == {"layer"}
 
 
@@ -46,11 +46,11 @@ def test_every_plan_would_pass_validation():
     [
         ("batch.micro=2", 8),
         ("batch.accumulation=2", 8),
-        ("recompute=layer", 16),
+        ("recompute=full", 16),
         ("precision=float32", 16),
         ("compile=true", 16),
-        ("order=gpipe", 32),
-        ("cut.pipeline=1", 32),
+        ("parallel.schedule=gpipe", 32),
+        ("parallel.pipeline=1", 32),
     ],
 )
 def test_a_pin_is_held(pin: str, number: int):
@@ -64,8 +64,8 @@ def test_a_pin_is_held(pin: str, number: int):
             "recompute": plan.recompute,
             "precision": plan.precision,
             "compile": str(plan.compile).lower(),
-            "order": plan.order,
-            "cut.pipeline": plan.cut.pipeline,
+            "order": plan.parallel.schedule,
+            "parallel.pipeline": plan.parallel.pipeline,
         }
         assert str(held[key]) == value
 
@@ -86,15 +86,15 @@ def test_the_sequence_is_the_models_longest_up_to_1024():
 
 def test_what_cannot_be_is_told_all_at_once():
     asked = request(
-        "cut.tensor=2", "sharding.weights=2", "order=interleaved", "batch.micro=4",
+        "parallel.tensor=2", "sharding.parameters=2", "parallel.schedule=interleaved", "batch.micro=4",
         "train.sequence=65", "precision=bfloat16",
     )  # fmt: skip
     with pytest.raises(Faults) as caught:
         plans(asked, GRAPH, tiny_machine(precisions=("float32",)))
     assert [fault.split(";")[0] for fault in caught.value.faults] == [
         "`order` = interleaved on one device, which has no stages to order",
-        "`sharding.weights` = 2 on one device",
-        "`cut.tensor` = 2, but `tiny` has 1 device",
+        "`sharding.parameters` = 2 on one device",
+        "`parallel.tensor` = 2, but `tiny` has 1 device",
         (
             "`batch.micro` = 4 cannot make `train.batch` = 6: micro-batch x accumulation must be "
             "6, so a micro-batch is one of 1, 2, 3, 6"
@@ -114,27 +114,27 @@ EIGHT = tiny_machine(devices=8)
 
 
 def test_neighbours_may_share_layers_where_the_machine_has_several_and_the_graph_can_be_cut():
-    assert {plan.cut.tensor for plan in plans(request(), SLICED, EIGHT)} == {1, 2, 4, 8}
-    assert {plan.cut.tensor for plan in plans(request(), SLICED, MACHINE)} == {1}
-    assert {plan.cut.tensor for plan in plans(request(), GRAPH, EIGHT)} == {1}
+    assert {plan.parallel.tensor for plan in plans(request(), SLICED, EIGHT)} == {1, 2, 4, 8}
+    assert {plan.parallel.tensor for plan in plans(request(), SLICED, MACHINE)} == {1}
+    assert {plan.parallel.tensor for plan in plans(request(), GRAPH, EIGHT)} == {1}
     odd = request("train.sequence=18")
-    assert {plan.cut.tensor for plan in plans(odd, SLICED, EIGHT)} == {1, 2}
-    assert degrees(request(), EIGHT) == (2, 4, 8, Grid(2, 2), Grid(4, 2))
-    assert degrees(request(), tiny_machine(devices=6)) == (2, 4, Grid(2, 2))
+    assert {plan.parallel.tensor for plan in plans(odd, SLICED, EIGHT)} == {1, 2}
+    assert degrees(request(), EIGHT) == (2, 4, 8, TensorGrid(2, 2), TensorGrid(4, 2))
+    assert degrees(request(), tiny_machine(devices=6)) == (2, 4, TensorGrid(2, 2))
     assert degrees(request(), MACHINE) == ()
 
 
 def test_where_a_model_cannot_be_cut_in_the_quickest_grid_the_next_is_open():
-    assert degrees(request(), EIGHT, {8, Grid(4, 2)}) == (2, 4, 8, Grid(2, 2), Grid(2, 4))
-    assert degrees(request(), EIGHT, {Grid(2, 2)}) == (2, 4, 8, Grid(4, 2))
+    assert degrees(request(), EIGHT, {8, TensorGrid(4, 2)}) == (2, 4, 8, TensorGrid(2, 2), TensorGrid(2, 4))
+    assert degrees(request(), EIGHT, {TensorGrid(2, 2)}) == (2, 4, 8, TensorGrid(4, 2))
 
 
 def test_a_number_of_slices_is_held_and_refused_where_it_cannot_be():
-    assert {plan.cut.tensor for plan in plans(request("cut.tensor=4"), SLICED, EIGHT)} == {4}
-    assert degrees(request("cut.tensor=3"), EIGHT) == (3,)
+    assert {plan.parallel.tensor for plan in plans(request("parallel.tensor=4"), SLICED, EIGHT)} == {4}
+    assert degrees(request("parallel.tensor=3"), EIGHT) == (3,)
     faults = {
-        ("cut.tensor=4", MACHINE): "`cut.tensor` = 4, but `tiny` has 1 device",
-        ("cut.tensor=3", EIGHT): "`batch.sequence` = 16 is no multiple of `cut.tensor` = 3: between"
+        ("parallel.tensor=4", MACHINE): "`parallel.tensor` = 4, but `tiny` has 1 device",
+        ("parallel.tensor=3", EIGHT): "`batch.sequence` = 16 is no multiple of `parallel.tensor` = 3: between"
         " layers each slice holds as many tokens",
     }
     for (pin, machine), fault in faults.items():

@@ -4,7 +4,7 @@ import pytest
 
 from windlass.planner.space.tensor_grids import grids
 from windlass.schema.machine import Link
-from windlass.schema.tensor_grid import Grid
+from windlass.schema.tensor_grid import TensorGrid
 
 
 def link(joins: int, rate: float, shared_by: int) -> Link:
@@ -13,13 +13,13 @@ def link(joins: int, rate: float, shared_by: int) -> Link:
 
 @pytest.mark.parametrize(
     ("slices", "least"),
-    [(4, Grid(2, 2)), (8, Grid(4, 2)), (16, Grid(8, 2)), (64, Grid(16, 4))],
+    [(4, TensorGrid(2, 2)), (8, TensorGrid(4, 2)), (16, TensorGrid(8, 2)), (64, TensorGrid(16, 4))],
 )
-def test_where_all_links_are_equal_it_is_the_grid_that_sends_fewest_bytes(slices: int, least: Grid):
+def test_where_all_links_are_equal_it_is_the_grid_that_sends_fewest_bytes(slices: int, least: TensorGrid):
     """As they were counted: the table of decision 17."""
     assert grids(slices, (link(64, 1e9, 1),))[0] == least
 
 
 def test_where_rings_share_the_ports_of_a_unit_its_columns_are_shorter():
     """A column's slices lie apart, so that all rings of a unit leave by the same port."""
-    assert grids(64, (link(4, 1.6e11, 1), link(64, 6.4e10, 4)))[0] == Grid(8, 8)
+    assert grids(64, (link(4, 1.6e11, 1), link(64, 6.4e10, 4)))[0] == TensorGrid(8, 8)

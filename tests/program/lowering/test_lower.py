@@ -25,18 +25,18 @@ def test_one_device_runs_each_micro_batch_forward_and_backward_in_turn():
 
 def test_recompute_runs_before_each_backward_but_not_of_embedding_and_head():
     graph = tiny_graph(layers=2)
-    (program,) = lower(tiny_plan(graph, MACHINE, recompute="layer", clip=False), graph)
+    (program,) = lower(tiny_plan(graph, MACHINE, recompute="full", clip=False), graph)
     assert shown(program) == "L0 F00 F10 F20 F30 B30 R20 B20 R10 B10 B00 U0 U1 U2 U3 S"
 
 
 def test_of_layers_that_run_again_a_plan_may_name_the_first_of_each_stage():
     graph = tiny_graph(layers=3)
-    plan = tiny_plan(graph, MACHINE, recompute="layer", recomputed=1, clip=False)
+    plan = tiny_plan(graph, MACHINE, recompute="full", recompute_layers=1, clip=False)
     (program,) = lower(plan, graph)
     assert shown(program) == "L0 F00 F10 F20 F30 F40 B40 B30 B20 R10 B10 B00 U0 U1 U2 U3 U4 S"
     parts = (((0, 3),), ((3, 5),), ((5, 7),))
     graph = tiny_graph(layers=5, tied=False)
-    plan = tiny_plan(graph, MACHINE, pipeline=3, stages=parts, recompute="layer", recomputed=1)
+    plan = tiny_plan(graph, MACHINE, pipeline=3, stages=parts, recompute="full", recompute_layers=1)
     again = [
         {i.layer for i in program.instructions if i.kind == "recompute"}
         for program in lower(plan, graph)
@@ -66,7 +66,7 @@ def test_a_plan_that_cannot_be_lowered_is_refused_with_every_reason():
         | {
             "cut": {"tensor": 2},
             "order": "zero-bubble",
-            "home": {"weights": "host", "gradients": "host"},
+            "offload": {"weights": "host", "gradients": "host"},
             "stages": [{"phases": [[0, 2], [2, 3]]}],
         }
     )
@@ -75,46 +75,46 @@ def test_a_plan_that_cannot_be_lowered_is_refused_with_every_reason():
     assert caught.value.faults == (
         "the stages cover layers [0, 3), but `tiny` has 4 layers; let the last phase end there",
         (
-            "`order` = zero-bubble with `home.weights` = host: phases have an order of their own, "
+            "`order` = zero-bubble with `offload.parameters` = host: phases have an order of their own, "
             "in which all micro-batches run through one; set `order` = 1f1b"
         ),
         (
-            "`home.weights` = host but `home.optimizer` = near: weights that are away are updated "
-            "as their optimizer state passes through; set `home.optimizer` = host"
+            "`offload.parameters` = host but `offload.optimizer` = near: weights that are away are updated "
+            "as their optimizer state passes through; set `offload.optimizer` = host"
         ),
-        "`cut.tensor` = 2, but `tiny` was not captured in 2 slices; capture it so, or set it to 1",
+        "`parallel.tensor` = 2, but `tiny` was not captured in 2 slices; capture it so, or set it to 1",
     )
 
 
 def test_tied_weights_on_two_stages_are_lent_each_step_and_their_gradient_handed_back():
     graph = tiny_graph(layers=0, tied=True)
     owner, borrower = lower(tiny_plan(graph, MACHINE, pipeline=2, accumulation=2), graph)
-    kinds = ("lend", "borrow", "hand over", "take over", "forward", "backward", "norm", "update")
+    kinds = ("send_tied_weights", "recv_tied_weights", "send_tied_grads", "accumulate_tied_grads", "forward", "backward", "grad_norm", "update")
     assert [tuple(i) for i in owner.instructions if i.kind in kinds] == [
-        ("lend", 1, None),
+        ("send_tied_weights", 1, None),
         ("forward", 0, 0),
         ("forward", 0, 1),
         ("backward", 0, 0),
         ("backward", 0, 1),
-        ("take over", 1, None),
-        ("norm", None, None),
+        ("accumulate_tied_grads", 1, None),
+        ("grad_norm", None, None),
         ("update", 0, None),
     ]
     assert [tuple(i) for i in borrower.instructions if i.kind in kinds] == [
-        ("borrow", 1, None),
+        ("recv_tied_weights", 1, None),
         ("forward", 1, 0),
         ("backward", 1, 0),
         ("forward", 1, 1),
         ("backward", 1, 1),
-        ("hand over", 1, None),
-        ("norm", None, None),
+        ("send_tied_grads", 1, None),
+        ("grad_norm", None, None),
         ("update", 1, None),
     ]
 
 
 def test_a_program_survives_its_file(tmp_path: Path):
     graph = tiny_graph()
-    (program,) = lower(tiny_plan(graph, MACHINE, accumulation=2, recompute="layer"), graph)
+    (program,) = lower(tiny_plan(graph, MACHINE, accumulation=2, recompute="full"), graph)
     program.save(tmp_path / "program.json")
     assert Program.load(tmp_path / "program.json") == program
 
@@ -123,4 +123,4 @@ def test_what_settles_a_step_survives_its_file(tmp_path: Path):
     graph = tiny_graph(tied=False)
     (program,) = lower(tiny_plan(graph, MACHINE, home=AWAY, phases=((0, 2), (2, 4))), graph)
     program.save(tmp_path / "program.json")
-    assert Program.load(tmp_path / "program.json").settle == program.settle != ()
+    assert Program.load(tmp_path / "program.json").flush_deferred_updates == program.flush_deferred_updates != ()

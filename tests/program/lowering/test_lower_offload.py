@@ -13,14 +13,14 @@ from windlass.program.memory.liveness import occupancy
 from windlass.program.memory.values import STAGING_BYTES, Value
 from windlass.program.verify.verify import verify
 from windlass.schema.graph import Graph
-from windlass.schema.plan import Home, Plan
+from windlass.schema.plan import Offload, Plan
 
 MACHINE = tiny_machine(host="1 GiB")
 THREE = ((0, 1), (1, 2), (2, 4))
 
 SIGNS = {
-    "load": "L", "fetch": "+", "release": "-", "forward": "F", "recompute": "A", "backward": "B",
-    "keep": "K", "restore": "R", "store": "S", "norm": "N", "update": "U", "sync": ".",
+    "load_batch": "L", "prefetch_weights": "+", "free_weights": "-", "forward": "F", "recompute": "A", "backward": "B",
+    "offload_activation": "K", "reload_activation": "R", "offload_grads": "S", "grad_norm": "N", "update": "U", "sync": ".",
 }  # fmt: skip
 
 
@@ -40,24 +40,24 @@ def lowered(plan: Plan, graph: Graph) -> Program:
 def test_a_clipped_step_updates_at_the_first_fetch_and_stores_gradients_for_the_next_one():
     graph = tiny_graph(layers=2, tied=False)
     plan = tiny_plan(graph, MACHINE, home=AWAY, phases=THREE, accumulation=2)
-    assert plan.deferred
+    assert plan.defers_updates
     program = lowered(plan, graph)
     forward = "U1 L0 F00 L1 F01 -0 U2 U3 F10 F11 -1"
     turn = "+1 F20 F30 B30 B20 F21 F31 B31 S3 B21 S2 -2 -3"
     backward = "+0 A10 B10 A11 B11 S1 -1 A00 B00 A01 B01"
     assert shown(program.instructions) == f"{forward} {turn} {backward} N U0 ."
-    assert shown(program.settle) == "U1 -1 U2 -2 U3 -3"
+    assert shown(program.flush_deferred_updates) == "U1 -1 U2 -2 U3 -3"
 
 
 def test_without_clipping_a_layer_is_updated_as_soon_as_its_gradient_is_whole():
     graph = tiny_graph(layers=2, tied=False)
     plan = tiny_plan(graph, MACHINE, home=AWAY, phases=THREE, clip=False)
-    assert not plan.deferred
+    assert not plan.defers_updates
     program = lowered(plan, graph)
     forward = "+1 L0 F00 -0 +2 +3 F10 -1"
     backward = "+1 F20 F30 B30 U3 B20 U2 -2 -3 +0 A10 B10 U1 -1 A00 B00 U0"
     assert shown(program.instructions) == f"{forward} {backward} ."
-    assert program.settle == ()
+    assert program.flush_deferred_updates == ()
 
 
 def test_the_owner_of_tied_weights_comes_with_each_phase_that_borrows_them():
@@ -69,7 +69,7 @@ def test_the_owner_of_tied_weights_comes_with_each_phase_that_borrows_them():
     # Its gradient, begun by the head, stays until its own backward pass has added to it.
     backward = "+2 F30 B30 -1 +1 A20 B20 S2 -2 +0 A10 B10 S1 -1 A00 B00"
     assert shown(program.instructions) == f"{forward} {backward} N U0 ."
-    assert shown(program.settle) == "U1 -1 U2 -2"
+    assert shown(program.flush_deferred_updates) == "U1 -1 U2 -2"
 
 
 def test_weights_that_two_phases_in_turn_need_stay():
@@ -81,8 +81,8 @@ def test_weights_that_two_phases_in_turn_need_stay():
 
 def test_outputs_between_layers_that_run_again_go_home_and_come_back():
     graph = tiny_graph(layers=3)
-    home = Home(activations="host")
-    plan = tiny_plan(graph, MACHINE, home=home, recompute="layer", accumulation=2, clip=False)
+    home = Offload(activations="host")
+    plan = tiny_plan(graph, MACHINE, home=home, recompute="full", accumulation=2, clip=False)
     forward = "L{0} F0{0} F1{0} F2{0} K1{0} F3{0} K2{0} F4{0}"
     backward = "B4{0} R2{0} A3{0} B3{0} R1{0} A2{0} B2{0} A1{0} B1{0} B0{0}"
     each = f"{forward} {backward}"
@@ -92,11 +92,11 @@ def test_outputs_between_layers_that_run_again_go_home_and_come_back():
 
 def test_optimizer_state_alone_may_be_far_and_the_order_stays_that_of_one_phase():
     graph = tiny_graph(layers=1)
-    far = lowered(tiny_plan(graph, MACHINE, home=Home(optimizer="host"), accumulation=2), graph)
+    far = lowered(tiny_plan(graph, MACHINE, home=Offload(optimizer="host"), accumulation=2), graph)
     near = lowered(tiny_plan(graph, MACHINE, accumulation=2), graph)
     borrowing = Instruction("update", 2)  # the head owns no weight
     assert far.instructions == tuple(i for i in near.instructions if i != borrowing)
-    assert far.settle == near.settle == ()
+    assert far.flush_deferred_updates == near.flush_deferred_updates == ()
 
 
 @given(drawn=streamed_plans())
@@ -140,7 +140,7 @@ def test_phases_follow_each_other_and_in_the_last_each_micro_batch_goes_back_at_
 
 def in_memory(plan: Plan, graph: Graph) -> Plan:
     whole = plan.stages[0].model_copy(update={"phases": ((0, graph.layers),)})
-    return plan.model_copy(update={"home": Home(), "stages": (whole,)})
+    return plan.model_copy(update={"offload": Offload(), "stages": (whole,)})
 
 
 @given(drawn=streamed_plans())
@@ -186,7 +186,7 @@ def test_the_near_tier_ends_a_step_as_it_began(drawn: tuple[Graph, Plan]):
 def test_settling_leaves_the_near_tier_as_it_was_and_nothing_waiting(drawn: tuple[Graph, Plan]):
     graph, plan = drawn
     program = lowered(plan, graph)
-    held, alive = walked(plan, graph, program.settle)
+    held, alive = walked(plan, graph, program.flush_deferred_updates)
     assert held[0] == held[-1]
     assert not [value for value in alive if value.name == "gradients at home"]
 
@@ -195,7 +195,7 @@ def test_settling_leaves_the_near_tier_as_it_was_and_nothing_waiting(drawn: tupl
 def test_settling_holds_the_first_phase_and_one_layer(drawn: tuple[Graph, Plan]):
     graph, plan = drawn
     program = lowered(plan, graph)
-    settling = program.model_copy(update={"instructions": program.settle})
+    settling = program.model_copy(update={"instructions": program.flush_deferred_updates})
     effects = Effects(plan, graph)
     first = sum(map(effects.bytes_of, effects.resident))
     largest = max((effects.bytes_of(Value("weights", at)) for at in effects.put_off), default=0)
@@ -206,7 +206,7 @@ def test_settling_holds_the_first_phase_and_one_layer(drawn: tuple[Graph, Plan])
 def test_settling_needs_no_more_near_memory_than_a_step(drawn: tuple[Graph, Plan]):
     graph, plan = drawn
     program = lowered(plan, graph)
-    settling = program.model_copy(update={"instructions": program.settle})
+    settling = program.model_copy(update={"instructions": program.flush_deferred_updates})
     needed, there = (occupancy(part, plan, graph).peak_bytes for part in (settling, program))
     assert needed <= there
 
@@ -237,11 +237,11 @@ def test_a_stored_gradient_is_near_until_the_next_one_is_stored():
         _, alive = walked(plan, graph, part)
         return {value.layer for value in alive if value.name == "gradients"}
 
-    assert near_gradients(Instruction("store", 3)) == {3}
+    assert near_gradients(Instruction("offload_grads", 3)) == {3}
     assert near_gradients(Instruction("backward", 2, 0)) == {2, 3}
-    assert near_gradients(Instruction("store", 2)) == {2}
-    assert near_gradients(Instruction("store", 1)) == {1}
-    assert near_gradients(Instruction("norm")) == {0}
+    assert near_gradients(Instruction("offload_grads", 2)) == {2}
+    assert near_gradients(Instruction("offload_grads", 1)) == {1}
+    assert near_gradients(Instruction("grad_norm")) == {0}
     assert effects.departing == (3, 2, 1)
 
 
@@ -258,7 +258,7 @@ def test_an_update_during_the_backward_pass_holds_its_gradient_until_the_next_on
 def test_optimizer_state_that_is_far_takes_only_the_staging_ring(drawn: tuple[Graph, Plan]):
     graph, plan = drawn
     full = occupancy(lowered(plan, graph), plan, graph)
-    if plan.far("optimizer"):
+    if plan.is_offloaded("optimizer"):
         assert full.by_class["optimizer"] == 0
         assert full.by_class["working"] >= STAGING_BYTES
     else:
@@ -268,8 +268,8 @@ def test_optimizer_state_that_is_far_takes_only_the_staging_ring(drawn: tuple[Gr
 def test_outputs_that_wait_at_home_take_no_near_memory():
     graph = tiny_graph(layers=8)
     near, far = (
-        tiny_plan(graph, MACHINE, home=home, recompute="layer", micro=8, sequence=64)
-        for home in (Home(), Home(activations="host"))
+        tiny_plan(graph, MACHINE, home=home, recompute="full", micro=8, sequence=64)
+        for home in (Offload(), Offload(activations="host"))
     )
     output = 8 * 64 * 32 * 4
     # Of eight blocks' outputs seven travel; the one that is used at the fullest moment is back.

@@ -21,7 +21,7 @@ plans = st.builds(
     accumulation=st.integers(1, 4),
     sequence=st.integers(1, 64),
     recompute=st.sampled_from(["none", "selective", "layer"]),
-    recomputed=st.sampled_from([None, 1, 2]),
+    recompute_layers=st.sampled_from([None, 1, 2]),
     precision=st.sampled_from(["float32", "bfloat16"]),
     compiled=st.booleans(),
     clip=st.booleans(),
@@ -119,7 +119,7 @@ def test_summing_bfloat16_gradients_in_float32_holds_the_fresh_ones_beside():
 
 def test_recompute_keeps_only_inputs_between_forward_and_backward():
     graph = tiny_graph(layers=3)
-    effects = Effects(tiny_plan(graph, MACHINE, recompute="layer"), graph)
+    effects = Effects(tiny_plan(graph, MACHINE, recompute="full"), graph)
     assert effects.recomputed == (1, 2, 3)
     assert effects.of(Instruction("forward", 2, 0), set()).makes == (Value("output", 2, 0),)
     again = effects.of(Instruction("recompute", 2, 0), set())

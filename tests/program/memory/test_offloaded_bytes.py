@@ -9,7 +9,7 @@ from windlass.program.memory.layer_sizes import layer_sizes
 from windlass.program.memory.offloaded_bytes import far_bytes
 from windlass.program.memory.tier_traffic import Traffic
 from windlass.schema.graph import Graph
-from windlass.schema.plan import Home, Moments, Plan
+from windlass.schema.plan import Moments, Offload, Plan
 
 MACHINE = tiny_machine(host="1 GiB")
 SQUARE, TABLE = 32 * 32, 64 * 32
@@ -23,7 +23,7 @@ def test_a_plan_that_keeps_all_near_holds_nothing_elsewhere():
 
 def test_each_class_lies_in_its_own_tier():
     graph = tiny_graph(layers=2, tied=False)
-    home = Home(weights="host", gradients="disk", optimizer="disk")
+    home = Offload(parameters="host", gradients="disk", optimizer="disk")
     plan = tiny_plan(graph, MACHINE, home=home, phases=PHASES)
     owned, waiting = 2 * TABLE + 2 * SQUARE, TABLE + 2 * SQUARE
     assert far_bytes(plan, graph) == {
@@ -62,7 +62,7 @@ def test_waiting_gradients_lie_where_copies_of_masters_lay(accumulation: int):
     room = far_bytes(plan, graph)["host"]
     assert room["weights"] == 2 * owned
     assert room["gradients"] == (plan.gradient_bytes - 2) * waiting
-    apart = plan.model_copy(update={"home": AWAY.model_copy(update={"gradients": "disk"})})
+    apart = plan.model_copy(update={"offload": AWAY.model_copy(update={"gradients": "disk"})})
     assert far_bytes(apart, graph)["disk"]["gradients"] == plan.gradient_bytes * waiting
 
 
@@ -74,12 +74,12 @@ def test_nobody_reads_weights_between_the_store_of_their_gradient_and_their_upda
     (program,) = lower(plan, graph)
     stored: set[int | None] = set()
     # Two steps and settling, which is all that may follow one.
-    for kind, layer, _ in (*program.instructions, *program.instructions, *program.settle):
-        if kind == "store":
+    for kind, layer, _ in (*program.instructions, *program.instructions, *program.flush_deferred_updates):
+        if kind == "offload_grads":
             stored.add(layer)
         elif kind == "update":
             stored.discard(layer)
-        elif kind == "fetch":
+        elif kind == "prefetch_weights":
             assert layer not in stored
     assert not stored
 
@@ -91,10 +91,10 @@ def test_outputs_at_home_are_as_many_as_a_program_ever_holds_there(drawn: tuple[
     kinds = list(graph.layer_kinds())
     held = most = 0
     for kind, layer, _ in program.instructions:
-        if kind in ("keep", "restore") and layer is not None:
+        if kind in ("offload_activation", "reload_activation") and layer is not None:
             size = layer_sizes(plan, kinds[layer]).output
-            held += size if kind == "keep" else -size
+            held += size if kind == "offload_activation" else -size
             most = max(most, held)
     assert held == 0
-    if plan.far("activations"):
-        assert far_bytes(plan, graph)[plan.home.activations]["activations"] == most
+    if plan.is_offloaded("activations"):
+        assert far_bytes(plan, graph)[plan.offload.activations]["activations"] == most

@@ -12,7 +12,7 @@ from windlass.program.lowering.lower import lower
 from windlass.program.memory.tier_traffic import Moved, Traffic, moved, together
 from windlass.program.tied_weights import owners
 from windlass.schema.graph import Graph
-from windlass.schema.plan import Home, Plan, Precision
+from windlass.schema.plan import Offload, Plan, Precision
 
 MACHINE = tiny_machine(host="1 GiB")
 SQUARE, TABLE = 32 * 32, 64 * 32
@@ -41,20 +41,20 @@ def test_float32_weights_are_their_own_masters():
     # Two moments, the weights that are the masters, and the stored gradient; all but it go back.
     assert traffic.of(Instruction("update", 2))[tier] == (SQUARE * (8 + 4 + 4), SQUARE * 12)
     assert traffic.of(Instruction("update", 0))[tier] == (TABLE * 12, TABLE * 12)
-    assert traffic.of(Instruction("fetch", 2))[tier] == (SQUARE * 4, 0)
-    assert traffic.of(Instruction("store", 2))[tier] == (0, SQUARE * 4)
-    assert traffic.of(Instruction("release", 2)) == {}
+    assert traffic.of(Instruction("prefetch_weights", 2))[tier] == (SQUARE * 4, 0)
+    assert traffic.of(Instruction("offload_grads", 2))[tier] == (0, SQUARE * 4)
+    assert traffic.of(Instruction("free_weights", 2)) == {}
 
 
 def test_bfloat16_weights_are_written_beside_their_masters():
     _, _, several = deferred("bfloat16", accumulation=2)
     assert several.of(Instruction("update", 2))["host"] == (SQUARE * (12 + 4), SQUARE * (12 + 2))
     assert several.of(Instruction("update", 0))["host"] == (TABLE * 12, TABLE * (12 + 2))
-    assert several.of(Instruction("fetch", 2))["host"] == (SQUARE * 2, 0)
-    assert several.of(Instruction("store", 2))["host"] == (0, SQUARE * 4)
+    assert several.of(Instruction("prefetch_weights", 2))["host"] == (SQUARE * 2, 0)
+    assert several.of(Instruction("offload_grads", 2))["host"] == (0, SQUARE * 4)
     _, _, once = deferred("bfloat16", accumulation=1)
     assert once.of(Instruction("update", 2))["host"] == (SQUARE * (12 + 2), SQUARE * (12 + 2))
-    assert once.of(Instruction("store", 2))["host"] == (0, SQUARE * 2)
+    assert once.of(Instruction("offload_grads", 2))["host"] == (0, SQUARE * 2)
 
 
 def test_where_no_gradient_waits_an_update_that_was_put_off_is_a_fetch():
@@ -66,7 +66,7 @@ def test_where_no_gradient_waits_an_update_that_was_put_off_is_a_fetch():
 def test_near_weights_of_a_far_optimizer_do_not_move():
     graph = tiny_graph(layers=1)
     for precision, state in (("float32", 12), ("bfloat16", 12)):
-        plan = tiny_plan(graph, MACHINE, home=Home(optimizer="host"), precision=precision)
+        plan = tiny_plan(graph, MACHINE, home=Offload(optimizer="host"), precision=precision)
         update = Instruction("update", 1)
         assert moved(plan, graph, update) == (SQUARE * state, SQUARE * state)
 
@@ -91,18 +91,18 @@ def test_a_step_moves_what_the_formula_says(drawn: tuple[Graph, Plan]):
         total[1] += written
 
     master = 4 if plan.precision == "float32" else 0
-    phases, home, kinds = plan.stages[0].phases, plan.home, list(graph.layer_kinds())
+    phases, home, kinds = plan.stages[0].phases, plan.offload, list(graph.layer_kinds())
     for layer, kind in enumerate(kinds):
         n = kind.parameter_count
         away = layer >= phases[0][1]
         state = sum(plan.state_bytes(p.count) for p in kind.parameters if p.tied_to is None)
         add(home.optimizer, state, state)
         fetches = _fetches(plan, graph, layer)
-        add(home.weights, n * (master + fetches * plan.weight_bytes), n * plan.weight_bytes)
+        add(home.parameters, n * (master + fetches * plan.weight_bytes), n * plan.weight_bytes)
         if away and plan.clip:  # one of the fetches is the update's own
-            add(home.weights, -n * plan.weight_bytes, 0)
+            add(home.parameters, -n * plan.weight_bytes, 0)
             add(home.gradients, n * plan.gradient_bytes, n * plan.gradient_bytes)
-    if plan.far("activations"):
+    if plan.is_offloaded("activations"):
         width = plan.batch.micro * plan.batch.sequence * 32 * plan.weight_bytes
         # Between two layers that run again: all those before the last phase do.
         travels = phases[-1][0] - 1
@@ -129,7 +129,7 @@ def test_a_step_moves_no_more_weights_gradients_and_state_for_more_micro_batches
     drawn: tuple[Graph, Plan],
 ):
     graph, plan = drawn
-    plan = plan.model_copy(update={"home": plan.home.model_copy(update={"activations": "near"})})
+    plan = plan.model_copy(update={"offload": plan.offload.model_copy(update={"activations": "near"})})
     more = plan.batch.model_copy(update={"accumulation": plan.batch.accumulation + 3})
     few = plan.batch.model_copy(update={"accumulation": max(2, plan.batch.accumulation)})
     totals = [

@@ -46,7 +46,7 @@ def refused(plan: Plan, programs: tuple[Program, ...]):
         replicas=st.integers(1, 3),
         accumulation=st.integers(1, 5),
         recompute=st.sampled_from(["none", "selective", "layer"]),
-        recomputed=st.sampled_from([None, 1, 2]),
+        recompute_layers=st.sampled_from([None, 1, 2]),
         precision=st.sampled_from(["float32", "bfloat16"]),
         clip=st.booleans(),
         order=st.sampled_from(["1f1b", "gpipe"]),
@@ -68,12 +68,12 @@ def test_what_is_lowered_verifies_and_fits_exactly_its_own_peak(
 @given(data=st.data())
 def test_no_program_with_a_swapped_pair_of_dependent_passes_verifies(data: st.DataObject):
     """Any two compute instructions of one micro-batch depend on each other."""
-    plan, programs = good(accumulation=2, recompute="layer")
+    plan, programs = good(accumulation=2, recompute="full")
     instructions = list(programs[0].instructions)
     pairs = [
         i
         for i, (a, b) in enumerate(pairwise(instructions))
-        if {a.kind, b.kind} <= {"load", "forward", "backward"} and a.micro == b.micro
+        if {a.kind, b.kind} <= {"load_batch", "forward", "backward"} and a.micro == b.micro
     ]
     i = data.draw(st.sampled_from(pairs))
     instructions[i], instructions[i + 1] = instructions[i + 1], instructions[i]
@@ -86,7 +86,7 @@ def test_no_program_with_a_swapped_pair_of_dependent_passes_verifies(data: st.Da
 def test_an_instruction_lost_or_doubled_is_always_found_on_its_device(
     data: st.DataObject, twice: bool
 ):
-    plan, programs = good(pipeline=2, replicas=2, accumulation=2, recompute="layer")
+    plan, programs = good(pipeline=2, replicas=2, accumulation=2, recompute="full")
     device = data.draw(st.integers(0, 3))
     instructions = list(programs[device].instructions)
     at = data.draw(st.integers(0, len(instructions) - 1))
@@ -109,7 +109,7 @@ def test_reading_what_is_not_there_yet_is_named():
 
 
 def test_a_missing_recompute_is_named():
-    plan, programs = good(recompute="layer")
+    plan, programs = good(recompute="full")
     kept = [i for i in programs[0].instructions if i != Instruction("recompute", 1, 0)]
     assert refused(plan, edited(programs, 0, kept)) == (
         "device 0 never runs recompute of layer 1, micro-batch 0"
@@ -117,7 +117,7 @@ def test_a_missing_recompute_is_named():
 
 
 def test_a_recompute_after_its_backward_is_named():
-    plan, programs = good(recompute="layer")
+    plan, programs = good(recompute="full")
     instructions = list(programs[0].instructions)
     at = instructions.index(Instruction("recompute", 1, 0))
     instructions[at : at + 2] = reversed(instructions[at : at + 2])
@@ -155,8 +155,8 @@ def test_an_instruction_that_the_plan_does_not_ask_for_is_named():
 
 def test_an_update_before_the_norm_is_named():
     plan, programs = good()
-    instructions = [i for i in programs[0].instructions if i.kind != "norm"]
-    instructions.insert(-1, Instruction("norm"))
+    instructions = [i for i in programs[0].instructions if i.kind != "grad_norm"]
+    instructions.insert(-1, Instruction("grad_norm"))
     assert "it needs the norm, which is not yet taken" in refused(
         plan, edited(programs, 0, instructions)
     )
@@ -196,7 +196,7 @@ def test_a_circular_wait_is_named_with_all_that_wait():
     instructions = list(programs[1].instructions)
     # The second stage waits for the norm of all before it has sent the gradient back.
     at = instructions.index(Instruction("send", 1, 0))
-    instructions.insert(instructions.index(Instruction("norm")) + 1, instructions.pop(at))
+    instructions.insert(instructions.index(Instruction("grad_norm")) + 1, instructions.pop(at))
     message = refused(plan, edited(programs, 1, instructions))
     assert "device 0, instruction 4 (receive of layer 1) waits for device 1 for ever" in message
     assert "(norm) waits for the devices of its group for ever" in message

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 from report.made_runs import timeline as made_timeline
 from windlass.report.figures.timeline import pieces, timeline
-from windlass.schema.prediction import Lane, Timeline
+from windlass.schema.prediction import DeviceTimeline, Timeline
 
 KINDS = ("forward", "backward", "update")
 
 
-def lane(seconds: list[float], gaps: list[float] | None = None) -> Lane:
+def lane(seconds: list[float], gaps: list[float] | None = None) -> DeviceTimeline:
     starts, ends, clock = [], [], 0.0
     for index, spent in enumerate(seconds):
         clock += gaps[index] if gaps else 0.0
@@ -23,7 +23,7 @@ def lane(seconds: list[float], gaps: list[float] | None = None) -> Lane:
         ends.append(clock)
     count = len(seconds)
     kinds = tuple(KINDS[index % 3] for index in range(count))
-    return Lane(
+    return DeviceTimeline(
         device=0, kinds=kinds, layers=(0,) * count, micros=(0,) * count, starts=tuple(starts),
         ends=tuple(ends),
     )  # fmt: skip
@@ -73,7 +73,7 @@ def test_predicted_lies_above_measured_on_one_clock():
     }
     above, below = sorted(ends)
     ratio = (ends[above] - 92) / (ends[below] - 92)
-    longest = predicted.lanes[0].ends[-1] / measured.lanes[0].ends[-1]
+    longest = predicted.devices[0].ends[-1] / measured.devices[0].ends[-1]
     assert abs(ratio - longest) < 0.01
 
 
@@ -83,7 +83,7 @@ def test_many_devices_are_named_each():
         lane([noise.random() for _ in range(5)]).model_copy(update={"device": device})
         for device in range(3)
     )
-    both = Timeline(predicted=True, lanes=lanes), Timeline(predicted=False, lanes=lanes)
+    both = Timeline(predicted=True, devices=lanes), Timeline(predicted=False, devices=lanes)
     svg = timeline(*both)
     found = [
         svg.index(f">{name} {device}<") for device in range(3) for name in ("predicted", "measured")
@@ -92,10 +92,10 @@ def test_many_devices_are_named_each():
 
 
 def test_a_step_of_a_hundred_thousand_instructions_stays_small():
-    svg = timeline(Timeline(predicted=True, lanes=(lane([1e-3] * 100_000),)), None)
+    svg = timeline(Timeline(predicted=True, devices=(lane([1e-3] * 100_000),)), None)
     assert len(svg) < 1_000_000
 
 
 def test_no_lanes_give_an_empty_drawing():
     ET.fromstring(timeline(None, None))  # noqa: S314
-    ET.fromstring(timeline(Timeline(predicted=True, lanes=()), None))  # noqa: S314
+    ET.fromstring(timeline(Timeline(predicted=True, devices=()), None))  # noqa: S314

@@ -19,7 +19,7 @@ from windlass.report.terminal.tables import (
     runners_up_table,
     runs_table,
 )
-from windlass.schema.plan import Home, Sharding
+from windlass.schema.plan import Offload, ShardingDegrees
 from windlass.tracking import Record, list_runs
 
 
@@ -39,9 +39,9 @@ def test_a_plan_is_told_in_words():
 
 def test_a_plan_says_how_many_replicas_share_what():
     alone = plan()
-    cut = alone.cut.model_copy(update={"replicas": 4})
-    sharding = Sharding(weights=1, optimizer=2)
-    text = drawn(plan_table(alone.model_copy(update={"cut": cut, "sharding": sharding})), 120)
+    cut = alone.parallel.model_copy(update={"replicas": 4})
+    sharding = ShardingDegrees(parameters=1, optimizer=2)
+    text = drawn(plan_table(alone.model_copy(update={"parallel": cut, "sharding": sharding})), 120)
     assert "each replica has all weights (rts); 2 replicas share optimizer state (rts')" in text
     assert "sharding" not in drawn(plan_table(alone))
 
@@ -89,7 +89,7 @@ def test_a_streamed_plan_says_what_it_writes_a_step_and_over_the_run(
 ):
     told = streaming(record(count=3)).prediction
     assert told is not None
-    streamed = plan().model_copy(update={"home": Home(optimizer="disk")})
+    streamed = plan().model_copy(update={"offload": Offload(optimizer="disk")})
     text = drawn(prediction_table(told, plan=streamed, steps=400))
     assert "predicted wear" in text
     assert "writes 1.00 GiB a step to disk, 400 GiB over 400 steps" in text

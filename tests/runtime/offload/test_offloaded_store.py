@@ -17,13 +17,13 @@ from windlass.program.memory.offloaded_bytes import far_bytes
 from windlass.program.memory.tier_traffic import Traffic, together
 from windlass.runtime.checkpoint.checkpoint import latest, stored
 from windlass.runtime.train import train
-from windlass.schema.plan import Batch, Home, Plan, Stage
+from windlass.schema.plan import Batch, Offload, Plan, Stage
 from windlass.schema.request import TrainRequest
 from windlass.schema.run_record import Step
 
 SEQUENCE = 16
-FAR = Home(weights="disk", gradients="disk", optimizer="disk")
-HOST = Home(weights="host", gradients="host", optimizer="host")
+FAR = Offload(parameters="disk", gradients="disk", optimizer="disk")
+HOST = Offload(parameters="host", gradients="host", optimizer="host")
 PHASES = {
     1: ((0, 5),),
     2: ((0, 2), (2, 5)),
@@ -50,7 +50,7 @@ def run(
     def go(
         phases: int,
         *,
-        home: Home | None = None,
+        home: Offload | None = None,
         micro: int = 4,
         accumulation: int = 1,
         precision: str = "float32",
@@ -74,7 +74,7 @@ def run(
             moments=moments,
             compile=compiled,
             clip=asked.get("clip", 0.5) is not None,
-            home=home or (FAR if phases > 1 else Home()),
+            offload=home or (FAR if phases > 1 else Offload()),
             batch=Batch(sequence=SEQUENCE, micro=micro, accumulation=accumulation),
             stages=(Stage(phases=PHASES[phases], recompute=recompute),),
         )
@@ -222,8 +222,8 @@ def test_classes_may_have_homes_in_different_tiers(run: Run, moments: str):
     shape = {"precision": "bfloat16", "accumulation": 2, "micro": 2, "moments": moments}
     _, held = run(1, name="whole", **shape)
     for home in (
-        Home(weights="host", gradients="host", optimizer="disk"),
-        Home(weights="disk", gradients="host", optimizer="host"),
+        Offload(parameters="host", gradients="host", optimizer="disk"),
+        Offload(parameters="disk", gradients="host", optimizer="host"),
     ):
         _, streamed = run(3, name=home.optimizer, home=home, **shape)
         assert same(streamed, held)
@@ -253,7 +253,7 @@ def test_only_the_optimizer_may_be_away(run: Run, tmp_path: Path, tier: str):
 
     shape = {"precision": "bfloat16", "dials": {"width": 128}}
     _, held = run(1, name="whole", **shape)
-    steps, streamed = run(1, home=Home(optimizer=tier), look=look, **shape)
+    steps, streamed = run(1, home=Offload(optimizer=tier), look=look, **shape)
     assert same(streamed, held)
     assert ("state" in found) == (tier == "disk")
     # Masters and moments come and go; the weights that layers compute with stay.
@@ -321,15 +321,15 @@ def test_outputs_that_wait_elsewhere_come_back_as_they_were(
 def test_only_outputs_may_be_away_and_move_the_bytes_that_the_program_says(
     run: Run, gpt: Callable[..., Chain], tier: str
 ):
-    shape = {"accumulation": 3, "micro": 2, "recompute": "layer"}
+    shape = {"accumulation": 3, "micro": 2, "recompute": "full"}
     _, held = run(1, name="whole", **shape)
-    steps, away = run(1, home=Home(activations=tier), **shape)
+    steps, away = run(1, home=Offload(activations=tier), **shape)
     assert same(away, held)
     graph = capture(gpt(device="meta", dropout=0.1))
     plan = Plan(
-        graph=graph.label, machine="here@000000000000", home=Home(activations=tier),
+        graph=graph.label, machine="here@000000000000", offload=Offload(activations=tier),
         batch=Batch(sequence=SEQUENCE, micro=2, accumulation=3),
-        stages=(Stage(phases=PHASES[1], recompute="layer"),),
+        stages=(Stage(phases=PHASES[1], recompute="full"),),
     )  # fmt: skip
     due = together(Traffic(plan, graph).total(lower(plan, graph)[0].instructions))
     assert due.read == due.written > 0
@@ -348,13 +348,13 @@ def test_a_run_moves_the_bytes_that_its_program_says(
     steps, _ = run(3, steps=4, evaluate_every=4, save_every=4, **shape)
     graph = capture(gpt(device="meta", dropout=0.1, width=256))
     plan = Plan(
-        graph=graph.label, machine="here@000000000000", precision=precision, home=FAR,
+        graph=graph.label, machine="here@000000000000", precision=precision, offload=FAR,
         batch=Batch(sequence=SEQUENCE, micro=2, accumulation=2), stages=(Stage(phases=PHASES[3]),),
     )  # fmt: skip
     (program,), traffic = lower(plan, graph), Traffic(plan, graph)
     first = together(traffic.total(program.instructions, stored=False))
     again = together(traffic.total(program.instructions))
-    last = again.plus(together(traffic.total(program.settle)))
+    last = again.plus(together(traffic.total(program.flush_deferred_updates)))
     # All steps together: a move that is under way when its step ends counts to the next one.
     due = first.plus(again).plus(again).plus(last)
     assert sum(step.read_bytes for step in steps) == pytest.approx(due.read, rel=PADDING)

@@ -20,13 +20,13 @@ from windlass.runtime.train import train
 from windlass.runtime.verify.compare_to_reference import compare
 from windlass.runtime.verify.reference_model import Reference, walk
 from windlass.schema.largest_model import Verified
-from windlass.schema.plan import Batch, Home, Plan, Stage
+from windlass.schema.plan import Batch, Offload, Plan, Stage
 from windlass.schema.request import TrainRequest
 from windlass.schema.run_record import Step
 
 SEQUENCE = 16
 BATCH = Batch(sequence=SEQUENCE, micro=2, accumulation=2)
-FAR = Home(weights="disk", gradients="disk", optimizer="disk")
+FAR = Offload(parameters="disk", gradients="disk", optimizer="disk")
 ROUNDING = 2e-5
 """Relative, of float32 sums in another order."""
 
@@ -53,7 +53,7 @@ def trained(
         graph = capture(chain)
         plan = Plan(
             graph=graph.label, machine="here@000000000000", precision=precision, batch=BATCH,
-            home=FAR if len(phases) > 1 else Home(), moments=moments,
+            offload=FAR if len(phases) > 1 else Offload(), moments=moments,
             stages=(Stage(phases=phases),),
         )  # fmt: skip
         request = settings(steps=steps, clip=0.1, evaluate_sequences=0)
@@ -73,7 +73,7 @@ def reference(chain: Chain, batches: Callable[..., Batches], precision: str) -> 
 def test_the_walk_finds_what_torch_finds_on_the_whole_model(
     gpt: Callable[..., Chain], batches: Callable[..., Batches], name: str
 ):
-    keys = {"key_heads": 2} if name == "llama-tiny" else {}
+    keys = {"kv_heads": 2} if name == "llama-tiny" else {}
     whole = gpt(name, device="cpu", seed=0, **keys)
     tokens, targets = (torch.as_tensor(part) for part in batches().at(1, 0, 4))
     logits = nn.Sequential(*whole.layers)(tokens)

@@ -18,8 +18,8 @@ from windlass.atomic_files import storage_faults, write_whole
 from windlass.errors import PlanError
 from windlass.program.device_mesh import place_of
 from windlass.schema import run_record as names
-from windlass.schema.plan import Cut
-from windlass.schema.tensor_grid import columns_of
+from windlass.schema.plan import Parallelism
+from windlass.schema.tensor_grid import grid_columns
 
 Launcher = Literal["torchrun", "slurm"]
 
@@ -59,11 +59,11 @@ def prepare(
         WindlassError: what is wrong with the request, the data, the machine or the folder.
     """
     plan = planned.plan
-    if plan.cut.devices != nodes * per_node:
+    if plan.parallel.devices != nodes * per_node:
         raise PlanError(
-            f"the plan is of {plan.cut.devices} device{'s' if plan.cut.devices > 1 else ''}, and "
-            f"{nodes} hosts with {per_node} each have {nodes * per_node}; set `cut.pipeline`, "
-            "`cut.tensor` and `cut.replicas` so that their product is that"
+            f"the plan is of {plan.parallel.devices} device{'s' if plan.parallel.devices > 1 else ''}, and "
+            f"{nodes} hosts with {per_node} each have {nodes * per_node}; set `parallel.pipeline`, "
+            "`parallel.tensor` and `parallel.data` so that their product is that"
         )
     held, _, tokens, _ = begin(planned, root=root, folder=folder, progress=progress)
     with held:
@@ -71,7 +71,7 @@ def prepare(
             shutil.copytree(tokens.folder, held.path / names.TOKENS_FOLDER)
         script = held.path / names.LAUNCH_FILE
         text = launch_script(
-            plan.cut, held.path.absolute(), held.id,
+            plan.parallel, held.path.absolute(), held.id,
             nodes=nodes, per_node=per_node, launcher=launcher, kind=planned.machine.device.kind,
         )  # fmt: skip
         write_whole(script, text)
@@ -81,7 +81,7 @@ def prepare(
 
 
 def launch_script(
-    cut: Cut,
+    cut: Parallelism,
     folder: Path,
     run_id: str,
     *,
@@ -149,7 +149,7 @@ def hosts(nodes: int, per_node: int) -> tuple[range, ...]:
     return tuple(range(node * per_node, (node + 1) * per_node) for node in range(nodes))
 
 
-def _notes(cut: Cut, nodes: int, per_node: int) -> Iterator[str]:
+def _notes(cut: Parallelism, nodes: int, per_node: int) -> Iterator[str]:
     """Who is where, and what the start does."""
     yield ""
     yield "Rank r is device r. Slices of a layer are neighbours, then come replicas, then stages:"
@@ -163,7 +163,7 @@ def _notes(cut: Cut, nodes: int, per_node: int) -> Iterator[str]:
         yield f"  host {node}, rank {_span(devices)}: {words}"
     if nodes > _LINES:
         yield f"  and so on, up to host {nodes - 1}"
-    columns = columns_of(cut.tensor)
+    columns = grid_columns(cut.tensor)
     if columns > 1 and per_node % cut.tensor and per_node % columns == 0:
         yield f"Of {cut.tensor} slices those of one row, which exchange most, share a host."
     elif per_node % cut.tensor:

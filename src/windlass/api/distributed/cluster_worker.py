@@ -63,9 +63,9 @@ def guard(folder: Path, worker: Worker, board: str, *, stop: Callable[[], bool])
     die_with_parent()
     planned = planned_of(load(folder))
     plan = planned.plan
-    if worker.devices != plan.cut.devices:
+    if worker.devices != plan.parallel.devices:
         raise PlanError(
-            f"the plan of `{folder}` is of {plan.cut.devices} devices, and "
+            f"the plan of `{folder}` is of {plan.parallel.devices} devices, and "
             f"{worker.devices} processes were started; start as many as it has devices"
         )
     patience = patience_with(planned)
@@ -74,7 +74,7 @@ def guard(folder: Path, worker: Worker, board: str, *, stop: Callable[[], bool])
         folder / RANKS_FOLDER,
         [sys.executable, "-m", "windlass", "device", str(folder), "--guarded"],
         worker.device,
-        [place_of(device, plan.cut) for device in range(plan.cut.devices)],
+        [place_of(device, plan.parallel) for device in range(plan.parallel.devices)],
         cache(lambda: lower(plan, planned.graph)),
         Board(
             host, int(port), f"{worker.host}:{worker.port}", worker.device, worker.devices,

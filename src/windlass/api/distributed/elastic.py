@@ -11,7 +11,7 @@ from windlass.api.training.resume import resume
 from windlass.api.training.run_files import planned_of
 from windlass.api.training.train import Run
 from windlass.errors import DeviceLost
-from windlass.schema.plan import Cut
+from windlass.schema.plan import Parallelism
 from windlass.schema.request import Request
 
 _TRIES = 2
@@ -48,10 +48,10 @@ class Survival:
             return self._resumed((), f"device {lost.device} gets another chance", progress)
         self._failures.clear()  # other devices have the numbers then
         planned = planned_of(load(self._folder))
-        cut = smaller(planned.plan.cut, planned.request)
+        cut = smaller(planned.plan.parallel, planned.request)
         if cut is None:
             raise lost
-        words = f"{planned.plan.cut.devices} devices are {cut.devices} now"
+        words = f"{planned.plan.parallel.devices} devices are {cut.devices} now"
         return self._resumed(overrides(planned, cut), words, progress)
 
     def _resumed(self, changes: tuple[str, ...], words: str, progress: Progress | None) -> Run:
@@ -61,7 +61,7 @@ class Survival:
         return run
 
 
-def smaller(cut: Cut, request: Request) -> Cut | None:
+def smaller(cut: Parallelism, request: Request) -> Parallelism | None:
     """The cut for the devices that are left when one is lost, as wide as can be; None if none is.
 
     Fewer replicas, as many as divide the batch; where there is but one, fewer stages.
@@ -71,15 +71,15 @@ def smaller(cut: Cut, request: Request) -> Cut | None:
         request: whose batch stays what it is.
     """
     samples = request.train.batch // (request.batch.micro or 1)
-    for replicas in range(cut.replicas - 1, 0, -1):
+    for replicas in range(cut.data - 1, 0, -1):
         if samples % replicas == 0:
-            return cut.model_copy(update={"replicas": replicas})
+            return cut.model_copy(update={"data": replicas})
     if cut.pipeline > 1:
         return cut.model_copy(update={"pipeline": cut.pipeline - 1})
     return None
 
 
-def overrides(planned: Planned, cut: Cut) -> tuple[str, ...]:
+def overrides(planned: Planned, cut: Parallelism) -> tuple[str, ...]:
     """What of a request must change for another cut, and what must not change with it.
 
     Args:
@@ -88,17 +88,17 @@ def overrides(planned: Planned, cut: Cut) -> tuple[str, ...]:
     """
     request, batch = planned.request, planned.plan.batch
     changes = [
-        f"cut.{name}={getattr(cut, name)}"
-        for name in ("pipeline", "tensor", "replicas")
-        if getattr(cut, name) != getattr(planned.plan.cut, name)
+        f"parallel.{name}={getattr(cut, name)}"
+        for name in ("pipeline", "tensor", "data")
+        if getattr(cut, name) != getattr(planned.plan.parallel, name)
     ]
     if request.batch.accumulation:
         micro = request.batch.micro or batch.micro
-        changes.append(f"batch.accumulation={request.train.batch // (micro * cut.replicas)}")
-    for name in ("weights", "optimizer"):
+        changes.append(f"batch.accumulation={request.train.batch // (micro * cut.data)}")
+    for name in ("parameters", "optimizer"):
         shared = getattr(request.sharding, name)
-        if shared and cut.replicas % shared:
-            changes.append(f"sharding.{name}={gcd(shared, cut.replicas)}")
+        if shared and cut.data % shared:
+            changes.append(f"sharding.{name}={gcd(shared, cut.data)}")
     if request.precision is None:
         changes.append(f"precision={planned.plan.precision}")
     return tuple(changes)

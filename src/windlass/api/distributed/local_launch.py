@@ -53,7 +53,7 @@ def abreast(
     from windlass.runtime.checkpoint.checkpoint import remove_temporaries
     from windlass.runtime.distributed.local_launcher import Devices
 
-    cut = planned.plan.cut
+    cut = planned.plan.parallel
     command = [sys.executable, "-m", "windlass", "device", str(folder), "--attempt", str(attempt)]
     if checkpoint is not None:
         command += ["--checkpoint", str(checkpoint)]
@@ -88,7 +88,7 @@ def patience_with(planned: Planned) -> "Patience":
     """How long the devices of a run may be silent before one is named."""
     from windlass.runtime.distributed.local_launcher import Patience
 
-    asked, prediction = planned.request.train.silence_seconds, planned.prediction
+    asked, prediction = planned.request.train.hang_timeout_seconds, planned.prediction
     silence = asked or max(_LEAST_SILENCE, _SILENT_STEPS * prediction.high_seconds)
     return Patience(silence=silence, compiling=prediction.compile_seconds)
 

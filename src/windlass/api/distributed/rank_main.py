@@ -60,7 +60,7 @@ def as_device(
             stop=parent.wants_stop,
             scrutiny=scrutiny,
         )
-        devices = planned.plan.cut.devices
+        devices = planned.plan.parallel.devices
         join(Rendezvous(LOOPBACK, port, device, devices), planned.machine.device.kind)
         yield _taken(steps, parent) if device == 0 else journalled(steps, folder, device, attempt)
         leave()

@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from windlass.data.token_files import Tokens
     from windlass.runtime.checkpoint.checkpoint import Checkpoint
 
-_OF_THE_PLAN = ("cut", "sharding", "batch", "order", "interleave", "recompute", "recomputed",
+_OF_THE_PLAN = ("parallel", "sharding", "batch", "recompute", "recompute_layers",
                 "phases", "compile",
-                "precision", "moments", "near")  # fmt: skip
+                "precision", "moments", "memory")  # fmt: skip
 """Parts of a request that may change in the middle of a run: how it is computed, not what."""
 
 
@@ -54,7 +54,7 @@ def resume(
 
     Args:
         run: folder, name, beginning of its id, or `last`.
-        overrides: `key=value` of the plan, such as `cut.replicas=2`; none keeps the plan.
+        overrides: `key=value` of the plan, such as `parallel.data=2`; none keeps the plan.
         root: where run folders lie.
         stop: asked before each micro-batch; True saves and ends.
         progress: told how far preparations are.

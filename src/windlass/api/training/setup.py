@@ -112,14 +112,14 @@ def proved(planned: Planned) -> tuple[Program, ...]:
     programs = lower(plan, graph)
     tiers = machine.device.tiers
     rooms = {tier.name: tier.capacity_bytes for tier in tiers if tier.name == HOST}
-    verify(programs, plan, graph, rooms | {machine.device.near.name: _left_bytes(planned)})
+    verify(programs, plan, graph, rooms | {machine.device.memory.name: _left_bytes(planned)})
     return programs
 
 
 def _left_bytes(planned: Planned) -> int:
     """What a process has for tensors: what it holds before any is no instruction's doing."""
     device = planned.machine.device
-    near_bytes = planned.request.near or device.near.capacity_bytes
+    near_bytes = planned.request.memory or device.memory.capacity_bytes
     return near_bytes - device.process_bytes(compiled=planned.plan.compile)
 
 
@@ -260,7 +260,7 @@ def _trained(
         device=planned.machine.device.kind,
         stop=stop,
         watch=None if program.device else Watch(steps=frozenset({watched}), take=keep),
-        graph=planned.graph if planned.plan.cut.devices > 1 else None,
+        graph=planned.graph if planned.plan.parallel.devices > 1 else None,
         beat=beat,
         around=scrutiny.around(folder, program.device) if scrutiny else None,
     )

@@ -10,7 +10,7 @@ from windlass.api.training.train import train
 from windlass.api.verify.instrumentation import Scrutiny
 from windlass.cost.predict import predict
 from windlass.planner.result import Choice
-from windlass.schema.plan import Batch, Cut, Home, Plan, Sharding, Stage
+from windlass.schema.plan import Batch, Offload, Parallelism, Plan, ShardingDegrees, Stage
 from windlass.schema.request import Request
 from windlass.schema.verification import Proof
 
@@ -115,7 +115,7 @@ def proving(planned: Planned, *, steps: int, kept: frozenset[str] = frozenset())
         kept: of `precision`, `moments` and `compile`, those that stay as they are.
     """
     plan, train_request = planned.plan, planned.request.train
-    wide = not plan.streamed and (plan.moments == "float32" or "moments" not in kept)
+    wide = not plan.offloads and (plan.moments == "float32" or "moments" not in kept)
     clear = {"precision": "float64" if wide else "float32", "moments": "float32", "compile": False}
     plan = plan.model_copy(update={k: value for k, value in clear.items() if k not in kept})
     never = steps + 1
@@ -145,14 +145,14 @@ def alone(planned: Planned) -> Planned:
     batch = Batch(
         sequence=plan.batch.sequence,
         micro=plan.batch.micro,
-        accumulation=plan.batch.accumulation * plan.cut.replicas,
+        accumulation=plan.batch.accumulation * plan.parallel.data,
     )
     whole = plan.model_copy(
         update={
-            "machine": machine.label, "cut": Cut(), "sharding": Sharding(), "home": Home(),
-            "order": "1f1b", "interleave": 1, "batch": batch,
+            "machine": machine.label, "parallel": Parallelism(), "sharding": ShardingDegrees(), "offload": Offload(),
+            "batch": batch,
             "stages": (Stage(phases=((0, planned.graph.layers),)),),
         }
     )  # fmt: skip
-    request = Request.model_validate(request.model_dump(exclude={"cut", "sharding", "near"}))
+    request = Request.model_validate(request.model_dump(exclude={"parallel", "sharding", "memory"}))
     return of_plan(replace(planned, request=request, machine=machine), whole)

@@ -49,9 +49,9 @@ def to_rehearse(
     try:
         return plan_of(request, progress=progress).plan, ()
     except PlanError as refusal:
-        if request.near is not None:
+        if request.memory is not None:
             raise
-        roomy = request.model_copy(update={"near": _ROOM})
+        roomy = request.model_copy(update={"memory": _ROOM})
         told = str(refusal).splitlines()[0].partition(";")[0]
         found = plan_of(roomy, progress=progress).plan
         return found, (f"{told}: planned as if each device had room enough",)
@@ -68,7 +68,7 @@ def as_it_is(plan: Plan, request: Request, *, progress: Progress | None = None) 
     Raises:
         WindlassError: what is wrong with the request.
     """
-    if plan.cut.devices > PROCESSES:
+    if plan.parallel.devices > PROCESSES:
         return None
     graph = capture(request.model)
     if graph.label != plan.graph:
@@ -79,7 +79,7 @@ def as_it_is(plan: Plan, request: Request, *, progress: Progress | None = None) 
     if faults(plan, graph, machine):
         return None
     planned = _planned(plan, request, graph, machine)
-    near = machine.device.near.capacity_bytes
+    near = machine.device.memory.capacity_bytes
     fits = planned.prediction.peaks[0].peak_bytes <= near
     return planned if fits and planned.prediction.step_seconds <= _LONGEST_STEP else None
 
@@ -137,12 +137,12 @@ def load_plan(path: Path) -> Plan:
 
 
 def _here(plan: Plan, progress: Progress | None) -> Machine:
-    machine, devices = find_machine(HERE, progress=progress), plan.cut.devices
+    machine, devices = find_machine(HERE, progress=progress), plan.parallel.devices
     return machine.shared(devices) if devices > 1 and machine.device.kind == "cpu" else machine
 
 
 def _cut(model: ModelRequest, graph: Graph, plan: Plan) -> Graph:
-    degree = plan.cut.tensor
+    degree = plan.parallel.tensor
     return graph if degree == 1 else in_slices(model, graph, (degree,))
 
 

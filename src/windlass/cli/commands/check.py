@@ -56,7 +56,7 @@ def check(
     Args:
         model: a name (`windlass models` lists them), `file.py:function` of your own, or the TOML
             file of a plan.
-        overrides: `key=value`, such as `cut.pipeline=2`, `phases=12` or `train.steps=5`.
+        overrides: `key=value`, such as `parallel.pipeline=2`, `phases=12` or `train.steps=5`.
         plan: the TOML file of a plan; one too large for this machine is proved in small.
         near: budget for the near memory, such as `4GiB`.
         file: a request in TOML.
@@ -71,7 +71,7 @@ def check(
             planned, notes = _from_file(plan, request, model, progress)
         else:
             planned, notes = api.plan(request, progress=progress), ()
-        if plan is None and not faults and planned.plan.cut.devices == 1:
+        if plan is None and not faults and planned.plan.parallel.devices == 1:
             _in_memory(request, planned, progress, as_json=as_json)
         else:
             prove(planned, notes, progress, faults=faults, as_json=as_json)
@@ -99,7 +99,7 @@ def _in_memory(
     # The same arithmetic in the same order, all of it near.
     whole = request.model_copy(
         update={
-            "near": None,
+            "memory": None,
             "phases": 1,
             "precision": planned.plan.precision,
             "compile": planned.plan.compile,

@@ -78,7 +78,7 @@ def batch(
 
     Args:
         model: a name (`windlass models` lists them), or `file.py:function` of your own.
-        overrides: `key=value`, such as `cut.replicas=4`.
+        overrides: `key=value`, such as `parallel.data=4`.
         on: the machine; `here` if not given.
         sizes: global batches in sequences.
         near: budget for the near memory, such as `4GiB`.

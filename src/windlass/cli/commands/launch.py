@@ -32,7 +32,7 @@ def launch(
 
     Args:
         model: a name (`windlass models` lists them), or `file.py:function` of your own.
-        overrides: `key=value`, such as `cut.pipeline=2 cut.replicas=4`.
+        overrides: `key=value`, such as `parallel.pipeline=2 parallel.data=4`.
         nodes: hosts.
         per_node: devices of each host.
         torchrun: write a script to run on each host.

@@ -26,7 +26,7 @@ def rehearse(
 
     Args:
         model: a name (`windlass models` lists them).
-        overrides: `key=value`, such as `cut.pipeline=8` or `sharding.weights=4`.
+        overrides: `key=value`, such as `parallel.pipeline=8` or `sharding.parameters=4`.
         on: the machine that the plan is for; `here` if not given.
         plan: the TOML file of a plan, in place of one that is chosen.
         near: budget for the near memory, such as `4GiB`.

@@ -64,7 +64,7 @@ def resume(
 
     Args:
         run: folder, name, beginning of its id, or `last`.
-        overrides: `key=value` of the plan, such as `cut.replicas=1` or `phases=4`.
+        overrides: `key=value` of the plan, such as `parallel.data=1` or `phases=4`.
         runs: where run folders lie.
         elastic: go on with fewer devices when one of several is lost.
     """

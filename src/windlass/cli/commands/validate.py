@@ -30,9 +30,9 @@ _SIZES = (("gpt-tiny", 256), ("gpt-mini", 256), ("gpt2-124m", 256))
 """Model and sequence; each meets every cell of `_CELLS`."""
 _CELLS = (
     (2, "none", "float32", False),
-    (2, "layer", "bfloat16", True),
+    (2, "full", "bfloat16", True),
     (8, "none", "bfloat16", True),
-    (8, "layer", "float32", False),
+    (8, "full", "float32", False),
 )
 """Micro-batch, recompute, precision, compile: both levels of each, in both company."""
 
@@ -61,7 +61,7 @@ class Row:
         """Micro-batch by sequence, and what is not the default."""
         words = [f"{self.micro} × {self.sequence}", _SHORT[self.precision]]
         words += ["compiled"] if self.compiled else []
-        return " ".join(words + (["recompute"] if self.recompute == "layer" else []))
+        return " ".join(words + (["recompute"] if self.recompute == "full" else []))
 
     @property
     def seconds_error(self) -> float:

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from windlass.schema.graph import Precision
-from windlass.schema.plan import NEAR, Plan, Sharding
+from windlass.schema.plan import DEVICE, Plan, ShardingDegrees
 
 
 class Setting(NamedTuple):
@@ -30,7 +30,7 @@ class Share(NamedTuple):
     """rts."""
     optimizer: int
     """rts'."""
-    home: str = NEAR
+    home: str = DEVICE
     """The tier of the optimizer's state."""
 
 
@@ -49,5 +49,7 @@ class Block(NamedTuple):
 def priced_plan(base: Plan, precision: Precision, *, sums: bool, optimizer: int = 1) -> Plan:
     """A plan as far as it says how wide numbers are, and how replicas share optimizer state."""
     batch = base.batch.model_copy(update={"accumulation": 2 if sums else 1})
-    sharding = Sharding.model_construct({"weights", "optimizer"}, weights=1, optimizer=optimizer)
+    sharding = ShardingDegrees.model_construct(
+        {"parameters", "optimizer"}, parameters=1, optimizer=optimizer
+    )
     return base.model_copy(update={"precision": precision, "batch": batch, "sharding": sharding})

@@ -142,7 +142,7 @@ class _Holds:
         found = settings.table(chain, "room", _numbers(chain, settings)).at(rows.setting)
         own, kept, output, gradients, weights = np.split(found, _columns(chain), axis=1)
         modes = layers_again(shape, ends, rows.agains[int(rows.again[0])])
-        again = np.array(modes) == "layer"
+        again = np.array(modes) == "full"
         first, last = np.array(ends[:-1]), np.array(ends[1:]) - 1
         each, inputs = _of_layers(chain.sorts), _of_layers(chain.sorts)[first - 1]
         inputs[0] = 0.0

@@ -19,12 +19,12 @@ from windlass.program.memory.layer_sizes import gradient_elements
 from windlass.program.tensor_parallel import ops_of
 from windlass.schema.graph import PRECISION_BYTES, Graph, LayerCost, LayerKind, Op
 from windlass.schema.machine import Device
-from windlass.schema.tensor_grid import Among, ring
+from windlass.schema.tensor_grid import TensorAxis, group_size
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-AMONG: tuple[Among, ...] = get_args(Among)
+AMONG: tuple[TensorAxis, ...] = get_args(TensorAxis)
 
 PASSES: tuple[Kind, ...] = ("forward", "backward", "backward input", "backward weight")
 
@@ -69,7 +69,7 @@ class ChainOps:
         layers = [kind.name for kind in graph.layer_kinds()]
         self.names = tuple(dict.fromkeys(layers))
         """Kinds of layers in the order of the chain."""
-        kinds = (graph.kinds, *graph.slices.values())
+        kinds = (graph.kinds, *graph.tensor_shards.values())
         self.selective = tuple(
             at
             for at, name in enumerate(self.names)
@@ -91,7 +91,7 @@ class ChainOps:
 
     def _kinds(self, tensor: int) -> Mapping[str, LayerKind]:
         """The kinds of layer, whole or as one of t slices."""
-        return self._graph.cut(tensor).kinds
+        return self._graph.shard(tensor).kinds
 
     def alone(self, device: Device, mode: Mode, tensor: int, micros: Sequence[int]) -> Alone:
         """Passes of layers in so many slices, in each of some micro-batches.
@@ -149,10 +149,10 @@ class ChainOps:
                 continue
             buffers = values([each.nbytes for each in exchanges], micros, mode.sequence)
             for (how, _, among), buffer in zip(exchanges, np.rint(buffers), strict=True):
-                ranks, at = ring(tensor, among), AMONG.index(among)
+                ranks, at = group_size(tensor, among), AMONG.index(among)
                 nbytes = collective_bytes(how, buffer.astype(np.int64), np.array(ranks))
                 sent[at, :, run, kind] += nbytes
-                rounds = (2 if how == "sum" else 1) * (ranks - 1)
+                rounds = (2 if how == "all_reduce" else 1) * (ranks - 1)
                 hops[at, :, run, kind] += rounds * (nbytes > 0)
         return sent, hops
 

@@ -158,7 +158,7 @@ class PassPrices:
         """Elements that the first tied layer borrows, whole or as one of t slices."""
         if not self._tied:
             return 0
-        kinds = tuple(self._graph.cut(tensor).layer_kinds())
+        kinds = tuple(self._graph.shard(tensor).layer_kinds())
         return sum(p.count for p in kinds[self._tied[0][0]].parameters if p.tied_to is not None)
 
     def _exchanged(
@@ -212,7 +212,7 @@ class PassPrices:
 
     def _shared_of(self, tensor: int, parted: bool) -> Mapping[str, int]:
         """By kind, elements of its first layer that a later one of its stage uses."""
-        part = self._graph.cut(tensor)
+        part = self._graph.shard(tensor)
         names = [kind.name for kind in part.layer_kinds()]
         stages = [0] * (len(names) - 1) + [int(parted)]
         there = shared(stages, part)

@@ -31,7 +31,7 @@ class Again(NamedTuple):
     @property
     def mode(self) -> Recompute:
         """The most that any stage computes again."""
-        return "layer" if any(self.whole) else "selective" if any(self.selective) else "none"
+        return "full" if any(self.whole) else "selective" if any(self.selective) else "none"
 
 
 class Run(NamedTuple):

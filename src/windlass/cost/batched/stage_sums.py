@@ -117,7 +117,7 @@ class LayerSums:
 
 def _until_again(kinds: Ints, modes: npt.NDArray[np.str_]) -> Floats:
     """The same of those that are computed again, in the order of `Repeats.each`."""
-    found = [_until(kinds, (modes == mode) * 1.0) for mode in ("layer", "selective")]
+    found = [_until(kinds, (modes == mode) * 1.0) for mode in ("full", "selective")]
     return np.concatenate(found, axis=1)
 
 

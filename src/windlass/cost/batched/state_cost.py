@@ -22,7 +22,7 @@ from windlass.program.memory.offloaded_bytes import state_at_home
 from windlass.program.memory.values import STAGING_BYTES
 from windlass.schema.graph import Graph, Precision
 from windlass.schema.machine import Machine
-from windlass.schema.plan import NEAR, Plan
+from windlass.schema.plan import DEVICE, Plan
 
 _Floats = npt.NDArray[np.float64]
 _Ints = npt.NDArray[np.int64]
@@ -80,8 +80,8 @@ class StatePrices:
         self._base, self._graph, self._machine, self._rings = base, graph, machine, rings
         self._names = tuple(dict.fromkeys(kind.name for kind in graph.layer_kinds()))
         tiers = machine.device.tiers
-        self._homes = (NEAR, *(tier.name for tier in tiers if tier.name != NEAR))
-        self._capacity = np.array([np.inf, *(t.capacity_bytes for t in tiers if t.name != NEAR)])
+        self._homes = (DEVICE, *(tier.name for tier in tiers if tier.name != DEVICE))
+        self._capacity = np.array([np.inf, *(t.capacity_bytes for t in tiers if t.name != DEVICE)])
         self._exchanges = Exchanges(machine, rings)
         self._own: Callable[[Precision, bool, bool, int, int], _Own] = cache(self._own_of)
 
@@ -138,7 +138,7 @@ class StatePrices:
     ) -> _Own:
         plan = priced_plan(self._base, precision, sums=sums, optimizer=optimizer)
         device = self._machine.device.computing(moves=moves)
-        kinds = [self._graph.cut(tensor).kinds[name] for name in self._names]
+        kinds = [self._graph.shard(tensor).kinds[name] for name in self._names]
         sizes = [state_sizes(plan, kind) for kind in kinds]
         return _Own(
             sizes=np.array(sizes),

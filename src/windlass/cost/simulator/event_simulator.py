@@ -34,7 +34,7 @@ from windlass.schema.machine import Machine
 from windlass.schema.plan import Plan
 
 _ANSWERING = frozenset(ANSWERS.values())
-_TAKING: tuple[Kind, ...] = ("update", "store")
+_TAKING: tuple[Kind, ...] = ("update", "offload_grads")
 """Those that take the sum of a layer's gradient."""
 
 
@@ -69,7 +69,7 @@ class _Lane:
 
     def due(self, instruction: Instruction) -> float:
         """When the sums that an instruction needs are there."""
-        if instruction.kind == "norm":
+        if instruction.kind == "grad_norm":
             return self.summing
         return self.summed.get(instruction.layer, 0.0) if instruction.kind in _TAKING else 0.0
 
@@ -111,11 +111,11 @@ def run_clock(
         PlanError: the devices wait for each other for ever.
         KeyError: the machine has no such tier or link, or states no rate for it.
     """
-    stages = [place_of(program.device, plan.cut).stage for program in programs]
+    stages = [place_of(program.device, plan.parallel).stage for program in programs]
     standing = dict(zip(reversed(stages), reversed(programs), strict=True))
     clock = _Clock(plan, graph, machine, costs, [standing[at] for at in sorted(standing)])
     begins = [0.0] * len(clock.lanes)
-    for _ in range(2 if plan.streamed else 1):
+    for _ in range(2 if plan.offloads else 1):
         begins = [lane.begin() for lane in clock.lanes]
         clock.step()
     spans = [
@@ -144,7 +144,7 @@ class _Clock:
         costs: StepCost,
         programs: Sequence[Program],
     ) -> None:
-        self._cut, self._costs = plan.cut, costs
+        self._cut, self._costs = plan.parallel, costs
         self._in_turn = machine.rule == "bulk-synchronous"
         self._peers = Peers(plan, graph)
         self._sent: dict[_Wire, deque[tuple[float, float]]] = defaultdict(deque)
@@ -154,8 +154,8 @@ class _Clock:
         self.lanes = [
             _Lane(
                 program,
-                place_of(program.device, plan.cut).stage,
-                FarLane(plan, graph, machine, costs, program.device) if plan.streamed else None,
+                place_of(program.device, plan.parallel).stage,
+                FarLane(plan, graph, machine, costs, program.device) if plan.offloads else None,
             )
             for program in programs
         ]

@@ -42,7 +42,7 @@ def run_once(
     for instruction in program.instructions:
         _, now = lane.pass_by(instruction, now)
     lane.stored = True
-    for instruction in program.settle:
+    for instruction in program.flush_deferred_updates:
         _, now = lane.pass_by(instruction, now)
     return max(now, lane.moved)
 
@@ -81,11 +81,11 @@ class FarLane:
     ) -> None:
         self._costs, self._device = costs, device
         self._traffic = Traffic(plan, graph)
-        self._effects = Effects(plan, graph, place_of(device, plan.cut).stage)
+        self._effects = Effects(plan, graph, place_of(device, plan.parallel).stage)
         self._tiers = {tier.name: tier for tier in machine.device.tiers}
         self._shares_cores = machine.device.kind == "cpu"
         self._moves_beside = machine.moves_beside
-        self._moves_updates = plan.far("optimizer")
+        self._moves_updates = plan.is_offloaded("optimizer")
         self.moved = 0.0
         """When all that was begun has moved."""
         self._put_home = 0.0
@@ -102,7 +102,7 @@ class FarLane:
     def ready(self, instruction: Instruction, now: float) -> float:
         """When an instruction can start that itself moves nothing between tiers."""
         kind, layer, micro = instruction
-        if kind == "norm":
+        if kind == "grad_norm":
             return max(now, self._put_home)
         if layer is None:
             return now
@@ -110,9 +110,9 @@ class FarLane:
             needed = self._effects.targets(layer)
             now = max(now, self._back.get((layer - 1, micro), 0.0))
             return max(now, *(self._there.get(owner, 0.0) for owner in needed))
-        if kind == "lend":
+        if kind == "send_tied_weights":
             layer = self._effects.holding.lends[layer].owner
-        if kind in ("release", "drop", "gather", "spread", "lend"):
+        if kind in ("free_weights", "free_shard", "unshard_weights", "all_gather_params", "send_tied_weights"):
             return max(now, self._there.get(layer, 0.0))
         return now
 
@@ -137,9 +137,9 @@ class FarLane:
 
     def _move(self, instruction: Instruction, now: float) -> tuple[Span, float]:
         kind, layer, micro = instruction
-        if kind == "store":
+        if kind == "offload_grads":
             now = max(now, self._put_home)
-        elif kind == "keep":
+        elif kind == "offload_activation":
             now = max(now, self._gone)
         start = max(now, self.moved)
         end = start + self._moving(instruction)
@@ -148,11 +148,11 @@ class FarLane:
             end = max(end, start + work)
             now += work if self._shares_cores else 0.0
         self.moved = end
-        if kind == "store":
+        if kind == "offload_grads":
             self._put_home = end
-        elif kind == "keep":
+        elif kind == "offload_activation":
             self._gone = end
-        elif kind == "restore" and layer is not None:
+        elif kind == "reload_activation" and layer is not None:
             self._back[layer, micro] = end
         elif layer is not None:
             self._there[layer] = end
@@ -190,12 +190,12 @@ def once(plan: Plan, graph: Graph, machine: Machine, program: Program) -> Once:
         KeyError: the machine states no rate for the plan's precision, or for a tier.
     """
     costs = StepCost(plan, graph, machine)
-    if not plan.streamed:
+    if not plan.offloads:
         seconds = sum(costs.of(instruction).total for instruction in program.instructions)
         return Once(seconds=seconds, read_bytes=0, written_bytes=0)
     traffic = Traffic(plan, graph)
     first = together(traffic.total(program.instructions, stored=False))
-    moved = first.plus(together(traffic.total(program.settle)))
+    moved = first.plus(together(traffic.total(program.flush_deferred_updates)))
     return Once(
         seconds=run_once(plan, graph, machine, costs, program),
         read_bytes=moved.read,

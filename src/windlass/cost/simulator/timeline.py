@@ -7,7 +7,7 @@ from windlass.program.memory.liveness import occupancy
 from windlass.schema.graph import Graph
 from windlass.schema.machine import Machine
 from windlass.schema.plan import Plan
-from windlass.schema.prediction import Lane, Timeline
+from windlass.schema.prediction import DeviceTimeline, Timeline
 
 
 def simulate(plan: Plan, graph: Graph, machine: Machine, programs: tuple[Program, ...]) -> Timeline:
@@ -23,10 +23,10 @@ def simulate(plan: Plan, graph: Graph, machine: Machine, programs: tuple[Program
     """
     costs = StepCost(plan, graph, machine)
     spans = run_clock(plan, graph, machine, costs, programs)
-    pace = machine.pace(plan.cut.devices)
+    pace = machine.pace(plan.parallel.devices)
     held = machine.device.process_bytes(compiled=plan.compile)
     lanes = tuple(
-        Lane(
+        DeviceTimeline(
             device=program.device,
             kinds=tuple(instruction.kind for instruction in program.instructions),
             layers=tuple(instruction.layer for instruction in program.instructions),
@@ -37,4 +37,4 @@ def simulate(plan: Plan, graph: Graph, machine: Machine, programs: tuple[Program
         )
         for program, times in zip(programs, spans, strict=True)
     )
-    return Timeline(predicted=True, lanes=lanes)
+    return Timeline(predicted=True, devices=lanes)

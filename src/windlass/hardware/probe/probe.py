@@ -41,7 +41,7 @@ from windlass.hardware.probe.speed_check import yardstick_seconds
 from windlass.hardware.probe.stopwatch import Stopwatch
 from windlass.schema.graph import Precision
 from windlass.schema.machine import Device, Machine, MatmulRate, OpRate, Tier
-from windlass.schema.plan import HOST
+from windlass.schema.plan import DEVICE, HOST
 from windlass.torch_ext.cpu_allocator import prepare_allocator
 
 _PRECISIONS: tuple[Precision, ...] = ("float32", "bfloat16")
@@ -77,7 +77,7 @@ def probe(progress: Progress | None, disk: Path) -> Machine:
     trial = run_trial()
     device, rounds = _two_rounds(bar, trial)
     on_cpu = device.kind == "cpu"
-    near = Tier(name="near", capacity_bytes=capacity if on_cpu else _accelerator_bytes())
+    near = Tier(name=DEVICE, capacity_bytes=capacity if on_cpu else _accelerator_bytes())
     far = Tier(name="disk", capacity_bytes=free_disk_bytes(disk), **disk_moves._asdict())
     tiers = (near, far) if on_cpu else (near, _host(capacity), far)
     bar.end()
@@ -180,7 +180,7 @@ def _device(bar: _Bar, trial: Trial, watch: Stopwatch) -> Device:
             runtime_bytes=trial.runtime_bytes if on_cpu else 0,
             compiler_bytes=trial.compiler_bytes if on_cpu else 0,
             update_call_seconds=update_call_seconds(watch),
-            tiers=(Tier(name="near", capacity_bytes=0),),
+            tiers=(Tier(name=DEVICE, capacity_bytes=0),),
         )
 
 

@@ -18,7 +18,7 @@ _EACH_TOKEN_ALONE = (nn.Linear, nn.LayerNorm, nn.RMSNorm, nn.Dropout, nn.Identit
 """Modules of torch that compute each token's vector from that vector only."""
 _NORMS = (nn.LayerNorm.forward, nn.RMSNorm.forward)
 _WAY_OUT = (
-    "name its regions, columns and rows in `model.cuts`, or say `alone` if it treats each token by "
+    "name its regions, columns and rows in `model.sharding_rules`, or say `alone` if it treats each token by "
     "itself"
 )
 
@@ -227,7 +227,7 @@ def _of_trial(chain: Chain, firsts: list[int], place: Place) -> Iterator[str]:
                 x = _call(twin, x)
             except Exception as error:  # noqa: BLE001  a user's module may raise whatever it likes
                 text = " ".join(str(error).split())[:300]
-                yield f"{trouble} does not run: {text}; mend its rules in `model.cuts`"
+                yield f"{trouble} does not run: {text}; mend its rules in `model.sharding_rules`"
                 return
             due = [2, own, wanted.shape[-1] // place.columns]
             if not last and list(x.shape) != due:

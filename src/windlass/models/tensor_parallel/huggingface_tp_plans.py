@@ -53,7 +53,7 @@ def published_rules(
     if unknown:
         raise ModelError(
             f"this tensor plan cannot be followed: {', '.join(unknown)}; name the cuts yourself in "
-            "`model.cuts`, or leave the tensor degree at 1"
+            "`model.sharding_rules`, or leave the tensor degree at 1"
         )
     regions = {n.rpartition(".")[0]: "region" for n, w in rules.items() if w != "vocabulary"}
     return regions | rules

@@ -11,7 +11,6 @@ from windlass.models.tensor_parallel.collectives import Among, Place
 from windlass.models.tensor_parallel.sharding_rules import Cut, LayerCuts, Range
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Share(NamedTuple):
     """One of equal parts."""
 
@@ -21,6 +20,7 @@ class Share(NamedTuple):
     """How many there are."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
     """One slice's part of a parameter."""
 

@@ -36,7 +36,7 @@ def advise(
         machine: asked for.
         refused: the nearest plan of each family, nearest first; at least one.
     """
-    near_bytes = request.near or machine.device.near.capacity_bytes
+    near_bytes = request.memory or machine.device.memory.capacity_bytes
     nearest, memory = refused[0]
     state = min(state_bytes(plan, graph) for plan, _ in refused)
     left = near_bytes - machine.device.process_bytes(compiled=False)
@@ -70,9 +70,9 @@ def _far(graph: Graph, nearest: Plan, machine: Machine) -> tuple[FarShortage, ..
 def _budget(memory: Memory, nearest: Plan, machine: Machine) -> Iterator[Change]:
     """A larger budget, where the machine has it."""
     mebibytes = ceil(memory.peak_bytes / _MIB)
-    if mebibytes * _MIB <= machine.device.near.capacity_bytes:
+    if mebibytes * _MIB <= machine.device.memory.capacity_bytes:
         yield Change(
-            overrides=(f"near={mebibytes}MiB",),
+            overrides=(f"memory={mebibytes}MiB",),
             plan=nearest,
             peak_bytes=memory.peak_bytes,
             cost=0.0,

@@ -12,9 +12,9 @@ from windlass.planner.space.plan_space import Field
 from windlass.program.activation_checkpointing import able
 from windlass.schema.graph import Graph
 from windlass.schema.machine import Machine
-from windlass.schema.plan import NEAR, Plan, Recompute
+from windlass.schema.plan import DEVICE, Plan, Recompute
 from windlass.schema.prediction import Prediction
-from windlass.schema.request import BatchRequest, HomeRequest, Request
+from windlass.schema.request import BatchRequest, OffloadRequest, Request
 
 _FREED: tuple[dict[str, object], ...] = (
     {},
@@ -23,7 +23,7 @@ _FREED: tuple[dict[str, object], ...] = (
 )
 """What of the request is let go to make a way fit, as little as does."""
 
-_KEPT: tuple[Recompute, ...] = ("none", "selective", "layer")
+_KEPT: tuple[Recompute, ...] = ("none", "selective", "full")
 
 
 class _Way(NamedTuple):
@@ -41,9 +41,9 @@ class _Way(NamedTuple):
     @property
     def kind(self) -> tuple[bool, str, str]:
         """Two ways of one kind are alternatives to each other, not to other kinds."""
-        if self.plan.far("weights"):
-            return True, NEAR, "none"
-        return False, self.plan.home.optimizer, self.plan.recompute
+        if self.plan.is_offloaded("parameters"):
+            return True, DEVICE, "none"
+        return False, self.plan.offload.optimizer, self.plan.recompute
 
 
 def ways(
@@ -102,13 +102,13 @@ class _Search:
     """Finds plans that fit with as little let go of a request as does, fastest first."""
 
     def __init__(self, request: Request, graph: Graph, machine: Machine, near_bytes: int) -> None:
-        open_ = {"recompute": None, "recomputed": None, "phases": None}
+        open_ = {"recompute": None, "recompute_layers": None, "phases": None}
         self._request = request.model_copy(update=open_)
         self._graph, self._machine, self._near = graph, machine, near_bytes
 
     def whole(self) -> Iterator[list[_Way]]:
         """With all near: that keep all, all but what is cheap to compute, and inputs only."""
-        near = self._request.model_copy(update={"home": HomeRequest(optimizer=NEAR)})
+        near = self._request.model_copy(update={"offload": OffloadRequest(optimizer=DEVICE)})
         found: dict[int, list[_Way]] = {}
         for how in _KEPT:
             for at, freed in enumerate(_FREED):
@@ -122,13 +122,13 @@ class _Search:
         """With optimizer state in a tier beyond."""
         found: list[_Way] = []
         for tier in far_tiers(self._machine):
-            away = self._request.model_copy(update={"home": HomeRequest(optimizer=tier.name)})
+            away = self._request.model_copy(update={"offload": OffloadRequest(optimizer=tier.name)})
             found += next(self._least(away), [])
         return sorted(found, key=_token_seconds)
 
     def in_turns(self) -> Iterator[_Way]:
         """In phases: in the number that is fastest, then in others, more of them each time."""
-        if self._request.home.optimizer is not None or not far_tiers(self._machine):
+        if self._request.offload.optimizer is not None or not far_tiers(self._machine):
             return
         found = next(self._least(self._request, turned=True), [])
         yield from found[:1]
@@ -171,13 +171,13 @@ def _named(way: _Way, known: Sequence[Plan]) -> bool:
 
 def _overrides(request: Request, way: _Way) -> Iterator[str]:
     """The plan's values for what makes it of its kind, and for what was let go."""
-    plan, freed, turned = way.plan, way.freed, way.plan.far("weights")
+    plan, freed, turned = way.plan, way.freed, way.plan.is_offloaded("parameters")
     if turned:
         yield f"phases={len(plan.stages[0].phases)}"
     elif request.phases not in (None, 1):
         yield "phases=1"
-    if not turned and plan.home.optimizer != (request.home.optimizer or NEAR):
-        yield f"home.optimizer={plan.home.optimizer}"
+    if not turned and plan.offload.optimizer != (request.offload.optimizer or DEVICE):
+        yield f"offload.optimizer={plan.offload.optimizer}"
     yield f"batch.micro={plan.batch.micro}"
     if "batch" in freed and request.batch.accumulation is not None:
         yield f"batch.accumulation={plan.batch.accumulation}"
@@ -191,22 +191,22 @@ def _overrides(request: Request, way: _Way) -> Iterator[str]:
 
 def nameable(plan: Plan) -> bool:
     """Whether a request can ask for what a plan of one device runs again: it knows one way."""
-    return plan.stages[0].rest is None
+    return plan.stages[0].recompute_rest is None
 
 
 def recompute_overrides(plan: Plan, request: Request) -> Iterator[str]:
-    """What asks for what a plan runs again: `recompute=layer`, and of how many layers if not all.
+    """What asks for what a plan runs again: `recompute=full`, and of how many layers if not all.
 
     Args:
         plan: of one device, `nameable`.
         request: to which it is added.
     """
     yield f"recompute={plan.recompute}"
-    counted = plan.stages[0].recomputed
-    if counted is None and request.recomputed is not None:
+    counted = plan.stages[0].recompute_layers
+    if counted is None and request.recompute_layers is not None:
         counted = len(able(plan, plan.stages[0]))
     if counted is not None:
-        yield f"recomputed={counted}"
+        yield f"recompute_layers={counted}"
 
 
 def _token_seconds(way: _Way) -> float:

@@ -15,25 +15,38 @@ from windlass.program.activation_checkpointing import able
 from windlass.schema.graph import Graph
 from windlass.schema.machine import Machine
 from windlass.schema.plan import Plan
-from windlass.schema.request import BatchRequest, CutRequest, HomeRequest, Request, ShardingRequest
+from windlass.schema.request import (
+    BatchRequest,
+    OffloadRequest,
+    ParallelRequest,
+    Request,
+    ShardingRequest,
+)
 
 _FREED: Mapping[str, tuple[str, ...]] = {
-    "recompute": ("recompute", "recomputed"),
+    "recompute": ("recompute", "recompute_layers"),
     "batch": ("batch.micro", "batch.accumulation"),
-    "sharding": ("sharding.weights", "sharding.optimizer"),
-    "home": ("home.optimizer",),
-    "cut": ("cut.pipeline", "cut.tensor", "cut.replicas", "batch.accumulation"),
-    "order": ("order", "interleave"),
+    "sharding": ("sharding.parameters", "sharding.optimizer"),
+    "offload": ("offload.optimizer",),
+    "parallel": ("parallel.pipeline", "parallel.tensor", "parallel.data", "batch.accumulation"),
+    "schedule": ("parallel.schedule", "parallel.virtual_stages"),
 }
 """What of a plan on several devices is let go together, and what of it a change names."""
 
 _FREED_ALONE: Mapping[str, tuple[str, ...]] = {
-    "recompute": ("recompute", "recomputed"),
+    "recompute": ("recompute", "recompute_layers"),
     "batch": ("batch.micro",),
-    "home": ("home.optimizer",),
+    "offload": ("offload.optimizer",),
     "phases": ("phases",),
 }
 """The same on one device."""
+
+
+_OF_PARALLEL: Mapping[str, tuple[str, ...]] = {
+    "parallel": ("pipeline", "tensor", "data"),
+    "schedule": ("schedule", "virtual_stages"),
+}
+"""Fields of `Request.parallel` that are freed together."""
 
 
 class _Mended(NamedTuple):
@@ -121,30 +134,28 @@ def _changes(
 def _pinned(request: Request, plan: Plan, freed: str) -> Request:
     """The request with all of a plan pinned but what is freed."""
     pins: dict[str, object] = {
-        "cut": CutRequest(
-            pipeline=plan.cut.pipeline, tensor=plan.cut.tensor, replicas=plan.cut.replicas
-        ),
+        "parallel": ParallelRequest(**dict(plan.parallel)),
         "sharding": ShardingRequest(
-            weights=plan.sharding.weights, optimizer=plan.sharding.optimizer
+            parameters=plan.sharding.parameters, optimizer=plan.sharding.optimizer
         ),
-        "home": HomeRequest(optimizer=plan.home.optimizer),
+        "offload": OffloadRequest(optimizer=plan.offload.optimizer),
         "batch": BatchRequest(micro=plan.batch.micro, accumulation=plan.batch.accumulation),
-        "order": plan.order,
-        "interleave": plan.interleave,
         "recompute": plan.recompute,
-        "recomputed": None,
+        "recompute_layers": None,
         "precision": plan.precision,
         "compile": plan.compile,
         "phases": 1,
     }
-    if freed == "order":
-        pins["interleave"] = request.interleave
-    pins[freed] = getattr(request, freed)
+    if freed in _OF_PARALLEL:
+        opened = {name: getattr(request.parallel, name) for name in _OF_PARALLEL[freed]}
+        pins["parallel"] = ParallelRequest(**dict(plan.parallel) | opened)
+    else:
+        pins[freed] = getattr(request, freed)
     if freed == "recompute":
-        pins["recomputed"] = request.recomputed
+        pins["recompute_layers"] = request.recompute_layers
     if freed == "phases":  # all state goes with the weights
-        pins["home"] = request.home
-    if freed == "cut":  # the micro-batch stays, and with other replicas comes another accumulation
+        pins["offload"] = request.offload
+    if freed == "parallel":  # the micro-batch stays, and with other replicas comes another accumulation
         pins["batch"] = BatchRequest(micro=plan.batch.micro)
         pins["sharding"] = request.sharding
     return request.model_copy(update=pins)
@@ -155,34 +166,34 @@ def _said(plan: Plan) -> dict[str, object]:
     stage = plan.stages[0]
     return {
         "recompute": plan.recompute,
-        "recomputed": _counted(plan),
+        "recompute_layers": _counted(plan),
         "batch.micro": plan.batch.micro,
         "batch.accumulation": plan.batch.accumulation,
-        "sharding.weights": plan.sharding.weights,
+        "sharding.parameters": plan.sharding.parameters,
         "sharding.optimizer": plan.sharding.optimizer,
-        "home.optimizer": plan.home.optimizer,
+        "offload.optimizer": plan.offload.optimizer,
         "phases": len(stage.phases),
-        "cut.pipeline": plan.cut.pipeline,
-        "cut.tensor": plan.cut.tensor,
-        "cut.replicas": plan.cut.replicas,
-        "order": plan.order,
-        "interleave": plan.interleave,
+        "parallel.pipeline": plan.parallel.pipeline,
+        "parallel.tensor": plan.parallel.tensor,
+        "parallel.data": plan.parallel.data,
+        "parallel.schedule": plan.parallel.schedule,
+        "parallel.virtual_stages": plan.parallel.virtual_stages,
     }
 
 
 def _named_recompute(plan: Plan) -> dict[str, object]:
     """What a request for one way on all stages can say, that runs no layer less again."""
     hows = {stage.recompute for stage in plan.stages} - {"none"}
-    if len(hows) > 1 or any(stage.rest for stage in plan.stages):
-        return {"recompute": "layer", "recomputed": None}
-    return {"recompute": plan.recompute, "recomputed": _counted(plan)}
+    if len(hows) > 1 or any(stage.recompute_rest for stage in plan.stages):
+        return {"recompute": "full", "recompute_layers": None}
+    return {"recompute": plan.recompute, "recompute_layers": _counted(plan)}
 
 
 def _counted(plan: Plan) -> int | None:
     """The most layers of a stage that run again; None where all do that can, or none."""
-    if all(stage.recomputed is None for stage in plan.stages):
+    if all(stage.recompute_layers is None for stage in plan.stages):
         return None
     return max(
-        0 if stage.recompute == "none" else stage.recomputed or len(able(plan, stage))
+        0 if stage.recompute == "none" else stage.recompute_layers or len(able(plan, stage))
         for stage in plan.stages
     )

@@ -29,7 +29,7 @@ def require_turns(request: Request, graph: Graph, machine: Machine) -> None:
     found = tuple(_faults(request.phases or 1, graph, machine))
     if found:
         raise Faults(found)
-    kept = {"recompute": None, "recomputed": None}  # in phases these have no say
+    kept = {"recompute": None, "recompute_layers": None}  # in phases these have no say
     bases = plans(request.model_copy(update=kept), graph, machine)
     lacking = shortages(bases, graph, machine)
     if len(lacking) == len(far_tiers(machine)):
@@ -56,12 +56,12 @@ def require_home(request: Request, graph: Graph, machine: Machine) -> None:
     """
     bases = plans(request, graph, machine)
     for tier in far_tiers(machine):
-        if tier.name == request.home.optimizer:
+        if tier.name == request.offload.optimizer:
             needed = min(waiting_alone(plan, graph) for plan in bases)
             if needed > tier.capacity_bytes:
                 lacks = f"{show_bytes(needed)} there, which has {show_bytes(tier.capacity_bytes)}"
                 way_out = "leave it open, or set `moments` to fewer bits"
-                raise Faults((f"`home.optimizer` = {tier.name} needs {lacks}; {way_out}",))
+                raise Faults((f"`offload.optimizer` = {tier.name} needs {lacks}; {way_out}",))
 
 
 def waiting_alone(plan: Plan, graph: Graph) -> int:

@@ -6,7 +6,13 @@ from windlass.planner.search.extrapolate import steady, with_near
 from windlass.planner.space.plan_space import Field
 from windlass.schema.plan import Plan
 from windlass.schema.prediction import Prediction
-from windlass.schema.request import BatchRequest, CutRequest, HomeRequest, Request, ShardingRequest
+from windlass.schema.request import (
+    BatchRequest,
+    OffloadRequest,
+    ParallelRequest,
+    Request,
+    ShardingRequest,
+)
 
 
 def standing(field: Field, chosen: tuple[Plan, Prediction], near_bytes: int) -> Standing | None:
@@ -43,13 +49,11 @@ def opened(request: Request) -> Request:
     """The request without what it pins of a plan; its batch, precision and mode stay."""
     return request.model_copy(
         update={
-            "cut": CutRequest(),
+            "parallel": ParallelRequest(),
             "sharding": ShardingRequest(),
-            "home": HomeRequest(),
+            "offload": OffloadRequest(),
             "batch": BatchRequest(),
-            "order": None,
-            "interleave": None,
             "recompute": None,
-            "recomputed": None,
+            "recompute_layers": None,
         }
     )

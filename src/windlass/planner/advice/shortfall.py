@@ -17,8 +17,8 @@ from windlass.program.lowering.lower import lower
 from windlass.program.memory.layer_sizes import sizes_of
 from windlass.program.validate_plan import faults
 from windlass.schema.machine import Tier
-from windlass.schema.plan import Plan
-from windlass.schema.request import BatchRequest, CutRequest
+from windlass.schema.plan import DEVICE, Plan
+from windlass.schema.request import BatchRequest
 from windlass.units import show_bytes
 
 _PLAYED = 4
@@ -58,10 +58,10 @@ def shortfall(field: Field, near_bytes: int) -> Shortfall | None:
     miss = nearest(field, near_bytes)
     if miss is None:
         return None
-    cut = miss.plan.cut
+    cut = miss.plan.parallel
     lacks = (
-        f"in {miss.phases} phases a stage, p{cut.pipeline} t{cut.tensor} r{cut.replicas}, rts "
-        f"{miss.plan.sharding.weights}, micro-batch {miss.plan.batch.micro}: "
+        f"in {miss.phases} phases a stage, p{cut.pipeline} t{cut.tensor} r{cut.data}, rts "
+        f"{miss.plan.sharding.parameters}, micro-batch {miss.plan.batch.micro}: "
         f"{' and '.join(_lacks(miss, near_bytes))}"
     )
     return Shortfall(plan=miss.plan, told=(lacks, *_ways(miss, field, near_bytes)))
@@ -109,7 +109,7 @@ def nearest_in_turns(field: Field, near_bytes: int) -> tuple[Plan, Memory] | Non
 def _lacks(miss: Miss, near_bytes: int) -> Iterator[str]:
     """By how much the tiers are too small."""
     needs = (
-        ("near", miss.near_bytes, near_bytes),
+        (DEVICE, miss.near_bytes, near_bytes),
         (miss.far.name, miss.far_bytes, miss.far.capacity_bytes),
     )
     for tier, needed, there in needs:
@@ -119,9 +119,11 @@ def _lacks(miss: Miss, near_bytes: int) -> Iterator[str]:
 
 def _ways(miss: Miss, field: Field, near_bytes: int) -> Iterator[str]:
     """Single changes that make it fit, with this cut and micro-batch; then other machines."""
-    cut, batch = miss.plan.cut, miss.plan.batch
+    cut, batch = miss.plan.parallel, miss.plan.batch
     pins: dict[str, object] = {
-        "cut": CutRequest(pipeline=cut.pipeline, tensor=cut.tensor, replicas=cut.replicas),
+        "parallel": field.request.parallel.model_copy(
+            update={"pipeline": cut.pipeline, "tensor": cut.tensor, "data": cut.data}
+        ),
         "batch": BatchRequest(micro=batch.micro),
     }
     for words, update in _changes(miss, field):
@@ -129,14 +131,14 @@ def _ways(miss: Miss, field: Field, near_bytes: int) -> Iterator[str]:
         if able_in_phases(Field(request, field.graph, field.machine), near_bytes):
             yield words
     if miss.near_bytes > near_bytes:
-        slices = int(miss.plan.cut.tensor)
+        slices = int(miss.plan.parallel.tensor)
         times = 2 ** (ceil(miss.near_bytes / near_bytes) - 1).bit_length()
         yield (
-            f"layers over {times} times as many slices (about `cut.tensor` = {slices * times}, not "
+            f"layers over {times} times as many slices (about `parallel.tensor` = {slices * times}, not "
             f"tried), or {show_bytes(miss.near_bytes)} of near memory on each device"
         )
     if miss.far_bytes > miss.far.capacity_bytes:
-        devices = ceil(miss.far_bytes / miss.far.capacity_bytes) * miss.plan.cut.devices
+        devices = ceil(miss.far_bytes / miss.far.capacity_bytes) * miss.plan.parallel.devices
         yield (
             f"at least {devices} such devices with `sharding` over their replicas, or "
             f"{show_bytes(miss.far_bytes)} of `{miss.far.name}` on each"
@@ -150,10 +152,10 @@ def _changes(miss: Miss, field: Field) -> Iterator[tuple[str, dict[str, object]]
         yield f"leaving `phases` = {request.phases} open", {"phases": None}
     if batch.micro not in (None, 1):
         yield "`batch.micro=1`", {"batch": BatchRequest(micro=1)}
-    replicas, pins = miss.plan.cut.replicas, request.sharding
-    if {pins.weights, pins.optimizer} - {None, replicas}:
-        shared = pins.model_copy(update={"weights": replicas, "optimizer": replicas})
-        words = f"`sharding.weights={replicas} sharding.optimizer={replicas}`"
+    replicas, pins = miss.plan.parallel.data, request.sharding
+    if {pins.parameters, pins.optimizer} - {None, replicas}:
+        shared = pins.model_copy(update={"parameters": replicas, "optimizer": replicas})
+        words = f"`sharding.parameters={replicas} sharding.optimizer={replicas}`"
         yield words, {"sharding": shared}
     if request.precision not in (None, "bfloat16"):
         yield "`precision=bfloat16`", {"precision": "bfloat16"}

@@ -25,7 +25,7 @@ from windlass.cost.batched.plan_table import Rows
 from windlass.planner.space.config_table import Table
 from windlass.planner.space.plan_space import Cell, Field
 from windlass.schema.graph import Precision
-from windlass.schema.plan import Order
+from windlass.schema.plan import PipelineSchedule
 
 _REACH = {"products": 1.3, "passes": 1.1, "room": 1.4}
 """Up to how much slower than the fastest of a part those are that are looked at with it: with fewer
@@ -97,7 +97,7 @@ class Bounds:
     def __init__(self, field: Field, chain: Chain, near_bytes: float) -> None:
         self._field, self._chain, self._near = field, chain, near_bytes
         self._products = cache(self._products_of)
-        self._known_selects: dict[tuple[Order, Table], npt.NDArray[np.bool_]] = {}
+        self._known_selects: dict[tuple[PipelineSchedule, Table], npt.NDArray[np.bool_]] = {}
 
     def parts(self) -> Iterator[Part]:
         """All plans, shape by shape, by the first of the bounds."""

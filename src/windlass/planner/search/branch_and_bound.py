@@ -125,7 +125,7 @@ class Sweep:
         """
         found = Best(1)
         for shape, able in self.field.open():
-            if shape.order != "1f1b" and self.field.request.order is None:
+            if shape.order != "1f1b" and self.field.request.parallel.schedule is None:
                 continue
             cell = self.field.cell(shape, self._small(shape, able))
             rows = cell.rows

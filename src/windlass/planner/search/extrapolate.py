@@ -53,7 +53,7 @@ def memory_among(plan: Plan, graph: Graph, machine: Machine) -> Memory:
     """How full the near tier gets on the fullest of several stages."""
     held = machine.device.process_bytes(compiled=plan.compile)
     found = []
-    for program in lower(plan, graph)[:: plan.cut.tensor * plan.cut.replicas]:
+    for program in lower(plan, graph)[:: plan.parallel.tensor * plan.parallel.data]:
         full = occupancy(program, plan, graph, runtime_bytes=held)
         found.append(
             Memory(
@@ -76,7 +76,7 @@ def steady(plan: Plan, graph: Graph, machine: Machine) -> Prediction:
 
     Once its stages are full, each further p micro-batches take as long as the last.
     """
-    batch, stages = plan.batch, plan.cut.pipeline
+    batch, stages = plan.batch, plan.parallel.pipeline
     least = _FEW - 1 if stages == 1 else _SETTLED * stages
     most = least + stages if stages == 1 else least + 2 * stages
     if batch.accumulation <= most or _keeps_more(plan):
@@ -101,20 +101,20 @@ def steady(plan: Plan, graph: Graph, machine: Machine) -> Prediction:
             peak.model_copy(update={"instruction": _shifted(peak.instruction, plan, programs[0])})
             for peak in high.peaks
         )
-    elif plan.order == "gpipe":
+    elif plan.parallel.schedule == "gpipe":
         changes["peaks"] = peaks(plan, graph, machine, lower(plan, graph))
     changes |= {"plan": plan.label, "tokens_per_step": plan.tokens_per_step}
-    if low.far is not None and high.far is not None:  # what updates move does not grow
-        waiting = _further(low.far.waiting_seconds, high.far.waiting_seconds, times)
-        changes["far"] = high.far.model_copy(update={"waiting_seconds": waiting})
+    if low.offload is not None and high.offload is not None:  # what updates move does not grow
+        waiting = _further(low.offload.waiting_seconds, high.offload.waiting_seconds, times)
+        changes["offload"] = high.offload.model_copy(update={"waiting_seconds": waiting})
     return high.model_copy(update=changes)
 
 
 def settled(plan: Plan) -> Plan:
     """The plan with no more micro-batches than fill its stages as far as they ever are."""
-    if plan.order == "gpipe" and plan.cut.pipeline > 1:
+    if plan.parallel.schedule == "gpipe" and plan.parallel.pipeline > 1:
         return plan
-    return _shortened(plan, _FEW if plan.cut.pipeline == 1 else _SETTLED * plan.cut.pipeline)
+    return _shortened(plan, _FEW if plan.parallel.pipeline == 1 else _SETTLED * plan.parallel.pipeline)
 
 
 def with_near(prediction: Prediction, near_bytes: int) -> Prediction:
@@ -134,7 +134,7 @@ def _shortened(plan: Plan, accumulation: int) -> Plan:
 
 def _keeps_more(plan: Plan) -> bool:
     """Whether each further micro-batch moves something, or keeps it until its phase comes back."""
-    return plan.far("weights") or plan.far("activations")
+    return plan.is_offloaded("parameters") or plan.is_offloaded("activations")
 
 
 def _further(low: float, high: float, times: float) -> float:
@@ -154,7 +154,7 @@ def _shifted(index: int, plan: Plan, program: Program) -> int:
     micros = min(plan.batch.accumulation, _FEW)
     length = len(program.instructions)
     tail = layers + 1 + (1 if plan.clip else 0)
-    tail += sum(instruction.kind == "reduce" for instruction in program.instructions)
+    tail += sum(instruction.kind == "reduce_grads" for instruction in program.instructions)
     each = (length - tail) // micros
     return index if index < length - tail else index + each * (plan.batch.accumulation - micros)
 

@@ -63,7 +63,7 @@ def _largest_fitting(
 
 
 def _family(plan: Plan) -> tuple[str, bool, str, str]:
-    return plan.precision, plan.compile, plan.recompute, plan.home.optimizer
+    return plan.precision, plan.compile, plan.recompute, plan.offload.optimizer
 
 
 def _order(plan: Plan) -> tuple[tuple[str, bool, str, str], int]:
@@ -86,4 +86,4 @@ def undominated(plans: Sequence[Plan]) -> Iterator[Plan]:
 
 
 def _without_recompute(plan: Plan) -> tuple[str, bool, int, str]:
-    return plan.precision, plan.compile, plan.batch.micro, plan.home.optimizer
+    return plan.precision, plan.compile, plan.batch.micro, plan.offload.optimizer

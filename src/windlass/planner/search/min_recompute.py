@@ -204,7 +204,7 @@ def fewest(plan: Plan, graph: Graph, machine: Machine, near_bytes: int) -> tuple
     """
     ways = (False, True) if not any(selective_faults(plan, graph)) else (False,)
     found = (
-        _least(Steps(plan, selects=(way,) * plan.cut.pipeline), graph, machine, near_bytes)
+        _least(Steps(plan, selects=(way,) * plan.parallel.pipeline), graph, machine, near_bytes)
         for way in ways
     )
     return tuple(dict.fromkeys(found))
@@ -241,7 +241,7 @@ class Steps:
         self._plan, self._selects = plan, tuple(selects)
         self._layers = [
             max(len(able(plan, plan.stages[chunk])) for chunk in chunks_of(plan, stage))
-            for stage in range(plan.cut.pipeline)
+            for stage in range(plan.parallel.pipeline)
         ]
 
     @property
@@ -254,7 +254,7 @@ class Steps:
 
     def plan(self, steps: Sequence[int]) -> Plan:
         """The plan with each stage so far."""
-        stages = range(self._plan.cut.pipeline)
+        stages = range(self._plan.parallel.pipeline)
         kept = [self._layers[stage] if self._selects[stage] else 0 for stage in stages]
         whole = [max(0, steps[stage] - kept[stage]) for stage in stages]
         selective = [min(steps[stage], kept[stage]) for stage in stages]
@@ -270,7 +270,7 @@ def stage_peaks(plan: Plan, graph: Graph, machine: Machine) -> tuple[int, ...]:
     """Bytes in the near tier of each stage at its fullest."""
     held = machine.device.process_bytes(compiled=plan.compile)
     short = settled(plan)
-    programs = lower(short, graph)[:: plan.cut.tensor * plan.cut.replicas]
+    programs = lower(short, graph)[:: plan.parallel.tensor * plan.parallel.data]
     return tuple(
         occupancy(program, short, graph, runtime_bytes=held).peak_bytes for program in programs
     )

@@ -43,7 +43,7 @@ def _left(plan: Plan, stage: Stage, sizes: Sequence[LayerSizes]) -> int:
     """What one micro-batch leaves near on a stage."""
     begin, end = stage.phases[-1]
     left = sizes[stage.first - 1].output if stage.first > 0 and begin > stage.first else 0
-    if not plan.far("activations"):
+    if not plan.is_offloaded("activations"):
         left += sum(layer.output for layer in sizes[stage.first : max(stage.first, begin - 1)])
     if end < len(sizes):
         left += sum(sizes[at].kept for at in range(begin, end) if not recomputed(plan, at))

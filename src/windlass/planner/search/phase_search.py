@@ -37,7 +37,7 @@ from windlass.program.memory.layer_sizes import sizes_of
 from windlass.program.validate_plan import faults
 from windlass.schema.graph import Graph
 from windlass.schema.machine import Machine
-from windlass.schema.plan import Plan, Sharding
+from windlass.schema.plan import Plan, ShardingDegrees
 from windlass.schema.prediction import Prediction
 
 _FEW = 3
@@ -101,7 +101,7 @@ class _Search:
                 continue
             prediction = item.whole(self._near)
             if prediction is None:
-                if not item.plan.far("activations"):
+                if not item.plan.is_offloaded("activations"):
                     self._look_at(item.plan, (True,))
                 continue
             seconds = prediction.step_seconds + prediction.compile_seconds / steps
@@ -137,9 +137,9 @@ def _with_room(field: Field, near_bytes: int) -> Iterator[Plan]:
     known: dict[tuple[object, ...], int] = {}
     for base in bases(field):
         batch = base.batch
-        key = base.cut.tensor, base.precision, base.compile, batch.micro, batch.accumulation > 1
+        key = base.parallel.tensor, base.precision, base.compile, batch.micro, batch.accumulation > 1
         if key not in known:
-            whole = base.model_copy(update={"sharding": Sharding()})
+            whole = base.model_copy(update={"sharding": ShardingDegrees()})
             known[key] = layer_bytes(whole, sizes_of(whole, field.graph))
         if known[key] <= near_bytes - field.machine.device.process_bytes(compiled=base.compile):
             yield base
@@ -193,7 +193,7 @@ class Short:
         other, and what they hold may level off: of those the few micro-batches themselves tell.
         """
         high, few = near_bytes_of(*self._few, self.graph, self.machine), _FEW
-        if self.plan.cut.pipeline > 1 or self.plan.batch.accumulation <= few:
+        if self.plan.parallel.pipeline > 1 or self.plan.batch.accumulation <= few:
             return high
         more = self._with(few + 1)
         higher = near_bytes_of(more, lower(more, self.graph), self.graph, self.machine)

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from windlass.cost.batched.evaluate import Totals
 from windlass.cost.batched.layer_cost import Floats, Ints
 from windlass.planner.space.plan_space import Cell
-from windlass.schema.plan import Order, Recompute
+from windlass.schema.plan import PipelineSchedule, Recompute
 
 
 class Found(NamedTuple):
@@ -30,7 +30,7 @@ class Trait(NamedTuple):
 
     pipeline: int
     tensor: int
-    order: Order
+    order: PipelineSchedule
     recompute: Recompute
     shares: str
     """Of what replicas share one copy: `none`, the optimizer's `state`, or `weights` too."""

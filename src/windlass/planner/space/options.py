@@ -14,7 +14,17 @@ from windlass.program.activation_checkpointing import recomputing
 from windlass.program.validate_plan import slice_faults
 from windlass.schema.graph import PRECISION_BYTES, Graph, Precision
 from windlass.schema.machine import Machine
-from windlass.schema.plan import NEAR, Batch, Home, Moments, Order, Plan, Recompute, Stage
+from windlass.schema.plan import (
+    DEVICE,
+    Batch,
+    Moments,
+    Offload,
+    Parallelism,
+    PipelineSchedule,
+    Plan,
+    Recompute,
+    Stage,
+)
 from windlass.schema.request import Request
 
 _Choice = TypeVar("_Choice")
@@ -25,10 +35,10 @@ MOST_SLICES = 64
 _LONGEST = 1024
 """Tokens of a sequence where neither request nor model say."""
 
-_ORDERS: tuple[Order, ...] = ("gpipe", "1f1b")
+_ORDERS: tuple[PipelineSchedule, ...] = ("gpipe", "1f1b")
 """Those that one device has; they are the same there."""
 
-_RECOMPUTES: tuple[Recompute, ...] = ("none", "layer")
+_RECOMPUTES: tuple[Recompute, ...] = ("none", "full")
 
 
 def plans(request: Request, graph: Graph, machine: Machine) -> tuple[Plan, ...]:
@@ -53,10 +63,10 @@ def base_plan(request: Request, graph: Graph, machine: Machine) -> Plan:
     return Plan(
         graph=graph.label,
         machine=machine.label,
-        order=request.order or "1f1b",
+        parallel=Parallelism(schedule=request.parallel.schedule or "1f1b"),
         moments=request.moments,
         clip=request.train.clip is not None,
-        home=Home(optimizer=request.home.optimizer or NEAR),
+        offload=Offload(optimizer=request.offload.optimizer or DEVICE),
         batch=Batch(sequence=sequence_of(request, graph), micro=request.train.batch),
         stages=(Stage(phases=((0, graph.layers),)),),
     )
@@ -98,9 +108,9 @@ def open_plans(first: Plan, request: Request, graph: Graph, machine: Machine) ->
         # Compiled layers refuse it: that mode is open only to plans that do not ask for it.
         and not (compiled and request.compile is None and recompute == "selective")
     )
-    if request.recomputed is None:
+    if request.recompute_layers is None:
         return tuple(found)
-    return tuple(_recomputing(plan, request.recomputed) for plan in found)
+    return tuple(_recomputing(plan, request.recompute_layers) for plan in found)
 
 
 def _recomputing(plan: Plan, count: int) -> Plan:
@@ -138,7 +148,7 @@ def vary(
         stages = tuple(stage.model_copy(update={"recompute": recompute}) for stage in stages)
     changes: dict[str, object] = {"batch": batch, "stages": stages}
     if tensor is not None:
-        changes["cut"] = plan.cut.model_copy(update={"tensor": tensor})
+        changes["parallel"] = plan.parallel.model_copy(update={"tensor": tensor})
     if precision is not None:
         changes["precision"] = precision
     if compiled is not None:
@@ -159,10 +169,10 @@ def degrees(request: Request, machine: Machine, uncut: Collection[int] = ()) -> 
         machine: whose links join them.
         uncut: what the model is known not to be cut in: there the next quick grid is open.
     """
-    pin = request.cut.tensor
+    pin = request.parallel.tensor
     if pin is not None:
         return (pin,) if 1 < pin <= machine.devices else ()
-    taken = (request.cut.pipeline or 1) * (request.cut.replicas or 1)
+    taken = (request.parallel.pipeline or 1) * (request.parallel.data or 1)
     most = min(MOST_SLICES, machine.devices // taken) if machine.links else 1
     able = tuple(2**power for power in range(1, most.bit_length()) if 2**power <= most)
     found = (
@@ -179,8 +189,8 @@ def sequence_of(request: Request, graph: Graph) -> int:
 
 def recomputes(request: Request) -> tuple[Recompute, ...]:
     """Whether layers run again, as far as the request leaves it open."""
-    if request.recomputed is not None and request.recompute is None:
-        return ("layer",)
+    if request.recompute_layers is not None and request.recompute is None:
+        return ("full",)
     return _pinned(request.recompute, _RECOMPUTES)
 
 
@@ -209,11 +219,11 @@ def _pinned(pin: _Choice | None, choices: tuple[_Choice, ...]) -> tuple[_Choice,
 def _tensors(request: Request, graph: Graph, machine: Machine) -> tuple[int, ...]:
     """Numbers of slices that hold to the pin, or whose layers and tokens can be cut so."""
     sequence = sequence_of(request, graph)
-    if request.cut.tensor is not None:
-        return (request.cut.tensor,)
+    if request.parallel.tensor is not None:
+        return (request.parallel.tensor,)
     able = (
         degree
-        for degree in degrees(request, machine, graph.uncut)
+        for degree in degrees(request, machine, graph.unshardable)
         if not any(slice_faults(degree, sequence, graph))
     )
     return (1, *able)
@@ -241,15 +251,15 @@ def _micros(request: Request) -> tuple[int, ...]:
 
 def _uncut(request: Request) -> Iterator[str]:
     """What only a cut over several devices has a use for."""
-    if request.order is not None and request.order not in _ORDERS:
+    if request.parallel.schedule is not None and request.parallel.schedule not in _ORDERS:
         known = ", ".join(f"`{order}`" for order in _ORDERS)
         yield (
-            f"`order` = {request.order} on one device, which has no stages to order; choose one "
-            f"of {known}, or name `cut.pipeline`"
+            f"`order` = {request.parallel.schedule} on one device, which has no stages to order; choose one "
+            f"of {known}, or name `parallel.pipeline`"
         )
     for name, degree in request.sharding:
         if degree is not None and degree > 1:
-            yield f"`sharding.{name}` = {degree} on one device; name `cut.replicas` too"
+            yield f"`sharding.{name}` = {degree} on one device; name `parallel.data` too"
 
 
 def impossible(request: Request, graph: Graph, machine: Machine) -> Iterator[str]:
@@ -271,37 +281,37 @@ def impossible(request: Request, graph: Graph, machine: Machine) -> Iterator[str
 
 def stays_whole(request: Request) -> bool:
     """Whether a request wants no phases: in those all state has one home."""
-    return request.phases == 1 or request.home.optimizer is not None
+    return request.phases == 1 or request.offload.optimizer is not None
 
 
 def _homeless(request: Request, machine: Machine) -> Iterator[str]:
     """Why optimizer state cannot live where the request wants it."""
-    home = request.home.optimizer
+    home = request.offload.optimizer
     if home is None:
         return
-    tiers = [tier.name for tier in machine.device.tiers if tier is machine.device.near or tier.read]
+    tiers = [tier.name for tier in machine.device.tiers if tier is machine.device.memory or tier.read]
     if home not in tiers:
         yield (
-            f"`home.optimizer` = {home}, but `{machine.name}` has only {', '.join(tiers)}; choose "
+            f"`offload.optimizer` = {home}, but `{machine.name}` has only {', '.join(tiers)}; choose "
             "one of them"
         )
     if request.phases not in (None, 1):
         yield (
-            f"`home.optimizer` = {home} with `phases` = {request.phases}: in phases weights and "
+            f"`offload.optimizer` = {home} with `phases` = {request.phases}: in phases weights and "
             "state go away together; leave one of them out"
         )
-    if home != NEAR and request.precision == "float64":
+    if home != DEVICE and request.precision == "float64":
         yield (
-            f"`home.optimizer` = {home} with `precision` = float64, which is for proofs in memory; "
-            "set `home.optimizer` = near, or `precision` = float32"
+            f"`offload.optimizer` = {home} with `precision` = float64, which is for proofs in memory; "
+            "set `offload.optimizer` = near, or `precision` = float32"
         )
 
 
 def _faults(request: Request, graph: Graph, machine: Machine) -> Iterator[str]:
-    slices = request.cut.tensor or 1
+    slices = request.parallel.tensor or 1
     if slices > machine.devices:
         yield (
-            f"`cut.tensor` = {slices}, but `{machine.name}` has {machine.devices} device"
+            f"`parallel.tensor` = {slices}, but `{machine.name}` has {machine.devices} device"
             f"{'s' if machine.devices > 1 else ''}; lower it or leave it open"
         )
     else:

@@ -12,20 +12,20 @@ from windlass.planner.space.plan_space import Field
 from windlass.planner.space.stage_partition import evenly
 from windlass.program.memory.offloaded_bytes import far_bytes
 from windlass.schema.machine import Machine, Tier
-from windlass.schema.plan import NEAR, Batch, Cut, Home, Plan, Sharding, Stage
+from windlass.schema.plan import DEVICE, Batch, Offload, Parallelism, Plan, ShardingDegrees, Stage
 
 _PHASES = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 """How many phases of a stage are tried where the request leaves it open, and each layer alone."""
 
 
-def cuts(field: Field) -> tuple[Cut, ...]:
+def cuts(field: Field) -> tuple[Parallelism, ...]:
     """The cuts that are open, of those only what takes most devices.
 
     Args:
         field: what is open.
     """
     able = [
-        Cut(pipeline=pipeline, tensor=tensor, replicas=replicas)
+        Parallelism(pipeline=pipeline, tensor=tensor, data=replicas)
         for pipeline, tensor, replicas in product(field.pipelines, field.tensors, field.replicas)
         if pipeline * tensor * replicas <= field.machine.devices and pipeline <= field.graph.layers
     ]
@@ -39,10 +39,10 @@ def bases(field: Field) -> Iterator[Plan]:
     Recompute tells no two plans of a single stage apart: it runs all layers again but those of the
     last phase, whose backward passes follow at once.
     """
-    if field.request.interleave not in (None, 1):
+    if field.request.parallel.virtual_stages not in (None, 1):
         return
     for cut, precision, micros in product(cuts(field), field.precisions, field.micros):
-        micro = field.micro(micros, cut.replicas)
+        micro = field.micro(micros, cut.data)
         if micro is None:
             continue
         modes = [
@@ -52,18 +52,19 @@ def bases(field: Field) -> Iterator[Plan]:
         ]
         if cut.pipeline == 1:
             modes = list({compiled: (compiled, mode) for compiled, mode in modes[::-1]}.values())
-        for (compiled, mode), shared in product(modes, field.pairs(cut.replicas)):
+        for (compiled, mode), shared in product(modes, field.pairs(cut.data)):
             stages = tuple(
                 Stage(phases=(bounds,), recompute=mode)
                 for bounds in pairwise(field.ends(cut.pipeline))
             )
             yield field.base.model_copy(
                 update={
-                    "order": field.request.order or "1f1b",
-                    "cut": cut,
+                    "parallel": cut.model_copy(
+                        update={"schedule": field.request.parallel.schedule or "1f1b"}
+                    ),
                     "precision": precision,
                     "compile": compiled,
-                    "sharding": Sharding(weights=shared[0], optimizer=shared[1]),
+                    "sharding": ShardingDegrees(parameters=shared[0], optimizer=shared[1]),
                     "batch": Batch(sequence=field.sequence, micro=micro, accumulation=micros),
                     "stages": stages,
                 }
@@ -81,7 +82,7 @@ def in_phases(base: Plan, field: Field) -> Iterator[Plan]:
                 Stage.model_construct(
                     phases=_phases(parameters[stage.first : stage.last], stage.first, count),
                     recompute=stage.recompute,
-                    recomputed=stage.recomputed,
+                    recompute_layers=stage.recompute_layers,
                 )
                 for stage in base.stages
             )
@@ -101,16 +102,16 @@ def at_home(plan: Plan, tier: str, *, outputs: bool) -> Plan:
         tier: that holds it.
         outputs: whether outputs go there too from forward to backward.
     """
-    activations = tier if outputs else NEAR
-    home = Home(weights=tier, gradients=tier, optimizer=tier, activations=activations)
-    return plan.model_copy(update={"home": home})
+    activations = tier if outputs else DEVICE
+    home = Offload(parameters=tier, gradients=tier, optimizer=tier, activations=activations)
+    return plan.model_copy(update={"offload": home})
 
 
 def waiting_bytes(plan: Plan, field: Field) -> int:
     """What waits beyond the near tier, on the device where it is most."""
     return max(
         sum(sum(classes.values()) for classes in far_bytes(plan, field.graph, stage).values())
-        for stage in range(plan.cut.pipeline)
+        for stage in range(plan.parallel.pipeline)
     )
 
 

@@ -9,14 +9,14 @@ from windlass.planner.space.stage_partition import stages_of
 from windlass.program.validate_plan import faults
 from windlass.schema.graph import Graph
 from windlass.schema.machine import Machine
-from windlass.schema.plan import Cut, Home, Plan, Sharding, Stage
-from windlass.schema.request import CutRequest, Request
+from windlass.schema.plan import Offload, Parallelism, Plan, ShardingDegrees, Stage
+from windlass.schema.request import Request
 
 
-def cut_of(request: Request) -> Cut:
+def cut_of(request: Request) -> Parallelism:
     """The cut that a request names; what it leaves open is 1."""
-    named = request.cut
-    return Cut(pipeline=named.pipeline or 1, tensor=named.tensor or 1, replicas=named.replicas or 1)
+    named = request.parallel
+    return Parallelism(pipeline=named.pipeline or 1, tensor=named.tensor or 1, data=named.data or 1)
 
 
 def pinned(request: Request) -> Request:
@@ -24,8 +24,10 @@ def pinned(request: Request) -> Request:
     cut = cut_of(request)
     if cut.devices == 1:
         return request
-    whole = CutRequest(pipeline=cut.pipeline, tensor=cut.tensor, replicas=cut.replicas)
-    return request.model_copy(update={"cut": whole})
+    whole = request.parallel.model_copy(
+        update={"pipeline": cut.pipeline, "tensor": cut.tensor, "data": cut.data}
+    )
+    return request.model_copy(update={"parallel": whole})
 
 
 def pod_plans(request: Request, graph: Graph, machine: Machine) -> tuple[Plan, ...]:
@@ -34,25 +36,29 @@ def pod_plans(request: Request, graph: Graph, machine: Machine) -> tuple[Plan, .
     Raises:
         Faults: all that is wrong with the cut for this graph and machine.
     """
-    cut, chunks = cut_of(request), request.interleave or 1
+    cut, chunks = cut_of(request), request.parallel.virtual_stages or 1
     wrong = tuple(_misfits(request, cut, chunks, graph))
     if wrong:
         raise Faults(wrong)
     stages = stages_of(graph, cut.pipeline * chunks, sequence_of(request, graph))
-    first = base_plan(_of_replica(request, cut.replicas), graph, machine).model_copy(
+    first = base_plan(_of_replica(request, cut.data), graph, machine).model_copy(
         update={
-            "cut": cut,
-            "interleave": chunks,
-            "order": request.order or ("interleaved" if chunks > 1 else "1f1b"),
-            "sharding": Sharding(
-                weights=request.sharding.weights or 1, optimizer=request.sharding.optimizer or 1
+            "parallel": cut.model_copy(
+                update={
+                    "virtual_stages": chunks,
+                    "schedule": request.parallel.schedule
+                    or ("interleaved" if chunks > 1 else "1f1b"),
+                }
+            ),
+            "sharding": ShardingDegrees(
+                parameters=request.sharding.parameters or 1, optimizer=request.sharding.optimizer or 1
             ),
             "stages": tuple(Stage(phases=(bounds,)) for bounds in stages),
         }
     )
     if request.phases and request.phases > 1:
         first = _in_phases(first, request.phases, machine)
-    found = open_plans(first, _of_replica(request, cut.replicas), graph, machine)
+    found = open_plans(first, _of_replica(request, cut.data), graph, machine)
     told = [faults(plan, graph, machine) for plan in found]
     legal = tuple(plan for plan, faulty in zip(found, told, strict=True) if not faulty)
     if not legal:
@@ -68,8 +74,8 @@ def _in_phases(plan: Plan, phases: int, machine: Machine) -> Plan:
     stages = tuple(
         Stage(phases=tuple(_even(stage.first, stage.last, phases))) for stage in plan.stages
     )
-    home = Home(weights=tier, gradients=tier, optimizer=tier)
-    return plan.model_copy(update={"home": home, "stages": stages})
+    home = Offload(parameters=tier, gradients=tier, optimizer=tier)
+    return plan.model_copy(update={"offload": home, "stages": stages})
 
 
 def _even(first: int, last: int, count: int) -> Iterator[tuple[int, int]]:
@@ -78,16 +84,16 @@ def _even(first: int, last: int, count: int) -> Iterator[tuple[int, int]]:
     yield from pairwise(first + (last - first) * at // count for at in range(count + 1))
 
 
-def _misfits(request: Request, cut: Cut, chunks: int, graph: Graph) -> Iterator[str]:
+def _misfits(request: Request, cut: Parallelism, chunks: int, graph: Graph) -> Iterator[str]:
     """What of the cut fits neither the chain nor the batch."""
     if cut.pipeline * chunks > graph.layers:
         yield (
-            f"`cut.pipeline` x `interleave` = {cut.pipeline} x {chunks}, but `{graph.name}` has "
+            f"`parallel.pipeline` x `interleave` = {cut.pipeline} x {chunks}, but `{graph.name}` has "
             f"{graph.layers} layers, and every stage needs one; lower a degree"
         )
-    if request.train.batch % cut.replicas:
+    if request.train.batch % cut.data:
         yield (
-            f"`cut.replicas` = {cut.replicas} does not divide `train.batch` = "
+            f"`parallel.data` = {cut.data} does not divide `train.batch` = "
             f"{request.train.batch}; make one a multiple of the other"
         )
 

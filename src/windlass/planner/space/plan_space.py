@@ -27,19 +27,19 @@ from windlass.program.validate_plan import arrangement_faults, selective_faults,
 from windlass.schema.graph import Graph, Precision
 from windlass.schema.machine import Machine
 from windlass.schema.plan import (
-    NEAR,
+    DEVICE,
     Batch,
-    Cut,
-    Home,
-    Order,
+    Offload,
+    Parallelism,
+    PipelineSchedule,
     Plan,
     Recompute,
-    Sharding,
+    ShardingDegrees,
     Stage,
 )
 from windlass.schema.request import Request
 
-_ORDERS: tuple[Order, ...] = ("1f1b", "gpipe", "zero-bubble", "interleaved")
+_ORDERS: tuple[PipelineSchedule, ...] = ("1f1b", "gpipe", "zero-bubble", "interleaved")
 _CHUNKS = (2, 3, 4, 6, 8, 12)
 """Numbers of chunks that are tried of any number of blocks."""
 
@@ -85,13 +85,13 @@ class Field:
     @property
     def spares(self) -> bool:
         """Whether as few layers are to be computed again as make a plan fit."""
-        return self.request.recompute is None and self.request.recomputed is None
+        return self.request.recompute is None and self.request.recompute_layers is None
 
     @cached_property
     def tensors(self) -> tuple[int, ...]:
         """Numbers of slices that layers and tokens can be cut in."""
-        pin, known = self.request.cut.tensor, self.graph.slices
-        asked = degrees(self.request, self.machine, self.graph.uncut)
+        pin, known = self.request.parallel.tensor, self.graph.tensor_shards
+        asked = degrees(self.request, self.machine, self.graph.unshardable)
         open_ = (each for each in asked if each in known)
         able = (1, *open_) if pin is None else (pin,)
         return tuple(
@@ -104,7 +104,7 @@ class Field:
     @cached_property
     def pipelines(self) -> tuple[int, ...]:
         """Numbers of stages: those that part the devices or the blocks evenly."""
-        pin = self.request.cut.pipeline
+        pin = self.request.parallel.pipeline
         if pin is not None:
             return (pin,)
         most = min(self.machine.devices, self.graph.layers)
@@ -118,7 +118,7 @@ class Field:
     @cached_property
     def replicas(self) -> tuple[int, ...]:
         """Numbers of replicas, which part the batch evenly."""
-        pin = self.request.cut.replicas
+        pin = self.request.parallel.data
         batch = self.request.train.batch
         return tuple(
             count
@@ -195,7 +195,7 @@ class Field:
         again, at = np.nonzero(able)
         setting = chosen[at]
         runs = np.stack([table.block[setting], setting, again, table.micros[setting]], axis=1)
-        counts = (self.request.recomputed or self.graph.layers,) * shape.pipeline
+        counts = (self.request.recompute_layers or self.graph.layers,) * shape.pipeline
         agains = Again(), Again(selective=counts), Again(whole=counts)
         rows = Rows.crossed(table.settings, agains, table.blocks, runs)
         return Cell(shape, self.ends(shape.chunks), rows)
@@ -206,7 +206,7 @@ class Field:
         ways = self._agains(shape.order, table).sum(axis=0)[table.mode[chosen]]
         return int((ways * table.blocks.counts[table.block[chosen]]).sum())
 
-    def _agains(self, order: Order, table: Table) -> npt.NDArray[np.bool_]:
+    def _agains(self, order: PipelineSchedule, table: Table) -> npt.NDArray[np.bool_]:
         """In an order, whether layers can be computed again in each of `_MODES` (rows), by mode."""
         if (order, table) not in self._known_agains:
             found = np.zeros((len(_MODES), len(table.modes)), dtype=bool)
@@ -217,7 +217,7 @@ class Field:
         return self._known_agains[order, table]
 
     @cached_property
-    def _known_agains(self) -> dict[tuple[Order, Table], npt.NDArray[np.bool_]]:
+    def _known_agains(self) -> dict[tuple[PipelineSchedule, Table], npt.NDArray[np.bool_]]:
         return {}
 
     @cached_property
@@ -232,7 +232,7 @@ class Field:
             Family(tensor, replicas, precision, moves, shares)
             for tensor, replicas, precision in product(self.tensors, self.replicas, self.precisions)
             for homes, moves in self.homes(precision)
-            if (shares := _shares(replicas, homes, pins.weights, pins.optimizer))
+            if (shares := _shares(replicas, homes, pins.parameters, pins.optimizer))
         )
 
     def _blocks(self, *, sums: bool) -> Blocks:
@@ -260,21 +260,21 @@ class Field:
     def pairs(self, replicas: int) -> tuple[tuple[int, int], ...]:
         """The ways in which so many replicas may share weights and state: rts and rts'."""
         pins = self.request.sharding
-        return _pairs(replicas, pins.weights, pins.optimizer)
+        return _pairs(replicas, pins.parameters, pins.optimizer)
 
     def homes(self, precision: Precision) -> tuple[tuple[tuple[str, ...], bool], ...]:
         """Tiers where optimizer state may live while weights stay near.
 
         Apart are those that set compute units apart for moves: layers take longer on the others.
         """
-        pin, device = self.request.home.optimizer, self.machine.device
+        pin, device = self.request.offload.optimizer, self.machine.device
         beyond = tuple(tier.name for tier in device.tiers[1:] if tier.read and tier.write)
-        able = (NEAR, *(beyond if precision != "float64" else ()))
+        able = (DEVICE, *(beyond if precision != "float64" else ()))
         able = able if pin is None else tuple(tier for tier in able if tier == pin)
         if not device.moving_share:
             return ((able, False),) if able else ()
-        parted = (tuple(tier for tier in able if (tier == NEAR) is near) for near in (True, False))
-        return tuple((tiers, NEAR not in tiers) for tiers in parted if tiers)
+        parted = (tuple(tier for tier in able if (tier == DEVICE) is near) for near in (True, False))
+        return tuple((tiers, DEVICE not in tiers) for tiers in parted if tiers)
 
     def ends(self, chunks: int) -> tuple[int, ...]:
         """First layer of each chunk of the chain, and the chain's length."""
@@ -288,15 +288,17 @@ class Field:
         setting = run.setting
         plan = self.base.model_copy(
             update={
-                "order": shape.order,
-                "interleave": shape.interleave,
                 "precision": setting.precision,
                 "compile": setting.compiled,
-                "cut": Cut(
-                    pipeline=shape.pipeline, tensor=setting.tensor, replicas=setting.replicas
+                "parallel": Parallelism(
+                    pipeline=shape.pipeline,
+                    tensor=setting.tensor,
+                    data=setting.replicas,
+                    schedule=shape.order,
+                    virtual_stages=shape.interleave,
                 ),
-                "sharding": Sharding(weights=share.weights, optimizer=share.optimizer),
-                "home": Home(optimizer=share.home),
+                "sharding": ShardingDegrees(parameters=share.weights, optimizer=share.optimizer),
+                "offload": Offload(optimizer=share.home),
                 "batch": Batch(
                     sequence=self.sequence, micro=setting.micro, accumulation=run.micros
                 ),
@@ -318,17 +320,17 @@ class Field:
         )
 
     @cached_property
-    def _compiles(self) -> dict[Order, bool]:
+    def _compiles(self) -> dict[PipelineSchedule, bool]:
         """Which orders compiled layers can run in."""
         compiled = self.base.model_copy(update={"compile": True})
         return {
-            order: not any(arrangement_faults(compiled.model_copy(update={"order": order})))
+            order: not any(arrangement_faults(compiled.model_copy(update={"parallel": Parallelism(schedule=order)})))
             for order in ("1f1b", "gpipe", "zero-bubble")
         } | {"interleaved": True}
 
-    def _orders(self, pipeline: int) -> Iterator[tuple[Order, int]]:
+    def _orders(self, pipeline: int) -> Iterator[tuple[PipelineSchedule, int]]:
         """Orders of so many stages, each with a number of chunks."""
-        order, chunks = self.request.order, self.request.interleave
+        order, chunks = self.request.parallel.schedule, self.request.parallel.virtual_stages
         for each in _ORDERS if order is None else (order,):
             if each != "interleaved":
                 if chunks in (None, 1):
@@ -351,12 +353,12 @@ class Field:
         found = {each for count in self.replicas for each in divisors(batch // count)}
         return tuple(sorted(found if pin is None else found & {pin}))
 
-    def _legal(self, order: Order, pipeline: int, chunks: int, micros: int) -> bool:
+    def _legal(self, order: PipelineSchedule, pipeline: int, chunks: int, micros: int) -> bool:
         plan = self.base.model_copy(
             update={
-                "order": order,
-                "interleave": chunks,
-                "cut": Cut.model_construct(pipeline=pipeline, tensor=1, replicas=1),
+                "parallel": Parallelism.model_construct(
+                    pipeline=pipeline, tensor=1, data=1, schedule=order, virtual_stages=chunks
+                ),
                 "batch": Batch.model_construct(
                     sequence=self.sequence, micro=1, accumulation=micros
                 ),
@@ -364,7 +366,7 @@ class Field:
         )
         return not any(arrangement_faults(plan))
 
-    def modes(self, order: Order, precision: Precision, tensor: int) -> tuple[Mode, ...]:
+    def modes(self, order: PipelineSchedule, precision: Precision, tensor: int) -> tuple[Mode, ...]:
         """Compiled or not, and how layers are recomputed."""
         key = order, precision, tensor
         if key not in self._known_modes:
@@ -372,21 +374,21 @@ class Field:
         return self._known_modes[key]
 
     @cached_property
-    def _known_modes(self) -> dict[tuple[Order, Precision, int], tuple[Mode, ...]]:
+    def _known_modes(self) -> dict[tuple[PipelineSchedule, Precision, int], tuple[Mode, ...]]:
         return {}
 
-    def _modes(self, order: Order, precision: Precision, tensor: int) -> Iterator[Mode]:
+    def _modes(self, order: PipelineSchedule, precision: Precision, tensor: int) -> Iterator[Mode]:
         recomputes = _MODES if self.spares else recomputes_of(self.request)
         for compiled, recompute in product(self._runs(order, precision), recomputes):
             if recompute != "selective" or self.selects(order, tensor, compiled=compiled):
                 yield compiled, recompute
 
-    def selects(self, order: Order, tensor: int, *, compiled: bool) -> bool:
+    def selects(self, order: PipelineSchedule, tensor: int, *, compiled: bool) -> bool:
         """Whether layers can keep what their large products give and run the rest again."""
-        changes = {"compile": compiled, "order": order, "cut": Cut(tensor=tensor)}
+        changes = {"compile": compiled, "parallel": Parallelism(tensor=tensor, schedule=order)}
         return not any(selective_faults(self.base.model_copy(update=changes), self.graph))
 
-    def _runs(self, order: Order, precision: Precision) -> tuple[bool, ...]:
+    def _runs(self, order: PipelineSchedule, precision: Precision) -> tuple[bool, ...]:
         """Compiled or not."""
         mode = self.request.compile
         return tuple(

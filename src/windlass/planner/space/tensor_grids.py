@@ -4,13 +4,13 @@ from collections.abc import Sequence
 
 from windlass.cost.ring_bandwidth import ring
 from windlass.schema.machine import Link
-from windlass.schema.tensor_grid import Grid
+from windlass.schema.tensor_grid import TensorGrid
 
 _MOST_ROWS = 16
 """Heads divide by rows, and few models have heads for more."""
 
 
-def grids(slices: int, links: Sequence[Link]) -> tuple[Grid, ...]:
+def grids(slices: int, links: Sequence[Link]) -> tuple[TensorGrid, ...]:
     """Grids of several rows and columns, those first whose blocks exchange in the least time.
 
     Args:
@@ -19,7 +19,7 @@ def grids(slices: int, links: Sequence[Link]) -> tuple[Grid, ...]:
     """
     able = (2**at for at in range(1, slices.bit_length() - 1) if slices <= 2**at * _MOST_ROWS)
     quickest = sorted(able, key=lambda columns: _exchange(slices, columns, links))
-    return tuple(Grid(slices // columns, columns) for columns in quickest)
+    return tuple(TensorGrid(slices // columns, columns) for columns in quickest)
 
 
 def _exchange(slices: int, columns: int, links: Sequence[Link]) -> float:

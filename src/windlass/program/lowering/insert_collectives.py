@@ -16,7 +16,7 @@ from windlass.program.zero_sharding import parts
 from windlass.schema.graph import Graph
 from windlass.schema.plan import Plan
 
-_BACK = (*BACKWARDS, "recompute", "restore")
+_BACK = (*BACKWARDS, "recompute", "reload_activation")
 """What a backward pass of a stage consists of, up to what it sends."""
 
 
@@ -35,23 +35,23 @@ class Weave:
         self._owned = owned(plan, graph, stage)
         self._departing = frozenset(departing(plan, graph, stage))
         self._resident = frozenset(resident(plan, graph, stage))
-        self._shares = plan.sharding.weights > 1
+        self._shares = plan.sharding.parameters > 1
 
     def woven(self, passes: Sequence[Instruction]) -> Iterator[Instruction]:
         """The passes with all that hangs on them."""
         cloth = _Cloth(passes, self.holding)
         for layer, loan in self.holding.borrows.items():
-            cloth.before[cloth.first[layer]].append(Instruction("borrow", layer))
-            cloth.after[cloth.added[loan.owner]].append(Instruction("hand over", layer))
+            cloth.before[cloth.first[layer]].append(Instruction("recv_tied_weights", layer))
+            cloth.after[cloth.added[loan.owner]].append(Instruction("send_tied_grads", layer))
         layers = sorted(self._owned, key=cloth.added.__getitem__)
         for layer in layers:
             if self._shares:
-                cloth.after[cloth.read[layer]].append(Instruction("release", layer))
+                cloth.after[cloth.read[layer]].append(Instruction("free_weights", layer))
             cloth.after[self._summing(layer, cloth)] += self._summed(layer)
         leaving = [layer for layer in layers if layer in self._departing]
-        if self._plan.deferred:
+        if self._plan.defers_updates:
             for layer in leaving:
-                cloth.after[cloth.added[layer]].append(Instruction("store", layer))
+                cloth.after[cloth.added[layer]].append(Instruction("offload_grads", layer))
         else:
             self._update(leaving, cloth)
         return iter(cloth)
@@ -72,33 +72,33 @@ class Weave:
         """Makes weights whole that are shared; those that have a home leave no shard behind."""
         if self._shares:
             for layer in layers:
-                yield Instruction("gather", layer)
-                if self._plan.far("weights"):
-                    yield Instruction("drop", layer)
+                yield Instruction("unshard_weights", layer)
+                if self._plan.is_offloaded("parameters"):
+                    yield Instruction("free_shard", layer)
 
     def lend(self, layers: Iterable[int]) -> Iterator[Instruction]:
         """Lends weights that are whole now to the stages that borrow them."""
         here = set(layers)
         for layer, loan in self.holding.lends.items():
             if loan.owner in here:
-                yield Instruction("lend", layer)
+                yield Instruction("send_tied_weights", layer)
 
     def spread(self, layer: int) -> Iterator[Instruction]:
         """Puts what the device has updated together with what the others have."""
         if layer in self._owned and parts(self._plan) > 1:
-            yield Instruction("spread", layer)
+            yield Instruction("all_gather_params", layer)
 
     def forget(self, layer: int) -> Instruction:
         """Frees what is near of a layer that is not in use; its home holds the same."""
-        return Instruction("drop" if self._shares else "release", layer)
+        return Instruction("free_shard" if self._shares else "free_weights", layer)
 
     def _summed(self, layer: int) -> Iterator[Instruction]:
         """What follows the last backward pass that adds to a layer's gradient."""
         for name, loan in self.holding.lends.items():
             if loan.owner == layer:
-                yield Instruction("take over", name)
+                yield Instruction("accumulate_tied_grads", name)
         if self.holding.reduces(layer):
-            yield Instruction("reduce", layer)
+            yield Instruction("reduce_grads", layer)
 
     def _update(self, layers: Sequence[int], cloth: "_Cloth") -> None:
         """Sets updates where each gradient is whole.
@@ -152,7 +152,7 @@ class _Cloth:
                 onward.clear()
             if layer is None:
                 continue
-            if kind == "release":
+            if kind == "free_weights":
                 self.released[layer] = index
             elif kind in COMPUTING or kind in BACKWARDS:
                 self.first.setdefault(layer, index)

@@ -31,8 +31,8 @@ def lower(plan: Plan, graph: Graph) -> tuple[Program, ...]:
     """
     require_lowerable(plan, graph)
     label = plan.label
-    stages = [_stage(plan, graph, stage) for stage in range(plan.cut.pipeline)]
-    places = (place_of(device, plan.cut) for device in range(plan.cut.devices))
+    stages = [_stage(plan, graph, stage) for stage in range(plan.parallel.pipeline)]
+    places = (place_of(device, plan.parallel) for device in range(plan.parallel.devices))
     # Not validated again: tens of thousands of instructions were just built from typed values.
     return tuple(
         Program.model_construct(
@@ -46,7 +46,7 @@ def lower(plan: Plan, graph: Graph) -> tuple[Program, ...]:
 
 
 def _stage(plan: Plan, graph: Graph, stage: int) -> tuple[_Instructions, _Instructions]:
-    if plan.far("weights"):
+    if plan.is_offloaded("parameters"):
         return stream(plan, graph, stage)
     ordered = _Ordered(plan, graph, stage)
     return tuple(ordered.step()), ()
@@ -71,20 +71,20 @@ class _Ordered:
         """One step."""
         yield from self._weave.woven(tuple(self._passes()))
         if self._plan.clip:
-            yield Instruction("norm")
-        for layer in self._owned if self._plan.streamed else self._weave.holding.layers:
+            yield Instruction("grad_norm")
+        for layer in self._owned if self._plan.offloads else self._weave.holding.layers:
             yield Instruction("update", layer)
             yield from self._weave.spread(layer)
         yield Instruction("sync")
 
     def _passes(self) -> Iterator[Instruction]:
-        if self._plan.sharding.weights == 1:
+        if self._plan.sharding.parameters == 1:
             yield from self._weave.lend(self._owned)
         whole: set[int] = set()
         for turn in passes(self._plan, self._stage):
             due = [layer for layer in self._needs[turn.chunk] if layer not in whole]
             whole.update(due)
-            if due and self._plan.sharding.weights > 1:
+            if due and self._plan.sharding.parameters > 1:
                 yield from self._weave.gather(due)
                 yield from self._weave.lend(due)
             yield from self._pass(turn)
@@ -93,21 +93,21 @@ class _Ordered:
         first, last = self._bounds[turn.chunk]
         if turn.kind == "forward":
             yield from self._forward(first, last, turn.micro)
-        elif turn.kind == "backward weight":
+        elif turn.kind == "backward_weight":
             for layer in reversed(range(first, last)):
-                yield Instruction("backward weight", layer, turn.micro)
+                yield Instruction("backward_weight", layer, turn.micro)
         else:
             yield from self._backward(first, last, turn)
 
     def _forward(self, first: int, last: int, micro: int) -> Iterator[Instruction]:
         if first == 0 or last == self._end:  # tokens feed the embedding and the loss
-            yield Instruction("load", None, micro)
+            yield Instruction("load_batch", None, micro)
         if first > 0:
             yield Instruction("receive", first - 1, micro)
         for layer in range(first, last):
             yield Instruction("forward", layer, micro)
             if layer - 1 in self._travelling:
-                yield Instruction("keep", layer - 1, micro)
+                yield Instruction("offload_activation", layer - 1, micro)
         if last < self._end:
             yield Instruction("send", last - 1, micro)
 
@@ -116,7 +116,7 @@ class _Ordered:
             yield Instruction("receive", last - 1, turn.micro)
         for layer in reversed(range(first, last)):
             if layer - 1 in self._travelling:
-                yield Instruction("restore", layer - 1, turn.micro)
+                yield Instruction("reload_activation", layer - 1, turn.micro)
             if layer in self._again:
                 yield Instruction("recompute", layer, turn.micro)
             yield Instruction(turn.kind, layer, turn.micro)

@@ -61,13 +61,13 @@ class _Stream:
         self._travelling = frozenset(travelling(plan, stage))
         self._weave = Weave(plan, graph, stage)
         self._again = self._weave.holding.again
-        self._shares = plan.sharding.weights > 1
+        self._shares = plan.sharding.parameters > 1
 
     def step(self) -> Iterator[Instruction]:
         """One step."""
         yield from self._weave.woven((*self._all_forward(), *self._all_backward()))
         if self._plan.clip:
-            yield Instruction("norm")
+            yield Instruction("grad_norm")
         for layer in self._owned:
             if layer not in self._departing:
                 yield Instruction("update", layer)
@@ -87,7 +87,7 @@ class _Stream:
             if phase < self._last:
                 for layer in self._only(phase + 1, phase):
                     due = layer in self._put_off and layer not in used
-                    yield Instruction("update" if due else "fetch", layer)
+                    yield Instruction("update" if due else "prefetch_weights", layer)
             yield from self._begin(phase, used)
             if phase == self._last and self._turns:
                 return
@@ -114,7 +114,7 @@ class _Stream:
         for phase in reversed(range(self._last + 1)):
             if phase > 0:
                 for layer in reversed(self._only(phase - 1, phase)):
-                    yield Instruction("fetch", layer)
+                    yield Instruction("prefetch_weights", layer)
             if phase < self._last:
                 yield from self._weave.gather(reversed(self._only(phase, phase + 1)))
             for micro in self._micros:
@@ -142,18 +142,18 @@ class _Stream:
 
     def _release(self, layers: Iterable[int]) -> Iterator[Instruction]:
         for layer in layers:
-            yield Instruction("release", layer)
+            yield Instruction("free_weights", layer)
 
     def _forward(self, phase: int, micro: int) -> Iterator[Instruction]:
         first, last = self._phases[phase]
         if first == 0 or (self._turns and self._starts > 0 and phase == self._last):
-            yield Instruction("load", None, micro)
+            yield Instruction("load_batch", None, micro)
         if first == self._starts and first > 0:
             yield Instruction("receive", first - 1, micro)
         for layer in range(first, last):
             yield Instruction("forward", layer, micro)
             if layer - 1 in self._travelling:
-                yield Instruction("keep", layer - 1, micro)
+                yield Instruction("offload_activation", layer - 1, micro)
         if last == self._ends and not self._turns:
             yield Instruction("send", last - 1, micro)
 
@@ -163,7 +163,7 @@ class _Stream:
             yield Instruction("receive", last - 1, micro)
         for layer in reversed(range(first, last)):
             if layer - 1 in self._travelling:
-                yield Instruction("restore", layer - 1, micro)
+                yield Instruction("reload_activation", layer - 1, micro)
             if layer in self._again:
                 yield Instruction("recompute", layer, micro)
             yield Instruction("backward", layer, micro)

@@ -42,7 +42,7 @@ def room(plan: Plan, graph: Graph, settings: TrainRequest, *, done: int = 0, kep
         kept: checkpoints that are there already.
     """
     saves = kept + -(-settings.steps // settings.save_every) - done // settings.save_every
-    linked = plan.far("optimizer") and plan.home.optimizer != HOST
+    linked = plan.is_offloaded("optimizer") and plan.offload.optimizer != HOST
     apart = saves - 1 if linked else saves
     return Room(
         state_bytes=sum(
@@ -58,5 +58,5 @@ def room(plan: Plan, graph: Graph, settings: TrainRequest, *, done: int = 0, kep
 def _checkpoint_bytes(plan: Plan, graph: Graph) -> int:
     """Masters and moments of all weights."""
     sizes = sizes_of(plan, graph)
-    masters = sum(each.weights for each in sizes) if not plan.masters_apart else 0
+    masters = sum(each.weights for each in sizes) if not plan.has_master_weights else 0
     return masters + sum(each.optimizer for each in sizes)

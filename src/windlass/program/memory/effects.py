@@ -16,7 +16,7 @@ from windlass.program.phases import departing, put_off, resident
 from windlass.schema.graph import Graph
 from windlass.schema.plan import Plan
 
-_LOANS = ("lend", "borrow", "hand over", "take over")
+_LOANS = ("send_tied_weights", "recv_tied_weights", "send_tied_grads", "accumulate_tied_grads")
 
 
 class Effects:
@@ -32,9 +32,9 @@ class Effects:
         self.holding = Holding(plan, graph, stage)
         self._passes = Passes(self.holding)
         self._near = frozenset(resident(plan, graph, stage))
-        self._near_state = not plan.far("optimizer")
-        self._far_weights = plan.far("weights")
-        self._shares_weights = plan.sharding.weights > 1
+        self._near_state = not plan.is_offloaded("optimizer")
+        self._far_weights = plan.is_offloaded("parameters")
+        self._shares_weights = plan.sharding.parameters > 1
         self._shares_state = plan.sharding.optimizer > 1
         self.put_off = frozenset(put_off(plan, graph, stage))
         """Layers whose update waits for the next step; their gradients lie at home meanwhile."""
@@ -55,7 +55,7 @@ class Effects:
         home, room for one that is on its way.
         """
         values: list[Value] = [] if self._near_state else [Value("staging")]
-        if self.holding.plan.far("activations"):
+        if self.holding.plan.is_offloaded("activations"):
             values.append(Value("passing"))
         for layer in self.holding.layers:
             if not self.holding.sizes[layer].weights:
@@ -87,11 +87,11 @@ class Effects:
             ValueError: an instruction that this version gives no meaning on this stage.
         """
         kind, layer, micro = instruction
-        if kind == "norm":
+        if kind == "grad_norm":
             return self._norm()
         if kind == "sync":
             return self._leave(() if self.put_off else self.departing[-1:])
-        if kind == "load":
+        if kind == "load_batch":
             return Effect(makes=(Value("tokens", None, micro),))
         if layer is None:
             raise ValueError(f"{kind} needs a layer")
@@ -137,13 +137,13 @@ class Effects:
             return self._passes.recompute(layer, micro)
         if kind == "backward":
             return self._passes.backward(layer, micro, made)
-        if kind == "backward input":
+        if kind == "backward_input":
             return self._passes.backward_input(layer, micro)
-        if kind == "backward weight":
+        if kind == "backward_weight":
             return self._passes.backward_weight(layer, micro, made)
-        if kind == "keep":
+        if kind == "offload_activation":
             return Effect((near,), (away,), (near,))
-        if kind == "restore":
+        if kind == "reload_activation":
             return Effect((away,), (near,), (away,))
         raise ValueError(f"{kind} of one micro-batch has no meaning here")
 
@@ -151,25 +151,25 @@ class Effects:
         """What moves or changes a layer's weights, gradient and optimizer state."""
         if kind == "update":
             return self._update(layer)
-        if kind == "store":
+        if kind == "offload_grads":
             left = self._leave(self._before(layer))
             reads = (self.holding.gradient(layer), *left.reads)
             return Effect(reads, (Value("gradients at home", layer),), left.frees)
-        if kind == "reduce":
+        if kind == "reduce_grads":
             return self._reduce(layer)
         return self._move(kind, layer)
 
     def _move(self, kind: Kind, layer: int) -> Effect:
         held, weights = self.holding.held(layer), Value("weights", layer)
-        if kind == "fetch":
+        if kind == "prefetch_weights":
             return Effect(makes=(held,))
-        if kind == "release":
+        if kind == "free_weights":
             return Effect((weights,), (), (weights,))
-        if kind == "drop" and self._shares_weights:
+        if kind == "free_shard" and self._shares_weights:
             return Effect((held,), (), (held,))
-        if kind == "gather" and self._shares_weights:
+        if kind == "unshard_weights" and self._shares_weights:
             return Effect((held,), (weights,))
-        if kind == "spread":
+        if kind == "all_gather_params":
             return Effect((held,))
         raise ValueError(f"{kind} of a layer has no meaning here")
 
@@ -228,15 +228,15 @@ class Effects:
 
     def _loan(self, kind: Kind, layer: int) -> Effect:
         holding = self.holding
-        loan = (holding.lends if kind in ("lend", "take over") else holding.borrows).get(layer)
+        loan = (holding.lends if kind in ("send_tied_weights", "accumulate_tied_grads") else holding.borrows).get(layer)
         if loan is None:
             raise ValueError(f"{kind} of layer {layer} has no meaning on this stage")
         weights, sums = Value("borrowed weights", loan.owner), Value("gradients", loan.owner)
-        if kind == "lend":
+        if kind == "send_tied_weights":
             return Effect((Value("weights", loan.owner),))
-        if kind == "borrow":
+        if kind == "recv_tied_weights":
             return Effect(makes=(weights,))
-        if kind == "take over":
+        if kind == "accumulate_tied_grads":
             came = loan.elements * holding.plan.gradient_bytes
             return Effect((sums,), (), (), came)
         both = (weights, Value("borrowed gradients", loan.owner))

@@ -64,7 +64,7 @@ class StateSizes(NamedTuple):
 
 def states_of(plan: Plan, graph: Graph, index: int = 0) -> tuple[StateSizes, ...]:
     """The states of every layer of the chain under a plan: what of `sizes_of` takes no time."""
-    kinds = graph.cut(plan.cut.tensor, index).kinds
+    kinds = graph.shard(plan.parallel.tensor, index).kinds
     by_kind = {name: state_sizes(plan, kind) for name, kind in kinds.items()}
     return tuple(by_kind[kind.name] for kind in graph.layer_kinds())
 
@@ -77,7 +77,7 @@ def sizes_of(plan: Plan, graph: Graph, index: int = 0) -> tuple[LayerSizes, ...]
         graph: that it cuts.
         index: of the slice; the first is the largest.
     """
-    kinds, few = graph.cut(plan.cut.tensor, index).kinds, selected(plan)
+    kinds, few = graph.shard(plan.parallel.tensor, index).kinds, selected(plan)
     found: dict[tuple[str, bool], LayerSizes] = {}
     for at, kind in enumerate(graph.layer_kinds()):
         key = kind.name, at in few
@@ -121,7 +121,7 @@ def state_sizes(plan: Plan, kind: LayerKind) -> StateSizes:
     shared = plan.sharding.optimizer > 1  # then it is one flat piece, not weight by weight
     return StateSizes(
         weights=whole * plan.weight_bytes,
-        held=whole // plan.sharding.weights * plan.weight_bytes,
+        held=whole // plan.sharding.parameters * plan.weight_bytes,
         part=part * plan.weight_bytes,
         optimizer=plan.state_bytes(part) if shared else sum(map(plan.state_bytes, counts)),
         gradients=whole * plan.gradient_bytes,

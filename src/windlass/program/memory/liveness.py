@@ -10,7 +10,7 @@ from windlass.program.instruction import BACKWARDS, Instruction, Program
 from windlass.program.memory.effects import Effects
 from windlass.program.memory.values import CLASSES, Effect
 from windlass.schema.graph import Graph
-from windlass.schema.plan import Plan
+from windlass.schema.plan import DEVICE, Plan
 from windlass.schema.prediction import MemoryClass
 
 
@@ -54,7 +54,7 @@ def occupancy(program: Program, plan: Plan, graph: Graph, *, runtime_bytes: int 
         graph: that the plan cuts.
         runtime_bytes: what the process holds before any tensor.
     """
-    effects = Effects(plan, graph, place_of(program.device, plan.cut).stage)
+    effects = Effects(plan, graph, place_of(program.device, plan.parallel).stage)
     resident = _resident(effects, runtime_bytes)
     now = sum(resident.values())
     keys, known = _keys(program.instructions, effects)
@@ -64,7 +64,7 @@ def occupancy(program: Program, plan: Plan, graph: Graph, *, runtime_bytes: int 
         filled.append(now + made + working)
         now += made - freed
     if not keys:
-        return Occupancy(tier="near", bytes=(), peak=0, by_class=resident)
+        return Occupancy(tier=DEVICE, bytes=(), peak=0, by_class=resident)
     peak = filled.index(max(filled))
     by_class = dict(resident)
     for key, times in Counter(keys[:peak]).items():
@@ -77,7 +77,7 @@ def occupancy(program: Program, plan: Plan, graph: Graph, *, runtime_bytes: int 
     for value in last.makes:
         by_class[CLASSES[value.name]] += effects.bytes_of(value)
     by_class["working"] += last.working_bytes
-    return Occupancy(tier="near", bytes=tuple(filled), peak=peak, by_class=by_class)
+    return Occupancy(tier=DEVICE, bytes=tuple(filled), peak=peak, by_class=by_class)
 
 
 def _resident(effects: Effects, runtime_bytes: int) -> dict[MemoryClass, int]:

@@ -7,10 +7,10 @@ from windlass.program.memory.layer_sizes import LayerSizes, StateSizes, sizes_of
 from windlass.program.phases import owned, put_off, shares_room, travelling
 from windlass.program.pipeline_schedules import passes
 from windlass.schema.graph import Graph
-from windlass.schema.plan import HomeClass, Plan
+from windlass.schema.plan import OffloadClass, Plan
 
 
-def far_bytes(plan: Plan, graph: Graph, stage: int = 0) -> dict[str, dict[HomeClass, int]]:
+def far_bytes(plan: Plan, graph: Graph, stage: int = 0) -> dict[str, dict[OffloadClass, int]]:
     """Bytes in each far tier of one device, by class; nothing for a plan that keeps all near.
 
     In float32 the weights are the masters too, and lie there once; if they stay near, the masters
@@ -23,11 +23,11 @@ def far_bytes(plan: Plan, graph: Graph, stage: int = 0) -> dict[str, dict[HomeCl
         graph: that it cuts.
         stage: of the device.
     """
-    tiers: dict[str, dict[HomeClass, int]] = {}
-    if not plan.streamed:
+    tiers: dict[str, dict[OffloadClass, int]] = {}
+    if not plan.offloads:
         return tiers
     held = dict(_held(plan, graph, stage))
-    for name, tier in plan.far_homes.items():
+    for name, tier in plan.offload_tiers.items():
         tiers.setdefault(tier, {})[name] = held[name]
     return tiers
 
@@ -37,15 +37,15 @@ def state_at_home(plan: Plan, layer: LayerSizes | StateSizes) -> int:
 
     Masters that stay near as weights have a twin there, which is updated with the moments.
     """
-    twins = not plan.masters_apart and not plan.far("weights")
+    twins = not plan.has_master_weights and not plan.is_offloaded("parameters")
     return layer.optimizer + (layer.part if twins else 0)
 
 
-def _held(plan: Plan, graph: Graph, stage: int) -> Iterator[tuple[HomeClass, int]]:
+def _held(plan: Plan, graph: Graph, stage: int) -> Iterator[tuple[OffloadClass, int]]:
     sizes = sizes_of(plan, graph)
     own = [sizes[layer] for layer in owned(plan, graph, stage)]
     shares = shares_room(plan)
-    yield "weights", sum(layer.held for layer in own)
+    yield "parameters", sum(layer.held for layer in own)
     yield "optimizer", sum(state_at_home(plan, layer) for layer in own)
     waiting = [sizes[layer] for layer in put_off(plan, graph, stage)]
     yield "gradients", sum(max(0, each.shard - (each.held if shares else 0)) for each in waiting)
@@ -55,7 +55,7 @@ def _held(plan: Plan, graph: Graph, stage: int) -> Iterator[tuple[HomeClass, int
 def _outputs(plan: Plan, stage: int, sizes: tuple[LayerSizes, ...]) -> int:
     """The most that outputs take there at once."""
     travels = travelling(plan, stage)
-    if plan.far("weights"):  # every micro-batch has gone forward before the first one goes back
+    if plan.is_offloaded("parameters"):  # every micro-batch has gone forward before the first one goes back
         return sum(sizes[layer].output for layer in travels) * plan.batch.accumulation
     chunks = [plan.stages[chunk] for chunk in chunks_of(plan, stage)]
     each = [
@@ -67,6 +67,6 @@ def _outputs(plan: Plan, stage: int, sizes: tuple[LayerSizes, ...]) -> int:
         if turn.kind == "forward":
             now += each[turn.chunk]
             most = max(most, now)
-        elif turn.kind != "backward weight":
+        elif turn.kind != "backward_weight":
             now -= each[turn.chunk]
     return most

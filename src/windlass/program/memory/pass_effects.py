@@ -21,7 +21,7 @@ class Passes:
     def __init__(self, holding: Holding) -> None:
         self._holding = holding
         plan = holding.plan
-        self._parted = plan.order == "zero-bubble"
+        self._parted = plan.parallel.schedule == "zero-bubble"
         self._converts = plan.gradient_bytes != plan.weight_bytes
         self._flat = plan.sharding.optimizer > 1
 

@@ -46,7 +46,7 @@ class Holding:
         self._owners = owners(graph)
         self._passing = _passing(plan, stage, self.sizes)
         self._tokens = 2 * plan.batch.micro * plan.batch.sequence * _TOKEN_BYTES
-        self._held: Name = "weights shard" if plan.sharding.weights > 1 else "weights"
+        self._held: Name = "weights shard" if plan.sharding.parameters > 1 else "weights"
         self._summed: Name = "gradient shard" if plan.sharding.optimizer > 1 else "gradients"
 
     @property
@@ -78,7 +78,7 @@ class Holding:
         """Whether a gradient is summed over replicas, or over slices what they have whole."""
         sizes = self.sizes[layer]
         common = sizes.common + sizes.common_in_columns + sizes.common_in_rows
-        return self.plan.cut.replicas > 1 or common > 0
+        return self.plan.parallel.data > 1 or common > 0
 
     def held(self, layer: int) -> Value:
         """A layer's weights between uses: the device's shard, or all where none are shared."""
@@ -123,5 +123,5 @@ class Holding:
 def _passing(plan: Plan, stage: int, sizes: tuple[LayerSizes, ...]) -> int:
     """The largest output that goes home, and for files both halves of a bounce; 0 if none does."""
     largest = max((sizes[at].output for at in travelling(plan, stage)), default=0)
-    bounced = largest > 0 and plan.home.activations != HOST
+    bounced = largest > 0 and plan.offload.activations != HOST
     return largest + (2 * BOUNCE_BYTES if bounced else 0)

@@ -8,7 +8,7 @@ from windlass.program.memory.layer_sizes import LayerSizes, sizes_of
 from windlass.program.memory.offloaded_bytes import state_at_home
 from windlass.program.phases import put_off
 from windlass.schema.graph import Graph
-from windlass.schema.plan import HomeClass, Plan
+from windlass.schema.plan import OffloadClass, Plan
 
 
 class Moved(NamedTuple):
@@ -31,9 +31,9 @@ class Traffic:
     """
 
     def __init__(self, plan: Plan, graph: Graph) -> None:
-        self._plan, self._homes = plan, plan.far_homes
+        self._plan, self._homes = plan, plan.offload_tiers
         self._put_off = frozenset(
-            layer for stage in range(plan.cut.pipeline) for layer in put_off(plan, graph, stage)
+            layer for stage in range(plan.parallel.pipeline) for layer in put_off(plan, graph, stage)
         )
         self._sizes = sizes_of(plan, graph)
 
@@ -71,35 +71,35 @@ class Traffic:
 
     def _classes(
         self, instruction: Instruction, *, stored: bool
-    ) -> Iterable[tuple[HomeClass, Moved]]:
+    ) -> Iterable[tuple[OffloadClass, Moved]]:
         kind, layer, _ = instruction
         sizes = self._sizes[layer or 0]
-        if kind == "fetch":
-            return (("weights", Moved(read=sizes.held)),)
-        if kind == "store":
+        if kind == "prefetch_weights":
+            return (("parameters", Moved(read=sizes.held)),)
+        if kind == "offload_grads":
             return (("gradients", Moved(written=sizes.shard)),)
-        if kind == "spread":  # what others have updated goes home as well
+        if kind == "all_gather_params":  # what others have updated goes home as well
             away = stored or layer not in self._put_off
-            return (("weights", Moved(written=sizes.held - sizes.part if away else 0)),)
-        if kind == "keep":
+            return (("parameters", Moved(written=sizes.held - sizes.part if away else 0)),)
+        if kind == "offload_activation":
             return (("activations", Moved(written=sizes.output)),)
-        if kind == "restore":
+        if kind == "reload_activation":
             return (("activations", Moved(read=sizes.output)),)
         if kind != "update":
             return ()
         if layer not in self._put_off:
             return self._update(sizes)
         if not stored:
-            return (("weights", Moved(read=sizes.held)),)
+            return (("parameters", Moved(read=sizes.held)),)
         return (*self._update(sizes), ("gradients", Moved(read=sizes.shard)))
 
-    def _update(self, sizes: LayerSizes) -> tuple[tuple[HomeClass, Moved], ...]:
+    def _update(self, sizes: LayerSizes) -> tuple[tuple[OffloadClass, Moved], ...]:
         """The state comes and goes; weights come only where they are the masters themselves."""
         state = state_at_home(self._plan, sizes)
-        read = 0 if self._plan.masters_apart else sizes.part
+        read = 0 if self._plan.has_master_weights else sizes.part
         return (
             ("optimizer", Moved(state, state)),
-            ("weights", Moved(read, sizes.part)),
+            ("parameters", Moved(read, sizes.part)),
         )
 
 

@@ -28,8 +28,8 @@ from windlass.units import show_bytes
 
 _Class = TypeVar("_Class", bound=str)
 
-_ENDS: dict[Kind, str] = {"reduce": "reduced", "store": "stored", "update": "used"}
-_BEFORE_NORM: tuple[Kind, ...] = (*BACKWARDS, "take over", "reduce", "store")
+_ENDS: dict[Kind, str] = {"reduce_grads": "reduced", "offload_grads": "stored", "update": "used"}
+_BEFORE_NORM: tuple[Kind, ...] = (*BACKWARDS, "accumulate_tied_grads", "reduce_grads", "offload_grads")
 
 
 def verify(
@@ -47,18 +47,18 @@ def verify(
     Raises:
         PlanError: the first fault found.
     """
-    if [program.device for program in programs] != list(range(plan.cut.devices)):
+    if [program.device for program in programs] != list(range(plan.parallel.devices)):
         raise PlanError(
-            f"the plan takes {plan.cut.devices} devices, but there are {len(programs)} programs; "
+            f"the plan takes {plan.parallel.devices} devices, but there are {len(programs)} programs; "
             "give one for each device, in order"
         )
     stages: dict[int, Effects] = {}
     proved: set[tuple[int, tuple[Instruction, ...], tuple[Instruction, ...]]] = set()
     for program in programs:
-        stage = place_of(program.device, plan.cut).stage
-        if (stage, program.instructions, program.settle) in proved:
+        stage = place_of(program.device, plan.parallel).stage
+        if (stage, program.instructions, program.flush_deferred_updates) in proved:
             continue  # replicas and slices run the same program; proving one proves all
-        proved.add((stage, program.instructions, program.settle))
+        proved.add((stage, program.instructions, program.flush_deferred_updates))
         effects = stages.setdefault(stage, Effects(plan, graph, stage))
         moves = _moves(plan, owned(plan, graph, stage))
         _verify_work(program, Counter(_due(plan, graph, stage, effects)), moves)
@@ -75,11 +75,11 @@ def verify(
 def _moves(plan: Plan, layers: Iterable[int]) -> frozenset[tuple[Kind, int]]:
     """What may bring weights near, make them whole and free them; how often, the values decide."""
     kinds: list[Kind] = []
-    if plan.far("weights"):
-        kinds += ("fetch", "release")
-    if plan.sharding.weights > 1:
-        kinds += ("gather", "release")
-        kinds += ("drop",) if plan.far("weights") else ()
+    if plan.is_offloaded("parameters"):
+        kinds += ("prefetch_weights", "free_weights")
+    if plan.sharding.parameters > 1:
+        kinds += ("unshard_weights", "free_weights")
+        kinds += ("free_shard",) if plan.is_offloaded("parameters") else ()
     return frozenset((kind, layer) for kind in kinds for layer in layers)
 
 
@@ -111,7 +111,7 @@ def _verify_turns(program: Program, plan: Plan, effects: Effects) -> None:
     normed: int | None = None
     done: dict[int, tuple[str, int]] = {}
     for index, (kind, layer, _) in enumerate(program.instructions):
-        if kind == "norm":
+        if kind == "grad_norm":
             normed = index
         elif normed is not None and kind in _BEFORE_NORM:
             raise _fault(program, index, f"the norm was taken before, at instruction {normed}")
@@ -127,7 +127,7 @@ def _verify_turns(program: Program, plan: Plan, effects: Effects) -> None:
                     index,
                     f"the gradient of layer {target} was {how} before, at instruction {at}",
                 )
-        if kind == "hand over":
+        if kind == "send_tied_grads":
             done[effects.holding.borrows[layer].owner] = ("handed over", index)
         elif kind in _ENDS and (kind != "update" or layer not in effects.put_off):
             done[layer] = (_ENDS[kind], index)
@@ -137,9 +137,9 @@ def _changed(kind: Kind, layer: int, effects: Effects) -> tuple[int, ...]:
     """The layers whose gradient an instruction changes, so that none may be final before it."""
     if kind in BACKWARDS:
         return effects.targets(layer)
-    if kind == "take over":
+    if kind == "accumulate_tied_grads":
         return (effects.holding.lends[layer].owner,)
-    return (layer,) if kind == "reduce" else ()
+    return (layer,) if kind == "reduce_grads" else ()
 
 
 def _verify_fresh(program: Program, plan: Plan, effects: Effects) -> None:
@@ -155,7 +155,7 @@ def _verify_fresh(program: Program, plan: Plan, effects: Effects) -> None:
         kind, layer, _ = instruction
         effect = effects.of(instruction, frozenset())
         for value in effect.reads:
-            if value in old and kind not in ("spread", "release", "drop", "update"):
+            if value in old and kind not in ("all_gather_params", "free_weights", "free_shard", "update"):
                 raise _fault(
                     program, index, f"it reads {value}, of which others have updated a part at "
                     f"instruction {old[value]} and which has not come since",
@@ -165,7 +165,7 @@ def _verify_fresh(program: Program, plan: Plan, effects: Effects) -> None:
         if layer is None:
             continue
         held, whole = effects.holding.held(layer), Value("weights", layer)
-        if kind == "spread":
+        if kind == "all_gather_params":
             old.pop(held, None)
         elif kind == "update":
             old |= dict.fromkeys({whole} if parts(plan) == 1 else {held, whole}, index)
@@ -177,7 +177,7 @@ def _verify_put_off(program: Program, effects: Effects) -> None:
     for index, (kind, layer, _) in enumerate(program.instructions):
         if kind == "update" and layer is not None:
             updated.add(layer)
-        elif kind == "fetch" and layer in effects.put_off - updated:
+        elif kind == "prefetch_weights" and layer in effects.put_off - updated:
             raise _fault(program, index, "the update that the step before put off comes first")
 
 
@@ -187,8 +187,8 @@ def _verify_settle(program: Program, plan: Plan, effects: Effects) -> None:
     It holds the weights of the first phase and of one layer. A step holds either of them together
     with their gradients, which are no smaller, so that settling fits wherever a step does.
     """
-    settling = program.model_copy(update={"instructions": program.settle})
-    kinds: tuple[Kind, ...] = ("update", "spread") if parts(plan) > 1 else ("update",)
+    settling = program.model_copy(update={"instructions": program.flush_deferred_updates})
+    kinds: tuple[Kind, ...] = ("update", "all_gather_params") if parts(plan) > 1 else ("update",)
     due = Counter(Instruction(kind, layer) for kind in kinds for layer in effects.put_off)
     waiting = (value for value in effects.resident if value.name == "gradients at home")
     try:
@@ -203,21 +203,21 @@ def _due(plan: Plan, graph: Graph, stage: int, effects: Effects) -> Iterator[Ins
     travels, owns = travelling(plan, stage), owned(plan, graph, stage)
     for micro in range(plan.batch.accumulation):
         yield from _due_of_micro(plan, effects, travels, micro)
-    for layer in owns if plan.streamed else effects.holding.layers:
+    for layer in owns if plan.offloads else effects.holding.layers:
         yield Instruction("update", layer)
     for layer in owns:
         if effects.holding.reduces(layer):
-            yield Instruction("reduce", layer)
+            yield Instruction("reduce_grads", layer)
         if parts(plan) > 1:
-            yield Instruction("spread", layer)
+            yield Instruction("all_gather_params", layer)
     for layer in effects.holding.borrows:
-        yield from (Instruction("borrow", layer), Instruction("hand over", layer))
+        yield from (Instruction("recv_tied_weights", layer), Instruction("send_tied_grads", layer))
     for layer in effects.holding.lends:
-        yield from (Instruction("lend", layer), Instruction("take over", layer))
+        yield from (Instruction("send_tied_weights", layer), Instruction("accumulate_tied_grads", layer))
     for layer in effects.put_off:
-        yield Instruction("store", layer)
+        yield Instruction("offload_grads", layer)
     if plan.clip:
-        yield Instruction("norm")
+        yield Instruction("grad_norm")
     yield Instruction("sync")
 
 
@@ -225,10 +225,10 @@ def _due_of_micro(
     plan: Plan, effects: Effects, travels: tuple[int, ...], micro: int
 ) -> Iterator[Instruction]:
     backward: tuple[Kind, ...] = ("backward",)
-    if plan.order == "zero-bubble":
-        backward = ("backward input", "backward weight")
+    if plan.parallel.schedule == "zero-bubble":
+        backward = ("backward_input", "backward_weight")
     if effects.holding.takes_tokens:
-        yield Instruction("load", None, micro)
+        yield Instruction("load_batch", None, micro)
     for layer in effects.holding.layers:
         yield Instruction("forward", layer, micro)
         yield from (Instruction(kind, layer, micro) for kind in backward)
@@ -238,8 +238,8 @@ def _due_of_micro(
         yield Instruction("send", layer, micro)
         yield Instruction("receive", layer, micro)
     for layer in travels:
-        yield Instruction("keep", layer, micro)
-        yield Instruction("restore", layer, micro)
+        yield Instruction("offload_activation", layer, micro)
+        yield Instruction("reload_activation", layer, micro)
 
 
 def _verify_values(program: Program, effects: Effects, after: set[Value]) -> None:
@@ -297,7 +297,7 @@ def _verify_capacity(
 
 
 def _verify_far_capacity(plan: Plan, graph: Graph, capacities: Mapping[str, int]) -> None:
-    for stage in range(plan.cut.pipeline):
+    for stage in range(plan.parallel.pipeline):
         for tier, by_class in far_bytes(plan, graph, stage).items():
             if tier in capacities and sum(by_class.values()) > capacities[tier]:
                 raise PlanError(_overflow(tier, by_class, capacities[tier]))

@@ -75,7 +75,7 @@ def batches_picture(offers: Sequence[Offer], heading: str) -> str:
         if told is None or plan is None:
             bars.append(_refused(str(offer.global_batch), offer))
             continue
-        made = f"{plan.batch.replica} × {plan.cut.replicas}"
+        made = f"{plan.batch.replica} × {plan.parallel.data}"
         tokens = told.tokens_per_step
         bars.append(
             _Bar(

@@ -16,7 +16,7 @@ from windlass.report.figures.svg import STAGE_COLOURS, drawing, element, label, 
 from windlass.report.formatting import place_words
 from windlass.report.plan_forecast import layer_words
 from windlass.schema.plan import Plan
-from windlass.schema.tensor_grid import Grid
+from windlass.schema.tensor_grid import TensorGrid
 
 _WIDTH, _LEFT, _RIGHT, _TOP = 1000.0, 96.0, 30.0, 62.0
 _MOST_STAGES, _MOST_REPLICAS = 9, 8
@@ -89,27 +89,27 @@ def decomposition(plan: Plan) -> str:
     axes = _axes(plan)
     parts = [*_heads(axes), *_names(axes), *_blocks(axes), *_rings(axes)]
     height = axes.y(len(axes.lines)) + 20
-    if axes.flat and plan.sharding.weights < plan.sharding.optimizer:
+    if axes.flat and plan.sharding.parameters < plan.sharding.optimizer:
         height += _RAIL * _MOST_RAILS
     parts.append(_legend(plan, height - 8))
     name = (
-        f"{plan.cut.pipeline} stages, {plan.cut.tensor} slices, {plan.cut.replicas} replicas; "
-        f"{plan.sharding.weights} replicas share weights, {plan.sharding.optimizer} optimizer state"
+        f"{plan.parallel.pipeline} stages, {plan.parallel.tensor} slices, {plan.parallel.data} replicas; "
+        f"{plan.sharding.parameters} replicas share weights, {plan.sharding.optimizer} optimizer state"
     )
     return drawing("".join(parts), _WIDTH, height, name)
 
 
 def _slices(plan: Plan) -> int:
-    return min(int(plan.cut.tensor), _MOST_SLICES)
+    return min(int(plan.parallel.tensor), _MOST_SLICES)
 
 
 def _flat(plan: Plan) -> bool:
-    return plan.cut.pipeline == 1 and plan.cut.replicas > 1
+    return plan.parallel.pipeline == 1 and plan.parallel.data > 1
 
 
 def _axes(plan: Plan) -> _Axes:
-    stages = _shown(plan.cut.pipeline, _MOST_STAGES)
-    replicas = _shown(plan.cut.replicas, _MOST_REPLICAS)
+    stages = _shown(plan.parallel.pipeline, _MOST_STAGES)
+    replicas = _shown(plan.parallel.data, _MOST_REPLICAS)
     columns, lines = (replicas, stages) if _flat(plan) else (stages, replicas)
     across = _across(plan)
     pitch = min(280.0, (_WIDTH - _LEFT - _RIGHT) / len(columns))
@@ -123,8 +123,8 @@ def _axes(plan: Plan) -> _Axes:
 def _across(plan: Plan) -> int:
     """Slices side by side: the columns of a grid, else about as many as below each other."""
     slices = _slices(plan)
-    if isinstance(plan.cut.tensor, Grid) and slices == int(plan.cut.tensor):
-        return plan.cut.tensor.columns
+    if isinstance(plan.parallel.tensor, TensorGrid) and slices == int(plan.parallel.tensor):
+        return plan.parallel.tensor.columns
     down = next(each for each in range(math.isqrt(slices), 0, -1) if slices % each == 0)
     return slices // down
 
@@ -138,7 +138,7 @@ def _shown(count: int, most: int) -> tuple[int | None, ...]:
 
 def _heads(axes: _Axes) -> Iterator[str]:
     plan = axes.plan
-    count = plan.cut.replicas if axes.flat else plan.cut.pipeline
+    count = plan.parallel.data if axes.flat else plan.parallel.pipeline
     for column, shown in enumerate(axes.columns):
         middle = _LEFT + (column + 0.5) * axes.pitch
         if shown is None:
@@ -166,7 +166,7 @@ def _stage_words(plan: Plan, stage: int) -> Iterator[str]:
 
 
 def _names(axes: _Axes) -> Iterator[str]:
-    count = axes.plan.cut.replicas
+    count = axes.plan.parallel.data
     for line, shown in enumerate(axes.lines):
         y = axes.y(line) + axes.down * axes.cell / 2 + 4
         if axes.flat:
@@ -194,7 +194,7 @@ def _blocks(axes: _Axes) -> Iterator[str]:
 
 def _block(axes: _Axes, column: int, line: int, stage: int, replica: int) -> Iterator[str]:
     colour = STAGE_COLOURS[stage % len(STAGE_COLOURS)]
-    cut = axes.plan.cut
+    cut = axes.plan.parallel
     for index in range(_slices(axes.plan)):
         down, across = divmod(index, axes.across)
         place = Place(stage, index, replica)
@@ -216,7 +216,7 @@ def _block(axes: _Axes, column: int, line: int, stage: int, replica: int) -> Ite
 
 def _rings(axes: _Axes) -> Iterator[str]:
     plan = axes.plan
-    shared = range(plan.cut.replicas)
+    shared = range(plan.parallel.data)
     weights = tuple(dict.fromkeys(tuple(sorted(gathering(at, plan))) for at in shared))
     state = tuple(dict.fromkeys(scattering(at, plan) for at in shared))
     if axes.flat:
@@ -268,7 +268,7 @@ def _loops(
 
 
 def _legend(plan: Plan, y: float) -> str:
-    weights, state = plan.sharding.weights, plan.sharding.optimizer
+    weights, state = plan.sharding.parameters, plan.sharding.optimizer
     told = [
         ("green", f"rts = {weights}: so many replicas share one copy of the weights")
         if weights > 1

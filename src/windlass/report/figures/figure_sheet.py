@@ -12,7 +12,7 @@ from windlass.report.figures.timeline import drawn_lanes
 from windlass.report.figures.waterfall import waterfall
 from windlass.report.formatting import batch_words, cut_words, plan_words
 from windlass.report.plan_forecast import Forecast
-from windlass.schema.prediction import Lane
+from windlass.schema.prediction import DeviceTimeline
 
 _LETTERS = 140
 """In a line as wide as a picture."""
@@ -27,8 +27,8 @@ def lanes(forecast: Forecast) -> str:
     shown = []
     for stage, first in forecast.lanes()[:_LANES]:
         lane = first.model_copy(update={"device": stage})
-        name = f"stage {stage}" if len(forecast.timeline.lanes) > 1 else "computes"
-        if forecast.plan.streamed:
+        name = f"stage {stage}" if len(forecast.timeline.devices) > 1 else "computes"
+        if forecast.plan.offloads:
             shown.append((name, _part(lane, moves=False)))
             shown.append(("moves", _part(lane, moves=True)))
         else:
@@ -36,7 +36,7 @@ def lanes(forecast: Forecast) -> str:
     return drawn_lanes(shown, "predicted timeline of one step")
 
 
-def _part(lane: Lane, *, moves: bool) -> Lane:
+def _part(lane: DeviceTimeline, *, moves: bool) -> DeviceTimeline:
     """The instructions of a lane that move something between tiers, or the others."""
     kept = [at for at, kind in enumerate(lane.kinds) if (kind in MOVES) == moves]
     names = ("kinds", "layers", "micros", "starts", "ends")
@@ -62,9 +62,9 @@ _LINE, _HEADING, _GAP = 18.0, 34.0, 26.0
 def notes(forecast: Forecast) -> Mapping[str, str]:
     """By name: a sentence below the heading."""
     plan = forecast.plan
-    count = len(forecast.timeline.lanes)
+    count = len(forecast.timeline.devices)
     many = f" Of {count} stages the first {_LANES}." if count > _LANES else ""
-    one = " One device stands for each stage." if plan.cut.devices > 1 else ""
+    one = " One device stands for each stage." if plan.parallel.devices > 1 else ""
     return {
         "decomposition": f"{cut_words(plan)}; {batch_words(plan)}.",
         "phases": "Each row is a phase on its way forward or back; a frame is around its layers.",

@@ -15,7 +15,7 @@ from windlass.report.figures.svg import (
     title,
 )
 from windlass.report.plan_forecast import Forecast
-from windlass.schema.prediction import Lane, MemoryClass, TierPeak
+from windlass.schema.prediction import DeviceTimeline, MemoryClass, TierPeak
 from windlass.units import show_bytes
 
 _WIDTH, _LEFT, _RIGHT = 1000.0, 120.0, 210.0
@@ -77,7 +77,7 @@ def memory_lines(forecast: Forecast) -> str:
     return line_chart("predicted memory over the step", series, axes, rules)
 
 
-def held_over_time(lane: Lane) -> list[tuple[float, float]]:
+def held_over_time(lane: DeviceTimeline) -> list[tuple[float, float]]:
     """Bytes over time, in the order of both.
 
     A move begins when those before it are done, later than what follows it in the program: it is

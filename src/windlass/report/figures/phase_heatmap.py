@@ -16,7 +16,7 @@ _FRAMED = 4.0
 _LETTERS = 12.0
 """Pixels of a row from which on it has room for its name."""
 _FAINTEST = 0.12
-_BACK = (*BACKWARDS, "backward input", "recompute")
+_BACK = (*BACKWARDS, "backward_input", "recompute")
 _SWATCHES = 8
 
 
@@ -74,7 +74,7 @@ def _seconds(forecast: Forecast) -> dict[tuple[bool, int], float]:
 
 
 def _name(row: _Row, forecast: Forecast) -> str:
-    parts = [f"stage {row.stage}"] if forecast.plan.cut.pipeline > 1 else []
+    parts = [f"stage {row.stage}"] if forecast.plan.parallel.pipeline > 1 else []
     if any(len(part.phases) > 1 for part in forecast.plan.stages):
         parts.append(f"phase {row.phase}")
     return ", ".join((*parts, "forward" if row.forward else "backward"))

@@ -30,11 +30,11 @@ svg .axis{stroke:var(--line)}
 """
 
 _KIND_COLOURS = {
-    "load": "grey", "fetch": "sky", "release": "sky", "drop": "sky", "gather": "yellow",
-    "spread": "yellow", "forward": "blue", "recompute": "orange", "backward": "red",
-    "backward input": "red", "backward weight": "orange", "send": "violet", "receive": "violet",
-    "lend": "violet", "borrow": "violet", "hand over": "violet", "take over": "violet",
-    "reduce": "yellow", "keep": "brown", "restore": "brown", "store": "brown", "norm": "pink",
+    "load_batch": "grey", "prefetch_weights": "sky", "free_weights": "sky", "free_shard": "sky", "unshard_weights": "yellow",
+    "all_gather_params": "yellow", "forward": "blue", "recompute": "orange", "backward": "red",
+    "backward_input": "red", "backward_weight": "orange", "send": "violet", "receive": "violet",
+    "send_tied_weights": "violet", "recv_tied_weights": "violet", "send_tied_grads": "violet", "accumulate_tied_grads": "violet",
+    "reduce_grads": "yellow", "offload_activation": "brown", "reload_activation": "brown", "offload_grads": "brown", "grad_norm": "pink",
     "update": "green", "sync": "grey",
 }  # fmt: skip
 

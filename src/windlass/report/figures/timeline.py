@@ -15,7 +15,7 @@ from windlass.report.figures.svg import (
     ticks,
     title,
 )  # fmt: skip
-from windlass.schema.prediction import Lane, Timeline
+from windlass.schema.prediction import DeviceTimeline, Timeline
 from windlass.units import show_seconds
 
 _WIDTH, _LEFT, _RIGHT = 1000.0, 92.0, 14.0
@@ -42,14 +42,14 @@ class Piece:
 def timeline(predicted: Timeline | None, measured: Timeline | None) -> str:
     """The lanes of all devices as SVG, predicted above measured."""
     named = [("predicted", predicted), ("measured", measured)]
-    lanes = [(name, lane) for name, line in named if line is not None for lane in line.lanes]
+    lanes = [(name, lane) for name, line in named if line is not None for lane in line.devices]
     lanes.sort(key=lambda pair: pair[1].device)
     if len({lane.device for _, lane in lanes}) > 1:
         lanes = [(f"{name} {lane.device}", lane) for name, lane in lanes]
     return drawn_lanes(lanes, "timeline of one step, predicted above measured")
 
 
-def drawn_lanes(lanes: Sequence[tuple[str, Lane]], name: str) -> str:
+def drawn_lanes(lanes: Sequence[tuple[str, DeviceTimeline]], name: str) -> str:
     """Lanes below each other on one clock as SVG, those of one device close together.
 
     Args:
@@ -86,7 +86,7 @@ def picture(predicted: Timeline | None, measured: Timeline | None) -> str:
     return standalone(timeline(predicted, measured))
 
 
-def pieces(lane: Lane, finest: float) -> Iterator[Piece]:
+def pieces(lane: DeviceTimeline, finest: float) -> Iterator[Piece]:
     """The instructions of a lane, those shorter than `finest` seconds drawn with their neighbours.
 
     The pieces keep order and cover the same time; gaps of at least `finest` stay gaps.
@@ -105,7 +105,7 @@ def pieces(lane: Lane, finest: float) -> Iterator[Piece]:
         yield _piece(lane, group)
 
 
-def _entries(lanes: Sequence[Lane]) -> list[tuple[str, str]]:
+def _entries(lanes: Sequence[DeviceTimeline]) -> list[tuple[str, str]]:
     """For each colour the kinds that take most of its time, and the colour."""
     spent: dict[str, dict[str, float]] = {}
     for lane in lanes:
@@ -120,7 +120,7 @@ def _entries(lanes: Sequence[Lane]) -> list[tuple[str, str]]:
     return entries
 
 
-def _piece(lane: Lane, group: Sequence[int]) -> Piece:
+def _piece(lane: DeviceTimeline, group: Sequence[int]) -> Piece:
     seconds: dict[str, float] = {}
     for index in group:
         spent = lane.ends[index] - lane.starts[index]

@@ -16,7 +16,7 @@ from windlass.report.predicted_vs_measured import (
     shares,
     step_seconds,
 )
-from windlass.schema.prediction import Lane, Prediction, TierPeak, Timeline
+from windlass.schema.prediction import DeviceTimeline, Prediction, TierPeak, Timeline
 from windlass.schema.run_record import Step
 from windlass.tracking import Record
 from windlass.units import show_bytes, show_seconds
@@ -124,7 +124,7 @@ def device_table(record: Record) -> str:
     """How each device of several spends a step, and what it holds; nothing of one device."""
     if record.plan is None or not record.devices:
         return ""
-    cut = record.plan.cut
+    cut = record.plan.parallel
     found = shares(record.devices, cut)
     most = max((each.busy_seconds + each.waiting_seconds for each in found), default=0.0) or 1.0
     rows = [
@@ -236,8 +236,8 @@ def _stack(
     return f'<div class="stack">{bars}</div><div class="keys">{keys}</div>'
 
 
-def _lane_with_memory(line: Timeline | None) -> Lane | None:
-    lanes = line.lanes if line else ()
+def _lane_with_memory(line: Timeline | None) -> DeviceTimeline | None:
+    lanes = line.devices if line else ()
     return next((lane for lane in lanes if lane.memory_bytes), None)
 
 

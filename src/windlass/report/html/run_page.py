@@ -151,7 +151,7 @@ def _plan(record: Record) -> str:
     if record.plan is None:
         return '<p class="note">No plan in this run folder.</p>'
     text = f'<pre class="plan">{escape(record.plan.to_toml())}</pre>'
-    if record.plan.cut.devices > 1:
+    if record.plan.parallel.devices > 1:
         text = f"<figure>{decomposition(record.plan)}</figure>{text}"
     if record.request is None:
         return text

@@ -22,7 +22,7 @@ def machines_offers_table(offers: Sequence[Offer]) -> RenderableType:
         if offer.plan is not None and offer.prediction is not None:
             table.add_row(
                 Text(offer.machine),
-                f"{offer.plan.cut.devices}/{offer.devices}",
+                f"{offer.plan.parallel.devices}/{offer.devices}",
                 cut_letters(offer.plan),
                 *_figures(offer),
                 _bound(offer),
@@ -44,7 +44,7 @@ def batches_table(offers: Sequence[Offer]) -> RenderableType:
         batch = offer.plan.batch
         table.add_row(
             str(offer.global_batch),
-            f"{batch.replica}×{offer.plan.cut.replicas}",
+            f"{batch.replica}×{offer.plan.parallel.data}",
             f"{batch.accumulation}×{batch.micro}",
             cut_letters(offer.plan),
             *_figures(offer),

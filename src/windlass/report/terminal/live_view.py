@@ -177,7 +177,7 @@ class TrainingView:
 
     def _traffic(self) -> str:
         """What recent steps moved beside what was predicted; nothing where nothing moves."""
-        far = self._prediction.far if self._prediction else None
+        far = self._prediction.offload if self._prediction else None
         read, written = (median(sizes) for sizes in zip(*self._moved, strict=True))
         if far is None and not (read or written):
             return ""

@@ -52,10 +52,10 @@ def plan_table(plan: Plan, graph: Graph | None = None) -> RenderableType:
         table.add_row("model", Text(graph_words(graph)))
     table.add_row("machine", Text(plan.machine.partition("@")[0]))
     table.add_row("cut", cut_words(plan))
-    if plan.cut.pipeline > 1:
-        chunks = f", {plan.interleave} chunks to a stage" if plan.interleave > 1 else ""
-        table.add_row("order", f"{plan.order}{chunks}")
-    if plan.cut.replicas > 1:
+    if plan.parallel.pipeline > 1:
+        chunks = f", {plan.parallel.virtual_stages} chunks to a stage" if plan.parallel.virtual_stages > 1 else ""
+        table.add_row("order", f"{plan.parallel.schedule}{chunks}")
+    if plan.parallel.data > 1:
         table.add_row("sharding", sharing_words(plan))
     table.add_row("batch", batch_words(plan))
     table.add_row("precision", precision_words(plan))
@@ -82,7 +82,7 @@ def prediction_table(
     table.add_row("predicted MFU", mfu_words(prediction, prediction.step_seconds))
     if prediction.compile_seconds:
         table.add_row("predicted compile", f"{show_seconds(prediction.compile_seconds)}, once")
-    if prediction.far is not None:
+    if prediction.offload is not None:
         table.add_row("predicted traffic", far_words(prediction))
         if plan is not None:
             table.add_row("predicted wear", wear_words(plan, prediction, steps))
@@ -125,13 +125,13 @@ def short_words(plan: Plan) -> str:
     """`4 × 4 × 256, bfloat16, compiled, recompute`: a plan in a table's cell."""
     size = f"{plan.batch.accumulation} × {plan.batch.micro} × {plan.batch.sequence}"
     parts = [size, plan.precision]
-    if plan.cut.devices > 1:
+    if plan.parallel.devices > 1:
         parts.insert(0, cut_letters(plan))
     elif state_away(plan):
         parts.append(state_words(plan))
     parts += [] if plan.moments == "float32" else [f"{plan.moments} moments"]
     parts += ["compiled"] if plan.compile else []
-    parts += ["recompute"] if plan.recompute == "layer" else []
+    parts += ["recompute"] if plan.recompute == "full" else []
     return ", ".join(parts)
 
 
@@ -178,7 +178,7 @@ def record_table(record: Record) -> RenderableType:
     if record.graph is not None:
         table.add_row("model", Text(graph_words(record.graph)))
     if record.plan is not None:
-        cut = f"{cut_words(record.plan)}; " if record.plan.cut.devices > 1 else ""
+        cut = f"{cut_words(record.plan)}; " if record.plan.parallel.devices > 1 else ""
         words = f"{cut}{batch_words(record.plan)}; {precision_words(record.plan)}"
         table.add_row("plan", words)
     if record.steps:
@@ -223,7 +223,7 @@ def _devices(record: Record) -> Iterator[RenderableType]:
     """A line for each device of several; of very many, for the first."""
     if record.plan is None or not record.devices:
         return
-    cut = record.plan.cut
+    cut = record.plan.parallel
     found = shares(record.devices, cut)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("device")

@@ -128,7 +128,7 @@ class Share:
         """Of the flat layer, padding included."""
         self.part = self.elements // plan.sharding.optimizer
         """Elements that the device updates."""
-        self.held = self.elements // plan.sharding.weights
+        self.held = self.elements // plan.sharding.parameters
         """Elements of the shard that stays."""
         self.begin = optimizer_shard(pod.place.replica, plan) * self.part
         """Element of the flat layer at which the device's part begins."""
@@ -282,5 +282,5 @@ def of_another_stage(name: str) -> LayerParameters:
 
 def writes(layer: int, plan: Plan, pod: Pod) -> bool:
     """Whether this device writes a layer's checkpoint: replicas that hold the same share layers."""
-    copies = plan.cut.replicas // plan.sharding.optimizer
+    copies = plan.parallel.data // plan.sharding.optimizer
     return pod.place.replica // plan.sharding.optimizer == layer % copies

@@ -59,10 +59,10 @@ class Messages:
         return {
             "send": self._send,
             "receive": self._receive,
-            "lend": self._lend,
-            "borrow": self._borrow,
-            "hand over": self._hand_over,
-            "take over": self._take_over,
+            "send_tied_weights": self._lend,
+            "recv_tied_weights": self._borrow,
+            "send_tied_grads": self._hand_over,
+            "accumulate_tied_grads": self._take_over,
         }
 
     def before(self, phase: tuple[int, int]) -> None:
@@ -110,11 +110,11 @@ class Messages:
 
     def _lend(self, layer: int, _: int) -> None:
         tensors = [weight.working.detach() for weight in self._lent[layer]]
-        self._pod.send(Instruction("lend", layer), _flat(tensors))
+        self._pod.send(Instruction("send_tied_weights", layer), _flat(tensors))
 
     def _borrow(self, layer: int, _: int) -> None:
         weights = self._lent[layer]
-        flat = self._came(Instruction("borrow", layer), DTYPES[self._plan.precision])
+        flat = self._came(Instruction("recv_tied_weights", layer), DTYPES[self._plan.precision])
         for weight, part in zip(weights, self._parts(layer, flat), strict=True):
             weight.working = part.requires_grad_()
 
@@ -125,13 +125,13 @@ class Messages:
             weight.complete()
             found = weight.gradient
             sums.append(torch.zeros_like(weight.working, dtype=dtype) if found is None else found)
-        self._pod.send(Instruction("hand over", layer), _flat(sums))
+        self._pod.send(Instruction("send_tied_grads", layer), _flat(sums))
         for weight in self._lent[layer]:
             weight.forget()
             weight.working = AWAY
 
     def _take_over(self, layer: int, _: int) -> None:
-        flat = self._came(Instruction("take over", layer), sum_dtype(self._plan))
+        flat = self._came(Instruction("accumulate_tied_grads", layer), sum_dtype(self._plan))
         for weight, part in zip(self._lent[layer], self._parts(layer, flat), strict=True):
             weight.add(part, summed=self._plan.batch.accumulation > 1)
 

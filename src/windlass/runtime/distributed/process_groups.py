@@ -25,7 +25,7 @@ from windlass.program.process_groups import Peers
 from windlass.program.zero_sharding import agreeing, gathering, scattering, spreading
 from windlass.schema.graph import Graph
 from windlass.schema.plan import Plan
-from windlass.schema.tensor_grid import Among, columns_of, ring
+from windlass.schema.tensor_grid import TensorAxis, grid_columns, group_size
 
 WAIT = timedelta(minutes=30)
 """How long a device waits for others before it gives up. A watchdog, which knows more, is there
@@ -33,10 +33,10 @@ much sooner: this only ends what nobody watches."""
 
 LOOPBACK = "127.0.0.1"
 
-AMONG: tuple[Among, ...] = ("all", "tokens", "features")
+AMONG: tuple[TensorAxis, ...] = ("all", "tokens", "features")
 """The rings of a grid of slices."""
 
-_LANES = ("onward", "back", "borrow", "take over")
+_LANES = ("onward", "back", "recv_tied_weights", "accumulate_tied_grads")
 """Kinds of messages, each in its own order; its index is the message's tag."""
 
 
@@ -177,17 +177,17 @@ class Pod:
     """
 
     def __init__(self, plan: Plan, graph: Graph, device: int, on: torch.device) -> None:
-        self.device, self.devices = device, plan.cut.devices
-        self.place = place_of(device, plan.cut)
+        self.device, self.devices = device, plan.parallel.devices
+        self.place = place_of(device, plan.parallel)
         self._plan, self._on = plan, on
         self._peers = Peers(plan, graph)
         self._groups = _Groups(plan)
         self._rings = {among: self._groups.of(_slices(self.place, plan, among)) for among in AMONG}
         names = {among: ring.group_name if ring else "" for among, ring in self._rings.items()}
         self.slice = SlicePlace(
-            degree=int(plan.cut.tensor),
+            degree=int(plan.parallel.tensor),
             index=self.place.slice,
-            columns=columns_of(plan.cut.tensor),
+            columns=grid_columns(plan.parallel.tensor),
             group=names["all"],
             column_group=names["tokens"],
             row_group=names["features"],
@@ -202,16 +202,16 @@ class Pod:
 
     def gather(self, whole: Tensor, held: Tensor) -> None:
         """Puts the shards of a layer's weights together, `[n]` of `[n / rts]`."""
-        self._gather("gather", self._with(gathering), whole, held)
+        self._gather("unshard_weights", self._with(gathering), whole, held)
 
-    def sum_slices(self, common: Tensor, among: Among) -> None:
+    def sum_slices(self, common: Tensor, among: TensorAxis) -> None:
         """Sums in place what all of those slices have a contribution to."""
         dist.all_reduce(common, group=self._rings[among])
-        self.sent["reduce"] += all_reduce_bytes(common.nbytes, ring(self._plan.cut.tensor, among))
+        self.sent["reduce_grads"] += all_reduce_bytes(common.nbytes, group_size(self._plan.parallel.tensor, among))
 
     def spread(self, held: Tensor, part: Tensor) -> None:
         """Puts the updated parts of one shard of weights together, `[n]` of `[n / q]`."""
-        self._gather("spread", self._with(spreading), held, part)
+        self._gather("all_gather_params", self._with(spreading), held, part)
 
     def put_together(self, held: Tensor, part: Tensor) -> None:
         """As `spread`, before the first step: it counts in none."""
@@ -230,10 +230,10 @@ class Pod:
         if len(within) > 1:
             shard = torch.empty(len(whole) // len(within), dtype=whole.dtype, device=whole.device)
             reduce_scatter(shard, whole, group=self._groups.of(within))
-            self.sent["reduce"] += gather_bytes(whole.nbytes, len(within))
+            self.sent["reduce_grads"] += gather_bytes(whole.nbytes, len(within))
         among = self._with(agreeing)
         if len(among) > 1:
-            self.sent["reduce"] += all_reduce_bytes(shard.nbytes, len(among))
+            self.sent["reduce_grads"] += all_reduce_bytes(shard.nbytes, len(among))
             return Coming(
                 shard, dist.all_reduce(shard, group=self._groups.of(among), async_op=True)
             )
@@ -323,7 +323,7 @@ class _Groups:
     """
 
     def __init__(self, plan: Plan) -> None:
-        places = [place_of(device, plan.cut) for device in range(plan.cut.devices)]
+        places = [place_of(device, plan.parallel) for device in range(plan.parallel.devices)]
         shared = (gathering, spreading, scattering, agreeing)
         wanted = {_sharing(place, plan, each) for place in places for each in shared}
         wanted |= {_slices(place, plan, among) for place in places for among in AMONG}
@@ -349,17 +349,17 @@ class _Groups:
 def _sharing(place: Place, plan: Plan, replicas: _Sharers) -> tuple[int, ...]:
     """The devices of the replicas that share something with a place."""
     return tuple(
-        device_of(place._replace(replica=each), plan.cut) for each in replicas(place.replica, plan)
+        device_of(place._replace(replica=each), plan.parallel) for each in replicas(place.replica, plan)
     )
 
 
-def _slices(place: Place, plan: Plan, among: Among) -> tuple[int, ...]:
+def _slices(place: Place, plan: Plan, among: TensorAxis) -> tuple[int, ...]:
     """The devices of the slices that a place exchanges with: all of its layer, or some."""
-    degree, columns = int(plan.cut.tensor), columns_of(plan.cut.tensor)
+    degree, columns = int(plan.parallel.tensor), grid_columns(plan.parallel.tensor)
     row, column = divmod(place.slice, columns)
     ranges = {
         "all": range(degree),
         "tokens": range(column, degree, columns),
         "features": range(row * columns, (row + 1) * columns),
     }
-    return tuple(device_of(place._replace(slice=at), plan.cut) for at in ranges[among])
+    return tuple(device_of(place._replace(slice=at), plan.parallel) for at in ranges[among])

@@ -79,7 +79,7 @@ class Shared:
         self._optimizer, self._seed = optimizer, seed
         self._before_update = before_update
         self._here = layers_of(plan, pod.place.stage)
-        self._shares = plan.sharding.weights > 1
+        self._shares = plan.sharding.parameters > 1
         self._kept: dict[int, _Kept] = {}
         self.norms: dict[int, list[Tensor]] = {}
         self.layers: tuple[LayerParameters, ...] = tuple(self._laid_out())
@@ -138,10 +138,10 @@ class Shared:
     def handlers(self) -> Mapping[Kind, Handler]:
         """The handlers of what brings weights and gradients together."""
         return {
-            "gather": self._gather,
-            "release": self._release,
-            "spread": self._spread,
-            "reduce": self._reduce,
+            "unshard_weights": self._gather,
+            "free_weights": self._release,
+            "all_gather_params": self._spread,
+            "reduce_grads": self._reduce,
         }
 
     def _gather(self, index: int, _: int) -> None:

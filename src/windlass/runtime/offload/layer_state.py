@@ -25,7 +25,7 @@ from windlass.runtime.offload.state_layout import (
     write_tail,
 )
 from windlass.runtime.offload.transfer_queue import Lane, Moved
-from windlass.schema.plan import NEAR, Home, Moments
+from windlass.schema.plan import DEVICE, Moments, Offload
 from windlass.torch_ext.quantized_moments import Codec, Kept
 
 _SETS = 3
@@ -105,7 +105,7 @@ class LayerHome:
         self,
         shelves: Shelves,
         index: int,
-        home: Home,
+        home: Offload,
         weights: Mapping[str, tuple[int, ...]],
         buffers: Sequence[tuple[str, Tensor]],
         *,
@@ -133,7 +133,7 @@ class LayerHome:
         shared = shares and gradients is not None
         if working != torch.float32:
             nbytes = max(self.working.nbytes, self.gradients.nbytes if shared else 0)
-            tier = home.optimizer if home.weights == NEAR else home.weights
+            tier = home.optimizer if home.parameters == DEVICE else home.parameters
             self._working = shelves.shelf(tier, f"{name}.working", nbytes)
         if shared:
             self._gradients = self._working

@@ -96,7 +96,7 @@ class Stream:
         """Of the gradients that went home in this step, by layer."""
         self.layers: tuple[LayerParameters, ...]
         self._homes: dict[int, LayerHome] = {}
-        waiting = {each.layer for each in program.instructions if each.kind == "store"}
+        waiting = {each.layer for each in program.instructions if each.kind == "offload_grads"}
         self.layers = tuple(self._laid_out(frozenset(waiting)))
         owner = {w.name: index for index, layer in enumerate(self.layers) for w in layer.owned}
         self._needs = tuple(
@@ -131,7 +131,7 @@ class Stream:
 
     def _between_steps(self) -> Sequence[int]:
         """The layers of this stage that are near between steps: where weights go, a phase."""
-        if not self._plan.far("weights"):
+        if not self._plan.is_offloaded("parameters"):
             return layers_of(self._plan, self._stage)
         return range(*self._plan.stages[self._stage].phases[0])
 
@@ -162,7 +162,7 @@ class Stream:
 
     def handlers(self) -> Mapping[Kind, Handler]:
         """The handlers of moves."""
-        return {"fetch": self.fetch, "release": self.release, "store": self.store}
+        return {"prefetch_weights": self.fetch, "free_weights": self.release, "offload_grads": self.store}
 
     def fetch(self, layer: int, _: int) -> None:
         """Begins to bring a layer's weights near."""
@@ -258,7 +258,7 @@ class Stream:
             self._place(layer, views)
         weights = self._held(layer)
         apply = partial(self._optimizer.apply, step=step, divisor=divisor)
-        home, goes = self._homes[layer], self._plan.far("weights")
+        home, goes = self._homes[layer], self._plan.is_offloaded("parameters")
         there = self._begin(
             lambda moved: home.update(
                 apply, weights, gradients, has, memory=memory if goes else None,
@@ -272,10 +272,10 @@ class Stream:
 
     def settle(self, program: Program) -> None:
         """Does the updates that were put off, so that the state at home is that of this step."""
-        for kind, layer, _ in program.settle:
+        for kind, layer, _ in program.flush_deferred_updates:
             if kind == "update" and layer is not None:
                 self.update(layer, 0, None)
-            elif kind in ("release", "drop") and layer is not None:
+            elif kind in ("free_weights", "free_shard") and layer is not None:
                 self._drop(layer)
         self.wait()
 
@@ -380,7 +380,7 @@ class Stream:
     ) -> LayerHome:
         plan = self._plan
         return LayerHome(
-            self._shelves, index, plan.home, owned, tuple(buffers.items()),
+            self._shelves, index, plan.offload, owned, tuple(buffers.items()),
             working=DTYPES[plan.precision], gradients=sum_dtype(plan) if waits else None,
             moments=plan.moments, shares=shares_room(plan), decays=decays,
         )  # fmt: skip

@@ -68,7 +68,7 @@ class PodStream(Stream):
         before_update: Callable[[int], None],
     ) -> None:
         self._pod = pod
-        self._shares_weights = plan.sharding.weights > 1
+        self._shares_weights = plan.sharding.parameters > 1
         self._share: dict[int, Share] = {}
         self._shards: dict[int, Sequence[Tensor]] = {}
         """Near shards of layers, segment by segment."""
@@ -178,10 +178,10 @@ class PodStream(Stream):
         """The handlers of moves, and of what brings shares together."""
         return {
             **super().handlers(),
-            "gather": self._gather,
-            "drop": lambda layer, _: self._drop(layer),
-            "reduce": self._reduce,
-            "spread": self._spread,
+            "unshard_weights": self._gather,
+            "free_shard": lambda layer, _: self._drop(layer),
+            "reduce_grads": self._reduce,
+            "all_gather_params": self._spread,
         }
 
     def release(self, layer: int, micro: int) -> None:

@@ -219,7 +219,7 @@ def _one_core() -> None:
 
 def lane_of(plan: Plan, device: torch.device) -> Lane | None:
     """The lane of all that a plan moves between tiers; None where nothing moves."""
-    if not plan.streamed:
+    if not plan.offloads:
         return None
-    in_memory = set(plan.far_homes.values()) == {HOST}
+    in_memory = set(plan.offload_tiers.values()) == {HOST}
     return Lane(device, blocks=device.type == "cpu" or not in_memory)

@@ -101,7 +101,7 @@ class Notes:
             self._write()
 
         noted: dict[Kind, Handler] = {"forward": forward, "sync": sync}
-        kinds: tuple[Kind, ...] = ("backward", "backward input")
+        kinds: tuple[Kind, ...] = ("backward", "backward_input")
         return {**handlers, **noted, **{kind: passed(kind) for kind in kinds}}
 
     def _write(self) -> None:

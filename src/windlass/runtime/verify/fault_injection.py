@@ -20,7 +20,7 @@ from windlass.runtime.interpreter import Handler
 from windlass.runtime.verify.handler_hooks import Handlers, Inside
 from windlass.schema.graph import Graph
 from windlass.schema.plan import Plan
-from windlass.schema.tensor_grid import Among
+from windlass.schema.tensor_grid import TensorAxis
 
 _LATER_STEP = 2
 """In which what is stale is used: in the first there is nothing older."""
@@ -75,14 +75,14 @@ def _no_reduction(handlers: Handlers, inside: Inside) -> Mapping[Kind, Handler]:
         shards = whole.chunk(plan.sharding.optimizer)
         return Coming(shards[optimizer_shard(pod.place.replica, plan)].clone(), None)
 
-    return {"reduce": _at_layer(handlers["reduce"], plan, lambda: _replaced(pod, "reduce", own))}
+    return {"reduce_grads": _at_layer(handlers["reduce_grads"], plan, lambda: _replaced(pod, "reduce", own))}
 
 
 def _swapped_shards(handlers: Handlers, inside: Inside) -> Mapping[Kind, Handler]:
     """The shards of one layer's weights come together in another order."""
     pod, plan = _pod(inside), inside.plan
-    kind: Kind = "gather" if plan.sharding.weights > 1 else "spread"
-    shards = plan.sharding.weights if plan.sharding.weights > 1 else parts(plan)
+    kind: Kind = "unshard_weights" if plan.sharding.parameters > 1 else "all_gather_params"
+    shards = plan.sharding.parameters if plan.sharding.parameters > 1 else parts(plan)
     right = getattr(pod, kind)
 
     def swapped(whole: Tensor, part: Tensor) -> None:
@@ -109,7 +109,7 @@ def _dropped_micro(handlers: Handlers, inside: Inside) -> Mapping[Kind, Handler]
 
         return backward
 
-    kinds: tuple[Kind, ...] = ("backward", "backward input")
+    kinds: tuple[Kind, ...] = ("backward", "backward_input")
     return {kind: without(handlers[kind]) for kind in kinds}
 
 
@@ -136,21 +136,21 @@ def _stale_gather(handlers: Handlers, inside: Inside) -> Mapping[Kind, Handler]:
         elif inside.compute.step == _LATER_STEP:
             whole.copy_(kept[0])
 
-    gather = _at_layer(handlers["gather"], inside.plan, lambda: _replaced(pod, "gather", stale))
-    return {"gather": gather}
+    gather = _at_layer(handlers["unshard_weights"], inside.plan, lambda: _replaced(pod, "gather", stale))
+    return {"unshard_weights": gather}
 
 
 def _no_slice_sum(handlers: Handlers, inside: Inside) -> Mapping[Kind, Handler]:
     """Each slice goes on with its own contribution to what all of them have whole."""
     pod = _pod(inside)
 
-    def nothing(common: Tensor, among: Among) -> None:
+    def nothing(common: Tensor, among: TensorAxis) -> None:
         del common, among
 
     left_out = _at_layer(
-        handlers["reduce"], inside.plan, lambda: _replaced(pod, "sum_slices", nothing)
+        handlers["reduce_grads"], inside.plan, lambda: _replaced(pod, "sum_slices", nothing)
     )
-    return {"reduce": left_out}
+    return {"reduce_grads": left_out}
 
 
 def _wrong_samples(handlers: Handlers, inside: Inside) -> Mapping[Kind, Handler]:
@@ -169,9 +169,9 @@ def _no_loan_gradient(handlers: Handlers, inside: Inside) -> Mapping[Kind, Handl
 
     def take_over(layer: int, micro: int) -> None:
         with _replaced(pod, "receive", nothing):
-            handlers["take over"](layer, micro)
+            handlers["accumulate_tied_grads"](layer, micro)
 
-    return {"take over": take_over}
+    return {"accumulate_tied_grads": take_over}
 
 
 def _pod(inside: Inside) -> Pod:
@@ -207,12 +207,12 @@ def _replaced(pod: Pod, name: str, by: Callable[..., object]) -> Iterator[None]:
 
 def _slices(plan: Plan, graph: Graph | None) -> bool:
     del graph
-    return plan.cut.tensor > 1
+    return plan.parallel.tensor > 1
 
 
 def _replicas(plan: Plan, graph: Graph | None) -> bool:
     del graph
-    return plan.cut.replicas > 1
+    return plan.parallel.data > 1
 
 
 def _shared(plan: Plan, graph: Graph | None) -> bool:
@@ -222,12 +222,12 @@ def _shared(plan: Plan, graph: Graph | None) -> bool:
 
 def _gathered(plan: Plan, graph: Graph | None) -> bool:
     del graph
-    return plan.sharding.weights > 1
+    return plan.sharding.parameters > 1
 
 
 def _near(plan: Plan, graph: Graph | None) -> bool:
     del graph
-    return not plan.far("optimizer")
+    return not plan.is_offloaded("optimizer")
 
 
 def _lent(plan: Plan, graph: Graph | None) -> bool:
@@ -253,11 +253,11 @@ FAULTS: Mapping[str, Fault] = {
         "shards swapped as they come together", _shared, "`sharding.optimizer` above 1",
         _swapped_shards,
     ),
-    "gather": Fault(
-        "weights of the step before", _gathered, "`sharding.weights` above 1", _stale_gather
+    "unshard_weights": Fault(
+        "weights of the step before", _gathered, "`sharding.parameters` above 1", _stale_gather
     ),
     "slice-sum": Fault(
-        "a sum over slices left out", _slices, "`cut.tensor` above 1", _no_slice_sum
+        "a sum over slices left out", _slices, "`parallel.tensor` above 1", _no_slice_sum
     ),
     "loan": Fault(
         "the gradient of lent weights left out", _lent, "tied weights on two stages",

@@ -87,9 +87,9 @@ def fullest_of(shape: Shape, stage: int, kind: int, sizes: np.ndarray) -> int:
     """The most that a stage holds at passes of a kind, taken one after the other."""
     now = most = 0
     for turn in taken(shape.order, shape.pipeline, stage, shape.micros, chunks=shape.interleave):
-        begins, ends = turn.kind == "forward", turn.kind in ("backward", "backward weight")
+        begins, ends = turn.kind == "forward", turn.kind in ("backward", "backward_weight")
         now += begins * sizes[turn.chunk]
-        if begins if kind == FORWARD else turn.kind in ("backward", "backward input"):
+        if begins if kind == FORWARD else turn.kind in ("backward", "backward_input"):
             most = max(most, now)
         now -= ends * sizes[turn.chunk]
     return most

@@ -41,7 +41,7 @@ def test_a_message_keeps_its_place_until_it_is_taken(shape: Shape):
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_each_stage_takes_its_passes_in_the_turn_of_the_order(shape: Shape):
     """A row of the durations tells of a pass its kind and chunk, and whether it is the first's."""
-    kinds = {"forward": 0, "backward": 1, "backward input": 1, "backward weight": 3}
+    kinds = {"forward": 0, "backward": 1, "backward_input": 1, "backward_weight": 3}
     for stage in range(shape.pipeline):
         turns = taken(shape.order, shape.pipeline, stage, shape.micros, chunks=shape.interleave)
         asked = [

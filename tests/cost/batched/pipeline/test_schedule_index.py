@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from windlass.cost.batched.pipeline.schedule_index import Turns
 from windlass.program.pipeline_schedules import taken
 
-KINDS = {"forward": 0, "backward": 1, "backward input": 1, "backward weight": 2}
+KINDS = {"forward": 0, "backward": 1, "backward_input": 1, "backward_weight": 2}
 
 
 def turns(order: str, stages: int, groups: int, chunks: int) -> Turns:

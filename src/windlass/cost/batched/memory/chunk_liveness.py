@@ -284,7 +284,7 @@ def layers_again(shape: Shape, ends: tuple[int, ...], again: Again) -> tuple[Rec
         some = able - whole if whole and some else some
         modes: tuple[tuple[Recompute, int], ...] = (
             ("none", max(0, min(1, end) - begin)),
-            ("layer", whole),
+            ("full", whole),
             ("selective", some),
         )
         found += [mode for mode, count in modes for _ in range(count)]

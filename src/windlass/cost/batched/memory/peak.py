@@ -150,7 +150,7 @@ def _fullest(chain: Chain, parts: Parts, again: Again, stages: tuple[int, ...]) 
         shape=parts.shape,
         ends=parts.ends,
         layers=tuple(
-            (places[at], mode == "layer") for at, mode in zip(of_layers, modes, strict=True)
+            (places[at], mode == "full") for at, mode in zip(of_layers, modes, strict=True)
         ),
         kinds=Kinds(
             looks_up=tuple(kind.looks_up for kind in own),

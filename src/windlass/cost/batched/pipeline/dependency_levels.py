@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from windlass.cost.batched.pipeline.schedule_index import BACKWARD, FORWARD, Turns
-from windlass.schema.plan import Order
+from windlass.schema.plan import PipelineSchedule
 
 _Ints = npt.NDArray[np.int64]
 
@@ -28,14 +28,14 @@ _FEW_MORE = 5
 class Shape(NamedTuple):
     """How a step runs through the stages."""
 
-    order: Order
+    order: PipelineSchedule
     pipeline: int
     interleave: int
     micros: int
     """Micro-batches of a step; of plans with more than `settled`, that and one, for all."""
 
     @classmethod
-    def of(cls, order: Order, pipeline: int, interleave: int, micros: int) -> "Shape":
+    def of(cls, order: PipelineSchedule, pipeline: int, interleave: int, micros: int) -> "Shape":
         """The shape of plans of so many micro-batches."""
         shape = cls(order, pipeline, interleave, micros)
         return shape._replace(micros=min(micros, shape.settled + pipeline + 1))

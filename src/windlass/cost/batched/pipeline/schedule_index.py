@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from windlass.schema.plan import Order
+from windlass.schema.plan import PipelineSchedule
 
 _Ints = npt.NDArray[np.int64]
 
@@ -48,7 +48,7 @@ class Turns:
         micros: micro-batches of a step; as many as the order allows.
     """
 
-    order: Order
+    order: PipelineSchedule
     pipeline: int
     interleave: int
     micros: int
