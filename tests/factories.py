@@ -23,7 +23,6 @@ from windlass.schema.plan import (
     Batch,
     Moments,
     Offload,
-    Parallelism,
     Plan,
     Recompute,
     ShardingDegrees,
@@ -115,7 +114,7 @@ def cut_graph(graph: Graph, degrees: tuple[int, ...] = (2, 4, TensorGrid(2, 2)))
         degree: {name: _cut_kind(kind, degree, width) for name, kind in kinds.items()}
         for degree in degrees
     }
-    return graph.model_copy(update={"kinds": kinds, "slices": slices})
+    return graph.model_copy(update={"kinds": kinds, "tensor_shards": slices})
 
 
 def _cut_kind(kind: LayerKind, degree: int, width: int) -> LayerKind:
@@ -144,15 +143,15 @@ def _cut_parameter(whole: ParameterInfo, degree: int, *, square: bool) -> dict[s
     rows, columns = grid_rows(degree), grid_columns(degree)
     if len(whole.shape) == 1:
         common = "all" if columns == 1 else "tokens"
-        return {"shape": (whole.shape[0] // columns,), "common": common}
+        return {"shape": (whole.shape[0] // columns,), "replicated_over": common}
     if square and columns > 1:
         return {"shape": (whole.shape[0] // rows, whole.shape[1] // columns)}
-    return {"shape": (-(-whole.shape[0] // degree), *whole.shape[1:]), "cut": 0}
+    return {"shape": (-(-whole.shape[0] // degree), *whole.shape[1:]), "shard_dim": 0}
 
 
 def tiny_machine(
     *,
-    near: int | str = "1 GiB",
+    memory: int | str = "1 GiB",
     host: int | str | None = None,
     disk: int | str | None = None,
     precisions: tuple[Precision, ...] = ("float32", "bfloat16"),
@@ -185,7 +184,7 @@ def tiny_machine(
             runtime_bytes=read_bytes(runtime),
             compiler_bytes=read_bytes(compiler),
             tiers=(
-                Tier(name="near", capacity_bytes=read_bytes(near)),
+                Tier(name="device", capacity_bytes=read_bytes(memory)),
                 *(() if host is None else (_far("host", host),)),
                 *(() if disk is None else (_far("disk", disk),)),
             ),
@@ -204,28 +203,28 @@ def tiny_plan(
     accumulation: int = 1,
     sequence: int = 16,
     recompute: Recompute = "none",
-    recomputed: int | None = None,
+    recompute_layers: int | None = None,
     precision: Precision = "float32",
     moments: Moments = "float32",
     compiled: bool = False,
     clip: bool = True,
     pipeline: int = 1,
     tensor: int = 1,
-    replicas: int = 1,
-    order: str = "1f1b",
-    interleave: int = 1,
+    data: int = 1,
+    schedule: str = "1f1b",
+    virtual_stages: int = 1,
     sharding: tuple[int, int] = (1, 1),
-    home: Offload | None = None,
+    offload: Offload | None = None,
     phases: tuple[tuple[int, int], ...] | None = None,
     stages: tuple[tuple[tuple[int, int], ...], ...] | None = None,
 ) -> Plan:
-    """A plan with the chain split into `pipeline` x `interleave` parts as equal as can be.
+    """A plan with the chain split into `pipeline` x `parallel.virtual_stages` parts as equal as can be.
 
     `stages` are the phases of each part in place of that, and `phases` those of the only one.
-    `sharding` is of weights and of optimizer state. `home` None keeps all near. Of
-    each stage the first `recomputed` layers run again, as many as can; None: all.
+    `sharding` is of weights and of optimizer state. `offload` None keeps all near. Of
+    each stage the first `recompute_layers` layers run again, as many as can; None: all.
     """
-    count = pipeline * interleave
+    count = pipeline * virtual_stages
     ends = [round(index * graph.layers / count) for index in range(count + 1)]
     if phases is not None:
         stages = (phases,)
@@ -233,15 +232,19 @@ def tiny_plan(
         {
             "graph": graph.label,
             "machine": machine.label,
-            "order": order,
-            "interleave": interleave,
             "precision": precision,
             "moments": moments,
             "compile": compiled,
             "clip": clip,
-            "cut": Parallelism(pipeline=pipeline, tensor=tensor, data=replicas),
+            "parallel": {
+                "pipeline": pipeline,
+                "tensor": tensor,
+                "data": data,
+                "schedule": schedule,
+                "virtual_stages": virtual_stages,
+            },
             "sharding": ShardingDegrees(parameters=sharding[0], optimizer=sharding[1]),
-            "offload": home or Offload(),
+            "offload": offload or Offload(),
             "batch": Batch(sequence=sequence, micro=micro, accumulation=accumulation),
             "stages": tuple(
                 Stage(phases=each, recompute=recompute)
@@ -249,9 +252,9 @@ def tiny_plan(
             ),
         }
     )
-    if recomputed is None or recompute == "none":
+    if recompute_layers is None or recompute == "none":
         return plan
-    some, none = [recomputed] * len(plan.stages), [0] * len(plan.stages)
+    some, none = [recompute_layers] * len(plan.stages), [0] * len(plan.stages)
     return recomputing(plan, none, some) if recompute == "selective" else recomputing(plan, some)
 
 
@@ -372,9 +375,11 @@ def _exchange(
     if degree == 1:
         return ()
     own = _times(nbytes, 1 / degree)
-    read, written = {"all_gather": (own, nbytes), "reduce_scatter": (nbytes, own), "all_reduce": (nbytes, nbytes)}[
-        how
-    ]
+    read, written = {
+        "all_gather": (own, nbytes),
+        "reduce_scatter": (nbytes, own),
+        "all_reduce": (nbytes, nbytes),
+    }[how]
     op = Op(
         name=how, kind="exchange", read_bytes=read, written_bytes=written, live_bytes=nbytes,
         exchange=Exchange(how, nbytes, among),

@@ -190,9 +190,9 @@ def plans(draw: st.DrawFn, graph: Graph, devices: tuple[int, ...] = (2, 4)) -> P
     weights = optimizer if far else draw(st.sampled_from(divisors(optimizer)))
     recomputes = ("none", "layer") if order == "zero-bubble" else ("none", "selective", "layer")
     plan = tiny_plan(
-        graph, MACHINE, pipeline=pipeline, tensor=tensor, replicas=replicas, micro=micro,
-        accumulation=accumulation, sequence=SEQUENCE, sharding=(weights, optimizer), order=order,
-        interleave=chunks, home=far, recompute=draw(st.sampled_from(recomputes)),
+        graph, MACHINE, pipeline=pipeline, tensor=tensor, data=replicas, micro=micro,
+        accumulation=accumulation, sequence=SEQUENCE, sharding=(weights, optimizer), schedule=order,
+        virtual_stages=chunks, offload=far, recompute=draw(st.sampled_from(recomputes)),
         recompute_layers=draw(st.sampled_from([None, 1, 2])),
         precision="float32" if far else draw(st.sampled_from(["float64", "float64", "float32"])),
         stages=phased(draw, pipeline) if far else parted(draw, pipeline * chunks),

@@ -20,7 +20,7 @@ from windlass.schema.tensor_grid import TensorGrid, grid_columns
 Captured = Callable[..., tuple[Chain, Graph]]
 
 SMALL = {"layers": 1, "width": 256, "heads": 4, "vocabulary": 3000, "sequence": 160}
-GROUPED = {**SMALL, "heads": 8, "kv_heads": 4, "hidden": 672}
+GROUPED = {**SMALL, "heads": 8, "kv_heads": 4, "ffn": 672}
 FAMILIES = {"gpt-tiny": SMALL, "gpt-neox-20b": SMALL, "llama-tiny": GROUPED}
 GRID = TensorGrid(2, 2)
 UNEVEN = {**SMALL, "vocabulary": 3001}
@@ -52,7 +52,10 @@ def test_a_pass_of_a_block_gathers_and_scatters_all_tokens_twice_each(cut: Captu
             whole = MICRO * SEQUENCE * WIDTH * PRECISION_BYTES[cost.precision]
             for ops in (cost.forward, cost.backward):
                 found = [op.exchange for op in ops if op.exchange is not None]
-                assert sorted(each.how for each in found) == ["all_gather"] * 2 + ["reduce_scatter"] * 2
+                assert (
+                    sorted(each.how for each in found)
+                    == ["all_gather"] * 2 + ["reduce_scatter"] * 2
+                )
                 assert all(each.nbytes.at(MICRO, SEQUENCE) == whole for each in found)
 
 
@@ -64,7 +67,12 @@ def test_a_block_in_a_grid_exchanges_tokens_in_columns_and_features_in_rows(cut:
     d = number * WIDTH // 2
     region = [("all_gather", "tokens", d), ("reduce_scatter", "tokens", d)]
     # Queries, keys and values leave the column side by side, and the hidden features are 4 d.
-    features = [("reduce_scatter", 3 * d), ("all_gather", d), ("reduce_scatter", 4 * d), ("all_gather", 4 * d)]
+    features = [
+        ("reduce_scatter", 3 * d),
+        ("all_gather", d),
+        ("reduce_scatter", 4 * d),
+        ("all_gather", 4 * d),
+    ]
     moments = [("all_reduce", "features", 3 * number // 2)] * 2  # of own tokens
     due = region * 2 + [(how, "features", nbytes) for how, nbytes in features]
     found = [

@@ -17,7 +17,7 @@ from windlass.hardware.local_machine import save_here, system_fingerprint
 def surroundings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Environment variables that lead to a cache which holds a machine named `here`."""
     cache = tmp_path_factory.mktemp("cache")
-    machine = tiny_machine(near="8 GiB", host="8 GiB")
+    machine = tiny_machine(memory="8 GiB", host="8 GiB")
     near, far = machine.device.tiers
     tiers = (near, far.model_copy(update={"name": "disk"}))
     device = machine.device.model_copy(update={"tiers": tiers})

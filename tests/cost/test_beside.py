@@ -42,13 +42,13 @@ def replicas(
             "devices_per_host": machine.devices_per_host // hosts,
         }
     )  # fmt: skip
-    whole = tiny_plan(graph, machine, replicas=replicas)
+    whole = tiny_plan(graph, machine, data=replicas)
     (link,) = machine.links
     seconds = Links(whole, graph, machine).seconds(Instruction("reduce_grads", 0))
     rate = link.rate * seconds / (sum_products * PRODUCT)
     machine = machine.model_copy(update={"links": (link.model_copy(update={"rate": rate}),)})
     plan = tiny_plan(
-        graph, machine, replicas=replicas, sharding=sharding, accumulation=accumulation, clip=clip
+        graph, machine, data=replicas, sharding=sharding, accumulation=accumulation, clip=clip
     )
     return plan, graph, machine
 

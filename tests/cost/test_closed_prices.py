@@ -98,10 +98,10 @@ def plan_of(way: Setting, graph: Graph, machine: Machine, recompute: Recompute =
         micro=way.micro,
         accumulation=2 if way.sums else 1,
         tensor=way.tensor,
-        replicas=way.replicas,
+        data=way.replicas,
         pipeline=1 + way.parted,
         recompute=recompute,
-        home=Offload(optimizer="host" if way.moves else DEVICE),
+        offload=Offload(optimizer="host" if way.moves else DEVICE),
         stages=(((0, 5),), ((5, 6),)) if way.parted else None,
         phases=None if way.parted else ((0, 6),),
     )
@@ -203,13 +203,15 @@ def _shared(base: Plan, block: Block, share: Share) -> Plan:
     )
     plan = base.model_copy(
         update={
-            "cut": base.parallel.model_copy(update={"tensor": way.tensor, "replicas": way.replicas}),
+            "parallel": base.parallel.model_copy(
+                update={"tensor": way.tensor, "data": way.replicas}
+            ),
             "precision": way.precision,
             "offload": Offload(optimizer=share.home),
             "batch": base.batch.model_copy(update={"accumulation": 2 if way.sums else 1}),
         }
     )
     sharding = plan.sharding.model_copy(
-        update={"weights": share.weights, "optimizer": share.optimizer}
+        update={"parameters": share.weights, "optimizer": share.optimizer}
     )
     return plan.model_copy(update={"sharding": sharding})

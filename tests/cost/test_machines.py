@@ -25,7 +25,7 @@ def test_a_plan_over_all_that_a_machine_has_takes_some_time(name: str):
     machine = catalogue.find(name)
     spare = machine.devices
     cut = {}
-    for degree, most in (("tensor", 4), ("pipeline", 2), ("replicas", 8)):
+    for degree, most in (("tensor", 4), ("pipeline", 2), ("data", 8)):
         cut[degree] = most if spare % most == 0 else 1
         spare //= cut[degree]
     plan = tiny_plan(GRAPH, machine, precision="bfloat16", accumulation=2, **cut)
@@ -33,7 +33,7 @@ def test_a_plan_over_all_that_a_machine_has_takes_some_time(name: str):
     assert 0 < told.low_seconds < told.step_seconds < told.high_seconds
     assert isfinite(told.high_seconds)
     if len(machine.device.tiers) > 1:
-        streamed = tiny_plan(GRAPH, machine, phases=((0, 4), (4, 8)), home=away(machine))
+        streamed = tiny_plan(GRAPH, machine, phases=((0, 4), (4, 8)), offload=away(machine))
         moved = predict(streamed, GRAPH, machine)
         assert moved.offload is not None
         assert moved.offload.seconds > 0

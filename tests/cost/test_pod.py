@@ -47,8 +47,8 @@ def test_programs_on_the_clock_take_what_the_laws_of_their_orders_say(
         graph,
         machine,
         pipeline=pipeline,
-        order=order if chunks > 1 or order != "interleaved" else "1f1b",
-        interleave=chunks,
+        schedule=order if chunks > 1 or order != "interleaved" else "1f1b",
+        virtual_stages=chunks,
         accumulation=micros,
         clip=False,
     )
@@ -101,7 +101,7 @@ def test_collectives_take_what_rings_take(
     other = machine.model_copy(
         update={"device": machine.device.model_copy(update={"kind": "cuda"})}
     )
-    plan = tiny_plan(GRAPH, machine, replicas=8, sharding=sharding)
+    plan = tiny_plan(GRAPH, machine, data=8, sharding=sharding)
     (link,) = machine.links
     instruction = Instruction(kind, 1)  # type: ignore[arg-type]
     seconds = Links(plan, GRAPH, other).seconds(instruction)
@@ -113,11 +113,15 @@ def test_collectives_take_what_rings_take(
 
 
 def test_a_gather_holds_up_its_group_until_the_last_is_there():
-    plan = tiny_plan(GRAPH, MACHINE, replicas=2, sharding=(2, 2), pipeline=2)
+    plan = tiny_plan(GRAPH, MACHINE, data=2, sharding=(2, 2), pipeline=2)
     lanes = simulate(plan, GRAPH, MACHINE, lower(plan, GRAPH)).devices
     for first, second in (lanes[:2], lanes[2:]):
         ends = [
-            [end for kind, end in zip(lane.kinds, lane.ends, strict=True) if kind == "unshard_weights"]
+            [
+                end
+                for kind, end in zip(lane.kinds, lane.ends, strict=True)
+                if kind == "unshard_weights"
+            ]
             for lane in (first, second)
         ]
         assert ends[0] == ends[1]
@@ -166,7 +170,7 @@ def test_replicas_of_slices_reach_over_the_links_beyond_them():
     (slow,) = machine.links
     fast = slow.model_copy(update={"joins": 4, "rate": 1e10})
     machine = machine.model_copy(update={"links": (fast, slow)})
-    plan = tiny_plan(CUT, machine, tensor=4, replicas=2, sharding=(2, 2))
+    plan = tiny_plan(CUT, machine, tensor=4, data=2, sharding=(2, 2))
     own = (32 * 32 // 4 + 32) * 4
     seconds = Links(plan, CUT, machine).seconds(Instruction("unshard_weights", 1))
     # Four rings of two lie side by side on the outer link.

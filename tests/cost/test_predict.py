@@ -111,8 +111,8 @@ def test_a_plan_that_compiles_pays_for_the_compiler_in_time_and_memory():
 
 
 def test_capacity_decides_what_fits_and_by_how_much_it_does_not():
-    roomy = _predict(machine=tiny_machine(near="1 GiB"))
-    tight = _predict(machine=tiny_machine(near=roomy.peaks[0].peak_bytes - 1))
+    roomy = _predict(machine=tiny_machine(memory="1 GiB"))
+    tight = _predict(machine=tiny_machine(memory=roomy.peaks[0].peak_bytes - 1))
     assert roomy.fits
     assert not tight.fits
     assert tight.peaks[0].over_bytes == 1

@@ -50,7 +50,7 @@ def test_a_stage_that_does_things_in_turn_takes_a_micro_batch_as_long_as_all_its
         few, many = (
             predict(
                 tiny_plan(
-                    graph, where, pipeline=stages, accumulation=micros, order="gpipe", clip=False
+                    graph, where, pipeline=stages, accumulation=micros, schedule="gpipe", clip=False
                 ),
                 graph,
                 where,
@@ -66,7 +66,7 @@ def test_a_stage_that_does_things_in_turn_takes_a_micro_batch_as_long_as_all_its
 def test_moves_of_a_bulk_synchronous_machine_hold_up_its_computing():
     graph, machine = tiny_graph(layers=6), tiny_machine(host="4 GiB")
     halves = ((0, 4), (4, 8))
-    plan = tiny_plan(graph, machine, phases=halves, home=STREAMED, micro=8, accumulation=4)
+    plan = tiny_plan(graph, machine, phases=halves, offload=STREAMED, micro=8, accumulation=4)
     beside, after = (predict(plan, graph, each) for each in (machine, in_turn(machine)))
     assert beside.offload is not None
     assert after.offload is not None
@@ -78,7 +78,7 @@ def test_moves_of_a_bulk_synchronous_machine_hold_up_its_computing():
 def test_units_set_apart_let_moves_go_on_beside_slower_computing():
     graph, machine = tiny_graph(layers=6), tiny_machine(host="4 GiB")
     plan = tiny_plan(
-        graph, machine, phases=((0, 4), (4, 8)), home=STREAMED, micro=8, accumulation=4
+        graph, machine, phases=((0, 4), (4, 8)), offload=STREAMED, micro=8, accumulation=4
     )
     quarter = in_turn(machine, moving_share=0.25)
     free = quarter.model_copy(update={"rule": "overlapping"})

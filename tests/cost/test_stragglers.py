@@ -56,13 +56,15 @@ def test_where_nobody_knows_hosts_are_taken_to_be_equally_fast():
     assert EVEN.pace(8) == 1
 
 
-@pytest.mark.parametrize("cut", [{"pipeline": 4}, {"replicas": 8}, {"tensor": 2, "replicas": 2}])
+@pytest.mark.parametrize("cut", [{"pipeline": 4}, {"data": 8}, {"tensor": 2, "data": 2}])
 def test_what_the_slowest_host_takes_is_a_term_of_the_step(cut: dict[str, int]):
     plan = tiny_plan(GRAPH, UNEVEN, accumulation=4, **cut)
     even, told = predict(plan, GRAPH, EVEN), predict(plan, GRAPH, UNEVEN)
 
     waited = told.by_term["waiting for the slowest host"]
-    assert told.step_seconds == pytest.approx(even.step_seconds * UNEVEN.pace(plan.parallel.devices))
+    assert told.step_seconds == pytest.approx(
+        even.step_seconds * UNEVEN.pace(plan.parallel.devices)
+    )
     assert waited == pytest.approx(told.step_seconds - even.step_seconds)
     assert sum(told.by_term.values()) == pytest.approx(told.step_seconds)
     assert sum(told.by_kind.values()) == pytest.approx(told.step_seconds)

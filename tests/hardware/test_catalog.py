@@ -89,7 +89,7 @@ def test_what_is_sold_by_name_is_a_number_of_hosts():
 
 def test_a_host_may_say_what_memory_it_has_for_each_device():
     alone, of_host = catalogue.find("a100-80gb"), catalogue.find("dgx-a100-80gb")
-    assert [tier.name for tier in of_host.device.tiers] == ["near", "host"]
+    assert [tier.name for tier in of_host.device.tiers] == ["device", "host"]
     assert of_host.device.tiers[0] == alone.device.tiers[0]
     assert 8 * of_host.device.tiers[1].capacity_bytes == pytest.approx(2e12, rel=0.05)
 

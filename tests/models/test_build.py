@@ -96,7 +96,7 @@ def test_a_width_below_the_heads_is_told_the_one_that_goes():
 @pytest.mark.parametrize("name", ["gpt-tiny", "llama-tiny"])
 def test_a_block_in_halves_computes_what_the_block_computes(name: str):
     whole = build_chain(name, {"layers": 2}, device="cpu")
-    halved = build_chain(name, {"layers": 2, "halves": True}, device="cpu")
+    halved = build_chain(name, {"layers": 2, "split_blocks": True}, device="cpu")
     assert halved.names[1:5] == (
         "block0.attention", "block0.hidden", "block1.attention", "block1.hidden",
     )  # fmt: skip
@@ -118,7 +118,7 @@ def test_a_block_in_halves_computes_what_the_block_computes(name: str):
 
 def test_only_a_block_whose_branches_follow_each_other_has_halves():
     with pytest.raises(ModelError, match="side by side; leave it out"):
-        build_chain("gpt-j-6b", {"halves": True}, device="meta")
+        build_chain("gpt-j-6b", {"split_blocks": True}, device="meta")
 
 
 def test_a_dial_of_zero_is_refused():

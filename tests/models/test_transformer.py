@@ -52,7 +52,7 @@ def test_a_block_of_bert_is_an_encoder_layer_of_torch():
 
 def test_the_two_halves_of_a_block_of_bert_are_the_block():
     whole, parted = (
-        build_chain("bert-base", {**SMALL, "halves": halves}, device="cpu", seed=0)
+        build_chain("bert-base", {**SMALL, "split_blocks": halves}, device="cpu", seed=0)
         for halves in (0, 1)
     )
     attention, hidden = parted.layers[1:3]
@@ -143,7 +143,7 @@ def test_llama_gives_the_logits_of_transformers():
         named[f"block{index}.attention.input.weight"] = torch.cat(
             [state[f"{prefix}.self_attn.{part}_proj.weight"] for part in "qkv"]
         )
-    chain = build_chain("llama2-7b", {**SMALL, "kv_heads": 2, "hidden": 48}, device="cpu", seed=0)
+    chain = build_chain("llama2-7b", {**SMALL, "kv_heads": 2, "ffn": 48}, device="cpu", seed=0)
     load(chain, named)
     tokens = torch.randint(0, 50, (2, 24))
 

@@ -137,7 +137,7 @@ def test_what_is_chosen_verifies_at_its_own_peak():
     assert choice.prediction is not None
     assert choice.prediction.fits
     room = choice.prediction.peaks[0].peak_bytes
-    verify(lower(choice.plan, GRAPH), choice.plan, GRAPH, {"near": room})
+    verify(lower(choice.plan, GRAPH), choice.plan, GRAPH, {"device": room})
 
 
 def test_a_capacity_raised_by_exactly_the_bytes_refused_fits():
@@ -206,7 +206,7 @@ def test_pins_that_do_not_fit_are_advised_away():
 
 
 def test_a_state_larger_than_the_tier_is_told_in_devices():
-    choice = choose(request("memory=100kB"), GRAPH, tiny_machine(near="200kB", runtime="50kB"))
+    choice = choose(request("memory=100kB"), GRAPH, tiny_machine(memory="200kB", runtime="50kB"))
     assert choice.advice is not None
     assert choice.advice.changes == ()
     state = GRAPH.parameter_count * 16

@@ -47,10 +47,10 @@ def large(order: str = "1f1b", interleave: int = 1, layers: int = 98) -> Plan:
     return Plan(
         graph="gpt3-175b@3f9c1e0a7b52",
         machine="ipu-pod256@a81d90c2f6e4",
-        PARSCHED=order,
-        PARVIRT=interleave,
         precision="bfloat16",
-        parallel=Parallelism(pipeline=8, tensor=8, data=4),
+        parallel=Parallelism(
+            pipeline=8, tensor=8, data=4, schedule=order, virtual_stages=interleave
+        ),
         sharding=ShardingDegrees(parameters=4, optimizer=4),
         offload=Offload(parameters="far", gradients="far", optimizer="far") if far else Offload(),
         batch=Batch(sequence=2048, micro=4, accumulation=64),
@@ -85,7 +85,10 @@ def test_a_plan_of_256_devices_is_the_same_in_small_on_8() -> None:
 @pytest.mark.parametrize(("name", "heads"), [("gpt3-175b", 6), ("gpt-neox-20b", 8)])
 def test_heads_that_do_not_divide_by_a_grid_do_not_in_small_either(name: str, heads: int) -> None:
     plan = large().model_copy(
-        update={"parallel": Parallelism(tensor=TensorGrid(8, 8), data=4), "stages": large().stages[:1]}
+        update={
+            "parallel": Parallelism(tensor=TensorGrid(8, 8), data=4),
+            "stages": large().stages[:1],
+        }
     )
     found = scaled(plan, catalogue.shape(name), devices=8, tiers=("disk",))
     assert found.plan.parallel == Parallelism(tensor=TensorGrid(2, 2), data=2)
@@ -94,7 +97,11 @@ def test_heads_that_do_not_divide_by_a_grid_do_not_in_small_either(name: str, he
 
 def test_chunks_that_take_turns_still_do() -> None:
     small = small_of(large(order="interleaved", interleave=3))
-    assert (small.parallel.schedule, small.parallel.virtual_stages, len(small.stages)) == ("interleaved", 2, 4)
+    assert (small.parallel.schedule, small.parallel.virtual_stages, len(small.stages)) == (
+        "interleaved",
+        2,
+        4,
+    )
     assert small.batch.accumulation % small.parallel.pipeline == 0
 
 
@@ -102,7 +109,7 @@ def test_stages_of_unequal_length_stay_so() -> None:
     ends = (0, 4, 11, 18, 26)
     plan = large("gpipe", layers=26).model_copy(
         update={
-            "cut": Parallelism(pipeline=4, data=2), "offload": Offload(), "sharding": ShardingDegrees(),
+            "parallel": Parallelism(pipeline=4, data=2, schedule="gpipe"), "offload": Offload(), "sharding": ShardingDegrees(),
             "stages": tuple(Stage(phases=(pair,)) for pair in pairwise(ends)),
         }
     )  # fmt: skip

@@ -34,7 +34,7 @@ def test_what_does_not_fit_is_told_with_its_bytes_and_what_would_help():
 
 
 def test_a_model_far_too_large_is_told_in_devices():
-    told = explain(choose(request("memory=100kB"), GRAPH, tiny_machine(near="100kB")))
+    told = explain(choose(request("memory=100kB"), GRAPH, tiny_machine(memory="100kB")))
     assert "weights, gradients and optimizer state alone are " in told.verdict
     assert told.help[0].startswith("a device with a near tier of ")
     assert "at least " in told.help[-1]

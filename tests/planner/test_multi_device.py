@@ -130,7 +130,7 @@ def test_the_choice_is_the_fastest_of_all_plans_by_the_clock(seed: int):
 
 def test_optimizer_state_lives_away_where_that_is_fastest_of_all_plans_by_the_clock():
     homes = [exhaustive_away(seed) for seed in range(8)]
-    assert set(homes) == {"near", "host"}
+    assert set(homes) == {"device", "host"}
 
 
 @pytest.mark.slow
@@ -172,7 +172,7 @@ def test_the_chosen_plan_verifies_at_its_own_peak():
     assert choice.prediction is not None
     held = on.device.process_bytes(compiled=choice.plan.compile)
     near = choice.prediction.peaks[0].peak_bytes - held
-    verify(lower(choice.plan, graph), choice.plan, graph, {"near": near})
+    verify(lower(choice.plan, graph), choice.plan, graph, {"device": near})
 
 
 def test_runners_up_differ_in_something_that_matters():

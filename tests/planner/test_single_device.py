@@ -33,7 +33,7 @@ STEPS = 10
 
 def machine(rate: float, kind: str, *, host: str = "2 GiB") -> Machine:
     """One whose host moves so many bytes a second."""
-    found = tiny_machine(near="4 GiB", host=host, runtime=1000, compiler=20_000)
+    found = tiny_machine(memory="4 GiB", host=host, runtime=1000, compiler=20_000)
     near, beyond = found.device.tiers
     beyond = beyond.model_copy(update={"read": rate, "write": rate / 2})
     device = found.device.model_copy(update={"kind": kind, "tiers": (near, beyond)})
@@ -95,7 +95,7 @@ def chosen_kinds(seed: int) -> set[str]:
         best = min(run_seconds(each, STEPS) for each in fitting)
         assert choice.run_seconds == pytest.approx(best, rel=1e-9)
         held = on.device.process_bytes(compiled=choice.plan.compile)
-        verify(lower(choice.plan, graph), choice.plan, graph, {"near": near - held})
+        verify(lower(choice.plan, graph), choice.plan, graph, {"device": near - held})
         away = "state away" if choice.plan.offloads else "near"
         kinds.add("phases" if choice.plan.is_offloaded("parameters") else away)
     return kinds
@@ -153,7 +153,9 @@ def test_a_short_program_tells_all_of_a_plan_whose_state_is_away():
     for rate in (1e7, 1e9, 1e11):
         for kind in ("cpu", "cuda"):
             on = machine(rate, kind)
-            asked = request("offload.optimizer=host", "precision=float32", "compile=false", batch=12)
+            asked = request(
+                "offload.optimizer=host", "precision=float32", "compile=false", batch=12
+            )
             for plan in plans(asked, GRAPHS[0], on):
                 whole = predict(plan, GRAPHS[0], on)
                 short = weigh(plan, GRAPHS[0], on, near_bytes=whole.peaks[0].capacity_bytes)

@@ -38,21 +38,21 @@ def pod_plans(draw: st.DrawFn) -> tuple[Graph, Plan]:
     if order == "interleaved":
         interleave = draw(st.integers(2, 6 // pipeline))
         accumulation = pipeline * draw(st.integers(1, 2))
-    activations = draw(st.sampled_from(["near", "host"]))
+    activations = draw(st.sampled_from(["device", "host"]))
     home = AWAY.model_copy(update={"activations": activations})
     plan = tiny_plan(
         graph,
         MACHINE,
         pipeline=pipeline,
         tensor=tensor,
-        replicas=replicas,
+        data=replicas,
         sharding=(weights, optimizer),
-        order=order,
-        interleave=interleave,
-        home=home if far else draw(st.sampled_from(NEAR)),
+        schedule=order,
+        virtual_stages=interleave,
+        offload=home if far else draw(st.sampled_from(NEAR)),
         stages=_phased(draw, pipeline) if far else _parted(draw, pipeline * interleave),
         accumulation=accumulation,
-        recompute=draw(st.sampled_from(["none", "layer"])),
+        recompute=draw(st.sampled_from(["none", "full"])),
         recompute_layers=draw(st.sampled_from([None, 1, 2])),
         precision=draw(st.sampled_from(["float32", "bfloat16"])),
         moments=draw(st.sampled_from(["float32", "bfloat16", "int8"])),

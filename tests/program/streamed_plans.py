@@ -27,24 +27,26 @@ def streamed_plans(draw: st.DrawFn, *, weights: bool | None = None) -> tuple[Gra
     graph = draw(graphs)
     far = st.sampled_from(["host", "disk"])
     parted = draw(st.booleans()) if weights is None else weights
-    activations = draw(st.sampled_from(["near", "host"]))
+    activations = draw(st.sampled_from(["device", "host"]))
     if parted:
         home = Offload(
             parameters=draw(far), gradients=draw(far), optimizer=draw(far), activations=activations
         )
         cuts = draw(st.sets(st.integers(1, graph.layers - 1), min_size=1))
     else:
-        optimizer = draw(far) if activations == "near" else draw(st.sampled_from(["near", "host"]))
+        optimizer = (
+            draw(far) if activations == "device" else draw(st.sampled_from(["device", "host"]))
+        )
         home, cuts = Offload(optimizer=optimizer, activations=activations), set[int]()
     plan = tiny_plan(
         graph,
         MACHINE,
-        home=home,
+        offload=home,
         phases=tuple(pairwise([0, *sorted(cuts), graph.layers])),
         micro=draw(st.integers(1, 2)),
         accumulation=draw(st.integers(1, 4)),
         sequence=draw(st.integers(1, 16)),
-        recompute=draw(st.sampled_from(["none", "layer"])),
+        recompute=draw(st.sampled_from(["none", "full"])),
         recompute_layers=draw(st.sampled_from([None, 1, 2])),
         precision=draw(st.sampled_from(["float32", "bfloat16"])),
         clip=draw(st.booleans()),

@@ -42,9 +42,9 @@ def test_every_legal_plan_of_a_pod_lowers_to_programs_that_verify_and_fit_exactl
     graph, plan = drawn
     assert all("this version runs" in fault for fault in faults(plan, graph, MACHINE))
     programs, peak = lower(plan, graph), peak_of(plan, graph)
-    verify(programs, plan, graph, {"near": peak})
-    with pytest.raises(PlanError, match="`near` overflows by 1 bytes"):
-        verify(programs, plan, graph, {"near": peak - 1})
+    verify(programs, plan, graph, {"device": peak})
+    with pytest.raises(PlanError, match="`memory` overflows by 1 bytes"):
+        verify(programs, plan, graph, {"device": peak - 1})
 
 
 @given(drawn=pod_plans())
@@ -84,7 +84,13 @@ def test_a_gradient_is_reduced_after_its_last_backward_pass_once_that_has_sent_w
                 }
                 assert last == {plan.batch.accumulation - 1}
             else:  # zero-bubble has sent it long since, and the first stage sends nothing back
-                assert between <= {"free_weights", "accumulate_tied_grads", "send_tied_grads", "reduce_grads", "update"}
+                assert between <= {
+                    "free_weights",
+                    "accumulate_tied_grads",
+                    "send_tied_grads",
+                    "reduce_grads",
+                    "update",
+                }
 
 
 @given(drawn=pod_plans())
@@ -148,7 +154,17 @@ def test_a_device_sends_what_the_formulas_say(drawn: tuple[Graph, Plan]):
     for device in range(plan.parallel.devices):
         stage, index, _ = place_of(device, plan.parallel)
         kinds = list(graph.shard(t, index).layer_kinds())
-        due = dict.fromkeys(("unshard_weights", "all_gather_params", "reduce_grads", "send", "send_tied_weights", "send_tied_grads"), 0)
+        due = dict.fromkeys(
+            (
+                "unshard_weights",
+                "all_gather_params",
+                "reduce_grads",
+                "send",
+                "send_tied_weights",
+                "send_tied_grads",
+            ),
+            0,
+        )
         due |= _inside(plan, graph, stage)
         for layer in owned(plan, graph, stage):
             flat = -(-kinds[layer].parameter_count // shards) * shards
@@ -213,7 +229,11 @@ def _inside(plan: Plan, graph: Graph, stage: int) -> dict[str, int]:
 def test_what_is_sent_is_received(drawn: tuple[Graph, Plan]):
     graph, plan = drawn
     sent = Sent(plan, graph)
-    pairs = {"send": "receive", "send_tied_weights": "recv_tied_weights", "send_tied_grads": "accumulate_tied_grads"}
+    pairs = {
+        "send": "receive",
+        "send_tied_weights": "recv_tied_weights",
+        "send_tied_grads": "accumulate_tied_grads",
+    }
     totals = dict.fromkeys((*pairs, *pairs.values()), 0)
     for program in lower(plan, graph):
         for kind, layer, micro in program.instructions:
@@ -226,7 +246,7 @@ def test_what_is_sent_is_received(drawn: tuple[Graph, Plan]):
 
 
 def sharing(shards: int, **choice: Any) -> Plan:  # noqa: ANN401  handed on to the factory
-    return tiny_plan(GRAPH, MACHINE, replicas=8, sharding=(1, shards), **choice)
+    return tiny_plan(GRAPH, MACHINE, data=8, sharding=(1, shards), **choice)
 
 
 @given(
@@ -253,7 +273,7 @@ def test_the_more_replicas_share_far_state_the_less_lies_at_home(**choice: Any):
 
 def test_sharing_weights_leaves_a_shard_between_uses_and_gathers_each_once():
     graph, machine = tiny_graph(layers=0, tied=False), tiny_machine(devices=4)
-    plan = tiny_plan(graph, machine, replicas=4, sharding=(2, 4), accumulation=2)
+    plan = tiny_plan(graph, machine, data=4, sharding=(2, 4), accumulation=2)
     kinds = [tuple(i)[:2] for i in lower(plan, graph)[0].instructions if i.micro is None]
     assert kinds == [
         ("unshard_weights", 0),
@@ -276,10 +296,10 @@ def test_a_stage_in_phases_gathers_each_phase_and_updates_at_the_first_fetch():
     plan = tiny_plan(
         graph,
         MACHINE,
-        home=AWAY,
+        offload=AWAY,
         pipeline=1,
         phases=((0, 1), (1, 3)),
-        replicas=4,
+        data=4,
         sharding=(2, 4),
     )
     program = lower(plan, graph)[0]

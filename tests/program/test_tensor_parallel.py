@@ -26,7 +26,7 @@ NORM = 32
 
 
 def made(**choice: Any) -> tuple[Plan, tuple[Program, ...]]:  # noqa: ANN401  handed on to the factory
-    shape = {"tensor": 2, "pipeline": 2, "replicas": 2, "accumulation": 2, **choice}
+    shape = {"tensor": 2, "pipeline": 2, "data": 2, "accumulation": 2, **choice}
     plan = tiny_plan(GRAPH, MACHINE, **shape)
     programs = lower(plan, GRAPH)
     verify(programs, plan, GRAPH, {})
@@ -74,7 +74,7 @@ def test_the_work_of_all_slices_is_the_work_of_the_whole(graph: Graph, degree: i
 
 
 def test_a_slice_goes_by_the_label_of_its_graph_and_capturing_more_changes_none():
-    bare = GRAPH.model_copy(update={"slices": {}})
+    bare = GRAPH.model_copy(update={"tensor_shards": {}})
     assert GRAPH.shard(2).label == GRAPH.shard(4, 3).label == GRAPH.label == bare.label
     assert Graph.model_validate_json(GRAPH.to_json()) == GRAPH
 
@@ -101,7 +101,12 @@ def test_messages_between_stages_go_from_each_slice_to_its_like():
     assert [peers.of(Instruction("send", 1, 0), device) for device in range(8)] == [
         4, 5, 6, 7, 0, 1, 2, 3,
     ]  # fmt: skip
-    assert [peers.of(Instruction("send_tied_weights", 3), device) for device in range(4)] == [4, 5, 6, 7]
+    assert [peers.of(Instruction("send_tied_weights", 3), device) for device in range(4)] == [
+        4,
+        5,
+        6,
+        7,
+    ]
 
 
 def test_one_replica_reduces_only_the_layers_with_weights_that_every_slice_has():
@@ -163,7 +168,9 @@ def refused(
 
 def test_degrees_that_cannot_be_are_refused_with_the_way_out():
     why = "`block` has 6 heads, which cannot be cut over 4 slices; take a degree that divides 6"
-    graph = GRAPH.model_copy(update={"slices": {2: GRAPH.tensor_shards[2]}, "uncut": {4: (why,)}})
+    graph = GRAPH.model_copy(
+        update={"tensor_shards": {2: GRAPH.tensor_shards[2]}, "unshardable": {4: (why,)}}
+    )
 
     def told(tensor: int, sequence: int) -> tuple[str, ...]:
         return faults(tiny_plan(graph, MACHINE, tensor=tensor, sequence=sequence), graph, MACHINE)

@@ -22,14 +22,18 @@ def test_a_plan_made_for_its_graph_and_machine_is_legal():
 def test_all_faults_are_told_at_once():
     machine = tiny_machine(precisions=("float32",))
     tree = tiny_plan(GRAPH, machine, precision="bfloat16", sequence=128).model_dump()
-    tree |= {"cut": {"replicas": 3}, "sharding": {"weights": 2}, "offload": {"optimizer": "disk"}}
+    tree |= {
+        "parallel": {"data": 3},
+        "sharding": {"parameters": 2},
+        "offload": {"optimizer": "disk"},
+    }
     plan = Plan.model_validate(tree | {"graph": "other@0", "machine": "that@1"})
     with pytest.raises(Faults) as caught:
         require_legal(plan, GRAPH, machine, global_batch=16)
     assert [fault.split(";")[0] for fault in caught.value.faults] == [
         f"the plan is for graph `other@0`, but this one is `{GRAPH.label}`",
         f"the plan is for machine `that@1`, but this one is `{machine.label}`",
-        "`cut` takes 1 x 1 x 3 = 3 devices, but `tiny` has 1",
+        "`parallel` takes 1 x 1 x 3 = 3 devices, but `tiny` has 1",
         (
             "`batch.micro` x `batch.accumulation` x `parallel.data` = 2 x 1 x 3 = 6, "
             "but `train.batch` is 16"
@@ -64,7 +68,7 @@ def test_no_more_layers_run_again_than_can():
     ],
 )
 def test_these_homes_may_be_far_together(home: Offload, phases: tuple[tuple[int, int], ...] | None):
-    assert faults(tiny_plan(GRAPH, MACHINE, home=home, phases=phases), GRAPH, MACHINE) == ()
+    assert faults(tiny_plan(GRAPH, MACHINE, offload=home, phases=phases), GRAPH, MACHINE) == ()
 
 
 @pytest.mark.parametrize(
@@ -125,7 +129,7 @@ def test_these_homes_may_be_far_together(home: Offload, phases: tuple[tuple[int,
 def test_homes_that_do_not_go_together_are_refused_in_one_sentence(
     home: Offload, phases: tuple[tuple[int, int], ...] | None, fault: str
 ):
-    plan = tiny_plan(GRAPH, MACHINE, home=home, phases=phases)
+    plan = tiny_plan(GRAPH, MACHINE, offload=home, phases=phases)
     assert faults(plan, GRAPH, MACHINE) == (fault,)
 
 
@@ -133,39 +137,39 @@ def test_homes_that_do_not_go_together_are_refused_in_one_sentence(
     ("choice", "fault"),
     [
         (
-            {"replicas": 3, "sharding": (2, 3)},
+            {"data": 3, "sharding": (2, 3)},
             (
                 "`sharding.parameters` = 2 does not divide `sharding.optimizer` = 3: a device updates "
                 "a part of the weights that it holds; make one a multiple of the other"
             ),
         ),
         (
-            {"replicas": 4, "sharding": (1, 3)},
+            {"data": 4, "sharding": (1, 3)},
             "`sharding.optimizer` = 3 does not divide `parallel.data` = 4; choose a divisor",
         ),
         (
-            {"pipeline": 2, "order": "interleaved"},
+            {"pipeline": 2, "schedule": "interleaved"},
             (
-                "`order` = interleaved with `interleave` = 1 and `parallel.pipeline` = 2: chunks take "
-                "turns only if there are 2 or more of each; raise them or set `order` = 1f1b"
+                "`parallel.schedule` = interleaved with `parallel.virtual_stages` = 1 and `parallel.pipeline` = 2: chunks take "
+                "turns only if there are 2 or more of each; raise them or set `parallel.schedule` = 1f1b"
             ),
         ),
         (
-            {"pipeline": 2, "order": "interleaved", "interleave": 2, "accumulation": 3},
+            {"pipeline": 2, "schedule": "interleaved", "virtual_stages": 2, "accumulation": 3},
             (
-                "`order` = interleaved with `batch.accumulation` = 3, which is no multiple of "
+                "`parallel.schedule` = interleaved with `batch.accumulation` = 3, which is no multiple of "
                 "`parallel.pipeline` = 2; make it one"
             ),
         ),
         (
-            {"pipeline": 2, "interleave": 2},
+            {"pipeline": 2, "virtual_stages": 2},
             (
-                "`interleave` = 2 with `order` = 1f1b, which runs a stage in one piece; set "
-                "`order` = interleaved or `interleave` = 1"
+                "`parallel.virtual_stages` = 2 with `parallel.schedule` = 1f1b, which runs a stage in one piece; set "
+                "`parallel.schedule` = interleaved or `parallel.virtual_stages` = 1"
             ),
         ),
         (
-            {"replicas": 4, "sharding": (1, 2), "offload": AWAY, "phases": TWO},
+            {"data": 4, "sharding": (1, 2), "offload": AWAY, "phases": TWO},
             (
                 "`sharding.optimizer` = 2 with `offload.parameters` = host and `sharding.parameters` = 1: "
                 "this version runs shards of weights away from the near tier only where both are "

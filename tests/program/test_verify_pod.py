@@ -18,7 +18,7 @@ MACHINE = tiny_machine(host="1 GiB", devices=64)
 GRAPH = tiny_graph(layers=2, tied=True)
 Edit = Callable[[list[Instruction]], None]
 
-SHARED = {"pipeline": 2, "replicas": 4, "sharding": (2, 4), "accumulation": 2}
+SHARED = {"pipeline": 2, "data": 4, "sharding": (2, 4), "accumulation": 2}
 """Two stages of four replicas; two share the weights, four the optimizer state."""
 STREAMED = {
     "stages": (((0, 1), (1, 2)), ((2, 3), (3, 4))),

@@ -20,10 +20,10 @@ PHASES = ((0, 1), (1, 2), (2, 3), (3, 5))
 Edit = Callable[[list[Instruction]], None]
 
 
-def made(*, clip: bool = True, activations: str = "near") -> tuple[Plan, Program]:
+def made(*, clip: bool = True, activations: str = "device") -> tuple[Plan, Program]:
     home = AWAY.model_copy(update={"activations": activations})
     plan = tiny_plan(
-        GRAPH, MACHINE, home=home, phases=PHASES, accumulation=2, clip=clip, recompute="full"
+        GRAPH, MACHINE, offload=home, phases=PHASES, accumulation=2, clip=clip, recompute="full"
     )
     (program,) = lower(plan, GRAPH)
     return plan, program
@@ -68,7 +68,9 @@ def test_an_instruction_doubled_is_always_found(data: st.DataObject, clip: bool,
 def test_computing_with_weights_that_are_away_is_named():
     plan, program = made(clip=False)
     message = refused(
-        plan, program, moved(Instruction("prefetch_weights", 2), before=Instruction("forward", 2, 1))
+        plan,
+        program,
+        moved(Instruction("prefetch_weights", 2), before=Instruction("forward", 2, 1)),
     )
     assert message.endswith(
         "(forward of layer 2, micro-batch 0): it reads weights of layer 2, which is not there yet"
@@ -86,7 +88,9 @@ def test_computing_with_weights_that_were_released_is_named_with_who_released_th
 def test_fetching_what_is_there_is_named():
     plan, program = made()
     message = refused(
-        plan, program, lambda instructions: instructions.insert(0, Instruction("prefetch_weights", 0))
+        plan,
+        program,
+        lambda instructions: instructions.insert(0, Instruction("prefetch_weights", 0)),
     )
     assert message == (
         "device 0, instruction 0 (fetch of layer 0): "
@@ -136,7 +140,9 @@ def test_updating_with_a_gradient_before_it_is_whole_is_named():
 
 def test_a_gradient_that_is_not_stored_by_the_norm_is_named():
     plan, program = made()
-    message = refused(plan, program, moved(Instruction("grad_norm"), before=Instruction("offload_grads", 1)))
+    message = refused(
+        plan, program, moved(Instruction("grad_norm"), before=Instruction("offload_grads", 1))
+    )
     norm = program.instructions.index(Instruction("offload_grads", 1))
     assert message.endswith(f"(store of layer 1): the norm was taken before, at instruction {norm}")
 
@@ -175,6 +181,6 @@ def test_a_far_tier_that_is_too_small_is_named_with_what_fills_it():
     plan, program = made()
     needed = 4 * (2 + 1) * GRAPH.parameter_count  # weights and two moments
     needed += 4 * (GRAPH.parameter_count - 64 * 32)  # gradients of all but the first phase
-    verify([program], plan, GRAPH, {"near": 2 * STAGING_BYTES, "host": needed})
+    verify([program], plan, GRAPH, {"device": 2 * STAGING_BYTES, "host": needed})
     with pytest.raises(PlanError, match=r"`host` overflows by 1 bytes: .* most is optimizer with"):
         verify([program], plan, GRAPH, {"host": needed - 1})

@@ -20,7 +20,7 @@ MACHINE, GRAPH = tiny_machine(devices=64), tiny_graph()
 def sharded(draw: st.DrawFn) -> Plan:
     weights, q, blocks = (draw(st.integers(1, 4)) for _ in range(3))
     sharding = (weights, weights * q)
-    return tiny_plan(GRAPH, MACHINE, replicas=weights * q * blocks, sharding=sharding)
+    return tiny_plan(GRAPH, MACHINE, data=weights * q * blocks, sharding=sharding)
 
 
 @given(plan=sharded())

@@ -23,7 +23,13 @@ from windlass.schema.run_record import Environment, RunState, Step
 from windlass.tracking import Record, create, load
 
 LAYERS, MICROS = 8, 4
-SECONDS = {"load_batch": 0.001, "forward": 0.004, "recompute": 0.004, "backward": 0.009, "update": 0.003}
+SECONDS = {
+    "load_batch": 0.001,
+    "forward": 0.004,
+    "recompute": 0.004,
+    "backward": 0.009,
+    "update": 0.003,
+}
 
 
 def graph() -> Graph:
@@ -46,7 +52,7 @@ def machine() -> Machine:
     curve = Curve(points=(Point(1e6, 2e10), Point(1e9, 2e11), Point(1e12, 4e11)))
     rate = MatmulRate(precision="bfloat16", peak=4.1e11, curve=curve, attention=curve)
     tiers = (
-        Tier(name="near", capacity_bytes=22 * 2**30),
+        Tier(name="device", capacity_bytes=22 * 2**30),
         Tier(name="disk", capacity_bytes=64 * 2**30, read=1.2e9, write=8e8),
     )
     device = Device(
@@ -111,7 +117,7 @@ def prediction() -> Prediction:
         by_kind[kind] = by_kind.get(kind, 0.0) + end - start
     step = sum(by_kind.values())
     peak = TierPeak(
-        tier="near", capacity_bytes=22 * 2**30, peak_bytes=round(max(lane.memory_bytes)),
+        tier="device", capacity_bytes=22 * 2**30, peak_bytes=round(max(lane.memory_bytes)),
         by_class={
             "weights": 9 * 2**20, "gradients": 18 * 2**20, "optimizer": 54 * 2**20,
             "activations": 103 * 2**20, "working": 60 * 2**20, "runtime": 300 * 2**20,
@@ -131,13 +137,15 @@ def prediction() -> Prediction:
 
 def streaming(record: Record) -> Record:
     """The same run as one that moves 2 GiB and 1 GiB a step, 1 % more than was predicted."""
-    far = OffloadTraffic(read_bytes=2 * 2**30, written_bytes=2**30, seconds=0.4, waiting_seconds=0.1)
+    far = OffloadTraffic(
+        read_bytes=2 * 2**30, written_bytes=2**30, seconds=0.4, waiting_seconds=0.1
+    )
     assert record.prediction is not None
     moved = {"read_bytes": round(2.02 * 2**30), "written_bytes": round(1.01 * 2**30)}
     steps = tuple(replace(step, **moved) for step in record.steps)
     return replace(
         record,
-        prediction=record.prediction.model_copy(update={"far": far}),
+        prediction=record.prediction.model_copy(update={"offload": far}),
         steps=steps,
         current=steps,
     )
@@ -159,7 +167,9 @@ def shared(record: Record) -> Record:
     )  # fmt: skip
     cut = Parallelism(pipeline=2)
     return replace(
-        record, plan=record.plan.model_copy(update={"parallel": cut, "stages": stages}), devices=told
+        record,
+        plan=record.plan.model_copy(update={"parallel": cut, "stages": stages}),
+        devices=told,
     )
 
 

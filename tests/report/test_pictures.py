@@ -79,7 +79,7 @@ def test_every_picture_of_every_plan_is_well_formed_and_says_predicted(drawn: tu
     replicas=st.sampled_from([1, 2, 4]),
 )
 def test_every_device_has_its_cell(stages: int, slices: int, replicas: int):
-    plan = tiny_plan(cut_graph(GRAPH), MACHINE, pipeline=stages, tensor=slices, replicas=replicas)
+    plan = tiny_plan(cut_graph(GRAPH), MACHINE, pipeline=stages, tensor=slices, data=replicas)
     cells = [text for text, _ in rects(decomposition(plan)) if text.startswith("device")]
     numbers = sorted(int(text.split()[1].rstrip(":")) for text in cells)
     assert numbers == list(range(plan.parallel.devices))
@@ -99,7 +99,7 @@ def test_slices_of_a_grid_lie_in_its_rows_and_columns():
 
 @pytest.mark.parametrize("sharding", [(1, 1), (2, 2), (4, 4), (1, 4), (2, 4), (2, 8), (8, 8)])
 def test_rings_run_through_the_replicas_that_share(sharding: tuple[int, int]):
-    plan = tiny_plan(GRAPH, MACHINE, replicas=8, sharding=sharding)
+    plan = tiny_plan(GRAPH, MACHINE, data=8, sharding=sharding)
     rings = sorted(
         text.removeprefix("replicas ") for text, _ in rects(decomposition(plan))
         if text.startswith("replicas")
@@ -111,7 +111,7 @@ def test_rings_run_through_the_replicas_that_share(sharding: tuple[int, int]):
 
 
 def test_of_hundreds_of_replicas_the_middle_is_left_out_and_said_to_be():
-    plan = tiny_plan(GRAPH, MACHINE, replicas=512, pipeline=2, sharding=(512, 512))
+    plan = tiny_plan(GRAPH, MACHINE, data=512, pipeline=2, sharding=(512, 512))
     told = words(decomposition(plan))
     assert "… 505 more" in told
     assert "replica 0" in told
@@ -119,7 +119,7 @@ def test_of_hundreds_of_replicas_the_middle_is_left_out_and_said_to_be():
 
 
 def test_the_heat_map_has_each_layer_once_forward_and_once_back():
-    plan = tiny_plan(GRAPH, MACHINE, phases=((0, 2), (2, 5), (5, 8)), home=AWAY, accumulation=2)
+    plan = tiny_plan(GRAPH, MACHINE, phases=((0, 2), (2, 5), (5, 8)), offload=AWAY, accumulation=2)
     cells = [text.split(":")[0] for text, _ in rects(heat_map(forecast(GRAPH, plan)))
              if text.startswith("layer")]  # fmt: skip
     ways = [f"layer {layer}, {way}" for layer in range(8) for way in ("forward", "backward")]
@@ -167,7 +167,7 @@ def test_bars_of_memory_are_as_long_as_what_they_hold(drawn: tuple[Graph, Plan])
 
 
 def test_layers_of_a_stage_are_told_in_runs():
-    chunks = tiny_plan(GRAPH, MACHINE, pipeline=2, interleave=2, order="interleaved",
+    chunks = tiny_plan(GRAPH, MACHINE, pipeline=2, virtual_stages=2, schedule="interleaved",
                        accumulation=2)  # fmt: skip
     assert layer_words(chunks, 0) == "layers 0–1, 4–5"
     assert layer_words(tiny_plan(GRAPH, MACHINE, pipeline=8), 3) == "layer 3"

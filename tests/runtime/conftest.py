@@ -89,7 +89,11 @@ def plan() -> Callable[..., Plan]:
             machine="here@000000000000",
             batch=Batch(sequence=SEQUENCE, micro=micro, accumulation=accumulation),
             stages=(
-                Stage(phases=((0, len(chain.layers)),), recompute=recompute, recompute_layers=recomputed),
+                Stage(
+                    phases=((0, len(chain.layers)),),
+                    recompute=recompute,
+                    recompute_layers=recomputed,
+                ),
             ),
             **fields,
         )

@@ -166,7 +166,7 @@ def test_an_encoder_in_a_grid_of_slices_equals_one_device(encoders: World, preci
 def test_a_grid_of_slices_runs_in_phases_from_a_disk(world: World) -> None:
     plan = tiny_plan(
         world.graph, MACHINE, tensor=TensorGrid(2, 2), micro=2, accumulation=BATCH // 2,
-        sequence=SEQUENCE, home=FAR[0], stages=(((0, 2), (2, 4), (4, LAYERS)),),
+        sequence=SEQUENCE, offload=FAR[0], stages=(((0, 2), (2, 4), (4, LAYERS)),),
         recompute="full",
     )  # fmt: skip
     Seen().add(world, plan)
@@ -175,7 +175,7 @@ def test_a_grid_of_slices_runs_in_phases_from_a_disk(world: World) -> None:
 @pytest.mark.parametrize(
     ("before", "after"),
     [
-        ({"tensor": 2, "replicas": 2, "sharding": (1, 2)}, {"tensor": TensorGrid(2, 2)}),
+        ({"tensor": 2, "data": 2, "sharding": (1, 2)}, {"tensor": TensorGrid(2, 2)}),
         ({"tensor": TensorGrid(2, 2)}, {"tensor": 2, "pipeline": 2}),
     ],
     ids=["2 x r2 to 2x2", "2x2 to p2 x 2"],
@@ -183,7 +183,7 @@ def test_a_grid_of_slices_runs_in_phases_from_a_disk(world: World) -> None:
 def test_a_run_goes_on_with_a_grid_or_without_it(world: World, before: dict, after: dict) -> None:
     first, then = (
         tiny_plan(
-            world.graph, MACHINE, micro=1, accumulation=BATCH // cut.get("replicas", 1),
+            world.graph, MACHINE, micro=1, accumulation=BATCH // cut.get("data", 1),
             sequence=SEQUENCE, precision="float32", **cut,
         )
         for cut in (before, after)
@@ -201,8 +201,8 @@ def test_a_run_goes_on_with_a_grid_or_without_it(world: World, before: dict, aft
     "cut",
     [
         {"pipeline": 2, "tensor": TensorGrid(2, 2)},
-        {"tensor": TensorGrid(2, 2), "replicas": 2, "sharding": (2, 2)},
-        {"tensor": TensorGrid(2, 2), "replicas": 2, "sharding": (1, 2)},
+        {"tensor": TensorGrid(2, 2), "data": 2, "sharding": (2, 2)},
+        {"tensor": TensorGrid(2, 2), "data": 2, "sharding": (1, 2)},
         {"tensor": TensorGrid(4, 2)},
         {"tensor": TensorGrid(2, 4)},
         {"tensor": TensorGrid(1, 4)},
@@ -211,7 +211,7 @@ def test_a_run_goes_on_with_a_grid_or_without_it(world: World, before: dict, aft
 )
 def test_a_grid_goes_with_stages_and_shards(wide_world: World, cut: dict) -> None:
     plan = tiny_plan(
-        wide_world.graph, MACHINE, micro=1, accumulation=BATCH // cut.get("replicas", 1),
+        wide_world.graph, MACHINE, micro=1, accumulation=BATCH // cut.get("data", 1),
         sequence=SEQUENCE, precision="float64", **cut,
     )  # fmt: skip
     Seen().add(wide_world, plan)
@@ -225,7 +225,7 @@ def test_sixteen_processes_cut_in_every_dimension_equal_one_device(
     sixteen, seen = World(tmp_path, 16, (TensorGrid(2, 2),)), Seen()
     try:
         plan = tiny_plan(
-            sixteen.graph, MACHINE, pipeline=2, tensor=TensorGrid(2, 2), replicas=2, micro=1,
+            sixteen.graph, MACHINE, pipeline=2, tensor=TensorGrid(2, 2), data=2, micro=1,
             accumulation=BATCH // 2, sequence=SEQUENCE, sharding=sharding, precision="float64",
         )  # fmt: skip
         seen.add(sixteen, plan)
@@ -238,9 +238,9 @@ def test_sixteen_processes_cut_in_every_dimension_equal_one_device(
 @pytest.mark.parametrize(
     "cut",
     [
-        {"replicas": 4, "sharding": (1, 4)},
-        {"replicas": 4, "sharding": (2, 4)},
-        {"replicas": 2, "sharding": (1, 2), "pipeline": 2},
+        {"data": 4, "sharding": (1, 4)},
+        {"data": 4, "sharding": (2, 4)},
+        {"data": 2, "sharding": (1, 2), "pipeline": 2},
     ],
     ids=str,
 )
@@ -254,8 +254,8 @@ def test_more_replicas_may_share_state_that_is_away_than_weights_that_stay(
 def away(world: World, **cut: Any) -> Plan:  # noqa: ANN401  handed on to the factory
     """Weights near and state on a disk."""
     return tiny_plan(
-        world.graph, MACHINE, micro=1, accumulation=BATCH // cut["replicas"], sequence=SEQUENCE,
-        home=Offload(optimizer="disk"), **cut,
+        world.graph, MACHINE, micro=1, accumulation=BATCH // cut["data"], sequence=SEQUENCE,
+        offload=Offload(optimizer="disk"), **cut,
     )  # fmt: skip
 
 
@@ -273,17 +273,17 @@ def test_state_that_is_away_and_shared_goes_on_bit_for_bit(world: World) -> None
 
 def test_parted_backward_passes_go_with_shared_weights(world: World) -> None:
     plan = tiny_plan(
-        world.graph, MACHINE, pipeline=2, replicas=2, sharding=(2, 2), order="zero-bubble",
+        world.graph, MACHINE, pipeline=2, data=2, sharding=(2, 2), schedule="zero-bubble",
         micro=1, accumulation=4, sequence=SEQUENCE, precision="float64",
     )  # fmt: skip
     Seen().add(world, plan)
 
 
 FAULTY = {
-    "shared": {"replicas": 4, "sharding": (2, 4), "pipeline": 1},
+    "shared": {"data": 4, "sharding": (2, 4), "pipeline": 1},
     "cut": {"pipeline": 2, "tensor": 2},
     "grid": {"tensor": TensorGrid(2, 2)},
-    "replicated": {"pipeline": 2, "replicas": 2},
+    "replicated": {"pipeline": 2, "data": 2},
 }
 """Plans, one of which can make each mistake."""
 
@@ -300,7 +300,7 @@ FAULTY = {
 def test_a_mistake_is_found_and_its_layer_named(world: World, fault: str, cut: str) -> None:
     chosen = FAULTY[cut]
     plan = tiny_plan(
-        world.graph, MACHINE, micro=1, accumulation=BATCH // chosen.get("replicas", 1),
+        world.graph, MACHINE, micro=1, accumulation=BATCH // chosen.get("data", 1),
         sequence=SEQUENCE, precision="float64", **chosen,
     )  # fmt: skip
     assert FAULTS[fault].needs(plan, world.graph)
@@ -319,7 +319,7 @@ def test_each_mistake_is_made_by_one_of_the_tests_above() -> None:
 @pytest.mark.skipif(not DEVICES.exists(), reason="only Linux tells what a network device sent")
 @pytest.mark.parametrize(
     "cut",
-    [{"pipeline": 2, "replicas": 2}, {"replicas": 4, "sharding": (2, 4)}, {"tensor": 2}],
+    [{"pipeline": 2, "data": 2}, {"data": 4, "sharding": (2, 4)}, {"tensor": 2}],
     ids=["stages", "shards", "slices"],
 )
 def test_the_kernel_sends_what_the_program_says_and_a_little_more(
@@ -328,7 +328,7 @@ def test_the_kernel_sends_what_the_program_says_and_a_little_more(
     large = World(tmp_path, 4, (2,), width=512)
     try:
         plan = tiny_plan(
-            large.graph, MACHINE, micro=1, accumulation=BATCH // cut.get("replicas", 1),
+            large.graph, MACHINE, micro=1, accumulation=BATCH // cut.get("data", 1),
             sequence=SEQUENCE, **cut,
         )  # fmt: skip
         settings = SETTINGS.model_copy(update={"evaluate_sequences": 0, "save_every": 3})
@@ -407,9 +407,9 @@ def _of_grid(
             for first, last in pairwise(ends)
         )
     return tiny_plan(
-        graph, MACHINE, pipeline=pipeline, tensor=tensor, replicas=replicas, micro=micro,
+        graph, MACHINE, pipeline=pipeline, tensor=tensor, data=replicas, micro=micro,
         accumulation=BATCH // replicas // micro, sequence=SEQUENCE, sharding=sharding,
-        order=order, interleave=chunks, home=home, stages=stages,
+        schedule=order, virtual_stages=chunks, offload=home, stages=stages,
         recompute=("none", "layer")[turn // 2 % 2],
         precision="float32" if home is not None or turn % 5 == 0 else "float64",
     )  # fmt: skip

@@ -12,7 +12,7 @@ CLOSE = {"float64": 1e-9, "float32": 1e-5, "bfloat16": 0.05}
 1e-16, or of 6e-8; a dozen of 0.004."""
 
 SMALL = {"layers": 1, "width": 32, "heads": 4, "vocabulary": 50, "sequence": 16, "dropout": 0.1}
-GROUPED = {**SMALL, "heads": 8, "kv_heads": 4, "hidden": 48}
+GROUPED = {**SMALL, "heads": 8, "kv_heads": 4, "ffn": 48}
 EIGHT_HEADS = {**SMALL, "heads": 8}
 EVEN = ("gpt-tiny", "gpt-j-6b", "gpt-neox-20b")
 FAMILIES = {"gpt-tiny": SMALL, "gpt-j-6b": SMALL, "gpt-neox-20b": SMALL, "llama-tiny": GROUPED,

@@ -67,7 +67,7 @@ def test_a_device_without_memory_is_refused():
 
 
 def test_a_machine_file_may_use_units(tmp_path: Path):
-    machine = tiny_machine(near="2 GiB")
+    machine = tiny_machine(memory="2 GiB")
     text = machine.to_toml()
     assert "capacity_bytes = 2147483648" in text
     assert "update_rate = 40000000000.0" in text
@@ -87,7 +87,7 @@ def test_what_is_read_and_written_at_once_takes_the_longest_of_three_limits():
 
 def test_a_tier_without_rates_moves_nothing():
     with pytest.raises(KeyError, match="states no rates"):
-        Tier(name="near", capacity_bytes=1).moving_seconds(1, 0)
+        Tier(name="device", capacity_bytes=1).moving_seconds(1, 0)
 
 
 def test_units_set_apart_for_moves_slow_only_plans_that_move_something():

@@ -55,7 +55,7 @@ def test_a_plan_has_a_stage_for_each_device_of_the_pipeline():
 
 def test_a_count_of_layers_that_run_again_needs_a_way_to():
     assert Stage(phases=((0, 3),), recompute="full", recompute_layers=2).recompute_layers == 2
-    with pytest.raises(ValidationError, match="`recomputed` = 2 with `recompute` = none"):
+    with pytest.raises(ValidationError, match="`recompute_layers` = 2 with `recompute` = none"):
         Stage(phases=((0, 3),), recompute_layers=2)
 
 
@@ -78,7 +78,7 @@ def test_tokens_of_a_step_are_those_of_all_micro_batches_of_all_replicas(
 ):
     made = tiny_plan(
         tiny_graph(), tiny_machine(),
-        micro=micro, accumulation=accumulation, replicas=replicas, sequence=sequence,
+        micro=micro, accumulation=accumulation, data=replicas, sequence=sequence,
     )  # fmt: skip
     tokens = sum(sequence * micro for _ in range(replicas) for _ in range(accumulation))
     assert made.tokens_per_step == tokens
@@ -113,6 +113,6 @@ def test_bfloat16_keeps_masters_and_sums_gradients_in_float32():
 def test_updates_are_put_off_where_gradients_go_away_and_a_norm_is_needed(
     home: Offload, clip: bool, streamed: bool, deferred: bool
 ):
-    made = tiny_plan(tiny_graph(), tiny_machine(), home=home, clip=clip)
+    made = tiny_plan(tiny_graph(), tiny_machine(), offload=home, clip=clip)
     assert (made.offloads, made.defers_updates) == (streamed, deferred)
     assert made.is_offloaded("optimizer") == ("optimizer" in made.offload_tiers) == streamed

@@ -108,7 +108,7 @@ def plan(
     Args:
         model: a name, `file.py:function`, or a whole request.
         overrides: `key=value`, such as `train.batch=32`; a whole request takes none, nor
-            `machine` or `near`: it says all that already.
+            `machine` or `memory`: it says all that already.
         machine: a name of the catalogue; None means this machine.
         near: budget for the near tier, such as `4GiB`.
         progress: told how far a first measurement of this machine, or of a model's slices, is.
@@ -183,7 +183,9 @@ def in_slices(
     Raises:
         ModelError: a slice does what cannot be counted.
     """
-    missing = [each for each in asked if each not in graph.tensor_shards and each not in graph.unshardable]
+    missing = [
+        each for each in asked if each not in graph.tensor_shards and each not in graph.unshardable
+    ]
     if missing:
         prepare_allocator()
         from windlass.capture.capture_graph import capture_slices

@@ -128,7 +128,9 @@ def show_cut(plan: Plan) -> str:
     cut, sharding = plan.parallel, plan.sharding
     shares = f" rts {sharding.parameters} rts' {sharding.optimizer}" if cut.data > 1 else ""
     order = "" if cut.pipeline == 1 else f", {plan.parallel.schedule}"
-    chunks = f" in {plan.parallel.virtual_stages} chunks" if plan.parallel.virtual_stages > 1 else ""
+    chunks = (
+        f" in {plan.parallel.virtual_stages} chunks" if plan.parallel.virtual_stages > 1 else ""
+    )
     return f"p{cut.pipeline} t{cut.tensor} r{cut.data}{shares}{order}{chunks}"
 
 

@@ -33,7 +33,11 @@ def mode(plan: Plan, layer: int) -> Recompute:
     layers = able(plan, stage)
     if layer not in layers:
         return "none"
-    return stage.recompute if layer in layers[: stage.recompute_layers] else stage.recompute_rest or "none"
+    return (
+        stage.recompute
+        if layer in layers[: stage.recompute_layers]
+        else stage.recompute_rest or "none"
+    )
 
 
 def able(plan: Plan, stage: Stage) -> range:

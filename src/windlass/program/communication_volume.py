@@ -131,7 +131,9 @@ class Sent:
         degree = self._plan.sharding.optimizer
         summed = sum(sent for _, sent in common_sums(sizes, self._plan))
         scattered = gather_bytes(sizes.gradients, degree) if degree > 1 else 0
-        return summed + scattered + all_reduce_bytes(sizes.shard, self._plan.parallel.data // degree)
+        return (
+            summed + scattered + all_reduce_bytes(sizes.shard, self._plan.parallel.data // degree)
+        )
 
     def _exchanges(self, kind: Kind, layer: int) -> Iterator[Inside]:
         plan, known = self._plan, self._kinds[layer]

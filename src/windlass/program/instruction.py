@@ -39,16 +39,32 @@ BACKWARDS: tuple[Kind, ...] = ("backward", "backward_weight")
 COMPUTING: tuple[Kind, ...] = ("forward", "recompute", "backward", "backward_input")
 """Those that compute with weights."""
 
-ANSWERS: dict[Kind, Kind] = {"send": "receive", "send_tied_weights": "recv_tied_weights", "send_tied_grads": "accumulate_tied_grads"}
+ANSWERS: dict[Kind, Kind] = {
+    "send": "receive",
+    "send_tied_weights": "recv_tied_weights",
+    "send_tied_grads": "accumulate_tied_grads",
+}
 """What another device does with what one sends."""
 
-MEETINGS: tuple[Kind, ...] = ("unshard_weights", "all_gather_params", "reduce_grads", "grad_norm", "sync")
+MEETINGS: tuple[Kind, ...] = (
+    "unshard_weights",
+    "all_gather_params",
+    "reduce_grads",
+    "grad_norm",
+    "sync",
+)
 """Those that wait until every device of their group is there; so do passes that exchange."""
 
 TOGETHER: tuple[Kind, ...] = ("grad_norm", "sync")
 """Those of them that all devices of the plan have to be there for."""
 
-MOVES: tuple[Kind, ...] = ("prefetch_weights", "update", "offload_grads", "offload_activation", "reload_activation")
+MOVES: tuple[Kind, ...] = (
+    "prefetch_weights",
+    "update",
+    "offload_grads",
+    "offload_activation",
+    "reload_activation",
+)
 """Those that go on beside what follows where they move something between tiers."""
 
 WAITING: tuple[Kind, ...] = ("receive", "recv_tied_weights", "accumulate_tied_grads", *MEETINGS)

@@ -60,7 +60,11 @@ def shares_room(plan: Plan) -> bool:
     weight of the layer has no gradient the update makes all of them anew all the same; where none
     has, nothing was stored.
     """
-    return plan.defers_updates and plan.has_master_weights and plan.offload.gradients == plan.offload.parameters
+    return (
+        plan.defers_updates
+        and plan.has_master_weights
+        and plan.offload.gradients == plan.offload.parameters
+    )
 
 
 def departing(plan: Plan, graph: Graph, stage: int = 0) -> tuple[int, ...]:

@@ -27,10 +27,18 @@ class Pass(NamedTuple):
 def passes(plan: Plan, stage: int) -> tuple[Pass, ...]:
     """The passes of one stage of a plan, in turn."""
     micros = plan.batch.accumulation
-    return taken(plan.parallel.schedule, plan.parallel.pipeline, stage, micros, chunks=plan.parallel.virtual_stages)
+    return taken(
+        plan.parallel.schedule,
+        plan.parallel.pipeline,
+        stage,
+        micros,
+        chunks=plan.parallel.virtual_stages,
+    )
 
 
-def taken(order: PipelineSchedule, stages: int, stage: int, micros: int, *, chunks: int) -> tuple[Pass, ...]:
+def taken(
+    order: PipelineSchedule, stages: int, stage: int, micros: int, *, chunks: int
+) -> tuple[Pass, ...]:
     """The passes that one of p stages takes in an order, in turn.
 
     Args:

@@ -88,7 +88,10 @@ class Peers:
             return "onward" if self._ends[layer][0] == place_of(device, self._cut).stage else "back"
         if kind == "receive" and layer is not None:
             return "onward" if self._ends[layer][1] == place_of(device, self._cut).stage else "back"
-        return {"send_tied_weights": "recv_tied_weights", "send_tied_grads": "accumulate_tied_grads"}.get(kind, kind)
+        return {
+            "send_tied_weights": "recv_tied_weights",
+            "send_tied_grads": "accumulate_tied_grads",
+        }.get(kind, kind)
 
     def _at(self, stage: int | None, place: Place) -> int | None:
         return None if stage is None else device_of(place._replace(stage=stage), self._cut)

@@ -94,7 +94,7 @@ def _sizes(plan: Plan, graph: Graph, machine: Machine, global_batch: int | None)
     cut, batch = plan.parallel, plan.batch
     if cut.devices > machine.devices:
         yield (
-            f"`cut` takes {cut.pipeline} x {cut.tensor} x {cut.data} = {cut.devices} devices, "
+            f"`parallel` takes {cut.pipeline} x {cut.tensor} x {cut.data} = {cut.devices} devices, "
             f"but `{machine.name}` has {machine.devices}; lower a degree"
         )
     if global_batch is not None and plan.global_batch != global_batch:
@@ -161,7 +161,7 @@ def _homes(plan: Plan) -> Iterator[str]:
     """Which classes may have homes beyond the near tier together."""
     if plan.precision == "float64" and plan.offloads:
         yield (
-            "`precision` = float64 with a `home` that is not near: it is for proofs in memory; "
+            "`precision` = float64 with a `offload` that is not near: it is for proofs in memory; "
             "set `precision` to float32, in which phases change no bit"
         )
     if plan.precision == "float64" and plan.moments != "float32":
@@ -224,7 +224,7 @@ def selective_faults(plan: Plan, graph: Graph) -> Iterator[str]:
         )
     if plan.parallel.schedule == "zero-bubble":
         yield (
-            f"{told} `order` = zero-bubble, whose backward passes come in two parts; set `order` "
+            f"{told} `parallel.schedule` = zero-bubble, whose backward passes come in two parts; set `parallel.schedule` "
             "= 1f1b, or `recompute` = none or layer"
         )
     if plan.parallel.tensor > 1 and plan.parallel.tensor not in graph.tensor_shards:
@@ -255,33 +255,37 @@ def _shards(plan: Plan) -> Iterator[str]:
 
 def arrangement_faults(plan: Plan) -> Iterator[str]:
     """Which orders go with chunks, micro-batches and phases."""
-    stages, chunks, micros = plan.parallel.pipeline, plan.parallel.virtual_stages, plan.batch.accumulation
+    stages, chunks, micros = (
+        plan.parallel.pipeline,
+        plan.parallel.virtual_stages,
+        plan.batch.accumulation,
+    )
     if plan.parallel.schedule == "interleaved":
         if chunks == 1 or stages == 1:
             yield (
-                f"`order` = interleaved with `interleave` = {chunks} and `parallel.pipeline` = "
+                f"`parallel.schedule` = interleaved with `parallel.virtual_stages` = {chunks} and `parallel.pipeline` = "
                 f"{stages}: chunks take turns only if there are 2 or more of each; raise them or "
-                "set `order` = 1f1b"
+                "set `parallel.schedule` = 1f1b"
             )
         if micros % stages:
             yield (
-                f"`order` = interleaved with `batch.accumulation` = {micros}, which is no multiple "
+                f"`parallel.schedule` = interleaved with `batch.accumulation` = {micros}, which is no multiple "
                 f"of `parallel.pipeline` = {stages}; make it one"
             )
     elif chunks > 1:
         yield (
-            f"`interleave` = {chunks} with `order` = {plan.parallel.schedule}, which runs a stage in one "
-            "piece; set `order` = interleaved or `interleave` = 1"
+            f"`parallel.virtual_stages` = {chunks} with `parallel.schedule` = {plan.parallel.schedule}, which runs a stage in one "
+            "piece; set `parallel.schedule` = interleaved or `parallel.virtual_stages` = 1"
         )
     if plan.parallel.schedule == "zero-bubble" and plan.compile:
         yield (
-            "`order` = zero-bubble with `compile`: a compiled layer's backward pass is one piece; "
-            "set `compile` = false, or `order` = 1f1b"
+            "`parallel.schedule` = zero-bubble with `compile`: a compiled layer's backward pass is one piece; "
+            "set `compile` = false, or `parallel.schedule` = 1f1b"
         )
     if plan.is_offloaded("parameters") and plan.parallel.schedule in ("interleaved", "zero-bubble"):
         yield (
-            f"`order` = {plan.parallel.schedule} with `offload.parameters` = {plan.offload.parameters}: phases have an "
-            "order of their own, in which all micro-batches run through one; set `order` = 1f1b"
+            f"`parallel.schedule` = {plan.parallel.schedule} with `offload.parameters` = {plan.offload.parameters}: phases have an "
+            "order of their own, in which all micro-batches run through one; set `parallel.schedule` = 1f1b"
         )
 
 

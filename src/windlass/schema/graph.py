@@ -173,7 +173,9 @@ class LayerKind(Document):
 
     def common_count(self, among: TensorAxis) -> int:
         """Elements that it owns and that those slices, of whose layer it is one, all have."""
-        return sum(p.count for p in self.parameters if p.tied_to is None and p.replicated_over == among)
+        return sum(
+            p.count for p in self.parameters if p.tied_to is None and p.replicated_over == among
+        )
 
     def fresh_elements(self, micro: int, sequence: int) -> tuple[int, ...]:
         """Elements of the gradient that one backward pass gives of each parameter, tied or not."""
@@ -211,9 +213,7 @@ class LayerRun(Document):
 class Graph(Document):
     """A chain of layers with the cost of each kind, whole and as one of t slices computes it."""
 
-    beside = frozenset(
-        {"tensor_shards", "unshardable", "unsharded", "kinds.selective"}
-    )
+    beside = frozenset({"tensor_shards", "unshardable", "unsharded", "kinds.selective"})
 
     name: str
     vocabulary: int
@@ -221,7 +221,9 @@ class Graph(Document):
     """Longest sequence the model takes; None if it sets no limit."""
     chain: tuple[LayerRun, ...]
     kinds: dict[str, LayerKind]
-    tensor_shards: dict[TensorDegree, dict[str, LayerKind]] = Field(default_factory=dict, repr=False)
+    tensor_shards: dict[TensorDegree, dict[str, LayerKind]] = Field(
+        default_factory=dict, repr=False
+    )
     """For each degree t that it was captured for, the kinds as the first of t slices computes them,
     which is the largest. All parameters but those of an uneven vocabulary are cut in equal parts.
     """
@@ -233,7 +235,9 @@ class Graph(Document):
     @property
     def label(self) -> str:
         """`name@fingerprint`: how plans refer to this graph, and to each slice of it."""
-        return f"{self.name}@{self.fingerprint()}" if self.unsharded is None else self.unsharded.label
+        return (
+            f"{self.name}@{self.fingerprint()}" if self.unsharded is None else self.unsharded.label
+        )
 
     def shard(self, degree: int, index: int = 0) -> "Graph":
         """What one of `degree` slices computes: the same chain, of smaller layers.

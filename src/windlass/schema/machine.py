@@ -68,7 +68,7 @@ class Tier(Document):
     """One level of memory of a device, nearest first in `Device.tiers`."""
 
     name: str
-    """`near`, `host` or `disk` (a machine may use names of its own)."""
+    """`memory`, `host` or `disk` (a machine may use names of its own)."""
     capacity_bytes: Bytes
     read: BytesPerSecond | None = None
     """From this tier into the near one; None for the near tier itself."""

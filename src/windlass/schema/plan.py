@@ -100,12 +100,14 @@ class Stage(Document):
     def _counts_what_runs_again(self) -> Self:
         if self.recompute_layers is not None and self.recompute == "none":
             raise ValueError(
-                f"`recomputed` = {self.recompute_layers} with `recompute` = none, which runs no layer "
-                "again; set `recompute` = full or leave `recomputed` out"
+                f"`recompute_layers` = {self.recompute_layers} with `recompute` = none, which runs no layer "
+                "again; set `recompute` = full or leave `recompute_layers` out"
             )
-        if self.recompute_rest is not None and (self.recompute != "full" or self.recompute_layers is None):
+        if self.recompute_rest is not None and (
+            self.recompute != "full" or self.recompute_layers is None
+        ):
             raise ValueError(
-                f"`rest` = {self.recompute_rest} without `recompute` = full and a `recomputed`, behind "
+                f"`recompute_rest` = {self.recompute_rest} without `recompute` = full and a `recompute_layers`, behind "
                 "which there is a rest; name both, or set `recompute` = selective"
             )
         return self
@@ -145,7 +147,11 @@ class Plan(Document):
     def _stages_follow_each_other(self) -> Self:
         due = self.parallel.pipeline * self.parallel.virtual_stages
         if len(self.stages) != due:
-            chunks = f" x `interleave` = {self.parallel.virtual_stages}" if self.parallel.virtual_stages > 1 else ""
+            chunks = (
+                f" x `parallel.virtual_stages` = {self.parallel.virtual_stages}"
+                if self.parallel.virtual_stages > 1
+                else ""
+            )
             raise ValueError(
                 f"{len(self.stages)} stages for `parallel.pipeline` = {self.parallel.pipeline}{chunks}; "
                 "write one `[[stages]]` for each"

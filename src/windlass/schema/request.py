@@ -127,7 +127,7 @@ class OffloadRequest(Document):
     """Tiers to hold fixed."""
 
     optimizer: str | None = None
-    """Where optimizer state lives while weights stay near: `near`, or a tier beyond it."""
+    """Where optimizer state lives while weights stay near: `memory`, or a tier beyond it."""
 
 
 class BatchRequest(Document):
@@ -165,7 +165,7 @@ class Request(Document):
     def _counts_what_runs_again(self) -> Self:
         if self.recompute_layers is not None and self.recompute == "none":
             raise ValueError(
-                f"`recomputed` = {self.recompute_layers} with `recompute` = none, which runs no layer "
+                f"`recompute_layers` = {self.recompute_layers} with `recompute` = none, which runs no layer "
                 "again; leave one of them out"
             )
         return self

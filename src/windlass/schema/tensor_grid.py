@@ -41,7 +41,10 @@ class TensorGrid(int):
         return self.rows, self.columns
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, TensorGrid) and (self.rows, self.columns) == (other.rows, other.columns)
+        return isinstance(other, TensorGrid) and (self.rows, self.columns) == (
+            other.rows,
+            other.columns,
+        )
 
     def __ne__(self, other: object) -> bool:
         return not self == other
@@ -72,7 +75,9 @@ def grid_columns(slices: int) -> int:
 
 def group_size(slices: int, among: TensorAxis) -> int:
     """How many slices exchange with one another."""
-    return {"all": int(slices), "tokens": grid_rows(slices), "features": grid_columns(slices)}[among]
+    return {"all": int(slices), "tokens": grid_rows(slices), "features": grid_columns(slices)}[
+        among
+    ]
 
 
 def group_span(slices: int, among: TensorAxis) -> int:

@@ -17,7 +17,9 @@ CUTS = st.builds(Parallelism, pipeline=DEGREES, tensor=DEGREES, replicas=DEGREES
 
 
 @given(CUTS, DEGREES)
-def test_slices_of_a_layer_share_a_host_and_every_device_has_one_place(cut: Parallelism, times: int):
+def test_slices_of_a_layer_share_a_host_and_every_device_has_one_place(
+    cut: Parallelism, times: int
+):
     per_node = cut.tensor * times
     nodes = -(-cut.devices // per_node)
     if nodes * per_node != cut.devices:

@@ -14,12 +14,14 @@ def asked(batch: int, micro: int | None = None) -> Request:
     return Request.model_validate(words)
 
 
-@given(st.builds(Parallelism, pipeline=st.integers(1, 4), replicas=st.integers(1, 8)), st.integers(1, 64))
+@given(
+    st.builds(Parallelism, pipeline=st.integers(1, 4), data=st.integers(1, 8)), st.integers(1, 64)
+)
 def test_as_many_replicas_are_left_as_divide_the_batch(cut: Parallelism, batch: int):
     found = smaller(cut, asked(batch))
     if cut.data > 1:
         left = [each for each in range(1, cut.data) if batch % each == 0]
-        assert found == cut.model_copy(update={"replicas": max(left)})
+        assert found == cut.model_copy(update={"data": max(left)})
     elif cut.pipeline > 1:
         assert found == cut.model_copy(update={"pipeline": cut.pipeline - 1})
     else:

@@ -30,7 +30,7 @@ MODEL, *DIALS = TINY
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A cache that knows a machine named `here`, and keeps what the tests of this file capture."""
     folder = tmp_path_factory.mktemp("cache")
-    machine = tiny_machine(near="8 GiB").model_copy(
+    machine = tiny_machine(memory="8 GiB").model_copy(
         update={"name": "here", "system": system_fingerprint()}
     )
     save_here(folder / "windlass", machine)
@@ -211,9 +211,11 @@ def test_a_parted_backward_of_compiled_layers_is_refused_before_a_step(home: Pat
     run = begun(home, "train.save_every=2")
     next(iter(run))
     path = run.folder / names.PLAN_FILE
-    Plan.load(path).model_copy(update={"order": "zero-bubble", "compile": True}).save(path)
+    plan = Plan.load(path)
+    parallel = plan.parallel.model_copy(update={"schedule": "zero-bubble"})
+    plan.model_copy(update={"parallel": parallel, "compile": True}).save(path)
 
-    with pytest.raises(Faults, match=r"`order` = zero-bubble with `compile`"):
+    with pytest.raises(Faults, match=r"`parallel.schedule` = zero-bubble with `compile`"):
         windlass.resume(run.folder)
 
     assert windlass.load(run.folder).attempts == 1

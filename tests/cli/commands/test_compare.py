@@ -22,7 +22,9 @@ def test_each_machine_is_offered_with_the_plan_that_it_would_get_alone(windlass:
 
 
 def test_a_machine_that_is_too_small_says_by_how_much(windlass: Windlass):
-    done = windlass("compare", "gpt3-13b", "--on", "h100", "offload.optimizer=near", "recompute=full")
+    done = windlass(
+        "compare", "gpt3-13b", "--on", "h100", "offload.optimizer=near", "recompute=full"
+    )
     assert done.returncode == 1
     assert "no plan" in done.stdout
     assert "too little" in done.stdout
@@ -36,8 +38,8 @@ def test_a_global_batch_is_a_replicas_batch_times_replicas(windlass: Windlass):
     offers = json.loads(done.stdout)
     assert [offer["global_batch"] for offer in offers] == list(sizes)
     for offer in offers:
-        batch, cut = offer["plan"]["batch"], offer["plan"]["cut"]
-        made = batch["micro"] * batch.get("accumulation", 1) * cut["replicas"]
+        batch, cut = offer["plan"]["batch"], offer["plan"]["parallel"]
+        made = batch["micro"] * batch.get("accumulation", 1) * cut["data"]
         assert made == offer["global_batch"]
 
 

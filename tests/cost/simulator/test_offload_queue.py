@@ -42,7 +42,7 @@ def test_what_devices_exchange_is_no_waiting_for_a_far_tier():
     on = on.model_copy(update={"devices_per_host": 4, "links": (link,)})
     graph = cut_graph(tiny_graph(layers=4), (2,))
     plan = tiny_plan(
-        graph, on, tensor=2, replicas=2, sharding=(2, 2), accumulation=2, home=AWAY, phases=PHASES
+        graph, on, tensor=2, data=2, sharding=(2, 2), accumulation=2, offload=AWAY, phases=PHASES
     )
     told = predict(plan, graph, on)
     assert told.by_term["exchange and waiting"] > told.step_seconds / 2
@@ -87,7 +87,7 @@ def test_the_peak_of_a_far_tier_is_what_lives_there():
 @given(st.floats(1e5, 1e12))
 def test_a_step_alone_reads_no_less_and_takes_no_less_than_one_that_repeats(rate: float):
     graph, on = tiny_graph(layers=4), machine(rate)
-    plan = tiny_plan(graph, on, accumulation=2, home=AWAY, phases=PHASES)
+    plan = tiny_plan(graph, on, accumulation=2, offload=AWAY, phases=PHASES)
     alone, repeats = once(plan, graph, on, lower(plan, graph)[0]), predict(plan, graph, on)
     assert repeats.offload is not None
     assert alone.written_bytes == repeats.offload.written_bytes
@@ -106,7 +106,7 @@ def test_a_step_alone_in_memory_is_like_any_other():
 def test_a_layer_that_runs_again_waits_for_the_output_that_it_starts_from():
     graph, on = tiny_graph(layers=4), machine(1e6)
     home = AWAY.model_copy(update={"activations": "host"})
-    plan = tiny_plan(graph, on, accumulation=2, home=home, phases=PHASES)
+    plan = tiny_plan(graph, on, accumulation=2, offload=home, phases=PHASES)
     (program,) = lower(plan, graph)
     spans = run_clock(plan, graph, on, StepCost(plan, graph, on), (program,))[0]
     back: dict[tuple[int, int | None], float] = {}

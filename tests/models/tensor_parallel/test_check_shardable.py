@@ -92,7 +92,7 @@ def test_nothing_is_wrong_with_one_slice():
 
 
 def test_heads_that_do_not_divide_are_named_with_a_way_out():
-    dials = {"width": 48, "heads": 6, "kv_heads": 2, "hidden": 64}
+    dials = {"width": 48, "heads": 6, "kv_heads": 2, "ffn": 64}
     found = faults(build_chain("llama-tiny", dials, device="meta"), 4)
     assert len(found) == 2
     assert re.search(r"layer `block0`.*`attention\.input` has 48 .*divides 6$", found[0])

@@ -18,7 +18,7 @@ DEGREE = 4
     "family", ["gpt-tiny", "gpt-j-6b", "gpt-neox-20b", "llama3-8b", "bert-tiny"]
 )
 def test_all_slices_run_the_same_operations_in_the_same_order(family: str, columns: int):
-    dials = {"layers": 1, "width": 32, "heads": 8, "hidden": 64, "vocabulary": 50, "dropout": 0.1}
+    dials = {"layers": 1, "width": 32, "heads": 8, "ffn": 64, "vocabulary": 50, "dropout": 0.1}
     chain = build_chain(family, dials, device="meta")
     for index in range(len(chain.layers)):
         first, *others = (operations(chain, index, columns, at) for at in range(DEGREE))

@@ -14,7 +14,7 @@ from windlass.models.tensor_parallel.shard_module import sliced
 from windlass.models.tensor_parallel.shard_params import pieces
 from windlass.models.tensor_parallel.sharding_rules import Cut, LayerCuts, read_cut
 
-SMALL = {"layers": 1, "width": 48, "heads": 12, "sequence": 12, "hidden": 96}
+SMALL = {"layers": 1, "width": 48, "heads": 12, "sequence": 12, "ffn": 96}
 
 
 @given(

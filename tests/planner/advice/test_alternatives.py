@@ -10,7 +10,7 @@ from windlass.schema.request import Request
 
 GRAPH = tiny_graph(layers=6, width=2048)
 """State and activations are both larger than what state passes through on its way."""
-MACHINE = tiny_machine(near="4 GiB", host="8 GiB")
+MACHINE = tiny_machine(memory="4 GiB", host="8 GiB")
 
 
 def asked(**changes: object) -> Request:
@@ -71,7 +71,13 @@ PINS = ("precision", "compile", "batch.micro", "recompute", "offload.optimizer")
 def named(refusal: Refusal, near: int) -> Request:
     """The request for just the plan that does not fit, and what is said to lift that."""
     plan = refusal.plan
-    values = (plan.precision, plan.compile, plan.batch.micro, plan.recompute, plan.offload.optimizer)
+    values = (
+        plan.precision,
+        plan.compile,
+        plan.batch.micro,
+        plan.recompute,
+        plan.offload.optimizer,
+    )
     pins = dict(zip(PINS, map(str, values), strict=True))
     assert refusal.lift is not None
     changes = dict(change.split("=") for change in refusal.lift.overrides)

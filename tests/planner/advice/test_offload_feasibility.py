@@ -44,7 +44,7 @@ def test_a_number_of_phases_that_is_asked_for_is_what_the_plan_has():
 
 def test_a_model_too_large_for_the_near_tier_takes_turns_in_it():
     wide = tiny_graph(layers=6, width=2048)
-    machine = tiny_machine(near="120 MiB", host="8 GiB")
+    machine = tiny_machine(memory="120 MiB", host="8 GiB")
     plan = choose(asked(), wide, machine).plan
     assert plan is not None
     assert plan.offloads
@@ -53,7 +53,7 @@ def test_a_model_too_large_for_the_near_tier_takes_turns_in_it():
 
 def test_a_far_tier_that_is_too_small_is_told():
     wide = tiny_graph(layers=6, width=2048)
-    advice = choose(asked(), wide, tiny_machine(near="300 MiB", host="200 MiB")).advice
+    advice = choose(asked(), wide, tiny_machine(memory="300 MiB", host="200 MiB")).advice
     assert advice is not None
     (short,) = advice.far
     assert short.tier == "host"
@@ -68,7 +68,7 @@ def test_more_phases_than_layers_are_refused():
 @pytest.mark.parametrize("phases", [None, 3])
 def test_a_far_tier_that_would_hold_smaller_moments_has_them_named(phases: int | None):
     wide = tiny_graph(layers=6, width=2048)
-    machine = tiny_machine(near="250 MiB", host="280 MiB")
+    machine = tiny_machine(memory="250 MiB", host="280 MiB")
     if phases is None:
         advice = choose(asked(), wide, machine).advice
         assert advice is not None

@@ -37,12 +37,12 @@ def test_no_plan_that_fits_runs_fewer_layers_again_or_is_faster(
     graph = tiny_graph(layers=layers, tied=False)
     name, chunks = order if pipeline > 1 else ("1f1b", 1)
     plan = tiny_plan(
-        graph, MACHINE, pipeline=pipeline, accumulation=rounds * pipeline, order=name,
-        interleave=chunks, recompute="full",
+        graph, MACHINE, pipeline=pipeline, accumulation=rounds * pipeline, schedule=name,
+        virtual_stages=chunks, recompute="full",
     )  # fmt: skip
     keeping = tiny_plan(
-        graph, MACHINE, pipeline=pipeline, accumulation=rounds * pipeline, order=name,
-        interleave=chunks,
+        graph, MACHINE, pipeline=pipeline, accumulation=rounds * pipeline, schedule=name,
+        virtual_stages=chunks,
     )  # fmt: skip
     low, high = max(peaks(plan, graph)), max(peaks(keeping, graph))
     near = int(low + share * max(0, high - low))
@@ -73,7 +73,7 @@ def test_the_peaks_of_many_micro_batches_are_those_of_few():
     graph = tiny_graph(layers=6, tied=False)
     for order, chunks in (("1f1b", 1), ("gpipe", 1), ("zero-bubble", 1), ("interleaved", 2)):
         plan = tiny_plan(
-            graph, MACHINE, pipeline=2, accumulation=24, order=order, interleave=chunks,
+            graph, MACHINE, pipeline=2, accumulation=24, schedule=order, virtual_stages=chunks,
             recompute="full", recompute_layers=1,
         )  # fmt: skip
         assert list(stage_peaks(plan, graph, MACHINE)) == peaks(plan, graph)

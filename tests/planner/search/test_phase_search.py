@@ -76,7 +76,14 @@ def case(seed: int) -> tuple[Field, list[tuple[Plan, Prediction]]]:
     """A small request on a small machine, and all its plans."""
     chance = random.Random(seed)
     pins = chance.sample(
-        ["recompute=full", "parallel.tensor=1", "train.clip=inf", "parallel.pipeline=2", "phases=2"], k=2
+        [
+            "recompute=full",
+            "parallel.tensor=1",
+            "train.clip=inf",
+            "parallel.pipeline=2",
+            "phases=2",
+        ],
+        k=2,
     )
     asked = request("precision=float32", "compile=false", *pins, batch=chance.choice([4, 8, 12]))
     on = machine(chance.choice([1e9, 1e10]), in_turn=chance.random() < 0.5)
@@ -96,7 +103,7 @@ def test_what_is_found_is_the_fastest_of_all_plans_that_fit(seed: int):
     assert prediction.step_seconds == pytest.approx(best, rel=1e-9)
     assert faults(plan, field.graph, field.machine, global_batch=field.request.train.batch) == ()
     held = field.machine.device.process_bytes(compiled=plan.compile)
-    verify(lower(plan, field.graph), plan, field.graph, {"near": near - held})
+    verify(lower(plan, field.graph), plan, field.graph, {"device": near - held})
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -148,7 +155,7 @@ def test_where_not_even_phases_fit_the_tier_and_the_bytes_that_lack_are_named():
     graph, on = WIDE, machine(1e10)
     near = narrow(graph, on, *REPLICAS)
     choice = choose(request(f"memory={near - 1}", *REPLICAS), graph, on)
-    assert re.search(r"phases a stage, p.* in `near`, .* too much", told(choice))
+    assert re.search(r"phases a stage, p.* in `memory`, .* too much", told(choice))
 
 
 def test_a_change_that_is_named_makes_it_fit():

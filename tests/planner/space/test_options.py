@@ -64,7 +64,7 @@ def test_a_pin_is_held(pin: str, number: int):
             "recompute": plan.recompute,
             "precision": plan.precision,
             "compile": str(plan.compile).lower(),
-            "order": plan.parallel.schedule,
+            "parallel.schedule": plan.parallel.schedule,
             "parallel.pipeline": plan.parallel.pipeline,
         }
         assert str(held[key]) == value
@@ -92,7 +92,7 @@ def test_what_cannot_be_is_told_all_at_once():
     with pytest.raises(Faults) as caught:
         plans(asked, GRAPH, tiny_machine(precisions=("float32",)))
     assert [fault.split(";")[0] for fault in caught.value.faults] == [
-        "`order` = interleaved on one device, which has no stages to order",
+        "`parallel.schedule` = interleaved on one device, which has no stages to order",
         "`sharding.parameters` = 2 on one device",
         "`parallel.tensor` = 2, but `tiny` has 1 device",
         (
@@ -125,16 +125,27 @@ def test_neighbours_may_share_layers_where_the_machine_has_several_and_the_graph
 
 
 def test_where_a_model_cannot_be_cut_in_the_quickest_grid_the_next_is_open():
-    assert degrees(request(), EIGHT, {8, TensorGrid(4, 2)}) == (2, 4, 8, TensorGrid(2, 2), TensorGrid(2, 4))
+    assert degrees(request(), EIGHT, {8, TensorGrid(4, 2)}) == (
+        2,
+        4,
+        8,
+        TensorGrid(2, 2),
+        TensorGrid(2, 4),
+    )
     assert degrees(request(), EIGHT, {TensorGrid(2, 2)}) == (2, 4, 8, TensorGrid(4, 2))
 
 
 def test_a_number_of_slices_is_held_and_refused_where_it_cannot_be():
-    assert {plan.parallel.tensor for plan in plans(request("parallel.tensor=4"), SLICED, EIGHT)} == {4}
+    assert {
+        plan.parallel.tensor for plan in plans(request("parallel.tensor=4"), SLICED, EIGHT)
+    } == {4}
     assert degrees(request("parallel.tensor=3"), EIGHT) == (3,)
     faults = {
         ("parallel.tensor=4", MACHINE): "`parallel.tensor` = 4, but `tiny` has 1 device",
-        ("parallel.tensor=3", EIGHT): "`batch.sequence` = 16 is no multiple of `parallel.tensor` = 3: between"
+        (
+            "parallel.tensor=3",
+            EIGHT,
+        ): "`batch.sequence` = 16 is no multiple of `parallel.tensor` = 3: between"
         " layers each slice holds as many tokens",
     }
     for (pin, machine), fault in faults.items():

@@ -15,7 +15,9 @@ def link(joins: int, rate: float, shared_by: int) -> Link:
     ("slices", "least"),
     [(4, TensorGrid(2, 2)), (8, TensorGrid(4, 2)), (16, TensorGrid(8, 2)), (64, TensorGrid(16, 4))],
 )
-def test_where_all_links_are_equal_it_is_the_grid_that_sends_fewest_bytes(slices: int, least: TensorGrid):
+def test_where_all_links_are_equal_it_is_the_grid_that_sends_fewest_bytes(
+    slices: int, least: TensorGrid
+):
     """As they were counted: the table of decision 17."""
     assert grids(slices, (link(64, 1e9, 1),))[0] == least
 

@@ -53,7 +53,7 @@ def test_stages_send_outputs_onward_and_their_gradients_back():
 
 def test_replicas_run_one_program_and_reduce_after_the_last_micro_batch():
     graph = tiny_graph(layers=0)
-    first, last = lower(tiny_plan(graph, MACHINE, replicas=2, accumulation=2), graph)
+    first, last = lower(tiny_plan(graph, MACHINE, data=2, accumulation=2), graph)
     assert first.instructions == last.instructions
     assert shown(first) == "L0 F00 F10 B10 B00 L1 F01 F11 B11 B01 R0 N U0 U1 S"
 
@@ -64,9 +64,8 @@ def test_a_plan_that_cannot_be_lowered_is_refused_with_every_reason():
     plan = type(plan).model_validate(
         plan.model_dump()
         | {
-            "cut": {"tensor": 2},
-            "order": "zero-bubble",
-            "offload": {"weights": "host", "gradients": "host"},
+            "parallel": {"tensor": 2, "schedule": "zero-bubble"},
+            "offload": {"parameters": "host", "gradients": "host"},
             "stages": [{"phases": [[0, 2], [2, 3]]}],
         }
     )
@@ -75,8 +74,8 @@ def test_a_plan_that_cannot_be_lowered_is_refused_with_every_reason():
     assert caught.value.faults == (
         "the stages cover layers [0, 3), but `tiny` has 4 layers; let the last phase end there",
         (
-            "`order` = zero-bubble with `offload.parameters` = host: phases have an order of their own, "
-            "in which all micro-batches run through one; set `order` = 1f1b"
+            "`parallel.schedule` = zero-bubble with `offload.parameters` = host: phases have an order of their own, "
+            "in which all micro-batches run through one; set `parallel.schedule` = 1f1b"
         ),
         (
             "`offload.parameters` = host but `offload.optimizer` = near: weights that are away are updated "
@@ -89,7 +88,16 @@ def test_a_plan_that_cannot_be_lowered_is_refused_with_every_reason():
 def test_tied_weights_on_two_stages_are_lent_each_step_and_their_gradient_handed_back():
     graph = tiny_graph(layers=0, tied=True)
     owner, borrower = lower(tiny_plan(graph, MACHINE, pipeline=2, accumulation=2), graph)
-    kinds = ("send_tied_weights", "recv_tied_weights", "send_tied_grads", "accumulate_tied_grads", "forward", "backward", "grad_norm", "update")
+    kinds = (
+        "send_tied_weights",
+        "recv_tied_weights",
+        "send_tied_grads",
+        "accumulate_tied_grads",
+        "forward",
+        "backward",
+        "grad_norm",
+        "update",
+    )
     assert [tuple(i) for i in owner.instructions if i.kind in kinds] == [
         ("send_tied_weights", 1, None),
         ("forward", 0, 0),
@@ -121,6 +129,10 @@ def test_a_program_survives_its_file(tmp_path: Path):
 
 def test_what_settles_a_step_survives_its_file(tmp_path: Path):
     graph = tiny_graph(tied=False)
-    (program,) = lower(tiny_plan(graph, MACHINE, home=AWAY, phases=((0, 2), (2, 4))), graph)
+    (program,) = lower(tiny_plan(graph, MACHINE, offload=AWAY, phases=((0, 2), (2, 4))), graph)
     program.save(tmp_path / "program.json")
-    assert Program.load(tmp_path / "program.json").flush_deferred_updates == program.flush_deferred_updates != ()
+    assert (
+        Program.load(tmp_path / "program.json").flush_deferred_updates
+        == program.flush_deferred_updates
+        != ()
+    )

@@ -39,7 +39,7 @@ def lowered(plan: Plan, graph: Graph) -> Program:
 
 def test_a_clipped_step_updates_at_the_first_fetch_and_stores_gradients_for_the_next_one():
     graph = tiny_graph(layers=2, tied=False)
-    plan = tiny_plan(graph, MACHINE, home=AWAY, phases=THREE, accumulation=2)
+    plan = tiny_plan(graph, MACHINE, offload=AWAY, phases=THREE, accumulation=2)
     assert plan.defers_updates
     program = lowered(plan, graph)
     forward = "U1 L0 F00 L1 F01 -0 U2 U3 F10 F11 -1"
@@ -51,7 +51,7 @@ def test_a_clipped_step_updates_at_the_first_fetch_and_stores_gradients_for_the_
 
 def test_without_clipping_a_layer_is_updated_as_soon_as_its_gradient_is_whole():
     graph = tiny_graph(layers=2, tied=False)
-    plan = tiny_plan(graph, MACHINE, home=AWAY, phases=THREE, clip=False)
+    plan = tiny_plan(graph, MACHINE, offload=AWAY, phases=THREE, clip=False)
     assert not plan.defers_updates
     program = lowered(plan, graph)
     forward = "+1 L0 F00 -0 +2 +3 F10 -1"
@@ -63,7 +63,7 @@ def test_without_clipping_a_layer_is_updated_as_soon_as_its_gradient_is_whole():
 def test_the_owner_of_tied_weights_comes_with_each_phase_that_borrows_them():
     graph = late_tied_graph(before=0, between=1)  # embedding, owner, block, head
     phases = ((0, 1), (1, 2), (2, 3), (3, 4))
-    program = lowered(tiny_plan(graph, MACHINE, home=AWAY, phases=phases), graph)
+    program = lowered(tiny_plan(graph, MACHINE, offload=AWAY, phases=phases), graph)
     # The owner, layer 1, is updated once, is away in the third phase and back with the head.
     forward = "U1 L0 F00 -0 U2 F10 -1 +1 F20 -2"
     # Its gradient, begun by the head, stays until its own backward pass has added to it.
@@ -74,7 +74,7 @@ def test_the_owner_of_tied_weights_comes_with_each_phase_that_borrows_them():
 
 def test_weights_that_two_phases_in_turn_need_stay():
     graph = tiny_graph(layers=1, tied=True)  # the head borrows the embedding's table
-    plan = tiny_plan(graph, MACHINE, home=AWAY, phases=((0, 1), (1, 3)))
+    plan = tiny_plan(graph, MACHINE, offload=AWAY, phases=((0, 1), (1, 3)))
     program = lowered(plan, graph)
     assert shown(program.instructions) == "U1 L0 F00 F10 F20 B20 B10 S1 -1 A00 B00 N U0 ."
 
@@ -82,7 +82,7 @@ def test_weights_that_two_phases_in_turn_need_stay():
 def test_outputs_between_layers_that_run_again_go_home_and_come_back():
     graph = tiny_graph(layers=3)
     home = Offload(activations="host")
-    plan = tiny_plan(graph, MACHINE, home=home, recompute="full", accumulation=2, clip=False)
+    plan = tiny_plan(graph, MACHINE, offload=home, recompute="full", accumulation=2, clip=False)
     forward = "L{0} F0{0} F1{0} F2{0} K1{0} F3{0} K2{0} F4{0}"
     backward = "B4{0} R2{0} A3{0} B3{0} R1{0} A2{0} B2{0} A1{0} B1{0} B0{0}"
     each = f"{forward} {backward}"
@@ -92,7 +92,9 @@ def test_outputs_between_layers_that_run_again_go_home_and_come_back():
 
 def test_optimizer_state_alone_may_be_far_and_the_order_stays_that_of_one_phase():
     graph = tiny_graph(layers=1)
-    far = lowered(tiny_plan(graph, MACHINE, home=Offload(optimizer="host"), accumulation=2), graph)
+    far = lowered(
+        tiny_plan(graph, MACHINE, offload=Offload(optimizer="host"), accumulation=2), graph
+    )
     near = lowered(tiny_plan(graph, MACHINE, accumulation=2), graph)
     borrowing = Instruction("update", 2)  # the head owns no weight
     assert far.instructions == tuple(i for i in near.instructions if i != borrowing)
@@ -106,9 +108,9 @@ def test_every_legal_plan_lowers_to_a_program_that_verifies_and_fits_exactly_its
     graph, plan = drawn
     program = lowered(plan, graph)
     peak = occupancy(program, plan, graph).peak_bytes
-    verify([program], plan, graph, {"near": peak})
-    with pytest.raises(PlanError, match="`near` overflows by 1 bytes"):
-        verify([program], plan, graph, {"near": peak - 1})
+    verify([program], plan, graph, {"device": peak})
+    with pytest.raises(PlanError, match="`memory` overflows by 1 bytes"):
+        verify([program], plan, graph, {"device": peak - 1})
 
 
 @given(drawn=streamed_plans(weights=True))
@@ -219,7 +221,7 @@ def test_only_two_phases_of_weights_are_near_at_once():
     graph = tiny_graph(layers=10, tied=False)
     square, table = 32 * 32 * 4, 64 * 32 * 4
     phases = ((0, 1), *((at, at + 2) for at in range(1, 11, 2)), (11, 12))
-    plan = tiny_plan(graph, MACHINE, home=AWAY, phases=phases, micro=1, sequence=1)
+    plan = tiny_plan(graph, MACHINE, offload=AWAY, phases=phases, micro=1, sequence=1)
     held, _ = walked(plan, graph, lowered(plan, graph).instructions)
     assert held[0] == STAGING_BYTES + table
     assert near_bytes(plan, graph, "weights") in (table + 2 * square, 4 * square)
@@ -228,7 +230,7 @@ def test_only_two_phases_of_weights_are_near_at_once():
 
 def test_a_stored_gradient_is_near_until_the_next_one_is_stored():
     graph = tiny_graph(layers=2, tied=False)
-    plan = tiny_plan(graph, MACHINE, home=AWAY, phases=((0, 1), (1, 4)))
+    plan = tiny_plan(graph, MACHINE, offload=AWAY, phases=((0, 1), (1, 4)))
     program, effects = lowered(plan, graph), Effects(plan, graph)
     at = {i: n for n, i in enumerate(program.instructions)}
 
@@ -247,7 +249,7 @@ def test_a_stored_gradient_is_near_until_the_next_one_is_stored():
 
 def test_an_update_during_the_backward_pass_holds_its_gradient_until_the_next_one():
     graph = tiny_graph(layers=2, tied=False)
-    plan = tiny_plan(graph, MACHINE, home=AWAY, phases=((0, 1), (1, 4)), clip=False)
+    plan = tiny_plan(graph, MACHINE, offload=AWAY, phases=((0, 1), (1, 4)), clip=False)
     program = lowered(plan, graph)
     at = program.instructions.index(Instruction("update", 2))
     _, alive = walked(plan, graph, program.instructions[: at + 1])
@@ -268,7 +270,7 @@ def test_optimizer_state_that_is_far_takes_only_the_staging_ring(drawn: tuple[Gr
 def test_outputs_that_wait_at_home_take_no_near_memory():
     graph = tiny_graph(layers=8)
     near, far = (
-        tiny_plan(graph, MACHINE, home=home, recompute="full", micro=8, sequence=64)
+        tiny_plan(graph, MACHINE, offload=home, recompute="full", micro=8, sequence=64)
         for home in (Offload(), Offload(activations="host"))
     )
     output = 8 * 64 * 32 * 4

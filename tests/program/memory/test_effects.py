@@ -20,17 +20,17 @@ plans = st.builds(
     micro=st.integers(1, 4),
     accumulation=st.integers(1, 4),
     sequence=st.integers(1, 64),
-    recompute=st.sampled_from(["none", "selective", "layer"]),
+    recompute=st.sampled_from(["none", "selective", "full"]),
     recompute_layers=st.sampled_from([None, 1, 2]),
     precision=st.sampled_from(["float32", "bfloat16"]),
     compiled=st.booleans(),
     clip=st.booleans(),
-    order=st.sampled_from(["1f1b", "gpipe", "zero-bubble"]),
+    schedule=st.sampled_from(["1f1b", "gpipe", "zero-bubble"]),
 ).filter(
     lambda choice: (
         (choice["recompute"] == "selective")
         + choice["compiled"]
-        + (choice["order"] == "zero-bubble")
+        + (choice["schedule"] == "zero-bubble")
         < 2
     )
 )

@@ -24,7 +24,7 @@ def test_a_plan_that_keeps_all_near_holds_nothing_elsewhere():
 def test_each_class_lies_in_its_own_tier():
     graph = tiny_graph(layers=2, tied=False)
     home = Offload(parameters="host", gradients="disk", optimizer="disk")
-    plan = tiny_plan(graph, MACHINE, home=home, phases=PHASES)
+    plan = tiny_plan(graph, MACHINE, offload=home, phases=PHASES)
     owned, waiting = 2 * TABLE + 2 * SQUARE, TABLE + 2 * SQUARE
     assert far_bytes(plan, graph) == {
         "host": {"weights": 4 * owned},
@@ -34,7 +34,7 @@ def test_each_class_lies_in_its_own_tier():
 
 def test_bfloat16_masters_lie_with_the_optimizer_state():
     graph = tiny_graph(layers=2, tied=True)
-    plan = tiny_plan(graph, MACHINE, home=AWAY, phases=PHASES, precision="bfloat16", clip=False)
+    plan = tiny_plan(graph, MACHINE, offload=AWAY, phases=PHASES, precision="bfloat16", clip=False)
     owned = TABLE + 2 * SQUARE
     assert far_bytes(plan, graph) == {
         "host": {"weights": 2 * owned, "optimizer": 12 * owned, "gradients": 0}
@@ -44,7 +44,7 @@ def test_bfloat16_masters_lie_with_the_optimizer_state():
 @pytest.mark.parametrize(("moments", "each"), [("float32", 8), ("bfloat16", 4), ("int8", 2)])
 def test_moments_in_fewer_bits_take_less_room_and_move_less(moments: Moments, each: int):
     graph = tiny_graph(layers=2, tied=False)
-    plan = tiny_plan(graph, MACHINE, home=AWAY, phases=PHASES, moments=moments)
+    plan = tiny_plan(graph, MACHINE, offload=AWAY, phases=PHASES, moments=moments)
     owned = 2 * TABLE + 2 * SQUARE
     scales = 2 * 4 * owned // 256 if moments == "int8" else 0
     assert far_bytes(plan, graph)["host"]["optimizer"] == each * owned + scales
@@ -56,7 +56,7 @@ def test_moments_in_fewer_bits_take_less_room_and_move_less(moments: Moments, ea
 def test_waiting_gradients_lie_where_copies_of_masters_lay(accumulation: int):
     graph = tiny_graph(layers=2, tied=False)
     plan = tiny_plan(
-        graph, MACHINE, home=AWAY, phases=PHASES, precision="bfloat16", accumulation=accumulation
+        graph, MACHINE, offload=AWAY, phases=PHASES, precision="bfloat16", accumulation=accumulation
     )
     owned, waiting = 2 * TABLE + 2 * SQUARE, TABLE + 2 * SQUARE
     room = far_bytes(plan, graph)["host"]
@@ -74,7 +74,11 @@ def test_nobody_reads_weights_between_the_store_of_their_gradient_and_their_upda
     (program,) = lower(plan, graph)
     stored: set[int | None] = set()
     # Two steps and settling, which is all that may follow one.
-    for kind, layer, _ in (*program.instructions, *program.instructions, *program.flush_deferred_updates):
+    for kind, layer, _ in (
+        *program.instructions,
+        *program.instructions,
+        *program.flush_deferred_updates,
+    ):
         if kind == "offload_grads":
             stored.add(layer)
         elif kind == "update":

@@ -27,7 +27,7 @@ def deferred(precision: Precision, accumulation: int = 2):
     """A plan of three phases that puts its updates off, and its traffic."""
     graph = tiny_graph(layers=4, tied=False)
     plan = tiny_plan(
-        graph, MACHINE, home=AWAY, phases=((0, 1), (1, 3), (3, 6)), precision=precision,
+        graph, MACHINE, offload=AWAY, phases=((0, 1), (1, 3), (3, 6)), precision=precision,
         accumulation=accumulation,
     )  # fmt: skip
     traffic = Traffic(plan, graph)
@@ -66,7 +66,7 @@ def test_where_no_gradient_waits_an_update_that_was_put_off_is_a_fetch():
 def test_near_weights_of_a_far_optimizer_do_not_move():
     graph = tiny_graph(layers=1)
     for precision, state in (("float32", 12), ("bfloat16", 12)):
-        plan = tiny_plan(graph, MACHINE, home=Offload(optimizer="host"), precision=precision)
+        plan = tiny_plan(graph, MACHINE, offload=Offload(optimizer="host"), precision=precision)
         update = Instruction("update", 1)
         assert moved(plan, graph, update) == (SQUARE * state, SQUARE * state)
 
@@ -129,7 +129,9 @@ def test_a_step_moves_no_more_weights_gradients_and_state_for_more_micro_batches
     drawn: tuple[Graph, Plan],
 ):
     graph, plan = drawn
-    plan = plan.model_copy(update={"offload": plan.offload.model_copy(update={"activations": "near"})})
+    plan = plan.model_copy(
+        update={"offload": plan.offload.model_copy(update={"activations": "device"})}
+    )
     more = plan.batch.model_copy(update={"accumulation": plan.batch.accumulation + 3})
     few = plan.batch.model_copy(update={"accumulation": max(2, plan.batch.accumulation)})
     totals = [

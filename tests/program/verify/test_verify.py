@@ -16,7 +16,7 @@ from windlass.schema.plan import Plan
 
 MACHINE = tiny_machine(devices=64)
 GRAPH = tiny_graph(layers=2, tied=False)
-ROOM = {"near": 2**40}
+ROOM = {"device": 2**40}
 
 
 def edited(programs: tuple[Program, ...], device: int, instructions: Iterable[Instruction]):
@@ -59,9 +59,9 @@ def test_what_is_lowered_verifies_and_fits_exactly_its_own_peak(
     plan = tiny_plan(graph, MACHINE, **choice)
     programs = lower(plan, graph)
     peak = max(occupancy(program, plan, graph).peak_bytes for program in programs)
-    verify(programs, plan, graph, {"near": peak})
-    with pytest.raises(PlanError, match="`near` overflows by 1 bytes"):
-        verify(programs, plan, graph, {"near": peak - 1})
+    verify(programs, plan, graph, {"device": peak})
+    with pytest.raises(PlanError, match="`memory` overflows by 1 bytes"):
+        verify(programs, plan, graph, {"device": peak - 1})
 
 
 @settings(max_examples=100)

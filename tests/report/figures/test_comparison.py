@@ -22,7 +22,7 @@ COLUMNS = 80
 def offer(name: str, *, slower: float = 1.0, micro: int = 2) -> Offer:
     machine: Machine = tiny_machine(devices=4).model_copy(update={"name": name})
     machine = machine.model_copy(update={"device": machine.device.slowed(slower)})
-    plan = tiny_plan(GRAPH, machine, replicas=4, micro=micro, sharding=(4, 4))
+    plan = tiny_plan(GRAPH, machine, data=4, micro=micro, sharding=(4, 4))
     return Offer(
         machine=name, devices=4, global_batch=plan.global_batch, plan=plan,
         prediction=predict(plan, GRAPH, machine), refused="",

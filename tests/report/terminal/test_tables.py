@@ -39,7 +39,7 @@ def test_a_plan_is_told_in_words():
 
 def test_a_plan_says_how_many_replicas_share_what():
     alone = plan()
-    cut = alone.parallel.model_copy(update={"replicas": 4})
+    cut = alone.parallel.model_copy(update={"data": 4})
     sharding = ShardingDegrees(parameters=1, optimizer=2)
     text = drawn(plan_table(alone.model_copy(update={"parallel": cut, "sharding": sharding})), 120)
     assert "each replica has all weights (rts); 2 replicas share optimizer state (rts')" in text

@@ -26,7 +26,7 @@ Ints = npt.NDArray[np.int64]
 
 AMONG: tuple[TensorAxis, ...] = get_args(TensorAxis)
 
-PASSES: tuple[Kind, ...] = ("forward", "backward", "backward input", "backward weight")
+PASSES: tuple[Kind, ...] = ("forward", "backward", "backward_input", "backward_weight")
 
 HELD = (
     "output", "kept", "forward_peak", "backward_peak", "fresh", "largest", "rows_only", "weights",

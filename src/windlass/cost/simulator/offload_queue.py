@@ -112,7 +112,13 @@ class FarLane:
             return max(now, *(self._there.get(owner, 0.0) for owner in needed))
         if kind == "send_tied_weights":
             layer = self._effects.holding.lends[layer].owner
-        if kind in ("free_weights", "free_shard", "unshard_weights", "all_gather_params", "send_tied_weights"):
+        if kind in (
+            "free_weights",
+            "free_shard",
+            "unshard_weights",
+            "all_gather_params",
+            "send_tied_weights",
+        ):
             return max(now, self._there.get(layer, 0.0))
         return now
 

@@ -155,7 +155,9 @@ def _pinned(request: Request, plan: Plan, freed: str) -> Request:
         pins["recompute_layers"] = request.recompute_layers
     if freed == "phases":  # all state goes with the weights
         pins["offload"] = request.offload
-    if freed == "parallel":  # the micro-batch stays, and with other replicas comes another accumulation
+    if (
+        freed == "parallel"
+    ):  # the micro-batch stays, and with other replicas comes another accumulation
         pins["batch"] = BatchRequest(micro=plan.batch.micro)
         pins["sharding"] = request.sharding
     return request.model_copy(update=pins)

@@ -114,7 +114,9 @@ def settled(plan: Plan) -> Plan:
     """The plan with no more micro-batches than fill its stages as far as they ever are."""
     if plan.parallel.schedule == "gpipe" and plan.parallel.pipeline > 1:
         return plan
-    return _shortened(plan, _FEW if plan.parallel.pipeline == 1 else _SETTLED * plan.parallel.pipeline)
+    return _shortened(
+        plan, _FEW if plan.parallel.pipeline == 1 else _SETTLED * plan.parallel.pipeline
+    )
 
 
 def with_near(prediction: Prediction, near_bytes: int) -> Prediction:

@@ -137,7 +137,13 @@ def _with_room(field: Field, near_bytes: int) -> Iterator[Plan]:
     known: dict[tuple[object, ...], int] = {}
     for base in bases(field):
         batch = base.batch
-        key = base.parallel.tensor, base.precision, base.compile, batch.micro, batch.accumulation > 1
+        key = (
+            base.parallel.tensor,
+            base.precision,
+            base.compile,
+            batch.micro,
+            batch.accumulation > 1,
+        )
         if key not in known:
             whole = base.model_copy(update={"sharding": ShardingDegrees()})
             known[key] = layer_bytes(whole, sizes_of(whole, field.graph))

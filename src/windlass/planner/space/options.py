@@ -254,7 +254,7 @@ def _uncut(request: Request) -> Iterator[str]:
     if request.parallel.schedule is not None and request.parallel.schedule not in _ORDERS:
         known = ", ".join(f"`{order}`" for order in _ORDERS)
         yield (
-            f"`order` = {request.parallel.schedule} on one device, which has no stages to order; choose one "
+            f"`parallel.schedule` = {request.parallel.schedule} on one device, which has no stages to order; choose one "
             f"of {known}, or name `parallel.pipeline`"
         )
     for name, degree in request.sharding:
@@ -289,7 +289,9 @@ def _homeless(request: Request, machine: Machine) -> Iterator[str]:
     home = request.offload.optimizer
     if home is None:
         return
-    tiers = [tier.name for tier in machine.device.tiers if tier is machine.device.memory or tier.read]
+    tiers = [
+        tier.name for tier in machine.device.tiers if tier is machine.device.memory or tier.read
+    ]
     if home not in tiers:
         yield (
             f"`offload.optimizer` = {home}, but `{machine.name}` has only {', '.join(tiers)}; choose "

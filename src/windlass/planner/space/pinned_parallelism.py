@@ -51,7 +51,8 @@ def pod_plans(request: Request, graph: Graph, machine: Machine) -> tuple[Plan, .
                 }
             ),
             "sharding": ShardingDegrees(
-                parameters=request.sharding.parameters or 1, optimizer=request.sharding.optimizer or 1
+                parameters=request.sharding.parameters or 1,
+                optimizer=request.sharding.optimizer or 1,
             ),
             "stages": tuple(Stage(phases=(bounds,)) for bounds in stages),
         }
@@ -88,7 +89,7 @@ def _misfits(request: Request, cut: Parallelism, chunks: int, graph: Graph) -> I
     """What of the cut fits neither the chain nor the batch."""
     if cut.pipeline * chunks > graph.layers:
         yield (
-            f"`parallel.pipeline` x `interleave` = {cut.pipeline} x {chunks}, but `{graph.name}` has "
+            f"`parallel.pipeline` x `parallel.virtual_stages` = {cut.pipeline} x {chunks}, but `{graph.name}` has "
             f"{graph.layers} layers, and every stage needs one; lower a degree"
         )
     if request.train.batch % cut.data:

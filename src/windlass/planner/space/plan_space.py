@@ -273,7 +273,9 @@ class Field:
         able = able if pin is None else tuple(tier for tier in able if tier == pin)
         if not device.moving_share:
             return ((able, False),) if able else ()
-        parted = (tuple(tier for tier in able if (tier == DEVICE) is near) for near in (True, False))
+        parted = (
+            tuple(tier for tier in able if (tier == DEVICE) is near) for near in (True, False)
+        )
         return tuple((tiers, DEVICE not in tiers) for tiers in parted if tiers)
 
     def ends(self, chunks: int) -> tuple[int, ...]:
@@ -324,7 +326,11 @@ class Field:
         """Which orders compiled layers can run in."""
         compiled = self.base.model_copy(update={"compile": True})
         return {
-            order: not any(arrangement_faults(compiled.model_copy(update={"parallel": Parallelism(schedule=order)})))
+            order: not any(
+                arrangement_faults(
+                    compiled.model_copy(update={"parallel": Parallelism(schedule=order)})
+                )
+            )
             for order in ("1f1b", "gpipe", "zero-bubble")
         } | {"interleaved": True}
 

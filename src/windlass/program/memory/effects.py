@@ -228,7 +228,11 @@ class Effects:
 
     def _loan(self, kind: Kind, layer: int) -> Effect:
         holding = self.holding
-        loan = (holding.lends if kind in ("send_tied_weights", "accumulate_tied_grads") else holding.borrows).get(layer)
+        loan = (
+            holding.lends
+            if kind in ("send_tied_weights", "accumulate_tied_grads")
+            else holding.borrows
+        ).get(layer)
         if loan is None:
             raise ValueError(f"{kind} of layer {layer} has no meaning on this stage")
         weights, sums = Value("borrowed weights", loan.owner), Value("gradients", loan.owner)

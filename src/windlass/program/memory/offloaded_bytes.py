@@ -55,7 +55,9 @@ def _held(plan: Plan, graph: Graph, stage: int) -> Iterator[tuple[OffloadClass, 
 def _outputs(plan: Plan, stage: int, sizes: tuple[LayerSizes, ...]) -> int:
     """The most that outputs take there at once."""
     travels = travelling(plan, stage)
-    if plan.is_offloaded("parameters"):  # every micro-batch has gone forward before the first one goes back
+    if plan.is_offloaded(
+        "parameters"
+    ):  # every micro-batch has gone forward before the first one goes back
         return sum(sizes[layer].output for layer in travels) * plan.batch.accumulation
     chunks = [plan.stages[chunk] for chunk in chunks_of(plan, stage)]
     each = [

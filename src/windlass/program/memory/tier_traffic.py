@@ -33,7 +33,9 @@ class Traffic:
     def __init__(self, plan: Plan, graph: Graph) -> None:
         self._plan, self._homes = plan, plan.offload_tiers
         self._put_off = frozenset(
-            layer for stage in range(plan.parallel.pipeline) for layer in put_off(plan, graph, stage)
+            layer
+            for stage in range(plan.parallel.pipeline)
+            for layer in put_off(plan, graph, stage)
         )
         self._sizes = sizes_of(plan, graph)
 

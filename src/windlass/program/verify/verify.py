@@ -29,7 +29,12 @@ from windlass.units import show_bytes
 _Class = TypeVar("_Class", bound=str)
 
 _ENDS: dict[Kind, str] = {"reduce_grads": "reduced", "offload_grads": "stored", "update": "used"}
-_BEFORE_NORM: tuple[Kind, ...] = (*BACKWARDS, "accumulate_tied_grads", "reduce_grads", "offload_grads")
+_BEFORE_NORM: tuple[Kind, ...] = (
+    *BACKWARDS,
+    "accumulate_tied_grads",
+    "reduce_grads",
+    "offload_grads",
+)
 
 
 def verify(
@@ -155,7 +160,12 @@ def _verify_fresh(program: Program, plan: Plan, effects: Effects) -> None:
         kind, layer, _ = instruction
         effect = effects.of(instruction, frozenset())
         for value in effect.reads:
-            if value in old and kind not in ("all_gather_params", "free_weights", "free_shard", "update"):
+            if value in old and kind not in (
+                "all_gather_params",
+                "free_weights",
+                "free_shard",
+                "update",
+            ):
                 raise _fault(
                     program, index, f"it reads {value}, of which others have updated a part at "
                     f"instruction {old[value]} and which has not come since",
@@ -213,7 +223,10 @@ def _due(plan: Plan, graph: Graph, stage: int, effects: Effects) -> Iterator[Ins
     for layer in effects.holding.borrows:
         yield from (Instruction("recv_tied_weights", layer), Instruction("send_tied_grads", layer))
     for layer in effects.holding.lends:
-        yield from (Instruction("send_tied_weights", layer), Instruction("accumulate_tied_grads", layer))
+        yield from (
+            Instruction("send_tied_weights", layer),
+            Instruction("accumulate_tied_grads", layer),
+        )
     for layer in effects.put_off:
         yield Instruction("offload_grads", layer)
     if plan.clip:

@@ -53,7 +53,11 @@ def plan_table(plan: Plan, graph: Graph | None = None) -> RenderableType:
     table.add_row("machine", Text(plan.machine.partition("@")[0]))
     table.add_row("cut", cut_words(plan))
     if plan.parallel.pipeline > 1:
-        chunks = f", {plan.parallel.virtual_stages} chunks to a stage" if plan.parallel.virtual_stages > 1 else ""
+        chunks = (
+            f", {plan.parallel.virtual_stages} chunks to a stage"
+            if plan.parallel.virtual_stages > 1
+            else ""
+        )
         table.add_row("order", f"{plan.parallel.schedule}{chunks}")
     if plan.parallel.data > 1:
         table.add_row("sharding", sharing_words(plan))

@@ -207,7 +207,9 @@ class Pod:
     def sum_slices(self, common: Tensor, among: TensorAxis) -> None:
         """Sums in place what all of those slices have a contribution to."""
         dist.all_reduce(common, group=self._rings[among])
-        self.sent["reduce_grads"] += all_reduce_bytes(common.nbytes, group_size(self._plan.parallel.tensor, among))
+        self.sent["reduce_grads"] += all_reduce_bytes(
+            common.nbytes, group_size(self._plan.parallel.tensor, among)
+        )
 
     def spread(self, held: Tensor, part: Tensor) -> None:
         """Puts the updated parts of one shard of weights together, `[n]` of `[n / q]`."""
@@ -349,7 +351,8 @@ class _Groups:
 def _sharing(place: Place, plan: Plan, replicas: _Sharers) -> tuple[int, ...]:
     """The devices of the replicas that share something with a place."""
     return tuple(
-        device_of(place._replace(replica=each), plan.parallel) for each in replicas(place.replica, plan)
+        device_of(place._replace(replica=each), plan.parallel)
+        for each in replicas(place.replica, plan)
     )
 
 

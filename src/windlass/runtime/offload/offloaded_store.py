@@ -162,7 +162,11 @@ class Stream:
 
     def handlers(self) -> Mapping[Kind, Handler]:
         """The handlers of moves."""
-        return {"prefetch_weights": self.fetch, "free_weights": self.release, "offload_grads": self.store}
+        return {
+            "prefetch_weights": self.fetch,
+            "free_weights": self.release,
+            "offload_grads": self.store,
+        }
 
     def fetch(self, layer: int, _: int) -> None:
         """Begins to bring a layer's weights near."""

@@ -75,7 +75,11 @@ def _no_reduction(handlers: Handlers, inside: Inside) -> Mapping[Kind, Handler]:
         shards = whole.chunk(plan.sharding.optimizer)
         return Coming(shards[optimizer_shard(pod.place.replica, plan)].clone(), None)
 
-    return {"reduce_grads": _at_layer(handlers["reduce_grads"], plan, lambda: _replaced(pod, "reduce", own))}
+    return {
+        "reduce_grads": _at_layer(
+            handlers["reduce_grads"], plan, lambda: _replaced(pod, "reduce", own)
+        )
+    }
 
 
 def _swapped_shards(handlers: Handlers, inside: Inside) -> Mapping[Kind, Handler]:
@@ -136,7 +140,9 @@ def _stale_gather(handlers: Handlers, inside: Inside) -> Mapping[Kind, Handler]:
         elif inside.compute.step == _LATER_STEP:
             whole.copy_(kept[0])
 
-    gather = _at_layer(handlers["unshard_weights"], inside.plan, lambda: _replaced(pod, "gather", stale))
+    gather = _at_layer(
+        handlers["unshard_weights"], inside.plan, lambda: _replaced(pod, "gather", stale)
+    )
     return {"unshard_weights": gather}
 
 
