@@ -1,0 +1,50 @@
+"""RankContext: what one rank runs, fixed for the whole run and passed as one value."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from windlass.models.layer_stack import Chain
+from windlass.program.instruction import Program
+from windlass.schema.graph import Graph
+from windlass.schema.plan import Plan
+from windlass.schema.request import TrainRequest
+from windlass.schema.run_record import STATE_FOLDER
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankContext:
+    """The plan, model, program and folders of one rank."""
+
+    plan: Plan
+    """The plan that `program` was lowered from."""
+    stack: Chain
+    """The model. Its layers may lie on the meta device. Real weights are taken over by the run,
+    because a large model does not fit twice: they are updated in place, or moved to their store."""
+    program: Program
+    """The verified program of this rank."""
+    settings: TrainRequest
+    """Optimizer settings, number of steps, and how often to evaluate and to save."""
+    checkpoints: Path
+    """The run's checkpoint folder; created when first needed."""
+    graph: Graph | None = None
+    """The graph that the plan divides over several devices; None on a single device."""
+    device: torch.device = torch.device("cpu")
+    """The device that holds the tensors and computes."""
+
+    @property
+    def rank(self) -> int:
+        """Index of this device among all devices of the plan."""
+        return self.program.device
+
+    @property
+    def seed(self) -> int:
+        """Seed of initial weights and dropout masks."""
+        return self.settings.seed
+
+    @property
+    def state_folder(self) -> Path:
+        """Folder of offloaded state, beside the checkpoints; one per rank."""
+        suffix = f"-{self.rank}" if self.rank else ""
+        return self.checkpoints.with_name(STATE_FOLDER + suffix)
