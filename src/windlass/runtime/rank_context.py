@@ -1,6 +1,6 @@
 """RankContext: what one rank runs, fixed for the whole run and passed as one value."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -30,7 +30,7 @@ class RankContext:
     """The run's checkpoint folder; created when first needed."""
     graph: Graph | None = None
     """The graph that the plan divides over several devices; None on a single device."""
-    device: torch.device = torch.device("cpu")
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     """The device that holds the tensors and computes."""
 
     @property
