@@ -12,7 +12,7 @@ from windlass.cost.batched.layer_cost import Chain
 from windlass.cost.batched.op_time import HELD
 from windlass.cost.collectives import Links
 from windlass.cost.instruction_time import StepCost
-from windlass.program.instruction import Instruction, Kind
+from windlass.program.instruction import Instruction, InstructionKind
 from windlass.program.memory.layer_sizes import layer_sizes, rows_bytes, states_of
 from windlass.program.memory.offloaded_bytes import state_at_home
 from windlass.schema.graph import Graph, Precision
@@ -191,7 +191,7 @@ class Took:
     def __init__(self, plan: Plan, graph: Graph, machine: Machine) -> None:
         self._costs, self._links = StepCost(plan, graph, machine), Links(plan, graph, machine)
 
-    def of(self, kind: Kind, layer: int | None, micro: int = 1) -> float:
+    def of(self, kind: InstructionKind, layer: int | None, micro: int = 1) -> float:
         instruction = Instruction(kind, layer, micro)
         exchanged = 0.0 if kind == "accumulate_tied_grads" else self._links.seconds(instruction)
         return self._costs.of(instruction).total + exchanged

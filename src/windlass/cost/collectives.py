@@ -15,7 +15,7 @@ from windlass.program.communication_volume import (
     common_sums,
     gather_bytes,
 )
-from windlass.program.instruction import ANSWERS, Instruction, Kind
+from windlass.program.instruction import MATCHING_RECEIVE, Instruction, InstructionKind
 from windlass.program.memory.layer_sizes import StateSizes, states_of
 from windlass.program.zero_sharding import parts
 from windlass.schema import tensor_grid as grid
@@ -55,13 +55,13 @@ class Links:
         kind, layer, _ = instruction
         if layer is None:
             return 0.0
-        if kind in ANSWERS:
+        if kind in MATCHING_RECEIVE:
             return self.message_seconds(self._sent.of(instruction))
         if kind in ("unshard_weights", "all_gather_params", "reduce_grads"):
             return self.state_seconds(kind, self._states[layer])
         return self._inside(instruction)
 
-    def state_seconds(self, kind: Kind, sizes: StateSizes) -> float:
+    def state_seconds(self, kind: InstructionKind, sizes: StateSizes) -> float:
         """Seconds that replicas take to gather, spread or reduce what they share of one layer."""
         degree, apart = self._plan.sharding.parameters, parts(self._plan)
         if kind == "unshard_weights":

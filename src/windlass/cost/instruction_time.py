@@ -20,8 +20,8 @@ from windlass.cost.optimizer_time import (
     updated_elements,
 )
 from windlass.program.activation_checkpointing import selected
-from windlass.program.device_mesh import layers_of, place_of, stages_by_layer
-from windlass.program.instruction import BACKWARDS, Instruction, Kind
+from windlass.program.device_mesh import layers_of_stage, mesh_coord, stages_by_layer
+from windlass.program.instruction import GRADIENT_PASSES, Instruction, InstructionKind
 from windlass.program.tensor_parallel import ops_of
 from windlass.program.tied_weights import loans, shared
 from windlass.schema.graph import Graph
@@ -50,7 +50,7 @@ class StepCost:
         self._kinds = tuple(graph.shard(plan.parallel.tensor).layer_kinds())
         self._selective = selected(plan)
         self._known: dict[tuple[object, ...], Seconds] = {}
-        self._totals: dict[tuple[Kind, int | None, bool, int | None], float] = {}
+        self._totals: dict[tuple[InstructionKind, int | None, bool, int | None], float] = {}
         self._exchanged: dict[tuple[str, int | None], float] = {}
         self._links = Links(plan, graph, machine)
 
@@ -60,7 +60,7 @@ class StepCost:
 
     @cached_property
     def _lent(self) -> dict[int, int]:
-        return {loan.layer: loan.elements for loan in loans(self._plan, self._graph)}
+        return {loan.user_layer: loan.elements for loan in loans(self._plan, self._graph)}
 
     def of(self, instruction: Instruction, device: int = 0) -> Seconds:
         """Seconds of one instruction, by what they go into."""
@@ -123,11 +123,11 @@ class StepCost:
         )
         ops = ops_of(kind, self._kinds[layer], cost, first=layer == 0)
         forward = kind in ("forward", "recompute")
-        if not forward and kind not in (*BACKWARDS, "backward_input"):
+        if not forward and kind not in (*GRADIENT_PASSES, "backward_input"):
             return Seconds()
         run = Pass(ops, cost, backward=not forward)
         passed = pass_seconds(run, self._rates, self._plan.batch.micro)
-        summed = self._sum(layer, first=micro == 0) if kind in BACKWARDS else Seconds()
+        summed = self._sum(layer, first=micro == 0) if kind in GRADIENT_PASSES else Seconds()
         return passed.plus(summed)
 
     def _load(self) -> Seconds:
@@ -135,8 +135,8 @@ class StepCost:
         return Seconds(load=self._copying(moved) + self._device.pass_seconds)
 
     def _norm(self, device: int) -> Seconds:
-        stage = place_of(device, self._plan.parallel).stage
-        owned = [self._kinds[at] for at in layers_of(self._plan, stage)]
+        stage = mesh_coord(device, self._plan.parallel).stage
+        owned = [self._kinds[at] for at in layers_of_stage(self._plan, stage)]
         elements = sum(updated_elements(self._plan, kind) for kind in owned)
         nbytes = self._plan.gradient_bytes * elements
         if not nbytes:

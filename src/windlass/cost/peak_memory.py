@@ -7,7 +7,7 @@ that what is resident is what is alive.
 
 from collections.abc import Iterator
 
-from windlass.program.device_mesh import place_of
+from windlass.program.device_mesh import mesh_coord
 from windlass.program.instruction import Program
 from windlass.program.memory.liveness import occupancy
 from windlass.program.memory.offloaded_bytes import far_bytes
@@ -40,7 +40,7 @@ def stage_peaks(
         programs: of at least one device of each stage.
     """
     held = machine.device.process_bytes(compiled=plan.compile)
-    first = {place_of(each.device, plan.parallel).stage: each for each in reversed(programs)}
+    first = {mesh_coord(each.device, plan.parallel).stage: each for each in reversed(programs)}
     return tuple(
         tuple(_stage(first[stage], plan, graph, machine, held, stage)) for stage in sorted(first)
     )

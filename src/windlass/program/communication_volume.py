@@ -13,8 +13,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from windlass.program.activation_checkpointing import selected
-from windlass.program.device_mesh import place_of
-from windlass.program.instruction import Instruction, Kind
+from windlass.program.device_mesh import mesh_coord
+from windlass.program.instruction import Instruction, InstructionKind
 from windlass.program.lowering.lower import lower
 from windlass.program.memory.layer_sizes import StateSizes, states_of
 from windlass.program.tensor_parallel import ops_of
@@ -37,7 +37,7 @@ COMMON: Mapping[TensorAxis, str] = MappingProxyType(
 """Which slices have what `StateSizes` names in common."""
 
 
-def exchanged(plan: Plan, graph: Graph, device: int) -> dict[Kind, int]:
+def exchanged(plan: Plan, graph: Graph, device: int) -> dict[InstructionKind, int]:
     """Bytes that a device sends in one step, by kind; kinds that send nothing are left out.
 
     Args:
@@ -48,7 +48,7 @@ def exchanged(plan: Plan, graph: Graph, device: int) -> dict[Kind, int]:
     Raises:
         Faults: the plan asks for what this version does not lower.
     """
-    sent = Sent(plan, graph, place_of(device, plan.parallel).slice)
+    sent = Sent(plan, graph, mesh_coord(device, plan.parallel).tensor_rank)
     return sent.total(lower(plan, graph)[device].instructions)
 
 
@@ -76,8 +76,8 @@ class Sent:
         self._states = states_of(plan, graph, index)
         self._kinds = tuple(graph.shard(plan.parallel.tensor, index).layer_kinds())
         self._selective = selected(plan)
-        self._inside: dict[tuple[Kind, str, bool], tuple[Inside, ...]] = {}
-        self._lent = {loan.layer: loan.elements for loan in loans(plan, graph, index)}
+        self._inside: dict[tuple[InstructionKind, str, bool], tuple[Inside, ...]] = {}
+        self._lent = {loan.user_layer: loan.elements for loan in loans(plan, graph, index)}
 
     def of(self, instruction: Instruction) -> int:
         """Bytes that one device sends for an instruction."""
@@ -109,9 +109,9 @@ class Sent:
             self._inside[key] = tuple(self._exchanges(kind, layer))
         return self._inside[key]
 
-    def total(self, instructions: Iterable[Instruction]) -> dict[Kind, int]:
+    def total(self, instructions: Iterable[Instruction]) -> dict[InstructionKind, int]:
         """What the instructions of one device send, by kind."""
-        totals: dict[Kind, int] = {}
+        totals: dict[InstructionKind, int] = {}
         for instruction in instructions:
             sent = self.of(instruction)
             if sent:
@@ -135,7 +135,7 @@ class Sent:
             summed + scattered + all_reduce_bytes(sizes.shard, self._plan.parallel.data // degree)
         )
 
-    def _exchanges(self, kind: Kind, layer: int) -> Iterator[Inside]:
+    def _exchanges(self, kind: InstructionKind, layer: int) -> Iterator[Inside]:
         plan, known = self._plan, self._kinds[layer]
         cost = known.cost(plan.precision, compiled=plan.compile, selective=layer in self._selective)
         for op in ops_of(kind, known, cost, first=layer == 0):

@@ -10,39 +10,39 @@ from typing import NamedTuple
 from windlass.schema.plan import Parallelism, Plan
 
 
-class Place(NamedTuple):
+class MeshCoord(NamedTuple):
     """A device's coordinates in the cut."""
 
     stage: int
-    slice: int
-    replica: int
+    tensor_rank: int
+    data_rank: int
 
 
-def place_of(device: int, cut: Parallelism) -> Place:
+def mesh_coord(rank: int, parallel: Parallelism) -> MeshCoord:
     """The coordinates of a device: slices lie next to each other, then replicas, then stages.
 
     Slices exchange most and stages least, so the fastest links join the slices.
     """
-    rest, slice_ = divmod(device, cut.tensor)
-    stage, replica = divmod(rest, cut.data)
-    return Place(stage, slice_, replica)
+    rest, slice_ = divmod(rank, parallel.tensor)
+    stage, replica = divmod(rest, parallel.data)
+    return MeshCoord(stage, slice_, replica)
 
 
-def device_of(place: Place, cut: Parallelism) -> int:
+def rank_of(coord: MeshCoord, parallel: Parallelism) -> int:
     """The device at these coordinates."""
-    return (place.stage * cut.data + place.replica) * cut.tensor + place.slice
+    return (coord.stage * parallel.data + coord.data_rank) * parallel.tensor + coord.tensor_rank
 
 
-def chunks_of(plan: Plan, stage: int) -> tuple[int, ...]:
+def chunks_of_stage(plan: Plan, stage: int) -> tuple[int, ...]:
     """The indices in `plan.stages` of a stage's chunks, first to last; one if none interleave."""
     return tuple(range(stage, len(plan.stages), plan.parallel.pipeline))
 
 
-def layers_of(plan: Plan, stage: int) -> tuple[int, ...]:
+def layers_of_stage(plan: Plan, stage: int) -> tuple[int, ...]:
     """The layers of a stage, ascending."""
     return tuple(
         layer
-        for chunk in chunks_of(plan, stage)
+        for chunk in chunks_of_stage(plan, stage)
         for layer in range(plan.stages[chunk].first, plan.stages[chunk].last)
     )
 

@@ -4,7 +4,7 @@ from typing import Literal, NamedTuple
 
 from windlass.document import Document
 
-Kind = Literal[
+InstructionKind = Literal[
     "load_batch",  # a micro-batch's tokens enter the near tier
     "prefetch_weights",  # a layer's weights, or its shard, come from home beside what follows; users wait
     "free_weights",  # the near copy of a layer's whole weights is freed; home or shards hold the same
@@ -33,20 +33,20 @@ Kind = Literal[
     "sync",  # the end of a step: all devices agree
 ]
 
-BACKWARDS: tuple[Kind, ...] = ("backward", "backward_weight")
+GRADIENT_PASSES: tuple[InstructionKind, ...] = ("backward", "backward_weight")
 """Those that add to a gradient, and end a micro-batch's stay in a layer."""
 
-COMPUTING: tuple[Kind, ...] = ("forward", "recompute", "backward", "backward_input")
+WEIGHT_PASSES: tuple[InstructionKind, ...] = ("forward", "recompute", "backward", "backward_input")
 """Those that compute with weights."""
 
-ANSWERS: dict[Kind, Kind] = {
+MATCHING_RECEIVE: dict[InstructionKind, InstructionKind] = {
     "send": "receive",
     "send_tied_weights": "recv_tied_weights",
     "send_tied_grads": "accumulate_tied_grads",
 }
 """What another device does with what one sends."""
 
-MEETINGS: tuple[Kind, ...] = (
+COLLECTIVE_KINDS: tuple[InstructionKind, ...] = (
     "unshard_weights",
     "all_gather_params",
     "reduce_grads",
@@ -55,10 +55,10 @@ MEETINGS: tuple[Kind, ...] = (
 )
 """Those that wait until every device of their group is there; so do passes that exchange."""
 
-TOGETHER: tuple[Kind, ...] = ("grad_norm", "sync")
+GLOBAL_COLLECTIVES: tuple[InstructionKind, ...] = ("grad_norm", "sync")
 """Those of them that all devices of the plan have to be there for."""
 
-MOVES: tuple[Kind, ...] = (
+TRANSFER_KINDS: tuple[InstructionKind, ...] = (
     "prefetch_weights",
     "update",
     "offload_grads",
@@ -67,22 +67,22 @@ MOVES: tuple[Kind, ...] = (
 )
 """Those that go on beside what follows where they move something between tiers."""
 
-WAITING: tuple[Kind, ...] = ("receive", "recv_tied_weights", "accumulate_tied_grads", *MEETINGS)
+BLOCKING_KINDS: tuple[InstructionKind, ...] = ("receive", "recv_tied_weights", "accumulate_tied_grads", *COLLECTIVE_KINDS)
 """Those that wait for other devices."""
 
 
 class Instruction(NamedTuple):
     """What to do, for which layer, on which micro-batch."""
 
-    kind: Kind
+    kind: InstructionKind
     layer: int | None = None
     """Index into the chain; None where it does not matter. Loans go by the borrowing layer."""
-    micro: int | None = None
+    micro_batch: int | None = None
     """Index of the micro-batch within the step; None where it does not matter."""
 
     def __str__(self) -> str:
         layer = "" if self.layer is None else f" of layer {self.layer}"
-        micro = "" if self.micro is None else f", micro-batch {self.micro}"
+        micro = "" if self.micro_batch is None else f", micro-batch {self.micro_batch}"
         return f"{self.kind}{layer}{micro}"
 
 

@@ -4,7 +4,7 @@ This is what a plan with far homes settles for each stage; `stream` makes a prog
 """
 
 from windlass.program.activation_checkpointing import recomputed
-from windlass.program.device_mesh import chunks_of, layers_of
+from windlass.program.device_mesh import chunks_of_stage, layers_of_stage
 from windlass.program.tied_weights import owners
 from windlass.schema.graph import Graph
 from windlass.schema.plan import Plan
@@ -17,7 +17,7 @@ def owning(graph: Graph) -> tuple[int, ...]:
 
 def owned(plan: Plan, graph: Graph, stage: int) -> tuple[int, ...]:
     """The layers of a stage that own parameters, ascending."""
-    here = set(layers_of(plan, stage))
+    here = set(layers_of_stage(plan, stage))
     return tuple(at for at in owning(graph) if at in here)
 
 
@@ -29,7 +29,7 @@ def needs(plan: Plan, graph: Graph, stage: int = 0) -> tuple[tuple[int, ...], ..
     borrowed, here = owners(graph), set(owned(plan, graph, stage))
     return tuple(
         tuple(sorted(here & {at for layer in range(*phase) for at in (layer, *borrowed[layer])}))
-        for chunk in chunks_of(plan, stage)
+        for chunk in chunks_of_stage(plan, stage)
         for phase in plan.stages[chunk].phases
     )
 
@@ -88,7 +88,7 @@ def travelling(plan: Plan, stage: int = 0) -> tuple[int, ...]:
         return ()
     return tuple(
         at
-        for chunk in chunks_of(plan, stage)
+        for chunk in chunks_of_stage(plan, stage)
         for at in range(plan.stages[chunk].first, plan.stages[chunk].last - 1)
         if recomputed(plan, at) and recomputed(plan, at + 1)
     )

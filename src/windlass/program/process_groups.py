@@ -1,15 +1,15 @@
 """Peers: with whom each instruction of a device exchanges."""
 
-from windlass.program.device_mesh import Place, device_of, place_of
-from windlass.program.instruction import MEETINGS, Instruction, Kind
+from windlass.program.device_mesh import MeshCoord, rank_of, mesh_coord
+from windlass.program.instruction import COLLECTIVE_KINDS, Instruction, InstructionKind
 from windlass.program.tensor_parallel import PASSES, exchanging
 from windlass.program.tied_weights import loans
 from windlass.program.zero_sharding import gathering, spreading
 from windlass.schema.graph import Graph
 from windlass.schema.plan import Plan
 
-_FROM_OWNER: tuple[Kind, ...] = ("send_tied_weights", "accumulate_tied_grads")
-_LOANS: tuple[Kind, ...] = (*_FROM_OWNER, "recv_tied_weights", "send_tied_grads")
+_FROM_OWNER: tuple[InstructionKind, ...] = ("send_tied_weights", "accumulate_tied_grads")
+_LOANS: tuple[InstructionKind, ...] = (*_FROM_OWNER, "recv_tied_weights", "send_tied_grads")
 
 
 def group_of(instruction: Instruction, device: int, plan: Plan) -> tuple[int, ...]:
@@ -20,20 +20,20 @@ def group_of(instruction: Instruction, device: int, plan: Plan) -> tuple[int, ..
     those replicas that share the weights, for `spread` those that updated parts of one shard; else
     all devices.
     """
-    place = place_of(device, plan.parallel)
+    place = mesh_coord(device, plan.parallel)
     if instruction.kind in PASSES:
         slices = range(plan.parallel.tensor)
-        return tuple(device_of(place._replace(slice=index), plan.parallel) for index in slices)
+        return tuple(rank_of(place._replace(slice=index), plan.parallel) for index in slices)
     if instruction.kind == "reduce_grads":
-        first = device_of(place._replace(slice=0, replica=0), plan.parallel)
+        first = rank_of(place._replace(slice=0, replica=0), plan.parallel)
         return tuple(range(first, first + plan.parallel.data * plan.parallel.tensor))
     if instruction.kind == "unshard_weights":
-        replicas: tuple[int, ...] = gathering(place.replica, plan)
+        replicas: tuple[int, ...] = gathering(place.data_rank, plan)
     elif instruction.kind == "all_gather_params":
-        replicas = spreading(place.replica, plan)
+        replicas = spreading(place.data_rank, plan)
     else:
         return tuple(range(plan.parallel.devices))
-    return tuple(device_of(place._replace(replica=replica), plan.parallel) for replica in replicas)
+    return tuple(rank_of(place._replace(replica=replica), plan.parallel) for replica in replicas)
 
 
 class Peers:
@@ -53,20 +53,20 @@ class Peers:
             for chunk, part in enumerate(plan.stages[:-1])
         }
         self._loans = {
-            (loan.layer, stage): (loan.borrower if stage == loan.lender else loan.lender)
+            (loan.user_layer, stage): (loan.user_stage if stage == loan.owner_stage else loan.owner_stage)
             for loan in loans(plan, graph)
-            for stage in (loan.lender, loan.borrower)
+            for stage in (loan.owner_stage, loan.user_stage)
         }
 
     def meets(self, instruction: Instruction) -> bool:
         """Whether an instruction waits until every device of its group is there."""
         kind, layer, _ = instruction
-        return kind in MEETINGS or (kind, layer) in self._exchanging
+        return kind in COLLECTIVE_KINDS or (kind, layer) in self._exchanging
 
     def of(self, instruction: Instruction, device: int) -> int | None:
         """The device at the other end of a message; None if the layer lies on no boundary."""
         kind, layer, _ = instruction
-        place = place_of(device, self._cut)
+        place = mesh_coord(device, self._cut)
         if layer is None:
             return None
         if kind in _LOANS:
@@ -85,13 +85,13 @@ class Peers:
         """
         kind, layer, _ = instruction
         if kind == "send" and layer is not None:
-            return "onward" if self._ends[layer][0] == place_of(device, self._cut).stage else "back"
+            return "onward" if self._ends[layer][0] == mesh_coord(device, self._cut).stage else "back"
         if kind == "receive" and layer is not None:
-            return "onward" if self._ends[layer][1] == place_of(device, self._cut).stage else "back"
+            return "onward" if self._ends[layer][1] == mesh_coord(device, self._cut).stage else "back"
         return {
             "send_tied_weights": "recv_tied_weights",
             "send_tied_grads": "accumulate_tied_grads",
         }.get(kind, kind)
 
-    def _at(self, stage: int | None, place: Place) -> int | None:
-        return None if stage is None else device_of(place._replace(stage=stage), self._cut)
+    def _at(self, stage: int | None, place: MeshCoord) -> int | None:
+        return None if stage is None else rank_of(place._replace(stage=stage), self._cut)

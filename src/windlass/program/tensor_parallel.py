@@ -6,16 +6,16 @@ that every slice has whole are partial: `reduce` sums them over the slices first
 """
 
 from windlass.program.activation_checkpointing import selected
-from windlass.program.instruction import BACKWARDS, COMPUTING, Kind
+from windlass.program.instruction import GRADIENT_PASSES, WEIGHT_PASSES, InstructionKind
 from windlass.program.memory.layer_sizes import gradient_elements
 from windlass.schema.graph import Graph, LayerCost, LayerKind, Op
 from windlass.schema.plan import Plan
 
-PASSES: tuple[Kind, ...] = (*COMPUTING, "backward_weight")
+PASSES: tuple[InstructionKind, ...] = (*WEIGHT_PASSES, "backward_weight")
 """All that run a layer's ops."""
 
 
-def ops_of(kind: Kind, layer: LayerKind, cost: LayerCost, *, first: bool) -> tuple[Op, ...]:
+def ops_of(kind: InstructionKind, layer: LayerKind, cost: LayerCost, *, first: bool) -> tuple[Op, ...]:
     """The ops that an instruction runs, in turn; none if it is no pass.
 
     Of a backward pass in two parts, products that make a gradient are the weights' part; of a layer
@@ -31,7 +31,7 @@ def ops_of(kind: Kind, layer: LayerKind, cost: LayerCost, *, first: bool) -> tup
         return cost.forward
     if kind == "backward":
         return cost.backward
-    if kind not in (*BACKWARDS, "backward_input"):
+    if kind not in (*GRADIENT_PASSES, "backward_input"):
         return ()
     weights = kind == "backward_weight"
     return tuple(
@@ -41,14 +41,14 @@ def ops_of(kind: Kind, layer: LayerKind, cost: LayerCost, *, first: bool) -> tup
     )
 
 
-def exchanging(plan: Plan, graph: Graph) -> frozenset[tuple[Kind, int]]:
+def exchanging(plan: Plan, graph: Graph) -> frozenset[tuple[InstructionKind, int]]:
     """The passes, by kind and layer, in which the slices of a layer wait for each other."""
     if plan.parallel.tensor == 1:
         return frozenset()
     kinds, few = graph.shard(plan.parallel.tensor).kinds, selected(plan)
-    among: dict[tuple[str, bool], tuple[Kind, ...]] = {}
+    among: dict[tuple[str, bool], tuple[InstructionKind, ...]] = {}
     takes_tokens = next(graph.layer_kinds()).name
-    found: set[tuple[Kind, int]] = set()
+    found: set[tuple[InstructionKind, int]] = set()
     for at, layer in enumerate(graph.layer_kinds()):
         name, selective = layer.name, at in few
         if (name, selective) not in among:

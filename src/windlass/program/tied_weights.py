@@ -15,13 +15,13 @@ class Loan(NamedTuple):
     gradient once the borrower has summed it.
     """
 
-    owner: int
+    owner_layer: int
     """The layer that owns them."""
-    layer: int
+    user_layer: int
     """The first of the borrower's layers that uses them. Messages of this loan carry its index."""
-    lender: int
+    owner_stage: int
     """The owner's stage."""
-    borrower: int
+    user_stage: int
     """The other stage."""
     elements: int
     """Numbers lent: only those that are tied, not all that the owner has."""

@@ -295,7 +295,7 @@ def _loans(plan: Plan, graph: Graph) -> Iterator[str]:
         return
     if plan.parallel.tensor > 1 and plan.parallel.tensor not in graph.tensor_shards:
         return  # told above
-    names = Counter((loan.layer, loan.borrower) for loan in loans(plan, graph))
+    names = Counter((loan.user_layer, loan.user_stage) for loan in loans(plan, graph))
     for (layer, stage), lenders in names.items():
         if lenders > 1:
             yield (

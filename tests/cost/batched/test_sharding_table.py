@@ -9,7 +9,7 @@ from cost.test_closed import BESIDE, GRAPHS, WITH_HOSTS, draw, parts
 from windlass.cost.batched.config_keys import Share
 from windlass.cost.batched.evaluate import closed
 from windlass.cost.batched.plan_table import Rows, Run
-from windlass.cost.batched.sharding_table import Alike
+from windlass.cost.batched.evaluate import Alike
 
 ROUNDING = 1e-12
 """Relative. Sums of the same numbers, at times in another order."""

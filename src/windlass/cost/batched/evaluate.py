@@ -23,7 +23,6 @@ from windlass.cost.batched.pipeline.gradient_reduce_end import Reductions, ends
 from windlass.cost.batched.pipeline.stage_times import Name, Taken, Times
 from windlass.cost.batched.pipeline.weight_gather_delay import lateness
 from windlass.cost.batched.plan_table import Rows
-from windlass.cost.batched.sharding_table import Alike
 from windlass.cost.batched.stage_sums import Parts
 
 
@@ -180,3 +179,40 @@ def _held_up(
     if ended is None:
         return waits.of_plans(run, pair)
     return np.asarray((waits.of(run, pair) + ended).max(axis=0))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alike:
+    """Kinds of pairs, all of a block in turn, and runs with all of their block's kinds."""
+
+    pairs: Ints
+    """Of each kind a pair that is of it."""
+    shares: Ints
+    """Of each pair its kind."""
+    run: Ints
+    """Of each run with a kind."""
+    share: Ints
+    """Of each run with a kind: the kind."""
+    place: Ints
+    """Of each plan its place among those."""
+
+    @classmethod
+    def of(cls, chain: Chain, rows: Rows) -> "Alike":
+        """Those of some plans."""
+        numbers, counts = rows.table.exchanging(chain, rows.shared)
+        own, kinds = numbers[rows.places], counts[rows.shared]
+        firsts = np.cumsum(kinds) - kinds
+        shares = own + np.repeat(firsts, rows.table.counts[rows.shared])
+        pairs = np.zeros(kinds.sum(), dtype=np.int64)
+        pairs[shares[::-1]] = np.arange(len(shares))[::-1]
+        block = np.searchsorted(rows.shared, rows.block)
+        of_run = kinds[block]
+        begins = np.cumsum(of_run) - of_run
+        run = np.repeat(np.arange(len(block)), of_run)
+        return cls(
+            pairs=pairs,
+            shares=shares,
+            run=run,
+            share=np.arange(len(run)) + np.repeat(firsts[block] - begins, of_run),
+            place=begins[rows.run] + own[rows.pair],
+        )

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from windlass.cost.op_time import DeviceRates, Mode, Pass, host_seconds, ops_seconds, values
 from windlass.program.communication_volume import collective_bytes
-from windlass.program.instruction import Kind
+from windlass.program.instruction import InstructionKind
 from windlass.program.memory.layer_sizes import gradient_elements
 from windlass.program.tensor_parallel import ops_of
 from windlass.schema.graph import PRECISION_BYTES, Graph, LayerCost, LayerKind, Op
@@ -26,7 +26,7 @@ Ints = npt.NDArray[np.int64]
 
 AMONG: tuple[TensorAxis, ...] = get_args(TensorAxis)
 
-PASSES: tuple[Kind, ...] = ("forward", "backward", "backward_input", "backward_weight")
+PASSES: tuple[InstructionKind, ...] = ("forward", "backward", "backward_input", "backward_weight")
 
 HELD = (
     "output", "kept", "forward_peak", "backward_peak", "fresh", "largest", "rows_only", "weights",

@@ -12,7 +12,6 @@ import numpy.typing as npt
 
 from windlass.cost.batched.config_keys import Block, Share
 from windlass.cost.batched.layer_cost import Chain, Ints
-from windlass.cost.batched.plan_table import Rows
 from windlass.cost.batched.state_cost import StateNumbers
 
 
@@ -134,41 +133,4 @@ class _States:
 
         return StateNumbers(
             **{each.name: rows(getattr(found, each.name)) for each in fields(StateNumbers)}
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Alike:
-    """Kinds of pairs, all of a block in turn, and runs with all of their block's kinds."""
-
-    pairs: Ints
-    """Of each kind a pair that is of it."""
-    shares: Ints
-    """Of each pair its kind."""
-    run: Ints
-    """Of each run with a kind."""
-    share: Ints
-    """Of each run with a kind: the kind."""
-    place: Ints
-    """Of each plan its place among those."""
-
-    @classmethod
-    def of(cls, chain: Chain, rows: Rows) -> "Alike":
-        """Those of some plans."""
-        numbers, counts = rows.table.exchanging(chain, rows.shared)
-        own, kinds = numbers[rows.places], counts[rows.shared]
-        firsts = np.cumsum(kinds) - kinds
-        shares = own + np.repeat(firsts, rows.table.counts[rows.shared])
-        pairs = np.zeros(kinds.sum(), dtype=np.int64)
-        pairs[shares[::-1]] = np.arange(len(shares))[::-1]
-        block = np.searchsorted(rows.shared, rows.block)
-        of_run = kinds[block]
-        begins = np.cumsum(of_run) - of_run
-        run = np.repeat(np.arange(len(block)), of_run)
-        return cls(
-            pairs=pairs,
-            shares=shares,
-            run=run,
-            share=np.arange(len(run)) + np.repeat(firsts[block] - begins, of_run),
-            place=begins[rows.run] + own[rows.pair],
         )

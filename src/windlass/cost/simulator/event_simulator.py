@@ -26,15 +26,15 @@ from typing import NamedTuple
 from windlass.cost.instruction_time import StepCost
 from windlass.cost.simulator.offload_queue import FarLane, Span
 from windlass.errors import PlanError
-from windlass.program.device_mesh import place_of
-from windlass.program.instruction import ANSWERS, TOGETHER, Instruction, Kind, Program
+from windlass.program.device_mesh import mesh_coord
+from windlass.program.instruction import MATCHING_RECEIVE, GLOBAL_COLLECTIVES, Instruction, InstructionKind, Program
 from windlass.program.process_groups import Peers
 from windlass.schema.graph import Graph
 from windlass.schema.machine import Machine
 from windlass.schema.plan import Plan
 
-_ANSWERING = frozenset(ANSWERS.values())
-_TAKING: tuple[Kind, ...] = ("update", "offload_grads")
+_ANSWERING = frozenset(MATCHING_RECEIVE.values())
+_TAKING: tuple[InstructionKind, ...] = ("update", "offload_grads")
 """Those that take the sum of a layer's gradient."""
 
 
@@ -111,7 +111,7 @@ def run_clock(
         PlanError: the devices wait for each other for ever.
         KeyError: the machine has no such tier or link, or states no rate for it.
     """
-    stages = [place_of(program.device, plan.parallel).stage for program in programs]
+    stages = [mesh_coord(program.device, plan.parallel).stage for program in programs]
     standing = dict(zip(reversed(stages), reversed(programs), strict=True))
     clock = _Clock(plan, graph, machine, costs, [standing[at] for at in sorted(standing)])
     begins = [0.0] * len(clock.lanes)
@@ -149,12 +149,12 @@ class _Clock:
         self._peers = Peers(plan, graph)
         self._sent: dict[_Wire, deque[tuple[float, float]]] = defaultdict(deque)
         """When what went out is there, and how long it was under way."""
-        self._wires: dict[tuple[int, Kind, int | None], _Wire | None] = {}
+        self._wires: dict[tuple[int, InstructionKind, int | None], _Wire | None] = {}
         """What messages go over, by stage, instruction and layer."""
         self.lanes = [
             _Lane(
                 program,
-                place_of(program.device, plan.parallel).stage,
+                mesh_coord(program.device, plan.parallel).stage,
                 FarLane(plan, graph, machine, costs, program.device) if plan.offloads else None,
             )
             for program in programs
@@ -179,7 +179,7 @@ class _Clock:
         """Passes the lane's next instruction if it can start; False if it has to wait."""
         if self._peers.meets(instruction):
             return self._meet(lane, instruction)
-        if instruction.kind in ANSWERS:
+        if instruction.kind in MATCHING_RECEIVE:
             self._send(lane, instruction)
         elif instruction.kind in _ANSWERING:
             return self._receive(lane, instruction)
@@ -221,15 +221,15 @@ class _Clock:
             if peer is None:
                 self._wires[key] = None
             else:
-                ends = lane.stage, place_of(peer, self._cut).stage
-                sends = instruction.kind in ANSWERS
+                ends = lane.stage, mesh_coord(peer, self._cut).stage
+                sends = instruction.kind in MATCHING_RECEIVE
                 name = self._peers.lane(instruction, device)
                 self._wires[key] = _Wire(*(ends if sends else ends[::-1]), name)
         return self._wires[key]
 
     def _meet(self, lane: _Lane, instruction: Instruction) -> bool:
         """Passes an instruction for all devices of its group once the last of them is there."""
-        group = self.lanes if instruction.kind in TOGETHER else [lane]
+        group = self.lanes if instruction.kind in GLOBAL_COLLECTIVES else [lane]
         if any(other.next is None or other.next != instruction for other in group):
             return False
         begin = max(other.ready(instruction) for other in group)

@@ -11,15 +11,15 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from windlass.cost.instruction_time import StepCost
-from windlass.program.device_mesh import place_of
-from windlass.program.instruction import BACKWARDS, COMPUTING, MOVES, Instruction, Kind, Program
+from windlass.program.device_mesh import mesh_coord
+from windlass.program.instruction import GRADIENT_PASSES, WEIGHT_PASSES, TRANSFER_KINDS, Instruction, InstructionKind, Program
 from windlass.program.memory.effects import Effects
 from windlass.program.memory.tier_traffic import Traffic, together
 from windlass.schema.graph import Graph
 from windlass.schema.machine import Machine
 from windlass.schema.plan import Plan
 
-_PASSES: tuple[Kind, ...] = (*COMPUTING, *BACKWARDS)
+_PASSES: tuple[InstructionKind, ...] = (*WEIGHT_PASSES, *GRADIENT_PASSES)
 
 
 class Span(NamedTuple):
@@ -52,7 +52,7 @@ def step_seconds(program: Program, spans: tuple[Span, ...]) -> float:
     return max(
         span.end
         for instruction, span in zip(program.instructions, spans, strict=True)
-        if instruction.kind not in MOVES
+        if instruction.kind not in TRANSFER_KINDS
     )
 
 
@@ -61,7 +61,7 @@ def moving_seconds(program: Program, spans: tuple[Span, ...]) -> float:
     return sum(
         span.end - span.start
         for instruction, span in zip(program.instructions, spans, strict=True)
-        if instruction.kind in MOVES
+        if instruction.kind in TRANSFER_KINDS
     )
 
 
@@ -81,7 +81,7 @@ class FarLane:
     ) -> None:
         self._costs, self._device = costs, device
         self._traffic = Traffic(plan, graph)
-        self._effects = Effects(plan, graph, place_of(device, plan.parallel).stage)
+        self._effects = Effects(plan, graph, mesh_coord(device, plan.parallel).stage)
         self._tiers = {tier.name: tier for tier in machine.device.tiers}
         self._shares_cores = machine.device.kind == "cpu"
         self._moves_beside = machine.moves_beside
@@ -111,7 +111,7 @@ class FarLane:
             now = max(now, self._back.get((layer - 1, micro), 0.0))
             return max(now, *(self._there.get(owner, 0.0) for owner in needed))
         if kind == "send_tied_weights":
-            layer = self._effects.holding.lends[layer].owner
+            layer = self._effects.holding.lends[layer].owner_layer
         if kind in (
             "free_weights",
             "free_shard",
@@ -129,7 +129,7 @@ class FarLane:
             KeyError: the machine has no such tier, or states no rate for it.
         """
         kind = instruction.kind
-        if kind in MOVES and (kind != "update" or self._moves_updates):
+        if kind in TRANSFER_KINDS and (kind != "update" or self._moves_updates):
             return self._move(instruction, now)
         start = self.ready(instruction, now)
         end = start + self._costs.total(instruction, self._device)

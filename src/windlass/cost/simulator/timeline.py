@@ -30,7 +30,7 @@ def simulate(plan: Plan, graph: Graph, machine: Machine, programs: tuple[Program
             device=program.device,
             kinds=tuple(instruction.kind for instruction in program.instructions),
             layers=tuple(instruction.layer for instruction in program.instructions),
-            micros=tuple(instruction.micro for instruction in program.instructions),
+            micros=tuple(instruction.micro_batch for instruction in program.instructions),
             starts=tuple(pace * span.start for span in times),
             ends=tuple(pace * span.end for span in times),
             memory_bytes=occupancy(program, plan, graph, runtime_bytes=held).bytes,

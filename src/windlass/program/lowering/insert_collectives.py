@@ -9,14 +9,14 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 
-from windlass.program.instruction import BACKWARDS, COMPUTING, Instruction
+from windlass.program.instruction import GRADIENT_PASSES, WEIGHT_PASSES, Instruction
 from windlass.program.memory.stage_tensors import Holding
 from windlass.program.phases import departing, owned, resident
 from windlass.program.zero_sharding import parts
 from windlass.schema.graph import Graph
 from windlass.schema.plan import Plan
 
-_BACK = (*BACKWARDS, "recompute", "reload_activation")
+_BACK = (*GRADIENT_PASSES, "recompute", "reload_activation")
 """What a backward pass of a stage consists of, up to what it sends."""
 
 
@@ -42,7 +42,7 @@ class Weave:
         cloth = _Cloth(passes, self.holding)
         for layer, loan in self.holding.borrows.items():
             cloth.before[cloth.first[layer]].append(Instruction("recv_tied_weights", layer))
-            cloth.after[cloth.added[loan.owner]].append(Instruction("send_tied_grads", layer))
+            cloth.after[cloth.added[loan.owner_layer]].append(Instruction("send_tied_grads", layer))
         layers = sorted(self._owned, key=cloth.added.__getitem__)
         for layer in layers:
             if self._shares:
@@ -80,7 +80,7 @@ class Weave:
         """Lends weights that are whole now to the stages that borrow them."""
         here = set(layers)
         for layer, loan in self.holding.lends.items():
-            if loan.owner in here:
+            if loan.owner_layer in here:
                 yield Instruction("send_tied_weights", layer)
 
     def spread(self, layer: int) -> Iterator[Instruction]:
@@ -95,7 +95,7 @@ class Weave:
     def _summed(self, layer: int) -> Iterator[Instruction]:
         """What follows the last backward pass that adds to a layer's gradient."""
         for name, loan in self.holding.lends.items():
-            if loan.owner == layer:
+            if loan.owner_layer == layer:
                 yield Instruction("accumulate_tied_grads", name)
         if self.holding.reduces(layer):
             yield Instruction("reduce_grads", layer)
@@ -154,13 +154,13 @@ class _Cloth:
                 continue
             if kind == "free_weights":
                 self.released[layer] = index
-            elif kind in COMPUTING or kind in BACKWARDS:
+            elif kind in WEIGHT_PASSES or kind in GRADIENT_PASSES:
                 self.first.setdefault(layer, index)
                 for target in holding.targets(layer):
                     # Also the weights' part of a backward pass: autograd's graph, from which it
                     # goes on, ends in them.
                     self.read[target] = index
-                    if kind in BACKWARDS:
+                    if kind in GRADIENT_PASSES:
                         self.added[target] = index
 
     def __iter__(self) -> Iterator[Instruction]:

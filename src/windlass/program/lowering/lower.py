@@ -10,7 +10,7 @@ until the last pass that needs them: they move once a step, however many micro-b
 
 from collections.abc import Iterator
 
-from windlass.program.device_mesh import chunks_of, place_of
+from windlass.program.device_mesh import chunks_of_stage, mesh_coord
 from windlass.program.instruction import Instruction, Program
 from windlass.program.lowering.insert_collectives import Weave
 from windlass.program.lowering.lower_offload import stream
@@ -32,14 +32,14 @@ def lower(plan: Plan, graph: Graph) -> tuple[Program, ...]:
     require_lowerable(plan, graph)
     label = plan.label
     stages = [_stage(plan, graph, stage) for stage in range(plan.parallel.pipeline)]
-    places = (place_of(device, plan.parallel) for device in range(plan.parallel.devices))
+    places = (mesh_coord(device, plan.parallel) for device in range(plan.parallel.devices))
     # Not validated again: tens of thousands of instructions were just built from typed values.
     return tuple(
         Program.model_construct(
             plan=label,
             device=device,
             instructions=stages[place.stage][0],
-            settle=stages[place.stage][1],
+            flush_deferred_updates=stages[place.stage][1],
         )
         for device, place in enumerate(places)
     )
@@ -59,7 +59,7 @@ class _Ordered:
         self._plan, self._stage = plan, stage
         self._end = graph.layers
         self._bounds = [
-            (plan.stages[chunk].first, plan.stages[chunk].last) for chunk in chunks_of(plan, stage)
+            (plan.stages[chunk].first, plan.stages[chunk].last) for chunk in chunks_of_stage(plan, stage)
         ]
         self._needs = needs(plan, graph, stage)
         self._weave = Weave(plan, graph, stage)

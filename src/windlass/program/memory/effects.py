@@ -8,7 +8,7 @@ The near tier while an instruction runs holds all values alive before it, what i
 from collections.abc import Hashable
 from itertools import pairwise
 
-from windlass.program.instruction import BACKWARDS, Instruction, Kind
+from windlass.program.instruction import GRADIENT_PASSES, Instruction, InstructionKind
 from windlass.program.memory.pass_effects import Passes
 from windlass.program.memory.stage_tensors import Holding
 from windlass.program.memory.values import Effect, Value
@@ -122,13 +122,13 @@ class Effects:
         edge = layer in (0, self.holding.end)
         again = layer in self.holding.again
         summed: tuple[bool, ...] = ()
-        if kind in BACKWARDS:
+        if kind in GRADIENT_PASSES:
             summed = tuple(target in made for target in self.targets(layer))
         selective = layer in self.holding.selective
         return kind, kinds[layer], before, edge, again, selective, layer in on, summed
 
     def _compute(
-        self, kind: Kind, layer: int, micro: int, made: frozenset[int] | set[int]
+        self, kind: InstructionKind, layer: int, micro: int, made: frozenset[int] | set[int]
     ) -> Effect:
         near, away = Value("output", layer, micro), Value("output at home", layer, micro)
         if kind == "forward":
@@ -147,7 +147,7 @@ class Effects:
             return Effect((away,), (near,), (away,))
         raise ValueError(f"{kind} of one micro-batch has no meaning here")
 
-    def _change(self, kind: Kind, layer: int) -> Effect:
+    def _change(self, kind: InstructionKind, layer: int) -> Effect:
         """What moves or changes a layer's weights, gradient and optimizer state."""
         if kind == "update":
             return self._update(layer)
@@ -159,7 +159,7 @@ class Effects:
             return self._reduce(layer)
         return self._move(kind, layer)
 
-    def _move(self, kind: Kind, layer: int) -> Effect:
+    def _move(self, kind: InstructionKind, layer: int) -> Effect:
         held, weights = self.holding.held(layer), Value("weights", layer)
         if kind == "prefetch_weights":
             return Effect(makes=(held,))
@@ -215,7 +215,7 @@ class Effects:
         """The layer whose gradient leaves before this one's, if there is one."""
         return (self._left_before[layer],) if layer in self._left_before else ()
 
-    def _message(self, kind: Kind, layer: int, micro: int | None) -> Effect:
+    def _message(self, kind: InstructionKind, layer: int, micro: int | None) -> Effect:
         if layer not in self.holding.boundaries:
             raise ValueError(f"the output of layer {layer} crosses no boundary of this stage")
         own = layer in self.holding.on
@@ -226,7 +226,7 @@ class Effects:
         held = onward and self._passes.starts_backward(layer)
         return Effect(reads=(value,), frees=() if held else (value,))
 
-    def _loan(self, kind: Kind, layer: int) -> Effect:
+    def _loan(self, kind: InstructionKind, layer: int) -> Effect:
         holding = self.holding
         loan = (
             holding.lends
@@ -235,13 +235,13 @@ class Effects:
         ).get(layer)
         if loan is None:
             raise ValueError(f"{kind} of layer {layer} has no meaning on this stage")
-        weights, sums = Value("borrowed weights", loan.owner), Value("gradients", loan.owner)
+        weights, sums = Value("borrowed weights", loan.owner_layer), Value("gradients", loan.owner_layer)
         if kind == "send_tied_weights":
-            return Effect((Value("weights", loan.owner),))
+            return Effect((Value("weights", loan.owner_layer),))
         if kind == "recv_tied_weights":
             return Effect(makes=(weights,))
         if kind == "accumulate_tied_grads":
             came = loan.elements * holding.plan.gradient_bytes
             return Effect((sums,), (), (), came)
-        both = (weights, Value("borrowed gradients", loan.owner))
+        both = (weights, Value("borrowed gradients", loan.owner_layer))
         return Effect(both, (), both)

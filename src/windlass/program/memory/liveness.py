@@ -5,8 +5,8 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from windlass.program.device_mesh import place_of
-from windlass.program.instruction import BACKWARDS, Instruction, Program
+from windlass.program.device_mesh import mesh_coord
+from windlass.program.instruction import GRADIENT_PASSES, Instruction, Program
 from windlass.program.memory.effects import Effects
 from windlass.program.memory.values import CLASSES, Effect
 from windlass.schema.graph import Graph
@@ -54,7 +54,7 @@ def occupancy(program: Program, plan: Plan, graph: Graph, *, runtime_bytes: int 
         graph: that the plan cuts.
         runtime_bytes: what the process holds before any tensor.
     """
-    effects = Effects(plan, graph, place_of(program.device, plan.parallel).stage)
+    effects = Effects(plan, graph, mesh_coord(program.device, plan.parallel).stage)
     resident = _resident(effects, runtime_bytes)
     now = sum(resident.values())
     keys, known = _keys(program.instructions, effects)
@@ -104,14 +104,14 @@ def _keys(
     keys: list[_Key] = []
     for instruction in instructions:
         kind, layer, _ = instruction
-        key = (kind, layer, kind in BACKWARDS and layer not in made)
+        key = (kind, layer, kind in GRADIENT_PASSES and layer not in made)
         keys.append(key)
         if key not in known:
             signature = effects.signature(instruction, made)
             if signature not in equal:
                 equal[signature] = _delta(effects.of(instruction, made), effects)
             known[key] = equal[signature]
-            if kind in BACKWARDS and layer is not None:
+            if kind in GRADIENT_PASSES and layer is not None:
                 made.update(effects.targets(layer))
     return keys, known
 

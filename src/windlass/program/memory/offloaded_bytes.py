@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from windlass.program.device_mesh import chunks_of
+from windlass.program.device_mesh import chunks_of_stage
 from windlass.program.memory.layer_sizes import LayerSizes, StateSizes, sizes_of
 from windlass.program.phases import owned, put_off, shares_room, travelling
 from windlass.program.pipeline_schedules import passes
@@ -59,7 +59,7 @@ def _outputs(plan: Plan, stage: int, sizes: tuple[LayerSizes, ...]) -> int:
         "parameters"
     ):  # every micro-batch has gone forward before the first one goes back
         return sum(sizes[layer].output for layer in travels) * plan.batch.accumulation
-    chunks = [plan.stages[chunk] for chunk in chunks_of(plan, stage)]
+    chunks = [plan.stages[chunk] for chunk in chunks_of_stage(plan, stage)]
     each = [
         sum(sizes[layer].output for layer in travels if chunk.first <= layer < chunk.last)
         for chunk in chunks

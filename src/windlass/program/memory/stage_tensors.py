@@ -1,7 +1,7 @@
 """Holding: the layers of one stage, how large their values are, and whose weights they use."""
 
 from windlass.program.activation_checkpointing import recomputed, selected
-from windlass.program.device_mesh import layers_of
+from windlass.program.device_mesh import layers_of_stage
 from windlass.program.memory.layer_sizes import LayerSizes, sizes_of
 from windlass.program.memory.values import AWAY, BOUNCE_BYTES, STAGING_BYTES, Name, Value
 from windlass.program.phases import travelling
@@ -24,7 +24,7 @@ class Holding:
 
     def __init__(self, plan: Plan, graph: Graph, stage: int) -> None:
         self.plan = plan
-        self.layers = layers_of(plan, stage)
+        self.layers = layers_of_stage(plan, stage)
         self.on = frozenset(self.layers)
         self.end = graph.layers - 1
         """The chain's last layer, which makes the loss."""
@@ -39,10 +39,10 @@ class Holding:
         self.selective = selected(plan)
         """Layers whose backward begins with most of their forward, of any stage."""
         lent = loans(plan, graph)
-        self.borrows = {loan.layer: loan for loan in lent if loan.borrower == stage}
+        self.borrows = {loan.user_layer: loan for loan in lent if loan.user_stage == stage}
         """By the layer that they go by."""
-        self.lends = {loan.layer: loan for loan in lent if loan.lender == stage}
-        self._borrowed = {loan.owner: loan.elements for loan in self.borrows.values()}
+        self.lends = {loan.user_layer: loan for loan in lent if loan.owner_stage == stage}
+        self._borrowed = {loan.owner_layer: loan.elements for loan in self.borrows.values()}
         self._owners = owners(graph)
         self._passing = _passing(plan, stage, self.sizes)
         self._tokens = 2 * plan.batch.micro * plan.batch.sequence * _TOKEN_BYTES

@@ -9,13 +9,13 @@ from collections import deque
 from collections.abc import Sequence
 
 from windlass.errors import PlanError
-from windlass.program.instruction import ANSWERS, Instruction, Program
+from windlass.program.instruction import MATCHING_RECEIVE, Instruction, Program
 from windlass.program.process_groups import Peers, group_of
 from windlass.schema.graph import Graph
 from windlass.schema.plan import Plan
 
 _Queues = dict[tuple[int, int, str], deque[tuple[Instruction, int]]]
-_ANSWERING = {answer: kind for kind, answer in ANSWERS.items()}
+_ANSWERING = {answer: kind for kind, answer in MATCHING_RECEIVE.items()}
 
 
 def verify_exchange(programs: Sequence[Program], plan: Plan, graph: Graph) -> None:
@@ -61,7 +61,7 @@ class _Play:
         instruction = program.instructions[index]
         if self._peers.meets(instruction):
             return self._meet(instruction, device)
-        if instruction.kind in ANSWERS:
+        if instruction.kind in MATCHING_RECEIVE:
             peer = self._peer(instruction, device, index)
             lane = self._peers.lane(instruction, device)
             self._queues.setdefault((device, peer, lane), deque()).append((instruction, index))
@@ -98,8 +98,8 @@ class _Play:
         if not queue:
             return False
         sent, sent_index = queue.popleft()
-        if (sent.layer, sent.micro) != (instruction.layer, instruction.micro):
-            micro = "" if sent.micro is None else f", micro-batch {sent.micro}"
+        if (sent.layer, sent.micro_batch) != (instruction.layer, instruction.micro_batch):
+            micro = "" if sent.micro_batch is None else f", micro-batch {sent.micro_batch}"
             raise PlanError(
                 f"device {device}, instruction {index} ({instruction}): device {peer} sends "
                 f"layer {sent.layer}{micro} first, at instruction {sent_index}"

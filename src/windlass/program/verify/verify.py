@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from windlass.errors import PlanError
-from windlass.program.device_mesh import place_of
-from windlass.program.instruction import BACKWARDS, Instruction, Kind, Program
+from windlass.program.device_mesh import mesh_coord
+from windlass.program.instruction import GRADIENT_PASSES, Instruction, InstructionKind, Program
 from windlass.program.memory.effects import Effects
 from windlass.program.memory.liveness import occupancy
 from windlass.program.memory.offloaded_bytes import far_bytes
@@ -28,9 +28,9 @@ from windlass.units import show_bytes
 
 _Class = TypeVar("_Class", bound=str)
 
-_ENDS: dict[Kind, str] = {"reduce_grads": "reduced", "offload_grads": "stored", "update": "used"}
-_BEFORE_NORM: tuple[Kind, ...] = (
-    *BACKWARDS,
+_ENDS: dict[InstructionKind, str] = {"reduce_grads": "reduced", "offload_grads": "stored", "update": "used"}
+_BEFORE_NORM: tuple[InstructionKind, ...] = (
+    *GRADIENT_PASSES,
     "accumulate_tied_grads",
     "reduce_grads",
     "offload_grads",
@@ -60,7 +60,7 @@ def verify(
     stages: dict[int, Effects] = {}
     proved: set[tuple[int, tuple[Instruction, ...], tuple[Instruction, ...]]] = set()
     for program in programs:
-        stage = place_of(program.device, plan.parallel).stage
+        stage = mesh_coord(program.device, plan.parallel).stage
         if (stage, program.instructions, program.flush_deferred_updates) in proved:
             continue  # replicas and slices run the same program; proving one proves all
         proved.add((stage, program.instructions, program.flush_deferred_updates))
@@ -77,9 +77,9 @@ def verify(
     verify_exchange(programs, plan, graph)
 
 
-def _moves(plan: Plan, layers: Iterable[int]) -> frozenset[tuple[Kind, int]]:
+def _moves(plan: Plan, layers: Iterable[int]) -> frozenset[tuple[InstructionKind, int]]:
     """What may bring weights near, make them whole and free them; how often, the values decide."""
-    kinds: list[Kind] = []
+    kinds: list[InstructionKind] = []
     if plan.is_offloaded("parameters"):
         kinds += ("prefetch_weights", "free_weights")
     if plan.sharding.parameters > 1:
@@ -89,7 +89,7 @@ def _moves(plan: Plan, layers: Iterable[int]) -> frozenset[tuple[Kind, int]]:
 
 
 def _verify_work(
-    program: Program, due: Counter[Instruction], moves: frozenset[tuple[Kind, int]]
+    program: Program, due: Counter[Instruction], moves: frozenset[tuple[InstructionKind, int]]
 ) -> None:
     """All that is due is done, once, and nothing else; in whatever order.
 
@@ -133,17 +133,17 @@ def _verify_turns(program: Program, plan: Plan, effects: Effects) -> None:
                     f"the gradient of layer {target} was {how} before, at instruction {at}",
                 )
         if kind == "send_tied_grads":
-            done[effects.holding.borrows[layer].owner] = ("handed over", index)
+            done[effects.holding.borrows[layer].owner_layer] = ("handed over", index)
         elif kind in _ENDS and (kind != "update" or layer not in effects.put_off):
             done[layer] = (_ENDS[kind], index)
 
 
-def _changed(kind: Kind, layer: int, effects: Effects) -> tuple[int, ...]:
+def _changed(kind: InstructionKind, layer: int, effects: Effects) -> tuple[int, ...]:
     """The layers whose gradient an instruction changes, so that none may be final before it."""
-    if kind in BACKWARDS:
+    if kind in GRADIENT_PASSES:
         return effects.targets(layer)
     if kind == "accumulate_tied_grads":
-        return (effects.holding.lends[layer].owner,)
+        return (effects.holding.lends[layer].owner_layer,)
     return (layer,) if kind == "reduce_grads" else ()
 
 
@@ -198,7 +198,7 @@ def _verify_settle(program: Program, plan: Plan, effects: Effects) -> None:
     with their gradients, which are no smaller, so that settling fits wherever a step does.
     """
     settling = program.model_copy(update={"instructions": program.flush_deferred_updates})
-    kinds: tuple[Kind, ...] = ("update", "all_gather_params") if parts(plan) > 1 else ("update",)
+    kinds: tuple[InstructionKind, ...] = ("update", "all_gather_params") if parts(plan) > 1 else ("update",)
     due = Counter(Instruction(kind, layer) for kind in kinds for layer in effects.put_off)
     waiting = (value for value in effects.resident if value.name == "gradients at home")
     try:
@@ -237,7 +237,7 @@ def _due(plan: Plan, graph: Graph, stage: int, effects: Effects) -> Iterator[Ins
 def _due_of_micro(
     plan: Plan, effects: Effects, travels: tuple[int, ...], micro: int
 ) -> Iterator[Instruction]:
-    backward: tuple[Kind, ...] = ("backward",)
+    backward: tuple[InstructionKind, ...] = ("backward",)
     if plan.parallel.schedule == "zero-bubble":
         backward = ("backward_input", "backward_weight")
     if effects.holding.takes_tokens:
