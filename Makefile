@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup train test test-slow format clean
+.PHONY: setup train test test-slow docs format clean
 
 setup: $(VENV)/.ready
 
@@ -21,10 +21,14 @@ test: setup
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports
 	$(BIN)/mypy
+	$(BIN)/mkdocs build --quiet --strict
 	$(BIN)/pytest -m "not slow and not gpu"
 
 test-slow: setup
 	$(BIN)/pytest -m "slow and not gpu"
+
+docs: setup
+	$(BIN)/mkdocs serve
 
 format: setup
 	$(BIN)/ruff format .

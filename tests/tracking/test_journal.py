@@ -16,9 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from windlass.errors import RecordError, StorageError
-from windlass.tracking.journal import Journal, JournalWriter, read_ends, read_journal
+from windlass.tracking.journal import Journal, JournalWriter, read_head_and_tail, read_journal
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "journal.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "reference" / "journal.md"
 
 WRITE_FOR_EVER = """
 import sys
@@ -38,12 +38,12 @@ while True:
 
 def write(path: Path, rows: int = 3) -> Path:
     with JournalWriter(path) as journal:
-        journal.event("meta", {"id": "abc", "model": "gpt"})
+        journal.append_event("meta", {"id": "abc", "model": "gpt"})
         for step in range(1, rows + 1):
-            journal.row(step, {"loss": 5.0 - step / 100, "seconds": 0.5})
+            journal.append_row(step, {"loss": 5.0 - step / 100, "seconds": 0.5})
             if step == rows - 1:
-                journal.event("evaluation", {"step": step, "loss": 4.5})
-        journal.event("end", {"state": "finished"})
+                journal.append_event("evaluation", {"step": step, "loss": 4.5})
+        journal.append_event("end", {"state": "finished"})
     return path
 
 
@@ -55,16 +55,16 @@ def test_what_is_written_is_read_back(tmp_path: Path):
     assert journal.end is not None
     assert journal.end.fields == {"state": "finished"}
     assert journal.meta == {"id": "abc", "model": "gpt"}
-    assert journal.left_bytes == 0
+    assert journal.unread_bytes == 0
     assert abs(journal.rows[0].time - time.time()) < 60
 
 
 def test_rows_with_other_names_open_a_schema_of_their_own(tmp_path: Path):
     path = tmp_path / "0.1.j"
     with JournalWriter(path) as journal:
-        journal.row(1, {"loss": 1.0})
-        journal.row(2, {"loss": 2.0, "speed": 3.0})
-        journal.row(3, {"loss": 4.0})
+        journal.append_row(1, {"loss": 1.0})
+        journal.append_row(2, {"loss": 2.0, "speed": 3.0})
+        journal.append_row(3, {"loss": 4.0})
     values = [dict(row.values) for row in read_journal(path).rows]
     assert values == [{"loss": 1.0}, {"loss": 2.0, "speed": 3.0}, {"loss": 4.0}]
 
@@ -80,8 +80,8 @@ def test_any_numbers_and_text_come_back_bit_by_bit(
     path = tmp_path_factory.mktemp("journal") / "0.1.j"
     with JournalWriter(path) as journal:
         for step, value in numbers:
-            journal.row(step, {text: value})
-        journal.event("alert", {"text": text})
+            journal.append_row(step, {text: value})
+        journal.append_event("alert", {"text": text})
     back = read_journal(path)
     bits = [(r.step, struct.pack("<d", r.values[text])) for r in back.rows]
     assert bits == [(step, struct.pack("<d", value)) for step, value in numbers]
@@ -99,7 +99,7 @@ def test_a_tail_torn_at_any_byte_leaves_all_whole_records(tmp_path: Path):
         torn.write_bytes(content[:cut])
         journal = read_journal(torn)
         whole = max(end for end in ends if end <= cut)
-        assert (journal.read_bytes, journal.left_bytes) == (whole, cut - whole)
+        assert (journal.read_bytes, journal.unread_bytes) == (whole, cut - whole)
         # All records but the first kind (schema) surface as a row or an event.
         surfaced = len(journal.rows) + len(journal.events)
         assert surfaced == sum(end <= cut for end in ends[1:]) - (whole >= ends[2])
@@ -120,7 +120,7 @@ def test_a_flipped_bit_never_yields_a_wrong_number(whole: Path, place: int, bit:
     content[at] ^= 1 << bit
     path.write_bytes(content)
     bad = read_journal(path)
-    assert bad.left_bytes > 0
+    assert bad.unread_bytes > 0
     assert bad.read_bytes <= at
     assert bad.rows == good.rows[: len(bad.rows)]
     assert bad.events == good.events[: len(bad.events)]
@@ -131,18 +131,18 @@ def test_threads_do_not_tear_each_others_records(tmp_path: Path):
     with JournalWriter(path) as journal:
         threads = [
             threading.Thread(
-                target=lambda: [journal.event("checkpoint", {"n": n}) for n in range(20)]
+                target=lambda: [journal.append_event("checkpoint", {"n": n}) for n in range(20)]
             )
             for _ in range(4)
         ]
         for thread in threads:
             thread.start()
         for step in range(2000):
-            journal.row(step, {"loss": 1.0})
+            journal.append_row(step, {"loss": 1.0})
         for thread in threads:
             thread.join()
     back = read_journal(path)
-    assert (len(back.rows), len(back.events), back.left_bytes) == (2000, 80, 0)
+    assert (len(back.rows), len(back.events), back.unread_bytes) == (2000, 80, 0)
 
 
 def test_kill_9_loses_no_row(tmp_path: Path):
@@ -160,7 +160,7 @@ def test_kill_9_loses_no_row(tmp_path: Path):
         # A row is written before it is told, so the file may be one ahead, never behind.
         assert journal.rows[-1].step in (last, last + 1)
         assert [row.step for row in journal.rows] == list(range(1, journal.rows[-1].step + 1))
-        assert journal.left_bytes == 0
+        assert journal.unread_bytes == 0
 
 
 def test_a_journal_has_one_writer_for_ever(tmp_path: Path):
@@ -178,34 +178,34 @@ def test_a_disk_that_is_full_is_told_as_such(tmp_path: Path):
     os.dup2(full, journal._file)
     os.close(full)
     with pytest.raises(StorageError, match=r"no space left to write `.*0.1.j`; free some"):
-        journal.row(1, {"loss": 1.0})
+        journal.append_row(1, {"loss": 1.0})
 
 
 def test_after_a_full_disk_no_record_is_torn(tmp_path: Path):
     resource = pytest.importorskip("resource")
     path = tmp_path / "0.1.j"
     journal = JournalWriter(path)
-    journal.row(1, {"loss": 1.0})
+    journal.append_row(1, {"loss": 1.0})
     ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 5, hard))
         with pytest.raises(StorageError, match="no space left"):
-            journal.row(2, {"loss": 2.0})
-        assert read_journal(path).left_bytes == 5
+            journal.append_row(2, {"loss": 2.0})
+        assert read_journal(path).unread_bytes == 5
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         signal.signal(signal.SIGXFSZ, ignored)
-    journal.row(3, {"loss": 3.0})
+    journal.append_row(3, {"loss": 3.0})
     journal.close()
     back = read_journal(path)
     assert [row.step for row in back.rows] == [1, 2, 3]
-    assert back.left_bytes == 0
+    assert back.unread_bytes == 0
 
 
 def test_the_ends_of_a_long_journal_are_those_of_the_whole(tmp_path: Path):
     path = write(tmp_path / "0.1.j", rows=5000)
-    whole, ends = read_journal(path), read_ends(path)
+    whole, ends = read_journal(path), read_head_and_tail(path)
     assert ends.meta == whole.meta
     assert ends.end == whole.end
     assert ends.rows[0] == whole.rows[0]
@@ -215,16 +215,16 @@ def test_the_ends_of_a_long_journal_are_those_of_the_whole(tmp_path: Path):
 
 def test_the_ends_of_a_short_journal_are_the_whole(tmp_path: Path):
     path = write(tmp_path / "0.1.j", rows=20)
-    assert read_ends(path) == read_journal(path)
+    assert read_head_and_tail(path) == read_journal(path)
 
 
 def test_the_ends_of_a_long_torn_journal_tell_its_last_whole_rows(tmp_path: Path):
     path = write(tmp_path / "0.1.j", rows=5000)
     path.write_bytes(path.read_bytes()[:-7])
-    ends = read_ends(path)
+    ends = read_head_and_tail(path)
     assert ends.end is None
     assert ends.rows[-1].step == 5000
-    assert ends.left_bytes > 0
+    assert ends.unread_bytes > 0
 
 
 def test_a_missing_journal_is_told_by_name(tmp_path: Path):
@@ -249,7 +249,7 @@ def test_the_reader_in_the_documentation_reads_the_same(tmp_path: Path):
     ).stdout  # fmt: skip
     items = [json.loads(line) for line in told.splitlines()]
     journal: Journal = read_journal(path)
-    assert journal.left_bytes == 3
+    assert journal.unread_bytes == 3
     rows = [{"step": r.step, "time": r.time, **r.values} for r in journal.rows]
     events = [{"event": e.name, "time": e.time, **e.fields} for e in journal.events]
     assert [item for item in items if "step" in item and "event" not in item] == rows
