@@ -20,7 +20,7 @@ from windlass.schema.prediction import (
 )
 from windlass.schema.request import Request
 from windlass.schema.run_record import Environment, RunState, Step
-from windlass.tracking import Record, create, load
+from windlass.tracking import RunRecord, create_run_folder, load_run
 
 LAYERS, MICROS = 8, 4
 SECONDS = {
@@ -45,7 +45,7 @@ def graph() -> Graph:
         LayerRun(kind="block", count=LAYERS - 2),
         LayerRun(kind="head", count=1),
     )
-    return Graph(name="gpt-tiny", vocabulary=4096, chain=chain, kinds=kinds)
+    return Graph(name="gpt-tiny", vocabulary=4096, layer_runs=chain, kinds=kinds)
 
 
 def machine() -> Machine:
@@ -135,7 +135,7 @@ def prediction() -> Prediction:
     )  # fmt: skip
 
 
-def streaming(record: Record) -> Record:
+def streaming(record: RunRecord) -> RunRecord:
     """The same run as one that moves 2 GiB and 1 GiB a step, 1 % more than was predicted."""
     far = OffloadTraffic(
         read_bytes=2 * 2**30, written_bytes=2**30, seconds=0.4, waiting_seconds=0.1
@@ -151,7 +151,7 @@ def streaming(record: Record) -> Record:
     )
 
 
-def shared(record: Record) -> Record:
+def shared(record: RunRecord) -> RunRecord:
     """The same run as one on two stages, of which the second waits a quarter of each step."""
     assert record.plan is not None
     stages = (Stage(phases=((0, 4),)), Stage(phases=((4, LAYERS),)))
@@ -211,7 +211,7 @@ def make_record(
     without: tuple[str, ...] = (),
     broken_at: int | None = None,
     name: str = "gpt-tiny",
-) -> Record:
+) -> RunRecord:
     """A run of `count` steps in a folder under `root`; `without` names files it lacks."""
     request = Request.model_validate({"model": {"name": name}, "train": {"steps": max(1, count)}})
     documents: dict[str, Document] = {
@@ -229,11 +229,11 @@ def make_record(
         "model": name, "machine": "here", "steps": count, "unigram_entropy": 6.31,
         "predicted_seconds": prediction().step_seconds,
     }  # fmt: skip
-    run = create(root, name, documents=kept, meta=meta)
+    run = create_run_folder(root, name, documents=kept, meta=meta)
     for step in steps(count):
         if step.step == broken_at:
-            run.event("alert", step=step.step, message=f"the loss is nan at step {step.step}")
+            run.append_event("alert", step=step.step, message=f"the loss is nan at step {step.step}")
             break
-        run.append(step)
+        run.append_step(step)
     run.end(state, reason="the loss is nan" if broken_at else None)
-    return load(run.path)
+    return load_run(run.path)

@@ -10,18 +10,18 @@ from hypothesis import strategies as st
 
 from factories import cut_graph, tiny_graph, tiny_plan
 from program.pod_plans import MACHINE, pod_plans
-from windlass.cost.peak_memory import stage_peaks
+from windlass.cost.peak_memory import stage_tier_peaks
 from windlass.cost.predict import predict
 from windlass.cost.simulator.timeline import simulate
 from windlass.program.lowering.lower import lower
-from windlass.program.zero_sharding import gathering
-from windlass.report.figures.device_mesh import decomposition
-from windlass.report.figures.figure_sheet import PICTURES, poster
-from windlass.report.figures.memory import memory_bars
-from windlass.report.figures.phase_heatmap import heat_map
-from windlass.report.figures.waterfall import waterfall
-from windlass.report.html.plan_page import prospect
-from windlass.report.plan_forecast import Forecast, layer_words
+from windlass.program.zero_sharding import parameter_gather_group
+from windlass.report.figures.device_mesh import device_mesh_figure
+from windlass.report.figures.figure_sheet import PLAN_FIGURES, figure_sheet
+from windlass.report.figures.memory import peak_memory_figure
+from windlass.report.figures.phase_heatmap import phase_heatmap
+from windlass.report.figures.waterfall import step_time_waterfall
+from windlass.report.html.plan_page import plan_page
+from windlass.report.plan_forecast import PlanForecast, describe_layers
 from windlass.schema.graph import Graph
 from windlass.schema.plan import Offload, Plan
 from windlass.schema.tensor_grid import TensorGrid
@@ -33,15 +33,15 @@ TO_A_HUNDREDTH = 0.02
 """Coordinates are written with two digits behind the point; widths add two of them."""
 
 
-def forecast(graph: Graph, plan: Plan) -> Forecast:
+def forecast(graph: Graph, plan: Plan) -> PlanForecast:
     programs = lower(plan, graph)[:: plan.parallel.tensor * plan.parallel.data]
-    return Forecast(
+    return PlanForecast(
         plan=plan,
         graph=graph,
         machine=MACHINE,
         prediction=predict(plan, graph, MACHINE),
         timeline=simulate(plan, graph, MACHINE, programs),
-        stage_peaks=stage_peaks(plan, graph, MACHINE, programs),
+        stage_peaks=stage_tier_peaks(plan, graph, MACHINE, programs),
     )
 
 
@@ -63,13 +63,13 @@ def words(svg: str) -> str:
 @settings(max_examples=25)
 def test_every_picture_of_every_plan_is_well_formed_and_says_predicted(drawn: tuple[Graph, Plan]):
     told = forecast(*drawn)
-    for name in PICTURES:
-        svg = poster(told, (name,))
+    for name in PLAN_FIGURES:
+        svg = figure_sheet(told, (name,))
         assert parsed(svg).tag == f"{SVG}svg"
         assert "redicted" in words(svg)
         assert not re.search(r"(?<![\w-])(nan|inf)(?![\w-])", svg)
-    page = prospect(told)
-    assert page.count("<svg") == len(PICTURES)
+    page = plan_page(told)
+    assert page.count("<svg") == len(PLAN_FIGURES)
     assert 'class="pill prepared">predicted<' in page
 
 
@@ -80,7 +80,7 @@ def test_every_picture_of_every_plan_is_well_formed_and_says_predicted(drawn: tu
 )
 def test_every_device_has_its_cell(stages: int, slices: int, replicas: int):
     plan = tiny_plan(cut_graph(GRAPH), MACHINE, pipeline=stages, tensor=slices, data=replicas)
-    cells = [text for text, _ in rects(decomposition(plan)) if text.startswith("device")]
+    cells = [text for text, _ in rects(device_mesh_figure(plan)) if text.startswith("device")]
     numbers = sorted(int(text.split()[1].rstrip(":")) for text in cells)
     assert numbers == list(range(plan.parallel.devices))
 
@@ -89,7 +89,7 @@ def test_slices_of_a_grid_lie_in_its_rows_and_columns():
     plan = tiny_plan(GRAPH, MACHINE, tensor=TensorGrid(4, 2))
     places = {
         text.split(":")[0]: (float(rect.get("x", 0)), float(rect.get("y", 0)))
-        for text, rect in rects(decomposition(plan))
+        for text, rect in rects(device_mesh_figure(plan))
     }
     columns = {x for x, _ in places.values()}
     rows = {y for _, y in places.values()}
@@ -101,18 +101,18 @@ def test_slices_of_a_grid_lie_in_its_rows_and_columns():
 def test_rings_run_through_the_replicas_that_share(sharding: tuple[int, int]):
     plan = tiny_plan(GRAPH, MACHINE, data=8, sharding=sharding)
     rings = sorted(
-        text.removeprefix("replicas ") for text, _ in rects(decomposition(plan))
+        text.removeprefix("replicas ") for text, _ in rects(device_mesh_figure(plan))
         if text.startswith("replicas")
     )  # fmt: skip
     blocks = [range(at, at + sharding[1]) for at in range(0, 8, sharding[1])]
-    expected = {tuple(sorted(gathering(at, plan))) for at in range(8)} if sharding[0] > 1 else set()
+    expected = {tuple(sorted(parameter_gather_group(at, plan))) for at in range(8)} if sharding[0] > 1 else set()
     state = {tuple(block) for block in blocks} if sharding[1] > 1 else set()
     assert rings == sorted(", ".join(map(str, group)) for group in [*expected, *state])
 
 
 def test_of_hundreds_of_replicas_the_middle_is_left_out_and_said_to_be():
     plan = tiny_plan(GRAPH, MACHINE, data=512, pipeline=2, sharding=(512, 512))
-    told = words(decomposition(plan))
+    told = words(device_mesh_figure(plan))
     assert "… 505 more" in told
     assert "replica 0" in told
     assert "replica 511" in told
@@ -120,7 +120,7 @@ def test_of_hundreds_of_replicas_the_middle_is_left_out_and_said_to_be():
 
 def test_the_heat_map_has_each_layer_once_forward_and_once_back():
     plan = tiny_plan(GRAPH, MACHINE, phases=((0, 2), (2, 5), (5, 8)), offload=AWAY, accumulation=2)
-    cells = [text.split(":")[0] for text, _ in rects(heat_map(forecast(GRAPH, plan)))
+    cells = [text.split(":")[0] for text, _ in rects(phase_heatmap(forecast(GRAPH, plan)))
              if text.startswith("layer")]  # fmt: skip
     ways = [f"layer {layer}, {way}" for layer in range(8) for way in ("forward", "backward")]
     assert sorted(cells) == sorted(ways)
@@ -132,7 +132,7 @@ def test_the_terms_of_a_waterfall_reach_from_nothing_to_the_whole_step(drawn: tu
     graph, plan = drawn
     told = predict(plan, graph, MACHINE)
     bars = [(float(rect.get("x", 0)), float(rect.get("width", 0)), text)
-            for text, rect in rects(waterfall(told))]  # fmt: skip
+            for text, rect in rects(step_time_waterfall(told))]  # fmt: skip
     _, *terms, whole = bars
     for (x, width, _), (after, _, _) in pairwise(terms):
         assert after <= x + width + TO_A_HUNDREDTH
@@ -149,7 +149,7 @@ def test_bars_of_memory_are_as_long_as_what_they_hold(drawn: tuple[Graph, Plan])
     graph, plan = drawn
     told = forecast(graph, plan)
     widths: dict[str, float] = {}
-    for text, rect in rects(memory_bars(told)):
+    for text, rect in rects(peak_memory_figure(told)):
         if "," in text:
             stage = text.partition(",")[0]
             tier = float(rect.get("y", 0))
@@ -169,5 +169,5 @@ def test_bars_of_memory_are_as_long_as_what_they_hold(drawn: tuple[Graph, Plan])
 def test_layers_of_a_stage_are_told_in_runs():
     chunks = tiny_plan(GRAPH, MACHINE, pipeline=2, virtual_stages=2, schedule="interleaved",
                        accumulation=2)  # fmt: skip
-    assert layer_words(chunks, 0) == "layers 0–1, 4–5"
-    assert layer_words(tiny_plan(GRAPH, MACHINE, pipeline=8), 3) == "layer 3"
+    assert describe_layers(chunks, 0) == "layers 0–1, 4–5"
+    assert describe_layers(tiny_plan(GRAPH, MACHINE, pipeline=8), 3) == "layer 3"

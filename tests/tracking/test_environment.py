@@ -6,7 +6,7 @@ from importlib import metadata
 from pathlib import Path
 
 from windlass.schema.run_record import Environment
-from windlass.tracking.environment import code_version, collect
+from windlass.tracking.environment import code_version, collect_environment
 
 
 def git(folder: Path, *words: str) -> str:
@@ -35,7 +35,7 @@ def test_an_installed_package_below_a_checkout_has_no_commit(tmp_path: Path):
 
 
 def test_the_environment_is_a_document_with_every_package(tmp_path: Path):
-    environment = collect(["windlass", "train", "gpt tiny"])
+    environment = collect_environment(["windlass", "train", "gpt tiny"])
     environment.save(tmp_path / "environment.json")
     assert Environment.load(tmp_path / "environment.json") == environment
     assert environment.packages["pydantic"] == metadata.version("pydantic")

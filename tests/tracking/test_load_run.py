@@ -11,10 +11,10 @@ from windlass.errors import RecordError
 from windlass.schema.request import Request
 from windlass.schema.run_record import ATTEMPTS_FOLDER, PREDICTION_FILE, REQUEST_FILE, Step
 from windlass.tracking.journal import JournalWriter, read_journal
-from windlass.tracking.load_run import load
-from windlass.tracking.run_folder import RunFolder, create, journal_path, rank_journal, reopen
+from windlass.tracking.load_run import load_run
+from windlass.tracking.run_folder import RunFolder, create_run_folder, journal_path, rank_journal, reopen_run_folder
 from windlass.tracking.run_index import list_runs
-from windlass.tracking.step_records import append_step, steps_of
+from windlass.tracking.step_records import append_step, read_steps
 
 SIZES = st.floats(allow_nan=False)
 STEPS = st.builds(
@@ -46,15 +46,15 @@ def test_a_step_comes_back_as_it_was(tmp_path_factory: pytest.TempPathFactory, s
     with JournalWriter(path) as journal:
         for item in steps:
             append_step(journal, item)
-    assert steps_of([read_journal(path)]) == tuple(steps)
+    assert read_steps([read_journal(path)]) == tuple(steps)
 
 
 def test_a_journal_from_before_traffic_was_counted_is_read_as_one_where_nothing_moves(
     tmp_path: Path,
 ):
     with JournalWriter(tmp_path / "0.1.j") as journal:
-        journal.row(1, {"loss": 2.0, "seconds": 0.5, "memory_bytes": 5.0})
-    (read,) = steps_of([read_journal(tmp_path / "0.1.j")])
+        journal.append_row(1, {"loss": 2.0, "seconds": 0.5, "memory_bytes": 5.0})
+    (read,) = read_steps([read_journal(tmp_path / "0.1.j")])
     assert (read.read_bytes, read.written_bytes, read.settle_seconds) == (0, 0, 0.0)
 
 
@@ -65,34 +65,34 @@ def test_an_evaluation_in_bits_per_byte_comes_back(tmp_path: Path):
             memory_bytes=1, held_out_loss=2.5, held_out_bits_per_byte=1.2,
         )  # fmt: skip
         append_step(journal, item)
-    assert steps_of([read_journal(tmp_path / "0.1.j")]) == (item,)
+    assert read_steps([read_journal(tmp_path / "0.1.j")]) == (item,)
 
 
 def test_a_later_attempt_replaces_the_steps_that_it_did_again(tmp_path: Path):
-    run = create(tmp_path, "gpt", documents={}, meta={"steps": 9})
+    run = create_run_folder(tmp_path, "gpt", documents={}, meta={"steps": 9})
     for number in range(1, 8):
-        run.append(step(number, loss=1.0))
+        run.append_step(step(number, loss=1.0))
     run.close()
-    second = reopen(run.path, meta={"steps": 12})
+    second = reopen_run_folder(run.path, meta={"steps": 12})
     for number in range(6, 10):
-        second.append(step(number, loss=2.0))
+        second.append_step(step(number, loss=2.0))
     second.end("finished")
-    third = reopen(run.path, meta={})
+    third = reopen_run_folder(run.path, meta={})
     third.end("interrupted")
-    record = load(run.path)
+    record = load_run(run.path)
     assert [item.step for item in record.steps] == list(range(1, 10))
     assert [item.loss for item in record.steps] == [1.0] * 5 + [2.0] * 4
     assert (record.attempts, record.state, record.meta["steps"]) == (3, "interrupted", 12)
 
 
 def test_missing_files_are_none_and_damaged_ones_are_told(tmp_path: Path):
-    run = create(tmp_path, "gpt", documents={REQUEST_FILE: Request()}, meta={})
-    run.append(step(1))
+    run = create_run_folder(tmp_path, "gpt", documents={REQUEST_FILE: Request()}, meta={})
+    run.append_step(step(1))
     run.end("broken", reason="loss is nan")
     (run.path / PREDICTION_FILE).write_text('{"plan": "x"')
     path = journal_path(run.path, 0, 1)
     path.write_bytes(path.read_bytes() + b"\x02half")
-    record = load(run.path)
+    record = load_run(run.path)
     assert record.request == Request()
     assert record.model == "gpt-tiny"
     assert (record.plan, record.prediction, record.state) == (None, None, "broken")
@@ -102,57 +102,57 @@ def test_missing_files_are_none_and_damaged_ones_are_told(tmp_path: Path):
 
 
 def test_files_of_another_form_are_faults_not_traces(tmp_path: Path):
-    run = create(tmp_path, "gpt", documents={}, meta={})
+    run = create_run_folder(tmp_path, "gpt", documents={}, meta={})
     run.close()
     (run.path / "plan.toml").write_bytes(b"\xff\xfe")
     (run.path / "machine.toml").write_text("unknown = 1")
-    record = load(run.path)
+    record = load_run(run.path)
     assert len(record.faults) == 2
     assert (record.plan, record.machine, record.model) == (None, None, "?")
 
 
 def test_a_run_that_is_held_is_running(tmp_path: Path):
-    with create(tmp_path, "gpt", documents={}, meta={}) as run:
-        assert load(run.path).state == "running"
-    assert load(run.path).state == "killed"
+    with create_run_folder(tmp_path, "gpt", documents={}, meta={}) as run:
+        assert load_run(run.path).state == "running"
+    assert load_run(run.path).state == "killed"
 
 
 def test_a_loss_that_is_no_number_comes_back_as_such(tmp_path: Path):
-    run = create(tmp_path, "gpt", documents={}, meta={})
-    run.append(step(1, loss=math.nan))
+    run = create_run_folder(tmp_path, "gpt", documents={}, meta={})
+    run.append_step(step(1, loss=math.nan))
     run.close()
-    assert math.isnan(load(run.path).steps[0].loss)
+    assert math.isnan(load_run(run.path).steps[0].loss)
 
 
 def test_a_folder_without_a_run_cannot_be_loaded(tmp_path: Path):
     with pytest.raises(RecordError, match="holds no run"):
-        load(tmp_path)
+        load_run(tmp_path)
 
 
 def test_each_device_tells_its_own_steps_of_the_last_attempt_and_none_counts_twice(tmp_path: Path):
     def attempt(held: RunFolder, *numbers: int) -> Path:
         with held, rank_journal(held.path, 1, held.attempt) as other:
             for number in numbers:
-                held.append(step(number))
+                held.append_step(step(number))
                 append_step(other, step(number, loss=9.0))
         return held.path
 
-    folder = attempt(create(tmp_path, "m", documents={}, meta={}), 1, 2)
-    attempt(reopen(folder, meta={}), 3, 4)
-    record = load(folder)
+    folder = attempt(create_run_folder(tmp_path, "m", documents={}, meta={}), 1, 2)
+    attempt(reopen_run_folder(folder, meta={}), 3, 4)
+    record = load_run(folder)
     assert [each.step for each in record.steps] == [1, 2, 3, 4]
     assert all(each.loss == 1.0 for each in record.steps)
-    assert [[each.step for each in device] for device in record.devices] == [[3, 4], [3, 4]]
+    assert [[each.step for each in device] for device in record.steps_by_rank] == [[3, 4], [3, 4]]
     (summary,) = list_runs(tmp_path)
     assert (summary.step, summary.attempts, summary.state) == (4, 2, "killed")
 
 
 def test_only_steps_under_the_plan_at_hand_are_held_against_its_prediction(tmp_path: Path):
-    with create(tmp_path, "m", documents={}, meta={}) as run:
-        run.append(step(1))
+    with create_run_folder(tmp_path, "m", documents={}, meta={}) as run:
+        run.append_step(step(1))
     (run.path / ATTEMPTS_FOLDER / "1").mkdir(parents=True)
-    with reopen(run.path, meta={}) as run:
-        run.append(step(2))
-    record = load(run.path)
+    with reopen_run_folder(run.path, meta={}) as run:
+        run.append_step(step(2))
+    record = load_run(run.path)
     assert [each.step for each in record.steps] == [1, 2]
-    assert [each.step for each in record.current] == [2]
+    assert [each.step for each in record.current_plan_steps] == [2]

@@ -12,15 +12,15 @@ import pytest
 from windlass.errors import RecordError
 from windlass.schema.request import Request
 from windlass.schema.run_record import REQUEST_FILE
-from windlass.tracking.folder_lock import is_held
+from windlass.tracking.folder_lock import is_locked
 from windlass.tracking.journal import read_journal
 from windlass.tracking.run_folder import (
     LOCK_FILE,
     RunFolder,
-    create,
+    create_run_folder,
     journal_path,
-    read_id,
-    reopen,
+    read_run_id,
+    reopen_run_folder,
     uuid7,
 )
 
@@ -37,14 +37,14 @@ time.sleep(600)
 
 
 def make(root: Path, name: str = "gpt-tiny") -> RunFolder:
-    return create(root, name, documents={REQUEST_FILE: Request()}, meta={"model": name})
+    return create_run_folder(root, name, documents={REQUEST_FILE: Request()}, meta={"model": name})
 
 
 def test_a_new_folder_holds_its_documents_id_and_opening_event(tmp_path: Path):
     with make(tmp_path) as run:
         assert re.fullmatch(r"\d{4}-\d\d-\d\d-gpt-tiny-[0-9a-f]{6}", run.path.name)
         assert run.path.name.endswith(run.id[-6:])
-        assert read_id(run.path) == run.id
+        assert read_run_id(run.path) == run.id
         assert Request.load(run.path / REQUEST_FILE) == Request()
         journal = read_journal(journal_path(run.path, 0, 1))
         assert journal.meta == {"id": run.id, "attempt": 1, "model": "gpt-tiny"}
@@ -65,24 +65,24 @@ def test_a_second_process_is_refused_with_the_holders_name(tmp_path: Path):
         assert process.stdout is not None
         assert process.stdout.readline() == "held\n"
         with pytest.raises(RecordError, match=rf"is taken by process {process.pid} on \S+; wait"):
-            reopen(folder, meta={})
+            reopen_run_folder(folder, meta={})
         process.kill()
         process.wait()
         # A killed holder frees the folder at once, and what it left counts as an attempt.
-        assert not is_held(folder / LOCK_FILE)
-        with reopen(folder, meta={}) as run:
+        assert not is_locked(folder / LOCK_FILE)
+        with reopen_run_folder(folder, meta={}) as run:
             assert run.attempt == 3
 
 
 def test_a_second_holder_in_the_same_process_is_refused_too(tmp_path: Path):
     with make(tmp_path) as run, pytest.raises(RecordError, match="is taken by process"):
-        reopen(run.path, meta={})
+        reopen_run_folder(run.path, meta={})
 
 
 def test_a_refused_second_holder_leaves_no_attempt_behind(tmp_path: Path):
     with make(tmp_path) as run:
         with pytest.raises(RecordError):
-            reopen(run.path, meta={})
+            reopen_run_folder(run.path, meta={})
         assert [file.name for file in (run.path / "journal").iterdir()] == ["0.1.j"]
 
 
@@ -100,21 +100,21 @@ def test_asking_whether_a_folder_is_held_never_refuses_its_holder(tmp_path: Path
         assert process.stdout is not None
         process.stdout.readline()
         for _ in range(20):
-            reopen(folder, meta={}).close()
+            reopen_run_folder(folder, meta={}).close()
         process.kill()
 
 
 def test_a_folder_given_by_name_is_not_overwritten(tmp_path: Path):
     folder = tmp_path / "mine"
-    create(tmp_path, "gpt", documents={}, meta={}, folder=folder).close()
+    create_run_folder(tmp_path, "gpt", documents={}, meta={}, folder=folder).close()
     with pytest.raises(RecordError, match=r"`.*mine` holds a run already; resume it"):
-        create(tmp_path, "gpt", documents={}, meta={}, folder=folder)
-    reopen(folder, meta={}).close()
+        create_run_folder(tmp_path, "gpt", documents={}, meta={}, folder=folder)
+    reopen_run_folder(folder, meta={}).close()
 
 
 def test_a_folder_without_a_run_is_told_as_such(tmp_path: Path):
     with pytest.raises(RecordError, match=r"holds no run: it has no file `id`"):
-        reopen(tmp_path, meta={})
+        reopen_run_folder(tmp_path, meta={})
 
 
 def test_ids_are_uuids_of_version_7_in_the_order_of_their_making():

@@ -7,15 +7,15 @@ import pytest
 
 from windlass.errors import RecordError
 from windlass.schema.run_record import Step
-from windlass.tracking.run_folder import RunFolder, create, reopen
-from windlass.tracking.run_index import find, list_runs
+from windlass.tracking.run_folder import RunFolder, create_run_folder, reopen_run_folder
+from windlass.tracking.run_index import find_run, list_runs
 
 
 def make(root: Path, name: str = "gpt-tiny", *, steps: int = 5) -> RunFolder:
     meta = {"model": name, "machine": "here", "steps": 100, "predicted_seconds": 0.4}
-    run = create(root, name, documents={}, meta=meta)
+    run = create_run_folder(root, name, documents={}, meta=meta)
     for number in range(1, steps + 1):
-        run.append(step(number))
+        run.append_step(step(number))
     return run
 
 
@@ -44,7 +44,7 @@ def test_a_long_finished_run_tells_its_last_held_out_loss(tmp_path: Path):
     make(tmp_path, steps=6).end("finished")
     long = make(tmp_path, steps=5)
     for number in range(6, 1000):
-        long.append(replace(step(number), held_out_loss=None))
+        long.append_step(replace(step(number), held_out_loss=None))
     long.end("finished")
     assert [(run.step, run.held_out_loss) for run in list_runs(tmp_path)] == [(999, 5.0), (6, 5.0)]
 
@@ -53,8 +53,8 @@ def test_a_run_ends_as_its_last_attempt_did(tmp_path: Path):
     first = make(tmp_path)
     first.end("interrupted")
     assert list_runs(tmp_path)[0].state == "interrupted"
-    second = reopen(first.path, meta={})
-    second.append(step(6))
+    second = reopen_run_folder(first.path, meta={})
+    second.append_step(step(6))
     second.end("finished")
     (run,) = list_runs(tmp_path)
     assert (run.state, run.step, run.attempts) == ("finished", 6, 2)
@@ -73,8 +73,8 @@ def test_a_run_is_found_by_path_name_id_their_beginnings_and_last(tmp_path: Path
     for run in (first, second):
         run.end("finished")
         for text in (str(run.path), run.path.name, run.id, run.id[-6:], run.path.name[:-1]):
-            assert find(tmp_path, text) == run.path
-    assert find(tmp_path, "last") == second.path
+            assert find_run(tmp_path, text) == run.path
+    assert find_run(tmp_path, "last") == second.path
 
 
 def test_a_text_that_means_several_runs_names_them(tmp_path: Path):
@@ -82,7 +82,7 @@ def test_a_text_that_means_several_runs_names_them(tmp_path: Path):
     first.close()
     second.close()
     with pytest.raises(RecordError, match=r"means 2 runs: .*write more of the name"):
-        find(tmp_path, first.path.name[:12])
+        find_run(tmp_path, first.path.name[:12])
 
 
 def test_a_slip_of_the_finger_is_answered_with_the_nearest_name(tmp_path: Path):
@@ -90,19 +90,19 @@ def test_a_slip_of_the_finger_is_answered_with_the_nearest_name(tmp_path: Path):
     run.close()
     wrong = run.path.name.replace("tiny", "tinny")
     with pytest.raises(RecordError, match=rf"no run `{wrong}`.*did you mean `{run.path.name}`"):
-        find(tmp_path, wrong)
+        find_run(tmp_path, wrong)
 
 
 def test_a_run_folder_elsewhere_is_found_by_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    create(tmp_path, "gpt", documents={}, meta={}, folder=tmp_path / "here" / "mine").close()
+    create_run_folder(tmp_path, "gpt", documents={}, meta={}, folder=tmp_path / "here" / "mine").close()
     monkeypatch.chdir(tmp_path / "here")
-    assert find(tmp_path / "runs", "mine") == Path("mine")
+    assert find_run(tmp_path / "runs", "mine") == Path("mine")
 
 
 def test_an_empty_root_says_how_to_begin(tmp_path: Path):
     with pytest.raises(RecordError, match=r"no run in .*begin one with `windlass train`"):
-        find(tmp_path, "last")
+        find_run(tmp_path, "last")
     with pytest.raises(RecordError, match="holds no run"):
-        find(tmp_path, str(tmp_path / "nothing"))
+        find_run(tmp_path, str(tmp_path / "nothing"))

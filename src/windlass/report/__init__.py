@@ -1,8 +1,8 @@
 """Draws documents and records: tables and live display for a terminal, and one-file pages."""
 
 from windlass.report.figures.timeline import picture
-from windlass.report.formatting import plan_words
-from windlass.report.html.run_page import page
+from windlass.report.formatting import describe_plan
+from windlass.report.html.run_page import run_page
 from windlass.report.terminal.live_view import TrainingView
 from windlass.report.terminal.machine_tables import machine_table, machines_table, numbers_table
 from windlass.report.terminal.tables import (
@@ -18,10 +18,10 @@ __all__ = [
     "machine_table",
     "machines_table",
     "numbers_table",
-    "page",
+    "run_page",
     "picture",
     "plan_table",
-    "plan_words",
+    "describe_plan",
     "prediction_table",
     "record_table",
     "runners_up_table",

@@ -3,25 +3,25 @@
 import math
 
 from windlass.program import activation_checkpointing as recompute
-from windlass.program.device_mesh import Place
+from windlass.program.device_mesh import MeshCoord
 from windlass.schema.graph import Graph
 from windlass.schema.plan import Parallelism, Plan
 from windlass.schema.prediction import Prediction
 from windlass.schema.run_record import Step
-from windlass.units import show_bytes, show_count, show_flop, show_flop_rate, show_seconds
+from windlass.units import format_bytes, format_count, format_flop, format_flop_rate, format_seconds
 
 MFU_FORMULA = "model FLOP of a step / (step time × dense peak FLOP/s)"
 
 
-def graph_words(graph: Graph) -> str:
+def describe_graph(graph: Graph) -> str:
     """`gpt-tiny: 3.4 M parameters in 8 layers, vocabulary 4096`."""
     return (
-        f"{graph.name}: {show_count(graph.parameter_count)} parameters in {graph.layers} layers, "
+        f"{graph.name}: {format_count(graph.parameter_count)} parameters in {graph.layers} layers, "
         f"vocabulary {graph.vocabulary}"
     )
 
 
-def batch_words(plan: Plan) -> str:
+def describe_batch(plan: Plan) -> str:
     """`16 sequences of 256 tokens a step, in 4 micro-batches of 4`."""
     count, micro = plan.batch.accumulation, plan.batch.micro
     pieces = f"in {count} micro-batches of {micro}" if count > 1 else "in one micro-batch"
@@ -30,7 +30,7 @@ def batch_words(plan: Plan) -> str:
     return f"{sequences} of {plan.batch.sequence} tokens a step, {pieces}{replicas}"
 
 
-def cut_words(plan: Plan) -> str:
+def describe_parallelism(plan: Plan) -> str:
     """`one device`, or `8 pipeline stages × 4 replicas = 32 devices`."""
     if plan.parallel.devices == 1:
         return "one device"
@@ -43,7 +43,7 @@ def cut_words(plan: Plan) -> str:
     return f"{product} = {plan.parallel.devices} devices"
 
 
-def cut_letters(plan: Plan) -> str:
+def parallel_degrees(plan: Plan) -> str:
     """`p8 t8 r4`, and ` rts 2 rts' 4` where replicas share weights or optimizer state.
 
     And ` state on host` where only that lives away.
@@ -52,21 +52,21 @@ def cut_letters(plan: Plan) -> str:
     words = [f"p{cut.pipeline} t{cut.tensor} r{cut.data}"]
     words += [f"rts {sharding.parameters}"] if sharding.parameters > 1 else []
     words += [f"rts' {sharding.optimizer}"] if sharding.optimizer > 1 else []
-    words += [state_words(plan)] if state_away(plan) else []
+    words += [describe_optimizer_offload(plan)] if offloads_only_optimizer(plan) else []
     return " ".join(words)
 
 
-def state_away(plan: Plan) -> bool:
+def offloads_only_optimizer(plan: Plan) -> bool:
     """Whether optimizer state alone lives beyond the near tier."""
     return plan.is_offloaded("optimizer") and not plan.is_offloaded("parameters")
 
 
-def state_words(plan: Plan) -> str:
+def describe_optimizer_offload(plan: Plan) -> str:
     """`state on host`: where optimizer state lives."""
     return f"state on {plan.offload.optimizer}"
 
 
-def sharing_words(plan: Plan) -> str:
+def describe_sharding(plan: Plan) -> str:
     """Who shares weights (rts) and optimizer state (rts')."""
     names = (
         ("weights (rts)", plan.sharding.parameters),
@@ -78,17 +78,17 @@ def sharing_words(plan: Plan) -> str:
     )
 
 
-def place_words(place: Place, cut: Parallelism) -> str:
+def describe_coord(place: MeshCoord, cut: Parallelism) -> str:
     """`stage 1, replica 0`: what the cut has more than one of."""
     parts = (
         (cut.pipeline, f"stage {place.stage}"),
-        (cut.tensor, f"slice {place.slice}"),
-        (cut.data, f"replica {place.replica}"),
+        (cut.tensor, f"slice {place.tensor_rank}"),
+        (cut.data, f"replica {place.data_rank}"),
     )
     return ", ".join(words for count, words in parts if count > 1)
 
 
-def precision_words(plan: Plan) -> str:
+def describe_precision(plan: Plan) -> str:
     """`bfloat16 with float32 master weights, moments in int8, compiled`."""
     masters = " with float32 master weights" if plan.has_master_weights else ""
     moments = "" if plan.moments == "float32" else f", moments in {plan.moments}"
@@ -96,14 +96,14 @@ def precision_words(plan: Plan) -> str:
     return f"{plan.precision}{masters}{moments}, {mode}"
 
 
-def recompute_words(plan: Plan) -> str:
+def describe_recompute(plan: Plan) -> str:
     """What is computed twice."""
     if plan.is_offloaded("parameters"):
         return "recomputes the layers of all phases but the last"
-    return recompute.recompute_words(plan)
+    return recompute.describe_recompute(plan)
 
 
-def phase_words(plan: Plan) -> str:
+def describe_phases(plan: Plan) -> str:
     """In how many phases the fullest stage runs."""
     most = max(len(stage.phases) for stage in plan.stages)
     if most > 1:
@@ -113,71 +113,71 @@ def phase_words(plan: Plan) -> str:
     return "all layers in memory at once"
 
 
-def far_words(prediction: Prediction) -> str:
+def describe_traffic(prediction: Prediction) -> str:
     """What moves in a step, and whether the computing hides it."""
     far = prediction.offload
     if far is None:
         return "nothing moves between tiers"
-    moved = f"{show_bytes(far.read_bytes)} read and {show_bytes(far.written_bytes)} written a step"
+    moved = f"{format_bytes(far.read_bytes)} read and {format_bytes(far.written_bytes)} written a step"
     share = f"{100 * prediction.hidden_share:.0f} % of the speed without it"
-    tokens = show_count(prediction.hiding_tokens)
+    tokens = format_count(prediction.hiding_tokens)
     law = f"moving takes as long as computing at {tokens} tokens a step"
-    return f"{moved}; at {show_count(prediction.tokens_per_step)} tokens {share}; {law}"
+    return f"{moved}; at {format_count(prediction.tokens_per_step)} tokens {share}; {law}"
 
 
-def wear_words(plan: Plan, prediction: Prediction, steps: int) -> str:
+def describe_writes(plan: Plan, prediction: Prediction, steps: int) -> str:
     """`writes 2.1 GiB a step to disk, 840 GiB over 400 steps`."""
     if prediction.offload is None:
         return "writes nothing beyond memory"
     tiers = " and ".join(dict.fromkeys(plan.offload_tiers.values()))
     written = prediction.offload.written_bytes
-    run = f"{show_bytes(written * steps)} over {steps} step{'s' if steps > 1 else ''}"
-    return f"writes {show_bytes(written)} a step to {tiers}, {run}"
+    run = f"{format_bytes(written * steps)} over {steps} step{'s' if steps > 1 else ''}"
+    return f"writes {format_bytes(written)} a step to {tiers}, {run}"
 
 
-def plan_words(plan: Plan) -> str:
+def describe_plan(plan: Plan) -> str:
     """The plan in one sentence, without its full stop."""
     return "; ".join(
         (
-            cut_words(plan),
-            batch_words(plan),
-            precision_words(plan),
-            recompute_words(plan),
-            phase_words(plan),
+            describe_parallelism(plan),
+            describe_batch(plan),
+            describe_precision(plan),
+            describe_recompute(plan),
+            describe_phases(plan),
         )
     )
 
 
-def ratio_words(ratio: float | None) -> str:
+def format_ratio(ratio: float | None) -> str:
     """`1.04 ×`, or a dash."""
     return "–" if ratio is None or not math.isfinite(ratio) else f"{ratio:.2f} ×"
 
 
-def mfu_words(prediction: Prediction, seconds: float) -> str:
+def format_mfu(prediction: Prediction, seconds: float) -> str:
     """`41.2 % = 56.1 GFLOP / (333 ms × 410 GFLOP/s)`."""
     share = prediction.model_flop / (seconds * prediction.peak_flop_rate)
     return (
-        f"{100 * share:.1f} % = {show_flop(prediction.model_flop)} / "
-        f"({show_seconds(seconds)} × {show_flop_rate(prediction.peak_flop_rate)})"
+        f"{100 * share:.1f} % = {format_flop(prediction.model_flop)} / "
+        f"({format_seconds(seconds)} × {format_flop_rate(prediction.peak_flop_rate)})"
     )
 
 
-def speed_words(tokens_per_second: float) -> str:
+def format_speed(tokens_per_second: float) -> str:
     """`12.3 k tokens/s`."""
     if tokens_per_second < 1000:
         return f"{tokens_per_second:.3g} tokens/s"
-    return f"{show_count(tokens_per_second)} tokens/s"
+    return f"{format_count(tokens_per_second)} tokens/s"
 
 
-def loss_words(loss: float) -> str:
+def format_loss(loss: float) -> str:
     """A loss with the digits that mean something; `no number` where it is none."""
     return f"{loss:.3f}" if math.isfinite(loss) else "no number"
 
 
-def held_out_words(step: Step) -> str:
+def format_held_out_loss(step: Step) -> str:
     """`3.402 (1.920 bits per byte)`; `not measured` of a step that did not evaluate."""
     if step.held_out_loss is None:
         return "not measured"
     bits = step.held_out_bits_per_byte
     more = f" ({bits:.3f} bits per byte)" if bits is not None else ""
-    return loss_words(step.held_out_loss) + more
+    return format_loss(step.held_out_loss) + more

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from windlass.program.device_mesh import layers_of
+from windlass.program.device_mesh import layers_of_stage
 from windlass.schema.graph import Graph
 from windlass.schema.machine import Machine
 from windlass.schema.plan import Plan
@@ -10,7 +10,7 @@ from windlass.schema.prediction import DeviceTimeline, Prediction, TierPeak, Tim
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Forecast:
+class PlanForecast:
     """A plan with its prediction, every number of which is predicted."""
 
     plan: Plan
@@ -28,11 +28,11 @@ class Forecast:
         misfit = "" if self.prediction.fits else ": does not fit"
         return f"{self.graph.name} on {self.machine.name}{misfit}"
 
-    def lanes(self) -> tuple[tuple[int, DeviceTimeline], ...]:
+    def stage_timelines(self) -> tuple[tuple[int, DeviceTimeline], ...]:
         """Each stage with its lane."""
         return tuple(enumerate(self.timeline.devices))
 
-    def turns(self) -> tuple[tuple[int, int, tuple[int, int]], ...]:
+    def phase_ranges(self) -> tuple[tuple[int, int, tuple[int, int]], ...]:
         """Stage, phase, and the half-open range of its layers, in the order of the chain."""
         stages = self.plan.parallel.pipeline
         return tuple(
@@ -42,10 +42,10 @@ class Forecast:
         )
 
 
-def layer_words(plan: Plan, stage: int) -> str:
+def describe_layers(plan: Plan, stage: int) -> str:
     """`layers 0–11`, or `layers 0–5, 24–29` where chunks interleave."""
     runs: list[list[int]] = []
-    for layer in layers_of(plan, stage):
+    for layer in layers_of_stage(plan, stage):
         if runs and layer == runs[-1][1] + 1:
             runs[-1][1] = layer
         else:

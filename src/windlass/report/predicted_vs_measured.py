@@ -5,15 +5,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from windlass.program.device_mesh import Place, place_of
-from windlass.program.instruction import WAITING
+from windlass.program.device_mesh import MeshCoord, mesh_coord
+from windlass.program.instruction import BLOCKING_KINDS
 from windlass.schema.plan import Parallelism
 from windlass.schema.prediction import Prediction, TierPeak
 from windlass.schema.run_record import Step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pair:
+class MetricPair:
     """One number, predicted and measured; None where not known."""
 
     name: str
@@ -29,11 +29,11 @@ class Pair:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Share:
+class RankStepTime:
     """How one device of several spends a step: medians."""
 
-    device: int
-    place: Place
+    rank: int
+    coord: MeshCoord
     busy_seconds: float
     """Computing, sending and moving."""
     waiting_seconds: float
@@ -42,7 +42,7 @@ class Share:
     """At the peak; None where it was not told."""
 
 
-def shares(devices: Sequence[Sequence[Step]], cut: Parallelism) -> tuple[Share, ...]:
+def rank_step_times(devices: Sequence[Sequence[Step]], cut: Parallelism) -> tuple[RankStepTime, ...]:
     """How each device that told a step spends one.
 
     Args:
@@ -50,69 +50,69 @@ def shares(devices: Sequence[Sequence[Step]], cut: Parallelism) -> tuple[Share, 
         cut: of the plan that they ran.
     """
     return tuple(
-        _share(device, place_of(device, cut), settled(steps))
+        _share(device, mesh_coord(device, cut), without_warmup(steps))
         for device, steps in enumerate(devices)
         if steps and device < cut.devices
     )
 
 
-def _share(device: int, place: Place, steps: Sequence[Step]) -> Share:
-    waiting = [sum(step.by_kind.get(kind, 0.0) for kind in WAITING) for step in steps]
+def _share(device: int, place: MeshCoord, steps: Sequence[Step]) -> RankStepTime:
+    waiting = [sum(step.by_kind.get(kind, 0.0) for kind in BLOCKING_KINDS) for step in steps]
     busy = [step.seconds - waited for step, waited in zip(steps, waiting, strict=True)]
     told = [step.device_memory_bytes for step in steps if step.device_memory_bytes is not None]
-    return Share(
-        device=device,
-        place=place,
+    return RankStepTime(
+        rank=device,
+        coord=place,
         busy_seconds=median(busy),
         waiting_seconds=median(waiting),
         memory_bytes=max(told, default=None),
     )
 
 
-def settled(steps: Sequence[Step]) -> Sequence[Step]:
+def without_warmup(steps: Sequence[Step]) -> Sequence[Step]:
     """All steps but the first, which compiles and fills caches; all if there is only one."""
     return steps[1:] if len(steps) > 1 else steps
 
 
-def step_seconds(steps: Sequence[Step]) -> float | None:
+def median_step_seconds(steps: Sequence[Step]) -> float | None:
     """The median step time; None before the first step."""
-    seconds = [step.seconds for step in settled(steps) if math.isfinite(step.seconds)]
+    seconds = [step.seconds for step in without_warmup(steps) if math.isfinite(step.seconds)]
     return median(seconds) if seconds else None
 
 
 def tokens_per_second(steps: Sequence[Step]) -> float | None:
     """Tokens of the last step over the median step time."""
-    seconds = step_seconds(steps)
+    seconds = median_step_seconds(steps)
     return steps[-1].tokens / seconds if seconds else None
 
 
-def memory_peak(steps: Sequence[Step]) -> int | None:
+def measured_memory_peak(steps: Sequence[Step]) -> int | None:
     """The largest measured memory; None before the first step."""
     return max((step.memory_bytes for step in steps), default=0) or None
 
 
-def traffic(steps: Sequence[Step]) -> tuple[float | None, float | None]:
+def median_traffic(steps: Sequence[Step]) -> tuple[float | None, float | None]:
     """Median bytes that a step read from far tiers and wrote to them; None before the first."""
     if not steps:
         return None, None
-    of = settled(steps)
+    of = without_warmup(steps)
     return median(step.read_bytes for step in of), median(step.written_bytes for step in of)
 
 
-def near_peak(prediction: Prediction | None) -> TierPeak | None:
+def device_memory_peak(prediction: Prediction | None) -> TierPeak | None:
     """The predicted peak of the nearest tier; None if there is none."""
     return prediction.peaks[0] if prediction is not None and prediction.peaks else None
 
 
-def kinds(steps: Sequence[Step], prediction: Prediction | None) -> tuple[Pair, ...]:
+def seconds_by_kind(steps: Sequence[Step], prediction: Prediction | None) -> tuple[MetricPair, ...]:
     """Seconds of a step by instruction kind, the largest first."""
     measured: dict[str, list[float]] = {}
-    for step in settled(steps):
+    for step in without_warmup(steps):
         for kind, seconds in step.by_kind.items():
             measured.setdefault(kind, []).append(seconds)
     predicted = dict(prediction.by_kind) if prediction else {}
     pairs = [
-        Pair(
+        MetricPair(
             name=kind,
             predicted=predicted.get(kind),
             measured=median(measured[kind]) if kind in measured else None,
@@ -122,50 +122,50 @@ def kinds(steps: Sequence[Step], prediction: Prediction | None) -> tuple[Pair, .
     return tuple(sorted(pairs, key=lambda p: -max(p.predicted or 0.0, p.measured or 0.0)))
 
 
-def headlines(steps: Sequence[Step], prediction: Prediction | None) -> dict[str, Pair]:
+def headline_metrics(steps: Sequence[Step], prediction: Prediction | None) -> dict[str, MetricPair]:
     """By name: step time `seconds`, speed `tokens`, `mfu`, `memory`, and traffic `read`, `written`.
 
     Traffic is there only where something moves.
     """
-    seconds = step_seconds(steps)
-    peak = near_peak(prediction)
+    seconds = median_step_seconds(steps)
+    peak = device_memory_peak(prediction)
     mfu = (
         prediction.model_flop / (seconds * prediction.peak_flop_rate)
         if prediction and seconds
         else None
     )
     return {
-        "seconds": Pair(
+        "seconds": MetricPair(
             name="step time",
             predicted=prediction.step_seconds if prediction else None,
             measured=seconds,
         ),
-        "tokens": Pair(
+        "tokens": MetricPair(
             name="tokens per second",
             predicted=prediction.tokens_per_second if prediction else None,
             measured=tokens_per_second(steps),
         ),
-        "mfu": Pair(name="MFU", predicted=prediction.mfu if prediction else None, measured=mfu),
-        "memory": Pair(
+        "mfu": MetricPair(name="MFU", predicted=prediction.mfu if prediction else None, measured=mfu),
+        "memory": MetricPair(
             name="memory at the peak",
             predicted=float(peak.peak_bytes) if peak else None,
-            measured=memory_peak(steps),
+            measured=measured_memory_peak(steps),
         ),
         **_traffic(steps, prediction),
     }
 
 
-def _traffic(steps: Sequence[Step], prediction: Prediction | None) -> dict[str, Pair]:
+def _traffic(steps: Sequence[Step], prediction: Prediction | None) -> dict[str, MetricPair]:
     """Bytes a step to and from far tiers; measured is the median, which no settling colours."""
     far = prediction.offload if prediction else None
-    read, written = traffic(steps)
+    read, written = median_traffic(steps)
     if far is None and not (read or written):
         return {}
     return {
-        "read": Pair(
+        "read": MetricPair(
             name="read a step", predicted=float(far.read_bytes) if far else None, measured=read
         ),
-        "written": Pair(
+        "written": MetricPair(
             name="written a step",
             predicted=float(far.written_bytes) if far else None,
             measured=written,

@@ -1,27 +1,27 @@
 """Records runs: journal, run folder, lock, list, load."""
 
-from windlass.tracking.environment import collect
-from windlass.tracking.journal import Event, Journal, JournalWriter, Row, read_journal
-from windlass.tracking.load_run import Record, load
-from windlass.tracking.run_folder import RunFolder, create, read_id, reopen, uuid7
-from windlass.tracking.run_index import RunSummary, find, list_runs, summarise
+from windlass.tracking.environment import collect_environment
+from windlass.tracking.journal import JournalEvent, Journal, JournalWriter, JournalRow, read_journal
+from windlass.tracking.load_run import RunRecord, load_run
+from windlass.tracking.run_folder import RunFolder, create_run_folder, read_run_id, reopen_run_folder, uuid7
+from windlass.tracking.run_index import RunSummary, find_run, list_runs, summarise_run
 
 __all__ = [
-    "Event",
+    "JournalEvent",
     "Journal",
     "JournalWriter",
-    "Record",
-    "Row",
+    "RunRecord",
+    "JournalRow",
     "RunFolder",
     "RunSummary",
-    "collect",
-    "create",
-    "find",
+    "collect_environment",
+    "create_run_folder",
+    "find_run",
     "list_runs",
-    "load",
-    "read_id",
+    "load_run",
+    "read_run_id",
     "read_journal",
-    "reopen",
-    "summarise",
+    "reopen_run_folder",
+    "summarise_run",
     "uuid7",
 ]

@@ -14,7 +14,7 @@ from windlass.schema.run_record import Environment
 _GIT_SECONDS = 10.0
 
 
-def collect(command: Sequence[str], *, threads: int | None = None) -> Environment:
+def collect_environment(command: Sequence[str], *, threads: int | None = None) -> Environment:
     """The environment of this process.
 
     Args:
@@ -27,10 +27,10 @@ def collect(command: Sequence[str], *, threads: int | None = None) -> Environmen
         commit=commit,
         dirty=dirty,
         python=platform.python_version(),
-        packages=packages(),
+        packages=installed_packages(),
         system=platform.platform(),
         host=socket.gethostname(),
-        processor=processor(),
+        processor=processor_name(),
         threads=threads or len(os.sched_getaffinity(0)),
         command=tuple(command),
     )
@@ -50,13 +50,13 @@ def code_version(file: Path) -> tuple[str | None, bool]:
     return commit, bool(changes)
 
 
-def packages() -> dict[str, str]:
+def installed_packages() -> dict[str, str]:
     """Versions of all installed packages by name, sorted."""
     found = {d.metadata["Name"]: d.version for d in metadata.distributions()}
     return dict(sorted((name.lower(), version) for name, version in found.items() if name))
 
 
-def processor() -> str:
+def processor_name() -> str:
     """The processor's name as the system tells it."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()

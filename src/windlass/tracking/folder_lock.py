@@ -8,7 +8,7 @@ import socket
 import time
 from pathlib import Path
 
-from windlass.atomic_files import storage_faults
+from windlass.atomic_files import storage_errors
 from windlass.errors import RecordError
 
 _TRIES = 10
@@ -27,7 +27,7 @@ class FolderLock:
     """
 
     def __init__(self, path: Path) -> None:
-        with storage_faults(path):
+        with storage_errors(path):
             self._file: int | None = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         # A reader that asks `is_held` holds the lock for microseconds: that is no reason to refuse.
         for _ in range(_TRIES):
@@ -38,7 +38,7 @@ class FolderLock:
             os.close(self._file)
             raise RecordError(f"run folder `{path.parent}` is taken by {_holder(path)}; {_WAY_OUT}")
         holder = json.dumps({"pid": os.getpid(), "host": socket.gethostname()})
-        with storage_faults(path):
+        with storage_errors(path):
             os.ftruncate(self._file, 0)
             os.pwrite(self._file, holder.encode(), 0)
 
@@ -52,7 +52,7 @@ class FolderLock:
 _WAY_OUT = "wait for it, stop it, or train into another folder"
 
 
-def is_held(path: Path) -> bool:
+def is_locked(path: Path) -> bool:
     """Whether a living process holds the lock file."""
     try:
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
-from windlass.atomic_files import storage_faults
+from windlass.atomic_files import storage_errors
 from windlass.errors import RecordError, StorageError
 
 SCHEMA, ROW, EVENT = 1, 2, 3
@@ -27,11 +27,11 @@ _HEADER_BYTES = _HEAD.size + _CRC.size
 _SYNC_SECONDS = 30.0
 _END_BYTES = 8192
 
-EventName = Literal["meta", "evaluation", "checkpoint", "alert", "end"]
+JournalEventName = Literal["meta", "evaluation", "checkpoint", "alert", "end"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class JournalRow:
     """Named numbers of one step."""
 
     step: int
@@ -41,7 +41,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Event:
+class JournalEvent:
     """Something that happened once."""
 
     name: str
@@ -56,15 +56,15 @@ class Event:
 class Journal:
     """What could be read of one journal file."""
 
-    rows: tuple[Row, ...] = ()
-    events: tuple[Event, ...] = ()
+    rows: tuple[JournalRow, ...] = ()
+    events: tuple[JournalEvent, ...] = ()
     read_bytes: int = 0
     """End of the last whole record."""
-    left_bytes: int = 0
+    unread_bytes: int = 0
     """Bytes after the first torn or damaged record began; 0 of a healthy file."""
 
     @property
-    def end(self) -> Event | None:
+    def end(self) -> JournalEvent | None:
         """How the attempt ended; None if it runs or was killed."""
         return next((event for event in reversed(self.events) if event.name == "end"), None)
 
@@ -92,7 +92,7 @@ class JournalWriter:
         self._turn = threading.Lock()
         self._synced = time.monotonic()
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
-        with storage_faults(path):
+        with storage_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             try:
                 self._file: int | None = os.open(path, flags, 0o644)
@@ -101,7 +101,7 @@ class JournalWriter:
                     f"journal `{path}` has its writer already; open the next attempt"
                 ) from None
 
-    def row(self, step: int, values: Mapping[str, float]) -> None:
+    def append_row(self, step: int, values: Mapping[str, float]) -> None:
         """Appends the numbers of one step: one write call, a few microseconds.
 
         Raises:
@@ -114,7 +114,7 @@ class JournalWriter:
         if time.monotonic() - self._synced > _SYNC_SECONDS:
             self._sync()
 
-    def event(self, name: EventName, fields: Mapping[str, object]) -> None:
+    def append_event(self, name: JournalEventName, fields: Mapping[str, object]) -> None:
         """Appends an event and waits until it is on the disk.
 
         Raises:
@@ -128,7 +128,7 @@ class JournalWriter:
     def close(self) -> None:
         """Ends writing; closing twice is harmless."""
         if self._file is not None:
-            with storage_faults(self._path):
+            with storage_errors(self._path):
                 self._sync()
             os.close(self._file)
             self._file = None
@@ -157,14 +157,14 @@ class JournalWriter:
         """One write call, but on a full disk: then the rest is kept, so no record stays torn."""
         if self._file is None:
             raise StorageError(f"journal `{self._path}` is closed")
-        with self._turn, storage_faults(self._path):
+        with self._turn, storage_errors(self._path):
             self._rest += record
             while self._rest:
                 self._rest = self._rest[os.write(self._file, self._rest) :]
 
     def _sync(self) -> None:
         if self._file is not None:
-            with storage_faults(self._path):
+            with storage_errors(self._path):
                 os.fsync(self._file)
         self._synced = time.monotonic()
 
@@ -182,7 +182,7 @@ def read_journal(path: Path) -> Journal:
     return _parse(content, 0, {})
 
 
-def read_ends(path: Path) -> Journal:
+def read_head_and_tail(path: Path) -> Journal:
     """The first and the last records of a journal, for lists: 16 KiB however long the run.
 
     Raises:
@@ -206,13 +206,13 @@ def read_ends(path: Path) -> Journal:
         rows=first.rows + last.rows,
         events=first.events + last.events,
         read_bytes=size - _END_BYTES + last.read_bytes,
-        left_bytes=last.left_bytes,
+        unread_bytes=last.unread_bytes,
     )
 
 
 def _parse(content: bytes, start: int, schemas: dict[int, tuple[str, ...]]) -> Journal:
-    rows: list[Row] = []
-    events: list[Event] = []
+    rows: list[JournalRow] = []
+    events: list[JournalEvent] = []
     end = start
     for kind, schema, payload in _records(content, start):
         if kind == SCHEMA:
@@ -221,16 +221,16 @@ def _parse(content: bytes, start: int, schemas: dict[int, tuple[str, ...]]) -> J
             rows.append(_row(payload, schemas[schema]))
         elif kind == EVENT:
             fields = json.loads(payload)
-            events.append(Event(name=fields.pop("event"), time=fields.pop("time"), fields=fields))
+            events.append(JournalEvent(name=fields.pop("event"), time=fields.pop("time"), fields=fields))
         end += _HEADER_BYTES + len(payload)
     return Journal(
-        rows=tuple(rows), events=tuple(events), read_bytes=end, left_bytes=len(content) - end
+        rows=tuple(rows), events=tuple(events), read_bytes=end, unread_bytes=len(content) - end
     )
 
 
-def _row(payload: bytes, names: tuple[str, ...]) -> Row:
+def _row(payload: bytes, names: tuple[str, ...]) -> JournalRow:
     step, seconds, *values = struct.unpack(f"<qd{len(names)}d", payload)
-    return Row(step=step, time=seconds, values=dict(zip(names, values, strict=True)))
+    return JournalRow(step=step, time=seconds, values=dict(zip(names, values, strict=True)))
 
 
 def _records(content: bytes, at: int) -> Iterator[tuple[int, int, bytes]]:

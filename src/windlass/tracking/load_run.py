@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from windlass.document import Document
-from windlass.errors import Faults, RecordError, RequestError
+from windlass.errors import InputErrors, RecordError, RequestError
 from windlass.schema.graph import Graph
 from windlass.schema.machine import Machine
 from windlass.schema.plan import Plan
@@ -26,16 +26,16 @@ from windlass.schema.run_record import (
     RunState,
     Step,
 )
-from windlass.tracking.journal import Event, Journal, read_ends, read_journal
-from windlass.tracking.run_folder import journal_files, journal_path, read_id
-from windlass.tracking.run_index import state_of
-from windlass.tracking.step_records import steps_of
+from windlass.tracking.journal import JournalEvent, Journal, read_head_and_tail, read_journal
+from windlass.tracking.run_folder import journal_files, journal_path, read_run_id
+from windlass.tracking.run_index import run_state
+from windlass.tracking.step_records import read_steps
 
 D = TypeVar("D", bound=Document)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Record:
+class RunRecord:
     """All that a run folder tells."""
 
     id: str
@@ -43,13 +43,13 @@ class Record:
     state: RunState
     steps: tuple[Step, ...]
     """In order; steps that a later attempt did again stand as it did them."""
-    events: tuple[Event, ...]
+    events: tuple[JournalEvent, ...]
     """Of all attempts, in order."""
     attempts: int
-    current: tuple[Step, ...] = ()
+    current_plan_steps: tuple[Step, ...] = ()
     """Those of `steps` that the plan at hand has run: what its prediction is held against. All of
     them, unless an attempt went on under another plan."""
-    devices: tuple[tuple[Step, ...], ...] = ()
+    steps_by_rank: tuple[tuple[Step, ...], ...] = ()
     """As each device of several told its steps in the last attempt: the first and the last ones of
     a long journal. Empty where there is one device."""
     request: Request | None = None
@@ -58,8 +58,8 @@ class Record:
     machine: Machine | None = None
     prediction: Prediction | None = None
     environment: Environment | None = None
-    predicted: Timeline | None = None
-    measured: Timeline | None = None
+    predicted_timeline: Timeline | None = None
+    measured_timeline: Timeline | None = None
     faults: tuple[str, ...] = ()
     """What could not be read, one sentence each."""
 
@@ -77,35 +77,35 @@ class Record:
         return str(self.meta.get("model", "?"))
 
 
-def load(folder: Path) -> Record:
+def load_run(folder: Path) -> RunRecord:
     """Reads a run folder.
 
     Raises:
         RecordError: the folder holds no run.
     """
-    run_id = read_id(folder)
+    run_id = read_run_id(folder)
     faults: list[str] = []
     attempts = [attempt for rank, attempt in journal_files(folder) if rank == 0]
     journals = [_journal(journal_path(folder, 0, attempt), faults) for attempt in attempts]
     since = _planned_since(folder)
     current = [j for at, j in zip(attempts, journals, strict=True) if at >= since]
-    return Record(
+    return RunRecord(
         id=run_id,
         folder=folder,
-        state=state_of(folder, journals),
-        steps=steps_of(journals),
+        state=run_state(folder, journals),
+        steps=read_steps(journals),
         events=tuple(event for journal in journals for event in journal.events),
         attempts=len(attempts),
-        current=steps_of(current),
-        devices=_devices(folder, attempts[-1]) if attempts else (),
+        current_plan_steps=read_steps(current),
+        steps_by_rank=_devices(folder, attempts[-1]) if attempts else (),
         request=_document(Request, folder / REQUEST_FILE, faults),
         plan=_document(Plan, folder / PLAN_FILE, faults),
         graph=_document(Graph, folder / GRAPH_FILE, faults),
         machine=_document(Machine, folder / MACHINE_FILE, faults),
         prediction=_document(Prediction, folder / PREDICTION_FILE, faults),
         environment=_document(Environment, folder / ENVIRONMENT_FILE, faults),
-        predicted=_document(Timeline, folder / PREDICTED_TIMELINE_FILE, faults),
-        measured=_document(Timeline, folder / MEASURED_TIMELINE_FILE, faults),
+        predicted_timeline=_document(Timeline, folder / PREDICTED_TIMELINE_FILE, faults),
+        measured_timeline=_document(Timeline, folder / MEASURED_TIMELINE_FILE, faults),
         faults=tuple(faults),
     )
 
@@ -126,7 +126,7 @@ def _devices(folder: Path, attempt: int) -> tuple[tuple[Step, ...], ...]:
     found: dict[int, tuple[Step, ...]] = {}
     for rank in ranks:
         with contextlib.suppress(RecordError):
-            found[rank] = steps_of([read_ends(journal_path(folder, rank, attempt))])
+            found[rank] = read_steps([read_head_and_tail(journal_path(folder, rank, attempt))])
     return tuple(found.get(rank, ()) for rank in range(max(ranks) + 1))
 
 
@@ -136,7 +136,7 @@ def _document(cls: type[D], path: Path, faults: list[str]) -> D | None:
         return None
     try:
         return cls.load(path)
-    except (RequestError, Faults) as error:
+    except (RequestError, InputErrors) as error:
         faults.append(f"{path.name}: {str(error).splitlines()[0]}")
         return None
 
@@ -147,9 +147,9 @@ def _journal(path: Path, faults: list[str]) -> Journal:
     except RecordError as error:
         faults.append(str(error))
         return Journal()
-    if journal.left_bytes:
+    if journal.unread_bytes:
         faults.append(
-            f"{path.parent.name}/{path.name}: {journal.left_bytes} bytes after byte "
+            f"{path.parent.name}/{path.name}: {journal.unread_bytes} bytes after byte "
             f"{journal.read_bytes} are torn or damaged and left unread"
         )
     return journal

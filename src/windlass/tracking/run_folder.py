@@ -11,12 +11,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from windlass.atomic_files import storage_faults
+from windlass.atomic_files import storage_errors
 from windlass.document import Document
 from windlass.errors import RecordError
 from windlass.schema.run_record import JOURNAL_FOLDER, RunState, Step
 from windlass.tracking.folder_lock import FolderLock
-from windlass.tracking.journal import EventName, JournalWriter
+from windlass.tracking.journal import JournalEventName, JournalWriter
 from windlass.tracking.step_records import append_step
 
 LOCK_FILE = ".lock"
@@ -47,7 +47,7 @@ class RunFolder:
         """
         document.save(self.path / name)
 
-    def append(self, step: Step) -> None:
+    def append_step(self, step: Step) -> None:
         """Journals one step.
 
         Raises:
@@ -57,13 +57,13 @@ class RunFolder:
         if step.held_out_loss is not None:
             self._held_out = step.held_out_loss
 
-    def event(self, name: EventName, **fields: object) -> None:
+    def append_event(self, name: JournalEventName, **fields: object) -> None:
         """Journals an event and waits until it is on the disk.
 
         Raises:
             StorageError: the disk is full.
         """
-        self._journal.event(name, fields)
+        self._journal.append_event(name, fields)
 
     def end(self, state: RunState, **fields: object) -> None:
         """Journals how the run ended, with its last held-out loss for lists, and frees the folder.
@@ -72,7 +72,7 @@ class RunFolder:
             StorageError: the disk is full.
         """
         try:
-            self.event("end", state=state, held_out_loss=self._held_out, **fields)
+            self.append_event("end", state=state, held_out_loss=self._held_out, **fields)
         finally:
             self.close()
 
@@ -95,7 +95,7 @@ class RunFolder:
         self.close()
 
 
-def create(
+def create_run_folder(
     root: Path,
     name: str,
     *,
@@ -121,42 +121,42 @@ def create(
     date = datetime.now(tz=UTC).strftime("%Y-%m-%d")
     plain = re.sub(r"[^A-Za-z0-9.]+", "-", name).strip("-.") or "model"
     path = folder or root / f"{date}-{plain}-{run_id[-SHORT_DIGITS:]}"
-    with storage_faults(path):
+    with storage_errors(path):
         path.mkdir(parents=True, exist_ok=True)
     lock = FolderLock(path / LOCK_FILE)
     try:
         _refuse_second_run(path)
         for file, document in documents.items():
             document.save(path / file)
-        with storage_faults(path):
+        with storage_errors(path):
             (path / ID_FILE).write_text(run_id + "\n", encoding="utf-8")
         run = RunFolder(path, run_id, lock)
-        run.event("meta", id=run_id, attempt=run.attempt, **meta)
+        run.append_event("meta", id=run_id, attempt=run.attempt, **meta)
     except BaseException:
         lock.release()
         raise
     return run
 
 
-def reopen(folder: Path, *, meta: Mapping[str, object]) -> RunFolder:
+def reopen_run_folder(folder: Path, *, meta: Mapping[str, object]) -> RunFolder:
     """An existing run folder as its next attempt, held by this process.
 
     Raises:
         RecordError: it holds no run, or another process holds it.
         StorageError: the disk is full or closed.
     """
-    run_id = read_id(folder)
+    run_id = read_run_id(folder)
     lock = FolderLock(folder / LOCK_FILE)
     try:
         run = RunFolder(folder, run_id, lock)
-        run.event("meta", id=run_id, attempt=run.attempt, **meta)
+        run.append_event("meta", id=run_id, attempt=run.attempt, **meta)
     except BaseException:
         lock.release()
         raise
     return run
 
 
-def read_id(folder: Path) -> str:
+def read_run_id(folder: Path) -> str:
     """The id of the run in `folder`.
 
     Raises:

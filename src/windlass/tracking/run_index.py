@@ -8,15 +8,15 @@ from typing import cast, get_args
 
 from windlass.errors import RecordError, did_you_mean
 from windlass.schema.run_record import RunState
-from windlass.tracking.folder_lock import is_held
-from windlass.tracking.journal import Event, Journal, read_ends
+from windlass.tracking.folder_lock import is_locked
+from windlass.tracking.journal import JournalEvent, Journal, read_head_and_tail
 from windlass.tracking.run_folder import (
     ID_FILE,
     LOCK_FILE,
     SHORT_DIGITS,
     journal_files,
     journal_path,
-    read_id,
+    read_run_id,
 )
 
 LAST = "last"
@@ -54,11 +54,11 @@ class RunSummary:
 
 def list_runs(root: Path) -> tuple[RunSummary, ...]:
     """All runs under `root`, newest first; folders that hold no readable run are left out."""
-    found = [summary for folder in _folders(root) if (summary := summarise(folder)) is not None]
+    found = [summary for folder in _folders(root) if (summary := summarise_run(folder)) is not None]
     return tuple(sorted(found, key=lambda run: run.id, reverse=True))
 
 
-def find(root: Path, text: str) -> Path:
+def find_run(root: Path, query: str) -> Path:
     """The run folder that `text` means.
 
     Args:
@@ -68,42 +68,42 @@ def find(root: Path, text: str) -> Path:
     Raises:
         RecordError: no run, or more than one.
     """
-    if "/" in text or text in (".", ".."):
-        read_id(Path(text))
-        return Path(text)
-    ids = {folder: read_id(folder) for folder in _folders(root)}
-    if text == LAST and ids:
+    if "/" in query or query in (".", ".."):
+        read_run_id(Path(query))
+        return Path(query)
+    ids = {folder: read_run_id(folder) for folder in _folders(root)}
+    if query == LAST and ids:
         return max(ids, key=lambda folder: ids[folder])
-    exact = [folder for folder in ids if text in (folder.name, ids[folder])]
-    near = exact or [folder for folder in ids if _means(text, folder.name, ids[folder])]
+    exact = [folder for folder in ids if query in (folder.name, ids[folder])]
+    near = exact or [folder for folder in ids if _means(query, folder.name, ids[folder])]
     if len(near) == 1:
         return near[0]
-    if not near and (Path(text) / ID_FILE).is_file():
-        return Path(text)
+    if not near and (Path(query) / ID_FILE).is_file():
+        return Path(query)
     if not ids:
         raise RecordError(f"no run in `{root}`; begin one with `windlass train`")
     if not near:
         known = [name for folder in ids for name in (folder.name, ids[folder][-SHORT_DIGITS:])]
-        raise RecordError(f"no run `{text}` in `{root}`{did_you_mean(text, (LAST, *known))}")
+        raise RecordError(f"no run `{query}` in `{root}`{did_you_mean(query, (LAST, *known))}")
     names = ", ".join(f"`{folder.name}`" for folder in sorted(near)[-5:])
-    raise RecordError(f"`{text}` means {len(near)} runs: {names}; write more of the name")
+    raise RecordError(f"`{query}` means {len(near)} runs: {names}; write more of the name")
 
 
-def state_of(folder: Path, journals: Sequence[Journal]) -> RunState:
+def run_state(folder: Path, journals: Sequence[Journal]) -> RunState:
     """What a run is doing, told from the lock and from the end of its last attempt."""
-    if is_held(folder / LOCK_FILE):
+    if is_locked(folder / LOCK_FILE):
         return "running"
     end = journals[-1].end if journals else None
     state = end.fields.get("state") if end else None
     return cast(RunState, state) if state in get_args(RunState) else "killed"
 
 
-def summarise(folder: Path) -> RunSummary | None:
+def summarise_run(folder: Path) -> RunSummary | None:
     """One line on one run; None if the folder holds no readable one."""
     try:
-        run_id = read_id(folder)
+        run_id = read_run_id(folder)
         attempts = [attempt for rank, attempt in journal_files(folder) if rank == 0]
-        journals = [read_ends(journal_path(folder, 0, attempt)) for attempt in attempts]
+        journals = [read_head_and_tail(journal_path(folder, 0, attempt)) for attempt in attempts]
     except RecordError:
         return None
     meta = {key: value for journal in journals for key, value in journal.meta.items()}
@@ -113,7 +113,7 @@ def summarise(folder: Path) -> RunSummary | None:
     return RunSummary(
         id=run_id,
         folder=folder,
-        state=state_of(folder, journals),
+        state=run_state(folder, journals),
         model=str(meta.get("model", "?")),
         machine=str(meta.get("machine", "?")),
         started=events[0].time if events else math.nan,
@@ -127,7 +127,7 @@ def summarise(folder: Path) -> RunSummary | None:
     )
 
 
-def _held_out(events: Sequence[Event]) -> float | None:
+def _held_out(events: Sequence[JournalEvent]) -> float | None:
     """The last held-out loss at hand: of an evaluation, or what an end remembers of one."""
     keys = {"evaluation": "loss", "end": "held_out_loss"}
     losses = [event.fields.get(keys[event.name]) for event in events if event.name in keys]

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 
 from windlass.schema.run_record import Step
-from windlass.tracking.journal import Event, Journal, JournalWriter, Row
+from windlass.tracking.journal import JournalEvent, Journal, JournalWriter, JournalRow
 
 _OWN = "device_memory_bytes"
 _KIND = "seconds."
@@ -16,7 +16,7 @@ def append_step(journal: JournalWriter, step: Step) -> None:
     Raises:
         StorageError: the disk is full.
     """
-    journal.row(
+    journal.append_row(
         step.step,
         {
             "loss": step.loss,
@@ -36,12 +36,12 @@ def append_step(journal: JournalWriter, step: Step) -> None:
         evaluation = {"step": step.step, "loss": step.held_out_loss}
         if step.held_out_bits_per_byte is not None:
             evaluation["bits_per_byte"] = step.held_out_bits_per_byte
-        journal.event("evaluation", evaluation)
+        journal.append_event("evaluation", evaluation)
     if step.saved is not None:
-        journal.event("checkpoint", {"step": step.step, "name": step.saved})
+        journal.append_event("checkpoint", {"step": step.step, "name": step.saved})
 
 
-def steps_of(journals: Iterable[Journal]) -> tuple[Step, ...]:
+def read_steps(journals: Iterable[Journal]) -> tuple[Step, ...]:
     """The steps of a run, in order.
 
     Args:
@@ -66,7 +66,7 @@ def _steps(journal: Journal) -> Iterator[Step]:
         yield _step(row, evaluation, checkpoint)
 
 
-def _step(row: Row, evaluation: Event | None, checkpoint: Event | None) -> Step:
+def _step(row: JournalRow, evaluation: JournalEvent | None, checkpoint: JournalEvent | None) -> Step:
     value = row.values
     nothing = float("nan")
     return Step(
@@ -92,5 +92,5 @@ def _own_memory(step: Step) -> dict[str, float]:
     return {} if step.device_memory_bytes is None else {_OWN: step.device_memory_bytes}
 
 
-def _by_step(journal: Journal, name: str) -> dict[int, Event]:
+def _by_step(journal: Journal, name: str) -> dict[int, JournalEvent]:
     return {e.fields["step"]: e for e in journal.events if e.name == name and "step" in e.fields}

@@ -8,8 +8,8 @@ from report.test_table import drawn
 
 from factories import tiny_graph, tiny_machine, tiny_plan
 from windlass.cost.predict import predict
-from windlass.report.figures.comparison import batches_picture, machines_picture
-from windlass.report.terminal.comparison_tables import batches_table, machines_offers_table
+from windlass.report.figures.comparison import batch_comparison_figure, machine_comparison_figure
+from windlass.report.terminal.comparison_tables import batch_comparison_table, machine_comparison_table
 from windlass.schema.comparison import Offer
 from windlass.schema.machine import Machine
 
@@ -45,7 +45,7 @@ def bars(svg: str) -> dict[str, float]:
 
 def test_machines_stand_by_their_time_and_those_without_a_plan_last():
     offers = [refused("small"), offer("slow", slower=50.0), offer("fast")]
-    svg = machines_picture(offers, "tiny on all")
+    svg = machine_comparison_figure(offers, "tiny on all")
     widths = bars(svg)
     assert list(widths) == ["fast", "slow"]
     assert widths["fast"] < widths["slow"]
@@ -56,7 +56,7 @@ def test_machines_stand_by_their_time_and_those_without_a_plan_last():
 
 def test_batches_keep_their_order_and_are_as_long_as_they_are_fast():
     offers = [offer("tiny", micro=size) for size in (1, 4, 16)]
-    widths = list(bars(batches_picture(offers, "tiny")).values())
+    widths = list(bars(batch_comparison_figure(offers, "tiny")).values())
     speeds = [each.tokens_per_second for each in offers]
     for width, speed in zip(widths, speeds, strict=True):
         assert width / widths[0] == pytest.approx(speed / speeds[0], rel=1e-3)
@@ -64,7 +64,7 @@ def test_batches_keep_their_order_and_are_as_long_as_they_are_fast():
 
 def test_tables_of_offers_fit_a_terminal():
     offers = [offer("dgx-a100-80gb:8"), offer("dgx-v100-32gb:64", slower=3.0)]
-    for table in (machines_offers_table(offers), batches_table(offers)):
+    for table in (machine_comparison_table(offers), batch_comparison_table(offers)):
         lines = drawn(table, COLUMNS).splitlines()
         assert max(map(len, lines)) <= COLUMNS
         assert not any("…" in line for line in lines)

@@ -7,15 +7,15 @@ import xml.etree.ElementTree as ET
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from windlass.report.figures.line_chart import Axes, Rule, Series, line_chart, running_mean
+from windlass.report.figures.line_chart import ChartAxes, ReferenceLine, ChartSeries, line_chart, running_mean
 from windlass.report.figures.svg import bytes_unit, seconds_unit, standalone, ticks
 
-AXES = Axes(x_name="step", y_name="loss")
+AXES = ChartAxes(x_name="step", y_name="loss")
 
 
-def series(ys: list[float], look: str = "line") -> Series:
+def series(ys: list[float], look: str = "line") -> ChartSeries:
     xs = [float(x) for x in range(len(ys))]
-    return Series(name="a < b & c", xs=xs, ys=ys, colour="red", look=look)  # type: ignore[arg-type]
+    return ChartSeries(name="a < b & c", xs=xs, ys=ys, colour="red", style=look)  # type: ignore[arg-type]
 
 
 def points(svg: str) -> list[tuple[float, float]]:
@@ -32,7 +32,7 @@ def points(svg: str) -> list[tuple[float, float]]:
     rule=st.floats(-1e6, 1e6),
 )
 def test_any_numbers_give_a_well_formed_drawing(ys: list[float], look: str, rule: float):
-    rules = [Rule(name='"x"', y=rule, low=rule - 1, high=rule + 1, colour="blue")]
+    rules = [ReferenceLine(name='"x"', y=rule, low=rule - 1, high=rule + 1, colour="blue")]
     svg = line_chart("losses", [series(ys, look)], AXES, rules)
     ET.fromstring(svg)  # noqa: S314  our own drawing
     ET.fromstring(standalone(svg))  # noqa: S314

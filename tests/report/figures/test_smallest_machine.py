@@ -5,7 +5,7 @@ from math import log2
 
 import pytest
 
-from windlass.report.figures.smallest_machine import needs_picture
+from windlass.report.figures.smallest_machine import smallest_machine_figure
 from windlass.schema.comparison import Need
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -21,7 +21,7 @@ def need(model: str, family: str, devices: int | None, cut: str = "p1 t1 r1") ->
 
 def test_each_need_is_a_dot_at_its_number_of_devices():
     counts = {"a": 1, "b": 8, "c": 64}
-    svg = needs_picture([need(model, "pods", count) for model, count in counts.items()], "asked")
+    svg = smallest_machine_figure([need(model, "pods", count) for model, count in counts.items()], "asked")
     dots = {
         text.split()[0]: float(dot.get("cx", 0))
         for dot in ET.fromstring(svg).iter(f"{SVG}circle")  # noqa: S314  our own drawing
@@ -33,7 +33,7 @@ def test_each_need_is_a_dot_at_its_number_of_devices():
 
 
 def test_degrees_of_one_are_left_out_and_what_has_no_machine_says_so():
-    svg = needs_picture([need("a", "pods", 16, "p2 t8 r1"), need("b", "pods", None)], "asked")
+    svg = smallest_machine_figure([need("a", "pods", 16, "p2 t8 r1"), need("b", "pods", None)], "asked")
     assert "16 = p2 × t8<" in svg
     assert "no pods is enough" in svg
     assert "too large" in svg

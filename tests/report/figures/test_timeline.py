@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from report.made_runs import timeline as made_timeline
-from windlass.report.figures.timeline import pieces, timeline
+from windlass.report.figures.timeline import merge_short_instructions, predicted_and_measured_timeline
 from windlass.schema.prediction import DeviceTimeline, Timeline
 
 KINDS = ("forward", "backward", "update")
@@ -32,7 +32,7 @@ def lane(seconds: list[float], gaps: list[float] | None = None) -> DeviceTimelin
 @given(seconds=st.lists(st.floats(0, 1), min_size=1, max_size=60), finest=st.floats(1e-3, 0.5))
 def test_pieces_keep_order_and_cover_the_same_time(seconds: list[float], finest: float):
     whole = lane(seconds)
-    found = list(pieces(whole, finest))
+    found = list(merge_short_instructions(whole, finest))
     assert (found[0].start, found[-1].end) == (whole.starts[0], whole.ends[-1])
     assert all(a.end == b.start for a, b in pairwise(found))
 
@@ -40,7 +40,7 @@ def test_pieces_keep_order_and_cover_the_same_time(seconds: list[float], finest:
 @given(seconds=st.lists(st.floats(0, 1), min_size=1, max_size=200))
 def test_few_pieces_are_smaller_than_the_finest(seconds: list[float]):
     whole, finest = lane(seconds), 0.3
-    found = list(pieces(whole, finest))
+    found = list(merge_short_instructions(whole, finest))
     long = sum(spent >= finest for spent in seconds)
     small = sum(piece.end - piece.start < finest for piece in found)
     # Each small piece is followed by a long instruction, or is the last.
@@ -48,20 +48,20 @@ def test_few_pieces_are_smaller_than_the_finest(seconds: list[float]):
 
 
 def test_long_instructions_stay_pieces_of_their_own():
-    found = list(pieces(lane([1.0, 1.0, 0.01, 0.01, 1.0]), 0.1))
+    found = list(merge_short_instructions(lane([1.0, 1.0, 0.01, 0.01, 1.0]), 0.1))
     assert [piece.kind for piece in found] == ["forward", "backward", "update", "backward"]
     assert found[2].text.startswith("2 instructions: update, forward")
     assert found[0].text == "forward of layer 0, micro-batch 0: 1.00 s from 0 s"
 
 
 def test_waiting_stays_visible():
-    found = list(pieces(lane([0.01, 0.01], gaps=[0.0, 1.0]), 0.1))
+    found = list(merge_short_instructions(lane([0.01, 0.01], gaps=[0.0, 1.0]), 0.1))
     assert len(found) == 2
 
 
 def test_predicted_lies_above_measured_on_one_clock():
     predicted, measured = made_timeline(predicted=True), made_timeline(predicted=False)
-    root = ET.fromstring(timeline(predicted, measured))  # noqa: S314  our own drawing
+    root = ET.fromstring(predicted_and_measured_timeline(predicted, measured))  # noqa: S314  our own drawing
     names = {t.text: float(t.get("y") or 0) for t in root.iter("{*}text")}
     names |= {t.text: float(t.get("y") or 0) for t in root.iter("{http://www.w3.org/2000/svg}text")}
     assert names["predicted"] < names["measured"]
@@ -84,7 +84,7 @@ def test_many_devices_are_named_each():
         for device in range(3)
     )
     both = Timeline(predicted=True, devices=lanes), Timeline(predicted=False, devices=lanes)
-    svg = timeline(*both)
+    svg = predicted_and_measured_timeline(*both)
     found = [
         svg.index(f">{name} {device}<") for device in range(3) for name in ("predicted", "measured")
     ]
@@ -92,10 +92,10 @@ def test_many_devices_are_named_each():
 
 
 def test_a_step_of_a_hundred_thousand_instructions_stays_small():
-    svg = timeline(Timeline(predicted=True, devices=(lane([1e-3] * 100_000),)), None)
+    svg = predicted_and_measured_timeline(Timeline(predicted=True, devices=(lane([1e-3] * 100_000),)), None)
     assert len(svg) < 1_000_000
 
 
 def test_no_lanes_give_an_empty_drawing():
-    ET.fromstring(timeline(None, None))  # noqa: S314
-    ET.fromstring(timeline(Timeline(predicted=True, devices=()), None))  # noqa: S314
+    ET.fromstring(predicted_and_measured_timeline(None, None))  # noqa: S314
+    ET.fromstring(predicted_and_measured_timeline(Timeline(predicted=True, devices=()), None))  # noqa: S314

@@ -8,9 +8,9 @@ from html.parser import HTMLParser
 import pytest
 
 from report.made_runs import shared, streaming
-from windlass.report.html.run_page import page
+from windlass.report.html.run_page import run_page
 from windlass.schema import run_record as files
-from windlass.tracking import Record
+from windlass.tracking import RunRecord
 
 SECTIONS = (
     "Loss", "Step time", "Where the time goes", "Memory", "One step, instruction by instruction",
@@ -57,13 +57,13 @@ def checked(html: str) -> Checker:
     return checker
 
 
-def test_the_page_is_well_formed_and_has_every_section(record: Callable[..., Record]):
-    checker = checked(page(record()))
+def test_the_page_is_well_formed_and_has_every_section(record: Callable[..., RunRecord]):
+    checker = checked(run_page(record()))
     assert [head for head in checker.heads if head in SECTIONS] == list(SECTIONS)
 
 
-def test_the_page_fetches_nothing(record: Callable[..., Record]):
-    html = page(record())
+def test_the_page_fetches_nothing(record: Callable[..., RunRecord]):
+    html = run_page(record())
     assert checked(html).fetched == []
     addresses = set(re.findall(r"https?://[^\s\"'<]+", html))
     assert addresses == {"http://www.w3.org/2000/svg"}, "only the name of SVG itself"
@@ -71,28 +71,28 @@ def test_the_page_fetches_nothing(record: Callable[..., Record]):
     assert not re.search(r"url\((?!#)|@import|fetch\(|XMLHttpRequest", html)
 
 
-def test_predicted_stands_beside_measured(record: Callable[..., Record]):
-    html = page(record())
+def test_predicted_stands_beside_measured(record: Callable[..., RunRecord]):
+    html = run_page(record())
     assert "predicted 645 ms, 1.06&#160;×" in html
     assert "measured peak 537 MiB" in html
     assert "unigram entropy 6.31" in html
     assert "bits per byte" in html
 
 
-def test_text_from_outside_is_escaped(record: Callable[..., Record]):
-    html = page(record(count=3, name="<script>alert(1)</script>"))
+def test_text_from_outside_is_escaped(record: Callable[..., RunRecord]):
+    html = run_page(record(count=3, name="<script>alert(1)</script>"))
     checked(html)
     assert "<script>alert(1)" not in html
     assert "&lt;1.0 &amp; 2.0&gt;" in html
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 5])
-def test_a_run_of_few_steps_is_drawn(record: Callable[..., Record], count: int):
-    checked(page(record(count=count)))
+def test_a_run_of_few_steps_is_drawn(record: Callable[..., RunRecord], count: int):
+    checked(run_page(record(count=count)))
 
 
-def test_a_broken_run_tells_what_went_wrong(record: Callable[..., Record]):
-    html = page(record(count=20, broken_at=9, state="broken"))
+def test_a_broken_run_tells_what_went_wrong(record: Callable[..., RunRecord]):
+    html = run_page(record(count=20, broken_at=9, state="broken"))
     checked(html)
     assert "What went wrong" in html
     assert "the loss is nan at step 9" in html
@@ -106,19 +106,19 @@ ALL = (
 
 
 @pytest.mark.parametrize("without", [(file,) for file in ALL] + [ALL])
-def test_a_run_without_some_files_is_drawn(record: Callable[..., Record], without: tuple[str, ...]):
-    checker = checked(page(record(count=30, without=without)))
+def test_a_run_without_some_files_is_drawn(record: Callable[..., RunRecord], without: tuple[str, ...]):
+    checker = checked(run_page(record(count=30, without=without)))
     assert [head for head in checker.heads if head in SECTIONS] == list(SECTIONS)
 
 
-def test_the_page_of_ten_thousand_steps_stays_small(record: Callable[..., Record]):
-    assert len(page(record(count=10_000))) < 400_000
+def test_the_page_of_ten_thousand_steps_stays_small(record: Callable[..., RunRecord]):
+    assert len(run_page(record(count=10_000))) < 400_000
 
 
 def test_a_streamed_run_has_tiles_of_its_traffic_beside_what_was_predicted(
-    record: Callable[..., Record],
+    record: Callable[..., RunRecord],
 ):
-    text = page(streaming(record(count=5)))
+    text = run_page(streaming(record(count=5)))
     for name, value in (("read", "2.02 GiB"), ("written", "1.01 GiB")):
         (tile,) = re.findall(rf'<div class="name">{name} a step</div>.*?</div></div>', text)
         assert value in tile
@@ -126,11 +126,11 @@ def test_a_streamed_run_has_tiles_of_its_traffic_beside_what_was_predicted(
 
 
 def test_the_page_of_a_run_on_several_devices_shows_how_each_spends_a_step(
-    record: Callable[..., Record],
+    record: Callable[..., RunRecord],
 ):
-    text = page(shared(record(count=20)))
+    text = run_page(shared(record(count=20)))
     assert "<h2>Devices</h2>" in text
     for words in ("stage 0", "stage 1", "waiting 100 ms", "2.00 GiB"):
         assert words in text
     assert "<title>device 1: stage 1</title>" in text  # a cell of its decomposition
-    assert "<h2>Devices</h2>" not in page(record(count=20, name="alone"))
+    assert "<h2>Devices</h2>" not in run_page(record(count=20, name="alone"))

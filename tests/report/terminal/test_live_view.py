@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from report.made_runs import make_record, prediction, steps, streaming
-from windlass.report.terminal.live_view import TrainingView, curve
+from windlass.report.terminal.live_view import TrainingView, sparkline
 
 
 def drawn(view: TrainingView, width: int) -> str:
@@ -90,8 +90,8 @@ def test_a_loss_that_is_no_number_is_shown_as_such():
 
 @given(values=st.lists(st.floats(allow_nan=True, allow_infinity=True), max_size=200))
 def test_a_curve_has_a_block_for_each_cell(values: list[float]):
-    assert len(curve(values, 24)) <= 24
+    assert len(sparkline(values, 24)) <= 24
 
 
 def test_a_falling_curve_falls():
-    assert curve([4.0, 3.0, 2.0, 1.0], 4) == "█▆▃▁"
+    assert sparkline([4.0, 3.0, 2.0, 1.0], 4) == "█▆▃▁"

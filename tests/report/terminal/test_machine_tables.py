@@ -3,8 +3,8 @@
 from report.test_table import drawn
 
 from report.made_runs import machine
-from windlass.hardware import catalog as catalogue
-from windlass.hardware.number_sources import numbers
+from windlass.hardware import catalog
+from windlass.hardware.number_sources import stated_numbers
 from windlass.report.terminal.machine_tables import machine_table, machines_table, numbers_table
 
 WIDTH = 80
@@ -19,25 +19,25 @@ def test_a_machine_tells_rates_tiers_and_source():
 
 
 def test_a_pod_tells_its_links_who_shares_them_and_its_rule():
-    text = drawn(machine_table(catalogue.find("ipu-pod256")), 120)
+    text = drawn(machine_table(catalog.load_machine("ipu-pod256")), 120)
     assert "256 × graphcore in 64 hosts" in text
     assert "64.0 GB/s, 2.00 us, joins 64, 4 devices share each" in text
     assert "bulk-synchronous; moves between tiers beside it on 8.7 % of its units" in text
 
 
 def test_a_cluster_tells_by_how_much_its_slowest_host_holds_up_a_step():
-    fitted = catalogue.find("dgx-a100-80gb:64")
+    fitted = catalog.load_machine("dgx-a100-80gb:64")
     assert f"{100 * (fitted.pace(512) - 1):.1f} % longer for the slowest" in drawn(
         machine_table(fitted), 120
     )
-    assert "stragglers" in {number.place for number in numbers(fitted)}
-    unknown = drawn(machine_table(catalogue.find("dgx-v100-32gb:64")), 120)
+    assert "stragglers" in {number.path for number in stated_numbers(fitted)}
+    unknown = drawn(machine_table(catalog.load_machine("dgx-v100-32gb:64")), 120)
     assert "not known: predicted as if all hosts were equally fast" in unknown
-    assert "stragglers" not in drawn(machine_table(catalogue.find("dgx-a100-80gb")), 120)
+    assert "stragglers" not in drawn(machine_table(catalog.load_machine("dgx-a100-80gb")), 120)
 
 
 def test_every_machine_has_a_line_that_fits_a_terminal():
-    all_of_them = [(name, catalogue.find(name)) for name in catalogue.names()]
+    all_of_them = [(name, catalog.load_machine(name)) for name in catalog.machine_names()]
     lines = drawn(machines_table(all_of_them), WIDTH).splitlines()
     for name, known in all_of_them:
         (line,) = (line for line in lines if line.split()[:1] == [name])
@@ -47,9 +47,9 @@ def test_every_machine_has_a_line_that_fits_a_terminal():
 
 
 def test_every_number_is_shown_with_how_it_is_known_and_by_whom():
-    pod = catalogue.find("ipu-pod256")
-    text = drawn(numbers_table(pod, numbers(pod)), 300)
-    for number in numbers(pod):
-        (line,) = (line for line in text.splitlines() if line.split()[:1] == [number.place])
+    pod = catalog.load_machine("ipu-pod256")
+    text = drawn(numbers_table(pod, stated_numbers(pod)), 300)
+    for number in stated_numbers(pod):
+        (line,) = (line for line in text.splitlines() if line.split()[:1] == [number.path])
         assert number.source.how in line
-        assert number.source.told_by in line
+        assert number.source.source in line

@@ -20,7 +20,7 @@ from windlass.report.terminal.tables import (
     runs_table,
 )
 from windlass.schema.plan import Offload, ShardingDegrees
-from windlass.tracking import Record, list_runs
+from windlass.tracking import RunRecord, list_runs
 
 
 def drawn(table: RenderableType, width: int = 80) -> str:
@@ -61,18 +61,18 @@ def test_terms_and_kinds_are_listed_with_the_largest_first():
     assert found == sorted(found)
 
 
-def test_a_run_on_several_devices_tells_of_each_how_long_it_waits(record: Callable[..., Record]):
+def test_a_run_on_several_devices_tells_of_each_how_long_it_waits(record: Callable[..., RunRecord]):
     text = drawn(record_table(shared(record(count=20))))
     assert re.search(r"0\s+stage 0\s+400 ms\s+0 s\s+3.00 GiB\s+█{20}", text)
     assert re.search(r"1\s+stage 1\s+300 ms\s+100 ms\s+2.00 GiB\s+█{15}\s", text)
 
 
-def test_one_device_has_no_table_of_devices(record: Callable[..., Record]):
+def test_one_device_has_no_table_of_devices(record: Callable[..., RunRecord]):
     assert "waits" not in drawn(record_table(record(count=20)))
 
 
 def test_a_streamed_run_shows_its_traffic_beside_what_was_predicted(
-    record: Callable[..., Record],
+    record: Callable[..., RunRecord],
 ):
     text = drawn(record_table(streaming(record(count=60))))
     for name, predicted, measured in (("read", "2.00", "2.02"), ("written", "1.00", "1.01")):
@@ -80,12 +80,12 @@ def test_a_streamed_run_shows_its_traffic_beside_what_was_predicted(
         assert re.search(rf"{predicted} GiB +{measured} GiB +1\.01 ×", line)
 
 
-def test_a_run_in_memory_has_no_rows_of_traffic(record: Callable[..., Record]):
+def test_a_run_in_memory_has_no_rows_of_traffic(record: Callable[..., RunRecord]):
     assert "a step  " not in drawn(record_table(record(count=3)))
 
 
 def test_a_streamed_plan_says_what_it_writes_a_step_and_over_the_run(
-    record: Callable[..., Record],
+    record: Callable[..., RunRecord],
 ):
     told = streaming(record(count=3)).prediction
     assert told is not None
@@ -108,7 +108,7 @@ def test_runners_up_tell_why_they_lost():
     assert "too big" in text
 
 
-def test_a_run_shows_predicted_beside_measured_with_the_ratio(record: Callable[..., Record]):
+def test_a_run_shows_predicted_beside_measured_with_the_ratio(record: Callable[..., RunRecord]):
     text = drawn(record_table(record(count=60)))
     (line,) = [line for line in text.splitlines() if line.startswith(" step time")]
     assert "645 ms" in line
@@ -116,13 +116,13 @@ def test_a_run_shows_predicted_beside_measured_with_the_ratio(record: Callable[.
     assert "finished" in text
 
 
-def test_a_bare_run_is_shown_as_far_as_it_goes(record: Callable[..., Record]):
+def test_a_bare_run_is_shown_as_far_as_it_goes(record: Callable[..., RunRecord]):
     files = ("plan.toml", "prediction.json", "graph.json", "request.toml", "machine.toml")
     text = drawn(record_table(record(count=0, without=files, state="interrupted")))
     assert "interrupted" in text
 
 
-def test_the_list_of_runs_fits_in_80_columns(record: Callable[..., Record]):
+def test_the_list_of_runs_fits_in_80_columns(record: Callable[..., RunRecord]):
     for state in ("finished", "interrupted", "broken"):
         run = record(count=30, state=state)
     lines = drawn(runs_table(list_runs(run.folder.parent), 2e9)).splitlines()
@@ -130,7 +130,7 @@ def test_the_list_of_runs_fits_in_80_columns(record: Callable[..., Record]):
     assert all("gpt-tiny" in line for line in lines[-4:-1])
 
 
-def test_names_with_markup_are_shown_as_they_are(record: Callable[..., Record]):
+def test_names_with_markup_are_shown_as_they_are(record: Callable[..., RunRecord]):
     run = record(count=1, name="[bold]x[/]")
     assert "[bold]x[/]" in drawn(runs_table(list_runs(run.folder.parent), 2e9), 120)
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from windlass.report.terminal.verification_table import difference_words, verdict_words
+from windlass.report.terminal.verification_table import describe_difference, describe_verdict
 from windlass.schema.verification import Compared, Difference, Proof
 
 
@@ -15,7 +15,7 @@ def proof(first: Difference | None) -> Proof:
 
 
 def test_the_error_that_comes_nearest_to_its_tolerance_is_told() -> None:
-    assert verdict_words(proof(None)) == (
+    assert describe_verdict(proof(None)) == (
         "equal to one device over 3 steps: largest error 1.0e-07 (loss), 1e-05 allowed"
     )
 
@@ -46,5 +46,5 @@ def test_the_error_that_comes_nearest_to_its_tolerance_is_told() -> None:
     ],
 )
 def test_a_difference_is_told_with_its_place(first: Difference, words: str) -> None:
-    assert difference_words(first) == words
-    assert verdict_words(proof(first)) == f"NOT EQUAL in step {first.step}: {words}"
+    assert describe_difference(first) == words
+    assert describe_verdict(proof(first)) == f"NOT EQUAL in step {first.step}: {words}"

@@ -4,10 +4,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import log10
 
-from windlass.report.figures.svg import drawing, element, headed, label, ticks, title
-from windlass.report.formatting import cut_letters, speed_words
+from windlass.report.figures.svg import svg_document, element, with_heading, text_label, ticks, tooltip
+from windlass.report.formatting import parallel_degrees, format_speed
 from windlass.schema.comparison import Offer
-from windlass.units import show_count, show_seconds
+from windlass.units import format_count, format_seconds
 
 _WIDTH, _LEFT, _RIGHT, _TOP = 1000.0, 160.0, 330.0, 12.0
 _ROW, _BAR = 24.0, 14.0
@@ -38,7 +38,7 @@ class _Axis:
     name: str
 
 
-def machines_picture(offers: Sequence[Offer], heading: str) -> str:
+def machine_comparison_figure(offers: Sequence[Offer], heading: str) -> str:
     """Step time on each machine, the shortest first, on a scale of powers of ten, as an SVG file.
 
     Args:
@@ -51,7 +51,7 @@ def machines_picture(offers: Sequence[Offer], heading: str) -> str:
             value=offer.prediction.step_seconds,
             low=offer.prediction.low_seconds,
             high=offer.prediction.high_seconds,
-            words=f"{show_seconds(offer.prediction.step_seconds)}: {_words(offer)}",
+            words=f"{format_seconds(offer.prediction.step_seconds)}: {_words(offer)}",
         )
         if offer.prediction
         else _refused(offer.machine, offer)
@@ -59,10 +59,10 @@ def machines_picture(offers: Sequence[Offer], heading: str) -> str:
     ]
     bars.sort(key=lambda bar: (bar.value is None, bar.value or 0.0))
     svg = _drawn(bars, _powers(bars), "predicted step time on each machine")
-    return headed(svg, heading, "Predicted step time on each machine, with its 80 % interval")
+    return with_heading(svg, heading, "Predicted step time on each machine, with its 80 % interval")
 
 
-def batches_picture(offers: Sequence[Offer], heading: str) -> str:
+def batch_comparison_figure(offers: Sequence[Offer], heading: str) -> str:
     """Speed with each global batch, in the order given, as an SVG file.
 
     Args:
@@ -75,7 +75,7 @@ def batches_picture(offers: Sequence[Offer], heading: str) -> str:
         if told is None or plan is None:
             bars.append(_refused(str(offer.global_batch), offer))
             continue
-        made = f"{plan.batch.replica} × {plan.parallel.data}"
+        made = f"{plan.batch.sequences_per_replica} × {plan.parallel.data}"
         tokens = told.tokens_per_step
         bars.append(
             _Bar(
@@ -83,17 +83,17 @@ def batches_picture(offers: Sequence[Offer], heading: str) -> str:
                 value=told.tokens_per_second,
                 low=tokens / told.high_seconds,
                 high=tokens / told.low_seconds,
-                words=f"{speed_words(told.tokens_per_second)}: {_words(offer)}",
+                words=f"{format_speed(told.tokens_per_second)}: {_words(offer)}",
             )
         )
     svg = _drawn(bars, _from_zero(bars), "predicted speed with each global batch")
-    return headed(svg, heading, "Predicted speed with each global batch b × r, with its interval")
+    return with_heading(svg, heading, "Predicted speed with each global batch b × r, with its interval")
 
 
 def _words(offer: Offer) -> str:
     """The plan, and what most of its step goes into."""
     term, share = offer.bound
-    cut = f"{cut_letters(offer.plan)}, " if offer.plan else ""
+    cut = f"{parallel_degrees(offer.plan)}, " if offer.plan else ""
     return f"{cut}{100 * share:.0f} % {term}"
 
 
@@ -110,7 +110,7 @@ def _powers(bars: Sequence[_Bar]) -> _Axis:
     power = int(log10(first)) - 1
     marks = []
     while 10.0**power <= most:
-        marks += [(10.0**power, show_seconds(10.0**power))] if 10.0**power >= first else []
+        marks += [(10.0**power, format_seconds(10.0**power))] if 10.0**power >= first else []
         power += 1
     return _Axis(
         at=lambda value: log10(value / first) * scale, marks=marks,
@@ -123,7 +123,7 @@ def _from_zero(bars: Sequence[_Bar]) -> _Axis:
     scale = (_WIDTH - _LEFT - _RIGHT) / most
     return _Axis(
         at=lambda value: value * scale,
-        marks=[(tick, show_count(tick)) for tick in ticks(0, most, 5)],
+        marks=[(tick, format_count(tick)) for tick in ticks(0, most, 5)],
         name="predicted tokens a second",
     )
 
@@ -134,20 +134,20 @@ def _drawn(bars: Sequence[_Bar], axis: _Axis, name: str) -> str:
     for value, words in axis.marks:
         x = _LEFT + axis.at(value)
         parts.append(element("line", x1=x, x2=x, y1=_TOP - 4, y2=bottom, class_="grid"))
-        parts.append(label(x, bottom + 16, words, text_anchor="middle"))
+        parts.append(text_label(x, bottom + 16, words, text_anchor="middle"))
     middle = (_LEFT + _WIDTH - _RIGHT) / 2
-    parts.append(label(middle, bottom + 36, axis.name, text_anchor="middle"))
+    parts.append(text_label(middle, bottom + 36, axis.name, text_anchor="middle"))
     for line, bar in enumerate(bars):
         parts += _bar(bar, _TOP + line * _ROW, axis)
-    return drawing("".join(parts), _WIDTH, bottom + 44, name)
+    return svg_document("".join(parts), _WIDTH, bottom + 44, name)
 
 
 def _bar(bar: _Bar, y: float, axis: _Axis) -> Iterator[str]:
-    yield label(_LEFT - 10, y + 16, bar.name, text_anchor="end", class_="strong")
+    yield text_label(_LEFT - 10, y + 16, bar.name, text_anchor="end", class_="strong")
     if bar.value is None:
-        yield label(_LEFT + 4, y + 16, bar.words, style="font-style:italic")
+        yield text_label(_LEFT + 4, y + 16, bar.words, style="font-style:italic")
         return
-    words = title(f"{bar.name}: {bar.words}, predicted")
+    words = tooltip(f"{bar.name}: {bar.words}, predicted")
     yield element("rect", words, x=_LEFT, y=y + 5, width=axis.at(bar.value), height=_BAR, rx=2,
                   style="fill:var(--blue);opacity:.85")  # fmt: skip
     low, high = _LEFT + axis.at(bar.low), _LEFT + axis.at(bar.high)
@@ -155,4 +155,4 @@ def _bar(bar: _Bar, y: float, axis: _Axis) -> Iterator[str]:
     yield element("line", x1=low, x2=high, y1=middle, y2=middle, style=style)
     for x in (low, high):
         yield element("line", x1=x, x2=x, y1=middle - 4, y2=middle + 4, style=style)
-    yield label(high + 8, y + 16, bar.words)
+    yield text_label(high + 8, y + 16, bar.words)

@@ -10,11 +10,11 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from windlass.program.device_mesh import Place, device_of
-from windlass.program.zero_sharding import gathering, scattering
-from windlass.report.figures.svg import STAGE_COLOURS, drawing, element, label, title
-from windlass.report.formatting import place_words
-from windlass.report.plan_forecast import layer_words
+from windlass.program.device_mesh import MeshCoord, rank_of
+from windlass.program.zero_sharding import parameter_gather_group, gradient_scatter_group
+from windlass.report.figures.svg import STAGE_COLOURS, svg_document, element, text_label, tooltip
+from windlass.report.formatting import describe_coord
+from windlass.report.plan_forecast import describe_layers
 from windlass.schema.plan import Plan
 from windlass.schema.tensor_grid import TensorGrid
 
@@ -84,7 +84,7 @@ class _Axes:
         return self.y(at) + self.down * self.cell / 2
 
 
-def decomposition(plan: Plan) -> str:
+def device_mesh_figure(plan: Plan) -> str:
     """The cut of a plan as SVG: p x t x r blocks, and the rings of rts and rts'."""
     axes = _axes(plan)
     parts = [*_heads(axes), *_names(axes), *_blocks(axes), *_rings(axes)]
@@ -96,7 +96,7 @@ def decomposition(plan: Plan) -> str:
         f"{plan.parallel.pipeline} stages, {plan.parallel.tensor} slices, {plan.parallel.data} replicas; "
         f"{plan.sharding.parameters} replicas share weights, {plan.sharding.optimizer} optimizer state"
     )
-    return drawing("".join(parts), _WIDTH, height, name)
+    return svg_document("".join(parts), _WIDTH, height, name)
 
 
 def _slices(plan: Plan) -> int:
@@ -143,23 +143,23 @@ def _heads(axes: _Axes) -> Iterator[str]:
         middle = _LEFT + (column + 0.5) * axes.pitch
         if shown is None:
             left_out = count - len(axes.columns) + 1
-            yield label(middle, 18, f"… {left_out} more", text_anchor="middle")
+            yield text_label(middle, 18, f"… {left_out} more", text_anchor="middle")
             continue
         kind = "replica" if axes.flat else "stage"
         name = f"{kind} {shown}" if count > 1 else f"one {kind}"
-        yield label(middle, 18, name, text_anchor="middle", class_="strong")
+        yield text_label(middle, 18, name, text_anchor="middle", class_="strong")
         if axes.flat:
             continue
         for turn, words in enumerate(_stage_words(plan, shown)):
-            yield label(middle, 34 + 16 * turn, words, text_anchor="middle")
+            yield text_label(middle, 34 + 16 * turn, words, text_anchor="middle")
         if column + 1 < len(axes.columns):
             x = _LEFT + (column + 1) * axes.pitch
-            yield label(x, 19, "→", text_anchor="middle", class_="strong")
+            yield text_label(x, 19, "→", text_anchor="middle", class_="strong")
 
 
 def _stage_words(plan: Plan, stage: int) -> Iterator[str]:
     """Its layers, and in how many turns they come."""
-    yield layer_words(plan, stage)
+    yield describe_layers(plan, stage)
     phases = len(plan.stages[stage].phases)
     if phases > 1:
         yield f"in {phases} phases"
@@ -172,12 +172,12 @@ def _names(axes: _Axes) -> Iterator[str]:
         if axes.flat:
             name = "one stage"
             for turn, words in enumerate(_stage_words(axes.plan, 0), 1):
-                yield label(_LEFT - 12, y + 16 * turn, words, text_anchor="end")
+                yield text_label(_LEFT - 12, y + 16 * turn, words, text_anchor="end")
         elif shown is None:
             name = f"… {count - len(axes.lines) + 1} more"
         else:
             name = f"replica {shown}" if count > 1 else "one replica"
-        yield label(_LEFT - 12, y, name, text_anchor="end", class_="strong")
+        yield text_label(_LEFT - 12, y, name, text_anchor="end", class_="strong")
 
 
 def _blocks(axes: _Axes) -> Iterator[str]:
@@ -186,7 +186,7 @@ def _blocks(axes: _Axes) -> Iterator[str]:
             if one is None or other is None:
                 x = _LEFT + (column + 0.5) * axes.pitch
                 y = axes.y(line) + axes.down * axes.cell / 2 + 4
-                yield label(x, y, "…", text_anchor="middle")
+                yield text_label(x, y, "…", text_anchor="middle")
                 continue
             stage, replica = (other, one) if axes.flat else (one, other)
             yield from _block(axes, column, line, stage, replica)
@@ -197,28 +197,28 @@ def _block(axes: _Axes, column: int, line: int, stage: int, replica: int) -> Ite
     cut = axes.plan.parallel
     for index in range(_slices(axes.plan)):
         down, across = divmod(index, axes.across)
-        place = Place(stage, index, replica)
-        device = device_of(place, cut)
+        place = MeshCoord(stage, index, replica)
+        device = rank_of(place, cut)
         x, y = axes.x(column) + across * axes.cell, axes.y(line) + down * axes.cell
-        words = f"device {device}: {place_words(place, cut) or 'the only one'}"
+        words = f"device {device}: {describe_coord(place, cut) or 'the only one'}"
         tone = 0.85 if (down + across) % 2 else 0.68
         yield element(
-            "rect", title(words), x=x + 0.5, y=y + 0.5, width=axes.cell - 1,
+            "rect", tooltip(words), x=x + 0.5, y=y + 0.5, width=axes.cell - 1,
             height=axes.cell - 1, rx=2, style=f"fill:var(--{colour});opacity:{tone}",
         )  # fmt: skip
         if axes.cell >= _LETTERS:
             letters = min(10.0, axes.cell / (0.8 * len(str(device))))
             style = f"fill:#fff;font-size:{letters:.1f}px;font-weight:600"
             middle = x + axes.cell / 2
-            yield label(middle, y + axes.cell / 2 + 4, str(device), text_anchor="middle",
+            yield text_label(middle, y + axes.cell / 2 + 4, str(device), text_anchor="middle",
                         style=style)  # fmt: skip
 
 
 def _rings(axes: _Axes) -> Iterator[str]:
     plan = axes.plan
     shared = range(plan.parallel.data)
-    weights = tuple(dict.fromkeys(tuple(sorted(gathering(at, plan))) for at in shared))
-    state = tuple(dict.fromkeys(scattering(at, plan) for at in shared))
+    weights = tuple(dict.fromkeys(tuple(sorted(parameter_gather_group(at, plan))) for at in shared))
+    state = tuple(dict.fromkeys(gradient_scatter_group(at, plan) for at in shared))
     if axes.flat:
         yield from _loops(axes, state, axes.y(0) - 10, -1, "orange", "4 3")
         yield from _loops(axes, weights, axes.y(1) - _ROW_GAP + 10, 1, "green", "none")
@@ -255,7 +255,7 @@ def _loops(
         rails[free : free + 1] = [last]
         at = beside + side * free * _RAIL
         style = f"fill:none;stroke:var(--{colour});stroke-width:1.8;stroke-dasharray:{dashes}"
-        words = title("replicas " + ", ".join(map(str, group)))
+        words = tooltip("replicas " + ", ".join(map(str, group)))
         (x, width), (y, height) = (at - 4, 8.0), (first - 8, last - first + 16)
         if axes.flat:
             (x, width), (y, height) = (y, height), (x, width)
@@ -280,6 +280,6 @@ def _legend(plan: Plan, y: float) -> str:
     parts, x = [], _LEFT
     for colour, words in told:
         parts.append(element("circle", cx=x + 4, cy=y - 4, r=4, style=f"fill:var(--{colour})"))
-        parts.append(label(x + 14, y, words))
+        parts.append(text_label(x + 14, y, words))
         x += 430
     return "".join(parts)

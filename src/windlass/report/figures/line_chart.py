@@ -9,14 +9,14 @@ from itertools import pairwise
 from typing import Literal
 
 from windlass.report.figures.svg import (
-    PLAIN,
-    Unit,
-    drawing,
+    UNITLESS,
+    AxisUnit,
+    svg_document,
     element,
-    label,
+    text_label,
     legend,
     ticks,
-    title,
+    tooltip,
 )  # fmt: skip
 
 _WIDTH, _HEIGHT = 1000.0, 300.0
@@ -25,7 +25,7 @@ _BUCKETS = 450
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Series:
+class ChartSeries:
     """One line; points that are no number are left out."""
 
     name: str
@@ -33,11 +33,11 @@ class Series:
     ys: Sequence[float]
     colour: str
     """A CSS colour."""
-    look: Literal["line", "faint", "dots", "area"] = "line"
+    style: Literal["line", "faint", "dots", "area"] = "line"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
+class ReferenceLine:
     """A horizontal line with a name, and a band around it if `low` and `high` are given."""
 
     name: str
@@ -48,15 +48,15 @@ class Rule:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Axes:
+class ChartAxes:
     """What the axes count and how far they reach."""
 
     x_name: str
     y_name: str
-    x_unit: Unit = PLAIN
-    y_unit: Unit = PLAIN
+    x_unit: AxisUnit = UNITLESS
+    y_unit: AxisUnit = UNITLESS
     y_from_zero: bool = False
-    y_most: float | None = None
+    y_max: float | None = None
     """Where the picture ends above; None: at the largest value. What lies beyond is cut off."""
 
 
@@ -76,7 +76,7 @@ class _Frame:
         return _HEIGHT - _BOTTOM - share * (_HEIGHT - _TOP - _BOTTOM)
 
 
-def line_chart(name: str, series: Sequence[Series], axes: Axes, rules: Sequence[Rule] = ()) -> str:
+def line_chart(name: str, series: Sequence[ChartSeries], axes: ChartAxes, reference_lines: Sequence[ReferenceLine] = ()) -> str:
     """An SVG chart; empty series are left out, and nothing at all is an empty frame.
 
     Args:
@@ -86,8 +86,8 @@ def line_chart(name: str, series: Sequence[Series], axes: Axes, rules: Sequence[
         rules: horizontal lines, below the series.
     """
     shown = [thin for one in series if (thin := _thinned(one)).xs]
-    frame = _frame(shown, axes, rules)
-    inside = "".join(_rule(rule, frame) for rule in rules)
+    frame = _frame(shown, axes, reference_lines)
+    inside = "".join(_rule(rule, frame) for rule in reference_lines)
     inside += "".join(_series(one, frame) for one in shown)
     clip = "clip-" + re.sub(r"[^a-z0-9]+", "-", name.lower())
     window = element(
@@ -96,9 +96,9 @@ def line_chart(name: str, series: Sequence[Series], axes: Axes, rules: Sequence[
     )  # fmt: skip
     content = element("clipPath", window, id=clip) + _grid(frame, axes)
     content += element("g", inside, clip_path=f"url(#{clip})") if inside else ""
-    entries = [(one.name, one.colour) for one in shown] + [(r.name, r.colour) for r in rules]
+    entries = [(one.name, one.colour) for one in shown] + [(r.name, r.colour) for r in reference_lines]
     content += legend(entries, _LEFT, 14)
-    return _with_points(drawing(content, _WIDTH, _HEIGHT, name), shown, frame, axes)
+    return _with_points(svg_document(content, _WIDTH, _HEIGHT, name), shown, frame, axes)
 
 
 def running_mean(values: Sequence[float], count: int) -> list[float]:
@@ -115,29 +115,29 @@ def running_mean(values: Sequence[float], count: int) -> list[float]:
     return means
 
 
-def _thinned(series: Series) -> Series:
+def _thinned(series: ChartSeries) -> ChartSeries:
     """At most two points for each bucket of x: its lowest and its highest, in their order."""
     points = [
         (x, y) for x, y in zip(series.xs, series.ys, strict=True) if math.isfinite(y + x)
     ]  # fmt: skip
-    if len(points) > 2 * _BUCKETS and series.look != "area":
+    if len(points) > 2 * _BUCKETS and series.style != "area":
         size = math.ceil(len(points) / _BUCKETS)
         buckets = [points[at : at + size] for at in range(0, len(points), size)]
         ends = [(min(b, key=lambda p: p[1]), max(b, key=lambda p: p[1])) for b in buckets]
         points = [point for pair in ends for point in sorted(set(pair))]
-    return Series(
+    return ChartSeries(
         name=series.name, xs=[x for x, _ in points], ys=[y for _, y in points],
-        colour=series.colour, look=series.look,
+        colour=series.colour, style=series.style,
     )  # fmt: skip
 
 
-def _frame(series: Sequence[Series], axes: Axes, rules: Sequence[Rule]) -> _Frame:
+def _frame(series: Sequence[ChartSeries], axes: ChartAxes, rules: Sequence[ReferenceLine]) -> _Frame:
     xs = [x for one in series for x in one.xs] or [0.0]
     ys = [y for one in series for y in one.ys]
     ys += [y for rule in rules for y in (rule.y, rule.low, rule.high) if y is not None]
     ys = [y for y in ys if math.isfinite(y)] or [0.0]
     low = 0.0 if axes.y_from_zero else min(ys)
-    high = axes.y_most if axes.y_most is not None else max(ys)
+    high = axes.y_max if axes.y_max is not None else max(ys)
     spread = (high - low) or abs(high) or 1.0
     return _Frame(
         low_x=min(xs),
@@ -147,35 +147,35 @@ def _frame(series: Sequence[Series], axes: Axes, rules: Sequence[Rule]) -> _Fram
     )
 
 
-def _grid(frame: _Frame, axes: Axes) -> str:
+def _grid(frame: _Frame, axes: ChartAxes) -> str:
     bottom, right = _HEIGHT - _BOTTOM, _WIDTH - _RIGHT
     parts = []
     scale = axes.y_unit.scale
     for tick in ticks(frame.low_y / scale, frame.high_y / scale, 6):
         y = frame.y(tick * scale)
         parts.append(element("line", x1=_LEFT, x2=right, y1=y, y2=y, class_="grid"))
-        parts.append(label(_LEFT - 8, y + 4, f"{tick:.6g}", text_anchor="end"))
+        parts.append(text_label(_LEFT - 8, y + 4, f"{tick:.6g}", text_anchor="end"))
     scale = axes.x_unit.scale
     for tick in ticks(frame.low_x / scale, frame.high_x / scale, 8):
         x = frame.x(tick * scale)
         parts.append(element("line", x1=x, x2=x, y1=bottom, y2=bottom + 4, class_="axis"))
-        parts.append(label(x, bottom + 17, f"{tick:.6g}", text_anchor="middle"))
+        parts.append(text_label(x, bottom + 17, f"{tick:.6g}", text_anchor="middle"))
     parts.append(element("line", x1=_LEFT, x2=right, y1=bottom, y2=bottom, class_="axis"))
     middle = (_LEFT + right) / 2
-    parts.append(label(middle, _HEIGHT - 6, _named(axes.x_name, axes.x_unit), text_anchor="middle"))
+    parts.append(text_label(middle, _HEIGHT - 6, _named(axes.x_name, axes.x_unit), text_anchor="middle"))
     turned = f"rotate(-90 14 {(_TOP + bottom) / 2:g})"
     y_name = _named(axes.y_name, axes.y_unit)
     parts.append(
-        label(14, (_TOP + bottom) / 2, y_name, text_anchor="middle", transform=turned)
+        text_label(14, (_TOP + bottom) / 2, y_name, text_anchor="middle", transform=turned)
     )  # fmt: skip
     return "".join(parts)
 
 
-def _named(name: str, unit: Unit) -> str:
+def _named(name: str, unit: AxisUnit) -> str:
     return f"{name} [{unit.name}]" if unit.name else name
 
 
-def _rule(rule: Rule, frame: _Frame) -> str:
+def _rule(rule: ReferenceLine, frame: _Frame) -> str:
     right = _WIDTH - _RIGHT
     y = frame.y(rule.y)
     parts = []
@@ -189,32 +189,32 @@ def _rule(rule: Rule, frame: _Frame) -> str:
         )  # fmt: skip
     parts.append(
         element(
-            "line", title(rule.name), x1=_LEFT, x2=right, y1=y, y2=y, stroke_dasharray="6 4",
+            "line", tooltip(rule.name), x1=_LEFT, x2=right, y1=y, y2=y, stroke_dasharray="6 4",
             style=f"stroke:{rule.colour};stroke-width:1.6",
         )
     )  # fmt: skip
     return "".join(parts)
 
 
-def _series(series: Series, frame: _Frame) -> str:
+def _series(series: ChartSeries, frame: _Frame) -> str:
     points = [(frame.x(x), frame.y(y)) for x, y in zip(series.xs, series.ys, strict=True)]
-    if series.look == "area":
+    if series.style == "area":
         return _area(series, points, frame)
-    if series.look == "dots" or len(points) == 1:
+    if series.style == "dots" or len(points) == 1:
         style = f"fill:{series.colour};stroke:var(--card);stroke-width:1.5"
         dots = [
-            element("circle", title(f"{series.name}: {value:.4g}"), cx=x, cy=y, r=4.5, style=style)
+            element("circle", tooltip(f"{series.name}: {value:.4g}"), cx=x, cy=y, r=4.5, style=style)
             for (x, y), value in zip(points, series.ys, strict=True)
         ]
         path = _path(points) if len(points) > 1 else ""
         line = f"fill:none;stroke:{series.colour};stroke-width:1.2;opacity:.6"
         return (element("path", d=path, style=line) if path else "") + "".join(dots)
-    look = "stroke-width:1.1;opacity:.75" if series.look == "faint" else "stroke-width:2"
+    look = "stroke-width:1.1;opacity:.75" if series.style == "faint" else "stroke-width:2"
     style = f"fill:none;stroke:{series.colour};{look};stroke-linejoin:round"
-    return element("path", title(series.name), d=_path(points), style=style)
+    return element("path", tooltip(series.name), d=_path(points), style=style)
 
 
-def _area(series: Series, points: Sequence[tuple[float, float]], frame: _Frame) -> str:
+def _area(series: ChartSeries, points: Sequence[tuple[float, float]], frame: _Frame) -> str:
     """Stairs: each value holds until the next point."""
     stairs = [points[0]]
     for (_, before), (x, y) in pairwise(points):
@@ -223,14 +223,14 @@ def _area(series: Series, points: Sequence[tuple[float, float]], frame: _Frame) 
     closed = [(stairs[0][0], floor), *stairs, (stairs[-1][0], floor)]
     fill = element("path", d=_path(closed) + "Z", style=f"fill:{series.colour};opacity:.18")
     style = f"fill:none;stroke:{series.colour};stroke-width:1.6"
-    return fill + element("path", title(series.name), d=_path(stairs), style=style)
+    return fill + element("path", tooltip(series.name), d=_path(stairs), style=style)
 
 
 def _path(points: Sequence[tuple[float, float]]) -> str:
     return "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
 
 
-def _with_points(svg: str, series: Sequence[Series], frame: _Frame, axes: Axes) -> str:
+def _with_points(svg: str, series: Sequence[ChartSeries], frame: _Frame, axes: ChartAxes) -> str:
     """Adds what the page's script needs to show values under the pointer."""
     data = {
         "left": _LEFT, "right": _WIDTH - _RIGHT, "low": frame.low_x, "high": frame.high_x,
@@ -238,7 +238,7 @@ def _with_points(svg: str, series: Sequence[Series], frame: _Frame, axes: Axes) 
         "y": [*axes.y_unit],
         "series": [
             {"name": one.name, "x": [_short(x) for x in one.xs], "y": [_short(y) for y in one.ys]}
-            for one in series if one.look != "faint"
+            for one in series if one.style != "faint"
         ],
     }  # fmt: skip
     points = element("desc", _escaped_json(data), class_="points")

@@ -2,21 +2,21 @@
 
 from collections.abc import Iterator, Sequence
 
-from windlass.report.figures.line_chart import Axes, Rule, Series, line_chart
+from windlass.report.figures.line_chart import ChartAxes, ReferenceLine, ChartSeries, line_chart
 from windlass.report.figures.svg import (
     STAGE_COLOURS,
     bytes_unit,
-    drawing,
+    svg_document,
     element,
-    label,
+    text_label,
     legend,
     seconds_unit,
     text_width,
-    title,
+    tooltip,
 )
-from windlass.report.plan_forecast import Forecast
+from windlass.report.plan_forecast import PlanForecast
 from windlass.schema.prediction import DeviceTimeline, MemoryClass, TierPeak
-from windlass.units import show_bytes
+from windlass.units import format_bytes
 
 _WIDTH, _LEFT, _RIGHT = 1000.0, 120.0, 210.0
 _ROW, _BAR, _HEAD = 22.0, 15.0, 34.0
@@ -28,7 +28,7 @@ CLASS_COLOURS: dict[MemoryClass, str] = {
 }  # fmt: skip
 
 
-def memory_bars(forecast: Forecast) -> str:
+def peak_memory_figure(forecast: PlanForecast) -> str:
     """For each tier that holds something a bar for each stage, stacked by class, as SVG.
 
     A line marks what the tier holds at most, where it is within the picture.
@@ -47,19 +47,19 @@ def memory_bars(forecast: Forecast) -> str:
         if at == 0 or any(peak.peak_bytes for _, peak in peaks):
             parts.append(_tier(first, peaks, y, forecast))
             y += _HEAD + _ROW * len(peaks) + 12
-    return drawing("".join(parts), _WIDTH, y, "predicted peak memory of each tier and stage")
+    return svg_document("".join(parts), _WIDTH, y, "predicted peak memory of each tier and stage")
 
 
-def memory_lines(forecast: Forecast) -> str:
+def memory_over_time_figure(forecast: PlanForecast) -> str:
     """The near tier of one device of each stage over the step, as SVG."""
-    lanes = [(stage, held_over_time(lane)) for stage, lane in forecast.lanes() if lane.memory_bytes]
+    lanes = [(stage, memory_over_time(lane)) for stage, lane in forecast.stage_timelines() if lane.memory_bytes]
     shown = [lanes[at] for at in _thinned(range(len(lanes)), _MOST_LINES)]
     series = [
-        Series(
+        ChartSeries(
             name=f"stage {stage}" if len(lanes) > 1 else "near memory, predicted",
             xs=[at for at, _ in points], ys=[held for _, held in points],
             colour=f"var(--{STAGE_COLOURS[stage % len(STAGE_COLOURS)]})",
-            look="area" if len(shown) == 1 else "line",
+            style="area" if len(shown) == 1 else "line",
         )
         for stage, points in shown
     ]  # fmt: skip
@@ -68,16 +68,16 @@ def memory_lines(forecast: Forecast) -> str:
     longest = max((one.xs[-1] for one in series), default=1.0)
     rules = []
     if highest > capacity / 2:
-        name = f"the tier holds {show_bytes(capacity)}"
-        rules = [Rule(name=name, y=float(capacity), colour="var(--grey)")]
-    axes = Axes(
+        name = f"the tier holds {format_bytes(capacity)}"
+        rules = [ReferenceLine(name=name, y=float(capacity), colour="var(--grey)")]
+    axes = ChartAxes(
         x_name="time in the step", y_name="memory, predicted", x_unit=seconds_unit(longest),
         y_unit=bytes_unit(highest), y_from_zero=True,
     )  # fmt: skip
     return line_chart("predicted memory over the step", series, axes, rules)
 
 
-def held_over_time(lane: DeviceTimeline) -> list[tuple[float, float]]:
+def memory_over_time(lane: DeviceTimeline) -> list[tuple[float, float]]:
     """Bytes over time, in the order of both.
 
     A move begins when those before it are done, later than what follows it in the program: it is
@@ -100,7 +100,7 @@ def _thinned(places: range, most: int = _MOST_STAGES) -> list[int]:
 
 
 def _tier(
-    first: TierPeak, peaks: Sequence[tuple[int, TierPeak]], y: float, forecast: Forecast
+    first: TierPeak, peaks: Sequence[tuple[int, TierPeak]], y: float, forecast: PlanForecast
 ) -> str:
     fullest = max(peak.peak_bytes for _, peak in peaks)
     capacity = (
@@ -110,8 +110,8 @@ def _tier(
     )
     within = fullest > capacity / 4
     scale = (_WIDTH - _LEFT - _RIGHT) / (max(capacity, fullest) * 1.02 if within else fullest)
-    name = f"{first.tier}: {show_bytes(fullest)} of {show_bytes(capacity)} on its fullest device"
-    parts = [label(_LEFT, y + 14, name, class_="strong")]
+    name = f"{first.tier}: {format_bytes(fullest)} of {format_bytes(capacity)} on its fullest device"
+    parts = [text_label(_LEFT, y + 14, name, class_="strong")]
     for line, (stage, peak) in enumerate(peaks):
         parts += _bar(stage, peak, y + _HEAD - 10 + line * _ROW, scale, capacity, len(peaks))
     if within:
@@ -119,7 +119,7 @@ def _tier(
         style = "stroke:var(--ink);stroke-width:1.4;stroke-dasharray:5 3"
         bottom = top + _ROW * len(peaks) + 4
         parts.append(
-            element("line", title(f"holds {show_bytes(capacity)}"), x1=x, x2=x, y1=top, y2=bottom,
+            element("line", tooltip(f"holds {format_bytes(capacity)}"), x1=x, x2=x, y1=top, y2=bottom,
                     style=style)
         )  # fmt: skip
     return "".join(parts)
@@ -129,18 +129,18 @@ def _bar(
     stage: int, peak: TierPeak, y: float, scale: float, capacity: int, stages: int
 ) -> Iterator[str]:
     name = f"stage {stage}" if stages > 1 else "each device"
-    yield label(_LEFT - 10, y + 12, name, text_anchor="end")
+    yield text_label(_LEFT - 10, y + 12, name, text_anchor="end")
     x = _LEFT
     for each, colour in CLASS_COLOURS.items():
         nbytes = peak.by_class.get(each, 0)
         if nbytes > 0:
-            words = title(f"{name}, {each}: {show_bytes(nbytes)}")
+            words = tooltip(f"{name}, {each}: {format_bytes(nbytes)}")
             yield element("rect", words, x=x, y=y, width=nbytes * scale, height=_BAR,
                           style=f"fill:var(--{colour})")  # fmt: skip
             x += nbytes * scale
     over = peak.peak_bytes - capacity
-    words = show_bytes(peak.peak_bytes)
-    words += f", {show_bytes(over)} too much" if over > 0 else ""
+    words = format_bytes(peak.peak_bytes)
+    words += f", {format_bytes(over)} too much" if over > 0 else ""
     end = _LEFT + capacity * scale
     place = end if x - 8 <= end <= x + 16 + text_width(words) else x
-    yield label(place + 8, y + 12, words)
+    yield text_label(place + 8, y + 12, words)

@@ -5,14 +5,14 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from windlass.atomic_files import write_whole
+from windlass.atomic_files import atomic_write
 from windlass.errors import StorageError
 
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome", "microsoft-edge")
 _SECONDS = 120.0
 
 
-def rasterise(svg: str, path: Path, *, width: int, height: int, scale: float = 1.5) -> None:
+def write_png(svg: str, path: Path, *, width: int, height: int, scale: float = 1.5) -> None:
     """Writes a drawing as PNG.
 
     Args:
@@ -47,4 +47,4 @@ def rasterise(svg: str, path: Path, *, width: int, height: int, scale: float = 1
         if not shot.exists():
             told = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
             raise StorageError(f"`{browser}` drew no `{path}`: {told[0]}")
-        write_whole(path, shot.read_bytes())
+        atomic_write(path, shot.read_bytes())

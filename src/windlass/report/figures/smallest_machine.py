@@ -10,20 +10,20 @@ from rich.text import Text
 
 from windlass.report.figures.svg import (
     STAGE_COLOURS,
-    drawing,
+    svg_document,
     element,
-    headed,
-    label,
-    title,
+    with_heading,
+    text_label,
+    tooltip,
 )  # fmt: skip
 from windlass.schema.comparison import Need
-from windlass.units import show_count, show_seconds
+from windlass.units import format_count, format_seconds
 
 _WIDTH, _LEFT, _RIGHT, _TOP = 1000.0, 150.0, 150.0, 40.0
 _ROW, _GAP = 19.0, 12.0
 
 
-def needs_table(rows: Sequence[Need]) -> RenderableType:
+def smallest_machine_table(rows: Sequence[Need]) -> RenderableType:
     """A line for each model and family."""
     table = Table(
         box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0),
@@ -37,19 +37,19 @@ def needs_table(rows: Sequence[Need]) -> RenderableType:
     table.add_column("step", justify="right", no_wrap=True)
     last = ""
     for row in rows:
-        name = f"{row.model} ({show_count(row.parameters)})" if row.model != last else ""
+        name = f"{row.model} ({format_count(row.parameters)})" if row.model != last else ""
         last = row.model
         table.add_row(
             Text(name),
             Text(row.machine or f"no {row.family}"),
             str(row.devices or "–"),
             row.cut or "–",
-            show_seconds(row.prediction.step_seconds) if row.prediction else "–",
+            format_seconds(row.prediction.step_seconds) if row.prediction else "–",
         )
     return table
 
 
-def needs_picture(rows: Sequence[Need], words: str) -> str:
+def smallest_machine_figure(rows: Sequence[Need], words: str) -> str:
     """Devices on a scale of powers of two, a row for each model and family, as an SVG file.
 
     Args:
@@ -69,10 +69,10 @@ def needs_picture(rows: Sequence[Need], words: str) -> str:
     for at, model in enumerate(models):
         y = _TOP + block * at + _ROW * len(families) / 2
         size = next(row.parameters for row in rows if row.model == model)
-        parts.append(label(_LEFT - 12, y, model, text_anchor="end", class_="strong"))
-        parts.append(label(_LEFT - 12, y + 15, show_count(size), text_anchor="end"))
-    svg = drawing("".join(parts), _WIDTH, bottom + 48, "devices that each model needs")
-    return headed(svg, "How many devices, and which parallelism, for which model", words)
+        parts.append(text_label(_LEFT - 12, y, model, text_anchor="end", class_="strong"))
+        parts.append(text_label(_LEFT - 12, y + 15, format_count(size), text_anchor="end"))
+    svg = svg_document("".join(parts), _WIDTH, bottom + 48, "devices that each model needs")
+    return with_heading(svg, "How many devices, and which parallelism, for which model", words)
 
 
 def _grid(most: int, scale: float, bottom: float) -> Iterator[str]:
@@ -80,10 +80,10 @@ def _grid(most: int, scale: float, bottom: float) -> Iterator[str]:
     while 2**power <= most:
         x = _LEFT + power * scale
         yield element("line", x1=x, x2=x, y1=_TOP - 8, y2=bottom, class_="grid")
-        yield label(x, bottom + 16, f"{2**power:,}", text_anchor="middle")
+        yield text_label(x, bottom + 16, f"{2**power:,}", text_anchor="middle")
         power += 1
     middle = (_LEFT + _WIDTH - _RIGHT) / 2
-    yield label(middle, bottom + 36, "devices that the smallest machine's best plan takes",
+    yield text_label(middle, bottom + 36, "devices that the smallest machine's best plan takes",
                 text_anchor="middle")  # fmt: skip
 
 
@@ -92,23 +92,23 @@ def _key(families: Sequence[str]) -> Iterator[str]:
     for at, family in enumerate(families):
         colour = f"fill:var(--{STAGE_COLOURS[at]})"
         yield element("circle", cx=x + 5, cy=10, r=5, style=colour)
-        yield label(x + 16, 14, family)
+        yield text_label(x + 16, 14, family)
         x += 32 + 7.2 * len(family)
 
 
 def _dot(row: Need, y: float, scale: float, colour: str) -> Iterator[str]:
     if row.devices is None:
         words = f"{row.model}: no {row.family} is enough; {row.refused}"
-        yield label(_LEFT + 4, y + 4, f"no {row.family} is enough", style="font-style:italic")
-        yield element("circle", title(words), cx=_LEFT, cy=y, r=3, style="fill:var(--grey)")
+        yield text_label(_LEFT + 4, y + 4, f"no {row.family} is enough", style="font-style:italic")
+        yield element("circle", tooltip(words), cx=_LEFT, cy=y, r=3, style="fill:var(--grey)")
         return
     x = _LEFT + log2(row.devices) * scale
     yield element("line", x1=_LEFT, x2=x, y1=y, y2=y,
                   style=f"stroke:var(--{colour});stroke-width:2;opacity:.35")  # fmt: skip
     words = f"{row.model} on {row.machine}: {row.devices} devices, {row.cut}"
-    yield element("circle", title(words), cx=x, cy=y, r=5.5, style=f"fill:var(--{colour})")
+    yield element("circle", tooltip(words), cx=x, cy=y, r=5.5, style=f"fill:var(--{colour})")
     count = f"{row.devices}" if row.devices == 1 else f"{row.devices} = {_product(row)}"
-    yield label(x + 12, y + 4, count)
+    yield text_label(x + 12, y + 4, count)
 
 
 def _product(row: Need) -> str:

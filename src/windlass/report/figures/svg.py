@@ -13,7 +13,7 @@ _MARGIN, _HEAD = 24, 74
 _LETTER_SHARE = 0.56
 """Mean width of a letter of a sans-serif font, over its size."""
 
-COLOURS = """
+PALETTE_CSS = """
 :root{--ink:#1d2733;--soft:#5b6878;--line:#dfe4ea;--back:#fbfcfd;--card:#fff;--grid:#e9edf1;
 --blue:#0072b2;--sky:#56b4e9;--green:#009e73;--orange:#e69f00;--red:#d55e00;--pink:#cc79a7;
 --yellow:#c9b400;--violet:#7b61b8;--brown:#8c6239;--grey:#9aa5b1;--wash:#0072b21c}
@@ -23,7 +23,7 @@ COLOURS = """
 --wash:#4aa8e026}}
 """
 
-DRAWING = """
+SVG_CSS = """
 svg{display:block;width:100%;height:auto;font:12px system-ui,-apple-system,"Segoe UI",sans-serif}
 svg text{fill:var(--soft)}svg text.strong{fill:var(--ink)}svg .grid{stroke:var(--grid)}
 svg .axis{stroke:var(--line)}
@@ -43,14 +43,14 @@ STAGE_COLOURS = ("blue", "orange", "green", "pink", "violet", "red", "brown", "s
 """Of the stages of a pipeline, one after the other and again."""
 
 
-class Unit(NamedTuple):
+class AxisUnit(NamedTuple):
     """What an axis counts in: a value is shown as `value / scale`."""
 
     scale: float
     name: str
 
 
-PLAIN = Unit(1.0, "")
+UNITLESS = AxisUnit(1.0, "")
 
 
 def kind_colour(kind: str) -> str:
@@ -58,16 +58,16 @@ def kind_colour(kind: str) -> str:
     return f"var(--{_KIND_COLOURS.get(kind, 'grey')})"
 
 
-def seconds_unit(largest: float) -> Unit:
+def seconds_unit(largest: float) -> AxisUnit:
     """What an axis up to `largest` seconds counts in."""
-    units = (Unit(3600, "h"), Unit(60, "min"), Unit(1, "s"), Unit(1e-3, "ms"), Unit(1e-6, "µs"))
+    units = (AxisUnit(3600, "h"), AxisUnit(60, "min"), AxisUnit(1, "s"), AxisUnit(1e-3, "ms"), AxisUnit(1e-6, "µs"))
     return next((unit for unit in units if largest >= 2 * unit.scale), units[-1])
 
 
-def bytes_unit(largest: float) -> Unit:
+def bytes_unit(largest: float) -> AxisUnit:
     """What an axis up to `largest` bytes counts in."""
-    units = (Unit(2**40, "TiB"), Unit(2**30, "GiB"), Unit(2**20, "MiB"), Unit(2**10, "KiB"))
-    return next((unit for unit in units if largest >= unit.scale), Unit(1, "B"))
+    units = (AxisUnit(2**40, "TiB"), AxisUnit(2**30, "GiB"), AxisUnit(2**20, "MiB"), AxisUnit(2**10, "KiB"))
+    return next((unit for unit in units if largest >= unit.scale), AxisUnit(1, "B"))
 
 
 def ticks(low: float, high: float, about: int = 5) -> tuple[float, ...]:
@@ -96,12 +96,12 @@ def element(tag: str, content: str = "", **attributes: str | float) -> str:
     return f"<{tag}{words}>{content}</{tag}>" if content else f"<{tag}{words}/>"
 
 
-def label(x: float, y: float, text: str, **attributes: str | float) -> str:
+def text_label(x: float, y: float, text: str, **attributes: str | float) -> str:
     """A piece of text."""
     return element("text", escape(text), x=x, y=y, **attributes)
 
 
-def title(text: str) -> str:
+def tooltip(text: str) -> str:
     """What a browser shows while the pointer rests on the element around it."""
     return element("title", escape(text))
 
@@ -123,12 +123,12 @@ def legend(entries: Sequence[tuple[str, str]], x: float, y: float) -> str:
     for name, colour in entries:
         style = f"fill:{colour}"
         parts.append(element("rect", x=x, y=y - 9, width=10, height=10, rx=2, style=style))
-        parts.append(label(x + 15, y, name))
+        parts.append(text_label(x + 15, y, name))
         x += 15 + text_width(name) + 18
     return "".join(parts)
 
 
-def drawing(content: str, width: float, height: float, name: str) -> str:
+def svg_document(content: str, width: float, height: float, name: str) -> str:
     """An SVG element that grows with the page.
 
     Args:
@@ -143,13 +143,13 @@ def drawing(content: str, width: float, height: float, name: str) -> str:
     )  # fmt: skip
 
 
-def size_of(svg: str) -> tuple[float, float]:
+def svg_size(svg: str) -> tuple[float, float]:
     """Width and height of the coordinates of a drawing."""
     size = svg.partition('viewBox="')[2].partition('"')[0].split()
     return float(size[2]), float(size[3])
 
 
-def headed(svg: str, heading: str, words: str) -> str:
+def with_heading(svg: str, heading: str, words: str) -> str:
     """A drawing as a file of its own, below a heading and a line of words.
 
     Args:
@@ -157,21 +157,21 @@ def headed(svg: str, heading: str, words: str) -> str:
         heading: what it shows.
         words: what holds for all of it.
     """
-    width, height = size_of(svg)
+    width, height = svg_size(svg)
     inside = svg.partition(">")[2].removesuffix("</svg>")
     parts = (
-        label(0, 26, heading, class_="strong", style="font-size:22px;font-weight:600"),
-        label(0, 50, words),
+        text_label(0, 26, heading, class_="strong", style="font-size:22px;font-weight:600"),
+        text_label(0, 50, words),
         element("g", inside, transform=f"translate(0 {_HEAD})"),
     )
     content = element("g", "".join(parts), transform=f"translate({_MARGIN} {_MARGIN})")
     size = (width + 2 * _MARGIN, height + _HEAD + 2 * _MARGIN)
-    return standalone(drawing(content, *size, heading))
+    return standalone(svg_document(content, *size, heading))
 
 
 def standalone(svg: str) -> str:
     """A drawing as a file of its own, with its colours in it and a ground of its own."""
-    style = COLOURS.replace(":root", "svg") + DRAWING.replace("svg .", ".").replace("svg t", "t")
+    style = PALETTE_CSS.replace(":root", "svg") + SVG_CSS.replace("svg .", ".").replace("svg t", "t")
     ground = element("rect", width="100%", height="100%", style="fill:var(--card)")
     head, _, rest = svg.partition(">")
     return f"{head}>{element('style', escape(style, quote=False))}{ground}{rest}"

@@ -4,19 +4,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from windlass.report.figures.svg import (
-    Unit,
-    drawing,
+    AxisUnit,
+    svg_document,
     element,
     kind_colour,
-    label,
+    text_label,
     legend,
     seconds_unit,
     standalone,
     ticks,
-    title,
+    tooltip,
 )  # fmt: skip
 from windlass.schema.prediction import DeviceTimeline, Timeline
-from windlass.units import show_seconds
+from windlass.units import format_seconds
 
 _WIDTH, _LEFT, _RIGHT = 1000.0, 92.0, 14.0
 _LANE_HEIGHT, _LANE_GAP, _DEVICE_GAP, _TOP = 38.0, 6.0, 16.0, 34.0
@@ -27,7 +27,7 @@ _FINEST_SHARE = 1 / 2400
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
+class TimelineBar:
     """One or more instructions drawn as one rectangle."""
 
     kind: str
@@ -35,21 +35,21 @@ class Piece:
     start: float
     end: float
     text: str
-    odd: bool
+    odd_microbatch: bool
     """Of a micro-batch with an odd number: drawn lighter, so that neighbours differ."""
 
 
-def timeline(predicted: Timeline | None, measured: Timeline | None) -> str:
+def predicted_and_measured_timeline(predicted: Timeline | None, measured: Timeline | None) -> str:
     """The lanes of all devices as SVG, predicted above measured."""
     named = [("predicted", predicted), ("measured", measured)]
     lanes = [(name, lane) for name, line in named if line is not None for lane in line.devices]
     lanes.sort(key=lambda pair: pair[1].device)
     if len({lane.device for _, lane in lanes}) > 1:
         lanes = [(f"{name} {lane.device}", lane) for name, lane in lanes]
-    return drawn_lanes(lanes, "timeline of one step, predicted above measured")
+    return draw_timeline(lanes, "timeline of one step, predicted above measured")
 
 
-def drawn_lanes(lanes: Sequence[tuple[str, DeviceTimeline]], name: str) -> str:
+def draw_timeline(lanes: Sequence[tuple[str, DeviceTimeline]], name: str) -> str:
     """Lanes below each other on one clock as SVG, those of one device close together.
 
     Args:
@@ -66,15 +66,15 @@ def drawn_lanes(lanes: Sequence[tuple[str, DeviceTimeline]], name: str) -> str:
         if lane.device != device:
             y, device = y + (_DEVICE_GAP if crowded else 0.0), lane.device
         middle = y + _LANE_HEIGHT / 2 + 4
-        parts.append(label(_LEFT - 10, middle, text, text_anchor="end", class_="strong"))
-        bars += [_bar(piece, y, end) for piece in pieces(lane, end * _FINEST_SHARE)]
+        parts.append(text_label(_LEFT - 10, middle, text, text_anchor="end", class_="strong"))
+        bars += [_bar(piece, y, end) for piece in merge_short_instructions(lane, end * _FINEST_SHARE)]
         y += _LANE_HEIGHT + _LANE_GAP
     entries = _entries([lane for _, lane in lanes])
     clip = element("rect", x=_LEFT, y=0, width=_WIDTH - _LEFT - _RIGHT, height=y)
     moving = element("g", "".join(bars), class_="moving") if bars else ""
     inside = element("clipPath", clip, id="lanes") + element("g", moving, clip_path="url(#lanes)")
     content = legend(entries, _LEFT, 14) + _clock(end, unit, y) + inside + "".join(parts)
-    svg = drawing(content, _WIDTH, y + 40, name)
+    svg = svg_document(content, _WIDTH, y + 40, name)
     scale = (
         f' data-left="{_LEFT:g}" data-right="{_WIDTH - _RIGHT:g}" data-end="{end / unit.scale:.6g}"'
     )
@@ -83,10 +83,10 @@ def drawn_lanes(lanes: Sequence[tuple[str, DeviceTimeline]], name: str) -> str:
 
 def picture(predicted: Timeline | None, measured: Timeline | None) -> str:
     """The same lanes as an SVG file of their own, for a document or a slide."""
-    return standalone(timeline(predicted, measured))
+    return standalone(predicted_and_measured_timeline(predicted, measured))
 
 
-def pieces(lane: DeviceTimeline, finest: float) -> Iterator[Piece]:
+def merge_short_instructions(lane: DeviceTimeline, finest: float) -> Iterator[TimelineBar]:
     """The instructions of a lane, those shorter than `finest` seconds drawn with their neighbours.
 
     The pieces keep order and cover the same time; gaps of at least `finest` stay gaps.
@@ -120,7 +120,7 @@ def _entries(lanes: Sequence[DeviceTimeline]) -> list[tuple[str, str]]:
     return entries
 
 
-def _piece(lane: DeviceTimeline, group: Sequence[int]) -> Piece:
+def _piece(lane: DeviceTimeline, group: Sequence[int]) -> TimelineBar:
     seconds: dict[str, float] = {}
     for index in group:
         spent = lane.ends[index] - lane.starts[index]
@@ -135,31 +135,31 @@ def _piece(lane: DeviceTimeline, group: Sequence[int]) -> Piece:
     else:
         micro = lane.micros[first]
         what = f"{len(group)} instructions: {', '.join(seconds)}"
-    text = f"{what}: {show_seconds(end - start)} from {show_seconds(start)}"
-    return Piece(kind=kind, start=start, end=end, text=text, odd=bool(micro and micro % 2))
+    text = f"{what}: {format_seconds(end - start)} from {format_seconds(start)}"
+    return TimelineBar(kind=kind, start=start, end=end, text=text, odd_microbatch=bool(micro and micro % 2))
 
 
-def _bar(piece: Piece, y: float, end: float) -> str:
+def _bar(piece: TimelineBar, y: float, end: float) -> str:
     span = _WIDTH - _LEFT - _RIGHT
-    style = f"fill:{kind_colour(piece.kind)}" + (";opacity:.72" if piece.odd else "")
+    style = f"fill:{kind_colour(piece.kind)}" + (";opacity:.72" if piece.odd_microbatch else "")
     width = (piece.end - piece.start) / end * span
     # A hairline around it shows where one instruction ends, if there is room for it.
     if width > 3:
         style += ";stroke:var(--card);stroke-width:.4"
     return element(
-        "rect", title(piece.text), x=_LEFT + piece.start / end * span, y=y,
+        "rect", tooltip(piece.text), x=_LEFT + piece.start / end * span, y=y,
         width=max(width, 0.05), height=_LANE_HEIGHT, style=style,
         vector_effect="non-scaling-stroke",
     )  # fmt: skip
 
 
-def _clock(end: float, unit: Unit, y: float) -> str:
+def _clock(end: float, unit: AxisUnit, y: float) -> str:
     span = _WIDTH - _LEFT - _RIGHT
     marks = []
     for tick in ticks(0, end / unit.scale, 8):
         x = _LEFT + tick * unit.scale / end * span
         marks.append(element("line", x1=x, x2=x, y1=_TOP - 6, y2=y + 2, class_="grid"))
-        marks.append(label(x, y + 16, f"{tick:.6g}", text_anchor="middle"))
+        marks.append(text_label(x, y + 16, f"{tick:.6g}", text_anchor="middle"))
     clock = element("g", "".join(marks), class_="clock", data_y=y)
     name = f"time in the step [{unit.name}]"
-    return clock + label(_LEFT + span / 2, y + 35, name, text_anchor="middle")
+    return clock + text_label(_LEFT + span / 2, y + 35, name, text_anchor="middle")

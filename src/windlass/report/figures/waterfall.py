@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
-from windlass.report.figures.svg import drawing, element, label, seconds_unit, ticks, title
+from windlass.report.figures.svg import svg_document, element, text_label, seconds_unit, ticks, tooltip
 from windlass.schema.prediction import Prediction
-from windlass.units import show_seconds
+from windlass.units import format_seconds
 
 _WIDTH, _LEFT, _RIGHT, _TOP = 1000.0, 200.0, 150.0, 12.0
 _ROW, _BAR = 30.0, 18.0
@@ -17,7 +17,7 @@ _COLOURS = {
 }  # fmt: skip
 
 
-def waterfall(prediction: Prediction) -> str:
+def step_time_waterfall(prediction: Prediction) -> str:
     """Terms as bars, each beginning where the one before ends; below them the whole step.
 
     The first bar is the time that the model's own FLOP take at the devices' dense peak.
@@ -31,7 +31,7 @@ def waterfall(prediction: Prediction) -> str:
     for line, (name, seconds) in enumerate(terms, 1):
         colour = _COLOURS.get(name, "yellow")
         parts.append(_row(line, name, reached, seconds, scale, colour, 1.0))
-        share = f"{show_seconds(seconds)}, {100 * seconds / prediction.step_seconds:.0f} %"
+        share = f"{format_seconds(seconds)}, {100 * seconds / prediction.step_seconds:.0f} %"
         parts.append(_value(line, share))
         reached += seconds
         x = _LEFT + reached * scale
@@ -39,11 +39,11 @@ def waterfall(prediction: Prediction) -> str:
                              class_="axis"))  # fmt: skip
     last = len(terms) + 1
     parts.append(_row(last, "predicted step", 0.0, prediction.step_seconds, scale, "ink", 0.8))
-    parts.append(_value(0, f"{show_seconds(ideal)}: MFU {100 * prediction.mfu:.1f} %"))
-    parts.append(_value(last, show_seconds(prediction.step_seconds)))
+    parts.append(_value(0, f"{format_seconds(ideal)}: MFU {100 * prediction.mfu:.1f} %"))
+    parts.append(_value(last, format_seconds(prediction.step_seconds)))
     parts += _interval(prediction, last, scale)
     parts += _axis(most, scale, _y(last + 1) + 14)
-    return drawing("".join(parts), _WIDTH, _y(last + 1) + 52, "predicted step time by term")
+    return svg_document("".join(parts), _WIDTH, _y(last + 1) + 52, "predicted step time by term")
 
 
 def _terms(prediction: Prediction) -> list[tuple[str, float]]:
@@ -64,16 +64,16 @@ def _row(
 ) -> str:
     y = _y(line)
     bar = element(
-        "rect", title(f"{name}: {show_seconds(seconds)}"), x=_LEFT + begin * scale, y=y + 4,
+        "rect", tooltip(f"{name}: {format_seconds(seconds)}"), x=_LEFT + begin * scale, y=y + 4,
         width=max(seconds * scale, 0.8), height=_BAR, rx=2,
         style=f"fill:var(--{colour});opacity:{tone}",
     )  # fmt: skip
     strong = {"class_": "strong"} if name == "predicted step" else {}
-    return bar + label(_LEFT - 10, y + 17, name, text_anchor="end", **strong)
+    return bar + text_label(_LEFT - 10, y + 17, name, text_anchor="end", **strong)
 
 
 def _value(line: int, words: str) -> str:
-    return label(_WIDTH - _RIGHT + 12, _y(line) + 17, words, class_="strong")
+    return text_label(_WIDTH - _RIGHT + 12, _y(line) + 17, words, class_="strong")
 
 
 def _interval(prediction: Prediction, line: int, scale: float) -> Iterator[str]:
@@ -83,8 +83,8 @@ def _interval(prediction: Prediction, line: int, scale: float) -> Iterator[str]:
     yield element("line", x1=low, x2=high, y1=y, y2=y, style=style)
     for x in (low, high):
         yield element("line", x1=x, x2=x, y1=y - 6, y2=y + 6, style=style)
-    ends = f"{show_seconds(prediction.low_seconds)} to {show_seconds(prediction.high_seconds)}"
-    yield label(_WIDTH - _RIGHT - 4, _y(line) + _ROW + 10, f"80 % interval {ends}",
+    ends = f"{format_seconds(prediction.low_seconds)} to {format_seconds(prediction.high_seconds)}"
+    yield text_label(_WIDTH - _RIGHT - 4, _y(line) + _ROW + 10, f"80 % interval {ends}",
                 text_anchor="end")  # fmt: skip
 
 
@@ -93,7 +93,7 @@ def _axis(most: float, scale: float, y: float) -> Iterator[str]:
     for tick in ticks(0, most / unit.scale, 8):
         x = _LEFT + tick * unit.scale * scale
         yield element("line", x1=x, x2=x, y1=y, y2=y + 4, class_="axis")
-        yield label(x, y + 18, f"{tick:.6g}", text_anchor="middle")
+        yield text_label(x, y + 18, f"{tick:.6g}", text_anchor="middle")
     yield element("line", x1=_LEFT, x2=_WIDTH - _RIGHT, y1=y, y2=y, class_="axis")
-    yield label((_LEFT + _WIDTH - _RIGHT) / 2, y + 35, f"time in the step [{unit.name}]",
+    yield text_label((_LEFT + _WIDTH - _RIGHT) / 2, y + 35, f"time in the step [{unit.name}]",
                 text_anchor="middle")  # fmt: skip

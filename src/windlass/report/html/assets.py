@@ -1,6 +1,6 @@
 """The page's style and script: plain text that is written into it, so that nothing is fetched."""
 
-STYLE = """
+PAGE_CSS = """
 *{box-sizing:border-box}
 body{margin:0;background:var(--back);color:var(--ink);
 font:15px/1.5 system-ui,-apple-system,"Segoe UI",sans-serif}
@@ -44,7 +44,7 @@ box-shadow:0 4px 14px #0002;font-variant-numeric:tabular-nums}
 @media print{section,.tile{break-inside:avoid}body{background:#fff}}
 """
 
-SCRIPT = """
+PAGE_SCRIPT = """
 (function () {
   function number(value) { return Number(value.toPrecision(4)).toString(); }
   document.querySelectorAll("figure.chart").forEach(function (figure) {

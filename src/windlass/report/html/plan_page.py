@@ -2,20 +2,20 @@
 
 from html import escape
 
-from windlass.report.figures.figure_sheet import PICTURES, notes
-from windlass.report.figures.svg import COLOURS, DRAWING
-from windlass.report.formatting import graph_words, mfu_words, plan_words, speed_words
-from windlass.report.html.assets import SCRIPT, STYLE
-from windlass.report.plan_forecast import Forecast
-from windlass.units import show_bytes, show_seconds
+from windlass.report.figures.figure_sheet import PLAN_FIGURES, figure_notes
+from windlass.report.figures.svg import PALETTE_CSS, SVG_CSS
+from windlass.report.formatting import describe_graph, format_mfu, describe_plan, format_speed
+from windlass.report.html.assets import PAGE_SCRIPT, PAGE_CSS
+from windlass.report.plan_forecast import PlanForecast
+from windlass.units import format_bytes, format_seconds
 
 
-def prospect(forecast: Forecast) -> str:
+def plan_page(forecast: PlanForecast) -> str:
     """The whole page."""
-    words = notes(forecast)
+    words = figure_notes(forecast)
     sections = (
         _section(heading, words[name], _figure(name, draw(forecast)))
-        for name, (heading, draw) in PICTURES.items()
+        for name, (heading, draw) in PLAN_FIGURES.items()
     )
     text = escape(forecast.plan.to_toml())
     plan = f"<details><summary>as TOML</summary><pre>{text}</pre></details>"
@@ -30,33 +30,33 @@ def prospect(forecast: Forecast) -> str:
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
         '<meta name="color-scheme" content="light dark">'
         f"<title>{escape(forecast.title)}, predicted – Windlass</title>"
-        f"<style>{COLOURS}{DRAWING}{STYLE}</style></head>"
-        f"<body><main>{body}</main><script>{SCRIPT}</script></body></html>\n"
+        f"<style>{PALETTE_CSS}{SVG_CSS}{PAGE_CSS}</style></head>"
+        f"<body><main>{body}</main><script>{PAGE_SCRIPT}</script></body></html>\n"
     )
 
 
-def _header(forecast: Forecast) -> str:
-    words = plan_words(forecast.plan)
+def _header(forecast: PlanForecast) -> str:
+    words = describe_plan(forecast.plan)
     return (
         '<header><div class="brand">Windlass plan</div>'
         f'<h1>{escape(forecast.title)}<span class="pill prepared">predicted</span></h1>'
-        f"<p>{escape(graph_words(forecast.graph))}.</p>"
+        f"<p>{escape(describe_graph(forecast.graph))}.</p>"
         f"<p>{escape(words[:1].upper() + words[1:])}.</p></header>"
     )
 
 
-def _tiles(forecast: Forecast) -> str:
+def _tiles(forecast: PlanForecast) -> str:
     told = forecast.prediction
-    low, high = show_seconds(told.low_seconds), show_seconds(told.high_seconds)
+    low, high = format_seconds(told.low_seconds), format_seconds(told.high_seconds)
     near = told.peaks[0]
     tiles = [
-        ("predicted step", show_seconds(told.step_seconds), f"80 % interval {low} to {high}"),
-        ("predicted speed", speed_words(told.tokens_per_second), "over all replicas"),
-        ("predicted MFU", f"{100 * told.mfu:.1f} %", mfu_words(told, told.step_seconds)),
+        ("predicted step", format_seconds(told.step_seconds), f"80 % interval {low} to {high}"),
+        ("predicted speed", format_speed(told.tokens_per_second), "over all replicas"),
+        ("predicted MFU", f"{100 * told.mfu:.1f} %", format_mfu(told, told.step_seconds)),
         (
             f"predicted peak in {near.tier}",
-            show_bytes(near.peak_bytes),
-            f"of {show_bytes(near.capacity_bytes)} on the fullest device",
+            format_bytes(near.peak_bytes),
+            f"of {format_bytes(near.capacity_bytes)} on the fullest device",
         ),
     ]
     drawn = (

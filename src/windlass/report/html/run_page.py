@@ -4,16 +4,16 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from html import escape
 
-from windlass.report.figures.device_mesh import decomposition
-from windlass.report.figures.svg import COLOURS, DRAWING
+from windlass.report.figures.device_mesh import device_mesh_figure
+from windlass.report.figures.svg import PALETTE_CSS, SVG_CSS
 from windlass.report.formatting import (
     MFU_FORMULA,
-    graph_words,
-    loss_words,
-    plan_words,
-    ratio_words,
+    describe_graph,
+    format_loss,
+    describe_plan,
+    format_ratio,
 )
-from windlass.report.html.assets import SCRIPT, STYLE
+from windlass.report.html.assets import PAGE_SCRIPT, PAGE_CSS
 from windlass.report.html.run_figures import (
     device_table,
     kind_table,
@@ -23,13 +23,13 @@ from windlass.report.html.run_figures import (
     term_figure,
     timeline_figure,
 )
-from windlass.report.predicted_vs_measured import headlines
+from windlass.report.predicted_vs_measured import headline_metrics
 from windlass.schema.run_record import Environment
-from windlass.tracking import Record
-from windlass.units import show_bytes, show_count, show_seconds
+from windlass.tracking import RunRecord
+from windlass.units import format_bytes, format_count, format_seconds
 
 
-def page(record: Record) -> str:
+def run_page(record: RunRecord) -> str:
     """The whole page; what the record lacks is left out or said to be missing."""
     sections = (
         _section("Loss", loss_figure(record)),
@@ -48,12 +48,12 @@ def page(record: Record) -> str:
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
         '<meta name="color-scheme" content="light dark">'
         f"<title>{escape(record.model)} – Windlass</title>"
-        f"<style>{COLOURS}{DRAWING}{STYLE}</style></head>"
-        f"<body><main>{body}</main><script>{SCRIPT}</script></body></html>\n"
+        f"<style>{PALETTE_CSS}{SVG_CSS}{PAGE_CSS}</style></head>"
+        f"<body><main>{body}</main><script>{PAGE_SCRIPT}</script></body></html>\n"
     )
 
 
-def _header(record: Record) -> str:
+def _header(record: RunRecord) -> str:
     machine = record.machine.name if record.machine else str(record.meta.get("machine", "?"))
     facts = [f"machine {machine}", f"run {record.id}"]
     if record.events:
@@ -61,8 +61,8 @@ def _header(record: Record) -> str:
         facts.insert(0, begun.strftime("%Y-%m-%d %H:%M UTC"))
     if record.attempts > 1:
         facts.append(f"attempt {record.attempts}")
-    lines = [_capital(plan_words(record.plan))] if record.plan else []
-    lines = [graph_words(record.graph), *lines] if record.graph else lines
+    lines = [_capital(describe_plan(record.plan))] if record.plan else []
+    lines = [describe_graph(record.graph), *lines] if record.graph else lines
     pill = f'<span class="pill {record.state}">{record.state}</span>'
     return (
         f'<header><div class="brand">Windlass run</div><h1>{escape(record.model)}{pill}</h1>'
@@ -72,8 +72,8 @@ def _header(record: Record) -> str:
     )
 
 
-def _tiles(record: Record) -> str:
-    pairs = headlines(record.current, record.prediction)
+def _tiles(record: RunRecord) -> str:
+    pairs = headline_metrics(record.current_plan_steps, record.prediction)
     asked = record.request.train.steps if record.request else record.meta.get("steps")
     tiles = [
         ("steps", str(record.steps[-1].step) if record.steps else "none", f"of {asked} asked"),
@@ -81,12 +81,12 @@ def _tiles(record: Record) -> str:
         *_seen_tile(record),
     ]
     shows = (
-        ("seconds", show_seconds),
-        ("tokens", show_count),
+        ("seconds", format_seconds),
+        ("tokens", format_count),
         ("mfu", lambda share: f"{100 * share:.1f} %"),
-        ("memory", show_bytes),
-        ("read", show_bytes),
-        ("written", show_bytes),
+        ("memory", format_bytes),
+        ("read", format_bytes),
+        ("written", format_bytes),
     )
     for key, show in shows:
         pair = pairs.get(key)
@@ -94,29 +94,29 @@ def _tiles(record: Record) -> str:
             continue
         value = show(pair.measured) if pair.measured is not None else "not measured"
         more = [f"predicted {show(pair.predicted)}"] if pair.predicted is not None else []
-        more += [ratio_words(pair.ratio)] if pair.ratio is not None else []
+        more += [format_ratio(pair.ratio)] if pair.ratio is not None else []
         tiles.append((pair.name, value, ", ".join(more)))
     return f'<div class="tiles">{"".join(_tile(*tile) for tile in tiles)}</div>'
 
 
-def _loss_tiles(record: Record) -> Iterable[tuple[str, str, str]]:
+def _loss_tiles(record: RunRecord) -> Iterable[tuple[str, str, str]]:
     if record.steps:
         last = record.steps[-1]
-        begin = loss_words(record.steps[0].loss)
-        yield "loss", loss_words(last.loss), f"nats a token, from {begin} at the first step"
+        begin = format_loss(record.steps[0].loss)
+        yield "loss", format_loss(last.loss), f"nats a token, from {begin} at the first step"
     held_out = [step for step in record.steps if step.held_out_loss is not None]
     if held_out and held_out[-1].held_out_loss is not None:
         bits = held_out[-1].held_out_bits_per_byte
         more = f"at step {held_out[-1].step}"
         more += f", {bits:.3f} bits per byte" if bits is not None else ""
-        yield "held-out loss", loss_words(held_out[-1].held_out_loss), more
+        yield "held-out loss", format_loss(held_out[-1].held_out_loss), more
 
 
-def _seen_tile(record: Record) -> Iterable[tuple[str, str, str]]:
+def _seen_tile(record: RunRecord) -> Iterable[tuple[str, str, str]]:
     if record.steps:
         tokens = sum(step.tokens for step in record.steps)
         seconds = sum(step.seconds for step in record.steps)
-        yield "tokens seen", show_count(tokens), f"in {show_seconds(seconds)} of steps"
+        yield "tokens seen", format_count(tokens), f"in {format_seconds(seconds)} of steps"
 
 
 def _tile(name: str, value: str, more: str) -> str:
@@ -128,7 +128,7 @@ def _tile(name: str, value: str, more: str) -> str:
     )
 
 
-def _faults(record: Record) -> str:
+def _faults(record: RunRecord) -> str:
     ends = [event.fields.get("reason") for event in record.events if event.name == "end"]
     alerts = [event.fields.get("message") for event in record.events if event.name == "alert"]
     told = [str(text) for text in (*alerts, *ends[-1:], *record.faults) if text]
@@ -142,17 +142,17 @@ def _section(name: str, content: str) -> str:
     return f"<section><h2>{escape(name)}</h2>{content}</section>"
 
 
-def _devices(record: Record) -> Iterable[str]:
+def _devices(record: RunRecord) -> Iterable[str]:
     if drawn := device_table(record):
         yield _section("Devices", drawn)
 
 
-def _plan(record: Record) -> str:
+def _plan(record: RunRecord) -> str:
     if record.plan is None:
         return '<p class="note">No plan in this run folder.</p>'
     text = f'<pre class="plan">{escape(record.plan.to_toml())}</pre>'
     if record.plan.parallel.devices > 1:
-        text = f"<figure>{decomposition(record.plan)}</figure>{text}"
+        text = f"<figure>{device_mesh_figure(record.plan)}</figure>{text}"
     if record.request is None:
         return text
     request = escape(record.request.to_toml())
@@ -187,7 +187,7 @@ def _changed(environment: Environment) -> str:
     return " with uncommitted changes" if environment.dirty else ""
 
 
-def _files(record: Record) -> str:
+def _files(record: RunRecord) -> str:
     if not record.folder.is_dir():
         return f'<p class="note">{escape(str(record.folder))}</p>'
     files = sorted(
@@ -195,7 +195,7 @@ def _files(record: Record) -> str:
         for file in record.folder.rglob("*")
         if file.is_file() and not any(part.startswith(".") for part in file.parts[-2:])
     )
-    rows = [(str(file), show_bytes((record.folder / file).stat().st_size)) for file in files]
+    rows = [(str(file), format_bytes((record.folder / file).stat().st_size)) for file in files]
     return f'<p class="note">In {escape(str(record.folder))}</p>' + _facts(rows)
 
 

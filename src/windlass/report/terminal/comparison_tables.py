@@ -7,12 +7,12 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from windlass.report.formatting import cut_letters
+from windlass.report.formatting import parallel_degrees
 from windlass.schema.comparison import Offer
-from windlass.units import show_count, show_seconds
+from windlass.units import format_count, format_seconds
 
 
-def machines_offers_table(offers: Sequence[Offer]) -> RenderableType:
+def machine_comparison_table(offers: Sequence[Offer]) -> RenderableType:
     """A line for each machine on which a plan fits, in the order given."""
     table = _table("on each machine, all numbers predicted", "machine", "devices", "plan")
     for column in ("step", "tokens/s", "MFU"):
@@ -23,14 +23,14 @@ def machines_offers_table(offers: Sequence[Offer]) -> RenderableType:
             table.add_row(
                 Text(offer.machine),
                 f"{offer.plan.parallel.devices}/{offer.devices}",
-                cut_letters(offer.plan),
+                parallel_degrees(offer.plan),
                 *_figures(offer),
                 _bound(offer),
             )
     return table
 
 
-def batches_table(offers: Sequence[Offer]) -> RenderableType:
+def batch_comparison_table(offers: Sequence[Offer]) -> RenderableType:
     """A line for each global batch: how it is made up, and its speed beside the fastest one's."""
     table = _table("global batch = b × r, all numbers predicted", "batch", "b × r", "b", "plan")
     for column in ("step", "tokens/s", "MFU", "of best"):
@@ -44,9 +44,9 @@ def batches_table(offers: Sequence[Offer]) -> RenderableType:
         batch = offer.plan.batch
         table.add_row(
             str(offer.global_batch),
-            f"{batch.replica}×{offer.plan.parallel.data}",
+            f"{batch.sequences_per_replica}×{offer.plan.parallel.data}",
             f"{batch.accumulation}×{batch.micro}",
-            cut_letters(offer.plan),
+            parallel_degrees(offer.plan),
             *_figures(offer),
             f"{100 * offer.tokens_per_second / fastest:.0f} %",
             _bound(offer),
@@ -54,7 +54,7 @@ def batches_table(offers: Sequence[Offer]) -> RenderableType:
     return table
 
 
-def refused_lines(offers: Sequence[Offer]) -> tuple[str, ...]:
+def infeasible_lines(offers: Sequence[Offer]) -> tuple[str, ...]:
     """What has no plan, and why."""
     return tuple(
         f"{offer.machine}, {offer.global_batch} sequences: {offer.refused}"
@@ -78,8 +78,8 @@ def _figures(offer: Offer) -> tuple[str, str, str]:
     if offer.prediction is None:
         return "–", "–", "–"
     return (
-        show_seconds(offer.prediction.step_seconds),
-        show_count(round(offer.tokens_per_second)),
+        format_seconds(offer.prediction.step_seconds),
+        format_count(round(offer.tokens_per_second)),
         f"{100 * offer.prediction.mfu:.0f} %",
     )
 

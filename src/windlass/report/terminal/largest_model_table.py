@@ -5,12 +5,12 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from windlass.report.formatting import ratio_words, speed_words
+from windlass.report.formatting import format_ratio, format_speed
 from windlass.schema.largest_model import Recorded, Sized
-from windlass.units import show_bytes, show_count, show_seconds
+from windlass.units import format_bytes, format_count, format_seconds
 
 
-def recorded_table(recorded: Recorded) -> RenderableType:
+def largest_model_table(recorded: Recorded) -> RenderableType:
     """What a step took, predicted beside measured, the law of its moves, and how it was proved."""
     return Group(_head(recorded), _sizes(recorded), Text(_law(recorded)), _proof(recorded))
 
@@ -23,7 +23,7 @@ def _head(recorded: Recorded) -> Table:
     count = recorded.parameters
     near, far = (size.measured / count for size in (recorded.near_bytes, recorded.far_bytes))
     for name, words in (
-        ("model", f"{recorded.model}: {show_count(count)} parameters"),
+        ("model", f"{recorded.model}: {format_count(count)} parameters"),
         ("step", f"{recorded.tokens} tokens, {recorded.precision}, {phases}"),
         ("moments", recorded.moments),
         ("a parameter", f"{near:.3g} bytes near, {far:.3g} bytes far"),
@@ -39,18 +39,18 @@ def _sizes(recorded: Recorded) -> Table:
     for name in ("predicted", "measured", "ratio"):
         table.add_column(name, justify="right")
     rows: tuple[tuple[str, Sized, object], ...] = (
-        ("near peak", recorded.near_bytes, show_bytes),
-        ("far, on disk", recorded.far_bytes, show_bytes),
-        ("read", recorded.read_bytes, show_bytes),
-        ("written", recorded.written_bytes, show_bytes),
-        ("the step, all updated", recorded.seconds, show_seconds),
-        ("speed", recorded.tokens_per_second, speed_words),
+        ("near peak", recorded.near_bytes, format_bytes),
+        ("far, on disk", recorded.far_bytes, format_bytes),
+        ("read", recorded.read_bytes, format_bytes),
+        ("written", recorded.written_bytes, format_bytes),
+        ("the step, all updated", recorded.seconds, format_seconds),
+        ("speed", recorded.tokens_per_second, format_speed),
         ("MFU", recorded.mfu, _percent),
     )
     for name, size, show in rows:
         ratio = size.measured / size.predicted if size.predicted else None
         told = [show(value) for value in (size.predicted, size.measured)]  # type: ignore[operator]
-        table.add_row(name, *told, ratio_words(ratio))
+        table.add_row(name, *told, format_ratio(ratio))
     return table
 
 

@@ -11,16 +11,16 @@ from rich.table import Table
 from rich.text import Text
 
 from windlass.report.formatting import (
-    held_out_words,
-    loss_words,
-    mfu_words,
-    ratio_words,
-    speed_words,
+    format_held_out_loss,
+    format_loss,
+    format_mfu,
+    format_ratio,
+    format_speed,
 )
-from windlass.report.predicted_vs_measured import near_peak
+from windlass.report.predicted_vs_measured import device_memory_peak
 from windlass.schema.prediction import Prediction
 from windlass.schema.run_record import Step
-from windlass.units import show_bytes, show_seconds
+from windlass.units import format_bytes, format_seconds
 
 _RECENT = 30
 """Steps whose median is the step time of the moment."""
@@ -75,7 +75,7 @@ class TrainingView:
         return self._prediction.step_seconds if self._prediction else None
 
     @property
-    def left_seconds(self) -> float | None:
+    def remaining_seconds(self) -> float | None:
         """Time until the last step; None where nothing tells it."""
         done = self._last.step if self._last else 0
         seconds = self.step_seconds
@@ -88,18 +88,18 @@ class TrainingView:
             return f"step 0/{self._steps}"
         parts = [
             f"step {step.step}/{self._steps}",
-            f"loss {loss_words(step.loss)}",
-            f"{speed_words(step.tokens / seconds)}",
-            f"{show_seconds(seconds)}/step",
+            f"loss {format_loss(step.loss)}",
+            f"{format_speed(step.tokens / seconds)}",
+            f"{format_seconds(seconds)}/step",
         ]
         if self._prediction is not None:
-            parts.append(f"{ratio_words(seconds / self._prediction.step_seconds)} predicted")
+            parts.append(f"{format_ratio(seconds / self._prediction.step_seconds)} predicted")
         if step.held_out_loss is not None:
-            parts.append(f"held out {held_out_words(step)}")
+            parts.append(f"held out {format_held_out_loss(step)}")
         if step.saved is not None:
             parts.append(f"saved {step.saved}")
-        if self.left_seconds:
-            parts.append(f"{show_seconds(self.left_seconds)} left")
+        if self.remaining_seconds:
+            parts.append(f"{format_seconds(self.remaining_seconds)} left")
         return ", ".join(parts)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -109,7 +109,7 @@ class TrainingView:
 
     def _bar(self) -> Group:
         done = self._last.step if self._last else 0
-        left = self.left_seconds
+        left = self.remaining_seconds
         head = Table.grid(expand=True)
         head.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
         head.add_column(justify="right", no_wrap=True)
@@ -117,7 +117,7 @@ class TrainingView:
         name.append(f"  step {done} of {self._steps}", style="not bold")
         tail = f"{100 * done // self._steps} %"
         if left:
-            tail += f", {show_seconds(left)} left" if self._seconds else ""
+            tail += f", {format_seconds(left)} left" if self._seconds else ""
         head.add_row(name, tail)
         # In a table of its own: a bare bar does not end its line.
         below = Table.grid(expand=True)
@@ -138,16 +138,16 @@ class TrainingView:
         if step is None or seconds is None or not self._seconds:
             words = "waiting for the first step"
             if prediction is not None:
-                words += f", predicted {show_seconds(prediction.step_seconds)}"
+                words += f", predicted {format_seconds(prediction.step_seconds)}"
                 compiles = prediction.compile_seconds
-                words += f" after {show_seconds(compiles)} of compiling" if compiles else ""
+                words += f" after {format_seconds(compiles)} of compiling" if compiles else ""
             return [("step", words)]
-        loss = Text(f"{loss_words(step.loss)}  ").append(curve(self._losses), style="cyan")
+        loss = Text(f"{format_loss(step.loss)}  ").append(sparkline(self._losses), style="cyan")
         return [
             ("loss", loss),
             ("held out", self._held_out()),
-            ("speed", f"{speed_words(step.tokens / seconds)}, {self._step_time(seconds)}"),
-            ("MFU", mfu_words(prediction, seconds) if prediction else ""),
+            ("speed", f"{format_speed(step.tokens / seconds)}, {self._step_time(seconds)}"),
+            ("MFU", format_mfu(prediction, seconds) if prediction else ""),
             ("memory", self._memory(step)),
             ("traffic", self._traffic()),
             ("saved", self._saved or ""),
@@ -155,24 +155,24 @@ class TrainingView:
 
     def _held_out(self) -> str:
         step = self._evaluated
-        return f"{held_out_words(step)} at step {step.step}" if step else ""
+        return f"{format_held_out_loss(step)} at step {step.step}" if step else ""
 
     def _step_time(self, seconds: float) -> str:
-        words = f"{show_seconds(seconds)} a step"
+        words = f"{format_seconds(seconds)} a step"
         if self._prediction is None:
             return words
         predicted = self._prediction.step_seconds
-        return f"{words}, {ratio_words(seconds / predicted)} predicted {show_seconds(predicted)}"
+        return f"{words}, {format_ratio(seconds / predicted)} predicted {format_seconds(predicted)}"
 
     def _memory(self, step: Step) -> str:
-        words = f"{show_bytes(step.memory_bytes)} at the peak"
-        peak = near_peak(self._prediction)
+        words = f"{format_bytes(step.memory_bytes)} at the peak"
+        peak = device_memory_peak(self._prediction)
         if peak is None:
             return words
-        ratio = ratio_words(step.memory_bytes / peak.peak_bytes)
+        ratio = format_ratio(step.memory_bytes / peak.peak_bytes)
         return (
-            f"{words}, {ratio} predicted {show_bytes(peak.peak_bytes)} "
-            f"of {show_bytes(peak.capacity_bytes)}"
+            f"{words}, {ratio} predicted {format_bytes(peak.peak_bytes)} "
+            f"of {format_bytes(peak.capacity_bytes)}"
         )
 
     def _traffic(self) -> str:
@@ -181,18 +181,18 @@ class TrainingView:
         read, written = (median(sizes) for sizes in zip(*self._moved, strict=True))
         if far is None and not (read or written):
             return ""
-        words = f"{show_bytes(read)} read and {show_bytes(written)} written a step"
+        words = f"{format_bytes(read)} read and {format_bytes(written)} written a step"
         if far is None:
             return words
-        predicted = f"{show_bytes(far.read_bytes)} and {show_bytes(far.written_bytes)}"
+        predicted = f"{format_bytes(far.read_bytes)} and {format_bytes(far.written_bytes)}"
         ratios = " and ".join(
-            ratio_words(now / then) if then else "–"
+            format_ratio(now / then) if then else "–"
             for now, then in ((read, far.read_bytes), (written, far.written_bytes))
         )
         return f"{words}, {ratios} predicted {predicted}"
 
 
-def curve(values: Sequence[float], cells: int = _CURVE_CELLS) -> str:
+def sparkline(values: Sequence[float], cells: int = _CURVE_CELLS) -> str:
     """A line of block characters: means over equal spans, lowest to highest; numbers only."""
     numbers = [value for value in values if math.isfinite(value)]
     if not numbers:

@@ -7,10 +7,10 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from windlass.hardware.number_sources import Number
-from windlass.report.terminal.tables import facts
+from windlass.hardware.number_sources import StatedNumber
+from windlass.report.terminal.tables import fact_table
 from windlass.schema.machine import Link, Machine
-from windlass.units import show_bytes, show_flop_rate, show_rate, show_seconds
+from windlass.units import format_bytes, format_flop_rate, format_rate, format_seconds
 
 _HOW_COLOURS = {
     "published": "green", "measured": "green", "fitted": "cyan", "derived": "cyan",
@@ -20,20 +20,20 @@ _HOW_COLOURS = {
 
 def machine_table(machine: Machine) -> RenderableType:
     """A machine: its devices, rates, tiers and links, and where the numbers come from."""
-    table = facts()
+    table = fact_table()
     count = f"{machine.devices} × " if machine.devices > 1 else ""
     hosts = f" in {machine.hosts} hosts" if machine.hosts > 1 else ""
     table.add_row("machine", Text(f"{machine.name}: {count}{machine.device.kind}{hosts}"))
     for rate in machine.device.matmul:
-        table.add_row(f"{rate.precision} peak", show_flop_rate(rate.peak))
+        table.add_row(f"{rate.precision} peak", format_flop_rate(rate.peak))
     traffic = machine.device.traffic.points[-1].rate
-    table.add_row("memory traffic", show_rate(traffic))
-    table.add_row("launch", f"{show_seconds(machine.device.launch_seconds)} an operation")
+    table.add_row("memory traffic", format_rate(traffic))
+    table.add_row("launch", f"{format_seconds(machine.device.launch_seconds)} an operation")
     for tier in machine.device.tiers:
-        rates = [f"{show_rate(tier.read)} read"] if tier.read else []
-        rates += [f"{show_rate(tier.write)} write"] if tier.write else []
-        rates += [f"{show_rate(tier.both)} both at once"] if tier.both else []
-        words = ", ".join((show_bytes(tier.capacity_bytes), *rates))
+        rates = [f"{format_rate(tier.read)} read"] if tier.read else []
+        rates += [f"{format_rate(tier.write)} write"] if tier.write else []
+        rates += [f"{format_rate(tier.both)} both at once"] if tier.both else []
+        words = ", ".join((format_bytes(tier.capacity_bytes), *rates))
         table.add_row(Text(f"tier {tier.name}"), words)
     for link in machine.links:
         table.add_row(Text(f"link {link.name}"), _link_words(link))
@@ -70,9 +70,9 @@ def machines_table(machines: Sequence[tuple[str, Machine]]) -> RenderableType:
         table.add_row(
             Text(name),
             f"{least}{machine.devices}",
-            show_bytes(near.capacity_bytes),
-            show_bytes(largest) if largest else "–",
-            show_flop_rate(peak).removesuffix("FLOP/s"),
+            format_bytes(near.capacity_bytes),
+            format_bytes(largest) if largest else "–",
+            format_flop_rate(peak).removesuffix("FLOP/s"),
             _rates(machine.links),
             "beside" if machine.rule == "overlapping" else "in turn",
         )
@@ -83,7 +83,7 @@ def machines_table(machines: Sequence[tuple[str, Machine]]) -> RenderableType:
     return Group(table, Text(note))
 
 
-def numbers_table(machine: Machine, numbers: Sequence[Number]) -> RenderableType:
+def numbers_table(machine: Machine, numbers: Sequence[StatedNumber]) -> RenderableType:
     """Every number that a machine states, how it is known and from whom."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("number", no_wrap=True)
@@ -93,10 +93,10 @@ def numbers_table(machine: Machine, numbers: Sequence[Number]) -> RenderableType
     for number in numbers:
         how = number.source.how
         table.add_row(
-            Text(number.place),
-            number.shown,
+            Text(number.path),
+            number.text,
             Text(how, style=_HOW_COLOURS[how]),
-            Text(number.source.told_by),
+            Text(number.source.source),
         )
     return Group(machine_table(machine), Text(), table)
 
@@ -107,7 +107,7 @@ def _rates(links: Sequence[Link]) -> str:
 
 
 def _link_words(link: Link) -> str:
-    words = f"{show_rate(link.rate)}, {show_seconds(link.latency)}, joins {link.joins}"
+    words = f"{format_rate(link.rate)}, {format_seconds(link.latency)}, joins {link.joins}"
     if link.shared_by is not None and link.shared_by > 1:
         words += f", {link.shared_by} devices share each"
     return words

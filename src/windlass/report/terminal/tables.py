@@ -10,31 +10,31 @@ from rich.table import Table
 from rich.text import Text
 
 from windlass.report.formatting import (
-    batch_words,
-    cut_letters,
-    cut_words,
-    far_words,
-    graph_words,
-    held_out_words,
-    loss_words,
-    mfu_words,
-    phase_words,
-    place_words,
-    precision_words,
-    ratio_words,
-    recompute_words,
-    sharing_words,
-    speed_words,
-    state_away,
-    state_words,
-    wear_words,
+    describe_batch,
+    parallel_degrees,
+    describe_parallelism,
+    describe_traffic,
+    describe_graph,
+    format_held_out_loss,
+    format_loss,
+    format_mfu,
+    describe_phases,
+    describe_coord,
+    describe_precision,
+    format_ratio,
+    describe_recompute,
+    describe_sharding,
+    format_speed,
+    offloads_only_optimizer,
+    describe_optimizer_offload,
+    describe_writes,
 )
-from windlass.report.predicted_vs_measured import headlines, kinds, shares
+from windlass.report.predicted_vs_measured import headline_metrics, seconds_by_kind, rank_step_times
 from windlass.schema.graph import Graph
 from windlass.schema.plan import Plan
 from windlass.schema.prediction import Prediction, TierPeak
-from windlass.tracking import Record, RunSummary
-from windlass.units import show_bytes, show_seconds
+from windlass.tracking import RunRecord, RunSummary
+from windlass.units import format_bytes, format_seconds
 
 _BAR_CELLS = 20
 _DEVICE_LINES = 16
@@ -47,11 +47,11 @@ _STATE_COLOURS = {
 
 def plan_table(plan: Plan, graph: Graph | None = None) -> RenderableType:
     """A plan in words, a line for each of its parts."""
-    table = facts()
+    table = fact_table()
     if graph is not None:
-        table.add_row("model", Text(graph_words(graph)))
+        table.add_row("model", Text(describe_graph(graph)))
     table.add_row("machine", Text(plan.machine.partition("@")[0]))
-    table.add_row("cut", cut_words(plan))
+    table.add_row("cut", describe_parallelism(plan))
     if plan.parallel.pipeline > 1:
         chunks = (
             f", {plan.parallel.virtual_stages} chunks to a stage"
@@ -60,11 +60,11 @@ def plan_table(plan: Plan, graph: Graph | None = None) -> RenderableType:
         )
         table.add_row("order", f"{plan.parallel.schedule}{chunks}")
     if plan.parallel.data > 1:
-        table.add_row("sharding", sharing_words(plan))
-    table.add_row("batch", batch_words(plan))
-    table.add_row("precision", precision_words(plan))
-    table.add_row("activations", recompute_words(plan))
-    table.add_row("phases", phase_words(plan))
+        table.add_row("sharding", describe_sharding(plan))
+    table.add_row("batch", describe_batch(plan))
+    table.add_row("precision", describe_precision(plan))
+    table.add_row("activations", describe_recompute(plan))
+    table.add_row("phases", describe_phases(plan))
     return table
 
 
@@ -78,21 +78,21 @@ def prediction_table(
         plan: names the tiers that a run wears; None leaves that out.
         steps: of the run.
     """
-    table = facts()
-    low, high = show_seconds(prediction.low_seconds), show_seconds(prediction.high_seconds)
-    step = show_seconds(prediction.step_seconds)
+    table = fact_table()
+    low, high = format_seconds(prediction.low_seconds), format_seconds(prediction.high_seconds)
+    step = format_seconds(prediction.step_seconds)
     table.add_row("predicted step", f"{step}, 80 % interval {low} to {high}")
-    table.add_row("predicted speed", speed_words(prediction.tokens_per_second))
-    table.add_row("predicted MFU", mfu_words(prediction, prediction.step_seconds))
+    table.add_row("predicted speed", format_speed(prediction.tokens_per_second))
+    table.add_row("predicted MFU", format_mfu(prediction, prediction.step_seconds))
     if prediction.compile_seconds:
-        table.add_row("predicted compile", f"{show_seconds(prediction.compile_seconds)}, once")
+        table.add_row("predicted compile", f"{format_seconds(prediction.compile_seconds)}, once")
     if prediction.offload is not None:
-        table.add_row("predicted traffic", far_words(prediction))
+        table.add_row("predicted traffic", describe_traffic(prediction))
         if plan is not None:
-            table.add_row("predicted wear", wear_words(plan, prediction, steps))
+            table.add_row("predicted wear", describe_writes(plan, prediction, steps))
     parts: list[RenderableType] = [table]
-    parts.append(_shares("predicted step time by term", prediction.by_term, show_seconds))
-    parts.append(_shares("predicted step time by instruction", prediction.by_kind, show_seconds))
+    parts.append(_shares("predicted step time by term", prediction.by_term, format_seconds))
+    parts.append(_shares("predicted step time by instruction", prediction.by_kind, format_seconds))
     # Further tiers only where something is kept in them.
     near, *others = prediction.peaks
     parts += [_peak(peak) for peak in (near, *(peak for peak in others if peak.peak_bytes))]
@@ -100,7 +100,7 @@ def prediction_table(
     return Group(*(item for part in parts for item in (part, blank)))
 
 
-def runners_up_table(others: Sequence[tuple[Plan, Prediction | None, str]]) -> RenderableType:
+def runners_up_table(runners_up: Sequence[tuple[Plan, Prediction | None, str]]) -> RenderableType:
     """Plans that lost, and why.
 
     Args:
@@ -114,25 +114,25 @@ def runners_up_table(others: Sequence[tuple[Plan, Prediction | None, str]]) -> R
     table.add_column("step", justify="right", no_wrap=True)
     table.add_column("peak", justify="right", no_wrap=True)
     table.add_column("why not", overflow="fold")
-    for plan, prediction, reason in others:
+    for plan, prediction, reason in runners_up:
         peak = prediction.peaks[0].peak_bytes if prediction and prediction.peaks else None
         table.add_row(
-            Text(short_words(plan)),
-            show_seconds(prediction.step_seconds) if prediction else "–",
-            show_bytes(peak) if peak is not None else "–",
+            Text(describe_plan_briefly(plan)),
+            format_seconds(prediction.step_seconds) if prediction else "–",
+            format_bytes(peak) if peak is not None else "–",
             Text(reason),
         )
     return table
 
 
-def short_words(plan: Plan) -> str:
+def describe_plan_briefly(plan: Plan) -> str:
     """`4 × 4 × 256, bfloat16, compiled, recompute`: a plan in a table's cell."""
     size = f"{plan.batch.accumulation} × {plan.batch.micro} × {plan.batch.sequence}"
     parts = [size, plan.precision]
     if plan.parallel.devices > 1:
-        parts.insert(0, cut_letters(plan))
-    elif state_away(plan):
-        parts.append(state_words(plan))
+        parts.insert(0, parallel_degrees(plan))
+    elif offloads_only_optimizer(plan):
+        parts.append(describe_optimizer_offload(plan))
     parts += [] if plan.moments == "float32" else [f"{plan.moments} moments"]
     parts += ["compiled"] if plan.compile else []
     parts += ["recompute"] if plan.recompute == "full" else []
@@ -160,18 +160,18 @@ def runs_table(runs: Sequence[RunSummary], now: float) -> RenderableType:
             Text(run.model),
             Text(run.state, style=_STATE_COLOURS[run.state]),
             f"{run.step}{steps}",
-            loss_words(run.loss) if run.step else "–",
-            "–" if run.held_out_loss is None else loss_words(run.held_out_loss),
-            show_seconds(run.seconds) if math.isfinite(run.seconds) else "–",
-            ratio_words(ratio),
+            format_loss(run.loss) if run.step else "–",
+            "–" if run.held_out_loss is None else format_loss(run.held_out_loss),
+            format_seconds(run.seconds) if math.isfinite(run.seconds) else "–",
+            format_ratio(ratio),
             _ago(now - run.started),
         )
     return table
 
 
-def record_table(record: Record) -> RenderableType:
+def record_table(record: RunRecord) -> RenderableType:
     """One run: what it is, and predicted beside measured with their ratio."""
-    table = facts()
+    table = fact_table()
     state = Text(record.state, style=_STATE_COLOURS[record.state])
     table.add_row("run", Text(f"{record.id}  ") + state)
     table.add_row("folder", Text(str(record.folder), overflow="fold"))
@@ -180,55 +180,55 @@ def record_table(record: Record) -> RenderableType:
         more = f", attempt {record.attempts}" if record.attempts > 1 else ""
         table.add_row("begun", begun.strftime("%Y-%m-%d %H:%M UTC") + more)
     if record.graph is not None:
-        table.add_row("model", Text(graph_words(record.graph)))
+        table.add_row("model", Text(describe_graph(record.graph)))
     if record.plan is not None:
-        cut = f"{cut_words(record.plan)}; " if record.plan.parallel.devices > 1 else ""
-        words = f"{cut}{batch_words(record.plan)}; {precision_words(record.plan)}"
+        cut = f"{describe_parallelism(record.plan)}; " if record.plan.parallel.devices > 1 else ""
+        words = f"{cut}{describe_batch(record.plan)}; {describe_precision(record.plan)}"
         table.add_row("plan", words)
     if record.steps:
         asked = record.request.train.steps if record.request else record.meta.get("steps", "?")
         table.add_row("steps", f"{record.steps[-1].step} of {asked}")
         first, last = record.steps[0], record.steps[-1]
-        table.add_row("loss", f"{loss_words(first.loss)} → {loss_words(last.loss)} nats a token")
+        table.add_row("loss", f"{format_loss(first.loss)} → {format_loss(last.loss)} nats a token")
     held_out = [step for step in record.steps if step.held_out_loss is not None]
     if held_out:
-        table.add_row("held out", f"{held_out_words(held_out[-1])}, at step {held_out[-1].step}")
+        table.add_row("held out", f"{format_held_out_loss(held_out[-1])}, at step {held_out[-1].step}")
     for fault in record.faults:
         table.add_row(Text("fault", style="red"), Text(fault))
     parts = [table, _compared(record), *_devices(record)]
     return Group(*parts)
 
 
-def _compared(record: Record) -> Table:
+def _compared(record: RunRecord) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("")
     for name in ("predicted", "measured", "ratio"):
         table.add_column(name, justify="right")
-    heads = headlines(record.current, record.prediction)
+    heads = headline_metrics(record.current_plan_steps, record.prediction)
     shows: Mapping[str, Callable[[float], str]] = {
-        "seconds": show_seconds, "tokens": speed_words, "mfu": _percent, "memory": show_bytes,
-        "read": show_bytes, "written": show_bytes,
+        "seconds": format_seconds, "tokens": format_speed, "mfu": _percent, "memory": format_bytes,
+        "read": format_bytes, "written": format_bytes,
     }  # fmt: skip
     rows = [(heads[key], show) for key, show in shows.items() if key in heads]
     whole = len(rows)
-    rows += [(pair, show_seconds) for pair in kinds(record.current, record.prediction)]
+    rows += [(pair, format_seconds) for pair in seconds_by_kind(record.current_plan_steps, record.prediction)]
     for index, (pair, show) in enumerate(rows):
         table.add_row(
             pair.name if index < whole else f"  {pair.name}",
             "–" if pair.predicted is None else show(pair.predicted),
             "–" if pair.measured is None else show(pair.measured),
-            ratio_words(pair.ratio),
+            format_ratio(pair.ratio),
             end_section=index == whole - 1,
         )
     return table
 
 
-def _devices(record: Record) -> Iterator[RenderableType]:
+def _devices(record: RunRecord) -> Iterator[RenderableType]:
     """A line for each device of several; of very many, for the first."""
-    if record.plan is None or not record.devices:
+    if record.plan is None or not record.steps_by_rank:
         return
     cut = record.plan.parallel
-    found = shares(record.devices, cut)
+    found = rank_step_times(record.steps_by_rank, cut)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("device")
     table.add_column("place")
@@ -238,11 +238,11 @@ def _devices(record: Record) -> Iterator[RenderableType]:
     for each in found[:_DEVICE_LINES]:
         whole = each.busy_seconds + each.waiting_seconds
         table.add_row(
-            str(each.device),
-            place_words(each.place, cut),
-            show_seconds(each.busy_seconds),
-            show_seconds(each.waiting_seconds),
-            "–" if each.memory_bytes is None else show_bytes(each.memory_bytes),
+            str(each.rank),
+            describe_coord(each.coord, cut),
+            format_seconds(each.busy_seconds),
+            format_seconds(each.waiting_seconds),
+            "–" if each.memory_bytes is None else format_bytes(each.memory_bytes),
             bar(each.busy_seconds / whole if whole else 0.0),
         )
     yield table
@@ -251,12 +251,12 @@ def _devices(record: Record) -> Iterator[RenderableType]:
 
 
 def _peak(peak: TierPeak) -> RenderableType:
-    over = f", {show_bytes(peak.over_bytes)} too much" if peak.over_bytes else ""
+    over = f", {format_bytes(peak.over_bytes)} too much" if peak.over_bytes else ""
     name = (
-        f"predicted peak in {peak.tier}: {show_bytes(peak.peak_bytes)} "
-        f"of {show_bytes(peak.capacity_bytes)}{over}"
+        f"predicted peak in {peak.tier}: {format_bytes(peak.peak_bytes)} "
+        f"of {format_bytes(peak.capacity_bytes)}{over}"
     )
-    return _shares(name, {str(k): float(v) for k, v in peak.by_class.items()}, show_bytes)
+    return _shares(name, {str(k): float(v) for k, v in peak.by_class.items()}, format_bytes)
 
 
 def _shares(name: str, parts: Mapping[str, float], show: Callable[[float], str]) -> Group:
@@ -279,7 +279,7 @@ def bar(share: float, cells: int = _BAR_CELLS) -> str:
     return "█" * (eighths // 8) + _EIGHTHS[eighths % 8].strip()
 
 
-def facts() -> Table:
+def fact_table() -> Table:
     """An empty table of two columns: a name, and words."""
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(style="bold", no_wrap=True)

@@ -18,21 +18,21 @@ _OVER: dict[What, str] = {
 """What an error is a share of; of single numbers, of the number itself."""
 
 
-class Mistake(NamedTuple):
+class InjectedFault(NamedTuple):
     """One that was made on purpose."""
 
-    words: str
+    description: str
     layer: int | None
     """That made it."""
     proof: Proof
-    found: bool
+    detected: bool
 
 
-def verdict_words(proof: Proof) -> str:
+def describe_verdict(proof: Proof) -> str:
     """`equal to one device over 3 steps: largest error 6e-16, 1e-09 allowed`."""
     steps = f"{proof.steps} step{'s' if proof.steps > 1 else ''}"
     if proof.first is not None:
-        return f"NOT EQUAL in step {proof.first.step}: {difference_words(proof.first)}"
+        return f"NOT EQUAL in step {proof.first.step}: {describe_difference(proof.first)}"
     worst = max(proof.compared, key=lambda each: each.error / (each.tolerance or math.inf))
     return (
         f"equal to one device over {steps}: largest error {worst.error:.1e} ({worst.what}), "
@@ -40,7 +40,7 @@ def verdict_words(proof: Proof) -> str:
     )
 
 
-def difference_words(first: Difference) -> str:
+def describe_difference(first: Difference) -> str:
     """`output of layer 3, block2, for sample 4 by 1.6e-02 of its norm`."""
     if first.what == "samples":
         return f"sample {first.sample} was not taken, or taken where it should not be"
@@ -54,7 +54,7 @@ def difference_words(first: Difference) -> str:
     return f"{first.what}{where} {apart}"
 
 
-def proof_table(proof: Proof) -> Table:
+def verification_table(proof: Proof) -> Table:
     """One row for each kind of thing that was compared."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for head in ("compared", "how many", "largest error", "allowed", ""):
@@ -65,16 +65,16 @@ def proof_table(proof: Proof) -> Table:
     return table
 
 
-def mistakes_table(mistakes: Iterable[Mistake]) -> Table:
+def injected_faults_table(mistakes: Iterable[InjectedFault]) -> Table:
     """One row for each mistake that was made on purpose."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for head in ("made on purpose", "layer", "found", "where"):
         table.add_column(head, overflow="fold")
     for each in mistakes:
         first = each.proof.first
-        where = "" if first is None else f"step {first.step}: {difference_words(first)}"
+        where = "" if first is None else f"step {first.step}: {describe_difference(first)}"
         layer = "" if each.layer is None else str(each.layer)
-        table.add_row(each.words, layer, "yes" if each.found else "[bold red]NO[/]", where)
+        table.add_row(each.description, layer, "yes" if each.detected else "[bold red]NO[/]", where)
     return table
 
 
