@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from cost.equal_blocks import equal_blocks
 from factories import tiny_plan
-from windlass.cost.collectives import Links
+from windlass.cost.collectives import CommunicationCosts
 from windlass.cost.predict import predict
 from windlass.cost.simulator.timeline import simulate
 from windlass.program.instruction import Instruction
@@ -44,7 +44,7 @@ def replicas(
     )  # fmt: skip
     whole = tiny_plan(graph, machine, data=replicas)
     (link,) = machine.links
-    seconds = Links(whole, graph, machine).seconds(Instruction("reduce_grads", 0))
+    seconds = CommunicationCosts(whole, graph, machine).seconds(Instruction("reduce_grads", 0))
     rate = link.rate * seconds / (sum_products * PRODUCT)
     machine = machine.model_copy(update={"links": (link.model_copy(update={"rate": rate}),)})
     plan = tiny_plan(
@@ -96,7 +96,7 @@ def test_what_replicas_wait_for_is_not_beside_anything(how: dict[str, object], p
 def test_what_is_scattered_takes_turns_with_the_sums_that_follow_it():
     """Of four replicas two each share the state: a layer's gradient is scattered, then summed."""
     plan, graph, machine = replicas(replicas=4, sharding=(1, 2), sum_products=6)
-    links = Links(plan, graph, machine)
+    links = CommunicationCosts(plan, graph, machine)
     reduce = Instruction("reduce_grads", 0)
     whole, beside = links.seconds(reduce), links.beside_seconds(reduce)
     spread = links.seconds(Instruction("all_gather_params", 0))

@@ -7,17 +7,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from factories import cut_graph, tiny_graph, tiny_machine, tiny_plan
-from windlass.cost.batched.config_keys import Block, Setting, Share
-from windlass.cost.batched.layer_cost import Chain
+from windlass.cost.batched.config_keys import LayerConfig, ShardingOption, ShardingOptions
+from windlass.cost.batched.layer_cost import LayerCosts
 from windlass.cost.batched.op_time import HELD
-from windlass.cost.collectives import Links
-from windlass.cost.instruction_time import StepCost
+from windlass.cost.collectives import CommunicationCosts
+from windlass.cost.instruction_time import InstructionCosts
 from windlass.program.instruction import Instruction, InstructionKind
 from windlass.program.memory.layer_sizes import layer_sizes, rows_bytes, states_of
 from windlass.program.memory.offloaded_bytes import state_at_home
 from windlass.schema.graph import Graph, Precision
 from windlass.schema.machine import Curve, ExecutionModel, Link, Machine, OpRate, Point, Tier
-from windlass.schema.plan import DEVICE, Offload, Plan, Recompute
+from windlass.schema.plan import DEVICE_TIER, Offload, Plan, Recompute
 from windlass.schema.tensor_grid import TensorGrid
 
 ROUNDING = 1e-12
@@ -62,11 +62,11 @@ MACHINES = (
     on("other", "bulk-synchronous", share=0.1, named=True),
 )
 
-ONE = Setting(1, "float32", False, 1, False, False)
+ONE = LayerConfig(1, "float32", False, 1, False, False)
 places = st.integers(0, len(MACHINES) - 1)
 tensors = st.sampled_from([1, 2, 4, TensorGrid(2, 2)])
 ways = st.builds(
-    Setting,
+    LayerConfig,
     tensor=tensors,
     precision=st.sampled_from(PRECISIONS),
     compiled=st.booleans(),
@@ -78,16 +78,16 @@ ways = st.builds(
 )
 shares = st.sampled_from([(w, o) for w in (1, 2, 4) for o in (1, 2, 4) if o % w == 0])
 blocks = st.builds(
-    lambda way, pairs, home: Block(
-        way.tensor, way.precision, way.sums, 4, tuple(Share(*pair, home) for pair in pairs)
+    lambda way, pairs, home: ShardingOptions(
+        way.tensor, way.precision, way.sums, 4, tuple(ShardingOption(*pair, home) for pair in pairs)
     ),
     ways,
     st.lists(shares, min_size=1, max_size=4),
-    st.sampled_from([DEVICE, "host"]),
+    st.sampled_from([DEVICE_TIER, "host"]),
 )
 
 
-def plan_of(way: Setting, graph: Graph, machine: Machine, recompute: Recompute = "none") -> Plan:
+def plan_of(way: LayerConfig, graph: Graph, machine: Machine, recompute: Recompute = "none") -> Plan:
     """A plan of a setting, its last layer a stage of its own if there are several."""
     return tiny_plan(
         graph,
@@ -101,7 +101,7 @@ def plan_of(way: Setting, graph: Graph, machine: Machine, recompute: Recompute =
         data=way.replicas,
         pipeline=1 + way.parted,
         recompute=recompute,
-        offload=Offload(optimizer="host" if way.moves else DEVICE),
+        offload=Offload(optimizer="host" if way.moves else DEVICE_TIER),
         stages=(((0, 5),), ((5, 6),)) if way.parted else None,
         phases=None if way.parted else ((0, 6),),
     )
@@ -109,9 +109,9 @@ def plan_of(way: Setting, graph: Graph, machine: Machine, recompute: Recompute =
 
 @settings(max_examples=60)
 @given(places, places, st.lists(ways, min_size=1, max_size=5))
-def test_passes_take_what_those_of_one_plan_take(graph: int, machine: int, some: list[Setting]):
+def test_passes_take_what_those_of_one_plan_take(graph: int, machine: int, some: list[LayerConfig]):
     model, where = GRAPHS[graph % 2], MACHINES[machine]
-    prices = Chain(plan_of(some[0], model, where), model, where).passes(tuple(some))
+    prices = LayerCosts(plan_of(some[0], model, where), model, where).passes(tuple(some))
     for row, way in enumerate(some):
         took = Took(plan_of(way, model, where), model, where)
         for kind, layer in enumerate(FIRSTS.values()):
@@ -128,9 +128,9 @@ def test_passes_take_what_those_of_one_plan_take(graph: int, machine: int, some:
 
 
 @given(places, st.lists(ways, min_size=1, max_size=5), st.integers(1, 9))
-def test_passes_hold_what_those_of_one_plan_hold(place: int, some: list[Setting], micros: int):
+def test_passes_hold_what_those_of_one_plan_hold(place: int, some: list[LayerConfig], micros: int):
     graph, machine = GRAPHS[place % 2], MACHINES[0]
-    chain = Chain(plan_of(some[0], graph, machine), graph, machine)
+    chain = LayerCosts(plan_of(some[0], graph, machine), graph, machine)
     prices = chain.passes(tuple(some))
     for row, way in enumerate(some):
         plan = plan_of(way, graph, machine)
@@ -144,11 +144,11 @@ def test_passes_hold_what_those_of_one_plan_hold(place: int, some: list[Setting]
 
 
 @given(places, ways)
-def test_a_selective_layer_takes_and_holds_what_one_of_a_plan_does(place: int, way: Setting):
+def test_a_selective_layer_takes_and_holds_what_one_of_a_plan_does(place: int, way: LayerConfig):
     graph, machine = GRAPHS[1], MACHINES[place]
     way = way._replace(tensor=1, compiled=False)
     plan = plan_of(way, graph, machine, recompute="selective")
-    chain = Chain(plan, graph, machine)
+    chain = LayerCosts(plan, graph, machine)
     prices, block = chain.passes((way,)), chain.variants[1]
     took = Took(plan, graph, machine).of("backward", 1)
     assert prices.backward[0, block] + prices.sum_later[0, block] == close(took)
@@ -159,21 +159,21 @@ def test_a_selective_layer_takes_and_holds_what_one_of_a_plan_does(place: int, w
 @settings(max_examples=60)
 @given(places, places, st.lists(blocks, min_size=1, max_size=4), st.booleans())
 def test_states_take_what_those_of_one_plan_take(
-    graph_place: int, machine_place: int, some: list[Block], clip: bool
+    graph_place: int, machine_place: int, some: list[ShardingOptions], clip: bool
 ):
     graph, machine = GRAPHS[graph_place % 2], MACHINES[machine_place]
     base = plan_of(ONE, graph, machine).model_copy(update={"clip": clip, "moments": "int8"})
-    prices = Chain(base, graph, machine).states(some)
+    prices = LayerCosts(base, graph, machine).states(some)
     pairs = [(block, share) for block in some for share in block.pairs]
     for row, (block, share) in enumerate(pairs):
         plan = _shared(base, block, share)
-        states, links = states_of(plan, graph), Links(plan, graph, machine)
+        states, links = states_of(plan, graph), CommunicationCosts(plan, graph, machine)
         took = Took(plan, graph, machine)
         for kind, layer in enumerate(FIRSTS.values()):
             each, reduce = states[layer], took.of("reduce_grads", layer)
             beside = links.beside_seconds(Instruction("reduce_grads", layer))
             spread = took.of("all_gather_params", layer) if share.optimizer > share.weights else 0.0
-            far = state_at_home(plan, each) if share.home != DEVICE else 0
+            far = state_at_home(plan, each) if share.home != DEVICE_TIER else 0
             assert prices.held[row, kind] == each.held + (0 if far else each.optimizer)
             assert prices.far[row, kind] == far
             assert prices.norm_bytes[row, kind] == each.shard
@@ -181,7 +181,7 @@ def test_states_take_what_those_of_one_plan_take(
                 assert prices.gather[row, kind] == close(took.of("unshard_weights", layer))
             assert prices.reduce[row, kind] == close(reduce)
             assert prices.waited[row, kind] == close(reduce - beside)
-            if share.home == DEVICE:
+            if share.home == DEVICE_TIER:
                 assert prices.after[row, kind] == close(took.of("update", layer) + spread)
 
 
@@ -189,7 +189,7 @@ class Took:
     """Seconds of the instructions of one plan, as the clock has them."""
 
     def __init__(self, plan: Plan, graph: Graph, machine: Machine) -> None:
-        self._costs, self._links = StepCost(plan, graph, machine), Links(plan, graph, machine)
+        self._costs, self._links = InstructionCosts(plan, graph, machine), CommunicationCosts(plan, graph, machine)
 
     def of(self, kind: InstructionKind, layer: int | None, micro: int = 1) -> float:
         instruction = Instruction(kind, layer, micro)
@@ -197,7 +197,7 @@ class Took:
         return self._costs.of(instruction).total + exchanged
 
 
-def _shared(base: Plan, block: Block, share: Share) -> Plan:
+def _shared(base: Plan, block: ShardingOptions, share: ShardingOption) -> Plan:
     way = ONE._replace(
         tensor=block.tensor, precision=block.precision, sums=block.sums, replicas=block.replicas
     )

@@ -6,12 +6,12 @@ import pytest
 
 from factories import cut_graph, tiny_graph, tiny_plan
 from windlass.cost.predict import predict
-from windlass.hardware import catalog as catalogue
+from windlass.hardware import catalog
 from windlass.schema.machine import Machine
 from windlass.schema.plan import Offload
 
 GRAPH = cut_graph(tiny_graph(layers=6, tied=False))
-WITH_HOSTS = [*catalogue.names(), *(f"{family.name}:2" for family in catalogue.families())]
+WITH_HOSTS = [*catalog.machine_names(), *(f"{family.name}:2" for family in catalog.host_families())]
 
 
 def away(machine: Machine) -> Offload:
@@ -22,7 +22,7 @@ def away(machine: Machine) -> Offload:
 
 @pytest.mark.parametrize("name", WITH_HOSTS)
 def test_a_plan_over_all_that_a_machine_has_takes_some_time(name: str):
-    machine = catalogue.find(name)
+    machine = catalog.load_machine(name)
     spare = machine.devices
     cut = {}
     for degree, most in (("tensor", 4), ("pipeline", 2), ("data", 8)):

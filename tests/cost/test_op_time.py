@@ -3,35 +3,35 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from factories import tiny_machine
-from windlass.cost.op_time import DeviceRates, Mode, Pass, Seconds, pass_seconds
-from windlass.schema.graph import LayerCost, MatmulShape, Op, Quantity
+from windlass.cost.op_time import DeviceRates, ExecutionMode, LayerPass, TermSeconds, pass_seconds
+from windlass.schema.graph import LayerCost, MatmulShape, Op, Polynomial
 from windlass.schema.machine import AttentionRate, Curve, OpRate, Point
 
 
 def _rates(*, compiled: bool = False, **changes: object) -> DeviceRates:
     machine = tiny_machine()
     device = machine.device.model_copy(update=changes)
-    return DeviceRates(device, Mode(1, "float32", compiled))
+    return DeviceRates(device, ExecutionMode(1, "float32", compiled))
 
 
 def _memory(
     name: str = "act", *, nbytes: float = 0.0, written: float = 0.0, calls: int = 1
 ) -> Op:  # fmt: skip
     return Op(
-        name=name, kind="memory", read_bytes=Quantity(nbytes - written),
-        written_bytes=Quantity(written), calls=calls,
-        live_bytes=Quantity(written),
+        name=name, kind="memory", read_bytes=Polynomial(nbytes - written),
+        written_bytes=Polynomial(written), calls=calls,
+        live_bytes=Polynomial(written),
     )  # fmt: skip
 
 
-def _seconds(op: Op, rates: DeviceRates) -> Seconds:
-    return pass_seconds(Pass((op,), _layer(op), backward=False), rates, micro=1)
+def _seconds(op: Op, rates: DeviceRates) -> TermSeconds:
+    return pass_seconds(LayerPass((op,), _layer(op), backward=False), rates, micro=1)
 
 
 def _layer(*forward: Op) -> LayerCost:
     return LayerCost(
         precision="float32", compiled=False, forward=forward, backward=(),
-        kept_bytes=Quantity(), input_bytes=Quantity(), output_bytes=Quantity(),
+        saved_bytes=Polynomial(), input_bytes=Polynomial(), output_bytes=Polynomial(),
     )  # fmt: skip
 
 
@@ -45,11 +45,11 @@ def test_more_bytes_are_never_faster(nbytes: float, more: float):
 @given(st.floats(1, 1e13), st.floats(1, 1e13))
 def test_more_flop_are_never_faster(flop: float, more: float):
     rates = _rates()
-    one = Quantity(1)
+    one = Polynomial(1)
 
     def product(flop: float) -> Op:
         return Op(
-            name="mm", kind="matmul", flop=Quantity(flop), read_bytes=one, written_bytes=one,
+            name="mm", kind="matmul", flop=Polynomial(flop), read_bytes=one, written_bytes=one,
             live_bytes=one, shape=MatmulShape(one, one, one, one),
         )  # fmt: skip
 
@@ -79,9 +79,9 @@ def test_a_compiled_run_is_as_slow_as_its_slowest_part_and_prefers_compiled_rate
 
 
 def test_a_product_with_a_bias_takes_its_own_rate_where_one_was_measured():
-    one = Quantity(1)
+    one = Polynomial(1)
     op = Op(
-        name="addmm", kind="matmul", flop=Quantity(1e9), read_bytes=one, written_bytes=one,
+        name="addmm", kind="matmul", flop=Polynomial(1e9), read_bytes=one, written_bytes=one,
         live_bytes=one, shape=MatmulShape(one, one, one, one),
     )  # fmt: skip
     rates = _rates()
@@ -115,7 +115,7 @@ def test_attention_takes_the_rate_of_the_nearest_head_width_and_its_direction():
     cases = ((32, False, 1e9), (128, True, 4e9))
     for width, backward, rate_ in cases:
         op = _attention(b=1, h=1, s=1, k=width)
-        passed = pass_seconds(Pass((op,), _layer(op), backward), rates, micro=1)
+        passed = pass_seconds(LayerPass((op,), _layer(op), backward), rates, micro=1)
         assert passed.attention == pytest.approx(4 * width / rate_)
 
 
@@ -129,17 +129,17 @@ def test_the_width_of_heads_is_told_by_what_attention_writes():
         each.model_copy(update={"attention_rates": known}) for each in machine.device.matmul
     )
     device = machine.device.model_copy(update={"matmul": matmul})
-    rates = DeviceRates(device, Mode(s, "float32", False))
-    passed = pass_seconds(Pass((attention,), _layer(attention), False), rates, micro=1)
+    rates = DeviceRates(device, ExecutionMode(s, "float32", False))
+    passed = pass_seconds(LayerPass((attention,), _layer(attention), False), rates, micro=1)
     assert passed.attention == pytest.approx(4 * b * h * s * s * k / 7e9)
 
 
 def _attention(*, b: int, h: int, s: int, k: int) -> Op:
     """Fused attention of h heads of width k over b sequences of s tokens, in float32."""
     return Op(
-        name="sdpa", kind="attention", flop=Quantity(4 * b * h * s * s * k),
-        read_bytes=Quantity(3 * 4 * b * s * h * k),
-        written_bytes=Quantity(4 * b * s * h * k + 4 * b * s * h), live_bytes=Quantity(1),
+        name="sdpa", kind="attention", flop=Polynomial(4 * b * h * s * s * k),
+        read_bytes=Polynomial(3 * 4 * b * s * h * k),
+        written_bytes=Polynomial(4 * b * s * h * k + 4 * b * s * h), live_bytes=Polynomial(1),
     )  # fmt: skip
 
 

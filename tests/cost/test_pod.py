@@ -5,10 +5,10 @@ from hypothesis import strategies as st
 from cost.equal_blocks import equal_blocks
 from factories import cut_graph, tiny_graph, tiny_machine, tiny_plan
 from program.pod_plans import MACHINE, pod_plans
-from windlass.cost.collectives import Links
-from windlass.cost.instruction_time import StepCost
+from windlass.cost.collectives import CommunicationCosts
+from windlass.cost.instruction_time import InstructionCosts
 from windlass.cost.predict import predict
-from windlass.cost.simulator.event_simulator import run_clock
+from windlass.cost.simulator.event_simulator import simulate_programs
 from windlass.cost.simulator.offload_queue import step_seconds
 from windlass.cost.simulator.timeline import simulate
 from windlass.program.instruction import Instruction
@@ -104,12 +104,12 @@ def test_collectives_take_what_rings_take(
     plan = tiny_plan(GRAPH, machine, data=8, sharding=sharding)
     (link,) = machine.links
     instruction = Instruction(kind, 1)  # type: ignore[arg-type]
-    seconds = Links(plan, GRAPH, other).seconds(instruction)
+    seconds = CommunicationCosts(plan, GRAPH, other).seconds(instruction)
     assert seconds == pytest.approx(sent / link.rate + hops * link.latency)
     # CPUs also copy and sum what they scatter: 3 bytes for each, and its part of the result.
     moved = SQUARE_BYTES * (3 + 1 / 4) if kind == "reduce_grads" and sharding == (1, 4) else 0.0
     copying = moved / machine.device.traffic.at(max(moved, 1.0))
-    assert Links(plan, GRAPH, machine).seconds(instruction) == pytest.approx(seconds + copying)
+    assert CommunicationCosts(plan, GRAPH, machine).seconds(instruction) == pytest.approx(seconds + copying)
 
 
 def test_a_gather_holds_up_its_group_until_the_last_is_there():
@@ -161,7 +161,7 @@ def test_slices_take_what_rings_of_neighbours_take(kind: str, layer: int, sent: 
     fast = slow.model_copy(update={"joins": 4, "rate": 1e10, "latency": 1e-6})
     machine = machine.model_copy(update={"links": (fast, slow)})
     plan = tiny_plan(CUT, machine, tensor=4, pipeline=2)
-    seconds = Links(plan, CUT, machine).seconds(Instruction(kind, layer, 0))  # type: ignore[arg-type]
+    seconds = CommunicationCosts(plan, CUT, machine).seconds(Instruction(kind, layer, 0))  # type: ignore[arg-type]
     assert seconds == pytest.approx(sent / fast.rate + hops * fast.latency)
 
 
@@ -172,7 +172,7 @@ def test_replicas_of_slices_reach_over_the_links_beyond_them():
     machine = machine.model_copy(update={"links": (fast, slow)})
     plan = tiny_plan(CUT, machine, tensor=4, data=2, sharding=(2, 2))
     own = (32 * 32 // 4 + 32) * 4
-    seconds = Links(plan, CUT, machine).seconds(Instruction("unshard_weights", 1))
+    seconds = CommunicationCosts(plan, CUT, machine).seconds(Instruction("unshard_weights", 1))
     # Four rings of two lie side by side on the outer link.
     assert seconds == pytest.approx(4 * own / 2 / slow.rate + slow.latency)
 
@@ -210,6 +210,6 @@ def test_devices_that_all_run_the_same_are_timed_as_the_clock_times_them(drawn: 
     graph, plan = drawn
     programs = lower(plan, graph)
     told = predict(plan, graph, MACHINE, programs)
-    spans = run_clock(plan, graph, MACHINE, StepCost(plan, graph, MACHINE), programs)
+    spans = simulate_programs(plan, graph, MACHINE, InstructionCosts(plan, graph, MACHINE), programs)
     ends = (step_seconds(*each) for each in zip(programs, spans, strict=True))
     assert told.step_seconds == pytest.approx(max(ends))

@@ -128,7 +128,7 @@ def test_model_flop_counts_every_micro_batch_and_no_recompute():
     graph = tiny_graph()
     plain = _predict(graph, micro=2, accumulation=3)
     again = _predict(graph, micro=2, accumulation=3, recompute="full")
-    assert plain.model_flop == pytest.approx(3 * graph.step_flop(2, 16))
+    assert plain.model_flop == pytest.approx(3 * graph.micro_batch_flop(2, 16))
     assert again.model_flop == plain.model_flop
 
 

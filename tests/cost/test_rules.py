@@ -70,7 +70,7 @@ def test_moves_of_a_bulk_synchronous_machine_hold_up_its_computing():
     beside, after = (predict(plan, graph, each) for each in (machine, in_turn(machine)))
     assert beside.offload is not None
     assert after.offload is not None
-    computing = after.step_seconds - after.offload.waiting_seconds
+    computing = after.step_seconds - after.offload.exposed_seconds
     assert after.step_seconds == pytest.approx(computing + after.offload.seconds, rel=0.02)
     assert after.step_seconds > beside.step_seconds
 

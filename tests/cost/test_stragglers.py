@@ -5,11 +5,11 @@ from math import e
 import pytest
 
 from factories import cut_graph, tiny_graph, tiny_machine, tiny_plan
-from windlass.cost.batched.lower_bound import least_seconds
+from windlass.cost.batched.lower_bound import min_batch_seconds
 from windlass.cost.predict import predict
 from windlass.cost.simulator.timeline import simulate
-from windlass.planner.search.branch_and_bound import Sweep
-from windlass.planner.space.plan_space import Field
+from windlass.planner.search.branch_and_bound import BranchAndBound
+from windlass.planner.space.plan_space import PlanSpace
 from windlass.program.lowering.lower import lower
 from windlass.schema.machine import Machine
 from windlass.schema.plan import Plan
@@ -27,11 +27,11 @@ def plans(on: Machine) -> list[tuple[Plan, float, float]]:
 
     Both by the closed form.
     """
-    field = Field(Request.resolve(overrides=PINS), GRAPH, on)
-    sweep, found = Sweep(field, 1e12), []
+    field = PlanSpace(Request.resolve(overrides=PINS), GRAPH, on)
+    sweep, found = BranchAndBound(field, 1e12), []
     for cell in field.cells():
         seconds = sweep.totals(cell).step_seconds
-        least = least_seconds(sweep.chain, cell.shape, cell.ends, cell.rows)[cell.rows.run]
+        least = min_batch_seconds(sweep.chain, cell.shape, cell.ends, cell.rows)[cell.rows.run]
         found += [
             (field.plan(cell, at), float(seconds[at]), float(least[at]))
             for at in range(cell.rows.count)

@@ -4,14 +4,14 @@ from hypothesis import strategies as st
 
 from factories import cut_graph, tiny_graph, tiny_machine
 from windlass.cost.predict import predict
-from windlass.errors import Faults
+from windlass.errors import InputErrors
 from windlass.planner.choose import choose, run_seconds
-from windlass.planner.search.extrapolate import memory_of, weigh, with_near
-from windlass.planner.space.options import plans
-from windlass.program.activation_checkpointing import recomputing
+from windlass.planner.search.extrapolate import evaluate, peak_memory, with_budget
+from windlass.planner.space.options import open_single_stage_plans
+from windlass.program.activation_checkpointing import with_recompute
 from windlass.program.lowering.lower import lower
 from windlass.program.memory.liveness import occupancy
-from windlass.program.verify.verify import verify
+from windlass.program.verify.verify import verify_programs
 from windlass.schema.graph import Graph
 from windlass.schema.machine import Machine
 from windlass.schema.plan import Plan
@@ -54,10 +54,10 @@ def counted(plan: Plan, graph: Graph) -> list[Plan]:
     if plan.recompute == "none":
         return [plan]
     most = graph.layers - 2
-    found = [recomputing(plan, [count]) for count in range(1, most + 1)]
+    found = [with_recompute(plan, [count]) for count in range(1, most + 1)]
     if not plan.compile and plan.parallel.tensor == 1:
-        found += [recomputing(plan, [0], [count]) for count in range(1, most + 1)]
-        found += [recomputing(plan, [count], [most]) for count in range(1, most)]
+        found += [with_recompute(plan, [0], [count]) for count in range(1, most + 1)]
+        found += [with_recompute(plan, [count], [most]) for count in range(1, most)]
     return found
 
 
@@ -68,7 +68,7 @@ def test_the_choice_is_the_fastest_of_all_plans_that_fit(
 ):
     graph, batch, pins = case
     asked = request(*pins, batch=batch)
-    everything = plans(asked, graph, MACHINE)
+    everything = open_single_stage_plans(asked, graph, MACHINE)
     if asked.recompute is None:
         everything = [each for plan in everything for each in counted(plan, graph)]
     smallest = min(peak(plan, graph, MACHINE) for plan in everything)
@@ -102,9 +102,9 @@ def test_a_short_program_tells_the_prediction_of_the_whole(
     case: tuple[Graph, int, list[str]], data: st.DataObject
 ):
     graph, batch, pins = case
-    plan = data.draw(st.sampled_from(plans(request(*pins, batch=batch), graph, MACHINE)))
-    whole = with_near(predict(plan, graph, MACHINE), 1000)
-    short = weigh(plan, graph, MACHINE, near_bytes=1000)
+    plan = data.draw(st.sampled_from(open_single_stage_plans(request(*pins, batch=batch), graph, MACHINE)))
+    whole = with_budget(predict(plan, graph, MACHINE), 1000)
+    short = evaluate(plan, graph, MACHINE, near_bytes=1000)
     assert short.peaks == whole.peaks
     assert short.plan == whole.plan
     assert short.tokens_per_step == whole.tokens_per_step
@@ -120,11 +120,11 @@ def test_a_short_program_tells_the_fullest_moment_of_the_whole(
     case: tuple[Graph, int, list[str]], data: st.DataObject
 ):
     graph, batch, pins = case
-    plan = data.draw(st.sampled_from(plans(request(*pins, batch=batch), graph, MACHINE)))
+    plan = data.draw(st.sampled_from(open_single_stage_plans(request(*pins, batch=batch), graph, MACHINE)))
     program, *_ = lower(plan, graph)
     held = MACHINE.device.process_bytes(compiled=plan.compile)
     full = occupancy(program, plan, graph, runtime_bytes=held)
-    memory = memory_of(plan, graph, MACHINE)
+    memory = peak_memory(plan, graph, MACHINE)
     assert memory.peak_bytes == full.peak_bytes
     assert memory.by_class == full.by_class
     assert memory.index == full.peak
@@ -137,11 +137,11 @@ def test_what_is_chosen_verifies_at_its_own_peak():
     assert choice.prediction is not None
     assert choice.prediction.fits
     room = choice.prediction.peaks[0].peak_bytes
-    verify(lower(choice.plan, GRAPH), choice.plan, GRAPH, {"device": room})
+    verify_programs(lower(choice.plan, GRAPH), choice.plan, GRAPH, {"device": room})
 
 
 def test_a_capacity_raised_by_exactly_the_bytes_refused_fits():
-    smallest = min(peak(plan, GRAPH, MACHINE) for plan in plans(request(), GRAPH, MACHINE))
+    smallest = min(peak(plan, GRAPH, MACHINE) for plan in open_single_stage_plans(request(), GRAPH, MACHINE))
     near = smallest - 12_345
     choice = choose(request(f"memory={near}"), GRAPH, MACHINE)
     assert choice.plan is None
@@ -191,7 +191,7 @@ def test_recompute_is_among_what_lost_where_all_can_be_kept():
 def test_pins_that_do_not_fit_are_advised_away():
     pins = ("batch.micro=8", "recompute=none", "precision=float32", "compile=false")
     asked = request(*pins)
-    (plan,) = plans(asked, GRAPH, MACHINE)
+    (plan,) = open_single_stage_plans(asked, GRAPH, MACHINE)
     near = peak(plan, GRAPH, MACHINE) - 1
     choice = choose(request(*pins, f"memory={near}"), GRAPH, MACHINE)
     assert choice.advice is not None
@@ -218,7 +218,7 @@ def test_a_state_larger_than_the_tier_is_told_in_devices():
 def test_what_no_plan_has_is_refused_on_one_device_and_on_several(devices: int):
     machine = tiny_machine(devices=devices, precisions=("float32",))
     asked = request("train.sequence=128", "precision=bfloat16")
-    with pytest.raises(Faults) as refused:
+    with pytest.raises(InputErrors) as refused:
         choose(asked, tiny_graph(max_sequence=64), machine)
     assert "takes at most 64 tokens" in str(refused.value)
     assert "states no rate for it" in str(refused.value)

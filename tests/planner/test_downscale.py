@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from windlass.models import catalog as catalogue
-from windlass.planner.downscale import STAGE_LAYERS, divided, scaled
+from windlass.planner.downscale import STAGE_LAYERS, divided_parallelism, downscale_plan
 from windlass.schema.plan import Batch, Offload, Parallelism, Plan, ShardingDegrees, Stage
 from windlass.schema.tensor_grid import TensorGrid, grid_columns, grid_rows, tensor_grid
 
@@ -16,7 +16,7 @@ DEGREES = st.sampled_from([1, 2, 3, 4, 6, 8, 12, 16, 32])
 
 @given(st.builds(Parallelism, pipeline=DEGREES, tensor=DEGREES, replicas=DEGREES))
 def test_a_divided_cut_takes_few_devices_and_keeps_every_kind_of_cut(cut: Parallelism) -> None:
-    small = divided(cut, 8)
+    small = divided_parallelism(cut, 8)
     assert small.devices <= 8
     for (_, before), (_, after) in zip(cut, small, strict=True):
         assert after <= before
@@ -28,7 +28,7 @@ GRIDS = st.builds(tensor_grid, DEGREES, DEGREES)
 
 @given(st.builds(Parallelism, tensor=GRIDS, replicas=DEGREES))
 def test_a_divided_grid_stays_a_grid(cut: Parallelism) -> None:
-    small = divided(cut, 8)
+    small = divided_parallelism(cut, 8)
     assert small.devices <= 8
     for side in (grid_rows, grid_columns):
         assert side(small.tensor) <= side(cut.tensor)
@@ -36,7 +36,7 @@ def test_a_divided_grid_stays_a_grid(cut: Parallelism) -> None:
 
 
 def test_a_cut_that_is_small_enough_stays() -> None:
-    assert divided(Parallelism(pipeline=2, tensor=4), 8) == Parallelism(pipeline=2, tensor=4)
+    assert divided_parallelism(Parallelism(pipeline=2, tensor=4), 8) == Parallelism(pipeline=2, tensor=4)
 
 
 def large(order: str = "1f1b", interleave: int = 1, layers: int = 98) -> Plan:
@@ -65,7 +65,7 @@ def large(order: str = "1f1b", interleave: int = 1, layers: int = 98) -> Plan:
 
 
 def small_of(plan: Plan) -> Plan:
-    return scaled(plan, catalogue.shape("gpt3-175b"), devices=8, tiers=("disk",)).plan
+    return downscale_plan(plan, catalogue.model_config("gpt3-175b"), devices=8, tiers=("disk",)).plan
 
 
 def test_a_plan_of_256_devices_is_the_same_in_small_on_8() -> None:
@@ -79,7 +79,7 @@ def test_a_plan_of_256_devices_is_the_same_in_small_on_8() -> None:
     assert set(small.offload_tiers.values()) == {"disk"}
     assert small.offload_tiers.keys() == plan.offload_tiers.keys()
     assert small.batch.accumulation >= 2 * small.parallel.pipeline
-    assert all(stage.last - stage.first <= STAGE_LAYERS for stage in small.stages)
+    assert all(stage.end_layer - stage.first_layer <= STAGE_LAYERS for stage in small.stages)
 
 
 @pytest.mark.parametrize(("name", "heads"), [("gpt3-175b", 6), ("gpt-neox-20b", 8)])
@@ -90,7 +90,7 @@ def test_heads_that_do_not_divide_by_a_grid_do_not_in_small_either(name: str, he
             "stages": large().stages[:1],
         }
     )
-    found = scaled(plan, catalogue.shape(name), devices=8, tiers=("disk",))
+    found = downscale_plan(plan, catalogue.model_config(name), devices=8, tiers=("disk",))
     assert found.plan.parallel == Parallelism(tensor=TensorGrid(2, 2), data=2)
     assert found.model.heads == heads
 
@@ -113,14 +113,14 @@ def test_stages_of_unequal_length_stay_so() -> None:
             "stages": tuple(Stage(phases=(pair,)) for pair in pairwise(ends)),
         }
     )  # fmt: skip
-    found = scaled(plan, catalogue.shape("gpt2-355m"), devices=8, tiers=())
-    assert [stage.last - stage.first for stage in found.plan.stages] == [4, 7, 7, 8]
+    found = downscale_plan(plan, catalogue.model_config("gpt2-355m"), devices=8, tiers=())
+    assert [stage.end_layer - stage.first_layer for stage in found.plan.stages] == [4, 7, 7, 8]
     assert found.model.layers == 24
 
 
 def test_all_that_changes_is_told() -> None:
     notes = " ".join(
-        scaled(large(), catalogue.shape("llama2-7b"), devices=8, tiers=("disk",)).notes
+        downscale_plan(large(), catalogue.model_config("llama2-7b"), devices=8, tiers=("disk",)).notes
     )
     for said in ("`parallel.pipeline` 8 -> 2", "`parallel.tensor` 8 -> 2", "`parallel.data` 4 -> 2",
                  "`sharding.parameters` 4 -> 2", "`layers` 98 -> 16", "width 4096 -> 32",
@@ -128,9 +128,9 @@ def test_all_that_changes_is_told() -> None:
         assert said in notes
 
 
-@pytest.mark.parametrize("name", catalogue.names())
+@pytest.mark.parametrize("name", catalogue.model_names())
 def test_every_model_has_a_small_one_whose_features_divide(name: str) -> None:
-    found = scaled(large(), catalogue.shape(name), devices=64, tiers=("disk",))
+    found = downscale_plan(large(), catalogue.model_config(name), devices=64, tiers=("disk",))
     model, slices = found.model, found.plan.parallel.tensor
     assert slices == 4
     for count in (model.heads, model.ffn, model.kv_heads or model.heads):

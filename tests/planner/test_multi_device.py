@@ -7,15 +7,15 @@ import pytest
 
 from factories import cut_graph, tiny_graph, tiny_machine
 from windlass.cost.predict import predict
-from windlass.errors import Faults
+from windlass.errors import InputErrors
 from windlass.planner.choose import choose
 from windlass.planner.result import run_seconds
-from windlass.planner.search.branch_and_bound import Sweep
-from windlass.planner.search.min_recompute import Steps
-from windlass.planner.space.plan_space import Field
+from windlass.planner.search.branch_and_bound import BranchAndBound
+from windlass.planner.search.min_recompute import RecomputeSteps
+from windlass.planner.space.plan_space import PlanSpace
 from windlass.program.lowering.lower import lower
-from windlass.program.validate_plan import faults, selective_faults
-from windlass.program.verify.verify import verify
+from windlass.program.validate_plan import plan_errors, selective_recompute_errors
+from windlass.program.verify.verify import verify_programs
 from windlass.schema.graph import Graph
 from windlass.schema.machine import Machine
 from windlass.schema.plan import Plan, Stage
@@ -47,17 +47,17 @@ def request(*overrides: str, batch: int = 4) -> Request:
 
 def every(asked: Request, graph: Graph, on: Machine) -> list[Plan]:
     """All plans that are open."""
-    field = Field(asked, graph, on)
+    field = PlanSpace(asked, graph, on)
     return [field.plan(cell, at) for cell in field.cells() for at in range(cell.rows.count)]
 
 
 def fewer(plan: Plan, graph: Graph) -> list[Plan]:
     """A plan that runs all layers again with all that each stage can run again instead."""
-    ways = (False,) if any(selective_faults(plan, graph)) else (False, True)
+    ways = (False,) if any(selective_recompute_errors(plan, graph)) else (False, True)
     parts = []
     for stage in range(plan.parallel.pipeline):
         found = dict[tuple[object, ...], tuple[Stage, ...]]()
-        for steps in (Steps(plan, selects=(way,) * plan.parallel.pipeline) for way in ways):
+        for steps in (RecomputeSteps(plan, selects=(way,) * plan.parallel.pipeline) for way in ways):
             for count in range(steps.last[stage] + 1):
                 counts = [count if at == stage else 0 for at in range(plan.parallel.pipeline)]
                 own = steps.plan(counts).stages[stage :: plan.parallel.pipeline]
@@ -146,9 +146,9 @@ def test_the_choice_is_the_fastest_of_all_plans_of_two_hundred_cases(seed: int):
 
 
 def test_what_is_left_out_is_not_among_the_best():
-    field = Field(request(batch=8), GRAPHS[0], machine(8, 1e9))
+    field = PlanSpace(request(batch=8), GRAPHS[0], machine(8, 1e9))
     near = 1_000_000
-    pruned, whole = Sweep(field, near).best(10), Sweep(field, near).every(10)
+    pruned, whole = BranchAndBound(field, near).best(10), BranchAndBound(field, near).every(10)
     assert [found.step_seconds for found in pruned.best] == pytest.approx(
         [found.step_seconds for found in whole.best]
     )
@@ -162,7 +162,7 @@ def test_every_plan_of_the_space_is_legal():
     assert len(plans) > 100
     assert len({plan.label for plan in plans}) == len(plans)
     for plan in plans:
-        assert faults(plan, GRAPHS[0], on, global_batch=4) == ()
+        assert plan_errors(plan, GRAPHS[0], on, global_batch=4) == ()
 
 
 def test_the_chosen_plan_verifies_at_its_own_peak():
@@ -172,7 +172,7 @@ def test_the_chosen_plan_verifies_at_its_own_peak():
     assert choice.prediction is not None
     held = on.device.process_bytes(compiled=choice.plan.compile)
     near = choice.prediction.peaks[0].peak_bytes - held
-    verify(lower(choice.plan, graph), choice.plan, graph, {"device": near})
+    verify_programs(lower(choice.plan, graph), choice.plan, graph, {"device": near})
 
 
 def test_runners_up_differ_in_something_that_matters():
@@ -201,7 +201,7 @@ def test_where_nothing_fits_the_nearest_are_named_with_their_bytes():
 
 
 def test_pins_that_cannot_be_are_all_told():
-    with pytest.raises(Faults, match=r"cut\.replicas` = 3 does not divide"):
+    with pytest.raises(InputErrors, match=r"cut\.replicas` = 3 does not divide"):
         choose(request("parallel.data=3"), GRAPHS[0], machine(4, 1e9))
 
 
@@ -241,7 +241,7 @@ def test_the_single_change_that_lifts_a_refusal_makes_it_fit():
     assert told
     for lift in told:
         assert lift.overrides
-        assert faults(lift.plan, graph, on, global_batch=8) == ()
+        assert plan_errors(lift.plan, graph, on, global_batch=8) == ()
 
 
 def test_a_refusal_that_memory_of_the_host_lifts_says_so():

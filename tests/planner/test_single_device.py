@@ -7,19 +7,24 @@ import pytest
 
 from factories import tiny_graph, tiny_machine
 from windlass.cost.predict import predict
-from windlass.errors import Faults
-from windlass.planner.advice.offload_feasibility import waiting_alone
+from windlass.errors import InputErrors
 from windlass.planner.choose import choose
 from windlass.planner.result import run_seconds
-from windlass.planner.search.extrapolate import memory_of, weigh
-from windlass.planner.search.phase_bounds import PassTimes, least_seconds
-from windlass.planner.search.phase_search import Short
-from windlass.planner.space.options import plans
-from windlass.planner.space.phase_space import at_home, bases, far_tiers, in_phases
-from windlass.planner.space.plan_space import Field
-from windlass.program.activation_checkpointing import recomputing
+from windlass.planner.search.extrapolate import evaluate, peak_memory
+from windlass.planner.search.phase_bounds import LayerPassTimes, min_step_seconds
+from windlass.planner.search.phase_search import TruncatedPlan
+from windlass.planner.space.options import open_single_stage_plans
+from windlass.planner.space.phase_space import (
+    base_plans,
+    offload_tiers,
+    offloaded_bytes,
+    phase_partitions,
+    with_state_on,
+)
+from windlass.planner.space.plan_space import PlanSpace
+from windlass.program.activation_checkpointing import with_recompute
 from windlass.program.lowering.lower import lower
-from windlass.program.verify.verify import verify
+from windlass.program.verify.verify import verify_programs
 from windlass.schema.graph import Graph
 from windlass.schema.machine import Machine
 from windlass.schema.plan import Offload, Plan
@@ -50,25 +55,25 @@ def counted(plan: Plan, graph: Graph) -> list[Plan]:
     most = graph.layers - 2
     if plan.recompute == "none":
         return [plan]
-    found = [recomputing(plan, [count]) for count in range(1, most + 1)]
+    found = [with_recompute(plan, [count]) for count in range(1, most + 1)]
     if not plan.compile:
-        found += [recomputing(plan, [0], [count]) for count in range(1, most + 1)]
-        found += [recomputing(plan, [count], [most]) for count in range(1, most)]
+        found += [with_recompute(plan, [0], [count]) for count in range(1, most + 1)]
+        found += [with_recompute(plan, [count], [most]) for count in range(1, most)]
     return found
 
 
 def every(asked: Request, graph: Graph, on: Machine) -> list[tuple[Plan, Prediction]]:
     """All plans that the tiers beyond the near one have room for, whole programs on the clock."""
-    near = [each for plan in plans(asked, graph, on) for each in counted(plan, graph)]
+    near = [each for plan in open_single_stage_plans(asked, graph, on) for each in counted(plan, graph)]
     found = list(near)
-    field = Field(asked, graph, on)
-    turned = [turn for base in bases(field) for turn in in_phases(base, field)]
-    for tier in far_tiers(on):
+    field = PlanSpace(asked, graph, on)
+    turned = [turn for base in base_plans(field) for turn in phase_partitions(base, field)]
+    for tier in offload_tiers(on):
         beyond = (
             *(each.model_copy(update={"offload": Offload(optimizer=tier.name)}) for each in near),
-            *(at_home(turn, tier.name, outputs=out) for turn in turned for out in (False, True)),
+            *(with_state_on(turn, tier.name, outputs=out) for turn in turned for out in (False, True)),
         )
-        found += [plan for plan in beyond if waiting_alone(plan, graph) <= tier.capacity_bytes]
+        found += [plan for plan in beyond if offloaded_bytes(plan, graph) <= tier.capacity_bytes]
     return [(plan, predict(plan, graph, on)) for plan in found]
 
 
@@ -95,7 +100,7 @@ def chosen_kinds(seed: int) -> set[str]:
         best = min(run_seconds(each, STEPS) for each in fitting)
         assert choice.run_seconds == pytest.approx(best, rel=1e-9)
         held = on.device.process_bytes(compiled=choice.plan.compile)
-        verify(lower(choice.plan, graph), choice.plan, graph, {"device": near - held})
+        verify_programs(lower(choice.plan, graph), choice.plan, graph, {"device": near - held})
         away = "state away" if choice.plan.offloads else "near"
         kinds.add("phases" if choice.plan.is_offloaded("parameters") else away)
     return kinds
@@ -131,9 +136,9 @@ def test_no_plan_in_phases_is_faster_or_smaller_than_its_bounds(seed: int):
     turned = [each for each in told if each[0].is_offloaded("parameters")]
     assert turned
     for plan, prediction in turned:
-        short = Short(plan, graph, on)
+        short = TruncatedPlan(plan, graph, on)
         seconds = prediction.step_seconds * (1 + 1e-9)
-        assert least_seconds(plan, PassTimes.of(plan, graph, on)) <= seconds
+        assert min_step_seconds(plan, LayerPassTimes.of(plan, graph, on)) <= seconds
         assert short.step_seconds <= seconds
         assert short.peak_bytes <= prediction.peaks[0].peak_bytes
 
@@ -156,18 +161,18 @@ def test_a_short_program_tells_all_of_a_plan_whose_state_is_away():
             asked = request(
                 "offload.optimizer=host", "precision=float32", "compile=false", batch=12
             )
-            for plan in plans(asked, GRAPHS[0], on):
+            for plan in open_single_stage_plans(asked, GRAPHS[0], on):
                 whole = predict(plan, GRAPHS[0], on)
-                short = weigh(plan, GRAPHS[0], on, near_bytes=whole.peaks[0].capacity_bytes)
+                short = evaluate(plan, GRAPHS[0], on, near_bytes=whole.peaks[0].capacity_bytes)
                 assert short.step_seconds == pytest.approx(whole.step_seconds, rel=1e-9)
                 assert short.by_kind == pytest.approx(whole.by_kind)
                 assert short.peaks == whole.peaks
-                assert memory_of(plan, GRAPHS[0], on).index == whole.peaks[0].instruction
+                assert peak_memory(plan, GRAPHS[0], on).index == whole.peaks[0].instruction
 
 
 def test_state_is_away_only_in_a_tier_that_holds_it():
     on = machine(1e10, "cuda", host="100 MiB")
-    with pytest.raises(Faults, match=r"`offload.optimizer` = host needs .* which has 100 MiB"):
+    with pytest.raises(InputErrors, match=r"`offload.optimizer` = host needs .* which has 100 MiB"):
         choose(request("offload.optimizer=host"), GRAPHS[1], on)
     small = choose(request("memory=200MiB"), GRAPHS[1], on)
     assert small.plan is None or not small.plan.offloads

@@ -7,17 +7,17 @@ so that the innermost link that joins them is theirs.
 
 from functools import cached_property
 
-from windlass.cost.ring_bandwidth import Rings, Way, message
+from windlass.cost.ring_bandwidth import LinkCost, RingCosts, message_cost
 from windlass.program.communication_volume import (
-    Inside,
-    Sent,
+    PassCollective,
+    CommunicationVolume,
     all_reduce_bytes,
-    common_sums,
-    gather_bytes,
+    replicated_gradient_sums,
+    all_gather_bytes,
 )
 from windlass.program.instruction import MATCHING_RECEIVE, Instruction, InstructionKind
 from windlass.program.memory.layer_sizes import StateSizes, states_of
-from windlass.program.zero_sharding import parts
+from windlass.program.zero_sharding import updates_per_shard
 from windlass.schema import tensor_grid as grid
 from windlass.schema.graph import Graph
 from windlass.schema.machine import Machine
@@ -25,7 +25,7 @@ from windlass.schema.plan import Plan
 from windlass.schema.tensor_grid import TensorAxis
 
 
-class Links:
+class CommunicationCosts:
     """Seconds of the exchanges of one plan on one machine.
 
     Args:
@@ -36,11 +36,11 @@ class Links:
 
     def __init__(self, plan: Plan, graph: Graph, machine: Machine) -> None:
         self._plan, self._graph, self._machine = plan, graph, machine
-        self._rings = Rings(machine.links)
+        self._rings = RingCosts(machine.links)
 
     @cached_property
-    def _sent(self) -> Sent:
-        return Sent(self._plan, self._graph)
+    def _sent(self) -> CommunicationVolume:
+        return CommunicationVolume(self._plan, self._graph)
 
     @cached_property
     def _states(self) -> tuple[StateSizes, ...]:
@@ -56,18 +56,18 @@ class Links:
         if layer is None:
             return 0.0
         if kind in MATCHING_RECEIVE:
-            return self.message_seconds(self._sent.of(instruction))
+            return self.message_seconds(self._sent.sent_bytes(instruction))
         if kind in ("unshard_weights", "all_gather_params", "reduce_grads"):
             return self.state_seconds(kind, self._states[layer])
         return self._inside(instruction)
 
     def state_seconds(self, kind: InstructionKind, sizes: StateSizes) -> float:
         """Seconds that replicas take to gather, spread or reduce what they share of one layer."""
-        degree, apart = self._plan.sharding.parameters, parts(self._plan)
+        degree, apart = self._plan.sharding.parameters, updates_per_shard(self._plan)
         if kind == "unshard_weights":
-            return self._ring(gather_bytes(sizes.weights, degree), degree, apart=apart)
+            return self._ring(all_gather_bytes(sizes.weights, degree), degree, apart=apart)
         if kind == "all_gather_params":
-            return self._ring(gather_bytes(sizes.held, apart), apart)
+            return self._ring(all_gather_bytes(sizes.held, apart), apart)
         return self._reduce(sizes)
 
     def beside_seconds(self, instruction: Instruction) -> float:
@@ -99,11 +99,13 @@ class Links:
 
     def _inside(self, instruction: Instruction) -> float:
         """What the slices of a layer exchange in a pass, one collective after the other."""
-        return sum(map(self.slice_seconds, self._sent.inside(instruction)))
+        return sum(map(self.slice_seconds, self._sent.pass_collectives(instruction)))
 
-    def slice_seconds(self, each: Inside) -> float:
+    def slice_seconds(self, each: PassCollective) -> float:
         """Seconds of one collective of a layer's slices."""
-        return self._slices(each.sent, each.among, passes=2 if each.how == "all_reduce" else 1)
+        return self._slices(
+            each.sent_bytes, each.axis, passes=2 if each.kind == "all_reduce" else 1
+        )
 
     def _reduce(self, sizes: StateSizes) -> float:
         """What slices have in common is summed over them, the whole scattered within rts' replicas.
@@ -111,7 +113,7 @@ class Links:
         Then shards are summed over the others.
         """
         common = sum(
-            self._slices(sent, among, passes=2) for among, sent in common_sums(sizes, self._plan)
+            self._slices(sent, among, passes=2) for among, sent in replicated_gradient_sums(sizes, self._plan)
         )
         return common + self._scattered(sizes.gradients) + self._summed(sizes)
 
@@ -122,7 +124,7 @@ class Links:
         comes, `3 B + B / n` read and written by its cores.
         """
         degree = self._plan.sharding.optimizer
-        seconds = self._ring(gather_bytes(nbytes, degree), degree)
+        seconds = self._ring(all_gather_bytes(nbytes, degree), degree)
         device = self._machine.device
         if degree > 1 and nbytes and device.kind == "cpu":
             moved = 3 * nbytes + nbytes // degree
@@ -139,7 +141,7 @@ class Links:
         """Seconds of one ring of slices of a layer."""
         if not sent:
             return 0.0
-        ranks, apart = slice_ring(self._plan.parallel.tensor, among)
+        ranks, apart = tensor_parallel_ring(self._plan.parallel.tensor, among)
         return self._rounds(sent, ranks, apart, passes)
 
     def _ring(self, sent: int, ranks: int, *, apart: int = 1, passes: int = 1) -> float:
@@ -167,13 +169,13 @@ class Links:
         return nbytes * way.byte_seconds + way.round_seconds
 
     @cached_property
-    def message_way(self) -> Way:
+    def message_way(self) -> LinkCost:
         """What a message to another stage takes."""
         cut = self._plan.parallel
-        return message(self._machine.links, cut.devices, exchanging=cut.data * cut.tensor)
+        return message_cost(self._machine.links, cut.devices, exchanging=cut.data * cut.tensor)
 
 
-def slice_ring(slices: int, among: TensorAxis) -> tuple[int, int]:
+def tensor_parallel_ring(slices: int, among: TensorAxis) -> tuple[int, int]:
     """Slices of one ring of a layer, and devices from one of them to the next.
 
     The slices of a row lie next to each other; a column's ring reaches over all rows.

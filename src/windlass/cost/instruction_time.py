@@ -2,16 +2,16 @@
 
 from functools import cached_property
 
-from windlass.cost.collectives import Links
+from windlass.cost.collectives import CommunicationCosts
 from windlass.cost.op_time import (
     DeviceRates,
-    Mode,
-    Pass,
-    Seconds,
-    loaded_bytes,
+    ExecutionMode,
+    LayerPass,
+    TermSeconds,
+    batch_load_bytes,
+    grad_accumulation_bytes,
     pass_seconds,
-    summed_bytes,
-    taken_over_bytes,
+    tied_grad_add_bytes,
 )
 from windlass.cost.optimizer_time import (
     norm_launch_seconds,
@@ -19,17 +19,17 @@ from windlass.cost.optimizer_time import (
     update_seconds,
     updated_elements,
 )
-from windlass.program.activation_checkpointing import selected
+from windlass.program.activation_checkpointing import selective_layers
 from windlass.program.device_mesh import layers_of_stage, mesh_coord, stages_by_layer
 from windlass.program.instruction import GRADIENT_PASSES, Instruction, InstructionKind
-from windlass.program.tensor_parallel import ops_of
-from windlass.program.tied_weights import loans, shared
+from windlass.program.tensor_parallel import pass_ops
+from windlass.program.tied_weights import tied_across_stages, tied_elements_within_stage
 from windlass.schema.graph import Graph
 from windlass.schema.machine import Machine
 from windlass.schema.plan import Plan
 
 
-class StepCost:
+class InstructionCosts:
     """Seconds of the instructions of one plan on one machine.
 
     Args:
@@ -43,26 +43,30 @@ class StepCost:
 
     def __init__(self, plan: Plan, graph: Graph, machine: Machine) -> None:
         batch = plan.batch
-        mode = Mode(batch.sequence, plan.precision, plan.compile)
+        mode = ExecutionMode(batch.sequence, plan.precision, plan.compile)
         self._plan, self._graph, self._machine = plan, graph, machine
         self._device = machine.device.computing(moves=plan.offloads)
         self._rates = DeviceRates(self._device, mode)
         self._kinds = tuple(graph.shard(plan.parallel.tensor).layer_kinds())
-        self._selective = selected(plan)
-        self._known: dict[tuple[object, ...], Seconds] = {}
+        self._selective = selective_layers(plan)
+        self._known: dict[tuple[object, ...], TermSeconds] = {}
         self._totals: dict[tuple[InstructionKind, int | None, bool, int | None], float] = {}
         self._exchanged: dict[tuple[str, int | None], float] = {}
-        self._links = Links(plan, graph, machine)
+        self._links = CommunicationCosts(plan, graph, machine)
 
     @cached_property
     def _shared(self) -> dict[int, int]:
-        return shared(stages_by_layer(self._plan), self._graph.shard(self._plan.parallel.tensor))
+        return tied_elements_within_stage(
+            stages_by_layer(self._plan), self._graph.shard(self._plan.parallel.tensor)
+        )
 
     @cached_property
     def _lent(self) -> dict[int, int]:
-        return {loan.user_layer: loan.elements for loan in loans(self._plan, self._graph)}
+        return {
+            loan.user_layer: loan.elements for loan in tied_across_stages(self._plan, self._graph)
+        }
 
-    def of(self, instruction: Instruction, device: int = 0) -> Seconds:
+    def of(self, instruction: Instruction, device: int = 0) -> TermSeconds:
         """Seconds of one instruction, by what they go into."""
         kind, layer, micro = instruction
         if layer is None:
@@ -104,14 +108,14 @@ class StepCost:
         """Whether replicas sum gradients beside computing."""
         return self._links.sums_beside
 
-    def _found(self, instruction: Instruction, device: int) -> Seconds:
+    def _found(self, instruction: Instruction, device: int) -> TermSeconds:
         kind, layer, micro = instruction
         if kind == "load_batch":
             return self._load()
         if kind == "grad_norm":
             return self._norm(device)
         if layer is None:
-            return Seconds()
+            return TermSeconds()
         if kind == "update":
             return update_seconds(self._plan, self._kinds[layer], self._device)
         if kind == "accumulate_tied_grads":
@@ -121,46 +125,46 @@ class StepCost:
             compiled=self._plan.compile,
             selective=layer in self._selective,
         )
-        ops = ops_of(kind, self._kinds[layer], cost, first=layer == 0)
+        ops = pass_ops(kind, self._kinds[layer], cost, first=layer == 0)
         forward = kind in ("forward", "recompute")
         if not forward and kind not in (*GRADIENT_PASSES, "backward_input"):
-            return Seconds()
-        run = Pass(ops, cost, backward=not forward)
+            return TermSeconds()
+        run = LayerPass(ops, cost, backward=not forward)
         passed = pass_seconds(run, self._rates, self._plan.batch.micro)
-        summed = self._sum(layer, first=micro == 0) if kind in GRADIENT_PASSES else Seconds()
+        summed = self._sum(layer, first=micro == 0) if kind in GRADIENT_PASSES else TermSeconds()
         return passed.plus(summed)
 
-    def _load(self) -> Seconds:
-        moved = loaded_bytes(self._plan.batch.micro * self._plan.batch.sequence)
-        return Seconds(load=self._copying(moved) + self._device.pass_seconds)
+    def _load(self) -> TermSeconds:
+        moved = batch_load_bytes(self._plan.batch.micro * self._plan.batch.sequence)
+        return TermSeconds(load=self._copying(moved) + self._device.pass_seconds)
 
-    def _norm(self, device: int) -> Seconds:
+    def _norm(self, device: int) -> TermSeconds:
         stage = mesh_coord(device, self._plan.parallel).stage
         owned = [self._kinds[at] for at in layers_of_stage(self._plan, stage)]
         elements = sum(updated_elements(self._plan, kind) for kind in owned)
-        nbytes = self._plan.gradient_bytes * elements
+        nbytes = self._plan.gradient_itemsize * elements
         if not nbytes:
-            return Seconds()
+            return TermSeconds()
         launches = sum(norm_launch_seconds(kind, self._device) for kind in owned)
         rate = norm_rate(self._plan, self._device) or self._device.traffic.at(nbytes)
-        return Seconds(norm=nbytes / rate, launch=launches)
+        return TermSeconds(norm=nbytes / rate, launch=launches)
 
-    def _take_over(self, layer: int) -> Seconds:
-        moved = taken_over_bytes(self._lent[layer], self._plan.gradient_bytes)
-        return Seconds(traffic=self._copying(moved))
+    def _take_over(self, layer: int) -> TermSeconds:
+        moved = tied_grad_add_bytes(self._lent[layer], self._plan.gradient_itemsize)
+        return TermSeconds(traffic=self._copying(moved))
 
-    def _sum(self, layer: int, *, first: bool) -> Seconds:
+    def _sum(self, layer: int, *, first: bool) -> TermSeconds:
         """Adding a layer's fresh gradients to what is there."""
         plan, kind = self._plan, self._kinds[layer]
-        moved = summed_bytes(
+        moved = grad_accumulation_bytes(
             kind,
-            plan.weight_bytes,
-            plan.gradient_bytes,
+            plan.parameter_itemsize,
+            plan.gradient_itemsize,
             shared=self._shared.get(layer, 0),
-            rows=sum(kind.fresh_elements(plan.batch.micro, plan.batch.sequence)),
+            rows=sum(kind.pass_gradient_elements(plan.batch.micro, plan.batch.sequence)),
             first=first,
         )
-        return Seconds(traffic=sum(map(self._copying, moved)))
+        return TermSeconds(traffic=sum(map(self._copying, moved)))
 
     def _copying(self, nbytes: float) -> float:
         """Seconds of one op that moves so many bytes."""

@@ -16,26 +16,24 @@ from typing import Literal, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from windlass.schema.graph import PRECISION_BYTES, LayerCost, LayerKind, Op, Precision, Quantity
+from windlass.cost.arrays import Floats, Ints
+from windlass.schema.graph import PRECISION_BYTES, LayerCost, LayerKind, Op, Polynomial, Precision
 from windlass.schema.machine import AttentionRate, Curve, Device, Point
 
-_Floats = npt.NDArray[np.float64]
-_Ints = npt.NDArray[np.int64]
-
-Term = Literal["matmul", "attention", "traffic", "launch", "update", "norm", "load"]
+CostTerm = Literal["matmul", "attention", "traffic", "launch", "update", "norm", "load"]
 """What the time of a step goes into."""
 
-TERMS: tuple[Term, ...] = (
+TERMS: tuple[CostTerm, ...] = (
     "matmul", "attention", "traffic", "launch", "update", "norm", "load",
 )  # fmt: skip
 
-_WORK: dict[str, Term] = {
+_WORK: dict[str, CostTerm] = {
     "matmul": "matmul", "attention": "attention", "memory": "traffic", "exchange": "traffic",
 }  # fmt: skip
 """Of an exchange what it copies on the device itself; `Links` tells what the links take."""
 
 
-class Seconds(NamedTuple):
+class TermSeconds(NamedTuple):
     """Seconds of a piece of work by what they go into."""
 
     matmul: float = 0.0
@@ -51,16 +49,16 @@ class Seconds(NamedTuple):
         """All of them."""
         return sum(self)
 
-    def plus(self, other: "Seconds") -> "Seconds":
+    def plus(self, other: "TermSeconds") -> "TermSeconds":
         """Both pieces, one after the other."""
-        return Seconds(*(mine + its for mine, its in zip(self, other, strict=True)))
+        return TermSeconds(*(mine + its for mine, its in zip(self, other, strict=True)))
 
-    def times(self, share: float) -> "Seconds":
+    def times(self, share: float) -> "TermSeconds":
         """A part of it."""
-        return Seconds(*(share * each for each in self))
+        return TermSeconds(*(share * each for each in self))
 
 
-class Mode(NamedTuple):
+class ExecutionMode(NamedTuple):
     """Under what ops run, the size of a micro-batch apart."""
 
     sequence: int
@@ -68,7 +66,7 @@ class Mode(NamedTuple):
     compiled: bool
 
 
-class Pass(NamedTuple):
+class LayerPass(NamedTuple):
     """What one forward or backward pass of a layer runs."""
 
     ops: tuple[Op, ...]
@@ -87,7 +85,7 @@ class DeviceRates:
         mode: of all ops.
     """
 
-    def __init__(self, device: Device, mode: Mode) -> None:
+    def __init__(self, device: Device, mode: ExecutionMode) -> None:
         self.device = device
         self.mode = mode
         self._products = device.rate(mode.precision)
@@ -140,12 +138,12 @@ class DeviceRates:
 class OpSeconds(NamedTuple):
     """Seconds of ops (rows) for some sizes of a micro-batch (columns)."""
 
-    work: _Floats
-    launch: _Floats
+    work: Floats
+    launch: Floats
     """Of starting them, as far as the work does not cover it."""
 
 
-def ops_seconds(passes: Iterable[Pass], rates: DeviceRates, micros: _Ints) -> OpSeconds:
+def ops_seconds(passes: Iterable[LayerPass], rates: DeviceRates, micros: Ints) -> OpSeconds:
     """Seconds of the ops of some passes, those of each in turn.
 
     Args:
@@ -172,7 +170,7 @@ def ops_seconds(passes: Iterable[Pass], rates: DeviceRates, micros: _Ints) -> Op
     return OpSeconds(work, np.maximum(0.0, launch - covered))
 
 
-def pass_seconds(run: Pass, rates: DeviceRates, micro: int) -> Seconds:
+def pass_seconds(run: LayerPass, rates: DeviceRates, micro: int) -> TermSeconds:
     """Seconds of one pass of a layer: its ops in turn, and the host's part.
 
     Args:
@@ -181,11 +179,11 @@ def pass_seconds(run: Pass, rates: DeviceRates, micro: int) -> Seconds:
         micro: sequences of the micro-batch.
     """
     found = ops_seconds((run,), rates, np.array([micro]))
-    terms: dict[Term, float] = dict.fromkeys(TERMS, 0.0)
+    terms: dict[CostTerm, float] = dict.fromkeys(TERMS, 0.0)
     for op, seconds in zip(run.ops, found.work[:, 0].tolist(), strict=True):
         terms[_WORK[op.kind]] += seconds
     terms["launch"] = host_seconds(rates) + float(found.launch.sum())
-    return Seconds(**terms)
+    return TermSeconds(**terms)
 
 
 def host_seconds(rates: DeviceRates) -> float:
@@ -194,33 +192,33 @@ def host_seconds(rates: DeviceRates) -> float:
     return device.compiled_pass_seconds if rates.mode.compiled else device.pass_seconds
 
 
-def rates_at(curve: Curve, sizes: _Floats) -> _Floats:
+def rates_at(curve: Curve, sizes: Floats) -> Floats:
     """`Curve.at` of many sizes; at none that of the smallest."""
     points = np.log(np.array(curve.points))
     sizes = np.log(np.maximum(sizes, curve.points[0].size))
     return np.asarray(np.exp(np.interp(sizes, points[:, 0], points[:, 1])))
 
 
-def values(quantities: Sequence[Quantity], micros: _Ints, sequence: int) -> _Floats:
+def quantity_values(quantities: Sequence[Polynomial], micros: Ints, sequence: int) -> Floats:
     """`Quantity.at` of many (rows) for many micro-batches (columns)."""
     powers = float(sequence) ** np.arange(3)
     basis = np.concatenate([np.tile(powers[:, None], len(micros)), powers[:, None] * micros])
     return np.asarray(np.array(quantities, dtype=np.float64).reshape(-1, len(basis)) @ basis)
 
 
-def _amounts(ops: Sequence[Op], micros: _Ints, sequence: int) -> _Floats:
+def _amounts(ops: Sequence[Op], micros: Ints, sequence: int) -> Floats:
     """FLOP of products and attention, of all else bytes that are read and written."""
-    none = Quantity()
+    none = Polynomial()
     counted = [op.kind in ("matmul", "attention") for op in ops]
     parts = [
         (op.flop, none) if flop else (op.read_bytes, op.written_bytes)
         for op, flop in zip(ops, counted, strict=True)
     ]
     first, second = zip(*parts, strict=True) if parts else ((), ())
-    return values(first, micros, sequence) + values(second, micros, sequence)
+    return quantity_values(first, micros, sequence) + quantity_values(second, micros, sequence)
 
 
-def _head_width(cost: LayerCost, mode: Mode) -> float:
+def _head_width(cost: LayerCost, mode: ExecutionMode) -> float:
     """Width of a layer's attention heads; 64 where it cannot be told.
 
     Fused attention of h heads of width k has `4 b h s^2 k` FLOP and writes `b h s` results of
@@ -240,24 +238,24 @@ def _apart(rate: AttentionRate, head_width: float) -> float:
     return abs(log(rate.head_width / head_width))
 
 
-Number = TypeVar("Number", float, npt.NDArray[np.float64])
+_ByteCount = TypeVar("_ByteCount", float, npt.NDArray[np.float64])
 
 _TOKEN_BYTES = 8
 _SUM_BYTES = 4
 """Gradients are summed in float32."""
 
 
-def loaded_bytes(tokens: Number) -> Number:
+def batch_load_bytes(tokens: _ByteCount) -> _ByteCount:
     """Inputs and targets of a micro-batch of so many tokens are copied once."""
     return 2 * 2 * tokens * _TOKEN_BYTES
 
 
-def taken_over_bytes(elements: Number, gradient_bytes: int) -> Number:
+def tied_grad_add_bytes(elements: _ByteCount, gradient_bytes: int) -> _ByteCount:
     """Adding a gradient that came from another stage: two reads and a write."""
     return 3 * elements * gradient_bytes
 
 
-def summed_bytes(
+def grad_accumulation_bytes(
     kind: LayerKind, weight_bytes: int, gradient_bytes: int, *, shared: int, rows: int, first: bool
 ) -> tuple[int, ...]:
     """Adding a layer's fresh gradients to what is there, of each op that does so.
@@ -276,7 +274,7 @@ def summed_bytes(
     """
     each = weight_bytes + 2 * gradient_bytes
     counts = [parameter.count for parameter in kind.parameters]
-    if kind.looks_up:
+    if kind.is_embedding:
         made = (kind.parameter_count - shared) * gradient_bytes if first else 0
         return rows * each, made
     if not first:

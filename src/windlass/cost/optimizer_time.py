@@ -1,15 +1,15 @@
 """Update: seconds of what comes behind the passes of a layer, the norm and the optimizer's step."""
 
-from windlass.cost.op_time import Seconds
-from windlass.program.zero_sharding import padded
+from windlass.cost.op_time import TermSeconds
+from windlass.program.zero_sharding import padded_elements
 from windlass.schema.graph import LayerKind
 from windlass.schema.machine import Device
-from windlass.schema.plan import Moments, Plan
+from windlass.schema.plan import MomentFormat, Plan
 
 _SUM_BYTES = 4
 """Gradients are summed in float32."""
 _MOMENT_BYTES = 8
-_MOMENT_OPS: dict[Moments, int] = {"float32": 0, "bfloat16": 6, "int8": 29}
+_MOMENT_OPS: dict[MomentFormat, int] = {"float32": 0, "bfloat16": 6, "int8": 29}
 """Element-wise ops of `machines.moments` that decode and encode a part, each over one float32 read
 and one written: what they take where nobody measured."""
 _PART = 2**17
@@ -24,7 +24,7 @@ _CONVERSIONS = 14
 
 def updated_elements(plan: Plan, kind: LayerKind) -> int:
     """Elements of a layer that one device updates: its share, where replicas share them."""
-    return padded(kind.parameter_count, plan) // plan.sharding.optimizer
+    return padded_elements(kind.parameter_count, plan) // plan.sharding.optimizer
 
 
 def norm_launch_seconds(kind: LayerKind, device: Device) -> float:
@@ -34,11 +34,11 @@ def norm_launch_seconds(kind: LayerKind, device: Device) -> float:
 
 def norm_rate(plan: Plan, device: Device) -> float | None:
     """Bytes/s of the norm over gradients; None: that of plain traffic."""
-    mixed = device.mixed_norm_rate if plan.gradient_bytes != _SUM_BYTES else None
+    mixed = device.mixed_norm_rate if plan.gradient_itemsize != _SUM_BYTES else None
     return mixed or device.norm_rate
 
 
-def update_seconds(plan: Plan, kind: LayerKind, device: Device) -> Seconds:
+def update_seconds(plan: Plan, kind: LayerKind, device: Device) -> TermSeconds:
     """AdamW reads master, two moments and the gradient; it writes all but the gradient.
 
     In bfloat16 it also writes the weights that layers compute with. Moments that are decoded are in
@@ -52,9 +52,9 @@ def update_seconds(plan: Plan, kind: LayerKind, device: Device) -> Seconds:
     """
     decodes = plan.moments != "float32"
     state = _MASTER_BYTES + (0 if decodes else _MOMENT_BYTES)
-    working = 0 if plan.weight_bytes == _MASTER_BYTES else plan.weight_bytes
-    divided = _SUM_BYTES if plan.clip and plan.gradient_bytes == _SUM_BYTES else 0
-    moved = 2 * state + plan.gradient_bytes + divided + working
+    working = 0 if plan.parameter_itemsize == _MASTER_BYTES else plan.parameter_itemsize
+    divided = _SUM_BYTES if plan.clip and plan.gradient_itemsize == _SUM_BYTES else 0
+    moved = 2 * state + plan.gradient_itemsize + divided + working
     owned = updated_elements(plan, kind)
     counts = [p.count for p in kind.parameters if p.tied_to is None]
     calls = sum(-(-count // _PART) if decodes else 1 for count in counts)
@@ -67,10 +67,10 @@ def update_seconds(plan: Plan, kind: LayerKind, device: Device) -> Seconds:
         recoded = counts if plan.sharding.optimizer == 1 else [owned]
         recoding = _recoding(plan.moments, recoded, device)
         seconds, launches = seconds + recoding.update, launches + recoding.launch
-    return Seconds(update=seconds, launch=launches)
+    return TermSeconds(update=seconds, launch=launches)
 
 
-def _recoding(moments: Moments, counts: list[int], device: Device) -> Seconds:
+def _recoding(moments: MomentFormat, counts: list[int], device: Device) -> TermSeconds:
     """Moments are decoded and encoded part by part: `parts x a + elements x e`.
 
     Of a measured rate r and cost a of a part, `e = 1/r - a/131072`: the rate is that of whole
@@ -86,7 +86,7 @@ def _recoding(moments: Moments, counts: list[int], device: Device) -> Seconds:
     for rate in device.moment_rates:
         if rate.moments == moments:
             each = max(0.0, 1 / rate.elements - rate.part_seconds / _PART)
-            return Seconds(update=elements * each, launch=parts * rate.part_seconds)
+            return TermSeconds(update=elements * each, launch=parts * rate.part_seconds)
     ops, moved = _MOMENT_OPS[moments], 2 * 4 * _PART
     each = 2 * 4 * ops / device.traffic.at(moved)
-    return Seconds(update=elements * each, launch=parts * ops * device.launch_seconds)
+    return TermSeconds(update=elements * each, launch=parts * ops * device.launch_seconds)

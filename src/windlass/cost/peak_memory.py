@@ -17,18 +17,18 @@ from windlass.schema.plan import Plan
 from windlass.schema.prediction import TierPeak
 
 
-def peaks(
+def tier_peaks(
     plan: Plan, graph: Graph, machine: Machine, programs: tuple[Program, ...]
 ) -> tuple[TierPeak, ...]:
     """The peak of each tier on the device where it is highest, the near one first."""
-    stages = stage_peaks(plan, graph, machine, programs)
+    stages = stage_tier_peaks(plan, graph, machine, programs)
     return tuple(
         max((tiers[at] for tiers in stages), key=lambda peak: peak.peak_bytes)
         for at in range(len(machine.device.tiers))
     )
 
 
-def stage_peaks(
+def stage_tier_peaks(
     plan: Plan, graph: Graph, machine: Machine, programs: tuple[Program, ...]
 ) -> tuple[tuple[TierPeak, ...], ...]:
     """The peak of each tier, the near one first, on one device of each stage.

@@ -4,11 +4,11 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping
 from math import exp, hypot
 
-from windlass.cost.instruction_time import StepCost
-from windlass.cost.op_time import TERMS, Seconds
-from windlass.cost.peak_memory import peaks
-from windlass.cost.simulator.event_simulator import run_clock
-from windlass.cost.simulator.offload_queue import Span, moving_seconds, step_seconds
+from windlass.cost.instruction_time import InstructionCosts
+from windlass.cost.op_time import TERMS, TermSeconds
+from windlass.cost.peak_memory import tier_peaks
+from windlass.cost.simulator.event_simulator import simulate_programs
+from windlass.cost.simulator.offload_queue import InstructionSpan, step_seconds, transfer_seconds
 from windlass.program.instruction import Program
 from windlass.program.lowering.lower import lower
 from windlass.program.memory.tier_traffic import Traffic, together
@@ -51,19 +51,21 @@ def predict(
         KeyError: the machine states no rate for the plan's precision.
     """
     programs = programs or lower(plan, graph)
-    full = peaks(plan, graph, machine, programs)
-    return timed(plan, graph, machine, programs).model_copy(update={"peaks": full})
+    full = tier_peaks(plan, graph, machine, programs)
+    return predict_time(plan, graph, machine, programs).model_copy(update={"peaks": full})
 
 
-def timed(plan: Plan, graph: Graph, machine: Machine, programs: tuple[Program, ...]) -> Prediction:
+def predict_time(
+    plan: Plan, graph: Graph, machine: Machine, programs: tuple[Program, ...]
+) -> Prediction:
     """The same without the peaks of memory."""
-    costs = StepCost(plan, graph, machine)
+    costs = InstructionCosts(plan, graph, machine)
     far = None
     if plan.parallel.pipeline == 1 and not plan.offloads and not costs.sums_beside:
         by_kind, by_term = _alike(costs, programs[0])
     else:
         clocked = programs[:: plan.parallel.tensor * plan.parallel.data]  # the first of each stage
-        spans = run_clock(plan, graph, machine, costs, clocked)
+        spans = simulate_programs(plan, graph, machine, costs, clocked)
         last = max(range(len(clocked)), key=lambda at: step_seconds(clocked[at], spans[at]))
         program, times = programs[last], spans[last]
         beside = plan.offloads and machine.device.kind != "cpu"
@@ -79,15 +81,15 @@ def timed(plan: Plan, graph: Graph, machine: Machine, programs: tuple[Program, .
             far = OffloadTraffic(
                 read_bytes=moved.read,
                 written_bytes=moved.written,
-                seconds=moving_seconds(program, times),
-                waiting_seconds=by_kind.get(_WAITING, 0.0),
+                seconds=transfer_seconds(program, times),
+                exposed_seconds=by_kind.get(_WAITING, 0.0),
             )
     by_kind, by_term = _at_pace(machine.pace(plan.parallel.devices), by_kind, by_term)
     seconds = sum(by_kind.values())
     spread = exp(_WITHIN_80 * _deviation(machine))
     micros = plan.batch.accumulation * plan.parallel.data
     rate = machine.device.rate(plan.precision)
-    used = len({span.kind for span in graph.chain})
+    used = len({span.kind for span in graph.layer_runs})
     return Prediction(
         plan=plan.label,
         machine=machine.label,
@@ -98,7 +100,7 @@ def timed(plan: Plan, graph: Graph, machine: Machine, programs: tuple[Program, .
         by_kind=by_kind,
         peaks=(),
         tokens_per_step=plan.tokens_per_step,
-        model_flop=micros * graph.step_flop(plan.batch.micro, plan.batch.sequence),
+        model_flop=micros * graph.micro_batch_flop(plan.batch.micro, plan.batch.sequence),
         peak_flop_rate=rate.peak * plan.parallel.devices,
         compile_seconds=used * machine.device.compile_seconds if plan.compile else 0.0,
         offload=far,
@@ -127,7 +129,7 @@ def _at_pace(
 
 
 def _among_others(
-    costs: StepCost, program: Program, spans: tuple[Span, ...], *, beside: bool
+    costs: InstructionCosts, program: Program, spans: tuple[InstructionSpan, ...], *, beside: bool
 ) -> tuple[dict[str, float], dict[str, float]]:
     """Seconds by instruction kind and by term on the device that is done last.
 
@@ -141,7 +143,7 @@ def _among_others(
     """
     by_kind: dict[str, float] = defaultdict(float)
     done, end = 0.0, step_seconds(program, spans)
-    worked: dict[Seconds, float] = defaultdict(float)
+    worked: dict[TermSeconds, float] = defaultdict(float)
     for instruction, span in zip(program.instructions, spans, strict=True):
         start, until = min(span.start, end), min(span.end, end)
         seen = max(0.0, until - max(start, done))
@@ -158,17 +160,17 @@ def _among_others(
     return dict(by_kind), by_term | ({_WAITING: waiting} if waiting else {})
 
 
-def _alike(costs: StepCost, program: Program) -> tuple[dict[str, float], dict[str, float]]:
+def _alike(costs: InstructionCosts, program: Program) -> tuple[dict[str, float], dict[str, float]]:
     """On one device, or several that all run the same, instructions follow each other.
 
     None waits for another, so equal ones are counted together.
     """
-    counted: Counter[tuple[str, Seconds, float]] = Counter()
+    counted: Counter[tuple[str, TermSeconds, float]] = Counter()
     for instruction in program.instructions:
         exchange = costs.exchange_seconds(instruction)
         counted[instruction.kind, costs.of(instruction), exchange] += 1
     by_kind: dict[str, float] = defaultdict(float)
-    worked: dict[Seconds, float] = defaultdict(float)
+    worked: dict[TermSeconds, float] = defaultdict(float)
     exchanging = 0.0
     for (kind, seconds, exchange), times in counted.items():
         by_kind[kind] += times * (seconds.total + exchange)
@@ -178,11 +180,11 @@ def _alike(costs: StepCost, program: Program) -> tuple[dict[str, float], dict[st
     return dict(by_kind), by_term | ({_EXCHANGE: exchanging} if exchanging else {})
 
 
-def _added(worked: Mapping[Seconds, float]) -> Seconds:
+def _added(worked: Mapping[TermSeconds, float]) -> TermSeconds:
     """All of some pieces of work, each so many times."""
     each = [seconds.times(times) for seconds, times in worked.items()]
-    return Seconds(*map(sum, zip(*each, strict=True)))
+    return TermSeconds(*map(sum, zip(*each, strict=True)))
 
 
-def _terms(seconds: Seconds) -> dict[str, float]:
+def _terms(seconds: TermSeconds) -> dict[str, float]:
     return {term: value for term, value in zip(TERMS, seconds, strict=True) if value > 0}

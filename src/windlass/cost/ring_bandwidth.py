@@ -11,15 +11,12 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from windlass.cost.arrays import Floats, Ints
 from windlass.schema.machine import Link
 
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
-
-class Way(NamedTuple):
+class LinkCost(NamedTuple):
     """What an exchange costs."""
 
     byte_seconds: float
@@ -28,7 +25,7 @@ class Way(NamedTuple):
     """For each hop."""
 
 
-class Rings:
+class RingCosts:
     """What rings cost on some links, each sort of them found once.
 
     Args:
@@ -37,13 +34,13 @@ class Rings:
 
     def __init__(self, links: Sequence[Link]) -> None:
         self.links = links
-        self._known: dict[tuple[int, int, int], Way] = {}
+        self._known: dict[tuple[int, int, int], LinkCost] = {}
 
-    def way(self, ranks: int, apart: int, exchanging: int) -> Way:
+    def way(self, ranks: int, apart: int, exchanging: int) -> LinkCost:
         """As `ring` has it."""
         known = self._known.get((ranks, apart, exchanging))
         if known is None:
-            known = ring(self.links, ranks, apart=apart, exchanging=exchanging)
+            known = ring_cost(self.links, ranks, apart=apart, exchanging=exchanging)
             self._known[ranks, apart, exchanging] = known
         return known
 
@@ -54,12 +51,12 @@ class Rings:
         keys = (columns[0] * base + columns[1]) * base + columns[2]
         _, first, place = np.unique(keys, return_index=True, return_inverse=True)
         each = [[int(column.flat[at]) for column in columns] for at in first]
-        found = [self.way(*numbers) if numbers[0] > 1 else Way(0.0, 0.0) for numbers in each]
+        found = [self.way(*numbers) if numbers[0] > 1 else LinkCost(0.0, 0.0) for numbers in each]
         byte_seconds, hop_seconds = np.array(found).T[:, place.reshape(keys.shape)]
         return byte_seconds, hop_seconds
 
 
-def ring(links: Sequence[Link], ranks: int, *, apart: int, exchanging: int) -> Way:
+def ring_cost(links: Sequence[Link], ranks: int, *, apart: int, exchanging: int) -> LinkCost:
     """Of one ring among equal ones side by side: its slowest link counts.
 
     On a link whose ports are shared within a unit, the unit's `u / s` ports carry `u / m` rings of
@@ -83,10 +80,10 @@ def ring(links: Sequence[Link], ranks: int, *, apart: int, exchanging: int) -> W
             share = _share(link, unit, max(1, min(ranks, unit // apart)), within, exchanging)
             slowest = max(slowest, share / link.rate)
         unit = link.joins
-    return Way(slowest, crossed[-1].latency)
+    return LinkCost(slowest, crossed[-1].latency)
 
 
-def message(links: Sequence[Link], devices: int, *, exchanging: int) -> Way:
+def message_cost(links: Sequence[Link], devices: int, *, exchanging: int) -> LinkCost:
     """Of a message to the next stage: over the link that joins all stages.
 
     Devices of a stage send at once, and share the ports of their host.
@@ -102,7 +99,7 @@ def message(links: Sequence[Link], devices: int, *, exchanging: int) -> Way:
     crossed = _crossed(links, devices, 1)
     link, unit = crossed[-1], crossed[-2].joins if len(crossed) > 1 else 1
     sharers = _sharers(link, exchanging)
-    return Way((sharers if sharers <= unit else 1) / link.rate, link.latency)
+    return LinkCost((sharers if sharers <= unit else 1) / link.rate, link.latency)
 
 
 def _crossed(links: Sequence[Link], ranks: int, apart: int) -> Sequence[Link]:

@@ -4,18 +4,24 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from windlass.cost.predict import predict
-from windlass.errors import Faults
+from windlass.errors import InputErrors
 from windlass.planner.advice.advise import advise
-from windlass.planner.advice.minimal_change import lifted_alone
-from windlass.planner.advice.offload_feasibility import require_home, require_turns
-from windlass.planner.advice.shortfall import nearest_in_turns
-from windlass.planner.gc_paused import uncollected
-from windlass.planner.multi_device import choose_among
-from windlass.planner.result import Choice, Refusal, refusal, run_seconds, runner_up
-from windlass.planner.search.extrapolate import weigh, with_near
-from windlass.planner.single_device import Found, Weighed, alone
-from windlass.planner.space.options import impossible, vary
-from windlass.planner.space.plan_space import Field
+from windlass.planner.advice.minimal_change import minimal_fix_single_device
+from windlass.planner.advice.offload_feasibility import require_optimizer_tier, require_phases
+from windlass.planner.advice.shortfall import closest_single_device_in_phases
+from windlass.planner.gc_paused import gc_paused
+from windlass.planner.multi_device import choose_multi_device
+from windlass.planner.result import (
+    InfeasiblePlan,
+    PlanningResult,
+    infeasible_plan,
+    run_seconds,
+    runner_up,
+)
+from windlass.planner.search.extrapolate import EvaluatedPlan, evaluate, with_budget
+from windlass.planner.single_device import SingleDeviceResult, search_single_device
+from windlass.planner.space.options import request_faults, vary
+from windlass.planner.space.plan_space import PlanSpace
 from windlass.schema.graph import Graph
 from windlass.schema.machine import Machine
 from windlass.schema.plan import Plan
@@ -26,8 +32,8 @@ _LIFTED = 4
 """Plans that do not fit of which is looked for what would help, where another fits."""
 
 
-@uncollected
-def choose(request: Request, graph: Graph, machine: Machine) -> Choice:
+@gc_paused
+def choose(request: Request, graph: Graph, machine: Machine) -> PlanningResult:
     """The plan that ends the run first, and why not another.
 
     The run is `train.steps` steps and, where the plan compiles, the compilation before them.
@@ -44,30 +50,30 @@ def choose(request: Request, graph: Graph, machine: Machine) -> Choice:
         Faults: the request asks for what cannot be.
     """
     if machine.devices > 1:
-        if wrong := tuple(impossible(request, graph, machine)):
-            raise Faults(wrong)
-        return choose_among(request, graph, machine)
+        if wrong := tuple(request_faults(request, graph, machine)):
+            raise InputErrors(wrong)
+        return choose_multi_device(request, graph, machine)
     near_bytes = request.memory or machine.device.memory.capacity_bytes
     if request.phases is not None and request.phases > 1:
-        require_turns(request, graph, machine)
-    require_home(request, graph, machine)
-    found = alone(request, graph, machine, near_bytes)
+        require_phases(request, graph, machine)
+    require_optimizer_tier(request, graph, machine)
+    found = search_single_device(request, graph, machine, near_bytes)
     if not found.fitting:
         return _nothing_fits(found, request, graph, machine, near_bytes)
     return _fastest(found, request, graph, machine, near_bytes)
 
 
 def _fastest(
-    found: Found, request: Request, graph: Graph, machine: Machine, near_bytes: int
-) -> Choice:
+    found: SingleDeviceResult, request: Request, graph: Graph, machine: Machine, near_bytes: int
+) -> PlanningResult:
     """The first of those that fit, what it won against, and what lifts those that do not fit."""
     steps = request.train.steps
     (plan, short), *_ = found.fitting
     again = _recomputing(plan, found.whole, graph, machine, near_bytes)
     weighed = sorted((*found.fitting, *again), key=lambda item: run_seconds(item[1], steps))
     # The winner's own program, whole: the same numbers, told of the program that will run.
-    prediction = with_near(predict(plan, graph, machine), near_bytes)
-    return Choice(
+    prediction = with_budget(predict(plan, graph, machine), near_bytes)
+    return PlanningResult(
         plan=plan,
         prediction=prediction,
         run_seconds=run_seconds(prediction, steps),
@@ -78,33 +84,35 @@ def _fastest(
 
 
 def _lifted(
-    found: Found, request: Request, graph: Graph, machine: Machine, near_bytes: int
-) -> Iterator[Refusal]:
+    found: SingleDeviceResult, request: Request, graph: Graph, machine: Machine, near_bytes: int
+) -> Iterator[InfeasiblePlan]:
     """The plans that do not fit, the nearest of them with what lifts that."""
     for at, (plan, memory) in enumerate(found.refused):
-        told = refusal(plan, memory, near_bytes)
+        told = infeasible_plan(plan, memory, near_bytes)
         if at < _LIFTED:
-            told = replace(told, lift=lifted_alone(plan, request, graph, machine, near_bytes))
+            told = replace(
+                told, lift=minimal_fix_single_device(plan, request, graph, machine, near_bytes)
+            )
         yield told
 
 
 def _nothing_fits(
-    found: Found, request: Request, graph: Graph, machine: Machine, near_bytes: int
-) -> Choice:
+    found: SingleDeviceResult, request: Request, graph: Graph, machine: Machine, near_bytes: int
+) -> PlanningResult:
     """What comes nearest, and what would help."""
-    turned = nearest_in_turns(Field(request, graph, machine), near_bytes)
+    turned = closest_single_device_in_phases(PlanSpace(request, graph, machine), near_bytes)
     refused = (*found.refused, *((turned,) if turned else ()))
     nearest = sorted(refused, key=lambda item: item[1].peak_bytes)
-    return Choice(
+    return PlanningResult(
         plan=None,
         prediction=None,
-        refused=tuple(refusal(plan, memory, near_bytes) for plan, memory in nearest),
+        refused=tuple(infeasible_plan(plan, memory, near_bytes) for plan, memory in nearest),
         advice=advise(request, graph, machine, nearest),
         weighed=found.weighed,
     )
 
 
-def _runners_up(weighed: Sequence[Weighed]) -> list[Weighed]:
+def _runners_up(weighed: Sequence[EvaluatedPlan]) -> list[EvaluatedPlan]:
     """The next best, and the best with another precision, mode or recompute if not among them."""
     shown = list(weighed[1 : _RUNNERS_UP + 1])
     best = weighed[0][0]
@@ -133,9 +141,9 @@ def _phases(plan: Plan) -> str:
 
 def _recomputing(
     best: Plan, fitting: Sequence[Plan], graph: Graph, machine: Machine, near_bytes: int
-) -> list[Weighed]:
+) -> list[EvaluatedPlan]:
     """The best plan with recompute, if it was open: users ask what recompute would cost."""
     twin = vary(best, recompute="full")
     if twin == best or twin not in fitting:
         return []
-    return [(twin, weigh(twin, graph, machine, near_bytes=near_bytes))]
+    return [(twin, evaluate(twin, graph, machine, near_bytes=near_bytes))]

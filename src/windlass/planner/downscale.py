@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import gcd, lcm, prod
 
-from windlass.models.config import TransformerShape
-from windlass.schema.plan import DEVICE, Batch, Offload, Parallelism, Plan, ShardingDegrees, Stage
+from windlass.models.config import TransformerConfig
+from windlass.schema.plan import DEVICE_TIER, Batch, Offload, Parallelism, Plan, ShardingDegrees, Stage
 from windlass.schema.request import ModelRequest
 from windlass.schema.tensor_grid import grid_columns, grid_rows, tensor_grid
 
@@ -32,7 +32,7 @@ _DROPOUT = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scaled:
+class DownscaledPlan:
     """A small plan for a small model of the same family."""
 
     model: ModelRequest
@@ -42,7 +42,9 @@ class Scaled:
     """What was changed, a sentence each."""
 
 
-def scaled(plan: Plan, shape: TransformerShape, *, devices: int, tiers: tuple[str, ...]) -> Scaled:
+def downscale_plan(
+    plan: Plan, shape: TransformerConfig, *, devices: int, tiers: tuple[str, ...]
+) -> DownscaledPlan:
     """A plan in small.
 
     Args:
@@ -51,7 +53,7 @@ def scaled(plan: Plan, shape: TransformerShape, *, devices: int, tiers: tuple[st
         devices: most that it may take.
         tiers: far tiers that there are here.
     """
-    cut = divided(plan.parallel, devices)
+    cut = divided_parallelism(plan.parallel, devices)
     chunks = min(plan.parallel.virtual_stages, _MOST_CHUNKS)
     stages, picked = _stages(plan, cut.pipeline * chunks)
     batch = _batch(plan, cut)
@@ -60,7 +62,7 @@ def scaled(plan: Plan, shape: TransformerShape, *, devices: int, tiers: tuple[st
         optimizer=_shards(plan.sharding.optimizer, cut.data),
     )
     home = _home(plan.offload, tiers)
-    model = _model(shape, plan.parallel.tensor, cut.tensor, stages[-1].last - 2)
+    model = _model(shape, plan.parallel.tensor, cut.tensor, stages[-1].end_layer - 2)
     small = Plan.model_validate(
         plan.model_dump()
         | {
@@ -74,10 +76,10 @@ def scaled(plan: Plan, shape: TransformerShape, *, devices: int, tiers: tuple[st
     told = (
         *_changes(plan, small), picked, _widths(shape, model), _homes(plan.offload, home),
     )  # fmt: skip
-    return Scaled(model=model, plan=small, notes=tuple(note for note in told if note))
+    return DownscaledPlan(model=model, plan=small, notes=tuple(note for note in told if note))
 
 
-def divided(cut: Parallelism, devices: int) -> Parallelism:
+def divided_parallelism(cut: Parallelism, devices: int) -> Parallelism:
     """A cut of at most so many devices: the largest degree is divided, again and again.
 
     Of equal degrees that of the replicas is, then that of the slices, or of a grid's rows and then
@@ -163,11 +165,11 @@ def _shards(degree: int, replicas: int) -> int:
 
 def _home(home: Offload, tiers: tuple[str, ...]) -> Offload:
     """The same with every far tier one that is here."""
-    elsewhere = [name for name, tier in home if tier != DEVICE and tier not in tiers]
+    elsewhere = [name for name, tier in home if tier != DEVICE_TIER and tier not in tiers]
     return home.model_copy(update=dict.fromkeys(elsewhere, tiers[-1]) if tiers else {})
 
 
-def _model(shape: TransformerShape, had: int, slices: int, blocks: int) -> ModelRequest:
+def _model(shape: TransformerConfig, had: int, slices: int, blocks: int) -> ModelRequest:
     """A small model that can be cut over so many slices.
 
     Args:
@@ -180,8 +182,8 @@ def _model(shape: TransformerShape, had: int, slices: int, blocks: int) -> Model
     if columns > 1 and shape.heads % had:
         heads, key_heads = grid_rows(slices) * (columns + 1), grid_rows(slices)
     width = heads * lcm(_HEAD_WIDTH, columns)
-    grouped = shape.key_heads < shape.heads
-    hidden = slices * max(1, round(shape.hidden * width / shape.width / slices))
+    grouped = shape.kv_heads < shape.heads
+    hidden = slices * max(1, round(shape.ffn * width / shape.width / slices))
     return ModelRequest(
         name=shape.name,
         layers=max(1, blocks),
@@ -207,14 +209,14 @@ def _changes(plan: Plan, small: Plan) -> Iterable[str]:
         "batch.micro": lambda p: p.batch.micro,
         "batch.accumulation": lambda p: p.batch.accumulation,
         "batch.sequence": lambda p: p.batch.sequence,
-        "layers": lambda p: p.stages[-1].last,
+        "layers": lambda p: p.stages[-1].end_layer,
     }
     for name, of in numbers.items():
         if of(plan) != of(small):
             yield f"`{name}` {of(plan)} -> {of(small)}"
 
 
-def _widths(shape: TransformerShape, model: ModelRequest) -> str:
+def _widths(shape: TransformerConfig, model: ModelRequest) -> str:
     return (
         f"width {shape.width} -> {model.width}, heads {shape.heads} -> {model.heads}, vocabulary "
         f"{shape.vocabulary} -> {model.vocabulary}, dropout {shape.dropout:g} -> {model.dropout:g}"

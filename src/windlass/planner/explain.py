@@ -3,10 +3,17 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from windlass.planner.result import Advice, Change, Choice, Refusal, RunnerUp, Standing
-from windlass.program.activation_checkpointing import recompute_words
+from windlass.planner.result import (
+    Advice,
+    Change,
+    InfeasiblePlan,
+    PinnedRank,
+    PlanningResult,
+    RunnerUp,
+)
+from windlass.program.activation_checkpointing import describe_recompute
 from windlass.schema.plan import Plan
-from windlass.units import show_bytes, show_seconds
+from windlass.units import format_bytes, format_seconds
 
 _TOLD = 0.001
 """Share of a step below which a constant is not worth telling of."""
@@ -27,14 +34,14 @@ class Explanation:
     """What better constants of the machine would save, most first."""
 
 
-def explain(choice: Choice) -> Explanation:
+def explain(choice: PlanningResult) -> Explanation:
     """Why this plan, why not another, and what would help if there is none."""
     return Explanation(
         verdict=_verdict(choice),
         runners_up=tuple(explain_runner_up(runner) for runner in choice.runners_up),
-        refused=tuple(explain_refusal(refusal) for refusal in choice.refused),
+        refused=tuple(explain_infeasible(refusal) for refusal in choice.refused),
         help=tuple(explain_advice(choice.advice)) if choice.advice else (),
-        standing=None if choice.standing is None else explain_standing(choice.standing),
+        standing=None if choice.standing is None else explain_pinned_rank(choice.standing),
         sensitive=tuple(
             f"{name} 10 % better: {100 * share:.1f} % faster"
             for name, share in choice.sensitive.items()
@@ -49,11 +56,11 @@ def explain_runner_up(runner: RunnerUp) -> str:
     if runner.slower_seconds == 0:
         return f"{differs}: as fast, and needs no less memory"
     share = runner.slower_seconds / (runner.run_seconds - runner.slower_seconds)
-    lost = f"{differs}: {show_seconds(runner.slower_seconds)} slower ({100 * share:+.1f} %)"
-    return f"{lost}, of which {runner.term} {show_seconds(runner.term_seconds)}"
+    lost = f"{differs}: {format_seconds(runner.slower_seconds)} slower ({100 * share:+.1f} %)"
+    return f"{lost}, of which {runner.term} {format_seconds(runner.term_seconds)}"
 
 
-def explain_refusal(refusal: Refusal) -> str:
+def explain_infeasible(refusal: InfeasiblePlan) -> str:
     """By how much a plan does not fit, when, and what takes most then."""
     largest, lift = refusal.largest_class, ""
     if refusal.lift is not None:
@@ -61,13 +68,13 @@ def explain_refusal(refusal: Refusal) -> str:
         cost = f"{100 * abs(refusal.lift.cost):.1f} % {way}"
         lift = f"; `{' '.join(refusal.lift.overrides)}` lifts it, {cost}"
     return (
-        f"{show_plan(refusal.plan)}: over by {show_bytes(refusal.over_bytes)} at "
+        f"{show_plan(refusal.plan)}: over by {format_bytes(refusal.over_bytes)} at "
         f"{refusal.instruction}; most is {largest} with "
-        f"{show_bytes(refusal.by_class[largest])}{lift}"
+        f"{format_bytes(refusal.by_class[largest])}{lift}"
     )
 
 
-def explain_standing(standing: Standing) -> str:
+def explain_pinned_rank(standing: PinnedRank) -> str:
     """How many plans are faster than the named one, and what it loses against the best."""
     if standing.best is None or standing.plan is None:
         return f"none of {standing.plans:,} plans that are open without these pins is faster"
@@ -85,17 +92,17 @@ def explain_advice(advice: Advice) -> Iterator[str]:
     for change in advice.changes:
         yield explain_change(change)
     if not any(key.startswith("memory=") for change in advice.changes for key in change.overrides):
-        yield f"a device with a near tier of {show_bytes(advice.needed_bytes)} would do"
+        yield f"a device with a near tier of {format_bytes(advice.needed_bytes)} would do"
     yield from advice.in_phases
     for short in advice.far:
         yield (
-            f"{show_bytes(short.needed_bytes)} on {short.tier}, which has "
-            f"{show_bytes(short.capacity_bytes)}, would let its layers take turns in this memory"
+            f"{format_bytes(short.needed_bytes)} on {short.tier}, which has "
+            f"{format_bytes(short.capacity_bytes)}, would let its layers take turns in this memory"
         )
     if advice.devices is not None and advice.devices > 1:
         yield (
             f"a cut over at least {advice.devices} devices of this size would hold weights, "
-            f"gradients and optimizer state ({show_bytes(advice.state_bytes)})"
+            f"gradients and optimizer state ({format_bytes(advice.state_bytes)})"
         )
 
 
@@ -107,7 +114,7 @@ def explain_change(change: Change, *before: str) -> str:
     )
     return (
         f"`{' '.join((*before, *change.overrides))}` makes it fit with a predicted peak of "
-        f"{show_bytes(change.peak_bytes)}, {cost}"
+        f"{format_bytes(change.peak_bytes)}, {cost}"
     )
 
 
@@ -119,11 +126,11 @@ def show_plan(plan: Plan) -> str:
     moments = "" if plan.moments == "float32" else f", moments in {plan.moments}"
     away = plan.is_offloaded("optimizer") and not plan.is_offloaded("parameters")
     home = f", optimizer state on {plan.offload.optimizer}" if away else ""
-    told = f"{plan.precision}, {mode}, {batch}, {recompute_words(plan)}{moments}{home}"
-    return told if plan.parallel.devices == 1 else f"{show_cut(plan)}, {told}"
+    told = f"{plan.precision}, {mode}, {batch}, {describe_recompute(plan)}{moments}{home}"
+    return told if plan.parallel.devices == 1 else f"{show_parallelism(plan)}, {told}"
 
 
-def show_cut(plan: Plan) -> str:
+def show_parallelism(plan: Plan) -> str:
     """`p8 t8 r4 rts 1 rts' 4, 1f1b`: how a plan cuts a model over devices."""
     cut, sharding = plan.parallel, plan.sharding
     shares = f" rts {sharding.parameters} rts' {sharding.optimizer}" if cut.data > 1 else ""
@@ -134,28 +141,28 @@ def show_cut(plan: Plan) -> str:
     return f"p{cut.pipeline} t{cut.tensor} r{cut.data}{shares}{order}{chunks}"
 
 
-def _verdict(choice: Choice) -> str:
+def _verdict(choice: PlanningResult) -> str:
     if choice.advice is not None:
         return _refusal_verdict(choice.advice)
     if choice.plan is None or choice.prediction is None or choice.run_seconds is None:
         return "nothing was chosen"
     near = choice.prediction.peaks[0]
     return (
-        f"fits: {show_plan(choice.plan)}; predicted {show_seconds(choice.prediction.step_seconds)} "
-        f"a step, {show_seconds(choice.run_seconds)} in all, {show_bytes(near.peak_bytes)} of "
-        f"{show_bytes(near.capacity_bytes)}"
+        f"fits: {show_plan(choice.plan)}; predicted {format_seconds(choice.prediction.step_seconds)} "
+        f"a step, {format_seconds(choice.run_seconds)} in all, {format_bytes(near.peak_bytes)} of "
+        f"{format_bytes(near.capacity_bytes)}"
     )
 
 
 def _refusal_verdict(advice: Advice) -> str:
     """What lacks, and what no change to the batch could help."""
     verdict = (
-        f"does not fit: {show_bytes(advice.needed_bytes)} are needed at the least, the near "
-        f"tier has {show_bytes(advice.near_bytes)}, {show_bytes(advice.over_bytes)} too little"
+        f"does not fit: {format_bytes(advice.needed_bytes)} are needed at the least, the near "
+        f"tier has {format_bytes(advice.near_bytes)}, {format_bytes(advice.over_bytes)} too little"
     )
     if advice.devices is None:
-        return f"{verdict}; the process alone holds {show_bytes(advice.by_class['runtime'])}"
+        return f"{verdict}; the process alone holds {format_bytes(advice.by_class['runtime'])}"
     if not advice.changes:
-        state = show_bytes(advice.state_bytes)
+        state = format_bytes(advice.state_bytes)
         return f"{verdict}; weights, gradients and optimizer state alone are {state}"
     return verdict

@@ -14,7 +14,7 @@ _Given = ParamSpec("_Given")
 _Found = TypeVar("_Found")
 
 
-def uncollected(work: Callable[_Given, _Found]) -> Callable[_Given, _Found]:
+def gc_paused(work: Callable[_Given, _Found]) -> Callable[_Given, _Found]:
     """The same work with the collector at rest, if it was not already."""
 
     @wraps(work)

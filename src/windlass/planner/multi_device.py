@@ -8,20 +8,33 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from math import ceil
 
-from windlass.cost.peak_memory import peaks
-from windlass.errors import Faults, PlanError
-from windlass.planner.advice.minimal_change import lifted
-from windlass.planner.advice.rank_of_pinned import opened, standing
+from windlass.cost.peak_memory import tier_peaks
+from windlass.errors import InputErrors, PlanError
+from windlass.planner.advice.minimal_change import minimal_fix
+from windlass.planner.advice.rank_of_pinned import rank_of_pinned_plan, without_pins
 from windlass.planner.advice.sensitivity import sensitivities
 from windlass.planner.advice.shortfall import shortfall
-from windlass.planner.result import Advice, Choice, Refusal, Standing, refusal, runner_up
-from windlass.planner.search.branch_and_bound import Sweep
-from windlass.planner.search.extrapolate import memory_among, state_bytes, steady, with_near
-from windlass.planner.search.phase_search import Phased, phased
-from windlass.planner.search.top_k import Found
-from windlass.planner.space.options import stays_whole
-from windlass.planner.space.pinned_parallelism import pod_plans
-from windlass.planner.space.plan_space import Field
+from windlass.planner.result import (
+    Advice,
+    InfeasiblePlan,
+    PinnedRank,
+    PlanningResult,
+    infeasible_plan,
+    runner_up,
+)
+from windlass.planner.search.branch_and_bound import BranchAndBound
+from windlass.planner.search.extrapolate import (
+    EvaluatedPlan,
+    extrapolate,
+    fullest_stage_memory,
+    training_state_bytes,
+    with_budget,
+)
+from windlass.planner.search.phase_search import PhaseSearchResult, search_phases
+from windlass.planner.search.top_k import Candidate
+from windlass.planner.space.options import excludes_phases
+from windlass.planner.space.pinned_parallelism import pinned_plans
+from windlass.planner.space.plan_space import PlanSpace
 from windlass.program.lowering.lower import lower
 from windlass.schema.graph import Graph
 from windlass.schema.machine import Machine
@@ -42,10 +55,8 @@ _REFUSED = 4
 _TRAITS = 24
 """Sorts of plans among which runners-up are told."""
 
-Weighed = tuple[Plan, Prediction]
 
-
-def choose_among(request: Request, graph: Graph, machine: Machine) -> Choice:
+def choose_multi_device(request: Request, graph: Graph, machine: Machine) -> PlanningResult:
     """The plan that ends the run first on a machine of several devices.
 
     Args:
@@ -58,14 +69,14 @@ def choose_among(request: Request, graph: Graph, machine: Machine) -> Choice:
         PlanError: there is no plan at all.
     """
     near_bytes = request.memory or machine.device.memory.capacity_bytes
-    field = Field(request, graph, machine)
+    field = PlanSpace(request, graph, machine)
     if request.phases is not None and request.phases > 1:
         return _in_turns(field, near_bytes, ())
-    sweep = Sweep(field, near_bytes)
+    sweep = BranchAndBound(field, near_bytes)
     swept = sweep.best(_KEPT, within=_WITHIN, traits=_TRAITS)
     if not swept.weighed and not swept.skipped:
-        pod_plans(request, graph, machine)  # tells what is wrong with what is pinned
-        raise Faults(("no plan is legal with what is pinned; leave something open",))
+        pinned_plans(request, graph, machine)  # tells what is wrong with what is pinned
+        raise InputErrors(("no plan is legal with what is pinned; leave something open",))
     places = _ranked(field, swept.best, near_bytes)
     if not places:
         return _in_turns(field, near_bytes, sweep.smallest().misses)
@@ -75,7 +86,7 @@ def choose_among(request: Request, graph: Graph, machine: Machine) -> Choice:
     refused = tuple(
         replace(
             _refusal(field, found, near_bytes),
-            lift=lifted(field, sweep.chain, found, near_bytes),
+            lift=minimal_fix(field, sweep.chain, found, near_bytes),
         )
         for found in swept.misses[:_REFUSED]
     )
@@ -83,14 +94,18 @@ def choose_among(request: Request, graph: Graph, machine: Machine) -> Choice:
     choice = _choice(field, best, shown, refused, weighed=swept.weighed + swept.skipped)
     return replace(
         choice,
-        standing=standing(field, best, near_bytes),
+        standing=rank_of_pinned_plan(field, best, near_bytes),
         sensitive=sensitivities(field, places[0][1]),
     )
 
 
-def _in_turns(field: Field, near_bytes: int, misses: Sequence[Found]) -> Choice:
+def _in_turns(field: PlanSpace, near_bytes: int, misses: Sequence[Candidate]) -> PlanningResult:
     """The fastest plan in phases, where layers cannot all be near, or are asked not to be."""
-    turned = Phased((), 0) if stays_whole(field.request) else phased(field, near_bytes)
+    turned = (
+        PhaseSearchResult((), 0)
+        if excludes_phases(field.request)
+        else search_phases(field, near_bytes)
+    )
     refused = tuple(_refusal(field, found, near_bytes) for found in misses[:_REFUSED])
     if not turned.best:
         return _nothing_fits(field, refused, near_bytes)
@@ -99,34 +114,34 @@ def _in_turns(field: Field, near_bytes: int, misses: Sequence[Found]) -> Choice:
     return replace(told, standing=_among_turns(field, best))
 
 
-def _among_turns(field: Field, chosen: Weighed) -> Standing | None:
+def _among_turns(field: PlanSpace, chosen: EvaluatedPlan) -> PinnedRank | None:
     """Where a plan in phases stands among those that are found with nothing of it named."""
-    request = opened(field.request)
+    request = without_pins(field.request)
     if request == field.request:
         return None
-    other = choose_among(request, field.graph, field.machine)
+    other = choose_multi_device(request, field.graph, field.machine)
     if other.plan is None or other.prediction is None or other.plan == chosen[0]:
-        return Standing(faster=0, plans=other.weighed, plan=None, best=None)
+        return PinnedRank(faster=0, plans=other.weighed, plan=None, best=None)
     steps = request.train.steps
     seconds = [other.prediction, *(runner.prediction for runner in other.runners_up)]
     faster = sum(each.step_seconds < chosen[1].step_seconds for each in seconds)
     if not faster:
-        return Standing(faster=0, plans=other.weighed, plan=None, best=None)
+        return PinnedRank(faster=0, plans=other.weighed, plan=None, best=None)
     best = runner_up((other.plan, other.prediction), chosen, steps)
-    return Standing(faster=faster, plans=other.weighed, plan=other.plan, best=best)
+    return PinnedRank(faster=faster, plans=other.weighed, plan=other.plan, best=best)
 
 
 def _choice(
-    field: Field,
-    best: Weighed,
-    others: Sequence[Weighed],
-    refused: tuple[Refusal, ...],
+    field: PlanSpace,
+    best: EvaluatedPlan,
+    others: Sequence[EvaluatedPlan],
+    refused: tuple[InfeasiblePlan, ...],
     *,
     weighed: int,
-) -> Choice:
+) -> PlanningResult:
     plan, prediction = best
     steps = field.request.train.steps
-    return Choice(
+    return PlanningResult(
         plan=plan,
         prediction=prediction,
         run_seconds=_run_seconds(best, steps),
@@ -136,12 +151,14 @@ def _choice(
     )
 
 
-def _ranked(field: Field, found: Sequence[Found], near_bytes: int) -> list[tuple[Weighed, Found]]:
+def _ranked(
+    field: PlanSpace, found: Sequence[Candidate], near_bytes: int
+) -> list[tuple[EvaluatedPlan, Candidate]]:
     """Those that may be the fastest, by the clock, fastest first; only such as fit.
 
     A plan whose closed form is slower than the best known time by more than it may err cannot be.
     """
-    weighed: list[tuple[Weighed, Found]] = []
+    weighed: list[tuple[EvaluatedPlan, Candidate]] = []
     steps = field.request.train.steps
     fastest = float("inf")
     for each in found:
@@ -154,16 +171,16 @@ def _ranked(field: Field, found: Sequence[Found], near_bytes: int) -> list[tuple
     return sorted(weighed, key=lambda both: _rank(both[0], steps))
 
 
-def _weighed(field: Field, found: Found, near_bytes: int) -> Weighed:
+def _weighed(field: PlanSpace, found: Candidate, near_bytes: int) -> EvaluatedPlan:
     plan = field.plan(found.cell, found.place)
-    return plan, with_near(steady(plan, field.graph, field.machine), near_bytes)
+    return plan, with_budget(extrapolate(plan, field.graph, field.machine), near_bytes)
 
 
 def _told_apart(
-    field: Field, ranked: Sequence[Weighed], traits: Iterable[Found], near_bytes: int
-) -> list[Weighed]:
+    field: PlanSpace, ranked: Sequence[EvaluatedPlan], traits: Iterable[Candidate], near_bytes: int
+) -> list[EvaluatedPlan]:
     """Runners-up that differ in something that matters, the fastest of each sort."""
-    best, shown = ranked[0], list[Weighed]()
+    best, shown = ranked[0], list[EvaluatedPlan]()
     told = {_sort(best[0])}
     for found in traits:
         plan = field.plan(found.cell, found.place)
@@ -189,23 +206,25 @@ def _whole(
     plan: Plan, short: Prediction, graph: Graph, machine: Machine, near_bytes: int
 ) -> Prediction:
     """The prediction with the fullest moments of the program that will run."""
-    full = peaks(plan, graph, machine, lower(plan, graph))
-    return with_near(short.model_copy(update={"peaks": full}), near_bytes)
+    full = tier_peaks(plan, graph, machine, lower(plan, graph))
+    return with_budget(short.model_copy(update={"peaks": full}), near_bytes)
 
 
-def _refusal(field: Field, found: Found, near_bytes: int) -> Refusal:
+def _refusal(field: PlanSpace, found: Candidate, near_bytes: int) -> InfeasiblePlan:
     """The smallest of a trait of which no plan fits, by its program."""
     plan = field.plan(found.cell, found.place)
-    return refusal(plan, memory_among(plan, field.graph, field.machine), near_bytes)
+    return infeasible_plan(plan, fullest_stage_memory(plan, field.graph, field.machine), near_bytes)
 
 
-def _nothing_fits(field: Field, refused: Sequence[Refusal], near_bytes: int) -> Choice:
+def _nothing_fits(
+    field: PlanSpace, refused: Sequence[InfeasiblePlan], near_bytes: int
+) -> PlanningResult:
     """What comes nearest, all layers near or in phases, and what it would take.
 
     Raises:
         PlanError: no plan is legal at all.
     """
-    lacking = None if stays_whole(field.request) else shortfall(field, near_bytes)
+    lacking = None if excludes_phases(field.request) else shortfall(field, near_bytes)
     told = [] if lacking is None else [_in_phases(lacking.plan, field, near_bytes)]
     nearest = sorted((*refused, *told), key=lambda each: each.peak_bytes)
     if not nearest:
@@ -213,9 +232,9 @@ def _nothing_fits(field: Field, refused: Sequence[Refusal], near_bytes: int) -> 
     first = nearest[0]
     held = field.machine.device.process_bytes(compiled=first.plan.compile)
     whole = first.plan.model_copy(update={"sharding": ShardingDegrees()})
-    state = state_bytes(whole, field.graph) * first.plan.parallel.tensor
+    state = training_state_bytes(whole, field.graph) * first.plan.parallel.tensor
     room = near_bytes - held
-    return Choice(
+    return PlanningResult(
         plan=None,
         prediction=None,
         refused=tuple(nearest),
@@ -234,16 +253,16 @@ def _nothing_fits(field: Field, refused: Sequence[Refusal], near_bytes: int) -> 
     )
 
 
-def _in_phases(plan: Plan, field: Field, near_bytes: int) -> Refusal:
-    memory = memory_among(plan, field.graph, field.machine)
-    return refusal(plan, memory, near_bytes)
+def _in_phases(plan: Plan, field: PlanSpace, near_bytes: int) -> InfeasiblePlan:
+    memory = fullest_stage_memory(plan, field.graph, field.machine)
+    return infeasible_plan(plan, memory, near_bytes)
 
 
-def _run_seconds(item: Weighed, steps: int) -> float:
+def _run_seconds(item: EvaluatedPlan, steps: int) -> float:
     return item[1].step_seconds * steps + item[1].compile_seconds
 
 
-def _rank(item: Weighed, steps: int) -> tuple[float, bool, int, int]:
+def _rank(item: EvaluatedPlan, steps: int) -> tuple[float, bool, int, int]:
     """Faster first; then what moves nothing, the emptier near tier, the larger micro-batch."""
     plan, prediction = item
     near = prediction.peaks[0].peak_bytes

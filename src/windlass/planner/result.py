@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from windlass.planner.search.extrapolate import Memory
+from windlass.planner.search.extrapolate import PeakMemory
 from windlass.program.instruction import Instruction
 from windlass.schema.plan import Plan
 from windlass.schema.prediction import MemoryClass, Prediction
@@ -28,7 +28,7 @@ class RunnerUp:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Refusal:
+class InfeasiblePlan:
     """The plan that comes nearest to fitting, of one family.
 
     A family is of one number of slices, precision, mode and recompute.
@@ -64,7 +64,7 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FarShortage:
+class TierShortage:
     """A tier beyond the near one that is too small for what would have to wait there."""
 
     tier: str
@@ -87,7 +87,7 @@ class Advice:
     """Changes that make it fit, cheapest first; none if only more memory helps."""
     state_bytes: int
     """Weights, gradients and optimizer state: what any cut must still hold somewhere."""
-    far: tuple[FarShortage, ...]
+    far: tuple[TierShortage, ...]
     """Tiers in which the model could wait its turn, were they larger."""
     devices: int | None
     """How many devices' memory that state takes at least; None if the process alone fills one."""
@@ -96,7 +96,7 @@ class Advice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class PinnedRank:
     """Where a plan that a request names stands among all that it could have left open."""
 
     faster: int
@@ -110,7 +110,7 @@ class Standing:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class PlanningResult:
     """The outcome of a search; exactly one of `plan` and `advice` is there."""
 
     plan: Plan | None
@@ -120,12 +120,12 @@ class Choice:
     """Predicted: all steps and the compilation before them."""
     runners_up: tuple[RunnerUp, ...] = ()
     """The next best, fastest first."""
-    refused: tuple[Refusal, ...] = ()
+    refused: tuple[InfeasiblePlan, ...] = ()
     """What does not fit, nearest first."""
     advice: Advice | None = None
     weighed: int = 0
     """How many plans were compared."""
-    standing: Standing | None = None
+    standing: PinnedRank | None = None
     """Of a plan that the request names a part of, on several devices."""
     sensitive: Mapping[str, float] = field(default_factory=dict)
     """By constant of the machine: the share of a step that one 10 % better would save."""
@@ -196,9 +196,9 @@ def runner_up(
     )
 
 
-def refusal(plan: Plan, memory: Memory, near_bytes: int) -> Refusal:
+def infeasible_plan(plan: Plan, memory: PeakMemory, near_bytes: int) -> InfeasiblePlan:
     """By how much a plan does not fit, and when."""
-    return Refusal(
+    return InfeasiblePlan(
         plan=plan,
         peak_bytes=memory.peak_bytes,
         over_bytes=memory.peak_bytes - near_bytes,

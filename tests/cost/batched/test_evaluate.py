@@ -7,14 +7,20 @@ from itertools import pairwise
 import pytest
 
 from factories import cut_graph, late_tied_graph, tiny_graph, tiny_machine, tiny_plan
-from windlass.cost.batched.config_keys import Block, Setting, Share
-from windlass.cost.batched.evaluate import Totals, closed, stage_bytes
-from windlass.cost.batched.layer_cost import Chain
-from windlass.cost.batched.pipeline.dependency_levels import Shape
-from windlass.cost.batched.plan_table import Again, Rows, Run
+from windlass.cost.batched.config_keys import (
+    ComputeConfig,
+    LayerConfig,
+    RecomputeConfig,
+    ShardingOption,
+    ShardingOptions,
+)
+from windlass.cost.batched.evaluate import PlanTotals, evaluate_batch, stage_bytes
+from windlass.cost.batched.layer_cost import LayerCosts
+from windlass.cost.batched.plan_table import PlanTable
+from windlass.cost.batched.schedule_index import PipelineShape
 from windlass.cost.predict import predict
-from windlass.planner.search.min_recompute import Steps
-from windlass.program.validate_plan import selective_faults
+from windlass.planner.search.min_recompute import RecomputeSteps
+from windlass.program.validate_plan import selective_recompute_errors
 from windlass.schema.graph import Graph
 from windlass.schema.machine import Machine, Tier
 from windlass.schema.plan import Offload, Plan
@@ -110,9 +116,9 @@ def draw(chance: random.Random, graph: Graph, machine: Machine) -> Plan:
 def draw_again(chance: random.Random, graph: Graph, machine: Machine) -> Plan:
     """The same with any numbers of layers computed again on its stages, in any way that it can."""
     plan = draw(chance, graph, machine)
-    able = not any(selective_faults(plan, graph))
+    able = not any(selective_recompute_errors(plan, graph))
     ways = [able and chance.random() < 0.7 for _ in range(plan.parallel.pipeline)]
-    steps = Steps(plan, selects=ways)
+    steps = RecomputeSteps(plan, selects=ways)
     return steps.plan([chance.randrange(last + 1) for last in steps.last])
 
 
@@ -120,27 +126,27 @@ def divisors(number: int) -> list[int]:
     return [size for size in range(1, number + 1) if number % size == 0]
 
 
-def told(plan: Plan, graph: Graph, machine: Machine) -> Totals:
+def told(plan: Plan, graph: Graph, machine: Machine) -> PlanTotals:
     """What the closed form says of one plan."""
-    return closed(*parts(plan, graph, machine))
+    return evaluate_batch(*parts(plan, graph, machine))
 
 
-def parts(plan: Plan, graph: Graph, machine: Machine) -> tuple[Chain, Shape, tuple[int, ...], Rows]:
+def parts(plan: Plan, graph: Graph, machine: Machine) -> tuple[LayerCosts, PipelineShape, tuple[int, ...], PlanTable]:
     """One plan, as the closed form takes it."""
     cut, micros = plan.parallel, plan.batch.accumulation
-    shape = Shape.of(plan.parallel.schedule, cut.pipeline, plan.parallel.virtual_stages, micros)
-    setting = Setting(
+    shape = PipelineShape.of(plan.parallel.schedule, cut.pipeline, plan.parallel.virtual_stages, micros)
+    setting = LayerConfig(
         cut.tensor, plan.precision, plan.compile, plan.batch.micro, micros > 1, cut.pipeline > 1,
         cut.data, plan.offloads and machine.device.moving_share > 0,
     )  # fmt: skip
-    share = Share(plan.sharding.parameters, plan.sharding.optimizer, plan.offload.optimizer)
-    block = Block(cut.tensor, plan.precision, micros > 1, cut.data, (share,), setting.moves)
-    run = Run(setting, again(plan, graph.layers), micros)
-    ends = (*(stage.first for stage in plan.stages), graph.layers)
-    return Chain(plan, graph, machine), shape, ends, Rows.of([(block, [run])])
+    share = ShardingOption(plan.sharding.parameters, plan.sharding.optimizer, plan.offload.optimizer)
+    block = ShardingOptions(cut.tensor, plan.precision, micros > 1, cut.data, (share,), setting.moves)
+    run = ComputeConfig(setting, again(plan, graph.layers), micros)
+    ends = (*(stage.first_layer for stage in plan.stages), graph.layers)
+    return LayerCosts(plan, graph, machine), shape, ends, PlanTable.of([(block, [run])])
 
 
-def again(plan: Plan, layers: int) -> Again:
+def again(plan: Plan, layers: int) -> RecomputeConfig:
     """What a plan computes again, as the closed form takes it."""
     whole, selective = list[int](), list[int]()
     for stage in range(plan.parallel.pipeline):
@@ -150,7 +156,7 @@ def again(plan: Plan, layers: int) -> Again:
         some = "selective" in modes or any(chunk.recompute_rest for chunk in chunks)
         whole.append(count if "layer" in modes else 0)
         selective.append(count if some else 0)
-    return Again(whole=tuple(whole), selective=tuple(selective))
+    return RecomputeConfig(whole=tuple(whole), selective=tuple(selective))
 
 
 def errors(

@@ -3,17 +3,17 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from windlass.cost.batched.pipeline.schedule_index import Turns
-from windlass.program.pipeline_schedules import taken
+from windlass.cost.batched.schedule_index import ScheduleIndex
+from windlass.program.pipeline_schedules import schedule_passes
 
 KINDS = {"forward": 0, "backward": 1, "backward_input": 1, "backward_weight": 2}
 
 
-def turns(order: str, stages: int, groups: int, chunks: int) -> Turns:
+def turns(order: str, stages: int, groups: int, chunks: int) -> ScheduleIndex:
     """An order that only interleaves by chunks, and only with as many micro-batches as it can."""
     if order != "interleaved":
-        return Turns(order, stages, 1, groups)  # type: ignore[arg-type]
-    return Turns(order, stages, chunks, groups * stages)
+        return ScheduleIndex(order, stages, 1, groups)  # type: ignore[arg-type]
+    return ScheduleIndex(order, stages, chunks, groups * stages)
 
 
 TURNS = st.builds(
@@ -26,9 +26,9 @@ TURNS = st.builds(
 
 
 @given(turns=TURNS)
-def test_counts_put_every_pass_where_the_order_has_it(turns: Turns):
+def test_counts_put_every_pass_where_the_order_has_it(turns: ScheduleIndex):
     found = turns.passes()
     for stage in range(turns.pipeline):
-        asked = taken(turns.order, turns.pipeline, stage, turns.micros, chunks=turns.interleave)
+        asked = schedule_passes(turns.order, turns.pipeline, stage, turns.micros, chunks=turns.interleave)
         told = zip(found.kinds[stage], found.micros[stage], found.chunks[stage], strict=True)
         assert list(told) == [(KINDS[kind], micro, chunk) for kind, micro, chunk in asked]

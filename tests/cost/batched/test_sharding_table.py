@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 from cost.test_closed import BESIDE, GRAPHS, WITH_HOSTS, draw, parts
 
-from windlass.cost.batched.config_keys import Share
-from windlass.cost.batched.evaluate import closed
-from windlass.cost.batched.plan_table import Rows, Run
-from windlass.cost.batched.evaluate import Alike
+from windlass.cost.batched.config_keys import ComputeConfig, ShardingOption
+from windlass.cost.batched.evaluate import ExchangeKinds, evaluate_batch
+from windlass.cost.batched.plan_table import PlanTable
 
 ROUNDING = 1e-12
 """Relative. Sums of the same numbers, at times in another order."""
@@ -23,16 +22,16 @@ def test_plans_found_together_take_what_each_takes_alone():
         chain, shape, ends, rows = parts(draw(chance, graph, machine), graph, machine)
         (block,), (run,) = rows.blocks, rows.runs
         homes = [tier.name for tier in machine.device.tiers]
-        pairs = tuple(Share(*pair, home) for pair in PAIRS for home in homes)
+        pairs = tuple(ShardingOption(*pair, home) for pair in PAIRS for home in homes)
         block = block._replace(replicas=4, pairs=pairs)
         more = 2 * run.micros if shape.repeats else run.micros
         settings = [run.setting._replace(replicas=4, compiled=each) for each in (False, True)]
         able = settings[: 1 if shape.order == "zero-bubble" else 2]
-        runs = [Run(each, run.again, count) for each in able for count in {run.micros, more}]
-        rows = Rows.of([(block, runs)])
-        found = closed(chain, shape, ends, rows).step_seconds
+        runs = [ComputeConfig(each, run.again, count) for each in able for count in {run.micros, more}]
+        rows = PlanTable.of([(block, runs)])
+        found = evaluate_batch(chain, shape, ends, rows).step_seconds
         alone = [
-            closed(chain, shape, ends, rows.one(at)).step_seconds[0] for at in range(len(found))
+            evaluate_batch(chain, shape, ends, rows.one(at)).step_seconds[0] for at in range(len(found))
         ]
         assert found == pytest.approx(np.array(alone), rel=ROUNDING)
-        assert len(Alike.of(chain, rows).pairs) <= len(PAIRS)
+        assert len(ExchangeKinds.of(chain, rows).pairs) <= len(PAIRS)

@@ -3,10 +3,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from factories import AWAY, cut_graph, tiny_graph, tiny_machine, tiny_plan
-from windlass.cost.instruction_time import StepCost
+from windlass.cost.instruction_time import InstructionCosts
 from windlass.cost.predict import predict
-from windlass.cost.simulator.event_simulator import run_clock
-from windlass.cost.simulator.offload_queue import once
+from windlass.cost.simulator.event_simulator import simulate_programs
+from windlass.cost.simulator.offload_queue import first_step_cost
 from windlass.program.lowering.lower import lower
 from windlass.schema.machine import Machine
 from windlass.schema.prediction import Prediction
@@ -32,8 +32,8 @@ def predicted(rate: float, *, accumulation: int = 1, streamed: bool = True) -> P
 def test_moves_that_take_no_time_leave_the_computing_alone():
     far = predicted(1e18).offload
     assert far is not None
-    assert far.waiting_seconds < 1e-9
-    assert predicted(1e18).hidden_share > 1 - 1e-6
+    assert far.exposed_seconds < 1e-9
+    assert predicted(1e18).offload_efficiency > 1 - 1e-6
 
 
 def test_what_devices_exchange_is_no_waiting_for_a_far_tier():
@@ -46,7 +46,7 @@ def test_what_devices_exchange_is_no_waiting_for_a_far_tier():
     )
     told = predict(plan, graph, on)
     assert told.by_term["exchange and waiting"] > told.step_seconds / 2
-    assert told.hidden_share > 1 - 1e-6
+    assert told.offload_efficiency > 1 - 1e-6
 
 
 @given(st.floats(1e5, 1e12), st.floats(1.0, 100.0))
@@ -68,13 +68,13 @@ def test_traffic_does_not_grow_with_the_micro_batches_and_computing_does():
         often.offload.read_bytes,
         often.offload.written_bytes,
     )
-    assert often.hidden_share > once.hidden_share
+    assert often.offload_efficiency > once.offload_efficiency
 
 
 def test_nothing_moves_where_everything_is_near():
     whole = predicted(1e9, streamed=False)
     assert whole.offload is None
-    assert whole.hidden_share == 1
+    assert whole.offload_efficiency == 1
 
 
 def test_the_peak_of_a_far_tier_is_what_lives_there():
@@ -88,7 +88,7 @@ def test_the_peak_of_a_far_tier_is_what_lives_there():
 def test_a_step_alone_reads_no_less_and_takes_no_less_than_one_that_repeats(rate: float):
     graph, on = tiny_graph(layers=4), machine(rate)
     plan = tiny_plan(graph, on, accumulation=2, offload=AWAY, phases=PHASES)
-    alone, repeats = once(plan, graph, on, lower(plan, graph)[0]), predict(plan, graph, on)
+    alone, repeats = first_step_cost(plan, graph, on, lower(plan, graph)[0]), predict(plan, graph, on)
     assert repeats.offload is not None
     assert alone.written_bytes == repeats.offload.written_bytes
     assert alone.read_bytes > repeats.offload.read_bytes
@@ -98,7 +98,7 @@ def test_a_step_alone_reads_no_less_and_takes_no_less_than_one_that_repeats(rate
 def test_a_step_alone_in_memory_is_like_any_other():
     graph, on = tiny_graph(layers=4), machine(1e9)
     plan = tiny_plan(graph, on, accumulation=2)
-    alone = once(plan, graph, on, lower(plan, graph)[0])
+    alone = first_step_cost(plan, graph, on, lower(plan, graph)[0])
     assert alone.seconds == pytest.approx(predict(plan, graph, on).step_seconds)
     assert (alone.read_bytes, alone.written_bytes) == (0, 0)
 
@@ -108,7 +108,7 @@ def test_a_layer_that_runs_again_waits_for_the_output_that_it_starts_from():
     home = AWAY.model_copy(update={"activations": "host"})
     plan = tiny_plan(graph, on, accumulation=2, offload=home, phases=PHASES)
     (program,) = lower(plan, graph)
-    spans = run_clock(plan, graph, on, StepCost(plan, graph, on), (program,))[0]
+    spans = simulate_programs(plan, graph, on, InstructionCosts(plan, graph, on), (program,))[0]
     back: dict[tuple[int, int | None], float] = {}
     checked = 0
     for (kind, layer, micro), span in zip(program.instructions, spans, strict=True):

@@ -1,11 +1,11 @@
 import pytest
 
 from factories import tiny_graph, tiny_machine
-from windlass.planner.advice.advise import LEAST_NAMED
-from windlass.planner.advice.alternatives import ways
+from windlass.planner.advice.advise import MIN_ALTERNATIVES
+from windlass.planner.advice.alternatives import alternatives
 from windlass.planner.choose import choose
-from windlass.planner.result import Refusal
-from windlass.planner.search.extrapolate import memory_of, weigh
+from windlass.planner.result import InfeasiblePlan
+from windlass.planner.search.extrapolate import evaluate, peak_memory
 from windlass.schema.request import Request
 
 GRAPH = tiny_graph(layers=6, width=2048)
@@ -32,7 +32,7 @@ def test_where_nothing_fits_as_asked_at_least_three_plans_are_named_and_phases_a
     advice = choose(asked(near=near, **pins), GRAPH, MACHINE).advice
     assert advice is not None
     fitting = [change for change in advice.changes if change.peak_bytes <= near]
-    assert len(fitting) >= LEAST_NAMED
+    assert len(fitting) >= MIN_ALTERNATIVES
     assert any(each.startswith("phases=") for change in fitting for each in change.overrides)
 
 
@@ -40,9 +40,9 @@ def test_where_nothing_fits_as_asked_at_least_three_plans_are_named_and_phases_a
 def test_each_way_fits_the_budget_by_what_it_adds_to_the_command_line(request_: Request):
     whole = choose(asked(), GRAPH, MACHINE).plan
     assert whole is not None
-    near = int(0.8 * memory_of(whole, GRAPH, MACHINE).peak_bytes)
-    found = ways(request_, GRAPH, MACHINE, near, base=1e-6, count=3)
-    assert len(found) >= LEAST_NAMED
+    near = int(0.8 * peak_memory(whole, GRAPH, MACHINE).peak_bytes)
+    found = alternatives(request_, GRAPH, MACHINE, near, base=1e-6, count=3)
+    assert len(found) >= MIN_ALTERNATIVES
     assert {change.plan.offloads for change in found} == {True, False}
     for change in found:
         assert change.peak_bytes <= near
@@ -53,14 +53,14 @@ def test_each_way_fits_the_budget_by_what_it_adds_to_the_command_line(request_: 
 
 
 def test_ways_are_told_cheapest_first_and_none_twice():
-    found = ways(asked(), GRAPH, MACHINE, 2**31, base=1e-6, count=6)
+    found = alternatives(asked(), GRAPH, MACHINE, 2**31, base=1e-6, count=6)
     costs = [change.cost for change in found]
     assert costs == sorted(costs)
     assert len({change.overrides for change in found}) == len(found) >= 6
 
 
 def test_a_machine_with_no_tier_beyond_the_near_one_has_no_ways_in_phases():
-    found = ways(asked(), GRAPH, tiny_machine(), 2**31, base=1e-6, count=3)
+    found = alternatives(asked(), GRAPH, tiny_machine(), 2**31, base=1e-6, count=3)
     assert found
     assert not any(change.plan.offloads for change in found)
 
@@ -68,7 +68,7 @@ def test_a_machine_with_no_tier_beyond_the_near_one_has_no_ways_in_phases():
 PINS = ("precision", "compile", "batch.micro", "recompute", "offload.optimizer")
 
 
-def named(refusal: Refusal, near: int) -> Request:
+def named(refusal: InfeasiblePlan, near: int) -> Request:
     """The request for just the plan that does not fit, and what is said to lift that."""
     plan = refusal.plan
     values = (
@@ -102,7 +102,7 @@ def test_the_single_change_that_lifts_a_refusal_makes_just_that_plan_fit(mebibyt
         assert mended.plan is not None
         assert mended.prediction is not None
         assert mended.plan.batch.micro == refusal.lift.plan.batch.micro
-        before = weigh(refusal.plan, GRAPH, MACHINE, near_bytes=near).step_seconds
+        before = evaluate(refusal.plan, GRAPH, MACHINE, near_bytes=near).step_seconds
         told = before * (1 + refusal.lift.cost)
         assert mended.prediction.step_seconds == pytest.approx(told, rel=1e-9)
 

@@ -3,9 +3,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from factories import tiny_graph, tiny_machine
-from windlass.errors import Faults
+from windlass.errors import InputErrors
 from windlass.planner.choose import choose
-from windlass.planner.space.stage_partition import evenly
+from windlass.planner.space.stage_partition import balanced_partition
 from windlass.schema.request import Request
 
 HOST = "1 GiB"
@@ -20,7 +20,7 @@ def asked(**changes: object) -> Request:
 def test_phases_cover_all_layers_in_order_and_none_is_empty(layers: int, data: st.DataObject):
     graph = tiny_graph(layers=layers)
     count = data.draw(st.integers(1, graph.layers))
-    phases = evenly(tuple(kind.parameter_count for kind in graph.layer_kinds()), count)
+    phases = balanced_partition(tuple(kind.parameter_count for kind in graph.layer_kinds()), count)
     assert len(phases) == count
     assert [layer for first, last in phases for layer in range(first, last)] == list(
         range(graph.layers)
@@ -61,7 +61,7 @@ def test_a_far_tier_that_is_too_small_is_told():
 
 
 def test_more_phases_than_layers_are_refused():
-    with pytest.raises(Faults, match="has 8 layers; ask for 8 at most"):
+    with pytest.raises(InputErrors, match="has 8 layers; ask for 8 at most"):
         choose(asked(phases=9), GRAPH, tiny_machine(host=HOST))
 
 
@@ -77,7 +77,7 @@ def test_a_far_tier_that_would_hold_smaller_moments_has_them_named(phases: int |
         assert plan.offloads
         assert plan.moments == "bfloat16"
     else:
-        with pytest.raises(Faults, match="`moments` = bfloat16, with which it has room"):
+        with pytest.raises(InputErrors, match="`moments` = bfloat16, with which it has room"):
             choose(asked(phases=phases), wide, machine)
 
 
@@ -89,5 +89,5 @@ def test_moments_are_what_was_asked_for_and_never_chosen():
 
 def test_phases_that_no_far_tier_has_room_for_are_refused_with_the_bytes():
     wide = tiny_graph(layers=6, width=2048)
-    with pytest.raises(Faults, match=r"`phases` = 3 needs .* on host, which has 200 MiB"):
+    with pytest.raises(InputErrors, match=r"`phases` = 3 needs .* on host, which has 200 MiB"):
         choose(asked(phases=3), wide, tiny_machine(host="200 MiB"))

@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 from planner.test_among import GRAPHS, WIDE, machine, request
 
-from windlass.cost.batched.evaluate import closed
-from windlass.cost.batched.layer_cost import Chain
-from windlass.planner.search.bound_queue import Bounds, Part, Queue
-from windlass.planner.search.min_recompute import spared
-from windlass.planner.space.plan_space import Cell, Field
+from windlass.cost.batched.evaluate import evaluate_batch
+from windlass.cost.batched.layer_cost import LayerCosts
+from windlass.planner.search.bound_queue import BoundQueue, LowerBounds, Subproblem
+from windlass.planner.search.min_recompute import minimize_recompute
+from windlass.planner.space.plan_space import PlanBatch, PlanSpace
 
 ROUNDING = 1e-9
 """Share by which sums of the same terms in another order may differ."""
 
 
-def fields(count: int) -> list[tuple[Field, Chain]]:
+def fields(count: int) -> list[tuple[PlanSpace, LayerCosts]]:
     """Random fields of small models on few devices, with links as slow as layers and faster."""
     chance, found = random.Random(7), []
     for _ in range(count):
@@ -26,18 +26,18 @@ def fields(count: int) -> list[tuple[Field, Chain]]:
         host = chance.choice([None, 10**12])
         kind = chance.choice(["cpu", "cuda"])
         on = machine(chance.choice([4, 6, 8]), chance.choice([1e8, 1e9, 1e10]), host, kind)
-        field = Field(request(batch=chance.choice([4, 8, 24])), graph, on)
-        found.append((field, Chain(field.base, graph, on)))
+        field = PlanSpace(request(batch=chance.choice([4, 8, 24])), graph, on)
+        found.append((field, LayerCosts(field.base, graph, on)))
     return found
 
 
-def seconds_in(chain: Chain, part: Part, cell: Cell, near_bytes: float) -> list[float]:
+def seconds_in(chain: LayerCosts, part: Subproblem, cell: PlanBatch, near_bytes: float) -> list[float]:
     """Of each plan of a bounded part the least it takes of all that it may compute again.
 
     Plans that fit are all there.
     """
     assert part.cell is not None
-    totals = closed(chain, cell.shape, cell.ends, cell.rows)
+    totals = evaluate_batch(chain, cell.shape, cell.ends, cell.rows)
     fits = totals.peak_bytes <= near_bytes
     keys = _keys(cell)
     best = {int(key): inf for key in _keys(part.cell)[part.items]}
@@ -47,13 +47,13 @@ def seconds_in(chain: Chain, part: Part, cell: Cell, near_bytes: float) -> list[
     full = replace(cell, rows=cell.rows.only(fits & whole[cell.rows.run]))
     if full.rows.count:
         none, selects = np.zeros(full.rows.count), np.zeros(full.rows.count, dtype=bool)
-        fewer, told = spared(chain, full, near_bytes, none, selects)
+        fewer, told = minimize_recompute(chain, full, near_bytes, none, selects)
         for key, seconds in zip(_keys(fewer).tolist(), told.step_seconds, strict=True):
             best[key] = min(best[key], float(seconds))
     return [best[int(key)] for key in _keys(part.cell)[part.items]]
 
 
-def _keys(cell: Cell) -> np.ndarray:
+def _keys(cell: PlanBatch) -> np.ndarray:
     rows = cell.rows
     return rows.setting[rows.run] * len(rows.table.shares) + rows.places[rows.pair]
 
@@ -62,13 +62,13 @@ def _keys(cell: Cell) -> np.ndarray:
 def test_no_bound_is_above_what_a_plan_takes(share: float):
     looked_at = tight = 0
     for field, chain in fields(4):
-        parts = list(Bounds(field, chain, inf).parts())
+        parts = list(LowerBounds(field, chain, inf).parts())
         cells = [field.cell(part.shape, part.items) for part in parts]
-        sizes = [closed(chain, each.shape, each.ends, each.rows).peak_bytes for each in cells]
+        sizes = [evaluate_batch(chain, each.shape, each.ends, each.rows).peak_bytes for each in cells]
         near = float(np.quantile(np.concatenate(sizes), share))
-        bounds = Bounds(field, chain, near)
+        bounds = LowerBounds(field, chain, near)
         for part, cell in zip(bounds.parts(), cells, strict=True):
-            totals = closed(chain, cell.shape, cell.ends, cell.rows)
+            totals = evaluate_batch(chain, cell.shape, cell.ends, cell.rows)
             told = bounds.closer(part, inf)
             assert told.told == "passes"
             least = dict(zip(told.items.tolist(), told.least, strict=True))
@@ -85,14 +85,14 @@ def test_no_bound_is_above_what_a_plan_takes(share: float):
 
 def test_plans_without_room_are_left_out_whatever_is_computed_again():
     (field, chain), *_ = fields(1)
-    for part in Bounds(field, chain, 1000.0).parts():
-        bounds = Bounds(field, chain, 1000.0)
+    for part in LowerBounds(field, chain, 1000.0).parts():
+        bounds = LowerBounds(field, chain, 1000.0)
         assert not bounds.closer(bounds.closer(part, inf), inf).items.size
 
 
 def test_a_queue_gives_the_part_with_the_least_bound_first():
     (field, chain), *_ = fields(1)
-    queue = Queue(Bounds(field, chain, inf).parts())
+    queue = BoundQueue(LowerBounds(field, chain, inf).parts())
     taken = []
     while queue.least < inf:
         taken.append(queue.least)

@@ -6,25 +6,25 @@ import numpy as np
 import pytest
 from planner.test_among import GRAPHS, machine, request
 
-from windlass.cost.batched.evaluate import closed
-from windlass.planner.search.branch_and_bound import Sweep
-from windlass.planner.search.top_k import Found
-from windlass.planner.space.plan_space import Field
+from windlass.cost.batched.evaluate import evaluate_batch
+from windlass.planner.search.branch_and_bound import BranchAndBound
+from windlass.planner.search.top_k import Candidate
+from windlass.planner.space.plan_space import PlanSpace
 
 
-def alone(sweep: Sweep, found: Found) -> float:
+def alone(sweep: BranchAndBound, found: Candidate) -> float:
     """Seconds of a step of a plan that is taken out of its table."""
     cell = found.cell
     rows = cell.rows.one(found.place)
-    return float(closed(sweep.chain, cell.shape, cell.ends, rows).step_seconds[0])
+    return float(evaluate_batch(sweep.chain, cell.shape, cell.ends, rows).step_seconds[0])
 
 
 def test_a_plan_taken_out_of_its_table_takes_as_long_as_in_it():
-    field = Field(request("compile=false", batch=16), GRAPHS[1], machine(8, 1e9))
-    sizes = np.concatenate([Sweep(field, 0).totals(cell).peak_bytes for cell in field.cells()])
+    field = PlanSpace(request("compile=false", batch=16), GRAPHS[1], machine(8, 1e9))
+    sizes = np.concatenate([BranchAndBound(field, 0).totals(cell).peak_bytes for cell in field.cells()])
     between = 0
     for near in np.quantile(sizes, [0.1, 0.2, 0.3, 0.5]):
-        sweep = Sweep(field, float(near))
+        sweep = BranchAndBound(field, float(near))
         told = sweep.best(200).best
         assert [each.step_seconds for each in told] == pytest.approx(
             list(map(partial(alone, sweep), told))

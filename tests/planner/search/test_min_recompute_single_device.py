@@ -5,8 +5,12 @@ from hypothesis import strategies as st
 
 from factories import tiny_graph, tiny_machine, tiny_plan
 from windlass.cost.predict import predict
-from windlass.planner.search.min_recompute import Steps, fewest, stage_peaks
-from windlass.program.activation_checkpointing import recomputing
+from windlass.planner.search.min_recompute import (
+    RecomputeSteps,
+    min_recompute_plans,
+    stage_peak_bytes,
+)
+from windlass.program.activation_checkpointing import with_recompute
 from windlass.program.lowering.lower import lower
 from windlass.program.memory.liveness import occupancy
 from windlass.schema.graph import Graph
@@ -46,11 +50,11 @@ def test_no_plan_that_fits_runs_fewer_layers_again_or_is_faster(
     )  # fmt: skip
     low, high = max(peaks(plan, graph)), max(peaks(keeping, graph))
     near = int(low + share * max(0, high - low))
-    found = fewest(plan, graph, MACHINE, near)
+    found = min_recompute_plans(plan, graph, MACHINE, near)
     assert all(max(peaks(each, graph)) <= near for each in found)
     seconds = min(predict(each, graph, MACHINE).step_seconds for each in found)
     for selects in (False, True)[: 1 if name == "zero-bubble" else 2]:
-        steps = Steps(plan, selects=(selects,) * pipeline)
+        steps = RecomputeSteps(plan, selects=(selects,) * pipeline)
         for counts in product(*(range(last + 1) for last in steps.last)):
             other = steps.plan(counts)
             if max(peaks(other, graph)) <= near:
@@ -63,8 +67,8 @@ def test_stages_that_hold_more_micro_batches_run_more_layers_again():
     plan = tiny_plan(
         graph, MACHINE, pipeline=3, accumulation=12, recompute="full", stages=parts
     )  # fmt: skip
-    near = peaks(recomputing(plan, [5, 6, 6]), graph)[0]
-    whole, _ = fewest(plan, graph, MACHINE, near)
+    near = peaks(with_recompute(plan, [5, 6, 6]), graph)[0]
+    whole, _ = min_recompute_plans(plan, graph, MACHINE, near)
     found = [stage.recompute_layers or 0 for stage in whole.stages]
     assert found[0] == 5 > found[1] > found[2] == 0
 
@@ -76,4 +80,4 @@ def test_the_peaks_of_many_micro_batches_are_those_of_few():
             graph, MACHINE, pipeline=2, accumulation=24, schedule=order, virtual_stages=chunks,
             recompute="full", recompute_layers=1,
         )  # fmt: skip
-        assert list(stage_peaks(plan, graph, MACHINE)) == peaks(plan, graph)
+        assert list(stage_peak_bytes(plan, graph, MACHINE)) == peaks(plan, graph)

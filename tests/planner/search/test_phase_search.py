@@ -10,15 +10,26 @@ from factories import cut_graph, tiny_graph, tiny_machine
 from windlass.cost.predict import predict
 from windlass.planner.choose import choose
 from windlass.planner.explain import explain
-from windlass.planner.result import Choice
-from windlass.planner.search.phase_bounds import PassTimes, least_bytes, least_seconds, left_bytes
-from windlass.planner.search.phase_search import Short, phased
-from windlass.planner.space.phase_space import at_home, bases, far_tiers, in_phases, waiting_bytes
-from windlass.planner.space.plan_space import Field
+from windlass.planner.result import PlanningResult
+from windlass.planner.search.phase_bounds import (
+    LayerPassTimes,
+    min_stage_bytes,
+    min_step_seconds,
+    waiting_activation_bytes,
+)
+from windlass.planner.search.phase_search import TruncatedPlan, search_phases
+from windlass.planner.space.phase_space import (
+    base_plans,
+    fullest_offloaded_bytes,
+    offload_tiers,
+    phase_partitions,
+    with_state_on,
+)
+from windlass.planner.space.plan_space import PlanSpace
 from windlass.program.lowering.lower import lower
 from windlass.program.memory.layer_sizes import sizes_of
-from windlass.program.validate_plan import faults
-from windlass.program.verify.verify import verify
+from windlass.program.validate_plan import plan_errors
+from windlass.program.verify.verify import verify_programs
 from windlass.schema.graph import Graph
 from windlass.schema.machine import Machine
 from windlass.schema.plan import Plan
@@ -53,26 +64,26 @@ def request(*overrides: str, batch: int = 8) -> Request:
     return Request.resolve(overrides=(*sizes, *overrides))
 
 
-def every(field: Field) -> list[tuple[Plan, Prediction]]:
+def every(field: PlanSpace) -> list[tuple[Plan, Prediction]]:
     """All legal plans of the space in the nearest tier that holds them, wherever outputs live."""
     found: list[tuple[Plan, Prediction]] = []
-    for base in bases(field):
-        for plan in in_phases(base, field):
+    for base in base_plans(field):
+        for plan in phase_partitions(base, field):
             for outputs in (False, True):
                 homes = (
-                    (at_home(plan, tier.name, outputs=outputs), tier.capacity_bytes)
-                    for tier in far_tiers(field.machine)
+                    (with_state_on(plan, tier.name, outputs=outputs), tier.capacity_bytes)
+                    for tier in offload_tiers(field.machine)
                 )
                 home = next(
-                    (home for home, room in homes if waiting_bytes(home, field) <= room), None
+                    (home for home, room in homes if fullest_offloaded_bytes(home, field) <= room), None
                 )
-                if home is not None and not faults(home, field.graph, field.machine):
+                if home is not None and not plan_errors(home, field.graph, field.machine):
                     found.append((home, predict(home, field.graph, field.machine)))
     return found
 
 
 @cache
-def case(seed: int) -> tuple[Field, list[tuple[Plan, Prediction]]]:
+def case(seed: int) -> tuple[PlanSpace, list[tuple[Plan, Prediction]]]:
     """A small request on a small machine, and all its plans."""
     chance = random.Random(seed)
     pins = chance.sample(
@@ -87,7 +98,7 @@ def case(seed: int) -> tuple[Field, list[tuple[Plan, Prediction]]]:
     )
     asked = request("precision=float32", "compile=false", *pins, batch=chance.choice([4, 8, 12]))
     on = machine(chance.choice([1e9, 1e10]), in_turn=chance.random() < 0.5)
-    field = Field(asked, chance.choice(GRAPHS), on)
+    field = PlanSpace(asked, chance.choice(GRAPHS), on)
     return field, every(field)
 
 
@@ -99,11 +110,11 @@ def test_what_is_found_is_the_fastest_of_all_plans_that_fit(seed: int):
     fitting = [each for _, each in told if each.peaks[0].peak_bytes <= near]
     assert 0 < len(fitting) < len(told)
     best = min(each.step_seconds for each in fitting)
-    plan, prediction = phased(field, near).best[0]
+    plan, prediction = search_phases(field, near).best[0]
     assert prediction.step_seconds == pytest.approx(best, rel=1e-9)
-    assert faults(plan, field.graph, field.machine, global_batch=field.request.train.batch) == ()
+    assert plan_errors(plan, field.graph, field.machine, global_batch=field.request.train.batch) == ()
     held = field.machine.device.process_bytes(compiled=plan.compile)
-    verify(lower(plan, field.graph), plan, field.graph, {"device": near - held})
+    verify_programs(lower(plan, field.graph), plan, field.graph, {"device": near - held})
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -113,21 +124,21 @@ def test_no_bound_is_above_what_it_bounds(seed: int):
     for plan, prediction in told:
         held = on.device.process_bytes(compiled=plan.compile)
         near, seconds = prediction.peaks[0].peak_bytes, prediction.step_seconds * ROUNDING
-        short = Short(plan, graph, on)
-        assert held + least_bytes(plan, sizes_of(plan, graph)) <= near, plan
-        assert held + left_bytes(plan, sizes_of(plan, graph)) <= near, plan
-        assert least_seconds(plan, PassTimes.of(plan, graph, on)) <= seconds, plan
+        short = TruncatedPlan(plan, graph, on)
+        assert held + min_stage_bytes(plan, sizes_of(plan, graph)) <= near, plan
+        assert held + waiting_activation_bytes(plan, sizes_of(plan, graph)) <= near, plan
+        assert min_step_seconds(plan, LayerPassTimes.of(plan, graph, on)) <= seconds, plan
         assert short.peak_bytes <= near, plan
         assert short.step_seconds <= seconds, plan
 
 
 def narrow(graph: Graph, on: Machine, *overrides: str) -> int:
     """A near tier that holds some plan in phases and no plan without."""
-    told = every(Field(request(*overrides), graph, on))
+    told = every(PlanSpace(request(*overrides), graph, on))
     return min(prediction.peaks[0].peak_bytes for _, prediction in told)
 
 
-def told(choice: Choice) -> str:
+def told(choice: PlanningResult) -> str:
     """What would help, line by line."""
     assert not choice.fits
     return "\n".join(explain(choice).help)
@@ -146,8 +157,8 @@ def test_a_model_that_no_device_holds_whole_takes_turns_on_all():
 
 
 def test_outputs_stay_near_where_there_is_room():
-    field = Field(request("precision=float32"), WIDE, machine(1e10))
-    plan, _ = phased(field, 2**30).best[0]
+    field = PlanSpace(request("precision=float32"), WIDE, machine(1e10))
+    plan, _ = search_phases(field, 2**30).best[0]
     assert not plan.is_offloaded("activations")
 
 
@@ -169,7 +180,7 @@ def test_a_change_that_is_named_makes_it_fit():
 def test_a_far_tier_that_is_too_small_is_named_and_smaller_moments_where_they_help():
     graph, on = WIDE, machine(1e10, devices=2)
     near = narrow(graph, on, *REPLICAS)
-    field = Field(request(*REPLICAS, "moments=bfloat16"), graph, on)
+    field = PlanSpace(request(*REPLICAS, "moments=bfloat16"), graph, on)
     peaks = [prediction.peaks for _, prediction in every(field)]
     small = min(far.peak_bytes for fullest, far in peaks if fullest.peak_bytes <= near)
     near_tier, far = on.device.tiers

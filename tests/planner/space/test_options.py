@@ -3,8 +3,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from factories import cut_graph, tiny_graph, tiny_machine
-from windlass.errors import Faults
-from windlass.planner.space.options import degrees, divisors, plans, vary
+from windlass.errors import InputErrors
+from windlass.planner.space.options import (
+    divisors,
+    open_single_stage_plans,
+    open_tensor_degrees,
+    vary,
+)
 from windlass.schema.plan import Plan
 from windlass.schema.request import Request
 from windlass.schema.tensor_grid import TensorGrid
@@ -22,7 +27,7 @@ def test_divisors_are_all_that_divide_in_rising_order(count: int):
 
 
 def test_an_open_request_has_every_micro_batch_precision_mode_and_recompute():
-    found = plans(request(), GRAPH, MACHINE)
+    found = open_single_stage_plans(request(), GRAPH, MACHINE)
     assert len(set(found)) == len(found) == 4 * 2 * 2 * 2
     assert {plan.batch.micro for plan in found} == {1, 2, 3, 6}
     assert all(plan.global_batch == 6 and plan.batch.sequence == 16 for plan in found)
@@ -30,14 +35,14 @@ def test_an_open_request_has_every_micro_batch_precision_mode_and_recompute():
 
 def test_a_pinned_count_of_layers_that_run_again_is_held_as_far_as_there_are_so_many():
     for count, told in ((1, 1), (2, None), (9, None)):
-        found = plans(request(f"recompute_layers={count}"), GRAPH, MACHINE)
+        found = open_single_stage_plans(request(f"recompute_layers={count}"), GRAPH, MACHINE)
         assert len(found) == 4 * 2 * 2
         assert {plan.stages[0].recompute_layers for plan in found} == {told}
         assert {plan.recompute for plan in found} == {"layer"}
 
 
 def test_every_plan_would_pass_validation():
-    for plan in plans(request(), GRAPH, MACHINE):
+    for plan in open_single_stage_plans(request(), GRAPH, MACHINE):
         assert Plan.model_validate(plan.model_dump()) == plan
 
 
@@ -54,7 +59,7 @@ def test_every_plan_would_pass_validation():
     ],
 )
 def test_a_pin_is_held(pin: str, number: int):
-    found = plans(request(pin), GRAPH, MACHINE)
+    found = open_single_stage_plans(request(pin), GRAPH, MACHINE)
     assert len(found) == number
     key, value = pin.split("=")
     for plan in found:
@@ -71,14 +76,14 @@ def test_a_pin_is_held(pin: str, number: int):
 
 
 def test_bfloat16_is_left_out_where_the_machine_states_no_rate_for_it():
-    found = plans(request(), GRAPH, tiny_machine(precisions=("float32",)))
+    found = open_single_stage_plans(request(), GRAPH, tiny_machine(precisions=("float32",)))
     assert {plan.precision for plan in found} == {"float32"}
 
 
 def test_the_sequence_is_the_models_longest_up_to_1024():
     open_request = Request.resolve(overrides=("train.batch=1",))
     lengths = [
-        plans(open_request, tiny_graph(max_sequence=longest), MACHINE)[0].batch.sequence
+        open_single_stage_plans(open_request, tiny_graph(max_sequence=longest), MACHINE)[0].batch.sequence
         for longest in (64, 4096, None)
     ]
     assert lengths == [64, 1024, 1024]
@@ -89,8 +94,8 @@ def test_what_cannot_be_is_told_all_at_once():
         "parallel.tensor=2", "sharding.parameters=2", "parallel.schedule=interleaved", "batch.micro=4",
         "train.sequence=65", "precision=bfloat16",
     )  # fmt: skip
-    with pytest.raises(Faults) as caught:
-        plans(asked, GRAPH, tiny_machine(precisions=("float32",)))
+    with pytest.raises(InputErrors) as caught:
+        open_single_stage_plans(asked, GRAPH, tiny_machine(precisions=("float32",)))
     assert [fault.split(";")[0] for fault in caught.value.faults] == [
         "`parallel.schedule` = interleaved on one device, which has no stages to order",
         "`sharding.parameters` = 2 on one device",
@@ -105,7 +110,7 @@ def test_what_cannot_be_is_told_all_at_once():
 
 
 def test_varying_the_micro_batch_keeps_the_global_batch():
-    plan = plans(request(), GRAPH, MACHINE)[0]
+    plan = open_single_stage_plans(request(), GRAPH, MACHINE)[0]
     assert vary(plan, micro=3).global_batch == plan.global_batch
 
 
@@ -114,32 +119,32 @@ EIGHT = tiny_machine(devices=8)
 
 
 def test_neighbours_may_share_layers_where_the_machine_has_several_and_the_graph_can_be_cut():
-    assert {plan.parallel.tensor for plan in plans(request(), SLICED, EIGHT)} == {1, 2, 4, 8}
-    assert {plan.parallel.tensor for plan in plans(request(), SLICED, MACHINE)} == {1}
-    assert {plan.parallel.tensor for plan in plans(request(), GRAPH, EIGHT)} == {1}
+    assert {plan.parallel.tensor for plan in open_single_stage_plans(request(), SLICED, EIGHT)} == {1, 2, 4, 8}
+    assert {plan.parallel.tensor for plan in open_single_stage_plans(request(), SLICED, MACHINE)} == {1}
+    assert {plan.parallel.tensor for plan in open_single_stage_plans(request(), GRAPH, EIGHT)} == {1}
     odd = request("train.sequence=18")
-    assert {plan.parallel.tensor for plan in plans(odd, SLICED, EIGHT)} == {1, 2}
-    assert degrees(request(), EIGHT) == (2, 4, 8, TensorGrid(2, 2), TensorGrid(4, 2))
-    assert degrees(request(), tiny_machine(devices=6)) == (2, 4, TensorGrid(2, 2))
-    assert degrees(request(), MACHINE) == ()
+    assert {plan.parallel.tensor for plan in open_single_stage_plans(odd, SLICED, EIGHT)} == {1, 2}
+    assert open_tensor_degrees(request(), EIGHT) == (2, 4, 8, TensorGrid(2, 2), TensorGrid(4, 2))
+    assert open_tensor_degrees(request(), tiny_machine(devices=6)) == (2, 4, TensorGrid(2, 2))
+    assert open_tensor_degrees(request(), MACHINE) == ()
 
 
 def test_where_a_model_cannot_be_cut_in_the_quickest_grid_the_next_is_open():
-    assert degrees(request(), EIGHT, {8, TensorGrid(4, 2)}) == (
+    assert open_tensor_degrees(request(), EIGHT, {8, TensorGrid(4, 2)}) == (
         2,
         4,
         8,
         TensorGrid(2, 2),
         TensorGrid(2, 4),
     )
-    assert degrees(request(), EIGHT, {TensorGrid(2, 2)}) == (2, 4, 8, TensorGrid(4, 2))
+    assert open_tensor_degrees(request(), EIGHT, {TensorGrid(2, 2)}) == (2, 4, 8, TensorGrid(4, 2))
 
 
 def test_a_number_of_slices_is_held_and_refused_where_it_cannot_be():
     assert {
-        plan.parallel.tensor for plan in plans(request("parallel.tensor=4"), SLICED, EIGHT)
+        plan.parallel.tensor for plan in open_single_stage_plans(request("parallel.tensor=4"), SLICED, EIGHT)
     } == {4}
-    assert degrees(request("parallel.tensor=3"), EIGHT) == (3,)
+    assert open_tensor_degrees(request("parallel.tensor=3"), EIGHT) == (3,)
     faults = {
         ("parallel.tensor=4", MACHINE): "`parallel.tensor` = 4, but `tiny` has 1 device",
         (
@@ -149,6 +154,6 @@ def test_a_number_of_slices_is_held_and_refused_where_it_cannot_be():
         " layers each slice holds as many tokens",
     }
     for (pin, machine), fault in faults.items():
-        with pytest.raises(Faults) as caught:
-            plans(request(pin), SLICED, machine)
+        with pytest.raises(InputErrors) as caught:
+            open_single_stage_plans(request(pin), SLICED, machine)
         assert caught.value.faults[0].split(";")[0] == fault

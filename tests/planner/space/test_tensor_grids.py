@@ -2,7 +2,7 @@
 
 import pytest
 
-from windlass.planner.space.tensor_grids import grids
+from windlass.planner.space.options import tensor_grids
 from windlass.schema.machine import Link
 from windlass.schema.tensor_grid import TensorGrid
 
@@ -19,9 +19,9 @@ def test_where_all_links_are_equal_it_is_the_grid_that_sends_fewest_bytes(
     slices: int, least: TensorGrid
 ):
     """As they were counted: the table of decision 17."""
-    assert grids(slices, (link(64, 1e9, 1),))[0] == least
+    assert tensor_grids(slices, (link(64, 1e9, 1),))[0] == least
 
 
 def test_where_rings_share_the_ports_of_a_unit_its_columns_are_shorter():
     """A column's slices lie apart, so that all rings of a unit leave by the same port."""
-    assert grids(64, (link(4, 1.6e11, 1), link(64, 6.4e10, 4)))[0] == TensorGrid(8, 8)
+    assert tensor_grids(64, (link(4, 1.6e11, 1), link(64, 6.4e10, 4)))[0] == TensorGrid(8, 8)

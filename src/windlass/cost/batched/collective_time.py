@@ -7,19 +7,16 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from windlass.cost.collectives import slice_ring
+from windlass.cost.arrays import Bools, Floats, Ints
+from windlass.cost.collectives import tensor_parallel_ring
 from windlass.cost.op_time import rates_at
-from windlass.cost.ring_bandwidth import Rings
-from windlass.program.communication_volume import COMMON, all_reduce_bytes, gather_bytes
+from windlass.cost.ring_bandwidth import RingCosts
+from windlass.program.communication_volume import REPLICATED_SIZES, all_reduce_bytes, all_gather_bytes
 from windlass.schema.machine import Machine
 
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
-
-class Pairs(NamedTuple):
+class ShardingColumns(NamedTuple):
     """Ways in which replicas share states: columns."""
 
     tensors: tuple[int, ...]
@@ -43,7 +40,7 @@ class Pairs(NamedTuple):
         return np.array([int(each) for each in self.tensors])[self.tensor]
 
 
-class Exchanged(NamedTuple):
+class CollectiveSeconds(NamedTuple):
     """Seconds of exchanges: for each pair (rows) and kind of layer (columns)."""
 
     gather: Floats
@@ -54,7 +51,7 @@ class Exchanged(NamedTuple):
     """Of these, those in which the device does nothing else."""
 
 
-class Exchanges:
+class BatchedCollectives:
     """Prices of what replicas exchange.
 
     Args:
@@ -62,10 +59,10 @@ class Exchanges:
         rings: on its links.
     """
 
-    def __init__(self, machine: Machine, rings: Rings) -> None:
+    def __init__(self, machine: Machine, rings: RingCosts) -> None:
         self._machine, self._rings = machine, rings
 
-    def of(self, pairs: Pairs, sizes: Mapping[str, Ints]) -> Exchanged:
+    def of(self, pairs: ShardingColumns, sizes: Mapping[str, Ints]) -> CollectiveSeconds:
         """What all pairs take; nothing on a machine without links.
 
         Args:
@@ -74,7 +71,7 @@ class Exchanges:
         """
         weights = sizes["weights"]
         if not self._machine.links:
-            return Exchanged(*np.zeros((4, *weights.shape)))
+            return CollectiveSeconds(*np.zeros((4, *weights.shape)))
         parts, others = pairs.parts, pairs.replicas // pairs.optimizer
         held = weights // pairs.weights[:, None]
         gather = self._ring(pairs, _gathered(weights, pairs.weights), pairs.weights, parts)
@@ -84,9 +81,9 @@ class Exchanges:
         reduce = self._common(pairs, sizes) + self._scattered(pairs, sizes["gradients"]) + summed
         beside = np.where(self._sums_beside(pairs)[:, None], summed, 0.0)
         each = (gather, spread, reduce, reduce - beside)
-        return Exchanged(*(np.where(weights > 0, seconds, 0.0) for seconds in each))
+        return CollectiveSeconds(*(np.where(weights > 0, seconds, 0.0) for seconds in each))
 
-    def _sums_beside(self, pairs: Pairs) -> npt.NDArray[np.bool_]:
+    def _sums_beside(self, pairs: ShardingColumns) -> Bools:
         """Whether gradients are summed over replicas beside computing."""
         machine = self._machine
         within_host = pairs.replicas * pairs.slices <= machine.devices_per_host
@@ -94,13 +91,13 @@ class Exchanges:
         waits |= machine.rule != "overlapping"
         return np.asarray((pairs.replicas > pairs.optimizer) & ~waits)
 
-    def _common(self, pairs: Pairs, sizes: Mapping[str, Ints]) -> Floats:
+    def _common(self, pairs: ShardingColumns, sizes: Mapping[str, Ints]) -> Floats:
         """What slices have in common is summed over them."""
         found = np.zeros(sizes["weights"].shape)
         for place, tensor in enumerate(pairs.tensors):
             rows = np.flatnonzero(pairs.tensor == place)
-            for among, name in COMMON.items():
-                ranks, apart = slice_ring(tensor, among)
+            for among, name in REPLICATED_SIZES.items():
+                ranks, apart = tensor_parallel_ring(tensor, among)
                 sent = all_reduce_bytes(sizes[name][rows], np.array(ranks))
                 if sent.any():
                     exchanging = pairs.replicas[rows] * int(tensor)
@@ -111,7 +108,7 @@ class Exchanges:
                     )
         return found
 
-    def _scattered(self, pairs: Pairs, nbytes: Ints) -> Floats:
+    def _scattered(self, pairs: ShardingColumns, nbytes: Ints) -> Floats:
         """Each of rts' replicas is left with its part of a sum of so many bytes."""
         degree = pairs.optimizer
         seconds = self._ring(pairs, _gathered(nbytes, degree), degree)
@@ -123,7 +120,13 @@ class Exchanges:
         return seconds
 
     def _ring(
-        self, pairs: Pairs, sent: Ints, ranks: Ints, apart: Ints | int = 1, *, passes: int = 1
+        self,
+        pairs: ShardingColumns,
+        sent: Ints,
+        ranks: Ints,
+        apart: Ints | int = 1,
+        *,
+        passes: int = 1,
     ) -> Floats:
         """Seconds of one ring of replicas.
 
@@ -141,4 +144,4 @@ class Exchanges:
 
 
 def _gathered(nbytes: Ints, ranks: Ints) -> Ints:
-    return gather_bytes(nbytes, ranks[:, None])
+    return all_gather_bytes(nbytes, ranks[:, None])

@@ -3,10 +3,10 @@
 from typing import NamedTuple
 
 from windlass.schema.graph import Precision
-from windlass.schema.plan import DEVICE, Plan, ShardingDegrees
+from windlass.schema.plan import DEVICE_TIER, Plan, Recompute, ShardingDegrees
 
 
-class Setting(NamedTuple):
+class LayerConfig(NamedTuple):
     """What the passes of a layer depend on, the length of a sequence apart."""
 
     tensor: int
@@ -23,25 +23,25 @@ class Setting(NamedTuple):
     """Whether compute units are set apart for moves between tiers (`Device.moving_share`)."""
 
 
-class Share(NamedTuple):
+class ShardingOption(NamedTuple):
     """How replicas share the state of layers, and where that of the optimizer lives."""
 
     weights: int
     """rts."""
     optimizer: int
     """rts'."""
-    home: str = DEVICE
+    home: str = DEVICE_TIER
     """The tier of the optimizer's state."""
 
 
-class Block(NamedTuple):
+class ShardingOptions(NamedTuple):
     """Ways to share the state of layers."""
 
     tensor: int
     precision: Precision
     sums: bool
     replicas: int
-    pairs: tuple[Share, ...]
+    pairs: tuple[ShardingOption, ...]
     moves: bool = False
     """As in `Setting`."""
 
@@ -53,3 +53,27 @@ def priced_plan(base: Plan, precision: Precision, *, sums: bool, optimizer: int 
         {"parameters", "optimizer"}, parameters=1, optimizer=optimizer
     )
     return base.model_copy(update={"precision": precision, "batch": batch, "sharding": sharding})
+
+
+class RecomputeConfig(NamedTuple):
+    """What is computed again of the blocks of each stage, the same of each of its chunks."""
+
+    whole: tuple[int, ...] = ()
+    """For each stage of how many of the first blocks all is; () of none."""
+    selective: tuple[int, ...] = ()
+    """For each stage of how many all but large products: of the first, or of all that are left
+    where of some all is, as `program.recompute.recomputing` has it."""
+
+    @property
+    def mode(self) -> Recompute:
+        """The most that any stage computes again."""
+        return "full" if any(self.whole) else "selective" if any(self.selective) else "none"
+
+
+class ComputeConfig(NamedTuple):
+    """What the passes of a plan depend on."""
+
+    setting: LayerConfig
+    again: RecomputeConfig
+    micros: int
+    """Micro-batches of a step."""

@@ -14,20 +14,21 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from windlass.cost.batched.layer_cost import Chain, Floats, Ints
+from windlass.cost.arrays import Floats, Ints
+from windlass.cost.batched.layer_cost import LayerCosts
 from windlass.cost.batched.memory.peak import peak_bytes
 from windlass.cost.batched.memory.peak import stage_bytes as bytes_of_stages
-from windlass.cost.batched.pipeline.deferred_update_delay import UnderWay, held_up
-from windlass.cost.batched.pipeline.dependency_levels import Shape
-from windlass.cost.batched.pipeline.gradient_reduce_end import Reductions, ends
-from windlass.cost.batched.pipeline.stage_times import Name, Taken, Times
-from windlass.cost.batched.pipeline.weight_gather_delay import lateness
-from windlass.cost.batched.plan_table import Rows
-from windlass.cost.batched.stage_sums import Parts
+from windlass.cost.batched.pipeline.deferred_update_delay import PendingUpdates, update_delay
+from windlass.cost.batched.pipeline.gradient_reduce_end import ReduceSeconds, grad_reduce_end
+from windlass.cost.batched.pipeline.stage_times import ConfigTimes, PassName, StageTimes, host_pace
+from windlass.cost.batched.pipeline.weight_gather_delay import gather_delay
+from windlass.cost.batched.plan_table import PlanTable
+from windlass.cost.batched.schedule_index import PipelineShape
+from windlass.cost.batched.stage_sums import StagePartition
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Totals:
+class PlanTotals:
     """Of each plan, all predicted."""
 
     step_seconds: Floats
@@ -37,7 +38,9 @@ class Totals:
     """Share of the tier beyond that its state takes, on the fullest stage; up to 1 it fits."""
 
 
-def closed(chain: Chain, shape: Shape, ends: tuple[int, ...], rows: Rows) -> Totals:
+def evaluate_batch(
+    chain: LayerCosts, shape: PipelineShape, ends: tuple[int, ...], rows: PlanTable
+) -> PlanTotals:
     """Seconds of a step and bytes of the near tier, of plans of one shape.
 
     Args:
@@ -49,28 +52,34 @@ def closed(chain: Chain, shape: Shape, ends: tuple[int, ...], rows: Rows) -> Tot
     Raises:
         KeyError: the machine states no rate, or no link, that a plan needs.
     """
-    parts = Parts(shape, ends, chain.sorts)
+    parts = StagePartition(shape, ends, chain.sorts)
     shared = _Shared(chain, parts, rows)
-    return Totals(
+    return PlanTotals(
         step_seconds=_seconds(chain, parts, shared, rows),
         peak_bytes=peak_bytes(chain, parts, rows, shared.held),
         far_full=shared.far_full[rows.pair],
     )
 
 
-def step_seconds(chain: Chain, shape: Shape, ends: tuple[int, ...], rows: Rows) -> Floats:
+def step_seconds(
+    chain: LayerCosts, shape: PipelineShape, ends: tuple[int, ...], rows: PlanTable
+) -> Floats:
     """Seconds of a step alone, as in `closed`."""
-    parts = Parts(shape, ends, chain.sorts)
+    parts = StagePartition(shape, ends, chain.sorts)
     return _seconds(chain, parts, _Shared(chain, parts, rows), rows)
 
 
-def stage_bytes(chain: Chain, shape: Shape, ends: tuple[int, ...], rows: Rows) -> Floats:
+def stage_bytes(
+    chain: LayerCosts, shape: PipelineShape, ends: tuple[int, ...], rows: PlanTable
+) -> Floats:
     """Bytes of the near tier that each stage (columns) of each plan (rows) needs, as `closed`."""
-    parts = Parts(shape, ends, chain.sorts)
+    parts = StagePartition(shape, ends, chain.sorts)
     return bytes_of_stages(chain, parts, rows, _Shared(chain, parts, rows).held)
 
 
-def stage_seconds(chain: Chain, shape: Shape, ends: tuple[int, ...], rows: Rows) -> Floats:
+def stage_seconds(
+    chain: LayerCosts, shape: PipelineShape, ends: tuple[int, ...], rows: PlanTable
+) -> Floats:
     """Seconds of all passes of a micro-batch on each stage (columns) of each plan (rows)."""
     forward, backward = _chunk_seconds(chain, shape, ends, rows)
     turns = (forward + backward).reshape(len(forward), shape.interleave, shape.pipeline)
@@ -78,25 +87,23 @@ def stage_seconds(chain: Chain, shape: Shape, ends: tuple[int, ...], rows: Rows)
 
 
 def _chunk_seconds(
-    chain: Chain, shape: Shape, ends: tuple[int, ...], rows: Rows
+    chain: LayerCosts, shape: PipelineShape, ends: tuple[int, ...], rows: PlanTable
 ) -> tuple[Floats, Floats]:
     """Seconds of the forward and of the whole backward pass of each chunk (columns) of each run."""
-    times = Times.of(chain, Parts(shape, ends, chain.sorts), rows)
+    times = ConfigTimes.of(chain, StagePartition(shape, ends, chain.sorts), rows)
     parted = shape.order == "zero-bubble"
-    backward: tuple[Name, ...] = ("backward_input", "backward_weight") if parted else ("backward",)
+    backward: tuple[PassName, ...] = (
+        ("backward_input", "backward_weight") if parted else ("backward",)
+    )
     return times.sums("forward").by_chunk(), times.sums(*backward, again=True).by_chunk()
 
 
-def _seconds(chain: Chain, parts: Parts, shared: "_Shared", rows: Rows) -> Floats:
-    taken = Taken(chain, parts, rows, stops=bool(shared.reductions.waited.any()))
+def _seconds(
+    chain: LayerCosts, parts: StagePartition, shared: "_Shared", rows: PlanTable
+) -> Floats:
+    taken = StageTimes(chain, parts, rows, stops=bool(shared.reductions.waited.any()))
     found = _step(parts, taken, shared, rows, clips=chain.base.clip)
-    return found * pace(chain, parts.shape, rows)[rows.run]
-
-
-def pace(chain: Chain, shape: Shape, rows: Rows) -> Floats:
-    """Times that each run takes as long for the slowest of its hosts."""
-    counts, at = np.unique(rows.settings.devices[rows.setting], return_inverse=True)
-    return np.array([chain.machine.pace(shape.pipeline * int(each)) for each in counts])[at]
+    return found * host_pace(chain, parts.shape, rows)[rows.run]
 
 
 class _Shared:
@@ -105,7 +112,7 @@ class _Shared:
     But for gathers and reductions they are summed over the stages of each sort (columns).
     """
 
-    def __init__(self, chain: Chain, parts: Parts, rows: Rows) -> None:
+    def __init__(self, chain: LayerCosts, parts: StagePartition, rows: PlanTable) -> None:
         states = rows.states(chain)
 
         def layers(name: str) -> Floats:
@@ -117,9 +124,9 @@ class _Shared:
         self.under_way, self.gather = layers("under_way"), layers("gather")
         self.goes_on = np.asarray(self.under_way.any(axis=1))
         """Whether updates go on beside the next step."""
-        self.alike = Alike.of(chain, rows)
+        self.alike = ExchangeKinds.of(chain, rows)
         reduced = rows.places[self.alike.pairs]
-        self.reductions = Reductions(links=states.reduce[reduced], waited=states.waited[reduced])
+        self.reductions = ReduceSeconds(links=states.reduce[reduced], waited=states.waited[reduced])
         """Of each way to share that exchanges in another way."""
         self.after = parts.by_sort(layers("after"))
         self.norm = np.zeros_like(self.after)
@@ -131,9 +138,11 @@ class _Shared:
             self.after += self.norm
 
 
-def _step(parts: Parts, taken: Taken, shared: _Shared, rows: Rows, *, clips: bool) -> Floats:
+def _step(
+    parts: StagePartition, taken: StageTimes, shared: _Shared, rows: PlanTable, *, clips: bool
+) -> Floats:
     """When the last stage has updated its weights."""
-    reduced = ends(parts, taken.passed, shared.reductions)
+    reduced = grad_reduce_end(parts, taken.passed, shared.reductions)
     alike, run = shared.alike, taken.place[rows.run]
     if clips:  # the norm waits for all stages
         found = reduced.of_plans(taken.place[alike.run], alike.share)[alike.place]
@@ -144,7 +153,7 @@ def _step(parts: Parts, taken: Taken, shared: _Shared, rows: Rows, *, clips: boo
     late = np.zeros(rows.count)
     gather = shared.gather[alike.pairs]
     if gather.any():  # before the first passes
-        lates = lateness(parts, taken.passed.folded.firsts, gather)
+        lates = gather_delay(parts, taken.passed.folded.firsts, gather)
         late = lates.of_plans(taken.first[alike.run], alike.share)[alike.place]
     going = np.flatnonzero(shared.goes_on[rows.pair])
     if going.size:
@@ -157,7 +166,11 @@ def _step(parts: Parts, taken: Taken, shared: _Shared, rows: Rows, *, clips: boo
 
 
 def _held_up(
-    parts: Parts, taken: Taken, shared: _Shared, plans: tuple[Ints, Ints], ended: Floats | None
+    parts: StagePartition,
+    taken: StageTimes,
+    shared: _Shared,
+    plans: tuple[Ints, Ints],
+    ended: Floats | None,
 ) -> Floats:
     """By how much updates under way hold up a step.
 
@@ -174,15 +187,17 @@ def _held_up(
     begin = shared.norm[going]
     if ended is None:
         begin = begin - shared.after[going].max(axis=1)[:, None]
-    updates = UnderWay(seconds=shared.under_way[going], gather=shared.gather[going], begin=begin)
-    waits = held_up(parts, updates, taken.firsts, taken.lent)
+    updates = PendingUpdates(
+        seconds=shared.under_way[going], gather=shared.gather[going], begin=begin
+    )
+    waits = update_delay(parts, updates, taken.firsts, taken.lent)
     if ended is None:
         return waits.of_plans(run, pair)
     return np.asarray((waits.of(run, pair) + ended).max(axis=0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Alike:
+class ExchangeKinds:
     """Kinds of pairs, all of a block in turn, and runs with all of their block's kinds."""
 
     pairs: Ints
@@ -197,7 +212,7 @@ class Alike:
     """Of each plan its place among those."""
 
     @classmethod
-    def of(cls, chain: Chain, rows: Rows) -> "Alike":
+    def of(cls, chain: LayerCosts, rows: PlanTable) -> "ExchangeKinds":
         """Those of some plans."""
         numbers, counts = rows.table.exchanging(chain, rows.shared)
         own, kinds = numbers[rows.places], counts[rows.shared]

@@ -9,24 +9,21 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache, cached_property
 
 import numpy as np
-import numpy.typing as npt
 
-from windlass.cost.batched.config_keys import Block, Setting, priced_plan
-from windlass.cost.batched.pass_time import PassNumbers, PassPrices
-from windlass.cost.batched.state_cost import StateNumbers, StatePrices
+from windlass.cost.arrays import Floats, Ints
+from windlass.cost.batched.config_keys import LayerConfig, ShardingOptions, priced_plan
+from windlass.cost.batched.pass_time import PassCostModel, PassCosts
+from windlass.cost.batched.state_cost import StateCostModel, StateCosts
 from windlass.cost.op_time import rates_at
 from windlass.cost.optimizer_time import norm_rate
-from windlass.cost.ring_bandwidth import Rings, message
-from windlass.program.tied_weights import owners
+from windlass.cost.ring_bandwidth import RingCosts, message_cost
+from windlass.program.tied_weights import tied_owner_layers
 from windlass.schema.graph import Graph, LayerKind, Precision
 from windlass.schema.machine import Machine
 from windlass.schema.plan import Plan, Recompute
 
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
-
-class Chain:
+class LayerCosts:
     """Prices of a chain of layers on a machine.
 
     Args:
@@ -44,18 +41,18 @@ class Chain:
         self.layers = len(names)
         self.tied = tuple(
             (layer, owner)
-            for layer, owned in enumerate(owners(graph))
+            for layer, owned in enumerate(tied_owner_layers(graph))
             for owner in owned
             if owner != layer
         )
         """Layers that borrow weights, each with the layer that owns them."""
-        rings = Rings(machine.links)
-        self._prices = PassPrices(base, graph, machine, self.tied, rings)
-        self.passes: Callable[[tuple[Setting, ...]], PassNumbers] = cache(self._prices.of)
+        rings = RingCosts(machine.links)
+        self._prices = PassCostModel(base, graph, machine, self.tied, rings)
+        self.passes: Callable[[tuple[LayerConfig, ...]], PassCosts] = cache(self._prices.of)
         """Prices of passes, a row for each setting; as `PassPrices.of`."""
         self.rows: Callable[[int, int], Floats] = self._prices.ops.rows
         """Bytes that rows looked up take, of slices and sequences; as `ChainOps.rows`."""
-        self.states: Callable[[Sequence[Block]], StateNumbers] = StatePrices(
+        self.states: Callable[[Sequence[ShardingOptions]], StateCosts] = StateCostModel(
             base, graph, machine, rings
         ).of
         """Prices of states, a row for each pair of all blocks in turn; as `StatePrices.of`."""
@@ -82,20 +79,20 @@ class Chain:
         chosen = np.array(modes) == "selective"
         return np.asarray(np.where(chosen, self.variants[self.sorts], self.sorts))
 
-    def message_ways(self, settings: Sequence[Setting], pipeline: int) -> tuple[Floats, Floats]:
+    def message_ways(self, settings: Sequence[LayerConfig], pipeline: int) -> tuple[Floats, Floats]:
         """Seconds of a byte to another stage, and of a message apart from its bytes, of each."""
         links = self.machine.links
         if not links or pipeline == 1:
             return np.zeros(len(settings)), np.zeros(len(settings))
         stages = [each.replicas * int(each.tensor) for each in settings]
         ways = {
-            devices: message(links, pipeline * devices, exchanging=devices)
+            devices: message_cost(links, pipeline * devices, exchanging=devices)
             for devices in set(stages)
         }
         each_byte, each_message = np.array([ways[devices] for devices in stages]).T
         return each_byte, each_message
 
-    def norm_rates(self, blocks: Sequence[Block], nbytes: Floats) -> Floats:
+    def norm_rates(self, blocks: Sequence[ShardingOptions], nbytes: Floats) -> Floats:
         """Bytes/s of the norm over so many bytes each, a row for each pair of all blocks."""
         known: dict[tuple[Precision, bool, bool], int] = {}
         alike = [

@@ -11,23 +11,22 @@ from math import inf
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from windlass.cost.batched.evaluate import pace
-from windlass.cost.batched.layer_cost import Chain, Floats, Ints
-from windlass.cost.batched.memory.chunk_liveness import layers_again
+from windlass.cost.arrays import Bools, Floats, Ints
+from windlass.cost.batched.layer_cost import LayerCosts
 from windlass.cost.batched.op_time import HELD
-from windlass.cost.batched.pipeline.dependency_levels import Shape
-from windlass.cost.batched.pipeline.schedule_index import Turns
-from windlass.cost.batched.pipeline.stage_times import Name, Times
-from windlass.cost.batched.plan_table import Rows, Settings
-from windlass.cost.batched.stage_sums import Parts
+from windlass.cost.batched.pipeline.stage_times import ConfigTimes, PassName, host_pace
+from windlass.cost.batched.plan_table import LayerConfigTable, PlanTable
+from windlass.cost.batched.schedule_index import PipelineShape, ScheduleIndex
+from windlass.cost.batched.stage_sums import StagePartition, recompute_by_layer
 
 _ROUNDING = 1e-9
 """Share of the near tier by which sums of the same bytes in another order may differ."""
 
 
-def least_seconds(chain: Chain, shape: Shape, ends: tuple[int, ...], rows: Rows) -> Floats:
+def min_batch_seconds(
+    chain: LayerCosts, shape: PipelineShape, ends: tuple[int, ...], rows: PlanTable
+) -> Floats:
     """What no plan of each run can be faster than.
 
     Args:
@@ -36,23 +35,29 @@ def least_seconds(chain: Chain, shape: Shape, ends: tuple[int, ...], rows: Rows)
         ends: first layer of each chunk, and the chain's length.
         rows: the plans.
     """
-    parts = Parts(shape, ends, chain.sorts)
-    worked = _worked(parts, Times.of(chain, parts, rows), rows)
-    return np.asarray(worked.through.max(axis=1) * pace(chain, shape, rows))
+    parts = StagePartition(shape, ends, chain.sorts)
+    worked = _worked(parts, ConfigTimes.of(chain, parts, rows), rows)
+    return np.asarray(worked.through.max(axis=1) * host_pace(chain, shape, rows))
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class MemoryLimit:
     """What plans have to make do with."""
 
     near_bytes: float
     spares: bool
     """Whether more layers may be computed again, as many as it takes."""
-    selects: npt.NDArray[np.bool_]
+    selects: Bools
     """Of each run whether its layers can keep what their large products give."""
 
 
-def least_in(chain: Chain, shape: Shape, ends: tuple[int, ...], rows: Rows, room: Room) -> Floats:
+def min_batch_seconds_in_memory(
+    chain: LayerCosts,
+    shape: PipelineShape,
+    ends: tuple[int, ...],
+    rows: PlanTable,
+    room: MemoryLimit,
+) -> Floats:
     """What each plan cannot be faster than where it has so much room; infinite where it has none.
 
     Args:
@@ -62,8 +67,8 @@ def least_in(chain: Chain, shape: Shape, ends: tuple[int, ...], rows: Rows, room
         rows: the plans, all of which compute as much again.
         room: that each has.
     """
-    parts = Parts(shape, ends, chain.sorts)
-    times = Times.of(chain, parts, rows)
+    parts = StagePartition(shape, ends, chain.sorts)
+    times = ConfigTimes.of(chain, parts, rows)
     worked, holds = _worked(parts, times, rows), _Holds.of(chain, parts, rows)
     over = _over(chain, parts, rows, holds) - room.near_bytes * (1 + _ROUNDING)
     more = np.where(over > 0, inf, 0.0)
@@ -78,7 +83,7 @@ def least_in(chain: Chain, shape: Shape, ends: tuple[int, ...], rows: Rows, room
         first = parts.over(waited, *ends[:2]) + parts.by_stage(after)[:, 0]
         back = (worked.through[rows.run] + more).max(axis=1) + first[rows.pair]
         np.maximum(found, back, out=found)
-    return np.asarray(found * pace(chain, shape, rows)[rows.run])
+    return np.asarray(found * host_pace(chain, shape, rows)[rows.run])
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,11 +100,11 @@ class _Worked:
     """
 
 
-def _worked(parts: Parts, times: Times, rows: Rows) -> _Worked:
+def _worked(parts: StagePartition, times: ConfigTimes, rows: PlanTable) -> _Worked:
     shape = parts.shape
     parted = shape.order == "zero-bubble"
     forward = times.sums("forward").by_chunk()
-    whole: tuple[Name, ...] = ("backward_input", "backward_weight") if parted else ("backward",)
+    whole: tuple[PassName, ...] = ("backward_input", "backward_weight") if parted else ("backward",)
     first = times.sums(*whole, "sum_first", again=True).by_chunk()
     later = first if shape.micros == 1 else times.sums(*whole, "sum_later", again=True).by_chunk()
     passes = rows.micros[:, None] * (forward + later) + first - later
@@ -109,7 +114,7 @@ def _worked(parts: Parts, times: Times, rows: Rows) -> _Worked:
     return _Worked(own, own if parted else own + _before(later, shape) + hops)
 
 
-def _before(chunks: Floats, shape: Shape) -> Floats:
+def _before(chunks: Floats, shape: PipelineShape) -> Floats:
     """What the first chunks of the stages before each stage take."""
     ways = chunks[:, : shape.pipeline]
     return np.asarray(np.cumsum(ways, axis=1) - ways)
@@ -136,12 +141,12 @@ class _Holds:
     """Layers that can be computed again, of each stage (rows) and its chunks."""
 
     @classmethod
-    def of(cls, chain: Chain, parts: Parts, rows: Rows) -> "_Holds":
+    def of(cls, chain: LayerCosts, parts: StagePartition, rows: PlanTable) -> "_Holds":
         """What the runs of some plans hold, all of which compute as much again."""
         shape, ends, settings = parts.shape, parts.ends, rows.settings
         found = settings.table(chain, "room", _numbers(chain, settings)).at(rows.setting)
         own, kept, output, gradients, weights = np.split(found, _columns(chain), axis=1)
-        modes = layers_again(shape, ends, rows.agains[int(rows.again[0])])
+        modes = recompute_by_layer(shape, ends, rows.agains[int(rows.again[0])])
         again = np.array(modes) == "full"
         first, last = np.array(ends[:-1]), np.array(ends[1:]) - 1
         each, inputs = _of_layers(chain.sorts), _of_layers(chain.sorts)[first - 1]
@@ -169,7 +174,7 @@ class _Holds:
         )
 
 
-def _over(chain: Chain, parts: Parts, rows: Rows, holds: _Holds) -> Floats:
+def _over(chain: LayerCosts, parts: StagePartition, rows: PlanTable, holds: _Holds) -> Floats:
     """Bytes that each stage (columns) of each plan (rows) holds at one moment, if not more."""
     states = rows.states(chain)
     always = parts.by_stage(states.held[rows.places]) + states.staging[rows.places][:, None]
@@ -183,11 +188,11 @@ class _Again(NamedTuple):
     whole: Floats
     some: Floats
     """All but its large products."""
-    selects: npt.NDArray[np.bool_]
+    selects: Bools
     """Whether that can be."""
 
 
-def _again_seconds(rows: Rows, holds: _Holds, over: Floats, again: _Again) -> Floats:
+def _again_seconds(rows: PlanTable, holds: _Holds, over: Floats, again: _Again) -> Floats:
     """Seconds of each stage (columns) of each plan in which it computes enough layers again.
 
     Args:
@@ -216,19 +221,19 @@ def _again_seconds(rows: Rows, holds: _Holds, over: Floats, again: _Again) -> Fl
     return np.where(able, np.minimum(seconds, longer), seconds)
 
 
-def _inner(chain: Chain) -> Ints:
+def _inner(chain: LayerCosts) -> Ints:
     """The kinds of layer within the chain, of which some can be computed again."""
     return np.unique(chain.sorts[1:-1] if chain.layers > 2 else chain.sorts)
 
 
-def _open(shape: Shape, layers: Floats) -> tuple[Floats, Floats]:
+def _open(shape: PipelineShape, layers: Floats) -> tuple[Floats, Floats]:
     """Micro-batches of each stage (rows) that are open in each of its chunks.
 
     At the first backward pass, when there are no gradients yet, and when there are gradients of all
     chunks and none is reduced; each time where most layers are open, of which all weights are used
     still. None are where there is no such moment.
     """
-    turns = Turns(shape.order, shape.pipeline, shape.interleave, shape.micros)
+    turns = ScheduleIndex(shape.order, shape.pipeline, shape.interleave, shape.micros)
     cycle = shape.pipeline * shape.interleave
     begun, reduced = cycle - shape.pipeline + 1, turns.count - cycle + shape.pipeline
     sizes = layers.reshape(shape.interleave, 1, shape.pipeline).swapaxes(1, 2)
@@ -264,14 +269,14 @@ def _of_layers(kinds: Ints, count: int | None = None) -> Floats:
 _NUMBERS = ("kept", "output", "gradients", "weights")
 
 
-def _columns(chain: Chain) -> list[int]:
+def _columns(chain: LayerCosts) -> list[int]:
     """Where the numbers of a run's kinds begin, behind its process: those of kept with variants."""
     kinds = len(chain.variants)
     kept = int(max(chain.variants.max() + 1, kinds))
     return [1, 1 + kept, 1 + kept + kinds, 1 + kept + 2 * kinds]
 
 
-def _numbers(chain: Chain, settings: Settings) -> Callable[[Ints], Floats]:
+def _numbers(chain: LayerCosts, settings: LayerConfigTable) -> Callable[[Ints], Floats]:
     """Finds bytes of the process; by kind of layer what it keeps, gives, and is made of."""
     device, kinds = chain.machine.device, len(chain.variants)
 

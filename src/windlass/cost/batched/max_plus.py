@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from windlass.cost.batched.layer_cost import Floats, Ints
+from windlass.cost.arrays import Floats, Ints
 
 
-class Term(NamedTuple):
+class MaxPlusTerm(NamedTuple):
     """A sum, for many plans."""
 
     passes: Floats
@@ -23,7 +23,7 @@ class Term(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sums:
+class MaxPlus:
     """The largest of a few sums for each of some things, such as stages."""
 
     passes: Floats
@@ -36,7 +36,7 @@ class Sums:
     """Of each sum what it is of."""
 
     @classmethod
-    def of_terms(cls, things: Sequence[Sequence[Term]]) -> "Sums":
+    def of_terms(cls, things: Sequence[Sequence[MaxPlusTerm]]) -> "MaxPlus":
         """Those of each thing, at least one."""
         terms = [term for thing in things for term in thing]
         known: dict[bytes, int] = {}
@@ -49,9 +49,9 @@ class Sums:
             things=np.repeat(np.arange(len(things)), [len(thing) for thing in things]),
         )
 
-    def beside(self, other: "Sums") -> "Sums":
+    def beside(self, other: "MaxPlus") -> "MaxPlus":
         """With more sums of the same things."""
-        return Sums(
+        return MaxPlus(
             passes=np.concatenate([self.passes, other.passes]),
             exchanges=np.concatenate([self.exchanges, other.exchanges]),
             shared=np.concatenate([self.shared, other.shared + len(self.exchanges)]),
@@ -78,11 +78,11 @@ class Sums:
         own = np.maximum.reduceat(passes, firsts, axis=0)
         return _largest(own, self.exchanges[shared[firsts]], run, pair)
 
-    def spread(self, kinds: Ints) -> "Sums":
+    def spread(self, kinds: Ints) -> "MaxPlus":
         """The same for each of other ways to share, by the one that it is like."""
         return replace(self, exchanges=self.exchanges[:, kinds])
 
-    def with_things(self, exchanges: Floats) -> "Sums":
+    def with_things(self, exchanges: Floats) -> "MaxPlus":
         """With something more of each way to share, by thing (rows)."""
         both, shared = np.unique(np.stack([self.shared, self.things]), axis=1, return_inverse=True)
         more = self.exchanges[both[0]] + exchanges[both[1]]

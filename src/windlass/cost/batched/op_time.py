@@ -10,19 +10,23 @@ from itertools import product
 from typing import NamedTuple, get_args
 
 import numpy as np
-import numpy.typing as npt
 
-from windlass.cost.op_time import DeviceRates, Mode, Pass, host_seconds, ops_seconds, values
+from windlass.cost.arrays import Floats, Ints
+from windlass.cost.op_time import (
+    DeviceRates,
+    ExecutionMode,
+    LayerPass,
+    host_seconds,
+    ops_seconds,
+    quantity_values,
+)
 from windlass.program.communication_volume import collective_bytes
 from windlass.program.instruction import InstructionKind
 from windlass.program.memory.layer_sizes import gradient_elements
-from windlass.program.tensor_parallel import ops_of
+from windlass.program.tensor_parallel import pass_ops
 from windlass.schema.graph import PRECISION_BYTES, Graph, LayerCost, LayerKind, Op
 from windlass.schema.machine import Device
 from windlass.schema.tensor_grid import TensorAxis, group_size
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 AMONG: tuple[TensorAxis, ...] = get_args(TensorAxis)
 
@@ -35,7 +39,7 @@ HELD = (
 """What a layer's passes hold, as `program.sizes.LayerSizes` names it."""
 
 
-class Alone(NamedTuple):
+class PassArrays(NamedTuple):
     """Passes alone: for each micro-batch, one of `PASSES` and variant."""
 
     seconds: Floats
@@ -47,7 +51,7 @@ class Alone(NamedTuple):
     """Bytes of `HELD` in place of passes, but for gradients."""
 
 
-class Variant(NamedTuple):
+class KindVariant(NamedTuple):
     """Layers of one kind, all of them computed again in one way."""
 
     name: str
@@ -73,12 +77,13 @@ class ChainOps:
         self.selective = tuple(
             at
             for at, name in enumerate(self.names)
-            if name not in (layers[0], layers[-1]) and any(each[name].selective for each in kinds)
+            if name not in (layers[0], layers[-1])
+            and any(each[name].selective_costs for each in kinds)
         )
         """Those of them, by their places, of which some layers can keep only what large products
         give."""
-        again = (Variant(self.names[at], selective=True) for at in self.selective)
-        self.variants = (*map(Variant, self.names), *again)
+        again = (KindVariant(self.names[at], selective=True) for at in self.selective)
+        self.variants = (*map(KindVariant, self.names), *again)
         """All kinds; behind them those that keep only that."""
         self.kinds: Callable[[int], Mapping[str, LayerKind]] = cache(self._kinds)
         self.fresh: Callable[[int, str, tuple[int, ...]], Ints] = cache(self._fresh)
@@ -93,7 +98,9 @@ class ChainOps:
         """The kinds of layer, whole or as one of t slices."""
         return self._graph.shard(tensor).kinds
 
-    def alone(self, device: Device, mode: Mode, tensor: int, micros: Sequence[int]) -> Alone:
+    def alone(
+        self, device: Device, mode: ExecutionMode, tensor: int, micros: Sequence[int]
+    ) -> PassArrays:
         """Passes of layers in so many slices, in each of some micro-batches.
 
         Args:
@@ -114,40 +121,44 @@ class ChainOps:
         by_pass = seconds.T.reshape(len(micros), len(PASSES), len(self.variants))
         held = [self._bytes(tensor, variant, mode, sizes) for variant in self.variants]
         by_name = np.reshape(held, (len(held), len(HELD), len(micros))).transpose(2, 1, 0)
-        return Alone(by_pass, *self._sent(passes, mode, tensor, sizes), by_name)
+        return PassArrays(by_pass, *self._sent(passes, mode, tensor, sizes), by_name)
 
     def _rows(self, tensor: int, sequences: int) -> Floats:
         layers = (self.kinds(tensor)[variant.name] for variant in self.variants)
         return np.array(
             [
-                4.0 * sum(each.fresh_elements(sequences, self._sequence)) if each.looks_up else 0.0
+                4.0 * sum(each.pass_gradient_elements(sequences, self._sequence))
+                if each.is_embedding
+                else 0.0
                 for each in layers
             ]
         )
 
-    def _passes(self, mode: Mode, tensor: int) -> Iterator[Pass]:
+    def _passes(self, mode: ExecutionMode, tensor: int) -> Iterator[LayerPass]:
         for kind, variant in product(PASSES, self.variants):
             layer, cost = self._cost(tensor, variant, mode)
-            ops = ops_of(kind, layer, cost, first=variant.name == self.names[0])
-            yield Pass(ops, cost, backward=kind != "forward")
+            ops = pass_ops(kind, layer, cost, first=variant.name == self.names[0])
+            yield LayerPass(ops, cost, backward=kind != "forward")
 
-    def _cost(self, tensor: int, variant: Variant, mode: Mode) -> tuple[LayerKind, LayerCost]:
+    def _cost(
+        self, tensor: int, variant: KindVariant, mode: ExecutionMode
+    ) -> tuple[LayerKind, LayerCost]:
         """A layer and its cost; the plain one where there is no selective one."""
         layer = self.kinds(tensor)[variant.name]
-        selective = variant.selective and bool(layer.selective) and not mode.compiled
+        selective = variant.selective and bool(layer.selective_costs) and not mode.compiled
         return layer, layer.cost(mode.precision, compiled=mode.compiled, selective=selective)
 
     def _sent(
-        self, passes: Sequence[Pass], mode: Mode, tensor: int, micros: Ints
+        self, passes: Sequence[LayerPass], mode: ExecutionMode, tensor: int, micros: Ints
     ) -> tuple[Floats, Floats]:
         """Bytes and hops of collectives inside passes, in the shape of `Alone`."""
         shape = (len(AMONG), len(micros), len(PASSES), len(self.variants))
         sent, hops = np.zeros(shape), np.zeros(shape)
         for (run, kind), each in zip(np.ndindex(*shape[2:]), passes, strict=True):
-            exchanges = [op.exchange for op in each.ops if op.exchange is not None]
+            exchanges = [op.collective for op in each.ops if op.collective is not None]
             if tensor == 1 or not exchanges:
                 continue
-            buffers = values([each.nbytes for each in exchanges], micros, mode.sequence)
+            buffers = quantity_values([each.nbytes for each in exchanges], micros, mode.sequence)
             for (how, _, among), buffer in zip(exchanges, np.rint(buffers), strict=True):
                 ranks, at = group_size(tensor, among), AMONG.index(among)
                 nbytes = collective_bytes(how, buffer.astype(np.int64), np.array(ranks))
@@ -156,12 +167,14 @@ class ChainOps:
                 hops[at, :, run, kind] += rounds * (nbytes > 0)
         return sent, hops
 
-    def _bytes(self, tensor: int, variant: Variant, mode: Mode, micros: Ints) -> Floats:
+    def _bytes(
+        self, tensor: int, variant: KindVariant, mode: ExecutionMode, micros: Ints
+    ) -> Floats:
         """As `program.sizes.layer_sizes` has it, of each micro-batch; without the gradient."""
         layer, cost = self._cost(tensor, variant, mode)
         ops = (*cost.forward, *cost.backward)
-        asked = (cost.output_bytes, cost.kept_bytes, *(op.live_bytes for op in ops))
-        found = np.rint(values(asked, micros, mode.sequence))
+        asked = (cost.output_bytes, cost.saved_bytes, *(op.live_bytes for op in ops))
+        found = np.rint(quantity_values(asked, micros, mode.sequence))
         output, kept, forward, backward = np.split(found, [1, 2, 2 + len(cost.forward)])
         fresh = self.fresh(tensor, variant.name, tuple(micros.tolist()))
         wide = PRECISION_BYTES[mode.precision]
@@ -174,7 +187,7 @@ class ChainOps:
             np.maximum(0.0, peak - kept[0]),
             wide * fresh.sum(axis=1),
             wide * fresh.max(axis=1, initial=0),
-            layer.looks_up,
+            layer.is_embedding,
             wide * layer.parameter_count,
             0.0,
         )
@@ -182,8 +195,8 @@ class ChainOps:
 
     def _fresh(self, tensor: int, name: str, micros: tuple[int, ...]) -> Ints:
         layer = self.kinds(tensor)[name]
-        asked = micros if layer.looks_up else micros[:1]
-        found = [layer.fresh_elements(micro, self._sequence) for micro in asked]
+        asked = micros if layer.is_embedding else micros[:1]
+        found = [layer.pass_gradient_elements(micro, self._sequence) for micro in asked]
         return np.array(found, dtype=np.int64).reshape(len(asked), -1)
 
 

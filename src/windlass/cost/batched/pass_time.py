@@ -12,12 +12,19 @@ from typing import NamedTuple
 
 import numpy as np
 
-from windlass.cost.batched.config_keys import Setting, priced_plan
-from windlass.cost.batched.op_time import AMONG, HELD, PASSES, Alone, ChainOps, Floats, Ints
-from windlass.cost.collectives import slice_ring
-from windlass.cost.op_time import Mode, loaded_bytes, rates_at, summed_bytes, taken_over_bytes
-from windlass.cost.ring_bandwidth import Rings
-from windlass.program.tied_weights import shared
+from windlass.cost.arrays import Floats, Ints
+from windlass.cost.batched.config_keys import LayerConfig, priced_plan
+from windlass.cost.batched.op_time import AMONG, HELD, PASSES, ChainOps, PassArrays
+from windlass.cost.collectives import tensor_parallel_ring
+from windlass.cost.op_time import (
+    ExecutionMode,
+    batch_load_bytes,
+    grad_accumulation_bytes,
+    rates_at,
+    tied_grad_add_bytes,
+)
+from windlass.cost.ring_bandwidth import RingCosts
+from windlass.program.tied_weights import tied_elements_within_stage
 from windlass.schema.graph import Graph, Precision
 from windlass.schema.machine import Device, Machine
 from windlass.schema.plan import Plan
@@ -26,7 +33,7 @@ _TOKEN_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PassNumbers:
+class PassCosts:
     """Of each setting (rows): seconds of passes and bytes that they hold, by kind of layer.
 
     Behind all kinds stand those that keep only what large products give (`Chain.variants`).
@@ -60,7 +67,7 @@ class _Like(NamedTuple):
     moves: bool
 
 
-class PassPrices:
+class PassCostModel:
     """Prices of the passes of a chain of layers.
 
     Args:
@@ -77,7 +84,7 @@ class PassPrices:
         graph: Graph,
         machine: Machine,
         tied: Sequence[tuple[int, int]],
-        rings: Rings,
+        rings: RingCosts,
     ) -> None:
         self._base, self._graph, self._machine, self._tied = base, graph, machine, tied
         self._sequence = base.batch.sequence
@@ -86,7 +93,7 @@ class PassPrices:
         self._alone = cache(self._alone_of)
         self._shared = cache(self._shared_of)
 
-    def of(self, settings: Sequence[Setting]) -> PassNumbers:
+    def of(self, settings: Sequence[LayerConfig]) -> PassCosts:
         """The numbers of some settings.
 
         Raises:
@@ -100,14 +107,14 @@ class PassPrices:
         if len(found) == 1:
             return found[0]
         order = np.argsort(np.concatenate(list(alike.values())))
-        return PassNumbers(
+        return PassCosts(
             **{
                 field.name: np.concatenate([getattr(each, field.name) for each in found])[order]
-                for field in fields(PassNumbers)
+                for field in fields(PassCosts)
             }
         )
 
-    def _of(self, like: _Like, settings: Sequence[Setting]) -> PassNumbers:
+    def _of(self, like: _Like, settings: Sequence[LayerConfig]) -> PassCosts:
         plan = priced_plan(self._base, like.precision, sums=like.sums)
         device = self._machine.device.computing(moves=like.moves)
         tensors = tuple(dict.fromkeys(each.tensor for each in settings))
@@ -120,26 +127,26 @@ class PassPrices:
             self._alone(like.precision, like.compiled, like.moves, slices, micros)
             for slices in tensors
         )
-        alone = Alone(*map(np.stack, zip(*each, strict=True)))
+        alone = PassArrays(*map(np.stack, zip(*each, strict=True)))
         exchanged = self._exchanged(alone, tensors, replicas, (tensor, micro))
         seconds = alone.seconds[tensor, micro] + exchanged
         summed = self._summed(like, tensors, micros)[tensor, micro]
         kinds = [self.ops.kinds(each) for each in tensors]
         held = alone.held[tensor, micro]
         owned = np.array([[of[v.name].parameter_count for v in self.ops.variants] for of in kinds])
-        held[:, HELD.index("gradients")] = (owned * plan.gradient_bytes)[tensor]
+        held[:, HELD.index("gradients")] = (owned * plan.gradient_itemsize)[tensor]
         lent = np.array([float(self.lent_elements(each)) for each in tensors])[tensor]
         tokens = np.array(micros, dtype=np.float64)[micro] * self._sequence
-        gradient = np.full(len(tokens), plan.gradient_bytes)
-        weight = np.full(len(tokens), plan.weight_bytes)
-        return PassNumbers(
+        gradient = np.full(len(tokens), plan.gradient_itemsize)
+        weight = np.full(len(tokens), plan.parameter_itemsize)
+        return PassCosts(
             **{name.replace(" ", "_"): seconds[:, at] for at, name in enumerate(PASSES)},
             sum_first=summed[:, 0],
             sum_later=summed[:, 1],
             held=held,
-            load_seconds=_copying(device, loaded_bytes(tokens)) + device.pass_seconds,
+            load_seconds=_copying(device, batch_load_bytes(tokens)) + device.pass_seconds,
             lent=lent,
-            taking=_copying(device, taken_over_bytes(lent, plan.gradient_bytes)),
+            taking=_copying(device, tied_grad_add_bytes(lent, plan.gradient_itemsize)),
             widths=np.stack([2.0 * _TOKEN_BYTES * tokens, gradient, weight], axis=1),
         )
 
@@ -150,9 +157,11 @@ class PassPrices:
         moves: bool,
         tensor: int,
         micros: tuple[int, ...],
-    ) -> Alone:
+    ) -> PassArrays:
         device = self._machine.device.computing(moves=moves)
-        return self.ops.alone(device, Mode(self._sequence, precision, compiled), tensor, micros)
+        return self.ops.alone(
+            device, ExecutionMode(self._sequence, precision, compiled), tensor, micros
+        )
 
     def lent_elements(self, tensor: int) -> int:
         """Elements that the first tied layer borrows, whole or as one of t slices."""
@@ -162,7 +171,7 @@ class PassPrices:
         return sum(p.count for p in kinds[self._tied[0][0]].parameters if p.tied_to is not None)
 
     def _exchanged(
-        self, alone: Alone, tensors: Sequence[int], replicas: Ints, place: tuple[Ints, Ints]
+        self, alone: PassArrays, tensors: Sequence[int], replicas: Ints, place: tuple[Ints, Ints]
     ) -> Floats:
         """Seconds that slices exchange in passes: of each setting, each of `PASSES`, each kind.
 
@@ -178,7 +187,9 @@ class PassPrices:
         for at, among in enumerate(AMONG):
             sent, hops = (each[tensor, at, micro] for each in (alone.sent, alone.hops))
             if sent.any():
-                ranks, apart = np.array([slice_ring(each, among) for each in tensors])[tensor].T
+                ranks, apart = np.array([tensor_parallel_ring(each, among) for each in tensors])[
+                    tensor
+                ].T
                 ways = self._rings.ways(ranks, apart, exchanging)
                 each_byte, each_hop = (way[:, None, None] for way in ways)
                 found += sent * each_byte + hops * each_hop
@@ -196,10 +207,10 @@ class PassPrices:
             for (place, (name, _)), first in product(enumerate(self.ops.variants), (True, False)):
                 kind = self.ops.kinds(tensor)[name]
                 moved = [
-                    summed_bytes(
+                    grad_accumulation_bytes(
                         kind,
-                        plan.weight_bytes,
-                        plan.gradient_bytes,
+                        plan.parameter_itemsize,
+                        plan.gradient_itemsize,
                         shared=there.get(name, 0),
                         rows=int(rows),
                         first=first,
@@ -215,7 +226,7 @@ class PassPrices:
         part = self._graph.shard(tensor)
         names = [kind.name for kind in part.layer_kinds()]
         stages = [0] * (len(names) - 1) + [int(parted)]
-        there = shared(stages, part)
+        there = tied_elements_within_stage(stages, part)
         return {name: there.get(names.index(name), 0) for name in self.ops.names}
 
 

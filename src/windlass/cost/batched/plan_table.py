@@ -7,43 +7,23 @@ share their state. Settings are the table of many shapes; nothing of a plan is b
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from windlass.cost.batched.config_keys import Block, Setting, Share
-from windlass.cost.batched.layer_cost import Chain, Floats, Ints
-from windlass.cost.batched.sharding_table import Blocks
-from windlass.cost.batched.state_cost import StateNumbers
-from windlass.schema.plan import Recompute
-
-
-class Again(NamedTuple):
-    """What is computed again of the blocks of each stage, the same of each of its chunks."""
-
-    whole: tuple[int, ...] = ()
-    """For each stage of how many of the first blocks all is; () of none."""
-    selective: tuple[int, ...] = ()
-    """For each stage of how many all but large products: of the first, or of all that are left
-    where of some all is, as `program.recompute.recomputing` has it."""
-
-    @property
-    def mode(self) -> Recompute:
-        """The most that any stage computes again."""
-        return "full" if any(self.whole) else "selective" if any(self.selective) else "none"
+from windlass.cost.arrays import Bools, Floats, Ints
+from windlass.cost.batched.config_keys import (
+    ComputeConfig,
+    LayerConfig,
+    RecomputeConfig,
+    ShardingOption,
+    ShardingOptions,
+)
+from windlass.cost.batched.layer_cost import LayerCosts
+from windlass.cost.batched.sharding_table import ShardingTable
+from windlass.cost.batched.state_cost import StateCosts
 
 
-class Run(NamedTuple):
-    """What the passes of a plan depend on."""
-
-    setting: Setting
-    again: Again
-    micros: int
-    """Micro-batches of a step."""
-
-
-class Table:
+class LazyTable:
     """Numbers of settings, a row for each, found once they are asked for.
 
     Args:
@@ -81,15 +61,15 @@ class Table:
 
 
 @dataclass(frozen=True, eq=False)
-class Settings:
+class LayerConfigTable:
     """A table of settings, each of them once."""
 
-    all: tuple[Setting, ...]
+    all: tuple[LayerConfig, ...]
 
     @cached_property
     def alone(self) -> Ints:
         """A number for each that those share which differ in how many replicas there are only."""
-        known: dict[Setting, int] = {}
+        known: dict[LayerConfig, int] = {}
         return np.array(
             [known.setdefault(each._replace(replicas=1), len(known)) for each in self.all]
         )
@@ -105,7 +85,7 @@ class Settings:
         return np.array([each.micro for each in self.all], dtype=np.int64)
 
     @cached_property
-    def compiled(self) -> npt.NDArray[np.bool_]:
+    def compiled(self) -> Bools:
         """Of each whether its layers are compiled."""
         return np.array([each.compiled for each in self.all])
 
@@ -116,21 +96,21 @@ class Settings:
         modes = [(e.tensor, e.precision, e.compiled, e.sums, e.parted, e.moves) for e in self.all]
         return np.array([known.setdefault(mode, len(known)) for mode in modes])
 
-    def some(self, places: Ints) -> tuple[Setting, ...]:
+    def some(self, places: Ints) -> tuple[LayerConfig, ...]:
         """Settings by their places."""
         return tuple(self.all[at] for at in places.tolist())
 
-    def table(self, chain: Chain, name: str, find: Callable[[Ints], Floats]) -> Table:
+    def table(self, chain: LayerCosts, name: str, find: Callable[[Ints], Floats]) -> LazyTable:
         """A table of numbers of a chain, the same one for the same name.
 
         The first time that one of a mode is asked for, all of that mode are found.
         """
         if (chain, name) not in self._tables:
-            self._tables[chain, name] = Table(find, self.mode)
+            self._tables[chain, name] = LazyTable(find, self.mode)
         return self._tables[chain, name]
 
     @cached_property
-    def _tables(self) -> dict[tuple[Chain, str], Table]:
+    def _tables(self) -> dict[tuple[LayerCosts, str], LazyTable]:
         return {}
 
     @cached_property
@@ -146,13 +126,13 @@ class Settings:
 
 
 @dataclass(frozen=True, eq=False)
-class Rows:
+class PlanTable:
     """Plans of one shape."""
 
-    settings: Settings
-    agains: tuple[Again, ...]
+    settings: LayerConfigTable
+    agains: tuple[RecomputeConfig, ...]
     """What of the runs is computed again, each once."""
-    table: Blocks
+    table: ShardingTable
     """That blocks and pairs are places in."""
     block: Ints
     """Of each run its place in the table."""
@@ -175,24 +155,24 @@ class Rows:
         return len(self.run)
 
     @cached_property
-    def runs(self) -> tuple[Run, ...]:
+    def runs(self) -> tuple[ComputeConfig, ...]:
         """The runs themselves."""
         return tuple(map(self.run_of, range(len(self.setting))))
 
-    def run_of(self, run: int) -> Run:
+    def run_of(self, run: int) -> ComputeConfig:
         """One of the runs."""
-        return Run(
+        return ComputeConfig(
             self.settings.all[self.setting[run]],
             self.agains[self.again[run]],
             int(self.micros[run]),
         )
 
-    def share_of(self, pair: int) -> Share:
+    def share_of(self, pair: int) -> ShardingOption:
         """One of the pairs."""
         return self.table.shares[int(self.places[pair])]
 
     @cached_property
-    def blocks(self) -> tuple[Block, ...]:
+    def blocks(self) -> tuple[ShardingOptions, ...]:
         """The blocks themselves."""
         return tuple(self.table.all[at] for at in self.shared.tolist())
 
@@ -211,11 +191,11 @@ class Rows:
         """Of each pair the place of its optimizer state's tier among those of the table."""
         return np.asarray(self.table.home[self.places])
 
-    def states(self, chain: Chain) -> StateNumbers:
+    def states(self, chain: LayerCosts) -> StateCosts:
         """What pairs hold and exchange, a row for each place of the table; see `places`."""
         return self.table.states(chain, self.shared)
 
-    def only(self, chosen: npt.NDArray[np.bool_]) -> "Rows":
+    def only(self, chosen: Bools) -> "PlanTable":
         """Some of the plans, with the runs and blocks that they need."""
         needed = np.zeros(len(self.setting), dtype=bool)
         needed[self.run[chosen]] = True
@@ -232,20 +212,20 @@ class Rows:
             pair=(np.cumsum(of_pair) - 1)[self.pair[chosen]],
         )
 
-    def one(self, place: int) -> "Rows":
+    def one(self, place: int) -> "PlanTable":
         """One of the plans."""
         run, share = int(self.run[place]), self.share_of(self.pair[place])
         block = self.table.all[self.block[run]]
-        return Rows.of([(block._replace(pairs=(share,)), [self.run_of(run)])])
+        return PlanTable.of([(block._replace(pairs=(share,)), [self.run_of(run)])])
 
     @classmethod
     def crossed(
         cls,
-        settings: Settings,
-        agains: tuple[Again, ...],
-        table: Blocks,
+        settings: LayerConfigTable,
+        agains: tuple[RecomputeConfig, ...],
+        table: ShardingTable,
         runs: Ints,
-    ) -> "Rows":
+    ) -> "PlanTable":
         """Each run with each pair of its block.
 
         Args:
@@ -274,7 +254,7 @@ class Rows:
         )
 
     @classmethod
-    def of(cls, families: Sequence[tuple[Block, Sequence[Run]]]) -> "Rows":
+    def of(cls, families: Sequence[tuple[ShardingOptions, Sequence[ComputeConfig]]]) -> "PlanTable":
         """Plans that run in each of some ways with each pair of a block, for several blocks."""
         runs = [(at, run) for at, (_, able) in enumerate(families) for run in able]
         settings = {run.setting: None for _, run in runs}
@@ -285,8 +265,8 @@ class Rows:
             for at, run in runs
         ]
         return cls.crossed(
-            Settings(tuple(settings)),
+            LayerConfigTable(tuple(settings)),
             tuple(agains),
-            Blocks(tuple(block for block, _ in families)),
+            ShardingTable(tuple(block for block, _ in families)),
             np.array(found, dtype=np.int64),
         )

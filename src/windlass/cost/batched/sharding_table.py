@@ -8,18 +8,18 @@ from functools import cached_property
 from itertools import chain as joined
 
 import numpy as np
-import numpy.typing as npt
 
-from windlass.cost.batched.config_keys import Block, Share
-from windlass.cost.batched.layer_cost import Chain, Ints
-from windlass.cost.batched.state_cost import StateNumbers
+from windlass.cost.arrays import Floats, Ints
+from windlass.cost.batched.config_keys import ShardingOption, ShardingOptions
+from windlass.cost.batched.layer_cost import LayerCosts
+from windlass.cost.batched.state_cost import StateCosts
 
 
 @dataclass(frozen=True, eq=False)
-class Blocks:
+class ShardingTable:
     """A table of blocks, each of them once."""
 
-    all: tuple[Block, ...]
+    all: tuple[ShardingOptions, ...]
 
     @cached_property
     def counts(self) -> Ints:
@@ -32,7 +32,7 @@ class Blocks:
         return np.asarray(np.cumsum(self.counts) - self.counts)
 
     @cached_property
-    def shares(self) -> tuple[Share, ...]:
+    def shares(self) -> tuple[ShardingOption, ...]:
         """All pairs of all blocks in turn."""
         return tuple(joined.from_iterable(block.pairs for block in self.all))
 
@@ -59,7 +59,7 @@ class Blocks:
         ends = np.cumsum(counts)
         return np.arange(counts.sum()) + np.repeat(self.firsts[blocks] - ends + counts, counts)
 
-    def states(self, chain: Chain, blocks: Ints) -> StateNumbers:
+    def states(self, chain: LayerCosts, blocks: Ints) -> StateCosts:
         """The table of what pairs hold and exchange, in which the rows of these blocks are found.
 
         Args:
@@ -70,7 +70,7 @@ class Blocks:
             self._states[chain] = _States(self)
         return self._states[chain].of(chain, blocks)
 
-    def exchanging(self, chain: Chain, blocks: Ints) -> tuple[Ints, Ints]:
+    def exchanging(self, chain: LayerCosts, blocks: Ints) -> tuple[Ints, Ints]:
         """Of each pair its number among those of its block that exchange in another way.
 
         Args:
@@ -85,36 +85,36 @@ class Blocks:
         return known.numbers, known.kinds
 
     @cached_property
-    def _states(self) -> "dict[Chain, _States]":
+    def _states(self) -> "dict[LayerCosts, _States]":
         return {}
 
 
 class _States:
     """Numbers of a table's pairs, found once they are asked for."""
 
-    def __init__(self, blocks: Blocks) -> None:
+    def __init__(self, blocks: ShardingTable) -> None:
         self._blocks = blocks
         self._known = np.zeros(len(blocks.all), dtype=bool)
-        self._rows: StateNumbers | None = None
+        self._rows: StateCosts | None = None
         self.numbers = np.zeros(len(blocks.shares), dtype=np.int64)
         """Of each pair one that those of its block share which exchange alike."""
         self.kinds = np.zeros(len(blocks.all), dtype=np.int64)
         """Of each block how many such numbers there are."""
 
-    def of(self, chain: Chain, blocks: Ints) -> StateNumbers:
+    def of(self, chain: LayerCosts, blocks: Ints) -> StateCosts:
         """The table with the rows of some blocks filled in."""
         missing = blocks[~self._known[blocks]]
         if missing.size or self._rows is None:
             found = chain.states([self._blocks.all[at] for at in missing.tolist()])
             self._rows = self._rows or self._empty(found)
             places = self._blocks.places(missing)
-            for each in fields(StateNumbers):
+            for each in fields(StateCosts):
                 getattr(self._rows, each.name)[places] = getattr(found, each.name)
             self._number(found, missing)
             self._known[missing] = True
         return self._rows
 
-    def _number(self, found: StateNumbers, blocks: Ints) -> None:
+    def _number(self, found: StateCosts, blocks: Ints) -> None:
         """Tells apart what exchanges in another way of some blocks, found in turn."""
         seen = np.concatenate([found.reduce, found.waited, found.gather], axis=1)
         keys = iter([row.tobytes() for row in seen])
@@ -124,13 +124,13 @@ class _States:
             numbers = [own.setdefault(next(keys), len(own)) for _ in range(count)]
             self.numbers[first : first + count], self.kinds[block] = numbers, len(own)
 
-    def _empty(self, found: StateNumbers) -> StateNumbers:
+    def _empty(self, found: StateCosts) -> StateCosts:
         """A table with a row for each pair, of as many columns as was found of some."""
         pairs = len(self._blocks.shares)
 
-        def rows(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        def rows(values: Floats) -> Floats:
             return np.full((pairs, *values.shape[1:]), np.nan)
 
-        return StateNumbers(
-            **{each.name: rows(getattr(found, each.name)) for each in fields(StateNumbers)}
+        return StateCosts(
+            **{each.name: rows(getattr(found, each.name)) for each in fields(StateCosts)}
         )

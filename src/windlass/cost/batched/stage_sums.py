@@ -6,16 +6,19 @@ one of them has. Chunks and stages of as many layers of each kind have the same 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 
-from windlass.cost.batched.layer_cost import Floats, Ints
-from windlass.cost.batched.pipeline.dependency_levels import Shape
+from windlass.cost.arrays import Floats, Ints
+from windlass.cost.batched.config_keys import RecomputeConfig
+from windlass.cost.batched.schedule_index import PipelineShape
 from windlass.schema.plan import Recompute
 
 
-class Parts:
+class StagePartition:
     """The parts of plans of one shape.
 
     Args:
@@ -24,7 +27,7 @@ class Parts:
         kinds: of each layer.
     """
 
-    def __init__(self, shape: Shape, ends: tuple[int, ...], kinds: Ints) -> None:
+    def __init__(self, shape: PipelineShape, ends: tuple[int, ...], kinds: Ints) -> None:
         self.shape, self.ends, self.kinds, self.layers = shape, ends, kinds, ends[-1]
         self.chunk = np.repeat(np.arange(shape.chunks), np.diff(ends))
         self.stage = self.chunk % shape.pipeline
@@ -60,7 +63,7 @@ class Parts:
 
 
 @dataclass(frozen=True, slots=True)
-class Repeats:
+class RecomputeSums:
     """What layers have that are computed again, a row for each run."""
 
     each: Floats
@@ -80,7 +83,9 @@ class LayerSums:
         again: what is added for those that are computed again; None if nothing is.
     """
 
-    def __init__(self, parts: Parts, each: Floats, again: Repeats | None = None) -> None:
+    def __init__(
+        self, parts: StagePartition, each: Floats, again: RecomputeSums | None = None
+    ) -> None:
         self._parts, self._each, self._again = parts, each, again
         patterns = () if again is None else again.patterns
         self._until = [_until_again(parts.kinds, np.array(layers)) for layers in patterns]
@@ -125,3 +130,24 @@ def _until(kinds: Ints, counted: Floats) -> Floats:
     """For each layer (rows), and behind the last, how many are before it of each kind (columns)."""
     of_kind = (kinds[:, None] == np.arange(int(kinds.max()) + 1)) * counted[:, None]
     return np.concatenate([np.zeros_like(of_kind[:1]), np.cumsum(of_kind, axis=0)])
+
+
+@lru_cache(maxsize=2048)
+def recompute_by_layer(
+    shape: PipelineShape, ends: tuple[int, ...], again: RecomputeConfig
+) -> tuple[Recompute, ...]:
+    """Of each layer how it is computed again; the first and the last one never are."""
+    found: list[Recompute] = []
+    for chunk, (begin, end) in enumerate(pairwise(ends)):
+        stage, able = chunk % shape.pipeline, max(0, min(end, ends[-1] - 1) - max(1, begin))
+        whole = min(again.whole[stage], able) if again.whole else 0
+        some = min(again.selective[stage], able) if again.selective else 0
+        some = able - whole if whole and some else some
+        modes: tuple[tuple[Recompute, int], ...] = (
+            ("none", max(0, min(1, end) - begin)),
+            ("full", whole),
+            ("selective", some),
+        )
+        found += [mode for mode, count in modes for _ in range(count)]
+        found += ["none"] * (end - len(found))
+    return tuple(found)

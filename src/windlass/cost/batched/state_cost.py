@@ -11,62 +11,58 @@ from itertools import chain as joined
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from windlass.cost.batched.collective_time import Exchanges, Pairs
-from windlass.cost.batched.config_keys import Block, Share, priced_plan
+from windlass.cost.arrays import Bools, Floats, Ints
+from windlass.cost.batched.collective_time import BatchedCollectives, ShardingColumns
+from windlass.cost.batched.config_keys import ShardingOption, ShardingOptions, priced_plan
 from windlass.cost.optimizer_time import norm_launch_seconds, update_seconds
-from windlass.cost.ring_bandwidth import Rings
+from windlass.cost.ring_bandwidth import RingCosts
 from windlass.program.memory.layer_sizes import StateSizes, state_sizes
 from windlass.program.memory.offloaded_bytes import state_at_home
 from windlass.program.memory.values import STAGING_BYTES
 from windlass.schema.graph import Graph, Precision
 from windlass.schema.machine import Machine
-from windlass.schema.plan import DEVICE, Plan
-
-_Floats = npt.NDArray[np.float64]
-_Ints = npt.NDArray[np.int64]
-_Bools = npt.NDArray[np.bool_]
+from windlass.schema.plan import DEVICE_TIER, Plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StateNumbers:
+class StateCosts:
     """Bytes of state and seconds that it costs: for each pair of a block and kind of layer."""
 
-    held: _Floats
+    held: Floats
     """Weights and optimizer state that are always there."""
-    gather: _Floats
-    reduce: _Floats
+    gather: Floats
+    reduce: Floats
     """On the links."""
-    waited: _Floats
+    waited: Floats
     """Of `reduce`, in which the device does nothing else."""
-    after: _Floats
+    after: Floats
     """What comes behind the passes: updates and what follows them."""
-    norm_bytes: _Floats
-    norm_launches: _Floats
-    under_way: _Floats
+    norm_bytes: Floats
+    norm_launches: Floats
+    under_way: Floats
     """Of an update that goes on beside what follows, until the layer can be used again."""
-    far: _Floats
+    far: Floats
     """Bytes of state at home beyond the near tier."""
-    staging: _Floats
+    staging: Floats
     """Of each pair: bytes that such state passes through, once for all layers."""
-    far_capacity: _Floats
+    far_capacity: Floats
     """Of each pair: bytes of the tier that it lives in; infinite where it stays near."""
 
 
 class _Own(NamedTuple):
     """Of each kind, what a device has of the states of a layer; rts does not matter."""
 
-    sizes: _Ints
+    sizes: Ints
     """Bytes of `StateSizes` (columns)."""
-    away: _Ints
+    away: Ints
     """Bytes of state that is not near."""
-    update: _Floats
-    launches: _Floats
+    update: Floats
+    launches: Floats
     """Of the norm, in seconds."""
 
 
-class StatePrices:
+class StateCostModel:
     """Prices of the states of a chain of layers.
 
     Args:
@@ -76,16 +72,16 @@ class StatePrices:
         rings: on its links.
     """
 
-    def __init__(self, base: Plan, graph: Graph, machine: Machine, rings: Rings) -> None:
+    def __init__(self, base: Plan, graph: Graph, machine: Machine, rings: RingCosts) -> None:
         self._base, self._graph, self._machine, self._rings = base, graph, machine, rings
         self._names = tuple(dict.fromkeys(kind.name for kind in graph.layer_kinds()))
         tiers = machine.device.tiers
-        self._homes = (DEVICE, *(tier.name for tier in tiers if tier.name != DEVICE))
-        self._capacity = np.array([np.inf, *(t.capacity_bytes for t in tiers if t.name != DEVICE)])
-        self._exchanges = Exchanges(machine, rings)
+        self._homes = (DEVICE_TIER, *(tier.name for tier in tiers if tier.name != DEVICE_TIER))
+        self._capacity = np.array([np.inf, *(t.capacity_bytes for t in tiers if t.name != DEVICE_TIER)])
+        self._exchanges = BatchedCollectives(machine, rings)
         self._own: Callable[[Precision, bool, bool, int, int], _Own] = cache(self._own_of)
 
-    def of(self, blocks: Sequence[Block]) -> StateNumbers:
+    def of(self, blocks: Sequence[ShardingOptions]) -> StateCosts:
         """The numbers of all pairs of some blocks, one behind the other.
 
         Raises:
@@ -104,7 +100,7 @@ class StatePrices:
         after, under_way = self._updates(
             pairs.parts > 1, own.update[place], self._moving(home) * far, sent.spread
         )
-        return StateNumbers(
+        return StateCosts(
             held=1.0 * (held + np.where(away, 0, sizes["optimizer"])),
             gather=sent.gather,
             reduce=sent.reduce,
@@ -119,8 +115,8 @@ class StatePrices:
         )
 
     def _all_own(
-        self, blocks: Sequence[Block], optimizer: _Ints, counts: Sequence[int]
-    ) -> tuple[_Own, _Ints]:
+        self, blocks: Sequence[ShardingOptions], optimizer: Ints, counts: Sequence[int]
+    ) -> tuple[_Own, Ints]:
         """`_Own` of all blocks and rts', each once, and of each pair its place among those."""
         known: dict[tuple[Precision, bool, bool, int, int], int] = {}
         each = [
@@ -147,7 +143,7 @@ class StatePrices:
             launches=np.array([norm_launch_seconds(kind, device) for kind in kinds]),
         )
 
-    def _moving(self, home: _Ints) -> _Floats:
+    def _moving(self, home: Ints) -> Floats:
         """Seconds in which a byte is fetched from each of some homes, and written back there."""
         tiers = {tier.name: tier for tier in self._machine.device.tiers}
         seconds = np.zeros(len(self._homes))
@@ -156,8 +152,8 @@ class StatePrices:
         return seconds[home][:, None]
 
     def _updates(
-        self, parted: _Bools, work: _Floats, moving: _Floats, spread: _Floats
-    ) -> tuple[_Floats, _Floats]:
+        self, parted: Bools, work: Floats, moving: Floats, spread: Floats
+    ) -> tuple[Floats, Floats]:
         """Seconds that updates of state away hold the device up, and go on beside what follows.
 
         State that comes from home is fetched, updated and written back beside each other. What puts
@@ -176,11 +172,13 @@ class StatePrices:
         return np.where(waits, lane + spread, beside), np.where(waits, 0.0, lane)
 
 
-def _pairs(blocks: Sequence[Block], shares: Sequence[Share], counts: Sequence[int]) -> Pairs:
+def _pairs(
+    blocks: Sequence[ShardingOptions], shares: Sequence[ShardingOption], counts: Sequence[int]
+) -> ShardingColumns:
     """All pairs of blocks of so many pairs."""
     tensors = tuple(dict.fromkeys(block.tensor for block in blocks))
     weights, optimizer = np.array([(share.weights, share.optimizer) for share in shares]).T
-    return Pairs(
+    return ShardingColumns(
         tensors=tensors,
         tensor=np.repeat([tensors.index(block.tensor) for block in blocks], counts),
         replicas=np.repeat([block.replicas for block in blocks], counts),

@@ -23,12 +23,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from windlass.cost.instruction_time import StepCost
-from windlass.cost.simulator.offload_queue import FarLane, Span
+from windlass.cost.instruction_time import InstructionCosts
+from windlass.cost.simulator.offload_queue import InstructionSpan, OffloadQueue
 from windlass.errors import PlanError
 from windlass.program.device_mesh import mesh_coord
-from windlass.program.instruction import MATCHING_RECEIVE, GLOBAL_COLLECTIVES, Instruction, InstructionKind, Program
-from windlass.program.process_groups import Peers
+from windlass.program.instruction import (
+    GLOBAL_COLLECTIVES,
+    MATCHING_RECEIVE,
+    Instruction,
+    InstructionKind,
+    Program,
+)
+from windlass.program.process_groups import PeerMap
 from windlass.schema.graph import Graph
 from windlass.schema.machine import Machine
 from windlass.schema.plan import Plan
@@ -44,7 +50,7 @@ class _Lane:
 
     program: Program
     stage: int
-    far: FarLane | None
+    far: OffloadQueue | None
     """None where nothing moves between tiers."""
     at: int = 0
     now: float = 0.0
@@ -54,7 +60,7 @@ class _Lane:
     """When the last gradient has been summed over replicas."""
     summed: dict[int | None, float] = field(default_factory=dict)
     """The same by layer."""
-    spans: list[Span] = field(default_factory=list)
+    spans: list[InstructionSpan] = field(default_factory=list)
 
     @property
     def next(self) -> Instruction | None:
@@ -81,7 +87,7 @@ class _Lane:
         self.summing = self.summed[layer] = max(self.now, self.summing) + seconds
 
     def pass_by(self, start: float, end: float, *, then: float) -> None:
-        self.spans.append(Span(start, end))
+        self.spans.append(InstructionSpan(start, end))
         self.now = then
         self.at += 1
 
@@ -91,9 +97,9 @@ class _Lane:
         return self.now
 
 
-def run_clock(
-    plan: Plan, graph: Graph, machine: Machine, costs: StepCost, programs: Sequence[Program]
-) -> tuple[tuple[Span, ...], ...]:
+def simulate_programs(
+    plan: Plan, graph: Graph, machine: Machine, costs: InstructionCosts, programs: Sequence[Program]
+) -> tuple[tuple[InstructionSpan, ...], ...]:
     """The span of each instruction, for each program, from the begin of the step.
 
     All hosts are equally fast here; `Machine.pace` tells how much longer all of it takes.
@@ -119,7 +125,7 @@ def run_clock(
         begins = [lane.begin() for lane in clock.lanes]
         clock.step()
     spans = [
-        tuple(Span(span.start - begin, span.end - begin) for span in lane.spans)
+        tuple(InstructionSpan(span.start - begin, span.end - begin) for span in lane.spans)
         for begin, lane in zip(begins, clock.lanes, strict=True)
     ]
     return tuple(spans[stage] for stage in stages)
@@ -141,12 +147,12 @@ class _Clock:
         plan: Plan,
         graph: Graph,
         machine: Machine,
-        costs: StepCost,
+        costs: InstructionCosts,
         programs: Sequence[Program],
     ) -> None:
         self._cut, self._costs = plan.parallel, costs
         self._in_turn = machine.rule == "bulk-synchronous"
-        self._peers = Peers(plan, graph)
+        self._peers = PeerMap(plan, graph)
         self._sent: dict[_Wire, deque[tuple[float, float]]] = defaultdict(deque)
         """When what went out is there, and how long it was under way."""
         self._wires: dict[tuple[int, InstructionKind, int | None], _Wire | None] = {}
@@ -155,7 +161,9 @@ class _Clock:
             _Lane(
                 program,
                 mesh_coord(program.device, plan.parallel).stage,
-                FarLane(plan, graph, machine, costs, program.device) if plan.offloads else None,
+                OffloadQueue(plan, graph, machine, costs, program.device)
+                if plan.offloads
+                else None,
             )
             for program in programs
         ]
@@ -177,7 +185,7 @@ class _Clock:
 
     def _advance(self, lane: _Lane, instruction: Instruction) -> bool:
         """Passes the lane's next instruction if it can start; False if it has to wait."""
-        if self._peers.meets(instruction):
+        if self._peers.is_collective(instruction):
             return self._meet(lane, instruction)
         if instruction.kind in MATCHING_RECEIVE:
             self._send(lane, instruction)
@@ -217,13 +225,13 @@ class _Clock:
         key = lane.stage, instruction.kind, instruction.layer
         if key not in self._wires:
             device = lane.program.device
-            peer = self._peers.of(instruction, device)
+            peer = self._peers.peer_of(instruction, device)
             if peer is None:
                 self._wires[key] = None
             else:
                 ends = lane.stage, mesh_coord(peer, self._cut).stage
                 sends = instruction.kind in MATCHING_RECEIVE
-                name = self._peers.lane(instruction, device)
+                name = self._peers.channel(instruction, device)
                 self._wires[key] = _Wire(*(ends if sends else ends[::-1]), name)
         return self._wires[key]
 

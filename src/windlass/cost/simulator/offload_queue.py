@@ -10,9 +10,16 @@ bulk-synchronous machine without compute units set apart for moves, the device w
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from windlass.cost.instruction_time import StepCost
+from windlass.cost.instruction_time import InstructionCosts
 from windlass.program.device_mesh import mesh_coord
-from windlass.program.instruction import GRADIENT_PASSES, WEIGHT_PASSES, TRANSFER_KINDS, Instruction, InstructionKind, Program
+from windlass.program.instruction import (
+    GRADIENT_PASSES,
+    TRANSFER_KINDS,
+    WEIGHT_PASSES,
+    Instruction,
+    InstructionKind,
+    Program,
+)
 from windlass.program.memory.effects import Effects
 from windlass.program.memory.tier_traffic import Traffic, together
 from windlass.schema.graph import Graph
@@ -22,22 +29,22 @@ from windlass.schema.plan import Plan
 _PASSES: tuple[InstructionKind, ...] = (*WEIGHT_PASSES, *GRADIENT_PASSES)
 
 
-class Span(NamedTuple):
+class InstructionSpan(NamedTuple):
     """Seconds of the step at which an instruction starts and ends."""
 
     start: float
     end: float
 
 
-def run_once(
-    plan: Plan, graph: Graph, machine: Machine, costs: StepCost, program: Program
+def first_step_seconds(
+    plan: Plan, graph: Graph, machine: Machine, costs: InstructionCosts, program: Program
 ) -> float:
     """Seconds of a first step with what settles it, until all has moved.
 
     Raises:
         KeyError: the machine has no such tier, or states no rate for it.
     """
-    lane, now = FarLane(plan, graph, machine, costs, program.device), 0.0
+    lane, now = OffloadQueue(plan, graph, machine, costs, program.device), 0.0
     lane.stored = False
     for instruction in program.instructions:
         _, now = lane.pass_by(instruction, now)
@@ -47,7 +54,7 @@ def run_once(
     return max(now, lane.moved)
 
 
-def step_seconds(program: Program, spans: tuple[Span, ...]) -> float:
+def step_seconds(program: Program, spans: tuple[InstructionSpan, ...]) -> float:
     """When the last instruction has passed that is no move."""
     return max(
         span.end
@@ -56,7 +63,7 @@ def step_seconds(program: Program, spans: tuple[Span, ...]) -> float:
     )
 
 
-def moving_seconds(program: Program, spans: tuple[Span, ...]) -> float:
+def transfer_seconds(program: Program, spans: tuple[InstructionSpan, ...]) -> float:
     """How long the lane of moves is busy."""
     return sum(
         span.end - span.start
@@ -65,7 +72,7 @@ def moving_seconds(program: Program, spans: tuple[Span, ...]) -> float:
     )
 
 
-class FarLane:
+class OffloadQueue:
     """What one device has under way between its tiers.
 
     Args:
@@ -77,7 +84,7 @@ class FarLane:
     """
 
     def __init__(
-        self, plan: Plan, graph: Graph, machine: Machine, costs: StepCost, device: int
+        self, plan: Plan, graph: Graph, machine: Machine, costs: InstructionCosts, device: int
     ) -> None:
         self._costs, self._device = costs, device
         self._traffic = Traffic(plan, graph)
@@ -122,7 +129,7 @@ class FarLane:
             return max(now, self._there.get(layer, 0.0))
         return now
 
-    def pass_by(self, instruction: Instruction, now: float) -> tuple[Span, float]:
+    def pass_by(self, instruction: Instruction, now: float) -> tuple[InstructionSpan, float]:
         """The span of an instruction, and when the device goes on; a move goes on beside it.
 
         Raises:
@@ -133,7 +140,7 @@ class FarLane:
             return self._move(instruction, now)
         start = self.ready(instruction, now)
         end = start + self._costs.total(instruction, self._device)
-        return Span(start, end), end
+        return InstructionSpan(start, end), end
 
     def follow(self, instruction: Instruction, end: float) -> None:
         """Sends home what an exchange that ended has brought."""
@@ -141,7 +148,7 @@ class FarLane:
         if seconds:
             self.moved = max(self.moved, end) + seconds
 
-    def _move(self, instruction: Instruction, now: float) -> tuple[Span, float]:
+    def _move(self, instruction: Instruction, now: float) -> tuple[InstructionSpan, float]:
         kind, layer, micro = instruction
         if kind == "offload_grads":
             now = max(now, self._put_home)
@@ -162,7 +169,7 @@ class FarLane:
             self._back[layer, micro] = end
         elif layer is not None:
             self._there[layer] = end
-        return Span(start, end), now if self._moves_beside else end
+        return InstructionSpan(start, end), now if self._moves_beside else end
 
     def _moving(self, instruction: Instruction) -> float:
         return sum(
@@ -172,7 +179,7 @@ class FarLane:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Once:
+class FirstStepCost:
     """What one step takes that no other follows."""
 
     seconds: float
@@ -180,7 +187,7 @@ class Once:
     written_bytes: int
 
 
-def once(plan: Plan, graph: Graph, machine: Machine, program: Program) -> Once:
+def first_step_cost(plan: Plan, graph: Graph, machine: Machine, program: Program) -> FirstStepCost:
     """What the first step and its settling take together.
 
     A step that repeats does the updates of the one before beside its own computing; here they come
@@ -195,15 +202,15 @@ def once(plan: Plan, graph: Graph, machine: Machine, program: Program) -> Once:
     Raises:
         KeyError: the machine states no rate for the plan's precision, or for a tier.
     """
-    costs = StepCost(plan, graph, machine)
+    costs = InstructionCosts(plan, graph, machine)
     if not plan.offloads:
         seconds = sum(costs.of(instruction).total for instruction in program.instructions)
-        return Once(seconds=seconds, read_bytes=0, written_bytes=0)
+        return FirstStepCost(seconds=seconds, read_bytes=0, written_bytes=0)
     traffic = Traffic(plan, graph)
     first = together(traffic.total(program.instructions, stored=False))
     moved = first.plus(together(traffic.total(program.flush_deferred_updates)))
-    return Once(
-        seconds=run_once(plan, graph, machine, costs, program),
+    return FirstStepCost(
+        seconds=first_step_seconds(plan, graph, machine, costs, program),
         read_bytes=moved.read,
         written_bytes=moved.written,
     )

@@ -4,19 +4,24 @@ from collections.abc import Iterator, Sequence
 from itertools import combinations, islice
 from math import ceil
 
-from windlass.planner.advice.alternatives import nameable, recompute_overrides, ways
-from windlass.planner.advice.offload_feasibility import shortages
-from windlass.planner.result import Advice, Change, FarShortage
-from windlass.planner.search.extrapolate import Memory, state_bytes, weigh
-from windlass.planner.single_device import Weighed, alone
-from windlass.planner.space.options import precisions, sequence_of, smaller, vary
-from windlass.planner.space.phase_space import far_tiers
+from windlass.planner.advice.alternatives import alternatives, is_requestable, recompute_overrides
+from windlass.planner.advice.offload_feasibility import tier_shortages
+from windlass.planner.result import Advice, Change, TierShortage
+from windlass.planner.search.extrapolate import (
+    EvaluatedPlan,
+    PeakMemory,
+    evaluate,
+    training_state_bytes,
+)
+from windlass.planner.single_device import search_single_device
+from windlass.planner.space.options import precisions, sequence_of, smaller_moments, vary
+from windlass.planner.space.phase_space import offload_tiers
 from windlass.schema.graph import Graph
 from windlass.schema.machine import Machine
 from windlass.schema.plan import Plan
 from windlass.schema.request import BatchRequest, Request
 
-LEAST_NAMED = 3
+MIN_ALTERNATIVES = 3
 """Plans that fit are named at least, where there are so many."""
 
 _SHORTEST = 64
@@ -26,7 +31,7 @@ _MIB = 2**20
 
 
 def advise(
-    request: Request, graph: Graph, machine: Machine, refused: Sequence[tuple[Plan, Memory]]
+    request: Request, graph: Graph, machine: Machine, refused: Sequence[tuple[Plan, PeakMemory]]
 ) -> Advice:
     """What would make the request fit.
 
@@ -38,12 +43,12 @@ def advise(
     """
     near_bytes = request.memory or machine.device.memory.capacity_bytes
     nearest, memory = refused[0]
-    state = min(state_bytes(plan, graph) for plan, _ in refused)
+    state = min(training_state_bytes(plan, graph) for plan, _ in refused)
     left = near_bytes - machine.device.process_bytes(compiled=False)
-    told = weigh(nearest, graph, machine, near_bytes=near_bytes)
+    told = evaluate(nearest, graph, machine, near_bytes=near_bytes)
     base = told.step_seconds / told.tokens_per_step
     changes = list(_budget(memory, nearest, machine))
-    if state <= left or far_tiers(machine):
+    if state <= left or offload_tiers(machine):
         changes += _changes(request, graph, machine, base, near_bytes)
     changes += _ways(request, graph, machine, base, near_bytes, changes)
     changes += _fewer_bits(request, graph, machine, base, near_bytes)
@@ -59,15 +64,15 @@ def advise(
     )
 
 
-def _far(graph: Graph, nearest: Plan, machine: Machine) -> tuple[FarShortage, ...]:
+def _far(graph: Graph, nearest: Plan, machine: Machine) -> tuple[TierShortage, ...]:
     """The tiers that lack room for the model in phases, with its state in either precision."""
     if graph.layers < 2:
         return ()
     bases = [vary(nearest, precision=precision) for precision in precisions(machine)]
-    return shortages(bases, graph, machine)
+    return tier_shortages(bases, graph, machine)
 
 
-def _budget(memory: Memory, nearest: Plan, machine: Machine) -> Iterator[Change]:
+def _budget(memory: PeakMemory, nearest: Plan, machine: Machine) -> Iterator[Change]:
     """A larger budget, where the machine has it."""
     mebibytes = ceil(memory.peak_bytes / _MIB)
     if mebibytes * _MIB <= machine.device.memory.capacity_bytes:
@@ -89,8 +94,10 @@ def _changes(
         for freed in combinations(pins, count):
             if any(small <= set(freed) for small in worked):
                 continue
-            found = alone(_without(request, freed), graph, machine, near_bytes).fitting
-            named = (each for each in found if nameable(each[0]) or "recompute" not in freed)
+            found = search_single_device(
+                _without(request, freed), graph, machine, near_bytes
+            ).fitting
+            named = (each for each in found if is_requestable(each[0]) or "recompute" not in freed)
             for best in islice(named, 1):
                 worked.append(frozenset(freed))
                 yield _change(request, freed, best, base)
@@ -111,16 +118,18 @@ def _ways(
 ) -> tuple[Change, ...]:
     """More changes, of kinds that are not among them, so that `LEAST_NAMED` fit this budget."""
     within = [change for change in changes if change.peak_bytes <= near_bytes]
-    return ways(request, graph, machine, near_bytes, base=base, count=LEAST_NAMED, beside=within)
+    return alternatives(
+        request, graph, machine, near_bytes, base=base, count=MIN_ALTERNATIVES, beside=within
+    )
 
 
 def _fewer_bits(
     request: Request, graph: Graph, machine: Machine, base: float, near_bytes: int
 ) -> Iterator[Change]:
     """Moments in fewer bits."""
-    for moments in smaller(request.moments):
+    for moments in smaller_moments(request.moments):
         other = request.model_copy(update={"moments": moments})
-        for plan, prediction in alone(other, graph, machine, near_bytes).fitting[:1]:
+        for plan, prediction in search_single_device(other, graph, machine, near_bytes).fitting[:1]:
             yield Change(
                 overrides=(f"moments={moments}",),
                 plan=plan,
@@ -150,13 +159,13 @@ def _without(request: Request, pins: Sequence[str]) -> Request:
 
 def _shorter(
     request: Request, graph: Graph, machine: Machine, near_bytes: int
-) -> tuple[Weighed, ...]:
+) -> tuple[EvaluatedPlan, ...]:
     """The plans of the longest halved sequence that fit."""
     sequence = sequence_of(request, graph) // 2
     while sequence >= _SHORTEST:
         train = request.train.model_copy(update={"sequence": sequence})
         shorter = request.model_copy(update={"train": train})
-        fitting = alone(shorter, graph, machine, near_bytes).fitting
+        fitting = search_single_device(shorter, graph, machine, near_bytes).fitting
         if fitting:
             return fitting
         sequence //= 2
@@ -164,7 +173,12 @@ def _shorter(
 
 
 def _change(
-    request: Request, freed: Sequence[str], weighed: Weighed, base: float, *, sequence: bool = False
+    request: Request,
+    freed: Sequence[str],
+    weighed: EvaluatedPlan,
+    base: float,
+    *,
+    sequence: bool = False,
 ) -> Change:
     """The plan's values for the pins let go; what was open stays open."""
     plan, prediction = weighed

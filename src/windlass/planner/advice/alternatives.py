@@ -5,14 +5,14 @@ from itertools import chain
 from typing import NamedTuple
 
 from windlass.planner.result import Change
-from windlass.planner.search.phase_search import phased
-from windlass.planner.single_device import alone
-from windlass.planner.space.phase_space import far_tiers
-from windlass.planner.space.plan_space import Field
-from windlass.program.activation_checkpointing import able
+from windlass.planner.search.phase_search import search_phases
+from windlass.planner.single_device import search_single_device
+from windlass.planner.space.phase_space import offload_tiers
+from windlass.planner.space.plan_space import PlanSpace
+from windlass.program.activation_checkpointing import recomputable_layers
 from windlass.schema.graph import Graph
 from windlass.schema.machine import Machine
-from windlass.schema.plan import DEVICE, Plan, Recompute
+from windlass.schema.plan import DEVICE_TIER, Plan, Recompute
 from windlass.schema.prediction import Prediction
 from windlass.schema.request import BatchRequest, OffloadRequest, Request
 
@@ -42,11 +42,11 @@ class _Way(NamedTuple):
     def kind(self) -> tuple[bool, str, str]:
         """Two ways of one kind are alternatives to each other, not to other kinds."""
         if self.plan.is_offloaded("parameters"):
-            return True, DEVICE, "none"
+            return True, DEVICE_TIER, "none"
         return False, self.plan.offload.optimizer, self.plan.recompute
 
 
-def ways(
+def alternatives(
     request: Request,
     graph: Graph,
     machine: Machine,
@@ -108,7 +108,7 @@ class _Search:
 
     def whole(self) -> Iterator[list[_Way]]:
         """With all near: that keep all, all but what is cheap to compute, and inputs only."""
-        near = self._request.model_copy(update={"offload": OffloadRequest(optimizer=DEVICE)})
+        near = self._request.model_copy(update={"offload": OffloadRequest(optimizer=DEVICE_TIER)})
         found: dict[int, list[_Way]] = {}
         for how in _KEPT:
             for at, freed in enumerate(_FREED):
@@ -121,14 +121,14 @@ class _Search:
     def away(self) -> list[_Way]:
         """With optimizer state in a tier beyond."""
         found: list[_Way] = []
-        for tier in far_tiers(self._machine):
+        for tier in offload_tiers(self._machine):
             away = self._request.model_copy(update={"offload": OffloadRequest(optimizer=tier.name)})
             found += next(self._least(away), [])
         return sorted(found, key=_token_seconds)
 
     def in_turns(self) -> Iterator[_Way]:
         """In phases: in the number that is fastest, then in others, more of them each time."""
-        if self._request.offload.optimizer is not None or not far_tiers(self._machine):
+        if self._request.offload.optimizer is not None or not offload_tiers(self._machine):
             return
         found = next(self._least(self._request, turned=True), [])
         yield from found[:1]
@@ -152,14 +152,14 @@ class _Search:
         """
         asked = request.model_copy(update=freed)
         fitting = (
-            phased(Field(asked, self._graph, self._machine), self._near).best
+            search_phases(PlanSpace(asked, self._graph, self._machine), self._near).best
             if turned
-            else alone(asked, self._graph, self._machine, self._near).fitting
+            else search_single_device(asked, self._graph, self._machine, self._near).fitting
         )
         best: dict[tuple[str, ...], _Way] = {}
         for plan, prediction in fitting:
             way = _Way(plan, prediction, tuple(freed))
-            if nameable(plan):
+            if is_requestable(plan):
                 best.setdefault(tuple(_overrides(asked, way)), way)
         return sorted(best.values(), key=_token_seconds)
 
@@ -176,7 +176,7 @@ def _overrides(request: Request, way: _Way) -> Iterator[str]:
         yield f"phases={len(plan.stages[0].phases)}"
     elif request.phases not in (None, 1):
         yield "phases=1"
-    if not turned and plan.offload.optimizer != (request.offload.optimizer or DEVICE):
+    if not turned and plan.offload.optimizer != (request.offload.optimizer or DEVICE_TIER):
         yield f"offload.optimizer={plan.offload.optimizer}"
     yield f"batch.micro={plan.batch.micro}"
     if "batch" in freed and request.batch.accumulation is not None:
@@ -189,7 +189,7 @@ def _overrides(request: Request, way: _Way) -> Iterator[str]:
         yield f"compile={str(plan.compile).lower()}"
 
 
-def nameable(plan: Plan) -> bool:
+def is_requestable(plan: Plan) -> bool:
     """Whether a request can ask for what a plan of one device runs again: it knows one way."""
     return plan.stages[0].recompute_rest is None
 
@@ -204,7 +204,7 @@ def recompute_overrides(plan: Plan, request: Request) -> Iterator[str]:
     yield f"recompute={plan.recompute}"
     counted = plan.stages[0].recompute_layers
     if counted is None and request.recompute_layers is not None:
-        counted = len(able(plan, plan.stages[0]))
+        counted = len(recomputable_layers(plan, plan.stages[0]))
     if counted is not None:
         yield f"recompute_layers={counted}"
 

@@ -3,15 +3,15 @@
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
-from windlass.cost.batched.layer_cost import Chain
-from windlass.planner.advice.alternatives import nameable
+from windlass.cost.batched.layer_cost import LayerCosts
+from windlass.planner.advice.alternatives import is_requestable
 from windlass.planner.result import Change
-from windlass.planner.search.branch_and_bound import Sweep
-from windlass.planner.search.extrapolate import weigh
-from windlass.planner.search.top_k import Found
-from windlass.planner.single_device import alone
-from windlass.planner.space.plan_space import Field
-from windlass.program.activation_checkpointing import able
+from windlass.planner.search.branch_and_bound import BranchAndBound
+from windlass.planner.search.extrapolate import evaluate
+from windlass.planner.search.top_k import Candidate
+from windlass.planner.single_device import search_single_device
+from windlass.planner.space.plan_space import PlanSpace
+from windlass.program.activation_checkpointing import recomputable_layers
 from windlass.schema.graph import Graph
 from windlass.schema.machine import Machine
 from windlass.schema.plan import Plan
@@ -61,7 +61,9 @@ _Search = Callable[[Request], _Mended | None]
 """The fastest plan of a request that fits."""
 
 
-def lifted(field: Field, chain: Chain, found: Found, near_bytes: float) -> Change | None:
+def minimal_fix(
+    field: PlanSpace, chain: LayerCosts, found: Candidate, near_bytes: float
+) -> Change | None:
     """The change of one kind that costs least; None if no single one is enough.
 
     Args:
@@ -72,8 +74,8 @@ def lifted(field: Field, chain: Chain, found: Found, near_bytes: float) -> Chang
     """
 
     def search(request: Request) -> _Mended | None:
-        open_ = Field(request, field.graph, field.machine)
-        for best in Sweep(open_, near_bytes, chain=chain).best(1).best:
+        open_ = PlanSpace(request, field.graph, field.machine)
+        for best in BranchAndBound(open_, near_bytes, chain=chain).best(1).best:
             plan = open_.plan(best.cell, best.place)
             if open_.spares and plan.recompute != "none":  # stages have ways of their own
                 return search(request.model_copy(update=_named_recompute(plan)))
@@ -85,7 +87,7 @@ def lifted(field: Field, chain: Chain, found: Found, near_bytes: float) -> Chang
     return min(changes, key=lambda change: change.cost, default=None)
 
 
-def lifted_alone(
+def minimal_fix_single_device(
     plan: Plan, request: Request, graph: Graph, machine: Machine, near_bytes: int
 ) -> Change | None:
     """The same on one device.
@@ -99,12 +101,12 @@ def lifted_alone(
     """
 
     def search(request: Request) -> _Mended | None:
-        for mended, told in alone(request, graph, machine, near_bytes).fitting:
-            if nameable(mended):
+        for mended, told in search_single_device(request, graph, machine, near_bytes).fitting:
+            if is_requestable(mended):
                 return _Mended(mended, told.step_seconds, told.peaks[0].peak_bytes)
         return None
 
-    seconds = weigh(plan, graph, machine, near_bytes=near_bytes).step_seconds
+    seconds = evaluate(plan, graph, machine, near_bytes=near_bytes).step_seconds
     changes = _changes(plan, seconds, request, _FREED_ALONE, search)
     return min(changes, key=lambda change: change.cost, default=None)
 
@@ -196,6 +198,8 @@ def _counted(plan: Plan) -> int | None:
     if all(stage.recompute_layers is None for stage in plan.stages):
         return None
     return max(
-        0 if stage.recompute == "none" else stage.recompute_layers or len(able(plan, stage))
+        0
+        if stage.recompute == "none"
+        else stage.recompute_layers or len(recomputable_layers(plan, stage))
         for stage in plan.stages
     )

@@ -2,20 +2,19 @@
 
 from collections.abc import Iterator, Sequence
 
-from windlass.errors import Faults
-from windlass.planner.result import FarShortage
-from windlass.planner.space.options import plans, smaller
-from windlass.planner.space.phase_space import at_home, far_tiers
-from windlass.planner.space.stage_partition import evenly
-from windlass.program.memory.offloaded_bytes import far_bytes
+from windlass.errors import InputErrors
+from windlass.planner.result import TierShortage
+from windlass.planner.space.options import open_single_stage_plans, smaller_moments
+from windlass.planner.space.phase_space import offload_tiers, offloaded_bytes, with_state_on
+from windlass.planner.space.stage_partition import balanced_partition
 from windlass.schema.graph import Graph
 from windlass.schema.machine import Machine
 from windlass.schema.plan import Plan, Stage
 from windlass.schema.request import Request
-from windlass.units import show_bytes
+from windlass.units import format_bytes
 
 
-def require_turns(request: Request, graph: Graph, machine: Machine) -> None:
+def require_phases(request: Request, graph: Graph, machine: Machine) -> None:
     """Refuses a number of phases that no plan has, or that no tier has room for.
 
     Args:
@@ -28,22 +27,22 @@ def require_turns(request: Request, graph: Graph, machine: Machine) -> None:
     """
     found = tuple(_faults(request.phases or 1, graph, machine))
     if found:
-        raise Faults(found)
+        raise InputErrors(found)
     kept = {"recompute": None, "recompute_layers": None}  # in phases these have no say
-    bases = plans(request.model_copy(update=kept), graph, machine)
-    lacking = shortages(bases, graph, machine)
-    if len(lacking) == len(far_tiers(machine)):
-        raise Faults(
+    bases = open_single_stage_plans(request.model_copy(update=kept), graph, machine)
+    lacking = tier_shortages(bases, graph, machine)
+    if len(lacking) == len(offload_tiers(machine)):
+        raise InputErrors(
             tuple(
-                f"`phases` = {request.phases} needs {show_bytes(short.needed_bytes)} on "
-                f"{short.tier}, which has {show_bytes(short.capacity_bytes)}; "
+                f"`phases` = {request.phases} needs {format_bytes(short.needed_bytes)} on "
+                f"{short.tier}, which has {format_bytes(short.capacity_bytes)}; "
                 f"{_way_out(request, short, bases, graph, machine)}"
                 for short in lacking
             )
         )
 
 
-def require_home(request: Request, graph: Graph, machine: Machine) -> None:
+def require_optimizer_tier(request: Request, graph: Graph, machine: Machine) -> None:
     """Refuses a tier for optimizer state that has no room for it, whatever else is open.
 
     Args:
@@ -54,22 +53,21 @@ def require_home(request: Request, graph: Graph, machine: Machine) -> None:
     Raises:
         Faults: the tier is too small.
     """
-    bases = plans(request, graph, machine)
-    for tier in far_tiers(machine):
+    bases = open_single_stage_plans(request, graph, machine)
+    for tier in offload_tiers(machine):
         if tier.name == request.offload.optimizer:
-            needed = min(waiting_alone(plan, graph) for plan in bases)
+            needed = min(offloaded_bytes(plan, graph) for plan in bases)
             if needed > tier.capacity_bytes:
-                lacks = f"{show_bytes(needed)} there, which has {show_bytes(tier.capacity_bytes)}"
+                lacks = (
+                    f"{format_bytes(needed)} there, which has {format_bytes(tier.capacity_bytes)}"
+                )
                 way_out = "leave it open, or set `moments` to fewer bits"
-                raise Faults((f"`offload.optimizer` = {tier.name} needs {lacks}; {way_out}",))
+                raise InputErrors((f"`offload.optimizer` = {tier.name} needs {lacks}; {way_out}",))
 
 
-def waiting_alone(plan: Plan, graph: Graph) -> int:
-    """Bytes of a plan of one device that wait in tiers beyond the near one."""
-    return sum(sum(classes.values()) for classes in far_bytes(plan, graph).values())
-
-
-def shortages(bases: Sequence[Plan], graph: Graph, machine: Machine) -> tuple[FarShortage, ...]:
+def tier_shortages(
+    bases: Sequence[Plan], graph: Graph, machine: Machine
+) -> tuple[TierShortage, ...]:
     """The far tiers that no plan could wait its turn in, and what the smallest would need there.
 
     Args:
@@ -80,22 +78,22 @@ def shortages(bases: Sequence[Plan], graph: Graph, machine: Machine) -> tuple[Fa
     halves = _halves(graph)
     needed = {
         tier: min(_waiting(plan, halves, tier.name, graph) for plan in bases)
-        for tier in far_tiers(machine)
+        for tier in offload_tiers(machine)
     }
     return tuple(
-        FarShortage(tier=tier.name, needed_bytes=nbytes, capacity_bytes=tier.capacity_bytes)
+        TierShortage(tier=tier.name, needed_bytes=nbytes, capacity_bytes=tier.capacity_bytes)
         for tier, nbytes in needed.items()
         if nbytes > tier.capacity_bytes
     )
 
 
 def _way_out(
-    request: Request, short: FarShortage, bases: Sequence[Plan], graph: Graph, machine: Machine
+    request: Request, short: TierShortage, bases: Sequence[Plan], graph: Graph, machine: Machine
 ) -> str:
     """Moments in fewer bits, if the tier then holds all."""
-    for moments in smaller(request.moments):
+    for moments in smaller_moments(request.moments):
         fewer = [base.model_copy(update={"moments": moments}) for base in bases]
-        lacking = {each.tier for each in shortages(fewer, graph, machine)}
+        lacking = {each.tier for each in tier_shortages(fewer, graph, machine)}
         if short.tier not in lacking:
             return f"free some, or set `moments` = {moments}, with which it has room"
     return "free some, or take a smaller model"
@@ -103,13 +101,13 @@ def _way_out(
 
 def _halves(graph: Graph) -> tuple[Stage, ...]:
     """Two phases: the larger the first one, the fewer gradients wait. What they lack, all do."""
-    phases = evenly(tuple(kind.parameter_count for kind in graph.layer_kinds()), 2)
+    phases = balanced_partition(tuple(kind.parameter_count for kind in graph.layer_kinds()), 2)
     return (Stage(phases=tuple(phases)),)
 
 
 def _waiting(plan: Plan, stages: tuple[Stage, ...], tier: str, graph: Graph) -> int:
     turned = plan.model_copy(update={"stages": stages})
-    return waiting_alone(at_home(turned, tier, outputs=False), graph)
+    return offloaded_bytes(with_state_on(turned, tier, outputs=False), graph)
 
 
 def _faults(phases: int, graph: Graph, machine: Machine) -> Iterator[str]:
@@ -118,7 +116,7 @@ def _faults(phases: int, graph: Graph, machine: Machine) -> Iterator[str]:
             f"`phases` = {phases}, but `{graph.name}` has {graph.layers} layers; ask for "
             f"{graph.layers} at most"
         )
-    if not far_tiers(machine):
+    if not offload_tiers(machine):
         yield (
             f"`phases` = {phases}, but `{machine.name}` states no tier beyond the near one that "
             "weights could wait in; leave `phases` out"

@@ -3,17 +3,17 @@
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 
-from windlass.cost.batched.evaluate import closed
-from windlass.cost.batched.layer_cost import Chain
-from windlass.planner.search.top_k import Found
-from windlass.planner.space.plan_space import Field
+from windlass.cost.batched.evaluate import evaluate_batch
+from windlass.cost.batched.layer_cost import LayerCosts
+from windlass.planner.search.top_k import Candidate
+from windlass.planner.space.plan_space import PlanSpace
 from windlass.schema.machine import Curve, Device, Machine, Point
 
 BETTER = 1.1
 """Times that a rate is higher, or a latency shorter."""
 
 
-def sensitivities(field: Field, found: Found) -> Mapping[str, float]:
+def sensitivities(field: PlanSpace, found: Candidate) -> Mapping[str, float]:
     """For each group of constants the share of a step that 10 % better ones would save.
 
     The plan stays as it is, and is priced anew; by the closed form.
@@ -29,11 +29,11 @@ def sensitivities(field: Field, found: Found) -> Mapping[str, float]:
     return dict(sorted(saved.items(), key=lambda item: -item[1]))
 
 
-def _seconds(field: Field, found: Found, machine: Machine) -> float:
+def _seconds(field: PlanSpace, found: Candidate, machine: Machine) -> float:
     cell = found.cell
-    chain = Chain(field.base, field.graph, machine)
+    chain = LayerCosts(field.base, field.graph, machine)
     rows = cell.rows.one(found.place)
-    return float(closed(chain, cell.shape, cell.ends, rows).step_seconds[0])
+    return float(evaluate_batch(chain, cell.shape, cell.ends, rows).step_seconds[0])
 
 
 def _better(machine: Machine) -> Iterator[tuple[str, Machine]]:

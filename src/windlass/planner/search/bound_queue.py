@@ -16,14 +16,18 @@ from heapq import heapify, heappop, heappush
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 
-from windlass.cost.batched.layer_cost import Chain, Floats, Ints
-from windlass.cost.batched.lower_bound import Room, least_in, least_seconds
-from windlass.cost.batched.pipeline.dependency_levels import Shape
-from windlass.cost.batched.plan_table import Rows
-from windlass.planner.space.config_table import Table
-from windlass.planner.space.plan_space import Cell, Field
+from windlass.cost.arrays import Bools, Floats, Ints
+from windlass.cost.batched.layer_cost import LayerCosts
+from windlass.cost.batched.lower_bound import (
+    MemoryLimit,
+    min_batch_seconds,
+    min_batch_seconds_in_memory,
+)
+from windlass.cost.batched.plan_table import PlanTable
+from windlass.cost.batched.schedule_index import PipelineShape
+from windlass.planner.space.config_table import ConfigTable
+from windlass.planner.space.plan_space import PlanBatch, PlanSpace
 from windlass.schema.graph import Precision
 from windlass.schema.plan import PipelineSchedule
 
@@ -36,35 +40,35 @@ than it takes them to, bounds are nearer to the clock."""
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class Subproblem:
     """Plans of one shape."""
 
-    shape: Shape
+    shape: PipelineShape
     told: Literal["products", "passes", "room"]
     """What the bounds know of."""
     least: Floats
     """Seconds that no plan of each item is faster than."""
     items: Ints
     """Settings, as places in the shape's table; of a part with a cell places of plans in that."""
-    cell: Cell | None = None
+    cell: PlanBatch | None = None
 
-    def apart(self, limit: float) -> "tuple[Part, Part]":
+    def apart(self, limit: float) -> "tuple[Subproblem, Subproblem]":
         """Those that are to be looked at next, and those that are slower."""
         reach = min(limit, float(self.least.min()) * _REACH[self.told])
         return self._only(self.least <= reach), self._only(self.least > reach)
 
-    def _only(self, chosen: npt.NDArray[np.bool_]) -> "Part":
+    def _only(self, chosen: Bools) -> "Subproblem":
         return replace(self, least=self.least[chosen], items=self.items[chosen])
 
 
-class Queue:
+class BoundQueue:
     """Parts, the fastest by their bounds first.
 
     Args:
         parts: that are in it first.
     """
 
-    def __init__(self, parts: Iterator[Part]) -> None:
+    def __init__(self, parts: Iterator[Subproblem]) -> None:
         self._heap = [(float(part.least.min()), at, part) for at, part in enumerate(parts)]
         self._turn = len(self._heap)
         heapify(self._heap)
@@ -74,18 +78,18 @@ class Queue:
         """The bound of the first part; infinite if there is none."""
         return self._heap[0][0] if self._heap else float("inf")
 
-    def pop(self) -> Part:
+    def pop(self) -> Subproblem:
         """Takes the first part out."""
         return heappop(self._heap)[2]
 
-    def push(self, part: Part) -> None:
+    def push(self, part: Subproblem) -> None:
         """Puts a part in, if there is anything in it."""
         if part.items.size:
             self._turn += 1
             heappush(self._heap, (float(part.least.min()), self._turn, part))
 
 
-class Bounds:
+class LowerBounds:
     """Tells what plans of a field cannot be faster than.
 
     Args:
@@ -94,52 +98,52 @@ class Bounds:
         near_bytes: that the near tier has.
     """
 
-    def __init__(self, field: Field, chain: Chain, near_bytes: float) -> None:
+    def __init__(self, field: PlanSpace, chain: LayerCosts, near_bytes: float) -> None:
         self._field, self._chain, self._near = field, chain, near_bytes
         self._products = cache(self._products_of)
-        self._known_selects: dict[tuple[PipelineSchedule, Table], npt.NDArray[np.bool_]] = {}
+        self._known_selects: dict[tuple[PipelineSchedule, ConfigTable], Bools] = {}
 
-    def parts(self) -> Iterator[Part]:
+    def parts(self) -> Iterator[Subproblem]:
         """All plans, shape by shape, by the first of the bounds."""
         for shape, able in self._field.open():
-            yield Part(shape, "products", self._of_products(shape, able), able)
+            yield Subproblem(shape, "products", self._of_products(shape, able), able)
 
-    def closer(self, part: Part, limit: float) -> Part:
+    def closer(self, part: Subproblem, limit: float) -> Subproblem:
         """A part with the next bound of each item, without those that are slower than a limit."""
         if part.told == "products":
             cell = self._plain(part)
-            least = self._least(part.shape, least_seconds(*self._of(cell)))
-            return self._kept(Part(part.shape, "passes", least, cell.rows.setting), limit)
+            least = self._least(part.shape, min_batch_seconds(*self._of(cell)))
+            return self._kept(Subproblem(part.shape, "passes", least, cell.rows.setting), limit)
         cell = self._plain(part)
         places = np.arange(cell.rows.count)
-        return self._kept(Part(part.shape, "room", self.in_room(cell), places, cell), limit)
+        return self._kept(Subproblem(part.shape, "room", self.in_room(cell), places, cell), limit)
 
-    def in_room(self, cell: Cell) -> Floats:
+    def in_room(self, cell: PlanBatch) -> Floats:
         """What each plan of a cell that computes nothing again, or what all do, is no faster than.
 
         Where that is open it is as much again as it takes, and more than nothing.
         """
-        room = Room(self._near, self._field.spares, self._selects(cell.shape, cell.rows))
-        return self._least(cell.shape, least_in(*self._of(cell), room))
+        room = MemoryLimit(self._near, self._field.spares, self._selects(cell.shape, cell.rows))
+        return self._least(cell.shape, min_batch_seconds_in_memory(*self._of(cell), room))
 
-    def cell(self, part: Part) -> Cell:
+    def cell(self, part: Subproblem) -> PlanBatch:
         """The plans of a part that is bounded by room, with all that they may compute again."""
         plain = part.cell or self._plain(part)
         cell = self._field.cell(part.shape, np.unique(plain.rows.setting))
         chosen = np.isin(_keys(cell.rows), _keys(plain.rows)[part.items])
         return replace(cell, rows=cell.rows.only(chosen))
 
-    def _kept(self, part: Part, limit: float) -> Part:
+    def _kept(self, part: Subproblem, limit: float) -> Subproblem:
         kept = np.isfinite(part.least) & (part.least <= limit)
         return replace(part, least=part.least[kept], items=part.items[kept])
 
-    def _of(self, cell: Cell) -> tuple[Chain, Shape, tuple[int, ...], Rows]:
+    def _of(self, cell: PlanBatch) -> tuple[LayerCosts, PipelineShape, tuple[int, ...], PlanTable]:
         return self._chain, cell.shape, cell.ends, cell.rows
 
-    def _least(self, shape: Shape, seconds: Floats) -> Floats:
+    def _least(self, shape: PipelineShape, seconds: Floats) -> Floats:
         return seconds * (1 - _LATER) if shape.repeats else seconds
 
-    def _plain(self, part: Part) -> Cell:
+    def _plain(self, part: Subproblem) -> PlanBatch:
         """The plans of a part's settings that compute as little again as any."""
         cell = self._field.cell(part.shape, part.items)
         rows, least = cell.rows, int(cell.rows.again.min())
@@ -147,7 +151,7 @@ class Bounds:
         rows = replace(rows, agains=(rows.agains[least],), again=rows.again * 0)
         return replace(cell, rows=rows)
 
-    def _selects(self, shape: Shape, rows: Rows) -> npt.NDArray[np.bool_]:
+    def _selects(self, shape: PipelineShape, rows: PlanTable) -> Bools:
         """Of each run whether its layers can keep what their large products give."""
         table = self._field.table(shape)
         if (shape.order, table) not in self._known_selects:
@@ -159,7 +163,7 @@ class Bounds:
             )
         return self._known_selects[shape.order, table][table.mode[rows.setting]]
 
-    def _of_products(self, shape: Shape, able: Ints) -> Floats:
+    def _of_products(self, shape: PipelineShape, able: Ints) -> Floats:
         """Seconds of products alone of each of some settings."""
         table = self._field.table(shape)
         found = [self._products(tensor, precision) for tensor, precision, _ in table.modes]
@@ -172,7 +176,7 @@ class Bounds:
         curves = (rate.curve, rate.biased or rate.curve)
         fastest = max(point.rate for curve in curves for point in curve.points)
         kinds, total = self._chain.kinds(tensor), 0.0
-        for span in self._field.graph.chain:
+        for span in self._field.graph.layer_runs:
             costs = [cost for cost in kinds[span.kind].costs if cost.precision == precision]
             total += span.count * min(
                 sum(
@@ -185,6 +189,6 @@ class Bounds:
         return total / fastest
 
 
-def _keys(rows: Rows) -> Ints:
+def _keys(rows: PlanTable) -> Ints:
     """Of each plan a number that those share which differ in what they compute again only."""
     return np.asarray(rows.setting[rows.run] * len(rows.table.shares) + rows.places[rows.pair])

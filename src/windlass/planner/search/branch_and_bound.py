@@ -6,17 +6,18 @@ from math import inf
 from typing import get_args
 
 import numpy as np
-import numpy.typing as npt
 
-from windlass.cost.batched.evaluate import Totals, closed
-from windlass.cost.batched.layer_cost import Chain, Floats, Ints
-from windlass.cost.batched.pipeline.dependency_levels import Shape
-from windlass.cost.batched.plan_table import Again, Rows
-from windlass.planner.gc_paused import uncollected
-from windlass.planner.search.bound_queue import Bounds, Queue
-from windlass.planner.search.min_recompute import spared, twins
-from windlass.planner.search.top_k import Best, Swept
-from windlass.planner.space.plan_space import Cell, Field
+from windlass.cost.arrays import Bools, Floats, Ints
+from windlass.cost.batched.config_keys import RecomputeConfig
+from windlass.cost.batched.evaluate import PlanTotals, evaluate_batch
+from windlass.cost.batched.layer_cost import LayerCosts
+from windlass.cost.batched.plan_table import PlanTable
+from windlass.cost.batched.schedule_index import PipelineShape
+from windlass.planner.gc_paused import gc_paused
+from windlass.planner.search.bound_queue import BoundQueue, LowerBounds
+from windlass.planner.search.min_recompute import minimize_recompute, recompute_twins
+from windlass.planner.search.top_k import SearchResult, TopK
+from windlass.planner.space.plan_space import PlanBatch, PlanSpace
 from windlass.schema.plan import Recompute
 
 _FASTEST = 8
@@ -30,7 +31,7 @@ _ROUNDING = 1e-9
 """Share by which the closed form's bytes may lie from those of a program, which are the same."""
 
 
-class Sweep:
+class BranchAndBound:
     """Weighs the plans of a field.
 
     Args:
@@ -39,38 +40,40 @@ class Sweep:
         chain: with prices that are known already; None finds them.
     """
 
-    def __init__(self, field: Field, near_bytes: float, *, chain: Chain | None = None) -> None:
+    def __init__(
+        self, field: PlanSpace, near_bytes: float, *, chain: LayerCosts | None = None
+    ) -> None:
         self.field, self._near = field, near_bytes * (1 + _ROUNDING)
-        self.chain = chain or Chain(field.base, field.graph, field.machine)
-        self._bounds = Bounds(field, self.chain, near_bytes)
+        self.chain = chain or LayerCosts(field.base, field.graph, field.machine)
+        self._bounds = LowerBounds(field, self.chain, near_bytes)
 
-    def totals(self, cell: Cell) -> Totals:
+    def totals(self, cell: PlanBatch) -> PlanTotals:
         """Seconds and bytes of all plans of a cell."""
-        return closed(self.chain, cell.shape, cell.ends, cell.rows)
+        return evaluate_batch(self.chain, cell.shape, cell.ends, cell.rows)
 
-    @uncollected
-    def every(self, count: int) -> Swept:
+    @gc_paused
+    def every(self, count: int) -> SearchResult:
         """The fastest plans, all of the field weighed.
 
         Args:
             count: plans that are wanted at most.
         """
-        found = Best(count)
+        found = TopK(count)
         taken = (self._take(cell, found) for cell in self.field.cells())
         able = [spares for spares in taken if spares is not None]
         for spares in sorted(able, key=lambda each: float(each.least.min())):
             self._spare(spares, found)
         return found.told(of=self._count)
 
-    def scores(self, cell: Cell, totals: Totals) -> Floats:
+    def scores(self, cell: PlanBatch, totals: PlanTotals) -> Floats:
         """Seconds of a step of a run: compilation, which comes once, is shared by all its steps."""
         device, graph = self.field.machine.device, self.field.graph
-        once = len({span.kind for span in graph.chain}) * device.compile_seconds
+        once = len({span.kind for span in graph.layer_runs}) * device.compile_seconds
         compiled = cell.rows.settings.compiled[cell.rows.setting]
         share = once / self.field.request.train.steps
         return np.asarray(totals.step_seconds + share * compiled[cell.rows.run])
 
-    def best(self, count: int, *, within: float = inf, traits: int = 0) -> Swept:
+    def best(self, count: int, *, within: float = inf, traits: int = 0) -> SearchResult:
         """The same plans, without weighing what is provably slower or does not fit.
 
         Args:
@@ -78,11 +81,11 @@ class Sweep:
             within: by what share of the fastest one's time they may be slower.
             traits: so many are wanted too, be they slower.
         """
-        return self._sought(Best(count, within=within, traits=traits))
+        return self._sought(TopK(count, within=within, traits=traits))
 
-    def first(self, count: int) -> Swept:
+    def first(self, count: int) -> SearchResult:
         """Any plans that fit, found fast: of the shape with fewest stages that has such."""
-        found = Best(count)
+        found = TopK(count)
         for shape, able in self.field.open():
             if shape.order == "1f1b":
                 table = self.field.table(shape)
@@ -95,14 +98,14 @@ class Sweep:
                 break
         return found.told(of=found.weighed)
 
-    def faster(self, seconds: float) -> Swept:
+    def faster(self, seconds: float) -> SearchResult:
         """The fastest of the plans that are faster than so many seconds, and how many there are."""
-        return self._sought(Best(_FASTEST, below=seconds))
+        return self._sought(TopK(_FASTEST, below=seconds))
 
-    @uncollected
-    def _sought(self, found: Best) -> Swept:
+    @gc_paused
+    def _sought(self, found: TopK) -> SearchResult:
         """Weighs the fastest part of the field by its bounds, until all that is left is slower."""
-        queue = Queue(self._bounds.parts())
+        queue = BoundQueue(self._bounds.parts())
         while queue.least <= (limit := found.limit) and queue.least < inf:
             first, rest = queue.pop().apart(limit)
             queue.push(rest)
@@ -117,13 +120,13 @@ class Sweep:
         """Plans of the field."""
         return sum(self.field.count(shape, able) for shape, able in self.field.open())
 
-    def smallest(self) -> Swept:
+    def smallest(self) -> SearchResult:
         """Of each trait the plan that needs least memory, fit or not.
 
         Least takes what shares all it can, in the smallest micro-batches, with layers recomputed,
         in the order that holds fewest of them.
         """
-        found = Best(1)
+        found = TopK(1)
         for shape, able in self.field.open():
             if shape.order != "1f1b" and self.field.request.parallel.schedule is None:
                 continue
@@ -131,18 +134,18 @@ class Sweep:
             rows = cell.rows
             modes = np.array([_MODES.index(each.mode) for each in rows.agains])[rows.again]
             kept = _shared(rows)[rows.pair] & (modes == modes.max())[rows.run]
-            cell = Cell(shape, cell.ends, rows.only(kept))
+            cell = PlanBatch(shape, cell.ends, rows.only(kept))
             totals = self.totals(cell)
             found.add(cell, self.scores(cell, totals), totals, -inf)
         return found.told(of=found.weighed)
 
-    def _weigh(self, cell: Cell, found: Best) -> None:
+    def _weigh(self, cell: PlanBatch, found: TopK) -> None:
         """Takes a cell in, with as few layers computed again as fit where that is open."""
         spares = self._take(cell, found)
         if spares is not None:
             self._spare(spares, found)
 
-    def _take(self, cell: Cell, found: Best) -> "_Spares | None":
+    def _take(self, cell: PlanBatch, found: TopK) -> "_Spares | None":
         """Takes a cell in; gives those plans that fit with as few layers computed again as do."""
         totals = self.totals(cell)
         scores = self.scores(cell, totals)
@@ -150,7 +153,7 @@ class Sweep:
             found.add(cell, scores, totals, self._near)
             return None
         fits = (totals.peak_bytes <= self._near) & (totals.far_full <= 1)
-        twin, some, whole = (twins(cell.rows, mode) for mode in _MODES)
+        twin, some, whole = (recompute_twins(cell.rows, mode) for mode in _MODES)
         spares = fits & (twin >= 0) & (totals.peak_bytes[twin] > self._near)
         found.add(cell, np.where(spares, inf, scores), totals, self._near)
         own = np.arange(cell.rows.count)  # of twins that fit one is enough
@@ -159,7 +162,7 @@ class Sweep:
         if not spares.any():
             return None
         rows = cell.rows.only(spares)
-        plain = replace(rows, agains=(Again(),), again=rows.again * 0)
+        plain = replace(rows, agains=(RecomputeConfig(),), again=rows.again * 0)
         return _Spares(
             cell=replace(cell, rows=rows),
             least=self._bounds.in_room(replace(cell, rows=plain)),
@@ -167,7 +170,7 @@ class Sweep:
             selects=some[spares] >= 0,
         )
 
-    def _spare(self, spares: "_Spares", found: Best) -> None:
+    def _spare(self, spares: "_Spares", found: TopK) -> None:
         """Takes plans in with as few layers computed again as fit, those first that may win."""
         by_bound = np.argsort(spares.least)
         for first in range(0, len(by_bound), _BATCH):
@@ -178,10 +181,10 @@ class Sweep:
             chosen = np.isin(np.arange(len(by_bound)), batch)
             part = replace(spares.cell, rows=spares.cell.rows.only(chosen))
             far_full, selects = spares.far_full[chosen], spares.selects[chosen]
-            fewer, told = spared(self.chain, part, self._near, far_full, selects)
+            fewer, told = minimize_recompute(self.chain, part, self._near, far_full, selects)
             found.add(fewer, self.scores(fewer, told), told, self._near, counted=False)
 
-    def _small(self, shape: Shape, able: Ints) -> Ints:
+    def _small(self, shape: PipelineShape, able: Ints) -> Ints:
         """Of some settings those of the smallest micro-batch of their cut."""
         table = self.field.table(shape)
         least = np.full(int(table.cut.max()) + 1, table.batch)
@@ -193,16 +196,16 @@ class Sweep:
 class _Spares:
     """Plans that fit with layers computed again, but not without."""
 
-    cell: Cell
+    cell: PlanBatch
     least: Floats
     """What each cannot be faster than, however few they are."""
     far_full: Floats
     """Of each the share of the tier beyond that it takes."""
-    selects: npt.NDArray[np.bool_]
+    selects: Bools
     """Of each whether its layers can keep what their large products give."""
 
 
-def _shared(rows: Rows) -> npt.NDArray[np.bool_]:
+def _shared(rows: PlanTable) -> Bools:
     """Of each pair whether it is the one of its block that shares most."""
     degrees = rows.pairs.prod(axis=1)
     counts = rows.table.counts[rows.shared]

@@ -7,8 +7,8 @@ comes by the second. So a program of three micro-batches tells all about one of 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from windlass.cost.peak_memory import peaks
-from windlass.cost.predict import predict, timed
+from windlass.cost.peak_memory import tier_peaks
+from windlass.cost.predict import predict, predict_time
 from windlass.program.instruction import Instruction, Program
 from windlass.program.lowering.lower import lower
 from windlass.program.memory.layer_sizes import sizes_of
@@ -24,8 +24,12 @@ _FEW = 3
 """Micro-batches of a short program: the first, and two whose difference is one more."""
 
 
+EvaluatedPlan = tuple[Plan, Prediction]
+"""A plan and what it is predicted to cost."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Memory:
+class PeakMemory:
     """The fullest moment of the near tier."""
 
     peak_bytes: int
@@ -35,13 +39,13 @@ class Memory:
     instruction: Instruction
 
 
-def memory_of(plan: Plan, graph: Graph, machine: Machine) -> Memory:
+def peak_memory(plan: Plan, graph: Graph, machine: Machine) -> PeakMemory:
     """How full the near tier gets."""
     short = _shortened(plan, _FEW)
     program, *_ = lower(short, graph)  # its slices all run the same
     held = machine.device.process_bytes(compiled=plan.compile)
     full = occupancy(program, short, graph, runtime_bytes=held)
-    return Memory(
+    return PeakMemory(
         peak_bytes=full.peak_bytes,
         by_class=full.by_class,
         index=_shifted(full.peak, plan, program),
@@ -49,14 +53,14 @@ def memory_of(plan: Plan, graph: Graph, machine: Machine) -> Memory:
     )
 
 
-def memory_among(plan: Plan, graph: Graph, machine: Machine) -> Memory:
+def fullest_stage_memory(plan: Plan, graph: Graph, machine: Machine) -> PeakMemory:
     """How full the near tier gets on the fullest of several stages."""
     held = machine.device.process_bytes(compiled=plan.compile)
     found = []
     for program in lower(plan, graph)[:: plan.parallel.tensor * plan.parallel.data]:
         full = occupancy(program, plan, graph, runtime_bytes=held)
         found.append(
-            Memory(
+            PeakMemory(
                 peak_bytes=full.peak_bytes,
                 by_class=full.by_class,
                 index=full.peak,
@@ -66,12 +70,12 @@ def memory_among(plan: Plan, graph: Graph, machine: Machine) -> Memory:
     return max(found, key=lambda memory: memory.peak_bytes)
 
 
-def weigh(plan: Plan, graph: Graph, machine: Machine, *, near_bytes: int) -> Prediction:
+def evaluate(plan: Plan, graph: Graph, machine: Machine, *, near_bytes: int) -> Prediction:
     """The prediction of a plan, with `near_bytes` as the capacity of the near tier."""
-    return with_near(steady(plan, graph, machine), near_bytes)
+    return with_budget(extrapolate(plan, graph, machine), near_bytes)
 
 
-def steady(plan: Plan, graph: Graph, machine: Machine) -> Prediction:
+def extrapolate(plan: Plan, graph: Graph, machine: Machine) -> Prediction:
     """The prediction of a plan, without all its micro-batches.
 
     Once its stages are full, each further p micro-batches take as long as the last.
@@ -86,7 +90,7 @@ def steady(plan: Plan, graph: Graph, machine: Machine) -> Prediction:
         for count in (least, least + stages)
     )
     programs = lower(more, graph)
-    low = timed(fewer, graph, machine, lower(fewer, graph))
+    low = predict_time(fewer, graph, machine, lower(fewer, graph))
     high = predict(more, graph, machine, programs)
     times = (batch.accumulation - least) / stages - 1
     changes: dict[str, object] = {
@@ -102,15 +106,15 @@ def steady(plan: Plan, graph: Graph, machine: Machine) -> Prediction:
             for peak in high.peaks
         )
     elif plan.parallel.schedule == "gpipe":
-        changes["peaks"] = peaks(plan, graph, machine, lower(plan, graph))
+        changes["peaks"] = tier_peaks(plan, graph, machine, lower(plan, graph))
     changes |= {"plan": plan.label, "tokens_per_step": plan.tokens_per_step}
     if low.offload is not None and high.offload is not None:  # what updates move does not grow
-        waiting = _further(low.offload.waiting_seconds, high.offload.waiting_seconds, times)
+        waiting = _further(low.offload.exposed_seconds, high.offload.exposed_seconds, times)
         changes["offload"] = high.offload.model_copy(update={"waiting_seconds": waiting})
     return high.model_copy(update=changes)
 
 
-def settled(plan: Plan) -> Plan:
+def steady_state_microbatches(plan: Plan) -> Plan:
     """The plan with no more micro-batches than fill its stages as far as they ever are."""
     if plan.parallel.schedule == "gpipe" and plan.parallel.pipeline > 1:
         return plan
@@ -119,7 +123,7 @@ def settled(plan: Plan) -> Plan:
     )
 
 
-def with_near(prediction: Prediction, near_bytes: int) -> Prediction:
+def with_budget(prediction: Prediction, near_bytes: int) -> Prediction:
     """The prediction with another budget for the near tier, which is the first."""
     near, *others = prediction.peaks
     near = near.model_copy(update={"capacity_bytes": near_bytes})
@@ -152,7 +156,7 @@ def _shifted(index: int, plan: Plan, program: Program) -> int:
     """
     if _keeps_more(plan):
         return index
-    layers = plan.stages[-1].last - plan.stages[0].first
+    layers = plan.stages[-1].end_layer - plan.stages[0].first_layer
     micros = min(plan.batch.accumulation, _FEW)
     length = len(program.instructions)
     tail = layers + 1 + (1 if plan.clip else 0)
@@ -161,7 +165,7 @@ def _shifted(index: int, plan: Plan, program: Program) -> int:
     return index if index < length - tail else index + each * (plan.batch.accumulation - micros)
 
 
-def state_bytes(plan: Plan, graph: Graph) -> int:
+def training_state_bytes(plan: Plan, graph: Graph) -> int:
     """Weights, gradients and optimizer state of one device: all there before the update."""
     sizes = sizes_of(plan, graph)
     return sum(each.weights + each.gradients + each.optimizer for each in sizes)

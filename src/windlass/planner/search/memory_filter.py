@@ -4,22 +4,24 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from windlass.planner.search.extrapolate import Memory, memory_of
+from windlass.planner.search.extrapolate import PeakMemory, peak_memory
 from windlass.schema.graph import Graph
 from windlass.schema.machine import Machine
 from windlass.schema.plan import Plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sieved:
+class FilteredPlans:
     """Plans that fit, and of each family that has others the one that comes nearest."""
 
     fitting: tuple[Plan, ...]
-    refused: tuple[tuple[Plan, Memory], ...]
+    refused: tuple[tuple[Plan, PeakMemory], ...]
     """Nearest to fitting first."""
 
 
-def sieve(plans: Sequence[Plan], graph: Graph, machine: Machine, near_bytes: int) -> Sieved:
+def filter_by_memory(
+    plans: Sequence[Plan], graph: Graph, machine: Machine, near_bytes: int
+) -> FilteredPlans:
     """Parts the plans into those that fit into `near_bytes` and those that do not.
 
     In one family (precision, compile, recompute, home of optimizer state) the fullest moment grows
@@ -27,12 +29,12 @@ def sieve(plans: Sequence[Plan], graph: Graph, machine: Machine, near_bytes: int
     stands apart: without a sum over micro-batches its gradients may be smaller.
     """
     fitting: list[Plan] = []
-    refused: list[tuple[Plan, Memory]] = []
+    refused: list[tuple[Plan, PeakMemory]] = []
     for _, members in groupby(sorted(plans, key=_order), key=_family):
         several = list(members)
         whole = [plan for plan in several if plan.batch.accumulation == 1]
         parts = [plan for plan in several if plan.batch.accumulation > 1]
-        too_large: list[tuple[Plan, Memory]] = []
+        too_large: list[tuple[Plan, PeakMemory]] = []
         for rising in (parts, whole):
             fits, memories = _largest_fitting(rising, graph, machine, near_bytes)
             fitting += rising[:fits]
@@ -40,21 +42,21 @@ def sieve(plans: Sequence[Plan], graph: Graph, machine: Machine, near_bytes: int
                 too_large.append((rising[fits], memories[fits]))
         if too_large:
             refused.append(min(too_large, key=_peak))
-    return Sieved(fitting=tuple(fitting), refused=tuple(sorted(refused, key=_peak)))
+    return FilteredPlans(fitting=tuple(fitting), refused=tuple(sorted(refused, key=_peak)))
 
 
 def _largest_fitting(
     rising: Sequence[Plan], graph: Graph, machine: Machine, near_bytes: int
-) -> tuple[int, Mapping[int, Memory]]:
+) -> tuple[int, Mapping[int, PeakMemory]]:
     """How many of the plans fit, by halving; and the memory of those that were looked at.
 
     The first that does not fit is always among those looked at.
     """
-    memories: dict[int, Memory] = {}
+    memories: dict[int, PeakMemory] = {}
     low, high = 0, len(rising)
     while low < high:
         middle = (low + high) // 2
-        memories[middle] = memory_of(rising[middle], graph, machine)
+        memories[middle] = peak_memory(rising[middle], graph, machine)
         if memories[middle].peak_bytes <= near_bytes:
             low = middle + 1
         else:
@@ -70,11 +72,11 @@ def _order(plan: Plan) -> tuple[tuple[str, bool, str, str], int]:
     return _family(plan), plan.batch.micro
 
 
-def _peak(item: tuple[Plan, Memory]) -> int:
+def _peak(item: tuple[Plan, PeakMemory]) -> int:
     return item[1].peak_bytes
 
 
-def undominated(plans: Sequence[Plan]) -> Iterator[Plan]:
+def without_needless_recompute(plans: Sequence[Plan]) -> Iterator[Plan]:
     """The plans without those that compute twice what they have room to keep.
 
     With all else equal, recompute adds instructions and takes none away, so it is never faster.

@@ -12,24 +12,25 @@ from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
-import numpy.typing as npt
 
-from windlass.cost.batched.evaluate import Totals, stage_bytes, stage_seconds, step_seconds
-from windlass.cost.batched.layer_cost import Chain, Floats, Ints
-from windlass.cost.batched.plan_table import Again, Rows
-from windlass.planner.search.extrapolate import settled
-from windlass.planner.space.plan_space import Cell
-from windlass.program.activation_checkpointing import able, recomputing
-from windlass.program.device_mesh import chunks_of
+from windlass.cost.arrays import Bools, Floats, Ints
+from windlass.cost.batched.config_keys import RecomputeConfig
+from windlass.cost.batched.evaluate import PlanTotals, stage_bytes, stage_seconds, step_seconds
+from windlass.cost.batched.layer_cost import LayerCosts
+from windlass.cost.batched.plan_table import PlanTable
+from windlass.planner.search.extrapolate import steady_state_microbatches
+from windlass.planner.space.plan_space import PlanBatch
+from windlass.program.activation_checkpointing import recomputable_layers, with_recompute
+from windlass.program.device_mesh import chunks_of_stage
 from windlass.program.lowering.lower import lower
 from windlass.program.memory.liveness import occupancy
-from windlass.program.validate_plan import selective_faults
+from windlass.program.validate_plan import selective_recompute_errors
 from windlass.schema.graph import Graph
 from windlass.schema.machine import Machine
 from windlass.schema.plan import Plan, Recompute
 
 
-def twins(rows: Rows, mode: Recompute) -> Ints:
+def recompute_twins(rows: PlanTable, mode: Recompute) -> Ints:
     """Of each plan the place of the same plan that computes so much again; -1 where there is none.
 
     Args:
@@ -49,13 +50,13 @@ def twins(rows: Rows, mode: Recompute) -> Ints:
     return np.asarray(found[slot])
 
 
-def spared(
-    chain: Chain,
-    cell: Cell,
+def minimize_recompute(
+    chain: LayerCosts,
+    cell: PlanBatch,
     near_bytes: float,
     far_full: Floats,
-    selects: npt.NDArray[np.bool_],
-) -> tuple[Cell, Totals]:
+    selects: Bools,
+) -> tuple[PlanBatch, PlanTotals]:
     """Plans that fit with all layers computed again, with as little on each stage as fits.
 
     Args:
@@ -72,10 +73,10 @@ def spared(
         second = _fewest(chain, some, near_bytes, 2 * most, _selective(most))
         first = _shorter(chain, cell, near_bytes, first, second.among(selects))
     found = _each(rows, first.counts)
-    cell = Cell(shape, cell.ends, found)
+    cell = PlanBatch(shape, cell.ends, found)
     seconds = step_seconds(chain, shape, cell.ends, found)
     peaks = first.nbytes.max(axis=1)
-    return cell, Totals(step_seconds=seconds, peak_bytes=peaks, far_full=far_full)
+    return cell, PlanTotals(step_seconds=seconds, peak_bytes=peaks, far_full=far_full)
 
 
 class _Fewest:
@@ -90,7 +91,7 @@ class _Fewest:
     def __init__(self, counts: Ints, nbytes: Floats) -> None:
         self.counts, self.nbytes = counts, nbytes
 
-    def among(self, chosen: npt.NDArray[np.bool_]) -> "_Fewest":
+    def among(self, chosen: Bools) -> "_Fewest":
         """The same among more plans, of which others do not fit so."""
         counts = np.zeros((len(chosen), *self.counts.shape[1:]), dtype=np.int64)
         nbytes = np.full((len(chosen), *self.nbytes.shape[1:]), np.inf)
@@ -98,7 +99,9 @@ class _Fewest:
         return _Fewest(counts, nbytes)
 
 
-def _shorter(chain: Chain, cell: Cell, near_bytes: float, one: _Fewest, other: _Fewest) -> _Fewest:
+def _shorter(
+    chain: LayerCosts, cell: PlanBatch, near_bytes: float, one: _Fewest, other: _Fewest
+) -> _Fewest:
     """Of each stage the way that fits and takes less time."""
     first, second = (
         np.where(
@@ -116,7 +119,7 @@ def _shorter(chain: Chain, cell: Cell, near_bytes: float, one: _Fewest, other: _
 
 
 def _fewest(
-    chain: Chain, cell: Cell, near_bytes: float, last: Ints, way: Callable[[Ints], Ints]
+    chain: LayerCosts, cell: PlanBatch, near_bytes: float, last: Ints, way: Callable[[Ints], Ints]
 ) -> _Fewest:
     """The fewest steps of a way with which each stage fits, or the last one where none does.
 
@@ -159,24 +162,24 @@ def _selective(most: Ints) -> Callable[[Ints], Ints]:
     return lambda steps: np.stack([np.maximum(0, steps - most), np.minimum(steps, most)], axis=-1)
 
 
-def _again(counts: Ints) -> Again:
+def _again(counts: Ints) -> RecomputeConfig:
     whole, selective = counts.T.tolist()
-    return Again(tuple(whole), tuple(selective))
+    return RecomputeConfig(tuple(whole), tuple(selective))
 
 
-def _most(cell: Cell) -> Ints:
+def _most(cell: PlanBatch) -> Ints:
     """The most layers of a chunk of each stage that can be computed again."""
     end = cell.ends[-1] - 1
     able = np.array([min(last, end) - max(first, 1) for first, last in pairwise(cell.ends)])
     return np.asarray(np.maximum(0, able.reshape(-1, cell.shape.pipeline)).max(axis=0))
 
 
-def _counted(rows: Rows, again: Again) -> Rows:
+def _counted(rows: PlanTable, again: RecomputeConfig) -> PlanTable:
     """The same plans with so much computed again."""
     return replace(rows, agains=(again,), again=np.zeros_like(rows.again))
 
 
-def _each(rows: Rows, counts: Ints) -> Rows:
+def _each(rows: PlanTable, counts: Ints) -> PlanTable:
     """The same plans, each with so much computed again on each of its stages."""
     agains, again = np.unique(counts, axis=0, return_inverse=True)
     both = rows.run * len(agains) + again.reshape(-1)
@@ -193,7 +196,9 @@ def _each(rows: Rows, counts: Ints) -> Rows:
     )
 
 
-def fewest(plan: Plan, graph: Graph, machine: Machine, near_bytes: int) -> tuple[Plan, ...]:
+def min_recompute_plans(
+    plan: Plan, graph: Graph, machine: Machine, near_bytes: int
+) -> tuple[Plan, ...]:
     """The plan with as little recomputed on each stage as fits, of each way that there is.
 
     Args:
@@ -202,15 +207,20 @@ def fewest(plan: Plan, graph: Graph, machine: Machine, near_bytes: int) -> tuple
         machine: that it is for.
         near_bytes: of the near tier.
     """
-    ways = (False, True) if not any(selective_faults(plan, graph)) else (False,)
+    ways = (False, True) if not any(selective_recompute_errors(plan, graph)) else (False,)
     found = (
-        _least(Steps(plan, selects=(way,) * plan.parallel.pipeline), graph, machine, near_bytes)
+        _least(
+            RecomputeSteps(plan, selects=(way,) * plan.parallel.pipeline),
+            graph,
+            machine,
+            near_bytes,
+        )
         for way in ways
     )
     return tuple(dict.fromkeys(found))
 
 
-def _least(steps: "Steps", graph: Graph, machine: Machine, near_bytes: int) -> Plan:
+def _least(steps: "RecomputeSteps", graph: Graph, machine: Machine, near_bytes: int) -> Plan:
     """Found for all stages at once: without any, else by halving.
 
     Halving takes for granted that more steps need no more memory. Between none and one that may not
@@ -219,7 +229,7 @@ def _least(steps: "Steps", graph: Graph, machine: Machine, near_bytes: int) -> P
     low, high = [0] * len(steps.last), list(steps.last)
     middle = low
     while True:
-        for stage, peak in enumerate(stage_peaks(steps.plan(middle), graph, machine)):
+        for stage, peak in enumerate(stage_peak_bytes(steps.plan(middle), graph, machine)):
             if peak <= near_bytes:
                 high[stage] = middle[stage]
             else:
@@ -229,7 +239,7 @@ def _least(steps: "Steps", graph: Graph, machine: Machine, near_bytes: int) -> P
         middle = [(one + other) // 2 for one, other in zip(low, high, strict=True)]
 
 
-class Steps:
+class RecomputeSteps:
     """How far the layers of each stage are recomputed, step by step; at 0 none is.
 
     Args:
@@ -240,7 +250,10 @@ class Steps:
     def __init__(self, plan: Plan, *, selects: Sequence[bool]) -> None:
         self._plan, self._selects = plan, tuple(selects)
         self._layers = [
-            max(len(able(plan, plan.stages[chunk])) for chunk in chunks_of(plan, stage))
+            max(
+                len(recomputable_layers(plan, plan.stages[chunk]))
+                for chunk in chunks_of_stage(plan, stage)
+            )
             for stage in range(plan.parallel.pipeline)
         ]
 
@@ -259,17 +272,17 @@ class Steps:
         whole = [max(0, steps[stage] - kept[stage]) for stage in stages]
         selective = [min(steps[stage], kept[stage]) for stage in stages]
         chunks = [chunk % len(stages) for chunk in range(len(self._plan.stages))]
-        return recomputing(
+        return with_recompute(
             self._plan,
             [whole[stage] for stage in chunks],
             [selective[stage] for stage in chunks],
         )
 
 
-def stage_peaks(plan: Plan, graph: Graph, machine: Machine) -> tuple[int, ...]:
+def stage_peak_bytes(plan: Plan, graph: Graph, machine: Machine) -> tuple[int, ...]:
     """Bytes in the near tier of each stage at its fullest."""
     held = machine.device.process_bytes(compiled=plan.compile)
-    short = settled(plan)
+    short = steady_state_microbatches(plan)
     programs = lower(short, graph)[:: plan.parallel.tensor * plan.parallel.data]
     return tuple(
         occupancy(program, short, graph, runtime_bytes=held).peak_bytes for program in programs

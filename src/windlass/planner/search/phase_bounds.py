@@ -4,17 +4,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from windlass.cost.instruction_time import StepCost
-from windlass.program.activation_checkpointing import recomputed
-from windlass.program.instruction import Instruction, Kind
+from windlass.cost.instruction_time import InstructionCosts
+from windlass.program.activation_checkpointing import is_recomputed
+from windlass.program.instruction import Instruction, InstructionKind
 from windlass.program.memory.layer_sizes import LayerSizes
-from windlass.program.process_groups import Peers
+from windlass.program.process_groups import PeerMap
 from windlass.schema.graph import Graph
 from windlass.schema.machine import Machine
 from windlass.schema.plan import Plan, Stage
 
 
-def least_bytes(plan: Plan, sizes: Sequence[LayerSizes]) -> int:
+def min_stage_bytes(plan: Plan, sizes: Sequence[LayerSizes]) -> int:
     """Bytes of the near tier on the fullest stage, the process itself not counted.
 
     Args:
@@ -24,12 +24,12 @@ def least_bytes(plan: Plan, sizes: Sequence[LayerSizes]) -> int:
     return max(_stage_bytes(plan, stage, sizes) for stage in plan.stages)
 
 
-def layer_bytes(plan: Plan, sizes: Sequence[LayerSizes]) -> int:
+def max_layer_bytes(plan: Plan, sizes: Sequence[LayerSizes]) -> int:
     """Bytes of the near tier for the largest layer, in whatever phases; as in `least_bytes`."""
     return max(_phase_bytes(plan, (layer,)) for layer in sizes)
 
 
-def left_bytes(plan: Plan, sizes: Sequence[LayerSizes]) -> int:
+def waiting_activation_bytes(plan: Plan, sizes: Sequence[LayerSizes]) -> int:
     """Bytes that wait near from forward to backward on the fullest stage, the process not counted.
 
     All micro-batches are through all phases but the last before any of them goes back, and through
@@ -42,11 +42,11 @@ def left_bytes(plan: Plan, sizes: Sequence[LayerSizes]) -> int:
 def _left(plan: Plan, stage: Stage, sizes: Sequence[LayerSizes]) -> int:
     """What one micro-batch leaves near on a stage."""
     begin, end = stage.phases[-1]
-    left = sizes[stage.first - 1].output if stage.first > 0 and begin > stage.first else 0
+    left = sizes[stage.first_layer - 1].output if stage.first_layer > 0 and begin > stage.first_layer else 0
     if not plan.is_offloaded("activations"):
-        left += sum(layer.output for layer in sizes[stage.first : max(stage.first, begin - 1)])
+        left += sum(layer.output for layer in sizes[stage.first_layer : max(stage.first_layer, begin - 1)])
     if end < len(sizes):
-        left += sum(sizes[at].kept for at in range(begin, end) if not recomputed(plan, at))
+        left += sum(sizes[at].kept for at in range(begin, end) if not is_recomputed(plan, at))
     return left
 
 
@@ -82,7 +82,7 @@ class _Passes(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class PassTimes:
+class LayerPassTimes:
     """Seconds of each layer's passes of one micro-batch, with the exchanges of slices in them."""
 
     forward: tuple[float, ...]
@@ -93,18 +93,18 @@ class PassTimes:
     """Those of each further one, which adds to them."""
 
     @classmethod
-    def of(cls, plan: Plan, graph: Graph, machine: Machine) -> "PassTimes":
+    def of(cls, plan: Plan, graph: Graph, machine: Machine) -> "LayerPassTimes":
         """Those of a plan; the same in whatever phases its layers take turns."""
-        costs, peers = StepCost(plan, graph, machine), Peers(plan, graph)
+        costs, peers = InstructionCosts(plan, graph, machine), PeerMap(plan, graph)
         kinds = tuple(graph.layer_kinds())
-        known: dict[tuple[Kind, int, str, bool], float] = {}
+        known: dict[tuple[InstructionKind, int, str, bool], float] = {}
 
-        def seconds(kind: Kind, micro: int) -> Iterator[float]:
+        def seconds(kind: InstructionKind, micro: int) -> Iterator[float]:
             for layer in range(graph.layers):
                 each = Instruction(kind, layer, micro)
                 key = kind, micro, kinds[layer].name, layer == 0
                 if key not in known:
-                    exchange = costs.exchange_seconds(each) if peers.meets(each) else 0.0
+                    exchange = costs.exchange_seconds(each) if peers.is_collective(each) else 0.0
                     known[key] = costs.of(each).total + exchange
                 yield known[key]
 
@@ -116,7 +116,7 @@ class PassTimes:
         )
 
 
-def least_seconds(plan: Plan, times: PassTimes) -> float:
+def min_step_seconds(plan: Plan, times: LayerPassTimes) -> float:
     """Seconds of a step: the longest of one way through all stages, and each stage's own passes.
 
     The way: a stage hands nothing on before all micro-batches are through all of its phases but the
@@ -131,11 +131,11 @@ def least_seconds(plan: Plan, times: PassTimes) -> float:
     return max(way, *(sum(map(sum, phases)) for phases in works))
 
 
-def _stage_passes(plan: Plan, stage: Stage, times: PassTimes) -> list[_Passes]:
+def _stage_passes(plan: Plan, stage: Stage, times: LayerPassTimes) -> list[_Passes]:
     found = []
     for begin, end in stage.phases:
         layers = range(begin, end)
-        again = sum(times.again[at] for at in layers if recomputed(plan, at))
+        again = sum(times.again[at] for at in layers if is_recomputed(plan, at))
         count = plan.batch.accumulation
         further = (count - 1) * sum(times.backward[begin:end])
         backward = sum(times.first[begin:end]) + further + count * again

@@ -19,22 +19,28 @@ from math import inf
 from operator import itemgetter
 from typing import NamedTuple
 
-from windlass.cost.peak_memory import stage_peaks
+from windlass.cost.peak_memory import stage_tier_peaks
 from windlass.cost.predict import predict
-from windlass.planner.search.extrapolate import with_near
+from windlass.planner.search.extrapolate import EvaluatedPlan, with_budget
 from windlass.planner.search.phase_bounds import (
-    PassTimes,
-    layer_bytes,
-    least_bytes,
-    least_seconds,
-    left_bytes,
+    LayerPassTimes,
+    max_layer_bytes,
+    min_stage_bytes,
+    min_step_seconds,
+    waiting_activation_bytes,
 )
-from windlass.planner.space.phase_space import at_home, bases, far_tiers, in_phases, waiting_bytes
-from windlass.planner.space.plan_space import Field
+from windlass.planner.space.phase_space import (
+    base_plans,
+    fullest_offloaded_bytes,
+    offload_tiers,
+    phase_partitions,
+    with_state_on,
+)
+from windlass.planner.space.plan_space import PlanSpace
 from windlass.program.instruction import Program
 from windlass.program.lowering.lower import lower
 from windlass.program.memory.layer_sizes import sizes_of
-from windlass.program.validate_plan import faults
+from windlass.program.validate_plan import plan_errors
 from windlass.schema.graph import Graph
 from windlass.schema.machine import Machine
 from windlass.schema.plan import Plan, ShardingDegrees
@@ -43,19 +49,17 @@ from windlass.schema.prediction import Prediction
 _FEW = 3
 """Micro-batches of the longer of two short programs."""
 
-Weighed = tuple[Plan, Prediction]
 
-
-class Phased(NamedTuple):
+class PhaseSearchResult(NamedTuple):
     """What was found of plans in phases."""
 
-    best: tuple[Weighed, ...]
+    best: tuple[EvaluatedPlan, ...]
     """Those that fit, as far as one had to look, the fastest run first."""
     weighed: int
     """Plans that bounds or the clock weighed."""
 
 
-def phased(field: Field, near_bytes: int, *, below: float = inf) -> Phased:
+def search_phases(field: PlanSpace, near_bytes: int, *, below: float = inf) -> PhaseSearchResult:
     """The fastest plan in phases of all of `phasespace` that fits.
 
     Args:
@@ -68,35 +72,35 @@ def phased(field: Field, near_bytes: int, *, below: float = inf) -> Phased:
     small = list(_small(field, near_bytes))
     for seconds, plan in small:
         search.add(seconds, plan)
-    return Phased(search.found(), len(small))
+    return PhaseSearchResult(search.found(), len(small))
 
 
-def able_in_phases(field: Field, near_bytes: int) -> bool:
+def may_fit_in_phases(field: PlanSpace, near_bytes: int) -> bool:
     """Whether some plan in phases may fit, as far as short programs tell."""
     small = (plan for _, plan in _small(field, near_bytes))
-    return any(next(placed(plan, field, near_bytes), None) for plan in small)
+    return any(next(with_offload_tiers(plan, field, near_bytes), None) for plan in small)
 
 
 class _Search:
     """Weighs plans closer and closer, always the one that may yet be the fastest."""
 
-    def __init__(self, field: Field, near_bytes: int, below: float) -> None:
+    def __init__(self, field: PlanSpace, near_bytes: int, below: float) -> None:
         self._field, self._near, self._below = field, near_bytes, below
-        self._open: list[tuple[float, int, Plan | Short]] = []
+        self._open: list[tuple[float, int, Plan | TruncatedPlan]] = []
         """What none of them ends a step before; plans that were looked at are `Short`."""
         self._count = count()
 
-    def add(self, seconds: float, item: "Plan | Short") -> None:
+    def add(self, seconds: float, item: "Plan | TruncatedPlan") -> None:
         """Takes in a plan whose step takes so many seconds at the least."""
         heappush(self._open, (seconds, next(self._count), item))
 
-    def found(self) -> tuple[Weighed, ...]:
+    def found(self) -> tuple[EvaluatedPlan, ...]:
         """The plans that fit, as far as one had to look, the fastest run first."""
-        weighed: list[tuple[float, int, Weighed]] = []
+        weighed: list[tuple[float, int, EvaluatedPlan]] = []
         best, steps = self._below, self._field.request.train.steps
         while self._open and self._open[0][0] < best:
             _, _, item = heappop(self._open)
-            if not isinstance(item, Short):
+            if not isinstance(item, TruncatedPlan):
                 self._look_at(item)
                 continue
             prediction = item.whole(self._near)
@@ -111,31 +115,34 @@ class _Search:
 
     def _look_at(self, plan: Plan, outputs: tuple[bool, ...] = (False, True)) -> None:
         """Takes the plan in again where it has room, as far as short programs tell."""
-        short = next(placed(plan, self._field, self._near, outputs), None)
+        short = next(with_offload_tiers(plan, self._field, self._near, outputs), None)
         if short is not None:
             self.add(short.step_seconds, short)
 
 
-def _small(field: Field, near_bytes: int) -> Iterator[tuple[float, Plan]]:
+def _small(field: PlanSpace, near_bytes: int) -> Iterator[tuple[float, Plan]]:
     """Plans in phases with which sizes alone leave room, and what their steps take at the least."""
     graph, machine = field.graph, field.machine
-    tiers = far_tiers(machine)
+    tiers = offload_tiers(machine)
     for base in _with_room(field, near_bytes) if tiers else ():
-        several = [at_home(plan, tiers[0].name, outputs=False) for plan in in_phases(base, field)]
-        if not several or faults(several[0], graph, machine):
+        several = [
+            with_state_on(plan, tiers[0].name, outputs=False)
+            for plan in phase_partitions(base, field)
+        ]
+        if not several or plan_errors(several[0], graph, machine):
             continue
         sizes = sizes_of(base, graph)
         room = near_bytes - machine.device.process_bytes(compiled=base.compile)
-        small = [plan for plan in several if least_bytes(plan, sizes) <= room]
+        small = [plan for plan in several if min_stage_bytes(plan, sizes) <= room]
         if small:
-            times = PassTimes.of(small[0], graph, machine)
-            yield from ((least_seconds(plan, times), plan) for plan in small)
+            times = LayerPassTimes.of(small[0], graph, machine)
+            yield from ((min_step_seconds(plan, times), plan) for plan in small)
 
 
-def _with_room(field: Field, near_bytes: int) -> Iterator[Plan]:
+def _with_room(field: PlanSpace, near_bytes: int) -> Iterator[Plan]:
     """Every plan that is open of which the near tier holds at least each layer alone."""
     known: dict[tuple[object, ...], int] = {}
-    for base in bases(field):
+    for base in base_plans(field):
         batch = base.batch
         key = (
             base.parallel.tensor,
@@ -146,14 +153,14 @@ def _with_room(field: Field, near_bytes: int) -> Iterator[Plan]:
         )
         if key not in known:
             whole = base.model_copy(update={"sharding": ShardingDegrees()})
-            known[key] = layer_bytes(whole, sizes_of(whole, field.graph))
+            known[key] = max_layer_bytes(whole, sizes_of(whole, field.graph))
         if known[key] <= near_bytes - field.machine.device.process_bytes(compiled=base.compile):
             yield base
 
 
-def placed(
-    plan: Plan, field: Field, near_bytes: int, outputs: tuple[bool, ...] = (False, True)
-) -> Iterator["Short"]:
+def with_offload_tiers(
+    plan: Plan, field: PlanSpace, near_bytes: int, outputs: tuple[bool, ...] = (False, True)
+) -> Iterator["TruncatedPlan"]:
     """The plan at home in the nearest tier that holds it, as far as short programs have room.
 
     Args:
@@ -163,21 +170,24 @@ def placed(
         outputs: whether these go home too. They stay where there is room: moves that are not made
             hold nothing up.
     """
-    sizes, nearest = sizes_of(plan, field.graph), far_tiers(field.machine)[0].name
+    sizes, nearest = sizes_of(plan, field.graph), offload_tiers(field.machine)[0].name
     for there in outputs:
-        if left_bytes(at_home(plan, nearest, outputs=there), sizes) > near_bytes:
+        if (
+            waiting_activation_bytes(with_state_on(plan, nearest, outputs=there), sizes)
+            > near_bytes
+        ):
             continue
-        for tier in far_tiers(field.machine):
-            home = at_home(plan, tier.name, outputs=there)
-            if waiting_bytes(home, field) <= tier.capacity_bytes:
-                short = Short(home, field.graph, field.machine)
-                if not faults(home, field.graph, field.machine) and short.peak_bytes <= near_bytes:
+        for tier in offload_tiers(field.machine):
+            home = with_state_on(plan, tier.name, outputs=there)
+            if fullest_offloaded_bytes(home, field) <= tier.capacity_bytes:
+                short = TruncatedPlan(home, field.graph, field.machine)
+                if not plan_errors(home, field.graph, field.machine) and short.peak_bytes <= near_bytes:
                     yield short
                 break
 
 
 @dataclass(frozen=True)
-class Short:
+class TruncatedPlan:
     """Bounds of one plan, from what it does with two and three micro-batches.
 
     Args:
@@ -198,11 +208,11 @@ class Short:
         line through two fullest moments is never above the whole plan's. Stages wait for each
         other, and what they hold may level off: of those the few micro-batches themselves tell.
         """
-        high, few = near_bytes_of(*self._few, self.graph, self.machine), _FEW
+        high, few = device_bytes(*self._few, self.graph, self.machine), _FEW
         if self.plan.parallel.pipeline > 1 or self.plan.batch.accumulation <= few:
             return high
         more = self._with(few + 1)
-        higher = near_bytes_of(more, lower(more, self.graph), self.graph, self.machine)
+        higher = device_bytes(more, lower(more, self.graph), self.graph, self.machine)
         return high + (self.plan.batch.accumulation - few) * (higher - high)
 
     @cached_property
@@ -216,9 +226,9 @@ class Short:
     def whole(self, near_bytes: int) -> Prediction | None:
         """What the plan costs; None if its own program needs more of the near tier."""
         programs = lower(self.plan, self.graph)
-        if near_bytes_of(self.plan, programs, self.graph, self.machine) > near_bytes:
+        if device_bytes(self.plan, programs, self.graph, self.machine) > near_bytes:
             return None
-        return with_near(predict(self.plan, self.graph, self.machine, programs), near_bytes)
+        return with_budget(predict(self.plan, self.graph, self.machine, programs), near_bytes)
 
     @cached_property
     def _few(self) -> tuple[Plan, tuple[Program, ...]]:
@@ -235,7 +245,7 @@ class Short:
         )
 
 
-def near_bytes_of(plan: Plan, programs: tuple[Program, ...], graph: Graph, machine: Machine) -> int:
+def device_bytes(plan: Plan, programs: tuple[Program, ...], graph: Graph, machine: Machine) -> int:
     """How full the near tier gets on the fullest stage, by the programs of a plan."""
-    stages = stage_peaks(plan, graph, machine, programs)
+    stages = stage_tier_peaks(plan, graph, machine, programs)
     return max(tiers[0].peak_bytes for tiers in stages)

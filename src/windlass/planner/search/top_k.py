@@ -10,22 +10,22 @@ from typing import NamedTuple, get_args
 import numpy as np
 import numpy.typing as npt
 
-from windlass.cost.batched.evaluate import Totals
-from windlass.cost.batched.layer_cost import Floats, Ints
-from windlass.planner.space.plan_space import Cell
+from windlass.cost.arrays import Floats, Ints
+from windlass.cost.batched.evaluate import PlanTotals
+from windlass.planner.space.plan_space import PlanBatch
 from windlass.schema.plan import PipelineSchedule, Recompute
 
 
-class Found(NamedTuple):
+class Candidate(NamedTuple):
     """One plan of a field, by its place in a cell, and what the closed form says of it."""
 
     step_seconds: float
     peak_bytes: float
-    cell: Cell
+    cell: PlanBatch
     place: int
 
 
-class Trait(NamedTuple):
+class PlanFamily(NamedTuple):
     """What tells a plan from its near twins."""
 
     pipeline: int
@@ -46,14 +46,14 @@ _SHARES = ("none", "state", "weights")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Swept:
+class SearchResult:
     """What a sweep found."""
 
-    best: tuple[Found, ...]
+    best: tuple[Candidate, ...]
     """Plans that fit, fastest first."""
-    traits: tuple[Found, ...]
+    traits: tuple[Candidate, ...]
     """The fastest that fit of each trait, fastest first; of those that were weighed."""
-    misses: tuple[Found, ...]
+    misses: tuple[Candidate, ...]
     """The smallest of each trait of which none fits, smallest first; of those that were weighed."""
     weighed: int
     """Plans whose time and memory were found."""
@@ -63,7 +63,7 @@ class Swept:
     """Plans that fit and are faster than was asked for."""
 
 
-class Best:
+class TopK:
     """The fastest plans so far.
 
     Args:
@@ -79,9 +79,9 @@ class Best:
         self._count, self._below = count, below
         self._within, self._traits, self._fastest = within, traits, inf
         self.faster = 0
-        self._heap: list[tuple[float, int, Found]] = []
-        self.traits: dict[Trait, Found] = {}
-        self.misses: dict[Trait, Found] = {}
+        self._heap: list[tuple[float, int, Candidate]] = []
+        self.traits: dict[PlanFamily, Candidate] = {}
+        self.misses: dict[PlanFamily, Candidate] = {}
         self._turn = 0
         self.weighed = 0
 
@@ -104,9 +104,9 @@ class Best:
 
     def add(
         self,
-        cell: Cell,
+        cell: PlanBatch,
         score: Floats,
-        totals: Totals,
+        totals: PlanTotals,
         near_bytes: float,
         *,
         counted: bool = True,
@@ -125,8 +125,8 @@ class Best:
         fits = near & (totals.far_full <= 1) & (score < (self._below or inf))
         self.faster += 0 if self._below is None else int(fits.sum())
 
-        def found(place: np.intp) -> Found:
-            return Found(float(score[place]), float(totals.peak_bytes[place]), cell, int(place))
+        def found(place: np.intp) -> Candidate:
+            return Candidate(float(score[place]), float(totals.peak_bytes[place]), cell, int(place))
 
         self._keep(np.flatnonzero(fits & (score < self.last)), score, found)
         traits, of_plan = _traits(cell)
@@ -141,7 +141,7 @@ class Best:
         for place in _firsts(small, of_plan, totals.peak_bytes):
             self.misses[traits[of_plan[place]]] = found(place)
 
-    def _keep(self, able: Ints, score: Floats, found: Callable[[np.intp], Found]) -> None:
+    def _keep(self, able: Ints, score: Floats, found: Callable[[np.intp], Candidate]) -> None:
         """Takes the fastest of some plans among those that are kept."""
         if able.size > self._count:
             able = able[np.argpartition(score[able], self._count - 1)[: self._count]]
@@ -154,10 +154,10 @@ class Best:
             elif score[place] < self.last:
                 heapreplace(self._heap, item)
 
-    def told(self, *, of: int) -> Swept:
+    def told(self, *, of: int) -> SearchResult:
         """What was found among so many plans."""
         misses = (each for trait, each in self.misses.items() if trait not in self.traits)
-        return Swept(
+        return SearchResult(
             best=tuple(sorted((each for _, _, each in self._heap), key=_seconds)),
             traits=tuple(sorted(self.traits.values(), key=_seconds)),
             misses=tuple(sorted(misses, key=_bytes)),
@@ -167,15 +167,15 @@ class Best:
         )
 
 
-def _seconds(found: Found | None) -> float:
+def _seconds(found: Candidate | None) -> float:
     return inf if found is None else found.step_seconds
 
 
-def _bytes(found: Found | None) -> float:
+def _bytes(found: Candidate | None) -> float:
     return inf if found is None else found.peak_bytes
 
 
-def _traits(cell: Cell) -> tuple[list[Trait], Ints]:
+def _traits(cell: PlanBatch) -> tuple[list[PlanFamily], Ints]:
     """The traits of a cell's plans, and of each plan its place among them."""
     rows, shape = cell.rows, cell.shape
     modes = np.array([_MODES.index(each.mode) for each in rows.agains])
@@ -183,7 +183,7 @@ def _traits(cell: Cell) -> tuple[list[Trait], Ints]:
     of_pair = rows.home * len(_SHARES) + (rows.pairs > 1).sum(axis=1)
     homes = rows.table.homes
     traits = [
-        Trait(shape.pipeline, tensor, shape.order, mode, shares, home)
+        PlanFamily(shape.pipeline, tensor, shape.order, mode, shares, home)
         for tensor, mode, home, shares in product(rows.settings.tensors, _MODES, homes, _SHARES)
     ]
     pairs = len(homes) * len(_SHARES)

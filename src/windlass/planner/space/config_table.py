@@ -11,15 +11,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from windlass.cost.batched.config_keys import Block, Setting, Share
-from windlass.cost.batched.layer_cost import Ints
-from windlass.cost.batched.plan_table import Settings
-from windlass.cost.batched.sharding_table import Blocks
+from windlass.cost.arrays import Ints
+from windlass.cost.batched.config_keys import LayerConfig, ShardingOption, ShardingOptions
+from windlass.cost.batched.plan_table import LayerConfigTable
+from windlass.cost.batched.sharding_table import ShardingTable
 from windlass.planner.space.options import divisors
 from windlass.schema.graph import Precision
 
 
-class Family(NamedTuple):
+class ConfigFamily(NamedTuple):
     """Plans that share a cut, a precision, and what is set apart for state that lives away."""
 
     tensor: int
@@ -27,11 +27,11 @@ class Family(NamedTuple):
     precision: Precision
     moves: bool
     """Whether compute units are set apart for moves to and from the homes of optimizer state."""
-    shares: tuple[Share, ...]
+    shares: tuple[ShardingOption, ...]
 
 
 @dataclass(frozen=True, eq=False)
-class Table:
+class ConfigTable:
     """The settings of all plans of several micro-batches or of one, of several stages or of one.
 
     Args:
@@ -42,23 +42,23 @@ class Table:
         batch: sequences of a step.
     """
 
-    families: Sequence[Family]
-    blocks: Blocks
-    settings: Settings
+    families: Sequence[ConfigFamily]
+    blocks: ShardingTable
+    settings: LayerConfigTable
     block: Ints
     batch: int
 
     @classmethod
     def of(
         cls,
-        families: Sequence[Family],
-        blocks: Blocks,
+        families: Sequence[ConfigFamily],
+        blocks: ShardingTable,
         *,
         batch: int,
         micro: int | None,
         sums: bool,
         parted: bool,
-    ) -> "Table":
+    ) -> "ConfigTable":
         """The table of some families.
 
         Args:
@@ -72,7 +72,7 @@ class Table:
         found = [
             (
                 at,
-                Setting(
+                LayerConfig(
                     each.tensor, each.precision, compiled, size, sums, parted, each.replicas,
                     each.moves,
                 ),
@@ -85,7 +85,7 @@ class Table:
         return cls(
             families,
             blocks,
-            Settings(tuple(setting for _, setting in found)),
+            LayerConfigTable(tuple(setting for _, setting in found)),
             np.array([at for at, _ in found], dtype=np.int64),
             batch,
         )
@@ -133,11 +133,11 @@ class Table:
         return {mode: at for at, mode in enumerate(found)}
 
 
-def _mode(setting: Setting) -> tuple[int, Precision, bool]:
+def _mode(setting: LayerConfig) -> tuple[int, Precision, bool]:
     return setting.tensor, setting.precision, setting.compiled
 
 
-def block_of(family: Family, *, sums: bool) -> Block:
+def sharding_options(family: ConfigFamily, *, sums: bool) -> ShardingOptions:
     """The block of a family's plans; `sums` as in `Block`."""
     tensor, replicas, precision, moves, shares = family
-    return Block(tensor, precision, sums, replicas, shares, moves)
+    return ShardingOptions(tensor, precision, sums, replicas, shares, moves)

@@ -4,20 +4,20 @@ A machine of several devices may share each layer among neighbours: of what else
 nothing is tried yet.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from itertools import product
 from typing import TypeVar, get_args
 
-from windlass.errors import Faults
-from windlass.planner.space.tensor_grids import grids
-from windlass.program.activation_checkpointing import recomputing
-from windlass.program.validate_plan import slice_faults
+from windlass.cost.ring_bandwidth import ring_cost
+from windlass.errors import InputErrors
+from windlass.program.activation_checkpointing import with_recompute
+from windlass.program.validate_plan import tensor_parallel_errors
 from windlass.schema.graph import PRECISION_BYTES, Graph, Precision
-from windlass.schema.machine import Machine
+from windlass.schema.machine import Link, Machine
 from windlass.schema.plan import (
-    DEVICE,
+    DEVICE_TIER,
     Batch,
-    Moments,
+    MomentFormat,
     Offload,
     Parallelism,
     PipelineSchedule,
@@ -26,14 +26,18 @@ from windlass.schema.plan import (
     Stage,
 )
 from windlass.schema.request import Request
+from windlass.schema.tensor_grid import TensorGrid
 
 _Choice = TypeVar("_Choice")
 
-MOST_SLICES = 64
+MAX_TENSOR_DEGREE = 64
 """Of a layer, where the request leaves it open: the most that a published plan has."""
 
 _LONGEST = 1024
 """Tokens of a sequence where neither request nor model say."""
+
+_MOST_ROWS = 16
+"""Heads divide by rows, and few models have heads for more."""
 
 _ORDERS: tuple[PipelineSchedule, ...] = ("gpipe", "1f1b")
 """Those that one device has; they are the same there."""
@@ -41,7 +45,7 @@ _ORDERS: tuple[PipelineSchedule, ...] = ("gpipe", "1f1b")
 _RECOMPUTES: tuple[Recompute, ...] = ("none", "full")
 
 
-def plans(request: Request, graph: Graph, machine: Machine) -> tuple[Plan, ...]:
+def open_single_stage_plans(request: Request, graph: Graph, machine: Machine) -> tuple[Plan, ...]:
     """Every plan of one stage and replica that holds to what the request pins.
 
     Args:
@@ -54,7 +58,7 @@ def plans(request: Request, graph: Graph, machine: Machine) -> tuple[Plan, ...]:
     """
     found = (*_uncut(request), *_faults(request, graph, machine))
     if found:
-        raise Faults(found)
+        raise InputErrors(found)
     return open_plans(base_plan(request, graph, machine), request, graph, machine)
 
 
@@ -66,7 +70,7 @@ def base_plan(request: Request, graph: Graph, machine: Machine) -> Plan:
         parallel=Parallelism(schedule=request.parallel.schedule or "1f1b"),
         moments=request.moments,
         clip=request.train.clip is not None,
-        offload=Offload(optimizer=request.offload.optimizer or DEVICE),
+        offload=Offload(optimizer=request.offload.optimizer or DEVICE_TIER),
         batch=Batch(sequence=sequence_of(request, graph), micro=request.train.batch),
         stages=(Stage(phases=((0, graph.layers),)),),
     )
@@ -86,12 +90,12 @@ def open_plans(first: Plan, request: Request, graph: Graph, machine: Machine) ->
     """
     wrong = tuple(_faults(request, graph, machine))
     if wrong:
-        raise Faults(wrong)
+        raise InputErrors(wrong)
     choices = product(
         _tensors(request, graph, machine),
         _pinned(request.precision, precisions(machine)),
         _pinned(request.compile, (False, True)),
-        recomputes(request),
+        open_recompute(request),
         _micros(request),
     )
     found = (
@@ -104,7 +108,7 @@ def open_plans(first: Plan, request: Request, graph: Graph, machine: Machine) ->
             micro=micro,
         )
         for tensor, precision, compiled, recompute, micro in choices
-        if captured(graph, precision, compiled=compiled)
+        if is_captured(graph, precision, compiled=compiled)
         # Compiled layers refuse it: that mode is open only to plans that do not ask for it.
         and not (compiled and request.compile is None and recompute == "selective")
     )
@@ -117,8 +121,8 @@ def _recomputing(plan: Plan, count: int) -> Plan:
     """The plan with only so many layers of each stage recomputed, in its own way."""
     counts = [count] * len(plan.stages)
     if plan.recompute == "selective":
-        return recomputing(plan, [0] * len(counts), counts)
-    return recomputing(plan, counts)
+        return with_recompute(plan, [0] * len(counts), counts)
+    return with_recompute(plan, counts)
 
 
 def vary(
@@ -139,7 +143,7 @@ def vary(
     batch = plan.batch
     if micro is not None:
         batch = Batch.model_construct(
-            sequence=batch.sequence, micro=micro, accumulation=batch.replica // micro
+            sequence=batch.sequence, micro=micro, accumulation=batch.sequences_per_replica // micro
         )
     if sequence is not None:
         batch = batch.model_copy(update={"sequence": sequence})
@@ -156,7 +160,9 @@ def vary(
     return plan.model_copy(update=changes)
 
 
-def degrees(request: Request, machine: Machine, uncut: Collection[int] = ()) -> tuple[int, ...]:
+def open_tensor_degrees(
+    request: Request, machine: Machine, uncut: Collection[int] = ()
+) -> tuple[int, ...]:
     """The numbers of slices, 2 or more, that a request asks for or leaves open on a machine.
 
     All powers of two up to `MOST_SLICES`, whatever link joins them: a pod's devices are few to a
@@ -173,10 +179,11 @@ def degrees(request: Request, machine: Machine, uncut: Collection[int] = ()) -> 
     if pin is not None:
         return (pin,) if 1 < pin <= machine.devices else ()
     taken = (request.parallel.pipeline or 1) * (request.parallel.data or 1)
-    most = min(MOST_SLICES, machine.devices // taken) if machine.links else 1
+    most = min(MAX_TENSOR_DEGREE, machine.devices // taken) if machine.links else 1
     able = tuple(2**power for power in range(1, most.bit_length()) if 2**power <= most)
     found = (
-        (each for each in grids(slices, machine.links) if each not in uncut) for slices in able
+        (each for each in tensor_grids(slices, machine.links) if each not in uncut)
+        for slices in able
     )
     quickest = (next(each, None) for each in found)
     return (*able, *(each for each in quickest if each is not None))
@@ -187,7 +194,7 @@ def sequence_of(request: Request, graph: Graph) -> int:
     return request.train.sequence or min(graph.max_sequence or _LONGEST, _LONGEST)
 
 
-def recomputes(request: Request) -> tuple[Recompute, ...]:
+def open_recompute(request: Request) -> tuple[Recompute, ...]:
     """Whether layers run again, as far as the request leaves it open."""
     if request.recompute_layers is not None and request.recompute is None:
         return ("full",)
@@ -200,9 +207,9 @@ def precisions(machine: Machine) -> tuple[Precision, ...]:
     return tuple(precision for precision in PRECISION_BYTES if precision in stated)
 
 
-def smaller(moments: Moments) -> tuple[Moments, ...]:
+def smaller_moments(moments: MomentFormat) -> tuple[MomentFormat, ...]:
     """The formats of moments that take fewer bytes, the largest of them first."""
-    formats: tuple[Moments, ...] = get_args(Moments)
+    formats: tuple[MomentFormat, ...] = get_args(MomentFormat)
     return formats[formats.index(moments) + 1 :]
 
 
@@ -223,13 +230,13 @@ def _tensors(request: Request, graph: Graph, machine: Machine) -> tuple[int, ...
         return (request.parallel.tensor,)
     able = (
         degree
-        for degree in degrees(request, machine, graph.unshardable)
-        if not any(slice_faults(degree, sequence, graph))
+        for degree in open_tensor_degrees(request, machine, graph.unshardable)
+        if not any(tensor_parallel_errors(degree, sequence, graph))
     )
     return (1, *able)
 
 
-def captured(graph: Graph, precision: Precision, *, compiled: bool) -> bool:
+def is_captured(graph: Graph, precision: Precision, *, compiled: bool) -> bool:
     """Whether every kind of layer was captured so."""
     known = "float32" if precision == "float64" else precision
     return all(
@@ -262,7 +269,7 @@ def _uncut(request: Request) -> Iterator[str]:
             yield f"`sharding.{name}` = {degree} on one device; name `parallel.data` too"
 
 
-def impossible(request: Request, graph: Graph, machine: Machine) -> Iterator[str]:
+def request_faults(request: Request, graph: Graph, machine: Machine) -> Iterator[str]:
     """What a request asks for that no plan has, whatever its cut."""
     longest, sequence = graph.max_sequence, request.train.sequence
     if longest is not None and sequence is not None and sequence > longest:
@@ -279,7 +286,7 @@ def impossible(request: Request, graph: Graph, machine: Machine) -> Iterator[str
     yield from _homeless(request, machine)
 
 
-def stays_whole(request: Request) -> bool:
+def excludes_phases(request: Request) -> bool:
     """Whether a request wants no phases: in those all state has one home."""
     return request.phases == 1 or request.offload.optimizer is not None
 
@@ -302,7 +309,7 @@ def _homeless(request: Request, machine: Machine) -> Iterator[str]:
             f"`offload.optimizer` = {home} with `phases` = {request.phases}: in phases weights and "
             "state go away together; leave one of them out"
         )
-    if home != DEVICE and request.precision == "float64":
+    if home != DEVICE_TIER and request.precision == "float64":
         yield (
             f"`offload.optimizer` = {home} with `precision` = float64, which is for proofs in memory; "
             "set `offload.optimizer` = near, or `precision` = float32"
@@ -317,7 +324,7 @@ def _faults(request: Request, graph: Graph, machine: Machine) -> Iterator[str]:
             f"{'s' if machine.devices > 1 else ''}; lower it or leave it open"
         )
     else:
-        yield from slice_faults(slices, sequence_of(request, graph), graph)
+        yield from tensor_parallel_errors(slices, sequence_of(request, graph), graph)
     if not _micros(request):
         batch, total = request.batch, request.train.batch
         asked = " and ".join(f"`batch.{name}` = {size}" for name, size in batch if size is not None)
@@ -326,4 +333,33 @@ def _faults(request: Request, graph: Graph, machine: Machine) -> Iterator[str]:
             f"{asked} cannot make `train.batch` = {total}: micro-batch x accumulation must be "
             f"{total}, so a micro-batch is one of {sizes}"
         )
-    yield from impossible(request, graph, machine)
+    yield from request_faults(request, graph, machine)
+
+
+def tensor_grids(slices: int, links: Sequence[Link]) -> tuple[TensorGrid, ...]:
+    """Grids of several rows and columns, those first whose blocks exchange in the least time.
+
+    Args:
+        slices: a power of two.
+        links: of the machine, innermost first, at least one.
+    """
+    able = (2**at for at in range(1, slices.bit_length() - 1) if slices <= 2**at * _MOST_ROWS)
+    quickest = sorted(able, key=lambda columns: _exchange(slices, columns, links))
+    return tuple(TensorGrid(slices // columns, columns) for columns in quickest)
+
+
+def _exchange(slices: int, columns: int, links: Sequence[Link]) -> float:
+    """Seconds that a block's forward pass exchanges for each byte of its whole input.
+
+    Of r x c slices, a block whose feed-forward is four times as wide as it sends `4/c (r-1)/r` over
+    its column, whose slices lie c devices apart, and `12/r (c-1)/c` over its row, of neighbours
+    (`docs/decisions/0017-grids.md`). What each exchange takes apart from its bytes is left out.
+    """
+    rows, seconds = slices // columns, 0.0
+    if rows > 1:
+        way = ring_cost(links, rows, apart=columns, exchanging=slices)
+        seconds += 4 / columns * (rows - 1) / rows * way.byte_seconds
+    if columns > 1:
+        way = ring_cost(links, columns, apart=1, exchanging=slices)
+        seconds += 12 / rows * (columns - 1) / columns * way.byte_seconds
+    return seconds

@@ -8,17 +8,18 @@ from collections.abc import Iterator
 from functools import lru_cache
 from itertools import pairwise, product
 
-from windlass.planner.space.plan_space import Field
-from windlass.planner.space.stage_partition import evenly
+from windlass.planner.space.plan_space import PlanSpace
+from windlass.planner.space.stage_partition import balanced_partition
 from windlass.program.memory.offloaded_bytes import far_bytes
+from windlass.schema.graph import Graph
 from windlass.schema.machine import Machine, Tier
-from windlass.schema.plan import DEVICE, Batch, Offload, Parallelism, Plan, ShardingDegrees, Stage
+from windlass.schema.plan import DEVICE_TIER, Batch, Offload, Parallelism, Plan, ShardingDegrees, Stage
 
 _PHASES = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 """How many phases of a stage are tried where the request leaves it open, and each layer alone."""
 
 
-def cuts(field: Field) -> tuple[Parallelism, ...]:
+def full_parallelisms(field: PlanSpace) -> tuple[Parallelism, ...]:
     """The cuts that are open, of those only what takes most devices.
 
     Args:
@@ -33,7 +34,7 @@ def cuts(field: Field) -> tuple[Parallelism, ...]:
     return tuple(cut for cut in able if cut.devices == most)
 
 
-def bases(field: Field) -> Iterator[Plan]:
+def base_plans(field: PlanSpace) -> Iterator[Plan]:
     """Every plan that is open, each stage in one piece.
 
     Recompute tells no two plans of a single stage apart: it runs all layers again but those of the
@@ -41,7 +42,7 @@ def bases(field: Field) -> Iterator[Plan]:
     """
     if field.request.parallel.virtual_stages not in (None, 1):
         return
-    for cut, precision, micros in product(cuts(field), field.precisions, field.micros):
+    for cut, precision, micros in product(full_parallelisms(field), field.precisions, field.micros):
         micro = field.micro(micros, cut.data)
         if micro is None:
             continue
@@ -71,16 +72,16 @@ def bases(field: Field) -> Iterator[Plan]:
             )
 
 
-def in_phases(base: Plan, field: Field) -> Iterator[Plan]:
+def phase_partitions(base: Plan, field: PlanSpace) -> Iterator[Plan]:
     """A plan's stages in so many phases as are open, at home nowhere yet, most phases first."""
-    longest = max(stage.last - stage.first for stage in base.stages)
+    longest = max(stage.end_layer - stage.first_layer for stage in base.stages)
     counts = (longest, *(count for count in reversed(_PHASES) if count < longest))
     parameters = tuple(kind.parameter_count for kind in field.graph.layer_kinds())
     for count in counts if field.request.phases is None else (field.request.phases,):
         if 1 < count <= longest:
             stages = tuple(
                 Stage.model_construct(
-                    phases=_phases(parameters[stage.first : stage.last], stage.first, count),
+                    phases=_phases(parameters[stage.first_layer : stage.end_layer], stage.first_layer, count),
                     recompute=stage.recompute,
                     recompute_layers=stage.recompute_layers,
                 )
@@ -89,12 +90,12 @@ def in_phases(base: Plan, field: Field) -> Iterator[Plan]:
             yield base.model_copy(update={"stages": stages})
 
 
-def far_tiers(machine: Machine) -> tuple[Tier, ...]:
+def offload_tiers(machine: Machine) -> tuple[Tier, ...]:
     """The tiers that something can wait in, nearest first."""
     return tuple(tier for tier in machine.device.tiers[1:] if tier.read and tier.write)
 
 
-def at_home(plan: Plan, tier: str, *, outputs: bool) -> Plan:
+def with_state_on(plan: Plan, tier: str, *, outputs: bool) -> Plan:
     """The plan with its state at home in a tier.
 
     Args:
@@ -102,12 +103,12 @@ def at_home(plan: Plan, tier: str, *, outputs: bool) -> Plan:
         tier: that holds it.
         outputs: whether outputs go there too from forward to backward.
     """
-    activations = tier if outputs else DEVICE
+    activations = tier if outputs else DEVICE_TIER
     home = Offload(parameters=tier, gradients=tier, optimizer=tier, activations=activations)
     return plan.model_copy(update={"offload": home})
 
 
-def waiting_bytes(plan: Plan, field: Field) -> int:
+def fullest_offloaded_bytes(plan: Plan, field: PlanSpace) -> int:
     """What waits beyond the near tier, on the device where it is most."""
     return max(
         sum(sum(classes.values()) for classes in far_bytes(plan, field.graph, stage).values())
@@ -118,5 +119,10 @@ def waiting_bytes(plan: Plan, field: Field) -> int:
 @lru_cache(maxsize=4096)
 def _phases(parameters: tuple[int, ...], first: int, count: int) -> tuple[tuple[int, int], ...]:
     """Layers in phases the largest of which has as few parameters as can be."""
-    bounds = evenly(parameters, min(count, len(parameters)))
+    bounds = balanced_partition(parameters, min(count, len(parameters)))
     return tuple((first + begin, first + end) for begin, end in bounds)
+
+
+def offloaded_bytes(plan: Plan, graph: Graph) -> int:
+    """Bytes of a plan of one device that wait in tiers beyond the near one."""
+    return sum(sum(classes.values()) for classes in far_bytes(plan, graph).values())

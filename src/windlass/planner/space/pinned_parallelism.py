@@ -3,25 +3,25 @@
 from collections.abc import Iterator
 from itertools import pairwise
 
-from windlass.errors import Faults
+from windlass.errors import InputErrors
 from windlass.planner.space.options import base_plan, open_plans, sequence_of
-from windlass.planner.space.stage_partition import stages_of
-from windlass.program.validate_plan import faults
+from windlass.planner.space.stage_partition import stage_partition
+from windlass.program.validate_plan import plan_errors
 from windlass.schema.graph import Graph
 from windlass.schema.machine import Machine
 from windlass.schema.plan import Offload, Parallelism, Plan, ShardingDegrees, Stage
 from windlass.schema.request import Request
 
 
-def cut_of(request: Request) -> Parallelism:
+def pinned_parallelism(request: Request) -> Parallelism:
     """The cut that a request names; what it leaves open is 1."""
     named = request.parallel
     return Parallelism(pipeline=named.pipeline or 1, tensor=named.tensor or 1, data=named.data or 1)
 
 
-def pinned(request: Request) -> Request:
+def with_whole_parallelism(request: Request) -> Request:
     """The request with its whole cut named, if it names more than one device."""
-    cut = cut_of(request)
+    cut = pinned_parallelism(request)
     if cut.devices == 1:
         return request
     whole = request.parallel.model_copy(
@@ -30,17 +30,17 @@ def pinned(request: Request) -> Request:
     return request.model_copy(update={"parallel": whole})
 
 
-def pod_plans(request: Request, graph: Graph, machine: Machine) -> tuple[Plan, ...]:
+def pinned_plans(request: Request, graph: Graph, machine: Machine) -> tuple[Plan, ...]:
     """Every plan with the request's cut that it leaves open.
 
     Raises:
         Faults: all that is wrong with the cut for this graph and machine.
     """
-    cut, chunks = cut_of(request), request.parallel.virtual_stages or 1
+    cut, chunks = pinned_parallelism(request), request.parallel.virtual_stages or 1
     wrong = tuple(_misfits(request, cut, chunks, graph))
     if wrong:
-        raise Faults(wrong)
-    stages = stages_of(graph, cut.pipeline * chunks, sequence_of(request, graph))
+        raise InputErrors(wrong)
+    stages = stage_partition(graph, cut.pipeline * chunks, sequence_of(request, graph))
     first = base_plan(_of_replica(request, cut.data), graph, machine).model_copy(
         update={
             "parallel": cut.model_copy(
@@ -60,10 +60,10 @@ def pod_plans(request: Request, graph: Graph, machine: Machine) -> tuple[Plan, .
     if request.phases and request.phases > 1:
         first = _in_phases(first, request.phases, machine)
     found = open_plans(first, _of_replica(request, cut.data), graph, machine)
-    told = [faults(plan, graph, machine) for plan in found]
+    told = [plan_errors(plan, graph, machine) for plan in found]
     legal = tuple(plan for plan, faulty in zip(found, told, strict=True) if not faulty)
     if not legal:
-        raise Faults(tuple(dict.fromkeys(fault for faulty in told for fault in faulty)))
+        raise InputErrors(tuple(dict.fromkeys(fault for faulty in told for fault in faulty)))
     return legal
 
 
@@ -71,9 +71,9 @@ def _in_phases(plan: Plan, phases: int, machine: Machine) -> Plan:
     """Each stage in so many phases, as even as its layers allow, at home in the far tier."""
     tier = next((tier.name for tier in machine.device.tiers[1:] if tier.read), None)
     if tier is None:
-        raise Faults((f"`phases` = {phases}, but `{machine.name}` has no tier to wait in",))
+        raise InputErrors((f"`phases` = {phases}, but `{machine.name}` has no tier to wait in",))
     stages = tuple(
-        Stage(phases=tuple(_even(stage.first, stage.last, phases))) for stage in plan.stages
+        Stage(phases=tuple(_even(stage.first_layer, stage.end_layer, phases))) for stage in plan.stages
     )
     home = Offload(parameters=tier, gradients=tier, optimizer=tier)
     return plan.model_copy(update={"offload": home, "stages": stages})
@@ -102,4 +102,4 @@ def _misfits(request: Request, cut: Parallelism, chunks: int, graph: Graph) -> I
 def _of_replica(request: Request, replicas: int) -> Request:
     """What one of them is to do."""
     train = request.train.model_copy(update={"batch": request.train.batch // replicas})
-    return pinned(request).model_copy(update={"train": train})
+    return with_whole_parallelism(request).model_copy(update={"train": train})

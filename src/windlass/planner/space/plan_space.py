@@ -11,23 +11,28 @@ from itertools import pairwise, product
 from typing import get_args
 
 import numpy as np
-import numpy.typing as npt
 
-from windlass.cost.batched.config_keys import Share
-from windlass.cost.batched.layer_cost import Ints
-from windlass.cost.batched.pipeline.dependency_levels import Shape
-from windlass.cost.batched.plan_table import Again, Rows
-from windlass.cost.batched.sharding_table import Blocks
-from windlass.planner.space.config_table import Family, Table, block_of
-from windlass.planner.space.options import captured, degrees, divisors, precisions, sequence_of
-from windlass.planner.space.options import recomputes as recomputes_of
-from windlass.planner.space.stage_partition import stages_of
-from windlass.program.activation_checkpointing import recomputing
-from windlass.program.validate_plan import arrangement_faults, selective_faults, slice_faults
+from windlass.cost.arrays import Bools, Ints
+from windlass.cost.batched.config_keys import RecomputeConfig, ShardingOption
+from windlass.cost.batched.plan_table import PlanTable
+from windlass.cost.batched.schedule_index import PipelineShape
+from windlass.cost.batched.sharding_table import ShardingTable
+from windlass.planner.space.config_table import ConfigFamily, ConfigTable, sharding_options
+from windlass.planner.space.options import (
+    divisors,
+    is_captured,
+    open_tensor_degrees,
+    precisions,
+    sequence_of,
+)
+from windlass.planner.space.options import open_recompute as recomputes_of
+from windlass.planner.space.stage_partition import stage_partition
+from windlass.program.activation_checkpointing import with_recompute
+from windlass.program.validate_plan import schedule_errors, selective_recompute_errors, tensor_parallel_errors
 from windlass.schema.graph import Graph, Precision
 from windlass.schema.machine import Machine
 from windlass.schema.plan import (
-    DEVICE,
+    DEVICE_TIER,
     Batch,
     Offload,
     Parallelism,
@@ -48,23 +53,23 @@ _MOST_CHUNKS = 24
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class PlanBatch:
     """Plans of one shape on one machine."""
 
-    shape: Shape
+    shape: PipelineShape
     ends: tuple[int, ...]
     """First layer of each chunk, and the chain's length."""
-    rows: Rows
+    rows: PlanTable
 
 
-Mode = tuple[bool, Recompute]
+CompileAndRecompute = tuple[bool, Recompute]
 """Compiled or not, and how layers are recomputed."""
 
 _MODES: tuple[Recompute, ...] = get_args(Recompute)
 
 
 @dataclass(frozen=True)
-class Field:
+class PlanSpace:
     """All plans that a request leaves open.
 
     Args:
@@ -91,14 +96,14 @@ class Field:
     def tensors(self) -> tuple[int, ...]:
         """Numbers of slices that layers and tokens can be cut in."""
         pin, known = self.request.parallel.tensor, self.graph.tensor_shards
-        asked = degrees(self.request, self.machine, self.graph.unshardable)
+        asked = open_tensor_degrees(self.request, self.machine, self.graph.unshardable)
         open_ = (each for each in asked if each in known)
         able = (1, *open_) if pin is None else (pin,)
         return tuple(
             degree
             for degree in able
             if degree <= self.machine.devices
-            and not any(slice_faults(degree, self.sequence, self.graph))
+            and not any(tensor_parallel_errors(degree, self.sequence, self.graph))
         )
 
     @cached_property
@@ -108,7 +113,7 @@ class Field:
         if pin is not None:
             return (pin,)
         most = min(self.machine.devices, self.graph.layers)
-        blocks = max(span.count for span in self.graph.chain)
+        blocks = max(span.count for span in self.graph.layer_runs)
         return tuple(
             count
             for count in range(1, most + 1)
@@ -126,41 +131,41 @@ class Field:
             if count <= self.machine.devices and batch % count == 0
         )
 
-    def cells(self) -> Iterator[Cell]:
+    def cells(self) -> Iterator[PlanBatch]:
         """All plans, shape by shape."""
         for shape, able in self.open():
             yield self.cell(shape, able)
 
-    def open(self) -> Iterator[tuple[Shape, Ints]]:
+    def open(self) -> Iterator[tuple[PipelineShape, Ints]]:
         """All shapes of which there are plans, each with the settings of these."""
         for shape in self.shapes():
             able = self.able(shape)
             if able.size:
                 yield shape, able
 
-    def shapes(self) -> Iterator[Shape]:
+    def shapes(self) -> Iterator[PipelineShape]:
         """All shapes that are legal; in each, plans of some numbers of micro-batches."""
         return iter(self._micros_of)
 
     @cached_property
-    def _micros_of(self) -> Mapping[Shape, tuple[int, ...]]:
+    def _micros_of(self) -> Mapping[PipelineShape, tuple[int, ...]]:
         """All shapes that are legal, each with its plans' numbers of micro-batches."""
-        found: dict[Shape, tuple[int, ...]] = {}
+        found: dict[PipelineShape, tuple[int, ...]] = {}
         ways = ((each, *way) for each in self.pipelines for way in self._orders(each))
         for pipeline, order, chunks in ways:
             if chunks * pipeline > self.graph.layers or (pipeline == 1 and order != "1f1b"):
                 continue
             for micros in self.micros:
                 if self._legal(order, pipeline, chunks, micros):
-                    shape = Shape.of(order, pipeline, chunks, micros)
+                    shape = PipelineShape.of(order, pipeline, chunks, micros)
                     found[shape] = (*found.get(shape, ()), micros)
         return found
 
-    def table(self, shape: Shape) -> Table:
+    def table(self, shape: PipelineShape) -> ConfigTable:
         """What the plans of a shape are places in, the same table for many shapes."""
         sums, parted = shape.micros > 1, shape.pipeline > 1
         if (sums, parted) not in self._tables:
-            self._tables[sums, parted] = Table.of(
+            self._tables[sums, parted] = ConfigTable.of(
                 self._families,
                 self._blocks(sums=sums),
                 batch=self.request.train.batch,
@@ -170,17 +175,17 @@ class Field:
             )
         return self._tables[sums, parted]
 
-    def able(self, shape: Shape) -> Ints:
+    def able(self, shape: PipelineShape) -> Ints:
         """The places in its table of the settings that a shape's plans have."""
         if shape not in self._known_able:
             self._known_able[shape] = self._able(shape)
         return self._known_able[shape]
 
     @cached_property
-    def _known_able(self) -> dict[Shape, Ints]:
+    def _known_able(self) -> dict[PipelineShape, Ints]:
         return {}
 
-    def _able(self, shape: Shape) -> Ints:
+    def _able(self, shape: PipelineShape) -> Ints:
         table = self.table(shape)
         counts = np.zeros(self.request.train.batch + 1, dtype=bool)
         counts[list(self._micros_of[shape])] = True
@@ -188,7 +193,7 @@ class Field:
         runs = np.any(self._agains(shape.order, table)[:, table.mode], axis=0)
         return np.flatnonzero(room & counts[table.micros] & runs)
 
-    def cell(self, shape: Shape, chosen: Ints) -> Cell:
+    def cell(self, shape: PipelineShape, chosen: Ints) -> PlanBatch:
         """All plans of some settings of a shape, which are places in its table."""
         table = self.table(shape)
         able = self._agains(shape.order, table)[:, table.mode[chosen]]
@@ -196,17 +201,17 @@ class Field:
         setting = chosen[at]
         runs = np.stack([table.block[setting], setting, again, table.micros[setting]], axis=1)
         counts = (self.request.recompute_layers or self.graph.layers,) * shape.pipeline
-        agains = Again(), Again(selective=counts), Again(whole=counts)
-        rows = Rows.crossed(table.settings, agains, table.blocks, runs)
-        return Cell(shape, self.ends(shape.chunks), rows)
+        agains = RecomputeConfig(), RecomputeConfig(selective=counts), RecomputeConfig(whole=counts)
+        rows = PlanTable.crossed(table.settings, agains, table.blocks, runs)
+        return PlanBatch(shape, self.ends(shape.chunks), rows)
 
-    def count(self, shape: Shape, chosen: Ints) -> int:
+    def count(self, shape: PipelineShape, chosen: Ints) -> int:
         """How many plans some settings of a shape have."""
         table = self.table(shape)
         ways = self._agains(shape.order, table).sum(axis=0)[table.mode[chosen]]
         return int((ways * table.blocks.counts[table.block[chosen]]).sum())
 
-    def _agains(self, order: PipelineSchedule, table: Table) -> npt.NDArray[np.bool_]:
+    def _agains(self, order: PipelineSchedule, table: ConfigTable) -> Bools:
         """In an order, whether layers can be computed again in each of `_MODES` (rows), by mode."""
         if (order, table) not in self._known_agains:
             found = np.zeros((len(_MODES), len(table.modes)), dtype=bool)
@@ -217,32 +222,32 @@ class Field:
         return self._known_agains[order, table]
 
     @cached_property
-    def _known_agains(self) -> dict[tuple[PipelineSchedule, Table], npt.NDArray[np.bool_]]:
+    def _known_agains(self) -> dict[tuple[PipelineSchedule, ConfigTable], Bools]:
         return {}
 
     @cached_property
-    def _tables(self) -> dict[tuple[bool, bool], Table]:
+    def _tables(self) -> dict[tuple[bool, bool], ConfigTable]:
         return {}
 
     @cached_property
-    def _families(self) -> tuple[Family, ...]:
+    def _families(self) -> tuple[ConfigFamily, ...]:
         """All ways to cut layers over slices and replicas, and to share their state."""
         pins = self.request.sharding
         return tuple(
-            Family(tensor, replicas, precision, moves, shares)
+            ConfigFamily(tensor, replicas, precision, moves, shares)
             for tensor, replicas, precision in product(self.tensors, self.replicas, self.precisions)
             for homes, moves in self.homes(precision)
             if (shares := _shares(replicas, homes, pins.parameters, pins.optimizer))
         )
 
-    def _blocks(self, *, sums: bool) -> Blocks:
+    def _blocks(self, *, sums: bool) -> ShardingTable:
         if sums not in self._known_blocks:
-            found = tuple(block_of(family, sums=sums) for family in self._families)
-            self._known_blocks[sums] = Blocks(found)
+            found = tuple(sharding_options(family, sums=sums) for family in self._families)
+            self._known_blocks[sums] = ShardingTable(found)
         return self._known_blocks[sums]
 
     @cached_property
-    def _known_blocks(self) -> dict[bool, Blocks]:
+    def _known_blocks(self) -> dict[bool, ShardingTable]:
         return {}
 
     @cached_property
@@ -269,21 +274,21 @@ class Field:
         """
         pin, device = self.request.offload.optimizer, self.machine.device
         beyond = tuple(tier.name for tier in device.tiers[1:] if tier.read and tier.write)
-        able = (DEVICE, *(beyond if precision != "float64" else ()))
+        able = (DEVICE_TIER, *(beyond if precision != "float64" else ()))
         able = able if pin is None else tuple(tier for tier in able if tier == pin)
         if not device.moving_share:
             return ((able, False),) if able else ()
         parted = (
-            tuple(tier for tier in able if (tier == DEVICE) is near) for near in (True, False)
+            tuple(tier for tier in able if (tier == DEVICE_TIER) is near) for near in (True, False)
         )
-        return tuple((tiers, DEVICE not in tiers) for tiers in parted if tiers)
+        return tuple((tiers, DEVICE_TIER not in tiers) for tiers in parted if tiers)
 
     def ends(self, chunks: int) -> tuple[int, ...]:
         """First layer of each chunk of the chain, and the chain's length."""
-        bounds = stages_of(self.graph, chunks, self.sequence)
+        bounds = stage_partition(self.graph, chunks, self.sequence)
         return (*(first for first, _ in bounds), self.graph.layers)
 
-    def plan(self, cell: Cell, index: int) -> Plan:
+    def plan(self, cell: PlanBatch, index: int) -> Plan:
         """The plan at one place of a cell."""
         rows, shape = cell.rows, cell.shape
         run, share = rows.run_of(rows.run[index]), rows.share_of(rows.pair[index])
@@ -327,7 +332,7 @@ class Field:
         compiled = self.base.model_copy(update={"compile": True})
         return {
             order: not any(
-                arrangement_faults(
+                schedule_errors(
                     compiled.model_copy(update={"parallel": Parallelism(schedule=order)})
                 )
             )
@@ -348,7 +353,7 @@ class Field:
 
     def _chunks(self, pipeline: int) -> tuple[int, ...]:
         """Numbers of chunks of a stage: some few, and all that part its blocks evenly."""
-        own, rest = divmod(max(span.count for span in self.graph.chain), pipeline)
+        own, rest = divmod(max(span.count for span in self.graph.layer_runs), pipeline)
         even = () if rest else divisors(own)[1:]
         return tuple(sorted({*_CHUNKS, *(count for count in even if count <= _MOST_CHUNKS)}))
 
@@ -370,9 +375,11 @@ class Field:
                 ),
             }
         )
-        return not any(arrangement_faults(plan))
+        return not any(schedule_errors(plan))
 
-    def modes(self, order: PipelineSchedule, precision: Precision, tensor: int) -> tuple[Mode, ...]:
+    def modes(
+        self, order: PipelineSchedule, precision: Precision, tensor: int
+    ) -> tuple[CompileAndRecompute, ...]:
         """Compiled or not, and how layers are recomputed."""
         key = order, precision, tensor
         if key not in self._known_modes:
@@ -380,10 +387,14 @@ class Field:
         return self._known_modes[key]
 
     @cached_property
-    def _known_modes(self) -> dict[tuple[PipelineSchedule, Precision, int], tuple[Mode, ...]]:
+    def _known_modes(
+        self,
+    ) -> dict[tuple[PipelineSchedule, Precision, int], tuple[CompileAndRecompute, ...]]:
         return {}
 
-    def _modes(self, order: PipelineSchedule, precision: Precision, tensor: int) -> Iterator[Mode]:
+    def _modes(
+        self, order: PipelineSchedule, precision: Precision, tensor: int
+    ) -> Iterator[CompileAndRecompute]:
         recomputes = _MODES if self.spares else recomputes_of(self.request)
         for compiled, recompute in product(self._runs(order, precision), recomputes):
             if recompute != "selective" or self.selects(order, tensor, compiled=compiled):
@@ -392,7 +403,7 @@ class Field:
     def selects(self, order: PipelineSchedule, tensor: int, *, compiled: bool) -> bool:
         """Whether layers can keep what their large products give and run the rest again."""
         changes = {"compile": compiled, "parallel": Parallelism(tensor=tensor, schedule=order)}
-        return not any(selective_faults(self.base.model_copy(update=changes), self.graph))
+        return not any(selective_recompute_errors(self.base.model_copy(update=changes), self.graph))
 
     def _runs(self, order: PipelineSchedule, precision: Precision) -> tuple[bool, ...]:
         """Compiled or not."""
@@ -400,17 +411,17 @@ class Field:
         return tuple(
             compiled
             for compiled in ((False, True) if mode is None else (mode,))
-            if captured(self.graph, precision, compiled=compiled)
+            if is_captured(self.graph, precision, compiled=compiled)
             and (not compiled or self._compiles[order])
         )
 
 
-def _recomputing(plan: Plan, again: Again, shape: Shape) -> Plan:
+def _recomputing(plan: Plan, again: RecomputeConfig, shape: PipelineShape) -> Plan:
     if again.mode == "none":
         return plan
     none = (0,) * shape.pipeline
     whole, selective = (each or none for each in again)
-    return recomputing(plan, whole * shape.interleave, selective * shape.interleave)
+    return with_recompute(plan, whole * shape.interleave, selective * shape.interleave)
 
 
 @lru_cache(maxsize=4096)
@@ -428,6 +439,6 @@ def _pairs(
 @lru_cache(maxsize=4096)
 def _shares(
     replicas: int, homes: tuple[str, ...], weights: int | None, optimizer: int | None
-) -> tuple[Share, ...]:
+) -> tuple[ShardingOption, ...]:
     pairs = _pairs(replicas, weights, optimizer)
-    return tuple(Share(*pair, home) for home in homes for pair in pairs)
+    return tuple(ShardingOption(*pair, home) for home in homes for pair in pairs)

@@ -7,10 +7,10 @@ import numpy as np
 
 from windlass.schema.graph import Graph, LayerKind
 
-Bounds = tuple[tuple[int, int], ...]
+LayerRanges = tuple[tuple[int, int], ...]
 
 
-def stages_of(graph: Graph, count: int, sequence: int) -> Bounds:
+def stage_partition(graph: Graph, count: int, sequence: int) -> LayerRanges:
     """The chain in `count` ranges of layers, the slowest of which is as quick as can be.
 
     Args:
@@ -19,11 +19,11 @@ def stages_of(graph: Graph, count: int, sequence: int) -> Bounds:
         sequence: tokens of one sequence.
     """
     works = {kind: _forward_flop(graph.kinds[kind], sequence) for kind in graph.kinds}
-    return evenly(tuple(works[kind.name] for kind in graph.layer_kinds()), count)
+    return balanced_partition(tuple(works[kind.name] for kind in graph.layer_kinds()), count)
 
 
 @lru_cache(maxsize=512)
-def evenly(works: tuple[float, ...], count: int) -> Bounds:
+def balanced_partition(works: tuple[float, ...], count: int) -> LayerRanges:
     """Works parted into so many ranges, the largest sum of which is as small as can be.
 
     By dynamic programming: `best(k, end) = min over begin of max(best(k-1, begin), work)`.

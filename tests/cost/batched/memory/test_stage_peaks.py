@@ -9,12 +9,11 @@ from cost.test_closed import BESIDE, FAST_LINKS, GRAPHS, WITH_HOSTS, draw, draw_
 from hypothesis import given
 from hypothesis import strategies as st
 
-from windlass.cost.batched.memory.live_microbatches import moments
-from windlass.cost.batched.pipeline.dependency_levels import Shape
-from windlass.cost.batched.pipeline.schedule_index import BACKWARD, FORWARD
-from windlass.cost.peak_memory import peaks
+from windlass.cost.batched.memory.live_microbatches import peak_moments
+from windlass.cost.batched.schedule_index import BACKWARD, FORWARD, PipelineShape
+from windlass.cost.peak_memory import tier_peaks
 from windlass.program.lowering.lower import lower
-from windlass.program.pipeline_schedules import taken
+from windlass.program.pipeline_schedules import schedule_passes
 from windlass.schema.graph import Graph
 from windlass.schema.plan import Plan, Stage
 
@@ -32,7 +31,7 @@ def cut_anywhere(plan: Plan, graph: Graph, chance: random.Random) -> Plan:
 
 def clocked(plan: Plan, graph: Graph) -> int:
     """Bytes at the fullest instruction of the fullest stage."""
-    return peaks(plan, graph, FAST_LINKS, lower(plan, graph))[0].peak_bytes
+    return tier_peaks(plan, graph, FAST_LINKS, lower(plan, graph))[0].peak_bytes
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -51,15 +50,15 @@ def test_so_they_are_with_layers_computed_again_in_any_numbers_and_with_state_aw
         graph, machine = chance.choice(GRAPHS), chance.choice((*WITH_HOSTS, *BESIDE))
         plan = draw_again(chance, graph, machine)
         said = told(plan, graph, machine).peak_bytes[0]
-        wanted = peaks(plan, graph, machine, lower(plan, graph))[0].peak_bytes
+        wanted = tier_peaks(plan, graph, machine, lower(plan, graph))[0].peak_bytes
         assert said == pytest.approx(wanted, rel=ROUNDING)
 
 
 SHAPES = st.builds(
     lambda order, stages, chunks, micros: (
-        Shape.of(order, stages, chunks, micros * stages)
+        PipelineShape.of(order, stages, chunks, micros * stages)
         if order == "interleaved"
-        else Shape.of(order, stages, 1, micros)
+        else PipelineShape.of(order, stages, 1, micros)
     ),
     st.sampled_from(["gpipe", "1f1b", "zero-bubble", "interleaved"]),
     st.integers(2, 9),
@@ -70,11 +69,11 @@ SHAPES = st.builds(
 
 @given(shape=SHAPES, sizes=st.lists(st.integers(0, 50), min_size=5, max_size=5))
 def test_no_pass_of_an_order_holds_more_than_the_moments_that_stand_for_all(
-    shape: Shape, sizes: list[int]
+    shape: PipelineShape, sizes: list[int]
 ):
     """Of forward passes and the first parts of backward ones; chunks have any sizes."""
     each = np.array(sizes[: shape.interleave])
-    found = moments(shape, tuple(range(shape.pipeline)))
+    found = peak_moments(shape, tuple(range(shape.pipeline)))
     held = (found.open + found.waiting) @ each + each[found.chunk]
     micros = shape.settled if shape.repeats else shape.micros
     for stage, kind in [(at, kind) for at in range(shape.pipeline) for kind in (FORWARD, BACKWARD)]:
@@ -83,10 +82,10 @@ def test_no_pass_of_an_order_holds_more_than_the_moments_that_stand_for_all(
         assert told == fullest_of(shape._replace(micros=micros), stage, kind, each)
 
 
-def fullest_of(shape: Shape, stage: int, kind: int, sizes: np.ndarray) -> int:
+def fullest_of(shape: PipelineShape, stage: int, kind: int, sizes: np.ndarray) -> int:
     """The most that a stage holds at passes of a kind, taken one after the other."""
     now = most = 0
-    for turn in taken(shape.order, shape.pipeline, stage, shape.micros, chunks=shape.interleave):
+    for turn in schedule_passes(shape.order, shape.pipeline, stage, shape.micros, chunks=shape.interleave):
         begins, ends = turn.kind == "forward", turn.kind in ("backward", "backward_weight")
         now += begins * sizes[turn.chunk]
         if begins if kind == FORWARD else turn.kind in ("backward", "backward_input"):

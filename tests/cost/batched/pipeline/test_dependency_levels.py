@@ -5,27 +5,28 @@ from itertools import product
 import numpy as np
 import pytest
 
-from windlass.cost.batched.pipeline.dependency_levels import Shape, levels_of
-from windlass.program.pipeline_schedules import taken
+from windlass.cost.batched.pipeline.dependency_levels import dependency_levels
+from windlass.cost.batched.schedule_index import PipelineShape
+from windlass.program.pipeline_schedules import schedule_passes
 
 SHAPES = [
     *(
-        Shape(order, stages, 1, micros)
+        PipelineShape(order, stages, 1, micros)
         for order, stages, micros in product(
             ("gpipe", "1f1b", "zero-bubble"), (1, 2, 3, 5), (1, 2, 3, 7, 12)
         )
     ),
     *(
-        Shape("interleaved", stages, chunks, stages * turns)
+        PipelineShape("interleaved", stages, chunks, stages * turns)
         for stages, chunks, turns in product((2, 3), (2, 4), (1, 2, 5))
     ),
 ]
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_a_message_keeps_its_place_until_it_is_taken(shape: Shape):
+def test_a_message_keeps_its_place_until_it_is_taken(shape: PipelineShape):
     waiting: set[int] = set()
-    levels = levels_of(shape)
+    levels = dependency_levels(shape)
     for level in levels.all:
         needs = {int(need) for need in level.needs if need}
         assert needs <= waiting
@@ -39,11 +40,11 @@ def test_a_message_keeps_its_place_until_it_is_taken(shape: Shape):
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_each_stage_takes_its_passes_in_the_turn_of_the_order(shape: Shape):
+def test_each_stage_takes_its_passes_in_the_turn_of_the_order(shape: PipelineShape):
     """A row of the durations tells of a pass its kind and chunk, and whether it is the first's."""
     kinds = {"forward": 0, "backward": 1, "backward_input": 1, "backward_weight": 3}
     for stage in range(shape.pipeline):
-        turns = taken(shape.order, shape.pipeline, stage, shape.micros, chunks=shape.interleave)
+        turns = schedule_passes(shape.order, shape.pipeline, stage, shape.micros, chunks=shape.interleave)
         asked = [
             (kinds[kind] + (micro == 0 and kind != "forward")) * shape.chunks
             + chunk * shape.pipeline + stage
@@ -51,16 +52,16 @@ def test_each_stage_takes_its_passes_in_the_turn_of_the_order(shape: Shape):
         ]  # fmt: skip
         rows = [
             int(row)
-            for level in levels_of(shape).all
+            for level in dependency_levels(shape).all
             for row in level.rows[np.arange(shape.pipeline)[level.stages] == stage]
         ]
         assert rows == asked
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_a_step_of_the_settled_micro_batches_begins_as_a_longer_one_does(shape: Shape):
+def test_a_step_of_the_settled_micro_batches_begins_as_a_longer_one_does(shape: PipelineShape):
     settled, longer = (
-        levels_of(shape._replace(micros=micros))
+        dependency_levels(shape._replace(micros=micros))
         for micros in (shape.settled, shape.settled + shape.pipeline)
     )
     assert settled.places == longer.places

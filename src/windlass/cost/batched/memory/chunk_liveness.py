@@ -9,23 +9,20 @@ another input, and the last of a chunk sends its output away.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import groupby, pairwise
+from itertools import groupby
 
 import numpy as np
 
-from windlass.cost.batched.memory.pareto import standing
-from windlass.cost.batched.memory.size_classes import Counts, Kinds, in_steps
-from windlass.cost.batched.pipeline.dependency_levels import Shape
-from windlass.cost.batched.pipeline.schedule_index import BACKWARD, FORWARD, WEIGHT
-from windlass.cost.batched.plan_table import Again
-from windlass.schema.plan import Recompute
+from windlass.cost.batched.memory.pareto import pareto_rows
+from windlass.cost.batched.memory.size_classes import KindTraits, SizeCounts, in_steps
+from windlass.cost.batched.schedule_index import BACKWARD, FORWARD, WEIGHT
 
 _FEW = 4
 """Equal layers in a row up to which all are places of their own."""
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
+class ModelChunk:
     """A chunk of layers, as far as it matters.
 
     Args:
@@ -50,29 +47,29 @@ class Chunk:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Filled:
+class ChunkLiveness:
     """What a chunk holds, in steps of sizes."""
 
-    held: Counts
+    held: SizeCounts
     """Rows: a micro-batch before its backward pass; one whose backward pass waits for its weights'
     part; gradients that the first backward pass makes; what there is more, that is less, after the
     last pass; and weights from the first pass on."""
-    places: dict[tuple[int, int, int], Counts]
+    places: dict[tuple[int, int, int], SizeCounts]
     """What a pass through it takes at each place (rows), the micro-batch at work included, by kind,
     and whether it is the first and the last that adds to gradients. Of what has been made before
     the pass, it says only what has changed since."""
 
 
 @lru_cache(maxsize=2048)
-def filled(chunk: Chunk, kinds: Kinds) -> Filled:
+def chunk_liveness(chunk: ModelChunk, kinds: KindTraits) -> ChunkLiveness:
     """What a chunk holds."""
-    return _Layers(chunk, kinds).filled()
+    return _Layers(chunk, kinds).liveness()
 
 
 class _Layers:
     """The layers of a chunk (rows), counted in sizes (columns)."""
 
-    def __init__(self, chunk: Chunk, kinds: Kinds) -> None:
+    def __init__(self, chunk: ModelChunk, kinds: KindTraits) -> None:
         self._chunk, self._kinds = chunk, kinds
         self._kind = np.array([kind for kind, _ in chunk.layers])
         self._again = np.array([[repeated] for _, repeated in chunk.layers])
@@ -125,7 +122,7 @@ class _Layers:
             self._whole[chunk.borrower] += weights
             self._released[chunk.borrower] += gradient + weights
 
-    def filled(self) -> Filled:
+    def liveness(self) -> ChunkLiveness:
         held = [
             self._enters + (self._hold + self._stays).sum(axis=0),
             self._enters + self._waits.sum(axis=0),
@@ -134,12 +131,12 @@ class _Layers:
             self._whole.sum(axis=0),
         ]
         steps = in_steps(self._kinds)
-        return Filled(
+        return ChunkLiveness(
             held=np.stack(held) @ steps,
             places={key: _standing(rows @ steps) for key, rows in self._places()},
         )
 
-    def _places(self) -> Iterator[tuple[tuple[int, int, int], Counts]]:
+    def _places(self) -> Iterator[tuple[tuple[int, int, int], SizeCounts]]:
         chosen = self._chosen()
         yield (FORWARD, 0, 0), self._forward()[chosen]
         if self._chunk.parted:
@@ -165,31 +162,31 @@ class _Layers:
                 found.append(row[-2] if len(row) > 1 else row[-1])
         return sorted(set(found))
 
-    def _forward(self) -> Counts:
+    def _forward(self) -> SizeCounts:
         each, kind = self._kinds.each, self._kind
         taken = np.where(self._again, each("again", kind), each("forward", kind))
         return np.asarray(self._base + taken)
 
-    def _repeated(self) -> Counts:
+    def _repeated(self) -> SizeCounts:
         """A layer is computed again; where it is not, no more than nothing."""
         taken = self._base + self._came + self._kinds.each("forward", self._kind)
         if self._chunk.parted:
             taken = taken + self._first_output + _after(self._waits)
         return np.where(self._again, taken, 0)
 
-    def _backward_input(self) -> list[Counts]:
+    def _backward_input(self) -> list[SizeCounts]:
         own = self._base + self._kept + self._output + self._came
         own = own + self._first_output + _after(self._waits)
         backward = self._kinds.each("backward", self._kind)
         return [own + backward, own + self._kept + self._down, self._repeated()]
 
-    def _adding(self, first: int) -> list[Counts]:
+    def _adding(self, first: int) -> list[SizeCounts]:
         """A pass that adds to gradients, or makes them."""
         each, kind, kinds = self._kinds.each, self._kind, self._kinds
         if self._chunk.parted:
             own = self._enters + _before(self._waits) + self._waits - self._first_output
             own = own - self._tokens_gone()
-            found, down = list[Counts](), np.zeros_like(own)
+            found, down = list[SizeCounts](), np.zeros_like(own)
         else:
             own = self._base - self._tokens_gone() + self._kept + self._output + self._came
             found, down = [own + each("backward", kind), self._repeated()], self._down
@@ -203,14 +200,14 @@ class _Layers:
         made = own + down + self._sums
         return [*found, own + fresh + down + np.where(looks_up, self._sums, 0), made + beside]
 
-    def _tokens_gone(self) -> Counts:
+    def _tokens_gone(self) -> SizeCounts:
         """Tokens that the last layer has freed before others run backward."""
         found = np.zeros_like(self._base)
         if self._chunk.ends and self._chunk.before is not None:
             found[:-1] = self._tokens
         return np.asarray(found)
 
-    def _changed(self, first: int, last: int) -> Counts:
+    def _changed(self, first: int, last: int) -> SizeCounts:
         """What layers behind have made in a first pass, and what has gone of them in a last one."""
         found = _after(self._sums) if first else np.zeros_like(self._sums)
         if last:
@@ -225,7 +222,7 @@ class _Layers:
         chunk = self._chunk
         return chunk.before is None or chunk.once or chunk.parted
 
-    def _at_ends(self, first: int) -> list[Counts]:
+    def _at_ends(self, first: int) -> list[SizeCounts]:
         """What is there after a layer's last pass while its gradient is reduced or taken over."""
         each, kind, chunk = self._kinds.each, self._kind, self._chunk
         if self._at_once:
@@ -241,7 +238,7 @@ class _Layers:
             found.append(taken)
         return found
 
-    def _left(self) -> Counts:
+    def _left(self) -> SizeCounts:
         """What a micro-batch still holds after its backward pass through a layer."""
         if self._chunk.parted:
             freed = np.concatenate([np.zeros_like(self._base[:1]), self._first_output[:-1]])
@@ -255,38 +252,19 @@ class _Layers:
         return np.asarray(left)
 
 
-def _stacked(rows: Sequence[Counts], chosen: Sequence[int]) -> Counts:
+def _stacked(rows: Sequence[SizeCounts], chosen: Sequence[int]) -> SizeCounts:
     return np.concatenate([row[chosen] for row in rows])
 
 
-def _standing(places: Counts) -> Counts:
-    return np.asarray(places[standing(places, np.zeros(len(places), dtype=np.int64))])
+def _standing(places: SizeCounts) -> SizeCounts:
+    return np.asarray(places[pareto_rows(places, np.zeros(len(places), dtype=np.int64))])
 
 
-def _before(values: Counts) -> Counts:
+def _before(values: SizeCounts) -> SizeCounts:
     """For each place the sum over the layers before it."""
     return np.asarray(np.cumsum(values, axis=0) - values)
 
 
-def _after(values: Counts) -> Counts:
+def _after(values: SizeCounts) -> SizeCounts:
     """For each place the sum over the layers behind it."""
     return np.asarray(values.sum(axis=0) - np.cumsum(values, axis=0))
-
-
-@lru_cache(maxsize=2048)
-def layers_again(shape: Shape, ends: tuple[int, ...], again: Again) -> tuple[Recompute, ...]:
-    """Of each layer how it is computed again; the first and the last one never are."""
-    found: list[Recompute] = []
-    for chunk, (begin, end) in enumerate(pairwise(ends)):
-        stage, able = chunk % shape.pipeline, max(0, min(end, ends[-1] - 1) - max(1, begin))
-        whole = min(again.whole[stage], able) if again.whole else 0
-        some = min(again.selective[stage], able) if again.selective else 0
-        some = able - whole if whole and some else some
-        modes: tuple[tuple[Recompute, int], ...] = (
-            ("none", max(0, min(1, end) - begin)),
-            ("full", whole),
-            ("selective", some),
-        )
-        found += [mode for mode, count in modes for _ in range(count)]
-        found += ["none"] * (end - len(found))
-    return tuple(found)

@@ -11,48 +11,52 @@ from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 
 import numpy as np
-import numpy.typing as npt
 
-from windlass.cost.batched.memory.pareto import standing
-from windlass.cost.batched.pipeline.dependency_levels import Shape
-from windlass.cost.batched.pipeline.schedule_index import BACKWARD, FORWARD, WEIGHT, Before, Turns
-
-_Ints = npt.NDArray[np.int64]
+from windlass.cost.arrays import Ints
+from windlass.cost.batched.memory.pareto import pareto_rows
+from windlass.cost.batched.schedule_index import (
+    BACKWARD,
+    FORWARD,
+    WEIGHT,
+    PassesBefore,
+    PipelineShape,
+    ScheduleIndex,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Moments:
+class PeakMoments:
     """Passes that may be the fullest of their stage; columns go over its chunks."""
 
-    stage: _Ints
-    kind: _Ints
+    stage: Ints
+    kind: Ints
     """Of the pass, as `closed_turns` counts them."""
-    chunk: _Ints
+    chunk: Ints
     """At work, counted within the stage."""
-    first: _Ints
+    first: Ints
     """1 of a pass that is its chunk's first that makes gradients."""
-    last: _Ints
+    last: Ints
     """1 of the last that adds to them."""
-    open: _Ints
+    open: Ints
     """Other micro-batches whose backward pass has not begun."""
-    growth: _Ints
+    growth: Ints
     """How many more of them with each micro-batch beyond the settled ones."""
-    waiting: _Ints
+    waiting: Ints
     """Other micro-batches whose backward pass waits for its weights' part."""
-    made: _Ints
+    made: Ints
     """1 of a chunk all of whose gradients have been made."""
-    over: _Ints
+    over: Ints
     """1 of a chunk that has had all its passes."""
-    begun: _Ints
+    begun: Ints
     """1 of a chunk that has had its first forward pass, or has it now."""
 
-    def only(self, chosen: Sequence[int]) -> "Moments":
+    def only(self, chosen: Sequence[int]) -> "PeakMoments":
         """Some of them."""
-        return Moments(**{each.name: getattr(self, each.name)[chosen] for each in fields(self)})
+        return PeakMoments(**{each.name: getattr(self, each.name)[chosen] for each in fields(self)})
 
 
 @lru_cache(maxsize=512)
-def moments(shape: Shape, alike: tuple[int, ...]) -> Moments:
+def peak_moments(shape: PipelineShape, alike: tuple[int, ...]) -> PeakMoments:
     """The moments at which stages may be fullest.
 
     Args:
@@ -60,9 +64,11 @@ def moments(shape: Shape, alike: tuple[int, ...]) -> Moments:
         alike: of each stage a number; of those that share it only the fullest moments are told.
     """
     micros = shape.settled if shape.repeats else shape.micros
-    found = _moments(Turns(shape.order, shape.pipeline, shape.interleave, micros))
+    found = _moments(ScheduleIndex(shape.order, shape.pipeline, shape.interleave, micros))
     if shape.repeats and shape.order == "gpipe":
-        further = Turns(shape.order, shape.pipeline, shape.interleave, micros + shape.pipeline)
+        further = ScheduleIndex(
+            shape.order, shape.pipeline, shape.interleave, micros + shape.pipeline
+        )
         growth = (_moments(further).open - found.open) // shape.pipeline
         found = replace(found, growth=growth)
     keys = np.array(alike)[found.stage]
@@ -71,31 +77,35 @@ def moments(shape: Shape, alike: tuple[int, ...]) -> Moments:
     # One that waits holds no less than one that is open, and a chunk that is over no more.
     held = found.open + found.waiting
     counts = (held, found.growth, found.waiting, found.made, -found.over, found.begun)
-    return found.only(standing(np.concatenate(counts, axis=1), keys))
+    return found.only(pareto_rows(np.concatenate(counts, axis=1), keys))
 
 
-def _moments(turns: Turns) -> Moments:
+def _moments(turns: ScheduleIndex) -> PeakMoments:
     parts = [
         _part(turns, FORWARD, _forward_edges(turns)),
         _part(turns, BACKWARD, _backward_edges(turns)),
     ]
     if turns.parted:
         parts.append(_part(turns, WEIGHT, _weight_edges(turns)))
-    return Moments(
+    return PeakMoments(
         **{
             each.name: np.concatenate([getattr(part, each.name) for part in parts])
-            for each in fields(Moments)
+            for each in fields(PeakMoments)
         }
     )
 
 
-def _part(turns: Turns, kind: int, turn: _Ints) -> Moments:
+def _part(turns: ScheduleIndex, kind: int, turn: Ints) -> PeakMoments:
     """What each stage (rows) holds at some passes of one kind, by their turn."""
     count = {
         FORWARD: turns.before_forward, BACKWARD: turns.before_backward, WEIGHT: turns.before_weight
     }[kind](turn)  # fmt: skip
     stage = np.broadcast_to(turns.stages, turn.shape).ravel()
-    before, turn, chunks = Before(*map(np.ravel, count)), turn.ravel(), np.arange(turns.interleave)
+    before, turn, chunks = (
+        PassesBefore(*map(np.ravel, count)),
+        turn.ravel(),
+        np.arange(turns.interleave),
+    )
     chunk, micro = turns.chunk(turn), turns.micro(turn)
     if kind == BACKWARD:
         chunk = turns.interleave - 1 - chunk
@@ -104,7 +114,7 @@ def _part(turns: Turns, kind: int, turn: _Ints) -> Moments:
     left = turns.through(before.backward[:, None], chunks[::-1])
     done = before.weight[:, None] if turns.parted else left
     adds = int(kind == (WEIGHT if turns.parted else BACKWARD))
-    return Moments(
+    return PeakMoments(
         stage=stage,
         kind=np.full_like(turn, kind),
         chunk=chunk,
@@ -119,19 +129,19 @@ def _part(turns: Turns, kind: int, turn: _Ints) -> Moments:
     )
 
 
-def _edges(turns: Turns, *edges: _Ints) -> _Ints:
+def _edges(turns: ScheduleIndex, *edges: Ints) -> Ints:
     """Turns of each stage (rows), all within those that there are."""
     sides = turns.pipeline
     rows = [np.broadcast_to(edge, (sides, edge.shape[-1])) for edge in edges]
     return np.clip(np.concatenate(rows, axis=1), 0, turns.count - 1)
 
 
-def _changes(turns: Turns) -> _Ints:
+def _changes(turns: ScheduleIndex) -> Ints:
     """Turns at which a stage goes on to another chunk."""
     return np.arange(0, turns.count + 1, turns.pipeline if turns.interleave > 1 else turns.count)
 
 
-def _forward_edges(turns: Turns) -> _Ints:
+def _forward_edges(turns: ScheduleIndex) -> Ints:
     change, warm, stages = _changes(turns), turns.warm, turns.stages
     both = warm + change
     """Backward passes go on to another chunk."""
@@ -139,7 +149,7 @@ def _forward_edges(turns: Turns) -> _Ints:
     return _edges(turns, *edges, *([warm + stages, warm + stages + 1] if turns.parted else []))
 
 
-def _backward_edges(turns: Turns) -> _Ints:
+def _backward_edges(turns: ScheduleIndex) -> Ints:
     change, stages = _changes(turns), turns.stages
     both = change - turns.warm - 1
     """Forward passes go on to another chunk, or have come to their end."""
@@ -147,7 +157,7 @@ def _backward_edges(turns: Turns) -> _Ints:
     return _edges(turns, *edges, *([stages, stages + 1] if turns.parted else []))
 
 
-def _weight_edges(turns: Turns) -> _Ints:
+def _weight_edges(turns: ScheduleIndex) -> Ints:
     change = _changes(turns)
     without = turns.count - turns.stages - 1
     """From there on no other backward pass comes between."""

@@ -3,12 +3,11 @@
 from itertools import pairwise
 
 import numpy as np
-import numpy.typing as npt
+
+from windlass.cost.arrays import Floats, Ints
 
 
-def standing(
-    counts: npt.NDArray[np.float64] | npt.NDArray[np.int64], keys: npt.NDArray[np.int64]
-) -> list[int]:
+def pareto_rows(counts: Floats | Ints, keys: Ints) -> list[int]:
     """The places of rows that no other one of the same key exceeds in all counts, key by key.
 
     Of equal rows one stands.

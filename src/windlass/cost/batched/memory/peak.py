@@ -9,18 +9,19 @@ from dataclasses import replace
 
 import numpy as np
 
-from windlass.cost.batched.layer_cost import Chain, Floats, Ints
+from windlass.cost.arrays import Floats, Ints
+from windlass.cost.batched.config_keys import RecomputeConfig
+from windlass.cost.batched.layer_cost import LayerCosts
 from windlass.cost.batched.max_plus import largest_sum
-from windlass.cost.batched.memory.chunk_liveness import layers_again
-from windlass.cost.batched.memory.size_classes import OTHERS, SIZES, Kinds, columns_of
-from windlass.cost.batched.memory.stage_peaks import Fullest, Layout, fullest
+from windlass.cost.batched.memory.size_classes import OTHERS, SIZES, KindTraits, columns_of
+from windlass.cost.batched.memory.stage_peaks import ChainLayout, StagePeaks, stage_peaks
 from windlass.cost.batched.op_time import HELD
-from windlass.cost.batched.pipeline.dependency_levels import Shape
-from windlass.cost.batched.plan_table import Again, Rows, Settings, Table
-from windlass.cost.batched.stage_sums import Parts
+from windlass.cost.batched.plan_table import LayerConfigTable, LazyTable, PlanTable
+from windlass.cost.batched.schedule_index import PipelineShape
+from windlass.cost.batched.stage_sums import StagePartition, recompute_by_layer
 
 
-def peak_bytes(chain: Chain, parts: Parts, rows: Rows, always: Floats) -> Floats:
+def peak_bytes(chain: LayerCosts, parts: StagePartition, rows: PlanTable, always: Floats) -> Floats:
     """What is held at the fullest moment of the fullest stage of each plan.
 
     Args:
@@ -33,14 +34,16 @@ def peak_bytes(chain: Chain, parts: Parts, rows: Rows, always: Floats) -> Floats
     return largest_sum(there, always, sorts.of_plans, rows.pair)
 
 
-def stage_bytes(chain: Chain, parts: Parts, rows: Rows, always: Floats) -> Floats:
+def stage_bytes(
+    chain: LayerCosts, parts: StagePartition, rows: PlanTable, always: Floats
+) -> Floats:
     """What each stage (columns) of each plan (rows) holds at its fullest; as `peak_bytes`."""
     sorts, there = _there(chain, parts, rows, tuple(range(parts.shape.pipeline)))
     return np.asarray(there[sorts.of_plans] + always[rows.pair][:, parts.sort])
 
 
 def _there(
-    chain: Chain, parts: Parts, rows: Rows, stages: tuple[int, ...]
+    chain: LayerCosts, parts: StagePartition, rows: PlanTable, stages: tuple[int, ...]
 ) -> tuple["_Sorts", Floats]:
     """What is held of each sort of plans (rows) but for what is always there.
 
@@ -68,7 +71,13 @@ class _Told:
     """
 
     def __init__(
-        self, chain: Chain, shape: Shape, rows: Rows, found: dict[int, Fullest], *, shards: bool
+        self,
+        chain: LayerCosts,
+        shape: PipelineShape,
+        rows: PlanTable,
+        found: dict[int, StagePeaks],
+        *,
+        shards: bool,
     ) -> None:
         self.sorts = _Sorts(chain, shape, rows, shards=shards)
         self.shards_matter = False
@@ -81,7 +90,7 @@ class _Told:
             parts.append(nbytes + own[chosen])
         self.nbytes = np.concatenate(parts, axis=1)
 
-    def _bytes(self, found: Fullest, sizes: Floats, beyond: Floats) -> Floats:
+    def _bytes(self, found: StagePeaks, sizes: Floats, beyond: Floats) -> Floats:
         nbytes = found.counts @ sizes
         if found.growth is not None:
             nbytes += (found.growth @ sizes) * beyond
@@ -101,10 +110,12 @@ class _Sorts:
     they are above 1, and how far only where `shards` count.
     """
 
-    def __init__(self, chain: Chain, shape: Shape, rows: Rows, *, shards: bool) -> None:
+    def __init__(
+        self, chain: LayerCosts, shape: PipelineShape, rows: PlanTable, *, shards: bool
+    ) -> None:
         parted = rows.pairs[:, 1] if shards else np.minimum(rows.pairs[:, 1], 2)
         kinds, of_pair = np.unique(parted * 2 + (rows.pairs[:, 0] > 1), return_inverse=True)
-        looks_up = any(kind.looks_up for kind in chain.numbered)
+        looks_up = any(kind.is_embedding for kind in chain.numbered)
         counted = looks_up or (shape.repeats and shape.order == "gpipe")
         runs = rows.settings.alone[rows.setting]
         if counted:
@@ -127,7 +138,7 @@ class _Sorts:
         self.shares = kinds[kind] % 2 > 0
 
 
-def _looked_up(chain: Chain, rows: Rows, runs: Ints) -> Floats:
+def _looked_up(chain: LayerCosts, rows: PlanTable, runs: Ints) -> Floats:
     """What looked-up rows of earlier micro-batches take in some runs, by kind of layer."""
     settings, places = rows.settings, rows.setting[runs]
     before = settings.micro[places] * (rows.micros[runs] - 1)
@@ -137,33 +148,35 @@ def _looked_up(chain: Chain, rows: Rows, runs: Ints) -> Floats:
     return np.stack([chain.rows(each.tensor, sequences) for each, sequences in asked])[alike]
 
 
-def _fullest(chain: Chain, parts: Parts, again: Again, stages: tuple[int, ...]) -> Fullest:
+def _fullest(
+    chain: LayerCosts, parts: StagePartition, again: RecomputeConfig, stages: tuple[int, ...]
+) -> StagePeaks:
     """The fullest moments, with counts of sizes of the chain's kinds.
 
     They are found with kinds numbered as they come: those of layers that keep less are the same.
     """
-    modes = layers_again(parts.shape, parts.ends, again)
+    modes = recompute_by_layer(parts.shape, parts.ends, again)
     of_layers = chain.kinds_as(modes).tolist()
     places = {kind: place for place, kind in enumerate(dict.fromkeys(of_layers))}
     own = [chain.numbered[kind] for kind in places]
-    layout = Layout(
+    layout = ChainLayout(
         shape=parts.shape,
         ends=parts.ends,
         layers=tuple(
             (places[at], mode == "full") for at, mode in zip(of_layers, modes, strict=True)
         ),
-        kinds=Kinds(
+        kinds=KindTraits(
             looks_up=tuple(kind.looks_up for kind in own),
             bare=tuple(kind.parameter_count == 0 for kind in own),
         ),
         loan=chain.tied[0] if chain.tied else None,
     )
-    found = fullest(layout, stages)
+    found = stage_peaks(layout, stages)
     whole = columns_of(list(places), len(chain.numbered))
     return replace(found, columns=whole[found.columns])
 
 
-def _sizes(chain: Chain, settings: Settings, sorts: "_Sorts") -> tuple[Floats, Floats]:
+def _sizes(chain: LayerCosts, settings: LayerConfigTable, sorts: "_Sorts") -> tuple[Floats, Floats]:
     """The sizes (rows) that moments count, of each sort of plans; bytes of the process itself."""
     found = np.ascontiguousarray(_numbers(chain, settings).at(sorts.settings).T)
     tokens, wide, narrow, lent, own = found[-_REST:, None]
@@ -196,7 +209,7 @@ _REST = 5
 """Numbers of a setting beside what its passes hold."""
 
 
-def _numbers(chain: Chain, settings: Settings) -> Table:
+def _numbers(chain: LayerCosts, settings: LayerConfigTable) -> LazyTable:
     """Of each setting what passes hold by kind of layer, and `_REST` behind it.
 
     These are bytes of a micro-batch's tokens, of a gradient and of a weight, elements that are

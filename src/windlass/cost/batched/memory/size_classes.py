@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-import numpy.typing as npt
 
-Counts = npt.NDArray[np.float64]
-_Ints = npt.NDArray[np.int64]
+from windlass.cost.arrays import Floats, Ints
+
+SizeCounts = Floats
 
 SIZES = (
     "output",
@@ -41,7 +41,7 @@ _SMALLER = (
 
 
 @dataclass(frozen=True, slots=True)
-class Kinds:
+class KindTraits:
     """What sets kinds of layers apart whatever their sizes."""
 
     looks_up: tuple[bool, ...]
@@ -54,34 +54,34 @@ class Kinds:
         """Columns of counts."""
         return len(SIZES) * len(self.bare) + len(OTHERS)
 
-    def columns(self, name: str) -> _Ints:
+    def columns(self, name: str) -> Ints:
         """The columns of a size, one for each kind; of one of the others its own."""
         number = len(self.bare)
         if name in SIZES:
             return SIZES.index(name) * number + np.arange(number)
         return np.array([len(SIZES) * number + OTHERS.index(name)])
 
-    def one(self, name: str) -> Counts:
+    def one(self, name: str) -> SizeCounts:
         """One of the others."""
         found = np.zeros(self.width)
         found[self.columns(name)] = 1
         return found
 
-    def each(self, name: str, kinds: _Ints) -> Counts:
+    def each(self, name: str, kinds: Ints) -> SizeCounts:
         """A size of each of some layers (rows), by their kinds."""
         found = np.zeros((len(kinds), self.width))
         found[np.arange(len(kinds)), self.columns(name)[kinds]] = 1
         return found
 
 
-def columns_of(kinds: Sequence[int], count: int) -> _Ints:
+def columns_of(kinds: Sequence[int], count: int) -> Ints:
     """The columns of counts of some kinds among those of so many."""
     each = np.arange(len(SIZES))[:, None] * count + np.array(kinds)
     return np.concatenate([each.ravel(), len(SIZES) * count + np.arange(len(OTHERS))])
 
 
 @lru_cache(maxsize=8)
-def in_steps(kinds: Kinds) -> Counts:
+def in_steps(kinds: KindTraits) -> SizeCounts:
     """What turns counts of sizes into counts of steps from one size to the next larger one.
 
     No step is negative. So where one row has as many as another of every step it is no smaller,
@@ -94,6 +94,6 @@ def in_steps(kinds: Kinds) -> Counts:
 
 
 @lru_cache(maxsize=8)
-def in_sizes(kinds: Kinds) -> Counts:
+def in_sizes(kinds: KindTraits) -> SizeCounts:
     """What turns counts of steps back into counts of sizes."""
     return np.asarray(np.rint(np.linalg.inv(in_steps(kinds))))

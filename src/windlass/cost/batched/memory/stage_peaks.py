@@ -12,20 +12,17 @@ from functools import lru_cache
 from itertools import pairwise
 
 import numpy as np
-import numpy.typing as npt
 
-from windlass.cost.batched.memory.chunk_liveness import Chunk, filled
-from windlass.cost.batched.memory.live_microbatches import moments
-from windlass.cost.batched.memory.pareto import standing
-from windlass.cost.batched.memory.size_classes import Kinds, in_sizes
-from windlass.cost.batched.pipeline.dependency_levels import Shape
-
-_Ints = npt.NDArray[np.int64]
-_Floats = npt.NDArray[np.float64]
+from windlass.cost.arrays import Floats, Ints
+from windlass.cost.batched.memory.chunk_liveness import ModelChunk, chunk_liveness
+from windlass.cost.batched.memory.live_microbatches import peak_moments
+from windlass.cost.batched.memory.pareto import pareto_rows
+from windlass.cost.batched.memory.size_classes import KindTraits, in_sizes
+from windlass.cost.batched.schedule_index import PipelineShape
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class ChainLayout:
     """How a chain is parted, and what its layers are.
 
     Args:
@@ -36,22 +33,22 @@ class Layout:
         loan: a layer that uses weights of another, and that other one, if there is one.
     """
 
-    shape: Shape
+    shape: PipelineShape
     ends: tuple[int, ...]
     layers: tuple[tuple[int, bool], ...]
-    kinds: Kinds
+    kinds: KindTraits
     loan: tuple[int, int] | None
 
-    def chunks(self) -> list[Chunk]:
+    def chunks(self) -> list[ModelChunk]:
         """The chunks of the chain."""
         stages = [bisect(self.ends, at) % self.shape.pipeline for at in self.loan or ()]
         lender = self.layers[self.loan[1]][0] if self.loan and len(set(stages)) == 1 else None
-        found = list[Chunk]()
+        found = list[ModelChunk]()
         for first, last in pairwise(self.ends):
             at = [each - first if first <= each < last else None for each in self.loan or ()]
             borrower, owner = at or (None, None)
             found.append(
-                Chunk(
+                ModelChunk(
                     layers=self.layers[first:last],
                     before=self.layers[first - 1][0] if first else None,
                     ends=last == len(self.layers),
@@ -66,16 +63,16 @@ class Layout:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fullest:
+class StagePeaks:
     """Moments at which stages may be fullest (rows)."""
 
-    columns: _Ints
+    columns: Ints
     """The sizes that count, by their columns in `Kinds`."""
-    counts: _Floats
+    counts: Floats
     """Of these sizes (columns)."""
-    growth: _Floats | None
+    growth: Floats | None
     """More of them with each micro-batch beyond the settled ones; None where there is none."""
-    firsts: _Ints
+    firsts: Ints
     """The first moment of each sort of stage, of those that come first: they tell no shards."""
     telling: tuple[int, ...]
     """Of each of the others its sort of stage: of gradients that are reduced already it matters in
@@ -83,7 +80,7 @@ class Fullest:
 
 
 @lru_cache(maxsize=2048)
-def fullest(layout: Layout, sorts: tuple[int, ...]) -> Fullest:
+def stage_peaks(layout: ChainLayout, sorts: tuple[int, ...]) -> StagePeaks:
     """The moments at which stages may be fullest.
 
     Args:
@@ -91,17 +88,17 @@ def fullest(layout: Layout, sorts: tuple[int, ...]) -> Fullest:
         sorts: of each stage a number; of those that share it only the fullest moments are told.
     """
     held = _held(layout, sorts)
-    held = held.only(standing(held.counts, held.keys))
+    held = held.only(pareto_rows(held.counts, held.keys))
     whole = held.with_places()
     sizes, width = in_sizes(layout.kinds), layout.kinds.width
     shards = [*layout.kinds.columns("shard"), *layout.kinds.columns("flat")]
     tells = np.asarray((whole.counts[:, :width] @ sizes)[:, shards].any(axis=1))
     # The others stand apart, so that each stage has some.
-    kept = np.array(standing(whole.counts, whole.sort + tells * (1 + max(sorts))))
+    kept = np.array(pareto_rows(whole.counts, whole.sort + tells * (1 + max(sorts))))
     whole, tells = whole.only(kept), tells[kept]
     now, grows = (counts @ sizes for counts in np.split(whole.counts, 2, axis=1))
     columns = np.flatnonzero(now.any(axis=0))
-    return Fullest(
+    return StagePeaks(
         columns=columns,
         counts=now[:, columns],
         growth=grows[:, columns] if grows.any() else None,
@@ -114,21 +111,21 @@ def fullest(layout: Layout, sorts: tuple[int, ...]) -> Fullest:
 class _Held:
     """Moments (rows) of all stages."""
 
-    counts: _Floats
+    counts: Floats
     """Of steps of sizes that are there, and behind them how many more with each micro-batch."""
-    sort: _Ints
+    sort: Ints
     """Of the stage."""
-    work: _Ints
+    work: Ints
     """The place of what the pass takes in `places`."""
-    places: tuple[_Floats, ...]
+    places: tuple[Floats, ...]
     """What each pass takes at each place of its chunk."""
 
     @property
-    def keys(self) -> _Ints:
+    def keys(self) -> Ints:
         """What those share that the same places come to."""
         return self.sort * len(self.places) + self.work
 
-    def only(self, chosen: Sequence[int] | _Ints) -> "_Held":
+    def only(self, chosen: Sequence[int] | Ints) -> "_Held":
         """Some of them."""
         return _Held(self.counts[chosen], self.sort[chosen], self.work[chosen], self.places)
 
@@ -141,16 +138,16 @@ class _Held:
         return found
 
 
-def _held(layout: Layout, sorts: tuple[int, ...]) -> _Held:
+def _held(layout: ChainLayout, sorts: tuple[int, ...]) -> _Held:
     """What other micro-batches, and gradients and weights of all layers take."""
     pipeline, chunks = layout.shape.pipeline, layout.chunks()
     unlike = {chunk: number for number, chunk in enumerate(dict.fromkeys(chunks))}
-    found = [filled(chunk, layout.kinds) for chunk in unlike]
+    found = [chunk_liveness(chunk, layout.kinds) for chunk in unlike]
     held = np.stack([each.held for each in found], axis=1)
     number = np.array([unlike[chunk] for chunk in chunks]).reshape(-1, pipeline)
     stages: dict[tuple[int, ...], int] = {}
     alike = [stages.setdefault(each, len(stages)) for each in zip(sorts, *number, strict=True)]
-    at = moments(layout.shape, tuple(alike))
+    at = peak_moments(layout.shape, tuple(alike))
     times = np.concatenate([at.open, at.waiting, at.made, at.over, at.begun], axis=1)
     width = layout.kinds.width
     rows = np.zeros((len(at.stage), 2 * width))

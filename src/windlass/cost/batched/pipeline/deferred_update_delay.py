@@ -9,15 +9,14 @@ decides.
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from windlass.cost.batched.layer_cost import Floats, Ints
-from windlass.cost.batched.max_plus import Sums
-from windlass.cost.batched.stage_sums import LayerSums, Parts
+from windlass.cost.arrays import Bools, Floats, Ints
+from windlass.cost.batched.max_plus import MaxPlus
+from windlass.cost.batched.stage_sums import LayerSums, StagePartition
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UnderWay:
+class PendingUpdates:
     """Updates that go on beside the next step, a row for each way to share."""
 
     seconds: Floats
@@ -29,7 +28,7 @@ class UnderWay:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Firsts:
+class FirstPassCosts:
     """First passes of a step if nothing holds them up, a row for each way to run them."""
 
     forward: LayerSums
@@ -37,12 +36,12 @@ class Firsts:
     """Seconds before the first of them."""
     message: Floats
     """Seconds of sending an output on."""
-    alike: npt.NDArray[np.bool_]
+    alike: Bools
     """Of each layer but the last whether the next one is alike."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lent:
+class SentTiedWeights:
     """Weights that a layer on one stage borrows from its owner on another.
 
     They leave before the first pass of their owner's stage.
@@ -54,7 +53,12 @@ class Lent:
     """Of each way to run the passes, that they take to come."""
 
 
-def held_up(parts: Parts, updates: UnderWay, firsts: Firsts, lent: Lent | None) -> Sums:
+def update_delay(
+    parts: StagePartition,
+    updates: PendingUpdates,
+    firsts: FirstPassCosts,
+    lent: SentTiedWeights | None,
+) -> MaxPlus:
     """Seconds by which first passes are late, if the passes of all stages end with the step.
 
     The things are stages. Where the passes of a stage end before, so much is off.
@@ -69,7 +73,7 @@ def held_up(parts: Parts, updates: UnderWay, firsts: Firsts, lent: Lent | None) 
     return found if lent is None else found.beside(_of_lent(parts, updates, firsts, lent))
 
 
-def _of_layers(parts: Parts, updates: UnderWay, firsts: Firsts) -> Sums:
+def _of_layers(parts: StagePartition, updates: PendingUpdates, firsts: FirstPassCosts) -> MaxPlus:
     """Of all layers that may decide, on the stages of their chunks.
 
     What is shared is gathered before the first pass of its chunk, all else is waited for before
@@ -81,7 +85,7 @@ def _of_layers(parts: Parts, updates: UnderWay, firsts: Firsts) -> Sums:
     ready, shared = _ready(parts, updates, layers)
     kinds = [(begins, gathers), (layers, ~gathers)]
     some = [(whose, np.where(these, ready, -np.inf)) for whose, these in kinds if these.any()]
-    return Sums(
+    return MaxPlus(
         passes=np.concatenate([-_came(parts, firsts, whose) for whose, _ in some]),
         exchanges=np.concatenate([exchanges for _, exchanges in some]),
         shared=np.concatenate([shared + at * len(ready) for at in range(len(some))]),
@@ -89,14 +93,16 @@ def _of_layers(parts: Parts, updates: UnderWay, firsts: Firsts) -> Sums:
     )
 
 
-def _of_lent(parts: Parts, updates: UnderWay, firsts: Firsts, lent: Lent) -> Sums:
+def _of_lent(
+    parts: StagePartition, updates: PendingUpdates, firsts: FirstPassCosts, lent: SentTiedWeights
+) -> MaxPlus:
     """Of weights that are lent, on the stage of their owner."""
     there, _ = _ready(parts, updates, np.array([lent.owner]))
     begin = parts.ends[int(parts.chunk[lent.owner])]
     came, begun = _came(parts, firsts, np.array([lent.layer, begin]))
     # Without updates under way it would have come by then, or been waited for.
     due = np.maximum(came, lent.seconds)
-    return Sums(
+    return MaxPlus(
         passes=np.stack([lent.seconds - due, -begun]),
         exchanges=there,
         shared=np.zeros(2, dtype=np.int64),
@@ -104,13 +110,13 @@ def _of_lent(parts: Parts, updates: UnderWay, firsts: Firsts, lent: Lent) -> Sum
     )
 
 
-def _came(parts: Parts, firsts: Firsts, layers: Ints) -> Floats:
+def _came(parts: StagePartition, firsts: FirstPassCosts, layers: Ints) -> Floats:
     """When first passes of layers (rows) begin if nothing holds them up."""
     before = firsts.forward.over_each(0, layers)
     return np.asarray(before + firsts.load + firsts.message * parts.chunk[layers][:, None])
 
 
-def _ready(parts: Parts, updates: UnderWay, layers: Ints) -> tuple[Floats, Ints]:
+def _ready(parts: StagePartition, updates: PendingUpdates, layers: Ints) -> tuple[Floats, Ints]:
     """When layers are up to date, and all of their chunks behind them is gathered.
 
     The layers of a chunk are gathered before its first pass, each once it is up to date.
@@ -132,7 +138,7 @@ def _ready(parts: Parts, updates: UnderWay, layers: Ints) -> tuple[Floats, Ints]
     return np.asarray(ready), shared.reshape(-1)
 
 
-def _decisive(parts: Parts, alike: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+def _decisive(parts: StagePartition, alike: Bools) -> Bools:
     """Of each layer whether it is at an end of a run of equal ones in its chunk."""
     same = np.concatenate([[False], alike & (np.diff(parts.chunk) == 0), [False]])
     return np.asarray(~(same[:-1] & same[1:]))

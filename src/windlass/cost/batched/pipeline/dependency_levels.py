@@ -14,61 +14,24 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from windlass.cost.batched.pipeline.schedule_index import BACKWARD, FORWARD, Turns
-from windlass.schema.plan import PipelineSchedule
-
-_Ints = npt.NDArray[np.int64]
-
-_FEW_MORE = 5
-"""Micro-batches beyond as many as there are stages, from which on steps of plain orders repeat."""
+from windlass.cost.arrays import Bools, Ints
+from windlass.cost.batched.schedule_index import BACKWARD, FORWARD, PipelineShape, ScheduleIndex
 
 
-class Shape(NamedTuple):
-    """How a step runs through the stages."""
-
-    order: PipelineSchedule
-    pipeline: int
-    interleave: int
-    micros: int
-    """Micro-batches of a step; of plans with more than `settled`, that and one, for all."""
-
-    @classmethod
-    def of(cls, order: PipelineSchedule, pipeline: int, interleave: int, micros: int) -> "Shape":
-        """The shape of plans of so many micro-batches."""
-        shape = cls(order, pipeline, interleave, micros)
-        return shape._replace(micros=min(micros, shape.settled + pipeline + 1))
-
-    @property
-    def settled(self) -> int:
-        """Micro-batches from which on each further one takes as long as the last."""
-        return 3 * self.pipeline if self.interleave > 1 else self.pipeline + _FEW_MORE
-
-    @property
-    def repeats(self) -> bool:
-        """Whether it stands for plans of any larger number of micro-batches too."""
-        return self.micros > self.settled + self.pipeline
-
-    @property
-    def chunks(self) -> int:
-        """Parts of the chain: those of all stages."""
-        return self.pipeline * self.interleave
-
-
-class Level(NamedTuple):
+class DependencyLevel(NamedTuple):
     """Passes that wait for none of each other, an element for each."""
 
-    stages: slice | _Ints
-    rows: _Ints
+    stages: slice | Ints
+    rows: Ints
     """Of the durations, all kinds of passes below each other."""
-    needs: _Ints
+    needs: Ints
     """The place of the message that it needs; 0 for none."""
-    senders: slice | _Ints
+    senders: slice | Ints
     """Which of them send a message."""
-    from_: slice | _Ints
+    from_: slice | Ints
     """The stages of those."""
-    sends: _Ints
+    sends: Ints
     """The places of these messages."""
     loads: Sequence[int]
     """Which of them are forward passes of one of the chain's ends."""
@@ -81,10 +44,10 @@ class Level(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Levels:
+class DependencyLevels:
     """All passes of a step."""
 
-    all: tuple[Level, ...]
+    all: tuple[DependencyLevel, ...]
     places: int
     """Of messages, that of none among them."""
     settled: int
@@ -92,7 +55,7 @@ class Levels:
 
 
 @lru_cache(maxsize=1024)
-def levels_of(shape: Shape) -> Levels:
+def dependency_levels(shape: PipelineShape) -> DependencyLevels:
     """The passes of a shape's stages by how many others come before them."""
     most = max(shape.micros, shape.settled + shape.pipeline)
     passes, places = _most(shape._replace(micros=most))
@@ -100,35 +63,37 @@ def levels_of(shape: Shape) -> Levels:
     other = passes.micros >= shape.settled
     ends = (passes.kinds == BACKWARD) & (passes.micros == shape.settled - 1)
     apart = passes.depths[other | ends].min()
-    return Levels(_levels(shape, own), places, len(np.unique(own.depths[own.depths < apart])))
+    return DependencyLevels(
+        _levels(shape, own), places, len(np.unique(own.depths[own.depths < apart]))
+    )
 
 
 class _Passes(NamedTuple):
     """Passes of all stages by their depths, an element for each."""
 
-    depths: _Ints
+    depths: Ints
     """How many others come before it, one after the other."""
-    stages: _Ints
-    kinds: _Ints
+    stages: Ints
+    kinds: Ints
     """As `closed_turns` numbers them."""
-    micros: _Ints
-    chunks: _Ints
+    micros: Ints
+    chunks: Ints
     """Of the chain."""
-    needs: _Ints
+    needs: Ints
     """The message that it needs, an output of the chunk before or its own one's gradient; or 0."""
-    sends: _Ints
+    sends: Ints
     """The message that it sends, or 0."""
 
-    def only(self, chosen: npt.NDArray[np.bool_] | _Ints) -> "_Passes":
+    def only(self, chosen: Bools | Ints) -> "_Passes":
         """Some of them."""
         return _Passes(*(each[chosen] for each in self))
 
 
 @lru_cache(maxsize=128)
-def _most(shape: Shape) -> tuple[_Passes, int]:
+def _most(shape: PipelineShape) -> tuple[_Passes, int]:
     """The passes of a step, their messages numbered by places, and how many of those there are."""
     pipeline, micros, chunks = shape.pipeline, shape.micros, shape.chunks
-    turns = Turns(shape.order, pipeline, shape.interleave, micros).passes()
+    turns = ScheduleIndex(shape.order, pipeline, shape.interleave, micros).passes()
     kinds, micro, part = (each.ravel() for each in turns)
     stages = np.repeat(np.arange(pipeline), turns.kinds.shape[1])
     chunk = part * pipeline + stages
@@ -142,7 +107,7 @@ def _most(shape: Shape) -> tuple[_Passes, int]:
     return _placed(passes.only(np.argsort(depths, kind="stable")))
 
 
-def _depths(stages: _Ints, needs: _Ints, sends: _Ints) -> _Ints:
+def _depths(stages: Ints, needs: Ints, sends: Ints) -> Ints:
     """How many passes come before each, one after the other."""
     need, send = needs.tolist(), sends.tolist()
     sent = [-1] * (max(send) + 1)
@@ -196,7 +161,7 @@ def _placed(passes: _Passes) -> tuple[_Passes, int]:
     return placed, 1 + int(counts.sum())
 
 
-def _levels(shape: Shape, passes: _Passes) -> tuple[Level, ...]:
+def _levels(shape: PipelineShape, passes: _Passes) -> tuple[DependencyLevel, ...]:
     """Passes level by level."""
     chunks, first = shape.chunks, passes.micros == 0
     forward, stages = passes.kinds == FORWARD, passes.stages
@@ -205,7 +170,7 @@ def _levels(shape: Shape, passes: _Passes) -> tuple[Level, ...]:
     edges = [*begins.tolist(), len(rows)]
     at = np.arange(len(rows)) - np.repeat(begins, np.diff(edges))
 
-    def some(chosen: npt.NDArray[np.bool_], *of_each: _Ints) -> Iterator[Sequence[tuple[int, ...]]]:
+    def some(chosen: Bools, *of_each: Ints) -> Iterator[Sequence[tuple[int, ...]]]:
         """Of each level numbers of some of its passes."""
         places = np.flatnonzero(chosen)
         found = list(zip(*(each[places].tolist() for each in of_each), strict=True))
@@ -217,7 +182,7 @@ def _levels(shape: Shape, passes: _Passes) -> tuple[Level, ...]:
     sending = np.flatnonzero(passes.sends)
     sends, sender_edges = passes.sends[sending], np.searchsorted(sending, edges).tolist()
     return tuple(
-        Level(
+        DependencyLevel(
             stages_,
             rows[low:high],
             passes.needs[low:high],
@@ -244,7 +209,7 @@ def _levels(shape: Shape, passes: _Passes) -> tuple[Level, ...]:
     )
 
 
-def _spans(places: _Ints, edges: list[int]) -> Iterator[slice | _Ints]:
+def _spans(places: Ints, edges: list[int]) -> Iterator[slice | Ints]:
     """Of each level its places, as a slice if they are evenly spaced: those need not be copied."""
     steps = np.diff(places, append=0)
     level = np.repeat(np.arange(len(edges) - 1), np.diff(edges))

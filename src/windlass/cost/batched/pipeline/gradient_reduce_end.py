@@ -16,12 +16,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from windlass.cost.batched.layer_cost import Floats, Ints
-from windlass.cost.batched.max_plus import Sums, Term
-from windlass.cost.batched.pipeline.steady_state import Folded
-from windlass.cost.batched.stage_sums import LayerSums, Parts
+from windlass.cost.arrays import Bools, Floats, Ints
+from windlass.cost.batched.max_plus import MaxPlus, MaxPlusTerm
+from windlass.cost.batched.pipeline.steady_state import StepEnds
+from windlass.cost.batched.stage_sums import LayerSums, StagePartition
 from windlass.schema.plan import Recompute
 
 _ROUNDING = 1e-14
@@ -29,7 +28,7 @@ _ROUNDING = 1e-14
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Loans:
+class TiedWeightTimes:
     """What tied weights on two stages cost, an element for each way to run the passes."""
 
     owner: int
@@ -45,23 +44,23 @@ class Loans:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Passed:
+class LastPasses:
     """The last passes of a step, a row for each way to run them."""
 
-    folded: Folded
+    folded: StepEnds
     layers: LayerSums
     """Seconds of each layer's part of the last micro-batch's pass that adds to gradients."""
     message: Floats
     """Seconds of a message to the next stage."""
-    loans: Loans | None
+    loans: TiedWeightTimes | None
     in_turn: bool
     """Whether a stage that sends or receives does nothing else meanwhile."""
-    alike: npt.NDArray[np.bool_]
+    equal_neighbours: Bools
     """Of each layer but the last whether the next one is alike in all of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reductions:
+class ReduceSeconds:
     """Seconds in which a layer's gradient is reduced, by kind; a row for each way to share."""
 
     links: Floats
@@ -70,7 +69,9 @@ class Reductions:
     """Of these, those in which the device does nothing else."""
 
 
-def ends(parts: Parts, passed: Passed, reductions: Reductions) -> Sums:
+def grad_reduce_end(
+    parts: StagePartition, passed: LastPasses, reductions: ReduceSeconds
+) -> MaxPlus:
     """When the stages of plans of one shape have reduced their gradients.
 
     Args:
@@ -78,11 +79,13 @@ def ends(parts: Parts, passed: Passed, reductions: Reductions) -> Sums:
         passed: their last passes.
         reductions: what they reduce.
     """
-    return _Stages(parts, passed, reductions).ends()
+    return _Stages(parts, passed, reductions).reduce_ends()
 
 
 class _Stages:
-    def __init__(self, parts: Parts, passed: Passed, reductions: Reductions) -> None:
+    def __init__(
+        self, parts: StagePartition, passed: LastPasses, reductions: ReduceSeconds
+    ) -> None:
         self._parts, self._passed, self._reductions = parts, passed, reductions
         self._shape, self._folded = parts.shape, passed.folded
         self._waited = parts.by_chunk(reductions.waited)
@@ -91,16 +94,16 @@ class _Stages:
         self._none = np.zeros(len(reductions.links))
         self._before = self._waited_before()
 
-    def ends(self) -> Sums:
+    def reduce_ends(self) -> MaxPlus:
         """All of them."""
         shape = self._shape
         if shape.order == "zero-bubble":
-            return Sums.of_terms([list(self._parted(stage)) for stage in range(shape.pipeline)])
+            return MaxPlus.of_terms([list(self._parted(stage)) for stage in range(shape.pipeline)])
         if shape.micros == 1:
-            return Sums.of_terms(self._through())
+            return MaxPlus.of_terms(self._through())
         return self._handing_on().beside(self._first()) if shape.chunks > 1 else self._first()
 
-    def _handing_on(self) -> Sums:
+    def _handing_on(self) -> MaxPlus:
         """Of chunks that are reduced behind what they send on: all but the first."""
         pipeline, turns = self._shape.pipeline, self._shape.interleave
         done = self._folded.done[: None if self._queued else pipeline]
@@ -112,7 +115,7 @@ class _Stages:
         chunk, way = chunk[order], way[order]
         _, first, shared = np.unique(kinds[order], return_index=True, return_inverse=True)
         queued = behind.reshape(len(behind), -1)[:, chunk[first]].T
-        return Sums(
+        return MaxPlus(
             passes=done[chunk, way],
             exchanges=self._before[way[first]] + queued,
             shared=shared,
@@ -132,15 +135,15 @@ class _Stages:
             found.append(before + turn * len(own))
         return np.concatenate(found)
 
-    def _first(self) -> Sums:
+    def _first(self) -> MaxPlus:
         """Of the chain's first chunk, whose layers are reduced within its pass."""
         begun = self._folded.begun[0]
         ways = np.flatnonzero(_outer(self._folded.begun[:1])[0])
-        within = Sums.of_terms([list(self._within(0, np.zeros_like(begun[0]), self._none))])
+        within = MaxPlus.of_terms([list(self._within(0, np.zeros_like(begun[0]), self._none))])
         passes, exchanges = within.passes, within.exchanges[within.shared]
         passes = (begun[ways][:, None] + passes).reshape(-1, passes.shape[1])
         exchanges = (self._before[ways][:, None] + exchanges).reshape(-1, exchanges.shape[1])
-        return Sums(
+        return MaxPlus(
             passes=passes,
             exchanges=exchanges,
             shared=np.arange(len(passes)),
@@ -155,7 +158,7 @@ class _Stages:
         mean = waited[:, self._shape.pipeline : -1].mean(axis=1)
         return np.stack([each.chunks * mean + each.last * waited[:, -1] for each in stops])
 
-    def _through(self) -> list[list[Term]]:
+    def _through(self) -> list[list[MaxPlusTerm]]:
         """Of one micro-batch, which goes back through stages that each reduce before they send.
 
         The last one sends it on behind the gradient of weights that it has borrowed.
@@ -163,20 +166,20 @@ class _Stages:
         shape, passed = self._shape, self._passed
         last = shape.chunks - 1
         own = passed.layers.by_chunk()
-        starts = [Term(self._folded.begun[1, 0], self._none)]
-        found: list[list[Term]] = []
+        starts = [MaxPlusTerm(self._folded.begun[1, 0], self._none)]
+        found: list[list[MaxPlusTerm]] = []
         for stage in reversed(range(shape.pipeline)):
             leaving = passed.message if passed.in_turn and stage else 0.0
             found.append(
                 [
-                    Term(term.passes + leaving, term.exchanges)
+                    MaxPlusTerm(term.passes + leaving, term.exchanges)
                     for start in starts
                     for term in self._within(stage, start.passes, start.exchanges)
                 ]
             )
             taking = own[:, stage] + self._extra(stage)
             onward = [
-                Term(
+                MaxPlusTerm(
                     start.passes + taking + passed.message, start.exchanges + self._waited[:, stage]
                 )
                 for start in starts
@@ -184,7 +187,7 @@ class _Stages:
             loans = passed.loans
             if stage == last and loans is not None and not passed.in_turn:
                 handed = starts[0].passes + loans.after + loans.message
-                onward.append(Term(handed + passed.message, self._none))
+                onward.append(MaxPlusTerm(handed + passed.message, self._none))
             starts = onward
         return found[::-1]
 
@@ -197,7 +200,7 @@ class _Stages:
         takes = chunk == self._parts.chunk[loans.owner]
         return np.asarray(hands + takes * (loans.taking + passed.in_turn * loans.message))
 
-    def _parted(self, stage: int) -> Iterator[Term]:
+    def _parted(self, stage: int) -> Iterator[MaxPlusTerm]:
         """Of a stage that ends with the weights' part of its last backward pass."""
         passed, folded, loans = self._passed, self._folded, self._passed.loans
         weight = passed.layers.by_chunk()
@@ -210,7 +213,7 @@ class _Stages:
 
     def _within(
         self, chunk: int, start: Floats, before: Floats, came: Floats | None = None
-    ) -> Iterator[Term]:
+    ) -> Iterator[MaxPlusTerm]:
         """Of a chunk whose layers are reduced within a pass.
 
         Args:
@@ -229,11 +232,11 @@ class _Stages:
         queued = parts.counts(low, layers + 1) @ links.T + parts.counts(layers + 1, high) @ waited.T
         for at, own, queue in zip(layers.tolist(), through, queued, strict=True):
             passes = start + own
-            yield Term(passes + extra if at <= max(owner, low) else passes, before + queue)
+            yield MaxPlusTerm(passes + extra if at <= max(owner, low) else passes, before + queue)
             if came is not None and loans is not None and at <= owner:
                 rest = self._passed.layers.over(at, owner)
                 stopped = parts.over(waited, owner + 1, high)
-                yield Term(came + loans.taking + rest, before + queue - stopped)
+                yield MaxPlusTerm(came + loans.taking + rest, before + queue - stopped)
 
     def _decisive(self, low: int, high: int) -> list[int]:
         """The ends of runs of equal layers of a chunk."""
@@ -243,12 +246,12 @@ class _Stages:
         loans = self._passed.loans
         for at in range(low, high - 1):
             lent = loans is not None and loans.owner in (at, at + 1)
-            if lent or not self._passed.alike[at]:
+            if lent or not self._passed.equal_neighbours[at]:
                 found |= {at, at + 1}
         return sorted(found)
 
 
-def _outer(times: Floats) -> npt.NDArray[np.bool_]:
+def _outer(times: Floats) -> Bools:
     """Which ways (second axis) may be the longest, whatever each reduction takes.
 
     What ways wait for goes up evenly with how many inner chunks they have waited for, which every
@@ -261,7 +264,7 @@ def _outer(times: Floats) -> npt.NDArray[np.bool_]:
     return outer
 
 
-def alike(kinds: Ints, patterns: Sequence[Sequence[Recompute]]) -> npt.NDArray[np.bool_]:
+def equal_neighbours(kinds: Ints, patterns: Sequence[Sequence[Recompute]]) -> Bools:
     """Of each layer but the last whether the next is of its kind and computed again as it is.
 
     Args:

@@ -11,12 +11,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from windlass.cost.batched.layer_cost import Floats
-from windlass.cost.batched.pipeline.dependency_levels import Level, Shape
+from windlass.cost.arrays import Floats
+from windlass.cost.batched.pipeline.dependency_levels import DependencyLevel
+from windlass.cost.batched.schedule_index import PipelineShape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Durations:
+class PassDurations:
     """Seconds of the passes of each chunk of layers (rows) of many plans (columns)."""
 
     forward: Floats
@@ -36,7 +37,7 @@ class Durations:
     """Of each plan: how long the lender's first messages have to wait for weights that it lends."""
     lender: int = 0
     """The stage that lends weights."""
-    loan: "LoanBack | None" = None
+    loan: "TiedGradReturn | None" = None
     """How the gradient of lent weights goes back before the last passes have ended, if any does."""
     stops: bool = False
     """Whether devices wait for some of what they exchange behind the passes of their chunks."""
@@ -45,7 +46,7 @@ class Durations:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoanBack:
+class TiedGradReturn:
     """The gradient of lent weights: handed over in the last backward pass of the last chunk."""
 
     message: Floats
@@ -58,7 +59,7 @@ class LoanBack:
     """That chunk."""
 
 
-class Stops(NamedTuple):
+class ReduceCount(NamedTuple):
     """Reductions that a way through the last passes of a step waits for, but for its last one."""
 
     chunks: int
@@ -67,7 +68,7 @@ class Stops(NamedTuple):
     """Whether also of that one, whose layers are not like the others."""
 
 
-class Firsts(NamedTuple):
+class FirstPassTimes(NamedTuple):
     """Of each chunk's first pass (rows) and each plan (columns), in seconds of a step."""
 
     begun: Floats
@@ -112,7 +113,7 @@ class _State:
         return _State(**{each.name: getattr(self, each.name).copy() for each in fields(self)})
 
 
-class Walk:
+class LevelSimulator:
     """A walk through the passes of a step.
 
     What each reduction takes that a stage waits for is of a plan's sharing, not of its passes. So
@@ -124,11 +125,11 @@ class Walk:
         places: of messages.
     """
 
-    def __init__(self, shape: Shape, durations: Durations, places: int) -> None:
+    def __init__(self, shape: PipelineShape, durations: PassDurations, places: int) -> None:
         self._shape, self._durations = shape, durations
         self._taking = np.concatenate([getattr(durations, name) for name in _KINDS])[:, None]
         waits = durations.stops and shape.interleave > 1
-        self.stops = stops_of(shape.interleave if waits else 1)
+        self.stops = reduce_counts(shape.interleave if waits else 1)
         """What ways can have waited for."""
         plans = len(durations.message)
         firsts = np.zeros((shape.chunks, plans))
@@ -146,7 +147,7 @@ class Walk:
         if durations.in_turn:
             self.state.now[durations.lender] = durations.lending
 
-    def over(self, levels: Sequence[Level]) -> "_State":
+    def over(self, levels: Sequence[DependencyLevel]) -> "_State":
         """How far all stages are behind some more levels."""
         for level in levels:
             if level.turns and len(self.stops) > self.state.now.shape[1]:
@@ -156,7 +157,7 @@ class Walk:
                 self._end_chunk(stage, chunk)
         return self.state
 
-    def _pass_by(self, level: Level) -> None:
+    def _pass_by(self, level: DependencyLevel) -> None:
         """Passes that wait for none of each other."""
         durations, state = self._durations, self.state
         now = state.now[level.stages]
@@ -180,7 +181,7 @@ class Walk:
         if level.sends.size:
             self._send(level, now)
 
-    def _send(self, level: Level, ended: Floats) -> None:
+    def _send(self, level: DependencyLevel, ended: Floats) -> None:
         """What passes hand on once they have ended."""
         state = self.state
         sent = state.sent[level.from_]
@@ -195,7 +196,7 @@ class Walk:
     def _branch(self, turns: int) -> None:
         """Makes room for ways that have waited so often, which none has yet."""
         state = self.state
-        more = len(stops_of(turns + 1)) - state.now.shape[1]
+        more = len(reduce_counts(turns + 1)) - state.now.shape[1]
         if more > 0:
             room = (0, 0), (0, more), (0, 0)
             state.now, state.sent, state.came = (
@@ -230,10 +231,10 @@ class Walk:
             now[:further] = -np.inf
 
 
-def stops_of(turns: int) -> tuple[Stops, ...]:
+def reduce_counts(turns: int) -> tuple[ReduceCount, ...]:
     """What ways can have waited for, of stages with so many chunks, by how often at the least.
 
     A way that waits for one more of the inner chunks is two further behind, one that waits for the
     last chunk of the chain, before any other, is one further behind.
     """
-    return tuple(Stops(at // 2, last=at % 2 > 0) for at in range(2 * turns - 1))
+    return tuple(ReduceCount(at // 2, last=at % 2 > 0) for at in range(2 * turns - 1))

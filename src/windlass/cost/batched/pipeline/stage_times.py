@@ -5,19 +5,31 @@ from typing import Literal
 
 import numpy as np
 
-from windlass.cost.batched.layer_cost import Chain, Floats, Ints
-from windlass.cost.batched.memory.chunk_liveness import layers_again
+from windlass.cost.arrays import Floats, Ints
+from windlass.cost.batched.layer_cost import LayerCosts
 from windlass.cost.batched.op_time import HELD
-from windlass.cost.batched.pipeline.deferred_update_delay import Firsts, Lent
-from windlass.cost.batched.pipeline.gradient_reduce_end import Loans, Passed, alike
-from windlass.cost.batched.pipeline.level_simulator import Durations, LoanBack
-from windlass.cost.batched.pipeline.steady_state import fold
-from windlass.cost.batched.plan_table import Rows, Settings
-from windlass.cost.batched.stage_sums import LayerSums, Parts, Repeats
+from windlass.cost.batched.pipeline.deferred_update_delay import FirstPassCosts, SentTiedWeights
+from windlass.cost.batched.pipeline.gradient_reduce_end import (
+    LastPasses,
+    TiedWeightTimes,
+    equal_neighbours,
+)
+from windlass.cost.batched.pipeline.level_simulator import PassDurations, TiedGradReturn
+from windlass.cost.batched.pipeline.steady_state import simulate_levels
+from windlass.cost.batched.plan_table import LayerConfigTable, PlanTable
+from windlass.cost.batched.schedule_index import PipelineShape
+from windlass.cost.batched.stage_sums import (
+    LayerSums,
+    RecomputeSums,
+    StagePartition,
+    recompute_by_layer,
+)
 from windlass.schema.plan import Recompute
 
-Name = Literal["forward", "backward", "backward_input", "backward_weight", "sum_first", "sum_later"]
-_NAMES: tuple[Name, ...] = (
+PassName = Literal[
+    "forward", "backward", "backward_input", "backward_weight", "sum_first", "sum_later"
+]
+_NAMES: tuple[PassName, ...] = (
     "forward", "backward", "backward_input", "backward_weight", "sum_first", "sum_later",
 )  # fmt: skip
 _SINGLE = 5
@@ -26,7 +38,7 @@ _MESSAGES = 3
 """Those of them that are messages."""
 
 
-class Times:
+class ConfigTimes:
     """Seconds of passes by kind of layer, a row for each run.
 
     Args:
@@ -41,7 +53,7 @@ class Times:
 
     def __init__(
         self,
-        parts: Parts,
+        parts: StagePartition,
         agains: Sequence[Sequence[Recompute]],
         variants: Ints,
         numbers: Floats,
@@ -55,13 +67,13 @@ class Times:
         self.load, self.taking, self.message, self.lending, self.handing = numbers[:, -_SINGLE:].T
         """Loading a micro-batch; adding the gradient of lent weights to the owner's; messages with
         an output, with weights that are lent, and with their gradient."""
-        self.alike = alike(parts.kinds, agains)
+        self.alike = equal_neighbours(parts.kinds, agains)
         """Of each layer but the last whether the next one is alike in all runs."""
 
     @classmethod
-    def of(cls, chain: Chain, parts: Parts, rows: Rows) -> "Times":
+    def of(cls, chain: LayerCosts, parts: StagePartition, rows: PlanTable) -> "ConfigTimes":
         """Those of all runs of plans of one shape."""
-        agains = [layers_again(parts.shape, parts.ends, each) for each in rows.agains]
+        agains = [recompute_by_layer(parts.shape, parts.ends, each) for each in rows.agains]
         settings, pipeline = rows.settings, parts.shape.pipeline
         times = settings.table(chain, "times", _numbers(chain, settings))
         ways = settings.table(chain, f"ways of {pipeline}", _ways(chain, settings, pipeline))
@@ -77,13 +89,13 @@ class Times:
             alike_runs = alike_runs * count + other
         return cls(parts, agains, chain.variants, numbers, rows.again, alike_runs)
 
-    def once(self) -> tuple["Times", Ints]:
+    def once(self) -> tuple["ConfigTimes", Ints]:
         """Each of equal rows once, and of each row its place among those."""
         alike_runs, first, place = np.unique(
             self._alike_runs, return_index=True, return_inverse=True
         )
         return (
-            Times(
+            ConfigTimes(
                 self._parts,
                 self._agains,
                 self._variants,
@@ -94,14 +106,14 @@ class Times:
             place,
         )
 
-    def sums(self, *names: Name, again: bool = False) -> LayerSums:
+    def sums(self, *names: PassName, again: bool = False) -> LayerSums:
         """Passes, one after the other; with what layers compute again."""
         each = np.add.reduce([self._by_kind[name] for name in names])
         kinds = np.arange(len(self._variants))
         if not again:
             return LayerSums(self._parts, each[:, kinds])
         whole, some = self._by_kind["forward"][:, kinds], each[:, self._variants] - each[:, kinds]
-        repeats = Repeats(np.concatenate([whole, some], axis=1), self._agains, self._again)
+        repeats = RecomputeSums(np.concatenate([whole, some], axis=1), self._agains, self._again)
         return LayerSums(self._parts, each[:, kinds], repeats)
 
     def repeated(self, kinds: Ints) -> tuple[Floats, Floats]:
@@ -118,7 +130,7 @@ class Times:
         return self._by_kind["forward"][:, kinds].min(axis=1), some.min(axis=1)
 
 
-def _numbers(chain: Chain, settings: Settings) -> Callable[[Ints], Floats]:
+def _numbers(chain: LayerCosts, settings: LayerConfigTable) -> Callable[[Ints], Floats]:
     """Finds the numbers of settings as `Times` has them, but bytes of messages."""
 
     def of(places: Ints) -> Floats:
@@ -132,12 +144,12 @@ def _numbers(chain: Chain, settings: Settings) -> Callable[[Ints], Floats]:
     return of
 
 
-def _ways(chain: Chain, settings: Settings, pipeline: int) -> Callable[[Ints], Floats]:
+def _ways(chain: LayerCosts, settings: LayerConfigTable, pipeline: int) -> Callable[[Ints], Floats]:
     """Finds seconds of a byte to another stage, and of a message apart from its bytes."""
     return lambda places: np.stack(chain.message_ways(settings.some(places), pipeline), axis=1)
 
 
-class Taken:
+class StageTimes:
     """Seconds of passes.
 
     Args:
@@ -147,50 +159,56 @@ class Taken:
         stops: whether devices wait for some of what they exchange behind their passes.
     """
 
-    def __init__(self, chain: Chain, parts: Parts, rows: Rows, *, stops: bool) -> None:
+    def __init__(
+        self, chain: LayerCosts, parts: StagePartition, rows: PlanTable, *, stops: bool
+    ) -> None:
         shape = parts.shape
-        every = Times.of(chain, parts, rows)
+        every = ConfigTimes.of(chain, parts, rows)
         times, self.first = every.once()
         """Of each run its place among `firsts`."""
         loans = _loans(chain, parts, times)
-        self.firsts = Firsts(
+        self.firsts = FirstPassCosts(
             forward=times.sums("forward"), load=times.load, message=times.message, alike=times.alike
         )
         self.lent = (
             None
             if loans is None
-            else Lent(layer=chain.tied[0][0], owner=loans.owner, seconds=loans.lending)
+            else SentTiedWeights(layer=chain.tied[0][0], owner=loans.owner, seconds=loans.lending)
         )
         self.place = np.arange(len(rows.setting)) if shape.repeats else self.first
         """Of each run its place among `passed`."""
         in_turn = chain.machine.rule == "bulk-synchronous"
         durations = _durations(parts, times, loans, in_turn, stops)
         last = every if shape.repeats else times
-        self.passed = Passed(
-            folded=fold(shape, durations, rows.micros.astype(np.float64), self.first),
+        self.passed = LastPasses(
+            folded=simulate_levels(shape, durations, rows.micros.astype(np.float64), self.first),
             layers=_adding(parts, last, first=shape.micros == 1),
             message=last.message,
             loans=_loans(chain, parts, last),
             in_turn=in_turn,
-            alike=last.alike,
+            equal_neighbours=last.alike,
         )
 
 
-def _adding(parts: Parts, times: Times, *, first: bool) -> LayerSums:
+def _adding(parts: StagePartition, times: ConfigTimes, *, first: bool) -> LayerSums:
     """The pass that adds to gradients, of the first micro-batch or of another."""
     parted = parts.shape.order == "zero-bubble"
-    whole: Name = "backward_weight" if parted else "backward"
+    whole: PassName = "backward_weight" if parted else "backward"
     return times.sums(whole, "sum_first" if first else "sum_later", again=not parted)
 
 
 def _durations(
-    parts: Parts, times: Times, loans: Loans | None, in_turn: bool, stops: bool
-) -> Durations:
+    parts: StagePartition,
+    times: ConfigTimes,
+    loans: TiedWeightTimes | None,
+    in_turn: bool,
+    stops: bool,
+) -> PassDurations:
     parted = parts.shape.order == "zero-bubble"
     later, first = (_adding(parts, times, first=each).by_chunk().T for each in (False, True))
     none = np.zeros_like(later)
     inputs = times.sums("backward_input", again=True).by_chunk().T if parted else none
-    return Durations(
+    return PassDurations(
         forward=times.sums("forward").by_chunk().T,
         backward=inputs if parted else later,
         backward_first=inputs if parted else first,
@@ -206,7 +224,7 @@ def _durations(
     )
 
 
-def _loans(chain: Chain, parts: Parts, times: Times) -> Loans | None:
+def _loans(chain: LayerCosts, parts: StagePartition, times: ConfigTimes) -> TiedWeightTimes | None:
     """What the first tied weights cost; None if they are not on two stages."""
     if not chain.tied:
         return None
@@ -218,7 +236,7 @@ def _loans(chain: Chain, parts: Parts, times: Times) -> Loans | None:
         "backward_weight" if parted else "backward",
         "sum_first" if parts.shape.micros == 1 else "sum_later",
     )
-    return Loans(
+    return TiedWeightTimes(
         owner=owner,
         lending=times.lending,
         message=times.handing,
@@ -227,10 +245,16 @@ def _loans(chain: Chain, parts: Parts, times: Times) -> Loans | None:
     )
 
 
-def _way_back(loans: Loans, parts: Parts) -> LoanBack:
-    return LoanBack(
+def _way_back(loans: TiedWeightTimes, parts: StagePartition) -> TiedGradReturn:
+    return TiedGradReturn(
         message=loans.message,
         after=loans.after,
         taking=loans.taking,
         owner=int(parts.chunk[loans.owner]),
     )
+
+
+def host_pace(chain: LayerCosts, shape: PipelineShape, rows: PlanTable) -> Floats:
+    """Times that each run takes as long for the slowest of its hosts."""
+    counts, at = np.unique(rows.settings.devices[rows.setting], return_inverse=True)
+    return np.array([chain.machine.pace(shape.pipeline * int(each)) for each in counts])[at]

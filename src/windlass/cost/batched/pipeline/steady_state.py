@@ -9,20 +9,26 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from windlass.cost.batched.layer_cost import Floats, Ints
-from windlass.cost.batched.pipeline.dependency_levels import Level, Shape, levels_of
-from windlass.cost.batched.pipeline.level_simulator import Durations, Firsts, Stops, Walk
+from windlass.cost.arrays import Floats, Ints
+from windlass.cost.batched.pipeline.dependency_levels import DependencyLevel, dependency_levels
+from windlass.cost.batched.pipeline.level_simulator import (
+    FirstPassTimes,
+    LevelSimulator,
+    PassDurations,
+    ReduceCount,
+)
+from windlass.cost.batched.schedule_index import PipelineShape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Folded:
+class StepEnds:
     """Seconds from the begin of a step, apart from what devices wait for behind their passes.
 
     An array of three: a chunk or stage, how much of that lies on the way (`stops`; minus infinity
     where no way has so much), and a plan. The end is the largest over all ways.
     """
 
-    stops: tuple[Stops, ...]
+    stops: tuple[ReduceCount, ...]
     begun: Floats
     """When the last backward pass of the chain's first chunk, and of its last one, begins."""
     done: Floats
@@ -31,9 +37,9 @@ class Folded:
     """When all passes of a stage have ended."""
     sent: Floats
     """When the last message of a stage has left."""
-    firsts: Firsts
+    firsts: FirstPassTimes
 
-    def beyond(self, other: "Folded", times: Floats, place: Ints) -> "Folded":
+    def beyond(self, other: "StepEnds", times: Floats, place: Ints) -> "StepEnds":
         """Further than from here to `other`, of more plans than were folded.
 
         Args:
@@ -51,7 +57,7 @@ class Folded:
                 found[at, ways] = np.add(more, own[:, place], out=more)
             return found
 
-        return Folded(
+        return StepEnds(
             stops=self.stops,
             begun=further(self.begun, other.begun),
             done=further(self.done, other.done),
@@ -61,7 +67,9 @@ class Folded:
         )
 
 
-def fold(shape: Shape, durations: Durations, micros: Floats, place: Ints) -> Folded:
+def simulate_levels(
+    shape: PipelineShape, durations: PassDurations, micros: Floats, place: Ints
+) -> StepEnds:
     """When the stages are done with all passes of a step, gradients not yet reduced.
 
     Args:
@@ -75,13 +83,14 @@ def fold(shape: Shape, durations: Durations, micros: Floats, place: Ints) -> Fol
         these.
     """
     if not shape.repeats:
-        levels = levels_of(shape)
-        return _folded(Walk(shape, durations, levels.places), levels.all)
+        levels = dependency_levels(shape)
+        return _folded(LevelSimulator(shape, durations, levels.places), levels.all)
     settled = shape.settled
     short, long = (
-        levels_of(shape._replace(micros=count)) for count in (settled, settled + shape.pipeline)
+        dependency_levels(shape._replace(micros=count))
+        for count in (settled, settled + shape.pipeline)
     )
-    walk = Walk(shape, durations, long.places)
+    walk = LevelSimulator(shape, durations, long.places)
     both = walk.over(long.all[: long.settled]).copy()
     longer = _folded(walk, long.all[long.settled :])
     walk.state = both
@@ -89,14 +98,16 @@ def fold(shape: Shape, durations: Durations, micros: Floats, place: Ints) -> Fol
     return shorter.beyond(longer, (micros - settled) / shape.pipeline, place)
 
 
-def _folded(walk: Walk, levels: Sequence[Level]) -> Folded:
+def _folded(walk: LevelSimulator, levels: Sequence[DependencyLevel]) -> StepEnds:
     """What is found at the end of some levels."""
     state = walk.over(levels)
-    return Folded(
+    return StepEnds(
         stops=walk.stops,
         begun=state.begun,
         done=state.done,
         end=state.now,
         sent=state.sent,
-        firsts=Firsts(begun=np.maximum(state.free, state.met), free=state.free, came=state.met),
+        firsts=FirstPassTimes(
+            begun=np.maximum(state.free, state.met), free=state.free, came=state.met
+        ),
     )

@@ -11,13 +11,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from windlass.cost.batched.layer_cost import Floats
-from windlass.cost.batched.max_plus import Sums, Term
-from windlass.cost.batched.pipeline.level_simulator import Firsts
-from windlass.cost.batched.stage_sums import Parts
+from windlass.cost.arrays import Floats
+from windlass.cost.batched.max_plus import MaxPlus, MaxPlusTerm
+from windlass.cost.batched.pipeline.level_simulator import FirstPassTimes
+from windlass.cost.batched.stage_sums import StagePartition
 
 
-def lateness(parts: Parts, firsts: Firsts, gather: Floats) -> Sums:
+def gather_delay(parts: StagePartition, firsts: FirstPassTimes, gather: Floats) -> MaxPlus:
     """By how much the passes of plans of one shape are late: one thing.
 
     Args:
@@ -28,8 +28,10 @@ def lateness(parts: Parts, firsts: Firsts, gather: Floats) -> Sums:
     by_chunk = parts.by_chunk(gather)
     if parts.shape.interleave == 1:
         own = firsts.free - firsts.begun
-        gathered = [Term(*each) for each in zip(own, by_chunk.T, strict=True)]
-        return Sums.of_terms([[Term(np.zeros(own.shape[1]), np.zeros(len(gather))), *gathered]])
+        gathered = [MaxPlusTerm(*each) for each in zip(own, by_chunk.T, strict=True)]
+        return MaxPlus.of_terms(
+            [[MaxPlusTerm(np.zeros(own.shape[1]), np.zeros(len(gather))), *gathered]]
+        )
     return _turns(parts, firsts, by_chunk)
 
 
@@ -44,7 +46,7 @@ class _Way(NamedTuple):
     """That of the chain's last chunk."""
 
 
-def _turns(parts: Parts, firsts: Firsts, by_chunk: Floats) -> Sums:
+def _turns(parts: StagePartition, firsts: FirstPassTimes, by_chunk: Floats) -> MaxPlus:
     shape = parts.shape
     pipeline, turns, end = shape.pipeline, shape.interleave, shape.chunks - 1
     ways = [
@@ -72,10 +74,10 @@ def _turns(parts: Parts, firsts: Firsts, by_chunk: Floats) -> Sums:
             final.append(late)
     mean = by_chunk[:, 1:-1].mean(axis=1)
     lates = np.max(final, axis=0)
-    return Sums.of_terms(
+    return MaxPlus.of_terms(
         [
             [
-                Term(
+                MaxPlusTerm(
                     late, way.first * by_chunk[:, 0] + way.inner * mean + way.last * by_chunk[:, -1]
                 )
                 for way, late in zip(ways, lates, strict=True)

@@ -1,0 +1,8 @@
+"""Types of NumPy arrays that the cost models compute with."""
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
