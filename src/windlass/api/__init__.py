@@ -1,64 +1,71 @@
 """The verbs: joins the rooms below into what a user calls. No numbers of its own, only calls."""
 
-from windlass.api.compare import ALL, batches, compared
-from windlass.api.distributed.cluster_launch import prepare
-from windlass.api.distributed.cluster_worker import Worker, as_worker, guard
-from windlass.api.distributed.elastic import Survival
-from windlass.api.distributed.rank_main import as_device
-from windlass.api.largest_model import largest, record, require_here
-from windlass.api.machines import machines
-from windlass.api.plan import HERE, Planned, Progress, ask, capture, find_machine, plan, probe
-from windlass.api.plan_figures import draw, draw_alone, forecast, require_drawable
+from windlass.api.compare import ALL_MACHINES, compare_batches, compare_machines
+from windlass.api.distributed.cluster_launch import prepare_cluster_run
+from windlass.api.distributed.cluster_worker import ClusterRank, run_cluster_rank, supervise_rank
+from windlass.api.distributed.elastic import ElasticRecovery
+from windlass.api.distributed.rank_main import run_rank
+from windlass.api.largest_model import largest_model, measure_largest_model, require_local
+from windlass.api.machines import HERE, Progress, find_machine, machines, probe
+from windlass.api.model_graph import capture
+from windlass.api.plan import Planned, make_request, plan
+from windlass.api.plan_figures import draw_figure, draw_plan, forecast, require_drawable
 from windlass.api.runs import RUNS, load, report, runs
-from windlass.api.smallest_machine import needed
+from windlass.api.smallest_machine import smallest_machines
+from windlass.api.training.instrumentation import Instrumentation
 from windlass.api.training.resume import resume, sample
 from windlass.api.training.train import Run, train
-from windlass.api.verify.check import Caught, Checking, proving
-from windlass.api.verify.instrumentation import Scrutiny
-from windlass.api.verify.rehearse import PROCESSES, as_it_is, in_small, load_plan, to_rehearse
+from windlass.api.verify.check import FaultResult, Verifier, verification
+from windlass.api.verify.rehearse import (
+    MAX_PROCESSES,
+    downscale_plan,
+    load_plan,
+    rehearsal,
+    rehearse_as_is,
+)
 
 __all__ = [
-    "ALL",
+    "ALL_MACHINES",
     "HERE",
-    "PROCESSES",
+    "MAX_PROCESSES",
     "RUNS",
-    "Caught",
-    "Checking",
+    "ClusterRank",
+    "ElasticRecovery",
+    "FaultResult",
+    "Instrumentation",
     "Planned",
     "Progress",
     "Run",
-    "Scrutiny",
-    "Survival",
-    "Worker",
-    "as_device",
-    "as_it_is",
-    "as_worker",
-    "ask",
-    "batches",
+    "Verifier",
     "capture",
-    "compared",
-    "draw",
-    "draw_alone",
+    "compare_batches",
+    "compare_machines",
+    "downscale_plan",
+    "draw_figure",
+    "draw_plan",
     "find_machine",
     "forecast",
-    "guard",
-    "in_small",
-    "largest",
+    "largest_model",
     "load",
     "load_plan",
     "machines",
-    "needed",
+    "make_request",
+    "measure_largest_model",
     "plan",
-    "prepare",
+    "prepare_cluster_run",
     "probe",
-    "proving",
-    "record",
+    "rehearsal",
+    "rehearse_as_is",
     "report",
     "require_drawable",
-    "require_here",
+    "require_local",
     "resume",
+    "run_cluster_rank",
+    "run_rank",
     "runs",
     "sample",
-    "to_rehearse",
+    "smallest_machines",
+    "supervise_rank",
     "train",
+    "verification",
 ]

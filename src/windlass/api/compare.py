@@ -2,23 +2,25 @@
 
 from collections.abc import Iterator, Sequence
 
-from windlass.api.plan import HERE, Progress, capture, find_machine, plan
+from windlass.api.machines import HERE, Progress, find_machine
+from windlass.api.model_graph import capture
+from windlass.api.plan import plan
 from windlass.atomic_files import cache_folder
-from windlass.errors import Faults, PlanError
-from windlass.hardware import catalog as catalogue
-from windlass.hardware.local_machine import load_here
+from windlass.errors import InputErrors, PlanError
+from windlass.hardware import catalog
+from windlass.hardware.local_machine import load_local_machine
 from windlass.planner.explain import explain
-from windlass.schema.comparison import Offer
+from windlass.schema.comparison import MachineForecast
 from windlass.schema.machine import Machine
 from windlass.schema.request import Request
 
-ALL = "all"
+ALL_MACHINES = "all"
 """In place of names: every machine of the catalogue, and this one if it has been measured."""
 
 
-def compared(
+def compare_machines(
     request: Request, machines: Sequence[str], *, progress: Progress | None = None
-) -> tuple[Offer, ...]:
+) -> tuple[MachineForecast, ...]:
     """What each machine does for a request: those with a plan first, the fastest first.
 
     Args:
@@ -31,7 +33,7 @@ def compared(
     """
     capture(request.model)
     found = {name: find_machine(name, progress=progress) for name in _names(machines)}
-    offers: list[Offer] = []
+    offers: list[MachineForecast] = []
     for at, (name, machine) in enumerate(found.items()):
         if progress is not None:
             progress(f"planning for {name}", at, len(found))
@@ -40,9 +42,9 @@ def compared(
     return tuple(sorted(offers, key=lambda each: -each.tokens_per_second))
 
 
-def batches(
+def compare_batches(
     request: Request, sizes: Sequence[int], *, progress: Progress | None = None
-) -> Iterator[Offer]:
+) -> Iterator[MachineForecast]:
     """What a machine does with each global batch.
 
     Args:
@@ -64,24 +66,24 @@ def batches(
 
 def _names(asked: Sequence[str]) -> Iterator[str]:
     for name in dict.fromkeys(asked):
-        if name != ALL:
+        if name != ALL_MACHINES:
             yield name
             continue
-        if load_here(cache_folder()) is not None:
+        if load_local_machine(cache_folder()) is not None:
             yield HERE
-        yield from catalogue.names()
+        yield from catalog.machine_names()
 
 
-def _offer(request: Request, machine: Machine, progress: Progress | None) -> Offer:
+def _offer(request: Request, machine: Machine, progress: Progress | None) -> MachineForecast:
     refused = ""
     chosen = prediction = None
     try:
-        choice = plan(request, progress=progress).choice
+        choice = plan(request, progress=progress).result
         chosen, prediction = choice.plan, choice.prediction
         refused = "" if choice.fits else explain(choice).verdict
-    except (Faults, PlanError) as error:
+    except (InputErrors, PlanError) as error:
         refused = "; ".join(line.removeprefix("- ") for line in str(error).splitlines())
-    return Offer(
+    return MachineForecast(
         machine=machine.name, devices=machine.devices, global_batch=request.train.batch,
-        plan=chosen, prediction=prediction, refused=refused,
+        plan=chosen, prediction=prediction, infeasible_reason=refused,
     )  # fmt: skip

@@ -5,32 +5,34 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from windlass.api.plan import HERE, Planned, Progress, ask, capture, chain_of_request, plan
+from windlass.api.machines import HERE, Progress
+from windlass.api.model_graph import build_requested_model, capture
+from windlass.api.plan import Planned, make_request, plan
 from windlass.api.runs import RUNS
-from windlass.api.training.disk_check import taken_bytes
-from windlass.api.training.setup import batches_of
+from windlass.api.training.disk_check import disk_usage_bytes
+from windlass.api.training.setup import prepare_batches
 from windlass.api.training.train import train
-from windlass.atomic_files import free_disk_bytes, write_whole
-from windlass.cost.simulator.offload_queue import once
-from windlass.errors import Faults, MachineError, PlanError, RequestError
-from windlass.models.catalog import names as model_names
-from windlass.models.catalog import published_parameters
+from windlass.atomic_files import atomic_write, free_disk_bytes
+from windlass.cost.simulator.offload_queue import first_step_cost
+from windlass.errors import InputErrors, MachineError, PlanError, RequestError
+from windlass.models.catalog import model_names as model_names
+from windlass.models.catalog import published_parameter_count
 from windlass.program.lowering.lower import lower
-from windlass.program.memory.disk_usage import room
-from windlass.report.formatting import far_words
+from windlass.program.memory.disk_usage import disk_usage
+from windlass.report.formatting import describe_traffic
 from windlass.schema import run_record as names
-from windlass.schema.largest_model import Recorded, Sized, Verified
+from windlass.schema.largest_model import LargestModelRun, PredictedMeasured, ReferenceComparison
 from windlass.schema.request import Request
 from windlass.schema.run_record import Step
-from windlass.units import show_bytes
+from windlass.units import format_bytes
 
 if TYPE_CHECKING:
-    from windlass.models.layer_stack import Chain
+    from windlass.models.layer_stack import LayerStack
 
-LEAST_TOKENS = 2048
+MIN_STEP_TOKENS = 2048
 """Of the step that counts."""
 
-SPARE = 0.1
+FREE_DISK_SHARE = 0.1
 """Share of the free disk that is left to everybody else."""
 
 _LEAST_STATE_BYTES = 6
@@ -42,10 +44,10 @@ _MOMENTS = ("moments=float32", "moments=bfloat16", "moments=int8")
 """Tried in this order."""
 
 
-def largest(
+def largest_model(
     model: str | None = None,
     *overrides: str,
-    near: str | None = None,
+    memory: str | None = None,
     root: Path | str = RUNS,
     progress: Progress | None = None,
 ) -> Planned:
@@ -71,18 +73,18 @@ def largest(
         if progress is not None:
             progress("looking for the largest model", turn, len(tried))
         for moments in _moments(overrides):
-            asked = _one_step(name, (*moments, *overrides), near)
+            asked = _one_step(name, (*moments, *overrides), memory)
             try:
                 planned = plan(asked, progress=progress)
                 _require_spare(planned, Path(root))
-            except (PlanError, Faults) as error:
+            except (PlanError, InputErrors) as error:
                 refusal = PlanError(str(error))
             else:
                 return planned
     raise refusal or PlanError("the catalogue names no model that this disk has room for")
 
 
-def record(
+def measure_largest_model(
     planned: Planned,
     *,
     root: Path | str = RUNS,
@@ -90,7 +92,7 @@ def record(
     keep_checkpoint: bool = False,
     stop: Callable[[], bool] | None = None,
     progress: Progress | None = None,
-) -> Recorded:
+) -> LargestModelRun:
     """Trains one step, and holds it against a plain walk over the same model.
 
     The run's folder stays, with what is returned in `recorded.json`.
@@ -114,20 +116,20 @@ def record(
     for done in run:
         step = done
         # While it is there: the state's files go when the run ends.
-        far = taken_bytes(run.folder / names.STATE_FOLDER)
+        far = disk_usage_bytes(run.folder / names.STATE_FOLDER)
     tell("making the state and training one step", 1, 1)
     if step is None or step.saved is None:
         raise RequestError("a record is one step, saved; give what `largest` gives")
     checkpoint = run.folder / names.CHECKPOINT_FOLDER / step.saved
     verified = _verified(planned, checkpoint, step, progress)
     recorded = _recorded(planned, run.folder, step, far, verified)
-    write_whole(run.folder / names.RECORDED_FILE, recorded.to_json())
+    atomic_write(run.folder / names.LARGEST_MODEL_FILE, recorded.to_json())
     if not keep_checkpoint:
         shutil.rmtree(run.folder / names.CHECKPOINT_FOLDER, ignore_errors=True)
     return recorded
 
 
-def require_here(machine: str | None) -> None:
+def require_local(machine: str | None) -> None:
     """Refuses a machine that nothing can be run on.
 
     Raises:
@@ -142,7 +144,7 @@ def require_here(machine: str | None) -> None:
 def _by_parameters(root: Path) -> Iterator[str]:
     """The catalogue's models that this disk may hold, largest first; then those of no source."""
     free = free_disk_bytes(root)
-    sizes = {name: published_parameters(name) or 0.0 for name in model_names()}
+    sizes = {name: published_parameter_count(name) or 0.0 for name in model_names()}
     for name in sorted(sizes, key=lambda name: -sizes[name]):
         if _LEAST_STATE_BYTES * sizes[name] <= free:
             yield name
@@ -162,19 +164,19 @@ def _one_step(model: str, overrides: tuple[str, ...], near: str | None) -> Reque
     Raises:
         RequestError: it asks for too few tokens.
     """
-    asked = ask(model, *overrides, *_ONE_STEP, near=near)
+    asked = make_request(model, *overrides, *_ONE_STEP, memory=near)
     if ".py" not in model:
         asked = asked.model_copy(update={"model": asked.model.model_copy(update={"dropout": 0.0})})
     train = asked.train
-    longest = capture(asked.model).max_sequence or LEAST_TOKENS
-    sequence = train.sequence or min(LEAST_TOKENS, longest)
+    longest = capture(asked.model).max_sequence or MIN_STEP_TOKENS
+    sequence = train.sequence or min(MIN_STEP_TOKENS, longest)
     batch = train.batch
     if not any(override.startswith("train.batch=") for override in overrides):
-        batch = -(-LEAST_TOKENS // sequence)
-    if batch * sequence < LEAST_TOKENS:
+        batch = -(-MIN_STEP_TOKENS // sequence)
+    if batch * sequence < MIN_STEP_TOKENS:
         raise RequestError(
             f"`train.batch` = {batch} of {sequence} tokens are {batch * sequence} a step; a record "
-            f"takes {LEAST_TOKENS} at least"
+            f"takes {MIN_STEP_TOKENS} at least"
         )
     changed = train.model_copy(update={"sequence": sequence, "batch": batch})
     return asked.model_copy(update={"train": changed})
@@ -186,27 +188,27 @@ def _require_spare(planned: Planned, root: Path) -> None:
     Raises:
         PlanError: nothing fits, or too little of the disk would be left.
     """
-    needed = room(planned.plan, planned.graph, planned.request.train).needed_bytes
+    needed = disk_usage(planned.plan, planned.graph, planned.request.train).needed_bytes
     free = free_disk_bytes(root)
-    if needed > (1 - SPARE) * free:
+    if needed > (1 - FREE_DISK_SHARE) * free:
         raise PlanError(
-            f"`{planned.request.model.name}` takes {show_bytes(needed)} under `{root}`, which "
-            f"leaves less than {100 * SPARE:.0f} % of the {show_bytes(free)} that are free there; "
+            f"`{planned.request.model.name}` takes {format_bytes(needed)} under `{root}`, which "
+            f"leaves less than {100 * FREE_DISK_SHARE:.0f} % of the {format_bytes(free)} that are free there; "
             "free some, or name another `--folder`"
         )
 
 
 def _verified(
     planned: Planned, checkpoint: Path, step: Step, progress: Progress | None
-) -> Verified:
+) -> ReferenceComparison:
     from windlass.runtime.verify.compare_to_reference import compare
     from windlass.runtime.verify.reference_model import walk
 
     plan, train = planned.plan, planned.request.train
-    chain: Chain = chain_of_request(planned.request.model, seed=train.seed)
+    chain: LayerStack = build_requested_model(planned.request.model, seed=train.seed)
     reference = walk(
         chain,
-        batches_of(planned),
+        prepare_batches(planned),
         seed=train.seed,
         precision=plan.precision,
         batch=plan.batch,
@@ -218,18 +220,22 @@ def _verified(
     )  # fmt: skip
 
 
-def _recorded(planned: Planned, folder: Path, step: Step, far: int, verified: Verified) -> Recorded:
+def _recorded(
+    planned: Planned, folder: Path, step: Step, far: int, verified: ReferenceComparison
+) -> LargestModelRun:
     """What was measured, beside what was predicted for this one step."""
     plan, graph, prediction = planned.plan, planned.graph, planned.prediction
     (program, *_) = lower(plan, graph)
-    alone = once(plan, graph, planned.machine, program)
-    seconds = Sized(predicted=alone.seconds, measured=step.seconds + step.settle_seconds)
+    alone = first_step_cost(plan, graph, planned.machine, program)
+    seconds = PredictedMeasured(predicted=alone.seconds, measured=step.seconds + step.flush_seconds)
 
-    def over(count: float) -> Sized:
-        return Sized(predicted=count / seconds.predicted, measured=count / seconds.measured)
+    def over(count: float) -> PredictedMeasured:
+        return PredictedMeasured(
+            predicted=count / seconds.predicted, measured=count / seconds.measured
+        )
 
-    lying = room(plan, graph, planned.request.train).state_bytes
-    return Recorded(
+    lying = disk_usage(plan, graph, planned.request.train).state_bytes
+    return LargestModelRun(
         model=planned.request.model.name,
         folder=str(folder),
         parameters=graph.parameter_count,
@@ -237,13 +243,15 @@ def _recorded(planned: Planned, folder: Path, step: Step, far: int, verified: Ve
         moments=plan.moments,
         phases=len(plan.stages[0].phases),
         tokens=step.tokens,
-        near_bytes=Sized(predicted=prediction.peaks[0].peak_bytes, measured=step.memory_bytes),
-        far_bytes=Sized(predicted=lying, measured=far),
-        read_bytes=Sized(predicted=alone.read_bytes, measured=step.read_bytes),
-        written_bytes=Sized(predicted=alone.written_bytes, measured=step.written_bytes),
+        device_bytes=PredictedMeasured(
+            predicted=prediction.peaks[0].peak_bytes, measured=step.memory_bytes
+        ),
+        offloaded_bytes=PredictedMeasured(predicted=lying, measured=far),
+        read_bytes=PredictedMeasured(predicted=alone.read_bytes, measured=step.read_bytes),
+        written_bytes=PredictedMeasured(predicted=alone.written_bytes, measured=step.written_bytes),
         seconds=seconds,
         tokens_per_second=over(step.tokens),
         mfu=over(prediction.model_flop / prediction.peak_flop_rate),
-        law=far_words(prediction),
-        verified=verified,
+        offload_summary=describe_traffic(prediction),
+        verification=verified,
     )

@@ -1,10 +1,17 @@
-"""Machines: all that can be named in a request."""
+"""Machines that a request can name: the catalogue's, and this one, which is measured on first use."""
 
-from windlass.api.plan import HERE
+from collections.abc import Callable
+
 from windlass.atomic_files import cache_folder
-from windlass.hardware import catalog as catalogue
-from windlass.hardware.local_machine import load_here
+from windlass.hardware import catalog
+from windlass.hardware.local_machine import load_local_machine, save_local_machine
 from windlass.schema.machine import Machine
+
+HERE = "here"
+"""The name of the machine that this program runs on."""
+
+Progress = Callable[[str, int, int | None], None]
+"""Called with a label, the number of items done, and the total (None if it is not known)."""
 
 
 def machines() -> tuple[tuple[str, Machine], ...]:
@@ -15,10 +22,36 @@ def machines() -> tuple[tuple[str, Machine], ...]:
     Raises:
         Faults: a file of the catalogue cannot be read.
     """
-    here = load_here(cache_folder())
+    here = load_local_machine(cache_folder())
     found = [] if here is None else [(HERE, here)]
-    for family in catalogue.families():
-        found.append((f"{family.name}:N", catalogue.find(f"{family.name}:{family.most_hosts}")))
-        found += [(size, catalogue.find(size)) for size in family.named]
-    found += [(name, catalogue.find(name)) for name in catalogue.devices()]
+    for family in catalog.host_families():
+        found.append(
+            (f"{family.name}:N", catalog.load_machine(f"{family.name}:{family.max_hosts}"))
+        )
+        found += [(size, catalog.load_machine(size)) for size in family.named_sizes]
+    found += [(name, catalog.load_machine(name)) for name in catalog.device_names()]
     return tuple(found)
+
+
+def find_machine(name: str, *, progress: Progress | None = None) -> Machine:
+    """A machine of the catalogue; `here` is measured on first use.
+
+    Raises:
+        MachineError: unknown, or it cannot be measured.
+    """
+    if name != HERE:
+        return catalog.load_machine(name)
+    return load_local_machine(cache_folder()) or probe(progress=progress)
+
+
+def probe(*, progress: Progress | None = None) -> Machine:
+    """Measures this machine and keeps the result for this user.
+
+    Raises:
+        MachineError: something cannot be measured.
+    """
+    from windlass.hardware.probe.probe import probe as measure
+
+    machine = measure(progress, cache_folder())
+    save_local_machine(cache_folder(), machine)
+    return machine

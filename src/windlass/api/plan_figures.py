@@ -3,25 +3,25 @@
 from pathlib import Path
 
 from windlass.api.plan import Planned
-from windlass.atomic_files import require_place, storage_faults, write_whole
-from windlass.cost.peak_memory import stage_peaks
+from windlass.atomic_files import atomic_write, require_writable, storage_errors
+from windlass.cost.peak_memory import stage_tier_peaks
 from windlass.cost.predict import predict
 from windlass.cost.simulator.timeline import simulate
 from windlass.errors import RequestError, did_you_mean
-from windlass.planner.search.extrapolate import with_near
+from windlass.planner.search.extrapolate import with_budget
 from windlass.program.lowering.lower import lower
-from windlass.report.figures.figure_sheet import PICTURES, poster
-from windlass.report.figures.png import rasterise
-from windlass.report.figures.svg import size_of
-from windlass.report.html.plan_page import prospect
-from windlass.report.plan_forecast import Forecast
+from windlass.report.figures.figure_sheet import PLAN_FIGURES, figure_sheet
+from windlass.report.figures.png import write_png
+from windlass.report.figures.svg import svg_size
+from windlass.report.html.plan_page import plan_page
+from windlass.report.plan_forecast import PlanForecast
 from windlass.schema.plan import Plan
 from windlass.schema.prediction import Prediction
 
 _SUFFIXES = (".html", ".svg", ".png")
 
 
-def forecast(planned: Planned) -> Forecast:
+def forecast(planned: Planned) -> PlanForecast:
     """The chosen plan, or the nearest that does not fit, with all that is predicted of it.
 
     Raises:
@@ -30,26 +30,26 @@ def forecast(planned: Planned) -> Forecast:
     graph, machine = planned.graph, planned.machine
     plan, prediction = _nearest(planned)
     programs = lower(plan, graph)[:: plan.parallel.tensor * plan.parallel.data]
-    return Forecast(
+    return PlanForecast(
         plan=plan,
         graph=graph,
         machine=machine,
         prediction=prediction,
         timeline=simulate(plan, graph, machine, programs),
-        stage_peaks=stage_peaks(plan, graph, machine, programs),
+        stage_peaks=stage_tier_peaks(plan, graph, machine, programs),
     )
 
 
 def _nearest(planned: Planned) -> tuple[Plan, Prediction]:
-    choice, request = planned.choice, planned.request
+    choice, request = planned.result, planned.request
     if choice.fits or not choice.refused:
         return planned.plan, planned.prediction
     plan = choice.refused[0].plan
     prediction = predict(plan, planned.graph, planned.machine)
-    return plan, with_near(prediction, request.memory or prediction.peaks[0].capacity_bytes)
+    return plan, with_budget(prediction, request.memory or prediction.peaks[0].capacity_bytes)
 
 
-def draw(told: Forecast, path: Path, only: str | None = None) -> None:
+def draw_plan(forecast: PlanForecast, path: Path, only: str | None = None) -> None:
     """Writes a forecast as a page or as pictures.
 
     Args:
@@ -62,14 +62,14 @@ def draw(told: Forecast, path: Path, only: str | None = None) -> None:
         StorageError: the file cannot be written, or no browser is there to draw a PNG.
     """
     require_drawable(path, only)
-    with storage_faults(path):
+    with storage_errors(path):
         if path.suffix == ".html":
-            write_whole(path, prospect(told))
+            atomic_write(path, plan_page(forecast))
             return
-        _write(poster(told, tuple(PICTURES) if only is None else (only,)), path)
+        _write(figure_sheet(forecast, tuple(PLAN_FIGURES) if only is None else (only,)), path)
 
 
-def draw_alone(svg: str, path: Path) -> None:
+def draw_figure(svg: str, path: Path) -> None:
     """Writes one picture that is a file of its own.
 
     Args:
@@ -81,16 +81,16 @@ def draw_alone(svg: str, path: Path) -> None:
         StorageError: the file cannot be written, or no browser is there to draw a PNG.
     """
     require_drawable(path, pages=False)
-    with storage_faults(path):
+    with storage_errors(path):
         _write(svg, path)
 
 
 def _write(svg: str, path: Path) -> None:
     if path.suffix == ".svg":
-        write_whole(path, svg)
+        atomic_write(path, svg)
         return
-    width, height = size_of(svg)
-    rasterise(svg, path, width=round(width), height=round(height))
+    width, height = svg_size(svg)
+    write_png(svg, path, width=round(width), height=round(height))
 
 
 def require_drawable(path: Path, only: str | None = None, *, pages: bool = True) -> None:
@@ -111,10 +111,10 @@ def require_drawable(path: Path, only: str | None = None, *, pages: bool = True)
         raise RequestError(
             f"`{path}` is no picture that can be drawn; end its name in {' or '.join(_SUFFIXES)}"
         )
-    if only is not None and only not in PICTURES:
+    if only is not None and only not in PLAN_FIGURES:
         raise RequestError(
-            f"no picture `{only}`{did_you_mean(only, PICTURES)}; there are {', '.join(PICTURES)}"
+            f"no picture `{only}`{did_you_mean(only, PLAN_FIGURES)}; there are {', '.join(PLAN_FIGURES)}"
         )
     if only is not None and path.suffix == ".html":
         raise RequestError(f"a page holds all pictures; for `{only}` alone write a .svg or .png")
-    require_place(path)
+    require_writable(path)

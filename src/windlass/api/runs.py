@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
-from windlass.atomic_files import write_whole
-from windlass.report.html.run_page import page
+from windlass.atomic_files import atomic_write
+from windlass.report.html.run_page import run_page
 from windlass.schema import run_record as names
-from windlass.tracking.load_run import Record
-from windlass.tracking.load_run import load as load_record
-from windlass.tracking.run_index import RunSummary, find, list_runs
+from windlass.tracking.load_run import RunRecord
+from windlass.tracking.load_run import load_run as load_record
+from windlass.tracking.run_index import RunSummary, find_run, list_runs
 
 RUNS = Path("runs")
 """Where run folders lie unless a caller says otherwise."""
@@ -18,7 +18,7 @@ def runs(root: Path | str = RUNS) -> tuple[RunSummary, ...]:
     return list_runs(Path(root))
 
 
-def load(run: str | Path, *, root: Path | str = RUNS) -> Record:
+def load(run: str | Path, *, root: Path | str = RUNS) -> RunRecord:
     """All that a run's folder tells.
 
     Args:
@@ -28,7 +28,7 @@ def load(run: str | Path, *, root: Path | str = RUNS) -> Record:
     Raises:
         RecordError: no such run, or more than one.
     """
-    return load_record(find(Path(root), str(run)))
+    return load_record(find_run(Path(root), str(run)))
 
 
 def report(run: str | Path, *, root: Path | str = RUNS) -> Path:
@@ -40,5 +40,5 @@ def report(run: str | Path, *, root: Path | str = RUNS) -> Path:
     """
     record = load(run, root=root)
     path = record.folder / names.REPORT_FILE
-    write_whole(path, page(record))
+    atomic_write(path, run_page(record))
     return path

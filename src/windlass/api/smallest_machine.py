@@ -2,11 +2,13 @@
 
 from collections.abc import Iterator, Sequence
 
-from windlass.api.plan import Planned, Progress, ask, capture, plan
-from windlass.errors import Faults, PlanError
-from windlass.hardware import catalog as catalogue
-from windlass.hardware.host_family import Family
-from windlass.schema.comparison import Need
+from windlass.api.machines import Progress
+from windlass.api.model_graph import capture
+from windlass.api.plan import Planned, make_request, plan
+from windlass.errors import InputErrors, PlanError
+from windlass.hardware import catalog
+from windlass.hardware.host_family import HostFamily
+from windlass.schema.comparison import SmallestMachine
 from windlass.schema.machine import Machine
 
 _STATE_BYTES = 16
@@ -14,22 +16,22 @@ _STATE_BYTES = 16
 shards over all devices at best, and must lie somewhere."""
 
 
-def needed(
+def smallest_machines(
     models: Sequence[str],
     families: Sequence[str],
     *,
     overrides: Sequence[str] = (),
-    whole: bool = True,
+    in_memory: bool = True,
     progress: Progress | None = None,
-) -> Iterator[Need]:
+) -> Iterator[SmallestMachine]:
     """The smallest machine of each family for each model.
 
     Machines on which the state of the model alone has no room are passed over; the others are
     planned for, smallest first, until a plan fits.
 
     Args:
-        models: names of the catalogue.
-        families: of the catalogue.
+        models: names of the catalog.
+        families: of the catalog.
         overrides: for all of them, such as `train.batch=256`.
         whole: all layers stay in memory with their optimizer state; else they may take turns in
             phases, and state may live in a tier beyond.
@@ -39,14 +41,14 @@ def needed(
         WindlassError: what is wrong with a request, a model or a family.
     """
     ladders = {name: _ladder(name) for name in families}
-    words = (*(("offload.optimizer=near",) if whole else ()), *overrides)
+    words = (*(("offload.optimizer=near",) if in_memory else ()), *overrides)
     for model in models:
-        parameters = capture(ask(model, *words).model).parameter_count
+        parameters = capture(make_request(model, *words).model).parameter_count
         for family, ladder in ladders.items():
             able = [
                 machine.name
                 for machine in ladder
-                if _room(machine, whole=whole) >= _STATE_BYTES * parameters
+                if _room(machine, whole=in_memory) >= _STATE_BYTES * parameters
             ]
             tried, refused = 0, ""
             found: Planned | None = None
@@ -55,7 +57,7 @@ def needed(
                     progress(f"{model} on {able[tried]}", tried, len(able))
                 try:
                     found = _planned(model, words, able[tried])
-                except (PlanError, Faults) as error:
+                except (PlanError, InputErrors) as error:
                     refused = f"{able[tried]}: {str(error).splitlines()[0]}"
                 tried += 1
             yield _need(model, parameters, family, found, able[:tried], refused)
@@ -63,20 +65,20 @@ def needed(
 
 def _ladder(family: str) -> tuple[Machine, ...]:
     """One device, then what is sold by name or twice as many hosts each time."""
-    known = next((each for each in catalogue.families() if each.name == family), None)
+    known = next((each for each in catalog.host_families() if each.name == family), None)
     if known is None:
-        return (catalogue.find(family),)
-    return tuple(catalogue.find(name) for name in _names(known))
+        return (catalog.load_machine(family),)
+    return tuple(catalog.load_machine(name) for name in _names(known))
 
 
-def _names(family: Family) -> Iterator[str]:
+def _names(family: HostFamily) -> Iterator[str]:
     if family.devices_per_host > 1:
         yield family.device
-    if family.named:
-        yield from sorted(family.named, key=lambda name: family.named[name])
+    if family.named_sizes:
+        yield from sorted(family.named_sizes, key=lambda name: family.named_sizes[name])
         return
     hosts = 1
-    while hosts <= family.most_hosts:
+    while hosts <= family.max_hosts:
         yield f"{family.name}:{hosts}" if hosts > 1 else family.name
         hosts *= 2
 
@@ -106,16 +108,16 @@ def _need(
     found: Planned | None,
     tried: Sequence[str],
     refused: str,
-) -> Need:
+) -> SmallestMachine:
     cut = None if found is None else found.plan.parallel
-    return Need(
+    return SmallestMachine(
         model=model,
         parameters=parameters,
         family=family,
         machine=None if found is None else found.machine.name,
         devices=None if cut is None else cut.devices,
-        cut=None if cut is None else f"p{cut.pipeline} t{cut.tensor} r{cut.data}",
+        parallelism=None if cut is None else f"p{cut.pipeline} t{cut.tensor} r{cut.data}",
         prediction=None if found is None else found.prediction,
-        tried=tuple(tried),
-        refused=refused,
+        machines_tried=tuple(tried),
+        infeasible_reason=refused,
     )

@@ -3,22 +3,22 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from windlass.errors import Faults, WindlassError
-from windlass.validation.evaluate import Judged, judge
+from windlass.errors import InputErrors, WindlassError
+from windlass.validation.evaluate_table import TableEvaluation, evaluate_table
 
 
-def judge_tables(paths: Sequence[str]) -> tuple[list[Judged], list[str]]:
+def judge_tables(paths: Sequence[str]) -> tuple[list[TableEvaluation], list[str]]:
     """Predicts every row of these CSV files; no constant is fitted to them.
 
     Returns:
         The tables that can be read, and what is wrong with the others.
     """
-    found: list[Judged] = []
+    found: list[TableEvaluation] = []
     faults: list[str] = []
     for path in paths:
         try:
-            found.append(judge(Path(path)))
-        except Faults as error:
+            found.append(evaluate_table(Path(path)))
+        except InputErrors as error:
             faults += error.faults
         except WindlassError as error:
             faults.append(str(error))

@@ -21,13 +21,13 @@ from rich.text import Text
 from windlass.document import Document
 
 console = Console(highlight=False)
-errors = Console(stderr=True, highlight=False)
+error_console = Console(stderr=True, highlight=False)
 
 Report = Callable[[str, int, int | None], None]
 """Tells a label, how much is done, and of how much (None if nobody knows)."""
 
 
-class Bars:
+class ProgressBars:
     """One progress bar for each label that is told, on the news stream; gone when all is done."""
 
     def __init__(self) -> None:
@@ -36,9 +36,9 @@ class Bars:
             TextColumn("{task.description}"),
             BarColumn(),
             TimeElapsedColumn(),
-            console=errors,
+            console=error_console,
             transient=True,
-            disable=not errors.is_terminal,
+            disable=not error_console.is_terminal,
         )
         self._tasks: dict[str, TaskID] = {}
 
@@ -66,10 +66,10 @@ def print_line(line: str) -> None:
 def print_error(message: str) -> None:
     """A message on the news stream, in our name; broken and left whole as `print_line` does."""
     line = Text.assemble(("windlass:", "bold red"), " ", message)
-    errors.print(line, soft_wrap=not errors.is_terminal)
+    error_console.print(line, soft_wrap=not error_console.is_terminal)
 
 
-def print_points(lines: Iterable[str]) -> None:
+def print_bullets(lines: Iterable[str]) -> None:
     """A list; on a terminal, a line that is too long goes on below its own beginning."""
     if not console.is_terminal:
         for line in lines:

@@ -6,7 +6,7 @@ import sys
 from windlass.errors import RunBroken
 
 
-def run_apart(module: str, *words: str) -> str:
+def run_isolated(module: str, *words: str) -> str:
     """What `python -m module words` prints.
 
     Raises:

@@ -8,7 +8,7 @@ import sys
 
 from cyclopts import App, CycloptsError
 
-from windlass.cli.console import errors, print_error
+from windlass.cli.console import error_console, print_error
 from windlass.errors import WindlassError
 
 app = App(
@@ -64,7 +64,7 @@ def main(tokens: list[str] | None = None) -> None:
         sys.stderr.close()
         sys.exit(0)
     except Exception:  # noqa: BLE001  whatever is left is our own slip, told with its trace
-        errors.print_exception()
+        error_console.print_exception()
         print_error("this is a bug of ours; please report the trace above")
         sys.exit(3)
 

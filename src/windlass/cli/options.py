@@ -13,12 +13,12 @@ AsJson = Annotated[bool, Parameter(name="--json", negative="")]
 """The flag `--json`: the same as values for other programs, in place of tables."""
 
 
-def request_of(
+def build_request(
     model: str | None,
     overrides: tuple[str, ...],
     *,
     on: str | None = None,
-    near: str | None = None,
+    memory: str | None = None,
     file: Path | None = None,
 ) -> Request:
     """The request of one command line: *defaults < file < overrides*, flags and model last.
@@ -30,16 +30,16 @@ def request_of(
     # `windlass train train.steps=10` names no model: the first word is an override too.
     if model is not None and "=" in model:
         overrides, model = (model, *overrides), None
-    return api.ask(model, *overrides, machine=on, near=near, file=file)
+    return api.make_request(model, *overrides, machine=on, memory=memory, file=file)
 
 
-def apart(words: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def split_overrides(words: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Names, and overrides: a flag that takes many names takes the `key=value` behind them too."""
     names = tuple(word for word in words if "=" not in word)
     return names, tuple(word for word in words if "=" in word)
 
 
-def require_named(machines: tuple[str, ...]) -> None:
+def require_machine_names(machines: tuple[str, ...]) -> None:
     """Refuses a flag `--on` that names nothing.
 
     Raises:

@@ -6,21 +6,21 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from windlass import api
-from windlass.cli.console import Report, console, print_json, print_points
-from windlass.report.formatting import plan_words
+from windlass.cli.console import Report, console, print_bullets, print_json
+from windlass.report.formatting import describe_plan
 from windlass.report.terminal.verification_table import (
-    Mistake,
-    mistakes_table,
-    proof_table,
-    verdict_words,
+    InjectedFault,
+    describe_verdict,
+    injected_faults_table,
+    verification_table,
 )
 from windlass.schema.request import Request
 
-STEPS = 3
+VERIFICATION_STEPS = 3
 """Of a proof: one without moments before it, one with, and one more."""
 
 
-def prove(
+def verify_and_print(
     planned: api.Planned,
     notes: Sequence[str],
     progress: Report,
@@ -40,37 +40,39 @@ def prove(
     Raises:
         WindlassError: a run failed.
     """
-    ready = api.proving(planned, steps=_steps(planned.request), kept=_kept(planned.request))
+    ready = api.verification(planned, steps=_steps(planned.request), keep=_kept(planned.request))
     with tempfile.TemporaryDirectory() as folder:
-        checking = api.Checking(ready, Path(folder), progress)
-        proof = checking.proof()
-        caught = tuple(checking.faults()) if faults and proof.equal else ()
-    found = sum(each.found for each in caught)
+        checking = api.Verifier(ready, Path(folder), progress)
+        proof = checking.verify()
+        caught = tuple(checking.inject_faults()) if faults and proof.passed else ()
+    found = sum(each.detected for each in caught)
     if as_json:
         print_json(
             {
-                "equal": proof.equal, "plan": ready.plan, "changed": tuple(notes), "proof": proof,
+                "equal": proof.passed, "plan": ready.plan, "changed": tuple(notes), "proof": proof,
                 "faults": caught, "found": found,
             }
         )  # fmt: skip
     else:
-        console.print(f"[bold]plan[/]  {plan_words(ready.plan)}", soft_wrap=True)
+        console.print(f"[bold]plan[/]  {describe_plan(ready.plan)}", soft_wrap=True)
         if notes:
             console.print("made smaller to be run here, its structure kept")
-            print_points(notes)
-        console.print(proof_table(proof))
-        console.print(f"[bold]{verdict_words(proof)}[/]", soft_wrap=True)
+            print_bullets(notes)
+        console.print(verification_table(proof))
+        console.print(f"[bold]{describe_verdict(proof)}[/]", soft_wrap=True)
         if caught:
-            console.print(mistakes_table(_mistakes(caught)))
+            console.print(injected_faults_table(_mistakes(caught)))
             console.print(f"[bold]{found} of {len(caught)} mistakes found[/]")
-            for words, lack in checking.impossible():
+            for words, lack in checking.skipped_faults():
                 console.print(f"  not made: {words}, which needs {lack}", soft_wrap=True)
-    if not proof.equal or found < len(caught):
+    if not proof.passed or found < len(caught):
         sys.exit(1)
 
 
-def _mistakes(caught: Sequence[api.Caught]) -> tuple[Mistake, ...]:
-    return tuple(Mistake(each.words, each.layer, each.proof, each.found) for each in caught)
+def _mistakes(caught: Sequence[api.FaultResult]) -> tuple[InjectedFault, ...]:
+    return tuple(
+        InjectedFault(each.description, each.layer, each.proof, each.detected) for each in caught
+    )
 
 
 def _steps(request: Request) -> int:

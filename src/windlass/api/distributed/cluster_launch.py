@@ -11,12 +11,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
-from windlass.api.plan import Planned, Progress
+from windlass.api.machines import Progress
+from windlass.api.plan import Planned
 from windlass.api.runs import RUNS
-from windlass.api.training.start_run import begin
-from windlass.atomic_files import storage_faults, write_whole
+from windlass.api.training.start_run import start_run
+from windlass.atomic_files import atomic_write, storage_errors
 from windlass.errors import PlanError
-from windlass.program.device_mesh import place_of
+from windlass.program.device_mesh import mesh_coord
 from windlass.schema import run_record as names
 from windlass.schema.plan import Parallelism
 from windlass.schema.tensor_grid import grid_columns
@@ -30,7 +31,7 @@ _NOTICE_SECONDS = 300
 """Before a job's time ends: enough to end a step and to save."""
 
 
-def prepare(
+def prepare_cluster_run(
     planned: Planned,
     *,
     nodes: int,
@@ -65,30 +66,30 @@ def prepare(
             f"{nodes} hosts with {per_node} each have {nodes * per_node}; set `parallel.pipeline`, "
             "`parallel.tensor` and `parallel.data` so that their product is that"
         )
-    held, _, tokens, _ = begin(planned, root=root, folder=folder, progress=progress)
+    held, _, tokens, _ = start_run(planned, root=root, folder=folder, progress=progress)
     with held:
-        with storage_faults(held.path / names.TOKENS_FOLDER):
+        with storage_errors(held.path / names.TOKENS_FOLDER):
             shutil.copytree(tokens.folder, held.path / names.TOKENS_FOLDER)
         script = held.path / names.LAUNCH_FILE
         text = launch_script(
             plan.parallel, held.path.absolute(), held.id,
-            nodes=nodes, per_node=per_node, launcher=launcher, kind=planned.machine.device.kind,
+            nodes=nodes, per_node=per_node, launcher=launcher, device_kind=planned.machine.device.kind,
         )  # fmt: skip
-        write_whole(script, text)
+        atomic_write(script, text)
         script.chmod(0o755)
-        held.event("end", state="prepared", reason="")
+        held.append_event("end", state="prepared", reason="")
     return script
 
 
 def launch_script(
-    cut: Parallelism,
+    parallelism: Parallelism,
     folder: Path,
     run_id: str,
     *,
     nodes: int,
     per_node: int,
     launcher: Launcher,
-    kind: str,
+    device_kind: str,
 ) -> str:
     """What starts a prepared run.
 
@@ -101,7 +102,7 @@ def launch_script(
         launcher: what it is for.
         kind: of each device, as torch names it.
     """
-    notes = "\n".join(f"# {line}".rstrip() for line in _notes(cut, nodes, per_node))
+    notes = "\n".join(f"# {line}".rstrip() for line in _notes(parallelism, nodes, per_node))
     store = f'"$HEAD:${{PORT:-{_PORT}}}"'
     device = f"-m windlass device {shlex.quote(str(folder))} --board {store}"
     python = shlex.quote(sys.executable)
@@ -110,7 +111,7 @@ def launch_script(
     --rdzv-endpoint {store} --max-restarts "${{RESTARTS:-3}}" \\
     ${{ADDR:+--local-addr "$ADDR" --rdzv-conf "is_host=$FIRST"}} {device}"""
     threads = ""
-    if kind == "cpu":
+    if device_kind == "cpu":
         # torch's launcher would give each device one core where it starts several.
         share = f"$(( ($(nproc) + {per_node - 1}) / {per_node} ))"
         threads = f'export OMP_NUM_THREADS="${{OMP_NUM_THREADS:-{share}}}"\n'
@@ -127,7 +128,7 @@ HEAD="${{HEAD:-{"localhost" if nodes == 1 else ""}}}"
 : "${{HEAD:?set it to the name of one of the hosts, the same on all}}"
 {threads}{apart}{first}exec {start}
 """
-    gpus = f"#SBATCH --gpus-per-node={per_node}\n" if kind == "cuda" else ""
+    gpus = f"#SBATCH --gpus-per-node={per_node}\n" if device_kind == "cuda" else ""
     return f"""#!/bin/bash
 #SBATCH --job-name=windlass-{run_id[-6:]}
 #SBATCH --nodes={nodes}
@@ -144,7 +145,7 @@ export HEAD
 """
 
 
-def hosts(nodes: int, per_node: int) -> tuple[range, ...]:
+def ranks_by_host(nodes: int, per_node: int) -> tuple[range, ...]:
     """The devices of each host: torch's launcher gives it as many ranks as it has, in turn."""
     return tuple(range(node * per_node, (node + 1) * per_node) for node in range(nodes))
 
@@ -154,8 +155,8 @@ def _notes(cut: Parallelism, nodes: int, per_node: int) -> Iterator[str]:
     yield ""
     yield "Rank r is device r. Slices of a layer are neighbours, then come replicas, then stages:"
     yield "what exchanges most stays inside a host, and stages pass the least between hosts."
-    for node, devices in enumerate(hosts(nodes, per_node)[:_LINES]):
-        found = [place_of(device, cut) for device in devices]
+    for node, devices in enumerate(ranks_by_host(nodes, per_node)[:_LINES]):
+        found = [mesh_coord(device, cut) for device in devices]
         words = ", ".join(
             f"{name} {_span([place[at] for place in found])}"
             for at, name in enumerate(("stage", "slice", "replica"))

@@ -8,42 +8,44 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from windlass.api.distributed.local_launch import patience_with
-from windlass.api.distributed.rank_main import journalled
+from windlass.api.distributed.rank_main import journal_steps
 from windlass.api.plan import Planned
 from windlass.api.runs import load
-from windlass.api.training.resume import reopened, run_again
-from windlass.api.training.run_files import planned_of
-from windlass.api.training.setup import device_steps
+from windlass.api.training.local_launch import watchdog_timeouts
+from windlass.api.training.resume import continue_run, reopen_run
+from windlass.api.training.run_files import planned_from_record
+from windlass.api.training.setup import train_rank
 from windlass.api.training.train import Run
 from windlass.errors import PlanError, RunBroken
-from windlass.program.device_mesh import place_of
+from windlass.program.device_mesh import mesh_coord
 from windlass.program.lowering.lower import lower
 from windlass.schema.run_record import Step
 
 if TYPE_CHECKING:
-    from windlass.runtime.distributed.heartbeat import Pulse
+    from windlass.runtime.distributed.heartbeat import HeartbeatWriter
 
 _INTERVAL = 1.0
 """Seconds from one exchange of guards to the next, or a fifth of their patience."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Worker:
+class ClusterRank:
     """The place of a process that torch's launcher has started."""
 
-    device: int
+    rank: int
     """Which of the run's devices it is."""
-    devices: int
-    local: int
+    world_size: int
+    local_rank: int
     """Which of those on its host."""
-    host: str
+    master_address: str
     """Where devices find each other."""
-    port: int
+    master_port: int
     """At which port there; another one each time that all begin."""
 
 
-def guard(folder: Path, worker: Worker, board: str, *, stop: Callable[[], bool]) -> None:
+def supervise_rank(
+    folder: Path, cluster_rank: ClusterRank, status_store: str, *, stop: Callable[[], bool]
+) -> None:
     """Starts one device of a prepared run, and watches it and all others until it has ended.
 
     Args:
@@ -57,27 +59,27 @@ def guard(folder: Path, worker: Worker, board: str, *, stop: Callable[[], bool])
         WindlassError: a device failed; the message names it, with its place and instruction.
     """
     from windlass.runtime.distributed.rank_ipc import RANKS_FOLDER, die_with_parent
-    from windlass.runtime.distributed.status_store import Board
-    from windlass.runtime.distributed.watchdog import Guard
+    from windlass.runtime.distributed.status_store import StatusStore
+    from windlass.runtime.distributed.watchdog import RankWatchdog
 
     die_with_parent()
-    planned = planned_of(load(folder))
+    planned = planned_from_record(load(folder))
     plan = planned.plan
-    if worker.devices != plan.parallel.devices:
+    if cluster_rank.world_size != plan.parallel.devices:
         raise PlanError(
             f"the plan of `{folder}` is of {plan.parallel.devices} devices, and "
-            f"{worker.devices} processes were started; start as many as it has devices"
+            f"{cluster_rank.world_size} processes were started; start as many as it has devices"
         )
-    patience = patience_with(planned)
-    host, _, port = board.rpartition(":")
-    guarded = Guard(
+    patience = watchdog_timeouts(planned)
+    host, _, port = status_store.rpartition(":")
+    guarded = RankWatchdog(
         folder / RANKS_FOLDER,
         [sys.executable, "-m", "windlass", "device", str(folder), "--guarded"],
-        worker.device,
-        [place_of(device, plan.parallel) for device in range(plan.parallel.devices)],
+        cluster_rank.rank,
+        [mesh_coord(device, plan.parallel) for device in range(plan.parallel.devices)],
         cache(lambda: lower(plan, planned.graph)),
-        Board(
-            host, int(port), f"{worker.host}:{worker.port}", worker.device, worker.devices,
+        StatusStore(
+            host, int(port), f"{cluster_rank.master_address}:{cluster_rank.master_port}", cluster_rank.rank, cluster_rank.world_size,
             interval=min(_INTERVAL, patience.silence / 5),
         ),
         patience,
@@ -87,7 +89,7 @@ def guard(folder: Path, worker: Worker, board: str, *, stop: Callable[[], bool])
 
 
 @contextmanager
-def as_worker(folder: Path, worker: Worker) -> Iterator[Iterator[Step] | Run]:
+def run_cluster_rank(folder: Path, cluster_rank: ClusterRank) -> Iterator[Iterator[Step] | Run]:
     """One guarded device of a prepared run, from its start to its end; leaves what went wrong.
 
     Every start of all devices together is one attempt, which goes on from the newest good
@@ -102,48 +104,57 @@ def as_worker(folder: Path, worker: Worker) -> Iterator[Iterator[Step] | Run]:
         RecordError: the run is finished, or another process holds its folder.
         WindlassError: what went wrong else; the message names the device and its instruction.
     """
-    from windlass.runtime.distributed.heartbeat import Pulse
-    from windlass.runtime.distributed.process_groups import is_lost, leave, meet
-    from windlass.runtime.distributed.rank_ipc import RANKS_FOLDER, Parent, beat_file, report
+    from windlass.runtime.distributed.heartbeat import HeartbeatWriter
+    from windlass.runtime.distributed.process_groups import (
+        destroy_process_group,
+        init_elastic_process_group,
+        is_peer_lost,
+    )
+    from windlass.runtime.distributed.rank_ipc import (
+        RANKS_FOLDER,
+        ParentProcess,
+        heartbeat_file,
+        write_report,
+    )
 
-    parent = Parent()
+    parent = ParentProcess()
     ranks = folder / RANKS_FOLDER
-    planned = planned_of(load(folder))
-    pulse = Pulse(beat_file(ranks, worker.device))
+    planned = planned_from_record(load(folder))
+    pulse = HeartbeatWriter(heartbeat_file(ranks, cluster_rank.rank))
     try:
-        meet(
-            worker.device, worker.devices, planned.machine.device.kind,
-            local=worker.local, host=worker.host,
+        init_elastic_process_group(
+            cluster_rank.rank, cluster_rank.world_size, planned.machine.device.kind,
+            local=cluster_rank.local_rank, host=cluster_rank.master_address,
         )  # fmt: skip
-        yield _steps(folder, planned, worker.device, pulse, parent.wants_stop)
-        leave()
+        yield _steps(folder, planned, cluster_rank.rank, pulse, parent.wants_stop)
+        destroy_process_group()
     except Exception as error:
-        report(ranks, worker.device, error)
-        if is_lost(error):
+        write_report(ranks, cluster_rank.rank, error)
+        if is_peer_lost(error):
             why = str(error).partition("\n")[0]
             raise RunBroken(f"another device is gone ({why})") from None
         raise
 
 
 def _steps(
-    folder: Path, planned: Planned, device: int, pulse: "Pulse", stop: Callable[[], bool]
+    folder: Path, planned: Planned, device: int, pulse: "HeartbeatWriter", stop: Callable[[], bool]
 ) -> Iterator[Step] | Run:
     """The training loop of one device, once device 0 has told all where to begin."""
     import torch
 
-    from windlass.runtime.distributed.process_groups import Told, told
+    from windlass.runtime.distributed.process_groups import RunStart, told
 
     on = torch.device(planned.machine.device.kind)
     if device:
         begin = told(None, on)
         at = Path(begin.checkpoint) if begin.checkpoint else None
-        steps = device_steps(planned, device, folder, at, beat=pulse.numbers, stop=stop)
-        return journalled(steps, folder, device, begin.attempt)
-    again = reopened(load(folder), planned)
+        steps = train_rank(planned, device, folder, at, beat=pulse.numbers, stop=stop)
+        return journal_steps(steps, folder, device, begin.attempt)
+    again = reopen_run(load(folder), planned)
     path = again.checkpoint.path if again.checkpoint else None
-    told(Told(attempt=again.held.attempt, checkpoint=str(path) if path else None), on)
-    return run_again(
+    told(RunStart(attempt=again.folder.attempt, checkpoint=str(path) if path else None), on)
+    return continue_run(
         planned,
         again,
-        lambda: device_steps(planned, 0, folder, path, beat=pulse.numbers, stop=stop),
+        lambda: train_rank(planned, 0, folder, path, beat=pulse.numbers, stop=stop),
     )

@@ -5,12 +5,13 @@ from collections.abc import Callable
 from math import gcd
 from pathlib import Path
 
-from windlass.api.plan import Planned, Progress
+from windlass.api.machines import Progress
+from windlass.api.plan import Planned
 from windlass.api.runs import load
 from windlass.api.training.resume import resume
-from windlass.api.training.run_files import planned_of
+from windlass.api.training.run_files import planned_from_record
 from windlass.api.training.train import Run
-from windlass.errors import DeviceLost
+from windlass.errors import RankLost
 from windlass.schema.plan import Parallelism
 from windlass.schema.request import Request
 
@@ -18,7 +19,7 @@ _TRIES = 2
 """A device that has failed so often is given up."""
 
 
-class Survival:
+class ElasticRecovery:
     """Goes on with a run on several devices of this host whenever one of them is lost.
 
     A device that was killed is gone for good; one that only fell silent is given one more chance.
@@ -32,7 +33,7 @@ class Survival:
         self._folder, self._stop = folder, stop
         self._failures: Counter[int] = Counter()
 
-    def after(self, lost: DeviceLost, *, progress: Progress | None = None) -> Run:
+    def recover(self, lost: RankLost, *, progress: Progress | None = None) -> Run:
         """The run that goes on from the last checkpoint; its first note says with what.
 
         Args:
@@ -47,12 +48,12 @@ class Survival:
         if not lost.for_good and self._failures[lost.device] < _TRIES:
             return self._resumed((), f"device {lost.device} gets another chance", progress)
         self._failures.clear()  # other devices have the numbers then
-        planned = planned_of(load(self._folder))
-        cut = smaller(planned.plan.parallel, planned.request)
+        planned = planned_from_record(load(self._folder))
+        cut = shrink_parallelism(planned.plan.parallel, planned.request)
         if cut is None:
             raise lost
         words = f"{planned.plan.parallel.devices} devices are {cut.devices} now"
-        return self._resumed(overrides(planned, cut), words, progress)
+        return self._resumed(parallelism_overrides(planned, cut), words, progress)
 
     def _resumed(self, changes: tuple[str, ...], words: str, progress: Progress | None) -> Run:
         run = resume(self._folder, *changes, stop=self._stop, progress=progress)
@@ -61,7 +62,7 @@ class Survival:
         return run
 
 
-def smaller(cut: Parallelism, request: Request) -> Parallelism | None:
+def shrink_parallelism(parallelism: Parallelism, request: Request) -> Parallelism | None:
     """The cut for the devices that are left when one is lost, as wide as can be; None if none is.
 
     Fewer replicas, as many as divide the batch; where there is but one, fewer stages.
@@ -71,15 +72,15 @@ def smaller(cut: Parallelism, request: Request) -> Parallelism | None:
         request: whose batch stays what it is.
     """
     samples = request.train.batch // (request.batch.micro or 1)
-    for replicas in range(cut.data - 1, 0, -1):
+    for replicas in range(parallelism.data - 1, 0, -1):
         if samples % replicas == 0:
-            return cut.model_copy(update={"data": replicas})
-    if cut.pipeline > 1:
-        return cut.model_copy(update={"pipeline": cut.pipeline - 1})
+            return parallelism.model_copy(update={"data": replicas})
+    if parallelism.pipeline > 1:
+        return parallelism.model_copy(update={"pipeline": parallelism.pipeline - 1})
     return None
 
 
-def overrides(planned: Planned, cut: Parallelism) -> tuple[str, ...]:
+def parallelism_overrides(planned: Planned, parallelism: Parallelism) -> tuple[str, ...]:
     """What of a request must change for another cut, and what must not change with it.
 
     Args:
@@ -88,17 +89,17 @@ def overrides(planned: Planned, cut: Parallelism) -> tuple[str, ...]:
     """
     request, batch = planned.request, planned.plan.batch
     changes = [
-        f"parallel.{name}={getattr(cut, name)}"
+        f"parallel.{name}={getattr(parallelism, name)}"
         for name in ("pipeline", "tensor", "data")
-        if getattr(cut, name) != getattr(planned.plan.parallel, name)
+        if getattr(parallelism, name) != getattr(planned.plan.parallel, name)
     ]
     if request.batch.accumulation:
         micro = request.batch.micro or batch.micro
-        changes.append(f"batch.accumulation={request.train.batch // (micro * cut.data)}")
+        changes.append(f"batch.accumulation={request.train.batch // (micro * parallelism.data)}")
     for name in ("parameters", "optimizer"):
         shared = getattr(request.sharding, name)
-        if shared and cut.data % shared:
-            changes.append(f"sharding.{name}={gcd(shared, cut.data)}")
+        if shared and parallelism.data % shared:
+            changes.append(f"sharding.{name}={gcd(shared, parallelism.data)}")
     if request.precision is None:
         changes.append(f"precision={planned.plan.precision}")
     return tuple(changes)

@@ -6,26 +6,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from windlass.api.runs import load
-from windlass.api.training.run_files import planned_of
-from windlass.api.training.setup import device_steps
-from windlass.api.verify.instrumentation import Scrutiny
+from windlass.api.training.instrumentation import Instrumentation
+from windlass.api.training.run_files import planned_from_record
+from windlass.api.training.setup import train_rank
 from windlass.schema.run_record import Step
 from windlass.tracking.run_folder import rank_journal
 from windlass.tracking.step_records import append_step
 
 if TYPE_CHECKING:
-    from windlass.runtime.distributed.rank_ipc import Parent
+    from windlass.runtime.distributed.rank_ipc import ParentProcess
 
 
 @contextmanager
-def as_device(
+def run_rank(
     folder: Path,
     *,
     port: int,
-    device: int,
+    rank: int,
     attempt: int,
     checkpoint: Path | None,
-    scrutiny: Scrutiny | None = None,
+    instrumentation: Instrumentation | None = None,
 ) -> Iterator[Iterator[Step]]:
     """One device of a run, from its start to its end; leaves behind what went wrong.
 
@@ -43,42 +43,54 @@ def as_device(
     Raises:
         WindlassError: what went wrong.
     """
-    from windlass.runtime.distributed.heartbeat import Pulse
-    from windlass.runtime.distributed.process_groups import LOOPBACK, Rendezvous, join, leave
-    from windlass.runtime.distributed.rank_ipc import RANKS_FOLDER, Parent, beat_file, report
+    from windlass.runtime.distributed.heartbeat import HeartbeatWriter
+    from windlass.runtime.distributed.process_groups import (
+        LOOPBACK,
+        Rendezvous,
+        destroy_process_group,
+        init_local_process_group,
+    )
+    from windlass.runtime.distributed.rank_ipc import (
+        RANKS_FOLDER,
+        ParentProcess,
+        heartbeat_file,
+        write_report,
+    )
 
-    parent = Parent()
+    parent = ParentProcess()
     try:
-        planned = planned_of(load(folder))
-        pulse = Pulse(beat_file(folder / RANKS_FOLDER, device))
-        steps = device_steps(
+        planned = planned_from_record(load(folder))
+        pulse = HeartbeatWriter(heartbeat_file(folder / RANKS_FOLDER, rank))
+        steps = train_rank(
             planned,
-            device,
+            rank,
             folder,
             checkpoint,
             beat=pulse.numbers,
             stop=parent.wants_stop,
-            scrutiny=scrutiny,
+            instrumentation=instrumentation,
         )
         devices = planned.plan.parallel.devices
-        join(Rendezvous(LOOPBACK, port, device, devices), planned.machine.device.kind)
-        yield _taken(steps, parent) if device == 0 else journalled(steps, folder, device, attempt)
-        leave()
+        init_local_process_group(
+            Rendezvous(LOOPBACK, port, rank, devices), planned.machine.device.kind
+        )
+        yield _taken(steps, parent) if rank == 0 else journal_steps(steps, folder, rank, attempt)
+        destroy_process_group()
     except Exception as error:
-        report(folder / RANKS_FOLDER, device, error)
+        write_report(folder / RANKS_FOLDER, rank, error)
         raise
 
 
-def _taken(steps: Iterator[Step], parent: "Parent") -> Iterator[Step]:
+def _taken(steps: Iterator[Step], parent: "ParentProcess") -> Iterator[Step]:
     """Steps, each of which the parent has on record before what follows it."""
     for step in steps:
         yield step
         parent.await_taken()
 
 
-def journalled(steps: Iterator[Step], folder: Path, device: int, attempt: int) -> Iterator[Step]:
+def journal_steps(steps: Iterator[Step], folder: Path, rank: int, attempt: int) -> Iterator[Step]:
     """Journals all steps, and gives none."""
-    with rank_journal(folder, device, attempt) as journal:
+    with rank_journal(folder, rank, attempt) as journal:
         for step in steps:
             append_step(journal, step)
     yield from ()

@@ -7,28 +7,30 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from windlass.api.plan import Planned, Progress, chain_of_request, plan
+from windlass.api.machines import Progress
+from windlass.api.model_graph import build_requested_model
+from windlass.api.plan import Planned, plan
 from windlass.api.runs import RUNS, load
-from windlass.api.training.disk_check import require_disk_again
-from windlass.api.training.run_files import meta, planned_of, put_again
+from windlass.api.training.disk_check import require_disk_space_to_resume
+from windlass.api.training.run_files import planned_from_record, replace_plan, run_metadata
 from windlass.api.training.setup import (
-    batches,
-    kept_tokens,
-    never,
-    proved,
-    require_here,
-    steps_of,
-    tokens_of,
+    load_run_tokens,
+    make_batches,
+    make_training_loop,
+    never_stop,
+    prepare_tokens,
+    require_local_machine,
+    verified_programs,
 )
 from windlass.api.training.train import Run
 from windlass.errors import CheckpointError, RecordError, RequestError
-from windlass.models.catalog import causal
+from windlass.models.catalog import is_causal
 from windlass.program.instruction import Program
 from windlass.schema import run_record as names
 from windlass.schema.request import Request
 from windlass.schema.run_record import Step
-from windlass.tracking.load_run import Record
-from windlass.tracking.run_folder import RunFolder, reopen
+from windlass.tracking.load_run import RunRecord
+from windlass.tracking.run_folder import RunFolder, reopen_run_folder
 
 if TYPE_CHECKING:
     from windlass.data.token_files import Tokens
@@ -67,21 +69,21 @@ def resume(
     """
     record = load(run, root=root)
     planned = _planned(record, overrides, progress)
-    require_here(planned)
-    programs = proved(planned)
-    again = reopened(record, planned, progress, programs=programs if overrides else None)
-    steps = steps_of(
-        planned, batches(planned, again.tokens), programs, again.held, again.checkpoint,
-        stop or never,
+    require_local_machine(planned)
+    programs = verified_programs(planned)
+    again = reopen_run(record, planned, progress, programs=programs if overrides else None)
+    steps = make_training_loop(
+        planned, make_batches(planned, again.tokens), programs, again.folder, again.checkpoint,
+        stop or never_stop,
     )  # fmt: skip
-    return run_again(planned, again, steps)
+    return continue_run(planned, again, steps)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Again:
+class ReopenedRun:
     """A run whose folder is held for its next attempt."""
 
-    held: RunFolder
+    folder: RunFolder
     tokens: "Tokens"
     checkpoint: "Checkpoint | None"
     """That it goes on from, with whole layers; None begins anew."""
@@ -89,7 +91,9 @@ class Again:
     """What a user should know before it goes on."""
 
 
-def run_again(planned: Planned, again: Again, steps: Callable[[], Generator[Step]]) -> Run:
+def continue_run(
+    planned: Planned, reopened_run: ReopenedRun, steps: Callable[[], Generator[Step]]
+) -> Run:
     """The next attempt at a run.
 
     Args:
@@ -97,18 +101,27 @@ def run_again(planned: Planned, again: Again, steps: Callable[[], Generator[Step
         again: its folder.
         steps: its training loop.
     """
-    checkpoint, checkpoints = again.checkpoint, again.held.path / names.CHECKPOINT_FOLDER
+    checkpoint, checkpoints = (
+        reopened_run.checkpoint,
+        reopened_run.folder.path / names.CHECKPOINT_FOLDER,
+    )
     done = checkpoint.manifest.step if checkpoint else 0
-    return Run(planned, again.held, _tidying(steps, checkpoints), done=done, notes=again.notes)
+    return Run(
+        planned,
+        reopened_run.folder,
+        _tidying(steps, checkpoints),
+        done=done,
+        notes=reopened_run.notes,
+    )
 
 
-def reopened(
-    record: Record,
+def reopen_run(
+    record: RunRecord,
     planned: Planned,
     progress: Progress | None = None,
     *,
     programs: tuple[Program, ...] | None = None,
-) -> Again:
+) -> ReopenedRun:
     """Takes a run's folder for its next attempt, with the newest good checkpoint in it.
 
     Args:
@@ -122,35 +135,39 @@ def reopened(
         CheckpointError: every checkpoint is damaged.
         StorageError: the disk lacks room for the rest.
     """
-    from windlass.runtime.checkpoint.checkpoint import in_parts, latest, stored
+    from windlass.runtime.checkpoint.checkpoint import (
+        checkpoint_folders,
+        is_sharded,
+        latest_checkpoint,
+    )
     from windlass.runtime.checkpoint.merge_shards import joined
 
     checkpoints = record.folder / names.CHECKPOINT_FOLDER
-    checkpoint = latest(checkpoints)
+    checkpoint = latest_checkpoint(checkpoints)
     done = checkpoint.manifest.step if checkpoint else 0
     if done >= planned.request.train.steps:
         raise RecordError(f"run `{record.folder.name}` has finished all its {done} steps")
-    require_disk_again(planned, record.folder, done, len(stored(checkpoints)))
-    tokens = kept_tokens(record.folder) or tokens_of(planned.request, progress)
+    require_disk_space_to_resume(planned, record.folder, done, len(checkpoint_folders(checkpoints)))
+    tokens = load_run_tokens(record.folder) or prepare_tokens(planned.request, progress)
     if tokens.fingerprint != record.meta.get("tokens"):
         raise RecordError(
             f"the text of `{planned.request.data.source}` has changed since run "
             f"`{record.folder.name}` began; it cannot go on as if nothing happened"
         )
-    held = reopen(record.folder, meta=meta(planned, tokens))
+    held = reopen_run_folder(record.folder, meta=run_metadata(planned, tokens))
     if programs:
-        put_again(held, planned, programs)
+        replace_plan(held, planned, programs)
     notes = checkpoint.damaged if checkpoint else ("no checkpoint was saved: begins anew",)
-    if checkpoint and in_parts(checkpoint.manifest):  # else no model need be built
-        into = checkpoints / names.JOINED_FOLDER
-        checkpoint = joined(checkpoint, chain_of_request(planned.request.model), into)
-    return Again(held=held, tokens=tokens, checkpoint=checkpoint, notes=notes)
+    if checkpoint and is_sharded(checkpoint.manifest):  # else no model need be built
+        into = checkpoints / names.MERGED_CHECKPOINT_FOLDER
+        checkpoint = joined(checkpoint, build_requested_model(planned.request.model), into)
+    return ReopenedRun(folder=held, tokens=tokens, checkpoint=checkpoint, notes=notes)
 
 
-def _planned(record: Record, overrides: tuple[str, ...], progress: Progress | None) -> Planned:
+def _planned(record: RunRecord, overrides: tuple[str, ...], progress: Progress | None) -> Planned:
     """What a run goes on with."""
     if not overrides:
-        return planned_of(record)
+        return planned_from_record(record)
     alien = [each for each in overrides if each.partition("=")[0].split(".")[0] not in _OF_THE_PLAN]
     if alien:
         known = ", ".join(_OF_THE_PLAN)
@@ -168,7 +185,7 @@ def _tidying(
 
     def tidy() -> Generator[Step]:
         for step in steps():
-            shutil.rmtree(checkpoints / names.JOINED_FOLDER, ignore_errors=True)
+            shutil.rmtree(checkpoints / names.MERGED_CHECKPOINT_FOLDER, ignore_errors=True)
             yield step
 
     return tidy
@@ -192,26 +209,26 @@ def sample(
         CheckpointError: it has no whole checkpoint.
     """
     from windlass.data.tokenizer import load_tokenizer
-    from windlass.runtime.checkpoint.checkpoint import latest
+    from windlass.runtime.checkpoint.checkpoint import latest_checkpoint
     from windlass.runtime.checkpoint.merge_shards import joined
     from windlass.runtime.generate import generate
 
     record = load(run, root=root)
-    planned = planned_of(record)
-    if not causal(planned.request.model.name):
+    planned = planned_from_record(record)
+    if not is_causal(planned.request.model.name):
         raise RequestError(
             f"`{planned.request.model.name}` predicts tokens that are hidden from it, not the next "
             "one, so that it writes no text; sample a run of a model that does"
         )
-    checkpoint = latest(record.folder / names.CHECKPOINT_FOLDER)
+    checkpoint = latest_checkpoint(record.folder / names.CHECKPOINT_FOLDER)
     if checkpoint is None:
         raise CheckpointError(f"run `{record.folder.name}` has saved no checkpoint yet")
-    chain = chain_of_request(planned.request.model)
+    chain = build_requested_model(planned.request.model)
     tokenizer = load_tokenizer(record.folder / names.TOKENIZER_FILE)
     with TemporaryDirectory(dir=record.folder) as folder:
         written = generate(
             chain,
-            joined(checkpoint, chain, Path(folder) / names.JOINED_FOLDER),
+            joined(checkpoint, chain, Path(folder) / names.MERGED_CHECKPOINT_FOLDER),
             tokenizer.encode(prompt) or [tokenizer.end_of_text],
             count=tokens,
             temperature=temperature,

@@ -6,22 +6,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from windlass.api.plan import Planned
-from windlass.atomic_files import storage_faults
+from windlass.atomic_files import storage_errors
 from windlass.cost.simulator.timeline import simulate
 from windlass.document import Document
 from windlass.errors import RecordError
-from windlass.planner.result import Choice
+from windlass.planner.result import PlanningResult
 from windlass.program.instruction import Program
 from windlass.schema import run_record as names
-from windlass.tracking.environment import collect
-from windlass.tracking.load_run import Record
+from windlass.tracking.environment import collect_environment
+from windlass.tracking.load_run import RunRecord
 from windlass.tracking.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from windlass.data.token_files import Tokens
 
 
-def documents(planned: Planned, programs: tuple[Program, ...]) -> dict[str, Document]:
+def run_documents(planned: Planned, programs: tuple[Program, ...]) -> dict[str, Document]:
     """The plain files of a new run."""
     timeline = simulate(planned.plan, planned.graph, planned.machine, programs)
     return {
@@ -32,11 +32,11 @@ def documents(planned: Planned, programs: tuple[Program, ...]) -> dict[str, Docu
         names.PREDICTION_FILE: planned.prediction,
         names.PROGRAM_FILE: programs[0],
         names.PREDICTED_TIMELINE_FILE: timeline,
-        names.ENVIRONMENT_FILE: collect(sys.argv),
+        names.ENVIRONMENT_FILE: collect_environment(sys.argv),
     }
 
 
-def meta(planned: Planned, tokens: "Tokens") -> dict[str, object]:
+def run_metadata(planned: Planned, tokens: "Tokens") -> dict[str, object]:
     """What lists and pages show of a run without reading more."""
     return {
         "model": planned.request.model.name,
@@ -49,30 +49,30 @@ def meta(planned: Planned, tokens: "Tokens") -> dict[str, object]:
     }
 
 
-def planned_of(record: Record) -> Planned:
+def planned_from_record(record: RunRecord) -> Planned:
     """What a run was made of, from its own files."""
     parts = (record.request, record.graph, record.machine, record.plan, record.prediction)
     request, graph, machine, plan, prediction = parts
     if not (request and graph and machine and plan and prediction):
         why = "; ".join(record.faults) or "files are missing"
         raise RecordError(f"run `{record.folder.name}` cannot go on: {why}")
-    choice = Choice(plan=plan, prediction=prediction)
-    return Planned(request=request, graph=graph, machine=machine, choice=choice)
+    choice = PlanningResult(plan=plan, prediction=prediction)
+    return Planned(request=request, graph=graph, machine=machine, result=choice)
 
 
-def put_again(held: RunFolder, planned: Planned, programs: tuple[Program, ...]) -> None:
+def replace_plan(held: RunFolder, planned: Planned, programs: tuple[Program, ...]) -> None:
     """Gives a run another plan from here on; that of the attempts before stays beside it.
 
     Raises:
         StorageError: the disk is full.
     """
-    for name, document in documents(planned, programs).items():
+    for name, document in run_documents(planned, programs).items():
         _keep(held.path / name, held.attempt - 1)
         held.save(name, document)
 
 
 def _keep(path: Path, attempt: int) -> None:
     into = path.parent / names.ATTEMPTS_FOLDER / str(attempt)
-    with storage_faults(into):
+    with storage_errors(into):
         into.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, into / path.name)

@@ -4,41 +4,43 @@ from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from windlass.api.distributed.local_launch import abreast
-from windlass.api.plan import HERE, Planned, Progress, chain_of_request
-from windlass.api.verify.instrumentation import Scrutiny
+from windlass.api.machines import HERE, Progress
+from windlass.api.model_graph import build_requested_model
+from windlass.api.plan import Planned
+from windlass.api.training.instrumentation import Instrumentation
+from windlass.api.training.local_launch import train_local_ranks
 from windlass.atomic_files import cache_folder
 from windlass.errors import MachineError, PlanError
-from windlass.models.catalog import causal
+from windlass.models.catalog import is_causal
 from windlass.program.instruction import Program
 from windlass.program.lowering.lower import lower
-from windlass.program.validate_plan import require_legal
-from windlass.program.verify.verify import verify
+from windlass.program.validate_plan import require_valid_plan
+from windlass.program.verify.verify import verify_programs
 from windlass.schema import run_record as names
-from windlass.schema.plan import HOST
+from windlass.schema.plan import HOST_TIER
 from windlass.schema.prediction import Timeline
 from windlass.schema.request import Request
 from windlass.schema.run_record import Step
 from windlass.torch_ext.cpu_allocator import (
-    KEPT_SHARE,
-    give_back,
-    limit_blocks,
-    prepare_allocator,
+    FREE_MEMORY_FRACTION,
+    install_allocator,
+    set_memory_limit,
+    trim_heap,
 )
 from windlass.tracking.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from windlass.data.batches import Batches
     from windlass.data.token_files import Tokens
-    from windlass.models.layer_stack import Chain
+    from windlass.models.layer_stack import LayerStack
     from windlass.runtime.checkpoint.checkpoint import Checkpoint
-    from windlass.runtime.distributed.heartbeat import Marks
+    from windlass.runtime.distributed.heartbeat import HeartbeatSlots
 
 _WATCHED_STEP = 3
 """Counted within an attempt: late enough that caches are warm, early enough to be there soon."""
 
 
-def tokens_of(request: Request, progress: Progress | None) -> "Tokens":
+def prepare_tokens(request: Request, progress: Progress | None) -> "Tokens":
     """The tokens of a request's text, made before or now.
 
     Raises:
@@ -57,18 +59,18 @@ def tokens_of(request: Request, progress: Progress | None) -> "Tokens":
         cache=cache_folder() / "tokens",
         progress=progress,
     )
-    give_back()
+    trim_heap()
     return tokens
 
 
-def kept_tokens(folder: Path) -> "Tokens | None":
+def load_run_tokens(folder: Path) -> "Tokens | None":
     """The tokens that a run has in its own folder; None if it has none there."""
     from windlass.data.token_files import open_tokens
 
     return open_tokens(folder / names.TOKENS_FOLDER)
 
 
-def require_room(planned: Planned, tokens: "Tokens") -> None:
+def require_vocabulary(planned: Planned, tokens: "Tokens") -> None:
     """Refuses a model whose vocabulary is smaller than the tokenizer's.
 
     A model that predicts hidden tokens needs one entry more, which stands for them.
@@ -76,7 +78,7 @@ def require_room(planned: Planned, tokens: "Tokens") -> None:
     Raises:
         PlanError: it is.
     """
-    more = 0 if causal(planned.request.model.name) else 1
+    more = 0 if is_causal(planned.request.model.name) else 1
     if tokens.vocabulary + more > planned.graph.vocabulary:
         hidden = " and one that stands for hidden tokens" if more else ""
         raise PlanError(
@@ -85,7 +87,7 @@ def require_room(planned: Planned, tokens: "Tokens") -> None:
         )
 
 
-def require_here(planned: Planned) -> None:
+def require_local_machine(planned: Planned) -> None:
     """Refuses what is planned for another machine.
 
     Raises:
@@ -98,7 +100,7 @@ def require_here(planned: Planned) -> None:
         )
 
 
-def proved(planned: Planned) -> tuple[Program, ...]:
+def verified_programs(planned: Planned) -> tuple[Program, ...]:
     """The programs of all devices, proved.
 
     This is the gate of every run: a plan may come from a search, or from a file that was edited.
@@ -108,11 +110,13 @@ def proved(planned: Planned) -> tuple[Program, ...]:
         PlanError: a program that cannot be proved.
     """
     plan, graph, machine = planned.plan, planned.graph, planned.machine
-    require_legal(plan, graph, machine, global_batch=planned.request.train.batch)
+    require_valid_plan(plan, graph, machine, global_batch=planned.request.train.batch)
     programs = lower(plan, graph)
     tiers = machine.device.tiers
-    rooms = {tier.name: tier.capacity_bytes for tier in tiers if tier.name == HOST}
-    verify(programs, plan, graph, rooms | {machine.device.memory.name: _left_bytes(planned)})
+    rooms = {tier.name: tier.capacity_bytes for tier in tiers if tier.name == HOST_TIER}
+    verify_programs(
+        programs, plan, graph, rooms | {machine.device.memory.name: _left_bytes(planned)}
+    )
     return programs
 
 
@@ -123,16 +127,16 @@ def _left_bytes(planned: Planned) -> int:
     return near_bytes - device.process_bytes(compiled=planned.plan.compile)
 
 
-def batches_of(planned: Planned) -> "Batches":
+def prepare_batches(planned: Planned) -> "Batches":
     """The batches of a run, from tokens that were made before or are made now.
 
     Raises:
         DataError: the text is missing, empty or too short.
     """
-    return batches(planned, tokens_of(planned.request, None))
+    return make_batches(planned, prepare_tokens(planned.request, None))
 
 
-def batches(planned: Planned, tokens: "Tokens") -> "Batches":
+def make_batches(planned: Planned, tokens: "Tokens") -> "Batches":
     """The batches of a run.
 
     Raises:
@@ -140,12 +144,12 @@ def batches(planned: Planned, tokens: "Tokens") -> "Batches":
     """
     from windlass.data.batches import Batches
     from windlass.data.mlm_masking import Masking
-    from windlass.models.loss import NO_TARGET
+    from windlass.models.loss import IGNORE_INDEX
 
     train_request, masking = planned.request.train, None
-    if not causal(planned.request.model.name):
+    if not is_causal(planned.request.model.name):
         masking = Masking(
-            hidden=planned.graph.vocabulary - 1, vocabulary=tokens.vocabulary, ignored=NO_TARGET
+            hidden=planned.graph.vocabulary - 1, vocabulary=tokens.vocabulary, ignored=IGNORE_INDEX
         )
     return Batches(
         tokens,
@@ -156,48 +160,48 @@ def batches(planned: Planned, tokens: "Tokens") -> "Batches":
     )
 
 
-def never() -> bool:
+def never_stop() -> bool:
     """No wish to stop."""
     return False
 
 
-def steps_of(
+def make_training_loop(
     planned: Planned,
     found: "Batches",
     programs: tuple[Program, ...],
     held: RunFolder,
     checkpoint: "Checkpoint | None",
     stop: Callable[[], bool],
-    scrutiny: Scrutiny | None = None,
+    instrumentation: Instrumentation | None = None,
 ) -> Callable[[], Generator[Step]]:
     """The training loop, begun when it is called: here, or on several devices beside this."""
     folder = held.path
     if len(programs) == 1:
         _prepare(planned)
-        chain = chain_of_request(planned.request.model, seed=planned.request.train.seed)
+        chain = build_requested_model(planned.request.model, seed=planned.request.train.seed)
         return lambda: _trained(
-            planned, chain, found, programs[0], folder, checkpoint, stop, scrutiny=scrutiny
+            planned, chain, found, programs[0], folder, checkpoint, stop, scrutiny=instrumentation
         )
-    return lambda: abreast(
+    return lambda: train_local_ranks(
         planned,
         programs,
         folder,
         attempt=held.attempt,
         checkpoint=checkpoint.path if checkpoint else None,
         stop=stop,
-        scrutiny=scrutiny,
+        instrumentation=instrumentation,
     )
 
 
-def device_steps(
+def train_rank(
     planned: Planned,
     device: int,
     folder: Path,
     checkpoint: Path | None,
     *,
-    beat: "Marks",
+    beat: "HeartbeatSlots",
     stop: Callable[[], bool],
-    scrutiny: Scrutiny | None = None,
+    instrumentation: Instrumentation | None = None,
 ) -> Generator[Step]:
     """The training loop of one device of several.
 
@@ -210,37 +214,39 @@ def device_steps(
         stop: True asks all devices to end with the step under way.
         scrutiny: of a proof.
     """
-    from windlass.runtime.checkpoint.checkpoint import found
+    from windlass.runtime.checkpoint.checkpoint import open_checkpoint
 
     _prepare(planned)
-    own = batches(planned, kept_tokens(folder) or tokens_of(planned.request, None))
-    chain = chain_of_request(planned.request.model, seed=planned.request.train.seed)
+    own = make_batches(planned, load_run_tokens(folder) or prepare_tokens(planned.request, None))
+    chain = build_requested_model(planned.request.model, seed=planned.request.train.seed)
     program = lower(planned.plan, planned.graph)[device]
-    start = found(checkpoint) if checkpoint else None
-    return _trained(planned, chain, own, program, folder, start, stop, beat, scrutiny)
+    start = open_checkpoint(checkpoint) if checkpoint else None
+    return _trained(planned, chain, own, program, folder, start, stop, beat, instrumentation)
 
 
 def _prepare(planned: Planned) -> None:
     """Sets this process up to hold what its device holds; comes before torch's first tensor."""
-    prepare_allocator()
+    install_allocator()
     peak = planned.prediction.peaks[0]
-    blocks = peak.peak_bytes - peak.by_class["runtime"] + round(KEPT_SHARE * peak.peak_bytes)
-    limit_blocks(min(blocks, _left_bytes(planned)))
+    blocks = (
+        peak.peak_bytes - peak.by_class["runtime"] + round(FREE_MEMORY_FRACTION * peak.peak_bytes)
+    )
+    set_memory_limit(min(blocks, _left_bytes(planned)))
 
 
 def _trained(
     planned: Planned,
-    chain: "Chain",
+    chain: "LayerStack",
     found: "Batches",
     program: Program,
     folder: Path,
     checkpoint: "Checkpoint | None",
     stop: Callable[[], bool],
-    beat: "Marks | None" = None,
-    scrutiny: Scrutiny | None = None,
+    beat: "HeartbeatSlots | None" = None,
+    scrutiny: Instrumentation | None = None,
 ) -> Generator[Step]:
     """The training loop of one device; the first keeps one step's measured timeline."""
-    from windlass.runtime.train import Watch, train
+    from windlass.runtime.train import TimelineRecorder, train
 
     done = checkpoint.manifest.step if checkpoint else 0
     watched = min(done + _WATCHED_STEP, planned.request.train.steps)
@@ -259,8 +265,8 @@ def _trained(
         resume=checkpoint,
         device=planned.machine.device.kind,
         stop=stop,
-        watch=None if program.device else Watch(steps=frozenset({watched}), take=keep),
+        watch=None if program.device else TimelineRecorder(steps=frozenset({watched}), record=keep),
         graph=planned.graph if planned.plan.parallel.devices > 1 else None,
         beat=beat,
-        around=scrutiny.around(folder, program.device) if scrutiny else None,
+        around=scrutiny.handler_wrapper(folder, program.device) if scrutiny else None,
     )

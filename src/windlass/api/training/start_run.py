@@ -3,31 +3,37 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from windlass.api.plan import Planned, Progress
-from windlass.api.training.disk_check import require_disk
-from windlass.api.training.run_files import documents, meta
-from windlass.api.training.setup import batches, proved, require_room, tokens_of
+from windlass.api.machines import Progress
+from windlass.api.plan import Planned
+from windlass.api.training.disk_check import require_disk_space
+from windlass.api.training.run_files import run_documents, run_metadata
+from windlass.api.training.setup import (
+    make_batches,
+    prepare_tokens,
+    require_vocabulary,
+    verified_programs,
+)
 from windlass.program.instruction import Program
 from windlass.schema import run_record as names
-from windlass.tracking.run_folder import RunFolder, create
+from windlass.tracking.run_folder import RunFolder, create_run_folder
 
 if TYPE_CHECKING:
     from windlass.data.batches import Batches
     from windlass.data.token_files import Tokens
 
 
-class Begun(NamedTuple):
+class StartedRun(NamedTuple):
     """A run before its first step."""
 
-    held: RunFolder
+    folder: RunFolder
     programs: tuple[Program, ...]
     tokens: "Tokens"
     batches: "Batches"
 
 
-def begin(
+def start_run(
     planned: Planned, *, root: Path | str, folder: Path | None, progress: Progress | None
-) -> Begun:
+) -> StartedRun:
     """Holds a run's folder, with what describes the run and its tokenizer in it.
 
     Args:
@@ -39,16 +45,16 @@ def begin(
     Raises:
         WindlassError: what is wrong with the plan, the data, the disk or the folder.
     """
-    require_disk(planned, folder or Path(root))
-    tokens = tokens_of(planned.request, progress)
-    require_room(planned, tokens)
-    found, programs = batches(planned, tokens), proved(planned)
-    held = create(
+    require_disk_space(planned, folder or Path(root))
+    tokens = prepare_tokens(planned.request, progress)
+    require_vocabulary(planned, tokens)
+    found, programs = make_batches(planned, tokens), verified_programs(planned)
+    held = create_run_folder(
         Path(root),
         planned.request.model.name,
-        documents=documents(planned, programs),
-        meta=meta(planned, tokens),
+        documents=run_documents(planned, programs),
+        meta=run_metadata(planned, tokens),
         folder=folder,
     )
     tokens.tokenizer.save(held.path / names.TOKENIZER_FILE)
-    return Begun(held, programs, tokens, found)
+    return StartedRun(held, programs, tokens, found)

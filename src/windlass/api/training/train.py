@@ -4,13 +4,14 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from pathlib import Path
 
-from windlass.api.plan import Planned, Progress, plan
+from windlass.api.machines import Progress
+from windlass.api.plan import Planned, plan
 from windlass.api.runs import RUNS
+from windlass.api.training.instrumentation import Instrumentation
 from windlass.api.training.oom_advice import with_ways
-from windlass.api.training.setup import never, require_here, steps_of
-from windlass.api.training.start_run import begin
-from windlass.api.verify.instrumentation import Scrutiny
-from windlass.errors import MemoryShort, RecordError, RequestError, RunInterrupted
+from windlass.api.training.setup import make_training_loop, never_stop, require_local_machine
+from windlass.api.training.start_run import start_run
+from windlass.errors import OutOfMemory, RecordError, RequestError, RunInterrupted
 from windlass.schema.request import Request
 from windlass.schema.run_record import RunState, Step
 from windlass.tracking.run_folder import RunFolder
@@ -58,17 +59,17 @@ class Run:
         self._begun = True
         state: RunState = "broken"
         reason = "the program failed"
-        short: MemoryShort | None = None
+        short: OutOfMemory | None = None
         try:
             with closing(self._steps()) as steps:
                 for step in steps:
-                    self._held.append(step)
+                    self._held.append_step(step)
                     yield step
             state, reason = "finished", ""
         except (RunInterrupted, KeyboardInterrupt, GeneratorExit) as error:
             state, reason = "interrupted", str(error)
             raise
-        except MemoryShort as error:
+        except OutOfMemory as error:
             # The tensors that its frames hold would leave no room for what follows.
             short, reason = error.with_traceback(None), str(error)
         except Exception as error:
@@ -87,7 +88,7 @@ def train(
     folder: Path | None = None,
     stop: Callable[[], bool] | None = None,
     progress: Progress | None = None,
-    scrutiny: Scrutiny | None = None,
+    instrumentation: Instrumentation | None = None,
 ) -> Run:
     """Makes a run ready: tokens, verified program, run folder. Iterating over it trains.
 
@@ -109,7 +110,9 @@ def train(
         raise RequestError("what is planned takes no overrides; give them to `plan`")
     else:
         planned = what
-    require_here(planned)
-    held, programs, _, found = begin(planned, root=root, folder=folder, progress=progress)
-    steps = steps_of(planned, found, programs, held, None, stop or never, scrutiny)
+    require_local_machine(planned)
+    held, programs, _, found = start_run(planned, root=root, folder=folder, progress=progress)
+    steps = make_training_loop(
+        planned, found, programs, held, None, stop or never_stop, instrumentation
+    )
     return Run(planned, held, steps)

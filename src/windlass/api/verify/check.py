@@ -5,14 +5,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from windlass.api.plan import HERE, Planned, Progress, chain_of_request, find_machine
+from windlass.api.machines import HERE, Progress, find_machine
+from windlass.api.model_graph import build_requested_model
+from windlass.api.plan import Planned
+from windlass.api.training.instrumentation import Instrumentation
 from windlass.api.training.train import train
-from windlass.api.verify.instrumentation import Scrutiny
 from windlass.cost.predict import predict
-from windlass.planner.result import Choice
+from windlass.planner.result import PlanningResult
 from windlass.schema.plan import Batch, Offload, Parallelism, Plan, ShardingDegrees, Stage
 from windlass.schema.request import Request
-from windlass.schema.verification import Proof
+from windlass.schema.verification import VerificationResult
 
 if TYPE_CHECKING:
     from windlass.runtime.verify.compare_runs import Ran
@@ -23,23 +25,23 @@ whole step, in a direction that is noise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Caught:
+class FaultResult:
     """What a proof made of one mistake."""
 
     fault: str
-    words: str
+    description: str
     layer: int | None
     """That made it; None if no one layer did."""
-    proof: Proof
+    proof: VerificationResult
 
     @property
-    def found(self) -> bool:
+    def detected(self) -> bool:
         """Whether it was found, and its layer named."""
-        first = self.proof.first
+        first = self.proof.first_mismatch
         return first is not None and self.layer in (None, first.layer)
 
 
-class Checking:
+class Verifier:
     """Holds one plan against one device, whose run serves for all that is asked.
 
     Args:
@@ -50,10 +52,10 @@ class Checking:
 
     def __init__(self, planned: Planned, folder: Path, progress: Progress | None = None) -> None:
         self._planned, self._folder, self._progress = planned, folder, progress
-        self._alone = alone(planned)
+        self._alone = on_single_device(planned)
         self._reference: Ran | None = None
 
-    def proof(self, fault: str | None = None) -> Proof:
+    def verify(self, fault: str | None = None) -> VerificationResult:
         """Runs the plan and compares; the first time, runs it on one device too.
 
         Args:
@@ -65,19 +67,19 @@ class Checking:
         from windlass.runtime.verify.compare_runs import agree
 
         if self._reference is None:
-            self._reference = self._ran("one device", self._alone, Scrutiny())
+            self._reference = self._ran("one device", self._alone, Instrumentation())
         request, plan = self._planned.request, self._planned.plan
         name = fault or "plan"
         return agree(
-            self._ran(name, self._planned, Scrutiny(fault=fault)),
+            self._ran(name, self._planned, Instrumentation(fault=fault)),
             self._reference,
-            chain_of_request(request.model),
+            build_requested_model(request.model),
             request.train,
             precision=plan.precision,
             moments=plan.moments,
         )
 
-    def faults(self) -> Iterator[Caught]:
+    def inject_faults(self) -> Iterator[FaultResult]:
         """Makes each mistake that the plan can make, one after the other."""
         from windlass.runtime.verify.fault_injection import FAULTS, spoiled_layer
 
@@ -85,25 +87,27 @@ class Checking:
         for name, fault in FAULTS.items():
             if fault.needs(plan, graph):
                 layer = spoiled_layer(plan) if fault.at_layer else None
-                yield Caught(fault=name, words=fault.words, layer=layer, proof=self.proof(name))
+                yield FaultResult(
+                    fault=name, description=fault.words, layer=layer, proof=self.verify(name)
+                )
 
-    def impossible(self) -> tuple[tuple[str, str], ...]:
+    def skipped_faults(self) -> tuple[tuple[str, str], ...]:
         """Mistakes that the plan cannot make, and what it lacks for them."""
         from windlass.runtime.verify.fault_injection import FAULTS
 
         plan, graph = self._planned.plan, self._planned.graph
         return tuple((f.words, f.lack) for f in FAULTS.values() if not f.needs(plan, graph))
 
-    def _ran(self, name: str, planned: Planned, scrutiny: Scrutiny) -> "Ran":
+    def _ran(self, name: str, planned: Planned, scrutiny: Instrumentation) -> "Ran":
         from windlass.runtime.verify.compare_runs import Ran
 
         if self._progress is not None:
             self._progress(f"running {name}", 0, None)
-        run = train(planned, folder=self._folder / name.replace(" ", "-"), scrutiny=scrutiny)
+        run = train(planned, folder=self._folder / name.replace(" ", "-"), instrumentation=scrutiny)
         return Ran(folder=run.folder, steps=tuple(run))
 
 
-def proving(planned: Planned, *, steps: int, kept: frozenset[str] = frozenset()) -> Planned:
+def verification(planned: Planned, *, steps: int, keep: frozenset[str] = frozenset()) -> Planned:
     """The same made ready for a proof: few steps, each saved; numbers in which rounding is small.
 
     Near plans run in float64, those with homes elsewhere in float32; moments in float32, and layers
@@ -115,9 +119,9 @@ def proving(planned: Planned, *, steps: int, kept: frozenset[str] = frozenset())
         kept: of `precision`, `moments` and `compile`, those that stay as they are.
     """
     plan, train_request = planned.plan, planned.request.train
-    wide = not plan.offloads and (plan.moments == "float32" or "moments" not in kept)
+    wide = not plan.offloads and (plan.moments == "float32" or "moments" not in keep)
     clear = {"precision": "float64" if wide else "float32", "moments": "float32", "compile": False}
-    plan = plan.model_copy(update={k: value for k, value in clear.items() if k not in kept})
+    plan = plan.model_copy(update={k: value for k, value in clear.items() if k not in keep})
     never = steps + 1
     short = train_request.model_copy(
         update={
@@ -129,16 +133,16 @@ def proving(planned: Planned, *, steps: int, kept: frozenset[str] = frozenset())
     request = planned.request.model_copy(
         update={"train": short, "precision": plan.precision, "moments": plan.moments}
     )
-    return of_plan(replace(planned, request=request), plan)
+    return with_plan(replace(planned, request=request), plan)
 
 
-def of_plan(planned: Planned, plan: Plan) -> Planned:
+def with_plan(planned: Planned, plan: Plan) -> Planned:
     """The same under another plan, predicted."""
     prediction = predict(plan, planned.graph, planned.machine)
-    return replace(planned, choice=Choice(plan=plan, prediction=prediction))
+    return replace(planned, result=PlanningResult(plan=plan, prediction=prediction))
 
 
-def alone(planned: Planned) -> Planned:
+def on_single_device(planned: Planned) -> Planned:
     """The same steps on one device, all of it near and nothing computed twice."""
     plan, request = planned.plan, planned.request
     machine = find_machine(HERE)
@@ -155,4 +159,4 @@ def alone(planned: Planned) -> Planned:
         }
     )  # fmt: skip
     request = Request.model_validate(request.model_dump(exclude={"parallel", "sharding", "memory"}))
-    return of_plan(replace(planned, request=request, machine=machine), whole)
+    return with_plan(replace(planned, request=request, machine=machine), whole)

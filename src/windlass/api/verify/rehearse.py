@@ -2,20 +2,22 @@
 
 from pathlib import Path
 
-from windlass.api.plan import HERE, Planned, Progress, capture, find_machine, in_slices
+from windlass.api.machines import HERE, Progress, find_machine
+from windlass.api.model_graph import capture, capture_tensor_degrees
+from windlass.api.plan import Planned
 from windlass.api.plan import plan as plan_of
 from windlass.cost.predict import predict
 from windlass.errors import ModelError, PlanError
 from windlass.models import catalog as catalogue
-from windlass.planner.downscale import scaled
-from windlass.planner.result import Choice
-from windlass.program.validate_plan import faults, require_legal
+from windlass.planner.downscale import downscale_plan as downscale
+from windlass.planner.result import PlanningResult
+from windlass.program.validate_plan import plan_errors, require_valid_plan
 from windlass.schema.graph import Graph
 from windlass.schema.machine import Machine
 from windlass.schema.plan import Plan
 from windlass.schema.request import DataRequest, ModelRequest, Request
 
-PROCESSES = 8
+MAX_PROCESSES = 8
 """Most that a rehearsal takes."""
 
 _LONGEST_STEP = 20.0
@@ -31,7 +33,7 @@ _TEXT_BYTES = 2 * 2**20
 """That a proof in small takes its samples from."""
 
 
-def to_rehearse(
+def rehearsal(
     request: Request, *, progress: Progress | None = None
 ) -> tuple[Plan, tuple[str, ...]]:
     """The plan of a request, and a sentence if it does not fit the machine.
@@ -57,7 +59,9 @@ def to_rehearse(
         return found, (f"{told}: planned as if each device had room enough",)
 
 
-def as_it_is(plan: Plan, request: Request, *, progress: Progress | None = None) -> Planned | None:
+def rehearse_as_is(
+    plan: Plan, request: Request, *, progress: Progress | None = None
+) -> Planned | None:
     """A plan for this machine's processes, if the model is its own and a step is no great matter.
 
     Args:
@@ -68,7 +72,7 @@ def as_it_is(plan: Plan, request: Request, *, progress: Progress | None = None) 
     Raises:
         WindlassError: what is wrong with the request.
     """
-    if plan.parallel.devices > PROCESSES:
+    if plan.parallel.devices > MAX_PROCESSES:
         return None
     graph = capture(request.model)
     if graph.label != plan.graph:
@@ -76,7 +80,7 @@ def as_it_is(plan: Plan, request: Request, *, progress: Progress | None = None) 
     machine = _here(plan, progress)
     graph = _cut(request.model, graph, plan)
     plan = plan.model_copy(update={"machine": machine.label})
-    if faults(plan, graph, machine):
+    if plan_errors(plan, graph, machine):
         return None
     planned = _planned(plan, request, graph, machine)
     near = machine.device.memory.capacity_bytes
@@ -84,8 +88,8 @@ def as_it_is(plan: Plan, request: Request, *, progress: Progress | None = None) 
     return planned if fits and planned.prediction.step_seconds <= _LONGEST_STEP else None
 
 
-def in_small(
-    plan: Plan, request: Request, *, devices: int = PROCESSES, progress: Progress | None = None
+def downscale_plan(
+    plan: Plan, request: Request, *, devices: int = MAX_PROCESSES, progress: Progress | None = None
 ) -> tuple[Planned, tuple[str, ...]]:
     """A plan in small for this machine's processes, and what was changed, a sentence each.
 
@@ -103,17 +107,17 @@ def in_small(
     if ".py" in name:
         raise ModelError(
             f"`{name}` is a model of your own, which only you can make smaller; let the plan be "
-            f"for a small one, with at most {PROCESSES} devices"
+            f"for a small one, with at most {MAX_PROCESSES} devices"
         )
     notes: tuple[str, ...] = ()
-    if name not in catalogue.names():
+    if name not in catalogue.model_names():
         notes = (
             f"`{name}` is not in the catalogue: blocks of the family of `{_STANDS_IN}` stand in",
         )
         name = _STANDS_IN
     machine = _here(plan, progress)
     tiers = tuple(tier.name for tier in machine.device.tiers[1:] if tier.read)
-    small = scaled(plan, catalogue.shape(name), devices=devices, tiers=tiers)
+    small = downscale(plan, catalogue.model_config(name), devices=devices, tiers=tiers)
     machine = _here(small.plan, progress)
     graph = _cut(small.model, capture(small.model), small.plan)
     labels = {"graph": graph.label, "machine": machine.label}
@@ -123,7 +127,7 @@ def in_small(
     )  # fmt: skip
     request = request.model_copy(update={"model": small.model, "data": text})
     plan = small.plan.model_copy(update=labels)
-    require_legal(plan, graph, machine)
+    require_valid_plan(plan, graph, machine)
     return _planned(plan, request, graph, machine), (*notes, *small.notes)
 
 
@@ -138,12 +142,12 @@ def load_plan(path: Path) -> Plan:
 
 def _here(plan: Plan, progress: Progress | None) -> Machine:
     machine, devices = find_machine(HERE, progress=progress), plan.parallel.devices
-    return machine.shared(devices) if devices > 1 and machine.device.kind == "cpu" else machine
+    return machine.split(devices) if devices > 1 and machine.device.kind == "cpu" else machine
 
 
 def _cut(model: ModelRequest, graph: Graph, plan: Plan) -> Graph:
     degree = plan.parallel.tensor
-    return graph if degree == 1 else in_slices(model, graph, (degree,))
+    return graph if degree == 1 else capture_tensor_degrees(model, graph, (degree,))
 
 
 def _planned(plan: Plan, request: Request, graph: Graph, machine: Machine) -> Planned:
@@ -152,5 +156,5 @@ def _planned(plan: Plan, request: Request, graph: Graph, machine: Machine) -> Pl
         update={"batch": plan.global_batch, "sequence": plan.batch.sequence}
     )
     asked = Request(model=request.model, data=request.data, train=train)
-    choice = Choice(plan=plan, prediction=predict(plan, graph, machine))
-    return Planned(request=asked, graph=graph, machine=machine, choice=choice)
+    choice = PlanningResult(plan=plan, prediction=predict(plan, graph, machine))
+    return Planned(request=asked, graph=graph, machine=machine, result=choice)

@@ -10,19 +10,19 @@ from rich import box
 from rich.table import Table
 
 from windlass import api
-from windlass.cli.console import Bars, Report, console, print_json
-from windlass.cli.isolated_process import run_apart
-from windlass.cli.options import AsJson, request_of
-from windlass.cli.verification_output import STEPS, prove
+from windlass.cli.console import ProgressBars, Report, console, print_json
+from windlass.cli.isolated_process import run_isolated
+from windlass.cli.options import AsJson, build_request
+from windlass.cli.verification_output import VERIFICATION_STEPS, verify_and_print
 from windlass.errors import RunBroken
-from windlass.report.formatting import phase_words
+from windlass.report.formatting import describe_phases
 from windlass.schema import run_record as names
 from windlass.schema.request import Request
-from windlass.units import show_bytes, show_seconds
+from windlass.units import format_bytes, format_seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Checked:
+class RunDigest:
     """What a few steps of one plan left behind."""
 
     plan: str
@@ -41,7 +41,7 @@ def check(
     model: str | None = None,
     *overrides: str,
     plan: Path | None = None,
-    near: str | None = None,
+    memory: str | None = None,
     file: Path | None = None,
     faults: bool = False,
     as_json: AsJson = False,
@@ -65,8 +65,10 @@ def check(
     """
     if plan is None and model is not None and model.endswith(".toml"):
         plan, model = Path(model), None
-    with Bars() as progress:
-        request = _short(request_of(model, overrides, on=None, near=near, file=file), overrides)
+    with ProgressBars() as progress:
+        request = _short(
+            build_request(model, overrides, on=None, memory=memory, file=file), overrides
+        )
         if plan is not None:
             planned, notes = _from_file(plan, request, model, progress)
         else:
@@ -74,7 +76,7 @@ def check(
         if plan is None and not faults and planned.plan.parallel.devices == 1:
             _in_memory(request, planned, progress, as_json=as_json)
         else:
-            prove(planned, notes, progress, faults=faults, as_json=as_json)
+            verify_and_print(planned, notes, progress, faults=faults, as_json=as_json)
 
 
 def _from_file(
@@ -86,10 +88,10 @@ def _from_file(
     named = request.model_copy(
         update={"model": request.model.model_copy(update={"name": name})}
     )  # fmt: skip
-    found = api.as_it_is(plan, named, progress=progress)
+    found = api.rehearse_as_is(plan, named, progress=progress)
     if found is not None:
         return found, ()
-    return api.in_small(plan, named, progress=progress)
+    return api.downscale_plan(plan, named, progress=progress)
 
 
 def _in_memory(
@@ -124,12 +126,12 @@ def _in_memory(
 def _short(request: Request, overrides: tuple[str, ...]) -> Request:
     """The request with a few steps, unless it says how many."""
     asked = any(override.startswith("train.steps=") for override in overrides)
-    steps = request.train.steps if asked else STEPS
+    steps = request.train.steps if asked else VERIFICATION_STEPS
     rarely = {"steps": steps, "evaluate_every": steps + 1, "save_every": steps + 1}
     return request.model_copy(update={"train": request.train.model_copy(update=rarely)})
 
 
-def _run(request: Request, place: Path) -> Checked:
+def _run(request: Request, place: Path) -> RunDigest:
     """Trains in a process of its own, whose memory is then its own too.
 
     Raises:
@@ -137,13 +139,13 @@ def _run(request: Request, place: Path) -> Checked:
     """
     asked = place.with_suffix(".toml")
     request.save(asked)
-    run_apart("windlass", "train", "--file", str(asked), "--folder", str(place))
+    run_isolated("windlass", "train", "--file", str(asked), "--folder", str(place))
     record = api.load(place)
     if record.plan is None or record.prediction is None:
         raise RunBroken(f"`{place}` holds no plan")
     last = record.steps[-1]
-    return Checked(
-        plan=phase_words(record.plan),
+    return RunDigest(
+        plan=describe_phases(record.plan),
         losses=tuple(step.loss for step in record.steps),
         norms=tuple(step.gradient_norm for step in record.steps),
         weights=_weights(place / names.CHECKPOINT_FOLDER / str(last.saved)),
@@ -168,12 +170,12 @@ def _weights(checkpoint: Path) -> str:
     return digest.hexdigest()
 
 
-def _equal(one: Checked, other: Checked) -> bool:
+def _equal(one: RunDigest, other: RunDigest) -> bool:
     mine, its = ((run.losses, run.norms, run.weights) for run in (one, other))
     return mine == its
 
 
-def _table(one: Checked, other: Checked) -> Table:
+def _table(one: RunDigest, other: RunDigest) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=_verdict(one, other),
                   title_justify="left", title_style="bold")  # fmt: skip
     for head in ("", "checked", "in memory"):
@@ -183,18 +185,18 @@ def _table(one: Checked, other: Checked) -> Table:
         ("weights", one.weights[:16], other.weights[:16]),
         ("loss", f"{one.losses[-1]:.6f}", f"{other.losses[-1]:.6f}"),
         ("gradient norm", f"{one.norms[-1]:.6f}", f"{other.norms[-1]:.6f}"),
-        ("predicted peak", show_bytes(one.predicted_bytes), show_bytes(other.predicted_bytes)),
-        ("measured peak", show_bytes(one.measured_bytes), show_bytes(other.measured_bytes)),
-        ("predicted step", show_seconds(one.predicted_seconds),
-         show_seconds(other.predicted_seconds)),
-        ("measured step", show_seconds(one.measured_seconds),
-         show_seconds(other.measured_seconds)),
+        ("predicted peak", format_bytes(one.predicted_bytes), format_bytes(other.predicted_bytes)),
+        ("measured peak", format_bytes(one.measured_bytes), format_bytes(other.measured_bytes)),
+        ("predicted step", format_seconds(one.predicted_seconds),
+         format_seconds(other.predicted_seconds)),
+        ("measured step", format_seconds(one.measured_seconds),
+         format_seconds(other.measured_seconds)),
     ):  # fmt: skip
         table.add_row(name, *cells)
     return table
 
 
-def _verdict(one: Checked, other: Checked) -> str:
+def _verdict(one: RunDigest, other: RunDigest) -> str:
     if _equal(one, other):
         return f"equal bit for bit after {len(one.losses)} steps"
     pairs = zip(one.losses, other.losses, strict=True)

@@ -9,29 +9,29 @@ from cyclopts import Parameter
 from rich.console import RenderableType
 
 from windlass import api
-from windlass.cli.console import Bars, console, print_json, print_line, print_points
-from windlass.cli.options import AsJson, apart, request_of, require_named
+from windlass.cli.console import ProgressBars, console, print_bullets, print_json, print_line
+from windlass.cli.options import AsJson, build_request, require_machine_names, split_overrides
 from windlass.errors import RequestError
-from windlass.report.figures.comparison import batches_picture, machines_picture
+from windlass.report.figures.comparison import batch_comparison_figure, machine_comparison_figure
 from windlass.report.terminal.comparison_tables import (
-    batches_table,
-    machines_offers_table,
-    refused_lines,
+    batch_comparison_table,
+    infeasible_lines,
+    machine_comparison_table,
 )
-from windlass.schema.comparison import Offer
+from windlass.schema.comparison import MachineForecast
 
 SIZES = tuple(2**power for power in range(3, 13))
 """Global batches that are tried where none is named."""
 
-Table = Callable[[Sequence[Offer]], RenderableType]
+Table = Callable[[Sequence[MachineForecast]], RenderableType]
 """Draws offers for a terminal."""
 
 
 def compare(
     model: str | None = None,
     *overrides: str,
-    on: Annotated[tuple[str, ...], Parameter(consume_multiple=True)] = (api.ALL,),
-    near: str | None = None,
+    on: Annotated[tuple[str, ...], Parameter(consume_multiple=True)] = (api.ALL_MACHINES,),
+    memory: str | None = None,
     file: Path | None = None,
     picture: Path | None = None,
     as_json: AsJson = False,
@@ -51,15 +51,15 @@ def compare(
     """
     if picture is not None:
         api.require_drawable(picture, pages=False)
-    machines, more = apart(on)
-    require_named(machines)
-    request = request_of(model, (*overrides, *more), near=near, file=file)
-    with Bars() as progress:
-        offers = api.compared(request, machines, progress=progress)
+    machines, more = split_overrides(on)
+    require_machine_names(machines)
+    request = build_request(model, (*overrides, *more), memory=memory, file=file)
+    with ProgressBars() as progress:
+        offers = api.compare_machines(request, machines, progress=progress)
     if picture is not None:
         heading = f"{request.model.name}, {request.train.batch} sequences a step"
-        api.draw_alone(machines_picture(offers, heading), picture)
-    _tell(offers, machines_offers_table, as_json=as_json)
+        api.draw_figure(machine_comparison_figure(offers, heading), picture)
+    _tell(offers, machine_comparison_table, as_json=as_json)
 
 
 def batch(
@@ -67,7 +67,7 @@ def batch(
     *overrides: str,
     on: str | None = None,
     sizes: Annotated[tuple[int, ...], Parameter(consume_multiple=True)] = SIZES,
-    near: str | None = None,
+    memory: str | None = None,
     file: Path | None = None,
     picture: Path | None = None,
     as_json: AsJson = False,
@@ -91,30 +91,30 @@ def batch(
         raise RequestError(f"`--sizes`: {small[0]} is no number of sequences; write 1 or more")
     if picture is not None:
         api.require_drawable(picture, pages=False)
-    request = request_of(model, overrides, on=on, near=near, file=file)
-    with Bars() as progress:
-        offers = tuple(api.batches(request, sizes, progress=progress))
+    request = build_request(model, overrides, on=on, memory=memory, file=file)
+    with ProgressBars() as progress:
+        offers = tuple(api.compare_batches(request, sizes, progress=progress))
     if picture is not None:
         heading = f"{request.model.name} on {request.machine}"
-        api.draw_alone(batches_picture(offers, heading), picture)
-    _tell(offers, batches_table, as_json=as_json)
+        api.draw_figure(batch_comparison_figure(offers, heading), picture)
+    _tell(offers, batch_comparison_table, as_json=as_json)
 
 
-def _tell(offers: Sequence[Offer], table: Table, *, as_json: bool) -> None:
+def _tell(offers: Sequence[MachineForecast], table: Table, *, as_json: bool) -> None:
     """Prints what was found, and why there is no plan where there is none."""
     if as_json:
         print_json([_tree(offer) for offer in offers])
     else:
         console.print(table(offers))
-        lines = refused_lines(offers)
+        lines = infeasible_lines(offers)
         if lines:
             print_line("no plan")
-            print_points(lines)
+            print_bullets(lines)
     if not any(offer.plan for offer in offers):
         sys.exit(1)
 
 
-def _tree(offer: Offer) -> dict[str, object]:
+def _tree(offer: MachineForecast) -> dict[str, object]:
     return {
         **offer.model_dump(mode="json"),
         "predicted": True,

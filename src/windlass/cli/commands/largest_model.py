@@ -4,19 +4,19 @@ import sys
 from pathlib import Path
 
 from windlass import api
-from windlass.cli.commands.train import stopping
-from windlass.cli.console import Bars, console, errors, print_json
+from windlass.cli.commands.train import graceful_stop
+from windlass.cli.console import ProgressBars, console, error_console, print_json
 from windlass.cli.options import AsJson
-from windlass.report.terminal.largest_model_table import recorded_table
-from windlass.report.terminal.tables import plan_table
-from windlass.units import show_seconds
+from windlass.report.terminal.largest_model_table import largest_model_table
+from windlass.report.terminal.plan_tables import plan_table
+from windlass.units import format_seconds
 
 
-def record(
+def largest_model(
     model: str | None = None,
     *overrides: str,
     on: str | None = None,
-    near: str | None = None,
+    memory: str | None = None,
     runs: Path = api.RUNS,
     folder: Path | None = None,
     keep_checkpoint: bool = False,
@@ -37,20 +37,22 @@ def record(
         keep_checkpoint: leave the checkpoint, which is as large as the state.
         as_json: print what was predicted, measured and proved as JSON.
     """
-    api.require_here(on)
+    api.require_local(on)
     if model is not None and "=" in model:
         overrides, model = (model, *overrides), None
-    with stopping() as stop:
-        with Bars() as progress:
-            planned = api.largest(
-                model, *overrides, near=near, root=folder or runs, progress=progress
+    with graceful_stop() as stop:
+        with ProgressBars() as progress:
+            planned = api.largest_model(
+                model, *overrides, memory=memory, root=folder or runs, progress=progress
             )
         if not as_json:
             console.print(plan_table(planned.plan, planned.graph))
-        seconds = show_seconds(planned.prediction.step_seconds)
-        errors.print(f"[bold]predicted[/]    {seconds} a step, and about as long to prove it")
-        with Bars() as progress:
-            recorded = api.record(
+        seconds = format_seconds(planned.prediction.step_seconds)
+        error_console.print(
+            f"[bold]predicted[/]    {seconds} a step, and about as long to prove it"
+        )
+        with ProgressBars() as progress:
+            recorded = api.measure_largest_model(
                 planned,
                 root=runs,
                 folder=folder,
@@ -59,8 +61,8 @@ def record(
                 progress=progress,
             )
     if as_json:
-        print_json({"recorded": recorded, "holds": recorded.verified.holds})
+        print_json({"recorded": recorded, "holds": recorded.verification.within_tolerance})
     else:
-        console.print(recorded_table(recorded))
-    if not recorded.verified.holds:
+        console.print(largest_model_table(recorded))
+    if not recorded.verification.within_tolerance:
         sys.exit(1)

@@ -6,11 +6,11 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from windlass import api
-from windlass.cli.console import Bars, console
-from windlass.cli.options import request_of
+from windlass.cli.console import ProgressBars, console
+from windlass.cli.options import build_request
 from windlass.errors import RequestError
-from windlass.report.terminal.tables import plan_table
-from windlass.units import show_bytes, show_seconds
+from windlass.report.terminal.plan_tables import plan_table
+from windlass.units import format_bytes, format_seconds
 
 Flag = Annotated[bool, Parameter(negative="")]
 
@@ -23,7 +23,7 @@ def launch(
     torchrun: Flag = False,
     slurm: Flag = False,
     on: str | None = None,
-    near: str | None = None,
+    memory: str | None = None,
     file: Path | None = None,
     runs: Path = api.RUNS,
     folder: Path | None = None,
@@ -45,10 +45,10 @@ def launch(
     """
     if torchrun and slurm:
         raise RequestError("`--torchrun` and `--slurm` are two scripts; name one")
-    request = request_of(model, overrides, on=on, near=near, file=file)
-    with Bars() as progress:
+    request = build_request(model, overrides, on=on, memory=memory, file=file)
+    with ProgressBars() as progress:
         planned = api.plan(request, progress=progress)
-        script = api.prepare(
+        script = api.prepare_cluster_run(
             planned,
             nodes=nodes,
             per_node=per_node,
@@ -59,8 +59,8 @@ def launch(
         )
     console.print(plan_table(planned.plan, planned.graph))
     prediction = planned.prediction
-    step, peak = show_seconds(prediction.step_seconds), prediction.peaks[0].peak_bytes
-    console.print(f"[bold]predicted[/]    {step} a step, {show_bytes(peak)} at the peak\n")
+    step, peak = format_seconds(prediction.step_seconds), prediction.peaks[0].peak_bytes
+    console.print(f"[bold]predicted[/]    {step} a step, {format_bytes(peak)} at the peak\n")
     console.print(f"run     {script.parent}", soft_wrap=True)
     if slurm:
         console.print(f"start   sbatch {script}", soft_wrap=True)

@@ -3,18 +3,18 @@
 from typing import Literal
 
 from windlass import api
-from windlass.cli.console import Bars, console, print_json
+from windlass.cli.console import ProgressBars, console, print_json
 from windlass.cli.options import AsJson
-from windlass.hardware.number_sources import Number, numbers
+from windlass.hardware.number_sources import StatedNumber, stated_numbers
 from windlass.models import catalog as model_catalogue
 from windlass.report.terminal.machine_tables import machine_table, machines_table, numbers_table
 from windlass.schema.machine import Machine
-from windlass.units import show_count
+from windlass.units import format_count
 
 
 def probe() -> None:
     """Measure this machine (under a minute) and keep the result for this user."""
-    with Bars() as progress:
+    with ProgressBars() as progress:
         machine = api.probe(progress=progress)
     console.print(machine_table(machine))
 
@@ -34,9 +34,9 @@ def machines(
     if action == "list":
         _list(as_json=as_json)
         return
-    with Bars() as progress:
+    with ProgressBars() as progress:
         machine = api.find_machine(name, progress=progress)
-    told = numbers(machine)
+    told = stated_numbers(machine)
     if as_json:
         print_json({"machine": machine, "numbers": [_tree(number) for number in told]})
         return
@@ -60,21 +60,21 @@ def _line(name: str, machine: Machine) -> dict[str, object]:
         "tiers": machine.device.tiers,
         "peaks": {rate.precision: rate.peak for rate in machine.device.matmul},
         "links": machine.links,
-        "rule": machine.rule,
+        "rule": machine.execution_model,
         "source": machine.source,
     }
 
 
-def _tree(number: Number) -> dict[str, object]:
-    return {"place": number.place, "value": number.value, "source": number.source}
+def _tree(number: StatedNumber) -> dict[str, object]:
+    return {"place": number.path, "value": number.value, "source": number.source}
 
 
 def models() -> None:
     """List the models that can be named."""
-    for name in model_catalogue.names():
-        shape = model_catalogue.shape(name)
+    for name in model_catalogue.model_names():
+        shape = model_catalogue.model_config(name)
         console.print(
             f"{name:<14} {shape.layers:>3} layers of {shape.width:>5}, {shape.heads:>3} heads, "
-            f"vocabulary {show_count(shape.vocabulary)}, sequence {shape.sequence}"
+            f"vocabulary {format_count(shape.vocabulary)}, sequence {shape.sequence}"
         )
     console.print("or `file.py:function` of your own, which returns an `nn.Sequential` of layers")

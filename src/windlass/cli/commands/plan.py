@@ -5,15 +5,15 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from windlass import api
-from windlass.atomic_files import require_place
-from windlass.cli.console import Bars, console, print_json, print_line, print_points
-from windlass.cli.options import AsJson, request_of
+from windlass.atomic_files import require_writable
+from windlass.cli.console import ProgressBars, console, print_bullets, print_json, print_line
+from windlass.cli.options import AsJson, build_request
 from windlass.errors import RequestError
 from windlass.planner.explain import Explanation, explain
-from windlass.report.terminal.tables import plan_table, prediction_table, runners_up_table
+from windlass.report.terminal.plan_tables import plan_table, prediction_table, runners_up_table
 from windlass.schema.plan import Plan
 from windlass.schema.prediction import MemoryClass, Prediction
-from windlass.units import show_bytes
+from windlass.units import format_bytes
 
 _REFUSED_SHOWN = 4
 
@@ -22,7 +22,7 @@ def plan(
     model: str | None = None,
     *overrides: str,
     on: str | None = None,
-    near: str | None = None,
+    memory: str | None = None,
     file: Path | None = None,
     out: Path | None = None,
     picture: Path | None = None,
@@ -45,15 +45,15 @@ def plan(
     """
     _require_drawable(picture, only)
     if out is not None:
-        require_place(out)
-    with Bars() as progress:
-        request = request_of(model, overrides, on=on, near=near, file=file)
+        require_writable(out)
+    with ProgressBars() as progress:
+        request = build_request(model, overrides, on=on, memory=memory, file=file)
         planned = api.plan(request, progress=progress)
-    chosen, prediction, choice = planned.plan, planned.prediction, planned.choice
+    chosen, prediction, choice = planned.plan, planned.prediction, planned.result
     if out is not None:
         chosen.save(out)
     if picture is not None:
-        api.draw(api.forecast(planned), picture, only)
+        api.draw_plan(api.forecast(planned), picture, only)
     if as_json:
         print_json(_told(chosen, prediction, explain(choice)))
         return
@@ -70,14 +70,14 @@ def plan(
     _print_refused(told)
     if told.sensitive:
         console.print("what better constants of the machine would save, predicted")
-        print_points(told.sensitive)
+        print_bullets(told.sensitive)
 
 
 def fit(
     model: str | None = None,
     *overrides: str,
     on: str | None = None,
-    near: str | None = None,
+    memory: str | None = None,
     file: Path | None = None,
     picture: Path | None = None,
     only: str | None = None,
@@ -98,12 +98,12 @@ def fit(
         as_json: print the verdict, the bytes of each memory class and what would help as JSON.
     """
     _require_drawable(picture, only)
-    with Bars() as progress:
-        request = request_of(model, overrides, on=on, near=near, file=file)
+    with ProgressBars() as progress:
+        request = build_request(model, overrides, on=on, memory=memory, file=file)
         planned = api.plan(request, progress=progress)
     if picture is not None:
-        api.draw(api.forecast(planned), picture, only)
-    choice, told = planned.choice, explain(planned.choice)
+        api.draw_plan(api.forecast(planned), picture, only)
+    choice, told = planned.result, explain(planned.result)
     held = choice.advice.by_class if choice.advice else planned.prediction.peaks[0].by_class
     if as_json:
         print_json(
@@ -115,7 +115,7 @@ def fit(
         _print_memory(held)
         if told.help:
             console.print("what would help")
-            print_points(told.help)
+            print_bullets(told.help)
         else:
             _print_refused(told)
     if not choice.fits:
@@ -133,13 +133,13 @@ def _require_drawable(picture: Path | None, only: str | None) -> None:
 def _print_memory(by_class: Mapping[MemoryClass, int]) -> None:
     console.print("predicted at the fullest moment")
     for part, nbytes in by_class.items():
-        console.print(f"  {part:<12} {show_bytes(nbytes):>9}")
+        console.print(f"  {part:<12} {format_bytes(nbytes):>9}")
 
 
 def _print_refused(told: Explanation) -> None:
     if told.refused:
         console.print("plans that do not fit")
-        print_points(told.refused[:_REFUSED_SHOWN])
+        print_bullets(told.refused[:_REFUSED_SHOWN])
 
 
 def _told(plan: Plan, prediction: Prediction, told: Explanation) -> dict[str, object]:

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from windlass import api
-from windlass.cli.commands.train import show, stopping
+from windlass.cli.commands.train import graceful_stop, show_run
 from windlass.errors import RequestError
 
 _TOLD = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -43,13 +43,13 @@ def device(
     if port is None:
         _on_a_cluster(folder, board, guarded=guarded)
         return
-    with api.as_device(
+    with api.run_rank(
         folder,
         port=port,
-        device=device,
+        rank=device,
         attempt=attempt,
         checkpoint=checkpoint,
-        scrutiny=api.Scrutiny(fault=fault) if notes else None,
+        instrumentation=api.Instrumentation(fault=fault) if notes else None,
     ) as steps:
         for step in steps:
             _tell(asdict(step) | {"by_kind": dict(step.by_kind)})
@@ -72,19 +72,19 @@ def _on_a_cluster(folder: Path, board: str | None, *, guarded: bool) -> None:
             f"{wanted}: a device is started by torchrun; `sh {folder / 'launch.sh'}` does so"
         )
     rank, size, local = (int(os.environ[name]) for name in _TOLD[:3])
-    worker = api.Worker(
-        device=rank, devices=size, local=local, host=os.environ["MASTER_ADDR"],
-        port=int(os.environ["MASTER_PORT"]),
+    worker = api.ClusterRank(
+        rank=rank, world_size=size, local_rank=local, master_address=os.environ["MASTER_ADDR"],
+        master_port=int(os.environ["MASTER_PORT"]),
     )  # fmt: skip
     if board:
-        with stopping() as stop:
-            api.guard(folder, worker, board, stop=stop)
+        with graceful_stop() as stop:
+            api.supervise_rank(folder, worker, board, stop=stop)
         return
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # the guard tells when to stop
-    with api.as_worker(folder, worker) as steps:
+    with api.run_cluster_rank(folder, worker) as steps:
         if isinstance(steps, api.Run):
-            show(steps)
+            show_run(steps)
         else:
             for _ in steps:
                 pass

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 from windlass import api
-from windlass.cli.console import Bars
-from windlass.cli.options import AsJson, request_of
-from windlass.cli.verification_output import STEPS, prove
+from windlass.cli.console import ProgressBars
+from windlass.cli.options import AsJson, build_request
+from windlass.cli.verification_output import VERIFICATION_STEPS, verify_and_print
 
 
 def rehearse(
@@ -13,7 +13,7 @@ def rehearse(
     *overrides: str,
     on: str | None = None,
     plan: Path | None = None,
-    near: str | None = None,
+    memory: str | None = None,
     file: Path | None = None,
     faults: bool = False,
     as_json: AsJson = False,
@@ -34,14 +34,12 @@ def rehearse(
         faults: make mistakes on purpose too, and see that each is found.
         as_json: print what was compared as JSON.
     """
-    with Bars() as progress:
-        request = request_of(model, overrides, on=on, near=near, file=file)
+    with ProgressBars() as progress:
+        request = build_request(model, overrides, on=on, memory=memory, file=file)
         chosen, room = (
-            api.to_rehearse(request, progress=progress)
-            if plan is None
-            else (api.load_plan(plan), ())
+            api.rehearsal(request, progress=progress) if plan is None else (api.load_plan(plan), ())
         )
-        steps = request.train.model_copy(update={"steps": STEPS})
+        steps = request.train.model_copy(update={"steps": VERIFICATION_STEPS})
         short = request.model_copy(update={"train": steps})
-        small, notes = api.in_small(chosen, short, progress=progress)
-        prove(small, (*room, *notes), progress, faults=faults, as_json=as_json)
+        small, notes = api.downscale_plan(chosen, short, progress=progress)
+        verify_and_print(small, (*room, *notes), progress, faults=faults, as_json=as_json)

@@ -6,7 +6,7 @@ from pathlib import Path
 from windlass import api
 from windlass.cli.console import console, print_json
 from windlass.cli.options import AsJson
-from windlass.report.terminal.tables import record_table, runs_table
+from windlass.report.terminal.run_tables import record_table, runs_table
 
 
 def runs(*, runs: Path = api.RUNS, as_json: AsJson = False) -> None:

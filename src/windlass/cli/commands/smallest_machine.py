@@ -6,15 +6,16 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from windlass import api
-from windlass.cli.console import Bars, console, print_json
-from windlass.cli.options import AsJson, apart, require_named
-from windlass.report.figures.smallest_machine import needs_picture, needs_table
+from windlass.cli.console import ProgressBars, console, print_json
+from windlass.cli.options import AsJson, require_machine_names, split_overrides
+from windlass.report.figures.smallest_machine import smallest_machine_figure
+from windlass.report.terminal.comparison_tables import smallest_machine_table
 
 MODELS = ("gpt2-1.5b", "gpt-j-6b", "gpt3-13b", "gpt-neox-20b", "gpt3-175b", "megatron-1t")
 FAMILIES = ("dgx-a100-80gb", "dgx-h100", "ipu-m2000", "cs-2")
 
 
-def needed(
+def smallest_machine(
     *words: str,
     on: Annotated[tuple[str, ...], Parameter(consume_multiple=True)] = FAMILIES,
     in_phases: bool = False,
@@ -34,16 +35,16 @@ def needed(
     """
     if picture is not None:
         api.require_drawable(picture, pages=False)
-    families, more = apart(on)
-    require_named(families)
-    models, overrides = apart((*words, *more))
-    with Bars() as progress:
+    families, more = split_overrides(on)
+    require_machine_names(families)
+    models, overrides = split_overrides((*words, *more))
+    with ProgressBars() as progress:
         found = tuple(
-            api.needed(
+            api.smallest_machines(
                 models or MODELS,
                 families,
                 overrides=overrides,
-                whole=not in_phases,
+                in_memory=not in_phases,
                 progress=progress,
             )
         )
@@ -54,8 +55,8 @@ def needed(
             else "layers may take turns in memory"
         )
         line = ", ".join((f"Predicted: {asked}", *overrides))
-        api.draw_alone(needs_picture(found, line), picture)
+        api.draw_figure(smallest_machine_figure(found, line), picture)
     if as_json:
         print_json(found)
         return
-    console.print(needs_table(found))
+    console.print(smallest_machine_table(found))

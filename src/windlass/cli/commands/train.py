@@ -13,13 +13,13 @@ from rich.live import Live
 from rich.markup import escape
 
 from windlass import api
-from windlass.cli.console import Bars, console, errors
-from windlass.cli.options import request_of
-from windlass.errors import DeviceLost, RunInterrupted
-from windlass.models.catalog import causal
+from windlass.cli.console import ProgressBars, console, error_console
+from windlass.cli.options import build_request
+from windlass.errors import RankLost, RunInterrupted
+from windlass.models.catalog import is_causal
 from windlass.report.terminal.live_view import TrainingView
-from windlass.report.terminal.tables import plan_table
-from windlass.units import show_bytes, show_seconds
+from windlass.report.terminal.plan_tables import plan_table
+from windlass.units import format_bytes, format_seconds
 
 Elastic = Annotated[bool, Parameter(negative="")]
 
@@ -31,7 +31,7 @@ def train(
     model: str | None = None,
     *overrides: str,
     on: str | None = None,
-    near: str | None = None,
+    memory: str | None = None,
     file: Path | None = None,
     runs: Path = api.RUNS,
     folder: Path | None = None,
@@ -49,9 +49,9 @@ def train(
         folder: train into this folder in place of a new one under `runs`.
         elastic: go on with fewer devices when one of several is lost.
     """
-    request = request_of(model, overrides, on=on, near=near, file=file)
-    with stopping() as stop:
-        with Bars() as progress:
+    request = build_request(model, overrides, on=on, memory=memory, file=file)
+    with graceful_stop() as stop:
+        with ProgressBars() as progress:
             planned = api.plan(request, progress=progress)
             run = api.train(planned, root=runs, folder=folder, stop=stop, progress=progress)
         _see_through(run, stop, elastic=elastic)
@@ -68,38 +68,38 @@ def resume(
         runs: where run folders lie.
         elastic: go on with fewer devices when one of several is lost.
     """
-    with stopping() as stop:
-        with Bars() as progress:
+    with graceful_stop() as stop:
+        with ProgressBars() as progress:
             resumed = api.resume(run, *overrides, root=runs, stop=stop, progress=progress)
         _see_through(resumed, stop, elastic=elastic)
 
 
 def _see_through(run: api.Run, stop: Callable[[], bool], *, elastic: bool) -> None:
     """Shows a run to its end; where asked to, through the loss of devices."""
-    survival = api.Survival(run.folder, stop=stop)
+    survival = api.ElasticRecovery(run.folder, stop=stop)
     while True:
         try:
-            show(run)
-        except DeviceLost as lost:
+            show_run(run)
+        except RankLost as lost:
             if not elastic:
                 raise
-            errors.print(f"[yellow]lost:[/] {escape(str(lost))}", soft_wrap=True)
-            with Bars() as progress:
-                run = survival.after(lost, progress=progress)
+            error_console.print(f"[yellow]lost:[/] {escape(str(lost))}", soft_wrap=True)
+            with ProgressBars() as progress:
+                run = survival.recover(lost, progress=progress)
         else:
             return
 
 
-def show(run: api.Run) -> None:
+def show_run(run: api.Run) -> None:
     """Shows a run from its plan to the commands that come next."""
     seen = api.load(run.folder).steps[: run.done] if run.done else ()
     planned = run.planned
     for note in run.notes:
-        errors.print(f"[yellow]note:[/] {note}", soft_wrap=True)
+        error_console.print(f"[yellow]note:[/] {note}", soft_wrap=True)
     console.print(plan_table(planned.plan, planned.graph))
     prediction = planned.prediction
-    step, peak = show_seconds(prediction.step_seconds), prediction.peaks[0].peak_bytes
-    console.print(f"[bold]predicted[/]    {step} a step, {show_bytes(peak)} at the peak\n")
+    step, peak = format_seconds(prediction.step_seconds), prediction.peaks[0].peak_bytes
+    console.print(f"[bold]predicted[/]    {step} a step, {format_bytes(peak)} at the peak\n")
     view = TrainingView(planned.request.model.name, planned.request.train.steps, prediction, seen)
     try:
         _follow(run, view)
@@ -107,7 +107,7 @@ def show(run: api.Run) -> None:
         page = api.report(run.folder)
         console.print(f"run     {run.folder}", soft_wrap=True)
         console.print(f"report  {page}", soft_wrap=True)
-    if causal(planned.request.model.name):
+    if is_causal(planned.request.model.name):
         console.print(f"sample  windlass sample {run.folder} --prompt 'def '", soft_wrap=True)
 
 
@@ -130,7 +130,7 @@ def _follow(run: api.Run, view: TrainingView) -> None:
 
 
 @contextmanager
-def stopping() -> Iterator[Callable[[], bool]]:
+def graceful_stop() -> Iterator[Callable[[], bool]]:
     """A first Ctrl-C (or SIGTERM) asks for a stop and a save, a second one stops at once."""
     asked = threading.Event()
 

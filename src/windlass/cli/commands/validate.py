@@ -11,11 +11,11 @@ from rich.table import Table
 
 from windlass import api
 from windlass.api.validate import judge_tables
-from windlass.cli.commands.validate_tables import show_judged
-from windlass.cli.console import Bars, console, print_json
-from windlass.cli.isolated_process import run_apart
+from windlass.cli.commands.validate_tables import show_evaluated
+from windlass.cli.console import ProgressBars, console, print_json
+from windlass.cli.isolated_process import run_isolated
 from windlass.cli.options import AsJson
-from windlass.errors import Faults, RequestError, RunBroken, did_you_mean
+from windlass.errors import InputErrors, RequestError, RunBroken, did_you_mean
 from windlass.schema.graph import Precision
 from windlass.schema.plan import Plan, Recompute
 from windlass.schema.run_record import Step
@@ -40,7 +40,7 @@ _SHORT: dict[Precision, str] = {"float32": "fp32", "bfloat16": "bf16"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class ValidatedPlan:
     """One plan, predicted and measured. Memory is the peak of a fresh process."""
 
     model: str
@@ -98,17 +98,17 @@ def validate(*what: str, as_json: AsJson = False) -> None:
             )
         judged, faults = judge_tables(tables)
         if judged or as_json:
-            show_judged(judged, as_json=as_json)
+            show_evaluated(judged, as_json=as_json)
         if faults:
-            raise Faults(faults)
+            raise InputErrors(faults)
         return
     _validate_here(as_json=as_json)
 
 
 def _validate_here(*, as_json: bool) -> None:
-    rows: list[Row] = []
+    rows: list[ValidatedPlan] = []
     total = len(_SIZES) * len(_CELLS)
-    with Bars() as progress, tempfile.TemporaryDirectory() as folder:
+    with ProgressBars() as progress, tempfile.TemporaryDirectory() as folder:
         progress("validating", 0, total)
         # Whatever has to be made once, tokens and compiled code's headers, is no part of a run.
         _train(_SIZES[0][0], "train.steps=1", "--folder", str(Path(folder) / "first"))
@@ -122,7 +122,7 @@ def _validate_here(*, as_json: bool) -> None:
         console.print(_summary(rows))
 
 
-def _sweep(folder: Path) -> Iterator[Row]:
+def _sweep(folder: Path) -> Iterator[ValidatedPlan]:
     """Trains every plan of the sweep for a few steps, each in a process of its own."""
     for model, sequence in _SIZES:
         for micro, recompute, precision, compiled in _CELLS:
@@ -142,25 +142,25 @@ def _sweep(folder: Path) -> Iterator[Row]:
                 f"train.save_every={steps + 1}", "--folder", str(place),
             )  # fmt: skip
             around = statistics.fmean((before, _yardstick_seconds()))
-            yield _row(place, planned.plan, warm, around / planned.machine.yardstick_seconds)
+            yield _row(place, planned.plan, warm, around / planned.machine.speed_check_seconds)
 
 
 def _train(*words: str) -> None:
     """Runs `windlass train` in a process of its own."""
-    run_apart("windlass", "train", *words)
+    run_isolated("windlass", "train", *words)
 
 
 def _yardstick_seconds() -> float:
     """How long this machine takes just now for the same work as always."""
-    return float(run_apart("windlass.hardware.probe.speed_check"))
+    return float(run_isolated("windlass.hardware.probe.speed_check"))
 
 
-def _row(place: Path, plan: Plan, warm: int, drift: float) -> Row:
+def _row(place: Path, plan: Plan, warm: int, drift: float) -> ValidatedPlan:
     record = api.load(place)
     if record.prediction is None or record.request is None:
         raise RunBroken(f"`{place}` holds no prediction")
     measured: tuple[Step, ...] = record.steps[warm:]
-    return Row(
+    return ValidatedPlan(
         model=record.request.model.name,
         micro=plan.batch.micro,
         sequence=plan.batch.sequence,
@@ -175,7 +175,7 @@ def _row(place: Path, plan: Plan, warm: int, drift: float) -> Row:
     )
 
 
-def _table(rows: list[Row]) -> Table:
+def _table(rows: list[ValidatedPlan]) -> Table:
     """Narrow enough for a terminal of 80 columns: one unit for a whole column."""
     table = Table(
         box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True,
@@ -198,7 +198,7 @@ def _table(rows: list[Row]) -> Table:
     return table
 
 
-def _summary(rows: list[Row]) -> str:
+def _summary(rows: list[ValidatedPlan]) -> str:
     return "; ".join(
         (
             f"step time: {_spread(row.seconds_error for row in rows)}",

@@ -6,15 +6,15 @@ from dataclasses import asdict
 from rich import box
 from rich.table import Table
 
-from windlass.cli.console import console, print_json, print_line, print_points
-from windlass.validation.evaluate import Judged, Score
+from windlass.cli.console import console, print_bullets, print_json, print_line
+from windlass.validation.evaluate_table import Score, TableEvaluation
 from windlass.validation.metrics import Errors
-from windlass.validation.predict_run import Predicted
+from windlass.validation.predict_run import RunPrediction
 
 _WORST = 5
 
 
-def show_judged(judged: Sequence[Judged], *, as_json: bool) -> None:
+def show_evaluated(judged: Sequence[TableEvaluation], *, as_json: bool) -> None:
     """Prints the accuracy of each table, or all rows as values for another program."""
     if as_json:
         print_json([_tree(one) for one in judged])
@@ -25,42 +25,42 @@ def show_judged(judged: Sequence[Judged], *, as_json: bool) -> None:
     print_line("const.: mean error of one fitted constant, time = constant x FLOP / devices")
 
 
-def _show(judged: Judged) -> None:
-    said = f"{judged.name}: {judged.rows} rows, {len(judged.predicted)} predicted"
-    if judged.calibrating:
-        said += f", {judged.calibrating} of them constants were fitted from"
+def _show(judged: TableEvaluation) -> None:
+    said = f"{judged.name}: {judged.rows} rows, {len(judged.predictions)} predicted"
+    if judged.calibration_rows:
+        said += f", {judged.calibration_rows} of them constants were fitted from"
     print_line(f"[bold]{said}[/bold]")
-    for part in judged.parts:
+    for part in judged.by_stack:
         told = {"fitted": "fitted from", "borrowed": "borrowed from", "prior": "fitted from"}
         print_line(f"  {part.stack}: {part.about}; {told[part.provenance]} {part.fitted_from}")
     console.print(_errors_table(judged))
-    for line in _lines(judged.test if judged.calibrating else judged.every):
+    for line in _lines(judged.test_rows if judged.calibration_rows else judged.all_rows):
         print_line(f"  {line}")
-    if judged.worst(1):
+    if judged.worst_predictions(1):
         print_line("  furthest off:")
-        print_points(_row_line(one) for one in judged.worst(_WORST))
-    if judged.refused:
-        print_line(f"  not expressed: {len(judged.refused)} rows (`--json` has each)")
-        print_points(judged.reasons)
-    if judged.unknown:
-        print_line(f"  columns that nothing reads: {', '.join(judged.unknown)}")
+        print_bullets(_row_line(one) for one in judged.worst_predictions(_WORST))
+    if judged.skipped:
+        print_line(f"  not expressed: {len(judged.skipped)} rows (`--json` has each)")
+        print_bullets(judged.skip_reasons)
+    if judged.unknown_columns:
+        print_line(f"  columns that nothing reads: {', '.join(judged.unknown_columns)}")
 
 
-def _errors_table(judged: Judged) -> Table:
+def _errors_table(judged: TableEvaluation) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for head in ("predicted", "rows"):
         table.add_column(head, no_wrap=True)
     for head in ("mean", "median", "p90", "worst", "bias", "inside", "const."):
         table.add_column(head, justify="right", no_wrap=True)
-    sets = [("all", judged.every)]
-    if judged.calibrating:
-        sets = [("test", judged.test), *sets]
+    sets = [("all", judged.all_rows)]
+    if judged.calibration_rows:
+        sets = [("test", judged.test_rows), *sets]
     for name, score in sets:
         for what, errors in (("step", score.steps), ("memory", score.memory)):
             if errors:
                 table.add_row(f"{what}, {name}", *_cells(errors))
-    if len(judged.parts) > 1:
-        for part in judged.parts:
+    if len(judged.by_stack) > 1:
+        for part in judged.by_stack:
             if part.score.steps:
                 table.add_row(f"  {part.stack}", *_cells(part.score.steps))
     return table
@@ -75,24 +75,24 @@ def _cells(errors: Errors) -> tuple[str, ...]:
 
 
 def _lines(score: Score) -> Iterable[str]:
-    if score.ranks:
-        ranks = score.ranks
+    if score.ranking:
+        ranks = score.ranking
         yield (
             f"order within {ranks.groups} groups of one model and machine ({ranks.rows} rows): "
             f"rank correlation {ranks.spearman:.2f}, {ranks.ordered:.1%} of pairs more than "
             f"{ranks.apart:.1%} apart ordered as measured, the picked run {ranks.picked:.1%} above "
             "the fastest"
         )
-    if score.calls:
-        calls = score.calls
+    if score.out_of_memory:
+        calls = score.out_of_memory
         yield (
             f"out of memory: {calls.called} of {calls.failed} called, {calls.falsely} of "
             f"{calls.ran} runs that fitted called falsely"
         )
 
 
-def _row_line(one: Predicted) -> str:
-    run, cut = one.run, one.cut
+def _row_line(one: RunPrediction) -> str:
+    run, cut = one.run, one.config
     plan = f"t{cut.tensor:g} p{cut.pipeline:g} d{cut.replicas:g} micro {cut.micro:g}"
     measured = run.step_seconds or 0.0
     largest = max(one.by_term, key=lambda name: one.by_term[name])
@@ -101,33 +101,33 @@ def _row_line(one: Predicted) -> str:
         f"{one.step_seconds:.4g} s ({one.low_seconds:.4g} to {one.high_seconds:.4g}), measured "
         f"{measured:.4g} s, {one.step_seconds / measured - 1:+.1%}; most goes into {largest}"
     )
-    return said + (f"; {', '.join(run.told)}" if run.told else "")
+    return said + (f"; {', '.join(run.assumptions)}" if run.assumptions else "")
 
 
-def _tree(judged: Judged) -> Mapping[str, object]:
+def _tree(judged: TableEvaluation) -> Mapping[str, object]:
     return {
         "table": judged.name,
         "rows": judged.rows,
-        "calibration_rows": judged.calibrating,
-        "unknown_columns": judged.unknown,
-        "test": asdict(judged.test),
-        "every": asdict(judged.every),
-        "parts": [asdict(part) for part in judged.parts],
-        "refused": [asdict(one) for one in judged.refused],
-        "predicted": [_row(one) for one in judged.predicted],
+        "calibration_rows": judged.calibration_rows,
+        "unknown_columns": judged.unknown_columns,
+        "test": asdict(judged.test_rows),
+        "every": asdict(judged.all_rows),
+        "parts": [asdict(part) for part in judged.by_stack],
+        "refused": [asdict(one) for one in judged.skipped],
+        "predicted": [_row(one) for one in judged.predictions],
     }
 
 
-def _row(one: Predicted) -> Mapping[str, object]:
+def _row(one: RunPrediction) -> Mapping[str, object]:
     return {
         "line": one.run.line,
         "model": one.run.model,
         "machine": one.run.machine,
         "stack": one.run.stack,
-        "calibration": one.calibrating,
+        "calibration": one.is_calibration_row,
         "provenance": one.calibration.provenance,
-        "cut": asdict(one.cut),
-        "taken": one.run.told,
+        "cut": asdict(one.config),
+        "taken": one.run.assumptions,
         "predicted_step_s": one.step_seconds,
         "interval_80": (one.low_seconds, one.high_seconds),
         "by_term": dict(one.by_term),
@@ -135,5 +135,5 @@ def _row(one: Predicted) -> Mapping[str, object]:
         "predicted_peak_bytes": one.peak_bytes,
         "measured_peak_bytes": one.run.peak_bytes,
         "fits": one.fits,
-        "ran_out_of_memory": one.run.failed,
+        "ran_out_of_memory": one.run.out_of_memory,
     }

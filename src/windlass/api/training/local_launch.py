@@ -7,16 +7,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from windlass.api.plan import Planned
-from windlass.api.verify.instrumentation import Scrutiny
-from windlass.errors import DeviceError, RunBroken
-from windlass.hardware.local_machine import cores
-from windlass.program.device_mesh import place_of
+from windlass.api.training.instrumentation import Instrumentation
+from windlass.errors import RankError, RunBroken
+from windlass.hardware.local_machine import core_count
+from windlass.program.device_mesh import mesh_coord
 from windlass.program.instruction import Program
 from windlass.schema import run_record as names
 from windlass.schema.run_record import Step
 
 if TYPE_CHECKING:
-    from windlass.runtime.distributed.local_launcher import Patience
+    from windlass.runtime.distributed.local_launcher import WatchdogTimeouts
 
 _SILENT_STEPS = 10
 _LEAST_SILENCE = 60.0
@@ -26,7 +26,7 @@ Compiling is no progress that can be seen, and comes before the first step.
 """
 
 
-def abreast(
+def train_local_ranks(
     planned: Planned,
     programs: tuple[Program, ...],
     folder: Path,
@@ -34,7 +34,7 @@ def abreast(
     attempt: int,
     checkpoint: Path | None,
     stop: Callable[[], bool],
-    scrutiny: Scrutiny | None = None,
+    instrumentation: Instrumentation | None = None,
 ) -> Generator[Step]:
     """Trains on several devices, and yields each step once all have done it.
 
@@ -51,19 +51,19 @@ def abreast(
         WindlassError: a device failed; the message names it, with its place and instruction.
     """
     from windlass.runtime.checkpoint.checkpoint import remove_temporaries
-    from windlass.runtime.distributed.local_launcher import Devices
+    from windlass.runtime.distributed.local_launcher import LocalLauncher
 
     cut = planned.plan.parallel
     command = [sys.executable, "-m", "windlass", "device", str(folder), "--attempt", str(attempt)]
     if checkpoint is not None:
         command += ["--checkpoint", str(checkpoint)]
-    command += scrutiny.words() if scrutiny else []
-    places = [place_of(device, cut) for device in range(cut.devices)]
-    threads = max(1, cores() // cut.devices)
+    command += instrumentation.command_options() if instrumentation else []
+    places = [mesh_coord(device, cut) for device in range(cut.devices)]
+    threads = max(1, core_count() // cut.devices)
     checkpoints = folder / names.CHECKPOINT_FOLDER
-    devices = Devices(
+    devices = LocalLauncher(
         folder, command, programs, places,
-        patience=patience_with(planned), threads=threads,
+        patience=watchdog_timeouts(planned), threads=threads,
     )  # fmt: skip
     try:
         with closing(devices):
@@ -76,7 +76,7 @@ def abreast(
                     if step.saved:
                         devices.await_saved(checkpoints / step.saved)
                     raise
-    except (RunBroken, DeviceError) as error:
+    except (RunBroken, RankError) as error:
         error.args = (f"{error}; {_last_good(checkpoints)}",)
         raise
     finally:
@@ -84,20 +84,20 @@ def abreast(
         remove_temporaries(checkpoints)
 
 
-def patience_with(planned: Planned) -> "Patience":
+def watchdog_timeouts(planned: Planned) -> "WatchdogTimeouts":
     """How long the devices of a run may be silent before one is named."""
-    from windlass.runtime.distributed.local_launcher import Patience
+    from windlass.runtime.distributed.local_launcher import WatchdogTimeouts
 
     asked, prediction = planned.request.train.hang_timeout_seconds, planned.prediction
     silence = asked or max(_LEAST_SILENCE, _SILENT_STEPS * prediction.high_seconds)
-    return Patience(silence=silence, compiling=prediction.compile_seconds)
+    return WatchdogTimeouts(silence=silence, compiling=prediction.compile_seconds)
 
 
 def _last_good(checkpoints: Path) -> str:
     """Where to go on from, in words."""
-    from windlass.runtime.checkpoint.checkpoint import stored
+    from windlass.runtime.checkpoint.checkpoint import checkpoint_folders
 
-    there = stored(checkpoints)
+    there = checkpoint_folders(checkpoints)
     if not there:
         return "no checkpoint was written yet"
     return f"the last checkpoint is `{there[-1]}`; `windlass resume {checkpoints.parent}` goes on"

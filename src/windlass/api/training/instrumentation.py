@@ -5,21 +5,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from windlass.runtime.verify.handler_hooks import Around, Handlers, Inside
+    from windlass.runtime.handler import Handlers
+    from windlass.runtime.verify.handler_hooks import Around, Inside
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scrutiny:
+class Instrumentation:
     """What a proof asks of a run; a run for its own sake has none."""
 
     fault: str | None = None
     """What is spoiled, of `FAULTS`; None for nothing."""
 
-    def words(self) -> list[str]:
+    def command_options(self) -> list[str]:
         """The same for the command that starts a device."""
         return ["--notes", *(() if self.fault is None else ("--fault", self.fault))]
 
-    def around(self, folder: Path, device: int) -> "Around":
+    def handler_wrapper(self, folder: Path, device: int) -> "Around":
         """What stands around the handlers of a device.
 
         Args:
