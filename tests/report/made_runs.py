@@ -104,7 +104,7 @@ def timeline(*, predicted: bool, seed: int = 0) -> Timeline:
         ends.append(clock)
         held.append(memory + (heavy * 20 * 2**20 if kind in ("forward", "backward") else 0))
     lane = DeviceTimeline(
-        device=0, kinds=tuple(kinds), layers=tuple(layers), micros=tuple(micros),
+        device=0, kinds=tuple(kinds), layers=tuple(layers), micro_batches=tuple(micros),
         starts=tuple(starts), ends=tuple(ends), memory_bytes=tuple(held) if predicted else (),
     )  # fmt: skip
     return Timeline(predicted=predicted, devices=(lane,))
@@ -138,7 +138,7 @@ def prediction() -> Prediction:
 def streaming(record: RunRecord) -> RunRecord:
     """The same run as one that moves 2 GiB and 1 GiB a step, 1 % more than was predicted."""
     far = OffloadTraffic(
-        read_bytes=2 * 2**30, written_bytes=2**30, seconds=0.4, waiting_seconds=0.1
+        read_bytes=2 * 2**30, written_bytes=2**30, seconds=0.4, exposed_seconds=0.1
     )
     assert record.prediction is not None
     moved = {"read_bytes": round(2.02 * 2**30), "written_bytes": round(1.01 * 2**30)}

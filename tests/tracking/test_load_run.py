@@ -55,7 +55,7 @@ def test_a_journal_from_before_traffic_was_counted_is_read_as_one_where_nothing_
     with JournalWriter(tmp_path / "0.1.j") as journal:
         journal.append_row(1, {"loss": 2.0, "seconds": 0.5, "memory_bytes": 5.0})
     (read,) = read_steps([read_journal(tmp_path / "0.1.j")])
-    assert (read.read_bytes, read.written_bytes, read.settle_seconds) == (0, 0, 0.0)
+    assert (read.read_bytes, read.written_bytes, read.flush_seconds) == (0, 0, 0.0)
 
 
 def test_an_evaluation_in_bits_per_byte_comes_back(tmp_path: Path):

@@ -1,29 +1,26 @@
-"""Draws documents and records: tables and live display for a terminal, and one-file pages."""
+"""Draws plans, predictions and runs: tables and a live view for the terminal, SVG figures,
+self-contained HTML pages, and trace files for Perfetto.
+"""
 
-from windlass.report.figures.timeline import picture
 from windlass.report.formatting import describe_plan
 from windlass.report.html.run_page import run_page
+from windlass.report.perfetto_trace import perfetto_trace
 from windlass.report.terminal.live_view import TrainingView
 from windlass.report.terminal.machine_tables import machine_table, machines_table, numbers_table
-from windlass.report.terminal.tables import (
-    plan_table,
-    prediction_table,
-    record_table,
-    runners_up_table,
-    runs_table,
-)
+from windlass.report.terminal.plan_tables import plan_table, prediction_table, runners_up_table
+from windlass.report.terminal.run_tables import record_table, runs_table
 
 __all__ = [
     "TrainingView",
+    "describe_plan",
     "machine_table",
     "machines_table",
     "numbers_table",
-    "run_page",
-    "picture",
+    "perfetto_trace",
     "plan_table",
-    "describe_plan",
     "prediction_table",
     "record_table",
+    "run_page",
     "runners_up_table",
     "runs_table",
 ]

@@ -118,9 +118,11 @@ def describe_traffic(prediction: Prediction) -> str:
     far = prediction.offload
     if far is None:
         return "nothing moves between tiers"
-    moved = f"{format_bytes(far.read_bytes)} read and {format_bytes(far.written_bytes)} written a step"
-    share = f"{100 * prediction.hidden_share:.0f} % of the speed without it"
-    tokens = format_count(prediction.hiding_tokens)
+    moved = (
+        f"{format_bytes(far.read_bytes)} read and {format_bytes(far.written_bytes)} written a step"
+    )
+    share = f"{100 * prediction.offload_efficiency:.0f} % of the speed without it"
+    tokens = format_count(prediction.tokens_to_hide_offload)
     law = f"moving takes as long as computing at {tokens} tokens a step"
     return f"{moved}; at {format_count(prediction.tokens_per_step)} tokens {share}; {law}"
 

@@ -42,7 +42,9 @@ class RankStepTime:
     """At the peak; None where it was not told."""
 
 
-def rank_step_times(devices: Sequence[Sequence[Step]], cut: Parallelism) -> tuple[RankStepTime, ...]:
+def rank_step_times(
+    devices: Sequence[Sequence[Step]], cut: Parallelism
+) -> tuple[RankStepTime, ...]:
     """How each device that told a step spends one.
 
     Args:
@@ -145,7 +147,9 @@ def headline_metrics(steps: Sequence[Step], prediction: Prediction | None) -> di
             predicted=prediction.tokens_per_second if prediction else None,
             measured=tokens_per_second(steps),
         ),
-        "mfu": MetricPair(name="MFU", predicted=prediction.mfu if prediction else None, measured=mfu),
+        "mfu": MetricPair(
+            name="MFU", predicted=prediction.mfu if prediction else None, measured=mfu
+        ),
         "memory": MetricPair(
             name="memory at the peak",
             predicted=float(peak.peak_bytes) if peak else None,

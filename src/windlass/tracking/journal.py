@@ -221,7 +221,9 @@ def _parse(content: bytes, start: int, schemas: dict[int, tuple[str, ...]]) -> J
             rows.append(_row(payload, schemas[schema]))
         elif kind == EVENT:
             fields = json.loads(payload)
-            events.append(JournalEvent(name=fields.pop("event"), time=fields.pop("time"), fields=fields))
+            events.append(
+                JournalEvent(name=fields.pop("event"), time=fields.pop("time"), fields=fields)
+            )
         end += _HEADER_BYTES + len(payload)
     return Journal(
         rows=tuple(rows), events=tuple(events), read_bytes=end, unread_bytes=len(content) - end

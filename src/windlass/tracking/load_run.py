@@ -26,7 +26,7 @@ from windlass.schema.run_record import (
     RunState,
     Step,
 )
-from windlass.tracking.journal import JournalEvent, Journal, read_head_and_tail, read_journal
+from windlass.tracking.journal import Journal, JournalEvent, read_head_and_tail, read_journal
 from windlass.tracking.run_folder import journal_files, journal_path, read_run_id
 from windlass.tracking.run_index import run_state
 from windlass.tracking.step_records import read_steps

@@ -9,7 +9,7 @@ from typing import cast, get_args
 from windlass.errors import RecordError, did_you_mean
 from windlass.schema.run_record import RunState
 from windlass.tracking.folder_lock import is_locked
-from windlass.tracking.journal import JournalEvent, Journal, read_head_and_tail
+from windlass.tracking.journal import Journal, JournalEvent, read_head_and_tail
 from windlass.tracking.run_folder import (
     ID_FILE,
     LOCK_FILE,

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 
 from windlass.schema.run_record import Step
-from windlass.tracking.journal import JournalEvent, Journal, JournalWriter, JournalRow
+from windlass.tracking.journal import Journal, JournalEvent, JournalRow, JournalWriter
 
 _OWN = "device_memory_bytes"
 _KIND = "seconds."
@@ -27,7 +27,7 @@ def append_step(journal: JournalWriter, step: Step) -> None:
             "memory_bytes": step.memory_bytes,
             "read_bytes": step.read_bytes,
             "written_bytes": step.written_bytes,
-            "settle_seconds": step.settle_seconds,
+            "settle_seconds": step.flush_seconds,
             **_own_memory(step),
             **{_KIND + kind: seconds for kind, seconds in step.by_kind.items()},
         },
@@ -66,7 +66,9 @@ def _steps(journal: Journal) -> Iterator[Step]:
         yield _step(row, evaluation, checkpoint)
 
 
-def _step(row: JournalRow, evaluation: JournalEvent | None, checkpoint: JournalEvent | None) -> Step:
+def _step(
+    row: JournalRow, evaluation: JournalEvent | None, checkpoint: JournalEvent | None
+) -> Step:
     value = row.values
     nothing = float("nan")
     return Step(
@@ -79,7 +81,7 @@ def _step(row: JournalRow, evaluation: JournalEvent | None, checkpoint: JournalE
         memory_bytes=int(value.get("memory_bytes", 0)),
         read_bytes=int(value.get("read_bytes", 0)),
         written_bytes=int(value.get("written_bytes", 0)),
-        settle_seconds=value.get("settle_seconds", 0.0),
+        flush_seconds=value.get("settle_seconds", 0.0),
         device_memory_bytes=int(own) if (own := value.get(_OWN)) is not None else None,
         by_kind={n.removeprefix(_KIND): v for n, v in value.items() if n.startswith(_KIND)},
         held_out_loss=evaluation.fields.get("loss") if evaluation else None,

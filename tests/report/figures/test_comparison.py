@@ -10,7 +10,7 @@ from factories import tiny_graph, tiny_machine, tiny_plan
 from windlass.cost.predict import predict
 from windlass.report.figures.comparison import batch_comparison_figure, machine_comparison_figure
 from windlass.report.terminal.comparison_tables import batch_comparison_table, machine_comparison_table
-from windlass.schema.comparison import Offer
+from windlass.schema.comparison import MachineForecast
 from windlass.schema.machine import Machine
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -19,19 +19,19 @@ COLUMNS = 80
 """Of a terminal as it opens."""
 
 
-def offer(name: str, *, slower: float = 1.0, micro: int = 2) -> Offer:
+def offer(name: str, *, slower: float = 1.0, micro: int = 2) -> MachineForecast:
     machine: Machine = tiny_machine(devices=4).model_copy(update={"name": name})
-    machine = machine.model_copy(update={"device": machine.device.slowed(slower)})
+    machine = machine.model_copy(update={"device": machine.device.slowed_down(slower)})
     plan = tiny_plan(GRAPH, machine, data=4, micro=micro, sharding=(4, 4))
-    return Offer(
+    return MachineForecast(
         machine=name, devices=4, global_batch=plan.global_batch, plan=plan,
-        prediction=predict(plan, GRAPH, machine), refused="",
+        prediction=predict(plan, GRAPH, machine), infeasible_reason="",
     )  # fmt: skip
 
 
-def refused(name: str) -> Offer:
-    return Offer(machine=name, devices=1, global_batch=8, plan=None, prediction=None,
-                 refused="`tiny` does not fit: 3 GiB too little")  # fmt: skip
+def refused(name: str) -> MachineForecast:
+    return MachineForecast(machine=name, devices=1, global_batch=8, plan=None, prediction=None,
+                 infeasible_reason="`tiny` does not fit: 3 GiB too little")  # fmt: skip
 
 
 def bars(svg: str) -> dict[str, float]:

@@ -6,16 +6,16 @@ from math import log2
 import pytest
 
 from windlass.report.figures.smallest_machine import smallest_machine_figure
-from windlass.schema.comparison import Need
+from windlass.schema.comparison import SmallestMachine
 
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-def need(model: str, family: str, devices: int | None, cut: str = "p1 t1 r1") -> Need:
-    return Need(
+def need(model: str, family: str, devices: int | None, cut: str = "p1 t1 r1") -> SmallestMachine:
+    return SmallestMachine(
         model=model, parameters=10**9, family=family, machine=family if devices else None,
-        devices=devices, cut=cut if devices else None, prediction=None, tried=(),
-        refused="too large",
+        devices=devices, parallelism=cut if devices else None, prediction=None, machines_tried=(),
+        infeasible_reason="too large",
     )  # fmt: skip
 
 

@@ -24,7 +24,7 @@ def lane(seconds: list[float], gaps: list[float] | None = None) -> DeviceTimelin
     count = len(seconds)
     kinds = tuple(KINDS[index % 3] for index in range(count))
     return DeviceTimeline(
-        device=0, kinds=kinds, layers=(0,) * count, micros=(0,) * count, starts=tuple(starts),
+        device=0, kinds=kinds, layers=(0,) * count, micro_batches=(0,) * count, starts=tuple(starts),
         ends=tuple(ends),
     )  # fmt: skip
 

@@ -27,7 +27,7 @@ def test_a_pod_tells_its_links_who_shares_them_and_its_rule():
 
 def test_a_cluster_tells_by_how_much_its_slowest_host_holds_up_a_step():
     fitted = catalog.load_machine("dgx-a100-80gb:64")
-    assert f"{100 * (fitted.pace(512) - 1):.1f} % longer for the slowest" in drawn(
+    assert f"{100 * (fitted.straggler_factor(512) - 1):.1f} % longer for the slowest" in drawn(
         machine_table(fitted), 120
     )
     assert "stragglers" in {number.path for number in stated_numbers(fitted)}
@@ -43,7 +43,7 @@ def test_every_machine_has_a_line_that_fits_a_terminal():
         (line,) = (line for line in lines if line.split()[:1] == [name])
         assert str(known.devices) in line
         assert "…" not in line
-        assert line.rstrip().endswith("beside" if known.rule == "overlapping" else "in turn")
+        assert line.rstrip().endswith("beside" if known.execution_model == "overlapping" else "in turn")
 
 
 def test_every_number_is_shown_with_how_it_is_known_and_by_whom():

@@ -3,15 +3,15 @@
 import pytest
 
 from windlass.report.terminal.verification_table import describe_difference, describe_verdict
-from windlass.schema.verification import Compared, Difference, Proof
+from windlass.schema.verification import QuantityComparison, Mismatch, VerificationResult
 
 
-def proof(first: Difference | None) -> Proof:
+def proof(first: Mismatch | None) -> VerificationResult:
     compared = (
-        Compared(what="loss", count=3, error=1e-7, tolerance=1e-5),
-        Compared(what="weight", count=9, error=2e-7, tolerance=1e-2),
+        QuantityComparison(quantity="loss", count=3, error=1e-7, tolerance=1e-5),
+        QuantityComparison(quantity="weight", count=9, error=2e-7, tolerance=1e-2),
     )
-    return Proof(steps=3, compared=compared, first=first)
+    return VerificationResult(steps=3, comparisons=compared, first_mismatch=first)
 
 
 def test_the_error_that_comes_nearest_to_its_tolerance_is_told() -> None:
@@ -24,13 +24,13 @@ def test_the_error_that_comes_nearest_to_its_tolerance_is_told() -> None:
     ("first", "words"),
     [
         (
-            Difference(step=2, what="output", error=0.016, layer=3, layer_name="block2", sample=4),
+            Mismatch(step=2, quantity="output", error=0.016, layer=3, layer_name="block2", sample=4),
             "output of layer 3, block2, for sample 4 by 1.6e-02 of its norm",
         ),
         (
-            Difference(
+            Mismatch(
                 step=1,
-                what="weight gradient",
+                quantity="weight gradient",
                 error=1.0,
                 layer=0,
                 layer_name="first",
@@ -39,12 +39,12 @@ def test_the_error_that_comes_nearest_to_its_tolerance_is_told() -> None:
             "weight gradient of layer 0, first, `first.table` by 1.0e+00 of its largest value",
         ),
         (
-            Difference(step=1, what="samples", error=float("inf"), sample=4),
+            Mismatch(step=1, quantity="samples", error=float("inf"), sample=4),
             "sample 4 was not taken, or taken where it should not be",
         ),
-        (Difference(step=3, what="loss", error=0.5), "loss by 5.0e-01 of it"),
+        (Mismatch(step=3, quantity="loss", error=0.5), "loss by 5.0e-01 of it"),
     ],
 )
-def test_a_difference_is_told_with_its_place(first: Difference, words: str) -> None:
+def test_a_difference_is_told_with_its_place(first: Mismatch, words: str) -> None:
     assert describe_difference(first) == words
     assert describe_verdict(proof(first)) == f"NOT EQUAL in step {first.step}: {words}"

@@ -4,9 +4,16 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import log10
 
-from windlass.report.figures.svg import svg_document, element, with_heading, text_label, ticks, tooltip
-from windlass.report.formatting import parallel_degrees, format_speed
-from windlass.schema.comparison import Offer
+from windlass.report.figures.svg import (
+    element,
+    svg_document,
+    text_label,
+    ticks,
+    tooltip,
+    with_heading,
+)
+from windlass.report.formatting import format_speed, parallel_degrees
+from windlass.schema.comparison import MachineForecast
 from windlass.units import format_count, format_seconds
 
 _WIDTH, _LEFT, _RIGHT, _TOP = 1000.0, 160.0, 330.0, 12.0
@@ -38,7 +45,7 @@ class _Axis:
     name: str
 
 
-def machine_comparison_figure(offers: Sequence[Offer], heading: str) -> str:
+def machine_comparison_figure(offers: Sequence[MachineForecast], heading: str) -> str:
     """Step time on each machine, the shortest first, on a scale of powers of ten, as an SVG file.
 
     Args:
@@ -62,7 +69,7 @@ def machine_comparison_figure(offers: Sequence[Offer], heading: str) -> str:
     return with_heading(svg, heading, "Predicted step time on each machine, with its 80 % interval")
 
 
-def batch_comparison_figure(offers: Sequence[Offer], heading: str) -> str:
+def batch_comparison_figure(offers: Sequence[MachineForecast], heading: str) -> str:
     """Speed with each global batch, in the order given, as an SVG file.
 
     Args:
@@ -87,18 +94,20 @@ def batch_comparison_figure(offers: Sequence[Offer], heading: str) -> str:
             )
         )
     svg = _drawn(bars, _from_zero(bars), "predicted speed with each global batch")
-    return with_heading(svg, heading, "Predicted speed with each global batch b × r, with its interval")
+    return with_heading(
+        svg, heading, "Predicted speed with each global batch b × r, with its interval"
+    )
 
 
-def _words(offer: Offer) -> str:
+def _words(offer: MachineForecast) -> str:
     """The plan, and what most of its step goes into."""
-    term, share = offer.bound
+    term, share = offer.slowest_term
     cut = f"{parallel_degrees(offer.plan)}, " if offer.plan else ""
     return f"{cut}{100 * share:.0f} % {term}"
 
 
-def _refused(name: str, offer: Offer) -> _Bar:
-    why = (offer.refused or "no plan").splitlines()[0].partition(";")[0].replace("`", "")
+def _refused(name: str, offer: MachineForecast) -> _Bar:
+    why = (offer.infeasible_reason or "no plan").splitlines()[0].partition(";")[0].replace("`", "")
     return _Bar(name=name, value=None, words=why if len(why) <= _LETTERS else f"{why[:_LETTERS]}…")
 
 

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from windlass.program.device_mesh import MeshCoord, rank_of
-from windlass.program.zero_sharding import parameter_gather_group, gradient_scatter_group
-from windlass.report.figures.svg import STAGE_COLOURS, svg_document, element, text_label, tooltip
+from windlass.program.zero_sharding import gradient_scatter_group, parameter_gather_group
+from windlass.report.figures.svg import STAGE_COLOURS, element, svg_document, text_label, tooltip
 from windlass.report.formatting import describe_coord
 from windlass.report.plan_forecast import describe_layers
 from windlass.schema.plan import Plan

@@ -5,9 +5,9 @@ from textwrap import wrap
 
 from windlass.program.instruction import TRANSFER_KINDS
 from windlass.report.figures.device_mesh import device_mesh_figure
-from windlass.report.figures.memory import peak_memory_figure, memory_over_time_figure
+from windlass.report.figures.memory import memory_over_time_figure, peak_memory_figure
 from windlass.report.figures.phase_heatmap import phase_heatmap
-from windlass.report.figures.svg import svg_document, element, text_label, svg_size, standalone
+from windlass.report.figures.svg import element, standalone, svg_document, svg_size, text_label
 from windlass.report.figures.timeline import draw_timeline
 from windlass.report.figures.waterfall import step_time_waterfall
 from windlass.report.formatting import describe_batch, describe_parallelism, describe_plan

@@ -11,10 +11,10 @@ from typing import Literal
 from windlass.report.figures.svg import (
     UNITLESS,
     AxisUnit,
-    svg_document,
     element,
-    text_label,
     legend,
+    svg_document,
+    text_label,
     ticks,
     tooltip,
 )  # fmt: skip
@@ -76,7 +76,12 @@ class _Frame:
         return _HEIGHT - _BOTTOM - share * (_HEIGHT - _TOP - _BOTTOM)
 
 
-def line_chart(name: str, series: Sequence[ChartSeries], axes: ChartAxes, reference_lines: Sequence[ReferenceLine] = ()) -> str:
+def line_chart(
+    name: str,
+    series: Sequence[ChartSeries],
+    axes: ChartAxes,
+    reference_lines: Sequence[ReferenceLine] = (),
+) -> str:
     """An SVG chart; empty series are left out, and nothing at all is an empty frame.
 
     Args:
@@ -96,7 +101,9 @@ def line_chart(name: str, series: Sequence[ChartSeries], axes: ChartAxes, refere
     )  # fmt: skip
     content = element("clipPath", window, id=clip) + _grid(frame, axes)
     content += element("g", inside, clip_path=f"url(#{clip})") if inside else ""
-    entries = [(one.name, one.colour) for one in shown] + [(r.name, r.colour) for r in reference_lines]
+    entries = [(one.name, one.colour) for one in shown] + [
+        (r.name, r.colour) for r in reference_lines
+    ]
     content += legend(entries, _LEFT, 14)
     return _with_points(svg_document(content, _WIDTH, _HEIGHT, name), shown, frame, axes)
 
@@ -131,7 +138,9 @@ def _thinned(series: ChartSeries) -> ChartSeries:
     )  # fmt: skip
 
 
-def _frame(series: Sequence[ChartSeries], axes: ChartAxes, rules: Sequence[ReferenceLine]) -> _Frame:
+def _frame(
+    series: Sequence[ChartSeries], axes: ChartAxes, rules: Sequence[ReferenceLine]
+) -> _Frame:
     xs = [x for one in series for x in one.xs] or [0.0]
     ys = [y for one in series for y in one.ys]
     ys += [y for rule in rules for y in (rule.y, rule.low, rule.high) if y is not None]
@@ -162,7 +171,9 @@ def _grid(frame: _Frame, axes: ChartAxes) -> str:
         parts.append(text_label(x, bottom + 17, f"{tick:.6g}", text_anchor="middle"))
     parts.append(element("line", x1=_LEFT, x2=right, y1=bottom, y2=bottom, class_="axis"))
     middle = (_LEFT + right) / 2
-    parts.append(text_label(middle, _HEIGHT - 6, _named(axes.x_name, axes.x_unit), text_anchor="middle"))
+    parts.append(
+        text_label(middle, _HEIGHT - 6, _named(axes.x_name, axes.x_unit), text_anchor="middle")
+    )
     turned = f"rotate(-90 14 {(_TOP + bottom) / 2:g})"
     y_name = _named(axes.y_name, axes.y_unit)
     parts.append(
@@ -203,7 +214,9 @@ def _series(series: ChartSeries, frame: _Frame) -> str:
     if series.style == "dots" or len(points) == 1:
         style = f"fill:{series.colour};stroke:var(--card);stroke-width:1.5"
         dots = [
-            element("circle", tooltip(f"{series.name}: {value:.4g}"), cx=x, cy=y, r=4.5, style=style)
+            element(
+                "circle", tooltip(f"{series.name}: {value:.4g}"), cx=x, cy=y, r=4.5, style=style
+            )
             for (x, y), value in zip(points, series.ys, strict=True)
         ]
         path = _path(points) if len(points) > 1 else ""

@@ -2,15 +2,15 @@
 
 from collections.abc import Iterator, Sequence
 
-from windlass.report.figures.line_chart import ChartAxes, ReferenceLine, ChartSeries, line_chart
+from windlass.report.figures.line_chart import ChartAxes, ChartSeries, ReferenceLine, line_chart
 from windlass.report.figures.svg import (
     STAGE_COLOURS,
     bytes_unit,
-    svg_document,
     element,
-    text_label,
     legend,
     seconds_unit,
+    svg_document,
+    text_label,
     text_width,
     tooltip,
 )
@@ -52,7 +52,11 @@ def peak_memory_figure(forecast: PlanForecast) -> str:
 
 def memory_over_time_figure(forecast: PlanForecast) -> str:
     """The near tier of one device of each stage over the step, as SVG."""
-    lanes = [(stage, memory_over_time(lane)) for stage, lane in forecast.stage_timelines() if lane.memory_bytes]
+    lanes = [
+        (stage, memory_over_time(lane))
+        for stage, lane in forecast.stage_timelines()
+        if lane.memory_bytes
+    ]
     shown = [lanes[at] for at in _thinned(range(len(lanes)), _MOST_LINES)]
     series = [
         ChartSeries(
@@ -110,7 +114,9 @@ def _tier(
     )
     within = fullest > capacity / 4
     scale = (_WIDTH - _LEFT - _RIGHT) / (max(capacity, fullest) * 1.02 if within else fullest)
-    name = f"{first.tier}: {format_bytes(fullest)} of {format_bytes(capacity)} on its fullest device"
+    name = (
+        f"{first.tier}: {format_bytes(fullest)} of {format_bytes(capacity)} on its fullest device"
+    )
     parts = [text_label(_LEFT, y + 14, name, class_="strong")]
     for line, (stage, peak) in enumerate(peaks):
         parts += _bar(stage, peak, y + _HEAD - 10 + line * _ROW, scale, capacity, len(peaks))

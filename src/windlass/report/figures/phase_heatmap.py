@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from windlass.program.instruction import GRADIENT_PASSES
-from windlass.report.figures.svg import svg_document, element, text_label, ticks, tooltip
+from windlass.report.figures.svg import element, svg_document, text_label, ticks, tooltip
 from windlass.report.plan_forecast import PlanForecast
 from windlass.units import format_seconds
 

@@ -3,53 +3,22 @@
 from collections.abc import Iterator, Sequence
 from math import log2
 
-from rich import box
-from rich.console import RenderableType
-from rich.table import Table
-from rich.text import Text
-
 from windlass.report.figures.svg import (
     STAGE_COLOURS,
-    svg_document,
     element,
-    with_heading,
+    svg_document,
     text_label,
     tooltip,
+    with_heading,
 )  # fmt: skip
-from windlass.schema.comparison import Need
-from windlass.units import format_count, format_seconds
+from windlass.schema.comparison import SmallestMachine
+from windlass.units import format_count
 
 _WIDTH, _LEFT, _RIGHT, _TOP = 1000.0, 150.0, 150.0, 40.0
 _ROW, _GAP = 19.0, 12.0
 
 
-def smallest_machine_table(rows: Sequence[Need]) -> RenderableType:
-    """A line for each model and family."""
-    table = Table(
-        box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0),
-        title="smallest machine that fits, all numbers predicted", title_justify="left",
-        title_style="bold",
-    )  # fmt: skip
-    table.add_column("model", no_wrap=True)
-    table.add_column("machine", no_wrap=True)
-    table.add_column("devices", justify="right")
-    table.add_column("cut", no_wrap=True)
-    table.add_column("step", justify="right", no_wrap=True)
-    last = ""
-    for row in rows:
-        name = f"{row.model} ({format_count(row.parameters)})" if row.model != last else ""
-        last = row.model
-        table.add_row(
-            Text(name),
-            Text(row.machine or f"no {row.family}"),
-            str(row.devices or "–"),
-            row.cut or "–",
-            format_seconds(row.prediction.step_seconds) if row.prediction else "–",
-        )
-    return table
-
-
-def smallest_machine_figure(rows: Sequence[Need], words: str) -> str:
+def smallest_machine_figure(rows: Sequence[SmallestMachine], words: str) -> str:
     """Devices on a scale of powers of two, a row for each model and family, as an SVG file.
 
     Args:
@@ -96,22 +65,22 @@ def _key(families: Sequence[str]) -> Iterator[str]:
         x += 32 + 7.2 * len(family)
 
 
-def _dot(row: Need, y: float, scale: float, colour: str) -> Iterator[str]:
+def _dot(row: SmallestMachine, y: float, scale: float, colour: str) -> Iterator[str]:
     if row.devices is None:
-        words = f"{row.model}: no {row.family} is enough; {row.refused}"
+        words = f"{row.model}: no {row.family} is enough; {row.infeasible_reason}"
         yield text_label(_LEFT + 4, y + 4, f"no {row.family} is enough", style="font-style:italic")
         yield element("circle", tooltip(words), cx=_LEFT, cy=y, r=3, style="fill:var(--grey)")
         return
     x = _LEFT + log2(row.devices) * scale
     yield element("line", x1=_LEFT, x2=x, y1=y, y2=y,
                   style=f"stroke:var(--{colour});stroke-width:2;opacity:.35")  # fmt: skip
-    words = f"{row.model} on {row.machine}: {row.devices} devices, {row.cut}"
+    words = f"{row.model} on {row.machine}: {row.devices} devices, {row.parallelism}"
     yield element("circle", tooltip(words), cx=x, cy=y, r=5.5, style=f"fill:var(--{colour})")
     count = f"{row.devices}" if row.devices == 1 else f"{row.devices} = {_product(row)}"
     yield text_label(x + 12, y + 4, count)
 
 
-def _product(row: Need) -> str:
+def _product(row: SmallestMachine) -> str:
     """`p2 × t8`: degrees above 1."""
-    degrees = [each for each in (row.cut or "").split() if each[1:] != "1"]
+    degrees = [each for each in (row.parallelism or "").split() if each[1:] != "1"]
     return " × ".join(degrees) or "1"

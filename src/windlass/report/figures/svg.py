@@ -60,13 +60,24 @@ def kind_colour(kind: str) -> str:
 
 def seconds_unit(largest: float) -> AxisUnit:
     """What an axis up to `largest` seconds counts in."""
-    units = (AxisUnit(3600, "h"), AxisUnit(60, "min"), AxisUnit(1, "s"), AxisUnit(1e-3, "ms"), AxisUnit(1e-6, "µs"))
+    units = (
+        AxisUnit(3600, "h"),
+        AxisUnit(60, "min"),
+        AxisUnit(1, "s"),
+        AxisUnit(1e-3, "ms"),
+        AxisUnit(1e-6, "µs"),
+    )
     return next((unit for unit in units if largest >= 2 * unit.scale), units[-1])
 
 
 def bytes_unit(largest: float) -> AxisUnit:
     """What an axis up to `largest` bytes counts in."""
-    units = (AxisUnit(2**40, "TiB"), AxisUnit(2**30, "GiB"), AxisUnit(2**20, "MiB"), AxisUnit(2**10, "KiB"))
+    units = (
+        AxisUnit(2**40, "TiB"),
+        AxisUnit(2**30, "GiB"),
+        AxisUnit(2**20, "MiB"),
+        AxisUnit(2**10, "KiB"),
+    )
     return next((unit for unit in units if largest >= unit.scale), AxisUnit(1, "B"))
 
 
@@ -171,7 +182,9 @@ def with_heading(svg: str, heading: str, words: str) -> str:
 
 def standalone(svg: str) -> str:
     """A drawing as a file of its own, with its colours in it and a ground of its own."""
-    style = PALETTE_CSS.replace(":root", "svg") + SVG_CSS.replace("svg .", ".").replace("svg t", "t")
+    style = PALETTE_CSS.replace(":root", "svg") + SVG_CSS.replace("svg .", ".").replace(
+        "svg t", "t"
+    )
     ground = element("rect", width="100%", height="100%", style="fill:var(--card)")
     head, _, rest = svg.partition(">")
     return f"{head}>{element('style', escape(style, quote=False))}{ground}{rest}"

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 
 from windlass.report.figures.svg import (
     AxisUnit,
-    svg_document,
     element,
     kind_colour,
-    text_label,
     legend,
     seconds_unit,
     standalone,
+    svg_document,
+    text_label,
     ticks,
     tooltip,
 )  # fmt: skip
@@ -67,7 +67,9 @@ def draw_timeline(lanes: Sequence[tuple[str, DeviceTimeline]], name: str) -> str
             y, device = y + (_DEVICE_GAP if crowded else 0.0), lane.device
         middle = y + _LANE_HEIGHT / 2 + 4
         parts.append(text_label(_LEFT - 10, middle, text, text_anchor="end", class_="strong"))
-        bars += [_bar(piece, y, end) for piece in merge_short_instructions(lane, end * _FINEST_SHARE)]
+        bars += [
+            _bar(piece, y, end) for piece in merge_short_instructions(lane, end * _FINEST_SHARE)
+        ]
         y += _LANE_HEIGHT + _LANE_GAP
     entries = _entries([lane for _, lane in lanes])
     clip = element("rect", x=_LEFT, y=0, width=_WIDTH - _LEFT - _RIGHT, height=y)
@@ -129,14 +131,16 @@ def _piece(lane: DeviceTimeline, group: Sequence[int]) -> TimelineBar:
     first, last = group[0], group[-1]
     start, end = lane.starts[first], lane.ends[last]
     if len(group) == 1:
-        layer, micro = lane.layers[first], lane.micros[first]
+        layer, micro = lane.layers[first], lane.micro_batches[first]
         what = kind + (f" of layer {layer}" if layer is not None else "")
         what += f", micro-batch {micro}" if micro is not None else ""
     else:
-        micro = lane.micros[first]
+        micro = lane.micro_batches[first]
         what = f"{len(group)} instructions: {', '.join(seconds)}"
     text = f"{what}: {format_seconds(end - start)} from {format_seconds(start)}"
-    return TimelineBar(kind=kind, start=start, end=end, text=text, odd_microbatch=bool(micro and micro % 2))
+    return TimelineBar(
+        kind=kind, start=start, end=end, text=text, odd_microbatch=bool(micro and micro % 2)
+    )
 
 
 def _bar(piece: TimelineBar, y: float, end: float) -> str:

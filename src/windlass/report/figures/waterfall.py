@@ -2,7 +2,14 @@
 
 from collections.abc import Iterator
 
-from windlass.report.figures.svg import svg_document, element, text_label, seconds_unit, ticks, tooltip
+from windlass.report.figures.svg import (
+    element,
+    seconds_unit,
+    svg_document,
+    text_label,
+    ticks,
+    tooltip,
+)
 from windlass.schema.prediction import Prediction
 from windlass.units import format_seconds
 

@@ -4,8 +4,8 @@ from html import escape
 
 from windlass.report.figures.figure_sheet import PLAN_FIGURES, figure_notes
 from windlass.report.figures.svg import PALETTE_CSS, SVG_CSS
-from windlass.report.formatting import describe_graph, format_mfu, describe_plan, format_speed
-from windlass.report.html.assets import PAGE_SCRIPT, PAGE_CSS
+from windlass.report.formatting import describe_graph, describe_plan, format_mfu, format_speed
+from windlass.report.html.assets import PAGE_CSS, PAGE_SCRIPT
 from windlass.report.plan_forecast import PlanForecast
 from windlass.units import format_bytes, format_seconds
 

@@ -4,17 +4,23 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
 
-from windlass.report.figures.line_chart import ChartAxes, ReferenceLine, ChartSeries, line_chart, running_mean
+from windlass.report.figures.line_chart import (
+    ChartAxes,
+    ChartSeries,
+    ReferenceLine,
+    line_chart,
+    running_mean,
+)
 from windlass.report.figures.memory import CLASS_COLOURS, memory_over_time
 from windlass.report.figures.svg import bytes_unit, kind_colour, seconds_unit
 from windlass.report.figures.timeline import predicted_and_measured_timeline
 from windlass.report.formatting import describe_coord, format_ratio
 from windlass.report.predicted_vs_measured import (
-    seconds_by_kind,
-    measured_memory_peak,
     device_memory_peak,
-    rank_step_times,
+    measured_memory_peak,
     median_step_seconds,
+    rank_step_times,
+    seconds_by_kind,
 )
 from windlass.schema.prediction import DeviceTimeline, Prediction, TierPeak, Timeline
 from windlass.schema.run_record import Step
@@ -50,7 +56,9 @@ def loss_figure(record: RunRecord) -> str:
     entropy = record.meta.get("unigram_entropy")
     if isinstance(entropy, float | int):
         rules.append(
-            ReferenceLine(name=f"unigram entropy {entropy:.2f}", y=float(entropy), colour="var(--grey)")
+            ReferenceLine(
+                name=f"unigram entropy {entropy:.2f}", y=float(entropy), colour="var(--grey)"
+            )
         )
         note += " The dashed line is what knowing only how often each token occurs would give."
     bad = [step.step for step in record.steps if not math.isfinite(step.loss)]
@@ -162,7 +170,10 @@ def term_figure(record: RunRecord) -> str:
 
 def memory_figure(record: RunRecord) -> str:
     """Predicted memory over the step, the measured peak, and what fills the peak."""
-    peak, measured = device_memory_peak(record.prediction), measured_memory_peak(record.current_plan_steps)
+    peak, measured = (
+        device_memory_peak(record.prediction),
+        measured_memory_peak(record.current_plan_steps),
+    )
     series = []
     for name, line, colour in (
         ("predicted over the step", record.predicted_timeline, "var(--orange)"),
@@ -175,7 +186,11 @@ def memory_figure(record: RunRecord) -> str:
     if peak is None and measured is None and not series:
         return _missing("Memory is neither predicted nor measured.")
     rules = (
-        [ReferenceLine(name=f"measured peak {format_bytes(measured)}", y=measured, colour="var(--blue)")]
+        [
+            ReferenceLine(
+                name=f"measured peak {format_bytes(measured)}", y=measured, colour="var(--blue)"
+            )
+        ]
         if measured
         else []
     )

@@ -9,11 +9,11 @@ from windlass.report.figures.svg import PALETTE_CSS, SVG_CSS
 from windlass.report.formatting import (
     MFU_FORMULA,
     describe_graph,
-    format_loss,
     describe_plan,
+    format_loss,
     format_ratio,
 )
-from windlass.report.html.assets import PAGE_SCRIPT, PAGE_CSS
+from windlass.report.html.assets import PAGE_CSS, PAGE_SCRIPT
 from windlass.report.html.run_figures import (
     device_table,
     kind_table,

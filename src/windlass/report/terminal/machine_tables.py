@@ -39,10 +39,10 @@ def machine_table(machine: Machine) -> RenderableType:
         table.add_row(Text(f"link {link.name}"), _link_words(link))
     if machine.devices > machine.devices_per_host:
         table.add_row("stragglers", _straggler_words(machine))
-    if machine.rule != "overlapping":
+    if machine.execution_model != "overlapping":
         table.add_row("rule", _rule_words(machine))
     noise = f", noise {100 * machine.noise:.1f} %" if machine.noise is not None else ""
-    if machine.disturbed:
+    if machine.is_contended:
         table.add_row(
             "disturbed",
             f"other processes held the cores {100 * machine.contention:.0f} % of the time; "
@@ -74,7 +74,7 @@ def machines_table(machines: Sequence[tuple[str, Machine]]) -> RenderableType:
             format_bytes(largest) if largest else "–",
             format_flop_rate(peak).removesuffix("FLOP/s"),
             _rates(machine.links),
-            "beside" if machine.rule == "overlapping" else "in turn",
+            "beside" if machine.execution_model == "overlapping" else "in turn",
         )
     note = (
         "NAME:N is N hosts. Memory and FLOP/s are of one device; links, innermost first, of one "
@@ -116,12 +116,12 @@ def _link_words(link: Link) -> str:
 def _straggler_words(machine: Machine) -> str:
     if machine.stragglers is None:
         return "not known: predicted as if all hosts were equally fast"
-    share = 100 * (machine.pace(machine.devices) - 1)
+    share = 100 * (machine.straggler_factor(machine.devices) - 1)
     return f"on all {machine.hosts} hosts a step takes {share:.1f} % longer for the slowest"
 
 
 def _rule_words(machine: Machine) -> str:
     share = machine.device.moving_share
     if not share:
-        return machine.rule
-    return f"{machine.rule}; moves between tiers beside it on {100 * share:.1f} % of its units"
+        return machine.execution_model
+    return f"{machine.execution_model}; moves between tiers beside it on {100 * share:.1f} % of its units"

@@ -1,0 +1,147 @@
+"""Tables of plans and predictions for a terminal; every forecast says `predicted`."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from windlass.report.formatting import (
+    describe_batch,
+    describe_graph,
+    describe_optimizer_offload,
+    describe_parallelism,
+    describe_phases,
+    describe_precision,
+    describe_recompute,
+    describe_sharding,
+    describe_traffic,
+    describe_writes,
+    format_mfu,
+    format_speed,
+    offloads_only_optimizer,
+    parallel_degrees,
+)
+from windlass.report.terminal.tables import bar, fact_table
+from windlass.schema.graph import Graph
+from windlass.schema.plan import Plan
+from windlass.schema.prediction import Prediction, TierPeak
+from windlass.units import format_bytes, format_seconds
+
+
+def plan_table(plan: Plan, graph: Graph | None = None) -> RenderableType:
+    """A plan in words, a line for each of its parts."""
+    table = fact_table()
+    if graph is not None:
+        table.add_row("model", Text(describe_graph(graph)))
+    table.add_row("machine", Text(plan.machine.partition("@")[0]))
+    table.add_row("cut", describe_parallelism(plan))
+    if plan.parallel.pipeline > 1:
+        chunks = (
+            f", {plan.parallel.virtual_stages} chunks to a stage"
+            if plan.parallel.virtual_stages > 1
+            else ""
+        )
+        table.add_row("order", f"{plan.parallel.schedule}{chunks}")
+    if plan.parallel.data > 1:
+        table.add_row("sharding", describe_sharding(plan))
+    table.add_row("batch", describe_batch(plan))
+    table.add_row("precision", describe_precision(plan))
+    table.add_row("activations", describe_recompute(plan))
+    table.add_row("phases", describe_phases(plan))
+    return table
+
+
+def prediction_table(
+    prediction: Prediction, *, plan: Plan | None = None, steps: int = 1
+) -> RenderableType:
+    """Predicted step time by term and instruction kind, and memory by class at the peak moment.
+
+    Args:
+        prediction: of one step.
+        plan: names the tiers that a run wears; None leaves that out.
+        steps: of the run.
+    """
+    table = fact_table()
+    low, high = format_seconds(prediction.low_seconds), format_seconds(prediction.high_seconds)
+    step = format_seconds(prediction.step_seconds)
+    table.add_row("predicted step", f"{step}, 80 % interval {low} to {high}")
+    table.add_row("predicted speed", format_speed(prediction.tokens_per_second))
+    table.add_row("predicted MFU", format_mfu(prediction, prediction.step_seconds))
+    if prediction.compile_seconds:
+        table.add_row("predicted compile", f"{format_seconds(prediction.compile_seconds)}, once")
+    if prediction.offload is not None:
+        table.add_row("predicted traffic", describe_traffic(prediction))
+        if plan is not None:
+            table.add_row("predicted wear", describe_writes(plan, prediction, steps))
+    parts: list[RenderableType] = [table]
+    parts.append(_shares("predicted step time by term", prediction.by_term, format_seconds))
+    parts.append(_shares("predicted step time by instruction", prediction.by_kind, format_seconds))
+    # Further tiers only where something is kept in them.
+    near, *others = prediction.peaks
+    parts += [_peak(peak) for peak in (near, *(peak for peak in others if peak.peak_bytes))]
+    blank = Text()
+    return Group(*(item for part in parts for item in (part, blank)))
+
+
+def runners_up_table(runners_up: Sequence[tuple[Plan, Prediction | None, str]]) -> RenderableType:
+    """Plans that lost, and why.
+
+    Args:
+        others: plan, its prediction if it got one, and the reason in words.
+    """
+    table = Table(
+        box=box.SIMPLE_HEAD, title="runners-up, all numbers predicted", title_justify="left",
+        title_style="bold", pad_edge=False,
+    )  # fmt: skip
+    table.add_column("plan")
+    table.add_column("step", justify="right", no_wrap=True)
+    table.add_column("peak", justify="right", no_wrap=True)
+    table.add_column("why not", overflow="fold")
+    for plan, prediction, reason in runners_up:
+        peak = prediction.peaks[0].peak_bytes if prediction and prediction.peaks else None
+        table.add_row(
+            Text(describe_plan_briefly(plan)),
+            format_seconds(prediction.step_seconds) if prediction else "–",
+            format_bytes(peak) if peak is not None else "–",
+            Text(reason),
+        )
+    return table
+
+
+def describe_plan_briefly(plan: Plan) -> str:
+    """`4 × 4 × 256, bfloat16, compiled, recompute`: a plan in a table's cell."""
+    size = f"{plan.batch.accumulation} × {plan.batch.micro} × {plan.batch.sequence}"
+    parts = [size, plan.precision]
+    if plan.parallel.devices > 1:
+        parts.insert(0, parallel_degrees(plan))
+    elif offloads_only_optimizer(plan):
+        parts.append(describe_optimizer_offload(plan))
+    parts += [] if plan.moments == "float32" else [f"{plan.moments} moments"]
+    parts += ["compiled"] if plan.compile else []
+    parts += ["recompute"] if plan.recompute == "full" else []
+    return ", ".join(parts)
+
+
+def _peak(peak: TierPeak) -> RenderableType:
+    over = f", {format_bytes(peak.over_bytes)} too much" if peak.over_bytes else ""
+    name = (
+        f"predicted peak in {peak.tier}: {format_bytes(peak.peak_bytes)} "
+        f"of {format_bytes(peak.capacity_bytes)}{over}"
+    )
+    return _shares(name, {str(k): float(v) for k, v in peak.by_class.items()}, format_bytes)
+
+
+def _shares(name: str, parts: Mapping[str, float], show: Callable[[float], str]) -> Group:
+    """Parts of a whole, the largest first, with bars; what is nothing is left out."""
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(width=16)
+    table.add_column(justify="right", width=9, no_wrap=True)
+    table.add_column(justify="right", width=5)
+    table.add_column(style="cyan", no_wrap=True)
+    total = sum(parts.values()) or 1.0
+    for part, size in sorted(parts.items(), key=lambda item: -item[1]):
+        if size > 0:
+            table.add_row(Text(part), show(size), f"{100 * size / total:.0f} %", bar(size / total))
+    return Group(Text(name, style="bold"), table)
