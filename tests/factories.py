@@ -3,11 +3,11 @@
 from collections.abc import Callable
 from itertools import pairwise
 
-from windlass.program.activation_checkpointing import recomputing
+from windlass.program.activation_checkpointing import with_recompute
 from windlass.schema.graph import (
     PRECISION_BYTES,
+    CollectiveKind,
     Collective,
-    Exchange,
     Graph,
     LayerCost,
     LayerKind,
@@ -16,12 +16,12 @@ from windlass.schema.graph import (
     Op,
     ParameterInfo,
     Precision,
-    Quantity,
+    Polynomial,
 )  # fmt: skip
 from windlass.schema.machine import Curve, Device, Link, Machine, MatmulRate, Point, Tier
 from windlass.schema.plan import (
     Batch,
-    Moments,
+    MomentFormat,
     Offload,
     Plan,
     Recompute,
@@ -29,7 +29,7 @@ from windlass.schema.plan import (
     Stage,
 )
 from windlass.schema.tensor_grid import TensorAxis, TensorGrid, grid_columns, grid_rows
-from windlass.units import read_bytes
+from windlass.units import parse_bytes
 
 AWAY = Offload(parameters="host", gradients="host", optimizer="host")
 """Weights, their gradients and their optimizer state live in the host tier; activations stay."""
@@ -61,7 +61,7 @@ def tiny_graph(
             name="block",
             parameters=(square,),
             costs=_costs(lambda e: _block_cost(e, width)),
-            selective=_costs(lambda e: _selective_cost(e, width))[::2],
+            selective_costs=_costs(lambda e: _selective_cost(e, width))[::2],
         ),
         "head": LayerKind(
             name="head",
@@ -75,7 +75,7 @@ def tiny_graph(
         LayerRun(kind="head", count=1),
     )
     return Graph(
-        name="tiny", vocabulary=vocabulary, max_sequence=max_sequence, chain=chain, kinds=kinds
+        name="tiny", vocabulary=vocabulary, max_sequence=max_sequence, layer_runs=chain, kinds=kinds
     )
 
 
@@ -90,7 +90,7 @@ def late_tied_graph(*, before: int = 1, between: int = 1) -> Graph:
     spans = (("embedding", 1), ("block", before), ("owner", 1), ("block", between), ("head", 1))
     return graph.model_copy(
         update={
-            "chain": tuple(LayerRun(kind=kind, count=count) for kind, count in spans if count),
+            "layer_runs": tuple(LayerRun(kind=kind, count=count) for kind, count in spans if count),
             "kinds": {**graph.kinds, "owner": owner, "head": borrower},
         }
     )
@@ -131,10 +131,10 @@ def _cut_kind(kind: LayerKind, degree: int, width: int) -> LayerKind:
     else:
         costs = lambda e: _block_cost(e, width, degree)  # noqa: E731
     selective: tuple[LayerCost, ...] = ()
-    if kind.selective:
+    if kind.selective_costs:
         selective = _costs(lambda e: _selective_cost(e, width, degree))[::2]
     return LayerKind(
-        name=kind.name, parameters=parameters, costs=_costs(costs), selective=selective
+        name=kind.name, parameters=parameters, costs=_costs(costs), selective_costs=selective
     )
 
 
@@ -181,10 +181,10 @@ def tiny_machine(
             traffic=_curve(2e10),
             launch_seconds=5e-6,
             update_rate=4e10,
-            runtime_bytes=read_bytes(runtime),
-            compiler_bytes=read_bytes(compiler),
+            runtime_bytes=parse_bytes(runtime),
+            compiler_bytes=parse_bytes(compiler),
             tiers=(
-                Tier(name="device", capacity_bytes=read_bytes(memory)),
+                Tier(name="device", capacity_bytes=parse_bytes(memory)),
                 *(() if host is None else (_far("host", host),)),
                 *(() if disk is None else (_far("disk", disk),)),
             ),
@@ -205,7 +205,7 @@ def tiny_plan(
     recompute: Recompute = "none",
     recompute_layers: int | None = None,
     precision: Precision = "float32",
-    moments: Moments = "float32",
+    moments: MomentFormat = "float32",
     compiled: bool = False,
     clip: bool = True,
     pipeline: int = 1,
@@ -255,11 +255,11 @@ def tiny_plan(
     if recompute_layers is None or recompute == "none":
         return plan
     some, none = [recompute_layers] * len(plan.stages), [0] * len(plan.stages)
-    return recomputing(plan, none, some) if recompute == "selective" else recomputing(plan, some)
+    return with_recompute(plan, none, some) if recompute == "selective" else with_recompute(plan, some)
 
 
 def _far(name: str, capacity: int | str) -> Tier:
-    return Tier(name=name, capacity_bytes=read_bytes(capacity), read=2e10, write=1e10)
+    return Tier(name=name, capacity_bytes=parse_bytes(capacity), read=2e10, write=1e10)
 
 
 def _curve(rate: float) -> Curve:
@@ -278,15 +278,15 @@ def _costs(cost: Callable[[int], dict[str, object]]) -> tuple[LayerCost, ...]:
 
 def _embedding_cost(e: int, width: int, degree: int = 1) -> dict[str, object]:
     """Rows; of slices, summed over them, and own tokens of the sum."""
-    moved = Quantity(bs=width * e)
+    moved = Polynomial(bs=width * e)
     op = Op(
         name="embedding", kind="memory", read_bytes=moved, written_bytes=moved, live_bytes=moved
     )
-    back = op.model_copy(update={"name": "embedding backward", "live_bytes": Quantity()})
+    back = op.model_copy(update={"name": "embedding backward", "live_bytes": Polynomial()})
     summed = _exchange("all_reduce", moved, degree)
     return {
-        "forward": (op, *summed), "backward": (*summed, back), "kept_bytes": Quantity(),
-        "input_bytes": Quantity(bs=8), "output_bytes": _times(moved, 1 / degree),
+        "forward": (op, *summed), "backward": (*summed, back), "saved_bytes": Polynomial(),
+        "input_bytes": Polynomial(bs=8), "output_bytes": _times(moved, 1 / degree),
     }  # fmt: skip
 
 
@@ -299,20 +299,20 @@ def _block_cost(e: int, width: int, degree: int = 1) -> dict[str, object]:
     """
     rows, columns = grid_rows(degree), grid_columns(degree)
     own, features = width // rows, width // columns
-    x = Quantity(bs=width * e // degree)
+    x = Polynomial(bs=width * e // degree)
     among: TensorAxis = "all" if columns == 1 else "tokens"
     gather = _exchange("all_gather", _times(x, rows), rows, among)
     scatter = _exchange("reduce_scatter", _times(x, rows), rows, among)
     part = _exchange("reduce_scatter", _times(x, columns), columns, "features")
     join = _exchange("all_gather", _times(x, columns), columns, "features")
-    product = _product(e, m=Quantity(bs=1), n=own, k=Quantity(features), live=_times(x, columns))
+    product = _product(e, m=Polynomial(bs=1), n=own, k=Polynomial(features), live=_times(x, columns))
     act = Op(name="act", kind="memory", read_bytes=x, written_bytes=x, live_bytes=_times(x, 2))
     back = act.model_copy(update={"name": "act backward"})
-    wgrad = _product(e, m=Quantity(features), n=own, k=Quantity(bs=1), live=_times(x, 1))
-    dgrad = _product(e, m=Quantity(bs=1), n=features, k=Quantity(own), live=_times(x, 2))
+    wgrad = _product(e, m=Polynomial(features), n=own, k=Polynomial(bs=1), live=_times(x, 1))
+    dgrad = _product(e, m=Polynomial(bs=1), n=features, k=Polynomial(own), live=_times(x, 2))
     return {
         "forward": (*gather, product, *part, act, *scatter),
-        "backward": (*gather, back, *join, wgrad, dgrad, *scatter), "kept_bytes": x,
+        "backward": (*gather, back, *join, wgrad, dgrad, *scatter), "saved_bytes": x,
         "input_bytes": x, "output_bytes": x,
     }  # fmt: skip
 
@@ -323,53 +323,53 @@ def _selective_cost(e: int, width: int, degree: int = 1) -> dict[str, object]:
     Slices gather its input once more for that.
     """
     cost = _block_cost(e, width, degree)
-    half = Quantity(bs=width * e / 2 / degree)
+    half = Polynomial(bs=width * e / 2 / degree)
     again = Op(
         name="act again", kind="memory", read_bytes=half, written_bytes=half,
         live_bytes=_times(half, 2),
     )  # fmt: skip
     gather = tuple(op for op in cost["forward"] if op.name == "unshard_weights")[:1]
-    return cost | {"backward": (*gather, again, *cost["backward"]), "kept_bytes": half}
+    return cost | {"backward": (*gather, again, *cost["backward"]), "saved_bytes": half}
 
 
 def _head_cost(e: int, width: int, vocabulary: int, degree: int = 1) -> dict[str, object]:
     """Logits, their cross-entropy in float32, and back; of slices, each a share of the logits."""
-    x, logits = Quantity(bs=width * e // degree), Quantity(bs=vocabulary * 4)
+    x, logits = Polynomial(bs=width * e // degree), Polynomial(bs=vocabulary * 4)
     gather = _exchange("all_gather", _times(x, degree), degree)
     scatter = _exchange("reduce_scatter", _times(x, degree), degree)
-    losses = _exchange("all_reduce", Quantity(bs=4), degree)
-    product = _product(e, m=Quantity(bs=1), n=vocabulary, k=Quantity(width), live=logits)
+    losses = _exchange("all_reduce", Polynomial(bs=4), degree)
+    product = _product(e, m=Polynomial(bs=1), n=vocabulary, k=Polynomial(width), live=logits)
     loss = Op(
-        name="loss", kind="memory", read_bytes=logits, written_bytes=Quantity(4),
-        live_bytes=Quantity(4, bs=vocabulary * 4),
+        name="loss", kind="memory", read_bytes=logits, written_bytes=Polynomial(4),
+        live_bytes=Polynomial(4, bs=vocabulary * 4),
     )  # fmt: skip
     back = loss.model_copy(update={"name": "loss backward", "live_bytes": _times(logits, 2)})
-    wgrad = _product(e, m=Quantity(vocabulary), n=width, k=Quantity(bs=1), live=logits)
+    wgrad = _product(e, m=Polynomial(vocabulary), n=width, k=Polynomial(bs=1), live=logits)
     dgrad = _product(
-        e, m=Quantity(bs=1), n=width, k=Quantity(vocabulary),
-        live=Quantity(bs=vocabulary * 4 + width * e),
+        e, m=Polynomial(bs=1), n=width, k=Polynomial(vocabulary),
+        live=Polynomial(bs=vocabulary * 4 + width * e),
     )  # fmt: skip
     return {
         "forward": (*gather, product, *losses, loss),
-        "backward": (back, wgrad, dgrad, *scatter), "kept_bytes": logits,
-        "input_bytes": x, "output_bytes": Quantity(4),
+        "backward": (back, wgrad, dgrad, *scatter), "saved_bytes": logits,
+        "input_bytes": x, "output_bytes": Polynomial(4),
     }  # fmt: skip
 
 
-def _product(e: int, *, m: Quantity, n: int, k: Quantity, live: Quantity) -> Op:
+def _product(e: int, *, m: Polynomial, n: int, k: Polynomial, live: Polynomial) -> Op:
     """An (m, k) by (k, n) product; one of m, k is a number of tokens, the other is fixed."""
     tokens, fixed = m.bs + k.bs, m.one + k.one
-    read = Quantity(bs=fixed * e) if m.bs == 0 else Quantity(fixed * n * e, bs=fixed * e)
-    written = Quantity(fixed * n * e) if m.bs == 0 else Quantity(bs=n * e)
+    read = Polynomial(bs=fixed * e) if m.bs == 0 else Polynomial(fixed * n * e, bs=fixed * e)
+    written = Polynomial(fixed * n * e) if m.bs == 0 else Polynomial(bs=n * e)
     return Op(
-        name="mm", kind="matmul", flop=Quantity(bs=2 * tokens * fixed * n), read_bytes=read,
+        name="mm", kind="matmul", flop=Polynomial(bs=2 * tokens * fixed * n), read_bytes=read,
         written_bytes=written, live_bytes=live,
-        shape=MatmulShape(batch=Quantity(1), m=m, n=Quantity(n), k=k),
+        shape=MatmulShape(batch=Polynomial(1), m=m, n=Polynomial(n), k=k),
     )  # fmt: skip
 
 
 def _exchange(
-    how: Collective, nbytes: Quantity, degree: int, among: TensorAxis = "all"
+    how: CollectiveKind, nbytes: Polynomial, degree: int, among: TensorAxis = "all"
 ) -> tuple[Op, ...]:
     """Nothing of whole layers."""
     if degree == 1:
@@ -381,11 +381,11 @@ def _exchange(
         "all_reduce": (nbytes, nbytes),
     }[how]
     op = Op(
-        name=how, kind="exchange", read_bytes=read, written_bytes=written, live_bytes=nbytes,
-        exchange=Exchange(how, nbytes, among),
+        name=how, kind="collective", read_bytes=read, written_bytes=written, live_bytes=nbytes,
+        collective=Collective(how, nbytes, among),
     )  # fmt: skip
     return (op,)
 
 
-def _times(quantity: Quantity, factor: float) -> Quantity:
-    return Quantity(*(factor * part for part in quantity))
+def _times(quantity: Polynomial, factor: float) -> Polynomial:
+    return Polynomial(*(factor * part for part in quantity))

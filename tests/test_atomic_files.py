@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from windlass.atomic_files import hash_file, require_place, write_whole, writing_whole
+from windlass.atomic_files import hash_file, require_writable, atomic_write, atomic_writer
 from windlass.errors import StorageError
 
 _WRITES_FOR_EVER = """
@@ -38,16 +38,16 @@ def names(folder: Path) -> list[str]:
 
 def test_what_is_written_is_there_and_nothing_else(tmp_path: Path):
     path = tmp_path / "deep" / "down" / "file"
-    write_whole(path, "first")
-    write_whole(path, b"second")
+    atomic_write(path, "first")
+    atomic_write(path, b"second")
     assert path.read_bytes() == b"second"
     assert names(path.parent) == ["file"]
 
 
 def test_a_block_that_fails_leaves_the_old_file(tmp_path: Path):
     path = tmp_path / "file"
-    write_whole(path, "old")
-    with pytest.raises(TypeError), writing_whole(path) as file:
+    atomic_write(path, "old")
+    with pytest.raises(TypeError), atomic_writer(path) as file:
         file.writelines([b"half", None])  # type: ignore[list-item]  # the fault
     assert path.read_text() == "old"
     assert names(tmp_path) == ["file"]
@@ -71,7 +71,7 @@ def test_a_killed_writer_leaves_the_old_file_or_the_new_one(tmp_path: Path):
 
 def test_a_full_disk_is_told_and_leaves_the_old_file(tmp_path: Path):
     path = tmp_path / "file"
-    write_whole(path, "old")
+    atomic_write(path, "old")
     done = subprocess.run(
         [sys.executable, "-c", _WRITES_ON_A_FULL_DISK, str(path)],
         capture_output=True, text=True, check=True,
@@ -86,7 +86,7 @@ def test_a_place_that_takes_no_file_is_told_by_its_name(tmp_path: Path, place: s
     (tmp_path / "file").write_text("old")
     (tmp_path / "folder").mkdir()
     with pytest.raises(StorageError, match=f"{place}` cannot be written"):
-        write_whole(tmp_path / place, "new")
+        atomic_write(tmp_path / place, "new")
     assert names(tmp_path) == ["file", "folder"]
 
 
@@ -94,7 +94,7 @@ def test_a_pipe_is_no_place_for_a_file_and_stays_one(tmp_path: Path):
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     with pytest.raises(StorageError, match="pipe` cannot be written: is no plain file"):
-        write_whole(pipe, "new")
+        atomic_write(pipe, "new")
     assert pipe.is_fifo()
 
 
@@ -105,15 +105,15 @@ def test_a_place_that_takes_no_file_is_told_before_there_is_anything_to_write(
     (tmp_path / "file").write_text("old")
     (tmp_path / "folder").mkdir()
     with pytest.raises(StorageError, match=f"{place}` cannot be written"):
-        require_place(tmp_path / place)
-    require_place(tmp_path / "new" / "file")
+        require_writable(tmp_path / place)
+    require_writable(tmp_path / "new" / "file")
     assert names(tmp_path) == ["file", "folder"]
 
 
 @pytest.mark.parametrize("place", ["/proc/file", "/proc/new/file"])
 def test_a_folder_that_is_on_no_disk_is_told(place: str):
     with pytest.raises(StorageError, match=f"`{place}` cannot be written"):
-        write_whole(Path(place), "new")
+        atomic_write(Path(place), "new")
 
 
 def test_a_hash_is_that_of_sha256sum(tmp_path: Path):

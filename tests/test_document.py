@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pydantic import Field
 
 from windlass.document import Document
-from windlass.errors import Faults, RequestError, StorageError
+from windlass.errors import InputErrors, RequestError, StorageError
 
 
 class Leaf(Document):
@@ -42,7 +42,7 @@ trees = st.builds(
 
 
 def faults_of(file: Path | None, *overrides: str) -> list[str]:
-    with pytest.raises(Faults) as caught:
+    with pytest.raises(InputErrors) as caught:
         Tree.resolve(file, overrides)
     return list(caught.value.faults)
 

@@ -8,30 +8,30 @@ from hypothesis import strategies as st
 
 from windlass.errors import RequestError
 from windlass.units import (
-    read_bytes,
-    read_flop_rate,
-    read_rate,
-    read_seconds,
-    show_bytes,
-    show_count,
-    show_flop,
-    show_flop_rate,
-    show_rate,
-    show_seconds,
+    parse_bytes,
+    parse_flop_rate,
+    parse_rate,
+    parse_seconds,
+    format_bytes,
+    format_count,
+    format_flop,
+    format_flop_rate,
+    format_rate,
+    format_seconds,
 )
 
 
 def test_capacity_counts_in_powers_of_2_and_a_vendors_unit_in_powers_of_10():
-    assert read_bytes("16 GiB") == 16 * 2**30
-    assert read_bytes("16GB") == 16 * 10**9
-    assert read_rate("900 GB/s") == 9e11
-    assert read_flop_rate("312 TFLOP/s") == 3.12e14
-    assert read_seconds("3 h") == 10_800
+    assert parse_bytes("16 GiB") == 16 * 2**30
+    assert parse_bytes("16GB") == 16 * 10**9
+    assert parse_rate("900 GB/s") == 9e11
+    assert parse_flop_rate("312 TFLOP/s") == 3.12e14
+    assert parse_seconds("3 h") == 10_800
 
 
 @given(count=st.integers(0, 2**53))
 def test_a_plain_number_is_in_the_base_unit(count: int):
-    assert read_bytes(count) == read_bytes(str(count)) == read_bytes(f"{count:_} B") == count
+    assert parse_bytes(count) == parse_bytes(str(count)) == parse_bytes(f"{count:_} B") == count
 
 
 @pytest.mark.parametrize(
@@ -43,28 +43,28 @@ def test_a_plain_number_is_in_the_base_unit(count: int):
 )  # fmt: skip
 def test_what_is_no_size_is_refused_with_an_example(value: object):
     with pytest.raises(RequestError, match="16 GiB"):
-        read_bytes(value)
+        parse_bytes(value)
 
 
 @given(count=st.integers(0, 2**60))
 def test_shown_bytes_are_read_back_within_their_digits(count: int):
-    assert read_bytes(show_bytes(count)) == pytest.approx(count, rel=6e-3)
+    assert parse_bytes(format_bytes(count)) == pytest.approx(count, rel=6e-3)
 
 
 @given(rate=st.floats(0.1, 1e17))
 def test_shown_rates_are_read_back_within_their_digits(rate: float):
-    assert read_rate(show_rate(rate)) == pytest.approx(rate, rel=6e-3, abs=5e-3)
-    assert read_flop_rate(show_flop_rate(rate)) == pytest.approx(rate, rel=6e-3, abs=5e-3)
+    assert parse_rate(format_rate(rate)) == pytest.approx(rate, rel=6e-3, abs=5e-3)
+    assert parse_flop_rate(format_flop_rate(rate)) == pytest.approx(rate, rel=6e-3, abs=5e-3)
 
 
 @given(seconds=st.floats(1e-9, 59))
 def test_a_shown_time_below_a_minute_is_read_back_within_its_digits(seconds: float):
-    assert read_seconds(show_seconds(seconds)) == pytest.approx(seconds, rel=6e-3)
+    assert parse_seconds(format_seconds(seconds)) == pytest.approx(seconds, rel=6e-3)
 
 
 @given(number=st.floats(1, 9.9e14))
 def test_no_unit_is_written_a_thousand_times(number: float):
-    for shown in (show_rate(number), show_flop(number), show_count(round(number))):
+    for shown in (format_rate(number), format_flop(number), format_count(round(number))):
         assert re.match(r"[0-9.]{1,4} |[0-9]{1,3}$", shown), shown
 
 
@@ -76,10 +76,10 @@ def test_no_unit_is_written_a_thousand_times(number: float):
     ],
 )  # fmt: skip
 def test_a_time_is_shown_as_a_person_would_say_it(seconds: float, shown: str):
-    assert show_seconds(seconds) == shown
+    assert format_seconds(seconds) == shown
 
 
 def test_what_rounds_to_a_whole_larger_unit_is_shown_in_it():
-    assert show_bytes(2**20 - 1) == "1.00 MiB"
-    assert show_rate(9.999e11) == "1.00 TB/s"
-    assert show_count(999_999) == "1.00 M"
+    assert format_bytes(2**20 - 1) == "1.00 MiB"
+    assert format_rate(9.999e11) == "1.00 TB/s"
+    assert format_count(999_999) == "1.00 M"

@@ -31,33 +31,33 @@ def cache_folder() -> Path:
     return user_cache_path("windlass")
 
 
-def write_whole(path: Path, content: bytes | str) -> None:
+def atomic_write(path: Path, content: bytes | str) -> None:
     """Writes `content` to `path` whole or not at all.
 
     Raises:
         StorageError: the disk is full, or the folder does not take the file.
     """
-    with writing_whole(path) as file:
+    with atomic_writer(path) as file:
         file.write(content.encode() if isinstance(content, str) else content)
 
 
 @contextlib.contextmanager
-def writing_whole(path: Path) -> Iterator[BinaryIO]:
+def atomic_writer(path: Path) -> Iterator[BinaryIO]:
     """A file that appears under `path` when the block ends well, and not at all otherwise.
 
     Raises:
         StorageError: the disk is full, or the folder does not take the file.
     """
-    require_place(path)
+    require_writable(path)
     beside = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
-    with storage_faults(path):
+    with storage_errors(path):
         try:
             with _created(beside) as file:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
             beside.replace(path)
-            sync_folder(path.parent)
+            fsync_folder(path.parent)
         finally:
             beside.unlink(missing_ok=True)
 
@@ -71,7 +71,7 @@ def _created(path: Path) -> BinaryIO:
         raise PermissionError(errno.EPERM, "no file can be made there") from error
 
 
-def require_place(path: Path) -> None:
+def require_writable(path: Path) -> None:
     """Refuses a place that takes no file, as far as can be told without writing.
 
     For verbs that work long before they write. A rename would put a file in the place of a device
@@ -80,7 +80,7 @@ def require_place(path: Path) -> None:
     Raises:
         StorageError: why it takes none.
     """
-    with storage_faults(path):
+    with storage_errors(path):
         above = path.absolute().parents
         there = next(folder for folder in above if folder.exists())
         if not there.is_dir():
@@ -94,7 +94,7 @@ def require_place(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def storage_faults(path: Path) -> Iterator[None]:
+def storage_errors(path: Path) -> Iterator[None]:
     """Turns the system's word for a full or closed disk into a `StorageError` that names `path`.
 
     Raises:
@@ -114,7 +114,7 @@ def storage_faults(path: Path) -> Iterator[None]:
         raise
 
 
-def sync_folder(folder: Path) -> None:
+def fsync_folder(folder: Path) -> None:
     """Makes a rename inside `folder` survive a power cut."""
     handle = os.open(folder, os.O_RDONLY)
     try:

@@ -14,10 +14,10 @@ from typing import Any, ClassVar, Self, get_args
 import tomli_w
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from windlass.atomic_files import write_whole
-from windlass.errors import Faults, RequestError, did_you_mean
+from windlass.atomic_files import atomic_write
+from windlass.errors import InputErrors, RequestError, did_you_mean
 
-Loc = tuple[str | int, ...]
+KeyPath = tuple[str | int, ...]
 
 
 class Document(BaseModel):
@@ -25,7 +25,7 @@ class Document(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
 
-    beside: ClassVar[frozenset[str]] = frozenset()
+    fingerprint_excludes: ClassVar[frozenset[str]] = frozenset()
     """Fields that do not change what a document is, and that its fingerprint leaves out; of all
     values of a mapping as `mapping.field`."""
 
@@ -53,7 +53,7 @@ class Document(BaseModel):
         """
         text = _read_text(file) if file else ""
         tree = _parse(file, text) if file else {}
-        overridden: dict[Loc, str] = {}
+        overridden: dict[KeyPath, str] = {}
         faults: list[str] = []
         for override in overrides:
             key, equals, value = override.partition("=")
@@ -75,7 +75,7 @@ class Document(BaseModel):
             inner = {item["loc"][:end] for item in found for end in range(len(item["loc"]))}
             faults += [_fault(cls, i, origin, file) for i in found if i["loc"] not in inner]
         if faults:
-            raise Faults(faults)
+            raise InputErrors(faults)
         return document
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
@@ -95,7 +95,7 @@ class Document(BaseModel):
         Raises:
             StorageError: the disk is full or closed.
         """
-        write_whole(path, self.to_json() if path.suffix == ".json" else self.to_toml())
+        atomic_write(path, self.to_json() if path.suffix == ".json" else self.to_toml())
 
     def to_toml(self) -> str:
         """The document as TOML; keys without a value are left out."""
@@ -115,7 +115,7 @@ class Document(BaseModel):
 
     def _left_out(self) -> dict[str, Any]:
         """What the fingerprint leaves out, as pydantic takes it."""
-        names = (name.partition(".") for name in self.beside)
+        names = (name.partition(".") for name in self.fingerprint_excludes)
         return {name: {"__all__": {inner}} if inner else True for name, _, inner in names}
 
 
@@ -139,14 +139,14 @@ def _parse(path: Path, text: str) -> dict[str, Any]:
     return tree
 
 
-def _lines(text: str) -> Iterator[tuple[Loc, int]]:
+def _lines(text: str) -> Iterator[tuple[KeyPath, int]]:
     """Where each key of a TOML text stands; a table of an array is counted from 0.
 
     The text is known to be TOML, so lines are gathered until they are whole, which no beginning of
     a key with its value or of a table's name is.
     """
-    table: Loc = ()
-    tables: dict[Loc, int] = {}
+    table: KeyPath = ()
+    tables: dict[KeyPath, int] = {}
     held, start = "", 1
     for number, line in enumerate(text.split("\n"), start=1):
         held += f"{line}\n"
@@ -164,9 +164,9 @@ def _lines(text: str) -> Iterator[tuple[Loc, int]]:
         held, start = "", number + 1
 
 
-def _table(tree: dict[str, Any], tables: dict[Loc, int]) -> Loc:
+def _table(tree: dict[str, Any], tables: dict[KeyPath, int]) -> KeyPath:
     """The place that a table's name, alone in `tree`, opens; counts those of arrays in `tables`."""
-    loc: Loc = ()
+    loc: KeyPath = ()
     inner: object = tree
     while isinstance(inner, dict) and inner:
         [(name, inner)] = inner.items()
@@ -178,7 +178,7 @@ def _table(tree: dict[str, Any], tables: dict[Loc, int]) -> Loc:
     return loc
 
 
-def _keys(tree: object) -> Iterator[Loc]:
+def _keys(tree: object) -> Iterator[KeyPath]:
     """All keys of a tree, those of tables within tables included."""
     if isinstance(tree, dict):
         for name, inner in tree.items():
@@ -206,9 +206,9 @@ def _put(tree: dict[str, Any], loc: tuple[str, ...], value: object) -> bool:
 
 
 def _fault(
-    cls: type[Document], item: Mapping[str, Any], origin: Mapping[Loc, str], file: Path | None
+    cls: type[Document], item: Mapping[str, Any], origin: Mapping[KeyPath, str], file: Path | None
 ) -> str:
-    loc: Loc = item["loc"]
+    loc: KeyPath = item["loc"]
     where = _where(loc, origin) or (str(file) if file else "request")
     name = ".".join(str(part) for part in loc)
     if item["type"] == "extra_forbidden":
@@ -224,7 +224,7 @@ def _fault(
     return f"{where}: `{name}` = {item['input']!r}: {message}"
 
 
-def _where(loc: Loc, origin: Mapping[Loc, str]) -> str | None:
+def _where(loc: KeyPath, origin: Mapping[KeyPath, str]) -> str | None:
     """The place of `loc`; else of a key below it, or the nearest above it that is known."""
     if loc in origin:
         return origin[loc]
@@ -233,7 +233,7 @@ def _where(loc: Loc, origin: Mapping[Loc, str]) -> str | None:
     return below or next(above, None)
 
 
-def _suggestion(cls: type[Document], loc: Loc) -> str:
+def _suggestion(cls: type[Document], loc: KeyPath) -> str:
     fields = _fields(cls, loc[:-1])
     near = did_you_mean(str(loc[-1]), fields)
     if near and len(loc) > 1:
@@ -242,7 +242,7 @@ def _suggestion(cls: type[Document], loc: Loc) -> str:
     return near
 
 
-def _fields(cls: type[BaseModel], loc: Loc) -> list[str]:
+def _fields(cls: type[BaseModel], loc: KeyPath) -> list[str]:
     """The keys that the table at `loc` knows."""
     for part in loc:
         field = cls.model_fields.get(str(part))

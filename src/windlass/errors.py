@@ -55,7 +55,7 @@ class RunBroken(WindlassError):  # noqa: N818  a state of the run, not of the co
     exit_code = 1
 
 
-class DeviceLost(RunBroken):
+class RankLost(RunBroken):
     """A device of a run is gone, or does not go on; the others could.
 
     Args:
@@ -64,12 +64,12 @@ class DeviceLost(RunBroken):
         for_good: whether it was killed, and not only silent.
     """
 
-    def __init__(self, message: str, *, device: int, for_good: bool) -> None:
-        self.device, self.for_good = device, for_good
+    def __init__(self, message: str, *, rank: int, permanent: bool) -> None:
+        self.device, self.for_good = rank, permanent
         super().__init__(message)
 
 
-class DeviceError(WindlassError):
+class RankError(WindlassError):
     """A device of a run met an error that is none of ours: a slip in its code or in the model's."""
 
     exit_code = 3
@@ -81,7 +81,7 @@ class RunInterrupted(WindlassError):  # noqa: N818  a wish, not a fault
     exit_code = 130
 
 
-class MemoryShort(WindlassError):  # noqa: N818  a state of the machine, not of the code
+class OutOfMemory(WindlassError):  # noqa: N818  a state of the machine, not of the code
     """Memory ran out while a run was under way; it can go on where there is more.
 
     Args:
@@ -89,16 +89,16 @@ class MemoryShort(WindlassError):  # noqa: N818  a state of the machine, not of 
         room_bytes: that this process could have held by then, all in all.
     """
 
-    def __init__(self, message: str, *, room_bytes: int) -> None:
-        self.room_bytes = room_bytes
+    def __init__(self, message: str, *, available_bytes: int) -> None:
+        self.room_bytes = available_bytes
         super().__init__(message)
 
 
-class Faults(WindlassError):  # noqa: N818  several at once
+class InputErrors(WindlassError):  # noqa: N818  several at once
     """All faults of one input at once, one a line."""
 
-    def __init__(self, faults: Sequence[str]) -> None:
-        self.faults = tuple(faults)
+    def __init__(self, messages: Sequence[str]) -> None:
+        self.faults = tuple(messages)
         super().__init__("\n".join(self.faults))
 
 

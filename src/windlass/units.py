@@ -27,33 +27,33 @@ _FLOP_RATES: dict[str, float] = {f"{p}FLOP/s": 1000.0**i for i, p in enumerate(_
 _NUMBER = re.compile(r"\s*([0-9]+(?:_[0-9]+)*(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)\s*([^\s0-9].*)?$")
 
 
-def read_bytes(value: object) -> int:
+def parse_bytes(value: object) -> int:
     """Bytes of `16 GiB`, `1.5GB` or a plain number."""
     return round(_read(value, _BYTES, "a size such as `16 GiB`"))
 
 
-def read_rate(value: object) -> float:
+def parse_rate(value: object) -> float:
     """Bytes a second of `900 GB/s` or a plain number."""
     return _read(value, _RATES, "a rate such as `900 GB/s`")
 
 
-def read_seconds(value: object) -> float:
+def parse_seconds(value: object) -> float:
     """Seconds of `2.5 ms`, `3 h` or a plain number."""
     return _read(value, _SECONDS, "a time such as `2.5 ms`")
 
 
-def read_flop_rate(value: object) -> float:
+def parse_flop_rate(value: object) -> float:
     """FLOP a second of `312 TFLOP/s` or a plain number."""
     return _read(value, _FLOP_RATES, "a rate such as `312 TFLOP/s`")
 
 
-Bytes = Annotated[int, BeforeValidator(read_bytes)]
-BytesPerSecond = Annotated[float, BeforeValidator(read_rate)]
-Seconds = Annotated[float, BeforeValidator(read_seconds)]
-FlopPerSecond = Annotated[float, BeforeValidator(read_flop_rate)]
+Bytes = Annotated[int, BeforeValidator(parse_bytes)]
+BytesPerSecond = Annotated[float, BeforeValidator(parse_rate)]
+Seconds = Annotated[float, BeforeValidator(parse_seconds)]
+FlopPerSecond = Annotated[float, BeforeValidator(parse_flop_rate)]
 
 
-def show_bytes(count: float) -> str:
+def format_bytes(count: float) -> str:
     """`16.0 GiB`: three significant digits, powers of 2."""
     if abs(round(count)) < 2**10:
         return f"{round(count)} B"
@@ -65,22 +65,22 @@ def show_bytes(count: float) -> str:
     return f"{_digits(count / size)} {unit}"
 
 
-def show_rate(rate: float) -> str:
+def format_rate(rate: float) -> str:
     """`900 GB/s`: three significant digits, powers of 10."""
     return _si(rate, "B/s")
 
 
-def show_flop(flop: float) -> str:
+def format_flop(flop: float) -> str:
     """`1.76 TFLOP`: three significant digits, powers of 10."""
     return _si(flop, "FLOP")
 
 
-def show_flop_rate(rate: float) -> str:
+def format_flop_rate(rate: float) -> str:
     """`312 TFLOP/s`: three significant digits, powers of 10."""
     return _si(rate, "FLOP/s")
 
 
-def show_count(count: float) -> str:
+def format_count(count: float) -> str:
     """`124 M`, `175 B`: a count of parameters or tokens, three significant digits."""
     for scale, name in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
         if abs(count) >= _UP * scale:
@@ -88,7 +88,7 @@ def show_count(count: float) -> str:
     return f"{count:g}"
 
 
-def show_seconds(seconds: float) -> str:
+def format_seconds(seconds: float) -> str:
     """`2.53 s`, `41.0 ms`, `3 h 12 min`: what a person would say."""
     size = abs(seconds)
     if size >= 86400:

@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from windlass.program.device_mesh import Place, device_of, place_of
+from windlass.program.device_mesh import MeshCoord, rank_of, mesh_coord
 from windlass.schema.plan import Parallelism
 
 
@@ -10,11 +10,11 @@ def test_every_device_has_one_place_and_every_place_one_device(
     pipeline: int, tensor: int, replicas: int
 ):
     cut = Parallelism(pipeline=pipeline, tensor=tensor, data=replicas)
-    places = [place_of(device, cut) for device in range(cut.devices)]
+    places = [mesh_coord(device, cut) for device in range(cut.devices)]
     assert len(set(places)) == cut.devices
-    assert [device_of(place, cut) for place in places] == list(range(cut.devices))
+    assert [rank_of(place, cut) for place in places] == list(range(cut.devices))
 
 
 def test_slices_of_one_layer_lie_next_to_each_other():
     cut = Parallelism(pipeline=2, tensor=2, data=2)
-    assert [place_of(device, cut) for device in (0, 1)] == [Place(0, 0, 0), Place(0, 1, 0)]
+    assert [mesh_coord(device, cut) for device in (0, 1)] == [MeshCoord(0, 0, 0), MeshCoord(0, 1, 0)]

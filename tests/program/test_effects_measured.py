@@ -5,17 +5,17 @@ import pytest
 import torch
 
 from factories import tiny_machine, tiny_plan
-from windlass.capture.capture_graph import capture
-from windlass.models.build import build_chain
-from windlass.models.layer_stack import Chain
+from windlass.capture.capture_graph import capture_graph
+from windlass.models.build import build_layer_stack
+from windlass.models.layer_stack import LayerStack
 from windlass.program.instruction import Program
 from windlass.program.lowering.lower import lower
-from windlass.program.memory.liveness import occupancy
-from windlass.runtime.adamw import Optimizer
-from windlass.runtime.compute import Compute
-from windlass.runtime.distributed.process_groups import Alone
-from windlass.runtime.layer_templates import templates
-from windlass.runtime.param_store import Near
+from windlass.program.memory.liveness import memory_profile
+from windlass.runtime.adamw import AdamW
+from windlass.runtime.compute import ComputeHandlers
+from windlass.runtime.distributed.process_groups import SingleProcess
+from windlass.runtime.layer_templates import layer_templates
+from windlass.runtime.param_store import InMemoryStore
 from windlass.schema.graph import Graph, Precision
 from windlass.schema.plan import Plan, Recompute
 from windlass.schema.request import TrainRequest
@@ -32,23 +32,23 @@ class RandomTokens:
 
 
 @pytest.fixture(scope="module")
-def chain() -> Chain:
+def chain() -> LayerStack:
     dials = {
         "layers": 2, "width": 128, "heads": 4, "vocabulary": VOCABULARY, "sequence": SEQUENCE,
     }  # fmt: skip
-    return build_chain("gpt-tiny", dials, device="meta", seed=0)
+    return build_layer_stack("gpt-tiny", dials, device="meta", seed=0)
 
 
 @pytest.fixture(scope="module")
-def graph(chain: Chain) -> Graph:
-    return capture(chain)
+def graph(chain: LayerStack) -> Graph:
+    return capture_graph(chain)
 
 
-def allocated_peak(plan: Plan, program: Program, chain: Chain) -> int:
+def allocated_peak(plan: Plan, program: Program, chain: LayerStack) -> int:
     """Most bytes of tensors over the second step, as torch's profiler saw them come and go."""
     device = torch.device("cpu")
-    optimizer = Optimizer(TrainRequest(), device)
-    residence = Near(
+    optimizer = AdamW(TrainRequest(), device)
+    residence = InMemoryStore(
         chain,
         optimizer,
         seed=0,
@@ -56,27 +56,27 @@ def allocated_peak(plan: Plan, program: Program, chain: Chain) -> int:
         device=device,
         before_update=lambda _: None,
     )
-    compute = Compute(
+    compute = ComputeHandlers(
         plan,
         program,
         residence,
-        templates(chain, compiled=False),
+        layer_templates(chain, compiled=False),
         optimizer=optimizer,
         batches=RandomTokens(),
         seed=0,
         device=device,
         stop=lambda: False,
-        world=Alone(),
+        world=SingleProcess(),
     )
     handlers = compute.handlers()
 
     def step(number: int) -> None:
-        compute.begin(number)
+        compute.begin_step(number)
         for kind, layer, micro in program.instructions:
             handlers[kind](layer or 0, micro or 0)
 
     step(1)  # buffers that last are made
-    compute.begin(2)
+    compute.begin_step(2)
     activities = [torch.profiler.ProfilerActivity.CPU]
     with torch.profiler.profile(activities=activities, profile_memory=True) as profile:
         step(2)
@@ -98,11 +98,11 @@ def allocated_peak(plan: Plan, program: Program, chain: Chain) -> int:
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
     ("recompute", "few"),
-    [("none", None), ("layer", None), ("layer", 1), ("selective", None), ("selective", 1)],
+    [("none", None), ("full", None), ("full", 1), ("selective", None), ("selective", 1)],
 )
 @pytest.mark.parametrize("accumulation", [1, 2])
 def test_the_peak_is_what_torch_allocates_to_half_a_percent(
-    chain: Chain, graph: Graph, precision: Precision, recompute: Recompute, few: int | None,
+    chain: LayerStack, graph: Graph, precision: Precision, recompute: Recompute, few: int | None,
     accumulation: int,
 ):  # fmt: skip
     plan = tiny_plan(
@@ -111,4 +111,4 @@ def test_the_peak_is_what_torch_allocates_to_half_a_percent(
     )  # fmt: skip
     (program,) = lower(plan, graph)
     measured = allocated_peak(plan, program, chain)
-    assert occupancy(program, plan, graph).peak_bytes == pytest.approx(measured, rel=0.005)
+    assert memory_profile(program, plan, graph).peak_bytes == pytest.approx(measured, rel=0.005)

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from windlass.program.pipeline_schedules import (
-    ORDERS,
-    Pass,
+    SCHEDULES,
+    PipelinePass,
     gpipe,
     interleaved,
     one_forward_one_backward,
@@ -18,7 +18,7 @@ FORWARD, BACKWARD = 1, 2
 STAGES, MICROS = st.integers(1, 6), st.integers(1, 12)
 
 
-def most_held(turns: tuple[Pass, ...], chunk: int | None = None) -> int:
+def most_held(turns: tuple[PipelinePass, ...], chunk: int | None = None) -> int:
     """How many micro-batches a stage holds at once; None counts all of its chunks.
 
     A micro-batch is held from its forward pass to the end of its backward pass.
@@ -32,7 +32,7 @@ def most_held(turns: tuple[Pass, ...], chunk: int | None = None) -> int:
     return most
 
 
-def makespan(lists: Sequence[tuple[Pass, ...]], **seconds: int):
+def makespan(lists: Sequence[tuple[PipelinePass, ...]], **seconds: int):
     """Plays an order with a clock: a second way of knowing what the formulas say.
 
     Stage s runs chunk c as the `c p + s`th of all; each waits for the one before, or after it.
@@ -130,15 +130,15 @@ def test_zero_bubble_holds_on_every_stage_what_1f1b_holds_on_the_first(stages: i
         assert most_held(turns) == min(micros, stages)
 
 
-@pytest.mark.parametrize("name", ORDERS)
+@pytest.mark.parametrize("name", SCHEDULES)
 def test_on_one_device_forward_and_backward_take_turns(name: str):
     back = ("backward_input", "backward_weight") if name == "zero-bubble" else ("backward",)
-    assert [(step.kind, step.micro) for step in ORDERS[name](1, 0, 2)] == [  # type: ignore[index]
+    assert [(step.kind, step.micro_batch) for step in SCHEDULES[name](1, 0, 2)] == [  # type: ignore[index]
         (kind, micro) for micro in range(2) for kind in ("forward", *back)
     ]
 
 
-@given(order=st.sampled_from(list(ORDERS.values())), stages=STAGES, groups=st.integers(1, 3))
+@given(order=st.sampled_from(list(SCHEDULES.values())), stages=STAGES, groups=st.integers(1, 3))
 def test_every_pass_runs_once(order: object, stages: int, groups: int):
     assert callable(order)
     for stage in range(stages):

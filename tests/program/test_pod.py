@@ -11,18 +11,18 @@ from hypothesis import strategies as st
 from factories import AWAY, tiny_graph, tiny_machine, tiny_plan
 from program.pod_plans import MACHINE, pod_plans
 from windlass.errors import PlanError
-from windlass.program.activation_checkpointing import recomputed
-from windlass.program.communication_volume import Sent, exchanged
-from windlass.program.device_mesh import layers_of, place_of
-from windlass.program.instruction import BACKWARDS, COMPUTING, Instruction
+from windlass.program.activation_checkpointing import is_recomputed
+from windlass.program.communication_volume import CommunicationVolume, sent_bytes_by_kind
+from windlass.program.device_mesh import layers_of_stage, mesh_coord
+from windlass.program.instruction import GRADIENT_PASSES, WEIGHT_PASSES, Instruction
 from windlass.program.lowering.lower import lower
-from windlass.program.memory.liveness import occupancy
-from windlass.program.memory.offloaded_bytes import far_bytes
-from windlass.program.memory.stage_tensors import Holding
-from windlass.program.phases import departing, owned
-from windlass.program.tied_weights import loans, owners
-from windlass.program.validate_plan import faults
-from windlass.program.verify.verify import verify
+from windlass.program.memory.liveness import memory_profile
+from windlass.program.memory.offloaded_bytes import offloaded_bytes_by_tier
+from windlass.program.memory.stage_tensors import StageTensors
+from windlass.program.phases import offloaded_gradient_layers, owned_layers
+from windlass.program.tied_weights import tied_across_stages, tied_owner_layers
+from windlass.program.validate_plan import plan_errors
+from windlass.program.verify.verify import verify_programs
 from windlass.schema.graph import Graph
 from windlass.schema.plan import Plan
 from windlass.schema.tensor_grid import grid_columns, grid_rows
@@ -31,7 +31,7 @@ GRAPH = tiny_graph(layers=4)
 
 
 def peak_of(plan: Plan, graph: Graph) -> int:
-    return max(occupancy(program, plan, graph).peak_bytes for program in lower(plan, graph))
+    return max(memory_profile(program, plan, graph).peak_bytes for program in lower(plan, graph))
 
 
 @settings(max_examples=400)
@@ -40,11 +40,11 @@ def test_every_legal_plan_of_a_pod_lowers_to_programs_that_verify_and_fit_exactl
     drawn: tuple[Graph, Plan],
 ):
     graph, plan = drawn
-    assert all("this version runs" in fault for fault in faults(plan, graph, MACHINE))
+    assert all("this version runs" in fault for fault in plan_errors(plan, graph, MACHINE))
     programs, peak = lower(plan, graph), peak_of(plan, graph)
-    verify(programs, plan, graph, {"device": peak})
+    verify_programs(programs, plan, graph, {"device": peak})
     with pytest.raises(PlanError, match="`memory` overflows by 1 bytes"):
-        verify(programs, plan, graph, {"device": peak - 1})
+        verify_programs(programs, plan, graph, {"device": peak - 1})
 
 
 @given(drawn=pod_plans())
@@ -52,7 +52,7 @@ def test_replicas_and_slices_run_one_program(drawn: tuple[Graph, Plan]):
     graph, plan = drawn
     by_stage: dict[int, set[tuple[Instruction, ...]]] = {}
     for program in lower(plan, graph):
-        stage = place_of(program.device, plan.parallel).stage
+        stage = mesh_coord(program.device, plan.parallel).stage
         by_stage.setdefault(stage, set()).add(program.instructions)
     assert [len(each) for each in by_stage.values()] == [1] * plan.parallel.pipeline
 
@@ -62,25 +62,25 @@ def test_a_gradient_is_reduced_after_its_last_backward_pass_once_that_has_sent_w
     drawn: tuple[Graph, Plan],
 ):
     graph, plan = drawn
-    borrowed = owners(graph)
+    borrowed = tied_owner_layers(graph)
     for program in lower(plan, graph):
-        stage = place_of(program.device, plan.parallel).stage
-        for layer in owned(plan, graph, stage):
-            if not Holding(plan, graph, stage).reduces(layer):
+        stage = mesh_coord(program.device, plan.parallel).stage
+        for layer in owned_layers(plan, graph, stage):
+            if not StageTensors(plan, graph, stage).reduces_gradients(layer):
                 continue
             instructions = program.instructions
             at = instructions.index(Instruction("reduce_grads", layer))
             adds = [
                 index
                 for index, each in enumerate(instructions)
-                if each.kind in BACKWARDS and layer in (each.layer, *borrowed[each.layer or 0])
+                if each.kind in GRADIENT_PASSES and layer in (each.layer, *borrowed[each.layer or 0])
             ]
             between = {each.kind for each in instructions[max(adds) + 1 : at]}
-            if departing(plan, graph, stage) or plan.batch.accumulation == 1:
+            if offloaded_gradient_layers(plan, graph, stage) or plan.batch.accumulation == 1:
                 assert between <= {"free_weights", "accumulate_tied_grads", "send_tied_grads"}
             elif "send" in between:
                 last = {
-                    each.micro for each in instructions[max(adds) : at] if each.kind in BACKWARDS
+                    each.micro_batch for each in instructions[max(adds) : at] if each.kind in GRADIENT_PASSES
                 }
                 assert last == {plan.batch.accumulation - 1}
             else:  # zero-bubble has sent it long since, and the first stage sends nothing back
@@ -96,17 +96,17 @@ def test_a_gradient_is_reduced_after_its_last_backward_pass_once_that_has_sent_w
 @given(drawn=pod_plans())
 def test_shared_weights_stay_whole_until_the_last_pass_of_their_layer(drawn: tuple[Graph, Plan]):
     graph, plan = drawn
-    borrowed = owners(graph)
+    borrowed = tied_owner_layers(graph)
     for program in lower(plan, graph) if plan.sharding.parameters > 1 else ():
-        stage = place_of(program.device, plan.parallel).stage
-        for layer in owned(plan, graph, stage):
+        stage = mesh_coord(program.device, plan.parallel).stage
+        for layer in owned_layers(plan, graph, stage):
             passes, freed = (
                 [
                     at
                     for at, each in enumerate(program.instructions)
                     if each.kind in kinds and layer in (each.layer, *borrowed[each.layer or 0])
                 ]
-                for kinds in ((*COMPUTING, *BACKWARDS), ("free_weights",))
+                for kinds in ((*WEIGHT_PASSES, *GRADIENT_PASSES), ("free_weights",))
             )
             assert max(freed) > max(passes)
 
@@ -120,9 +120,9 @@ def test_weights_are_gathered_once_a_phase_and_pass_however_many_micro_batches(
     larger = plan.model_copy(update={"batch": plan.batch.model_copy(update={"accumulation": more})})
     for device in range(plan.parallel.devices):
         few, many = (_gathers(lower(each, graph)[device].instructions) for each in (plan, larger))
-        stage = place_of(device, plan.parallel).stage
+        stage = mesh_coord(device, plan.parallel).stage
         assert few == many
-        for layer in owned(plan, graph, stage) if plan.sharding.parameters > 1 else ():
+        for layer in owned_layers(plan, graph, stage) if plan.sharding.parameters > 1 else ():
             assert few[layer] == _turns(plan, graph, stage, layer)
 
 
@@ -138,7 +138,7 @@ def _turns(plan: Plan, graph: Graph, stage: int, layer: int) -> int:
     """How often a layer comes into use: in a phase, where it was not used in the one before."""
     if not plan.is_offloaded("parameters"):
         return 1
-    borrowed = owners(graph)
+    borrowed = tied_owner_layers(graph)
     phases = plan.stages[stage].phases
     used = [any(layer == at or layer in borrowed[at] for at in range(*phase)) for phase in phases]
     turns = [False, *used, *reversed(used[:-1])]
@@ -152,7 +152,7 @@ def test_a_device_sends_what_the_formulas_say(drawn: tuple[Graph, Plan]):
     r, rts, shards = plan.parallel.data, plan.sharding.parameters, plan.sharding.optimizer
     t = plan.parallel.tensor
     for device in range(plan.parallel.devices):
-        stage, index, _ = place_of(device, plan.parallel)
+        stage, index, _ = mesh_coord(device, plan.parallel)
         kinds = list(graph.shard(t, index).layer_kinds())
         due = dict.fromkeys(
             (
@@ -166,29 +166,29 @@ def test_a_device_sends_what_the_formulas_say(drawn: tuple[Graph, Plan]):
             0,
         )
         due |= _inside(plan, graph, stage)
-        for layer in owned(plan, graph, stage):
+        for layer in owned_layers(plan, graph, stage):
             flat = -(-kinds[layer].parameter_count // shards) * shards
             turns = _turns(plan, graph, stage, layer)
-            due["unshard_weights"] += turns * flat * plan.weight_bytes * (rts - 1) // rts
-            due["all_gather_params"] += flat * plan.weight_bytes * (shards // rts - 1) // shards
-            scattered = flat * plan.gradient_bytes * (shards - 1) // shards
-            others = 2 * (flat * plan.gradient_bytes // shards) * (r // shards - 1)
+            due["unshard_weights"] += turns * flat * plan.parameter_itemsize * (rts - 1) // rts
+            due["all_gather_params"] += flat * plan.parameter_itemsize * (shards // rts - 1) // shards
+            scattered = flat * plan.gradient_itemsize * (shards - 1) // shards
+            others = 2 * (flat * plan.gradient_itemsize // shards) * (r // shards - 1)
             due["reduce_grads"] += scattered + others // (r // shards)
             rows, columns = grid_rows(t), grid_columns(t)
             norm = 32 // columns * (kinds[layer].parameters[-1].name == "norm.weight")
-            due["reduce_grads"] += 2 * norm * plan.gradient_bytes * (rows - 1) // rows
+            due["reduce_grads"] += 2 * norm * plan.gradient_itemsize * (rows - 1) // rows
         due["send"] = _sent(plan, graph, stage)
-        for loan in loans(plan, graph, index):
-            due["send_tied_weights"] += loan.elements * plan.weight_bytes * (loan.lender == stage)
-            due["send_tied_grads"] += loan.elements * plan.gradient_bytes * (loan.borrower == stage)
+        for loan in tied_across_stages(plan, graph, index):
+            due["send_tied_weights"] += loan.elements * plan.parameter_itemsize * (loan.owner_stage == stage)
+            due["send_tied_grads"] += loan.elements * plan.gradient_itemsize * (loan.user_stage == stage)
         expected: dict[str, int] = {kind: nbytes for kind, nbytes in due.items() if nbytes}
-        assert exchanged(plan, graph, device) == expected
+        assert sent_bytes_by_kind(plan, graph, device) == expected
 
 
 def _sent(plan: Plan, graph: Graph, stage: int) -> int:
     """Each boundary of a stage is crossed by an output or by its gradient, of equal size."""
-    here = set(layers_of(plan, stage))
-    width = plan.batch.micro * plan.batch.sequence * 32 * plan.weight_bytes // plan.parallel.tensor
+    here = set(layers_of_stage(plan, stage))
+    width = plan.batch.micro * plan.batch.sequence * 32 * plan.parameter_itemsize // plan.parallel.tensor
     boundaries = sum((at in here) != (at + 1 in here) for at in range(graph.layers - 1))
     return plan.batch.accumulation * boundaries * width
 
@@ -201,16 +201,16 @@ def _inside(plan: Plan, graph: Graph, stage: int) -> dict[str, int]:
     The embedding's rows are summed forward, and their gradient backward; the head gathers tokens
     forward, where it also sums a number a token, and scatters their gradient.
     """
-    t, here = plan.parallel.tensor, layers_of(plan, stage)
+    t, here = plan.parallel.tensor, layers_of_stage(plan, stage)
     tokens = plan.batch.micro * plan.batch.sequence
-    once = tokens * 32 * plan.weight_bytes * (t - 1) // t
+    once = tokens * 32 * plan.parameter_itemsize * (t - 1) // t
     number = 2 * 4 * tokens * (t - 1) // t
     rows, columns = grid_rows(t), grid_columns(t)
-    whole = tokens * 32 * plan.weight_bytes
+    whole = tokens * 32 * plan.parameter_itemsize
     block = 2 * whole // columns * (rows - 1) // rows + whole // rows * (columns - 1) // columns
     forward = dict.fromkeys(here, block) | {0: 2 * once, graph.layers - 1: once + number}
     backward = dict.fromkeys(here, block) | {0: 2 * once, graph.layers - 1: once}
-    again = (at for at in here if recomputed(plan, at))
+    again = (at for at in here if is_recomputed(plan, at))
     inside = {
         "forward": plan.batch.accumulation * sum(forward[at] for at in here),
         "recompute": plan.batch.accumulation * sum(forward[at] for at in again),
@@ -228,7 +228,7 @@ def _inside(plan: Plan, graph: Graph, stage: int) -> dict[str, int]:
 @given(drawn=pod_plans())
 def test_what_is_sent_is_received(drawn: tuple[Graph, Plan]):
     graph, plan = drawn
-    sent = Sent(plan, graph)
+    sent = CommunicationVolume(plan, graph)
     pairs = {
         "send": "receive",
         "send_tied_weights": "recv_tied_weights",
@@ -238,10 +238,10 @@ def test_what_is_sent_is_received(drawn: tuple[Graph, Plan]):
     for program in lower(plan, graph):
         for kind, layer, micro in program.instructions:
             if kind in pairs:
-                totals[kind] += sent.of(Instruction(kind, layer, micro))
+                totals[kind] += sent.sent_bytes(Instruction(kind, layer, micro))
             elif kind in totals:
                 (sender,) = (one for one, other in pairs.items() if other == kind)
-                totals[kind] += sent.of(Instruction(sender, layer, micro))  # type: ignore[arg-type]
+                totals[kind] += sent.sent_bytes(Instruction(sender, layer, micro))  # type: ignore[arg-type]
     assert all(totals[one] == totals[other] for one, other in pairs.items())
 
 
@@ -265,7 +265,7 @@ def test_the_more_replicas_share_the_optimizer_state_the_less_each_holds(**choic
 def test_the_more_replicas_share_far_state_the_less_lies_at_home(**choice: Any):  # noqa: ANN401  handed on to the factory
     phases = ((0, 1), (1, 2), (2, 6))
     homes = [
-        sum(far_bytes(sharing(shards, home=AWAY, phases=phases, **choice), GRAPH)["host"].values())
+        sum(offloaded_bytes_by_tier(sharing(shards, home=AWAY, phases=phases, **choice), GRAPH)["host"].values())
         for shards in (1, 2, 4, 8)
     ]
     assert homes == sorted(set(homes), reverse=True)
@@ -274,7 +274,7 @@ def test_the_more_replicas_share_far_state_the_less_lies_at_home(**choice: Any):
 def test_sharing_weights_leaves_a_shard_between_uses_and_gathers_each_once():
     graph, machine = tiny_graph(layers=0, tied=False), tiny_machine(devices=4)
     plan = tiny_plan(graph, machine, data=4, sharding=(2, 4), accumulation=2)
-    kinds = [tuple(i)[:2] for i in lower(plan, graph)[0].instructions if i.micro is None]
+    kinds = [tuple(i)[:2] for i in lower(plan, graph)[0].instructions if i.micro_batch is None]
     assert kinds == [
         ("unshard_weights", 0),
         ("unshard_weights", 1),
@@ -303,7 +303,7 @@ def test_a_stage_in_phases_gathers_each_phase_and_updates_at_the_first_fetch():
         sharding=(2, 4),
     )
     program = lower(plan, graph)[0]
-    assert " ".join(f"{i.kind}-{i.layer}" for i in program.instructions if i.micro is None) == (
+    assert " ".join(f"{i.kind}-{i.layer}" for i in program.instructions if i.micro_batch is None) == (
         "update-1 update-2 gather-0 drop-0 release-0 "
         "spread-1 spread-2 gather-1 drop-1 gather-2 drop-2 "
         "fetch-0 release-2 reduce-2 store-2 release-1 reduce-1 store-1 "

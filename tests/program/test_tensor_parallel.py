@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from factories import cut_graph, tiny_graph, tiny_machine, tiny_plan
 from program.pod_plans import CUT_GRAPHS
 from windlass.errors import PlanError
-from windlass.program.instruction import BACKWARDS, COMPUTING, Instruction, Program
+from windlass.program.instruction import GRADIENT_PASSES, WEIGHT_PASSES, Instruction, Program
 from windlass.program.lowering.lower import lower
-from windlass.program.memory.layer_sizes import sizes_of
-from windlass.program.process_groups import Peers, group_of
-from windlass.program.validate_plan import faults
-from windlass.program.verify.verify import verify
+from windlass.program.memory.layer_sizes import plan_layer_sizes
+from windlass.program.communication_groups import PeerMap, communication_group
+from windlass.program.validate_plan import plan_errors
+from windlass.program.verify.verify import verify_programs
 from windlass.schema.graph import Graph
 from windlass.schema.plan import Plan
 from windlass.schema.tensor_grid import TensorGrid, grid_columns, grid_rows, group_size
@@ -29,7 +29,7 @@ def made(**choice: Any) -> tuple[Plan, tuple[Program, ...]]:  # noqa: ANN401  ha
     shape = {"tensor": 2, "pipeline": 2, "data": 2, "accumulation": 2, **choice}
     plan = tiny_plan(GRAPH, MACHINE, **shape)
     programs = lower(plan, GRAPH)
-    verify(programs, plan, GRAPH, {})
+    verify_programs(programs, plan, GRAPH, {})
     return plan, programs
 
 
@@ -57,20 +57,20 @@ def test_slices_have_the_whole_together_and_what_is_not_cut_once_each(graph: Gra
 def test_sizes_of_slices_sum_to_the_whole_and_their_own_tokens_to_all(degree: int, **choice: Any):  # noqa: ANN401  handed on to the factory
     plan = tiny_plan(GRAPH, MACHINE, tensor=degree, **choice)
     alone = tiny_plan(GRAPH, MACHINE, **choice)
-    for part, whole in zip(sizes_of(plan, GRAPH), sizes_of(alone, GRAPH), strict=True):
+    for part, whole in zip(plan_layer_sizes(plan, GRAPH), plan_layer_sizes(alone, GRAPH), strict=True):
         rows, columns = grid_rows(degree), grid_columns(degree)
-        norms = part.common + columns * part.common_in_columns
+        norms = part.replicated_gradients + columns * part.replicated_in_columns
         assert degree * part.gradients == whole.gradients + (rows - 1) * norms
-        assert norms in (0, NORM * plan.gradient_bytes)
-        assert not (part.common if columns > 1 else part.common_in_columns)
+        assert norms in (0, NORM * plan.gradient_itemsize)
+        assert not (part.replicated_gradients if columns > 1 else part.replicated_in_columns)
         if whole.output > 4:  # not the loss, which all have
             assert degree * part.output == whole.output
-        assert whole.common == 0
+        assert whole.replicated_gradients == 0
 
 
 @given(graph=st.sampled_from(CUT_GRAPHS[:3]), degree=DEGREES)
 def test_the_work_of_all_slices_is_the_work_of_the_whole(graph: Graph, degree: int):
-    assert degree * graph.shard(degree).step_flop(2, 16) == pytest.approx(graph.step_flop(2, 16))
+    assert degree * graph.shard(degree).micro_batch_flop(2, 16) == pytest.approx(graph.micro_batch_flop(2, 16))
 
 
 def test_a_slice_goes_by_the_label_of_its_graph_and_capturing_more_changes_none():
@@ -81,27 +81,27 @@ def test_a_slice_goes_by_the_label_of_its_graph_and_capturing_more_changes_none(
 
 def test_passes_that_exchange_are_meetings_of_the_slices_of_one_stage_and_replica():
     plan, programs = made(order="zero-bubble")
-    peers = Peers(plan, GRAPH)
+    peers = PeerMap(plan, GRAPH)
     for program in programs:
         first = program.device - program.device % 2
         for each in program.instructions:
-            if each.kind in (*COMPUTING, *BACKWARDS):
+            if each.kind in (*WEIGHT_PASSES, *GRADIENT_PASSES):
                 # Where only the gradients of weights are made, nothing is exchanged; but the first
                 # layer, whose tokens have no gradient, does all its backward pass there.
                 late = each.kind == "backward_weight"
                 begun = each.kind == "backward_input"
-                assert peers.meets(each) == (not begun if each.layer == 0 else not late)
-                assert group_of(each, program.device, plan) == (first, first + 1)
-    assert not Peers(tiny_plan(GRAPH, MACHINE), GRAPH).meets(Instruction("forward", 1, 0))
+                assert peers.is_collective(each) == (not begun if each.layer == 0 else not late)
+                assert communication_group(each, program.device, plan) == (first, first + 1)
+    assert not PeerMap(tiny_plan(GRAPH, MACHINE), GRAPH).is_collective(Instruction("forward", 1, 0))
 
 
 def test_messages_between_stages_go_from_each_slice_to_its_like():
     plan, _ = made()
-    peers = Peers(plan, GRAPH)
-    assert [peers.of(Instruction("send", 1, 0), device) for device in range(8)] == [
+    peers = PeerMap(plan, GRAPH)
+    assert [peers.peer_of(Instruction("send", 1, 0), device) for device in range(8)] == [
         4, 5, 6, 7, 0, 1, 2, 3,
     ]  # fmt: skip
-    assert [peers.of(Instruction("send_tied_weights", 3), device) for device in range(4)] == [
+    assert [peers.peer_of(Instruction("send_tied_weights", 3), device) for device in range(4)] == [
         4,
         5,
         6,
@@ -136,9 +136,9 @@ def test_a_slice_that_runs_its_passes_in_another_turn_waits_for_ever_or_breaks_a
 ):
     """Any two passes that exchange, of which one slice alone runs the later first."""
     plan, programs = made()
-    peers, device = Peers(plan, GRAPH), data.draw(st.integers(0, 7))
+    peers, device = PeerMap(plan, GRAPH), data.draw(st.integers(0, 7))
     instructions = list(programs[device].instructions)
-    passes = [at for at, each in enumerate(instructions) if peers.meets(each) and each.micro]
+    passes = [at for at, each in enumerate(instructions) if peers.is_collective(each) and each.micro_batch]
     here = data.draw(st.sampled_from(passes[:-1]))
     there = data.draw(st.sampled_from([at for at in passes if at > here]))
     instructions[here], instructions[there] = instructions[there], instructions[here]
@@ -149,7 +149,7 @@ def test_slices_that_take_two_micro_batches_in_different_turns_are_named():
     plan, programs = made(pipeline=1, replicas=1, order="gpipe")
     other = {0: 1, 1: 0}
     instructions = [
-        each if each.micro is None else each._replace(micro=other[each.micro])
+        each if each.micro_batch is None else each._replace(micro=other[each.micro_batch])
         for each in programs[1].instructions
     ]
     message = refused(plan, programs, 1, instructions)
@@ -162,7 +162,7 @@ def refused(
     changed = list(programs)
     changed[device] = changed[device].model_copy(update={"instructions": tuple(instructions)})
     with pytest.raises(PlanError) as caught:
-        verify(changed, plan, GRAPH, {})
+        verify_programs(changed, plan, GRAPH, {})
     return str(caught.value)
 
 
@@ -173,7 +173,7 @@ def test_degrees_that_cannot_be_are_refused_with_the_way_out():
     )
 
     def told(tensor: int, sequence: int) -> tuple[str, ...]:
-        return faults(tiny_plan(graph, MACHINE, tensor=tensor, sequence=sequence), graph, MACHINE)
+        return plan_errors(tiny_plan(graph, MACHINE, tensor=tensor, sequence=sequence), graph, MACHINE)
 
     assert told(2, 16) == ()
     assert told(2, 15) == (

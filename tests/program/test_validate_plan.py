@@ -3,8 +3,8 @@ from typing import Any
 import pytest
 
 from factories import AWAY, late_tied_graph, tiny_graph, tiny_machine, tiny_plan
-from windlass.errors import Faults
-from windlass.program.validate_plan import faults, require_legal
+from windlass.errors import InputErrors
+from windlass.program.validate_plan import plan_errors, require_valid_plan
 from windlass.schema.graph import Graph
 from windlass.schema.plan import Offload, Plan
 
@@ -15,8 +15,8 @@ TWO = ((0, 2), (2, 4))
 
 def test_a_plan_made_for_its_graph_and_machine_is_legal():
     plan = tiny_plan(GRAPH, MACHINE, accumulation=4)
-    assert faults(plan, GRAPH, MACHINE, global_batch=8) == ()
-    require_legal(plan, GRAPH, MACHINE, global_batch=8)
+    assert plan_errors(plan, GRAPH, MACHINE, global_batch=8) == ()
+    require_valid_plan(plan, GRAPH, MACHINE, global_batch=8)
 
 
 def test_all_faults_are_told_at_once():
@@ -28,8 +28,8 @@ def test_all_faults_are_told_at_once():
         "offload": {"optimizer": "disk"},
     }
     plan = Plan.model_validate(tree | {"graph": "other@0", "machine": "that@1"})
-    with pytest.raises(Faults) as caught:
-        require_legal(plan, GRAPH, machine, global_batch=16)
+    with pytest.raises(InputErrors) as caught:
+        require_valid_plan(plan, GRAPH, machine, global_batch=16)
     assert [fault.split(";")[0] for fault in caught.value.faults] == [
         f"the plan is for graph `other@0`, but this one is `{GRAPH.label}`",
         f"the plan is for machine `that@1`, but this one is `{machine.label}`",
@@ -51,9 +51,9 @@ def test_all_faults_are_told_at_once():
 def test_no_more_layers_run_again_than_can():
     plan = tiny_plan(GRAPH, MACHINE)
     stage = plan.stages[0].model_copy(update={"recompute": "full", "recompute_layers": 2})
-    assert faults(plan.model_copy(update={"stages": (stage,)}), GRAPH, MACHINE) == ()
+    assert plan_errors(plan.model_copy(update={"stages": (stage,)}), GRAPH, MACHINE) == ()
     many = stage.model_copy(update={"recompute_layers": 3})
-    (fault,) = faults(plan.model_copy(update={"stages": (many,)}), GRAPH, MACHINE)
+    (fault,) = plan_errors(plan.model_copy(update={"stages": (many,)}), GRAPH, MACHINE)
     assert fault.startswith("`stages.0.recomputed` = 3, but it has 2 layers that may run again")
 
 
@@ -68,7 +68,7 @@ def test_no_more_layers_run_again_than_can():
     ],
 )
 def test_these_homes_may_be_far_together(home: Offload, phases: tuple[tuple[int, int], ...] | None):
-    assert faults(tiny_plan(GRAPH, MACHINE, offload=home, phases=phases), GRAPH, MACHINE) == ()
+    assert plan_errors(tiny_plan(GRAPH, MACHINE, offload=home, phases=phases), GRAPH, MACHINE) == ()
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_homes_that_do_not_go_together_are_refused_in_one_sentence(
     home: Offload, phases: tuple[tuple[int, int], ...] | None, fault: str
 ):
     plan = tiny_plan(GRAPH, MACHINE, offload=home, phases=phases)
-    assert faults(plan, GRAPH, MACHINE) == (fault,)
+    assert plan_errors(plan, GRAPH, MACHINE) == (fault,)
 
 
 @pytest.mark.parametrize(
@@ -190,20 +190,20 @@ def test_degrees_and_orders_that_do_not_go_together_are_refused_with_the_way_out
 ):
     machine = tiny_machine(host="1 GiB", devices=4)
     choice = {"accumulation": 2, **choice}
-    assert faults(tiny_plan(GRAPH, machine, **choice), GRAPH, machine) == (fault,)
+    assert plan_errors(tiny_plan(GRAPH, machine, **choice), GRAPH, machine) == (fault,)
 
 
 def test_a_layer_that_borrows_from_two_other_stages_is_refused():
     graph = two_owners()
     machine = tiny_machine(devices=3)
     plan = tiny_plan(graph, machine, pipeline=3)
-    assert faults(plan, graph, machine) == (
+    assert plan_errors(plan, graph, machine) == (
         (
             "layer 2 on stage 2 uses weights of 2 layers on other stages; cut the stages so that "
             "all but one of them are on its own"
         ),
     )
-    assert faults(tiny_plan(graph, machine, pipeline=1), graph, machine) == ()
+    assert plan_errors(tiny_plan(graph, machine, pipeline=1), graph, machine) == ()
 
 
 def two_owners() -> Graph:

@@ -11,7 +11,7 @@ from factories import AWAY, tiny_graph, tiny_machine, tiny_plan
 from windlass.errors import PlanError
 from windlass.program.instruction import Instruction, Program
 from windlass.program.lowering.lower import lower
-from windlass.program.verify.verify import verify
+from windlass.program.verify.verify import verify_programs
 from windlass.schema.plan import Plan
 
 MACHINE = tiny_machine(host="1 GiB", devices=64)
@@ -30,7 +30,7 @@ STREAMED = {
 def made(**choice: Any) -> tuple[Plan, tuple[Program, ...]]:  # noqa: ANN401  handed on to the factory
     plan = tiny_plan(GRAPH, MACHINE, **{**SHARED, **choice})
     programs = lower(plan, GRAPH)
-    verify(programs, plan, GRAPH, {})
+    verify_programs(programs, plan, GRAPH, {})
     return plan, programs
 
 
@@ -41,7 +41,7 @@ def refused(plan: Plan, programs: tuple[Program, ...], edits: dict[int, Edit]) -
         edits.get(program.device, lambda _: None)(instructions)
         changed.append(program.model_copy(update={"instructions": tuple(instructions)}))
     with pytest.raises(PlanError) as caught:
-        verify(changed, plan, GRAPH, {})
+        verify_programs(changed, plan, GRAPH, {})
     return str(caught.value)
 
 

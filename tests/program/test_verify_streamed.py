@@ -11,7 +11,7 @@ from windlass.errors import PlanError
 from windlass.program.instruction import Instruction, Program
 from windlass.program.lowering.lower import lower
 from windlass.program.memory.values import STAGING_BYTES
-from windlass.program.verify.verify import verify
+from windlass.program.verify.verify import verify_programs
 from windlass.schema.plan import Plan
 
 MACHINE = tiny_machine(host="1 GiB")
@@ -34,7 +34,7 @@ def refused(plan: Plan, program: Program, edit: Edit, part: str = "instructions"
     edit(instructions)
     edited = program.model_copy(update={part: tuple(instructions)})
     with pytest.raises(PlanError) as caught:
-        verify([edited], plan, GRAPH, {})
+        verify_programs([edited], plan, GRAPH, {})
     return str(caught.value)
 
 
@@ -181,6 +181,6 @@ def test_a_far_tier_that_is_too_small_is_named_with_what_fills_it():
     plan, program = made()
     needed = 4 * (2 + 1) * GRAPH.parameter_count  # weights and two moments
     needed += 4 * (GRAPH.parameter_count - 64 * 32)  # gradients of all but the first phase
-    verify([program], plan, GRAPH, {"device": 2 * STAGING_BYTES, "host": needed})
+    verify_programs([program], plan, GRAPH, {"device": 2 * STAGING_BYTES, "host": needed})
     with pytest.raises(PlanError, match=r"`host` overflows by 1 bytes: .* most is optimizer with"):
-        verify([program], plan, GRAPH, {"host": needed - 1})
+        verify_programs([program], plan, GRAPH, {"host": needed - 1})

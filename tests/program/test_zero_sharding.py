@@ -3,13 +3,13 @@ from hypothesis import strategies as st
 
 from factories import tiny_graph, tiny_machine, tiny_plan
 from windlass.program.zero_sharding import (
-    agreeing,
-    gathering,
-    optimizer_shard,
-    padded,
-    scattering,
-    spreading,
-    weight_shard,
+    gradient_reduce_group,
+    parameter_gather_group,
+    optimizer_shard_index,
+    padded_elements,
+    gradient_scatter_group,
+    update_gather_group,
+    parameter_shard_index,
 )
 from windlass.schema.plan import Plan
 
@@ -26,35 +26,35 @@ def sharded(draw: st.DrawFn) -> Plan:
 @given(plan=sharded())
 def test_the_weights_gathered_are_every_shard_once_in_order(plan: Plan):
     for replica in range(plan.parallel.data):
-        group = gathering(replica, plan)
+        group = parameter_gather_group(replica, plan)
         assert replica in group
-        assert [weight_shard(each, plan) for each in group] == list(range(plan.sharding.parameters))
+        assert [parameter_shard_index(each, plan) for each in group] == list(range(plan.sharding.parameters))
 
 
 @given(plan=sharded())
 def test_what_is_spread_is_every_part_of_one_weight_shard_once_in_order(plan: Plan):
     q = plan.sharding.optimizer // plan.sharding.parameters
     for replica in range(plan.parallel.data):
-        shard = weight_shard(replica, plan)
-        group = spreading(replica, plan)
+        shard = parameter_shard_index(replica, plan)
+        group = update_gather_group(replica, plan)
         assert replica in group
-        assert [optimizer_shard(each, plan) for each in group] == [shard * q + i for i in range(q)]
-        assert {weight_shard(each, plan) for each in group} == {shard}
+        assert [optimizer_shard_index(each, plan) for each in group] == [shard * q + i for i in range(q)]
+        assert {parameter_shard_index(each, plan) for each in group} == {shard}
 
 
 @given(plan=sharded())
 def test_a_gradient_shard_is_the_sum_of_all_replicas_each_once(plan: Plan):
     """Scattered within a block, then summed over the same shard of all blocks."""
     for replica in range(plan.parallel.data):
-        shards = {optimizer_shard(each, plan) for each in agreeing(replica, plan)}
-        assert shards == {optimizer_shard(replica, plan)}
-        summed = [each for one in agreeing(replica, plan) for each in scattering(one, plan)]
+        shards = {optimizer_shard_index(each, plan) for each in gradient_reduce_group(replica, plan)}
+        assert shards == {optimizer_shard_index(replica, plan)}
+        summed = [each for one in gradient_reduce_group(replica, plan) for each in gradient_scatter_group(one, plan)]
         assert sorted(summed) == list(range(plan.parallel.data))
 
 
 @given(plan=sharded())
 def test_every_member_of_a_group_names_the_same_group(plan: Plan):
-    for group_of in (gathering, spreading, scattering, agreeing):
+    for group_of in (parameter_gather_group, update_gather_group, gradient_scatter_group, gradient_reduce_group):
         for replica in range(plan.parallel.data):
             group = group_of(replica, plan)
             assert {group_of(each, plan) for each in group} == {group}
@@ -64,6 +64,6 @@ def test_every_member_of_a_group_names_the_same_group(plan: Plan):
 def test_a_flat_layer_is_cut_into_equal_shards_with_less_than_one_element_each_to_spare(
     plan: Plan, elements: int
 ):
-    flat = padded(elements, plan)
+    flat = padded_elements(elements, plan)
     assert flat % plan.sharding.optimizer == 0
     assert 0 <= flat - elements < plan.sharding.optimizer

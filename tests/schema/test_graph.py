@@ -5,22 +5,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from factories import tiny_graph
-from windlass.schema.graph import Graph, Quantity
+from windlass.schema.graph import Graph, Polynomial
 
 whole = st.integers(0, 1000)
-quantities = st.builds(Quantity, *[whole] * 6)
+quantities = st.builds(Polynomial, *[whole] * 6)
 sizes = st.integers(1, 64)
 
 
 @given(quantity=quantities, micro=sizes, sequence=sizes)
-def test_a_quantity_is_its_polynomial(quantity: Quantity, micro: int, sequence: int):
+def test_a_quantity_is_its_polynomial(quantity: Polynomial, micro: int, sequence: int):
     b, s = micro, sequence
     terms = (1, s, s**2, b, b * s, b * s**2)
     assert quantity.at(micro, sequence) == sum(c * t for c, t in zip(quantity, terms, strict=True))
 
 
 @given(quantity=quantities, one=sizes, other=sizes, sequence=sizes)
-def test_more_sequences_never_count_less(quantity: Quantity, one: int, other: int, sequence: int):
+def test_more_sequences_never_count_less(quantity: Polynomial, one: int, other: int, sequence: int):
     low, high = sorted((one, other))
     assert quantity.at(low, sequence) <= quantity.at(high, sequence)
 
@@ -36,7 +36,7 @@ def test_the_counts_of_a_graph_are_those_of_its_layers_one_by_one(layers: int, t
         for parameter in kind.parameters
         if parameter.tied_to is None
     )
-    assert graph.step_flop(3, 16) == sum(
+    assert graph.micro_batch_flop(3, 16) == sum(
         op.flop.at(3, 16)
         for kind in kinds
         for cost in [kind.cost("float32", compiled=False)]

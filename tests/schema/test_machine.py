@@ -78,22 +78,22 @@ def test_a_machine_file_may_use_units(tmp_path: Path):
 
 def test_what_is_read_and_written_at_once_takes_the_longest_of_three_limits():
     turns = Tier(name="disk", capacity_bytes=1, read=2e9, write=1e9)
-    assert turns.moving_seconds(4e9, 1e9) == pytest.approx(3.0)
+    assert turns.transfer_seconds(4e9, 1e9) == pytest.approx(3.0)
     at_once = turns.model_copy(update={"both": 2.5e9})
-    assert at_once.moving_seconds(4e9, 0) == pytest.approx(2.0)
-    assert at_once.moving_seconds(0, 3e9) == pytest.approx(3.0)
-    assert at_once.moving_seconds(4e9, 2e9) == pytest.approx(2.4)
+    assert at_once.transfer_seconds(4e9, 0) == pytest.approx(2.0)
+    assert at_once.transfer_seconds(0, 3e9) == pytest.approx(3.0)
+    assert at_once.transfer_seconds(4e9, 2e9) == pytest.approx(2.4)
 
 
 def test_a_tier_without_rates_moves_nothing():
     with pytest.raises(KeyError, match="states no rates"):
-        Tier(name="device", capacity_bytes=1).moving_seconds(1, 0)
+        Tier(name="device", capacity_bytes=1).transfer_seconds(1, 0)
 
 
 def test_units_set_apart_for_moves_slow_only_plans_that_move_something():
     device = tiny_machine().device.model_copy(update={"moving_share": 0.2})
-    assert device.computing(moves=False) == device
-    slower = device.computing(moves=True)
+    assert device.effective(offloads=False) == device
+    slower = device.effective(offloads=True)
     for fast, slow in zip(device.matmul, slower.matmul, strict=True):
         assert slow.curve.at(1e8) == pytest.approx(0.8 * fast.curve.at(1e8))
     assert slower.update_rate == pytest.approx(0.8 * device.update_rate)
@@ -102,15 +102,15 @@ def test_units_set_apart_for_moves_slow_only_plans_that_move_something():
 
 def test_where_numbers_come_from_does_not_change_which_machine_it_is():
     machine = tiny_machine()
-    source = Source(how="derived", told_by="twice another")
+    source = Source(how="derived", source="twice another")
     told = machine.model_copy(update={"sources": {"device.update_rate": source}})
     assert told.label == machine.label
     assert told.source_of("device.update_rate") == source
-    assert told.source_of("device.traffic").told_by == "made up for tests, 2026-01-01"
+    assert told.source_of("device.traffic").source == "made up for tests, 2026-01-01"
 
 
 def test_the_longest_pattern_that_fits_tells_the_source():
-    far, host, exact = (Source(how="published", told_by=name) for name in ("far", "host", "exact"))
+    far, host, exact = (Source(how="published", source=name) for name in ("far", "host", "exact"))
     sources = {"device.*": far, "device.tiers.*": host, "device.tiers.host.read": exact}
     assert source_of("device.traffic", sources) == far
     assert source_of("device.tiers.host.write", sources) == host

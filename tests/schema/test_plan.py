@@ -28,8 +28,8 @@ def test_stages_that_follow_each_other_make_a_plan(ends: set[int], data: st.Data
     border = data.draw(st.integers(1, len(ranges)))
     stages = [tuple(ranges[:border]), *[(one,) for one in ranges[border:]]]
     made = plan(*stages)
-    assert made.stages[0].first == 0
-    assert made.stages[-1].last == max(ends)
+    assert made.stages[0].first_layer == 0
+    assert made.stages[-1].end_layer == max(ends)
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_bfloat16_keeps_masters_and_sums_gradients_in_float32():
         tiny_plan(tiny_graph(), tiny_machine(), precision=precision, accumulation=accumulation)
         for precision, accumulation in (("float32", 1), ("bfloat16", 1), ("bfloat16", 2))
     ]
-    assert [(p.weight_bytes, p.gradient_bytes, p.optimizer_bytes) for p in made] == [
+    assert [(p.parameter_itemsize, p.gradient_itemsize, p.optimizer_bytes_per_parameter) for p in made] == [
         (4, 4, 8), (2, 2, 12), (2, 4, 12),
     ]  # fmt: skip
 

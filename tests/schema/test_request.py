@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from windlass.errors import Faults
+from windlass.errors import InputErrors
 from windlass.schema.machine import Machine
 from windlass.schema.plan import Plan
 from windlass.schema.prediction import Prediction
@@ -41,7 +41,7 @@ def test_a_budget_may_be_written_with_its_unit(near: int):
     ],
 )  # fmt: skip
 def test_a_value_out_of_range_is_a_fault_of_the_override(override: str):
-    with pytest.raises(Faults) as caught:
+    with pytest.raises(InputErrors) as caught:
         Request.resolve(None, [override])
     [fault] = caught.value.faults
     assert fault.startswith(f"override `{override}`: `{override.split('=')[0]}")

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from windlass.errors import Faults
+from windlass.errors import InputErrors
 from windlass.schema.plan import Parallelism
 from windlass.schema.request import Request
 from windlass.schema.tensor_grid import (
@@ -64,5 +64,5 @@ def test_a_plan_keeps_its_grid_and_a_number_stays_a_number():
 
 @pytest.mark.parametrize("text", ["0", "2x", "x2", "2x0", "true", "2.5", "2x2x2", "-4", "many"])
 def test_what_is_no_number_of_slices_is_refused(text: str):
-    with pytest.raises(Faults, match=r"`cut\.tensor` = .*: should be a number of slices from 1"):
+    with pytest.raises(InputErrors, match=r"`cut\.tensor` = .*: should be a number of slices from 1"):
         Request.resolve(None, [f"parallel.tensor={text}"])

@@ -1,120 +1,126 @@
-"""Recompute: what of each layer is run again for its backward pass: nothing, most ops, or all."""
+"""Activation checkpointing: which layers recompute nothing, most ops or all in their backward."""
 
 from collections.abc import Sequence
 
 from windlass.schema.plan import Plan, Recompute, Stage
 
 
-def recomputed(plan: Plan, layer: int) -> bool:
-    """Whether a layer keeps only its input and runs its forward again before its backward."""
-    return mode(plan, layer) == "full"
+def is_recomputed(plan: Plan, layer: int) -> bool:
+    """Whether a layer saves only its input and runs its full forward again before its backward."""
+    return recompute_mode(plan, layer) == "full"
 
 
-def selected(plan: Plan) -> frozenset[int]:
-    """The layers that keep what their large products give and run the rest again."""
-    found: list[int] = []
+def selective_layers(plan: Plan) -> frozenset[int]:
+    """The layers that save the outputs of large matrix products and recompute the rest."""
+    layers: list[int] = []
     for stage in plan.stages:
         if stage.recompute == "selective":
-            found += able(plan, stage)[: stage.recompute_layers]
+            layers += recomputable_layers(plan, stage)[: stage.recompute_layers]
         elif stage.recompute_rest:
-            found += able(plan, stage)[stage.recompute_layers :]
-    return frozenset(found)
+            layers += recomputable_layers(plan, stage)[stage.recompute_layers :]
+    return frozenset(layers)
 
 
-def mode(plan: Plan, layer: int) -> Recompute:
+def recompute_mode(plan: Plan, layer: int) -> Recompute:
     """How a layer is recomputed.
 
-    Where weights go away between the passes every layer runs again that has to come back, for what
-    it kept would hold on to its weights. Of the others the plan decides, where they are `able`.
+    Where weights are offloaded between the passes, every layer outside the stage's last phase is
+    fully recomputed: its saved activations would keep its weights in memory. For the other layers
+    the plan decides, as far as they are `recomputable_layers`.
     """
-    stage = next(stage for stage in plan.stages if stage.first <= layer < stage.last)
+    stage = next(stage for stage in plan.stages if stage.first_layer <= layer < stage.end_layer)
     if plan.is_offloaded("parameters") and layer < stage.phases[-1][0]:
         return "full"
-    layers = able(plan, stage)
+    layers = recomputable_layers(plan, stage)
     if layer not in layers:
         return "none"
-    return (
-        stage.recompute
-        if layer in layers[: stage.recompute_layers]
-        else stage.recompute_rest or "none"
-    )
+    if layer in layers[: stage.recompute_layers]:
+        return stage.recompute
+    return stage.recompute_rest or "none"
 
 
-def able(plan: Plan, stage: Stage) -> range:
-    """The layers of a stage, or of one of its chunks, of which the plan decides.
+def recomputable_layers(plan: Plan, stage: Stage) -> range:
+    """The layers of a stage, or of one of its model chunks, whose recomputation the plan decides.
 
-    Never the head, whose backward follows its forward at once, nor the embedding, which keeps
-    nothing that its tokens do not already hold. Where weights go away between the passes those of
-    the last phase, whose weights stay until its backward; but none of the chain's last phase,
-    whose backward follows at once.
+    The head is never among them, because its backward follows its forward at once, nor is the
+    embedding, which saves nothing but its tokens. Where weights are offloaded between the passes
+    these are the layers of the stage's last phase, whose weights stay until its backward; but none
+    of the model's last phase, whose backward follows at once.
     """
-    layers = plan.stages[-1].last
-    begin, end = max(1, stage.first), min(stage.last, layers - 1)
+    layers = plan.stages[-1].end_layer
+    begin, end = max(1, stage.first_layer), min(stage.end_layer, layers - 1)
     if plan.is_offloaded("parameters"):
         begin = max(begin, stage.phases[-1][0])
-        end = begin if stage.last == layers else end
+        end = begin if stage.end_layer == layers else end
     return range(begin, max(begin, end))
 
 
-def recomputing(plan: Plan, whole: Sequence[int], selective: Sequence[int] | None = None) -> Plan:
-    """The plan with the first so many layers of each of its stages recomputed.
+def with_recompute(
+    plan: Plan, full: Sequence[int], selective: Sequence[int] | None = None
+) -> Plan:
+    """The plan with the first layers of each of its stages recomputed.
 
     Args:
-        plan: any.
-        whole: for each of `plan.stages` how many run again; of more than can, all do.
-        selective: for each how many do so but for their large products. Where others run again
-            whole, all that are left do if any does. None: none do.
+        plan: the plan to change.
+        full: number of fully recomputed layers, [stage]; more than possible means all.
+        selective: number of selectively recomputed layers, [stage]. In a stage that also has fully
+            recomputed layers, any number above 0 means all the rest. None means none.
     """
-    parts = zip(plan.stages, whole, selective or [0] * len(plan.stages), strict=True)
+    counts = zip(plan.stages, full, selective or [0] * len(plan.stages), strict=True)
     stages = tuple(
-        _recomputing(stage, again, most_ops, len(able(plan, stage)))
-        for stage, again, most_ops in parts
+        _stage_with_recompute(
+            stage, full_count, selective_count, len(recomputable_layers(plan, stage))
+        )
+        for stage, full_count, selective_count in counts
     )
     return plan.model_copy(update={"stages": stages})
 
 
-def _recomputing(stage: Stage, whole: int, selective: int, most: int) -> Stage:
-    """A stage of so many layers of which the plan decides, told in the shortest way."""
-    whole, selective = min(whole, most), min(selective, most)
-    how: Recompute = "full" if whole else "selective" if selective else "none"
-    count = whole or selective
+def _stage_with_recompute(stage: Stage, full: int, selective: int, possible: int) -> Stage:
+    """The stage with so many of its `possible` layers recomputed, in the shortest notation."""
+    full, selective = min(full, possible), min(selective, possible)
+    mode: Recompute = "full" if full else "selective" if selective else "none"
+    count = full or selective
     return Stage.model_construct(
         phases=stage.phases,
-        recompute=how,
-        recompute_layers=count if 0 < count < most else None,
-        recompute_rest="selective" if selective and 0 < whole < most else None,
+        recompute=mode,
+        recompute_layers=count if 0 < count < possible else None,
+        recompute_rest="selective" if selective and 0 < full < possible else None,
     )
 
 
-def recompute_words(plan: Plan) -> str:
-    """What is computed twice: `recomputes the first 5 layers`."""
+def describe_recompute(plan: Plan) -> str:
+    """The plan's recomputation in words, such as `recomputes the first 5 layers`."""
     if plan.recompute == "none":
         return "keeps all activations"
-    told = [
-        f"{words} {_layers(plan, how)}"
-        for how, words in (("full", "recomputes"), ("selective", "all but large products of"))
-        if any(how in (stage.recompute, stage.recompute_rest) for stage in plan.stages)
+    parts = [
+        f"{words} {_describe_layers(plan, mode)}"
+        for mode, words in (
+            ("full", "recomputes"),
+            ("selective", "all but the large matrix products of"),
+        )
+        if any(mode in (stage.recompute, stage.recompute_rest) for stage in plan.stages)
     ]
     if plan.recompute == "selective":
-        return f"recomputes {told[0]}"
-    return " and ".join(told)
+        return f"recomputes {parts[0]}"
+    return " and ".join(parts)
 
 
-def _layers(plan: Plan, how: str) -> str:
-    """`the first 5 layers`, of several stages `the first 0 to 5 layers of each stage`."""
-    if all(stage.recompute == how and stage.recompute_layers is None for stage in plan.stages):
-        return "all layers" if how == "selective" else "layers"
-    if plan.recompute != how:
+def _describe_layers(plan: Plan, mode: str) -> str:
+    """`the first 5 layers`, or for several stages `the first 0 to 5 layers of each stage`."""
+    if all(stage.recompute == mode and stage.recompute_layers is None for stage in plan.stages):
+        return "all layers" if mode == "selective" else "layers"
+    if plan.recompute != mode:
         return "the others"
-    counts = [_count(stage, how) for stage in plan.stages]
+    counts = [_max_count(stage, mode) for stage in plan.stages]
     least, most = min(counts), max(counts)
-    told = f"{least} to {most}" if least < most else f"{most}"
-    of = "" if len(counts) == 1 else " of each stage"
-    return f"the first {told} layer{'s' if most > 1 else ''}{of}"
+    number = f"{least} to {most}" if least < most else f"{most}"
+    scope = "" if len(counts) == 1 else " of each stage"
+    return f"the first {number} layer{'s' if most > 1 else ''}{scope}"
 
 
-def _count(stage: Stage, how: str) -> int:
-    """How many layers of a stage are recomputed so at most."""
-    if stage.recompute != how:
+def _max_count(stage: Stage, mode: str) -> int:
+    """Upper bound on the number of layers of a stage that are recomputed in this mode."""
+    if stage.recompute != mode:
         return 0
-    return stage.recompute_layers or stage.last - stage.first
+    return stage.recompute_layers or stage.end_layer - stage.first_layer

@@ -1,9 +1,8 @@
-"""Exchanged: bytes that each device sends to others, by the kind of the instruction that sends.
+"""Communication volume: bytes that each device sends to others in a step, by instruction kind.
 
-Collectives run on rings, and so do those of a layer's slices inside its passes. Of a buffer of B
-bytes on n devices each sends `(n - 1) / n B` to gather it from its parts, as much to scatter its
-sum, and twice that for the sum on all. Only the norm, one number, and the end of the step are not
-counted.
+Collectives use rings, inside the passes of a tensor-parallel layer too. For a buffer of B bytes on
+n devices each device sends `(n - 1) / n B` in an all-gather or a reduce-scatter, and twice that in
+an all-reduce. The gradient norm, one number, and the end of the step are not counted.
 
 Source: Patarasuk & Yuan 2009, JPDC 69(2).
 """
@@ -12,15 +11,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from windlass.program.activation_checkpointing import selected
+from windlass.program.activation_checkpointing import selective_layers
 from windlass.program.device_mesh import mesh_coord
 from windlass.program.instruction import Instruction, InstructionKind
 from windlass.program.lowering.lower import lower
-from windlass.program.memory.layer_sizes import StateSizes, states_of
-from windlass.program.tensor_parallel import ops_of
-from windlass.program.tied_weights import loans
-from windlass.program.zero_sharding import parts
-from windlass.schema.graph import Collective, Graph
+from windlass.program.memory.layer_sizes import StateSizes, plan_state_sizes
+from windlass.program.tensor_parallel import pass_ops
+from windlass.program.tied_weights import tied_across_stages
+from windlass.program.zero_sharding import updates_per_shard
+from windlass.schema.graph import CollectiveKind, Graph
 from windlass.schema.plan import Plan
 from windlass.schema.tensor_grid import TensorAxis, group_size
 
@@ -28,151 +27,162 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-Count = TypeVar("Count", int, "npt.NDArray[np.int64]")
-"""A number, or one for each of many."""
+_Count = TypeVar("_Count", int, "npt.NDArray[np.int64]")
+"""A number, or an array of them."""
 
-COMMON: Mapping[TensorAxis, str] = MappingProxyType(
-    {"all": "common", "tokens": "common_in_columns", "features": "common_in_rows"}
+REPLICATED_SIZES: Mapping[TensorAxis, str] = MappingProxyType(
+    {
+        "all": "replicated_gradients",
+        "tokens": "replicated_in_columns",
+        "features": "replicated_in_rows",
+    }
 )
-"""Which slices have what `StateSizes` names in common."""
+"""The field of `StateSizes` with the gradients that tensor-parallel ranks replicate, by the ranks
+that replicate them."""
 
 
-def exchanged(plan: Plan, graph: Graph, device: int) -> dict[InstructionKind, int]:
+def sent_bytes_by_kind(plan: Plan, graph: Graph, device: int) -> dict[InstructionKind, int]:
     """Bytes that a device sends in one step, by kind; kinds that send nothing are left out.
 
     Args:
         plan: the plan.
-        graph: that it cuts.
-        device: one of the plan's.
+        graph: the plan's full graph.
+        device: global rank of the device.
 
     Raises:
-        Faults: the plan asks for what this version does not lower.
+        InputErrors: this version cannot lower the plan.
     """
-    sent = Sent(plan, graph, mesh_coord(device, plan.parallel).tensor_rank)
-    return sent.total(lower(plan, graph)[device].instructions)
+    volume = CommunicationVolume(plan, graph, mesh_coord(device, plan.parallel).tensor_rank)
+    return volume.total_by_kind(lower(plan, graph)[device].instructions)
 
 
-class Inside(NamedTuple):
-    """A collective of a layer's slices inside a pass."""
+class PassCollective(NamedTuple):
+    """One tensor-parallel collective inside a pass."""
 
-    how: Collective
-    among: TensorAxis
-    """Which slices."""
-    sent: int
+    kind: CollectiveKind
+    axis: TensorAxis
+    """Which of the layer's tensor-parallel ranks take part."""
+    sent_bytes: int
     """Bytes that one device sends."""
 
 
-class Sent:
-    """What each instruction of a plan sends.
+class CommunicationVolume:
+    """The bytes that each instruction of a plan sends.
 
     Args:
         plan: the plan.
-        graph: that it cuts.
-        index: of the device's slice; the first is the largest.
+        graph: the plan's full graph.
+        tensor_rank: tensor-parallel rank of the device; rank 0 has the largest shard.
     """
 
-    def __init__(self, plan: Plan, graph: Graph, index: int = 0) -> None:
+    def __init__(self, plan: Plan, graph: Graph, tensor_rank: int = 0) -> None:
         self._plan = plan
-        self._states = states_of(plan, graph, index)
-        self._kinds = tuple(graph.shard(plan.parallel.tensor, index).layer_kinds())
-        self._selective = selected(plan)
-        self._inside: dict[tuple[InstructionKind, str, bool], tuple[Inside, ...]] = {}
-        self._lent = {loan.user_layer: loan.elements for loan in loans(plan, graph, index)}
+        self._sizes = plan_state_sizes(plan, graph, tensor_rank)
+        self._kinds = tuple(graph.shard(plan.parallel.tensor, tensor_rank).layer_kinds())
+        self._selective = selective_layers(plan)
+        self._collectives: dict[tuple[InstructionKind, str, bool], tuple[PassCollective, ...]] = {}
+        self._tied_elements = {
+            tied.user_layer: tied.elements for tied in tied_across_stages(plan, graph, tensor_rank)
+        }
 
-    def of(self, instruction: Instruction) -> int:
+    def sent_bytes(self, instruction: Instruction) -> int:
         """Bytes that one device sends for an instruction."""
         kind, layer, _ = instruction
         if layer is None:
             return 0
-        sizes, plan = self._states[layer], self._plan
+        sizes, plan = self._sizes[layer], self._plan
         if kind == "send":
-            return self._output(layer)
+            return self._output_bytes(layer)
         if kind == "send_tied_weights":
-            return self._lent[layer] * plan.weight_bytes
+            return self._tied_elements[layer] * plan.parameter_itemsize
         if kind == "send_tied_grads":
-            return self._lent[layer] * plan.gradient_bytes
+            return self._tied_elements[layer] * plan.gradient_itemsize
         if kind == "unshard_weights":
-            return gather_bytes(sizes.weights, plan.sharding.parameters)
+            return all_gather_bytes(sizes.weights, plan.sharding.parameters)
         if kind == "all_gather_params":
-            return gather_bytes(sizes.held, parts(plan))
+            return all_gather_bytes(sizes.weight_shard, updates_per_shard(plan))
         if kind == "reduce_grads":
-            return self._reduced(sizes)
-        return sum(each.sent for each in self.inside(instruction))
+            return self._gradient_reduce_bytes(sizes)
+        return sum(collective.sent_bytes for collective in self.pass_collectives(instruction))
 
-    def inside(self, instruction: Instruction) -> tuple[Inside, ...]:
-        """The collectives of a layer's slices inside a pass."""
+    def pass_collectives(self, instruction: Instruction) -> tuple[PassCollective, ...]:
+        """The tensor-parallel collectives inside a pass; none if it is no pass."""
         kind, layer, _ = instruction
         if layer is None or self._plan.parallel.tensor == 1:
             return ()
         key = kind, self._kinds[layer].name, layer in self._selective
-        if key not in self._inside:
-            self._inside[key] = tuple(self._exchanges(kind, layer))
-        return self._inside[key]
+        if key not in self._collectives:
+            self._collectives[key] = tuple(self._find_collectives(kind, layer))
+        return self._collectives[key]
 
-    def total(self, instructions: Iterable[Instruction]) -> dict[InstructionKind, int]:
-        """What the instructions of one device send, by kind."""
+    def total_by_kind(self, instructions: Iterable[Instruction]) -> dict[InstructionKind, int]:
+        """Bytes that the instructions of one device send, by kind."""
         totals: dict[InstructionKind, int] = {}
         for instruction in instructions:
-            sent = self.of(instruction)
+            sent = self.sent_bytes(instruction)
             if sent:
                 totals[instruction.kind] = totals.get(instruction.kind, 0) + sent
         return totals
 
-    def _output(self, layer: int) -> int:
+    def _output_bytes(self, layer: int) -> int:
         batch = self._plan.batch
         cost = self._kinds[layer].cost(self._plan.precision, compiled=self._plan.compile)
         return round(cost.output_bytes.at(batch.micro, batch.sequence))
 
-    def _reduced(self, sizes: StateSizes) -> int:
-        """What of whole parameters is summed over slices, and all of it over replicas.
+    def _gradient_reduce_bytes(self, sizes: StateSizes) -> int:
+        """Bytes sent to sum a layer's gradient over tensor-parallel ranks and replicas.
 
-        That sum is scattered over rts' replicas, and each shard summed over r / rts'.
+        Replicated parameters are summed over tensor-parallel ranks. The whole gradient is then
+        reduce-scattered over rts' replicas, and each shard all-reduced over r / rts'.
         """
         degree = self._plan.sharding.optimizer
-        summed = sum(sent for _, sent in common_sums(sizes, self._plan))
-        scattered = gather_bytes(sizes.gradients, degree) if degree > 1 else 0
-        return (
-            summed + scattered + all_reduce_bytes(sizes.shard, self._plan.parallel.data // degree)
-        )
+        over_ranks = sum(sent for _, sent in replicated_gradient_sums(sizes, self._plan))
+        scattered = all_gather_bytes(sizes.gradients, degree) if degree > 1 else 0
+        copies = self._plan.parallel.data // degree
+        return over_ranks + scattered + all_reduce_bytes(sizes.gradient_shard, copies)
 
-    def _exchanges(self, kind: InstructionKind, layer: int) -> Iterator[Inside]:
-        plan, known = self._plan, self._kinds[layer]
-        cost = known.cost(plan.precision, compiled=plan.compile, selective=layer in self._selective)
-        for op in ops_of(kind, known, cost, first=layer == 0):
-            if op.exchange is not None:
-                how, buffer, among = op.exchange
+    def _find_collectives(self, kind: InstructionKind, layer: int) -> Iterator[PassCollective]:
+        plan, layer_kind = self._plan, self._kinds[layer]
+        selective = layer in self._selective
+        cost = layer_kind.cost(plan.precision, compiled=plan.compile, selective=selective)
+        for op in pass_ops(kind, layer_kind, cost, first=layer == 0):
+            if op.collective is not None:
+                collective, buffer, axis = op.collective
                 nbytes = round(buffer.at(plan.batch.micro, plan.batch.sequence))
-                ranks = group_size(plan.parallel.tensor, among)
-                yield Inside(how, among, collective_bytes(how, nbytes, ranks))
+                ranks = group_size(plan.parallel.tensor, axis)
+                sent = collective_bytes(collective, nbytes, ranks)
+                yield PassCollective(collective, axis, sent)
 
 
-def common_sums(sizes: StateSizes, plan: Plan) -> tuple[tuple[TensorAxis, int], ...]:
-    """What one device sends so that gradients of what slices have in common are whole.
+def replicated_gradient_sums(
+    sizes: StateSizes, plan: Plan
+) -> tuple[tuple[TensorAxis, int], ...]:
+    """All-reduces over tensor-parallel ranks that complete gradients of replicated parameters.
 
     Args:
-        sizes: of the layer.
+        sizes: sizes of the layer.
         plan: the plan.
 
     Returns:
-        Which slices sum, and the bytes; only those that have something in common.
+        The ranks that take part and the bytes that one device sends, for each that sends any.
     """
     sums = (
-        (among, all_reduce_bytes(getattr(sizes, name), group_size(plan.parallel.tensor, among)))
-        for among, name in COMMON.items()
+        (axis, all_reduce_bytes(getattr(sizes, name), group_size(plan.parallel.tensor, axis)))
+        for axis, name in REPLICATED_SIZES.items()
     )
-    return tuple((among, sent) for among, sent in sums if sent)
+    return tuple((axis, sent) for axis, sent in sums if sent)
 
 
-def collective_bytes(how: Collective, nbytes: Count, ranks: Count) -> Count:
-    """What each of n devices sends for a collective over B bytes."""
-    return (all_reduce_bytes if how == "all_reduce" else gather_bytes)(nbytes, ranks)
+def collective_bytes(kind: CollectiveKind, nbytes: _Count, ranks: _Count) -> _Count:
+    """Bytes that each of n devices sends in a collective over a buffer of B bytes."""
+    return (all_reduce_bytes if kind == "all_reduce" else all_gather_bytes)(nbytes, ranks)
 
 
-def gather_bytes(nbytes: Count, ranks: Count) -> Count:
-    """`(n - 1) / n B`: what each of n devices sends to gather B bytes, or to scatter their sum."""
+def all_gather_bytes(nbytes: _Count, ranks: _Count) -> _Count:
+    """`(n - 1) / n B`: bytes each of n devices sends in an all-gather or reduce-scatter of B bytes."""
     return nbytes * (ranks - 1) // ranks
 
 
-def all_reduce_bytes(nbytes: Count, ranks: Count) -> Count:
-    """`2 (n - 1) / n B`: what each of n devices sends to have the sum of B bytes on all."""
+def all_reduce_bytes(nbytes: _Count, ranks: _Count) -> _Count:
+    """`2 (n - 1) / n B`: bytes that each of n devices sends in an all-reduce of B bytes."""
     return 2 * nbytes * (ranks - 1) // ranks

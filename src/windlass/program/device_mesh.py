@@ -1,8 +1,8 @@
-"""Which device does what: stage, slice and replica of each device and back, and layers of a stage.
+"""Device mesh: the pipeline stage, tensor-parallel and data-parallel rank of each global rank.
 
-A stage of the pipeline is one device's part of it. Where a plan interleaves, that is several chunks
-of layers: `plan.stages` lists the chunks of all stages in the order of the chain, and chunk k is on
-stage `k mod p`.
+A pipeline stage is one device's part of the pipeline. With interleaving it consists of several
+model chunks: `plan.stages` lists the chunks of all stages in layer order, and chunk k is on stage
+`k mod p`.
 """
 
 from typing import NamedTuple
@@ -11,7 +11,7 @@ from windlass.schema.plan import Parallelism, Plan
 
 
 class MeshCoord(NamedTuple):
-    """A device's coordinates in the cut."""
+    """A device's coordinates in the device mesh."""
 
     stage: int
     tensor_rank: int
@@ -19,22 +19,23 @@ class MeshCoord(NamedTuple):
 
 
 def mesh_coord(rank: int, parallel: Parallelism) -> MeshCoord:
-    """The coordinates of a device: slices lie next to each other, then replicas, then stages.
+    """The coordinates of a global rank: tensor-parallel ranks are adjacent, then replicas, then stages.
 
-    Slices exchange most and stages least, so the fastest links join the slices.
+    Tensor-parallel ranks communicate most and stages least, so tensor parallelism gets the fastest
+    links.
     """
-    rest, slice_ = divmod(rank, parallel.tensor)
-    stage, replica = divmod(rest, parallel.data)
-    return MeshCoord(stage, slice_, replica)
+    group, tensor_rank = divmod(rank, parallel.tensor)
+    stage, data_rank = divmod(group, parallel.data)
+    return MeshCoord(stage, tensor_rank, data_rank)
 
 
 def rank_of(coord: MeshCoord, parallel: Parallelism) -> int:
-    """The device at these coordinates."""
+    """The global rank at these coordinates."""
     return (coord.stage * parallel.data + coord.data_rank) * parallel.tensor + coord.tensor_rank
 
 
 def chunks_of_stage(plan: Plan, stage: int) -> tuple[int, ...]:
-    """The indices in `plan.stages` of a stage's chunks, first to last; one if none interleave."""
+    """The indices in `plan.stages` of a stage's model chunks, ascending; one without interleaving."""
     return tuple(range(stage, len(plan.stages), plan.parallel.pipeline))
 
 
@@ -43,14 +44,14 @@ def layers_of_stage(plan: Plan, stage: int) -> tuple[int, ...]:
     return tuple(
         layer
         for chunk in chunks_of_stage(plan, stage)
-        for layer in range(plan.stages[chunk].first, plan.stages[chunk].last)
+        for layer in range(plan.stages[chunk].first_layer, plan.stages[chunk].end_layer)
     )
 
 
 def stages_by_layer(plan: Plan) -> tuple[int, ...]:
     """The stage of each layer that the plan covers."""
     return tuple(
-        chunk % plan.parallel.pipeline
-        for chunk, part in enumerate(plan.stages)
-        for _ in range(part.first, part.last)
+        index % plan.parallel.pipeline
+        for index, chunk in enumerate(plan.stages)
+        for _ in range(chunk.first_layer, chunk.end_layer)
     )

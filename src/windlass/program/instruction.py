@@ -1,50 +1,59 @@
-"""Instruction: one explicit access, computation or exchange of one device, and nothing hidden."""
+"""Instructions: the explicit transfers, computations and communication of one device."""
 
 from typing import Literal, NamedTuple
 
 from windlass.document import Document
 
 InstructionKind = Literal[
-    "load_batch",  # a micro-batch's tokens enter the near tier
-    "prefetch_weights",  # a layer's weights, or its shard, come from home beside what follows; users wait
-    "free_weights",  # the near copy of a layer's whole weights is freed; home or shards hold the same
-    "free_shard",  # the near copy of a shard of weights is freed; its home holds the same
-    "unshard_weights",  # shards of weights come together over replicas
-    "all_gather_params",  # parts of a shard that its replicas have updated come together
+    "load_batch",  # copies a micro-batch's tokens to device memory
+    # Copies a layer's weights, or this device's shard of them, from the offload tier. It runs in
+    # the background; instructions that use the weights wait for it.
+    "prefetch_weights",
+    "free_weights",  # frees a layer's full weights; the offload tier or the shards have the same
+    "free_shard",  # frees the device copy of a weight shard; the offload tier has the same
+    "unshard_weights",  # all-gathers a layer's weight shards over replicas
+    "all_gather_params",  # all-gathers the parts of a weight shard that replicas have updated
     "forward",
-    "recompute",  # the layer's forward again, from its kept input
-    "backward",  # adds to the layer's gradient
-    "backward_input",  # what the stage before waits for of a backward pass
-    "backward_weight",  # the rest: adds to the layer's gradient
+    "recompute",  # runs the layer's forward again, from its saved input
+    "backward",  # accumulates into the layer's gradient
+    "backward_input",  # the input gradient, which the previous stage waits for
+    "backward_weight",  # the weight gradient, which is accumulated
     "send",
     "receive",
-    "send_tied_weights",  # weights go to another stage that computes with them too
-    "recv_tied_weights",  # and come there
-    "send_tied_grads",  # the gradient of borrowed weights goes to their owner
-    "accumulate_tied_grads",  # and is added to the owner's
-    # Before, the gradient of what every slice of a layer has whole is summed over the slices.
-    "reduce_grads",  # gradients are averaged over replicas; only the device's shard is left
-    "offload_activation",  # an activation goes to its home
-    "reload_activation",  # and comes back
-    "offload_grads",  # a layer's summed gradient goes home, beside what follows; the next store waits
-    # Of each shard, and of what every slice has whole, one copy counts.
-    "grad_norm",  # the global gradient norm
-    "update",  # the optimizer's step for one layer; fetches its weights too if they are away
-    "sync",  # the end of a step: all devices agree
+    "send_tied_weights",  # sends weights to another stage that computes with them too
+    "recv_tied_weights",
+    "send_tied_grads",  # sends the gradient of tied weights to the stage that owns them
+    "accumulate_tied_grads",  # receives it and adds it to the owner's gradient
+    # Averages gradients over replicas, each device keeping its shard. Gradients of parameters that
+    # tensor-parallel ranks replicate are first summed over those ranks.
+    "reduce_grads",
+    "offload_activation",  # copies a layer's output to the offload tier
+    "reload_activation",  # copies it back
+    # Copies a layer's accumulated gradient to the offload tier in the background; the next
+    # `offload_grads` waits for it.
+    "offload_grads",
+    "grad_norm",  # the global gradient norm, which counts each shard and each replica once
+    "update",  # the optimizer step of one layer; also fetches its weights if they are offloaded
+    "sync",  # ends the step on all devices
 ]
 
 GRADIENT_PASSES: tuple[InstructionKind, ...] = ("backward", "backward_weight")
-"""Those that add to a gradient, and end a micro-batch's stay in a layer."""
+"""Passes that accumulate a weight gradient and end a micro-batch's use of a layer."""
 
-WEIGHT_PASSES: tuple[InstructionKind, ...] = ("forward", "recompute", "backward", "backward_input")
-"""Those that compute with weights."""
+WEIGHT_PASSES: tuple[InstructionKind, ...] = (
+    "forward",
+    "recompute",
+    "backward",
+    "backward_input",
+)
+"""Passes that compute with a layer's weights."""
 
 MATCHING_RECEIVE: dict[InstructionKind, InstructionKind] = {
     "send": "receive",
     "send_tied_weights": "recv_tied_weights",
     "send_tied_grads": "accumulate_tied_grads",
 }
-"""What another device does with what one sends."""
+"""The instruction that receives what each kind of send sends."""
 
 COLLECTIVE_KINDS: tuple[InstructionKind, ...] = (
     "unshard_weights",
@@ -53,10 +62,10 @@ COLLECTIVE_KINDS: tuple[InstructionKind, ...] = (
     "grad_norm",
     "sync",
 )
-"""Those that wait until every device of their group is there; so do passes that exchange."""
+"""Kinds that wait for every device of their group; passes with tensor-parallel collectives also do."""
 
 GLOBAL_COLLECTIVES: tuple[InstructionKind, ...] = ("grad_norm", "sync")
-"""Those of them that all devices of the plan have to be there for."""
+"""Collectives over all devices of the plan."""
 
 TRANSFER_KINDS: tuple[InstructionKind, ...] = (
     "prefetch_weights",
@@ -65,20 +74,25 @@ TRANSFER_KINDS: tuple[InstructionKind, ...] = (
     "offload_activation",
     "reload_activation",
 )
-"""Those that go on beside what follows where they move something between tiers."""
+"""Kinds that run in the background if they move data between memory tiers."""
 
-BLOCKING_KINDS: tuple[InstructionKind, ...] = ("receive", "recv_tied_weights", "accumulate_tied_grads", *COLLECTIVE_KINDS)
-"""Those that wait for other devices."""
+BLOCKING_KINDS: tuple[InstructionKind, ...] = (
+    "receive",
+    "recv_tied_weights",
+    "accumulate_tied_grads",
+    *COLLECTIVE_KINDS,
+)
+"""Kinds that wait for other devices."""
 
 
 class Instruction(NamedTuple):
-    """What to do, for which layer, on which micro-batch."""
+    """One step of a device's program: what to do, for which layer and micro-batch."""
 
     kind: InstructionKind
     layer: int | None = None
-    """Index into the chain; None where it does not matter. Loans go by the borrowing layer."""
+    """Layer index; None where it does not apply. Tied weights use the index of the user layer."""
     micro_batch: int | None = None
-    """Index of the micro-batch within the step; None where it does not matter."""
+    """Index of the micro-batch within the step; None where it does not apply."""
 
     def __str__(self) -> str:
         layer = "" if self.layer is None else f" of layer {self.layer}"
@@ -92,7 +106,9 @@ class Program(Document):
     plan: str
     """The plan's label."""
     device: int
+    """Global rank of the device."""
     instructions: tuple[Instruction, ...]
     flush_deferred_updates: tuple[Instruction, ...] = ()
-    """What applies the updates that a step has put off, where no other step follows at once: at the
-    end, before a checkpoint, before an evaluation. Empty if a step puts nothing off."""
+    """Instructions that apply the updates which the step deferred to the next one. They run where
+    no other step follows at once: at the end, before a checkpoint and before an evaluation. Empty
+    if the step defers no updates."""

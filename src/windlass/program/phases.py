@@ -1,64 +1,70 @@
-"""Phases: which layers are in the near tier together, and what of them waits elsewhere meanwhile.
+"""Phases: which layers share device memory at a time, and which of their tensors are offloaded.
 
-This is what a plan with far homes settles for each stage; `stream` makes a program of it.
+With weight streaming a stage's layers take turns in device memory. This module derives from a plan
+what each stage keeps, offloads and defers; `lowering.lower_offload` turns that into instructions.
 """
 
-from windlass.program.activation_checkpointing import recomputed
+from windlass.program.activation_checkpointing import is_recomputed
 from windlass.program.device_mesh import chunks_of_stage, layers_of_stage
-from windlass.program.tied_weights import owners
+from windlass.program.tied_weights import tied_owner_layers
 from windlass.schema.graph import Graph
 from windlass.schema.plan import Plan
 
 
-def owning(graph: Graph) -> tuple[int, ...]:
+def layers_with_parameters(graph: Graph) -> tuple[int, ...]:
     """The layers that own parameters, ascending."""
-    return tuple(at for at, kind in enumerate(graph.layer_kinds()) if kind.parameter_count)
+    return tuple(index for index, kind in enumerate(graph.layer_kinds()) if kind.parameter_count)
 
 
-def owned(plan: Plan, graph: Graph, stage: int) -> tuple[int, ...]:
+def owned_layers(plan: Plan, graph: Graph, stage: int) -> tuple[int, ...]:
     """The layers of a stage that own parameters, ascending."""
-    here = set(layers_of_stage(plan, stage))
-    return tuple(at for at in owning(graph) if at in here)
+    local = set(layers_of_stage(plan, stage))
+    return tuple(layer for layer in layers_with_parameters(graph) if layer in local)
 
 
-def needs(plan: Plan, graph: Graph, stage: int = 0) -> tuple[tuple[int, ...], ...]:
-    """For each phase of a stage the layers of the stage whose weights it computes with, ascending.
+def phase_needs(plan: Plan, graph: Graph, stage: int = 0) -> tuple[tuple[int, ...], ...]:
+    """The stage's own layers whose weights each of its phases computes with, [phase][layer].
 
-    Its own and tied ones; weights that another stage lends are none of them.
+    These are the phase's own layers and the owners of tied weights, ascending. Weights that another
+    stage sends are not included.
     """
-    borrowed, here = owners(graph), set(owned(plan, graph, stage))
+    tied_owners, local = tied_owner_layers(graph), set(owned_layers(plan, graph, stage))
     return tuple(
-        tuple(sorted(here & {at for layer in range(*phase) for at in (layer, *borrowed[layer])}))
+        tuple(
+            sorted(
+                local & {used for layer in range(*phase) for used in (layer, *tied_owners[layer])}
+            )
+        )
         for chunk in chunks_of_stage(plan, stage)
         for phase in plan.stages[chunk].phases
     )
 
 
-def resident(plan: Plan, graph: Graph, stage: int = 0) -> tuple[int, ...]:
-    """The layers of a stage whose weights are near between steps, ascending."""
-    layers = owned(plan, graph, stage)
+def resident_layers(plan: Plan, graph: Graph, stage: int = 0) -> tuple[int, ...]:
+    """The layers of a stage whose weights are in device memory between steps, ascending."""
+    layers = owned_layers(plan, graph, stage)
     if not plan.is_offloaded("parameters"):
         return layers
-    until = plan.stages[stage].phases[0][1]
-    return tuple(at for at in layers if at < until)
+    first_phase_end = plan.stages[stage].phases[0][1]
+    return tuple(layer for layer in layers if layer < first_phase_end)
 
 
-def put_off(plan: Plan, graph: Graph, stage: int = 0) -> tuple[int, ...]:
-    """The layers whose update waits for the next step, ascending: all that go away in between."""
+def deferred_update_layers(plan: Plan, graph: Graph, stage: int = 0) -> tuple[int, ...]:
+    """The layers whose update is deferred to the next step, ascending: all that are not resident."""
     if not plan.defers_updates:
         return ()
-    near = set(resident(plan, graph, stage))
-    return tuple(at for at in owned(plan, graph, stage) if at not in near)
+    resident = set(resident_layers(plan, graph, stage))
+    return tuple(layer for layer in owned_layers(plan, graph, stage) if layer not in resident)
 
 
-def shares_room(plan: Plan) -> bool:
-    """Whether gradients that wait at home lie where the layer's weights lay.
+def gradients_reuse_weight_space(plan: Plan) -> bool:
+    """Whether offloaded gradients overwrite the layer's offloaded bfloat16 weights.
 
-    In bfloat16 those are copies. From the fetch for a layer's last backward pass until its update
-    makes them anew from the masters nobody reads them: the update is the next that asks for the
-    layer, be it in the next step or in settling, before an evaluation or a checkpoint. Where some
-    weight of the layer has no gradient the update makes all of them anew all the same; where none
-    has, nothing was stored.
+    Those weights are copies of the float32 masters. Nobody reads them from the fetch for a layer's
+    last backward pass until its update rewrites them from the masters: the update is the next
+    instruction that uses the layer, in the next step or when deferred updates are flushed before an
+    evaluation or a checkpoint. The update rewrites all weights of the layer even if some of them
+    have no gradient; if none has, no gradient was stored.
     """
     return (
         plan.defers_updates
@@ -67,28 +73,33 @@ def shares_room(plan: Plan) -> bool:
     )
 
 
-def departing(plan: Plan, graph: Graph, stage: int = 0) -> tuple[int, ...]:
-    """The layers whose gradient leaves the near tier during the backward pass, in that order.
+def offloaded_gradient_layers(plan: Plan, graph: Graph, stage: int = 0) -> tuple[int, ...]:
+    """The layers whose gradient leaves device memory during the backward pass, in that order.
 
-    With clipping it goes home and waits there; without, the layer is updated at once.
+    With gradient clipping the gradient is stored in the offload tier until the deferred update;
+    without, the layer is updated at once.
     """
     if not plan.is_offloaded("gradients"):
         return ()
-    layers = put_off(plan, graph, stage) if plan.defers_updates else owned(plan, graph, stage)
+    layers = (
+        deferred_update_layers(plan, graph, stage)
+        if plan.defers_updates
+        else owned_layers(plan, graph, stage)
+    )
     return tuple(reversed(layers))
 
 
-def travelling(plan: Plan, stage: int = 0) -> tuple[int, ...]:
-    """The layers whose outputs go home from forward to backward, ascending.
+def offloaded_activation_layers(plan: Plan, stage: int = 0) -> tuple[int, ...]:
+    """The layers whose outputs are offloaded between forward and backward, ascending.
 
-    Those between two layers of a stage that run again: any other layer's own record of its forward
-    pass holds its input and its output, and a copy elsewhere would free nothing.
+    Only outputs between two recomputed layers of a stage are: autograd's graph of any other layer
+    holds the layer's input and output anyway, so that offloading a copy would free nothing.
     """
     if not plan.is_offloaded("activations"):
         return ()
     return tuple(
-        at
+        layer
         for chunk in chunks_of_stage(plan, stage)
-        for at in range(plan.stages[chunk].first, plan.stages[chunk].last - 1)
-        if recomputed(plan, at) and recomputed(plan, at + 1)
+        for layer in range(plan.stages[chunk].first_layer, plan.stages[chunk].end_layer - 1)
+        if is_recomputed(plan, layer) and is_recomputed(plan, layer + 1)
     )

@@ -1,8 +1,9 @@
-"""Orders: in which turn one stage runs the forward and backward passes of its micro-batches.
+"""Pipeline schedules: the order in which a stage runs the passes of its micro-batches.
 
-An order is one function of stages, stage and micro-batches, and one entry in `ORDERS`. Below, p is
-the number of stages, m of micro-batches, v of chunks; tf, tb and tw are the seconds of a forward, a
-backward and a weights' part of a backward pass of one stage, equal on all, and messages take none.
+A schedule is one function of (stages, stage, micro_batches) and one entry in `SCHEDULES`. In the
+formulas below p is the number of stages, m of micro-batches and v of model chunks; tf, tb and tw
+are the seconds of a forward, a backward and a weight-gradient pass of one stage, equal on all
+stages, and messages take no time.
 """
 
 from collections.abc import Callable, Mapping
@@ -11,127 +12,134 @@ from typing import Literal, NamedTuple
 
 from windlass.schema.plan import PipelineSchedule, Plan
 
-Part = Literal["forward", "backward", "backward_input", "backward_weight"]
-"""A zero-bubble order runs a backward pass in two parts; every other one runs it as a whole."""
+PassKind = Literal["forward", "backward", "backward_input", "backward_weight"]
+"""Zero-bubble schedules split a backward pass in two; all others run `backward` as a whole."""
 
 
-class Pass(NamedTuple):
-    """One pass of one micro-batch through a stage, or through one chunk of it."""
+class PipelinePass(NamedTuple):
+    """One pass of one micro-batch through a stage, or through one model chunk of it."""
 
-    kind: Part
-    micro: int
+    kind: PassKind
+    micro_batch: int
     chunk: int = 0
-    """Which of the stage's chunks of layers, first to last; 0 where a stage is in one piece."""
+    """Index of the model chunk within the stage; 0 without interleaving."""
 
 
-def passes(plan: Plan, stage: int) -> tuple[Pass, ...]:
-    """The passes of one stage of a plan, in turn."""
-    micros = plan.batch.accumulation
-    return taken(
-        plan.parallel.schedule,
-        plan.parallel.pipeline,
+def stage_passes(plan: Plan, stage: int) -> tuple[PipelinePass, ...]:
+    """The passes of one stage of a plan, in order."""
+    parallel = plan.parallel
+    return schedule_passes(
+        parallel.schedule,
+        parallel.pipeline,
         stage,
-        micros,
-        chunks=plan.parallel.virtual_stages,
+        plan.batch.accumulation,
+        chunks=parallel.virtual_stages,
     )
 
 
-def taken(
-    order: PipelineSchedule, stages: int, stage: int, micros: int, *, chunks: int
-) -> tuple[Pass, ...]:
-    """The passes that one of p stages takes in an order, in turn.
+def schedule_passes(
+    schedule: PipelineSchedule, stages: int, stage: int, micro_batches: int, *, chunks: int
+) -> tuple[PipelinePass, ...]:
+    """The passes of one of p stages under a schedule, in order.
 
     Args:
-        order: any.
-        stages: p.
-        stage: which of them.
-        micros: micro-batches of a step.
-        chunks: of a stage; 1 unless the order interleaves.
+        schedule: the pipeline schedule.
+        stages: number of stages p.
+        stage: index of the stage.
+        micro_batches: number of micro-batches m in a step.
+        chunks: model chunks of each stage v; 1 unless the schedule is interleaved.
     """
-    if order == "interleaved":
-        return interleaved(stages, stage, micros, chunks)
-    return ORDERS[order](stages, stage, micros)
+    if schedule == "interleaved":
+        return interleaved(stages, stage, micro_batches, chunks)
+    return SCHEDULES[schedule](stages, stage, micro_batches)
 
 
-def gpipe(stages: int, stage: int, micros: int) -> tuple[Pass, ...]:
-    """All forward passes, then all backward passes; a single stage has no reason to wait.
+def gpipe(stages: int, stage: int, micro_batches: int) -> tuple[PipelinePass, ...]:
+    """GPipe: all forward passes, then all backward passes; a single stage runs 1F1B instead.
 
     Source: Huang et al. 2019, GPipe.
     """
     if stages == 1:
-        return one_forward_one_backward(stages, stage, micros)
-    forward = tuple(Pass("forward", micro) for micro in range(micros))
-    return (*forward, *(Pass("backward", micro) for micro in range(micros)))
+        return one_forward_one_backward(stages, stage, micro_batches)
+    forward = tuple(PipelinePass("forward", index) for index in range(micro_batches))
+    return (*forward, *(PipelinePass("backward", index) for index in range(micro_batches)))
 
 
-def one_forward_one_backward(stages: int, stage: int, micros: int) -> tuple[Pass, ...]:
-    """1F1B: a stage holds at most `min(m, p - stage)` micro-batches at once.
+def one_forward_one_backward(
+    stages: int, stage: int, micro_batches: int
+) -> tuple[PipelinePass, ...]:
+    """1F1B: a stage holds activations of at most `min(m, p - stage)` micro-batches at once.
 
-    Warm-up: enough forward passes to fill the stages behind this one. Steady: one forward, one
-    backward. Drain: the backward passes that are left. The whole takes `(m + p - 1) (tf + tb)`.
+    Warm-up: enough forward passes to fill the later stages. Steady: one forward, one backward.
+    Drain: the remaining backward passes. The step takes `(m + p - 1) (tf + tb)`.
 
     Source: Narayanan et al. 2021, section 2.2.1.
     """
-    warm = min(micros, stages - stage - 1)
-    turns = [Pass("forward", micro) for micro in range(warm)]
-    for micro in range(micros - warm):
-        turns += (Pass("forward", warm + micro), Pass("backward", micro))
-    turns += (Pass("backward", micro) for micro in range(micros - warm, micros))
-    return tuple(turns)
+    warmup = min(micro_batches, stages - stage - 1)
+    passes = [PipelinePass("forward", index) for index in range(warmup)]
+    for index in range(micro_batches - warmup):
+        passes += (PipelinePass("forward", warmup + index), PipelinePass("backward", index))
+    drain = range(micro_batches - warmup, micro_batches)
+    passes += (PipelinePass("backward", index) for index in drain)
+    return tuple(passes)
 
 
-def interleaved(stages: int, stage: int, micros: int, chunks: int = 1) -> tuple[Pass, ...]:
-    """Interleaved 1F1B: a stage has v chunks of layers, which take turns.
+def interleaved(
+    stages: int, stage: int, micro_batches: int, chunks: int = 1
+) -> tuple[PipelinePass, ...]:
+    """Interleaved 1F1B: each stage has v model chunks that take turns.
 
-    The chunks run p micro-batches each before the next one's turn, so m is a multiple of p. All
-    waiting is that of one chunk: the whole takes `m (tf + tb) + (p - 1) (tf + tb) / v`. The price
-    is memory, `min(m v, 2 (p - stage - 1) + (v - 1) p + 1)` micro-batches of one chunk at once, and
-    v times the messages.
+    A chunk runs p micro-batches before the next chunk's turn, so m must be a multiple of p. The
+    bubble is that of one chunk: the step takes `m (tf + tb) + (p - 1) (tf + tb) / v`. The price is
+    memory, activations of `min(m v, 2 (p - stage - 1) + (v - 1) p + 1)` micro-batches of one chunk
+    at once, and v times the messages.
 
     Source: Narayanan et al. 2021, section 2.2.2.
     """
     cycle = stages * chunks
-    at = [
+    order = [
         (turn % cycle // stages, turn // cycle * stages + turn % stages)
-        for turn in range(micros * chunks)
+        for turn in range(micro_batches * chunks)
     ]
-    forward = [Pass("forward", micro, chunk) for chunk, micro in at]
-    backward = [Pass("backward", micro, chunks - 1 - chunk) for chunk, micro in at]
-    warm = min(len(at), 2 * (stages - stage - 1) + (chunks - 1) * stages)
-    order = forward[:warm]
-    for turn in range(len(at) - warm):
-        order += (forward[warm + turn], backward[turn])
-    return (*order, *backward[len(at) - warm :])
+    forward = [PipelinePass("forward", index, chunk) for chunk, index in order]
+    backward = [PipelinePass("backward", index, chunks - 1 - chunk) for chunk, index in order]
+    warmup = min(len(order), 2 * (stages - stage - 1) + (chunks - 1) * stages)
+    passes = forward[:warmup]
+    for turn in range(len(order) - warmup):
+        passes += (forward[warmup + turn], backward[turn])
+    return (*passes, *backward[len(order) - warmup :])
 
 
-def zero_bubble(stages: int, stage: int, micros: int) -> tuple[Pass, ...]:
-    """ZB-H1: 1F1B with the weights' part of each backward pass put where a stage would wait.
+def zero_bubble(stages: int, stage: int, micro_batches: int) -> tuple[PipelinePass, ...]:
+    """ZB-H1: 1F1B with the weight-gradient passes moved into the bubble.
 
-    Only the input's part, tb of `tb + tw`, is waited for by the stage before. The weights' part
-    comes as many micro-batches later as stages come before this one, so that every stage holds
-    `min(m, p)` micro-batches, as the first one does in 1F1B. If `tw <= min(tf, tb)` the whole takes
+    The previous stage waits only for the input gradient, tb of `tb + tw`. Stage k delays the
+    weight gradient by k micro-batches, so that every stage holds activations of `min(m, p)`
+    micro-batches, as the first one does in 1F1B. If `tw <= min(tf, tb)` the step takes
     `m (tf + tb + tw) + (p - 1) (tf + tb) - (min(m, p) - 1) tw`.
 
     Source: Qi et al. 2023, arXiv:2401.10241, section 2.3.
     """
-    turns: list[Pass] = []
-    for turn in one_forward_one_backward(stages, stage, micros):
-        if turn.kind == "forward":
-            turns.append(turn)
+    passes: list[PipelinePass] = []
+    for item in one_forward_one_backward(stages, stage, micro_batches):
+        if item.kind == "forward":
+            passes.append(item)
             continue
-        turns.append(Pass("backward_input", turn.micro))
-        if turn.micro >= stage:
-            turns.append(Pass("backward_weight", turn.micro - stage))
-    left = range(max(0, micros - stage), micros)
-    return (*turns, *(Pass("backward_weight", micro) for micro in left))
+        passes.append(PipelinePass("backward_input", item.micro_batch))
+        if item.micro_batch >= stage:
+            passes.append(PipelinePass("backward_weight", item.micro_batch - stage))
+    remaining = range(max(0, micro_batches - stage), micro_batches)
+    return (*passes, *(PipelinePass("backward_weight", index) for index in remaining))
 
 
-ORDERS: Mapping[PipelineSchedule, Callable[[int, int, int], tuple[Pass, ...]]] = MappingProxyType(
-    {
-        "gpipe": gpipe,
-        "1f1b": one_forward_one_backward,
-        "interleaved": interleaved,
-        "zero-bubble": zero_bubble,
-    }
+SCHEDULES: Mapping[PipelineSchedule, Callable[[int, int, int], tuple[PipelinePass, ...]]] = (
+    MappingProxyType(
+        {
+            "gpipe": gpipe,
+            "1f1b": one_forward_one_backward,
+            "interleaved": interleaved,
+            "zero-bubble": zero_bubble,
+        }
+    )
 )
-"""The orders: `f(stages, stage, micros)` gives the passes of one stage."""
+"""The schedules: `f(stages, stage, micro_batches)` returns the passes of one stage."""

@@ -1,31 +1,34 @@
-"""Slices: what the t slices of one layer do together inside its passes.
+"""Tensor parallelism: the ops of each pass, and which passes contain collectives.
 
-A pass whose ops exchange waits for the same pass of the same micro-batch on every slice, so all
-slices of one stage and replica run it at the same place of their programs. Gradients of parameters
-that every slice has whole are partial: `reduce` sums them over the slices first.
+A pass whose ops communicate waits for the same pass of the same micro-batch on every
+tensor-parallel rank, so all those ranks run it at the same position of their programs. Gradients of
+replicated parameters are partial sums: `reduce_grads` first adds them over tensor-parallel ranks.
 """
 
-from windlass.program.activation_checkpointing import selected
+from windlass.program.activation_checkpointing import selective_layers
 from windlass.program.instruction import GRADIENT_PASSES, WEIGHT_PASSES, InstructionKind
-from windlass.program.memory.layer_sizes import gradient_elements
+from windlass.program.memory.layer_sizes import weight_gradient_elements
 from windlass.schema.graph import Graph, LayerCost, LayerKind, Op
 from windlass.schema.plan import Plan
 
-PASSES: tuple[InstructionKind, ...] = (*WEIGHT_PASSES, "backward_weight")
-"""All that run a layer's ops."""
+LAYER_PASSES: tuple[InstructionKind, ...] = (*WEIGHT_PASSES, "backward_weight")
+"""All kinds that run a layer's ops."""
 
 
-def ops_of(kind: InstructionKind, layer: LayerKind, cost: LayerCost, *, first: bool) -> tuple[Op, ...]:
-    """The ops that an instruction runs, in turn; none if it is no pass.
+def pass_ops(
+    kind: InstructionKind, layer: LayerKind, cost: LayerCost, *, first: bool
+) -> tuple[Op, ...]:
+    """The ops that an instruction runs, in order; none if it is no pass.
 
-    Of a backward pass in two parts, products that make a gradient are the weights' part; of a layer
-    that looks rows up, and of the chain's first, whose tokens have no gradient, all is.
+    In a split backward pass, matrix products that make a gradient belong to the weight-gradient
+    part. For an embedding, and for the model's first layer, whose tokens have no gradient, the
+    whole backward pass does.
 
     Args:
-        kind: of the instruction.
-        layer: the kind of layer.
-        cost: of that layer.
-        first: whether it is the chain's first layer.
+        kind: kind of the instruction.
+        layer: kind of the layer.
+        cost: the layer's cost under the plan.
+        first: whether it is the model's first layer.
     """
     if kind in ("forward", "recompute"):
         return cost.forward
@@ -33,31 +36,34 @@ def ops_of(kind: InstructionKind, layer: LayerKind, cost: LayerCost, *, first: b
         return cost.backward
     if kind not in (*GRADIENT_PASSES, "backward_input"):
         return ()
-    weights = kind == "backward_weight"
+    wants_weights = kind == "backward_weight"
     return tuple(
         op
         for op in cost.backward
-        if (first or layer.looks_up or gradient_elements(op) > 0) == weights
+        if (first or layer.is_embedding or weight_gradient_elements(op) > 0) == wants_weights
     )
 
 
-def exchanging(plan: Plan, graph: Graph) -> frozenset[tuple[InstructionKind, int]]:
-    """The passes, by kind and layer, in which the slices of a layer wait for each other."""
+def passes_with_collectives(plan: Plan, graph: Graph) -> frozenset[tuple[InstructionKind, int]]:
+    """The passes, by kind and layer, in which tensor-parallel ranks wait for each other."""
     if plan.parallel.tensor == 1:
         return frozenset()
-    kinds, few = graph.shard(plan.parallel.tensor).kinds, selected(plan)
-    among: dict[tuple[str, bool], tuple[InstructionKind, ...]] = {}
-    takes_tokens = next(graph.layer_kinds()).name
-    found: set[tuple[InstructionKind, int]] = set()
-    for at, layer in enumerate(graph.layer_kinds()):
-        name, selective = layer.name, at in few
-        if (name, selective) not in among:
-            cost = kinds[name].cost(plan.precision, compiled=plan.compile, selective=selective)
-            first = name == takes_tokens
-            among[name, selective] = tuple(
-                kind
-                for kind in PASSES
-                if any(op.exchange for op in ops_of(kind, kinds[name], cost, first=first))
+    kinds, selective = graph.shard(plan.parallel.tensor).kinds, selective_layers(plan)
+    cache: dict[tuple[str, bool], tuple[InstructionKind, ...]] = {}
+    first_kind = next(graph.layer_kinds()).name
+    passes: set[tuple[InstructionKind, int]] = set()
+    for index, layer in enumerate(graph.layer_kinds()):
+        key = layer.name, index in selective
+        if key not in cache:
+            kind = kinds[layer.name]
+            cost = kind.cost(plan.precision, compiled=plan.compile, selective=index in selective)
+            cache[key] = tuple(
+                pass_kind
+                for pass_kind in LAYER_PASSES
+                if any(
+                    op.collective
+                    for op in pass_ops(pass_kind, kind, cost, first=layer.name == first_kind)
+                )
             )
-        found.update((kind, at) for kind in among[name, selective])
-    return frozenset(found)
+        passes.update((pass_kind, index) for pass_kind in cache[key])
+    return frozenset(passes)

@@ -1,4 +1,4 @@
-"""Tied weights: which layers own the weights that a layer borrows, and which stages lend them."""
+"""Tied weights: which layer owns the weights that another layer uses too, and on which stages."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -8,36 +8,33 @@ from windlass.schema.graph import Graph, ParameterInfo
 from windlass.schema.plan import Plan
 
 
-class Loan(NamedTuple):
-    """Weights that one stage owns and another computes with.
+class TiedWeights(NamedTuple):
+    """Weights that one stage owns and another stage computes with.
 
-    In each step the owner lends them as soon as they are whole and up to date, and takes over their
-    gradient once the borrower has summed it.
+    In each step the owner sends them as soon as they are unsharded and up to date, and accumulates
+    their gradient once the user has summed it over its micro-batches.
     """
 
     owner_layer: int
-    """The layer that owns them."""
     user_layer: int
-    """The first of the borrower's layers that uses them. Messages of this loan carry its index."""
+    """The first layer of the user stage that uses them. Messages carry its index."""
     owner_stage: int
-    """The owner's stage."""
     user_stage: int
-    """The other stage."""
     elements: int
-    """Numbers lent: only those that are tied, not all that the owner has."""
+    """Number of tied elements; the owner layer may have more."""
 
 
-def owners(graph: Graph) -> tuple[tuple[int, ...], ...]:
-    """For each layer, the indices of the layers that own weights it borrows.
+def tied_owner_layers(graph: Graph) -> tuple[tuple[int, ...], ...]:
+    """For each layer, the indices of the layers that own its tied weights.
 
-    A tie names its owner as `<layer>.<name inside>`. A graph folds its layers and so has no layer
-    names: the owner is the first layer with a weight of that inner name and shape.
+    A tied parameter names its owner as `<layer>.<parameter>`. A graph folds equal layers and so has
+    no layer names: the owner is the first layer with a parameter of that name and shape.
 
     Raises:
-        ValueError: a tie without an owner in the chain.
+        ValueError: no layer owns a tied parameter.
     """
-    starts = _starts(graph)
-    borrowed = {
+    starts = _run_starts(graph)
+    owners = {
         kind: tuple(
             dict.fromkeys(
                 _owner(graph, starts, parameter)
@@ -47,71 +44,71 @@ def owners(graph: Graph) -> tuple[tuple[int, ...], ...]:
         )
         for kind in graph.kinds
     }
-    return tuple(borrowed[span.kind] for span in graph.chain for _ in range(span.count))
+    return tuple(owners[run.kind] for run in graph.layer_runs for _ in range(run.count))
 
 
-def shared(stages: Sequence[int], graph: Graph) -> dict[int, int]:
-    """Elements of each layer that a later one of its stage uses: their gradient is there first.
+def tied_elements_within_stage(stages: Sequence[int], graph: Graph) -> dict[int, int]:
+    """Elements of each owner layer that another layer of the same stage uses.
 
     Args:
-        stages: of each layer.
-        graph: the chain, whole or one of its slices.
+        stages: stage of each layer, [layer].
+        graph: the full graph or one tensor-parallel shard of it.
 
     Raises:
-        ValueError: a tie without an owner in the chain.
+        ValueError: no layer owns a tied parameter.
     """
-    found: dict[int, int] = {}
+    elements: dict[int, int] = {}
     kinds = tuple(graph.layer_kinds())
-    for layer, owned_by in enumerate(owners(graph)):
-        if not owned_by:
+    for layer, owners in enumerate(tied_owner_layers(graph)):
+        if not owners:
             continue
         tied = sum(p.count for p in kinds[layer].parameters if p.tied_to is not None)
-        for owner in {at for at in owned_by if at != layer and stages[at] == stages[layer]}:
-            found[owner] = found.get(owner, 0) + tied
-    return found
+        for owner in {o for o in owners if o != layer and stages[o] == stages[layer]}:
+            elements[owner] = elements.get(owner, 0) + tied
+    return elements
 
 
-def loans(plan: Plan, graph: Graph, index: int = 0) -> tuple[Loan, ...]:
-    """All loans of a plan, those of each borrowing stage in the order of their layers.
+def tied_across_stages(plan: Plan, graph: Graph, tensor_rank: int = 0) -> tuple[TiedWeights, ...]:
+    """All tied weights whose owner and user are on different stages, by user stage and layer.
 
     Args:
         plan: the plan.
-        graph: that it cuts.
-        index: of the slice that lends to and borrows from its like.
+        graph: the full graph.
+        tensor_rank: tensor-parallel rank whose shard is sent; it sends to its own rank elsewhere.
 
     Raises:
-        ValueError: a tie without an owner in the chain.
+        ValueError: no layer owns a tied parameter.
     """
     if plan.parallel.pipeline == 1:
         return ()
-    part = graph.shard(plan.parallel.tensor, index)
-    starts, stages = _starts(part), stages_by_layer(plan)
-    borrowed = owners(part)
-    first: dict[tuple[int, int], int] = {}
-    tied: dict[tuple[int, int], dict[str, int]] = {}
-    kinds = tuple(part.layer_kinds())
+    shard = graph.shard(plan.parallel.tensor, tensor_rank)
+    starts, stages = _run_starts(shard), stages_by_layer(plan)
+    owners = tied_owner_layers(shard)
+    first_user: dict[tuple[int, int], int] = {}
+    counts: dict[tuple[int, int], dict[str, int]] = {}
+    kinds = tuple(shard.layer_kinds())
     for layer, stage in enumerate(stages[: graph.layers]):
-        for owner in borrowed[layer]:
+        for owner in owners[layer]:
             if stages[owner] != stage:
-                first.setdefault((stage, owner), layer)
-                tied.setdefault((stage, owner), {}).update(
+                first_user.setdefault((stage, owner), layer)
+                counts.setdefault((stage, owner), {}).update(
                     (str(parameter.tied_to), parameter.count)
                     for parameter in kinds[layer].parameters
-                    if parameter.tied_to is not None and _owner(part, starts, parameter) == owner
+                    if parameter.tied_to is not None and _owner(shard, starts, parameter) == owner
                 )
     return tuple(
-        Loan(owner, layer, stages[owner], stage, sum(tied[stage, owner].values()))
-        for (stage, owner), layer in first.items()
+        TiedWeights(owner, layer, stages[owner], stage, sum(counts[stage, owner].values()))
+        for (stage, owner), layer in first_user.items()
     )
 
 
-def _starts(graph: Graph) -> list[tuple[int, str]]:
-    """The first layer of each span of the chain, and its kind."""
+def _run_starts(graph: Graph) -> list[tuple[int, str]]:
+    """The first layer of each run of equal layers, and its kind."""
     starts: list[tuple[int, str]] = []
     layer = 0
-    for span in graph.chain:
-        starts.append((layer, span.kind))
-        layer += span.count
+    for run in graph.layer_runs:
+        starts.append((layer, run.kind))
+        layer += run.count
     return starts
 
 

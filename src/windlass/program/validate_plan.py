@@ -3,17 +3,17 @@
 from collections import Counter
 from collections.abc import Iterator
 
-from windlass.errors import Faults
-from windlass.program.activation_checkpointing import able, selected
-from windlass.program.tied_weights import loans
-from windlass.program.zero_sharding import parts
+from windlass.errors import InputErrors
+from windlass.program.activation_checkpointing import recomputable_layers, selective_layers
+from windlass.program.tied_weights import tied_across_stages
+from windlass.program.zero_sharding import updates_per_shard
 from windlass.schema.graph import Graph
 from windlass.schema.machine import Machine
 from windlass.schema.plan import Plan
 from windlass.schema.tensor_grid import grid_columns, grid_rows
 
 
-def faults(
+def plan_errors(
     plan: Plan, graph: Graph, machine: Machine, *, global_batch: int | None = None
 ) -> tuple[str, ...]:
     """All that is wrong with running `plan` for `graph` on `machine`; nothing if it is legal.
@@ -28,7 +28,7 @@ def faults(
             *_lowerable(plan, graph), *_unrun(plan))  # fmt: skip
 
 
-def require_legal(
+def require_valid_plan(
     plan: Plan, graph: Graph, machine: Machine, *, global_batch: int | None = None
 ) -> None:
     """Refuses a plan that is not legal.
@@ -36,7 +36,7 @@ def require_legal(
     Raises:
         Faults: all that is wrong.
     """
-    _raise(faults(plan, graph, machine, global_batch=global_batch))
+    _raise(plan_errors(plan, graph, machine, global_batch=global_batch))
 
 
 def require_lowerable(plan: Plan, graph: Graph) -> None:
@@ -48,7 +48,7 @@ def require_lowerable(plan: Plan, graph: Graph) -> None:
     _raise(tuple(_lowerable(plan, graph)))
 
 
-def slice_faults(degree: int, sequence: int, graph: Graph) -> Iterator[str]:
+def tensor_parallel_errors(degree: int, sequence: int, graph: Graph) -> Iterator[str]:
     """Why a graph's layers cannot be cut over so many slices, or such a grid of them.
 
     Between layers each slice holds its own tokens, inside them whole heads and features.
@@ -74,7 +74,7 @@ def slice_faults(degree: int, sequence: int, graph: Graph) -> Iterator[str]:
 
 def _raise(found: tuple[str, ...]) -> None:
     if found:
-        raise Faults(found)
+        raise InputErrors(found)
 
 
 def _labels(plan: Plan, graph: Graph, machine: Machine) -> Iterator[str]:
@@ -122,17 +122,17 @@ def _sizes(plan: Plan, graph: Graph, machine: Machine, global_batch: int | None)
 def _lowerable(plan: Plan, graph: Graph) -> Iterator[str]:
     yield from _uncovered(plan, graph)
     yield from _shards(plan)
-    yield from arrangement_faults(plan)
+    yield from schedule_errors(plan)
     yield from _homes(plan)
     yield from _recomputed(plan, graph)
-    yield from slice_faults(plan.parallel.tensor, plan.batch.sequence, graph)
+    yield from tensor_parallel_errors(plan.parallel.tensor, plan.batch.sequence, graph)
     yield from _loans(plan, graph)
 
 
 def _unrun(plan: Plan) -> Iterator[str]:
     """What can be lowered and predicted, but has no tensors yet."""
     sharding, home = plan.sharding, plan.offload
-    if parts(plan) > 1 and plan.is_offloaded("parameters"):
+    if updates_per_shard(plan) > 1 and plan.is_offloaded("parameters"):
         yield (
             f"`sharding.optimizer` = {sharding.optimizer} with `offload.parameters` = {home.parameters} and "
             f"`sharding.parameters` = {sharding.parameters}: this version runs shards of weights away "
@@ -149,7 +149,7 @@ def _unrun(plan: Plan) -> Iterator[str]:
 
 
 def _uncovered(plan: Plan, graph: Graph) -> Iterator[str]:
-    last = plan.stages[-1].last
+    last = plan.stages[-1].end_layer
     if last != graph.layers:
         yield (
             f"the stages cover layers [0, {last}), but `{graph.name}` has {graph.layers} layers; "
@@ -203,18 +203,18 @@ def _homes(plan: Plan) -> Iterator[str]:
 def _recomputed(plan: Plan, graph: Graph) -> Iterator[str]:
     """A stage runs no more layers again than can, and most ops of one only where that can be."""
     for index, stage in enumerate(plan.stages):
-        count = len(able(plan, stage))
+        count = len(recomputable_layers(plan, stage))
         if stage.recompute_layers is not None and stage.recompute_layers > count:
             yield (
                 f"`stages.{index}.recomputed` = {stage.recompute_layers}, but it has {count} layers "
                 "that may run again by choice: neither the first nor the last of the chain does, "
                 "and those of other phases than the last always do; lower it or leave it out"
             )
-    if selected(plan):
-        yield from selective_faults(plan, graph)
+    if selective_layers(plan):
+        yield from selective_recompute_errors(plan, graph)
 
 
-def selective_faults(plan: Plan, graph: Graph) -> Iterator[str]:
+def selective_recompute_errors(plan: Plan, graph: Graph) -> Iterator[str]:
     """Why no layer of a plan can keep what its large products give and run the rest again."""
     told = "`recompute` = selective with"
     if plan.compile:
@@ -230,8 +230,8 @@ def selective_faults(plan: Plan, graph: Graph) -> Iterator[str]:
     if plan.parallel.tensor > 1 and plan.parallel.tensor not in graph.tensor_shards:
         return  # told with the slices
     kinds = graph.shard(plan.parallel.tensor).kinds
-    within = {span.kind for span in graph.chain} - {graph.chain[0].kind, graph.chain[-1].kind}
-    if not all(kinds[name].selective for name in within):
+    within = {span.kind for span in graph.layer_runs} - {graph.layer_runs[0].kind, graph.layer_runs[-1].kind}
+    if not all(kinds[name].selective_costs for name in within):
         yield (
             f"{told} `{graph.name}`, of whose layers some cannot be run so; set `recompute` = none "
             "or layer"
@@ -253,7 +253,7 @@ def _shards(plan: Plan) -> Iterator[str]:
         )
 
 
-def arrangement_faults(plan: Plan) -> Iterator[str]:
+def schedule_errors(plan: Plan) -> Iterator[str]:
     """Which orders go with chunks, micro-batches and phases."""
     stages, chunks, micros = (
         plan.parallel.pipeline,
@@ -291,11 +291,11 @@ def arrangement_faults(plan: Plan) -> Iterator[str]:
 
 def _loans(plan: Plan, graph: Graph) -> Iterator[str]:
     """A message of a loan goes by the layer that borrows, so that it may borrow from one only."""
-    if plan.parallel.pipeline == 1 or plan.stages[-1].last != graph.layers:
+    if plan.parallel.pipeline == 1 or plan.stages[-1].end_layer != graph.layers:
         return
     if plan.parallel.tensor > 1 and plan.parallel.tensor not in graph.tensor_shards:
         return  # told above
-    names = Counter((loan.user_layer, loan.user_stage) for loan in loans(plan, graph))
+    names = Counter((loan.user_layer, loan.user_stage) for loan in tied_across_stages(plan, graph))
     for (layer, stage), lenders in names.items():
         if lenders > 1:
             yield (

@@ -1,10 +1,11 @@
-"""Shards: which part of a layer each replica is home to, and with whom it puts parts together.
+"""ZeRO sharding: which shards each replica stores, and the replica groups that communicate.
 
-Replicated tensor sharding has two degrees: rts replicas share one copy of the weights and rts' one
-copy of the optimizer state, where rts divides rts' and rts' divides r. A layer's own weights are
-laid flat, padded to a multiple of rts', and cut in rts' equal parts. Replica j is home to optimizer
-shard `j mod rts'`, and to the weight shard that this one is a part of, `(j mod rts') // q` with
-`q = rts' / rts`. So a device updates a part of the weights it holds, and needs no other for it.
+A plan has two sharding degrees: `rts` replicas share one copy of the parameters (ZeRO-3, FSDP) and
+`rts'` replicas one copy of the optimizer state (ZeRO-1), where rts divides rts' and rts' divides the
+data-parallel degree r. A layer's own parameters are flattened, padded to a multiple of rts' and
+split into rts' equal parts. Replica j stores optimizer shard `j mod rts'`, and the parameter shard
+that contains it, `(j mod rts') // q` with `q = rts' / rts`. So a device updates a part of the
+parameters that it stores, and needs no others for that.
 
 Source: Rajbhandari et al. 2020, ZeRO, arXiv:1910.02054; two degrees as in the IPU's replicated
 tensor sharding.
@@ -15,51 +16,52 @@ from windlass.schema.plan import Plan
 _Group = tuple[int, ...]
 
 
-def padded(elements: int, plan: Plan) -> int:
-    """Elements of a flat layer: the next multiple of rts'."""
+def padded_elements(elements: int, plan: Plan) -> int:
+    """Elements of a flattened layer, padded to the next multiple of rts'."""
     return -(-elements // plan.sharding.optimizer) * plan.sharding.optimizer
 
 
-def parts(plan: Plan) -> int:
-    """q: optimizer shards in one weight shard."""
+def updates_per_shard(plan: Plan) -> int:
+    """Number q of optimizer shards in one parameter shard: `rts' / rts`."""
     return plan.sharding.optimizer // plan.sharding.parameters
 
 
-def optimizer_shard(replica: int, plan: Plan) -> int:
-    """The index of the optimizer shard that a replica is home to."""
-    return replica % plan.sharding.optimizer
+def optimizer_shard_index(data_rank: int, plan: Plan) -> int:
+    """Index of the optimizer shard that a replica stores."""
+    return data_rank % plan.sharding.optimizer
 
 
-def weight_shard(replica: int, plan: Plan) -> int:
-    """The index of the weight shard that a replica is home to."""
-    return optimizer_shard(replica, plan) // parts(plan)
+def parameter_shard_index(data_rank: int, plan: Plan) -> int:
+    """Index of the parameter shard that a replica stores."""
+    return optimizer_shard_index(data_rank, plan) // updates_per_shard(plan)
 
 
-def gathering(replica: int, plan: Plan) -> _Group:
-    """The rts replicas whose weight shards make a replica's whole weights, in that order."""
-    q = parts(plan)
-    first = _block(replica, plan) + replica % q
+def parameter_gather_group(data_rank: int, plan: Plan) -> _Group:
+    """The rts replicas that all-gather full parameters, in the order of their shards."""
+    q = updates_per_shard(plan)
+    first = _sharding_group_start(data_rank, plan) + data_rank % q
     return tuple(first + shard * q for shard in range(plan.sharding.parameters))
 
 
-def spreading(replica: int, plan: Plan) -> _Group:
-    """The q replicas that have updated the parts of one weight shard, in the order of the parts."""
-    first = _block(replica, plan) + weight_shard(replica, plan) * parts(plan)
-    return tuple(range(first, first + parts(plan)))
+def update_gather_group(data_rank: int, plan: Plan) -> _Group:
+    """The q replicas that all-gather one parameter shard after an update, in the order of its parts."""
+    first = _sharding_group_start(data_rank, plan)
+    first += parameter_shard_index(data_rank, plan) * updates_per_shard(plan)
+    return tuple(range(first, first + updates_per_shard(plan)))
 
 
-def scattering(replica: int, plan: Plan) -> _Group:
-    """The rts' replicas that a gradient's sum is scattered over, in the order of the shards."""
-    first = _block(replica, plan)
+def gradient_scatter_group(data_rank: int, plan: Plan) -> _Group:
+    """The rts' replicas that reduce-scatter gradients, in the order of their shards."""
+    first = _sharding_group_start(data_rank, plan)
     return tuple(range(first, first + plan.sharding.optimizer))
 
 
-def agreeing(replica: int, plan: Plan) -> _Group:
-    """The r / rts' replicas with the same optimizer shard, whose gradient shards are summed."""
-    shard, degree = optimizer_shard(replica, plan), plan.sharding.optimizer
+def gradient_reduce_group(data_rank: int, plan: Plan) -> _Group:
+    """The r / rts' replicas that store the same optimizer shard and all-reduce its gradient."""
+    shard, degree = optimizer_shard_index(data_rank, plan), plan.sharding.optimizer
     return tuple(range(shard, plan.parallel.data, degree))
 
 
-def _block(replica: int, plan: Plan) -> int:
+def _sharding_group_start(data_rank: int, plan: Plan) -> int:
     """The first of the rts' replicas that share one copy of the optimizer state."""
-    return replica - optimizer_shard(replica, plan)
+    return data_rank - optimizer_shard_index(data_rank, plan)

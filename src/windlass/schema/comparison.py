@@ -5,7 +5,7 @@ from windlass.schema.plan import Plan
 from windlass.schema.prediction import Prediction
 
 
-class Offer(Document):
+class MachineForecast(Document):
     """The best plan of a request on one machine; every number of it is predicted."""
 
     machine: str
@@ -16,7 +16,7 @@ class Offer(Document):
     plan: Plan | None
     """None: nothing fits, or the request has no plan there."""
     prediction: Prediction | None
-    refused: str
+    infeasible_reason: str
     """Why there is no plan; empty if there is one."""
 
     @property
@@ -25,7 +25,7 @@ class Offer(Document):
         return self.prediction.tokens_per_second if self.prediction else 0.0
 
     @property
-    def bound(self) -> tuple[str, float]:
+    def slowest_term(self) -> tuple[str, float]:
         """The term of the step that takes longest, and its share of the step.
 
         Raises:
@@ -37,7 +37,7 @@ class Offer(Document):
         return term, seconds / self.prediction.step_seconds
 
 
-class Need(Document):
+class SmallestMachine(Document):
     """What a model needs of a family; every number of it is predicted."""
 
     model: str
@@ -47,11 +47,11 @@ class Need(Document):
     """The smallest on which a plan fits; None: not even the largest."""
     devices: int | None
     """That the fastest plan there takes."""
-    cut: str | None
+    parallelism: str | None
     """`p2 t8 r4`."""
     prediction: Prediction | None
     """Of that plan."""
-    tried: tuple[str, ...]
+    machines_tried: tuple[str, ...]
     """The machines that it was planned for, smallest first."""
-    refused: str
+    infeasible_reason: str
     """Why nothing fits the last one that was refused; empty if none was."""

@@ -18,21 +18,21 @@ Precision = Literal["float32", "bfloat16", "float64"]
 """What layers compute in; with bfloat16 the optimizer keeps float32 master weights. `float64` is
 for proofs on a CPU, and never chosen by search."""
 
-OpKind = Literal["matmul", "attention", "memory", "exchange"]
+OpKind = Literal["matmul", "attention", "memory", "collective"]
 """`memory` is all that is bound by traffic: element-wise, normalisation, look-up, copy. `exchange`
 is what the slices of one layer put together inside a pass."""
 
-Collective = Literal["all_gather", "reduce_scatter", "all_reduce"]
+CollectiveKind = Literal["all_gather", "reduce_scatter", "all_reduce"]
 """What the slices of a layer do together: put a buffer together from their parts, sum it and leave
 each its part, or have the sum (or the largest) of it on all."""
 
 _OP_BYTES = ("read_bytes", "written_bytes", "live_bytes")
-_LAYER_BYTES = ("kept_bytes", "input_bytes", "output_bytes")
+_LAYER_BYTES = ("saved_bytes", "input_bytes", "output_bytes")
 
 PRECISION_BYTES: dict[Precision, int] = {"float32": 4, "bfloat16": 2, "float64": 8}
 
 
-class Quantity(NamedTuple):
+class Polynomial(NamedTuple):
     """The polynomial `one + s*S + ss*S^2 + B*(b + bs*S + bss*S^2)` of micro-batch B, sequence S."""
 
     one: float = 0
@@ -42,13 +42,13 @@ class Quantity(NamedTuple):
     bs: float = 0
     bss: float = 0
 
-    def at(self, micro: int, sequence: int) -> float:
+    def at(self, micro_batch: int, sequence: int) -> float:
         """The value for `micro` sequences of `sequence` tokens."""
         fixed = self.one + sequence * (self.s + sequence * self.ss)
-        return fixed + micro * (self.b + sequence * (self.bs + sequence * self.bss))
+        return fixed + micro_batch * (self.b + sequence * (self.bs + sequence * self.bss))
 
     @property
-    def twice(self) -> Self:
+    def doubled(self) -> Self:
         """Two of it."""
         return type(self)(*(2 * part for part in self))
 
@@ -56,24 +56,24 @@ class Quantity(NamedTuple):
 class MatmulShape(NamedTuple):
     """A matrix product: `batch` products of (m, k) by (k, n)."""
 
-    batch: Quantity
-    m: Quantity
-    n: Quantity
-    k: Quantity
+    batch: Polynomial
+    m: Polynomial
+    n: Polynomial
+    k: Polynomial
 
 
-class Exchange(NamedTuple):
+class Collective(NamedTuple):
     """What an op sends to the other slices of its layer."""
 
-    how: Collective
-    nbytes: Quantity
+    kind: CollectiveKind
+    nbytes: Polynomial
     """Of the whole buffer: what a gather puts together, or a scatter parts."""
-    among: TensorAxis = "all"
+    axis: TensorAxis = "all"
 
     @property
-    def twice(self) -> Self:
+    def doubled(self) -> Self:
         """Of numbers twice as wide."""
-        return self._replace(nbytes=self.nbytes.twice)
+        return self._replace(nbytes=self.nbytes.doubled)
 
 
 class Op(Document):
@@ -81,10 +81,10 @@ class Op(Document):
 
     name: str
     kind: OpKind
-    flop: Quantity = Quantity()
-    read_bytes: Quantity
-    written_bytes: Quantity
-    live_bytes: Quantity
+    flop: Polynomial = Polynomial()
+    read_bytes: Polynomial
+    written_bytes: Polynomial
+    live_bytes: Polynomial
     """Bytes of this layer that are alive while the op runs, beyond what the caller holds.
 
     In forward: all that the pass has allocated and not freed, the layer's output and what it keeps
@@ -94,7 +94,7 @@ class Op(Document):
     handed in for the output, and the gradients of parameters that the pass makes."""
     shape: MatmulShape | None = None
     """Only of a `matmul`."""
-    exchange: Exchange | None = None
+    collective: Collective | None = None
     """Only of an `exchange`."""
     calls: int = 1
     """How many ATen calls stand behind it: each pays the launch overhead once."""
@@ -107,19 +107,19 @@ class LayerCost(Document):
     compiled: bool
     forward: tuple[Op, ...]
     backward: tuple[Op, ...]
-    kept_bytes: Quantity
+    saved_bytes: Polynomial
     """Held from forward to backward, apart from parameters, the layer's input and its output."""
-    input_bytes: Quantity
-    output_bytes: Quantity
+    input_bytes: Polynomial
+    output_bytes: Polynomial
 
-    def widened(self) -> Self:
+    def as_float64(self) -> Self:
         """The same in float64: every byte twice."""
 
         def twice(ops: tuple[Op, ...]) -> tuple[Op, ...]:
             return tuple(
                 op.model_copy(
-                    update={name: getattr(op, name).twice for name in _OP_BYTES}
-                    | {"exchange": op.exchange and op.exchange.twice}
+                    update={name: getattr(op, name).doubled for name in _OP_BYTES}
+                    | {"collective": op.collective and op.collective.doubled}
                 )
                 for op in ops
             )
@@ -129,7 +129,7 @@ class LayerCost(Document):
                 "precision": "float64",
                 "forward": twice(self.forward),
                 "backward": twice(self.backward),
-                **{name: getattr(self, name).twice for name in _LAYER_BYTES},
+                **{name: getattr(self, name).doubled for name in _LAYER_BYTES},
             }
         )
 
@@ -159,10 +159,10 @@ class LayerKind(Document):
     name: str
     parameters: tuple[ParameterInfo, ...]
     costs: tuple[LayerCost, ...]
-    looks_up: bool = False
+    is_embedding: bool = False
     """All it does is look rows of its weights up: it is never compiled, and its backward gives
     gradients of those rows only."""
-    selective: tuple[LayerCost, ...] = Field(default=(), repr=False)
+    selective_costs: tuple[LayerCost, ...] = Field(default=(), repr=False)
     """The same run eagerly, with only what its large products give kept: its backward passes begin
     with what is run again. None of a layer that cannot be run so."""
 
@@ -171,17 +171,17 @@ class LayerKind(Document):
         """Elements that the layer owns; tied parameters are counted where they live."""
         return sum(p.count for p in self.parameters if p.tied_to is None)
 
-    def common_count(self, among: TensorAxis) -> int:
+    def replicated_count(self, axis: TensorAxis) -> int:
         """Elements that it owns and that those slices, of whose layer it is one, all have."""
         return sum(
-            p.count for p in self.parameters if p.tied_to is None and p.replicated_over == among
+            p.count for p in self.parameters if p.tied_to is None and p.replicated_over == axis
         )
 
-    def fresh_elements(self, micro: int, sequence: int) -> tuple[int, ...]:
+    def pass_gradient_elements(self, micro_batch: int, sequence: int) -> tuple[int, ...]:
         """Elements of the gradient that one backward pass gives of each parameter, tied or not."""
-        if not self.looks_up:
+        if not self.is_embedding:
             return tuple(p.count for p in self.parameters)
-        rows = micro * sequence
+        rows = micro_batch * sequence
         return tuple(min(p.count, rows * p.shape[-1]) for p in self.parameters)
 
     def cost(self, precision: Precision, *, compiled: bool, selective: bool = False) -> LayerCost:
@@ -195,11 +195,11 @@ class LayerKind(Document):
         Raises:
             KeyError: the graph was captured without that combination.
         """
-        for cost in self.selective if selective else self.costs:
+        for cost in self.selective_costs if selective else self.costs:
             if cost.precision == precision and cost.compiled == compiled:
                 return cost
         if precision == "float64":
-            return self.cost("float32", compiled=compiled, selective=selective).widened()
+            return self.cost("float32", compiled=compiled, selective=selective).as_float64()
         raise KeyError(f"{self.name} has no cost in {precision}, compiled={compiled}")
 
 
@@ -213,13 +213,13 @@ class LayerRun(Document):
 class Graph(Document):
     """A chain of layers with the cost of each kind, whole and as one of t slices computes it."""
 
-    beside = frozenset({"tensor_shards", "unshardable", "unsharded", "kinds.selective"})
+    fingerprint_excludes = frozenset({"tensor_shards", "unshardable", "unsharded", "kinds.selective_costs"})
 
     name: str
     vocabulary: int
     max_sequence: int | None = None
     """Longest sequence the model takes; None if it sets no limit."""
-    chain: tuple[LayerRun, ...]
+    layer_runs: tuple[LayerRun, ...]
     kinds: dict[str, LayerKind]
     tensor_shards: dict[TensorDegree, dict[str, LayerKind]] = Field(
         default_factory=dict, repr=False
@@ -239,7 +239,7 @@ class Graph(Document):
             f"{self.name}@{self.fingerprint()}" if self.unsharded is None else self.unsharded.label
         )
 
-    def shard(self, degree: int, index: int = 0) -> "Graph":
+    def shard(self, degree: int, tensor_rank: int = 0) -> "Graph":
         """What one of `degree` slices computes: the same chain, of smaller layers.
 
         Parameters are those of slice `index`. Costs are those of the first slice, which has most of
@@ -253,16 +253,16 @@ class Graph(Document):
         kinds = self.tensor_shards.get(degree)
         if kinds is None:
             raise KeyError(f"{self.name} was not captured for {degree} slices")
-        if index:
+        if tensor_rank:
             kinds = {
-                name: _of_slice(kind, self.kinds[name], degree, index)
+                name: _of_slice(kind, self.kinds[name], degree, tensor_rank)
                 for name, kind in kinds.items()
             }
         return Graph.model_construct(
             name=self.name,
             vocabulary=self.vocabulary,
             max_sequence=self.max_sequence,
-            chain=self.chain,
+            layer_runs=self.layer_runs,
             kinds=kinds,
             unsharded=self,
         )
@@ -270,26 +270,26 @@ class Graph(Document):
     @property
     def layers(self) -> int:
         """Length of the chain, embedding and head included."""
-        return sum(span.count for span in self.chain)
+        return sum(span.count for span in self.layer_runs)
 
     @property
     def parameter_count(self) -> int:
         """Elements of all weights, tied ones once."""
-        return sum(span.count * self.kinds[span.kind].parameter_count for span in self.chain)
+        return sum(span.count * self.kinds[span.kind].parameter_count for span in self.layer_runs)
 
     def layer_kinds(self) -> Iterator[LayerKind]:
         """The kind of each layer, in the order of the chain."""
-        for span in self.chain:
+        for span in self.layer_runs:
             for _ in range(span.count):
                 yield self.kinds[span.kind]
 
-    def step_flop(self, micro: int, sequence: int) -> float:
+    def micro_batch_flop(self, micro_batch: int, sequence: int) -> float:
         """FLOP of forward and backward over one micro-batch, nothing computed twice."""
         total = 0.0
-        for span in self.chain:
+        for span in self.layer_runs:
             cost = self.kinds[span.kind].cost("float32", compiled=False)
             total += span.count * sum(
-                op.flop.at(micro, sequence) for op in (*cost.forward, *cost.backward)
+                op.flop.at(micro_batch, sequence) for op in (*cost.forward, *cost.backward)
             )
         return total
 
@@ -303,7 +303,7 @@ def _of_slice(first: LayerKind, whole: LayerKind, degree: int, index: int) -> La
     if parameters == first.parameters:
         return first
     return LayerKind(
-        name=first.name, parameters=parameters, costs=first.costs, looks_up=first.looks_up
+        name=first.name, parameters=parameters, costs=first.costs, is_embedding=first.is_embedding
     )
 
 

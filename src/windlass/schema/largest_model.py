@@ -2,17 +2,17 @@
 
 from windlass.document import Document
 from windlass.schema.graph import Precision
-from windlass.schema.plan import Moments
+from windlass.schema.plan import MomentFormat
 
 
-class Sized(Document):
+class PredictedMeasured(Document):
     """One number, predicted and measured."""
 
     predicted: float
     measured: float
 
 
-class Agreement(Document):
+class ReferenceCheck(Document):
     """One number or gradient of a run against the reference's."""
 
     name: str
@@ -21,28 +21,28 @@ class Agreement(Document):
     tolerance: float
 
     @property
-    def holds(self) -> bool:
+    def within_tolerance(self) -> bool:
         """Whether the difference is rounding; an error that is no number is none."""
         return self.error <= self.tolerance
 
 
-class Verified(Document):
+class ReferenceComparison(Document):
     """A step against a plain walk over the same model and batch."""
 
     loss: float
     reference_loss: float
     gradient_norm: float
     reference_norm: float
-    agreements: tuple[Agreement, ...]
+    comparisons: tuple[ReferenceCheck, ...]
     """Loss and norm, then the gradients of the first and of the last layer."""
 
     @property
-    def holds(self) -> bool:
+    def within_tolerance(self) -> bool:
         """Whether all agree."""
-        return all(agreement.holds for agreement in self.agreements)
+        return all(agreement.within_tolerance for agreement in self.comparisons)
 
 
-class Recorded(Document):
+class LargestModelRun(Document):
     """What one step of one model took."""
 
     model: str
@@ -50,20 +50,20 @@ class Recorded(Document):
     """Of the run."""
     parameters: int
     precision: Precision
-    moments: Moments
+    moments: MomentFormat
     """The format of the optimizer's moments."""
     phases: int
     tokens: int
-    near_bytes: Sized
+    device_bytes: PredictedMeasured
     """At the peak."""
-    far_bytes: Sized
+    offloaded_bytes: PredictedMeasured
     """Lying in files beyond; measured: what they take of the disk."""
-    read_bytes: Sized
-    written_bytes: Sized
-    seconds: Sized
+    read_bytes: PredictedMeasured
+    written_bytes: PredictedMeasured
+    seconds: PredictedMeasured
     """Until all weights are updated."""
-    tokens_per_second: Sized
-    mfu: Sized
-    law: str
+    tokens_per_second: PredictedMeasured
+    mfu: PredictedMeasured
+    offload_summary: str
     """Whether moving hides behind computing, in words."""
-    verified: Verified
+    verification: ReferenceComparison

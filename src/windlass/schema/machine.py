@@ -9,11 +9,11 @@ from pydantic import Field, model_validator
 
 from windlass.document import Document
 from windlass.schema.graph import Precision
-from windlass.schema.plan import Moments
+from windlass.schema.plan import MomentFormat
 from windlass.schema.provenance import Source, source_of
 from windlass.units import Bytes, BytesPerSecond, FlopPerSecond, Seconds
 
-MOST_CONTENTION = 0.05
+MAX_CONTENTION = 0.05
 """Above this, measured rates tell of other processes as much as of the machine: products on two
 cores wait 0.4 % of their time when alone there, and 40 % beside one busy process."""
 
@@ -76,7 +76,7 @@ class Tier(Document):
     both: BytesPerSecond | None = None
     """Read and written together where both go on at once; None: they take turns."""
 
-    def moving_seconds(self, read: float, written: float) -> float:
+    def transfer_seconds(self, read: float, written: float) -> float:
         """Seconds that it takes to read and write so many bytes beside each other.
 
         Raises:
@@ -113,7 +113,7 @@ class OpRate(Document):
 class MomentRate(Document):
     """How fast the optimizer's moments are read from and written back to one format."""
 
-    moments: Moments
+    moments: MomentFormat
     elements: float = Field(gt=0, lt=inf)
     """Parameters a second, both moments of each decoded and encoded again, in whole parts."""
     part_seconds: Seconds = 0.0
@@ -206,11 +206,11 @@ class Device(Document):
             return self.rate("float32")
         raise KeyError(f"{self.kind} states no rate for {precision}")
 
-    def computing(self, *, moves: bool) -> Self:
+    def effective(self, *, offloads: bool) -> Self:
         """This device as it computes, `moves` saying whether the plan moves between tiers."""
-        return self.slowed(1 / (1 - self.moving_share)) if moves and self.moving_share else self
+        return self.slowed_down(1 / (1 - self.moving_share)) if offloads and self.moving_share else self
 
-    def shared(self, sharers: int) -> Self:
+    def split(self, sharers: int) -> Self:
         """One of several equal devices that the cores, memory and disk of this one are lent to.
 
         Rates are divided among them. Starting an op costs what it did, as long as there is a core
@@ -225,9 +225,9 @@ class Device(Document):
             )
             for tier in self.tiers
         )
-        return self.slowed(sharers).model_copy(update={"tiers": tiers})
+        return self.slowed_down(sharers).model_copy(update={"tiers": tiers})
 
-    def slowed(self, times: float) -> Self:
+    def slowed_down(self, times: float) -> Self:
         """A device that computes so many times as slowly; its tiers are as fast as before."""
         matmul = tuple(
             rate.model_copy(
@@ -305,7 +305,7 @@ class Machine(Document):
     device: Device
     links: tuple[Link, ...] = ()
     """Innermost first."""
-    rule: ExecutionModel = "overlapping"
+    execution_model: ExecutionModel = "overlapping"
     source: str
     """Where the numbers come from: `measured here`, or the publication."""
     date: str
@@ -320,7 +320,7 @@ class Machine(Document):
     published runs on such hosts showed it; None where no such runs are known."""
     contention: float = 0.0
     """Share of its time that the measuring process waited for a core that others held."""
-    yardstick_seconds: Seconds = 0.0
+    speed_check_seconds: Seconds = 0.0
     """That the yardstick took meanwhile; what it takes later tells by how much the machine has
     become slower or faster. 0 if not measured."""
     system: str | None = None
@@ -329,7 +329,7 @@ class Machine(Document):
     """Where each number comes from, by its place (`device.tiers.near.capacity_bytes`) or by a
     pattern of places (`device.matmul.*.curve`)."""
 
-    beside: ClassVar[frozenset[str]] = frozenset({"sources"})
+    fingerprint_excludes: ClassVar[frozenset[str]] = frozenset({"sources"})
 
     def __hash__(self) -> int:
         """Of what it is, since a table of sources has none."""
@@ -341,17 +341,17 @@ class Machine(Document):
         if found is not None:
             return found
         how = "published" if self.noise is None else "measured"
-        return Source(how=how, told_by=f"{self.source}, {self.date}")
+        return Source(how=how, source=f"{self.source}, {self.date}")
 
     @property
-    def moves_beside(self) -> bool:
+    def overlaps_transfers(self) -> bool:
         """Whether moves between tiers go on while devices compute."""
-        return self.rule == "overlapping" or self.device.moving_share > 0
+        return self.execution_model == "overlapping" or self.device.moving_share > 0
 
     @property
-    def disturbed(self) -> bool:
+    def is_contended(self) -> bool:
         """Whether others held its cores while it was measured."""
-        return self.contention > MOST_CONTENTION
+        return self.contention > MAX_CONTENTION
 
     @property
     def label(self) -> str:
@@ -363,7 +363,7 @@ class Machine(Document):
         """Devices in all hosts."""
         return self.hosts * self.devices_per_host
 
-    def pace(self, devices: int) -> float:
+    def straggler_factor(self, devices: int) -> float:
         """Times that a step on so many devices takes as long for its slowest host: `1 + s ln(n)`.
 
         Hosts are filled one after the other. The law is that of `stragglers` in
@@ -372,7 +372,7 @@ class Machine(Document):
         hosts = ceil(devices / self.devices_per_host)
         return 1.0 + (self.stragglers or 0.0) * log(hosts)
 
-    def shared(self, devices: int) -> Self:
+    def split(self, devices: int) -> Self:
         """This machine of one device as one of several, which share what it has.
 
         Args:
@@ -382,7 +382,7 @@ class Machine(Document):
         return self.model_copy(
             update={
                 "devices_per_host": devices,
-                "device": self.device.shared(devices),
+                "device": self.device.split(devices),
                 "links": (link,),
             }
         )

@@ -16,7 +16,7 @@ keep what its large products give, and run the rest again as its backward begins
 OffloadClass = Literal["parameters", "gradients", "optimizer", "activations"]
 """What a plan gives a home to."""
 
-Moments = Literal["float32", "bfloat16", "int8"]
+MomentFormat = Literal["float32", "bfloat16", "int8"]
 """How the optimizer's two moments of each weight are kept between updates. The update itself is in
 float32. `int8`: 8-bit codes, and one float32 scale for each block of `MOMENT_BLOCK` elements."""
 
@@ -24,14 +24,14 @@ MOMENT_BLOCK = 256
 """Elements of one weight that share a scale, as in torchao's 8-bit AdamW. Blocks keep one outlier
 from spoiling a whole weight. Source: Dettmers et al. 2021, arXiv:2110.02861, with 2048."""
 
-_MOMENT_BYTES: dict[Moments, int] = {"float32": 4, "bfloat16": 2, "int8": 1}
+_MOMENT_BYTES: dict[MomentFormat, int] = {"float32": 4, "bfloat16": 2, "int8": 1}
 _SCALE_BYTES = 4
 
-DEVICE = "device"
+DEVICE_TIER = "device"
 """The tier that layers compute in; every other one is far."""
 
 
-HOST = "host"
+HOST_TIER = "host"
 """The far tier that is memory of the host, pinned where an accelerator copies from it; every other
 far tier is files under the run's folder."""
 
@@ -66,10 +66,10 @@ class ShardingDegrees(Document):
 class Offload(Document):
     """The tier where each class of tensor lives between uses."""
 
-    parameters: str = DEVICE
-    gradients: str = DEVICE
-    optimizer: str = DEVICE
-    activations: str = DEVICE
+    parameters: str = DEVICE_TIER
+    gradients: str = DEVICE_TIER
+    optimizer: str = DEVICE_TIER
+    activations: str = DEVICE_TIER
 
 
 class Batch(Document):
@@ -80,7 +80,7 @@ class Batch(Document):
     accumulation: int = Field(default=1, ge=1)
 
     @property
-    def replica(self) -> int:
+    def sequences_per_replica(self) -> int:
         """Sequences of one replica in one step."""
         return self.micro * self.accumulation
 
@@ -113,12 +113,12 @@ class Stage(Document):
         return self
 
     @property
-    def first(self) -> int:
+    def first_layer(self) -> int:
         """Index of the first layer."""
         return self.phases[0][0]
 
     @property
-    def last(self) -> int:
+    def end_layer(self) -> int:
         """One past the index of the last layer."""
         return self.phases[-1][1]
 
@@ -131,7 +131,7 @@ class Plan(Document):
     machine: str
     """`name@fingerprint` of the machine."""
     precision: Precision = "float32"
-    moments: Moments = "float32"
+    moments: MomentFormat = "float32"
     """In which format the optimizer's moments are kept; never chosen by search."""
     compile: bool = False
     clip: bool = True
@@ -169,7 +169,7 @@ class Plan(Document):
     @property
     def global_batch(self) -> int:
         """Sequences of one step over all replicas."""
-        return self.batch.replica * self.parallel.data
+        return self.batch.sequences_per_replica * self.parallel.data
 
     @property
     def tokens_per_step(self) -> int:
@@ -185,7 +185,7 @@ class Plan(Document):
             "optimizer": self.offload.optimizer,
             "activations": self.offload.activations,
         }
-        return {name: tier for name, tier in homes.items() if tier != DEVICE}
+        return {name: tier for name, tier in homes.items() if tier != DEVICE_TIER}
 
     def is_offloaded(self, name: OffloadClass) -> bool:
         """Whether a class lives outside the near tier between uses."""
@@ -217,7 +217,7 @@ class Plan(Document):
         return self.fingerprint()
 
     @property
-    def weight_bytes(self) -> int:
+    def parameter_itemsize(self) -> int:
         """Bytes a parameter of what layers compute with."""
         return PRECISION_BYTES[self.precision]
 
@@ -243,11 +243,11 @@ class Plan(Document):
         return self.moment_bytes(elements) + (4 * elements if self.has_master_weights else 0)
 
     @property
-    def optimizer_bytes(self) -> float:
+    def optimizer_bytes_per_parameter(self) -> float:
         """The same for each parameter of a large weight."""
         return self.state_bytes(MOMENT_BLOCK) / MOMENT_BLOCK
 
     @property
-    def gradient_bytes(self) -> int:
+    def gradient_itemsize(self) -> int:
         """Bytes a parameter of the gradient: a sum is at least in float32."""
-        return max(4, self.weight_bytes) if self.batch.accumulation > 1 else self.weight_bytes
+        return max(4, self.parameter_itemsize) if self.batch.accumulation > 1 else self.parameter_itemsize

@@ -31,7 +31,7 @@ class OffloadTraffic(Document):
     written_bytes: int
     seconds: float
     """That the moves take, one after the other."""
-    waiting_seconds: float
+    exposed_seconds: float
     """Of the step, that the device waits for them."""
 
 
@@ -63,13 +63,13 @@ class Prediction(Document):
     """None where nothing moves."""
 
     @property
-    def hidden_share(self) -> float:
+    def offload_efficiency(self) -> float:
         """The step's speed over what it would be if moves took no time."""
-        waiting = self.offload.waiting_seconds if self.offload else 0.0
+        waiting = self.offload.exposed_seconds if self.offload else 0.0
         return 1 - waiting / self.step_seconds
 
     @property
-    def hiding_tokens(self) -> float:
+    def tokens_to_hide_offload(self) -> float:
         """Tokens a step from which on computing takes longer than moving.
 
         Moves do not grow with the batch and computing does: so many tokens that both take equally
@@ -77,7 +77,7 @@ class Prediction(Document):
         """
         if self.offload is None:
             return 0.0
-        computing = self.step_seconds - self.offload.waiting_seconds
+        computing = self.step_seconds - self.offload.exposed_seconds
         return self.tokens_per_step * self.offload.seconds / computing
 
     @property
@@ -105,7 +105,7 @@ class DeviceTimeline(Document):
     device: int
     kinds: tuple[str, ...]
     layers: tuple[int | None, ...]
-    micros: tuple[int | None, ...]
+    micro_batches: tuple[int | None, ...]
     starts: tuple[float, ...]
     ends: tuple[float, ...]
     memory_bytes: tuple[float, ...] = ()

@@ -6,7 +6,7 @@ from typing import Literal
 
 from windlass.document import Document
 
-How = Literal["published", "measured", "fitted", "derived", "convention", "unverified"]
+SourceKind = Literal["published", "measured", "fitted", "derived", "convention", "unverified"]
 """`published`: by who makes or runs it. `measured`: by a program that reads a clock. `fitted`: to
 measured runs. `derived`: computed from published figures. `convention`: taken for want of any.
 `unverified`: said somewhere, and no source of it could be read."""
@@ -15,8 +15,8 @@ measured runs. `derived`: computed from published figures. `convention`: taken f
 class Source(Document):
     """Where one number comes from."""
 
-    how: How
-    told_by: str
+    how: SourceKind
+    source: str
     """The publication, measurement or computation."""
 
 

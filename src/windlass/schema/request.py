@@ -13,7 +13,7 @@ from pydantic import (
 
 from windlass.document import Document
 from windlass.schema.graph import Precision
-from windlass.schema.plan import Moments, PipelineSchedule, Recompute
+from windlass.schema.plan import MomentFormat, PipelineSchedule, Recompute
 from windlass.schema.tensor_grid import TensorDegree
 from windlass.units import Bytes
 
@@ -151,7 +151,7 @@ class Request(Document):
     offload: OffloadRequest = OffloadRequest()
     batch: BatchRequest = BatchRequest()
     precision: Precision | None = None
-    moments: Moments = "float32"
+    moments: MomentFormat = "float32"
     """How the optimizer's moments are kept. It changes the numbers, so search holds to it."""
     compile: bool | None = None
     recompute: Recompute | None = None

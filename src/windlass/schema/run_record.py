@@ -24,13 +24,13 @@ STATE_FOLDER = "state"
 """Beside the checkpoints: what of a run lives beyond the near tier. Of no use to another run."""
 ATTEMPTS_FOLDER = "attempts"
 """The plain files of earlier attempts that had another plan, by the attempt's number."""
-JOINED_FOLDER = ".joined"
+MERGED_CHECKPOINT_FOLDER = ".merged"
 """Among the checkpoints: one whose parts were put together to go on from."""
 TOKENS_FOLDER = "tokens"
 """The text as tokens, where a run is prepared for hosts that may have neither."""
 LAUNCH_FILE = "launch.sh"
 """What starts a prepared run on a cluster."""
-RECORDED_FILE = "recorded.json"
+LARGEST_MODEL_FILE = "largest_model.json"
 
 
 class Environment(Document):
@@ -76,7 +76,7 @@ class Step:
     what an evaluation reads. 0 where nothing moves."""
     written_bytes: int = 0
     """That went to tiers beyond the near one."""
-    settle_seconds: float = 0.0
+    flush_seconds: float = 0.0
     """After the step: updates that were put off, and done because it evaluates or saves."""
     by_kind: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     """Seconds by instruction kind."""

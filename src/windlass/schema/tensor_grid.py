@@ -63,26 +63,26 @@ def tensor_grid(rows: int, columns: int) -> int:
     return rows if columns == 1 else TensorGrid(rows, columns)
 
 
-def grid_rows(slices: int) -> int:
+def grid_rows(degree: int) -> int:
     """Shares of the tokens."""
-    return slices.rows if isinstance(slices, TensorGrid) else slices
+    return degree.rows if isinstance(degree, TensorGrid) else degree
 
 
-def grid_columns(slices: int) -> int:
+def grid_columns(degree: int) -> int:
     """Shares of the features; 1 of a cut in one dimension."""
-    return slices.columns if isinstance(slices, TensorGrid) else 1
+    return degree.columns if isinstance(degree, TensorGrid) else 1
 
 
-def group_size(slices: int, among: TensorAxis) -> int:
+def group_size(degree: int, axis: TensorAxis) -> int:
     """How many slices exchange with one another."""
-    return {"all": int(slices), "tokens": grid_rows(slices), "features": grid_columns(slices)}[
-        among
+    return {"all": int(degree), "tokens": grid_rows(degree), "features": grid_columns(degree)}[
+        axis
     ]
 
 
-def group_span(slices: int, among: TensorAxis) -> int:
+def group_span(degree: int, axis: TensorAxis) -> int:
     """Devices from the first to the last slice of such a ring: those of one row are neighbours."""
-    return grid_columns(slices) if among == "features" else int(slices)
+    return grid_columns(degree) if axis == "features" else int(degree)
 
 
 def parse_tensor_degree(value: Any) -> int:  # noqa: ANN401  a border: whatever a file holds

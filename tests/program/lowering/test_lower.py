@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from factories import AWAY, tiny_graph, tiny_machine, tiny_plan
-from windlass.errors import Faults
+from windlass.errors import InputErrors
 from windlass.program.instruction import Program
 from windlass.program.lowering.lower import lower
 
@@ -69,7 +69,7 @@ def test_a_plan_that_cannot_be_lowered_is_refused_with_every_reason():
             "stages": [{"phases": [[0, 2], [2, 3]]}],
         }
     )
-    with pytest.raises(Faults) as caught:
+    with pytest.raises(InputErrors) as caught:
         lower(plan, graph)
     assert caught.value.faults == (
         "the stages cover layers [0, 3), but `tiny` has 4 layers; let the last phase end there",

@@ -8,10 +8,10 @@ from program.streamed_plans import streamed_plans
 from windlass.errors import PlanError
 from windlass.program.instruction import Instruction, Program
 from windlass.program.lowering.lower import lower
-from windlass.program.memory.effects import Effects
-from windlass.program.memory.liveness import occupancy
-from windlass.program.memory.values import STAGING_BYTES, Value
-from windlass.program.verify.verify import verify
+from windlass.program.memory.effects import InstructionEffects
+from windlass.program.memory.liveness import memory_profile
+from windlass.program.memory.values import STAGING_BYTES, TensorId
+from windlass.program.verify.verify import verify_programs
 from windlass.schema.graph import Graph
 from windlass.schema.plan import Offload, Plan
 
@@ -107,10 +107,10 @@ def test_every_legal_plan_lowers_to_a_program_that_verifies_and_fits_exactly_its
 ):
     graph, plan = drawn
     program = lowered(plan, graph)
-    peak = occupancy(program, plan, graph).peak_bytes
-    verify([program], plan, graph, {"device": peak})
+    peak = memory_profile(program, plan, graph).peak_bytes
+    verify_programs([program], plan, graph, {"device": peak})
     with pytest.raises(PlanError, match="`memory` overflows by 1 bytes"):
-        verify([program], plan, graph, {"device": peak - 1})
+        verify_programs([program], plan, graph, {"device": peak - 1})
 
 
 @given(drawn=streamed_plans(weights=True))
@@ -119,7 +119,7 @@ def test_phases_follow_each_other_and_in_the_last_each_micro_batch_goes_back_at_
 ):
     graph, plan = drawn
     passes = ("forward", "recompute", "backward")
-    again = set(Effects(plan, graph).recomputed)
+    again = set(InstructionEffects(plan, graph).recomputed_layers)
     micros = range(plan.batch.accumulation)
     *phases, last = plan.stages[0].phases
     assert again == set(range(last[0]))
@@ -153,7 +153,7 @@ def test_a_layers_micro_batches_add_to_its_gradient_in_the_order_that_they_do_in
     streamed, whole = (lowered(each, graph) for each in (plan, in_memory(plan, graph)))
     for layer in range(graph.layers):
         added = [
-            [i.micro for i in program.instructions if (i.kind, i.layer) == ("backward", layer)]
+            [i.micro_batch for i in program.instructions if (i.kind, i.layer) == ("backward", layer)]
             for program in (streamed, whole)
         ]
         assert added[0] == added[1]
@@ -161,12 +161,12 @@ def test_a_layers_micro_batches_add_to_its_gradient_in_the_order_that_they_do_in
 
 def walked(plan: Plan, graph: Graph, instructions: Iterable[Instruction]):
     """Near bytes after each instruction, and what is there at the end: a second way of knowing."""
-    effects = Effects(plan, graph)
-    alive = {value: effects.bytes_of(value) for value in effects.resident}
+    effects = InstructionEffects(plan, graph)
+    alive = {value: effects.bytes_of(value) for value in effects.resident_tensors}
     summed: set[int] = set()
     held = [sum(alive.values())]
     for instruction in instructions:
-        effect = effects.of(instruction, summed)
+        effect = effects.effect_of(instruction, summed)
         alive |= {value: effects.bytes_of(value) for value in effect.makes}
         summed |= {v.layer for v in effect.makes if v.name == "gradients" and v.layer is not None}
         for value in effect.frees:
@@ -181,7 +181,7 @@ def test_the_near_tier_ends_a_step_as_it_began(drawn: tuple[Graph, Plan]):
     program = lowered(plan, graph)
     held, alive = walked(plan, graph, program.instructions)
     assert held[0] == held[-1]
-    assert alive == set(Effects(plan, graph).resident)
+    assert alive == set(InstructionEffects(plan, graph).resident_tensors)
 
 
 @given(drawn=streamed_plans(weights=True))
@@ -198,10 +198,10 @@ def test_settling_holds_the_first_phase_and_one_layer(drawn: tuple[Graph, Plan])
     graph, plan = drawn
     program = lowered(plan, graph)
     settling = program.model_copy(update={"instructions": program.flush_deferred_updates})
-    effects = Effects(plan, graph)
-    first = sum(map(effects.bytes_of, effects.resident))
-    largest = max((effects.bytes_of(Value("weights", at)) for at in effects.put_off), default=0)
-    assert occupancy(settling, plan, graph).peak_bytes == first + largest
+    effects = InstructionEffects(plan, graph)
+    first = sum(map(effects.bytes_of, effects.resident_tensors))
+    largest = max((effects.bytes_of(TensorId("weights", at)) for at in effects.deferred_updates), default=0)
+    assert memory_profile(settling, plan, graph).peak_bytes == first + largest
 
 
 @given(drawn=streamed_plans(weights=True))
@@ -209,12 +209,12 @@ def test_settling_needs_no_more_near_memory_than_a_step(drawn: tuple[Graph, Plan
     graph, plan = drawn
     program = lowered(plan, graph)
     settling = program.model_copy(update={"instructions": program.flush_deferred_updates})
-    needed, there = (occupancy(part, plan, graph).peak_bytes for part in (settling, program))
+    needed, there = (memory_profile(part, plan, graph).peak_bytes for part in (settling, program))
     assert needed <= there
 
 
 def near_bytes(plan: Plan, graph: Graph, name: str):
-    return occupancy(lowered(plan, graph), plan, graph).by_class[name]
+    return memory_profile(lowered(plan, graph), plan, graph).by_class[name]
 
 
 def test_only_two_phases_of_weights_are_near_at_once():
@@ -231,7 +231,7 @@ def test_only_two_phases_of_weights_are_near_at_once():
 def test_a_stored_gradient_is_near_until_the_next_one_is_stored():
     graph = tiny_graph(layers=2, tied=False)
     plan = tiny_plan(graph, MACHINE, offload=AWAY, phases=((0, 1), (1, 4)))
-    program, effects = lowered(plan, graph), Effects(plan, graph)
+    program, effects = lowered(plan, graph), InstructionEffects(plan, graph)
     at = {i: n for n, i in enumerate(program.instructions)}
 
     def near_gradients(instruction: Instruction) -> set[int | None]:
@@ -244,7 +244,7 @@ def test_a_stored_gradient_is_near_until_the_next_one_is_stored():
     assert near_gradients(Instruction("offload_grads", 2)) == {2}
     assert near_gradients(Instruction("offload_grads", 1)) == {1}
     assert near_gradients(Instruction("grad_norm")) == {0}
-    assert effects.departing == (3, 2, 1)
+    assert effects.offloaded_gradients == (3, 2, 1)
 
 
 def test_an_update_during_the_backward_pass_holds_its_gradient_until_the_next_one():
@@ -259,12 +259,12 @@ def test_an_update_during_the_backward_pass_holds_its_gradient_until_the_next_on
 @given(drawn=streamed_plans())
 def test_optimizer_state_that_is_far_takes_only_the_staging_ring(drawn: tuple[Graph, Plan]):
     graph, plan = drawn
-    full = occupancy(lowered(plan, graph), plan, graph)
+    full = memory_profile(lowered(plan, graph), plan, graph)
     if plan.is_offloaded("optimizer"):
         assert full.by_class["optimizer"] == 0
         assert full.by_class["working"] >= STAGING_BYTES
     else:
-        assert full.by_class["optimizer"] == plan.optimizer_bytes * graph.parameter_count
+        assert full.by_class["optimizer"] == plan.optimizer_bytes_per_parameter * graph.parameter_count
 
 
 def test_outputs_that_wait_at_home_take_no_near_memory():

@@ -5,11 +5,11 @@ from factories import AWAY, tiny_graph, tiny_machine, tiny_plan
 from program.streamed_plans import streamed_plans
 from windlass.program.instruction import Instruction
 from windlass.program.lowering.lower import lower
-from windlass.program.memory.layer_sizes import layer_sizes
-from windlass.program.memory.offloaded_bytes import far_bytes
-from windlass.program.memory.tier_traffic import Traffic
+from windlass.program.memory.layer_sizes import layer_kind_sizes
+from windlass.program.memory.offloaded_bytes import offloaded_bytes_by_tier
+from windlass.program.memory.tier_traffic import TierTraffic
 from windlass.schema.graph import Graph
-from windlass.schema.plan import Moments, Offload, Plan
+from windlass.schema.plan import MomentFormat, Offload, Plan
 
 MACHINE = tiny_machine(host="1 GiB")
 SQUARE, TABLE = 32 * 32, 64 * 32
@@ -18,7 +18,7 @@ PHASES = ((0, 1), (1, 3), (3, 4))
 
 def test_a_plan_that_keeps_all_near_holds_nothing_elsewhere():
     graph = tiny_graph()
-    assert far_bytes(tiny_plan(graph, MACHINE), graph) == {}
+    assert offloaded_bytes_by_tier(tiny_plan(graph, MACHINE), graph) == {}
 
 
 def test_each_class_lies_in_its_own_tier():
@@ -26,7 +26,7 @@ def test_each_class_lies_in_its_own_tier():
     home = Offload(parameters="host", gradients="disk", optimizer="disk")
     plan = tiny_plan(graph, MACHINE, offload=home, phases=PHASES)
     owned, waiting = 2 * TABLE + 2 * SQUARE, TABLE + 2 * SQUARE
-    assert far_bytes(plan, graph) == {
+    assert offloaded_bytes_by_tier(plan, graph) == {
         "host": {"weights": 4 * owned},
         "disk": {"gradients": 4 * waiting, "optimizer": 8 * owned},
     }
@@ -36,19 +36,19 @@ def test_bfloat16_masters_lie_with_the_optimizer_state():
     graph = tiny_graph(layers=2, tied=True)
     plan = tiny_plan(graph, MACHINE, offload=AWAY, phases=PHASES, precision="bfloat16", clip=False)
     owned = TABLE + 2 * SQUARE
-    assert far_bytes(plan, graph) == {
+    assert offloaded_bytes_by_tier(plan, graph) == {
         "host": {"weights": 2 * owned, "optimizer": 12 * owned, "gradients": 0}
     }
 
 
 @pytest.mark.parametrize(("moments", "each"), [("float32", 8), ("bfloat16", 4), ("int8", 2)])
-def test_moments_in_fewer_bits_take_less_room_and_move_less(moments: Moments, each: int):
+def test_moments_in_fewer_bits_take_less_room_and_move_less(moments: MomentFormat, each: int):
     graph = tiny_graph(layers=2, tied=False)
     plan = tiny_plan(graph, MACHINE, offload=AWAY, phases=PHASES, moments=moments)
     owned = 2 * TABLE + 2 * SQUARE
     scales = 2 * 4 * owned // 256 if moments == "int8" else 0
-    assert far_bytes(plan, graph)["host"]["optimizer"] == each * owned + scales
-    update = Traffic(plan, graph).of(Instruction("update", 0))["host"]
+    assert offloaded_bytes_by_tier(plan, graph)["host"]["optimizer"] == each * owned + scales
+    update = TierTraffic(plan, graph).instruction_traffic(Instruction("update", 0))["host"]
     assert update.read == update.written == (each + 4) * TABLE + scales * TABLE // owned
 
 
@@ -59,11 +59,11 @@ def test_waiting_gradients_lie_where_copies_of_masters_lay(accumulation: int):
         graph, MACHINE, offload=AWAY, phases=PHASES, precision="bfloat16", accumulation=accumulation
     )
     owned, waiting = 2 * TABLE + 2 * SQUARE, TABLE + 2 * SQUARE
-    room = far_bytes(plan, graph)["host"]
+    room = offloaded_bytes_by_tier(plan, graph)["host"]
     assert room["weights"] == 2 * owned
-    assert room["gradients"] == (plan.gradient_bytes - 2) * waiting
+    assert room["gradients"] == (plan.gradient_itemsize - 2) * waiting
     apart = plan.model_copy(update={"offload": AWAY.model_copy(update={"gradients": "disk"})})
-    assert far_bytes(apart, graph)["disk"]["gradients"] == plan.gradient_bytes * waiting
+    assert offloaded_bytes_by_tier(apart, graph)["disk"]["gradients"] == plan.gradient_itemsize * waiting
 
 
 @given(drawn=streamed_plans(weights=True))
@@ -96,9 +96,9 @@ def test_outputs_at_home_are_as_many_as_a_program_ever_holds_there(drawn: tuple[
     held = most = 0
     for kind, layer, _ in program.instructions:
         if kind in ("offload_activation", "reload_activation") and layer is not None:
-            size = layer_sizes(plan, kinds[layer]).output
+            size = layer_kind_sizes(plan, kinds[layer]).output
             held += size if kind == "offload_activation" else -size
             most = max(most, held)
     assert held == 0
     if plan.is_offloaded("activations"):
-        assert far_bytes(plan, graph)[plan.offload.activations]["activations"] == most
+        assert offloaded_bytes_by_tier(plan, graph)[plan.offload.activations]["activations"] == most

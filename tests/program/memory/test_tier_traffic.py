@@ -9,8 +9,8 @@ from factories import AWAY, tiny_graph, tiny_machine, tiny_plan
 from program.streamed_plans import streamed_plans
 from windlass.program.instruction import Instruction
 from windlass.program.lowering.lower import lower
-from windlass.program.memory.tier_traffic import Moved, Traffic, moved, together
-from windlass.program.tied_weights import owners
+from windlass.program.memory.tier_traffic import TransferBytes, TierTraffic, instruction_transfer, sum_tiers
+from windlass.program.tied_weights import tied_owner_layers
 from windlass.schema.graph import Graph
 from windlass.schema.plan import Offload, Plan, Precision
 
@@ -18,9 +18,9 @@ MACHINE = tiny_machine(host="1 GiB")
 SQUARE, TABLE = 32 * 32, 64 * 32
 
 
-def step_total(plan: Plan, graph: Graph) -> Mapping[str, Moved]:
+def step_total(plan: Plan, graph: Graph) -> Mapping[str, TransferBytes]:
     (program,) = lower(plan, graph)
-    return Traffic(plan, graph).total(program.instructions)
+    return TierTraffic(plan, graph).total(program.instructions)
 
 
 def deferred(precision: Precision, accumulation: int = 2):
@@ -30,37 +30,37 @@ def deferred(precision: Precision, accumulation: int = 2):
         graph, MACHINE, offload=AWAY, phases=((0, 1), (1, 3), (3, 6)), precision=precision,
         accumulation=accumulation,
     )  # fmt: skip
-    traffic = Traffic(plan, graph)
+    traffic = TierTraffic(plan, graph)
     return plan, graph, traffic
 
 
 def test_float32_weights_are_their_own_masters():
     _, _, traffic = deferred("float32")
-    (tier,) = traffic.of(Instruction("update", 2))
+    (tier,) = traffic.instruction_traffic(Instruction("update", 2))
     assert tier == "host"
     # Two moments, the weights that are the masters, and the stored gradient; all but it go back.
-    assert traffic.of(Instruction("update", 2))[tier] == (SQUARE * (8 + 4 + 4), SQUARE * 12)
-    assert traffic.of(Instruction("update", 0))[tier] == (TABLE * 12, TABLE * 12)
-    assert traffic.of(Instruction("prefetch_weights", 2))[tier] == (SQUARE * 4, 0)
-    assert traffic.of(Instruction("offload_grads", 2))[tier] == (0, SQUARE * 4)
-    assert traffic.of(Instruction("free_weights", 2)) == {}
+    assert traffic.instruction_traffic(Instruction("update", 2))[tier] == (SQUARE * (8 + 4 + 4), SQUARE * 12)
+    assert traffic.instruction_traffic(Instruction("update", 0))[tier] == (TABLE * 12, TABLE * 12)
+    assert traffic.instruction_traffic(Instruction("prefetch_weights", 2))[tier] == (SQUARE * 4, 0)
+    assert traffic.instruction_traffic(Instruction("offload_grads", 2))[tier] == (0, SQUARE * 4)
+    assert traffic.instruction_traffic(Instruction("free_weights", 2)) == {}
 
 
 def test_bfloat16_weights_are_written_beside_their_masters():
     _, _, several = deferred("bfloat16", accumulation=2)
-    assert several.of(Instruction("update", 2))["host"] == (SQUARE * (12 + 4), SQUARE * (12 + 2))
-    assert several.of(Instruction("update", 0))["host"] == (TABLE * 12, TABLE * (12 + 2))
-    assert several.of(Instruction("prefetch_weights", 2))["host"] == (SQUARE * 2, 0)
-    assert several.of(Instruction("offload_grads", 2))["host"] == (0, SQUARE * 4)
+    assert several.instruction_traffic(Instruction("update", 2))["host"] == (SQUARE * (12 + 4), SQUARE * (12 + 2))
+    assert several.instruction_traffic(Instruction("update", 0))["host"] == (TABLE * 12, TABLE * (12 + 2))
+    assert several.instruction_traffic(Instruction("prefetch_weights", 2))["host"] == (SQUARE * 2, 0)
+    assert several.instruction_traffic(Instruction("offload_grads", 2))["host"] == (0, SQUARE * 4)
     _, _, once = deferred("bfloat16", accumulation=1)
-    assert once.of(Instruction("update", 2))["host"] == (SQUARE * (12 + 2), SQUARE * (12 + 2))
-    assert once.of(Instruction("offload_grads", 2))["host"] == (0, SQUARE * 2)
+    assert once.instruction_traffic(Instruction("update", 2))["host"] == (SQUARE * (12 + 2), SQUARE * (12 + 2))
+    assert once.instruction_traffic(Instruction("offload_grads", 2))["host"] == (0, SQUARE * 2)
 
 
 def test_where_no_gradient_waits_an_update_that_was_put_off_is_a_fetch():
     _, _, traffic = deferred("float32")
-    assert traffic.of(Instruction("update", 2), stored=False)["host"] == (SQUARE * 4, 0)
-    assert traffic.of(Instruction("update", 0), stored=False)["host"] == (TABLE * 12, TABLE * 12)
+    assert traffic.instruction_traffic(Instruction("update", 2), stored=False)["host"] == (SQUARE * 4, 0)
+    assert traffic.instruction_traffic(Instruction("update", 0), stored=False)["host"] == (TABLE * 12, TABLE * 12)
 
 
 def test_near_weights_of_a_far_optimizer_do_not_move():
@@ -68,7 +68,7 @@ def test_near_weights_of_a_far_optimizer_do_not_move():
     for precision, state in (("float32", 12), ("bfloat16", 12)):
         plan = tiny_plan(graph, MACHINE, offload=Offload(optimizer="host"), precision=precision)
         update = Instruction("update", 1)
-        assert moved(plan, graph, update) == (SQUARE * state, SQUARE * state)
+        assert instruction_transfer(plan, graph, update) == (SQUARE * state, SQUARE * state)
 
 
 def test_a_step_in_three_phases_moves_what_is_counted_by_hand():
@@ -98,12 +98,12 @@ def test_a_step_moves_what_the_formula_says(drawn: tuple[Graph, Plan]):
         state = sum(plan.state_bytes(p.count) for p in kind.parameters if p.tied_to is None)
         add(home.optimizer, state, state)
         fetches = _fetches(plan, graph, layer)
-        add(home.parameters, n * (master + fetches * plan.weight_bytes), n * plan.weight_bytes)
+        add(home.parameters, n * (master + fetches * plan.parameter_itemsize), n * plan.parameter_itemsize)
         if away and plan.clip:  # one of the fetches is the update's own
-            add(home.parameters, -n * plan.weight_bytes, 0)
-            add(home.gradients, n * plan.gradient_bytes, n * plan.gradient_bytes)
+            add(home.parameters, -n * plan.parameter_itemsize, 0)
+            add(home.gradients, n * plan.gradient_itemsize, n * plan.gradient_itemsize)
     if plan.is_offloaded("activations"):
-        width = plan.batch.micro * plan.batch.sequence * 32 * plan.weight_bytes
+        width = plan.batch.micro * plan.batch.sequence * 32 * plan.parameter_itemsize
         # Between two layers that run again: all those before the last phase do.
         travels = phases[-1][0] - 1
         moved_bytes = width * travels * plan.batch.accumulation
@@ -117,7 +117,7 @@ def _fetches(plan: Plan, graph: Graph, layer: int) -> int:
 
     Phases are used in turn, forward and back, and what the first one uses is there.
     """
-    borrowed = owners(graph)
+    borrowed = tied_owner_layers(graph)
     phases = plan.stages[0].phases
     used = [any(layer == at or layer in borrowed[at] for at in range(*phase)) for phase in phases]
     turns = [*used, *reversed(used[:-1])]
@@ -135,7 +135,7 @@ def test_a_step_moves_no_more_weights_gradients_and_state_for_more_micro_batches
     more = plan.batch.model_copy(update={"accumulation": plan.batch.accumulation + 3})
     few = plan.batch.model_copy(update={"accumulation": max(2, plan.batch.accumulation)})
     totals = [
-        together(step_total(plan.model_copy(update={"batch": batch}), graph))
+        sum_tiers(step_total(plan.model_copy(update={"batch": batch}), graph))
         for batch in (few, more)
     ]
     assert totals[0] == totals[1]

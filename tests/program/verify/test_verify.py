@@ -10,8 +10,8 @@ from factories import tiny_graph, tiny_machine, tiny_plan
 from windlass.errors import PlanError
 from windlass.program.instruction import Instruction, Program
 from windlass.program.lowering.lower import lower
-from windlass.program.memory.liveness import occupancy
-from windlass.program.verify.verify import verify
+from windlass.program.memory.liveness import memory_profile
+from windlass.program.verify.verify import verify_programs
 from windlass.schema.plan import Plan
 
 MACHINE = tiny_machine(devices=64)
@@ -33,7 +33,7 @@ def good(**choice: Any):  # noqa: ANN401  handed on to the factory
 
 def refused(plan: Plan, programs: tuple[Program, ...]):
     with pytest.raises(PlanError) as caught:
-        verify(programs, plan, GRAPH, ROOM)
+        verify_programs(programs, plan, GRAPH, ROOM)
     return str(caught.value)
 
 
@@ -58,10 +58,10 @@ def test_what_is_lowered_verifies_and_fits_exactly_its_own_peak(
     graph = tiny_graph(layers=layers)
     plan = tiny_plan(graph, MACHINE, **choice)
     programs = lower(plan, graph)
-    peak = max(occupancy(program, plan, graph).peak_bytes for program in programs)
-    verify(programs, plan, graph, {"device": peak})
+    peak = max(memory_profile(program, plan, graph).peak_bytes for program in programs)
+    verify_programs(programs, plan, graph, {"device": peak})
     with pytest.raises(PlanError, match="`memory` overflows by 1 bytes"):
-        verify(programs, plan, graph, {"device": peak - 1})
+        verify_programs(programs, plan, graph, {"device": peak - 1})
 
 
 @settings(max_examples=100)
@@ -73,12 +73,12 @@ def test_no_program_with_a_swapped_pair_of_dependent_passes_verifies(data: st.Da
     pairs = [
         i
         for i, (a, b) in enumerate(pairwise(instructions))
-        if {a.kind, b.kind} <= {"load_batch", "forward", "backward"} and a.micro == b.micro
+        if {a.kind, b.kind} <= {"load_batch", "forward", "backward"} and a.micro_batch == b.micro_batch
     ]
     i = data.draw(st.sampled_from(pairs))
     instructions[i], instructions[i + 1] = instructions[i + 1], instructions[i]
     with pytest.raises(PlanError):
-        verify(edited(programs, 0, instructions), plan, GRAPH, ROOM)
+        verify_programs(edited(programs, 0, instructions), plan, GRAPH, ROOM)
 
 
 @settings(max_examples=60)
@@ -186,7 +186,7 @@ def test_messages_out_of_order_are_named_with_both_ends():
     plan, programs = good(pipeline=2, accumulation=2)
     instructions = list(programs[0].instructions)
     # Stage 0 of two warms up with micro-batch 0, then runs 1: exchange the two on this side only.
-    swapped = [i._replace(micro=1 - i.micro) if i.micro is not None else i for i in instructions]
+    swapped = [i._replace(micro=1 - i.micro_batch) if i.micro_batch is not None else i for i in instructions]
     message = refused(plan, edited(programs, 0, swapped))
     assert "(receive of layer 1, micro-batch 0): device 0 sends layer 1, micro-batch 1" in message
 

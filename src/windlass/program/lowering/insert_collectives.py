@@ -1,8 +1,9 @@
-"""Weave: what a stage does with weights and gradients, set among its passes as early as is exact.
+"""Inserts weight and gradient instructions among a stage's passes, as early as is exact.
 
-Passes say when a layer is used. From that follows the rest: borrowed weights come before their
-first use; shared weights become a shard again after their last; a gradient is handed over, taken
-over, reduced, and leaves or is used, after the last backward pass that adds to it.
+The passes determine when each layer is used, and everything else follows: tied weights arrive
+before their first use; unsharded weights are freed after their last; a gradient is sent to its
+owner, accumulated, reduced, and then offloaded or applied after the last backward pass that adds
+to it.
 """
 
 from collections import defaultdict
@@ -10,158 +11,165 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 
 from windlass.program.instruction import GRADIENT_PASSES, WEIGHT_PASSES, Instruction
-from windlass.program.memory.stage_tensors import Holding
-from windlass.program.phases import departing, owned, resident
-from windlass.program.zero_sharding import parts
+from windlass.program.memory.stage_tensors import StageTensors
+from windlass.program.phases import offloaded_gradient_layers, owned_layers, resident_layers
+from windlass.program.zero_sharding import updates_per_shard
 from windlass.schema.graph import Graph
 from windlass.schema.plan import Plan
 
-_BACK = (*GRADIENT_PASSES, "recompute", "reload_activation")
-"""What a backward pass of a stage consists of, up to what it sends."""
+_BACKWARD_KINDS = (*GRADIENT_PASSES, "recompute", "reload_activation")
+"""What a stage's backward pass consists of, up to the gradient that it sends."""
 
 
-class Weave:
-    """Sets exchanges and updates of one stage among its passes.
+class CollectiveInserter:
+    """Inserts the communication and updates of one stage among its passes.
 
     Args:
-        plan: legal.
-        graph: that it cuts.
+        plan: a valid plan.
+        graph: the plan's full graph.
         stage: index of the stage.
     """
 
     def __init__(self, plan: Plan, graph: Graph, stage: int) -> None:
         self._plan = plan
-        self.holding = Holding(plan, graph, stage)
-        self._owned = owned(plan, graph, stage)
-        self._departing = frozenset(departing(plan, graph, stage))
-        self._resident = frozenset(resident(plan, graph, stage))
-        self._shares = plan.sharding.parameters > 1
+        self.tensors = StageTensors(plan, graph, stage)
+        self._owned = owned_layers(plan, graph, stage)
+        self._offloaded_gradients = frozenset(offloaded_gradient_layers(plan, graph, stage))
+        self._resident = frozenset(resident_layers(plan, graph, stage))
+        self._shards_weights = plan.sharding.parameters > 1
 
-    def woven(self, passes: Sequence[Instruction]) -> Iterator[Instruction]:
-        """The passes with all that hangs on them."""
-        cloth = _Cloth(passes, self.holding)
-        for layer, loan in self.holding.borrows.items():
-            cloth.before[cloth.first[layer]].append(Instruction("recv_tied_weights", layer))
-            cloth.after[cloth.added[loan.owner_layer]].append(Instruction("send_tied_grads", layer))
-        layers = sorted(self._owned, key=cloth.added.__getitem__)
+    def insert(self, passes: Sequence[Instruction]) -> Iterator[Instruction]:
+        """The passes with all weight and gradient instructions that depend on them."""
+        timeline = _PassTimeline(passes, self.tensors)
+        for layer, tied in self.tensors.tied_as_user.items():
+            timeline.before[timeline.first_use[layer]].append(
+                Instruction("recv_tied_weights", layer)
+            )
+            timeline.after[timeline.last_gradient[tied.owner_layer]].append(
+                Instruction("send_tied_grads", layer)
+            )
+        layers = sorted(self._owned, key=timeline.last_gradient.__getitem__)
         for layer in layers:
-            if self._shares:
-                cloth.after[cloth.read[layer]].append(Instruction("free_weights", layer))
-            cloth.after[self._summing(layer, cloth)] += self._summed(layer)
-        leaving = [layer for layer in layers if layer in self._departing]
+            if self._shards_weights:
+                timeline.after[timeline.last_use[layer]].append(Instruction("free_weights", layer))
+            timeline.after[self._reduce_position(layer, timeline)] += self._reduce(layer)
+        offloaded = [layer for layer in layers if layer in self._offloaded_gradients]
         if self._plan.defers_updates:
-            for layer in leaving:
-                cloth.after[cloth.added[layer]].append(Instruction("offload_grads", layer))
+            for layer in offloaded:
+                timeline.after[timeline.last_gradient[layer]].append(
+                    Instruction("offload_grads", layer)
+                )
         else:
-            self._update(leaving, cloth)
-        return iter(cloth)
+            self._insert_updates(offloaded, timeline)
+        return iter(timeline)
 
-    def _summing(self, layer: int, cloth: "_Cloth") -> int:
-        """After which pass a gradient is summed over others.
+    def _reduce_position(self, layer: int, timeline: "_PassTimeline") -> int:
+        """Index of the pass after which a gradient is reduced.
 
-        The stage before waits for the gradient of this one's input, and all those before it too:
-        that goes first. Not where gradients that leave, or are there for one micro-batch only,
-        make room at once.
+        All previous stages wait for the gradient of this stage's input, so that is sent first.
+        Gradients that are offloaded, or that come from one micro-batch only, are reduced at once to
+        free their memory.
         """
-        added = cloth.added[layer]
-        if self._departing or self._plan.batch.accumulation == 1:
-            return added
-        return cloth.sent.get(added, added)
+        last = timeline.last_gradient[layer]
+        if self._offloaded_gradients or self._plan.batch.accumulation == 1:
+            return last
+        return timeline.next_send.get(last, last)
 
-    def gather(self, layers: Iterable[int]) -> Iterator[Instruction]:
-        """Makes weights whole that are shared; those that have a home leave no shard behind."""
-        if self._shares:
+    def unshard(self, layers: Iterable[int]) -> Iterator[Instruction]:
+        """All-gathers weight shards; if weights are offloaded, frees the device copy of the shard."""
+        if self._shards_weights:
             for layer in layers:
                 yield Instruction("unshard_weights", layer)
                 if self._plan.is_offloaded("parameters"):
                     yield Instruction("free_shard", layer)
 
-    def lend(self, layers: Iterable[int]) -> Iterator[Instruction]:
-        """Lends weights that are whole now to the stages that borrow them."""
-        here = set(layers)
-        for layer, loan in self.holding.lends.items():
-            if loan.owner_layer in here:
+    def send_tied_weights(self, layers: Iterable[int]) -> Iterator[Instruction]:
+        """Sends tied weights of layers that are now unsharded to the stages that use them."""
+        available = set(layers)
+        for layer, tied in self.tensors.tied_as_owner.items():
+            if tied.owner_layer in available:
                 yield Instruction("send_tied_weights", layer)
 
-    def spread(self, layer: int) -> Iterator[Instruction]:
-        """Puts what the device has updated together with what the others have."""
-        if layer in self._owned and parts(self._plan) > 1:
+    def all_gather_params(self, layer: int) -> Iterator[Instruction]:
+        """All-gathers a weight shard whose parts were updated by different replicas."""
+        if layer in self._owned and updates_per_shard(self._plan) > 1:
             yield Instruction("all_gather_params", layer)
 
-    def forget(self, layer: int) -> Instruction:
-        """Frees what is near of a layer that is not in use; its home holds the same."""
-        return Instruction("free_shard" if self._shares else "free_weights", layer)
+    def free(self, layer: int) -> Instruction:
+        """Frees the device copy of a layer that is not in use; the offload tier has the same."""
+        return Instruction("free_shard" if self._shards_weights else "free_weights", layer)
 
-    def _summed(self, layer: int) -> Iterator[Instruction]:
-        """What follows the last backward pass that adds to a layer's gradient."""
-        for name, loan in self.holding.lends.items():
-            if loan.owner_layer == layer:
-                yield Instruction("accumulate_tied_grads", name)
-        if self.holding.reduces(layer):
+    def _reduce(self, layer: int) -> Iterator[Instruction]:
+        """The communication that follows the last backward pass that adds to a layer's gradient."""
+        for user_layer, tied in self.tensors.tied_as_owner.items():
+            if tied.owner_layer == layer:
+                yield Instruction("accumulate_tied_grads", user_layer)
+        if self.tensors.reduces_gradients(layer):
             yield Instruction("reduce_grads", layer)
 
-    def _update(self, layers: Sequence[int], cloth: "_Cloth") -> None:
-        """Sets updates where each gradient is whole.
+    def _insert_updates(self, layers: Sequence[int], timeline: "_PassTimeline") -> None:
+        """Inserts each layer's update where its gradient is complete.
 
-        An update goes on beside the passes that follow. To put its parts together at once would
-        wait for its end, so that comes when the next layer's update begins, or the weights go.
+        An update runs in the background of the passes that follow. All-gathering its parts at once
+        would wait for its end, so that happens when the next layer's update begins or the weights
+        are freed, whichever is first.
         """
-        for layer, following in pairwise((*layers, None)):
+        for layer, next_layer in pairwise((*layers, None)):
             if layer is None:
                 return
-            here = cloth.added[layer]
-            then = cloth.end if following is None else cloth.added[following]
-            cloth.after[here].append(Instruction("update", layer))
-            goes = cloth.released.get(layer, here)
-            (cloth.before[goes] if here < goes <= then else cloth.after[then]).extend(
-                self._agree(layer)
+            start = timeline.last_gradient[layer]
+            end = timeline.end if next_layer is None else timeline.last_gradient[next_layer]
+            timeline.after[start].append(Instruction("update", layer))
+            freed = timeline.last_free.get(layer, start)
+            (timeline.before[freed] if start < freed <= end else timeline.after[end]).extend(
+                self._after_update(layer)
             )
 
-    def _agree(self, layer: int) -> Iterator[Instruction]:
-        """What follows an update during the backward pass."""
-        yield from self.spread(layer)
-        if self._shares and layer not in self._resident:
-            yield self.forget(layer)
+    def _after_update(self, layer: int) -> Iterator[Instruction]:
+        """The instructions that follow an update during the backward pass."""
+        yield from self.all_gather_params(layer)
+        if self._shards_weights and layer not in self._resident:
+            yield self.free(layer)
 
 
-class _Cloth:
-    """Passes, when each layer is used in them, and what is set before and after each."""
+class _PassTimeline:
+    """A stage's passes, the positions where each layer is used, and the insertions at each pass."""
 
-    def __init__(self, passes: Sequence[Instruction], holding: Holding) -> None:
+    def __init__(self, passes: Sequence[Instruction], tensors: StageTensors) -> None:
         self._passes = passes
         self.before: dict[int, list[Instruction]] = defaultdict(list)
         self.after: dict[int, list[Instruction]] = defaultdict(list)
-        self.first: dict[int, int] = {}
-        """Where a layer is used first."""
-        self.read: dict[int, int] = {}
-        """Where a pass needs an owner's weights last."""
-        self.added: dict[int, int] = {}
-        """Where something is added to an owner's gradient last."""
-        self.released: dict[int, int] = {}
-        """Where a layer's whole weights are freed last."""
-        self.sent: dict[int, int] = {}
-        """Where the gradient leaves for the stage before that a backward pass is on the way to."""
+        self.first_use: dict[int, int] = {}
+        """First pass of each layer."""
+        self.last_use: dict[int, int] = {}
+        """Last pass that needs the weights of each owner layer."""
+        self.last_gradient: dict[int, int] = {}
+        """Last pass that adds to the gradient of each owner layer."""
+        self.last_free: dict[int, int] = {}
+        """Last position where a layer's full weights are freed."""
+        self.next_send: dict[int, int] = {}
+        """For each backward pass, the position that sends its input gradient to the previous stage."""
         self.end = len(passes) - 1
-        onward: list[int] = []
+        unsent: list[int] = []
         for index, (kind, layer, _) in enumerate(passes):
-            if kind in _BACK:
-                onward.append(index)
+            if kind in _BACKWARD_KINDS:
+                unsent.append(index)
             else:
                 if kind == "send":
-                    self.sent.update(dict.fromkeys(onward, index))
-                onward.clear()
+                    self.next_send.update(dict.fromkeys(unsent, index))
+                unsent.clear()
             if layer is None:
                 continue
             if kind == "free_weights":
-                self.released[layer] = index
+                self.last_free[layer] = index
             elif kind in WEIGHT_PASSES or kind in GRADIENT_PASSES:
-                self.first.setdefault(layer, index)
-                for target in holding.targets(layer):
-                    # Also the weights' part of a backward pass: autograd's graph, from which it
-                    # goes on, ends in them.
-                    self.read[target] = index
+                self.first_use.setdefault(layer, index)
+                for target in tensors.gradient_targets(layer):
+                    # A weight-gradient pass uses the weights too: they are leaves of the autograd
+                    # graph that it continues from.
+                    self.last_use[target] = index
                     if kind in GRADIENT_PASSES:
-                        self.added[target] = index
+                        self.last_gradient[target] = index
 
     def __iter__(self) -> Iterator[Instruction]:
         for index, instruction in enumerate(self._passes):

@@ -1,21 +1,21 @@
-"""Lowering: a plan and a graph become one list of instructions for each device.
+"""Lowering: turns a plan and a graph into one list of instructions for each device.
 
-A message is named by the layer whose output crosses the boundary. So a stage that sends a layer of
-its own sends that layer's output onward, and one that sends the layer before its first sends the
-gradient of that output back; receiving is the mirror image.
+A message is named after the layer whose output crosses the stage boundary. A stage that sends one
+of its own layers sends that layer's output to the next stage; a stage that sends the layer before
+its first sends the gradient of that output back. Receives mirror this.
 
-Shared weights are gathered once for each chunk of layers, before its first pass, and are whole
-until the last pass that needs them: they move once a step, however many micro-batches it has.
+Sharded weights are unsharded once for each model chunk, before its first pass, and stay so until
+the last pass that needs them: they are communicated once a step, however many micro-batches it has.
 """
 
 from collections.abc import Iterator
 
 from windlass.program.device_mesh import chunks_of_stage, mesh_coord
 from windlass.program.instruction import Instruction, Program
-from windlass.program.lowering.insert_collectives import Weave
-from windlass.program.lowering.lower_offload import stream
-from windlass.program.phases import needs, owned, travelling
-from windlass.program.pipeline_schedules import Pass, passes
+from windlass.program.lowering.insert_collectives import CollectiveInserter
+from windlass.program.lowering.lower_offload import lower_offloaded_stage
+from windlass.program.phases import offloaded_activation_layers, owned_layers, phase_needs
+from windlass.program.pipeline_schedules import PipelinePass, stage_passes
 from windlass.program.validate_plan import require_lowerable
 from windlass.schema.graph import Graph
 from windlass.schema.plan import Plan
@@ -24,101 +24,101 @@ _Instructions = tuple[Instruction, ...]
 
 
 def lower(plan: Plan, graph: Graph) -> tuple[Program, ...]:
-    """The programs of one step, one for each device, in the order of `layout.place_of`.
+    """The programs of one step, one for each device, in the order of their global ranks.
 
     Raises:
-        Faults: the plan asks for what this version does not yet lower, or does not cover the graph.
+        InputErrors: this version cannot lower the plan, or the plan does not cover the graph.
     """
     require_lowerable(plan, graph)
     label = plan.label
-    stages = [_stage(plan, graph, stage) for stage in range(plan.parallel.pipeline)]
-    places = (mesh_coord(device, plan.parallel) for device in range(plan.parallel.devices))
-    # Not validated again: tens of thousands of instructions were just built from typed values.
+    stages = [_lower_stage(plan, graph, stage) for stage in range(plan.parallel.pipeline)]
+    coords = (mesh_coord(device, plan.parallel) for device in range(plan.parallel.devices))
+    # Built without validation: tens of thousands of instructions were just made from typed values.
     return tuple(
         Program.model_construct(
             plan=label,
             device=device,
-            instructions=stages[place.stage][0],
-            flush_deferred_updates=stages[place.stage][1],
+            instructions=stages[coord.stage][0],
+            flush_deferred_updates=stages[coord.stage][1],
         )
-        for device, place in enumerate(places)
+        for device, coord in enumerate(coords)
     )
 
 
-def _stage(plan: Plan, graph: Graph, stage: int) -> tuple[_Instructions, _Instructions]:
+def _lower_stage(plan: Plan, graph: Graph, stage: int) -> tuple[_Instructions, _Instructions]:
     if plan.is_offloaded("parameters"):
-        return stream(plan, graph, stage)
-    ordered = _Ordered(plan, graph, stage)
-    return tuple(ordered.step()), ()
+        return lower_offloaded_stage(plan, graph, stage)
+    return tuple(_ResidentStage(plan, graph, stage).step()), ()
 
 
-class _Ordered:
-    """One stage whose weights stay near: its passes in the plan's order."""
+class _ResidentStage:
+    """Lowers a stage whose weights stay in device memory: its passes in the schedule's order."""
 
     def __init__(self, plan: Plan, graph: Graph, stage: int) -> None:
         self._plan, self._stage = plan, stage
         self._end = graph.layers
-        self._bounds = [
-            (plan.stages[chunk].first, plan.stages[chunk].last) for chunk in chunks_of_stage(plan, stage)
+        self._chunks = [
+            (plan.stages[chunk].first_layer, plan.stages[chunk].end_layer)
+            for chunk in chunks_of_stage(plan, stage)
         ]
-        self._needs = needs(plan, graph, stage)
-        self._weave = Weave(plan, graph, stage)
-        self._owned = owned(plan, graph, stage)
-        self._again = self._weave.holding.again
-        self._travelling = frozenset(travelling(plan, stage))
+        self._needs = phase_needs(plan, graph, stage)
+        self._inserter = CollectiveInserter(plan, graph, stage)
+        self._owned = owned_layers(plan, graph, stage)
+        self._recomputed = self._inserter.tensors.recomputed_layers
+        self._offloaded_outputs = frozenset(offloaded_activation_layers(plan, stage))
 
     def step(self) -> Iterator[Instruction]:
-        """One step."""
-        yield from self._weave.woven(tuple(self._passes()))
+        """The instructions of one step."""
+        yield from self._inserter.insert(tuple(self._passes()))
         if self._plan.clip:
             yield Instruction("grad_norm")
-        for layer in self._owned if self._plan.offloads else self._weave.holding.layers:
+        for layer in self._owned if self._plan.offloads else self._inserter.tensors.layers:
             yield Instruction("update", layer)
-            yield from self._weave.spread(layer)
+            yield from self._inserter.all_gather_params(layer)
         yield Instruction("sync")
 
     def _passes(self) -> Iterator[Instruction]:
         if self._plan.sharding.parameters == 1:
-            yield from self._weave.lend(self._owned)
-        whole: set[int] = set()
-        for turn in passes(self._plan, self._stage):
-            due = [layer for layer in self._needs[turn.chunk] if layer not in whole]
-            whole.update(due)
-            if due and self._plan.sharding.parameters > 1:
-                yield from self._weave.gather(due)
-                yield from self._weave.lend(due)
-            yield from self._pass(turn)
+            yield from self._inserter.send_tied_weights(self._owned)
+        unsharded: set[int] = set()
+        for item in stage_passes(self._plan, self._stage):
+            missing = [layer for layer in self._needs[item.chunk] if layer not in unsharded]
+            unsharded.update(missing)
+            if missing and self._plan.sharding.parameters > 1:
+                yield from self._inserter.unshard(missing)
+                yield from self._inserter.send_tied_weights(missing)
+            yield from self._lower_pass(item)
 
-    def _pass(self, turn: Pass) -> Iterator[Instruction]:
-        first, last = self._bounds[turn.chunk]
-        if turn.kind == "forward":
-            yield from self._forward(first, last, turn.micro)
-        elif turn.kind == "backward_weight":
-            for layer in reversed(range(first, last)):
-                yield Instruction("backward_weight", layer, turn.micro)
+    def _lower_pass(self, item: PipelinePass) -> Iterator[Instruction]:
+        first, end = self._chunks[item.chunk]
+        if item.kind == "forward":
+            yield from self._forward(first, end, item.micro_batch)
+        elif item.kind == "backward_weight":
+            for layer in reversed(range(first, end)):
+                yield Instruction("backward_weight", layer, item.micro_batch)
         else:
-            yield from self._backward(first, last, turn)
+            yield from self._backward(first, end, item)
 
-    def _forward(self, first: int, last: int, micro: int) -> Iterator[Instruction]:
-        if first == 0 or last == self._end:  # tokens feed the embedding and the loss
-            yield Instruction("load_batch", None, micro)
+    def _forward(self, first: int, end: int, micro_batch: int) -> Iterator[Instruction]:
+        if first == 0 or end == self._end:  # the embedding and the loss take tokens
+            yield Instruction("load_batch", None, micro_batch)
         if first > 0:
-            yield Instruction("receive", first - 1, micro)
-        for layer in range(first, last):
-            yield Instruction("forward", layer, micro)
-            if layer - 1 in self._travelling:
-                yield Instruction("offload_activation", layer - 1, micro)
-        if last < self._end:
-            yield Instruction("send", last - 1, micro)
+            yield Instruction("receive", first - 1, micro_batch)
+        for layer in range(first, end):
+            yield Instruction("forward", layer, micro_batch)
+            if layer - 1 in self._offloaded_outputs:
+                yield Instruction("offload_activation", layer - 1, micro_batch)
+        if end < self._end:
+            yield Instruction("send", end - 1, micro_batch)
 
-    def _backward(self, first: int, last: int, turn: Pass) -> Iterator[Instruction]:
-        if last < self._end:
-            yield Instruction("receive", last - 1, turn.micro)
-        for layer in reversed(range(first, last)):
-            if layer - 1 in self._travelling:
-                yield Instruction("reload_activation", layer - 1, turn.micro)
-            if layer in self._again:
-                yield Instruction("recompute", layer, turn.micro)
-            yield Instruction(turn.kind, layer, turn.micro)
+    def _backward(self, first: int, end: int, item: PipelinePass) -> Iterator[Instruction]:
+        if end < self._end:
+            yield Instruction("receive", end - 1, item.micro_batch)
+        for layer in reversed(range(first, end)):
+            if layer - 1 in self._offloaded_outputs:
+                yield Instruction("reload_activation", layer - 1, item.micro_batch)
+            if layer in self._recomputed:
+                yield Instruction("recompute", layer, item.micro_batch)
+            yield Instruction(item.kind, layer, item.micro_batch)
         if first > 0:
-            yield Instruction("send", first - 1, turn.micro)
+            yield Instruction("send", first - 1, item.micro_batch)

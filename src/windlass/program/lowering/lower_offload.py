@@ -1,20 +1,22 @@
-"""Streaming: the program of a stage whose weights have their home beyond the near tier.
+"""Weight streaming: lowers a stage whose weights are offloaded between their uses.
 
-Forward, phase by phase: all micro-batches run through one phase while the weights of the next come.
-Backward, in reverse: while a phase computes, the weights of the one before it come, and each
-layer's gradient leaves as soon as its last micro-batch has added to it. So weights move once in
-each direction of a step, however many micro-batches it has. In a pipeline every stage does so: its
-first phase takes each micro-batch from the stage before, its last one hands it on.
+Forward runs phase by phase: all micro-batches run through one phase while the weights of the next
+are prefetched. Backward runs in reverse: while a phase computes, the weights of the one before it
+are prefetched, and each layer's gradient is offloaded as soon as its last micro-batch has added to
+it. So weights are transferred once in each direction of a step, however many micro-batches it has.
+In a pipeline every stage does so: its first phase receives each micro-batch from the previous
+stage, its last phase sends it on.
 
-Where replicas share weights, each fetches its shard; a phase gathers its layers as it begins, so
-that only one phase is whole at a time, beside the shards of the next.
+Where replicas share weights, each prefetches its shard. A phase unshards its layers as it begins, so
+that only one phase is unsharded at a time, beside the shards of the next.
 
-A layer's micro-batches add to a gradient in the order that they do in memory, so that the sums are
-the same bit for bit. Layers of two phases that share a weight do not take turns as in memory: the
-later one's micro-batches all come first.
+A layer's micro-batches add to its gradient in the same order as without offloading, so that the
+sums are equal bit for bit. The exception are layers of two phases that share a tied weight: without
+offloading they alternate, here all micro-batches of the later layer come first.
 
-With clipping the norm is known only at the end. Layers that are away by then are updated at their
-first fetch in the next step, or by `settle` if there is none.
+With gradient clipping the norm is known only at the end of a step. Layers that are offloaded by
+then are updated at their first prefetch in the next step, or by `flush_deferred_updates` if there
+is none.
 
 Source: the order of passes is that of Pudipeddi et al. 2020, L2L, arXiv:2002.05645, with phases in
 place of single layers.
@@ -23,91 +25,101 @@ place of single layers.
 from collections.abc import Iterable, Iterator
 
 from windlass.program.instruction import Instruction
-from windlass.program.lowering.insert_collectives import Weave
-from windlass.program.phases import departing, needs, owned, put_off, resident, travelling
+from windlass.program.lowering.insert_collectives import CollectiveInserter
+from windlass.program.phases import (
+    deferred_update_layers,
+    offloaded_activation_layers,
+    offloaded_gradient_layers,
+    owned_layers,
+    phase_needs,
+    resident_layers,
+)
 from windlass.schema.graph import Graph
 from windlass.schema.plan import Plan
 
 _Instructions = tuple[Instruction, ...]
 
 
-def stream(plan: Plan, graph: Graph, stage: int) -> tuple[_Instructions, _Instructions]:
-    """The instructions of one step of a stage, and those that settle what it puts off.
+def lower_offloaded_stage(
+    plan: Plan, graph: Graph, stage: int
+) -> tuple[_Instructions, _Instructions]:
+    """The instructions of one step of a stage, and those that flush its deferred updates.
 
     Args:
-        plan: legal, with weights far.
-        graph: that it cuts.
+        plan: a valid plan with offloaded parameters.
+        graph: the plan's full graph.
         stage: index of the stage.
     """
-    lowering = _Stream(plan, graph, stage)
-    return tuple(lowering.step()), tuple(lowering.settle())
+    lowering = _OffloadedStage(plan, graph, stage)
+    return tuple(lowering.step()), tuple(lowering.flush_deferred_updates())
 
 
-class _Stream:
+class _OffloadedStage:
     def __init__(self, plan: Plan, graph: Graph, stage: int) -> None:
         self._plan = plan
         self._phases = plan.stages[stage].phases
         self._last = len(self._phases) - 1
-        self._starts = plan.stages[stage].first
-        self._ends = plan.stages[stage].last
-        self._turns = self._ends == graph.layers
-        """Whether the stage ends the chain: then its last phase turns at once."""
-        self._micros = range(plan.batch.accumulation)
-        self._needs = needs(plan, graph, stage)
-        self._owned = owned(plan, graph, stage)
-        self._resident = resident(plan, graph, stage)
-        self._put_off = put_off(plan, graph, stage)
-        self._departing = frozenset(departing(plan, graph, stage))
-        self._travelling = frozenset(travelling(plan, stage))
-        self._weave = Weave(plan, graph, stage)
-        self._again = self._weave.holding.again
-        self._shares = plan.sharding.parameters > 1
+        self._first_layer = plan.stages[stage].first_layer
+        self._end_layer = plan.stages[stage].end_layer
+        self._has_loss = self._end_layer == graph.layers
+        """Whether the stage ends the model: then the last phase's backward follows at once."""
+        self._micro_batches = range(plan.batch.accumulation)
+        self._needs = phase_needs(plan, graph, stage)
+        self._owned = owned_layers(plan, graph, stage)
+        self._resident = resident_layers(plan, graph, stage)
+        self._deferred = deferred_update_layers(plan, graph, stage)
+        self._offloaded_gradients = frozenset(offloaded_gradient_layers(plan, graph, stage))
+        self._offloaded_outputs = frozenset(offloaded_activation_layers(plan, stage))
+        self._inserter = CollectiveInserter(plan, graph, stage)
+        self._recomputed = self._inserter.tensors.recomputed_layers
+        self._shards_weights = plan.sharding.parameters > 1
 
     def step(self) -> Iterator[Instruction]:
-        """One step."""
-        yield from self._weave.woven((*self._all_forward(), *self._all_backward()))
+        """The instructions of one step."""
+        yield from self._inserter.insert((*self._all_forward(), *self._all_backward()))
         if self._plan.clip:
             yield Instruction("grad_norm")
         for layer in self._owned:
-            if layer not in self._departing:
+            if layer not in self._offloaded_gradients:
                 yield Instruction("update", layer)
-                yield from self._weave.spread(layer)
+                yield from self._inserter.all_gather_params(layer)
         yield Instruction("sync")
 
-    def settle(self) -> Iterator[Instruction]:
-        """What the step has put off, one layer after the other beside the first phase."""
-        for layer in self._put_off:
+    def flush_deferred_updates(self) -> Iterator[Instruction]:
+        """The deferred updates, one layer at a time beside the first phase's weights."""
+        for layer in self._deferred:
             yield Instruction("update", layer)
-            yield from self._weave.spread(layer)
-            yield self._weave.forget(layer)
+            yield from self._inserter.all_gather_params(layer)
+            yield self._inserter.free(layer)
 
     def _all_forward(self) -> Iterator[Instruction]:
         used = set[int]()
         for phase in range(self._last + 1):
             if phase < self._last:
                 for layer in self._only(phase + 1, phase):
-                    due = layer in self._put_off and layer not in used
-                    yield Instruction("update" if due else "prefetch_weights", layer)
-            yield from self._begin(phase, used)
-            if phase == self._last and self._turns:
+                    is_due = layer in self._deferred and layer not in used
+                    yield Instruction("update" if is_due else "prefetch_weights", layer)
+            yield from self._begin_phase(phase, used)
+            if phase == self._last and self._has_loss:
                 return
-            for micro in self._micros:
-                yield from self._forward(phase, micro)
+            for micro_batch in self._micro_batches:
+                yield from self._forward(phase, micro_batch)
             if phase < self._last:
-                yield from self._release(self._only(phase, phase + 1))
+                yield from self._free(self._only(phase, phase + 1))
 
-    def _begin(self, phase: int, used: set[int]) -> Iterator[Instruction]:
-        """Makes a phase's weights whole; those that are used first are brought up to date and lent.
+    def _begin_phase(self, phase: int, used: set[int]) -> Iterator[Instruction]:
+        """Unshards a phase's weights; on first use completes their update and sends tied weights.
 
-        An update goes on beside the phase before: only now is it time to put its parts together.
+        An update runs in the background of the phase before, so that its parts are all-gathered
+        only now.
         """
         layers = self._only(phase, phase - 1) if phase else self._needs[0]
-        new = [layer for layer in layers if layer not in used]
-        for layer in new:
-            if layer in self._put_off:
-                yield from self._weave.spread(layer)
-        yield from self._weave.gather(layers)
-        yield from self._weave.lend(new)
+        first_used = [layer for layer in layers if layer not in used]
+        for layer in first_used:
+            if layer in self._deferred:
+                yield from self._inserter.all_gather_params(layer)
+        yield from self._inserter.unshard(layers)
+        yield from self._inserter.send_tied_weights(first_used)
         used.update(layers)
 
     def _all_backward(self) -> Iterator[Instruction]:
@@ -116,56 +128,58 @@ class _Stream:
                 for layer in reversed(self._only(phase - 1, phase)):
                     yield Instruction("prefetch_weights", layer)
             if phase < self._last:
-                yield from self._weave.gather(reversed(self._only(phase, phase + 1)))
-            for micro in self._micros:
-                if phase == self._last and self._turns:
-                    # Its weights are there, so that nothing has to be kept for it.
-                    yield from self._forward(phase, micro)
-                yield from self._backward(phase, micro)
+                yield from self._inserter.unshard(reversed(self._only(phase, phase + 1)))
+            for micro_batch in self._micro_batches:
+                if phase == self._last and self._has_loss:
+                    # Forward runs right before backward here, so that nothing has to be saved.
+                    yield from self._forward(phase, micro_batch)
+                yield from self._backward(phase, micro_batch)
             if phase > 0:
-                yield from self._release(self._leaving(phase))
+                yield from self._free(self._freed_after_backward(phase))
 
-    def _leaving(self, phase: int) -> tuple[int, ...]:
-        """The layers that are released after a phase's backward passes.
+    def _freed_after_backward(self, phase: int) -> tuple[int, ...]:
+        """The layers that are freed after a phase's backward passes.
 
-        Where weights are shared, those that come again; the others were released at their last use.
+        Where weights are sharded these are the layers that an earlier phase uses again; the others
+        were freed at their last use.
         """
         layers = self._only(phase, phase - 1)
-        if not self._shares:
+        if not self._shards_weights:
             return layers
-        lower = {layer for needed in self._needs[:phase] for layer in needed}
-        return tuple(layer for layer in layers if layer in lower)
+        used_earlier = {layer for needed in self._needs[:phase] for layer in needed}
+        return tuple(layer for layer in layers if layer in used_earlier)
 
     def _only(self, phase: int, other: int) -> tuple[int, ...]:
         """The layers that one phase needs and the other does not."""
         return tuple(layer for layer in self._needs[phase] if layer not in self._needs[other])
 
-    def _release(self, layers: Iterable[int]) -> Iterator[Instruction]:
+    def _free(self, layers: Iterable[int]) -> Iterator[Instruction]:
         for layer in layers:
             yield Instruction("free_weights", layer)
 
-    def _forward(self, phase: int, micro: int) -> Iterator[Instruction]:
-        first, last = self._phases[phase]
-        if first == 0 or (self._turns and self._starts > 0 and phase == self._last):
-            yield Instruction("load_batch", None, micro)
-        if first == self._starts and first > 0:
-            yield Instruction("receive", first - 1, micro)
-        for layer in range(first, last):
-            yield Instruction("forward", layer, micro)
-            if layer - 1 in self._travelling:
-                yield Instruction("offload_activation", layer - 1, micro)
-        if last == self._ends and not self._turns:
-            yield Instruction("send", last - 1, micro)
+    def _forward(self, phase: int, micro_batch: int) -> Iterator[Instruction]:
+        first, end = self._phases[phase]
+        takes_targets = self._has_loss and self._first_layer > 0 and phase == self._last
+        if first == 0 or takes_targets:
+            yield Instruction("load_batch", None, micro_batch)
+        if first == self._first_layer and first > 0:
+            yield Instruction("receive", first - 1, micro_batch)
+        for layer in range(first, end):
+            yield Instruction("forward", layer, micro_batch)
+            if layer - 1 in self._offloaded_outputs:
+                yield Instruction("offload_activation", layer - 1, micro_batch)
+        if end == self._end_layer and not self._has_loss:
+            yield Instruction("send", end - 1, micro_batch)
 
-    def _backward(self, phase: int, micro: int) -> Iterator[Instruction]:
-        first, last = self._phases[phase]
-        if last == self._ends and not self._turns:
-            yield Instruction("receive", last - 1, micro)
-        for layer in reversed(range(first, last)):
-            if layer - 1 in self._travelling:
-                yield Instruction("reload_activation", layer - 1, micro)
-            if layer in self._again:
-                yield Instruction("recompute", layer, micro)
-            yield Instruction("backward", layer, micro)
-        if first == self._starts and first > 0:
-            yield Instruction("send", first - 1, micro)
+    def _backward(self, phase: int, micro_batch: int) -> Iterator[Instruction]:
+        first, end = self._phases[phase]
+        if end == self._end_layer and not self._has_loss:
+            yield Instruction("receive", end - 1, micro_batch)
+        for layer in reversed(range(first, end)):
+            if layer - 1 in self._offloaded_outputs:
+                yield Instruction("reload_activation", layer - 1, micro_batch)
+            if layer in self._recomputed:
+                yield Instruction("recompute", layer, micro_batch)
+            yield Instruction("backward", layer, micro_batch)
+        if first == self._first_layer and first > 0:
+            yield Instruction("send", first - 1, micro_batch)

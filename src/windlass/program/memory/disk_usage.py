@@ -2,15 +2,15 @@
 
 from dataclasses import dataclass
 
-from windlass.program.memory.layer_sizes import sizes_of
-from windlass.program.memory.offloaded_bytes import far_bytes
+from windlass.program.memory.layer_sizes import plan_layer_sizes
+from windlass.program.memory.offloaded_bytes import offloaded_bytes_by_tier
 from windlass.schema.graph import Graph
-from windlass.schema.plan import HOST, Plan
+from windlass.schema.plan import HOST_TIER, Plan
 from windlass.schema.request import TrainRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Room:
+class DiskUsage:
     """Bytes on the disk, when there are most."""
 
     state_bytes: int
@@ -26,7 +26,7 @@ class Room:
         return self.state_bytes + self.checkpoints * self.checkpoint_bytes
 
 
-def room(plan: Plan, graph: Graph, settings: TrainRequest, *, done: int = 0, kept: int = 0) -> Room:
+def disk_usage(plan: Plan, graph: Graph, settings: TrainRequest, *, steps_done: int = 0, checkpoints_present: int = 0) -> DiskUsage:
     """The room that a run needs: `state + checkpoints x checkpoint`.
 
     A checkpoint is whole before the oldest one goes, so `keep + 1` are there together. Where the
@@ -41,22 +41,22 @@ def room(plan: Plan, graph: Graph, settings: TrainRequest, *, done: int = 0, kep
         done: steps that the run has done before it goes on.
         kept: checkpoints that are there already.
     """
-    saves = kept + -(-settings.steps // settings.save_every) - done // settings.save_every
-    linked = plan.is_offloaded("optimizer") and plan.offload.optimizer != HOST
+    saves = checkpoints_present + -(-settings.steps // settings.save_every) - steps_done // settings.save_every
+    linked = plan.is_offloaded("optimizer") and plan.offload.optimizer != HOST_TIER
     apart = saves - 1 if linked else saves
-    return Room(
+    return DiskUsage(
         state_bytes=sum(
             sum(classes.values())
-            for tier, classes in far_bytes(plan, graph).items()
-            if tier != HOST
+            for tier, classes in offloaded_bytes_by_tier(plan, graph).items()
+            if tier != HOST_TIER
         ),
         checkpoint_bytes=_checkpoint_bytes(plan, graph),
-        checkpoints=min(max(settings.keep, kept) + 1, apart),
+        checkpoints=min(max(settings.keep, checkpoints_present) + 1, apart),
     )
 
 
 def _checkpoint_bytes(plan: Plan, graph: Graph) -> int:
     """Masters and moments of all weights."""
-    sizes = sizes_of(plan, graph)
+    sizes = plan_layer_sizes(plan, graph)
     masters = sum(each.weights for each in sizes) if not plan.has_master_weights else 0
     return masters + sum(each.optimizer for each in sizes)

@@ -9,17 +9,17 @@ from collections.abc import Hashable
 from itertools import pairwise
 
 from windlass.program.instruction import GRADIENT_PASSES, Instruction, InstructionKind
-from windlass.program.memory.pass_effects import Passes
-from windlass.program.memory.stage_tensors import Holding
-from windlass.program.memory.values import Effect, Value
-from windlass.program.phases import departing, put_off, resident
+from windlass.program.memory.pass_effects import PassEffects
+from windlass.program.memory.stage_tensors import StageTensors
+from windlass.program.memory.values import Effect, TensorId
+from windlass.program.phases import offloaded_gradient_layers, deferred_update_layers, resident_layers
 from windlass.schema.graph import Graph
 from windlass.schema.plan import Plan
 
 _LOANS = ("send_tied_weights", "recv_tied_weights", "send_tied_grads", "accumulate_tied_grads")
 
 
-class Effects:
+class InstructionEffects:
     """The effects of the instructions of one stage of a plan.
 
     Args:
@@ -29,54 +29,54 @@ class Effects:
     """
 
     def __init__(self, plan: Plan, graph: Graph, stage: int = 0) -> None:
-        self.holding = Holding(plan, graph, stage)
-        self._passes = Passes(self.holding)
-        self._near = frozenset(resident(plan, graph, stage))
+        self.holding = StageTensors(plan, graph, stage)
+        self._passes = PassEffects(self.holding)
+        self._near = frozenset(resident_layers(plan, graph, stage))
         self._near_state = not plan.is_offloaded("optimizer")
         self._far_weights = plan.is_offloaded("parameters")
         self._shares_weights = plan.sharding.parameters > 1
         self._shares_state = plan.sharding.optimizer > 1
-        self.put_off = frozenset(put_off(plan, graph, stage))
+        self.deferred_updates = frozenset(deferred_update_layers(plan, graph, stage))
         """Layers whose update waits for the next step; their gradients lie at home meanwhile."""
-        self.departing = departing(plan, graph, stage)
+        self.offloaded_gradients = offloaded_gradient_layers(plan, graph, stage)
         """Layers whose gradients leave during the backward pass, in that order."""
-        self._left_before = {after: before for before, after in pairwise(self.departing)}
+        self._left_before = {after: before for before, after in pairwise(self.offloaded_gradients)}
 
     @property
-    def recomputed(self) -> tuple[int, ...]:
+    def recomputed_layers(self) -> tuple[int, ...]:
         """The stage's layers whose forward runs again before their backward."""
-        return tuple(at for at in self.holding.layers if at in self.holding.again)
+        return tuple(at for at in self.holding.layers if at in self.holding.recomputed_layers)
 
     @property
-    def resident(self) -> tuple[Value, ...]:
+    def resident_tensors(self) -> tuple[TensorId, ...]:
         """What is there before a step and after it: weights and optimizer state, if near.
 
         Where updates are put off, also the gradients that wait at home for them; where outputs go
         home, room for one that is on its way.
         """
-        values: list[Value] = [] if self._near_state else [Value("staging")]
+        values: list[TensorId] = [] if self._near_state else [TensorId("staging")]
         if self.holding.plan.is_offloaded("activations"):
-            values.append(Value("passing"))
+            values.append(TensorId("passing"))
         for layer in self.holding.layers:
             if not self.holding.sizes[layer].weights:
                 continue
             if layer in self._near:
-                values.append(self.holding.held(layer))
+                values.append(self.holding.weights_between_passes(layer))
             if self._near_state:
-                values.append(Value("optimizer", layer))
-            if layer in self.put_off:
-                values.append(Value("gradients at home", layer))
+                values.append(TensorId("optimizer", layer))
+            if layer in self.deferred_updates:
+                values.append(TensorId("gradients at home", layer))
         return tuple(values)
 
-    def bytes_of(self, value: Value) -> int:
+    def bytes_of(self, value: TensorId) -> int:
         """How large a value is."""
         return self.holding.bytes_of(value)
 
-    def targets(self, layer: int) -> tuple[int, ...]:
+    def gradient_targets(self, layer: int) -> tuple[int, ...]:
         """The layers at which the gradients of a layer's weights are summed: its own and tied."""
-        return self.holding.targets(layer)
+        return self.holding.gradient_targets(layer)
 
-    def of(self, instruction: Instruction, made: frozenset[int] | set[int]) -> Effect:
+    def effect_of(self, instruction: Instruction, made: frozenset[int] | set[int]) -> Effect:
         """What an instruction does.
 
         Args:
@@ -90,16 +90,16 @@ class Effects:
         if kind == "grad_norm":
             return self._norm()
         if kind == "sync":
-            return self._leave(() if self.put_off else self.departing[-1:])
+            return self._leave(() if self.deferred_updates else self.offloaded_gradients[-1:])
         if kind == "load_batch":
-            return Effect(makes=(Value("tokens", None, micro),))
+            return Effect(makes=(TensorId("tokens", None, micro),))
         if layer is None:
             raise ValueError(f"{kind} needs a layer")
         if kind in ("send", "receive"):
             return self._message(kind, layer, micro)
         if kind in _LOANS:
             return self._loan(kind, layer)
-        if layer not in self.holding.on:
+        if layer not in self.holding.layer_set:
             raise ValueError(f"layer {layer} is not on this stage")
         if micro is None:
             return self._change(kind, layer)
@@ -115,22 +115,22 @@ class Effects:
         kind, layer, micro = instruction
         if layer is None:
             return kind
-        if kind in _LOANS or (micro is None and (self.departing or self.put_off)):
+        if kind in _LOANS or (micro is None and (self.offloaded_gradients or self.deferred_updates)):
             return kind, layer
-        kinds, on = self.holding.kinds, self.holding.on
+        kinds, on = self.holding.kinds, self.holding.layer_set
         before = (kinds[layer - 1], self._passes.starts_backward(layer - 1)) if layer else None
-        edge = layer in (0, self.holding.end)
-        again = layer in self.holding.again
+        edge = layer in (0, self.holding.last_layer)
+        again = layer in self.holding.recomputed_layers
         summed: tuple[bool, ...] = ()
         if kind in GRADIENT_PASSES:
-            summed = tuple(target in made for target in self.targets(layer))
+            summed = tuple(target in made for target in self.gradient_targets(layer))
         selective = layer in self.holding.selective
         return kind, kinds[layer], before, edge, again, selective, layer in on, summed
 
     def _compute(
         self, kind: InstructionKind, layer: int, micro: int, made: frozenset[int] | set[int]
     ) -> Effect:
-        near, away = Value("output", layer, micro), Value("output at home", layer, micro)
+        near, away = TensorId("output", layer, micro), TensorId("output at home", layer, micro)
         if kind == "forward":
             return self._passes.forward(layer, micro)
         if kind == "recompute":
@@ -153,14 +153,14 @@ class Effects:
             return self._update(layer)
         if kind == "offload_grads":
             left = self._leave(self._before(layer))
-            reads = (self.holding.gradient(layer), *left.reads)
-            return Effect(reads, (Value("gradients at home", layer),), left.frees)
+            reads = (self.holding.final_gradient(layer), *left.reads)
+            return Effect(reads, (TensorId("gradients at home", layer),), left.frees)
         if kind == "reduce_grads":
             return self._reduce(layer)
         return self._move(kind, layer)
 
     def _move(self, kind: InstructionKind, layer: int) -> Effect:
-        held, weights = self.holding.held(layer), Value("weights", layer)
+        held, weights = self.holding.weights_between_passes(layer), TensorId("weights", layer)
         if kind == "prefetch_weights":
             return Effect(makes=(held,))
         if kind == "free_weights":
@@ -175,40 +175,40 @@ class Effects:
 
     def _reduce(self, layer: int) -> Effect:
         """Scattering takes its shards from one flat piece, so that nothing is copied before."""
-        sizes, whole = self.holding.sizes[layer], Value("gradients", layer)
+        sizes, whole = self.holding.sizes[layer], TensorId("gradients", layer)
         if not sizes.gradients:
             return Effect()
         if not self._shares_state:
             return Effect((whole,))
-        return Effect((whole,), (Value("gradient shard", layer),), (whole,))
+        return Effect((whole,), (TensorId("gradient shard", layer),), (whole,))
 
     def _update(self, layer: int) -> Effect:
         """Where weights are shared and live far away, the updated shard comes as the state does."""
         if not self.holding.sizes[layer].weights:
             return Effect()
-        gradient, held = self.holding.gradient(layer), self.holding.held(layer)
-        if layer in self.put_off:
-            away = Value("gradients at home", layer)
+        gradient, held = self.holding.final_gradient(layer), self.holding.weights_between_passes(layer)
+        if layer in self.deferred_updates:
+            away = TensorId("gradients at home", layer)
             return Effect((away,), (held,), (away,))
         comes = self._far_weights and self._shares_weights
         reads, makes = ((gradient,), (held,)) if comes else ((gradient, held), ())
-        if layer in self.departing:
+        if layer in self.offloaded_gradients:
             left = self._leave(self._before(layer))
             return Effect((*reads, *left.reads), makes, left.frees)
-        state = (Value("optimizer", layer),) if self._near_state else ()
+        state = (TensorId("optimizer", layer),) if self._near_state else ()
         return Effect((*reads, *state), makes, (gradient,))
 
     def _norm(self) -> Effect:
         """Of gradients that are away, the squares were summed as they left."""
         layers = self.holding.layers
-        near = self.holding.gradients(tuple(at for at in layers if at not in self.put_off))
-        left = self._leave(self.departing[-1:])
-        away = (Value("gradients at home", layer) for layer in layers if layer in self.put_off)
+        near = self.holding.final_gradients(tuple(at for at in layers if at not in self.deferred_updates))
+        left = self._leave(self.offloaded_gradients[-1:])
+        away = (TensorId("gradients at home", layer) for layer in layers if layer in self.deferred_updates)
         return Effect((*near, *away, *left.reads), (), left.frees)
 
     def _leave(self, layers: tuple[int, ...]) -> Effect:
         """A gradient that leaves beside what follows has gone once the next one is to leave."""
-        gone = self.holding.gradients(layers)
+        gone = self.holding.final_gradients(layers)
         return Effect(gone, (), gone)
 
     def _before(self, layer: int) -> tuple[int, ...]:
@@ -218,30 +218,30 @@ class Effects:
     def _message(self, kind: InstructionKind, layer: int, micro: int | None) -> Effect:
         if layer not in self.holding.boundaries:
             raise ValueError(f"the output of layer {layer} crosses no boundary of this stage")
-        own = layer in self.holding.on
+        own = layer in self.holding.layer_set
         onward = own if kind == "send" else not own
-        value = Value("output" if onward else "output gradient", layer, micro)
+        value = TensorId("output" if onward else "output gradient", layer, micro)
         if kind == "receive":
             return Effect(makes=(value,))
         held = onward and self._passes.starts_backward(layer)
         return Effect(reads=(value,), frees=() if held else (value,))
 
     def _loan(self, kind: InstructionKind, layer: int) -> Effect:
-        holding = self.holding
+        tensors = self.holding
         loan = (
-            holding.lends
+            tensors.tied_as_owner
             if kind in ("send_tied_weights", "accumulate_tied_grads")
-            else holding.borrows
+            else tensors.tied_as_user
         ).get(layer)
         if loan is None:
             raise ValueError(f"{kind} of layer {layer} has no meaning on this stage")
-        weights, sums = Value("borrowed weights", loan.owner_layer), Value("gradients", loan.owner_layer)
+        weights, sums = TensorId("borrowed weights", loan.owner_layer), TensorId("gradients", loan.owner_layer)
         if kind == "send_tied_weights":
-            return Effect((Value("weights", loan.owner_layer),))
+            return Effect((TensorId("weights", loan.owner_layer),))
         if kind == "recv_tied_weights":
             return Effect(makes=(weights,))
         if kind == "accumulate_tied_grads":
-            came = loan.elements * holding.plan.gradient_bytes
+            came = loan.elements * tensors.plan.gradient_itemsize
             return Effect((sums,), (), (), came)
-        both = (weights, Value("borrowed gradients", loan.owner_layer))
+        both = (weights, TensorId("borrowed gradients", loan.owner_layer))
         return Effect(both, (), both)

@@ -7,21 +7,21 @@ from typing import NamedTuple
 
 from windlass.program.device_mesh import mesh_coord
 from windlass.program.instruction import GRADIENT_PASSES, Instruction, Program
-from windlass.program.memory.effects import Effects
-from windlass.program.memory.values import CLASSES, Effect
+from windlass.program.memory.effects import InstructionEffects
+from windlass.program.memory.values import MEMORY_CLASS, Effect
 from windlass.schema.graph import Graph
-from windlass.schema.plan import DEVICE, Plan
+from windlass.schema.plan import DEVICE_TIER, Plan
 from windlass.schema.prediction import MemoryClass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Occupancy:
+class MemoryProfile:
     """Bytes of one tier over one program, and what they are at the fullest moment."""
 
     tier: str
-    bytes: tuple[int, ...]
+    bytes_by_instruction: tuple[int, ...]
     """While each instruction runs."""
-    peak: int
+    peak_instruction: int
     """Index of the instruction at the fullest moment, the first if there are several."""
     by_class: dict[MemoryClass, int]
     """At the fullest moment; its values sum to the peak."""
@@ -29,7 +29,7 @@ class Occupancy:
     @property
     def peak_bytes(self) -> int:
         """At the fullest moment."""
-        return self.bytes[self.peak] if self.bytes else sum(self.by_class.values())
+        return self.bytes_by_instruction[self.peak_instruction] if self.bytes_by_instruction else sum(self.by_class.values())
 
 
 _Key = tuple[str, int | None, bool]
@@ -45,7 +45,7 @@ class _Delta(NamedTuple):
     effect: Effect
 
 
-def occupancy(program: Program, plan: Plan, graph: Graph, *, runtime_bytes: int = 0) -> Occupancy:
+def memory_profile(program: Program, plan: Plan, graph: Graph, *, runtime_bytes: int = 0) -> MemoryProfile:
     """How full the near tier is over one program.
 
     Args:
@@ -54,7 +54,7 @@ def occupancy(program: Program, plan: Plan, graph: Graph, *, runtime_bytes: int 
         graph: that the plan cuts.
         runtime_bytes: what the process holds before any tensor.
     """
-    effects = Effects(plan, graph, mesh_coord(program.device, plan.parallel).stage)
+    effects = InstructionEffects(plan, graph, mesh_coord(program.device, plan.parallel).stage)
     resident = _resident(effects, runtime_bytes)
     now = sum(resident.values())
     keys, known = _keys(program.instructions, effects)
@@ -64,34 +64,34 @@ def occupancy(program: Program, plan: Plan, graph: Graph, *, runtime_bytes: int 
         filled.append(now + made + working)
         now += made - freed
     if not keys:
-        return Occupancy(tier=DEVICE, bytes=(), peak=0, by_class=resident)
+        return MemoryProfile(tier=DEVICE_TIER, bytes_by_instruction=(), peak_instruction=0, by_class=resident)
     peak = filled.index(max(filled))
     by_class = dict(resident)
     for key, times in Counter(keys[:peak]).items():
         effect = known[key].effect
         for value in effect.makes:
-            by_class[CLASSES[value.name]] += times * effects.bytes_of(value)
+            by_class[MEMORY_CLASS[value.name]] += times * effects.bytes_of(value)
         for value in effect.frees:
-            by_class[CLASSES[value.name]] -= times * effects.bytes_of(value)
+            by_class[MEMORY_CLASS[value.name]] -= times * effects.bytes_of(value)
     last = known[keys[peak]].effect
     for value in last.makes:
-        by_class[CLASSES[value.name]] += effects.bytes_of(value)
+        by_class[MEMORY_CLASS[value.name]] += effects.bytes_of(value)
     by_class["working"] += last.working_bytes
-    return Occupancy(tier=DEVICE, bytes=tuple(filled), peak=peak, by_class=by_class)
+    return MemoryProfile(tier=DEVICE_TIER, bytes_by_instruction=tuple(filled), peak_instruction=peak, by_class=by_class)
 
 
-def _resident(effects: Effects, runtime_bytes: int) -> dict[MemoryClass, int]:
+def _resident(effects: InstructionEffects, runtime_bytes: int) -> dict[MemoryClass, int]:
     classes: dict[MemoryClass, int] = {
         "weights": 0, "gradients": 0, "optimizer": 0, "activations": 0, "working": 0,
         "runtime": runtime_bytes,
     }  # fmt: skip
-    for value in effects.resident:
-        classes[CLASSES[value.name]] += effects.bytes_of(value)
+    for value in effects.resident_tensors:
+        classes[MEMORY_CLASS[value.name]] += effects.bytes_of(value)
     return classes
 
 
 def _keys(
-    instructions: tuple[Instruction, ...], effects: Effects
+    instructions: tuple[Instruction, ...], effects: InstructionEffects
 ) -> tuple[list[_Key], dict[_Key, _Delta]]:
     """What each instruction's effect depends on, and the effect of each.
 
@@ -109,14 +109,14 @@ def _keys(
         if key not in known:
             signature = effects.signature(instruction, made)
             if signature not in equal:
-                equal[signature] = _delta(effects.of(instruction, made), effects)
+                equal[signature] = _delta(effects.effect_of(instruction, made), effects)
             known[key] = equal[signature]
             if kind in GRADIENT_PASSES and layer is not None:
-                made.update(effects.targets(layer))
+                made.update(effects.gradient_targets(layer))
     return keys, known
 
 
-def _delta(effect: Effect, effects: Effects) -> _Delta:
+def _delta(effect: Effect, effects: InstructionEffects) -> _Delta:
     made = sum(map(effects.bytes_of, effect.makes))
     freed = sum(map(effects.bytes_of, effect.frees))
     return _Delta(made, effect.working_bytes, freed, effect)

@@ -1,19 +1,19 @@
 """Holding: the layers of one stage, how large their values are, and whose weights they use."""
 
-from windlass.program.activation_checkpointing import recomputed, selected
+from windlass.program.activation_checkpointing import is_recomputed, selective_layers
 from windlass.program.device_mesh import layers_of_stage
-from windlass.program.memory.layer_sizes import LayerSizes, sizes_of
-from windlass.program.memory.values import AWAY, BOUNCE_BYTES, STAGING_BYTES, Name, Value
-from windlass.program.phases import travelling
-from windlass.program.tied_weights import loans, owners
+from windlass.program.memory.layer_sizes import LayerSizes, plan_layer_sizes
+from windlass.program.memory.values import OFFLOADED_NAMES, BOUNCE_BYTES, STAGING_BYTES, TensorName, TensorId
+from windlass.program.phases import offloaded_activation_layers
+from windlass.program.tied_weights import tied_across_stages, tied_owner_layers
 from windlass.schema.graph import Graph
-from windlass.schema.plan import HOST, Plan
+from windlass.schema.plan import HOST_TIER, Plan
 
 _TOKEN_BYTES = 8
 """Token numbers are int64, as torch's embedding and cross-entropy take them."""
 
 
-class Holding:
+class StageTensors:
     """What one stage of a plan holds.
 
     Args:
@@ -25,76 +25,76 @@ class Holding:
     def __init__(self, plan: Plan, graph: Graph, stage: int) -> None:
         self.plan = plan
         self.layers = layers_of_stage(plan, stage)
-        self.on = frozenset(self.layers)
-        self.end = graph.layers - 1
+        self.layer_set = frozenset(self.layers)
+        self.last_layer = graph.layers - 1
         """The chain's last layer, which makes the loss."""
         self.boundaries = frozenset(
-            at for at in range(self.end) if (at in self.on) != (at + 1 in self.on)
+            at for at in range(self.last_layer) if (at in self.layer_set) != (at + 1 in self.layer_set)
         )
         """The layers whose outputs cross to or from another stage."""
-        self.kinds = tuple(span.kind for span in graph.chain for _ in range(span.count))
-        self.sizes = sizes_of(plan, graph)
-        self.again = frozenset(at for at in self.layers if recomputed(plan, at))
+        self.kinds = tuple(span.kind for span in graph.layer_runs for _ in range(span.count))
+        self.sizes = plan_layer_sizes(plan, graph)
+        self.recomputed_layers = frozenset(at for at in self.layers if is_recomputed(plan, at))
         """Layers whose forward runs again before their backward."""
-        self.selective = selected(plan)
+        self.selective = selective_layers(plan)
         """Layers whose backward begins with most of their forward, of any stage."""
-        lent = loans(plan, graph)
-        self.borrows = {loan.user_layer: loan for loan in lent if loan.user_stage == stage}
+        lent = tied_across_stages(plan, graph)
+        self.tied_as_user = {loan.user_layer: loan for loan in lent if loan.user_stage == stage}
         """By the layer that they go by."""
-        self.lends = {loan.user_layer: loan for loan in lent if loan.owner_stage == stage}
-        self._borrowed = {loan.owner_layer: loan.elements for loan in self.borrows.values()}
-        self._owners = owners(graph)
+        self.tied_as_owner = {loan.user_layer: loan for loan in lent if loan.owner_stage == stage}
+        self._borrowed = {loan.owner_layer: loan.elements for loan in self.tied_as_user.values()}
+        self._owners = tied_owner_layers(graph)
         self._passing = _passing(plan, stage, self.sizes)
         self._tokens = 2 * plan.batch.micro * plan.batch.sequence * _TOKEN_BYTES
-        self._held: Name = "weights shard" if plan.sharding.parameters > 1 else "weights"
-        self._summed: Name = "gradient shard" if plan.sharding.optimizer > 1 else "gradients"
+        self._held: TensorName = "weights shard" if plan.sharding.parameters > 1 else "weights"
+        self._summed: TensorName = "gradient shard" if plan.sharding.optimizer > 1 else "gradients"
 
     @property
-    def takes_tokens(self) -> bool:
+    def loads_batches(self) -> bool:
         """Whether the stage holds the embedding or the loss."""
-        return 0 in self.on or self.end in self.on
+        return 0 in self.layer_set or self.last_layer in self.layer_set
 
-    def targets(self, layer: int) -> tuple[int, ...]:
+    def gradient_targets(self, layer: int) -> tuple[int, ...]:
         """The layers at which the gradients of a layer's weights are summed: its own and tied."""
         return (layer, *(owner for owner in self._owners[layer] if owner != layer))
 
-    def weights(self, layer: int) -> tuple[Value, ...]:
+    def pass_weights(self, layer: int) -> tuple[TensorId, ...]:
         """What a layer computes with."""
         return tuple(
-            Value("weights" if at in self.on else "borrowed weights", at)
-            for at in self.targets(layer)
+            TensorId("weights" if at in self.layer_set else "borrowed weights", at)
+            for at in self.gradient_targets(layer)
             if self.sizes[at].weights
         )
 
-    def sums(self, layer: int) -> tuple[Value, ...]:
+    def pass_gradient_sums(self, layer: int) -> tuple[TensorId, ...]:
         """What a layer's backward passes add to."""
         return tuple(
-            Value("gradients" if at in self.on else "borrowed gradients", at)
-            for at in self.targets(layer)
+            TensorId("gradients" if at in self.layer_set else "borrowed gradients", at)
+            for at in self.gradient_targets(layer)
             if self.sizes[at].gradients
         )
 
-    def reduces(self, layer: int) -> bool:
+    def reduces_gradients(self, layer: int) -> bool:
         """Whether a gradient is summed over replicas, or over slices what they have whole."""
         sizes = self.sizes[layer]
-        common = sizes.common + sizes.common_in_columns + sizes.common_in_rows
+        common = sizes.replicated_gradients + sizes.replicated_in_columns + sizes.replicated_in_rows
         return self.plan.parallel.data > 1 or common > 0
 
-    def held(self, layer: int) -> Value:
+    def weights_between_passes(self, layer: int) -> TensorId:
         """A layer's weights between uses: the device's shard, or all where none are shared."""
-        return Value(self._held, layer)
+        return TensorId(self._held, layer)
 
-    def gradient(self, layer: int) -> Value:
+    def final_gradient(self, layer: int) -> TensorId:
         """What norm and update read: the device's shard, or all where none is shared."""
-        return Value(self._summed, layer)
+        return TensorId(self._summed, layer)
 
-    def gradients(self, layers: tuple[int, ...]) -> tuple[Value, ...]:
+    def final_gradients(self, layers: tuple[int, ...]) -> tuple[TensorId, ...]:
         """The same of those layers that have weights."""
-        return tuple(self.gradient(at) for at in layers if self.sizes[at].gradients)
+        return tuple(self.final_gradient(at) for at in layers if self.sizes[at].gradients)
 
-    def bytes_of(self, value: Value) -> int:
+    def bytes_of(self, value: TensorId) -> int:
         """How large a value is."""
-        if value.name in AWAY:
+        if value.name in OFFLOADED_NAMES:
             return 0
         if value.name == "tokens":
             return self._tokens
@@ -104,24 +104,24 @@ class Holding:
             return self._passing
         layer = value.layer or 0
         if value.name == "borrowed weights":
-            return self._borrowed[layer] * self.plan.weight_bytes
+            return self._borrowed[layer] * self.plan.parameter_itemsize
         if value.name == "borrowed gradients":
-            return self._borrowed[layer] * self.plan.gradient_bytes
+            return self._borrowed[layer] * self.plan.gradient_itemsize
         sizes = self.sizes[layer]
-        known: dict[Name, int] = {
+        known: dict[TensorName, int] = {
             "weights": sizes.weights,
-            "weights shard": sizes.held,
+            "weights shard": sizes.weight_shard,
             "optimizer": sizes.optimizer,
-            "gradients": sizes.gradients + sizes.rows,
-            "gradient shard": sizes.shard,
-            "kept": sizes.kept,
-            "inner gradients": sizes.kept,
+            "gradients": sizes.gradients + sizes.sparse_rows,
+            "gradient shard": sizes.gradient_shard,
+            "kept": sizes.saved,
+            "inner gradients": sizes.saved,
         }
         return known.get(value.name, sizes.output)
 
 
 def _passing(plan: Plan, stage: int, sizes: tuple[LayerSizes, ...]) -> int:
     """The largest output that goes home, and for files both halves of a bounce; 0 if none does."""
-    largest = max((sizes[at].output for at in travelling(plan, stage)), default=0)
-    bounced = largest > 0 and plan.offload.activations != HOST
+    largest = max((sizes[at].output for at in offloaded_activation_layers(plan, stage)), default=0)
+    bounced = largest > 0 and plan.offload.activations != HOST_TIER
     return largest + (2 * BOUNCE_BYTES if bounced else 0)

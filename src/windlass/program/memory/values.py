@@ -4,7 +4,7 @@ from typing import Literal, NamedTuple
 
 from windlass.schema.prediction import MemoryClass
 
-Name = Literal[
+TensorName = Literal[
     "weights",  # of a layer, whole
     "weights shard",  # the device's share, where replicas share one copy
     "borrowed weights",  # a working copy of what another stage owns; goes by the owner
@@ -24,7 +24,7 @@ Name = Literal[
     "output at home",
 ]
 
-CLASSES: dict[Name, MemoryClass] = {
+MEMORY_CLASS: dict[TensorName, MemoryClass] = {
     "weights": "weights",
     "weights shard": "weights",
     "borrowed weights": "weights",
@@ -44,10 +44,10 @@ CLASSES: dict[Name, MemoryClass] = {
     "output at home": "activations",
 }
 
-SUMS: tuple[Name, ...] = ("gradients", "borrowed gradients")
+GRADIENT_SUMS: tuple[TensorName, ...] = ("gradients", "borrowed gradients")
 """What backward passes add to."""
 
-AWAY: tuple[Name, ...] = ("gradients at home", "output at home")
+OFFLOADED_NAMES: tuple[TensorName, ...] = ("gradients at home", "output at home")
 """What takes no near memory."""
 
 BOUNCE_BYTES = 4 * 2**20
@@ -59,24 +59,24 @@ STAGING_BYTES = 52 * 2**20
 there as long as the run, and no layer is too large for it."""
 
 
-class Value(NamedTuple):
+class TensorId(NamedTuple):
     """Something that lies in memory between instructions."""
 
-    name: Name
+    name: TensorName
     layer: int | None = None
-    micro: int | None = None
+    micro_batch: int | None = None
 
     def __str__(self) -> str:
         layer = "" if self.layer is None else f" of layer {self.layer}"
-        micro = "" if self.micro is None else f", micro-batch {self.micro}"
+        micro = "" if self.micro_batch is None else f", micro-batch {self.micro_batch}"
         return f"{self.name}{layer}{micro}"
 
 
 class Effect(NamedTuple):
     """What one instruction does to memory."""
 
-    reads: tuple[Value, ...] = ()
-    makes: tuple[Value, ...] = ()
-    frees: tuple[Value, ...] = ()
+    reads: tuple[TensorId, ...] = ()
+    makes: tuple[TensorId, ...] = ()
+    frees: tuple[TensorId, ...] = ()
     working_bytes: int = 0
     """Held only while it runs, above what it makes."""

@@ -1,1 +1,1 @@
-"""verify."""
+"""Proves instruction lists correct before they run: work, data flow, memory and communication."""

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from windlass.errors import PlanError
 from windlass.program.instruction import MATCHING_RECEIVE, Instruction, Program
-from windlass.program.process_groups import Peers, group_of
+from windlass.program.communication_groups import PeerMap, communication_group
 from windlass.schema.graph import Graph
 from windlass.schema.plan import Plan
 
@@ -18,7 +18,7 @@ _Queues = dict[tuple[int, int, str], deque[tuple[Instruction, int]]]
 _ANSWERING = {answer: kind for kind, answer in MATCHING_RECEIVE.items()}
 
 
-def verify_exchange(programs: Sequence[Program], plan: Plan, graph: Graph) -> None:
+def verify_communication(programs: Sequence[Program], plan: Plan, graph: Graph) -> None:
     """Plays the exchanges of all devices through.
 
     Raises:
@@ -31,7 +31,7 @@ def verify_exchange(programs: Sequence[Program], plan: Plan, graph: Graph) -> No
 class _Play:
     def __init__(self, programs: Sequence[Program], plan: Plan, graph: Graph) -> None:
         self._programs, self._plan = programs, plan
-        self._peers = Peers(plan, graph)
+        self._peers = PeerMap(plan, graph)
         self._at = [0] * len(programs)
         self._queues: _Queues = {}
 
@@ -59,11 +59,11 @@ class _Play:
         if index == len(program.instructions):
             return False
         instruction = program.instructions[index]
-        if self._peers.meets(instruction):
+        if self._peers.is_collective(instruction):
             return self._meet(instruction, device)
         if instruction.kind in MATCHING_RECEIVE:
             peer = self._peer(instruction, device, index)
-            lane = self._peers.lane(instruction, device)
+            lane = self._peers.channel(instruction, device)
             self._queues.setdefault((device, peer, lane), deque()).append((instruction, index))
         elif instruction.kind in _ANSWERING and not self._receive(instruction, device, index):
             return False
@@ -71,7 +71,7 @@ class _Play:
         return True
 
     def _meet(self, instruction: Instruction, device: int) -> bool:
-        group = group_of(instruction, device, self._plan)
+        group = communication_group(instruction, device, self._plan)
         if not all(self._stands_at(member, instruction) for member in group):
             return False
         for member in group:
@@ -84,7 +84,7 @@ class _Play:
         return index < len(instructions) and instructions[index] == instruction
 
     def _peer(self, instruction: Instruction, device: int, index: int) -> int:
-        peer = self._peers.of(instruction, device)
+        peer = self._peers.peer_of(instruction, device)
         if peer is None:
             raise PlanError(
                 f"device {device}, instruction {index} ({instruction.kind} of layer "
@@ -94,7 +94,7 @@ class _Play:
 
     def _receive(self, instruction: Instruction, device: int, index: int) -> bool:
         peer = self._peer(instruction, device, index)
-        queue = self._queues.get((peer, device, self._peers.lane(instruction, device)))
+        queue = self._queues.get((peer, device, self._peers.channel(instruction, device)))
         if not queue:
             return False
         sent, sent_index = queue.popleft()
@@ -110,7 +110,7 @@ class _Play:
         index = self._at[program.device]
         instruction = program.instructions[index]
         if instruction.kind in _ANSWERING:
-            whom = f"device {self._peers.of(instruction, program.device)}"
+            whom = f"device {self._peers.peer_of(instruction, program.device)}"
         else:
             whom = "the devices of its group"
         layer = "" if instruction.layer is None else f" of layer {instruction.layer}"
