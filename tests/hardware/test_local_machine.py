@@ -5,7 +5,12 @@ from pathlib import Path
 import pytest
 
 from factories import tiny_machine
-from windlass.hardware.local_machine import HERE_FILE, load_here, save_here, system_fingerprint
+from windlass.hardware.local_machine import (
+    LOCAL_MACHINE_FILE,
+    load_local_machine,
+    save_local_machine,
+    system_fingerprint,
+)
 from windlass.schema.machine import Machine
 
 
@@ -15,29 +20,29 @@ def measured() -> Machine:
 
 
 def test_a_measurement_comes_back_as_it_was_kept(tmp_path: Path, measured: Machine):
-    save_here(tmp_path, measured)
-    assert load_here(tmp_path) == measured
+    save_local_machine(tmp_path, measured)
+    assert load_local_machine(tmp_path) == measured
 
 
 def test_nothing_kept_is_no_measurement(tmp_path: Path):
-    assert load_here(tmp_path) is None
+    assert load_local_machine(tmp_path) is None
 
 
 @pytest.mark.parametrize("content", [b"", b"name = ", b"\xff\xfe", b'name = "here"\nspeed = 1\n'])
 def test_a_damaged_measurement_is_no_measurement(tmp_path: Path, content: bytes):
-    (tmp_path / HERE_FILE).write_bytes(content)
-    assert load_here(tmp_path) is None
+    (tmp_path / LOCAL_MACHINE_FILE).write_bytes(content)
+    assert load_local_machine(tmp_path) is None
 
 
 def test_a_measurement_of_another_system_is_no_measurement(tmp_path: Path, measured: Machine):
-    save_here(tmp_path, measured.model_copy(update={"system": "0123456789ab"}))
-    assert load_here(tmp_path) is None
+    save_local_machine(tmp_path, measured.model_copy(update={"system": "0123456789ab"}))
+    assert load_local_machine(tmp_path) is None
 
 
 def test_a_half_written_measurement_is_never_seen(tmp_path: Path, measured: Machine):
-    whole = save_here(tmp_path, measured).read_bytes()
-    (tmp_path / HERE_FILE).write_bytes(whole[: len(whole) // 2])
-    assert load_here(tmp_path) is None
+    whole = save_local_machine(tmp_path, measured).read_bytes()
+    (tmp_path / LOCAL_MACHINE_FILE).write_bytes(whole[: len(whole) // 2])
+    assert load_local_machine(tmp_path) is None
 
 
 def test_the_fingerprint_of_a_system_stays_the_same_in_another_process():
@@ -49,8 +54,9 @@ def test_the_fingerprint_of_a_system_stays_the_same_in_another_process():
 
 def test_finding_a_machine_imports_no_torch():
     code = (
-        "import sys; from windlass.hardware import catalogue, here; catalogue.find('h100'); "
-        "here.system_fingerprint(); print('torch' in sys.modules)"
+        "import sys; from windlass.hardware import catalog, local_machine; "
+        "catalog.load_machine('h100'); local_machine.system_fingerprint(); "
+        "print('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

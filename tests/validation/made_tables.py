@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from windlass.validation.csv_table import COLUMNS, read_table
-from windlass.validation.row_to_run import express
-from windlass.validation.runs import Run
-from windlass.validation.software_stacks import catalogue
+from windlass.validation.published_run import PublishedRun
+from windlass.validation.row_to_run import rows_to_runs
+from windlass.validation.software_stacks import stack_catalog
 
 GPT = {
     "source": "vTrain", "model": "gpt-3.6B", "layers": "30", "hidden": "3072", "heads": "32",
@@ -33,11 +33,11 @@ def write_table(path: Path, *rows: Mapping[str, str], more: tuple[str, ...] = ()
     return path
 
 
-def run_of(folder: Path, base: Mapping[str, str] = GPT, **changes: object) -> Run:
+def run_of(folder: Path, base: Mapping[str, str] = GPT, **changes: object) -> PublishedRun:
     """The run that a row tells of."""
     row = {**base, **{name: str(value) for name, value in changes.items()}}
     more = tuple(name for name in row if name not in COLUMNS)
     table = read_table(write_table(folder / "made.csv", row, more=more))
-    (found,) = express(table.rows, catalogue())
-    assert isinstance(found, Run), found
+    (found,) = rows_to_runs(table.rows, stack_catalog())
+    assert isinstance(found, PublishedRun), found
     return found

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from windlass.validation.laws.formulas import (
+from windlass.validation.formulas import (
     activation_bytes,
     all_reduce_seconds,
     block_parameters,

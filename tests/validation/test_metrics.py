@@ -9,45 +9,53 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from validation.made_tables import GPT, run_of, write_table
-from windlass.validation.evaluate import judge
-from windlass.validation.metrics import memory_calls, noise, ranks, spearman, step_errors
-from windlass.validation.predict_run import Predicted, predict
+from windlass.validation.evaluate_table import evaluate_table
+from windlass.validation.metrics import (
+    out_of_memory_accuracy,
+    rank_accuracy,
+    repeat_noise,
+    spearman,
+    step_errors,
+)
+from windlass.validation.predict_run import RunPrediction, predict_runs
 
 
 @pytest.fixture
-def exact(tmp_path: Path) -> list[Predicted]:
+def exact(tmp_path: Path) -> list[RunPrediction]:
     """Predictions that are right, of one model on one machine."""
     runs = [run_of(tmp_path, microbatch=b, t=t, d=64 // t) for b in (1, 4, 8) for t in (1, 8)]
-    found = predict(runs)
+    found = predict_runs(runs)
     return [
         replace(one, run=replace(one.run, step_seconds=one.step_seconds)) for one in found
     ]  # fmt: skip
 
 
-def _slower(one: Predicted, factor: float) -> Predicted:
+def _slower(one: RunPrediction, factor: float) -> RunPrediction:
     """The same prediction of a run that took so many times as long."""
     return replace(one, run=replace(one.run, step_seconds=one.step_seconds * factor))
 
 
-def test_right_predictions_have_no_error_and_lie_in_their_intervals(exact: list[Predicted]):
-    errors, order = step_errors(exact), ranks(exact)
+def test_right_predictions_have_no_error_and_lie_in_their_intervals(exact: list[RunPrediction]):
+    errors, order = step_errors(exact), rank_accuracy(exact)
 
     assert errors is not None
     assert order is not None
-    assert (errors.mean, errors.bias, errors.inside) == (0.0, 0.0, 1.0)
-    assert (order.spearman, order.ordered, order.picked) == pytest.approx((1.0, 1.0, 0.0))
+    assert (errors.mean, errors.bias, errors.interval_coverage) == (0.0, 0.0, 1.0)
+    assert (order.spearman, order.ordered_share, order.picked_slowdown) == pytest.approx(
+        (1.0, 1.0, 0.0)
+    )
 
 
-def test_an_error_is_predicted_over_measured_less_one(exact: list[Predicted]):
+def test_an_error_is_predicted_over_measured_less_one(exact: list[RunPrediction]):
     errors = step_errors([_slower(exact[0], 2.0), _slower(exact[1], 0.5)])
 
     assert errors is not None
     assert errors.mean == pytest.approx((0.5 + 1.0) / 2)
     assert errors.bias == pytest.approx((-0.5 + 1.0) / 2)
-    assert errors.inside == 0.0
+    assert errors.interval_coverage == 0.0
 
 
-def test_one_constant_for_all_is_right_where_time_is_flop_over_devices(exact: list[Predicted]):
+def test_one_constant_for_all_is_right_where_time_is_flop_over_devices(exact: list[RunPrediction]):
     shape = exact[0].run.shape
     alike = [
         replace(one, run=replace(one.run, step_seconds=3.0, shape=shape)) for one in exact
@@ -56,20 +64,20 @@ def test_one_constant_for_all_is_right_where_time_is_flop_over_devices(exact: li
     errors = step_errors(alike)
 
     assert errors is not None
-    assert errors.constant == pytest.approx(0.0, abs=1e-12)
+    assert errors.baseline == pytest.approx(0.0, abs=1e-12)
 
 
 def test_the_picked_run_is_the_one_predicted_fastest_over_the_one_that_was(
-    exact: list[Predicted],
+    exact: list[RunPrediction],
 ):
     fastest = min(exact, key=lambda one: one.step_seconds)
     others = [one for one in exact if one is not fastest]
     truly = min(one.step_seconds for one in others)
 
-    order = ranks([_slower(fastest, 10.0), *others])
+    order = rank_accuracy([_slower(fastest, 10.0), *others])
 
     assert order is not None
-    assert order.picked == pytest.approx(10.0 * fastest.step_seconds / truly - 1.0)
+    assert order.picked_slowdown == pytest.approx(10.0 * fastest.step_seconds / truly - 1.0)
 
 
 @given(st.lists(st.integers(1, 1000), min_size=3, max_size=20))
@@ -81,30 +89,30 @@ def test_rank_correlation_sees_only_the_order(whole: list[int]):
         assert spearman(values, -values) == pytest.approx(-1.0)
 
 
-def test_repeats_of_one_plan_tell_the_noise(exact: list[Predicted]):
+def test_repeats_of_one_plan_tell_the_noise(exact: list[RunPrediction]):
     one = exact[0].run
     repeats = [replace(one, step_seconds=float(np.exp(at))) for at in (-0.1, 0.0, 0.1)]
 
-    assert noise(repeats) == pytest.approx(0.1)
-    assert noise([run.run for run in exact]) == 0.0
+    assert repeat_noise(repeats) == pytest.approx(0.1)
+    assert repeat_noise([run.run for run in exact]) == 0.0
 
 
-def test_a_run_that_failed_counts_as_called_only_if_it_does_not_fit(exact: list[Predicted]):
-    failed = replace(exact[0].run, failed=True, step_seconds=None)
+def test_a_run_that_failed_counts_as_called_only_if_it_does_not_fit(exact: list[RunPrediction]):
+    failed = replace(exact[0].run, out_of_memory=True, step_seconds=None)
 
-    calls = memory_calls(
+    calls = out_of_memory_accuracy(
         [replace(exact[0], run=failed, fits=False), replace(exact[1], run=failed, fits=True),
          replace(exact[2], fits=False), replace(exact[3], fits=True)]
     )  # fmt: skip
 
     assert calls is not None
-    assert (calls.failed, calls.called, calls.ran, calls.falsely) == (2, 1, 2, 1)
+    assert (calls.ran_out, calls.foreseen, calls.ran, calls.false_alarms) == (2, 1, 2, 1)
 
 
 def test_every_row_of_a_table_is_predicted_or_has_its_reason(tmp_path: Path):
     rows = [GPT, {**GPT, "device": "abacus"}, {**GPT, "measured_step_s": ""}, {**GPT, "t": "3"}]
 
-    judged = judge(write_table(tmp_path / "runs.csv", *rows))
+    judged = evaluate_table(write_table(tmp_path / "runs.csv", *rows))
 
-    assert len(judged.predicted) + len(judged.refused) == judged.rows == 4
-    assert [refused.line for refused in judged.refused] == [3, 4, 5]
+    assert len(judged.predictions) + len(judged.skipped) == judged.rows == 4
+    assert [refused.line for refused in judged.skipped] == [3, 4, 5]

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from windlass.validation.metrics import pairs_ordered
+from windlass.validation.metrics import count_ordered_pairs
 
 TIMES = st.lists(st.tuples(st.integers(1, 40), st.integers(1, 9)), min_size=1, max_size=70)
 """Measured and predicted; whole, so that some are equal."""
@@ -21,12 +21,12 @@ def test_pairs_are_counted_as_one_by_one(times: list[tuple[int, int]], apart: fl
                 right = (mine > others) == (told > guess)
                 ordered += 0.5 if told == guess else float(right)
 
-    assert pairs_ordered(measured, predicted, apart) == (ordered, far)
+    assert count_ordered_pairs(measured, predicted, apart) == (ordered, far)
 
 
 def test_a_hundred_thousand_runs_of_one_group_are_ordered():
     measured = np.random.default_rng(7).permutation(100_000) + 1.0
 
-    counted = pairs_ordered(measured, -measured, apart=1e-9)
+    counted = count_ordered_pairs(measured, -measured, gap=1e-9)
 
     assert counted == (0.0, 100_000 * 99_999 // 2)

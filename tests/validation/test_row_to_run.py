@@ -7,18 +7,18 @@ from pathlib import Path
 import pytest
 
 from validation.made_tables import BERT, GPT, run_of, write_table
-from windlass.errors import Faults, RequestError
+from windlass.errors import InputErrors, RequestError
 from windlass.validation.csv_table import COLUMNS, read_table
-from windlass.validation.predict_run import predict
-from windlass.validation.row_to_run import Refused, express
-from windlass.validation.runs import Run
-from windlass.validation.software_stacks import catalogue
+from windlass.validation.predict_run import predict_runs
+from windlass.validation.published_run import PublishedRun
+from windlass.validation.row_to_run import SkippedRow, rows_to_runs
+from windlass.validation.software_stacks import stack_catalog
 
 
 def _reason(folder: Path, **changes: object) -> str:
     row = {**GPT, **{name: str(value) for name, value in changes.items()}}
-    (found,) = express(read_table(write_table(folder / "made.csv", row)).rows, catalogue())
-    assert isinstance(found, Refused), found
+    (found,) = rows_to_runs(read_table(write_table(folder / "made.csv", row)).rows, stack_catalog())
+    assert isinstance(found, SkippedRow), found
     return found.reason
 
 
@@ -57,7 +57,7 @@ def test_layers_follow_from_parameters_and_stages(tmp_path: Path):
     )  # fmt: skip
 
     assert found.shape.layers == 78
-    assert "78 layers taken" in found.told[0]
+    assert "78 layers taken" in found.assumptions[0]
 
 
 def test_a_throughput_stands_in_for_a_step_time(tmp_path: Path):
@@ -72,9 +72,9 @@ def test_stages_of_a_pod_are_as_full_as_the_row_places_layers(tmp_path: Path):
     placed = "att_ffn_placement=[stage,[attn,ffn]] or layers_per_ipu)=[3, 7, 7, 7]; other"
     halves = "layers_per_ipu)=[[1, [7, 6]], [2, [6, 7]], [3, [7, 6]], [0, [4, 5]]]; other"
 
-    assert run_of(tmp_path, BERT, notes=placed).cut.fullest == 7.0
+    assert run_of(tmp_path, BERT, notes=placed).config.max_stage_layers == 7.0
     # 6 attentions and 7 feed-forwards, of whose 24 d^2 + 4 s d FLOP a token the latter have 16 d^2.
-    found = run_of(tmp_path, BERT, notes=halves).cut.fullest
+    found = run_of(tmp_path, BERT, notes=halves).config.max_stage_layers
     assert found == pytest.approx((6 * 10 + 7 * 16) / 26)
 
 
@@ -83,8 +83,8 @@ def test_torchtitan_splits_a_batch_in_as_many_micro_batches_as_stages(tmp_path: 
     titan = run_of(tmp_path, source="pytorch/torchtitan", **whole)
     other = run_of(tmp_path, **whole)
 
-    assert (titan.cut.micro, titan.cut.accumulation, titan.choices) == (8.0, 8.0, ())
-    assert len(other.choices) > 1
+    assert (titan.config.micro, titan.config.accumulation, titan.candidates) == (8.0, 8.0, ())
+    assert len(other.candidates) > 1
 
 
 def test_a_log_that_spans_a_renewal_of_its_software_tells_it_by_the_date(tmp_path: Path):
@@ -92,8 +92,8 @@ def test_a_log_that_spans_a_renewal_of_its_software_tells_it_by_the_date(tmp_pat
         run_of(tmp_path, source="bigscience", notes=f"{day} 2022") for day in ("02-21", "02-26")
     )
 
-    assert (early.cut.earlier, late.cut.earlier) == (1.0, 0.0)
-    assert run_of(tmp_path, notes="02-21 2022").cut.earlier == 0.0
+    assert (early.config.old_software, late.config.old_software) == (1.0, 0.0)
+    assert run_of(tmp_path, notes="02-21 2022").config.old_software == 0.0
 
 
 def test_hosts_of_four_are_told_by_the_systems_name(tmp_path: Path):
@@ -102,7 +102,7 @@ def test_hosts_of_four_are_told_by_the_systems_name(tmp_path: Path):
         run_of(tmp_path, {**mlperf, "system": name}, t=1, d=8, n_devices=8)
         for name in ("2xXE8545x4A100-SXM-40GB", "XE8545x4A100-SXM-40GB", "dgxa100_ngc22.04_pytorch")
     ]
-    far, *near = (one.by_term["replicas"] for one in predict(runs))
+    far, *near = (one.by_term["replicas"] for one in predict_runs(runs))
 
     assert [run.per_host for run in runs] == [4.0, None, None]
     assert near[0] == near[1] < far
@@ -149,7 +149,7 @@ def test_all_lines_of_another_length_are_told_at_once(tmp_path: Path):
     with path.open("a", encoding="utf-8") as file:
         file.write("only,three,cells\n" * 2)
 
-    with pytest.raises(Faults) as caught:
+    with pytest.raises(InputErrors) as caught:
         read_table(path)
 
     assert len(caught.value.faults) == 2
@@ -160,7 +160,7 @@ def test_all_lines_of_another_length_are_told_at_once(tmp_path: Path):
 def test_unknown_columns_are_named_and_do_no_harm(tmp_path: Path):
     table = read_table(write_table(tmp_path / "more.csv", GPT, more=("colour",)))
 
-    assert table.unknown == ("colour",)
+    assert table.unknown_columns == ("colour",)
     assert len(table.rows[0].cells) == len(COLUMNS) + 1
 
 
@@ -193,7 +193,7 @@ def test_of_very_many_lines_of_another_length_the_first_are_named_and_all_counte
     with path.open("a", encoding="utf-8") as file:
         file.write("only,three,cells\n" * 1000)
 
-    with pytest.raises(Faults) as caught:
+    with pytest.raises(InputErrors) as caught:
         read_table(path)
 
     *named, rest = caught.value.faults
@@ -215,10 +215,10 @@ def test_lines_may_end_as_on_any_system(tmp_path: Path, end: str):
 @pytest.mark.parametrize("cell", ["9" * 400, "-1x", "1e400"])
 def test_a_cell_that_is_no_number_is_never_predicted_as_one(tmp_path: Path, column: str, cell: str):
     table = read_table(write_table(tmp_path / "made.csv", {**GPT, column: cell}))
-    (found,) = express(table.rows, catalogue())
+    (found,) = rows_to_runs(table.rows, stack_catalog())
 
-    if isinstance(found, Run):  # a cell of words says nothing, or begins with a number
-        assert isfinite(predict([found])[0].step_seconds)
+    if isinstance(found, PublishedRun):  # a cell of words says nothing, or begins with a number
+        assert isfinite(predict_runs([found])[0].step_seconds)
     else:
         assert f"`{column}`" in found.reason
         assert len(found.reason) < 100

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from windlass.validation.evaluate import Judged, judge
+from windlass.validation.evaluate_table import TableEvaluation, evaluate_table
 from windlass.validation.software_stacks import FOLDER
 
 TABLES = Path(os.environ.get("WINDLASS_TABLES", "nowhere"))
@@ -22,8 +22,8 @@ DIGITS = 1e-3
 pytestmark = pytest.mark.skipif(not TABLES.is_dir(), reason="WINDLASS_TABLES names no folder")
 
 
-def _judged(name: str) -> Judged:
-    return judge(TABLES / name)
+def _judged(name: str) -> TableEvaluation:
+    return evaluate_table(TABLES / name)
 
 
 @pytest.mark.parametrize(
@@ -43,13 +43,13 @@ def _judged(name: str) -> Judged:
 def test_step_times_of_test_rows_are_as_near_as_was_asked_and_nearer_than_a_constant(
     table: str, stack: str, asked: float
 ):
-    (part,) = (part for part in _judged(table).parts if part.stack == stack)
+    (part,) = (part for part in _judged(table).by_stack if part.stack == stack)
 
-    steps = part.score.steps
+    steps = part.score.step_time
     assert steps is not None
     assert steps.mean <= asked
-    assert steps.constant is not None
-    assert steps.mean < steps.constant
+    assert steps.baseline is not None
+    assert steps.mean < steps.baseline
 
 
 @pytest.mark.parametrize(
@@ -57,26 +57,26 @@ def test_step_times_of_test_rows_are_as_near_as_was_asked_and_nearer_than_a_cons
     [("bigscience_bloom_prequel_a100_80gb.csv", 0.08), ("torchtitan.csv", 0.08)],
 )
 def test_peak_memory_of_test_rows_is_as_near_as_was_asked(table: str, asked: float):
-    memory = _judged(table).test.memory
+    memory = _judged(table).test_rows.memory
 
     assert memory is not None
     assert memory.mean <= asked
 
 
 def test_every_run_that_ran_out_of_memory_is_called_and_none_falsely():
-    calls = _judged("bigscience_bloom_prequel_a100_80gb.csv").every.calls
+    calls = _judged("bigscience_bloom_prequel_a100_80gb.csv").all_rows.out_of_memory
 
     assert calls is not None
-    assert calls.failed > 0
-    assert (calls.called, calls.falsely) == (calls.failed, 0)
+    assert calls.ran_out > 0
+    assert (calls.foreseen, calls.false_alarms) == (calls.ran_out, 0)
 
 
 def test_intervals_hold_four_fifths_of_the_rows_that_no_constant_has_seen():
     heads = {path.name: path.read_text(encoding="utf-8")[:2000] for path in TABLES.glob("*.csv")}
     tables = [name for name, head in heads.items() if "measured_step_s" in head]
-    found = [_judged(name).test.steps for name in tables]
+    found = [_judged(name).test_rows.step_time for name in tables]
     rows = sum(steps.rows for steps in found if steps)
-    inside = sum(steps.inside * steps.rows for steps in found if steps)
+    inside = sum(steps.interval_coverage * steps.rows for steps in found if steps)
 
     assert 0.75 <= inside / rows <= 0.85
 

@@ -7,31 +7,31 @@
 from pathlib import Path
 
 from windlass.errors import MachineError, did_you_mean
-from windlass.hardware.host_family import Family
+from windlass.hardware.host_family import HostFamily
 from windlass.schema.machine import Machine
 
 _FOLDER = Path(__file__).parent / "devices"
 _FAMILIES = Path(__file__).parent / "hosts"
 
 
-def names() -> tuple[str, ...]:
+def machine_names() -> tuple[str, ...]:
     """The machines that can be named, in order; families by their smallest."""
-    known = families()
-    sizes = (size for family in known for size in family.named)
-    return tuple(sorted({*devices(), *sizes, *(family.name for family in known)}))
+    known = host_families()
+    sizes = (size for family in known for size in family.named_sizes)
+    return tuple(sorted({*device_names(), *sizes, *(family.name for family in known)}))
 
 
-def devices() -> tuple[str, ...]:
+def device_names() -> tuple[str, ...]:
     """Those of one device, in order."""
     return tuple(sorted(path.stem for path in _FOLDER.glob("*.toml")))
 
 
-def families() -> tuple[Family, ...]:
+def host_families() -> tuple[HostFamily, ...]:
     """Those of one or more hosts, in the order of their names."""
-    return tuple(Family.load(path) for path in sorted(_FAMILIES.glob("*.toml")))
+    return tuple(HostFamily.load(path) for path in sorted(_FAMILIES.glob("*.toml")))
 
 
-def find(name: str) -> Machine:
+def load_machine(name: str) -> Machine:
     """The machine of that name, or of a file of one's own, `cluster.toml`.
 
     Args:
@@ -46,36 +46,36 @@ def find(name: str) -> Machine:
         return Machine.load(Path(name))
     base, colon, count = name.partition(":")
     if (_FAMILIES / f"{base}.toml").exists():
-        family = Family.load(_FAMILIES / f"{base}.toml")
+        family = HostFamily.load(_FAMILIES / f"{base}.toml")
         return _of_family(family, _hosts(name, count, family) if colon else 1, name)
-    if base not in names():
+    if base not in machine_names():
         raise MachineError(
-            f"unknown machine `{base}`{did_you_mean(base, [*names(), 'here'])}; "
+            f"unknown machine `{base}`{did_you_mean(base, [*machine_names(), 'here'])}; "
             "`windlass machines` lists them, and `FILE.toml` is one of your own"
         )
-    if base in devices():
+    if base in device_names():
         if colon:
             raise MachineError(f"`{name}`: `{base}` is one device; {_hosts_of(base)}")
         return Machine.load(_FOLDER / f"{base}.toml")
-    family = next(family for family in families() if base in family.named)
+    family = next(family for family in host_families() if base in family.named_sizes)
     if colon:
         raise MachineError(
-            f"`{name}`: `{base}` is {family.named[base]} of `{family.name}` already; "
+            f"`{name}`: `{base}` is {family.named_sizes[base]} of `{family.name}` already; "
             f"`{family.name}:N` is any number of them"
         )
-    return _of_family(family, family.named[base], name)
+    return _of_family(family, family.named_sizes[base], name)
 
 
-def _of_family(family: Family, hosts: int, name: str) -> Machine:
-    return family.of(hosts, Machine.load(_FOLDER / f"{family.device}.toml"), name)
+def _of_family(family: HostFamily, hosts: int, name: str) -> Machine:
+    return family.machine(hosts, Machine.load(_FOLDER / f"{family.device}.toml"), name)
 
 
-def _hosts(name: str, count: str, family: Family) -> int:
+def _hosts(name: str, count: str, family: HostFamily) -> int:
     """The number behind the colon of `name`."""
-    if not count.isdecimal() or not 1 <= int(count) <= family.most_hosts:
+    if not count.isdecimal() or not 1 <= int(count) <= family.max_hosts:
         raise MachineError(
             f"`{name}`: {count or 'nothing'} is no number of hosts; `{family.name}:N` has 1 to "
-            f"{family.most_hosts} of {family.devices_per_host} "
+            f"{family.max_hosts} of {family.devices_per_host} "
             f"device{'s' if family.devices_per_host > 1 else ''} each"
         )
     return int(count)
@@ -83,5 +83,5 @@ def _hosts(name: str, count: str, family: Family) -> int:
 
 def _hosts_of(device: str) -> str:
     """Where there are more of a device."""
-    found = [f"`{family.name}:N`" for family in families() if family.device == device]
+    found = [f"`{family.name}:N`" for family in host_families() if family.device == device]
     return f"{' or '.join(found)} is N hosts of them" if found else "leave out what follows it"

@@ -7,15 +7,15 @@ from windlass.schema.machine import Link, Machine, Tier
 from windlass.schema.provenance import Source
 
 
-class Family(Document):
+class HostFamily(Document):
     """Equal hosts of equal devices: `NAME:N` is N of them."""
 
     name: str
     device: str
     """The machine of one device that tells what each of its devices is."""
     devices_per_host: int = Field(ge=1)
-    most_hosts: int = Field(ge=1)
-    named: dict[str, int] = Field(default_factory=dict)
+    max_hosts: int = Field(ge=1)
+    named_sizes: dict[str, int] = Field(default_factory=dict)
     """Hosts of what is sold under a name of its own."""
     tiers: tuple[Tier, ...] = ()
     """What a device of these hosts has beyond its near tier, where that is not what the device's
@@ -28,7 +28,7 @@ class Family(Document):
     date: str
     sources: dict[str, Source]
 
-    def of(self, hosts: int, device: Machine, name: str) -> Machine:
+    def machine(self, hosts: int, device: Machine, name: str) -> Machine:
         """The machine of so many hosts.
 
         A link joins no more devices than there are, and one that joins no more than those within

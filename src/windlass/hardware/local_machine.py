@@ -12,7 +12,7 @@ from pathlib import Path
 from windlass.errors import WindlassError
 from windlass.schema.machine import Machine
 
-HERE_FILE = "here.toml"
+LOCAL_MACHINE_FILE = "here.toml"
 """Name of the file in the folder for this user."""
 
 _FORMAT = "9"
@@ -21,9 +21,9 @@ _FORMAT = "9"
 _GPUS = Path("/proc/driver/nvidia/gpus")
 
 
-def load_here(folder: Path) -> Machine | None:
+def load_local_machine(folder: Path) -> Machine | None:
     """The kept measurement; None if there is none, it is damaged, or of another system."""
-    path = folder / HERE_FILE
+    path = folder / LOCAL_MACHINE_FILE
     if not path.exists():
         return None
     try:
@@ -33,13 +33,13 @@ def load_here(folder: Path) -> Machine | None:
     return machine if machine.system == system_fingerprint() else None
 
 
-def save_here(folder: Path, machine: Machine) -> Path:
+def save_local_machine(folder: Path, machine: Machine) -> Path:
     """Keeps a measurement, whole or not at all; returns where.
 
     Raises:
         StorageError: the folder does not take it.
     """
-    path = folder / HERE_FILE
+    path = folder / LOCAL_MACHINE_FILE
     machine.save(path)
     return path
 
@@ -47,13 +47,13 @@ def save_here(folder: Path, machine: Machine) -> Path:
 def system_fingerprint() -> str:
     """Twelve digits of processor, cores, memory, kernel, torch and accelerators."""
     content = "\n".join(
-        (_FORMAT, processor(), str(cores()), str(memory_bytes()), platform.release(), _torch(),
-         *accelerators())
+        (_FORMAT, processor_name(), str(core_count()), str(total_memory_bytes()), platform.release(), _torch(),
+         *accelerator_names())
     )  # fmt: skip
     return hashlib.sha256(content.encode()).hexdigest()[:12]
 
 
-def processor() -> str:
+def processor_name() -> str:
     """The processor's name, as exactly as the system tells it."""
     info = Path("/proc/cpuinfo")
     wanted = ("model name", "cpu family", "model")
@@ -66,17 +66,17 @@ def processor() -> str:
     return " ".join(found.values()) or platform.processor() or platform.machine()
 
 
-def cores() -> int:
+def core_count() -> int:
     """Cores that this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def memory_bytes() -> int:
+def total_memory_bytes() -> int:
     """All memory of this host."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def accelerators() -> tuple[str, ...]:
+def accelerator_names() -> tuple[str, ...]:
     """Names of the GPUs that the driver lists."""
     if not _GPUS.is_dir():
         return ()

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from windlass.schema.machine import Curve, Device, Machine, MatmulRate, Tier
 from windlass.schema.provenance import Source
-from windlass.units import show_bytes, show_flop, show_flop_rate, show_rate, show_seconds
+from windlass.units import format_bytes, format_flop, format_flop_rate, format_rate, format_seconds
 
 _SECONDS = (
     "launch_seconds", "pass_seconds", "compiled_pass_seconds", "compile_seconds",
@@ -16,21 +16,21 @@ _RATES = ("update_rate", "mixed_update_rate", "norm_rate", "mixed_norm_rate")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Number:
+class StatedNumber:
     """One stated number or curve."""
 
-    place: str
+    path: str
     """Dotted, such as `device.tiers.near.capacity_bytes`."""
     value: float | tuple[tuple[float, float], ...]
     """In the base unit; of a curve its points."""
-    shown: str
+    text: str
     source: Source
 
 
-def numbers(machine: Machine) -> tuple[Number, ...]:
+def stated_numbers(machine: Machine) -> tuple[StatedNumber, ...]:
     """What a machine states, in the order of its file; what is zero or left out is not there."""
     return tuple(
-        Number(place=place, value=value, shown=shown, source=machine.source_of(place))
+        StatedNumber(path=place, value=value, text=shown, source=machine.source_of(place))
         for place, value, shown in (*_machine(machine), *_device(machine.device), *_links(machine))
         if value
     )
@@ -53,13 +53,13 @@ def _machine(machine: Machine) -> Iterator[_Stated]:
 def _device(device: Device) -> Iterator[_Stated]:
     for name in _SECONDS:
         value = getattr(device, name)
-        yield f"device.{name}", value, show_seconds(value)
+        yield f"device.{name}", value, format_seconds(value)
     for name in _BYTES:
         value = getattr(device, name)
-        yield f"device.{name}", value, show_bytes(value)
+        yield f"device.{name}", value, format_bytes(value)
     for name in _RATES:
         value = getattr(device, name) or 0.0
-        yield f"device.{name}", value, show_rate(value)
+        yield f"device.{name}", value, format_rate(value)
     share = device.moving_share
     yield "device.moving_share", share, f"{100 * share:.1f} %"
     yield from _traffic("device.traffic", device.traffic)
@@ -70,7 +70,7 @@ def _device(device: Device) -> Iterator[_Stated]:
     for moments in device.moment_rates:
         place = f"device.moment_rates.{moments.moments}"
         yield f"{place}.elements", moments.elements, f"{moments.elements:.3g} parameters/s"
-        yield f"{place}.part_seconds", moments.part_seconds, show_seconds(moments.part_seconds)
+        yield f"{place}.part_seconds", moments.part_seconds, format_seconds(moments.part_seconds)
     for rate in device.matmul:
         yield from _matmul(rate)
     for tier in device.tiers:
@@ -79,7 +79,7 @@ def _device(device: Device) -> Iterator[_Stated]:
 
 def _matmul(rate: MatmulRate) -> Iterator[_Stated]:
     place = f"device.matmul.{rate.precision}"
-    yield f"{place}.peak", rate.peak, show_flop_rate(rate.peak)
+    yield f"{place}.peak", rate.peak, format_flop_rate(rate.peak)
     for name, curve in (
         ("curve", rate.curve),
         ("biased", rate.biased),
@@ -89,24 +89,24 @@ def _matmul(rate: MatmulRate) -> Iterator[_Stated]:
             yield f"{place}.{name}", tuple(curve.points), _of_flop(curve)
     for each in rate.attention_rates:
         for name, curve in (("forward", each.forward), ("backward", each.backward)):
-            words = _spread(curve, show_flop_rate, lambda size: f"{size:g} tokens")
+            words = _spread(curve, format_flop_rate, lambda size: f"{size:g} tokens")
             yield f"{place}.attention_rates.{each.head_width}.{name}", tuple(curve.points), words
 
 
 def _tier(tier: Tier) -> Iterator[_Stated]:
     place = f"device.tiers.{tier.name}"
-    yield f"{place}.capacity_bytes", tier.capacity_bytes, show_bytes(tier.capacity_bytes)
+    yield f"{place}.capacity_bytes", tier.capacity_bytes, format_bytes(tier.capacity_bytes)
     for name in ("read", "write", "both"):
         rate = getattr(tier, name) or 0.0
-        yield f"{place}.{name}", rate, show_rate(rate)
+        yield f"{place}.{name}", rate, format_rate(rate)
 
 
 def _links(machine: Machine) -> Iterator[_Stated]:
     for link in machine.links:
         place = f"links.{link.name}"
         yield f"{place}.joins", link.joins, f"{link.joins} devices"
-        yield f"{place}.rate", link.rate, show_rate(link.rate)
-        yield f"{place}.latency", link.latency, show_seconds(link.latency)
+        yield f"{place}.rate", link.rate, format_rate(link.rate)
+        yield f"{place}.latency", link.latency, format_seconds(link.latency)
         sharers = link.shared_by
         if sharers is not None:
             words = "each has its own" if sharers == 1 else f"{sharers} devices"
@@ -115,11 +115,11 @@ def _links(machine: Machine) -> Iterator[_Stated]:
 
 def _traffic(place: str, curve: Curve | None) -> Iterator[_Stated]:
     if curve is not None:
-        yield place, tuple(curve.points), _spread(curve, show_rate, show_bytes)
+        yield place, tuple(curve.points), _spread(curve, format_rate, format_bytes)
 
 
 def _of_flop(curve: Curve) -> str:
-    return _spread(curve, show_flop_rate, show_flop)
+    return _spread(curve, format_flop_rate, format_flop)
 
 
 def _spread(curve: Curve, rate: Callable[[float], str], size: Callable[[float], str]) -> str:

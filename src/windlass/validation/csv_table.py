@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from windlass.errors import Faults, RequestError, did_you_mean
+from windlass.errors import InputErrors, RequestError, did_you_mean
 
 COLUMNS = (
     "source", "model", "params", "layers", "hidden", "heads", "seq", "vocab", "global_batch",
@@ -30,7 +30,7 @@ _OTHER_MARKS = {";": "semicolons", "\t": "tabs"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class TableRow:
     """One line of a table: its cells by column."""
 
     line: int
@@ -55,16 +55,16 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
+class RunTable:
     """All rows of one file."""
 
     name: str
-    rows: tuple[Row, ...]
-    unknown: tuple[str, ...]
+    rows: tuple[TableRow, ...]
+    unknown_columns: tuple[str, ...]
     """Columns that nothing here reads."""
 
 
-def read_table(path: Path) -> Table:
+def read_table(path: Path) -> RunTable:
     """The rows of a CSV file.
 
     Raises:
@@ -75,20 +75,20 @@ def read_table(path: Path) -> Table:
     if not lines:
         raise RequestError(f"`{path}` has a head and no rows below it")
     faults: list[str] = []
-    rows: list[Row] = []
+    rows: list[TableRow] = []
     for line, cells in lines:
         if len(cells) != len(header):
             faults.append(f"{path}:{line}: {len(cells)} cells, the head has {len(header)}")
             continue
-        row = Row(line=line, cells=dict(zip(header, cells, strict=True)))
+        row = TableRow(line=line, cells=dict(zip(header, cells, strict=True)))
         rows.append(row)
     if faults:
         more = len(faults) - _TOLD
         told = [f"{path}: {more} more such lines"] if more > 0 else []
-        raise Faults([*faults[:_TOLD], *told])
+        raise InputErrors([*faults[:_TOLD], *told])
     known = {*COLUMNS, *EXTRA}
-    return Table(
-        name=path.name, rows=tuple(rows), unknown=tuple(n for n in header if n not in known)
+    return RunTable(
+        name=path.name, rows=tuple(rows), unknown_columns=tuple(n for n in header if n not in known)
     )
 
 
@@ -148,11 +148,11 @@ _SHOWN = 40
 """Characters of a cell that an error shows."""
 
 
-class Unsaid(Exception):  # noqa: N818  why a row cannot be expressed; no fault of ours or the user's
+class UnusableRow(Exception):  # noqa: N818  why a row cannot be expressed; no fault of ours or the user's
     """What a row does not say, or says unreadably; never leaves `express`."""
 
 
-def number(row: Row, column: str) -> float | None:
+def read_number(row: TableRow, column: str) -> float | None:
     """The cell's number, 0 to 1e18; None where it is empty.
 
     Raises:
@@ -161,39 +161,39 @@ def number(row: Row, column: str) -> float | None:
     try:
         value = row.number(column)
     except ValueError:
-        raise Unsaid(f"{_stated(row, column)} is no number") from None
+        raise UnusableRow(f"{_stated(row, column)} is no number") from None
     return _in_range(row, column, value)
 
 
-def count(row: Row, column: str) -> float | None:
+def read_count(row: TableRow, column: str) -> float | None:
     """The cell's whole number of 1 or more; None where it is empty.
 
     Raises:
         Unsaid: it is no such number.
     """
-    value = number(row, column)
+    value = read_number(row, column)
     if value is not None and (value < 1 or value % 1):
-        raise Unsaid(f"{_stated(row, column)} is no whole number of 1 or more")
+        raise UnusableRow(f"{_stated(row, column)} is no whole number of 1 or more")
     return value
 
 
-def needed(row: Row, *columns: str) -> list[float]:
+def required_numbers(row: TableRow, *columns: str) -> list[float]:
     """The numbers of cells that must not be empty or 0.
 
     Raises:
         Unsaid: which of them are not published.
     """
-    found = [number(row, column) for column in columns]
+    found = [read_number(row, column) for column in columns]
     missing = [f"`{name}`" for name, value in zip(columns, found, strict=True) if value is None]
     if missing:
-        raise Unsaid(f"{', '.join(missing)} not published")
+        raise UnusableRow(f"{', '.join(missing)} not published")
     none = [_stated(row, name) for name, value in zip(columns, found, strict=True) if value == 0]
     if none:
-        raise Unsaid(f"{', '.join(none)} is no number above 0")
+        raise UnusableRow(f"{', '.join(none)} is no number above 0")
     return [value for value in found if value]
 
 
-def leading(row: Row, column: str) -> float | None:
+def leading_number(row: TableRow, column: str) -> float | None:
     """The number that a cell begins with: `~250k (BLOOM)` is 250,000; None where there is none.
 
     Raises:
@@ -204,13 +204,13 @@ def leading(row: Row, column: str) -> float | None:
     return _in_range(row, column, value)
 
 
-def _in_range(row: Row, column: str, value: float | None) -> float | None:
+def _in_range(row: TableRow, column: str, value: float | None) -> float | None:
     if value is not None and not 0 <= value <= _MOST:
-        raise Unsaid(f"{_stated(row, column)} is no number from 0 to {_MOST:g}")
+        raise UnusableRow(f"{_stated(row, column)} is no number from 0 to {_MOST:g}")
     return value
 
 
-def _stated(row: Row, column: str) -> str:
+def _stated(row: TableRow, column: str) -> str:
     """`layers` = 'ten', long cells cut short."""
     text = row.text(column)
     short = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Column = NDArray[np.float64]
-Number = Column | float
+ColumnOrFloat = Column | float
 """One for each run, or one for all."""
 
 TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.92), (128, 64, 0.75), (64, 64, 0.5))
@@ -19,15 +19,15 @@ smaller tiles' shares are read off its figure 3)."""
 
 
 def product_seconds(
-    rows: Number,
-    columns: Number,
-    depth: Number,
+    rows: ColumnOrFloat,
+    columns: ColumnOrFloat,
+    depth: ColumnOrFloat,
     *,
-    batch: Number = 1.0,
-    flop_rate: Number,
-    processors: Number,
-    ramp: Number,
-    whole_waves: Number,
+    batch: ColumnOrFloat = 1.0,
+    flop_rate: ColumnOrFloat,
+    processors: ColumnOrFloat,
+    ramp: ColumnOrFloat,
+    whole_waves: ColumnOrFloat,
 ) -> Column:
     """Seconds of `batch` products of (rows, depth) by (depth, columns) on tiles: the best tiling.
 
@@ -58,7 +58,7 @@ def product_seconds(
     return np.asarray(np.minimum.reduce(found), dtype=float)
 
 
-def smooth_max(one: Number, other: Number, sharpness: float = 4.0) -> Column:
+def smooth_max(one: ColumnOrFloat, other: ColumnOrFloat, sharpness: float = 4.0) -> Column:
     """`(one^q + other^q)^(1/q)`: the longer of two that overlap, more if they are close.
 
     Two lanes that take equally long seldom cover each other fully; with q = infinity they would.
@@ -68,7 +68,7 @@ def smooth_max(one: Number, other: Number, sharpness: float = 4.0) -> Column:
     return np.asarray(most * summed ** (1.0 / sharpness), dtype=float)
 
 
-def ring_bytes(nbytes: Number, ranks: Number) -> Column:
+def ring_bytes(nbytes: ColumnOrFloat, ranks: ColumnOrFloat) -> Column:
     """Bytes that each of `ranks` sends when a ring gathers, or scatters the sum of, `nbytes`.
 
     `(n - 1)/n B`; an all-reduce is both. Source: Patarasuk & Yuan 2009, JPDC 69(2).
@@ -77,13 +77,13 @@ def ring_bytes(nbytes: Number, ranks: Number) -> Column:
 
 
 def ring_rate(
-    ranks: Number,
-    stride: Number,
+    ranks: ColumnOrFloat,
+    stride: ColumnOrFloat,
     *,
-    per_host: Number,
-    devices: Number,
-    inner: Number,
-    cards: Number,
+    per_host: ColumnOrFloat,
+    devices: ColumnOrFloat,
+    inner: ColumnOrFloat,
+    cards: ColumnOrFloat,
 ) -> Column:
     """Bytes/s of one ring of ranks that lie `stride` devices apart.
 
@@ -105,14 +105,14 @@ def ring_rate(
 
 
 def all_reduce_seconds(
-    nbytes: Number,
-    ranks: Number,
-    stride: Number,
+    nbytes: ColumnOrFloat,
+    ranks: ColumnOrFloat,
+    stride: ColumnOrFloat,
     *,
-    per_host: Number,
-    devices: Number,
-    inner: Number,
-    cards: Number,
+    per_host: ColumnOrFloat,
+    devices: ColumnOrFloat,
+    inner: ColumnOrFloat,
+    cards: ColumnOrFloat,
 ) -> Column:
     """Seconds of an all-reduce of ranks that lie `stride` devices apart, latencies apart.
 
@@ -139,12 +139,14 @@ def all_reduce_seconds(
     return np.asarray(np.maximum(within, between), dtype=float)
 
 
-def _on_host(ranks: Number, stride: Number, on_host: Number) -> Column:
+def _on_host(ranks: ColumnOrFloat, stride: ColumnOrFloat, on_host: ColumnOrFloat) -> Column:
     """Ranks of one group in one host, where they lie `stride` devices apart."""
     return np.asarray(np.clip(np.floor(on_host / stride), 1.0, np.maximum(ranks, 1.0)), dtype=float)
 
 
-def pipeline_slots(micros: Number, stages: Number, interleave: Number = 1.0) -> Column:
+def pipeline_slots(
+    micros: ColumnOrFloat, stages: ColumnOrFloat, interleave: ColumnOrFloat = 1.0
+) -> Column:
     """Micro-batch slots of a step under 1F1B: `m + (p - 1)/v`.
 
     Source: Narayanan et al. 2021, arXiv:2104.04473, section 2.2.
@@ -152,7 +154,9 @@ def pipeline_slots(micros: Number, stages: Number, interleave: Number = 1.0) -> 
     return np.asarray(micros + (stages - 1.0) / interleave, dtype=float)
 
 
-def block_parameters(width: Number, hidden: Number, key_share: Number, matrices: Number) -> Column:
+def block_parameters(
+    width: ColumnOrFloat, hidden: ColumnOrFloat, key_share: ColumnOrFloat, matrices: ColumnOrFloat
+) -> Column:
     """Weights of one block: `2 d^2 (1 + key_share) + matrices d f`.
 
     `key_share` is key heads over heads (grouped queries), `matrices` 2, or 3 of a gated unit.
@@ -162,7 +166,11 @@ def block_parameters(width: Number, hidden: Number, key_share: Number, matrices:
 
 
 def step_flop(
-    tokens: Number, parameters: Number, layers: Number, width: Number, seq: Number
+    tokens: ColumnOrFloat,
+    parameters: ColumnOrFloat,
+    layers: ColumnOrFloat,
+    width: ColumnOrFloat,
+    seq: ColumnOrFloat,
 ) -> Column:
     """Model FLOP of a step: `tokens (6 P + 12 L d s)`, recompute not counted.
 
@@ -172,14 +180,14 @@ def step_flop(
 
 
 def activation_bytes(
-    tokens: Number,
-    width: Number,
-    heads: Number,
-    seq: Number,
-    slices: Number,
+    tokens: ColumnOrFloat,
+    width: ColumnOrFloat,
+    heads: ColumnOrFloat,
+    seq: ColumnOrFloat,
+    slices: ColumnOrFloat,
     *,
-    cut_sequence: Number,
-    scores: Number,
+    cut_sequence: ColumnOrFloat,
+    scores: ColumnOrFloat,
 ) -> Column:
     """Bytes that one block of 16-bit numbers keeps for its backward pass.
 

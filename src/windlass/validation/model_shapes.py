@@ -3,8 +3,15 @@
 import re
 from collections.abc import Mapping
 
-from windlass.validation.csv_table import Row, Unsaid, count, leading, needed, number
-from windlass.validation.runs import Shape
+from windlass.validation.csv_table import (
+    TableRow,
+    UnusableRow,
+    leading_number,
+    read_count,
+    read_number,
+    required_numbers,
+)
+from windlass.validation.published_run import ModelShape
 
 _IMAGES = re.compile(r"resne|efficientnet|vit|dit-|unet|gnn", re.IGNORECASE)
 _GATED = re.compile(r"llama|mistral|smollm", re.IGNORECASE)
@@ -15,7 +22,7 @@ _MASKED_SHARE = 0.15
 _GATED_MULTIPLE = 256.0
 
 
-def shape_of(row: Row, usual_heads: Mapping[float, float], told: list[str]) -> Shape:
+def model_shape(row: TableRow, usual_heads: Mapping[float, float], told: list[str]) -> ModelShape:
     """The shape of a row's model.
 
     Args:
@@ -28,28 +35,28 @@ def shape_of(row: Row, usual_heads: Mapping[float, float], told: list[str]) -> S
     """
     name = row.text("model")
     if _IMAGES.search(name):
-        raise Unsaid(
+        raise UnusableRow(
             "an image model other than ResNet-50, whose convolutions no constant is fitted for"
         )
-    width, sequence = needed(row, "hidden", "seq")
-    stated = leading(row, "vocab")
+    width, sequence = required_numbers(row, "hidden", "seq")
+    stated = leading_number(row, "vocab")
     if stated is None:
         told.append(f"vocabulary of {_VOCABULARY:g} taken")
     vocabulary = stated or _VOCABULARY
-    gated = bool(number(row, "ffn")) or bool(_GATED.search(name))
+    gated = bool(read_number(row, "ffn")) or bool(_GATED.search(name))
     heads = _heads(row, width, usual_heads, told)
-    hidden = number(row, "ffn") or (_gated_width(width) if gated else 4.0 * width)
-    key_share = (count(row, "kv_heads") or heads) / heads
-    shape = Shape(
+    hidden = read_number(row, "ffn") or (_gated_width(width) if gated else 4.0 * width)
+    key_share = (read_count(row, "kv_heads") or heads) / heads
+    shape = ModelShape(
         layers=1.0, width=width, heads=heads, sequence=sequence, vocabulary=vocabulary,
-        key_share=key_share, hidden=hidden, matrices=3.0 if gated else 2.0,
-        tables=2.0 if gated else 1.0, scored=_MASKED_SHARE if _MASKED.search(name) else 1.0,
+        kv_head_share=key_share, ffn=hidden, ffn_matrices=3.0 if gated else 2.0,
+        vocabulary_matrices=2.0 if gated else 1.0, head_position_share=_MASKED_SHARE if _MASKED.search(name) else 1.0,
     )  # fmt: skip
-    layers = count(row, "layers") or _layers(row, shape, told)
-    return Shape(**{**_fields(shape), "layers": layers})
+    layers = read_count(row, "layers") or _layers(row, shape, told)
+    return ModelShape(**{**_fields(shape), "layers": layers})
 
 
-def _fields(shape: Shape) -> dict[str, float]:
+def _fields(shape: ModelShape) -> dict[str, float]:
     return {name: getattr(shape, name) for name in shape.__dataclass_fields__}
 
 
@@ -58,8 +65,8 @@ def _gated_width(width: float) -> float:
     return float(-(-8.0 * width / 3.0 // _GATED_MULTIPLE) * _GATED_MULTIPLE)
 
 
-def _heads(row: Row, width: float, usual: Mapping[float, float], told: list[str]) -> float:
-    stated = count(row, "heads")
+def _heads(row: TableRow, width: float, usual: Mapping[float, float], told: list[str]) -> float:
+    stated = read_count(row, "heads")
     if stated:
         return stated
     taken = usual.get(width) or max(1.0, round(width / 128.0))
@@ -67,10 +74,16 @@ def _heads(row: Row, width: float, usual: Mapping[float, float], told: list[str]
     return taken
 
 
-def _layers(row: Row, shape: Shape, told: list[str]) -> float:
+def _layers(row: TableRow, shape: ModelShape, told: list[str]) -> float:
     """Layers from the parameters: the multiple of the stages that comes nearest."""
-    (parameters,) = needed(row, "params")
-    stages = count(row, "p") or 1.0
-    layers = max(1.0, round((parameters - shape.table) / shape.block / stages)) * stages
+    (parameters,) = required_numbers(row, "params")
+    stages = read_count(row, "p") or 1.0
+    layers = (
+        max(
+            1.0,
+            round((parameters - shape.vocabulary_parameters) / shape.parameters_per_block / stages),
+        )
+        * stages
+    )
     told.append(f"{layers:g} layers taken, from {parameters / 1e9:.3g} billion parameters")
     return layers

@@ -3,10 +3,16 @@
 import re
 from dataclasses import replace
 
-from windlass.validation.csv_table import Row, Unsaid, count, leading, needed
-from windlass.validation.laws.ipu import pod_cut
-from windlass.validation.runs import Cut, Shape
-from windlass.validation.software_stacks import Stack
+from windlass.validation.csv_table import (
+    TableRow,
+    UnusableRow,
+    leading_number,
+    read_count,
+    required_numbers,
+)
+from windlass.validation.laws.ipu import ipu_run_config
+from windlass.validation.published_run import ModelShape, RunConfig
+from windlass.validation.software_stacks import SoftwareStack
 
 _MICROS = (1.0, 2.0, 4.0, 8.0)
 _INTERLEAVES = (1.0, 2.0, 3.0, 4.0)
@@ -16,7 +22,9 @@ _EACH_OP = 0.5
 what is no product. Source: torchtitan, `activation_checkpoint.py`."""
 
 
-def cuts_of(row: Row, shape: Shape, stack: Stack, told: list[str]) -> list[Cut]:
+def run_configs(
+    row: TableRow, shape: ModelShape, stack: SoftwareStack, told: list[str]
+) -> list[RunConfig]:
     """The cuts that a row may mean; one unless it leaves something open.
 
     Args:
@@ -28,38 +36,40 @@ def cuts_of(row: Row, shape: Shape, stack: Stack, told: list[str]) -> list[Cut]:
     Raises:
         Unsaid: what the row does not say, or that it contradicts itself.
     """
-    if stack.law == "pod":
-        return [pod_cut(row, shape, told)]
-    batch, devices = needed(row, "global_batch", "n_devices")
+    if stack.law == "ipu":
+        return [ipu_run_config(row, shape, told)]
+    batch, devices = required_numbers(row, "global_batch", "n_devices")
     whole = _whole(row, devices, stack)
     replicas = whole.replicas
     micros = _micros(row, batch / replicas, whole.pipeline, stack, told)
     interleaves = _interleaves(row, shape, whole.pipeline, told)
     return [
-        replace(whole, micro=micro, accumulation=max(1.0, batch / replicas / micro), interleave=v)
+        replace(
+            whole, micro=micro, accumulation=max(1.0, batch / replicas / micro), virtual_stages=v
+        )
         for micro in micros
         for v in interleaves
     ]
 
 
-def _whole(row: Row, devices: float, stack: Stack) -> Cut:
+def _whole(row: TableRow, devices: float, stack: SoftwareStack) -> RunConfig:
     """The cut without what may be open."""
-    zero = leading(row, "zero") or 0.0
-    tensor, pipeline = count(row, "t"), count(row, "p")
+    zero = leading_number(row, "zero") or 0.0
+    tensor, pipeline = read_count(row, "t"), read_count(row, "p")
     if not tensor or not pipeline:
         if zero < 3 and devices > 1:
-            raise Unsaid("`t`, `p` not published")
+            raise UnusableRow("`t`, `p` not published")
         tensor, pipeline = tensor or 1.0, pipeline or 1.0
-    context = count(row, "context_parallel") or 1.0
-    replicas = count(row, "d") or devices / (tensor * pipeline * context)
+    context = read_count(row, "context_parallel") or 1.0
+    replicas = read_count(row, "d") or devices / (tensor * pipeline * context)
     if abs(tensor * pipeline * context * replicas - devices) > 0.5:
-        raise Unsaid(
+        raise UnusableRow(
             f"t x p x d = {tensor * pipeline * context * replicas:g}, but `n_devices` = {devices:g}"
         )
     notes, again = row.text("notes"), row.text("recompute").lower()
     precision = row.text("precision").lower()
     eight = bool(re.search(r"(fp|float)8", precision))
-    return Cut(
+    return RunConfig(
         devices=devices,
         micro=1.0,
         accumulation=1.0,
@@ -67,15 +77,17 @@ def _whole(row: Row, devices: float, stack: Stack) -> Cut:
         context=context,
         pipeline=pipeline,
         replicas=replicas,
-        again=_again(again),
-        attention_again=float(again.startswith("sel") and _again(again) == 0),
-        cut_sequence=float(row.text("sequence_parallel").lower() in {"yes", "true", "1"}),
+        recompute_share=_again(again),
+        selective_recompute=float(again.startswith("sel") and _again(again) == 0),
+        sequence_parallel=float(row.text("sequence_parallel").lower() in {"yes", "true", "1"}),
         zero=zero,
-        covered=float(bool(re.search(r"async ?tp", notes, re.IGNORECASE))),
+        async_tensor_parallel=float(bool(re.search(r"async ?tp", notes, re.IGNORECASE))),
         float8=(2.0 if "row" in precision else 1.0) if eight else 0.0,
-        wide_gradients=float("fp32 grad" in precision),
-        balanced=float("embedding balanced" in notes),
-        earlier=float(stack.earlier is not None and bool(re.search(stack.earlier, notes))),
+        fp32_gradients=float("fp32 grad" in precision),
+        balanced_embedding=float("embedding balanced" in notes),
+        old_software=float(
+            stack.old_software is not None and bool(re.search(stack.old_software, notes))
+        ),
     )
 
 
@@ -87,23 +99,27 @@ def _again(recompute: str) -> float:
 
 
 def _micros(
-    row: Row, mine: float, stages: float, stack: Stack, told: list[str]
+    row: TableRow, mine: float, stages: float, stack: SoftwareStack, told: list[str]
 ) -> tuple[float, ...]:
     """Micro-batches that a replica's batch of `mine` sequences may be split in."""
-    stated = count(row, "microbatch")
+    stated = read_count(row, "microbatch")
     if stated and (stages == 1 or stated < mine):
         return (stated,)
     if stated:
-        told.append(f"`microbatch` {stated:g} is a replica's whole batch: {_SPLIT[stack.split]}")
+        told.append(
+            f"`microbatch` {stated:g} is a replica's whole batch: {_SPLIT[stack.microbatch_split]}"
+        )
     else:
-        told.append(f"micro-batch not published: {_SPLIT[stack.split]}")
-    if stack.split == "stages":
+        told.append(f"micro-batch not published: {_SPLIT[stack.microbatch_split]}")
+    if stack.microbatch_split == "stages":
         return (max(1.0, mine / stages),)
     return tuple(micro for micro in _MICROS if micro <= max(1.0, mine))
 
 
-def _interleaves(row: Row, shape: Shape, stages: float, told: list[str]) -> tuple[float, ...]:
-    stated = leading(row, "interleave")
+def _interleaves(
+    row: TableRow, shape: ModelShape, stages: float, told: list[str]
+) -> tuple[float, ...]:
+    stated = leading_number(row, "interleave")
     if stated:
         return (stated,)
     if stages == 1 or not row.text("interleave"):

@@ -7,31 +7,28 @@ from math import exp
 
 import numpy as np
 
-from windlass.validation.fitting.constants import Calibration, calibration, priors
-from windlass.validation.laws import gpu
-from windlass.validation.laws import ipu as pods
-from windlass.validation.laws import resnet as images
-from windlass.validation.laws import weight_streaming as streams
-from windlass.validation.laws.formulas import Column, Number
+from windlass.validation.formulas import Column, ColumnOrFloat
+from windlass.validation.laws import gpu, ipu, resnet, weight_streaming
 from windlass.validation.laws.gpu_memory import peak_bytes
-from windlass.validation.runs import Columns, Cut, Run
-from windlass.validation.software_stacks import catalogue
+from windlass.validation.published_run import PublishedRun, RunColumns, RunConfig
+from windlass.validation.software_stacks import stack_catalog
+from windlass.validation.stack_constants import StackCalibration, calibration, priors
 
-Terms = Callable[[Columns, Mapping[str, Number]], dict[str, Column]]
-LAWS: Mapping[str, Terms] = {
-    "gpu": gpu.step_terms, "pod": pods.step_terms, "stream": streams.step_terms,
-    "images": images.step_terms,
+StepTimeLaw = Callable[[RunColumns, Mapping[str, ColumnOrFloat]], dict[str, Column]]
+LAWS: Mapping[str, StepTimeLaw] = {
+    "gpu": gpu.step_terms, "ipu": ipu.step_terms, "resnet": resnet.step_terms,
+    "weight_streaming": weight_streaming.step_terms,
 }  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Predicted:
+class RunPrediction:
     """What a run is predicted to take, beside what it took."""
 
-    run: Run
-    cut: Cut
+    run: PublishedRun
+    config: RunConfig
     """The one that was taken where the run leaves it open."""
-    calibration: Calibration
+    calibration: StackCalibration
     step_seconds: float
     low_seconds: float
     """The 80 % interval's lower end."""
@@ -40,13 +37,13 @@ class Predicted:
     """Seconds of the step by what they go into."""
     peak_bytes: float | None
     """Of the fullest device; None where the law says nothing of memory."""
-    low_bytes: float | None
-    high_bytes: float | None
+    low_peak_bytes: float | None
+    high_peak_bytes: float | None
     fits: bool | None
     """False where even the lower end of peak memory is more than the device has."""
 
     @property
-    def calibrating(self) -> bool:
+    def is_calibration_row(self) -> bool:
         """Whether its constants were fitted from this very row."""
         return self.run.key in self.calibration.rows
 
@@ -56,11 +53,13 @@ class _Case:
     """One cut that one run may have."""
 
     index: int
-    run: Run
-    cut: Cut
+    run: PublishedRun
+    cut: RunConfig
 
 
-def predict(runs: Sequence[Run], by: Callable[[str], Calibration] = calibration) -> list[Predicted]:
+def predict_runs(
+    runs: Sequence[PublishedRun], constants_of: Callable[[str], StackCalibration] = calibration
+) -> list[RunPrediction]:
     """A prediction for each run.
 
     Of a run that leaves its cut open the fastest that fits counts, and the fastest if none does.
@@ -71,55 +70,58 @@ def predict(runs: Sequence[Run], by: Callable[[str], Calibration] = calibration)
     """
     by_stack: dict[str, list[_Case]] = defaultdict(list)
     for index, run in enumerate(runs):
-        for cut in run.choices or (run.cut,):
+        for cut in run.candidates or (run.config,):
             by_stack[run.stack].append(_Case(index=index, run=run, cut=cut))
-    best: dict[int, Predicted] = {}
+    best: dict[int, RunPrediction] = {}
     for stack, cases in by_stack.items():
-        for case, found in zip(cases, _of_stack(by(stack), cases), strict=True):
+        for case, found in zip(cases, _of_stack(constants_of(stack), cases), strict=True):
             if case.index not in best or _before(found, best[case.index]):
                 best[case.index] = found
     return [best[index] for index in range(len(runs))]
 
 
-def columns_of(runs: Iterable[Run], cuts: Iterable[Cut]) -> Columns:
+def run_columns(runs: Iterable[PublishedRun], cuts: Iterable[RunConfig]) -> RunColumns:
     """Runs with these cuts as columns, each on its device in its cluster."""
-    known = catalogue()
+    known = stack_catalog()
     runs = list(runs)
-    devices = [known.stack(run.stack).at(known.device(run.device), run.per_host) for run in runs]
-    return Columns([run.shape for run in runs], list(cuts), devices)
+    devices = [
+        known.stack(run.stack).device_in_cluster(known.device(run.device), run.per_host)
+        for run in runs
+    ]
+    return RunColumns([run.shape for run in runs], list(cuts), devices)
 
 
-def _before(one: Predicted, other: Predicted) -> bool:
+def _before(one: RunPrediction, other: RunPrediction) -> bool:
     if one.fits != other.fits:
         return bool(one.fits)
     return one.step_seconds < other.step_seconds
 
 
-def _of_stack(found: Calibration, cases: Sequence[_Case]) -> list[Predicted]:
+def _of_stack(found: StackCalibration, cases: Sequence[_Case]) -> list[RunPrediction]:
     """Predictions of the cases of one stack, in order."""
-    law = catalogue().stack(found.stack).law
-    columns = columns_of((case.run for case in cases), (case.cut for case in cases))
+    law = stack_catalog().stack(found.stack).law
+    columns = run_columns((case.run for case in cases), (case.cut for case in cases))
     terms = LAWS[law](columns, _of_law(found, law))
     step = np.sum(list(terms.values()), axis=0)
     peaks = peak_bytes(columns, _of_law(found, "memory")) if law == "gpu" else None
     wide, held = exp(found.step_spread), exp(found.memory_spread)
     return [
-        Predicted(
+        RunPrediction(
             run=case.run,
-            cut=case.cut,
+            config=case.cut,
             calibration=found,
             step_seconds=float(step[at]),
             low_seconds=float(step[at]) / wide,
             high_seconds=float(step[at]) * wide,
             by_term={name: float(seconds[at]) for name, seconds in terms.items()},
             peak_bytes=None if peaks is None else float(peaks[at]),
-            low_bytes=None if peaks is None else float(peaks[at]) / held,
-            high_bytes=None if peaks is None else float(peaks[at]) * held,
+            low_peak_bytes=None if peaks is None else float(peaks[at]) / held,
+            high_peak_bytes=None if peaks is None else float(peaks[at]) * held,
             fits=None if peaks is None else bool(peaks[at] / held <= columns.capacity[at]),
         )
         for at, case in enumerate(cases)
     ]
 
 
-def _of_law(found: Calibration, law: str) -> dict[str, float]:
+def _of_law(found: StackCalibration, law: str) -> dict[str, float]:
     return {name: found.values[f"{law}.{name}"] for name in priors(law)}

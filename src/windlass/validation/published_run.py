@@ -5,11 +5,11 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from windlass.validation.laws.formulas import Column, block_parameters
+from windlass.validation.formulas import Column, block_parameters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
+class ModelShape:
     """A chain of transformer blocks, or an image model, as far as its cost goes."""
 
     layers: float
@@ -17,43 +17,49 @@ class Shape:
     heads: float
     sequence: float
     vocabulary: float
-    key_share: float = 1.0
+    kv_head_share: float = 1.0
     """Key heads over heads."""
-    hidden: float = 0.0
+    ffn: float = 0.0
     """Hidden width of the feed-forward part; 0 means four times the width."""
-    matrices: float = 2.0
+    ffn_matrices: float = 2.0
     """Of the feed-forward part: 2, or 3 of a gated unit."""
-    tables: float = 1.0
+    vocabulary_matrices: float = 1.0
     """Tables of vocabulary by width: 1 where embedding and head share one, else 2."""
-    scored: float = 1.0
+    head_position_share: float = 1.0
     """Share of the positions that the head computes: 1, or what a masked model hides."""
     image_flop: float = 0.0
     """Of one image's forward pass through an image model; 0 of a transformer."""
-    image_weights: float = 0.0
+    image_parameters: float = 0.0
 
     @property
-    def inner(self) -> float:
+    def ffn_width(self) -> float:
         """Hidden width of the feed-forward part."""
-        return self.hidden or 4.0 * self.width
+        return self.ffn or 4.0 * self.width
 
     @property
-    def block(self) -> float:
+    def parameters_per_block(self) -> float:
         """Weights of one block."""
-        return float(block_parameters(self.width, self.inner, self.key_share, self.matrices))
+        return float(
+            block_parameters(self.width, self.ffn_width, self.kv_head_share, self.ffn_matrices)
+        )
 
     @property
-    def table(self) -> float:
+    def vocabulary_parameters(self) -> float:
         """Weights of embedding and head."""
-        return self.tables * self.vocabulary * self.width
+        return self.vocabulary_matrices * self.vocabulary * self.width
 
     @property
     def parameters(self) -> float:
         """All weights that are products' factors, and tables."""
-        return self.layers * self.block + self.table + self.image_weights
+        return (
+            self.layers * self.parameters_per_block
+            + self.vocabulary_parameters
+            + self.image_parameters
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cut:
+class RunConfig:
     """How a run lies on its devices."""
 
     devices: float
@@ -64,34 +70,34 @@ class Cut:
     tensor: float = 1.0
     context: float = 1.0
     pipeline: float = 1.0
-    interleave: float = 1.0
+    virtual_stages: float = 1.0
     replicas: float = 1.0
-    again: float = 0.0
+    recompute_share: float = 0.0
     """Share of a forward pass that is computed again: 1 with full recompute, else 0 to 1."""
-    attention_again: float = 0.0
+    selective_recompute: float = 0.0
     """1 where attention alone is computed again (selective recompute)."""
-    cut_sequence: float = 0.0
+    sequence_parallel: float = 0.0
     """1 where norms and dropouts are cut along the sequence too."""
     zero: float = 0.0
     """What replicas share: 0 nothing, 1 optimizer state, 2 gradients too, 3 weights too."""
-    covered: float = 0.0
+    async_tensor_parallel: float = 0.0
     """1 where exchanges of slices run beside products (asynchronous tensor parallelism)."""
     float8: float = 0.0
     """1 where products are in 8 bits with one scale a tensor, 2 with one a row."""
-    wide_gradients: float = 0.0
+    fp32_gradients: float = 0.0
     """1 where gradients are summed in float32 beside 16-bit ones."""
-    balanced: float = 0.0
+    balanced_embedding: float = 0.0
     """1 where embedding and head count as a layer each when stages are filled."""
-    fullest: float = 0.0
+    max_stage_layers: float = 0.0
     """Layers of the fullest stage where the row places them by hand."""
-    earlier: float = 0.0
+    old_software: float = 0.0
     """1 where it ran before its stack's software was renewed."""
-    spilled: float = 0.0
+    optimizer_off_chip: float = 0.0
     """1 where optimizer state lives off the chip."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Device:
+class PublishedDevice:
     """What a law needs of a device and the hosts around it; rates in bytes/s and FLOP/s."""
 
     law: str
@@ -107,18 +113,18 @@ class Device:
     clock: float = 1e9
     """Cycles a second."""
     per_host: float = 8.0
-    inner: float = 1e12
+    intra_host_rate: float = 1e12
     """Bytes/s of one device to others of its host, one direction."""
-    between: float = 1e12
+    rack_rate: float = 1e12
     """Bytes/s from one host to the next in a rack over links of the devices' own, one direction."""
-    cards: float = 1e12
+    network_rate: float = 1e12
     """Bytes/s of all network cards of a host, one direction."""
-    ports: float = 8.0
+    network_cards: float = 8.0
     """Network cards of a host: where there are fewer than devices, neighbours share one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class PublishedRun:
     """One row of a table, expressed."""
 
     line: int
@@ -132,19 +138,19 @@ class Run:
     """Its name in `devices.toml`."""
     stack: str
     """Its name in `stacks.toml`."""
-    shape: Shape
-    cut: Cut
+    shape: ModelShape
+    config: RunConfig
     per_host: float | None = None
     """Devices of a host where the row tells of another number than the device's; else None."""
-    choices: tuple[Cut, ...] = ()
+    candidates: tuple[RunConfig, ...] = ()
     """Cuts that a row which leaves something open may mean: the fastest that fits counts."""
     step_seconds: float | None = None
     """Measured; None where not published."""
     peak_bytes: float | None = None
     """Measured; None where not published."""
-    failed: bool = False
+    out_of_memory: bool = False
     """It ran out of memory."""
-    told: tuple[str, ...] = ()
+    assumptions: tuple[str, ...] = ()
     """What the row does not say and was taken."""
 
     @property
@@ -153,7 +159,7 @@ class Run:
         return self.model, self.machine
 
 
-class Columns:
+class RunColumns:
     """Runs as columns: `columns.layers` is an array with one number a run.
 
     Args:
@@ -163,16 +169,19 @@ class Columns:
     """
 
     def __init__(
-        self, shapes: Sequence[Shape], cuts: Sequence[Cut], devices: Sequence[Device]
+        self,
+        shapes: Sequence[ModelShape],
+        cuts: Sequence[RunConfig],
+        devices: Sequence[PublishedDevice],
     ) -> None:
         self._columns: dict[str, Column] = {}
-        self._take(shapes, Shape)
-        self._take(cuts, Cut)
-        self._take(devices, Device)
+        self._take(shapes, ModelShape)
+        self._take(cuts, RunConfig)
+        self._take(devices, PublishedDevice)
         self._columns |= {
-            "inner_width": np.array([shape.inner for shape in shapes]),
-            "block": np.array([shape.block for shape in shapes]),
-            "table": np.array([shape.table for shape in shapes]),
+            "ffn_width": np.array([shape.ffn_width for shape in shapes]),
+            "parameters_per_block": np.array([shape.parameters_per_block for shape in shapes]),
+            "vocabulary_parameters": np.array([shape.vocabulary_parameters for shape in shapes]),
         }
 
     def __getattr__(self, name: str) -> Column:

@@ -5,12 +5,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from windlass.validation.csv_table import Row, Unsaid, needed, number
-from windlass.validation.laws.resnet import image_cut, image_shape
-from windlass.validation.model_shapes import shape_of
-from windlass.validation.parallelism import cuts_of
-from windlass.validation.runs import Cut, Run, Shape
-from windlass.validation.software_stacks import Catalogue
+from windlass.validation.csv_table import TableRow, UnusableRow, read_number, required_numbers
+from windlass.validation.laws.resnet import resnet_run_config, resnet_shape
+from windlass.validation.model_shapes import model_shape
+from windlass.validation.parallelism import run_configs
+from windlass.validation.published_run import ModelShape, PublishedRun, RunConfig
+from windlass.validation.software_stacks import StackCatalog
 
 _GIGABYTE, _GIB = 1e9, 2.0**30
 _TOKENS = re.compile(r"tokens/s", re.IGNORECASE)
@@ -20,7 +20,7 @@ _EACH = re.compile(r"/(GPU|device)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Refused:
+class SkippedRow:
     """A row that cannot be expressed."""
 
     line: int
@@ -29,7 +29,9 @@ class Refused:
     reason: str
 
 
-def express(rows: Sequence[Row], catalogue: Catalogue) -> list[Run | Refused]:
+def rows_to_runs(
+    rows: Sequence[TableRow], catalogue: StackCatalog
+) -> list[PublishedRun | SkippedRow]:
     """The run that each row of a table tells of.
 
     Args:
@@ -37,13 +39,13 @@ def express(rows: Sequence[Row], catalogue: Catalogue) -> list[Run | Refused]:
         catalogue: devices and stacks that are known.
     """
     heads = _usual_heads(rows)
-    found: list[Run | Refused] = []
+    found: list[PublishedRun | SkippedRow] = []
     for row in rows:
         try:
             found.append(_run(row, catalogue, heads))
-        except Unsaid as why:
+        except UnusableRow as why:
             found.append(
-                Refused(
+                SkippedRow(
                     line=row.line, model=row.text("model"), device=row.text("device"),
                     reason=str(why),
                 )
@@ -51,22 +53,22 @@ def express(rows: Sequence[Row], catalogue: Catalogue) -> list[Run | Refused]:
     return found
 
 
-def _run(row: Row, catalogue: Catalogue, heads: Mapping[float, float]) -> Run:
-    known = catalogue.device_of(row)
+def _run(row: TableRow, catalogue: StackCatalog, heads: Mapping[float, float]) -> PublishedRun:
+    known = catalogue.match_device(row)
     if known is None:
-        raise Unsaid(f"device {row.text('device')!r} is not known")
+        raise UnusableRow(f"device {row.text('device')!r} is not known")
     told: list[str] = []
-    image = image_shape(row)
-    law = known.law if image is None else "images"
-    shape = image or shape_of(row, heads, told)
-    stack = catalogue.stack_of(row, law)
-    cuts = [image_cut(row)] if image else cuts_of(row, shape, stack, told)
+    image = resnet_shape(row)
+    law = known.law if image is None else "resnet"
+    shape = image or model_shape(row, heads, told)
+    stack = catalogue.match_stack(row, law)
+    cuts = [resnet_run_config(row)] if image else run_configs(row, shape, stack, told)
     failed = "OOM" in row.text("outcome").upper()
     seconds = None if failed else _step_seconds(row, shape, cuts[0])
     peak = _peak_bytes(row)
     if seconds is None and peak is None and not failed:
-        raise Unsaid("no step time, throughput or peak memory is published")
-    return Run(
+        raise UnusableRow("no step time, throughput or peak memory is published")
+    return PublishedRun(
         line=row.line,
         key=row.key,
         model=row.text("model"),
@@ -74,17 +76,17 @@ def _run(row: Row, catalogue: Catalogue, heads: Mapping[float, float]) -> Run:
         device=known.name,
         stack=stack.name,
         shape=shape,
-        cut=cuts[0],
+        config=cuts[0],
         per_host=_per_host(row, cuts[0].devices),
-        choices=tuple(cuts) if len(cuts) > 1 else (),
+        candidates=tuple(cuts) if len(cuts) > 1 else (),
         step_seconds=seconds,
         peak_bytes=peak,
-        failed=failed,
-        told=tuple(told),
+        out_of_memory=failed,
+        assumptions=tuple(told),
     )
 
 
-def _per_host(row: Row, devices: float) -> float | None:
+def _per_host(row: TableRow, devices: float) -> float | None:
     """Devices of each host, where the system's name tells them and they make all."""
     named = _HOSTS.match(row.text("system"))
     if not named or float(named[1]) * float(named[2]) != devices:
@@ -92,34 +94,34 @@ def _per_host(row: Row, devices: float) -> float | None:
     return float(named[2])
 
 
-def _usual_heads(rows: Sequence[Row]) -> dict[float, float]:
+def _usual_heads(rows: Sequence[TableRow]) -> dict[float, float]:
     """Width -> the number of heads that most rows of that width state, the first among equals."""
     stated: dict[float, Counter[float]] = {}
     for row in rows:
         try:
-            width, heads = number(row, "hidden"), number(row, "heads")
-        except Unsaid:
+            width, heads = read_number(row, "hidden"), read_number(row, "heads")
+        except UnusableRow:
             continue
         if width and heads:
             stated.setdefault(width, Counter())[heads] += 1
     return {width: counted.most_common(1)[0][0] for width, counted in stated.items()}
 
 
-def _step_seconds(row: Row, shape: Shape, cut: Cut) -> float | None:
+def _step_seconds(row: TableRow, shape: ModelShape, cut: RunConfig) -> float | None:
     """Measured seconds of a step, from the throughput where no time is given."""
-    seconds = number(row, "measured_step_s")
+    seconds = read_number(row, "measured_step_s")
     if seconds:
         return seconds
-    throughput, unit = number(row, "measured_throughput"), row.text("throughput_unit")
+    throughput, unit = read_number(row, "measured_throughput"), row.text("throughput_unit")
     if not throughput or not unit:
         return None
-    (batch,) = needed(row, "global_batch")
+    (batch,) = required_numbers(row, "global_batch")
     items = batch * (shape.sequence if _TOKENS.search(unit) else 1.0)
     return items / (throughput * (cut.devices if _EACH.search(unit) else 1.0))
 
 
-def _peak_bytes(row: Row) -> float | None:
-    gigabytes, gib = number(row, "peak_memory_gb"), number(row, "peak_memory_gib")
+def _peak_bytes(row: TableRow) -> float | None:
+    gigabytes, gib = read_number(row, "peak_memory_gb"), read_number(row, "peak_memory_gib")
     if gigabytes:
         return gigabytes * _GIGABYTE
     return gib * _GIB if gib else None

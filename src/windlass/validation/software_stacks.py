@@ -8,20 +8,20 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
-from windlass.validation.csv_table import Row
-from windlass.validation.runs import Device
+from windlass.validation.csv_table import TableRow
+from windlass.validation.published_run import PublishedDevice
 
 FOLDER = Path(__file__).parent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NamedDevice:
+class KnownDevice:
     """A device, the pattern that finds it and where its numbers come from."""
 
     name: str
     match: str
     source: str
-    device: Device
+    device: PublishedDevice
 
     @property
     def law(self) -> str:
@@ -30,7 +30,7 @@ class NamedDevice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stack:
+class SoftwareStack:
     """Software on a cluster."""
 
     name: str
@@ -40,34 +40,41 @@ class Stack:
     """Column -> pattern that is found there."""
     like: str | None = None
     """Whose constants stand in where none were fitted, or that a fit began from."""
-    taken: Mapping[str, float] = field(default_factory=dict)
+    fixed_constants: Mapping[str, float] = field(default_factory=dict)
     """Constants that this software fixes, whatever rows say."""
-    earlier: str | None = None
+    old_software: str | None = None
     """Pattern in a row's notes that tells runs of before the software was renewed; None where there
     was one software."""
-    strange: bool = False
+    other_clusters: bool = False
     """Whether its rows come from other clusters than those that its constants were fitted from."""
-    split: Literal["fastest", "stages"] = "fastest"
+    microbatch_split: Literal["fastest", "stages"] = "fastest"
     """How a replica's batch is split where a row of stages does not say: as is fastest and fits, or
     in as many micro-batches as there are stages."""
-    cards: float | None = None
+    network_rate: float | None = None
     """Bytes/s of all network cards of a host where the device's number does not hold."""
 
-    ports: float | None = None
+    network_cards: float | None = None
     """Network cards of a host where the device's number does not hold."""
-    small_cards: float | None = None
+    small_host_network_rate: float | None = None
     """Bytes/s of all cards of a host that has other than the usual number of devices; None where
     sums are hidden anyway."""
 
-    def at(self, device: Device, per_host: float | None = None) -> Device:
+    def device_in_cluster(
+        self, device: PublishedDevice, per_host: float | None = None
+    ) -> PublishedDevice:
         """The device in this cluster, `per_host` of them in each host; None means as usual."""
-        cards = device.cards if self.cards is None else self.cards
-        ports = device.ports if self.ports is None else self.ports
-        if per_host in {None, device.per_host} or self.small_cards is None:
-            return replace(device, cards=cards, ports=ports)
-        return replace(device, cards=self.small_cards, ports=1.0, per_host=per_host)
+        network_rate = device.network_rate if self.network_rate is None else self.network_rate
+        network_cards = device.network_cards if self.network_cards is None else self.network_cards
+        if per_host in {None, device.per_host} or self.small_host_network_rate is None:
+            return replace(device, network_rate=network_rate, network_cards=network_cards)
+        return replace(
+            device,
+            network_rate=self.small_host_network_rate,
+            network_cards=1.0,
+            per_host=per_host,
+        )
 
-    def holds(self, row: Row) -> bool:
+    def matches(self, row: TableRow) -> bool:
         """Whether all patterns are found."""
         return all(
             re.search(pattern, row.text(name), re.IGNORECASE)
@@ -76,43 +83,45 @@ class Stack:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Catalogue:
+class StackCatalog:
     """All devices and stacks, in the order in which they are tried."""
 
-    devices: tuple[NamedDevice, ...]
-    stacks: tuple[Stack, ...]
+    devices: tuple[KnownDevice, ...]
+    stacks: tuple[SoftwareStack, ...]
 
-    def device_of(self, row: Row) -> NamedDevice | None:
+    def match_device(self, row: TableRow) -> KnownDevice | None:
         """The first device whose pattern is found in the row; None where none is."""
         name = row.text("device")
         return next(
             (known for known in self.devices if re.search(known.match, name, re.IGNORECASE)), None
         )
 
-    def stack_of(self, row: Row, law: str) -> Stack:
+    def match_stack(self, row: TableRow, law: str) -> SoftwareStack:
         """The first stack of that law whose patterns are all found; the last takes any row."""
-        return next(stack for stack in self.stacks if stack.law == law and stack.holds(row))
+        return next(stack for stack in self.stacks if stack.law == law and stack.matches(row))
 
-    def device(self, name: str) -> Device:
+    def device(self, name: str) -> PublishedDevice:
         """The device of that name."""
         return next(known.device for known in self.devices if known.name == name)
 
-    def stack(self, name: str) -> Stack:
+    def stack(self, name: str) -> SoftwareStack:
         """The stack of that name."""
         return next(stack for stack in self.stacks if stack.name == name)
 
 
 @cache
-def catalogue() -> Catalogue:
+def stack_catalog() -> StackCatalog:
     """What `devices.toml` and `stacks.toml` say."""
     devices = tomllib.loads((FOLDER / "devices.toml").read_text(encoding="utf-8"))
     stacks = tomllib.loads((FOLDER / "stacks.toml").read_text(encoding="utf-8"))
-    return Catalogue(
+    return StackCatalog(
         devices=tuple(_device(name, table) for name, table in devices.items()),
-        stacks=tuple(Stack(name=name, **{"match": {}, **table}) for name, table in stacks.items()),
+        stacks=tuple(
+            SoftwareStack(name=name, **{"match": {}, **table}) for name, table in stacks.items()
+        ),
     )
 
 
-def _device(name: str, table: dict[str, object]) -> NamedDevice:
+def _device(name: str, table: dict[str, object]) -> KnownDevice:
     match, source = str(table.pop("match")), str(table.pop("source"))
-    return NamedDevice(name=name, match=match, source=source, device=Device(**table))  # type: ignore[arg-type]
+    return KnownDevice(name=name, match=match, source=source, device=PublishedDevice(**table))  # type: ignore[arg-type]

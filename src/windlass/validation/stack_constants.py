@@ -7,19 +7,19 @@ from functools import cache
 from math import hypot
 from typing import Any, Literal
 
-from windlass.validation.software_stacks import FOLDER, catalogue
+from windlass.validation.software_stacks import FOLDER, stack_catalog
 
 Provenance = Literal["prior", "fitted", "borrowed"]
 UNFITTED_SPREAD = 0.30
 """Standard deviation of log(measured / predicted) where no row was fitted: two clusters of equal
 devices differ by so much (A100 runs of BLOOM's early and late rows: 88 to 157 TFLOP/s)."""
 
-TENTH = 1.2816
+P90_Z = 1.2816
 """Standard deviations beyond which a tenth of a normal distribution lies."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prior:
+class ConstantPrior:
     """A constant before any run is seen."""
 
     value: float
@@ -34,7 +34,7 @@ class Prior:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Calibration:
+class StackCalibration:
     """The constants of one stack."""
 
     stack: str
@@ -51,40 +51,40 @@ class Calibration:
 
 
 @cache
-def priors(law: str) -> Mapping[str, Prior]:
+def priors(law: str) -> Mapping[str, ConstantPrior]:
     """The constants of one law."""
     found = tomllib.loads((FOLDER / "priors.toml").read_text(encoding="utf-8"))
-    return {name: Prior(**table) for name, table in found[law].items()}
+    return {name: ConstantPrior(**table) for name, table in found[law].items()}
 
 
 @cache
-def calibration(stack: str) -> Calibration:
+def calibration(stack: str) -> StackCalibration:
     """The constants of a stack: fitted, else borrowed from the one it is like, else priors."""
-    known = catalogue().stack(stack)
-    path = FOLDER / "fitting" / "fitted" / f"{stack}.toml"
+    known = stack_catalog().stack(stack)
+    path = FOLDER / "fitted" / known.law / f"{stack}.toml"
     if path.exists():
         found = _fitted(stack, tomllib.loads(path.read_text(encoding="utf-8")))
-        return _wider(found) if known.strange else found
+        return _wider(found) if known.other_clusters else found
     if known.like:
         other = calibration(known.like)
-        values = {**other.values, **known.taken}
+        values = {**other.values, **known.fixed_constants}
         said = f"{known.like}: {other.fitted_from}"
         return _wider(replace(other, stack=stack, values=values, fitted_from=said))
-    return unfitted(stack, before(stack))
+    return prior_calibration(stack, prior_constants(stack))
 
 
-def unfitted(stack: str, values: Mapping[str, float]) -> Calibration:
+def prior_calibration(stack: str, values: Mapping[str, float]) -> StackCalibration:
     """Constants that no row of the stack has a part in."""
-    return Calibration(
+    return StackCalibration(
         stack=stack, values=values, provenance="prior", fitted_from="no row",
-        rows=frozenset(), step_spread=TENTH * UNFITTED_SPREAD,
-        memory_spread=TENTH * UNFITTED_SPREAD,
+        rows=frozenset(), step_spread=P90_Z * UNFITTED_SPREAD,
+        memory_spread=P90_Z * UNFITTED_SPREAD,
     )  # fmt: skip
 
 
-def _wider(found: Calibration) -> Calibration:
+def _wider(found: StackCalibration) -> StackCalibration:
     """The same for runs of another cluster, which are surer by no more than clusters differ."""
-    doubt = TENTH * UNFITTED_SPREAD
+    doubt = P90_Z * UNFITTED_SPREAD
     return replace(
         found,
         provenance="borrowed",
@@ -94,21 +94,21 @@ def _wider(found: Calibration) -> Calibration:
     )
 
 
-def before(stack: str) -> dict[str, float]:
+def prior_constants(stack: str) -> dict[str, float]:
     """`law.name` -> value of each constant before any run, what the stack fixes included."""
-    known = catalogue().stack(stack)
+    known = stack_catalog().stack(stack)
     values = {
         f"{law}.{name}": prior.value
         for law in (known.law, "memory")
         for name, prior in priors(law).items()
     }
-    return values | dict(known.taken)
+    return values | dict(known.fixed_constants)
 
 
-def _fitted(stack: str, found: Mapping[str, Any]) -> Calibration:
-    return Calibration(
+def _fitted(stack: str, found: Mapping[str, Any]) -> StackCalibration:
+    return StackCalibration(
         stack=stack,
-        values=before(stack) | found["constants"],
+        values=prior_constants(stack) | found["constants"],
         provenance="fitted",
         fitted_from=found["fitted_from"],
         rows=frozenset(found["rows"]),

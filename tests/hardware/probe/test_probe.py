@@ -4,10 +4,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from windlass.hardware.local_machine import load_here, save_here
-from windlass.hardware.probe.disk_and_network import copy_rates, disk_rates, free_bytes, gloo_link
+from windlass.hardware.local_machine import load_local_machine, save_local_machine
+from windlass.hardware.probe.disk_and_network import (
+    available_memory_bytes,
+    disk_rates,
+    host_copy_rates,
+    loopback_link,
+)
 from windlass.hardware.probe.matmul import matmul_rates
-from windlass.hardware.probe.memory_bandwidth import op_rates, plain_traffic
+from windlass.hardware.probe.memory_bandwidth import elementwise_rates, op_rates
 from windlass.hardware.probe.probe import probe
 from windlass.hardware.probe.stopwatch import Stopwatch
 
@@ -37,7 +42,7 @@ def test_each_op_has_its_rate_once_in_each_precision(watch: Stopwatch):
 
 
 def test_traffic_is_a_curve_over_rising_sizes(watch: Stopwatch):
-    sizes = [point.size for point in plain_traffic(watch).points]
+    sizes = [point.size for point in elementwise_rates(watch).points]
     assert sizes == sorted(set(sizes))
 
 
@@ -47,29 +52,29 @@ def test_measuring_a_disk_leaves_nothing_behind(tmp_path: Path):
 
 
 def test_memory_is_copied_there_and_back_at_a_rate_that_is_no_disk_s():
-    for rate in copy_rates(torch.device("cpu")):
+    for rate in host_copy_rates(torch.device("cpu")):
         assert 1e8 < rate < 1e13
 
 
 def test_two_ranks_meet_on_loopback():
-    link = gloo_link()
+    link = loopback_link()
     assert link.joins == 2
     assert 0 < link.latency < 1
     assert link.rate > 1e6
 
 
 def test_free_memory_is_less_than_all_memory():
-    from windlass.hardware.local_machine import memory_bytes
+    from windlass.hardware.local_machine import total_memory_bytes
 
-    assert 0 < free_bytes() < memory_bytes()
+    assert 0 < available_memory_bytes() < total_memory_bytes()
 
 
 @pytest.mark.slow
 def test_a_whole_probe_is_a_machine_that_can_be_kept_and_found_again(tmp_path: Path):
     told = []
     machine = probe(lambda _, done, total: told.append((done, total)), tmp_path)
-    save_here(tmp_path, machine)
-    assert load_here(tmp_path) == machine
+    save_local_machine(tmp_path, machine)
+    assert load_local_machine(tmp_path) == machine
     assert [done for done, _ in told] == sorted(done for done, _ in told)
     assert told[-1][0] == told[-1][1]
     assert {rate.precision for rate in machine.device.matmul} == {"float32", "bfloat16"}

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from windlass.validation.fitting.constants import calibration
-from windlass.validation.laws.formulas import product_seconds
-from windlass.validation.software_stacks import catalogue
+from windlass.validation.formulas import product_seconds
+from windlass.validation.software_stacks import stack_catalog
+from windlass.validation.stack_constants import calibration
 
 SIZES = (1e6, 1e8, 1e9, 1e10, 1e11, 1e12, 1e13)
 """FLOP of one product."""
@@ -24,13 +24,13 @@ Points = tuple[tuple[float, float], ...]
 
 def product_rates(stack: str, device: str) -> Points:
     """FLOP/s over FLOP of one product: the mean over shapes and sizes near each point."""
-    k, known = calibration(stack).values, catalogue().device(device)
+    k, known = calibration(stack).values, stack_catalog().device(device)
     return tuple((size, _rate(k, size, known.peak, known.processors)) for size in SIZES)
 
 
 def attention_rates(stack: str, device: str) -> Points:
     """FLOP/s over FLOP of attention, counted over the full square of scores."""
-    k, known = calibration(stack).values, catalogue().device(device)
+    k, known = calibration(stack).values, stack_catalog().device(device)
     most = known.peak * k["gpu.products"] * k["gpu.attention"] / k["gpu.scored"]
     most /= 1.0 + k["gpu.ramp"] / _HEAD
     return tuple((size, most * size / (size + _HALF)) for size in (1e8, 1e10, 1e12))

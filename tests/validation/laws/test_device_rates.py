@@ -2,10 +2,10 @@
 
 import pytest
 
-from windlass.hardware import catalog as catalogue
+from validation.laws.device_rates import attention_rates, product_rates
+from windlass.hardware import catalog
 from windlass.schema.graph import Precision
-from windlass.validation.fitting.constants import calibration
-from windlass.validation.laws.device_rates import attention_rates, product_rates
+from windlass.validation.stack_constants import calibration
 
 WRITTEN = 5e-4
 """Machines' files hold four digits."""
@@ -24,7 +24,7 @@ BF16: Precision = "bfloat16"
 def test_a_machines_fitted_rates_are_those_of_the_stacks_that_its_sources_name(
     machine: str, products: str, attention: str, device: str
 ):
-    found = catalogue.find(machine)
+    found = catalog.load_machine(machine)
     rate = found.device.rate(BF16)
 
     for curve, points, stack in (
@@ -36,7 +36,7 @@ def test_a_machines_fitted_rates_are_those_of_the_stacks_that_its_sources_name(
             [speed for _, speed in points], rel=WRITTEN
         )
         place = "curve" if curve is rate.curve else "attention"
-        assert stack in found.source_of(f"device.matmul.bfloat16.{place}").told_by
+        assert stack in found.source_of(f"device.matmul.bfloat16.{place}").source
 
 
 @pytest.mark.parametrize(
@@ -45,10 +45,10 @@ def test_a_machines_fitted_rates_are_those_of_the_stacks_that_its_sources_name(
 def test_how_long_hosts_wait_for_the_slowest_is_what_the_stack_says_that_their_source_names(
     family: str, stack: str
 ):
-    found = catalogue.find(f"{family}:2")
+    found = catalog.load_machine(f"{family}:2")
     fitted = calibration(stack).values["gpu.stragglers"]
     assert found.stragglers == pytest.approx(fitted, rel=WRITTEN)
-    assert stack in found.source_of("stragglers").told_by
+    assert stack in found.source_of("stragglers").source
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from validation.made_tables import GPT, run_of
-from windlass.validation.fitting.constants import calibration
-from windlass.validation.predict_run import Predicted, predict
-from windlass.validation.runs import Cut, Run
+from windlass.validation.predict_run import RunPrediction, predict_runs
+from windlass.validation.published_run import PublishedRun, RunConfig
+from windlass.validation.stack_constants import calibration
 
 SUMMED = 1e-9
 """Sums of a dozen numbers in float64."""
@@ -24,17 +24,17 @@ TITAN = {
 
 
 @pytest.fixture
-def gpt(tmp_path: Path) -> Run:
+def gpt(tmp_path: Path) -> PublishedRun:
     return run_of(tmp_path)
 
 
-def _cut(run: Run, **changes: float) -> Predicted:
-    cut: Cut = replace(run.cut, **changes)
-    (found,) = predict([replace(run, cut=cut)])
+def _cut(run: PublishedRun, **changes: float) -> RunPrediction:
+    cut: RunConfig = replace(run.config, **changes)
+    (found,) = predict_runs([replace(run, config=cut)])
     return found
 
 
-def test_terms_sum_to_the_step(gpt: Run):
+def test_terms_sum_to_the_step(gpt: PublishedRun):
     found = _cut(gpt, pipeline=2.0, replicas=16.0, accumulation=8.0)
 
     assert sum(found.by_term.values()) == pytest.approx(found.step_seconds, rel=SUMMED)
@@ -44,7 +44,7 @@ def test_terms_sum_to_the_step(gpt: Run):
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(st.integers(0, 6), st.integers(1, 6))
 def test_the_same_batch_on_more_replicas_is_never_slower_on_one_host(
-    gpt: Run, log_accumulation: int, micro: int
+    gpt: PublishedRun, log_accumulation: int, micro: int
 ):
     accumulation = 2.0 ** (log_accumulation + 1)
     fewer = _cut(
@@ -58,34 +58,34 @@ def test_the_same_batch_on_more_replicas_is_never_slower_on_one_host(
     assert more.step_seconds <= fewer.step_seconds
 
 
-def test_more_micro_batches_take_longer_and_fill_the_pipeline_better(gpt: Run):
+def test_more_micro_batches_take_longer_and_fill_the_pipeline_better(gpt: PublishedRun):
     few = _cut(gpt, pipeline=4.0, replicas=8.0, accumulation=4.0)
     many = _cut(gpt, pipeline=4.0, replicas=8.0, accumulation=16.0)
 
     assert few.step_seconds < many.step_seconds < 4 * few.step_seconds
 
 
-def test_recompute_costs_a_forward_pass_and_saves_memory(gpt: Run):
-    again, kept = _cut(gpt, again=1.0), _cut(gpt, again=0.0)
+def test_recompute_costs_a_forward_pass_and_saves_memory(gpt: PublishedRun):
+    again, kept = _cut(gpt, recompute_share=1.0), _cut(gpt, recompute_share=0.0)
 
     assert 1.2 < again.step_seconds / kept.step_seconds < 1.5
     assert (again.peak_bytes or 0) < (kept.peak_bytes or 0)
 
 
-def test_sharing_optimizer_state_saves_memory_in_the_order_of_zero(gpt: Run):
+def test_sharing_optimizer_state_saves_memory_in_the_order_of_zero(gpt: PublishedRun):
     peaks = [_cut(gpt, zero=float(stage)).peak_bytes or 0.0 for stage in (0, 1, 2, 3)]
 
     assert peaks == sorted(peaks, reverse=True)
     assert len(set(peaks)) == len(peaks)
 
 
-def test_recompute_that_stops_early_skips_the_last_product_and_the_last_sum(gpt: Run):
+def test_recompute_that_stops_early_skips_the_last_product_and_the_last_sum(gpt: PublishedRun):
     def of_layers(stop: float) -> float:
         values = {**calibration("vtrain").values, "gpu.early_stop": stop}
-        (found,) = predict([gpt], lambda stack: replace(calibration(stack), values=values))
+        (found,) = predict_runs([gpt], lambda stack: replace(calibration(stack), values=values))
         return found.by_term["products"]
 
-    kept = _cut(gpt, again=0.0).by_term["products"]
+    kept = _cut(gpt, recompute_share=0.0).by_term["products"]
     whole, early = of_layers(0.0) - kept, of_layers(1.0) - kept
     # Of a block's 12 d^2 weights the last product has 4, and tiles cost all of them alike here.
     assert early / whole == pytest.approx(8 / 12, rel=TILED)
@@ -96,18 +96,18 @@ def test_scales_of_rows_cost_more_than_of_tensors_and_both_gain_over_16_bits(tmp
         run = run_of(
             tmp_path, TITAN, precision=precision, hidden=8192, layers=80, heads=64, seq=8192
         )
-        (found,) = predict([run])
+        (found,) = predict_runs([run])
         return found.by_term["products"] + found.by_term["traffic"] + found.by_term["slices"]
 
     assert step("float8 tensorwise") < step("float8 rowwise") < 1.1 * step("bf16")
 
 
-def test_rings_that_share_cards_with_several_ranks_a_host_take_longer(gpt: Run):
+def test_rings_that_share_cards_with_several_ranks_a_host_take_longer(gpt: PublishedRun):
     def over_plain(stack: str, tensor: float) -> float:
-        run = replace(gpt, cut=replace(gpt.cut, tensor=tensor, replicas=64.0 / tensor))
+        run = replace(gpt, config=replace(gpt.config, tensor=tensor, replicas=64.0 / tensor))
         known = calibration(stack)
         plain = replace(known, values={**known.values, "gpu.crowded": 0.0})
-        (found,), (alone,) = (predict([run], lambda _, by=by: by) for by in (known, plain))
+        (found,), (alone,) = (predict_runs([run], lambda _, by=by: by) for by in (known, plain))
         return found.by_term["replicas"] / alone.by_term["replicas"]
 
     longer = 1.0 + calibration("vtrain").values["gpu.crowded"]
@@ -116,12 +116,12 @@ def test_rings_that_share_cards_with_several_ranks_a_host_take_longer(gpt: Run):
     assert shares == pytest.approx([1.0, longer, longer, 1.0])
 
 
-def test_where_each_device_has_a_card_of_its_own_no_ring_is_crowded(gpt: Run):
+def test_where_each_device_has_a_card_of_its_own_no_ring_is_crowded(gpt: PublishedRun):
     run = replace(gpt, stack="megatron-2021")
     known = calibration(run.stack)
     plain = replace(known, values={**known.values, "gpu.crowded": 0.0})
 
-    (found,), (alone,) = (predict([run], lambda _, by=by: by) for by in (known, plain))
+    (found,), (alone,) = (predict_runs([run], lambda _, by=by: by) for by in (known, plain))
     assert found.step_seconds == pytest.approx(alone.step_seconds, rel=SUMMED)
 
 
@@ -131,7 +131,7 @@ def test_a_last_stage_with_fewer_layers_hides_the_head(tmp_path: Path):
         tmp_path, layers=78, hidden=13824, heads=64, vocab="250k", t=4, p=12, d=8, n_devices=384,
         global_batch=2048, microbatch=2,
     )  # fmt: skip
-    (found,) = predict([uneven])
+    (found,) = predict_runs([uneven])
 
     assert found.by_term["head"] == 0.0
 
@@ -139,16 +139,16 @@ def test_a_last_stage_with_fewer_layers_hides_the_head(tmp_path: Path):
 def test_predictions_of_all_rows_at_once_are_those_of_each_alone(tmp_path: Path):
     runs = [run_of(tmp_path, t=t, d=64 // t, microbatch=b) for t in (1, 2, 8) for b in (1, 2, 8)]
 
-    together = [found.step_seconds for found in predict(runs)]
+    together = [found.step_seconds for found in predict_runs(runs)]
 
-    alone = [found.step_seconds for run in runs for found in predict([run])]
+    alone = [found.step_seconds for run in runs for found in predict_runs([run])]
     assert np.allclose(together, alone, rtol=SUMMED, atol=0.0)
 
 
 def test_a_row_without_micro_batch_takes_the_fastest_that_fits(tmp_path: Path):
     open_row = {name: cell for name, cell in GPT.items() if name != "microbatch"}
-    (found,) = predict([run_of(tmp_path, open_row)])
+    (found,) = predict_runs([run_of(tmp_path, open_row)])
 
-    stated = [predict([run_of(tmp_path, microbatch=b)])[0] for b in (1, 2, 4, 8)]
+    stated = [predict_runs([run_of(tmp_path, microbatch=b)])[0] for b in (1, 2, 4, 8)]
     fastest = min((one for one in stated if one.fits), key=lambda one: one.step_seconds)
-    assert found.cut == fastest.cut
+    assert found.config == fastest.config

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from validation.made_tables import run_of
-from windlass.validation.predict_run import predict
-from windlass.validation.runs import Run
+from windlass.validation.predict_run import predict_runs
+from windlass.validation.published_run import PublishedRun
 
 RESNET = {
     "source": "mlcommons/training_results_v1.1", "model": "resnet50", "global_batch": "3264",
@@ -16,15 +16,15 @@ RESNET = {
 }  # fmt: skip
 
 
-def _seconds(run: Run, **changes: float) -> float:
-    return predict([replace(run, cut=replace(run.cut, **changes))])[0].step_seconds
+def _seconds(run: PublishedRun, **changes: float) -> float:
+    return predict_runs([replace(run, config=replace(run.config, **changes))])[0].step_seconds
 
 
 def test_a_row_of_an_image_model_needs_no_shape(tmp_path: Path):
     found = run_of(tmp_path, RESNET)
 
     assert found.stack == "images-gpus"
-    assert (found.cut.micro, found.cut.accumulation, found.cut.replicas) == (408, 1, 8)
+    assert (found.config.micro, found.config.accumulation, found.config.replicas) == (408, 1, 8)
     assert run_of(tmp_path, RESNET, device="Graphcore Bow IPU").stack == "images-pods"
 
 
@@ -36,7 +36,7 @@ def test_more_images_take_longer_and_less_for_each(tmp_path: Path):
 
 
 def test_no_step_is_faster_than_its_flop_at_the_peak(tmp_path: Path):
-    (found,) = predict([run_of(tmp_path, RESNET)])
+    (found,) = predict_runs([run_of(tmp_path, RESNET)])
 
     at_peak = 3 * 8.2e9 * 408 / 312e12
     assert found.by_term["products"] > at_peak

@@ -1,6 +1,6 @@
 """Trial: a fresh process that runs a little eagerly, then compiled, and prints what that takes.
 
-`python -m windlass.hardware.probe.compile_trial` prints one `Trial` as JSON. It runs in a
+`python -m windlass.hardware.probe.compile_costs` prints one `Trial` as JSON. It runs in a
 process of its own because compiling fills memory that the measured process would never give back.
 """
 
@@ -18,13 +18,13 @@ from torch.nn import functional
 
 from windlass.document import Document
 from windlass.errors import MachineError
-from windlass.hardware.probe.disk_and_network import process_bytes
+from windlass.hardware.probe.disk_and_network import resident_memory_bytes
 from windlass.hardware.probe.matmul import DTYPES
-from windlass.hardware.probe.memory_bandwidth import fused_adamw, layer_seconds
+from windlass.hardware.probe.memory_bandwidth import fused_adamw, layer_overhead_seconds
 from windlass.hardware.probe.stopwatch import Stopwatch
 from windlass.schema.graph import PRECISION_BYTES, Precision
 from windlass.schema.machine import Curve, OpRate, Point
-from windlass.torch_ext.cpu_allocator import limit_blocks, prepare_allocator
+from windlass.torch_ext.cpu_allocator import install_allocator, set_memory_limit
 
 _WIDTH = 768
 _VOCABULARY = 8192
@@ -33,7 +33,7 @@ _LIBRARIES = ("cyclopts", "rich.live", "rich.table", "tokenizers")
 """What a run loads beside torch, and so holds."""
 
 
-class Trial(Document):
+class CompileCosts(Document):
     """What a fresh process held and took."""
 
     runtime_bytes: int
@@ -61,34 +61,34 @@ class _Part(NamedTuple):
     backward_times: int
 
 
-def run_trial() -> Trial:
+def measure_compile_costs() -> CompileCosts:
     """The result of a trial in a process of its own.
 
     Raises:
         MachineError: it ended with an error, which the message holds.
     """
     done = subprocess.run(
-        (sys.executable, "-m", "windlass.hardware.probe.compile_trial"),
+        (sys.executable, "-m", "windlass.hardware.probe.compile_costs"),
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     if done.returncode:
         last = done.stderr.strip().splitlines()[-1:]
         raise MachineError(f"compiled code cannot be measured here: {' '.join(last)}")
-    return Trial.model_validate_json(done.stdout.splitlines()[-1])
+    return CompileCosts.model_validate_json(done.stdout.splitlines()[-1])
 
 
 def main() -> None:
     """Prints the trial of this process."""
-    prepare_allocator()
+    install_allocator()
     sys.stdout.write(_trial().to_json() + "\n")
 
 
-def _trial() -> Trial:
+def _trial() -> CompileCosts:
     watch = Stopwatch(torch.device("cpu"), budget_seconds=_BUDGET_SECONDS)
     # What is free between two tensors is not held by the process as such.
-    limit_blocks(0)
+    set_memory_limit(0)
     _run_eagerly(watch)
-    before = process_bytes()
+    before = resident_memory_bytes()
     # Not before the memory without a compiler is known: this import loads much of it.
     from torch._inductor.utils import fresh_cache
 
@@ -98,9 +98,9 @@ def _trial() -> Trial:
         start = time.perf_counter()
         parts = _Compiled()
         seconds = time.perf_counter() - start
-        held = process_bytes() - before
-    limit_blocks(None)
-    return Trial(
+        held = resident_memory_bytes() - before
+    set_memory_limit(None)
+    return CompileCosts(
         runtime_bytes=before,
         compiler_bytes=max(0, held),
         compile_seconds=seconds,
@@ -115,7 +115,7 @@ def _run_eagerly(watch: Stopwatch) -> None:
         import_module(name)
     # A model is laid out without weights before it runs; torch loads its tracing for that.
     nn.Embedding(8, 8, device="meta")
-    layer_seconds(watch, 0.0)
+    layer_overhead_seconds(watch, 0.0)
     master, moment1, moment2, gradient = (torch.zeros(8) for _ in range(4))
     fused_adamw(master, moment1, moment2, gradient, torch.ones(()))
     for dtype in DTYPES.values():

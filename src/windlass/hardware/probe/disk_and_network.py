@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch._C._distributed_c10d import AllreduceOptions, HashStore, ProcessGroupGloo, Store
 
-from windlass.atomic_files import storage_faults
+from windlass.atomic_files import storage_errors
 from windlass.hardware.probe.stopwatch import Stopwatch
 from windlass.schema.machine import Link
 
@@ -34,7 +34,7 @@ _LARGE = 2**22
 """Elements of the message that tells the rate of loopback."""
 
 
-def free_bytes() -> int:
+def available_memory_bytes() -> int:
     """Memory that a new process may fill: the less of free memory and this group's limit."""
     limits = [_meminfo("MemAvailable")]
     with contextlib.suppress(OSError, ValueError):
@@ -45,12 +45,12 @@ def free_bytes() -> int:
     return round(min(limits) * (1 - _HEADROOM))
 
 
-def process_bytes() -> int:
+def resident_memory_bytes() -> int:
     """Resident memory of this process."""
     return _status("VmRSS")
 
 
-class Contention:
+class CpuContention:
     """How much the threads of this process had to wait for a core since this was made.
 
     Source: Linux, `Documentation/scheduler/sched-stats.rst`, /proc/<pid>/schedstat.
@@ -78,7 +78,7 @@ def _ran_and_waited() -> tuple[int, int]:
     return ran, waited
 
 
-class MoveRates(NamedTuple):
+class TransferRates(NamedTuple):
     """Bytes/s between a tier and the near one."""
 
     read: float
@@ -87,7 +87,7 @@ class MoveRates(NamedTuple):
     """Read and written together where both go on at once."""
 
 
-def disk_rates(folder: Path) -> MoveRates:
+def disk_rates(folder: Path) -> TransferRates:
     """Rates of files in `folder`, past the page cache where the system allows.
 
     As a run has them: files have their room from the start, and are written over and over.
@@ -97,7 +97,7 @@ def disk_rates(folder: Path) -> MoveRates:
     """
     stem = f".probe.{uuid.uuid4().hex[:8]}"
     paths = [folder / f"{stem}.{at}.tmp" for at in range(2)]
-    with storage_faults(paths[0]), contextlib.ExitStack() as stack:
+    with storage_errors(paths[0]), contextlib.ExitStack() as stack:
         folder.mkdir(parents=True, exist_ok=True)
         handles: list[int] = []
         for path in paths:
@@ -106,14 +106,14 @@ def disk_rates(folder: Path) -> MoveRates:
             stack.callback(os.close, handles[-1])
             _pass_over(handles[-1], os.pwritev)  # finds its room
         first, second = handles
-        return MoveRates(
+        return TransferRates(
             read=_FILE / _seconds((first, os.preadv)),
             write=_FILE / _seconds((first, os.pwritev)),
             both=2 * _FILE / _seconds((first, os.preadv), (second, os.pwritev)),
         )
 
 
-def copy_rates(device: torch.device) -> MoveRates:
+def host_copy_rates(device: torch.device) -> TransferRates:
     """Rates from memory of the host into a device's, and back; pinned, as a run has it.
 
     Args:
@@ -142,10 +142,10 @@ def copy_rates(device: torch.device) -> MoveRates:
 
     watch = Stopwatch(device, budget_seconds=_COPYING_SECONDS)
     read, write, together = (watch.seconds(work) for work in (there, back, both))
-    return MoveRates(_COPIED / read, _COPIED / write, 2 * _COPIED / together)
+    return TransferRates(_COPIED / read, _COPIED / write, 2 * _COPIED / together)
 
 
-def gloo_link() -> Link:
+def loopback_link() -> Link:
     """Latency and rate of an all-reduce between two ranks on loopback, in two threads."""
     store = HashStore()
     found: list[tuple[float, float]] = []

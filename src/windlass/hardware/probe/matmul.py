@@ -30,7 +30,9 @@ _WIDTH = 512
 """Heads times head width in the attention that is measured."""
 
 
-def matmul_rates(precision: Precision, watch: Stopwatch, tell: Callable[[], None]) -> MatmulRate:
+def matmul_rates(
+    precision: Precision, watch: Stopwatch, on_measured: Callable[[], None]
+) -> MatmulRate:
     """Rates in one precision.
 
     A product is measured as training runs it: once forward (`x W^T`) and twice backward
@@ -47,10 +49,10 @@ def matmul_rates(precision: Precision, watch: Stopwatch, tell: Callable[[], None
         point, with_bias = _product(m, n, k, precision, watch)
         plain.append(point)
         biased.append(with_bias)
-        tell()
+        on_measured()
     plain.sort()
     biased.sort()
-    widths = tuple(_attention(width, precision, watch, tell) for width in _HEAD_WIDTHS)
+    widths = tuple(_attention(width, precision, watch, on_measured) for width in _HEAD_WIDTHS)
     typical = widths[1].forward
     return MatmulRate(
         precision=precision,

@@ -13,8 +13,13 @@ from windlass.hardware.probe.matmul import DTYPES
 from windlass.hardware.probe.stopwatch import Stopwatch
 from windlass.schema.graph import PRECISION_BYTES, Precision
 from windlass.schema.machine import Curve, MomentRate, OpRate, Point
-from windlass.schema.plan import MOMENT_BLOCK, Moments
-from windlass.torch_ext.quantized_moments import PART, Codec, Kept, dither_key
+from windlass.schema.plan import MOMENT_BLOCK, MomentFormat
+from windlass.torch_ext.quantized_moments import (
+    PART_ELEMENTS,
+    MomentCodec,
+    StoredMoment,
+    dither_key,
+)
 
 _aten = torch.ops.aten
 
@@ -41,7 +46,7 @@ class _Op:
     nbytes: int
 
 
-def plain_traffic(watch: Stopwatch) -> Curve:
+def elementwise_rates(watch: Stopwatch) -> Curve:
     """Bytes/s of `x + y` over the bytes that it moves, into memory that is there already."""
     points = []
     for elements in _PLAIN_ELEMENTS:
@@ -52,7 +57,7 @@ def plain_traffic(watch: Stopwatch) -> Curve:
 
 
 def op_rates(
-    precision: Precision, watch: Stopwatch, tell: Callable[[], None]
+    precision: Precision, watch: Stopwatch, on_measured: Callable[[], None]
 ) -> tuple[OpRate, ...]:
     """Rates of the ops that transformers use, run one by one."""
     points: dict[str, list[Point]] = {}
@@ -60,7 +65,7 @@ def op_rates(
         for op in (*_layer_ops(rows, precision, watch.device), *_loss_ops(rows, precision, watch)):
             rate = op.nbytes / watch.seconds(op.work)
             points.setdefault(op.name, []).append(Point(op.nbytes, rate))
-            tell()
+            on_measured()
     return tuple(
         OpRate(name=name, precision=precision, curve=Curve(points=tuple(found)))
         for name, found in points.items()
@@ -97,7 +102,7 @@ def mixed_update_rate(watch: Stopwatch) -> float:
 
 def moment_rates(watch: Stopwatch) -> tuple[MomentRate, ...]:
     """Parameters a second whose moments are decoded and encoded, from memory and back to it."""
-    codec = Codec(watch.device)
+    codec = MomentCodec(watch.device)
     return tuple(
         MomentRate(
             moments=moments,
@@ -108,14 +113,16 @@ def moment_rates(watch: Stopwatch) -> tuple[MomentRate, ...]:
     )
 
 
-def _recoding(moments: Moments, elements: int, codec: Codec, watch: Stopwatch) -> float:
-    first, second = (Kept.zeros(moments, which, (elements,), watch.device) for which in (0, 1))
+def _recoding(moments: MomentFormat, elements: int, codec: MomentCodec, watch: Stopwatch) -> float:
+    first, second = (
+        StoredMoment.zeros(moments, which, (elements,), watch.device) for which in (0, 1)
+    )
     values = torch.linspace(-1e-3, 1e-3, elements, device=watch.device)
     codec.encode_all((values, values.square()), (first, second), seed=0, step=1, weight="")
 
     def recode() -> None:
-        for part, at in enumerate(range(0, elements, PART)):
-            n = min(PART, elements - at)
+        for part, at in enumerate(range(0, elements, PART_ELEMENTS)):
+            n = min(PART_ELEMENTS, elements - at)
             kept = (first.part(at, n), second.part(at, n))
             codec.encode(codec.decode(kept), kept, dither_key(0, 1, "", part))
 
@@ -170,7 +177,7 @@ def launch_seconds(watch: Stopwatch) -> float:
     return watch.seconds(chain) / (4 * _LAUNCHES)
 
 
-def layer_seconds(watch: Stopwatch, launch: float) -> float:
+def layer_overhead_seconds(watch: Stopwatch, launch: float) -> float:
     """Seconds of one pass of a layer beyond its ops: the call with its weights, the tape."""
     layer = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8), nn.LayerNorm(8)).to(watch.device)
     weights = {name: weight.detach() for name, weight in layer.named_parameters()}

@@ -16,33 +16,33 @@ import torch
 
 from windlass.atomic_files import free_disk_bytes
 from windlass.hardware.local_machine import system_fingerprint
-from windlass.hardware.probe.compile_trial import Trial, run_trial
+from windlass.hardware.probe.compile_costs import CompileCosts, measure_compile_costs
 from windlass.hardware.probe.disk_and_network import (
-    Contention,
-    copy_rates,
+    CpuContention,
+    available_memory_bytes,
     disk_rates,
-    free_bytes,
-    gloo_link,
+    host_copy_rates,
+    loopback_link,
 )
 from windlass.hardware.probe.matmul import matmul_rates
 from windlass.hardware.probe.memory_bandwidth import (
+    elementwise_rates,
     launch_seconds,
-    layer_seconds,
+    layer_overhead_seconds,
     mixed_norm_rate,
     mixed_update_rate,
     moment_rates,
     norm_rate,
     op_rates,
-    plain_traffic,
     update_call_seconds,
     update_rate,
 )
-from windlass.hardware.probe.speed_check import yardstick_seconds
+from windlass.hardware.probe.speed_check import speed_check_seconds
 from windlass.hardware.probe.stopwatch import Stopwatch
 from windlass.schema.graph import Precision
 from windlass.schema.machine import Device, Machine, MatmulRate, OpRate, Tier
-from windlass.schema.plan import DEVICE, HOST
-from windlass.torch_ext.cpu_allocator import prepare_allocator
+from windlass.schema.plan import DEVICE_TIER, HOST_TIER
+from windlass.torch_ext.cpu_allocator import install_allocator
 
 _PRECISIONS: tuple[Precision, ...] = ("float32", "bfloat16")
 _BUDGET_SECONDS = 0.015
@@ -50,11 +50,11 @@ _BUDGET_SECONDS = 0.015
 _STAGES = 260
 """Measurements, roughly: the progress bar's length."""
 
-Progress = Callable[[str, int, int | None], None]
+ProbeProgress = Callable[[str, int, int | None], None]
 """Told what is being measured, how many measurements are done, and of how many."""
 
 
-def probe(progress: Progress | None, disk: Path) -> Machine:
+def probe(progress: ProbeProgress | None, disk: Path) -> Machine:
     """Measures this machine.
 
     Args:
@@ -65,19 +65,19 @@ def probe(progress: Progress | None, disk: Path) -> Machine:
         MachineError: something cannot be measured.
         StorageError: the folder does not take a file.
     """
-    prepare_allocator()
+    install_allocator()
     bar = _Bar(progress)
     bar.label("memory and disk")
-    capacity = free_bytes()
+    capacity = available_memory_bytes()
     disk_moves = disk_rates(disk)
     bar.step()
     bar.label("loopback")
-    links = (gloo_link(),)
+    links = (loopback_link(),)
     bar.label("compiled code")
-    trial = run_trial()
+    trial = measure_compile_costs()
     device, rounds = _two_rounds(bar, trial)
     on_cpu = device.kind == "cpu"
-    near = Tier(name=DEVICE, capacity_bytes=capacity if on_cpu else _accelerator_bytes())
+    near = Tier(name=DEVICE_TIER, capacity_bytes=capacity if on_cpu else _accelerator_bytes())
     far = Tier(name="disk", capacity_bytes=free_disk_bytes(disk), **disk_moves._asdict())
     tiers = (near, far) if on_cpu else (near, _host(capacity), far)
     bar.end()
@@ -90,7 +90,7 @@ def probe(progress: Progress | None, disk: Path) -> Machine:
         date=datetime.now(UTC).date().isoformat(),
         noise=rounds.noise,
         contention=rounds.contention,
-        yardstick_seconds=rounds.yardstick_seconds,
+        speed_check_seconds=rounds.yardstick_seconds,
         system=system_fingerprint(),
     )
 
@@ -103,24 +103,24 @@ class _Rounds(NamedTuple):
     yardstick_seconds: float
 
 
-def _two_rounds(bar: "_Bar", trial: Trial) -> tuple[Device, _Rounds]:
+def _two_rounds(bar: "_Bar", trial: CompileCosts) -> tuple[Device, _Rounds]:
     """The device as two rounds that are seconds apart find it."""
     kind = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     watch = Stopwatch(kind, budget_seconds=_BUDGET_SECONDS)
-    contention = Contention()
-    yardsticks = [yardstick_seconds(kind)]
+    contention = CpuContention()
+    yardsticks = [speed_check_seconds(kind)]
     _device(bar, trial, watch)
-    yardsticks.append(yardstick_seconds(kind))
-    watch.again()
+    yardsticks.append(speed_check_seconds(kind))
+    watch.start_second_round()
     device = _device(bar, trial, watch)
-    yardsticks.append(yardstick_seconds(kind))
+    yardsticks.append(speed_check_seconds(kind))
     return device, _Rounds(watch.noise, contention.share, statistics.fmean(yardsticks))
 
 
 class _Bar:
     """Counts measurements for whoever watches."""
 
-    def __init__(self, progress: Progress | None) -> None:
+    def __init__(self, progress: ProbeProgress | None) -> None:
         self._progress = progress
         self._label = ""
         self._done = 0
@@ -142,7 +142,7 @@ class _Bar:
             self._progress(f"measuring {self._label}", self._done, _STAGES)
 
 
-def _device(bar: _Bar, trial: Trial, watch: Stopwatch) -> Device:
+def _device(bar: _Bar, trial: CompileCosts, watch: Stopwatch) -> Device:
     """The rates of the device that a run would take; tiers are left open.
 
     Args:
@@ -166,7 +166,7 @@ def _device(bar: _Bar, trial: Trial, watch: Stopwatch) -> Device:
         return Device(
             kind=kind,
             matmul=tuple(rates),
-            traffic=plain_traffic(watch),
+            traffic=elementwise_rates(watch),
             launch_seconds=launch,
             update_rate=update_rate(watch),
             mixed_update_rate=mixed_update_rate(watch),
@@ -174,19 +174,21 @@ def _device(bar: _Bar, trial: Trial, watch: Stopwatch) -> Device:
             op_rates=(*ops, *trial.op_rates) if on_cpu else tuple(ops),
             norm_rate=norm_rate(watch),
             mixed_norm_rate=mixed_norm_rate(watch),
-            pass_seconds=layer_seconds(watch, launch),
+            pass_seconds=layer_overhead_seconds(watch, launch),
             compiled_pass_seconds=trial.compiled_pass_seconds,
             compile_seconds=trial.compile_seconds,
             runtime_bytes=trial.runtime_bytes if on_cpu else 0,
             compiler_bytes=trial.compiler_bytes if on_cpu else 0,
             update_call_seconds=update_call_seconds(watch),
-            tiers=(Tier(name=DEVICE, capacity_bytes=0),),
+            tiers=(Tier(name=DEVICE_TIER, capacity_bytes=0),),
         )
 
 
 def _host(capacity: int) -> Tier:
     """The host's memory, as an accelerator reaches it."""
-    return Tier(name=HOST, capacity_bytes=capacity, **copy_rates(torch.device("cuda"))._asdict())
+    return Tier(
+        name=HOST_TIER, capacity_bytes=capacity, **host_copy_rates(torch.device("cuda"))._asdict()
+    )
 
 
 def _accelerator_bytes() -> int:

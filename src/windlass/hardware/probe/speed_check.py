@@ -22,7 +22,7 @@ _BUDGET_SECONDS = 0.3
 """For each part."""
 
 
-def yardstick_seconds(device: torch.device) -> float:
+def speed_check_seconds(device: torch.device) -> float:
     """Seconds of one turn: a product in each precision, and plain traffic; takes half a second."""
     watch = Stopwatch(device, budget_seconds=_BUDGET_SECONDS)
     return sum(_product_seconds(precision, watch) for precision in DTYPES) + _traffic_seconds(watch)
@@ -44,7 +44,7 @@ def _traffic_seconds(watch: Stopwatch) -> float:
 def main() -> None:
     """Prints the seconds of one turn on this machine, now."""
     kind = "cuda" if torch.cuda.is_available() else "cpu"
-    sys.stdout.write(f"{yardstick_seconds(torch.device(kind))}\n")
+    sys.stdout.write(f"{speed_check_seconds(torch.device(kind))}\n")
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ class Stopwatch:
         self._found: list[list[float]] = []
         self._turn = 0
 
-    def again(self) -> None:
+    def start_second_round(self) -> None:
         """Begins a second round of the same pieces of work in the same order.
 
         Of each the mean of both rounds then counts: a machine that others use too is slow for

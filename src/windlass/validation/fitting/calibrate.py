@@ -12,13 +12,19 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from windlass.validation.fitting.constants import TENTH, UNFITTED_SPREAD, Prior, priors, unfitted
-from windlass.validation.fitting.least_squares import fit
-from windlass.validation.laws.formulas import Column
+from windlass.validation.fitting.least_squares import fit_constants
+from windlass.validation.formulas import Column
 from windlass.validation.laws.gpu_memory import peak_bytes
-from windlass.validation.predict_run import LAWS, columns_of, predict
-from windlass.validation.runs import Columns, Run
-from windlass.validation.software_stacks import catalogue
+from windlass.validation.predict_run import LAWS, predict_runs, run_columns
+from windlass.validation.published_run import PublishedRun, RunColumns
+from windlass.validation.software_stacks import stack_catalog
+from windlass.validation.stack_constants import (
+    P90_Z,
+    UNFITTED_SPREAD,
+    ConstantPrior,
+    prior_calibration,
+    priors,
+)
 
 FOLDS = 10
 _DOUBT_ROWS = 0.3
@@ -26,7 +32,7 @@ _DOUBT_ROWS = 0.3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fitted:
+class FittedConstants:
     """What `fitted/*.toml` says of one stack."""
 
     constants: Mapping[str, float]
@@ -35,7 +41,7 @@ class Fitted:
     memory_spread: float
 
 
-def taken(runs: Sequence[Run], count: int, seed: int) -> list[Run]:
+def calibration_runs(runs: Sequence[PublishedRun], count: int, seed: int) -> list[PublishedRun]:
     """`count` of the runs, spread evenly over their cuts and shapes; all where there are fewer."""
     ordered = sorted(runs, key=_place)
     if len(ordered) <= count:
@@ -45,24 +51,24 @@ def taken(runs: Sequence[Run], count: int, seed: int) -> list[Run]:
     return [ordered[int((turn + start) * step)] for turn in range(count)]
 
 
-def _place(run: Run) -> tuple[object, ...]:
-    cut, shape = run.cut, run.shape
+def _place(run: PublishedRun) -> tuple[object, ...]:
+    cut, shape = run.config, run.shape
     return (
         run.device,
-        shape.width, shape.heads, cut.tensor, cut.pipeline, cut.again, shape.sequence, cut.micro,
+        shape.width, shape.heads, cut.tensor, cut.pipeline, cut.recompute_share, shape.sequence, cut.micro,
         cut.replicas, shape.layers, run.key,
     )  # fmt: skip
 
 
-def calibrate(
+def fit_stack(
     stack: str,
-    runs: Sequence[Run],
+    runs: Sequence[PublishedRun],
     begin: Mapping[str, float],
     *,
     still: frozenset[str],
     spreads: Mapping[str, float],
     tight: float,
-) -> Fitted:
+) -> FittedConstants:
     """The most probable constants of a stack, and its intervals.
 
     Args:
@@ -73,9 +79,9 @@ def calibrate(
         spreads: constant -> factor on its prior's spread.
         tight: the factor of all others.
     """
-    law = catalogue().stack(stack).law
-    settled = predict(runs, lambda _: unfitted(stack, begin))
-    runs = [replace(one.run, cut=one.cut, choices=()) for one in settled]
+    law = stack_catalog().stack(stack).law
+    settled = predict_runs(runs, lambda _: prior_calibration(stack, begin))
+    runs = [replace(one.run, config=one.config, candidates=()) for one in settled]
     fitted: dict[str, float] = dict(begin)
     misses: dict[str, Column] = {}
     measures: dict[str, Measure] = {
@@ -93,26 +99,26 @@ def calibrate(
         some = [run for run in runs if measure(run)]
         found, misses[of] = _fit(some, moving, _law(of, begin), measure)
         fitted |= {f"{of}.{name}": value for name, value in found.items()}
-    return Fitted(
+    return FittedConstants(
         constants=fitted,
         rows=tuple(sorted(run.key for run in runs)),
-        step_spread=half_width(misses[law]),
-        memory_spread=half_width(misses["memory"]),
+        step_spread=interval_half_width(misses[law]),
+        memory_spread=interval_half_width(misses["memory"]),
     )
 
 
-Predicting = Callable[[Sequence[Run], Mapping[str, float]], Column]
-Measure = Callable[[Run], float | None]
+Predicting = Callable[[Sequence[PublishedRun], Mapping[str, float]], Column]
+Measure = Callable[[PublishedRun], float | None]
 
 
 def _law(law: str, begin: Mapping[str, float]) -> Predicting:
     """Predicts runs from constants, those that do not move taken from `begin`."""
-    known: dict[tuple[str, ...], Columns] = {}
+    known: dict[tuple[str, ...], RunColumns] = {}
 
-    def predicted(runs: Sequence[Run], given: Mapping[str, float]) -> Column:
+    def predicted(runs: Sequence[PublishedRun], given: Mapping[str, float]) -> Column:
         keys = tuple(run.key for run in runs)
         if keys not in known:
-            known[keys] = columns_of(runs, (run.cut for run in runs))
+            known[keys] = run_columns(runs, (run.config for run in runs))
         k = {name: given.get(name, begin[f"{law}.{name}"]) for name in priors(law)}
         if law == "memory":
             return peak_bytes(known[keys], k)
@@ -122,7 +128,10 @@ def _law(law: str, begin: Mapping[str, float]) -> Predicting:
 
 
 def _fit(
-    runs: Sequence[Run], moving: Mapping[str, Prior], law: Predicting, measure: Measure
+    runs: Sequence[PublishedRun],
+    moving: Mapping[str, ConstantPrior],
+    law: Predicting,
+    measure: Measure,
 ) -> tuple[dict[str, float], Column]:
     """Constants, and log(predicted / measured) of runs that were left out in turn."""
     if not runs:
@@ -131,7 +140,7 @@ def _fit(
 
     def fitted(places: NDArray[np.int64]) -> dict[str, float]:
         some = [runs[at] for at in places]
-        return fit(lambda given: law(some, given), measured[places], moving)
+        return fit_constants(lambda given: law(some, given), measured[places], moving)
 
     every = np.arange(len(runs))
     misses = np.zeros(len(runs))
@@ -142,13 +151,13 @@ def _fit(
     return fitted(every), misses
 
 
-def half_width(misses: Column) -> float:
+def interval_half_width(misses: Column) -> float:
     """Half of the 80 % interval of log(measured / predicted): what 80 % of the misses stay within.
 
     A part of a row's worth of an unfitted cluster's spread is mixed in, so that four rows that
     happen to fit promise no more than four rows can.
     """
-    wide = TENTH * UNFITTED_SPREAD
+    wide = P90_Z * UNFITTED_SPREAD
     if not len(misses):
         return wide
     ordered = np.sort(np.abs(misses))

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from windlass.validation.fitting.constants import Prior
-from windlass.validation.laws.formulas import Column
+from windlass.validation.formulas import Column
+from windlass.validation.stack_constants import ConstantPrior
 
 _NOISE = 0.05
 """Standard deviation of log(measured / predicted) that a run is taken to have of its own."""
@@ -23,7 +23,9 @@ _DAMPING = (1e-3, 5.0, 10)
 Law = Callable[[Mapping[str, float]], Column]
 
 
-def fit(law: Law, measured: Column, prior: Mapping[str, Prior]) -> dict[str, float]:
+def fit_constants(
+    law: Law, measured: Column, prior: Mapping[str, ConstantPrior]
+) -> dict[str, float]:
     """The most probable constants.
 
     Args:

@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from windlass.validation.laws.formulas import (
+from windlass.validation.formulas import (
     Column,
-    Number,
+    ColumnOrFloat,
     all_reduce_seconds,
     pipeline_slots,
     product_seconds,
@@ -21,14 +21,14 @@ from windlass.validation.laws.formulas import (
     ring_rate,
     smooth_max,
 )
-from windlass.validation.runs import Columns
+from windlass.validation.published_run import RunColumns
 
-Constants = Mapping[str, Number]
+Constants = Mapping[str, ColumnOrFloat]
 """Name -> value, one for all runs or one a run."""
 _PAIRS_OF_8 = 8.0 * 7.0
 
 
-class Pass(NamedTuple):
+class LayerPassSeconds(NamedTuple):
     """Seconds of one pass of one layer over one micro-batch, by what they go into."""
 
     products: Column
@@ -41,12 +41,12 @@ class Pass(NamedTuple):
         """All but what slices exchange."""
         return self.products + self.attention + self.traffic
 
-    def plus(self, other: "Pass") -> "Pass":
+    def plus(self, other: "LayerPassSeconds") -> "LayerPassSeconds":
         """Both, one after the other."""
-        return Pass(*(mine + its for mine, its in zip(self, other, strict=True)))
+        return LayerPassSeconds(*(mine + its for mine, its in zip(self, other, strict=True)))
 
 
-def step_terms(runs: Columns, given: Constants) -> dict[str, Column]:
+def step_terms(runs: RunColumns, given: Constants) -> dict[str, Column]:
     """Seconds of a step by what they go into; the step takes their sum.
 
     Args:
@@ -57,7 +57,7 @@ def step_terms(runs: Columns, given: Constants) -> dict[str, Column]:
     law = _Law(runs, k)
     forward = law.forward()
     back = law.backward().plus(law.again())
-    launches = k["launch"] * (k["launch_back"] + runs.again)
+    launches = k["launch"] * (k["launch_back"] + runs.recompute_share)
     per_layer = law.longest(forward, k["launch"], 1.0) + law.longest(back, launches, 2.0)
     kernels = forward.plus(back)._asdict()
     head, hop = law.head(), np.where(runs.pipeline > 1, law.hop(), 0.0)
@@ -65,36 +65,36 @@ def step_terms(runs: Columns, given: Constants) -> dict[str, Column]:
     last_bound = last * per_layer + head >= full * per_layer
     layers = np.where(last_bound, last, full)
     slot = layers * per_layer + np.where(last_bound, head, 0.0)
-    fill = (runs.pipeline - 1.0) / runs.interleave * full * per_layer + last * per_layer + head
+    fill = (runs.pipeline - 1.0) / runs.virtual_stages * full * per_layer + last * per_layer + head
     busy = runs.accumulation * layers
     terms = {name: busy * seconds for name, seconds in kernels.items()}
     terms["waiting"] = busy * (per_layer - sum(kernels.values()))
     terms["head"] = runs.accumulation * np.where(last_bound, head, 0.0)
     terms["pipeline"] = (
-        fill - slot + pipeline_slots(runs.accumulation, runs.pipeline, runs.interleave) * hop
+        fill - slot + pipeline_slots(runs.accumulation, runs.pipeline, runs.virtual_stages) * hop
     )
     terms["replicas"] = law.replicas(full)
     terms["update"] = law.update(full) + k["fixed"]
     step: Column = sum(terms.values(), np.zeros_like(busy))
     hosts = np.maximum(runs.devices / runs.per_host, 1.0)
     terms["stragglers"] = step * k["stragglers"] * np.log(hosts)
-    slower = 1.0 + k["earlier"] * runs.earlier
+    slower = 1.0 + k["earlier"] * runs.old_software
     return {name: seconds * slower for name, seconds in terms.items()}
 
 
-def stage_layers(runs: Columns) -> tuple[Column, Column]:
+def stage_layers(runs: RunColumns) -> tuple[Column, Column]:
     """Layers of a full stage, and of the last one, which has the head too.
 
     Stages are filled from the first on; where embedding and head count as a layer each, the last
     stage has one block less than its share.
     """
-    full = np.ceil((runs.layers + 2.0 * runs.balanced) / runs.pipeline)
-    last = np.maximum(runs.layers + runs.balanced - full * (runs.pipeline - 1.0), 0.0)
+    full = np.ceil((runs.layers + 2.0 * runs.balanced_embedding) / runs.pipeline)
+    last = np.maximum(runs.layers + runs.balanced_embedding - full * (runs.pipeline - 1.0), 0.0)
     return full, np.where(runs.pipeline > 1, last, runs.layers)
 
 
 class _Law:
-    def __init__(self, runs: Columns, k: dict[str, Column]) -> None:
+    def __init__(self, runs: RunColumns, k: dict[str, Column]) -> None:
         self.runs, self.k = runs, k
         self.tokens = runs.micro * runs.sequence / runs.context * k["filled"]
         faster = np.maximum(runs.peak8 / runs.peak - 1.0, 0.0) * (runs.float8 > 0)
@@ -104,11 +104,11 @@ class _Law:
 
     def product(
         self,
-        rows: Number,
-        columns: Number,
-        depth: Number,
+        rows: ColumnOrFloat,
+        columns: ColumnOrFloat,
+        depth: ColumnOrFloat,
         *,
-        batch: Number = 1.0,
+        batch: ColumnOrFloat = 1.0,
         rate: Column | None = None,
     ) -> Column:
         return product_seconds(
@@ -121,26 +121,26 @@ class _Law:
     def linears(self) -> list[tuple[Column, Column]]:
         """(columns, depth) of a block's products on one slice."""
         r, t = self.runs, self.runs.tensor
-        attended = (1.0 + 2.0 * r.key_share) * r.width / t
-        widened = np.where(r.matrices > 2, 2.0, 1.0) * r.inner_width / t
+        attended = (1.0 + 2.0 * r.kv_head_share) * r.width / t
+        widened = np.where(r.ffn_matrices > 2, 2.0, 1.0) * r.ffn_width / t
         return [
             (attended, r.width), (r.width, r.width / t),
-            (widened, r.width), (r.width, r.inner_width / t),
+            (widened, r.width), (r.width, r.ffn_width / t),
         ]  # fmt: skip
 
-    def factors(self) -> tuple[Number, Column]:
+    def factors(self) -> tuple[ColumnOrFloat, Column]:
         """Numbers a token that a block's products take in: whole on each slice, and cut over them.
 
         The first product of attention and of the feed-forward part takes the whole width.
         """
         r = self.runs
-        return 2.0 * r.width, r.width + r.inner_width
+        return 2.0 * r.width, r.width + r.ffn_width
 
-    def gradients(self) -> tuple[Number, Column]:
+    def gradients(self) -> tuple[ColumnOrFloat, Column]:
         """The same of the gradients of what these products give."""
         r = self.runs
-        widened = np.where(r.matrices > 2, 2.0, 1.0) * r.inner_width
-        return 2.0 * r.width, (1.0 + 2.0 * r.key_share) * r.width + widened
+        widened = np.where(r.ffn_matrices > 2, 2.0, 1.0) * r.ffn_width
+        return 2.0 * r.width, (1.0 + 2.0 * r.kv_head_share) * r.width + widened
 
     def products(self) -> Column:
         """Of a layer's forward pass."""
@@ -149,12 +149,12 @@ class _Law:
             np.zeros_like(self.tokens),
         )
 
-    def forward(self) -> Pass:
+    def forward(self) -> LayerPassSeconds:
         traffic = self._traffic() + self._casts(*self.factors())
         products = self.products() * self._misfit()
-        return Pass(products, self._attention(), traffic, self._slices())
+        return LayerPassSeconds(products, self._attention(), traffic, self._slices())
 
-    def backward(self) -> Pass:
+    def backward(self) -> LayerPassSeconds:
         products = sum(
             (
                 self.product(self.tokens, deep, wide) + self.product(deep, wide, self.tokens)
@@ -166,9 +166,9 @@ class _Law:
         factors, gradients = self.factors(), self.gradients()
         casts = self._casts(factors[0] + gradients[0], factors[1] + gradients[1])
         traffic = self._traffic() * self.k["traffic_back"] + casts
-        return Pass(products * self._misfit(), attention, traffic, self._slices())
+        return LayerPassSeconds(products * self._misfit(), attention, traffic, self._slices())
 
-    def again(self) -> Pass:
+    def again(self) -> LayerPassSeconds:
         """What recompute does: a layer's forward pass, or what is not kept of it.
 
         Torch's checkpoints stop at the last number that the backward pass needs (`early_stop`), so
@@ -178,13 +178,13 @@ class _Law:
         `activation_checkpoint.py`.
         """
         r, stop = self.runs, self.k["early_stop"]
-        whole, some = (r.again == 1).astype(float), (r.again > 0).astype(float)
+        whole, some = (r.recompute_share == 1).astype(float), (r.recompute_share > 0).astype(float)
         made, last = self.products(), self.product(self.tokens, *self.linears()[-1])
-        made = np.where(r.again == 1, made - stop * last, made * r.again)
-        attention = self._attention() * (whole + r.attention_again * self.k["selective"])
+        made = np.where(r.recompute_share == 1, made - stop * last, made * r.recompute_share)
+        attention = self._attention() * (whole + r.selective_recompute * self.k["selective"])
         traffic = self._traffic() + self._casts(*self.factors())
         slices = self._slices(gathers=2.0 * some, scatters=(2.0 - stop) * whole, around=whole)
-        return Pass(made * self._misfit(), attention, traffic * some, slices)
+        return LayerPassSeconds(made * self._misfit(), attention, traffic * some, slices)
 
     def _misfit(self) -> Column:
         """Products whose sizes are no multiples of 64 on a slice miss the fast kernels.
@@ -209,12 +209,12 @@ class _Law:
 
     def _traffic(self) -> Column:
         r, t = self.runs, self.runs.tensor
-        whole = self.k["whole_bytes"] * np.where(r.cut_sequence > 0, 1.0 / t, 1.0)
+        whole = self.k["whole_bytes"] * np.where(r.sequence_parallel > 0, 1.0 / t, 1.0)
         numbers = self.tokens * r.width * (whole + self.k["sliced_bytes"] / t)
         scores = r.heads / t * self.tokens * r.sequence * self.k["score_bytes"]
         return np.asarray((numbers + scores) / self.memory, dtype=float)
 
-    def _casts(self, whole: Number, sliced: Column) -> Column:
+    def _casts(self, whole: ColumnOrFloat, sliced: Column) -> Column:
         """Seconds in which numbers become 8-bit ones: read for their scales, and read again."""
         r = self.runs
         each = np.where(r.float8 == 2, self.k["cast_rows"], self.k["cast"]) * (r.float8 > 0)
@@ -222,7 +222,10 @@ class _Law:
         return np.asarray(numbers * each / self.memory, dtype=float)
 
     def _slices(
-        self, gathers: Number = 2.0, scatters: Number = 2.0, around: Number = 1.0
+        self,
+        gathers: ColumnOrFloat = 2.0,
+        scatters: ColumnOrFloat = 2.0,
+        around: ColumnOrFloat = 1.0,
     ) -> Column:
         """Two all-reduces of a pass of one layer: as many gatherings, and scatterings of a sum.
 
@@ -241,26 +244,26 @@ class _Law:
         sent = gathers * (each * np.where(r.float8 == 1, 0.5, 1.0) + latency)
         sent += scatters * (each + latency)
         # Ring attention: keys and values of every other part pass by.
-        passed = ring_bytes(2.0 * nbytes * r.context * r.key_share, r.context)
+        passed = ring_bytes(2.0 * nbytes * r.context * r.kv_head_share, r.context)
         passed = passed / r.tensor / self.rate(r.context, r.tensor) * self.k["context_part"]
-        shown = 1.0 - r.covered * self.k["covered"]
+        shown = 1.0 - r.async_tensor_parallel * self.k["covered"]
         return np.asarray(sent * shown + around * passed, dtype=float)
 
-    def rate(self, ranks: Number, stride: Number) -> Column:
+    def rate(self, ranks: ColumnOrFloat, stride: ColumnOrFloat) -> Column:
         r = self.runs
         return ring_rate(
             ranks, stride, per_host=r.per_host, devices=r.devices,
-            inner=r.inner * self.k["inner"], cards=r.cards * self.k["cards"],
+            inner=r.intra_host_rate * self.k["inner"], cards=r.network_rate * self.k["cards"],
         )  # fmt: skip
 
     def all_reduce(self, nbytes: Column, ranks: Column, stride: Column) -> Column:
         r = self.runs
         return all_reduce_seconds(
             nbytes, ranks, stride, per_host=r.per_host, devices=r.devices,
-            inner=r.inner * self.k["inner"], cards=r.cards * self.k["cards"],
+            inner=r.intra_host_rate * self.k["inner"], cards=r.network_rate * self.k["cards"],
         )  # fmt: skip
 
-    def longest(self, of: Pass, launches: Column, gathered: float) -> Column:
+    def longest(self, of: LayerPassSeconds, launches: Column, gathered: float) -> Column:
         """The longest of kernels with what slices exchange, launching, and gathering weights."""
         r = self.runs
         pairs = r.tensor * (r.tensor - 1.0) / _PAIRS_OF_8
@@ -268,7 +271,7 @@ class _Law:
         share = np.minimum(self.k["slices_inside"], 1.0)
         inside = smooth_max(of.kernels + share * of.slices, host)
         alone = inside + (1.0 - share) * of.slices
-        weights = r.block / r.tensor * 2.0 * (r.zero >= 3)
+        weights = r.parameters_per_block / r.tensor * 2.0 * (r.zero >= 3)
         rate = self.rate(r.replicas * r.context, r.tensor)
         sent = gathered * ring_bytes(weights, r.replicas * r.context) / rate
         return smooth_max(alone, sent) + self.k["gather_shown"] * sent
@@ -279,13 +282,13 @@ class _Law:
         nbytes = 2.0 * self.tokens * r.width / r.tensor
         apart = r.tensor * r.context * r.replicas
         inside = apart < r.per_host
-        outer = r.cards * self.k["cards"] / r.per_host
-        rate = np.where(inside, r.inner * self.k["inner"], outer)
-        return np.asarray(2.0 * r.interleave * (nbytes / rate + self.k["hop"]), dtype=float)
+        outer = r.network_rate * self.k["cards"] / r.per_host
+        rate = np.where(inside, r.intra_host_rate * self.k["inner"], outer)
+        return np.asarray(2.0 * r.virtual_stages * (nbytes / rate + self.k["hop"]), dtype=float)
 
     def head(self) -> Column:
         r = self.runs
-        tokens = self.tokens * r.scored
+        tokens = self.tokens * r.head_position_share
         part = r.vocabulary / r.tensor
         products = self.product(tokens, part, r.width, rate=self.plain)
         products += self.product(tokens, r.width, part, rate=self.plain)
@@ -295,7 +298,11 @@ class _Law:
     def weights(self, layers: Column) -> Column:
         """Of the fullest device, whole."""
         r = self.runs
-        return np.asarray((layers * r.block + r.table / r.tables) / r.tensor, dtype=float)
+        return np.asarray(
+            (layers * r.parameters_per_block + r.vocabulary_parameters / r.vocabulary_matrices)
+            / r.tensor,
+            dtype=float,
+        )
 
     def replicas(self, layers: Column) -> Column:
         """Gradients are summed over replicas once a step; what ZeRO-3 scatters is in its passes."""
@@ -304,7 +311,7 @@ class _Law:
         ranks = r.replicas * r.context
         sent = np.where(r.zero >= 3, 0.0, self.all_reduce(nbytes, ranks, r.tensor))
         # Neighbours of different rings share a card, and each ring has several ranks in a host.
-        crowded = (r.ports < r.per_host) & (r.tensor > 1) & (2.0 * r.tensor <= r.per_host)
+        crowded = (r.network_cards < r.per_host) & (r.tensor > 1) & (2.0 * r.tensor <= r.per_host)
         crowded &= ranks * r.tensor > r.per_host
         sent = sent * (1.0 + self.k["crowded"] * crowded)
         return np.asarray(sent * self.k["sum_shown"], dtype=float)

@@ -11,9 +11,15 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from windlass.validation.csv_table import Row, Unsaid, count, needed, number
-from windlass.validation.laws.formulas import Column, Number, ring_bytes
-from windlass.validation.runs import Columns, Cut, Shape
+from windlass.validation.csv_table import (
+    TableRow,
+    UnusableRow,
+    read_count,
+    read_number,
+    required_numbers,
+)
+from windlass.validation.formulas import Column, ColumnOrFloat, ring_bytes
+from windlass.validation.published_run import ModelShape, RunColumns, RunConfig
 
 _PACKED = re.compile(r"avg_seq_per_pack=(\d+(?:\.\d+)?)")
 _PLACED = re.compile(r"layers_per_ipu\)=(\[[\[\]0-9, ]*\])")
@@ -31,33 +37,35 @@ _STAGES = (4.0, 8.0, 16.0)
 """That Graphcore cuts transformers into."""
 
 
-def pod_cut(row: Row, shape: Shape, told: list[str]) -> Cut:
+def ipu_run_config(row: TableRow, shape: ModelShape, told: list[str]) -> RunConfig:
     """The cut of a row on IPUs; where it leaves stages open, one of Graphcore's is taken.
 
     Raises:
         Unsaid: the row does not say its batch or devices, or contradicts itself.
     """
-    batch, devices = needed(row, "global_batch", "n_devices")
+    batch, devices = required_numbers(row, "global_batch", "n_devices")
     notes = row.text("notes")
     packed = _PACKED.search(notes)
     packs = float(packed[1]) if packed else _packs(row, shape)
-    accumulation = count(row, "grad_accum") or 0.0
-    pipeline = count(row, "p") or 0.0
+    accumulation = read_count(row, "grad_accum") or 0.0
+    pipeline = read_count(row, "p") or 0.0
     if pipeline <= 1.0:
         pipeline = _stages(batch, devices, packs * accumulation)
         told.append(f"stages not published: {pipeline:g} taken")
     replicas = devices / pipeline
     if not accumulation:
-        stated = number(row, "microbatch") or max(1.0, _TOKENS // shape.sequence)
+        stated = read_number(row, "microbatch") or max(1.0, _TOKENS // shape.sequence)
         accumulation = max(1.0, batch / (replicas * stated * packs))
         told.append(f"micro-batch not published: {stated:g} taken")
     micro = batch / (replicas * accumulation * packs)
     if micro < 1.0 / 64.0:
-        raise Unsaid(f"batch {batch:g} over {replicas:g} replicas x {accumulation:g} micro-batches")
-    return Cut(
+        raise UnusableRow(
+            f"batch {batch:g} over {replicas:g} replicas x {accumulation:g} micro-batches"
+        )
+    return RunConfig(
         devices=devices, micro=micro, accumulation=accumulation, pipeline=pipeline,
-        replicas=replicas, again=1.0,
-        fullest=fullest_stage(notes, shape, pipeline), spilled=float("offchip=True" in notes),
+        replicas=replicas, recompute_share=1.0,
+        max_stage_layers=fullest_stage(notes, shape, pipeline), optimizer_off_chip=float("offchip=True" in notes),
     )  # fmt: skip
 
 
@@ -68,14 +76,14 @@ def _stages(batch: float, devices: float, together: float) -> float:
     return [*whole, *fitting, 1.0][0]
 
 
-def _packs(row: Row, shape: Shape) -> float:
+def _packs(row: TableRow, shape: ModelShape) -> float:
     """Sequences in a pack; 1 where none are packed."""
     if "pack" not in row.text("notes") and "training_results" not in row.text("source"):
         return 1.0
     return _SHORT_PACKS if shape.sequence <= _SHORT else _PACKS
 
 
-def fullest_stage(notes: str, shape: Shape, stages: float) -> float:
+def fullest_stage(notes: str, shape: ModelShape, stages: float) -> float:
     """Layers of the fullest stage: as the row places them, else as even as halves allow.
 
     A placement is a list of layers a stage, or of [stage, [attentions, feed-forwards]]; a
@@ -86,7 +94,9 @@ def fullest_stage(notes: str, shape: Shape, stages: float) -> float:
     if not placed:
         return even
     scores = 2.0 * shape.sequence * shape.width
-    share = shape.matrices * shape.width * shape.inner / (shape.block + scores)
+    share = (
+        shape.ffn_matrices * shape.width * shape.ffn_width / (shape.parameters_per_block + scores)
+    )
     counts = [_blocks(one, share) for one in json.loads(placed[1])]
     return max(counts, default=even) or even
 
@@ -102,31 +112,34 @@ def _blocks(placed: object, share: float) -> float:
             return 0.0
 
 
-def step_terms(runs: Columns, given: Mapping[str, Number]) -> dict[str, Column]:
+def step_terms(runs: RunColumns, given: Mapping[str, ColumnOrFloat]) -> dict[str, Column]:
     """Seconds of a step by what they go into; the step takes their sum.
 
     Args:
         runs: as columns.
-        given: the constants of `priors.toml`, law `pod`.
+        given: the constants of `priors.toml`, law `ipu`.
     """
     k = {name: np.asarray(value, dtype=float) for name, value in given.items()}
     tokens = runs.micro * runs.sequence
-    passes = 3.0 + runs.again
+    passes = 3.0 + runs.recompute_share
     flop = (
-        runs.fullest
-        * (2.0 * tokens * runs.block + 4.0 * tokens * runs.sequence * runs.width)
+        runs.max_stage_layers
+        * (2.0 * tokens * runs.parameters_per_block + 4.0 * tokens * runs.sequence * runs.width)
         * passes
     )
     full = tokens / (tokens + k["half_tokens"])
     products = flop / (runs.peak * k["products"] * full)
-    phases = runs.fullest * passes * k["phases"] / runs.clock
-    hop = 2.0 * 2.0 * tokens * runs.width / (runs.inner * k["inner"])
+    phases = runs.max_stage_layers * passes * k["phases"] / runs.clock
+    hop = 2.0 * 2.0 * tokens * runs.width / (runs.intra_host_rate * k["inner"])
     slots = runs.accumulation + runs.pipeline - 1.0
-    weights = (runs.fullest * runs.block + runs.table / runs.pipeline) * 2.0
+    weights = (
+        runs.max_stage_layers * runs.parameters_per_block
+        + runs.vocabulary_parameters / runs.pipeline
+    ) * 2.0
     rings = 2.0 * ring_bytes(weights, runs.replicas) / (_ring_rate(runs) * k["ring"])
     racks = np.maximum(runs.devices / _RACK, 1.0)
-    between = 2.0 * ring_bytes(weights, racks) / (runs.cards / runs.per_host * k["gateway"])
-    off_chip = weights / 2.0 * 16.0 * runs.spilled / runs.replicas / k["far_rate"]
+    between = 2.0 * ring_bytes(weights, racks) / (runs.network_rate / runs.per_host * k["gateway"])
+    off_chip = weights / 2.0 * 16.0 * runs.optimizer_off_chip / runs.replicas / k["far_rate"]
     return {
         "products": runs.accumulation * products,
         "phases": runs.accumulation * phases,
@@ -137,12 +150,15 @@ def step_terms(runs: Columns, given: Mapping[str, Number]) -> dict[str, Column]:
     }
 
 
-def _ring_rate(runs: Columns) -> Column:
+def _ring_rate(runs: RunColumns) -> Column:
     """Bytes/s that the ring of one stage's replicas has, one direction.
 
     From one replica to the next each stage has a ring of its own, and where replicas lie in several
     hosts all of them share the links between two hosts.
     """
-    shared = runs.between / np.maximum(runs.pipeline, 1.0)
+    shared = runs.rack_rate / np.maximum(runs.pipeline, 1.0)
     several = runs.devices > runs.per_host
-    return np.asarray(np.where(several, np.minimum(runs.inner, shared), runs.inner), dtype=float)
+    return np.asarray(
+        np.where(several, np.minimum(runs.intra_host_rate, shared), runs.intra_host_rate),
+        dtype=float,
+    )

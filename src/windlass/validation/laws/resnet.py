@@ -11,9 +11,9 @@ from functools import cache
 
 import numpy as np
 
-from windlass.validation.csv_table import Row, count, needed, number
-from windlass.validation.laws.formulas import Column, Number, ring_bytes, ring_rate
-from windlass.validation.runs import Columns, Cut, Shape
+from windlass.validation.csv_table import TableRow, read_count, read_number, required_numbers
+from windlass.validation.formulas import Column, ColumnOrFloat, ring_bytes, ring_rate
+from windlass.validation.published_run import ModelShape, RunColumns, RunConfig
 from windlass.validation.software_stacks import FOLDER
 
 _PASSES = 3.0
@@ -21,13 +21,13 @@ _PASSES = 3.0
 _GRADIENT_BYTES = 2.0
 
 
-def image_shape(row: Row) -> Shape | None:
+def resnet_shape(row: TableRow) -> ModelShape | None:
     """The image model that a row names; None if it names none that is known."""
     for known in _models().values():
         if re.search(str(known["match"]), row.text("model"), re.IGNORECASE):
-            return Shape(
+            return ModelShape(
                 layers=0.0, width=1.0, heads=1.0, sequence=1.0, vocabulary=0.0,
-                image_flop=float(known["flop"]), image_weights=float(known["weights"]),
+                image_flop=float(known["flop"]), image_parameters=float(known["weights"]),
             )  # fmt: skip
     return None
 
@@ -37,29 +37,29 @@ def _models() -> Mapping[str, Mapping[str, str | float]]:
     return tomllib.loads((FOLDER / "models.toml").read_text(encoding="utf-8"))
 
 
-def image_cut(row: Row) -> Cut:
+def resnet_run_config(row: TableRow) -> RunConfig:
     """Every device a replica.
 
     Raises:
         Unsaid: the row does not say its batch or devices.
     """
-    batch, devices = needed(row, "global_batch", "n_devices")
-    accumulation = count(row, "grad_accum")
+    batch, devices = required_numbers(row, "global_batch", "n_devices")
+    accumulation = read_count(row, "grad_accum")
     if not accumulation:
-        stated = number(row, "microbatch") or batch / devices
+        stated = read_number(row, "microbatch") or batch / devices
         accumulation = max(1.0, batch / devices / stated)
-    return Cut(
+    return RunConfig(
         devices=devices, replicas=devices, accumulation=accumulation,
         micro=batch / devices / accumulation,
     )  # fmt: skip
 
 
-def step_terms(runs: Columns, given: Mapping[str, Number]) -> dict[str, Column]:
+def step_terms(runs: RunColumns, given: Mapping[str, ColumnOrFloat]) -> dict[str, Column]:
     """Seconds of a step by what they go into; the step takes their sum.
 
     Args:
         runs: as columns.
-        given: the constants of `priors.toml`, law `images`.
+        given: the constants of `priors.toml`, law `resnet`.
     """
     k = {name: np.asarray(value, dtype=float) for name, value in given.items()}
     full = runs.micro / (runs.micro + k["half_images"])
@@ -67,9 +67,9 @@ def step_terms(runs: Columns, given: Mapping[str, Number]) -> dict[str, Column]:
     products = runs.accumulation * flop / (runs.peak * k["products"] * full)
     rate = ring_rate(
         runs.replicas, np.ones_like(runs.replicas), per_host=runs.per_host,
-        devices=runs.devices, inner=runs.inner, cards=runs.cards,
+        devices=runs.devices, inner=runs.intra_host_rate, cards=runs.network_rate,
     )  # fmt: skip
-    sent = 2.0 * ring_bytes(runs.image_weights * _GRADIENT_BYTES, runs.replicas)
+    sent = 2.0 * ring_bytes(runs.image_parameters * _GRADIENT_BYTES, runs.replicas)
     hosts = np.maximum(runs.devices / runs.per_host, 1.0)
     return {
         "products": products,

@@ -8,23 +8,23 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from windlass.validation.laws.formulas import Column, Number, smooth_max, step_flop
-from windlass.validation.runs import Columns
+from windlass.validation.formulas import Column, ColumnOrFloat, smooth_max, step_flop
+from windlass.validation.published_run import RunColumns
 
 
-def step_terms(runs: Columns, given: Mapping[str, Number]) -> dict[str, Column]:
+def step_terms(runs: RunColumns, given: Mapping[str, ColumnOrFloat]) -> dict[str, Column]:
     """Seconds of a step by what they go into; the step takes their sum.
 
     Args:
         runs: as columns.
-        given: the constants of `priors.toml`, law `stream`.
+        given: the constants of `priors.toml`, law `weight_streaming`.
     """
     k = {name: np.asarray(value, dtype=float) for name, value in given.items()}
-    weights = runs.layers * runs.block + runs.table
+    weights = runs.layers * runs.parameters_per_block + runs.vocabulary_parameters
     tokens = runs.micro * runs.accumulation * runs.sequence * runs.replicas
     flop = step_flop(tokens, weights, runs.layers, runs.width, runs.sequence)
     products = flop / runs.devices / (runs.peak * k["products"])
-    moved = 3.0 * 2.0 * weights / (runs.inner * k["arriving"])
+    moved = 3.0 * 2.0 * weights / (runs.intra_host_rate * k["arriving"])
     both = smooth_max(products, moved)
     return {
         "products": products,
