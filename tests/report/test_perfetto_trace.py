@@ -123,9 +123,9 @@ def test_device_memory_is_a_counter_where_it_is_known():
 
 
 def test_transfers_beside_compute_have_a_thread_of_their_own():
-    graph, machine = tiny_graph(layers=4, tied=False), tiny_machine(tiers=2)
+    graph, machine = tiny_graph(layers=4, tied=False), tiny_machine(host="1 GiB")
     plan = tiny_plan(
-        graph, machine, phases=((0, 3), (3, 6)), home=Offload(parameters="host", gradients="host",
+        graph, machine, phases=((0, 3), (3, 6)), offload=Offload(parameters="host", gradients="host",
                                                               optimizer="host"),
     )  # fmt: skip
     timeline = simulate(plan, graph, machine, lower(plan, graph))

@@ -26,11 +26,11 @@ from pathlib import Path
 from windlass.tracking.journal import JournalWriter
 
 journal = JournalWriter(Path(sys.argv[1]))
-journal.event("meta", {"id": "x"})
+journal.append_event("meta", {"id": "x"})
 step = 0
 while True:
     step += 1
-    journal.row(step, {"loss": 1.0 / step, "seconds": 0.1})
+    journal.append_row(step, {"loss": 1.0 / step, "seconds": 0.1})
     sys.stdout.write(f"{step}\\n")
     sys.stdout.flush()
 """
@@ -165,7 +165,7 @@ def test_kill_9_loses_no_row(tmp_path: Path):
 
 def test_a_journal_has_one_writer_for_ever(tmp_path: Path):
     write(tmp_path / "0.1.j")
-    with pytest.raises(RecordError, match="has its writer already; open the next attempt"):
+    with pytest.raises(RecordError, match="already has a writer; open the next attempt"):
         JournalWriter(tmp_path / "0.1.j")
 
 

@@ -22,7 +22,7 @@ STEPS = st.builds(
     step=st.integers(1, 10**6),
     loss=SIZES, gradient_norm=SIZES, learning_rate=SIZES, seconds=SIZES,
     tokens=st.integers(0, 2**40), memory_bytes=st.integers(0, 2**50),
-    read_bytes=st.integers(0, 2**50), written_bytes=st.integers(0, 2**50), settle_seconds=SIZES,
+    read_bytes=st.integers(0, 2**50), written_bytes=st.integers(0, 2**50), flush_seconds=SIZES,
     by_kind=st.dictionaries(st.sampled_from(["forward", "backward", "update"]), SIZES),
     device_memory_bytes=st.none() | st.integers(0, 2**50),
     held_out_loss=st.none() | SIZES,

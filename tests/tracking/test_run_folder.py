@@ -27,9 +27,9 @@ from windlass.tracking.run_folder import (
 HOLD = """
 import sys, time
 from pathlib import Path
-from windlass.tracking.run_folder import reopen
+from windlass.tracking.run_folder import reopen_run_folder
 
-run = reopen(Path(sys.argv[1]), meta={})
+run = reopen_run_folder(Path(sys.argv[1]), meta={})
 sys.stdout.write("held\\n")
 sys.stdout.flush()
 time.sleep(600)
@@ -90,9 +90,9 @@ def test_asking_whether_a_folder_is_held_never_refuses_its_holder(tmp_path: Path
     with make(tmp_path) as run:
         folder = run.path
     ask = (
-        "import sys\nfrom pathlib import Path\nfrom windlass.tracking.folder_lock import is_held\n"
+        "import sys\nfrom pathlib import Path\nfrom windlass.tracking.folder_lock import is_locked\n"
         "sys.stdout.write('go\\n')\nsys.stdout.flush()\n"
-        "while True:\n    is_held(Path(sys.argv[1]))"
+        "while True:\n    is_locked(Path(sys.argv[1]))"
     )
     with subprocess.Popen(
         [sys.executable, "-c", ask, str(folder / LOCK_FILE)], stdout=subprocess.PIPE
@@ -107,7 +107,7 @@ def test_asking_whether_a_folder_is_held_never_refuses_its_holder(tmp_path: Path
 def test_a_folder_given_by_name_is_not_overwritten(tmp_path: Path):
     folder = tmp_path / "mine"
     create_run_folder(tmp_path, "gpt", documents={}, meta={}, folder=folder).close()
-    with pytest.raises(RecordError, match=r"`.*mine` holds a run already; resume it"):
+    with pytest.raises(RecordError, match=r"`.*mine` already holds a run; resume it"):
         create_run_folder(tmp_path, "gpt", documents={}, meta={}, folder=folder)
     reopen_run_folder(folder, meta={}).close()
 

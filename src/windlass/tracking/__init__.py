@@ -1,4 +1,4 @@
-"""Records runs: journal, run folder, lock, list, load."""
+"""The run folder and its journal: created, locked, appended to, listed and loaded again."""
 
 from windlass.tracking.environment import collect_environment
 from windlass.tracking.journal import Journal, JournalEvent, JournalRow, JournalWriter, read_journal
@@ -10,7 +10,13 @@ from windlass.tracking.run_folder import (
     reopen_run_folder,
     uuid7,
 )
-from windlass.tracking.run_index import RunSummary, find_run, list_runs, summarise_run
+from windlass.tracking.run_index import (
+    RunSummary,
+    describe_other_formats,
+    find_run,
+    list_runs,
+    summarise_run,
+)
 
 __all__ = [
     "Journal",
@@ -22,6 +28,7 @@ __all__ = [
     "RunSummary",
     "collect_environment",
     "create_run_folder",
+    "describe_other_formats",
     "find_run",
     "list_runs",
     "load_run",

@@ -1,4 +1,4 @@
-"""What a run runs in: code version, packages, processor; collected without torch."""
+"""The environment of a run: code version, packages, processor; collected without torch."""
 
 import os
 import platform
@@ -18,8 +18,8 @@ def collect_environment(command: Sequence[str], *, threads: int | None = None) -
     """The environment of this process.
 
     Args:
-        command: what the user ran, word by word.
-        threads: that compute; None: as many as the system lets this process use.
+        command: the command line of this process, word by word.
+        threads: compute threads; None means all that the system lets this process use.
     """
     commit, dirty = code_version(Path(__file__))
     return Environment(
@@ -43,21 +43,21 @@ def code_version(file: Path) -> tuple[str | None, bool]:
     lies below somebody's checkout has no commit of its own.
     """
     git = shutil.which("git")
-    if git is None or _ask(git, file.parent, "ls-files", "--error-unmatch", file.name) is None:
+    if git is None or _run_git(git, file.parent, "ls-files", "--error-unmatch", file.name) is None:
         return None, False
-    commit = _ask(git, file.parent, "rev-parse", "HEAD")
-    changes = _ask(git, file.parent, "status", "--porcelain", "--untracked-files=no")
+    commit = _run_git(git, file.parent, "rev-parse", "HEAD")
+    changes = _run_git(git, file.parent, "status", "--porcelain", "--untracked-files=no")
     return commit, bool(changes)
 
 
 def installed_packages() -> dict[str, str]:
     """Versions of all installed packages by name, sorted."""
-    found = {d.metadata["Name"]: d.version for d in metadata.distributions()}
-    return dict(sorted((name.lower(), version) for name, version in found.items() if name))
+    versions = {d.metadata["Name"]: d.version for d in metadata.distributions()}
+    return dict(sorted((name.lower(), version) for name, version in versions.items() if name))
 
 
 def processor_name() -> str:
-    """The processor's name as the system tells it."""
+    """The processor's model name as the operating system reports it."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -66,11 +66,11 @@ def processor_name() -> str:
     return next(names, platform.processor() or platform.machine())
 
 
-def _ask(git: str, folder: Path, *words: str) -> str | None:
-    """What git answers; None if it refuses."""
+def _run_git(git: str, folder: Path, *arguments: str) -> str | None:
+    """Output of one git command; None if git fails or times out."""
     try:
         answer = subprocess.run(  # noqa: S603  a list of our own words, no shell
-            [git, "-C", str(folder), *words],
+            [git, "-C", str(folder), *arguments],
             capture_output=True,
             text=True,
             timeout=_GIT_SECONDS,

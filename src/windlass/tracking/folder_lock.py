@@ -1,4 +1,4 @@
-"""The lock of a run folder: one process at a time; free again at once when its holder dies."""
+"""The lock of a run folder: one process at a time, released at once when its holder dies."""
 
 import contextlib
 import fcntl
@@ -16,10 +16,10 @@ _TRY_SECONDS = 0.02
 
 
 class FolderLock:
-    """Held until released or until the process ends, however it ends.
+    """An exclusive file lock, held until `release` or until the process ends, however it ends.
 
     Args:
-        path: the lock file; it stays behind, empty of meaning, when nobody holds it.
+        path: the lock file, which is not deleted afterwards; its existence means nothing.
 
     Raises:
         RecordError: another process holds it; the message names it.
@@ -29,7 +29,7 @@ class FolderLock:
     def __init__(self, path: Path) -> None:
         with storage_errors(path):
             self._file: int | None = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        # A reader that asks `is_held` holds the lock for microseconds: that is no reason to refuse.
+        # `is_locked` in another process takes the lock for microseconds: one failure is no proof.
         for _ in range(_TRIES):
             if _try_lock(self._file, fcntl.LOCK_EX):
                 break
@@ -43,7 +43,7 @@ class FolderLock:
             os.pwrite(self._file, holder.encode(), 0)
 
     def release(self) -> None:
-        """Frees the folder; releasing twice is harmless."""
+        """Releases the lock; releasing twice is harmless."""
         if self._file is not None:
             os.close(self._file)
             self._file = None

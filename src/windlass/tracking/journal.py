@@ -1,7 +1,7 @@
 """The journal: one append-only file per rank and attempt, one crc-checked record in each write.
 
-The layout is documented in docs/journal.md with a reader in plain Python. Data are in the page
-cache when a call returns, so that `kill -9` loses nothing; a power cut may lose half a minute.
+The layout is documented in docs/journal.md with a reader in plain Python. When a call returns, its
+record is in the page cache: `kill -9` loses nothing, a power cut at most half a minute.
 """
 
 import json
@@ -21,7 +21,7 @@ from windlass.errors import RecordError, StorageError
 
 SCHEMA, ROW, EVENT = 1, 2, 3
 _HEAD = struct.Struct("<BHI")
-"""kind, schema, length of the payload; the crc follows."""
+"""Record kind, schema number, payload length in bytes; the crc follows."""
 _CRC = struct.Struct("<I")
 _HEADER_BYTES = _HEAD.size + _CRC.size
 _SYNC_SECONDS = 30.0
@@ -36,36 +36,36 @@ class JournalRow:
 
     step: int
     time: float
-    """Seconds since 1970, of the writer's clock."""
+    """Seconds since 1970 on the writer's clock."""
     values: Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JournalEvent:
-    """Something that happened once."""
+    """A rare event of a run: a checkpoint, an evaluation, its end."""
 
     name: str
-    """An `EventName`, or one that a later version added."""
+    """A `JournalEventName`, or a name that a later version added."""
     time: float
-    """Seconds since 1970, of the writer's clock."""
+    """Seconds since 1970 on the writer's clock."""
     fields: Mapping[str, Any]
-    """Whatever JSON holds; `Any` because each event has fields of its own."""
+    """Any JSON values; each event name has its own fields."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Journal:
-    """What could be read of one journal file."""
+    """The readable part of one journal file."""
 
     rows: tuple[JournalRow, ...] = ()
     events: tuple[JournalEvent, ...] = ()
     read_bytes: int = 0
-    """End of the last whole record."""
+    """Offset in bytes of the end of the last whole record."""
     unread_bytes: int = 0
-    """Bytes after the first torn or damaged record began; 0 of a healthy file."""
+    """Bytes from the first torn or damaged record to the end of the file; 0 in an intact file."""
 
     @property
     def end(self) -> JournalEvent | None:
-        """How the attempt ended; None if it runs or was killed."""
+        """The event that ended the attempt; None if it still runs or was killed."""
         return next((event for event in reversed(self.events) if event.name == "end"), None)
 
     @property
@@ -75,21 +75,21 @@ class Journal:
 
 
 class JournalWriter:
-    """Appends to a journal that nobody wrote before; rows from one thread, events from any.
+    """Appends to a new journal; rows from one thread, events from any thread.
 
     Args:
         path: a file that does not exist yet.
 
     Raises:
-        RecordError: the file exists: a journal has one writer for ever.
+        RecordError: the file exists; a journal has one writer for ever.
         StorageError: the disk is full or closed.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._schemas: dict[tuple[str, ...], tuple[struct.Struct, bytes, int]] = {}
-        self._rest = b""
-        self._turn = threading.Lock()
+        self._unwritten = b""
+        self._write_lock = threading.Lock()
         self._synced = time.monotonic()
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
         with storage_errors(path):
@@ -98,14 +98,14 @@ class JournalWriter:
                 self._file: int | None = os.open(path, flags, 0o644)
             except FileExistsError:
                 raise RecordError(
-                    f"journal `{path}` has its writer already; open the next attempt"
+                    f"journal `{path}` already has a writer; open the next attempt"
                 ) from None
 
     def append_row(self, step: int, values: Mapping[str, float]) -> None:
-        """Appends the numbers of one step: one write call, a few microseconds.
+        """Appends the numbers of one step in one write call, which takes a few microseconds.
 
         Raises:
-            StorageError: the disk is full; what is missing is written before the next record.
+            StorageError: the disk is full; the missing bytes are written before the next record.
         """
         schema = self._schemas.get(tuple(values)) or self._new_schema(tuple(values))
         layout, head, head_crc = schema
@@ -118,7 +118,7 @@ class JournalWriter:
         """Appends an event and waits until it is on the disk.
 
         Raises:
-            StorageError: the disk is full; what is missing is written before the next record.
+            StorageError: the disk is full; the missing bytes are written before the next record.
         """
         content = {"event": name, "time": time.time(), **fields}
         payload = json.dumps(content, separators=(",", ":")).encode()
@@ -126,7 +126,7 @@ class JournalWriter:
         self._sync()
 
     def close(self) -> None:
-        """Ends writing; closing twice is harmless."""
+        """Syncs and closes the file; closing twice is harmless."""
         if self._file is not None:
             with storage_errors(self._path):
                 self._sync()
@@ -154,13 +154,13 @@ class JournalWriter:
         return schema
 
     def _append(self, record: bytes) -> None:
-        """One write call, but on a full disk: then the rest is kept, so no record stays torn."""
+        """Writes one record in one call; on a full disk the rest is kept for the next call."""
         if self._file is None:
             raise StorageError(f"journal `{self._path}` is closed")
-        with self._turn, storage_errors(self._path):
-            self._rest += record
-            while self._rest:
-                self._rest = self._rest[os.write(self._file, self._rest) :]
+        with self._write_lock, storage_errors(self._path):
+            self._unwritten += record
+            while self._unwritten:
+                self._unwritten = self._unwritten[os.write(self._file, self._unwritten) :]
 
     def _sync(self) -> None:
         if self._file is not None:
@@ -170,10 +170,10 @@ class JournalWriter:
 
 
 def read_journal(path: Path) -> Journal:
-    """All whole records up to the first torn or damaged one.
+    """Reads all whole records up to the first torn or damaged one.
 
     Raises:
-        RecordError: no such file, or it cannot be read.
+        RecordError: the file is missing or cannot be read.
     """
     try:
         content = path.read_bytes()
@@ -183,10 +183,10 @@ def read_journal(path: Path) -> Journal:
 
 
 def read_head_and_tail(path: Path) -> Journal:
-    """The first and the last records of a journal, for lists: 16 KiB however long the run.
+    """Reads only the first and last records of a journal: at most 16 KiB, however long the run.
 
     Raises:
-        RecordError: no such file, or it cannot be read.
+        RecordError: the file is missing or cannot be read.
     """
     try:
         with path.open("rb") as file:
@@ -200,7 +200,7 @@ def read_head_and_tail(path: Path) -> Journal:
         raise RecordError(f"journal `{path}` cannot be read: {error.strerror}") from None
     schemas: dict[int, tuple[str, ...]] = {}
     first = _parse(head, 0, schemas)
-    start = next((at for at in range(len(tail)) if _record_at(tail, at)), len(tail))
+    start = next((offset for offset in range(len(tail)) if _record_at(tail, offset)), len(tail))
     last = _parse(tail, start, schemas)
     return Journal(
         rows=first.rows + last.rows,
@@ -235,23 +235,23 @@ def _row(payload: bytes, names: tuple[str, ...]) -> JournalRow:
     return JournalRow(step=step, time=seconds, values=dict(zip(names, values, strict=True)))
 
 
-def _records(content: bytes, at: int) -> Iterator[tuple[int, int, bytes]]:
-    while record := _record_at(content, at):
+def _records(content: bytes, offset: int) -> Iterator[tuple[int, int, bytes]]:
+    while record := _record_at(content, offset):
         yield record
-        at += _HEADER_BYTES + len(record[2])
+        offset += _HEADER_BYTES + len(record[2])
 
 
-def _record_at(content: bytes, at: int) -> tuple[int, int, bytes] | None:
-    """Kind, schema and payload of the record that begins at `at`; None if no whole one does."""
-    if at + _HEADER_BYTES > len(content):
+def _record_at(content: bytes, offset: int) -> tuple[int, int, bytes] | None:
+    """Kind, schema number and payload of the record at `offset`; None if there is no whole one."""
+    if offset + _HEADER_BYTES > len(content):
         return None
-    head = content[at : at + _HEAD.size]
+    head = content[offset : offset + _HEAD.size]
     kind, schema, length = _HEAD.unpack(head)
-    begin = at + _HEADER_BYTES
+    begin = offset + _HEADER_BYTES
     payload = content[begin : begin + length]
     if len(payload) < length:
         return None
-    (crc,) = _CRC.unpack_from(content, at + _HEAD.size)
+    (crc,) = _CRC.unpack_from(content, offset + _HEAD.size)
     if zlib.crc32(payload, zlib.crc32(head)) != crc:
         return None
     return kind, schema, payload

@@ -1,4 +1,4 @@
-"""A run as one value, read from its folder; what is missing or damaged does not hide the rest."""
+"""Loads a run folder as one value; a missing or damaged file does not hide the rest."""
 
 import contextlib
 from dataclasses import dataclass
@@ -36,22 +36,22 @@ D = TypeVar("D", bound=Document)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
-    """All that a run folder tells."""
+    """The contents of a run folder."""
 
     id: str
     folder: Path
     state: RunState
     steps: tuple[Step, ...]
-    """In order; steps that a later attempt did again stand as it did them."""
+    """In order; where a later attempt repeated steps, its steps count."""
     events: tuple[JournalEvent, ...]
-    """Of all attempts, in order."""
+    """Events of all attempts, in order."""
     attempts: int
     current_plan_steps: tuple[Step, ...] = ()
-    """Those of `steps` that the plan at hand has run: what its prediction is held against. All of
-    them, unless an attempt went on under another plan."""
+    """Those of `steps` that ran under the current plan, to compare with its prediction; all steps
+    unless a later attempt changed the plan."""
     steps_by_rank: tuple[tuple[Step, ...], ...] = ()
-    """As each device of several told its steps in the last attempt: the first and the last ones of
-    a long journal. Empty where there is one device."""
+    """Steps of the last attempt by rank, as that rank measured them; from a long journal only the
+    first and last ones. Empty on a single device."""
     request: Request | None = None
     plan: Plan | None = None
     graph: Graph | None = None
@@ -61,17 +61,17 @@ class RunRecord:
     predicted_timeline: Timeline | None = None
     measured_timeline: Timeline | None = None
     faults: tuple[str, ...] = ()
-    """What could not be read, one sentence each."""
+    """One sentence for each file that could not be read."""
 
     @property
     def meta(self) -> dict[str, object]:
-        """The opening fields of all attempts, the last wins."""
+        """Fields of the opening events of all attempts; the last attempt wins."""
         opening = (event.fields for event in self.events if event.name == "meta")
         return {key: value for fields in opening for key, value in fields.items()}
 
     @property
     def model(self) -> str:
-        """The model's name; `?` if nothing tells it."""
+        """The model's name; `?` if neither request nor journal has it."""
         if self.request is not None:
             return self.request.model.name
         return str(self.meta.get("model", "?"))
@@ -81,14 +81,16 @@ def load_run(folder: Path) -> RunRecord:
     """Reads a run folder.
 
     Raises:
-        RecordError: the folder holds no run.
+        RecordError: the folder holds no run, or one of another format.
     """
     run_id = read_run_id(folder)
     faults: list[str] = []
     attempts = [attempt for rank, attempt in journal_files(folder) if rank == 0]
     journals = [_journal(journal_path(folder, 0, attempt), faults) for attempt in attempts]
-    since = _planned_since(folder)
-    current = [j for at, j in zip(attempts, journals, strict=True) if at >= since]
+    first = _first_attempt_of_plan(folder)
+    current = [
+        journal for attempt, journal in zip(attempts, journals, strict=True) if attempt >= first
+    ]
     return RunRecord(
         id=run_id,
         folder=folder,
@@ -97,7 +99,7 @@ def load_run(folder: Path) -> RunRecord:
         events=tuple(event for journal in journals for event in journal.events),
         attempts=len(attempts),
         current_plan_steps=read_steps(current),
-        steps_by_rank=_devices(folder, attempts[-1]) if attempts else (),
+        steps_by_rank=_steps_by_rank(folder, attempts[-1]) if attempts else (),
         request=_document(Request, folder / REQUEST_FILE, faults),
         plan=_document(Plan, folder / PLAN_FILE, faults),
         graph=_document(Graph, folder / GRAPH_FILE, faults),
@@ -110,28 +112,28 @@ def load_run(folder: Path) -> RunRecord:
     )
 
 
-def _planned_since(folder: Path) -> int:
-    """The first attempt under the plan at hand."""
+def _first_attempt_of_plan(folder: Path) -> int:
+    """The first attempt that ran under the current plan."""
     with contextlib.suppress(OSError):
-        earlier = [each.name for each in (folder / ATTEMPTS_FOLDER).iterdir()]
+        earlier = [entry.name for entry in (folder / ATTEMPTS_FOLDER).iterdir()]
         return 1 + max((int(name) for name in earlier if name.isdigit()), default=0)
     return 1
 
 
-def _devices(folder: Path, attempt: int) -> tuple[tuple[Step, ...], ...]:
-    """What each device told of an attempt; of one that told nothing that can be read, nothing."""
-    ranks = [rank for rank, at in journal_files(folder) if at == attempt]
+def _steps_by_rank(folder: Path, attempt: int) -> tuple[tuple[Step, ...], ...]:
+    """Steps of one attempt by rank; empty for a rank whose journal cannot be read."""
+    ranks = [rank for rank, number in journal_files(folder) if number == attempt]
     if len(ranks) < 2:
         return ()
-    found: dict[int, tuple[Step, ...]] = {}
+    steps: dict[int, tuple[Step, ...]] = {}
     for rank in ranks:
         with contextlib.suppress(RecordError):
-            found[rank] = read_steps([read_head_and_tail(journal_path(folder, rank, attempt))])
-    return tuple(found.get(rank, ()) for rank in range(max(ranks) + 1))
+            steps[rank] = read_steps([read_head_and_tail(journal_path(folder, rank, attempt))])
+    return tuple(steps.get(rank, ()) for rank in range(max(ranks) + 1))
 
 
 def _document(cls: type[D], path: Path, faults: list[str]) -> D | None:
-    """The document, or None with a fault if it is damaged; a missing file is no fault."""
+    """The document; None if the file is missing, and None with a fault if it is damaged."""
     if not path.exists():
         return None
     try:
@@ -150,6 +152,6 @@ def _journal(path: Path, faults: list[str]) -> Journal:
     if journal.unread_bytes:
         faults.append(
             f"{path.parent.name}/{path.name}: {journal.unread_bytes} bytes after byte "
-            f"{journal.read_bytes} are torn or damaged and left unread"
+            f"{journal.read_bytes} are torn or damaged and were not read"
         )
     return journal

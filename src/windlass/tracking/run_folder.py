@@ -1,4 +1,4 @@
-"""The run folder: made once, held by one process, opened again as the next attempt."""
+"""The run folder: created once, locked by one process, reopened for each further attempt."""
 
 import os
 import re
@@ -21,14 +21,18 @@ from windlass.tracking.step_records import append_step
 
 LOCK_FILE = ".lock"
 ID_FILE = "id"
-SHORT_DIGITS = 6
-"""Of the id's random end: what a person types."""
+"""Its first line is the run's id, its second `format N`."""
+RUN_FORMAT = 2
+"""Version of the words in a run folder's files: keys of plan and request, names of instructions.
+Folders of format 1 have no second line in their id file."""
+SHORT_ID_DIGITS = 6
+"""Digits at the random end of an id that a person types to name a run."""
 
 
 class RunFolder:
-    """A run folder that this process holds, with the journal of its attempt open.
+    """A run folder that this process has locked, with the journal of its attempt open.
 
-    Made by `create` and `reopen`. Close it, or use it as a context.
+    `create_run_folder` and `reopen_run_folder` make it. Close it, or use it as a context manager.
     """
 
     def __init__(self, path: Path, run_id: str, lock: FolderLock, rank: int = 0) -> None:
@@ -40,7 +44,7 @@ class RunFolder:
         self._held_out: float | None = None
 
     def save(self, name: str, document: Document) -> None:
-        """Writes one of the plain files, whole or not at all.
+        """Writes one of the plain files atomically.
 
         Raises:
             StorageError: the disk is full or closed.
@@ -48,7 +52,7 @@ class RunFolder:
         document.save(self.path / name)
 
     def append_step(self, step: Step) -> None:
-        """Journals one step.
+        """Appends one step to the journal.
 
         Raises:
             StorageError: the disk is full.
@@ -58,7 +62,7 @@ class RunFolder:
             self._held_out = step.held_out_loss
 
     def append_event(self, name: JournalEventName, **fields: object) -> None:
-        """Journals an event and waits until it is on the disk.
+        """Appends an event to the journal and waits until it is on the disk.
 
         Raises:
             StorageError: the disk is full.
@@ -66,7 +70,7 @@ class RunFolder:
         self._journal.append_event(name, fields)
 
     def end(self, state: RunState, **fields: object) -> None:
-        """Journals how the run ended, with its last held-out loss for lists, and frees the folder.
+        """Appends the end of the run, with its last held-out loss, and unlocks the folder.
 
         Raises:
             StorageError: the disk is full.
@@ -77,7 +81,7 @@ class RunFolder:
             self.close()
 
     def close(self) -> None:
-        """Closes the journal and frees the folder; without `end` the run counts as killed."""
+        """Closes the journal and unlocks the folder; without `end` the run counts as killed."""
         try:
             self._journal.close()
         finally:
@@ -103,24 +107,24 @@ def create_run_folder(
     meta: Mapping[str, object],
     folder: Path | None = None,
 ) -> RunFolder:
-    """A new run folder `<date>-<name>-<end of id>` under `root`, held by this process.
+    """Creates and locks a run folder `<date>-<name>-<end of id>` under `root`.
 
     Args:
-        root: where runs lie; made if missing.
-        name: the model's; what is no letter, digit, dot or dash becomes a dash.
-        documents: plain files by name (the constants of `spec.record`).
-        meta: what lists and pages show without reading more: `model`, `machine`, `steps`,
-            `predicted_seconds`, `unigram_entropy` (nats a token), whatever else is worth it.
-        folder: takes this folder in place of a name under `root`.
+        root: the folder that holds the runs; created if missing.
+        name: the model's name; all but letters, digits, dots and dashes become dashes.
+        documents: plain files by name (the constants of `schema.run_record`).
+        meta: fields that lists and pages show without reading more files: `model`, `machine`,
+            `steps`, `predicted_seconds`, `unigram_entropy` (nats a token) and others.
+        folder: the run folder itself; None names one under `root`.
 
     Raises:
-        RecordError: `folder` holds a run already, or another process holds it.
+        RecordError: `folder` already holds a run, or another process has locked it.
         StorageError: the disk is full or closed.
     """
     run_id = uuid7()
     date = datetime.now(tz=UTC).strftime("%Y-%m-%d")
-    plain = re.sub(r"[^A-Za-z0-9.]+", "-", name).strip("-.") or "model"
-    path = folder or root / f"{date}-{plain}-{run_id[-SHORT_DIGITS:]}"
+    safe_name = re.sub(r"[^A-Za-z0-9.]+", "-", name).strip("-.") or "model"
+    path = folder or root / f"{date}-{safe_name}-{run_id[-SHORT_ID_DIGITS:]}"
     with storage_errors(path):
         path.mkdir(parents=True, exist_ok=True)
     lock = FolderLock(path / LOCK_FILE)
@@ -129,7 +133,7 @@ def create_run_folder(
         for file, document in documents.items():
             document.save(path / file)
         with storage_errors(path):
-            (path / ID_FILE).write_text(run_id + "\n", encoding="utf-8")
+            (path / ID_FILE).write_text(f"{run_id}\nformat {RUN_FORMAT}\n", encoding="utf-8")
         run = RunFolder(path, run_id, lock)
         run.append_event("meta", id=run_id, attempt=run.attempt, **meta)
     except BaseException:
@@ -139,10 +143,10 @@ def create_run_folder(
 
 
 def reopen_run_folder(folder: Path, *, meta: Mapping[str, object]) -> RunFolder:
-    """An existing run folder as its next attempt, held by this process.
+    """Locks an existing run folder and opens its next attempt.
 
     Raises:
-        RecordError: it holds no run, or another process holds it.
+        RecordError: it holds no run or one of another format, or another process has locked it.
         StorageError: the disk is full or closed.
     """
     run_id = read_run_id(folder)
@@ -160,25 +164,54 @@ def read_run_id(folder: Path) -> str:
     """The id of the run in `folder`.
 
     Raises:
+        RecordError: it holds no run, or one of a format that this version does not read.
+    """
+    run_id, run_format = _read_id_file(folder)
+    if run_format != RUN_FORMAT:
+        raise RecordError(f"`{folder}` {_format_problem(run_format)}")
+    return run_id
+
+
+def read_run_format(folder: Path) -> int:
+    """The format of the run in `folder`; `RUN_FORMAT` is the one that this version reads.
+
+    Raises:
         RecordError: it holds no run.
     """
+    return _read_id_file(folder)[1]
+
+
+def _read_id_file(folder: Path) -> tuple[str, int]:
+    """Id and format; an id file without a format is of format 1."""
     try:
-        return (folder / ID_FILE).read_text(encoding="utf-8").strip()
+        lines = (folder / ID_FILE).read_text(encoding="utf-8").splitlines()
     except OSError:
         raise RecordError(f"`{folder}` holds no run: it has no file `{ID_FILE}`") from None
+    run_format = re.fullmatch(r"format ([0-9]+)", lines[1].strip()) if len(lines) > 1 else None
+    return lines[0].strip() if lines else "", int(run_format[1]) if run_format else 1
+
+
+def _format_problem(run_format: int) -> str:
+    formats = f"(format {run_format}, this one reads {RUN_FORMAT})"
+    if run_format > RUN_FORMAT:
+        return f"was written by a newer Windlass {formats}; update Windlass to read it"
+    return (
+        f"was written by an older Windlass {formats}; start it anew, or read it with the version "
+        "that wrote it"
+    )
 
 
 def journal_path(folder: Path, rank: int, attempt: int) -> Path:
-    """Where one rank journals one attempt; both count as the file name says: `0.1.j` is first."""
+    """Path of the journal of one rank and attempt; ranks count from 0, attempts from 1: `0.1.j`."""
     return folder / JOURNAL_FOLDER / f"{rank}.{attempt}.j"
 
 
 @contextmanager
 def rank_journal(folder: Path, rank: int, attempt: int) -> Iterator[JournalWriter]:
-    """The journal of another rank's attempt at a run; the run's own is rank 0's.
+    """Opens the journal of a rank other than 0; the journal of rank 0 belongs to its `RunFolder`.
 
     Raises:
-        RecordError: it was written before.
+        RecordError: the journal exists already.
         StorageError: the disk is full.
     """
     journal = JournalWriter(journal_path(folder, rank, attempt))
@@ -189,7 +222,7 @@ def rank_journal(folder: Path, rank: int, attempt: int) -> Iterator[JournalWrite
 
 
 def journal_files(folder: Path) -> tuple[tuple[int, int], ...]:
-    """Rank and attempt of each journal, sorted."""
+    """Rank and attempt of each journal in a run folder, sorted."""
     try:
         names = [file.name for file in (folder / JOURNAL_FOLDER).iterdir()]
     except OSError:
@@ -200,11 +233,12 @@ def journal_files(folder: Path) -> tuple[tuple[int, int], ...]:
 
 def _refuse_second_run(path: Path) -> None:
     if (path / ID_FILE).exists():
-        raise RecordError(f"`{path}` holds a run already; resume it, or train into another folder")
+        read_run_id(path)
+        raise RecordError(f"`{path}` already holds a run; resume it, or train into another folder")
 
 
 def uuid7() -> str:
-    """A new id whose order is that of its making, to a quarter of a microsecond.
+    """A new id; ids sort by the time of their creation, to a quarter of a microsecond.
 
     Source: RFC 9562, section 5.7, the 12 bits behind the millisecond as in section 6.2, method 3.
     """

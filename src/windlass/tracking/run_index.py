@@ -1,7 +1,7 @@
-"""Which runs there are, and which one a text means; reads the ends of journals only."""
+"""Lists runs and finds one by its name; reads only the beginnings and ends of journals."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast, get_args
@@ -13,14 +13,17 @@ from windlass.tracking.journal import Journal, JournalEvent, read_head_and_tail
 from windlass.tracking.run_folder import (
     ID_FILE,
     LOCK_FILE,
-    SHORT_DIGITS,
+    RUN_FORMAT,
+    SHORT_ID_DIGITS,
     journal_files,
     journal_path,
+    read_run_format,
     read_run_id,
 )
 
 LAST = "last"
-"""What means the newest run."""
+"""Names the newest run."""
+_MOST_NAMES = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,64 +36,79 @@ class RunSummary:
     model: str
     machine: str
     started: float
-    """Seconds since 1970; NaN if the journal does not say."""
+    """Seconds since 1970; NaN if the journal has no event."""
     step: int
-    """The last one journalled; 0 before the first."""
+    """The last step in the journal; 0 before the first."""
     steps: int | None
-    """How many were asked for; None if the journal does not say."""
+    """Requested number of steps; None if the journal does not have it."""
     loss: float
-    """Of the last step, nats a token; NaN before the first."""
+    """Training loss of the last step in nats a token; NaN before the first."""
     held_out_loss: float | None
     seconds: float
-    """Median of the steps at hand; NaN before the first."""
+    """Median step time of the steps that were read; NaN before the first."""
     predicted_seconds: float | None
     attempts: int
 
     @property
     def short_id(self) -> str:
-        """The end of the id, as in the folder's name."""
-        return self.id[-SHORT_DIGITS:]
+        """The last digits of the id, as in the folder's name."""
+        return self.id[-SHORT_ID_DIGITS:]
 
 
 def list_runs(root: Path) -> tuple[RunSummary, ...]:
-    """All runs under `root`, newest first; folders that hold no readable run are left out."""
-    found = [summary for folder in _folders(root) if (summary := summarise_run(folder)) is not None]
-    return tuple(sorted(found, key=lambda run: run.id, reverse=True))
+    """All runs under `root`, newest first; folders without a readable run are left out."""
+    summaries = [
+        summary for folder in _folders(root) if (summary := summarise_run(folder)) is not None
+    ]
+    return tuple(sorted(summaries, key=lambda run: run.id, reverse=True))
+
+
+def describe_other_formats(root: Path) -> str | None:
+    """One sentence on the runs under `root` that have another format; None if there are none."""
+    formats = {folder: read_run_format(folder) for folder in _folders(root)}
+    others = sorted(folder.name for folder, number in formats.items() if number != RUN_FORMAT)
+    if not others:
+        return None
+    names = ", ".join(f"`{name}`" for name in others[:_MOST_NAMES])
+    names += f" and {len(others) - _MOST_NAMES} more" if len(others) > _MOST_NAMES else ""
+    runs, them = ("1 run", "it") if len(others) == 1 else (f"{len(others)} runs", "them")
+    return (
+        f"{runs} in `{root}` not listed, for another version of Windlass wrote {them} (this one "
+        f"reads format {RUN_FORMAT}): {names}; read {them} with that version"
+    )
 
 
 def find_run(root: Path, query: str) -> Path:
-    """The run folder that `text` means.
+    """The run folder that `query` names.
 
     Args:
-        root: where runs lie.
-        text: a path, a folder's name, the beginning of an id or of its short end, or `last`.
+        root: the folder that holds the runs.
+        query: a path, a folder's name, the beginning of an id or of its short end, or `last`.
 
     Raises:
-        RecordError: no run, or more than one.
+        RecordError: no run matches, more than one does, or the one that does has another format.
     """
     if "/" in query or query in (".", ".."):
         read_run_id(Path(query))
         return Path(query)
-    ids = {folder: read_run_id(folder) for folder in _folders(root)}
+    folders = tuple(_folders(root))
+    ids = {folder: read_run_id(folder) for folder in folders if _is_readable(folder)}
     if query == LAST and ids:
         return max(ids, key=lambda folder: ids[folder])
     exact = [folder for folder in ids if query in (folder.name, ids[folder])]
-    near = exact or [folder for folder in ids if _means(query, folder.name, ids[folder])]
-    if len(near) == 1:
-        return near[0]
-    if not near and (Path(query) / ID_FILE).is_file():
+    matches = exact or [folder for folder in ids if _matches(query, folder.name, ids[folder])]
+    if len(matches) == 1:
+        return matches[0]
+    if not matches and (Path(query) / ID_FILE).is_file():
         return Path(query)
-    if not ids:
-        raise RecordError(f"no run in `{root}`; begin one with `windlass train`")
-    if not near:
-        known = [name for folder in ids for name in (folder.name, ids[folder][-SHORT_DIGITS:])]
-        raise RecordError(f"no run `{query}` in `{root}`{did_you_mean(query, (LAST, *known))}")
-    names = ", ".join(f"`{folder.name}`" for folder in sorted(near)[-5:])
-    raise RecordError(f"`{query}` means {len(near)} runs: {names}; write more of the name")
+    if not matches:
+        raise _no_match(root, query, folders, ids)
+    names = ", ".join(f"`{folder.name}`" for folder in sorted(matches)[-_MOST_NAMES:])
+    raise RecordError(f"`{query}` means {len(matches)} runs: {names}; write more of the name")
 
 
 def run_state(folder: Path, journals: Sequence[Journal]) -> RunState:
-    """What a run is doing, told from the lock and from the end of its last attempt."""
+    """The state of a run, from its lock and the last event of its last attempt."""
     if is_locked(folder / LOCK_FILE):
         return "running"
     end = journals[-1].end if journals else None
@@ -99,7 +117,7 @@ def run_state(folder: Path, journals: Sequence[Journal]) -> RunState:
 
 
 def summarise_run(folder: Path) -> RunSummary | None:
-    """One line on one run; None if the folder holds no readable one."""
+    """Summary of one run; None if the folder holds no readable one."""
     try:
         run_id = read_run_id(folder)
         attempts = [attempt for rank, attempt in journal_files(folder) if rank == 0]
@@ -128,10 +146,32 @@ def summarise_run(folder: Path) -> RunSummary | None:
 
 
 def _held_out(events: Sequence[JournalEvent]) -> float | None:
-    """The last held-out loss at hand: of an evaluation, or what an end remembers of one."""
+    """The last held-out loss among the events: of an evaluation, or repeated by an end event."""
     keys = {"evaluation": "loss", "end": "held_out_loss"}
     losses = [event.fields.get(keys[event.name]) for event in events if event.name in keys]
     return next((loss for loss in reversed(losses) if loss is not None), None)
+
+
+def _no_match(
+    root: Path, query: str, folders: Sequence[Path], ids: Mapping[Path, str]
+) -> RecordError:
+    """What is wrong where no readable run matches; a run of another format may do so."""
+    for folder in folders:
+        if folder not in ids and (folder.name.startswith(query) or folder.name.endswith(query)):
+            try:
+                read_run_id(folder)
+            except RecordError as error:
+                return error
+    if not ids:
+        others = describe_other_formats(root)
+        more = f" ({others})" if others else ""
+        return RecordError(f"no run in `{root}`{more}; begin one with `windlass train`")
+    names = [name for folder in ids for name in (folder.name, ids[folder][-SHORT_ID_DIGITS:])]
+    return RecordError(f"no run `{query}` in `{root}`{did_you_mean(query, (LAST, *names))}")
+
+
+def _is_readable(folder: Path) -> bool:
+    return read_run_format(folder) == RUN_FORMAT
 
 
 def _folders(root: Path) -> Iterator[Path]:
@@ -139,6 +179,6 @@ def _folders(root: Path) -> Iterator[Path]:
         yield from (folder for folder in root.iterdir() if (folder / ID_FILE).is_file())
 
 
-def _means(text: str, name: str, run_id: str) -> bool:
-    short = run_id[-SHORT_DIGITS:]
-    return run_id.startswith(text) or short.startswith(text) or name.startswith(text)
+def _matches(query: str, name: str, run_id: str) -> bool:
+    short = run_id[-SHORT_ID_DIGITS:]
+    return run_id.startswith(query) or short.startswith(query) or name.startswith(query)

@@ -1,17 +1,17 @@
-"""Steps to journal records and back: numbers of each step in rows, what is rare in events."""
+"""Converts steps to journal records and back: a row for each step, events for what is rare."""
 
 from collections.abc import Iterable, Iterator
 
 from windlass.schema.run_record import Step
 from windlass.tracking.journal import Journal, JournalEvent, JournalRow, JournalWriter
 
-_OWN = "device_memory_bytes"
-_KIND = "seconds."
-"""Before an instruction kind in a row's names."""
+_DEVICE_MEMORY = "device_memory_bytes"
+_KIND_PREFIX = "seconds."
+"""Precedes an instruction kind in the names of a row."""
 
 
 def append_step(journal: JournalWriter, step: Step) -> None:
-    """Appends one step: a row, and an event each for an evaluation and a checkpoint.
+    """Appends one step: a row, and one event each for an evaluation and a checkpoint.
 
     Raises:
         StorageError: the disk is full.
@@ -27,9 +27,9 @@ def append_step(journal: JournalWriter, step: Step) -> None:
             "memory_bytes": step.memory_bytes,
             "read_bytes": step.read_bytes,
             "written_bytes": step.written_bytes,
-            "settle_seconds": step.flush_seconds,
-            **_own_memory(step),
-            **{_KIND + kind: seconds for kind, seconds in step.by_kind.items()},
+            "flush_seconds": step.flush_seconds,
+            **_device_memory(step),
+            **{_KIND_PREFIX + kind: seconds for kind, seconds in step.by_kind.items()},
         },
     )
     if step.held_out_loss is not None:
@@ -45,8 +45,8 @@ def read_steps(journals: Iterable[Journal]) -> tuple[Step, ...]:
     """The steps of a run, in order.
 
     Args:
-        journals: one rank's, by attempt. A later attempt replaces what it did again: all steps from
-            its first one on.
+        journals: the journals of one rank in the order of attempts. A later attempt replaces all
+            earlier steps from its own first step on.
     """
     steps: list[Step] = []
     for journal in journals:
@@ -70,28 +70,32 @@ def _step(
     row: JournalRow, evaluation: JournalEvent | None, checkpoint: JournalEvent | None
 ) -> Step:
     value = row.values
-    nothing = float("nan")
+    nan = float("nan")
     return Step(
         step=row.step,
-        loss=value.get("loss", nothing),
-        gradient_norm=value.get("gradient_norm", nothing),
-        learning_rate=value.get("learning_rate", nothing),
+        loss=value.get("loss", nan),
+        gradient_norm=value.get("gradient_norm", nan),
+        learning_rate=value.get("learning_rate", nan),
         tokens=int(value.get("tokens", 0)),
-        seconds=value.get("seconds", nothing),
+        seconds=value.get("seconds", nan),
         memory_bytes=int(value.get("memory_bytes", 0)),
         read_bytes=int(value.get("read_bytes", 0)),
         written_bytes=int(value.get("written_bytes", 0)),
-        flush_seconds=value.get("settle_seconds", 0.0),
-        device_memory_bytes=int(own) if (own := value.get(_OWN)) is not None else None,
-        by_kind={n.removeprefix(_KIND): v for n, v in value.items() if n.startswith(_KIND)},
+        flush_seconds=value.get("flush_seconds", 0.0),
+        device_memory_bytes=int(peak) if (peak := value.get(_DEVICE_MEMORY)) is not None else None,
+        by_kind={
+            name.removeprefix(_KIND_PREFIX): seconds
+            for name, seconds in value.items()
+            if name.startswith(_KIND_PREFIX)
+        },
         held_out_loss=evaluation.fields.get("loss") if evaluation else None,
         held_out_bits_per_byte=evaluation.fields.get("bits_per_byte") if evaluation else None,
         saved=checkpoint.fields.get("name") if checkpoint else None,
     )
 
 
-def _own_memory(step: Step) -> dict[str, float]:
-    return {} if step.device_memory_bytes is None else {_OWN: step.device_memory_bytes}
+def _device_memory(step: Step) -> dict[str, float]:
+    return {} if step.device_memory_bytes is None else {_DEVICE_MEMORY: step.device_memory_bytes}
 
 
 def _by_step(journal: Journal, name: str) -> dict[int, JournalEvent]:

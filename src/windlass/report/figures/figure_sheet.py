@@ -39,7 +39,7 @@ def timeline_figure(forecast: PlanForecast) -> str:
 def _part(lane: DeviceTimeline, *, moves: bool) -> DeviceTimeline:
     """The instructions of a lane that move something between tiers, or the others."""
     kept = [at for at, kind in enumerate(lane.kinds) if (kind in TRANSFER_KINDS) == moves]
-    names = ("kinds", "layers", "micros", "starts", "ends")
+    names = ("kinds", "layers", "micro_batches", "starts", "ends")
     return lane.model_copy(
         update={name: tuple(getattr(lane, name)[at] for at in kept) for name in names}
     )

@@ -9,7 +9,6 @@ from windlass.report.figures.svg import (
     kind_colour,
     legend,
     seconds_unit,
-    standalone,
     svg_document,
     text_label,
     ticks,
@@ -81,11 +80,6 @@ def draw_timeline(lanes: Sequence[tuple[str, DeviceTimeline]], name: str) -> str
         f' data-left="{_LEFT:g}" data-right="{_WIDTH - _RIGHT:g}" data-end="{end / unit.scale:.6g}"'
     )
     return svg.replace("<svg", f'<svg class="lanes"{scale}', 1)
-
-
-def picture(predicted: Timeline | None, measured: Timeline | None) -> str:
-    """The same lanes as an SVG file of their own, for a document or a slide."""
-    return standalone(predicted_and_measured_timeline(predicted, measured))
 
 
 def merge_short_instructions(lane: DeviceTimeline, finest: float) -> Iterator[TimelineBar]:

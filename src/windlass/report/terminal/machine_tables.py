@@ -40,7 +40,7 @@ def machine_table(machine: Machine) -> RenderableType:
     if machine.devices > machine.devices_per_host:
         table.add_row("stragglers", _straggler_words(machine))
     if machine.execution_model != "overlapping":
-        table.add_row("rule", _rule_words(machine))
+        table.add_row("execution model", _rule_words(machine))
     noise = f", noise {100 * machine.noise:.1f} %" if machine.noise is not None else ""
     if machine.is_contended:
         table.add_row(

@@ -16,7 +16,7 @@ from windlass.schema.verification import (
 
 _OVER: dict[ComparedQuantity, str] = {
     "output": "of its norm",
-    "passed gradient": "of its norm",
+    "input gradient": "of its norm",
     "weight gradient": "of its largest value",
     "weight": "of its largest value",
 }
