@@ -12,7 +12,7 @@ def equal_blocks(count: int) -> tuple[Graph, Machine]:
     """
     tiny = tiny_graph()
     chain = (LayerRun(kind="block", count=count),)
-    graph = tiny.model_copy(update={"chain": chain, "kinds": {"block": tiny.kinds["block"]}})
+    graph = tiny.model_copy(update={"layer_runs": chain, "kinds": {"block": tiny.kinds["block"]}})
     machine = tiny_machine(devices=8)
     at_once, one_rate = (Curve(points=(Point(1.0, rate),)) for rate in (1e30, 1e9))
     matmul = tuple(rate.model_copy(update={"curve": one_rate}) for rate in machine.device.matmul)

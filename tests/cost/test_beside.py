@@ -38,7 +38,7 @@ def replicas(
     device = machine.device.model_copy(update={"kind": kind})
     machine = machine.model_copy(
         update={
-            "device": device, "rule": rule, "hosts": hosts,
+            "device": device, "execution_model": rule, "hosts": hosts,
             "devices_per_host": machine.devices_per_host // hosts,
         }
     )  # fmt: skip
@@ -81,7 +81,7 @@ def test_sums_go_on_beside_the_backward_pass_one_after_the_other(
         # What is scattered over the replicas that update a part each is waited for at once, and
         # half as long as a whole sum; parts of weights come together behind the updates.
         ({"sharding": (1, 2)}, 12 + 4 * 0.5 * 3 + 4 * 0.5 * 3),
-        ({"rule": "bulk-synchronous"}, 12 + 4 * 3),
+        ({"execution_model": "bulk-synchronous"}, 12 + 4 * 3),
         # Processes of one host need their cores for sums too, those of two hosts do not.
         ({"kind": "cpu"}, 12 + 4 * 3),
         ({"kind": "cpu", "hosts": 8}, 4 + 2 + 4 * 3),
@@ -98,7 +98,7 @@ def test_what_is_scattered_takes_turns_with_the_sums_that_follow_it():
     plan, graph, machine = replicas(replicas=4, sharding=(1, 2), sum_products=6)
     links = CommunicationCosts(plan, graph, machine)
     reduce = Instruction("reduce_grads", 0)
-    whole, beside = links.seconds(reduce), links.beside_seconds(reduce)
+    whole, beside = links.seconds(reduce), links.overlapped_seconds(reduce)
     spread = links.seconds(Instruction("all_gather_params", 0))
     assert 0 < beside < whole
     step = predict(plan, graph, machine).step_seconds

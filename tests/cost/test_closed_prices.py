@@ -13,8 +13,8 @@ from windlass.cost.batched.op_time import HELD
 from windlass.cost.collectives import CommunicationCosts
 from windlass.cost.instruction_time import InstructionCosts
 from windlass.program.instruction import Instruction, InstructionKind
-from windlass.program.memory.layer_sizes import layer_sizes, rows_bytes, states_of
-from windlass.program.memory.offloaded_bytes import state_at_home
+from windlass.program.memory.layer_sizes import layer_kind_sizes, sparse_gradient_bytes, plan_state_sizes
+from windlass.program.memory.offloaded_bytes import offloaded_state_bytes
 from windlass.schema.graph import Graph, Precision
 from windlass.schema.machine import Curve, ExecutionModel, Link, Machine, OpRate, Point, Tier
 from windlass.schema.plan import DEVICE_TIER, Offload, Plan, Recompute
@@ -53,7 +53,7 @@ def on(kind: str, rule: ExecutionModel, *, share: float, named: bool) -> Machine
     )
     outer = Link(name="network", joins=64, latency=1e-5, rate=3e8, shared_by=2)
     links = (*tiny.links, outer)
-    return tiny.model_copy(update={"device": device, "rule": rule, "links": links, "hosts": 16})
+    return tiny.model_copy(update={"device": device, "execution_model": rule, "links": links, "hosts": 16})
 
 
 MACHINES = (
@@ -96,14 +96,14 @@ def plan_of(way: LayerConfig, graph: Graph, machine: Machine, recompute: Recompu
         precision=way.precision,
         compiled=way.compiled,
         micro=way.micro,
-        accumulation=2 if way.sums else 1,
+        accumulation=2 if way.accumulates else 1,
         tensor=way.tensor,
         data=way.replicas,
-        pipeline=1 + way.parted,
+        pipeline=1 + way.pipelined,
         recompute=recompute,
-        offload=Offload(optimizer="host" if way.moves else DEVICE_TIER),
-        stages=(((0, 5),), ((5, 6),)) if way.parted else None,
-        phases=None if way.parted else ((0, 6),),
+        offload=Offload(optimizer="host" if way.offloads else DEVICE_TIER),
+        stages=(((0, 5),), ((5, 6),)) if way.pipelined else None,
+        phases=None if way.pipelined else ((0, 6),),
     )
 
 
@@ -123,7 +123,7 @@ def test_passes_take_what_those_of_one_plan_take(graph: int, machine: int, some:
             assert inputs == close(took.of("backward_input", layer))
             assert weights + later == close(took.of("backward_weight", layer))
         assert prices.load_seconds[row] == close(took.of("load_batch", None))
-        if way.parted and prices.lent[row]:
+        if way.pipelined and prices.lent[row]:
             assert prices.taking[row] == close(took.of("accumulate_tied_grads", 5))
 
 
@@ -137,9 +137,9 @@ def test_passes_hold_what_those_of_one_plan_hold(place: int, some: list[LayerCon
         batch = plan.batch.model_copy(update={"accumulation": micros})
         for kind, name in enumerate(FIRSTS):
             layer = graph.shard(way.tensor).kinds[name]
-            sizes = layer_sizes(plan, layer)
+            sizes = layer_kind_sizes(plan, layer)
             assert prices.held[row, :, kind].tolist() == [getattr(sizes, each) for each in HELD]
-            rows = rows_bytes(plan.model_copy(update={"batch": batch}), layer)
+            rows = sparse_gradient_bytes(plan.model_copy(update={"batch": batch}), layer)
             assert chain.rows(way.tensor, way.micro * (micros - 1))[kind] == rows
 
 
@@ -152,7 +152,7 @@ def test_a_selective_layer_takes_and_holds_what_one_of_a_plan_does(place: int, w
     prices, block = chain.passes((way,)), chain.variants[1]
     took = Took(plan, graph, machine).of("backward", 1)
     assert prices.backward[0, block] + prices.sum_later[0, block] == close(took)
-    sizes = layer_sizes(plan, graph.kinds["block"], selective=True)
+    sizes = layer_kind_sizes(plan, graph.kinds["block"], selective=True)
     assert prices.held[0, :, block].tolist() == [getattr(sizes, each) for each in HELD]
 
 
@@ -164,24 +164,24 @@ def test_states_take_what_those_of_one_plan_take(
     graph, machine = GRAPHS[graph_place % 2], MACHINES[machine_place]
     base = plan_of(ONE, graph, machine).model_copy(update={"clip": clip, "moments": "int8"})
     prices = LayerCosts(base, graph, machine).states(some)
-    pairs = [(block, share) for block in some for share in block.pairs]
+    pairs = [(block, share) for block in some for share in block.options]
     for row, (block, share) in enumerate(pairs):
         plan = _shared(base, block, share)
-        states, links = states_of(plan, graph), CommunicationCosts(plan, graph, machine)
+        states, links = plan_state_sizes(plan, graph), CommunicationCosts(plan, graph, machine)
         took = Took(plan, graph, machine)
         for kind, layer in enumerate(FIRSTS.values()):
             each, reduce = states[layer], took.of("reduce_grads", layer)
-            beside = links.beside_seconds(Instruction("reduce_grads", layer))
-            spread = took.of("all_gather_params", layer) if share.optimizer > share.weights else 0.0
-            far = state_at_home(plan, each) if share.home != DEVICE_TIER else 0
-            assert prices.held[row, kind] == each.held + (0 if far else each.optimizer)
+            beside = links.overlapped_seconds(Instruction("reduce_grads", layer))
+            spread = took.of("all_gather_params", layer) if share.optimizer > share.parameters else 0.0
+            far = offloaded_state_bytes(plan, each) if share.optimizer_tier != DEVICE_TIER else 0
+            assert prices.held[row, kind] == each.weight_shard + (0 if far else each.optimizer)
             assert prices.far[row, kind] == far
-            assert prices.norm_bytes[row, kind] == each.shard
-            if share.weights > 1:
+            assert prices.norm_bytes[row, kind] == each.gradient_shard
+            if share.parameters > 1:
                 assert prices.gather[row, kind] == close(took.of("unshard_weights", layer))
             assert prices.reduce[row, kind] == close(reduce)
             assert prices.waited[row, kind] == close(reduce - beside)
-            if share.home == DEVICE_TIER:
+            if share.optimizer_tier == DEVICE_TIER:
                 assert prices.after[row, kind] == close(took.of("update", layer) + spread)
 
 
@@ -194,12 +194,12 @@ class Took:
     def of(self, kind: InstructionKind, layer: int | None, micro: int = 1) -> float:
         instruction = Instruction(kind, layer, micro)
         exchanged = 0.0 if kind == "accumulate_tied_grads" else self._links.seconds(instruction)
-        return self._costs.of(instruction).total + exchanged
+        return self._costs.terms(instruction).total + exchanged
 
 
 def _shared(base: Plan, block: ShardingOptions, share: ShardingOption) -> Plan:
     way = ONE._replace(
-        tensor=block.tensor, precision=block.precision, sums=block.sums, replicas=block.replicas
+        tensor=block.tensor, precision=block.precision, sums=block.accumulates, replicas=block.replicas
     )
     plan = base.model_copy(
         update={
@@ -207,11 +207,11 @@ def _shared(base: Plan, block: ShardingOptions, share: ShardingOption) -> Plan:
                 update={"tensor": way.tensor, "data": way.replicas}
             ),
             "precision": way.precision,
-            "offload": Offload(optimizer=share.home),
-            "batch": base.batch.model_copy(update={"accumulation": 2 if way.sums else 1}),
+            "offload": Offload(optimizer=share.optimizer_tier),
+            "batch": base.batch.model_copy(update={"accumulation": 2 if way.accumulates else 1}),
         }
     )
     sharding = plan.sharding.model_copy(
-        update={"parameters": share.weights, "optimizer": share.optimizer}
+        update={"parameters": share.parameters, "optimizer": share.optimizer}
     )
     return plan.model_copy(update={"sharding": sharding})

@@ -8,7 +8,7 @@ from factories import tiny_graph, tiny_machine, tiny_plan
 from windlass.cost.predict import predict
 from windlass.cost.simulator.timeline import simulate
 from windlass.program.lowering.lower import lower
-from windlass.program.memory.liveness import occupancy
+from windlass.program.memory.liveness import memory_profile
 from windlass.schema.graph import Graph
 from windlass.schema.machine import Curve, Machine, MomentRate, Point
 from windlass.schema.prediction import Prediction
@@ -96,7 +96,7 @@ def test_the_peak_is_the_fullest_instruction_of_the_timeline():
     assert peak.peak_bytes == max(lane.memory_bytes)
     assert lane.memory_bytes[peak.instruction] == peak.peak_bytes
     assert sum(peak.by_class.values()) == peak.peak_bytes
-    full = occupancy(programs[0], plan, graph, runtime_bytes=1000)
+    full = memory_profile(programs[0], plan, graph, runtime_bytes=1000)
     assert peak.peak_bytes == full.peak_bytes
 
 

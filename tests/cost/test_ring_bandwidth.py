@@ -14,42 +14,42 @@ HOST = (SWITCH, CARDS)
 
 
 def test_devices_with_ports_of_their_own_do_not_slow_each_other():
-    beside = ring_cost(HOST, 2, apart=1, exchanging=8)
-    alone = ring_cost(HOST, 2, apart=1, exchanging=2)
+    beside = ring_cost(HOST, 2, stride=1, active_devices=8)
+    alone = ring_cost(HOST, 2, stride=1, active_devices=2)
     assert beside == alone
     assert beside.byte_seconds == pytest.approx(1 / SWITCH.rate)
-    assert beside.round_seconds == SWITCH.latency
+    assert beside.hop_seconds == SWITCH.latency
 
 
 def test_rings_that_leave_a_host_share_its_cards():
     """Eight rings of one device a host each go through four cards: two to a card."""
-    way = ring_cost(HOST, 8, apart=8, exchanging=64)
+    way = ring_cost(HOST, 8, stride=8, active_devices=64)
     assert way.byte_seconds == pytest.approx(2 / CARDS.rate)
-    assert way.round_seconds == CARDS.latency
+    assert way.hop_seconds == CARDS.latency
 
 
 def test_one_ring_through_all_devices_of_a_host_has_all_its_cards():
     """It crosses between hosts once: 4 cards of 25 GB/s beside 300 GB/s within."""
-    way = ring_cost(HOST, 64, apart=1, exchanging=64)
+    way = ring_cost(HOST, 64, stride=1, active_devices=64)
     assert way.byte_seconds == pytest.approx(1 / (4 * CARDS.rate))
 
 
 def test_a_ring_is_no_faster_than_the_links_within_hosts():
     cards = CARDS.model_copy(update={"rate": 1e15})
-    way = ring_cost((SWITCH, cards), 64, apart=1, exchanging=64)
+    way = ring_cost((SWITCH, cards), 64, stride=1, active_devices=64)
     assert way.byte_seconds == pytest.approx(1 / SWITCH.rate)
 
 
 def test_what_all_share_is_divided_among_rings_side_by_side():
     bus = Link(name="bus", joins=8, latency=1e-4, rate=1e9)
-    assert ring_cost((bus,), 8, apart=1, exchanging=8).byte_seconds == pytest.approx(1 / bus.rate)
-    assert ring_cost((bus,), 2, apart=1, exchanging=8).byte_seconds == pytest.approx(4 / bus.rate)
+    assert ring_cost((bus,), 8, stride=1, active_devices=8).byte_seconds == pytest.approx(1 / bus.rate)
+    assert ring_cost((bus,), 2, stride=1, active_devices=8).byte_seconds == pytest.approx(4 / bus.rate)
 
 
 def test_messages_of_a_host_share_its_cards_and_a_lone_one_does_not():
-    assert message_cost(HOST, 64, exchanging=8).byte_seconds == pytest.approx(2 / CARDS.rate)
-    assert message_cost(HOST, 64, exchanging=1).byte_seconds == pytest.approx(1 / CARDS.rate)
-    assert message_cost(HOST, 8, exchanging=4).byte_seconds == pytest.approx(1 / SWITCH.rate)
+    assert message_cost(HOST, 64, active_devices=8).byte_seconds == pytest.approx(2 / CARDS.rate)
+    assert message_cost(HOST, 64, active_devices=1).byte_seconds == pytest.approx(1 / CARDS.rate)
+    assert message_cost(HOST, 8, active_devices=4).byte_seconds == pytest.approx(1 / SWITCH.rate)
 
 
 @given(
@@ -63,11 +63,11 @@ def test_slower_ports_never_make_a_ring_faster(name: str, powers: tuple[int, int
     for at, link in enumerate(links):
         slower = link.model_copy(update={"rate": link.rate / times})
         changed = (*links[:at], slower, *links[at + 1 :])
-        fast, slow = (ring_cost(each, ranks, apart=apart, exchanging=64) for each in (links, changed))
+        fast, slow = (ring_cost(each, ranks, stride=apart, active_devices=64) for each in (links, changed))
         assert slow.byte_seconds >= fast.byte_seconds
         assert slow.byte_seconds <= times * fast.byte_seconds * (1 + 1e-9)
 
 
 def test_a_machine_of_one_device_has_no_ring():
     with pytest.raises(KeyError, match="no link"):
-        ring_cost((), 2, apart=1, exchanging=2)
+        ring_cost((), 2, stride=1, active_devices=2)

@@ -20,7 +20,7 @@ STREAMED = Offload(parameters="host", gradients="host", optimizer="host")
 def in_turn(machine: Machine, *, moving_share: float = 0.0) -> Machine:
     """The same machine, bulk-synchronous."""
     device = machine.device.model_copy(update={"moving_share": moving_share})
-    return machine.model_copy(update={"rule": "bulk-synchronous", "device": device})
+    return machine.model_copy(update={"execution_model": "bulk-synchronous", "device": device})
 
 
 @given(drawn=pod_plans())
@@ -81,7 +81,7 @@ def test_units_set_apart_let_moves_go_on_beside_slower_computing():
         graph, machine, phases=((0, 4), (4, 8)), offload=STREAMED, micro=8, accumulation=4
     )
     quarter = in_turn(machine, moving_share=0.25)
-    free = quarter.model_copy(update={"rule": "overlapping"})
+    free = quarter.model_copy(update={"execution_model": "overlapping"})
     set_apart, beside = predict(plan, graph, quarter), predict(plan, graph, machine)
     assert set_apart.step_seconds == pytest.approx(predict(plan, graph, free).step_seconds)
     assert set_apart.by_term["matmul"] == pytest.approx(beside.by_term["matmul"] / 0.75)

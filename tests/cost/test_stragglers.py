@@ -29,12 +29,12 @@ def plans(on: Machine) -> list[tuple[Plan, float, float]]:
     """
     field = PlanSpace(Request.resolve(overrides=PINS), GRAPH, on)
     sweep, found = BranchAndBound(field, 1e12), []
-    for cell in field.cells():
+    for cell in field.batches():
         seconds = sweep.totals(cell).step_seconds
-        least = min_batch_seconds(sweep.chain, cell.shape, cell.ends, cell.rows)[cell.rows.run]
+        least = min_batch_seconds(sweep.chain, cell.shape, cell.chunk_bounds, cell.table)[cell.table.config]
         found += [
             (field.plan(cell, at), float(seconds[at]), float(least[at]))
-            for at in range(cell.rows.count)
+            for at in range(cell.table.count)
         ]
     return found
 
@@ -42,18 +42,18 @@ def plans(on: Machine) -> list[tuple[Plan, float, float]]:
 @pytest.mark.parametrize(("devices", "hosts"), [(1, 1), (2, 1), (3, 2), (8, 4)])
 def test_hosts_are_filled_one_after_the_other(devices: int, hosts: int):
     each = UNEVEN.model_copy(update={"devices_per_host": 1})
-    assert UNEVEN.pace(devices) == each.pace(hosts)
+    assert UNEVEN.straggler_factor(devices) == each.straggler_factor(hosts)
 
 
 def test_each_e_fold_of_hosts_adds_the_same_share_of_a_step():
-    assert UNEVEN.pace(2) == 1
-    assert UNEVEN.pace(200) - UNEVEN.pace(20) == pytest.approx(UNEVEN.pace(20) - UNEVEN.pace(2))
+    assert UNEVEN.straggler_factor(2) == 1
+    assert UNEVEN.straggler_factor(200) - UNEVEN.straggler_factor(20) == pytest.approx(UNEVEN.straggler_factor(20) - UNEVEN.straggler_factor(2))
     many = UNEVEN.model_copy(update={"devices_per_host": 1})
-    assert many.pace(round(1e6 * e)) - many.pace(10**6) == pytest.approx(0.05, rel=1e-6)
+    assert many.straggler_factor(round(1e6 * e)) - many.straggler_factor(10**6) == pytest.approx(0.05, rel=1e-6)
 
 
 def test_where_nobody_knows_hosts_are_taken_to_be_equally_fast():
-    assert EVEN.pace(8) == 1
+    assert EVEN.straggler_factor(8) == 1
 
 
 @pytest.mark.parametrize("cut", [{"pipeline": 4}, {"data": 8}, {"tensor": 2, "data": 2}])
@@ -63,7 +63,7 @@ def test_what_the_slowest_host_takes_is_a_term_of_the_step(cut: dict[str, int]):
 
     waited = told.by_term["waiting for the slowest host"]
     assert told.step_seconds == pytest.approx(
-        even.step_seconds * UNEVEN.pace(plan.parallel.devices)
+        even.step_seconds * UNEVEN.straggler_factor(plan.parallel.devices)
     )
     assert waited == pytest.approx(told.step_seconds - even.step_seconds)
     assert sum(told.by_term.values()) == pytest.approx(told.step_seconds)

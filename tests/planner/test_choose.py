@@ -10,7 +10,7 @@ from windlass.planner.search.extrapolate import evaluate, peak_memory, with_budg
 from windlass.planner.space.options import open_single_stage_plans
 from windlass.program.activation_checkpointing import with_recompute
 from windlass.program.lowering.lower import lower
-from windlass.program.memory.liveness import occupancy
+from windlass.program.memory.liveness import memory_profile
 from windlass.program.verify.verify import verify_programs
 from windlass.schema.graph import Graph
 from windlass.schema.machine import Machine
@@ -30,7 +30,7 @@ def request(*overrides: str, batch: int = 8) -> Request:
 def peak(plan: Plan, graph: Graph, machine: Machine) -> int:
     program, *_ = lower(plan, graph)
     held = machine.device.process_bytes(compiled=plan.compile)
-    return occupancy(program, plan, graph, runtime_bytes=held).peak_bytes
+    return memory_profile(program, plan, graph, runtime_bytes=held).peak_bytes
 
 
 graphs = st.builds(
@@ -104,7 +104,7 @@ def test_a_short_program_tells_the_prediction_of_the_whole(
     graph, batch, pins = case
     plan = data.draw(st.sampled_from(open_single_stage_plans(request(*pins, batch=batch), graph, MACHINE)))
     whole = with_budget(predict(plan, graph, MACHINE), 1000)
-    short = evaluate(plan, graph, MACHINE, near_bytes=1000)
+    short = evaluate(plan, graph, MACHINE, budget_bytes=1000)
     assert short.peaks == whole.peaks
     assert short.plan == whole.plan
     assert short.tokens_per_step == whole.tokens_per_step
@@ -123,12 +123,12 @@ def test_a_short_program_tells_the_fullest_moment_of_the_whole(
     plan = data.draw(st.sampled_from(open_single_stage_plans(request(*pins, batch=batch), graph, MACHINE)))
     program, *_ = lower(plan, graph)
     held = MACHINE.device.process_bytes(compiled=plan.compile)
-    full = occupancy(program, plan, graph, runtime_bytes=held)
+    full = memory_profile(program, plan, graph, runtime_bytes=held)
     memory = peak_memory(plan, graph, MACHINE)
     assert memory.peak_bytes == full.peak_bytes
     assert memory.by_class == full.by_class
-    assert memory.index == full.peak
-    assert memory.instruction == program.instructions[full.peak]
+    assert memory.index == full.peak_instruction
+    assert memory.instruction == program.instructions[full.peak_instruction]
 
 
 def test_what_is_chosen_verifies_at_its_own_peak():
@@ -146,14 +146,14 @@ def test_a_capacity_raised_by_exactly_the_bytes_refused_fits():
     choice = choose(request(f"memory={near}"), GRAPH, MACHINE)
     assert choice.plan is None
     assert choice.advice is not None
-    assert choice.advice.over_bytes == choice.refused[0].over_bytes == 12_345
+    assert choice.advice.over_bytes == choice.infeasible[0].over_bytes == 12_345
     assert choose(request(f"memory={near + 12_345}"), GRAPH, MACHINE).fits
     assert not choose(request(f"memory={near + 12_344}"), GRAPH, MACHINE).fits
 
 
 def test_each_refusal_names_its_moment_and_its_bytes():
     near = 600_000
-    for refusal in choose(request(f"memory={near}"), GRAPH, MACHINE).refused:
+    for refusal in choose(request(f"memory={near}"), GRAPH, MACHINE).infeasible:
         (program,) = lower(refusal.plan, GRAPH)
         assert program.instructions[refusal.index] == refusal.instruction
         assert refusal.peak_bytes - near == refusal.over_bytes > 0

@@ -15,7 +15,7 @@ def test_a_plan_that_fits_is_told_with_its_time_its_memory_and_those_that_lost()
     told = explain(choice)
     assert told.verdict.startswith("fits: ")
     assert "of 1.00 GiB" in told.verdict
-    assert told.help == told.refused == ()
+    assert told.help == told.infeasible == ()
     assert len(told.runners_up) >= 5
     assert all("slower (+" in line or "as fast" in line for line in told.runners_up)
 
@@ -26,7 +26,7 @@ def test_what_does_not_fit_is_told_with_its_bytes_and_what_would_help():
     told = explain(choice)
     assert told.verdict.startswith("does not fit: ")
     assert "near tier has 879 KiB" in told.verdict
-    plan, _, lacks = told.refused[0].partition(": ")
+    plan, _, lacks = told.infeasible[0].partition(": ")
     assert plan == "float32, eager, one micro-batch of 8, keeps all activations"
     assert lacks.startswith("over by ")
     assert any(line.startswith("`batch.micro=") for line in told.help)

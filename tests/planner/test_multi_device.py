@@ -48,7 +48,7 @@ def request(*overrides: str, batch: int = 4) -> Request:
 def every(asked: Request, graph: Graph, on: Machine) -> list[Plan]:
     """All plans that are open."""
     field = PlanSpace(asked, graph, on)
-    return [field.plan(cell, at) for cell in field.cells() for at in range(cell.rows.count)]
+    return [field.plan(cell, at) for cell in field.batches() for at in range(cell.table.count)]
 
 
 def fewer(plan: Plan, graph: Graph) -> list[Plan]:
@@ -148,12 +148,12 @@ def test_the_choice_is_the_fastest_of_all_plans_of_two_hundred_cases(seed: int):
 def test_what_is_left_out_is_not_among_the_best():
     field = PlanSpace(request(batch=8), GRAPHS[0], machine(8, 1e9))
     near = 1_000_000
-    pruned, whole = BranchAndBound(field, near).best(10), BranchAndBound(field, near).every(10)
+    pruned, whole = BranchAndBound(field, near).fastest(10), BranchAndBound(field, near).exhaustive(10)
     assert [found.step_seconds for found in pruned.best] == pytest.approx(
         [found.step_seconds for found in whole.best]
     )
-    assert pruned.weighed + pruned.skipped == whole.weighed
-    assert pruned.skipped > 0
+    assert pruned.evaluated + pruned.pruned == whole.evaluated
+    assert pruned.pruned > 0
 
 
 def test_every_plan_of_the_space_is_legal():
@@ -192,8 +192,8 @@ def test_where_nothing_fits_the_nearest_are_named_with_their_bytes():
     choice = choose(request("memory=20kB"), graph, on)
     assert choice.plan is None
     assert choice.advice is not None
-    assert choice.refused
-    peaks = [refusal.peak_bytes for refusal in choice.refused]
+    assert choice.infeasible
+    peaks = [refusal.peak_bytes for refusal in choice.infeasible]
     assert peaks == sorted(peaks)
     assert choice.advice.over_bytes == peaks[0] - 20_000 > 0
     mended = choose(request(f"memory={peaks[0]}"), graph, on)
@@ -211,13 +211,13 @@ def test_a_named_plan_is_told_where_it_stands_and_what_it_loses():
     best = choose(request(*pins, batch=8), graph, on)
     named = choose(request(*pins, "parallel.pipeline=1", "parallel.tensor=1", batch=8), graph, on)
     assert best.plan is not None
-    assert best.standing is None
-    assert named.standing is not None
-    if named.standing.best is None:
+    assert best.pinned_rank is None
+    assert named.pinned_rank is not None
+    if named.pinned_rank.best is None:
         assert named.run_seconds == pytest.approx(best.run_seconds)
     else:
-        assert named.standing.faster > 0
-        loss = named.standing.best.slower_seconds
+        assert named.pinned_rank.faster > 0
+        loss = named.pinned_rank.best.slower_seconds
         assert named.run_seconds == pytest.approx(best.run_seconds + loss)
 
 
@@ -227,7 +227,7 @@ def test_the_single_change_that_lifts_a_refusal_makes_it_fit():
     whole = choose(request(*pins, batch=8), graph, on)
     assert whole.prediction is not None
     told = [
-        refusal.lift
+        refusal.minimal_fix
         for share in (0.6, 0.8, 1.0)
         for refusal in choose(
             request(
@@ -235,8 +235,8 @@ def test_the_single_change_that_lifts_a_refusal_makes_it_fit():
             ),
             graph,
             on,
-        ).refused
-        if refusal.lift is not None
+        ).infeasible
+        if refusal.minimal_fix is not None
     ]  # fmt: skip
     assert told
     for lift in told:
@@ -256,9 +256,9 @@ def test_a_refusal_that_memory_of_the_host_lifts_says_so():
     choice = choose(request(*pins, f"memory={less}"), WIDE[1], on)
     assert choice.plan is not None
     assert choice.plan.offload.optimizer == "host"
-    (refused,) = choice.refused
-    assert refused.lift is not None
-    assert refused.lift.overrides == ("offload.optimizer=host",)
+    (refused,) = choice.infeasible
+    assert refused.minimal_fix is not None
+    assert refused.minimal_fix.overrides == ("offload.optimizer=host",)
 
 
 def test_where_hosts_wait_for_the_slowest_the_chosen_plan_is_the_fastest_too():
@@ -272,8 +272,8 @@ def test_where_hosts_wait_for_the_slowest_the_chosen_plan_is_the_fastest_too():
 
 def test_better_constants_never_make_a_plan_slower():
     choice = choose(request(batch=8), GRAPHS[1], machine(4, 1e9))
-    assert choice.sensitive
-    shares = list(choice.sensitive.values())
+    assert choice.sensitivity
+    shares = list(choice.sensitivity.values())
     assert min(shares) >= -1e-12
     assert sum(shares) <= 1 - 1 / 1.1 + 1e-9
 
@@ -282,6 +282,6 @@ def test_hosts_that_are_more_alike_save_their_share_of_what_a_step_waits_for_the
     hosts = {"hosts": 4, "devices_per_host": 1, "stragglers": 0.05}
     on = machine(4, 1e9).model_copy(update=hosts)
     choice = choose(request("parallel.pipeline=4", batch=8), GRAPHS[1], on)
-    waited = 1 - 1 / on.pace(4)
-    saved = choice.sensitive["waiting for the slowest host"]
+    waited = 1 - 1 / on.straggler_factor(4)
+    saved = choice.sensitivity["waiting for the slowest host"]
     assert saved == pytest.approx(waited * (1 - 1 / 1.1))

@@ -71,7 +71,7 @@ def every(asked: Request, graph: Graph, on: Machine) -> list[tuple[Plan, Predict
     for tier in offload_tiers(on):
         beyond = (
             *(each.model_copy(update={"offload": Offload(optimizer=tier.name)}) for each in near),
-            *(with_state_on(turn, tier.name, outputs=out) for turn in turned for out in (False, True)),
+            *(with_state_on(turn, tier.name, activations=out) for turn in turned for out in (False, True)),
         )
         found += [plan for plan in beyond if offloaded_bytes(plan, graph) <= tier.capacity_bytes]
     return [(plan, predict(plan, graph, on)) for plan in found]
@@ -163,7 +163,7 @@ def test_a_short_program_tells_all_of_a_plan_whose_state_is_away():
             )
             for plan in open_single_stage_plans(asked, GRAPHS[0], on):
                 whole = predict(plan, GRAPHS[0], on)
-                short = evaluate(plan, GRAPHS[0], on, near_bytes=whole.peaks[0].capacity_bytes)
+                short = evaluate(plan, GRAPHS[0], on, budget_bytes=whole.peaks[0].capacity_bytes)
                 assert short.step_seconds == pytest.approx(whole.step_seconds, rel=1e-9)
                 assert short.by_kind == pytest.approx(whole.by_kind)
                 assert short.peaks == whole.peaks

@@ -1,4 +1,4 @@
-"""Step: seconds of each instruction of a plan, found once for each kind of layer."""
+"""Time of each instruction of a plan, computed once for each kind of layer."""
 
 from functools import cached_property
 
@@ -34,8 +34,8 @@ class InstructionCosts:
 
     Args:
         plan: the plan.
-        graph: that it cuts.
-        machine: that it runs on.
+        graph: the graph that it partitions.
+        machine: the machine that it runs on.
 
     Raises:
         KeyError: the machine states no rate for the plan's precision.
@@ -45,7 +45,7 @@ class InstructionCosts:
         batch = plan.batch
         mode = ExecutionMode(batch.sequence, plan.precision, plan.compile)
         self._plan, self._graph, self._machine = plan, graph, machine
-        self._device = machine.device.computing(moves=plan.offloads)
+        self._device = machine.device.effective(offloads=plan.offloads)
         self._rates = DeviceRates(self._device, mode)
         self._kinds = tuple(graph.shard(plan.parallel.tensor).layer_kinds())
         self._selective = selective_layers(plan)
@@ -66,8 +66,8 @@ class InstructionCosts:
             loan.user_layer: loan.elements for loan in tied_across_stages(self._plan, self._graph)
         }
 
-    def of(self, instruction: Instruction, device: int = 0) -> TermSeconds:
-        """Seconds of one instruction, by what they go into."""
+    def terms(self, instruction: Instruction, device: int = 0) -> TermSeconds:
+        """Seconds of one instruction on a device, by cost term; without communication."""
         kind, layer, micro = instruction
         if layer is None:
             key: tuple[object, ...] = (kind, device)
@@ -82,31 +82,31 @@ class InstructionCosts:
             self._known[key] = known
         return known
 
-    def total(self, instruction: Instruction, device: int = 0) -> float:
-        """Seconds of one instruction, all together."""
+    def seconds(self, instruction: Instruction, device: int = 0) -> float:
+        """Seconds of one instruction on a device, all terms together; without communication."""
         kind, layer, micro = instruction
         key = kind, layer, micro == 0, None if layer is not None else device
         known = self._totals.get(key)
         if known is None:
-            known = self._totals[key] = self.of(instruction, device).total
+            known = self._totals[key] = self.terms(instruction, device).total
         return known
 
-    def exchange_seconds(self, instruction: Instruction) -> float:
-        """Seconds that messages and collectives of an instruction take on their links, else 0."""
+    def communication_seconds(self, instruction: Instruction) -> float:
+        """Seconds of an instruction's messages and collectives on their links, else 0."""
         kind, layer, _ = instruction
         known = self._exchanged.get((kind, layer))
         if known is None:
             known = self._exchanged[kind, layer] = self._links.seconds(instruction)
         return known
 
-    def beside_seconds(self, instruction: Instruction) -> float:
-        """Seconds of `exchange_seconds` that go on beside what the device does next."""
-        return self._links.beside_seconds(instruction)
+    def overlapped_seconds(self, instruction: Instruction) -> float:
+        """The part of `communication_seconds` that overlaps with what the device does next."""
+        return self._links.overlapped_seconds(instruction)
 
     @property
-    def sums_beside(self) -> bool:
-        """Whether replicas sum gradients beside computing."""
-        return self._links.sums_beside
+    def overlaps_reduction(self) -> bool:
+        """Whether replicas reduce gradients while they compute."""
+        return self._links.overlaps_reduction
 
     def _found(self, instruction: Instruction, device: int) -> TermSeconds:
         kind, layer, micro = instruction
@@ -154,7 +154,7 @@ class InstructionCosts:
         return TermSeconds(traffic=self._copying(moved))
 
     def _sum(self, layer: int, *, first: bool) -> TermSeconds:
-        """Adding a layer's fresh gradients to what is there."""
+        """Seconds to accumulate a layer's new gradients."""
         plan, kind = self._plan, self._kinds[layer]
         moved = grad_accumulation_bytes(
             kind,
@@ -167,5 +167,5 @@ class InstructionCosts:
         return TermSeconds(traffic=sum(map(self._copying, moved)))
 
     def _copying(self, nbytes: float) -> float:
-        """Seconds of one op that moves so many bytes."""
+        """Seconds of one operation that moves this many bytes."""
         return nbytes / self._device.traffic.at(nbytes)

@@ -1,11 +1,11 @@
-"""Op: seconds of ATen operations, and of compiled runs of them, split into terms.
+"""Time of ATen operations, eager or compiled, split into cost terms.
 
-A product takes `FLOP / rate(FLOP)`, attention `FLOP / rate(sequence, head width)`, all else
-`bytes / rate(bytes)` with the rate of its own name if the machine states one. To that comes the
-launch. On a CPU the two add up, since one thread does them in turn; on an accelerator the host
-launches ahead, and the larger of launch and work counts.
+A matrix product takes `FLOP / rate(FLOP)`, attention `FLOP / rate(sequence, head width)`, every
+other operation `bytes / rate(bytes)`, at the rate measured under its own name if the machine states
+one. Launch time comes on top. On a CPU the two add up, because one thread does both; on an
+accelerator the host launches ahead, and the larger of launch and work counts.
 
-The ops of any number of passes are priced together, for any number of sizes of a micro-batch.
+The operations of any number of passes are priced together, for any number of micro-batch sizes.
 """
 
 from collections.abc import Iterable, Sequence
@@ -21,20 +21,21 @@ from windlass.schema.graph import PRECISION_BYTES, LayerCost, LayerKind, Op, Pol
 from windlass.schema.machine import AttentionRate, Curve, Device, Point
 
 CostTerm = Literal["matmul", "attention", "traffic", "launch", "update", "norm", "load"]
-"""What the time of a step goes into."""
+"""What the time of a step is spent on."""
 
 TERMS: tuple[CostTerm, ...] = (
     "matmul", "attention", "traffic", "launch", "update", "norm", "load",
 )  # fmt: skip
 
 _WORK: dict[str, CostTerm] = {
-    "matmul": "matmul", "attention": "attention", "memory": "traffic", "exchange": "traffic",
+    "matmul": "matmul", "attention": "attention", "memory": "traffic", "collective": "traffic",
 }  # fmt: skip
-"""Of an exchange what it copies on the device itself; `Links` tells what the links take."""
+"""The term of each operation kind. A tensor-parallel exchange copies on the device itself; its time
+on the links is in `CommunicationCosts`."""
 
 
 class TermSeconds(NamedTuple):
-    """Seconds of a piece of work by what they go into."""
+    """Seconds of a piece of work, by cost term."""
 
     matmul: float = 0.0
     attention: float = 0.0
@@ -46,20 +47,20 @@ class TermSeconds(NamedTuple):
 
     @property
     def total(self) -> float:
-        """All of them."""
+        """Sum of all terms."""
         return sum(self)
 
     def plus(self, other: "TermSeconds") -> "TermSeconds":
-        """Both pieces, one after the other."""
+        """Both pieces of work, one after the other."""
         return TermSeconds(*(mine + its for mine, its in zip(self, other, strict=True)))
 
     def times(self, share: float) -> "TermSeconds":
-        """A part of it."""
+        """The given multiple of this piece of work."""
         return TermSeconds(*(share * each for each in self))
 
 
 class ExecutionMode(NamedTuple):
-    """Under what ops run, the size of a micro-batch apart."""
+    """How operations run, apart from the micro-batch size."""
 
     sequence: int
     precision: Precision
@@ -67,22 +68,22 @@ class ExecutionMode(NamedTuple):
 
 
 class LayerPass(NamedTuple):
-    """What one forward or backward pass of a layer runs."""
+    """The operations of one forward or backward pass of a layer."""
 
     ops: tuple[Op, ...]
-    """In turn."""
+    """Operations in execution order."""
     cost: LayerCost
-    """Of the layer."""
+    """Cost of the layer that the pass belongs to."""
     backward: bool
-    """Which of the two passes it is."""
+    """Whether this is the backward pass."""
 
 
 class DeviceRates:
-    """A device's rates, looked up by name once for all ops of a prediction.
+    """A device's rates, looked up by operation name once per prediction.
 
     Args:
         device: the device.
-        mode: of all ops.
+        mode: how all operations run.
     """
 
     def __init__(self, device: Device, mode: ExecutionMode) -> None:
@@ -99,12 +100,12 @@ class DeviceRates:
                     self._named[op.name] = op.curve
 
     def curves(self, op: Op, *, backward: bool, head_width: float) -> tuple[Curve, ...]:
-        """Rates of an op over its FLOP, or over its bytes where it has none: the slowest counts.
+        """Rates of an operation over its FLOP, or over its bytes without FLOP; the slowest counts.
 
         Args:
-            op: the op.
+            op: the operation.
             backward: whether it belongs to a backward pass.
-            head_width: of the layer's attention heads.
+            head_width: width of the layer's attention heads.
         """
         if op.kind == "matmul":
             biased = self._products.biased if op.name == "addmm" else None
@@ -115,7 +116,7 @@ class DeviceRates:
         return named or (self.traffic,)
 
     def _attention(self, head_width: float, *, backward: bool) -> Curve:
-        """FLOP/s of fused attention: where measured, whatever its FLOP that of its sequence."""
+        """FLOP/s of fused attention: the rate measured at this sequence length if there is one."""
         measured = self._products.attention_rates
         if not measured:
             return self._products.attention
@@ -136,20 +137,20 @@ class DeviceRates:
 
 
 class OpSeconds(NamedTuple):
-    """Seconds of ops (rows) for some sizes of a micro-batch (columns)."""
+    """Seconds of operations, arrays `[op, micro-batch size]`."""
 
     work: Floats
     launch: Floats
-    """Of starting them, as far as the work does not cover it."""
+    """Launch time that the work does not hide."""
 
 
 def ops_seconds(passes: Iterable[LayerPass], rates: DeviceRates, micros: Ints) -> OpSeconds:
-    """Seconds of the ops of some passes, those of each in turn.
+    """Seconds of all operations of some passes, pass by pass in execution order.
 
     Args:
-        passes: that run them.
-        rates: of the device.
-        micros: sequences of a micro-batch, of each column.
+        passes: the passes that run them.
+        rates: rates of the device.
+        micros: micro-batch sizes in sequences, one for each column of the result.
     """
     device, mode = rates.device, rates.mode
     ops: list[Op] = []
@@ -171,11 +172,11 @@ def ops_seconds(passes: Iterable[LayerPass], rates: DeviceRates, micros: Ints) -
 
 
 def pass_seconds(run: LayerPass, rates: DeviceRates, micro: int) -> TermSeconds:
-    """Seconds of one pass of a layer: its ops in turn, and the host's part.
+    """Seconds of one pass of a layer: its operations in turn, and the host's overhead.
 
     Args:
-        run: what it runs.
-        rates: of the device.
+        run: the pass.
+        rates: rates of the device.
         micro: sequences of the micro-batch.
     """
     found = ops_seconds((run,), rates, np.array([micro]))
@@ -187,27 +188,27 @@ def pass_seconds(run: LayerPass, rates: DeviceRates, micro: int) -> TermSeconds:
 
 
 def host_seconds(rates: DeviceRates) -> float:
-    """The host's part of each pass of a layer."""
+    """Host overhead of each pass of a layer."""
     device = rates.device
     return device.compiled_pass_seconds if rates.mode.compiled else device.pass_seconds
 
 
 def rates_at(curve: Curve, sizes: Floats) -> Floats:
-    """`Curve.at` of many sizes; at none that of the smallest."""
+    """`Curve.at` for many sizes; a size of zero has the rate of the smallest point."""
     points = np.log(np.array(curve.points))
     sizes = np.log(np.maximum(sizes, curve.points[0].size))
     return np.asarray(np.exp(np.interp(sizes, points[:, 0], points[:, 1])))
 
 
 def quantity_values(quantities: Sequence[Polynomial], micros: Ints, sequence: int) -> Floats:
-    """`Quantity.at` of many (rows) for many micro-batches (columns)."""
+    """`Quantity.at` of many quantities, `[quantity, micro-batch size]`."""
     powers = float(sequence) ** np.arange(3)
     basis = np.concatenate([np.tile(powers[:, None], len(micros)), powers[:, None] * micros])
     return np.asarray(np.array(quantities, dtype=np.float64).reshape(-1, len(basis)) @ basis)
 
 
 def _amounts(ops: Sequence[Op], micros: Ints, sequence: int) -> Floats:
-    """FLOP of products and attention, of all else bytes that are read and written."""
+    """FLOP of products and attention, bytes of other operations, `[op, micro-batch size]`."""
     none = Polynomial()
     counted = [op.kind in ("matmul", "attention") for op in ops]
     parts = [
@@ -219,9 +220,9 @@ def _amounts(ops: Sequence[Op], micros: Ints, sequence: int) -> Floats:
 
 
 def _head_width(cost: LayerCost, mode: ExecutionMode) -> float:
-    """Width of a layer's attention heads; 64 where it cannot be told.
+    """Width of a layer's attention heads; 64 if the layer has no attention to tell it from.
 
-    Fused attention of h heads of width k has `4 b h s^2 k` FLOP and writes `b h s` results of
+    Fused attention with h heads of width k has `4 b h s^2 k` FLOP and writes `b h s` results of
     width k and as many float32 log-sum-exps. Source: Dao 2023, arXiv:2307.08691, algorithm 1.
     """
     for op in cost.forward:
@@ -246,31 +247,31 @@ _SUM_BYTES = 4
 
 
 def batch_load_bytes(tokens: _ByteCount) -> _ByteCount:
-    """Inputs and targets of a micro-batch of so many tokens are copied once."""
+    """Bytes copied to load the inputs and targets of a micro-batch with this many tokens."""
     return 2 * 2 * tokens * _TOKEN_BYTES
 
 
 def tied_grad_add_bytes(elements: _ByteCount, gradient_bytes: int) -> _ByteCount:
-    """Adding a gradient that came from another stage: two reads and a write."""
+    """Bytes moved to add a tied weight's gradient from another stage: two reads and a write."""
     return 3 * elements * gradient_bytes
 
 
 def grad_accumulation_bytes(
     kind: LayerKind, weight_bytes: int, gradient_bytes: int, *, shared: int, rows: int, first: bool
 ) -> tuple[int, ...]:
-    """Adding a layer's fresh gradients to what is there, of each op that does so.
+    """Bytes moved by each operation that accumulates a layer's new gradients.
 
-    The first are taken over as they are, but for what is there already; in bfloat16 with
-    accumulation they are copied into float32. Rows are added to a gradient; where there is none
-    yet, one of zeros is made first.
+    The first micro-batch's gradients become the accumulated ones without a copy, except for weights
+    that already have some; in bfloat16 with accumulation they are converted to float32. An
+    embedding's rows are added to its gradient, which is created as zeros by the first micro-batch.
 
     Args:
-        kind: of the layer.
-        weight_bytes: of a fresh gradient's element.
-        gradient_bytes: of a sum's.
-        shared: elements whose gradient another layer of the stage has made before.
-        rows: elements that a pass gives of a layer that looks rows up.
-        first: whether they are the first micro-batch's.
+        kind: the layer kind.
+        weight_bytes: bytes of an element of a new gradient.
+        gradient_bytes: bytes of an element of an accumulated gradient.
+        shared: elements whose gradient another layer of the stage has already created.
+        rows: gradient elements that one pass of an embedding gives.
+        first: whether these are the first micro-batch's gradients.
     """
     each = weight_bytes + 2 * gradient_bytes
     counts = [parameter.count for parameter in kind.parameters]

@@ -1,4 +1,4 @@
-"""Update: seconds of what comes behind the passes of a layer, the norm and the optimizer's step."""
+"""Time of what follows a layer's passes: the gradient norm and the optimizer's step."""
 
 from windlass.cost.op_time import TermSeconds
 from windlass.program.zero_sharding import padded_elements
@@ -7,48 +7,53 @@ from windlass.schema.machine import Device
 from windlass.schema.plan import MomentFormat, Plan
 
 _SUM_BYTES = 4
-"""Gradients are summed in float32."""
+"""Bytes of an accumulated gradient: float32."""
 _MOMENT_BYTES = 8
 _MOMENT_OPS: dict[MomentFormat, int] = {"float32": 0, "bfloat16": 6, "int8": 29}
-"""Element-wise ops of `machines.moments` that decode and encode a part, each over one float32 read
-and one written: what they take where nobody measured."""
+"""Element-wise operations of `torch_ext.quantized_moments` that decode and encode a part, each with
+one float32 read and one written: their cost on a machine where nobody measured it."""
 _PART = 2**17
 """Elements of such a part."""
 _MASTER_BYTES = 4
 _NORM_CALLS = 7
-"""A weight's gradient is laid flat, split, handed to the norm and its norm to the sum, counted in
-ops of eager code."""
+"""Eager operations for each weight: its gradient is flattened, split and normed, and the norm is
+added."""
 _CONVERSIONS = 14
-"""In bfloat16 a weight is also split into its parts, and gradient and weight are converted."""
+"""Eager operations for each weight in bfloat16, which is split into parts, and converted with its
+gradient."""
 
 
 def updated_elements(plan: Plan, kind: LayerKind) -> int:
-    """Elements of a layer that one device updates: its share, where replicas share them."""
+    """Elements of a layer that one device updates: its shard, if replicas share optimizer state."""
     return padded_elements(kind.parameter_count, plan) // plan.sharding.optimizer
 
 
 def norm_launch_seconds(kind: LayerKind, device: Device) -> float:
-    """Seconds of starting what the norm takes of one layer's weights."""
+    """Launch time of the gradient norm of one layer's weights."""
     return _NORM_CALLS * device.launch_seconds * len(kind.parameters)
 
 
 def norm_rate(plan: Plan, device: Device) -> float | None:
-    """Bytes/s of the norm over gradients; None: that of plain traffic."""
+    """Bytes/s of the gradient norm; None means the rate of plain memory traffic."""
     mixed = device.mixed_norm_rate if plan.gradient_itemsize != _SUM_BYTES else None
     return mixed or device.norm_rate
 
 
 def update_seconds(plan: Plan, kind: LayerKind, device: Device) -> TermSeconds:
-    """AdamW reads master, two moments and the gradient; it writes all but the gradient.
+    """Seconds of AdamW's update of a layer.
 
-    In bfloat16 it also writes the weights that layers compute with. Moments that are decoded are in
-    the cache when it reads them. Where gradients are clipped, torch's fused AdamW writes back what
-    it has divided: that is the gradient itself, or a copy in the cache where it has been converted.
+    AdamW reads master weights, two moments and the gradient; it writes all but the gradient. In
+        bfloat16
+    it also writes the weights that layers compute with. Decoded moments are still in the cache when
+        it
+    reads them. With gradient clipping, torch's fused AdamW writes back the gradient that it has
+        divided:
+    the gradient itself, or a copy in the cache if it was converted.
 
     Args:
-        plan: says how moments are kept and replicas share them.
-        kind: of the layer.
-        device: as it computes under the plan.
+        plan: states the moments' format and the sharding of optimizer state.
+        kind: the layer kind.
+        device: the device as it computes under the plan.
     """
     decodes = plan.moments != "float32"
     state = _MASTER_BYTES + (0 if decodes else _MOMENT_BYTES)
@@ -71,15 +76,15 @@ def update_seconds(plan: Plan, kind: LayerKind, device: Device) -> TermSeconds:
 
 
 def _recoding(moments: MomentFormat, counts: list[int], device: Device) -> TermSeconds:
-    """Moments are decoded and encoded part by part: `parts x a + elements x e`.
+    """Seconds to decode and encode moments part by part: `parts x a + elements x e`.
 
-    Of a measured rate r and cost a of a part, `e = 1/r - a/131072`: the rate is that of whole
+    With a measured rate r and cost a of a part, `e = 1/r - a/131072`: the rate is that of whole
     parts. A layer's many small weights, each a part, can take as long as its few large ones.
 
     Args:
-        moments: how they are kept.
-        counts: elements that the device updates of each weight.
-        device: that does so.
+        moments: format of the moments.
+        counts: elements of each weight that the device updates.
+        device: the device that updates them.
     """
     elements = sum(counts)
     parts = sum(-(-count // _PART) for count in counts)

@@ -1,16 +1,16 @@
-"""Memory: the fullest moment of each tier on its fullest device.
+"""Peak memory of each tier on the device where it is fullest.
 
-The program says what is alive while each instruction runs; the machine says what the process holds
-before any tensor. Nothing is added for holes: `machines.allocator` has blocks mapped one by one, so
-that what is resident is what is alive.
+The program says which tensors are alive while each instruction runs; the machine says what the
+process holds before any tensor. Fragmentation adds nothing: `torch_ext.cpu_allocator` maps blocks
+one by one, so that resident memory is the memory of live tensors.
 """
 
 from collections.abc import Iterator
 
 from windlass.program.device_mesh import mesh_coord
 from windlass.program.instruction import Program
-from windlass.program.memory.liveness import occupancy
-from windlass.program.memory.offloaded_bytes import far_bytes
+from windlass.program.memory.liveness import memory_profile
+from windlass.program.memory.offloaded_bytes import offloaded_bytes_by_tier
 from windlass.schema.graph import Graph
 from windlass.schema.machine import Machine
 from windlass.schema.plan import Plan
@@ -20,7 +20,7 @@ from windlass.schema.prediction import TierPeak
 def tier_peaks(
     plan: Plan, graph: Graph, machine: Machine, programs: tuple[Program, ...]
 ) -> tuple[TierPeak, ...]:
-    """The peak of each tier on the device where it is highest, the near one first."""
+    """The peak of each tier on the device where it is highest, device memory first."""
     stages = stage_tier_peaks(plan, graph, machine, programs)
     return tuple(
         max((tiers[at] for tiers in stages), key=lambda peak: peak.peak_bytes)
@@ -31,13 +31,13 @@ def tier_peaks(
 def stage_tier_peaks(
     plan: Plan, graph: Graph, machine: Machine, programs: tuple[Program, ...]
 ) -> tuple[tuple[TierPeak, ...], ...]:
-    """The peak of each tier, the near one first, on one device of each stage.
+    """The peak of each tier, device memory first, on one device of each stage.
 
     Args:
         plan: the plan.
-        graph: that it cuts.
-        machine: that it runs on.
-        programs: of at least one device of each stage.
+        graph: the graph that it partitions.
+        machine: the machine that it runs on.
+        programs: programs of at least one device of each stage.
     """
     held = machine.device.process_bytes(compiled=plan.compile)
     first = {mesh_coord(each.device, plan.parallel).stage: each for each in reversed(programs)}
@@ -50,15 +50,15 @@ def _stage(
     program: Program, plan: Plan, graph: Graph, machine: Machine, held: int, stage: int
 ) -> Iterator[TierPeak]:
     near, *others = machine.device.tiers
-    full = occupancy(program, plan, graph, runtime_bytes=held)
+    full = memory_profile(program, plan, graph, runtime_bytes=held)
     yield TierPeak(
         tier=near.name,
         capacity_bytes=near.capacity_bytes,
         peak_bytes=full.peak_bytes,
         by_class=full.by_class,
-        instruction=full.peak,
+        instruction=full.peak_instruction,
     )
-    far = far_bytes(plan, graph, stage)
+    far = offloaded_bytes_by_tier(plan, graph, stage)
     for tier in others:
         by_class = far.get(tier.name, {})
         yield TierPeak(

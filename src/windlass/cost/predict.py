@@ -1,4 +1,4 @@
-"""Predict: what one step of a plan costs, before it runs."""
+"""Predicted time and memory of one step of a plan."""
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping
@@ -11,20 +11,20 @@ from windlass.cost.simulator.event_simulator import simulate_programs
 from windlass.cost.simulator.offload_queue import InstructionSpan, step_seconds, transfer_seconds
 from windlass.program.instruction import Program
 from windlass.program.lowering.lower import lower
-from windlass.program.memory.tier_traffic import Traffic, together
+from windlass.program.memory.tier_traffic import TierTraffic, sum_tiers
 from windlass.schema.graph import Graph
 from windlass.schema.machine import Machine
 from windlass.schema.plan import Plan
 from windlass.schema.prediction import OffloadTraffic, Prediction
 
 _WITHIN_80 = 1.2816
-"""Standard deviations on either side that hold 80 % of a normal distribution."""
+"""Standard deviations on either side of the mean that hold 80 % of a normal distribution."""
 
 _MODEL_ERROR = 0.10
 """Standard deviation of log(measured / predicted) that comes from the formulas, not from noise.
 
-Of a sweep of 12 plans on 2 cores of an AMD EPYC (`benchmarks/results/prediction.csv`): the root
-mean square of their errors is 0.11, of which the machine's own noise is 0.03.
+Measured on 12 plans on 2 cores of an AMD EPYC (`benchmarks/results/prediction.csv`): the root mean
+square of their errors is 0.11, of which the machine's own noise is 0.03.
 """
 
 _WAITING = "waiting for far memory"
@@ -32,22 +32,22 @@ _EXCHANGE = "exchange and waiting"
 _STRAGGLERS = "waiting for the slowest host"
 
 _PUBLISHED_NOISE = 0.15
-"""Taken for a machine that was not measured: its curves are drawn from two published figures."""
+"""Noise assumed for a machine that was not measured: its curves come from two published figures."""
 
 
 def predict(
     plan: Plan, graph: Graph, machine: Machine, programs: tuple[Program, ...] | None = None
 ) -> Prediction:
-    """Step time by term and by kind, memory by tier and class.
+    """Predicts a plan's step: time by term and instruction kind, memory by tier and class.
 
     Args:
         plan: the plan.
-        graph: that it cuts.
-        machine: that it runs on.
-        programs: lowered from the plan; None lowers it.
+        graph: the graph that it partitions.
+        machine: the machine that it runs on.
+        programs: programs lowered from the plan; None lowers it.
 
     Raises:
-        Faults: the plan asks for what this version does not lower.
+        Faults: the plan asks for what this version cannot lower.
         KeyError: the machine states no rate for the plan's precision.
     """
     programs = programs or lower(plan, graph)
@@ -58,10 +58,10 @@ def predict(
 def predict_time(
     plan: Plan, graph: Graph, machine: Machine, programs: tuple[Program, ...]
 ) -> Prediction:
-    """The same without the peaks of memory."""
+    """The same prediction without peak memory."""
     costs = InstructionCosts(plan, graph, machine)
     far = None
-    if plan.parallel.pipeline == 1 and not plan.offloads and not costs.sums_beside:
+    if plan.parallel.pipeline == 1 and not plan.offloads and not costs.overlaps_reduction:
         by_kind, by_term = _alike(costs, programs[0])
     else:
         clocked = programs[:: plan.parallel.tensor * plan.parallel.data]  # the first of each stage
@@ -77,14 +77,14 @@ def predict_time(
             for totals in (by_kind, by_term):
                 totals[_WAITING] = waiting
         if plan.offloads:
-            moved = together(Traffic(plan, graph).total(program.instructions))
+            moved = sum_tiers(TierTraffic(plan, graph).total(program.instructions))
             far = OffloadTraffic(
                 read_bytes=moved.read,
                 written_bytes=moved.written,
                 seconds=transfer_seconds(program, times),
                 exposed_seconds=by_kind.get(_WAITING, 0.0),
             )
-    by_kind, by_term = _at_pace(machine.pace(plan.parallel.devices), by_kind, by_term)
+    by_kind, by_term = _at_pace(machine.straggler_factor(plan.parallel.devices), by_kind, by_term)
     seconds = sum(by_kind.values())
     spread = exp(_WITHIN_80 * _deviation(machine))
     micros = plan.batch.accumulation * plan.parallel.data
@@ -110,7 +110,7 @@ def predict_time(
 def _deviation(machine: Machine) -> float:
     """Standard deviation of log(step time) around the prediction.
 
-    As runs on such machines showed it; else noise and formulas together.
+    Measured on runs of such machines if the machine states it; else noise and model error together.
     """
     if machine.deviation is not None:
         return machine.deviation
@@ -121,7 +121,7 @@ def _deviation(machine: Machine) -> float:
 def _at_pace(
     pace: float, by_kind: dict[str, float], by_term: dict[str, float]
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """The same where every instruction waits for the slowest host: what that takes is a term."""
+    """All times at the pace of the slowest host; waiting for it is a term of its own."""
     if pace == 1:
         return by_kind, by_term
     waiting = (pace - 1) * sum(by_term.values())
@@ -131,15 +131,15 @@ def _at_pace(
 def _among_others(
     costs: InstructionCosts, program: Program, spans: tuple[InstructionSpan, ...], *, beside: bool
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """Seconds by instruction kind and by term on the device that is done last.
+    """Seconds by instruction kind and by term on the device that finishes last.
 
-    Whatever goes on beside what follows it counts as far as nothing else covers it.
+    Work that overlaps with what follows it counts only as far as nothing else hides it.
 
     Args:
-        costs: of the plan's instructions.
-        program: of the device.
-        spans: of its instructions.
-        beside: whether updates that move something go on beside what follows them too.
+        costs: costs of the plan's instructions.
+        program: program of the device.
+        spans: start and end of its instructions.
+        beside: whether updates that move offloaded state overlap with what follows them too.
     """
     by_kind: dict[str, float] = defaultdict(float)
     done, end = 0.0, step_seconds(program, spans)
@@ -148,7 +148,7 @@ def _among_others(
         start, until = min(span.start, end), min(span.end, end)
         seen = max(0.0, until - max(start, done))
         by_kind[instruction.kind] += seen
-        work = costs.of(instruction, program.device)
+        work = costs.terms(instruction, program.device)
         hidden = beside and instruction.kind == "update" and work.total > seen
         worked[work] += seen / work.total if hidden else 1.0
         if start > done:
@@ -161,14 +161,15 @@ def _among_others(
 
 
 def _alike(costs: InstructionCosts, program: Program) -> tuple[dict[str, float], dict[str, float]]:
-    """On one device, or several that all run the same, instructions follow each other.
+    """Seconds by instruction kind and term where no device waits for another.
 
-    None waits for another, so equal ones are counted together.
+    Instructions follow each other on one device, or on several that all run the same program, so
+    equal instructions are counted together.
     """
     counted: Counter[tuple[str, TermSeconds, float]] = Counter()
     for instruction in program.instructions:
-        exchange = costs.exchange_seconds(instruction)
-        counted[instruction.kind, costs.of(instruction), exchange] += 1
+        exchange = costs.communication_seconds(instruction)
+        counted[instruction.kind, costs.terms(instruction), exchange] += 1
     by_kind: dict[str, float] = defaultdict(float)
     worked: dict[TermSeconds, float] = defaultdict(float)
     exchanging = 0.0
@@ -181,7 +182,7 @@ def _alike(costs: InstructionCosts, program: Program) -> tuple[dict[str, float],
 
 
 def _added(worked: Mapping[TermSeconds, float]) -> TermSeconds:
-    """All of some pieces of work, each so many times."""
+    """Sum of pieces of work, each the given number of times."""
     each = [seconds.times(times) for seconds, times in worked.items()]
     return TermSeconds(*map(sum, zip(*each, strict=True)))
 

@@ -1,4 +1,4 @@
-"""Choose: the plan whose whole run is predicted to end first, of those that fit."""
+"""Chooses the plan that fits and whose whole run is predicted to end first."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -29,91 +29,92 @@ from windlass.schema.request import Request
 
 _RUNNERS_UP = 5
 _LIFTED = 4
-"""Plans that do not fit of which is looked for what would help, where another fits."""
+"""Infeasible plans for which a minimal fix is searched, where another plan fits."""
 
 
 @gc_paused
 def choose(request: Request, graph: Graph, machine: Machine) -> PlanningResult:
-    """The plan that ends the run first, and why not another.
+    """Chooses the plan that ends the run first, and says why not another.
 
-    The run is `train.steps` steps and, where the plan compiles, the compilation before them.
+    The run is `train.steps` steps and, if the plan compiles, the compilation before them.
 
     Args:
-        request: what is wanted; whatever it pins is held.
+        request: what the user asks for; whatever it pins is kept.
         graph: captured from the request's model.
-        machine: to run on; `request.near` takes the place of its near tier's capacity.
+        machine: to run on; `request.memory` replaces the capacity of its device memory.
 
     Returns:
-        A choice with a plan, or with advice if nothing fits.
+        A result with a plan, or with advice if nothing fits.
 
     Raises:
-        Faults: the request asks for what cannot be.
+        Faults: the request asks for something impossible.
     """
     if machine.devices > 1:
         if wrong := tuple(request_faults(request, graph, machine)):
             raise InputErrors(wrong)
         return choose_multi_device(request, graph, machine)
-    near_bytes = request.memory or machine.device.memory.capacity_bytes
+    budget_bytes = request.memory or machine.device.memory.capacity_bytes
     if request.phases is not None and request.phases > 1:
         require_phases(request, graph, machine)
     require_optimizer_tier(request, graph, machine)
-    found = search_single_device(request, graph, machine, near_bytes)
+    found = search_single_device(request, graph, machine, budget_bytes)
     if not found.fitting:
-        return _nothing_fits(found, request, graph, machine, near_bytes)
-    return _fastest(found, request, graph, machine, near_bytes)
+        return _nothing_fits(found, request, graph, machine, budget_bytes)
+    return _fastest(found, request, graph, machine, budget_bytes)
 
 
 def _fastest(
-    found: SingleDeviceResult, request: Request, graph: Graph, machine: Machine, near_bytes: int
+    found: SingleDeviceResult, request: Request, graph: Graph, machine: Machine, budget_bytes: int
 ) -> PlanningResult:
-    """The first of those that fit, what it won against, and what lifts those that do not fit."""
+    """The result for the fastest plan that fits, with runners-up and infeasible plans."""
     steps = request.train.steps
     (plan, short), *_ = found.fitting
-    again = _recomputing(plan, found.whole, graph, machine, near_bytes)
+    again = _recomputing(plan, found.in_memory, graph, machine, budget_bytes)
     weighed = sorted((*found.fitting, *again), key=lambda item: run_seconds(item[1], steps))
     # The winner's own program, whole: the same numbers, told of the program that will run.
-    prediction = with_budget(predict(plan, graph, machine), near_bytes)
+    prediction = with_budget(predict(plan, graph, machine), budget_bytes)
     return PlanningResult(
         plan=plan,
         prediction=prediction,
         run_seconds=run_seconds(prediction, steps),
         runners_up=tuple(runner_up((plan, short), item, steps) for item in _runners_up(weighed)),
-        refused=tuple(_lifted(found, request, graph, machine, near_bytes)),
-        weighed=found.weighed,
+        infeasible=tuple(_lifted(found, request, graph, machine, budget_bytes)),
+        evaluated=found.evaluated,
     )
 
 
 def _lifted(
-    found: SingleDeviceResult, request: Request, graph: Graph, machine: Machine, near_bytes: int
+    found: SingleDeviceResult, request: Request, graph: Graph, machine: Machine, budget_bytes: int
 ) -> Iterator[InfeasiblePlan]:
-    """The plans that do not fit, the nearest of them with what lifts that."""
-    for at, (plan, memory) in enumerate(found.refused):
-        told = infeasible_plan(plan, memory, near_bytes)
+    """The infeasible plans, the nearest of them with the change that would make them fit."""
+    for at, (plan, memory) in enumerate(found.infeasible):
+        told = infeasible_plan(plan, memory, budget_bytes)
         if at < _LIFTED:
             told = replace(
-                told, lift=minimal_fix_single_device(plan, request, graph, machine, near_bytes)
+                told,
+                minimal_fix=minimal_fix_single_device(plan, request, graph, machine, budget_bytes),
             )
         yield told
 
 
 def _nothing_fits(
-    found: SingleDeviceResult, request: Request, graph: Graph, machine: Machine, near_bytes: int
+    found: SingleDeviceResult, request: Request, graph: Graph, machine: Machine, budget_bytes: int
 ) -> PlanningResult:
-    """What comes nearest, and what would help."""
-    turned = closest_single_device_in_phases(PlanSpace(request, graph, machine), near_bytes)
-    refused = (*found.refused, *((turned,) if turned else ()))
+    """The result without a plan: the nearest plans, and advice."""
+    turned = closest_single_device_in_phases(PlanSpace(request, graph, machine), budget_bytes)
+    refused = (*found.infeasible, *((turned,) if turned else ()))
     nearest = sorted(refused, key=lambda item: item[1].peak_bytes)
     return PlanningResult(
         plan=None,
         prediction=None,
-        refused=tuple(infeasible_plan(plan, memory, near_bytes) for plan, memory in nearest),
+        infeasible=tuple(infeasible_plan(plan, memory, budget_bytes) for plan, memory in nearest),
         advice=advise(request, graph, machine, nearest),
-        weighed=found.weighed,
+        evaluated=found.evaluated,
     )
 
 
 def _runners_up(weighed: Sequence[EvaluatedPlan]) -> list[EvaluatedPlan]:
-    """The next best, and the best with another precision, mode or recompute if not among them."""
+    """The next best plans, and the best with another precision, mode or recompute."""
     shown = list(weighed[1 : _RUNNERS_UP + 1])
     best = weighed[0][0]
     for trait in (_precision, _compile, _recompute, _phases):
@@ -140,10 +141,10 @@ def _phases(plan: Plan) -> str:
 
 
 def _recomputing(
-    best: Plan, fitting: Sequence[Plan], graph: Graph, machine: Machine, near_bytes: int
+    best: Plan, fitting: Sequence[Plan], graph: Graph, machine: Machine, budget_bytes: int
 ) -> list[EvaluatedPlan]:
-    """The best plan with recompute, if it was open: users ask what recompute would cost."""
+    """The best plan with full recompute, if that was open: users ask what recompute would cost."""
     twin = vary(best, recompute="full")
     if twin == best or twin not in fitting:
         return []
-    return [(twin, evaluate(twin, graph, machine, near_bytes=near_bytes))]
+    return [(twin, evaluate(twin, graph, machine, budget_bytes=budget_bytes))]

@@ -1,8 +1,9 @@
-"""Scaled: a plan made small enough to be run here, with all that makes it that plan kept.
+"""Downscales a plan until it runs on this machine, with its structure kept.
 
-Stages, slices, replicas, shards, phases, order and recompute stay; where there are too many devices
-each degree is divided, down to two at the least. Widths, heads and the vocabulary become tiny, and
-a stage keeps its layers up to a cap. What a mistake in exchanging would spoil is all still there.
+Pipeline stages, tensor and data parallelism, sharding, phases, schedule and recompute stay; with
+too many devices each degree is divided, down to two at the least. Widths, heads and the vocabulary
+become tiny, and a stage keeps its layers up to a limit. Whatever an error in communication would
+corrupt is still there.
 """
 
 from collections.abc import Callable, Iterable
@@ -10,7 +11,15 @@ from dataclasses import dataclass
 from math import gcd, lcm, prod
 
 from windlass.models.config import TransformerConfig
-from windlass.schema.plan import DEVICE_TIER, Batch, Offload, Parallelism, Plan, ShardingDegrees, Stage
+from windlass.schema.plan import (
+    DEVICE_TIER,
+    Batch,
+    Offload,
+    Parallelism,
+    Plan,
+    ShardingDegrees,
+    Stage,
+)
 from windlass.schema.request import ModelRequest
 from windlass.schema.tensor_grid import grid_columns, grid_rows, tensor_grid
 
@@ -21,13 +30,13 @@ _LEAST_LAYERS = 3
 """Embedding, one block and head."""
 _MOST_CHUNKS = 2
 _MICRO, _FILLING = 2, 2
-"""Most sequences of a micro-batch, and micro-batches for each stage, which fill the pipeline."""
+"""Largest micro-batch in sequences, and micro-batches for each stage, which fill the pipeline."""
 _HEAD_WIDTH, _HEADS = 8, 4
 _VOCABULARY = 259
-"""Holds all bytes, and divides by no degree: slices of it are not all alike."""
+"""Holds all bytes and is divisible by no degree, so that its shards differ in size."""
 _TOKENS = 16
 _POSITIONS = 8
-"""Positions for each slice, so many times: a slice is captured with up to five tokens."""
+"""Positions for each tensor-parallel rank: a rank's shard is captured with up to five tokens."""
 _DROPOUT = 0.1
 
 
@@ -37,21 +46,21 @@ class DownscaledPlan:
 
     model: ModelRequest
     plan: Plan
-    """With the labels of the large one."""
+    """The small plan, with the large one's labels."""
     notes: tuple[str, ...]
-    """What was changed, a sentence each."""
+    """What was changed, one sentence each."""
 
 
 def downscale_plan(
     plan: Plan, shape: TransformerConfig, *, devices: int, tiers: tuple[str, ...]
 ) -> DownscaledPlan:
-    """A plan in small.
+    """A small plan of the same structure.
 
     Args:
-        plan: of any size, for any machine.
-        shape: of its model, whose family the small one is of.
-        devices: most that it may take.
-        tiers: far tiers that there are here.
+        plan: a plan of any size, for any machine.
+        shape: configuration of its model; the small model is of the same family.
+        devices: most devices that the small plan may take.
+        tiers: names of the offload tiers on this machine.
     """
     cut = divided_parallelism(plan.parallel, devices)
     chunks = min(plan.parallel.virtual_stages, _MOST_CHUNKS)
@@ -80,10 +89,11 @@ def downscale_plan(
 
 
 def divided_parallelism(cut: Parallelism, devices: int) -> Parallelism:
-    """A cut of at most so many devices: the largest degree is divided, again and again.
+    """Parallel degrees on at most this many devices: the largest one is divided repeatedly.
 
-    Of equal degrees that of the replicas is, then that of the slices, or of a grid's rows and then
-    its columns. None that is above 1 becomes 1, unless there are fewer devices than that takes.
+    Of equal degrees the data-parallel one is divided first, then the tensor-parallel one (a grid's
+    rows before its columns), then the pipeline's. No degree above 1 becomes 1 unless there are too
+    few devices otherwise.
     """
     degrees = {
         "data": cut.data, "rows": grid_rows(cut.tensor), "columns": grid_columns(cut.tensor),
@@ -100,13 +110,13 @@ def divided_parallelism(cut: Parallelism, devices: int) -> Parallelism:
 
 
 def _less(degree: int) -> int:
-    """Its largest divisor; of a prime number 2, and 1 of 2."""
+    """The largest proper divisor; 2 for a larger prime number, and 1 for 2."""
     divisor = max(n for n in range(1, degree) if degree % n == 0)
     return divisor if divisor > 1 else min(2, degree - 1)
 
 
 def _stages(plan: Plan, count: int) -> tuple[tuple[Stage, ...], str]:
-    """So many of a plan's stages, the first and the last among them, with fewer layers each."""
+    """This many of a plan's stages, including the first and the last, with fewer layers each."""
     had = len(plan.stages)
     last = had - 1
     kept = [last * at // max(1, count - 1) if count > 1 else last for at in range(count)]
@@ -131,7 +141,7 @@ def _stages(plan: Plan, count: int) -> tuple[tuple[Stage, ...], str]:
 
 
 def _recomputed(stage: Stage, phase: tuple[int, int]) -> int | None:
-    """How many layers of a small stage run again, of whose last phase at least some do not."""
+    """Recomputed layers of a small stage; at least one that could be recomputed is not."""
     some = phase[1] - phase[0] - 2  # embedding and head, if they are there, never do
     return None if stage.recompute_layers is None or some < 1 else min(stage.recompute_layers, some)
 
@@ -158,25 +168,26 @@ def _batch(plan: Plan, cut: Parallelism) -> Batch:
 
 
 def _shards(degree: int, replicas: int) -> int:
-    """As many of the replicas as before, or all of them if they shared at all."""
+    """A sharding degree that divides the replicas; all replicas if none but 1 does."""
     common = gcd(degree, replicas)
     return common if common > 1 or degree == 1 else replicas
 
 
 def _home(home: Offload, tiers: tuple[str, ...]) -> Offload:
-    """The same with every far tier one that is here."""
+    """The same offload with every unknown tier replaced by one of this machine."""
     elsewhere = [name for name, tier in home if tier != DEVICE_TIER and tier not in tiers]
     return home.model_copy(update=dict.fromkeys(elsewhere, tiers[-1]) if tiers else {})
 
 
 def _model(shape: TransformerConfig, had: int, slices: int, blocks: int) -> ModelRequest:
-    """A small model that can be cut over so many slices.
+    """A small model that can be sharded over this many tensor-parallel ranks.
 
     Args:
-        shape: of the large one.
-        had: slices of that. Where its heads did not divide by them, but by their rows, these do so.
-        slices: of the small one.
-        blocks: that it has.
+        shape: configuration of the large model.
+        had: its tensor-parallel degree. If its heads are divisible only by the grid's rows, so are
+            the small model's.
+        slices: tensor-parallel degree of the small plan.
+        blocks: transformer blocks of the small model.
     """
     heads, key_heads, columns = max(_HEADS, 2 * slices), max(2, slices), grid_columns(slices)
     if columns > 1 and shape.heads % had:
@@ -198,7 +209,7 @@ def _model(shape: TransformerConfig, had: int, slices: int, blocks: int) -> Mode
 
 
 def _changes(plan: Plan, small: Plan) -> Iterable[str]:
-    """Each number of the plan that is another one."""
+    """A note for each number of the plan that has changed."""
     numbers: dict[str, Callable[[Plan], int]] = {
         "parallel.pipeline": lambda p: p.parallel.pipeline,
         "parallel.tensor": lambda p: p.parallel.tensor,

@@ -1,4 +1,4 @@
-"""Explain: a choice in sentences, as values; whoever prints them decides how they look."""
+"""Explains a planning result in sentences, as values; the caller decides how to print them."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,42 +16,43 @@ from windlass.schema.plan import Plan
 from windlass.units import format_bytes, format_seconds
 
 _TOLD = 0.001
-"""Share of a step below which a constant is not worth telling of."""
+"""Share of a step below which a constant's sensitivity is not reported."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """What a choice says, sentence by sentence."""
+    """Sentences that explain a planning result."""
 
     verdict: str
     runners_up: tuple[str, ...]
-    refused: tuple[str, ...]
+    infeasible: tuple[str, ...]
     help: tuple[str, ...]
     """What would make it fit, cheapest first; empty if it fits."""
-    standing: str | None = None
-    """Where a plan that the request names stands among all; None if it names nothing of it."""
-    sensitive: tuple[str, ...] = ()
+    pinned_rank: str | None = None
+    """Rank of the chosen plan among all plans without the request's pins; None if nothing is
+    pinned."""
+    sensitivity: tuple[str, ...] = ()
     """What better constants of the machine would save, most first."""
 
 
 def explain(choice: PlanningResult) -> Explanation:
-    """Why this plan, why not another, and what would help if there is none."""
+    """Why this plan, why not another, and what would help if none fits."""
     return Explanation(
         verdict=_verdict(choice),
         runners_up=tuple(explain_runner_up(runner) for runner in choice.runners_up),
-        refused=tuple(explain_infeasible(refusal) for refusal in choice.refused),
+        infeasible=tuple(explain_infeasible(refusal) for refusal in choice.infeasible),
         help=tuple(explain_advice(choice.advice)) if choice.advice else (),
-        standing=None if choice.standing is None else explain_pinned_rank(choice.standing),
-        sensitive=tuple(
+        pinned_rank=None if choice.pinned_rank is None else explain_pinned_rank(choice.pinned_rank),
+        sensitivity=tuple(
             f"{name} 10 % better: {100 * share:.1f} % faster"
-            for name, share in choice.sensitive.items()
+            for name, share in choice.sensitivity.items()
             if share >= _TOLD
         ),
     )
 
 
 def explain_runner_up(runner: RunnerUp) -> str:
-    """Why a plan that fits lost: in what it differs, by how much time, and in which term."""
+    """Why a plan that fits lost: where it differs, by how much time, and in which term."""
     differs = ", ".join(f"{key}={value}" for key, value in runner.differs.items())
     if runner.slower_seconds == 0:
         return f"{differs}: as fast, and needs no less memory"
@@ -61,12 +62,12 @@ def explain_runner_up(runner: RunnerUp) -> str:
 
 
 def explain_infeasible(refusal: InfeasiblePlan) -> str:
-    """By how much a plan does not fit, when, and what takes most then."""
+    """By how much a plan does not fit, when, and what takes most memory then."""
     largest, lift = refusal.largest_class, ""
-    if refusal.lift is not None:
-        way = "slower" if refusal.lift.cost > 0 else "faster"
-        cost = f"{100 * abs(refusal.lift.cost):.1f} % {way}"
-        lift = f"; `{' '.join(refusal.lift.overrides)}` lifts it, {cost}"
+    if refusal.minimal_fix is not None:
+        way = "slower" if refusal.minimal_fix.cost > 0 else "faster"
+        cost = f"{100 * abs(refusal.minimal_fix.cost):.1f} % {way}"
+        lift = f"; `{' '.join(refusal.minimal_fix.overrides)}` lifts it, {cost}"
     return (
         f"{show_plan(refusal.plan)}: over by {format_bytes(refusal.over_bytes)} at "
         f"{refusal.instruction}; most is {largest} with "
@@ -75,26 +76,26 @@ def explain_infeasible(refusal: InfeasiblePlan) -> str:
 
 
 def explain_pinned_rank(standing: PinnedRank) -> str:
-    """How many plans are faster than the named one, and what it loses against the best."""
+    """How many plans are faster than the pinned one, and what it loses against the fastest."""
     if standing.best is None or standing.plan is None:
-        return f"none of {standing.plans:,} plans that are open without these pins is faster"
+        return f"none of {standing.compared:,} plans that are open without these pins is faster"
     loss = standing.best
     share = loss.slower_seconds / (loss.run_seconds - loss.slower_seconds)
     return (
-        f"{standing.faster:,} of {standing.plans:,} plans that are open without these pins are "
+        f"{standing.faster:,} of {standing.compared:,} plans that are open without these pins are "
         f"faster; against the fastest, {show_plan(standing.plan)}, this one is predicted "
         f"{100 * share:.1f} % slower, most of it in {loss.term}"
     )
 
 
 def explain_advice(advice: Advice) -> Iterator[str]:
-    """What would make it fit, cheapest first; then larger and more devices."""
+    """What would make it fit, cheapest first; then more memory and more devices."""
     for change in advice.changes:
         yield explain_change(change)
     if not any(key.startswith("memory=") for change in advice.changes for key in change.overrides):
         yield f"a device with a near tier of {format_bytes(advice.needed_bytes)} would do"
     yield from advice.in_phases
-    for short in advice.far:
+    for short in advice.tier_shortages:
         yield (
             f"{format_bytes(short.needed_bytes)} on {short.tier}, which has "
             f"{format_bytes(short.capacity_bytes)}, would let its layers take turns in this memory"
@@ -107,7 +108,7 @@ def explain_advice(advice: Advice) -> Iterator[str]:
 
 
 def explain_change(change: Change, *before: str) -> str:
-    """One change, what it costs and what it is then predicted to need; `before` goes with it."""
+    """One change, its cost and its predicted peak memory; `before` overrides go with it."""
     way = "slower" if change.cost > 0 else "faster"
     cost = (
         "as fast" if abs(change.cost) < 0.0005 else f"{100 * abs(change.cost):.1f} % {way} a token"
@@ -119,7 +120,7 @@ def explain_change(change: Change, *before: str) -> str:
 
 
 def show_plan(plan: Plan) -> str:
-    """`float32, compiled, 2 micro-batches of 4, recomputes layers`: what tells plans apart."""
+    """A plan in short: `float32, compiled, 2 micro-batches of 4, recomputes all layers`."""
     mode = "compiled" if plan.compile else "eager"
     count, micro = plan.batch.accumulation, plan.batch.micro
     batch = f"{count} micro-batches of {micro}" if count > 1 else f"one micro-batch of {micro}"
@@ -131,7 +132,7 @@ def show_plan(plan: Plan) -> str:
 
 
 def show_parallelism(plan: Plan) -> str:
-    """`p8 t8 r4 rts 1 rts' 4, 1f1b`: how a plan cuts a model over devices."""
+    """A plan's parallelism in short: `p8 t8 r4 rts 1 rts' 4, 1f1b`."""
     cut, sharding = plan.parallel, plan.sharding
     shares = f" rts {sharding.parameters} rts' {sharding.optimizer}" if cut.data > 1 else ""
     order = "" if cut.pipeline == 1 else f", {plan.parallel.schedule}"
@@ -155,10 +156,10 @@ def _verdict(choice: PlanningResult) -> str:
 
 
 def _refusal_verdict(advice: Advice) -> str:
-    """What lacks, and what no change to the batch could help."""
+    """What is short, and what no change to the batch could help."""
     verdict = (
         f"does not fit: {format_bytes(advice.needed_bytes)} are needed at the least, the near "
-        f"tier has {format_bytes(advice.near_bytes)}, {format_bytes(advice.over_bytes)} too little"
+        f"tier has {format_bytes(advice.budget_bytes)}, {format_bytes(advice.over_bytes)} too little"
     )
     if advice.devices is None:
         return f"{verdict}; the process alone holds {format_bytes(advice.by_class['runtime'])}"

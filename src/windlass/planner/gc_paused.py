@@ -1,8 +1,8 @@
-"""Uncollected: no garbage is collected while plans are sought.
+"""Pauses garbage collection during a search.
 
-A search makes hundreds of thousands of small objects that live until it ends, and no circles of
-them, so that a collector goes through all of them again and again and finds nothing: a tenth of the
-time of `windlass plan`.
+A search makes hundreds of thousands of small objects that live until it ends and form no reference
+cycles, so the collector scans all of them again and again and finds nothing: a tenth of the time of
+`windlass plan`.
 """
 
 import gc
@@ -15,7 +15,7 @@ _Found = TypeVar("_Found")
 
 
 def gc_paused(work: Callable[_Given, _Found]) -> Callable[_Given, _Found]:
-    """The same work with the collector at rest, if it was not already."""
+    """The same function, run with the garbage collector disabled unless it already was."""
 
     @wraps(work)
     def at_rest(*given: _Given.args, **named: _Given.kwargs) -> _Found:

@@ -1,7 +1,8 @@
-"""Among: the plan for several devices whose run is predicted to end first, and why not another.
+"""Chooses the plan for several devices, and says why not another.
 
-The closed form finds the candidates, the clock decides among those whose difference it could have
-mistaken: their programs are lowered and simulated, and only what fits by its program is kept.
+The batched cost model finds the candidates. The event simulator decides among those whose
+difference is within the model's error: their programs are lowered and simulated, and only plans
+that fit by their programs are kept.
 """
 
 from collections.abc import Iterable, Sequence
@@ -43,75 +44,76 @@ from windlass.schema.prediction import Prediction
 from windlass.schema.request import Request
 
 _CLOSE = 0.02
-"""By how much the closed form's seconds may lie from the clock's."""
+"""Largest relative difference between the batched estimate and the simulator."""
 
 _WITHIN = (1 + _CLOSE) / (1 - _CLOSE) - 1
-"""By how much more than the least a plan's closed form may say that the clock finds the fastest."""
+"""Largest relative gap to the best estimate at which the simulator may still rank a plan first."""
 
 _KEPT = 48
-"""Plans that the clock weighs at most."""
+"""Most plans that are simulated."""
 _RUNNERS_UP = 6
 _REFUSED = 4
-_TRAITS = 24
-"""Sorts of plans among which runners-up are told."""
+_FAMILIES = 24
+"""Number of plan families from which runners-up are chosen."""
 
 
 def choose_multi_device(request: Request, graph: Graph, machine: Machine) -> PlanningResult:
-    """The plan that ends the run first on a machine of several devices.
+    """Chooses the plan that ends the run first on a machine of several devices.
 
     Args:
-        request: what is wanted; whatever it pins is held.
-        graph: captured from the request's model, in the slices that are open.
-        machine: to run on; `request.near` takes the place of its near tier's capacity.
+        request: what the user asks for; whatever it pins is kept.
+        graph: captured from the request's model, sharded for the tensor-parallel degrees that are
+            open.
+        machine: to run on; `request.memory` replaces the capacity of its device memory.
 
     Raises:
-        Faults: the request asks for what cannot be.
+        Faults: the request asks for something impossible.
         PlanError: there is no plan at all.
     """
-    near_bytes = request.memory or machine.device.memory.capacity_bytes
+    budget_bytes = request.memory or machine.device.memory.capacity_bytes
     field = PlanSpace(request, graph, machine)
     if request.phases is not None and request.phases > 1:
-        return _in_turns(field, near_bytes, ())
-    sweep = BranchAndBound(field, near_bytes)
-    swept = sweep.best(_KEPT, within=_WITHIN, traits=_TRAITS)
-    if not swept.weighed and not swept.skipped:
+        return _in_turns(field, budget_bytes, ())
+    sweep = BranchAndBound(field, budget_bytes)
+    swept = sweep.fastest(_KEPT, within=_WITHIN, families=_FAMILIES)
+    if not swept.evaluated and not swept.pruned:
         pinned_plans(request, graph, machine)  # tells what is wrong with what is pinned
         raise InputErrors(("no plan is legal with what is pinned; leave something open",))
-    places = _ranked(field, swept.best, near_bytes)
+    places = _ranked(field, swept.best, budget_bytes)
     if not places:
-        return _in_turns(field, near_bytes, sweep.smallest().misses)
+        return _in_turns(field, budget_bytes, sweep.smallest().infeasible)
     ranked = [item for item, _ in places]
     plan, short = ranked[0]
-    shown = _told_apart(field, ranked, swept.traits, near_bytes)
+    shown = _told_apart(field, ranked, swept.by_family, budget_bytes)
     refused = tuple(
         replace(
-            _refusal(field, found, near_bytes),
-            lift=minimal_fix(field, sweep.chain, found, near_bytes),
+            _refusal(field, found, budget_bytes),
+            minimal_fix=minimal_fix(field, sweep.chain, found, budget_bytes),
         )
-        for found in swept.misses[:_REFUSED]
+        for found in swept.infeasible[:_REFUSED]
     )
-    best = (plan, _whole(plan, short, graph, machine, near_bytes))
-    choice = _choice(field, best, shown, refused, weighed=swept.weighed + swept.skipped)
+    best = (plan, _whole(plan, short, graph, machine, budget_bytes))
+    choice = _choice(field, best, shown, refused, weighed=swept.evaluated + swept.pruned)
     return replace(
         choice,
-        standing=rank_of_pinned_plan(field, best, near_bytes),
-        sensitive=sensitivities(field, places[0][1]),
+        pinned_rank=rank_of_pinned_plan(field, best, budget_bytes),
+        sensitivity=sensitivities(field, places[0][1]),
     )
 
 
-def _in_turns(field: PlanSpace, near_bytes: int, misses: Sequence[Candidate]) -> PlanningResult:
-    """The fastest plan in phases, where layers cannot all be near, or are asked not to be."""
+def _in_turns(field: PlanSpace, budget_bytes: int, misses: Sequence[Candidate]) -> PlanningResult:
+    """The result for the fastest plan in phases, where they are needed or asked for."""
     turned = (
         PhaseSearchResult((), 0)
         if excludes_phases(field.request)
-        else search_phases(field, near_bytes)
+        else search_phases(field, budget_bytes)
     )
-    refused = tuple(_refusal(field, found, near_bytes) for found in misses[:_REFUSED])
+    refused = tuple(_refusal(field, found, budget_bytes) for found in misses[:_REFUSED])
     if not turned.best:
-        return _nothing_fits(field, refused, near_bytes)
+        return _nothing_fits(field, refused, budget_bytes)
     best, others = turned.best[0], turned.best[1 : 1 + _RUNNERS_UP]
-    told = _choice(field, best, others, refused, weighed=turned.weighed + len(misses))
-    return replace(told, standing=_among_turns(field, best))
+    told = _choice(field, best, others, refused, weighed=turned.evaluated + len(misses))
+    return replace(told, pinned_rank=_among_turns(field, best))
 
 
 def _among_turns(field: PlanSpace, chosen: EvaluatedPlan) -> PinnedRank | None:
@@ -121,14 +123,14 @@ def _among_turns(field: PlanSpace, chosen: EvaluatedPlan) -> PinnedRank | None:
         return None
     other = choose_multi_device(request, field.graph, field.machine)
     if other.plan is None or other.prediction is None or other.plan == chosen[0]:
-        return PinnedRank(faster=0, plans=other.weighed, plan=None, best=None)
+        return PinnedRank(faster=0, compared=other.evaluated, plan=None, best=None)
     steps = request.train.steps
     seconds = [other.prediction, *(runner.prediction for runner in other.runners_up)]
     faster = sum(each.step_seconds < chosen[1].step_seconds for each in seconds)
     if not faster:
-        return PinnedRank(faster=0, plans=other.weighed, plan=None, best=None)
+        return PinnedRank(faster=0, compared=other.evaluated, plan=None, best=None)
     best = runner_up((other.plan, other.prediction), chosen, steps)
-    return PinnedRank(faster=faster, plans=other.weighed, plan=other.plan, best=best)
+    return PinnedRank(faster=faster, compared=other.evaluated, plan=other.plan, best=best)
 
 
 def _choice(
@@ -146,17 +148,18 @@ def _choice(
         prediction=prediction,
         run_seconds=_run_seconds(best, steps),
         runners_up=tuple(runner_up(best, other, steps) for other in others),
-        refused=refused,
-        weighed=weighed,
+        infeasible=refused,
+        evaluated=weighed,
     )
 
 
 def _ranked(
-    field: PlanSpace, found: Sequence[Candidate], near_bytes: int
+    field: PlanSpace, found: Sequence[Candidate], budget_bytes: int
 ) -> list[tuple[EvaluatedPlan, Candidate]]:
-    """Those that may be the fastest, by the clock, fastest first; only such as fit.
+    """Candidates that fit, simulated, with their predictions, fastest first.
 
-    A plan whose closed form is slower than the best known time by more than it may err cannot be.
+    A plan whose estimate exceeds the best known time by more than its error cannot be the fastest,
+    so it is not simulated.
     """
     weighed: list[tuple[EvaluatedPlan, Candidate]] = []
     steps = field.request.train.steps
@@ -164,29 +167,32 @@ def _ranked(
     for each in found:
         if each.step_seconds * (1 - _CLOSE) > fastest:
             continue
-        item = _weighed(field, each, near_bytes)
+        item = _weighed(field, each, budget_bytes)
         if item[1].fits:
             weighed.append((item, each))
             fastest = min(fastest, _run_seconds(item, steps) / steps)
     return sorted(weighed, key=lambda both: _rank(both[0], steps))
 
 
-def _weighed(field: PlanSpace, found: Candidate, near_bytes: int) -> EvaluatedPlan:
-    plan = field.plan(found.cell, found.place)
-    return plan, with_budget(extrapolate(plan, field.graph, field.machine), near_bytes)
+def _weighed(field: PlanSpace, found: Candidate, budget_bytes: int) -> EvaluatedPlan:
+    plan = field.plan(found.batch, found.row)
+    return plan, with_budget(extrapolate(plan, field.graph, field.machine), budget_bytes)
 
 
 def _told_apart(
-    field: PlanSpace, ranked: Sequence[EvaluatedPlan], traits: Iterable[Candidate], near_bytes: int
+    field: PlanSpace,
+    ranked: Sequence[EvaluatedPlan],
+    traits: Iterable[Candidate],
+    budget_bytes: int,
 ) -> list[EvaluatedPlan]:
-    """Runners-up that differ in something that matters, the fastest of each sort."""
+    """Runners-up that differ in something that matters, the fastest of each kind."""
     best, shown = ranked[0], list[EvaluatedPlan]()
     told = {_sort(best[0])}
     for found in traits:
-        plan = field.plan(found.cell, found.place)
+        plan = field.plan(found.batch, found.row)
         if _sort(plan) in told:
             continue
-        item = _weighed(field, found, near_bytes)
+        item = _weighed(field, found, budget_bytes)
         if item[1].fits:
             told.add(_sort(plan))
             shown.append(item)
@@ -196,36 +202,38 @@ def _told_apart(
 
 
 def _sort(plan: Plan) -> tuple[object, ...]:
-    """What tells plans apart in a list of runners-up."""
+    """What distinguishes plans in a list of runners-up."""
     shares = (plan.sharding.parameters > 1, plan.sharding.optimizer > 1)
     cut, home = plan.parallel, plan.offload.optimizer
     return cut.pipeline, cut.tensor, plan.parallel.schedule, plan.recompute, shares, home
 
 
 def _whole(
-    plan: Plan, short: Prediction, graph: Graph, machine: Machine, near_bytes: int
+    plan: Plan, short: Prediction, graph: Graph, machine: Machine, budget_bytes: int
 ) -> Prediction:
-    """The prediction with the fullest moments of the program that will run."""
+    """The prediction with the peak memory of the full program, with all its micro-batches."""
     full = tier_peaks(plan, graph, machine, lower(plan, graph))
-    return with_budget(short.model_copy(update={"peaks": full}), near_bytes)
+    return with_budget(short.model_copy(update={"peaks": full}), budget_bytes)
 
 
-def _refusal(field: PlanSpace, found: Candidate, near_bytes: int) -> InfeasiblePlan:
-    """The smallest of a trait of which no plan fits, by its program."""
-    plan = field.plan(found.cell, found.place)
-    return infeasible_plan(plan, fullest_stage_memory(plan, field.graph, field.machine), near_bytes)
+def _refusal(field: PlanSpace, found: Candidate, budget_bytes: int) -> InfeasiblePlan:
+    """The smallest plan of a family in which none fits, by its program."""
+    plan = field.plan(found.batch, found.row)
+    return infeasible_plan(
+        plan, fullest_stage_memory(plan, field.graph, field.machine), budget_bytes
+    )
 
 
 def _nothing_fits(
-    field: PlanSpace, refused: Sequence[InfeasiblePlan], near_bytes: int
+    field: PlanSpace, refused: Sequence[InfeasiblePlan], budget_bytes: int
 ) -> PlanningResult:
-    """What comes nearest, all layers near or in phases, and what it would take.
+    """The result without a plan: what comes nearest, in phases or not, and what it would take.
 
     Raises:
         PlanError: no plan is legal at all.
     """
-    lacking = None if excludes_phases(field.request) else shortfall(field, near_bytes)
-    told = [] if lacking is None else [_in_phases(lacking.plan, field, near_bytes)]
+    lacking = None if excludes_phases(field.request) else shortfall(field, budget_bytes)
+    told = [] if lacking is None else [_in_phases(lacking.plan, field, budget_bytes)]
     nearest = sorted((*refused, *told), key=lambda each: each.peak_bytes)
     if not nearest:
         raise PlanError(f"no plan for {field.machine.devices} devices of `{field.machine.name}`")
@@ -233,29 +241,29 @@ def _nothing_fits(
     held = field.machine.device.process_bytes(compiled=first.plan.compile)
     whole = first.plan.model_copy(update={"sharding": ShardingDegrees()})
     state = training_state_bytes(whole, field.graph) * first.plan.parallel.tensor
-    room = near_bytes - held
+    room = budget_bytes - held
     return PlanningResult(
         plan=None,
         prediction=None,
-        refused=tuple(nearest),
+        infeasible=tuple(nearest),
         advice=Advice(
-            near_bytes=near_bytes,
+            budget_bytes=budget_bytes,
             needed_bytes=first.peak_bytes,
             over_bytes=first.over_bytes,
             by_class=first.by_class,
             changes=(),
             state_bytes=state,
-            far=(),
+            tier_shortages=(),
             devices=ceil(state / room) if room > 0 else None,
-            in_phases=() if lacking is None else lacking.told,
+            in_phases=() if lacking is None else lacking.sentences,
         ),
-        weighed=len(nearest),
+        evaluated=len(nearest),
     )
 
 
-def _in_phases(plan: Plan, field: PlanSpace, near_bytes: int) -> InfeasiblePlan:
+def _in_phases(plan: Plan, field: PlanSpace, budget_bytes: int) -> InfeasiblePlan:
     memory = fullest_stage_memory(plan, field.graph, field.machine)
-    return infeasible_plan(plan, memory, near_bytes)
+    return infeasible_plan(plan, memory, budget_bytes)
 
 
 def _run_seconds(item: EvaluatedPlan, steps: int) -> float:
@@ -263,7 +271,7 @@ def _run_seconds(item: EvaluatedPlan, steps: int) -> float:
 
 
 def _rank(item: EvaluatedPlan, steps: int) -> tuple[float, bool, int, int]:
-    """Faster first; then what moves nothing, the emptier near tier, the larger micro-batch."""
+    """Sort key: faster first; then no offload, less device memory, the larger micro-batch."""
     plan, prediction = item
     near = prediction.peaks[0].peak_bytes
     return _run_seconds(item, steps), plan.offloads, near, -plan.batch.micro

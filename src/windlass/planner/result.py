@@ -1,4 +1,4 @@
-"""Choice: what a search found, what came next, what did not fit and what would help."""
+"""Result of planning: the chosen plan, runners-up, plans that do not fit, and advice."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,38 +16,38 @@ class RunnerUp:
     plan: Plan
     prediction: Prediction
     differs: Mapping[str, str]
-    """Where it differs from the chosen plan: key -> its value there."""
+    """Where it differs from the chosen plan: request key -> its value."""
     run_seconds: float
-    """Predicted: all steps and the compilation before them."""
+    """Predicted seconds of all steps and of the compilation before them."""
     slower_seconds: float
     """How much longer its run takes than the chosen plan's."""
     term: str
-    """The term of the prediction that loses most of that: a key of `by_term`, or `compile`."""
+    """The cost term that loses most of that: a key of `by_term`, or `compile`."""
     term_seconds: float
-    """What that term loses over the whole run; negative where it gains."""
+    """What that term loses over the whole run; negative if it gains."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InfeasiblePlan:
-    """The plan that comes nearest to fitting, of one family.
+    """The plan that comes nearest to fitting in one family.
 
-    A family is of one number of slices, precision, mode and recompute.
+    A family shares a tensor-parallel degree, precision, mode and recompute.
     """
 
     plan: Plan
     peak_bytes: int
     over_bytes: int
     by_class: Mapping[MemoryClass, int]
-    """At the fullest moment."""
+    """Bytes by memory class at the fullest moment."""
     index: int
-    """Of the instruction that runs at that moment."""
+    """Index of the instruction that runs at that moment."""
     instruction: Instruction
-    lift: "Change | None" = None
-    """The cheapest single change that makes it fit, where one was looked for."""
+    minimal_fix: "Change | None" = None
+    """The cheapest single change that makes it fit, if one was searched."""
 
     @property
     def largest_class(self) -> MemoryClass:
-        """What takes most at that moment."""
+        """The memory class that takes most at that moment."""
         return max(self.by_class, key=self.by_class.__getitem__)
 
 
@@ -56,7 +56,7 @@ class Change:
     """A change to the request that makes it fit."""
 
     overrides: tuple[str, ...]
-    """As written on the command line: `recompute=full`."""
+    """Overrides as written on the command line: `recompute=full`."""
     plan: Plan
     peak_bytes: int
     cost: float
@@ -65,7 +65,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierShortage:
-    """A tier beyond the near one that is too small for what would have to wait there."""
+    """An offload tier that is too small for what would have to be offloaded to it."""
 
     tier: str
     needed_bytes: int
@@ -76,59 +76,61 @@ class TierShortage:
 class Advice:
     """What would help where nothing fits."""
 
-    near_bytes: int
-    """Budget of the near tier that was to be kept."""
+    budget_bytes: int
+    """Device memory budget that was asked for."""
     needed_bytes: int
-    """The smallest near tier that would do, all else as asked."""
+    """The smallest device memory that would do, all else as asked."""
     over_bytes: int
+    """Bytes by which the nearest plan exceeds the budget."""
     by_class: Mapping[MemoryClass, int]
-    """What the nearest plan holds at its fullest moment."""
+    """Bytes by memory class at the nearest plan's fullest moment."""
     changes: tuple[Change, ...]
     """Changes that make it fit, cheapest first; none if only more memory helps."""
     state_bytes: int
-    """Weights, gradients and optimizer state: what any cut must still hold somewhere."""
-    far: tuple[TierShortage, ...]
-    """Tiers in which the model could wait its turn, were they larger."""
+    """Bytes of weights, gradients and optimizer state, which any plan must hold somewhere."""
+    tier_shortages: tuple[TierShortage, ...]
+    """Offload tiers that could hold the model in phases if they were larger."""
     devices: int | None
-    """How many devices' memory that state takes at least; None if the process alone fills one."""
+    """Devices whose memory that state takes at least; None if the process alone fills one."""
     in_phases: tuple[str, ...] = ()
-    """On several devices: what the plan in phases that comes nearest lacks, and what would help."""
+    """On several devices: what the nearest plan in phases lacks, and what would help."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PinnedRank:
-    """Where a plan that a request names stands among all that it could have left open."""
+    """Rank of a plan that a request pins among all plans that it could have left open."""
 
     faster: int
-    """Plans that are faster and fit, by the closed form."""
-    plans: int
-    """Of so many."""
+    """Number of plans that are faster and fit, by the batched cost model."""
+    compared: int
+    """Number of plans that were compared."""
     plan: Plan | None
-    """The fastest of all; None if it is the named one."""
+    """The fastest plan of all; None if it is the pinned one."""
     best: RunnerUp | None
-    """What the named plan loses against it."""
+    """What the pinned plan loses against it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanningResult:
-    """The outcome of a search; exactly one of `plan` and `advice` is there."""
+    """The outcome of planning; exactly one of `plan` and `advice` is set."""
 
     plan: Plan | None
     prediction: Prediction | None
-    """Of the chosen plan."""
+    """Prediction of the chosen plan."""
     run_seconds: float | None = None
-    """Predicted: all steps and the compilation before them."""
+    """Predicted seconds of all steps and of the compilation before them."""
     runners_up: tuple[RunnerUp, ...] = ()
-    """The next best, fastest first."""
-    refused: tuple[InfeasiblePlan, ...] = ()
-    """What does not fit, nearest first."""
+    """The next best plans, fastest first."""
+    infeasible: tuple[InfeasiblePlan, ...] = ()
+    """Plans that do not fit, nearest first."""
     advice: Advice | None = None
-    weighed: int = 0
-    """How many plans were compared."""
-    standing: PinnedRank | None = None
-    """Of a plan that the request names a part of, on several devices."""
-    sensitive: Mapping[str, float] = field(default_factory=dict)
-    """By constant of the machine: the share of a step that one 10 % better would save."""
+    evaluated: int = 0
+    """Number of plans that were compared."""
+    pinned_rank: PinnedRank | None = None
+    """Rank of the chosen plan without the request's pins; None on one device or if nothing is
+    pinned."""
+    sensitivity: Mapping[str, float] = field(default_factory=dict)
+    """Share of a step that a 10 % better constant would save, by constant of the machine."""
 
     @property
     def fits(self) -> bool:
@@ -137,7 +139,7 @@ class PlanningResult:
 
 
 def differences(plan: Plan, other: Plan) -> dict[str, str]:
-    """Where another plan differs, as a request would write it: key -> the other's value."""
+    """Where another plan differs, as a request would write it: key -> the other plan's value."""
     pairs: dict[str, tuple[object, object]] = {
         "parallel.pipeline": (plan.parallel.pipeline, other.parallel.pipeline),
         "parallel.tensor": (plan.parallel.tensor, other.parallel.tensor),
@@ -169,14 +171,14 @@ def _recomputed(plan: Plan) -> str:
 
 
 def run_seconds(prediction: Prediction, steps: int) -> float:
-    """Predicted seconds of a run of `steps`, compilation included."""
+    """Predicted seconds of a run of `steps`, including compilation."""
     return prediction.step_seconds * steps + prediction.compile_seconds
 
 
 def runner_up(
     best: tuple[Plan, Prediction], other: tuple[Plan, Prediction], steps: int
 ) -> RunnerUp:
-    """What a plan loses over a run of so many steps against the chosen one."""
+    """What a plan loses over a run of this many steps against the chosen one."""
     (plan, prediction), (loser, slower) = best, other
     losses = {
         term: steps * (slower.by_term.get(term, 0.0) - prediction.by_term.get(term, 0.0))
@@ -196,12 +198,12 @@ def runner_up(
     )
 
 
-def infeasible_plan(plan: Plan, memory: PeakMemory, near_bytes: int) -> InfeasiblePlan:
+def infeasible_plan(plan: Plan, memory: PeakMemory, budget_bytes: int) -> InfeasiblePlan:
     """By how much a plan does not fit, and when."""
     return InfeasiblePlan(
         plan=plan,
         peak_bytes=memory.peak_bytes,
-        over_bytes=memory.peak_bytes - near_bytes,
+        over_bytes=memory.peak_bytes - budget_bytes,
         by_class=memory.by_class,
         index=memory.index,
         instruction=memory.instruction,

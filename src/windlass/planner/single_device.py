@@ -1,12 +1,15 @@
-"""Alone: the plans of one device that fit, those first whose runs are predicted to end first.
+"""Searches the plans of one device that fit, and ranks them by predicted run time.
 
-Its layers are all near, with optimizer state beside them or in a tier beyond; or they take turns.
-The more lives beyond, the longer the list of plans and the dearer it is to clock one. So those that
-keep all near are weighed first, and of the others only what may yet be faster:
+Layers are all in device memory, with optimizer state beside them or offloaded; or they run in
+    phases.
+The more is offloaded, the more plans there are and the longer each takes to simulate. So plans that
+    keep
+everything on the device are evaluated first, and of the others only those that may still be faster:
 
-- with its state away a step still has all that its twin with state near has, but for the updates;
-- in phases it has the passes of all layers, those of all phases but the last run again
-  (`podphases`).
+- a plan with offloaded optimizer state takes no less than its twin without offloading, updates
+  excluded;
+- a plan in phases runs the passes of all layers, and recomputes all phases but the last
+  (`phase_bounds`).
 """
 
 from collections.abc import Iterator
@@ -37,46 +40,47 @@ class SingleDeviceResult:
     """What one device can do for a request."""
 
     fitting: tuple[EvaluatedPlan, ...]
-    """Plans that fit, the fastest run first; not those that a bound told to be slower."""
-    whole: tuple[Plan, ...]
-    """Plans that fit with all layers near, also those that compute twice what they could keep."""
-    refused: tuple[tuple[Plan, PeakMemory], ...]
-    """Of each family with all layers near that does not fit the plan that comes nearest."""
-    weighed: int
-    """Plans that were compared."""
+    """Plans that fit, the fastest run first; without those that a bound proved slower."""
+    in_memory: tuple[Plan, ...]
+    """Plans that fit with all layers on the device, including those with needless recompute."""
+    infeasible: tuple[tuple[Plan, PeakMemory], ...]
+    """The nearest plan of each family in which some plan with all layers on the device does not
+    fit."""
+    evaluated: int
+    """Number of plans that were compared."""
 
 
 def search_single_device(
-    request: Request, graph: Graph, machine: Machine, near_bytes: int
+    request: Request, graph: Graph, machine: Machine, budget_bytes: int
 ) -> SingleDeviceResult:
-    """Every plan for one device that a request leaves open and that fits, as far as it may win.
+    """Evaluates the plans for one device that a request leaves open, as far as they may win.
 
     Args:
         request: pins whatever it names.
         graph: captured from the request's model.
-        machine: of one device.
-        near_bytes: of its near tier.
+        machine: a machine of one device.
+        budget_bytes: device memory budget.
 
     Raises:
-        Faults: the request asks for what cannot be.
+        Faults: the request asks for something impossible.
     """
-    return _Alone(request, graph, machine, near_bytes).found()
+    return _Alone(request, graph, machine, budget_bytes).found()
 
 
 class _Alone:
-    def __init__(self, request: Request, graph: Graph, machine: Machine, near_bytes: int) -> None:
+    def __init__(self, request: Request, graph: Graph, machine: Machine, budget_bytes: int) -> None:
         self._request, self._graph, self._machine = request, graph, machine
-        self._near = near_bytes
+        self._near = budget_bytes
         self._best = inf
-        """Seconds of the fastest run that was found."""
+        """Seconds of the fastest run found so far."""
         self._weighed: list[EvaluatedPlan] = []
 
     def found(self) -> SingleDeviceResult:
-        """All three kinds, each with what the ones before it have found as its bound."""
+        """Evaluates all three kinds of plans, each bounded by the fastest plan so far."""
         request = self._request
         near, away, turned = (
-            FilteredPlans(fitting=(), refused=()),
-            FilteredPlans(fitting=(), refused=()),
+            FilteredPlans(fitting=(), infeasible=()),
+            FilteredPlans(fitting=(), infeasible=()),
             0,
         )
         count = 0
@@ -97,15 +101,15 @@ class _Alone:
         self._weighed.sort(key=self._rank)
         return SingleDeviceResult(
             fitting=tuple(self._weighed),
-            whole=(*near.fitting, *away.fitting),
-            refused=tuple(
-                sorted((*near.refused, *away.refused), key=lambda item: item[1].peak_bytes)
+            in_memory=(*near.fitting, *away.fitting),
+            infeasible=tuple(
+                sorted((*near.infeasible, *away.infeasible), key=lambda item: item[1].peak_bytes)
             ),
-            weighed=count + turned,
+            evaluated=count + turned,
         )
 
     def _beyond(self, every: tuple[Plan, ...]) -> tuple[Plan, ...]:
-        """The plans with their state in each tier beyond that has room for it."""
+        """The plans with optimizer state in each offload tier that has room for it."""
         pin = self._request.offload.optimizer
         tiers = [tier for tier in offload_tiers(self._machine) if pin in (None, tier.name)]
         away = (
@@ -117,10 +121,10 @@ class _Alone:
         return tuple(plan for plan, room in away if offloaded_bytes(plan, self._graph) <= room)
 
     def _turns(self) -> bool:
-        """Whether layers may take turns.
+        """Whether plans in phases are to be tried.
 
-        Then all of them but those of the last phase run again. So where the request says how much
-        is to run again, they do only if nothing fits without.
+        In phases all layers but those of the last phase are recomputed. So if the request pins
+        recompute, phases are tried only when nothing fits without them.
         """
         request = self._request
         if excludes_phases(request):
@@ -129,7 +133,7 @@ class _Alone:
         return request.phases is not None or not (pinned and self._weighed)
 
     def _spared(self, sieved: FilteredPlans) -> Iterator[Plan]:
-        """What fits, with only as much run again as it takes, in each way that there is."""
+        """Plans that fit, each with the least recompute with which it still fits, in each mode."""
         open_ = self._request.recompute is None and self._request.recompute_layers is None
         for plan in without_needless_recompute(sieved.fitting):
             if open_ and plan.recompute != "none":
@@ -138,12 +142,12 @@ class _Alone:
                 yield plan
 
     def _weigh(self, plan: Plan) -> None:
-        prediction = evaluate(plan, self._graph, self._machine, near_bytes=self._near)
+        prediction = evaluate(plan, self._graph, self._machine, budget_bytes=self._near)
         self._weighed.append((plan, prediction))
         self._best = min(self._best, self._run_seconds(prediction))
 
     def _weigh_away(self, sieved: FilteredPlans) -> None:
-        """Weighs plans whose state is away, until what is left cannot be the fastest."""
+        """Evaluates plans with offloaded optimizer state until no other can be the fastest."""
         least: dict[Plan, float] = {}
         bounded: list[tuple[float, int, Plan]] = []
         for plan in without_needless_recompute(sieved.fitting):
@@ -154,26 +158,28 @@ class _Alone:
         for seconds, _, plan in sorted(bounded):
             if seconds >= self._best:
                 break
-            for each in self._spared(FilteredPlans(fitting=(plan,), refused=())):
+            for each in self._spared(FilteredPlans(fitting=(plan,), infeasible=())):
                 self._weigh(each)
 
     def _without_updates(self, plan: Plan) -> Prediction:
-        prediction = evaluate(plan, self._graph, self._machine, near_bytes=self._near)
+        prediction = evaluate(plan, self._graph, self._machine, budget_bytes=self._near)
         seconds = prediction.step_seconds - prediction.by_kind.get("update", 0.0)
         return prediction.model_copy(update={"step_seconds": seconds})
 
     def _weigh_phases(self) -> int:
-        """Weighs plans whose layers take turns, until what is left cannot be the fastest."""
+        """Evaluates plans in phases until no other can be the fastest."""
         field = PlanSpace(self._request, self._graph, self._machine)
-        turned = search_phases(field, self._near, below=self._best / self._request.train.steps)
+        turned = search_phases(
+            field, self._near, below_seconds=self._best / self._request.train.steps
+        )
         self._weighed += turned.best
-        return turned.weighed
+        return turned.evaluated
 
     def _run_seconds(self, prediction: Prediction) -> float:
         return run_seconds(prediction, self._request.train.steps)
 
     def _rank(self, item: EvaluatedPlan) -> tuple[float, bool, int, int]:
-        """Faster first; then what moves nothing, the emptier near tier, the larger micro-batch."""
+        """Sort key: faster first; then no offload, less device memory, the larger micro-batch."""
         plan, prediction = item
         peak = prediction.peaks[0].peak_bytes
         return self._run_seconds(prediction), plan.offloads, peak, -plan.batch.micro

@@ -44,7 +44,7 @@ BESIDE = tuple(
     for machine in (FAST_LINKS, SLOW_LINKS)
 )
 """The same machines, but gradients are summed over replicas beside computing."""
-IN_TURN = FAST_LINKS.model_copy(update={"rule": "bulk-synchronous"})
+IN_TURN = FAST_LINKS.model_copy(update={"execution_model": "bulk-synchronous"})
 
 
 def with_host(machine: Machine, rate: float, **device: object) -> Machine:
@@ -140,7 +140,7 @@ def parts(plan: Plan, graph: Graph, machine: Machine) -> tuple[LayerCosts, Pipel
         cut.data, plan.offloads and machine.device.moving_share > 0,
     )  # fmt: skip
     share = ShardingOption(plan.sharding.parameters, plan.sharding.optimizer, plan.offload.optimizer)
-    block = ShardingOptions(cut.tensor, plan.precision, micros > 1, cut.data, (share,), setting.moves)
+    block = ShardingOptions(cut.tensor, plan.precision, micros > 1, cut.data, (share,), setting.offloads)
     run = ComputeConfig(setting, again(plan, graph.layers), micros)
     ends = (*(stage.first_layer for stage in plan.stages), graph.layers)
     return LayerCosts(plan, graph, machine), shape, ends, PlanTable.of([(block, [run])])
@@ -156,7 +156,7 @@ def again(plan: Plan, layers: int) -> RecomputeConfig:
         some = "selective" in modes or any(chunk.recompute_rest for chunk in chunks)
         whole.append(count if "layer" in modes else 0)
         selective.append(count if some else 0)
-    return RecomputeConfig(whole=tuple(whole), selective=tuple(selective))
+    return RecomputeConfig(full=tuple(whole), selective=tuple(selective))
 
 
 def errors(

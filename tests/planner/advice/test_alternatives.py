@@ -79,8 +79,8 @@ def named(refusal: InfeasiblePlan, near: int) -> Request:
         plan.offload.optimizer,
     )
     pins = dict(zip(PINS, map(str, values), strict=True))
-    assert refusal.lift is not None
-    changes = dict(change.split("=") for change in refusal.lift.overrides)
+    assert refusal.minimal_fix is not None
+    changes = dict(change.split("=") for change in refusal.minimal_fix.overrides)
     if "phases" in changes:  # all state goes with the weights, and recompute has no say
         del pins["offload.optimizer"], pins["recompute"]
     words = [f"{key}={value.lower()}" for key, value in (pins | changes).items()]
@@ -93,17 +93,17 @@ def named(refusal: InfeasiblePlan, near: int) -> Request:
 def test_the_single_change_that_lifts_a_refusal_makes_just_that_plan_fit(mebibytes: int):
     near = mebibytes * 2**20
     choice = choose(asked(near=near), GRAPH, MACHINE)
-    lifted = [refusal for refusal in choice.refused if refusal.lift is not None]
+    lifted = [refusal for refusal in choice.infeasible if refusal.minimal_fix is not None]
     assert lifted
     for refusal in lifted:
-        assert refusal.lift is not None
-        assert refusal.lift.overrides
+        assert refusal.minimal_fix is not None
+        assert refusal.minimal_fix.overrides
         mended = choose(named(refusal, near), GRAPH, MACHINE)
         assert mended.plan is not None
         assert mended.prediction is not None
-        assert mended.plan.batch.micro == refusal.lift.plan.batch.micro
-        before = evaluate(refusal.plan, GRAPH, MACHINE, near_bytes=near).step_seconds
-        told = before * (1 + refusal.lift.cost)
+        assert mended.plan.batch.micro == refusal.minimal_fix.plan.batch.micro
+        before = evaluate(refusal.plan, GRAPH, MACHINE, budget_bytes=near).step_seconds
+        told = before * (1 + refusal.minimal_fix.cost)
         assert mended.prediction.step_seconds == pytest.approx(told, rel=1e-9)
 
 
@@ -111,8 +111,8 @@ def test_among_what_lifts_refusals_are_recompute_of_some_layers_and_state_away()
     changes = {
         change.split("=")[0]
         for mebibytes in (250, 420, 450, 500)
-        for refusal in choose(asked(near=mebibytes * 2**20), GRAPH, MACHINE).refused
-        if refusal.lift is not None
-        for change in refusal.lift.overrides
+        for refusal in choose(asked(near=mebibytes * 2**20), GRAPH, MACHINE).infeasible
+        if refusal.minimal_fix is not None
+        for change in refusal.minimal_fix.overrides
     }
     assert changes >= {"recompute", "recompute_layers", "offload.optimizer"}

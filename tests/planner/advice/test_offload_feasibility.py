@@ -55,7 +55,7 @@ def test_a_far_tier_that_is_too_small_is_told():
     wide = tiny_graph(layers=6, width=2048)
     advice = choose(asked(), wide, tiny_machine(memory="300 MiB", host="200 MiB")).advice
     assert advice is not None
-    (short,) = advice.far
+    (short,) = advice.tier_shortages
     assert short.tier == "host"
     assert short.needed_bytes > short.capacity_bytes == 200 * 2**20
 

@@ -31,71 +31,71 @@ def fields(count: int) -> list[tuple[PlanSpace, LayerCosts]]:
     return found
 
 
-def seconds_in(chain: LayerCosts, part: Subproblem, cell: PlanBatch, near_bytes: float) -> list[float]:
+def seconds_in(chain: LayerCosts, part: Subproblem, cell: PlanBatch, budget_bytes: float) -> list[float]:
     """Of each plan of a bounded part the least it takes of all that it may compute again.
 
     Plans that fit are all there.
     """
-    assert part.cell is not None
-    totals = evaluate_batch(chain, cell.shape, cell.ends, cell.rows)
-    fits = totals.peak_bytes <= near_bytes
+    assert part.batch is not None
+    totals = evaluate_batch(chain, cell.shape, cell.chunk_bounds, cell.table)
+    fits = totals.peak_bytes <= budget_bytes
     keys = _keys(cell)
-    best = {int(key): inf for key in _keys(part.cell)[part.items]}
+    best = {int(key): inf for key in _keys(part.batch)[part.items]}
     for key, seconds in zip(keys[fits].tolist(), totals.step_seconds[fits], strict=True):
         best[key] = min(best[key], float(seconds))
-    whole = np.array([each.mode == "full" for each in cell.rows.agains])[cell.rows.again]
-    full = replace(cell, rows=cell.rows.only(fits & whole[cell.rows.run]))
-    if full.rows.count:
-        none, selects = np.zeros(full.rows.count), np.zeros(full.rows.count, dtype=bool)
-        fewer, told = minimize_recompute(chain, full, near_bytes, none, selects)
+    whole = np.array([each.mode == "full" for each in cell.table.recomputes])[cell.table.recompute]
+    full = replace(cell, rows=cell.table.select(fits & whole[cell.table.config]))
+    if full.table.count:
+        none, selects = np.zeros(full.table.count), np.zeros(full.table.count, dtype=bool)
+        fewer, told = minimize_recompute(chain, full, budget_bytes, none, selects)
         for key, seconds in zip(_keys(fewer).tolist(), told.step_seconds, strict=True):
             best[key] = min(best[key], float(seconds))
-    return [best[int(key)] for key in _keys(part.cell)[part.items]]
+    return [best[int(key)] for key in _keys(part.batch)[part.items]]
 
 
 def _keys(cell: PlanBatch) -> np.ndarray:
-    rows = cell.rows
-    return rows.setting[rows.run] * len(rows.table.shares) + rows.places[rows.pair]
+    rows = cell.table
+    return rows.layer_config[rows.config] * len(rows.sharding_table.options) + rows.places[rows.sharding]
 
 
 @pytest.mark.parametrize("share", [0.3, 0.8])
 def test_no_bound_is_above_what_a_plan_takes(share: float):
     looked_at = tight = 0
     for field, chain in fields(4):
-        parts = list(LowerBounds(field, chain, inf).parts())
-        cells = [field.cell(part.shape, part.items) for part in parts]
-        sizes = [evaluate_batch(chain, each.shape, each.ends, each.rows).peak_bytes for each in cells]
+        parts = list(LowerBounds(field, chain, inf).subproblems())
+        cells = [field.batch_of(part.shape, part.items) for part in parts]
+        sizes = [evaluate_batch(chain, each.shape, each.chunk_bounds, each.table).peak_bytes for each in cells]
         near = float(np.quantile(np.concatenate(sizes), share))
         bounds = LowerBounds(field, chain, near)
-        for part, cell in zip(bounds.parts(), cells, strict=True):
-            totals = evaluate_batch(chain, cell.shape, cell.ends, cell.rows)
-            told = bounds.closer(part, inf)
-            assert told.told == "passes"
-            least = dict(zip(told.items.tolist(), told.least, strict=True))
-            of_plans = np.array([least[at] for at in cell.rows.setting[cell.rows.run].tolist()])
+        for part, cell in zip(bounds.subproblems(), cells, strict=True):
+            totals = evaluate_batch(chain, cell.shape, cell.chunk_bounds, cell.table)
+            told = bounds.tighten(part, inf)
+            assert told.bound_level == "passes"
+            least = dict(zip(told.items.tolist(), told.bounds, strict=True))
+            of_plans = np.array([least[at] for at in cell.table.layer_config[cell.table.config].tolist()])
             assert (of_plans <= totals.step_seconds * (1 + ROUNDING)).all()
-            told = bounds.closer(told, inf)
+            told = bounds.tighten(told, inf)
             true = np.array(seconds_in(chain, told, cell, near))
-            assert (told.least <= true * (1 + ROUNDING)).all()
+            assert (told.bounds <= true * (1 + ROUNDING)).all()
             looked_at += int(np.isfinite(true).sum())
-            tight += int((told.least > 0.7 * true).sum())
+            tight += int((told.bounds > 0.7 * true).sum())
     assert looked_at > 1000
     assert tight > looked_at / 10
 
 
 def test_plans_without_room_are_left_out_whatever_is_computed_again():
     (field, chain), *_ = fields(1)
-    for part in LowerBounds(field, chain, 1000.0).parts():
+    for part in LowerBounds(field, chain, 1000.0).subproblems():
         bounds = LowerBounds(field, chain, 1000.0)
-        assert not bounds.closer(bounds.closer(part, inf), inf).items.size
+        assert not bounds.tighten(bounds.tighten(part, inf), inf).items.size
 
 
 def test_a_queue_gives_the_part_with_the_least_bound_first():
     (field, chain), *_ = fields(1)
-    queue = BoundQueue(LowerBounds(field, chain, inf).parts())
+    queue = BoundQueue(LowerBounds(field, chain, inf).subproblems())
     taken = []
-    while queue.least < inf:
-        taken.append(queue.least)
+    while queue.least_bound < inf:
+        taken.append(queue.least_bound)
         queue.pop()
     assert taken == sorted(taken)
     assert len(taken) > 3

@@ -14,21 +14,21 @@ from windlass.planner.space.plan_space import PlanSpace
 
 def alone(sweep: BranchAndBound, found: Candidate) -> float:
     """Seconds of a step of a plan that is taken out of its table."""
-    cell = found.cell
-    rows = cell.rows.one(found.place)
-    return float(evaluate_batch(sweep.chain, cell.shape, cell.ends, rows).step_seconds[0])
+    cell = found.batch
+    rows = cell.table.one(found.row)
+    return float(evaluate_batch(sweep.chain, cell.shape, cell.chunk_bounds, rows).step_seconds[0])
 
 
 def test_a_plan_taken_out_of_its_table_takes_as_long_as_in_it():
     field = PlanSpace(request("compile=false", batch=16), GRAPHS[1], machine(8, 1e9))
-    sizes = np.concatenate([BranchAndBound(field, 0).totals(cell).peak_bytes for cell in field.cells()])
+    sizes = np.concatenate([BranchAndBound(field, 0).totals(cell).peak_bytes for cell in field.batches()])
     between = 0
     for near in np.quantile(sizes, [0.1, 0.2, 0.3, 0.5]):
         sweep = BranchAndBound(field, float(near))
-        told = sweep.best(200).best
+        told = sweep.fastest(200).best
         assert [each.step_seconds for each in told] == pytest.approx(
             list(map(partial(alone, sweep), told))
         )
-        agains = [each.cell.rows.run_of(each.cell.rows.run[each.place]).again for each in told]
+        agains = [each.batch.table.config_of(each.batch.table.config[each.row]).recompute for each in told]
         between += sum(len(set(again)) > 1 for again in agains)
     assert between > 0

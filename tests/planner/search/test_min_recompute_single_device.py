@@ -12,7 +12,7 @@ from windlass.planner.search.min_recompute import (
 )
 from windlass.program.activation_checkpointing import with_recompute
 from windlass.program.lowering.lower import lower
-from windlass.program.memory.liveness import occupancy
+from windlass.program.memory.liveness import memory_profile
 from windlass.schema.graph import Graph
 from windlass.schema.plan import Plan
 
@@ -22,7 +22,7 @@ MACHINE = tiny_machine(devices=8, runtime=1000)
 def peaks(plan: Plan, graph: Graph) -> list[int]:
     """Of each stage, by the whole of its program."""
     return [
-        occupancy(program, plan, graph, runtime_bytes=1000).peak_bytes
+        memory_profile(program, plan, graph, runtime_bytes=1000).peak_bytes
         for program in lower(plan, graph)
     ]
 

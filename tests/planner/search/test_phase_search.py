@@ -27,7 +27,7 @@ from windlass.planner.space.phase_space import (
 )
 from windlass.planner.space.plan_space import PlanSpace
 from windlass.program.lowering.lower import lower
-from windlass.program.memory.layer_sizes import sizes_of
+from windlass.program.memory.layer_sizes import plan_layer_sizes
 from windlass.program.validate_plan import plan_errors
 from windlass.program.verify.verify import verify_programs
 from windlass.schema.graph import Graph
@@ -55,8 +55,8 @@ ROUNDING = 1 + 1e-9
 def machine(rate: float, *, devices: int = 4, in_turn: bool = False) -> Machine:
     found = tiny_machine(devices=devices, host="2 GiB", runtime=1000, compiler=20_000)
     link = found.links[0].model_copy(update={"rate": rate})
-    rule = "bulk-synchronous" if in_turn else found.rule
-    return found.model_copy(update={"links": (link,), "rule": rule})
+    rule = "bulk-synchronous" if in_turn else found.execution_model
+    return found.model_copy(update={"links": (link,), "execution_model": rule})
 
 
 def request(*overrides: str, batch: int = 8) -> Request:
@@ -71,7 +71,7 @@ def every(field: PlanSpace) -> list[tuple[Plan, Prediction]]:
         for plan in phase_partitions(base, field):
             for outputs in (False, True):
                 homes = (
-                    (with_state_on(plan, tier.name, outputs=outputs), tier.capacity_bytes)
+                    (with_state_on(plan, tier.name, activations=outputs), tier.capacity_bytes)
                     for tier in offload_tiers(field.machine)
                 )
                 home = next(
@@ -125,8 +125,8 @@ def test_no_bound_is_above_what_it_bounds(seed: int):
         held = on.device.process_bytes(compiled=plan.compile)
         near, seconds = prediction.peaks[0].peak_bytes, prediction.step_seconds * ROUNDING
         short = TruncatedPlan(plan, graph, on)
-        assert held + min_stage_bytes(plan, sizes_of(plan, graph)) <= near, plan
-        assert held + waiting_activation_bytes(plan, sizes_of(plan, graph)) <= near, plan
+        assert held + min_stage_bytes(plan, plan_layer_sizes(plan, graph)) <= near, plan
+        assert held + waiting_activation_bytes(plan, plan_layer_sizes(plan, graph)) <= near, plan
         assert min_step_seconds(plan, LayerPassTimes.of(plan, graph, on)) <= seconds, plan
         assert short.peak_bytes <= near, plan
         assert short.step_seconds <= seconds, plan

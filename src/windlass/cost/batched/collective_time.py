@@ -12,7 +12,11 @@ from windlass.cost.arrays import Bools, Floats, Ints
 from windlass.cost.collectives import tensor_parallel_ring
 from windlass.cost.op_time import rates_at
 from windlass.cost.ring_bandwidth import RingCosts
-from windlass.program.communication_volume import REPLICATED_SIZES, all_reduce_bytes, all_gather_bytes
+from windlass.program.communication_volume import (
+    REPLICATED_SIZES,
+    all_gather_bytes,
+    all_reduce_bytes,
+)
 from windlass.schema.machine import Machine
 
 
@@ -24,7 +28,7 @@ class ShardingColumns(NamedTuple):
     tensor: Ints
     """A place among these."""
     replicas: Ints
-    weights: Ints
+    parameters: Ints
     """rts."""
     optimizer: Ints
     """rts'."""
@@ -32,7 +36,7 @@ class ShardingColumns(NamedTuple):
     @property
     def parts(self) -> Ints:
         """Optimizer shards in one weight shard."""
-        return np.asarray(self.optimizer // self.weights)
+        return np.asarray(self.optimizer // self.parameters)
 
     @property
     def slices(self) -> Ints:
@@ -73,8 +77,8 @@ class BatchedCollectives:
         if not self._machine.links:
             return CollectiveSeconds(*np.zeros((4, *weights.shape)))
         parts, others = pairs.parts, pairs.replicas // pairs.optimizer
-        held = weights // pairs.weights[:, None]
-        gather = self._ring(pairs, _gathered(weights, pairs.weights), pairs.weights, parts)
+        held = weights // pairs.parameters[:, None]
+        gather = self._ring(pairs, _gathered(weights, pairs.parameters), pairs.parameters, parts)
         spread = self._ring(pairs, _gathered(held, parts), parts)
         shards = all_reduce_bytes(sizes["shard"], others[:, None])
         summed = self._ring(pairs, shards, others, pairs.optimizer, passes=2)
@@ -88,7 +92,7 @@ class BatchedCollectives:
         machine = self._machine
         within_host = pairs.replicas * pairs.slices <= machine.devices_per_host
         waits = within_host & (machine.device.kind == "cpu")
-        waits |= machine.rule != "overlapping"
+        waits |= machine.execution_model != "overlapping"
         return np.asarray((pairs.replicas > pairs.optimizer) & ~waits)
 
     def _common(self, pairs: ShardingColumns, sizes: Mapping[str, Ints]) -> Floats:
@@ -101,7 +105,7 @@ class BatchedCollectives:
                 sent = all_reduce_bytes(sizes[name][rows], np.array(ranks))
                 if sent.any():
                     exchanging = pairs.replicas[rows] * int(tensor)
-                    ways = self._rings.ways(np.array(ranks), np.array(apart), exchanging)
+                    ways = self._rings.costs(np.array(ranks), np.array(apart), exchanging)
                     each_byte, each_hop = (way[:, None] for way in ways)
                     found[rows] += np.where(
                         sent > 0, sent * each_byte + 2 * (ranks - 1) * each_hop, 0.0
@@ -138,7 +142,7 @@ class BatchedCollectives:
             passes: times that the buffer goes around.
         """
         slices = pairs.slices
-        ways = self._rings.ways(ranks, apart * slices, pairs.replicas * slices)
+        ways = self._rings.costs(ranks, apart * slices, pairs.replicas * slices)
         each_byte, each_hop = (way[:, None] for way in ways)
         return np.asarray(sent * each_byte + passes * (ranks - 1)[:, None] * each_hop)
 

@@ -13,24 +13,24 @@ class LayerConfig(NamedTuple):
     precision: Precision
     compiled: bool
     micro: int
-    sums: bool
+    accumulates: bool
     """Whether a step has several micro-batches, so that their gradients are summed."""
-    parted: bool
+    pipelined: bool
     """Whether there are several stages."""
     replicas: int = 1
     """Whose slices exchange at the same time, on the same links."""
-    moves: bool = False
+    offloads: bool = False
     """Whether compute units are set apart for moves between tiers (`Device.moving_share`)."""
 
 
 class ShardingOption(NamedTuple):
     """How replicas share the state of layers, and where that of the optimizer lives."""
 
-    weights: int
+    parameters: int
     """rts."""
     optimizer: int
     """rts'."""
-    home: str = DEVICE_TIER
+    optimizer_tier: str = DEVICE_TIER
     """The tier of the optimizer's state."""
 
 
@@ -39,16 +39,16 @@ class ShardingOptions(NamedTuple):
 
     tensor: int
     precision: Precision
-    sums: bool
+    accumulates: bool
     replicas: int
-    pairs: tuple[ShardingOption, ...]
-    moves: bool = False
+    options: tuple[ShardingOption, ...]
+    offloads: bool = False
     """As in `Setting`."""
 
 
-def priced_plan(base: Plan, precision: Precision, *, sums: bool, optimizer: int = 1) -> Plan:
+def priced_plan(base: Plan, precision: Precision, *, accumulates: bool, optimizer: int = 1) -> Plan:
     """A plan as far as it says how wide numbers are, and how replicas share optimizer state."""
-    batch = base.batch.model_copy(update={"accumulation": 2 if sums else 1})
+    batch = base.batch.model_copy(update={"accumulation": 2 if accumulates else 1})
     sharding = ShardingDegrees.model_construct(
         {"parameters", "optimizer"}, parameters=1, optimizer=optimizer
     )
@@ -58,7 +58,7 @@ def priced_plan(base: Plan, precision: Precision, *, sums: bool, optimizer: int 
 class RecomputeConfig(NamedTuple):
     """What is computed again of the blocks of each stage, the same of each of its chunks."""
 
-    whole: tuple[int, ...] = ()
+    full: tuple[int, ...] = ()
     """For each stage of how many of the first blocks all is; () of none."""
     selective: tuple[int, ...] = ()
     """For each stage of how many all but large products: of the first, or of all that are left
@@ -67,13 +67,13 @@ class RecomputeConfig(NamedTuple):
     @property
     def mode(self) -> Recompute:
         """The most that any stage computes again."""
-        return "full" if any(self.whole) else "selective" if any(self.selective) else "none"
+        return "full" if any(self.full) else "selective" if any(self.selective) else "none"
 
 
 class ComputeConfig(NamedTuple):
     """What the passes of a plan depend on."""
 
-    setting: LayerConfig
-    again: RecomputeConfig
-    micros: int
+    layer: LayerConfig
+    recompute: RecomputeConfig
+    microbatches: int
     """Micro-batches of a step."""

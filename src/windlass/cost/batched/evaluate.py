@@ -34,7 +34,7 @@ class PlanTotals:
     step_seconds: Floats
     peak_bytes: Floats
     """Of the near tier, on the fullest stage."""
-    far_full: Floats
+    offload_fill: Floats
     """Share of the tier beyond that its state takes, on the fullest stage; up to 1 it fits."""
 
 
@@ -52,12 +52,12 @@ def evaluate_batch(
     Raises:
         KeyError: the machine states no rate, or no link, that a plan needs.
     """
-    parts = StagePartition(shape, ends, chain.sorts)
+    parts = StagePartition(shape, ends, chain.kind_of_layer)
     shared = _Shared(chain, parts, rows)
     return PlanTotals(
         step_seconds=_seconds(chain, parts, shared, rows),
         peak_bytes=peak_bytes(chain, parts, rows, shared.held),
-        far_full=shared.far_full[rows.pair],
+        offload_fill=shared.far_full[rows.sharding],
     )
 
 
@@ -65,7 +65,7 @@ def step_seconds(
     chain: LayerCosts, shape: PipelineShape, ends: tuple[int, ...], rows: PlanTable
 ) -> Floats:
     """Seconds of a step alone, as in `closed`."""
-    parts = StagePartition(shape, ends, chain.sorts)
+    parts = StagePartition(shape, ends, chain.kind_of_layer)
     return _seconds(chain, parts, _Shared(chain, parts, rows), rows)
 
 
@@ -73,7 +73,7 @@ def stage_bytes(
     chain: LayerCosts, shape: PipelineShape, ends: tuple[int, ...], rows: PlanTable
 ) -> Floats:
     """Bytes of the near tier that each stage (columns) of each plan (rows) needs, as `closed`."""
-    parts = StagePartition(shape, ends, chain.sorts)
+    parts = StagePartition(shape, ends, chain.kind_of_layer)
     return bytes_of_stages(chain, parts, rows, _Shared(chain, parts, rows).held)
 
 
@@ -82,16 +82,16 @@ def stage_seconds(
 ) -> Floats:
     """Seconds of all passes of a micro-batch on each stage (columns) of each plan (rows)."""
     forward, backward = _chunk_seconds(chain, shape, ends, rows)
-    turns = (forward + backward).reshape(len(forward), shape.interleave, shape.pipeline)
-    return np.asarray(turns.sum(axis=1)[rows.run])
+    turns = (forward + backward).reshape(len(forward), shape.virtual_stages, shape.pipeline)
+    return np.asarray(turns.sum(axis=1)[rows.config])
 
 
 def _chunk_seconds(
     chain: LayerCosts, shape: PipelineShape, ends: tuple[int, ...], rows: PlanTable
 ) -> tuple[Floats, Floats]:
     """Seconds of the forward and of the whole backward pass of each chunk (columns) of each run."""
-    times = ConfigTimes.of(chain, StagePartition(shape, ends, chain.sorts), rows)
-    parted = shape.order == "zero-bubble"
+    times = ConfigTimes.of(chain, StagePartition(shape, ends, chain.kind_of_layer), rows)
+    parted = shape.schedule == "zero-bubble"
     backward: tuple[PassName, ...] = (
         ("backward_input", "backward_weight") if parted else ("backward",)
     )
@@ -103,7 +103,7 @@ def _seconds(
 ) -> Floats:
     taken = StageTimes(chain, parts, rows, stops=bool(shared.reductions.waited.any()))
     found = _step(parts, taken, shared, rows, clips=chain.base.clip)
-    return found * host_pace(chain, parts.shape, rows)[rows.run]
+    return found * host_pace(chain, parts.shape, rows)[rows.config]
 
 
 class _Shared:
@@ -143,21 +143,21 @@ def _step(
 ) -> Floats:
     """When the last stage has updated its weights."""
     reduced = grad_reduce_end(parts, taken.passed, shared.reductions)
-    alike, run = shared.alike, taken.place[rows.run]
+    alike, run = shared.alike, taken.place[rows.config]
     if clips:  # the norm waits for all stages
         found = reduced.of_plans(taken.place[alike.run], alike.share)[alike.place]
-        found += shared.after.max(axis=1)[rows.pair]
+        found += shared.after.max(axis=1)[rows.sharding]
     else:
         updated = reduced.spread(alike.shares).with_things(shared.after.T[parts.sort])
-        found = updated.of_plans(run, rows.pair)
+        found = updated.of_plans(run, rows.sharding)
     late = np.zeros(rows.count)
     gather = shared.gather[alike.pairs]
     if gather.any():  # before the first passes
         lates = gather_delay(parts, taken.passed.folded.firsts, gather)
         late = lates.of_plans(taken.first[alike.run], alike.share)[alike.place]
-    going = np.flatnonzero(shared.goes_on[rows.pair])
+    going = np.flatnonzero(shared.goes_on[rows.sharding])
     if going.size:
-        some = rows.run[going], rows.pair[going]
+        some = rows.config[going], rows.sharding[going]
         ended = None
         if not clips:
             ended = reduced.of(run[going], alike.shares[some[1]]) - found[going]
@@ -214,10 +214,10 @@ class ExchangeKinds:
     @classmethod
     def of(cls, chain: LayerCosts, rows: PlanTable) -> "ExchangeKinds":
         """Those of some plans."""
-        numbers, counts = rows.table.exchanging(chain, rows.shared)
+        numbers, counts = rows.sharding_table.exchanging(chain, rows.shared)
         own, kinds = numbers[rows.places], counts[rows.shared]
         firsts = np.cumsum(kinds) - kinds
-        shares = own + np.repeat(firsts, rows.table.counts[rows.shared])
+        shares = own + np.repeat(firsts, rows.sharding_table.counts[rows.shared])
         pairs = np.zeros(kinds.sum(), dtype=np.int64)
         pairs[shares[::-1]] = np.arange(len(shares))[::-1]
         block = np.searchsorted(rows.shared, rows.block)
@@ -229,5 +229,5 @@ class ExchangeKinds:
             shares=shares,
             run=run,
             share=np.arange(len(run)) + np.repeat(firsts[block] - begins, of_run),
-            place=begins[rows.run] + own[rows.pair],
+            place=begins[rows.config] + own[rows.sharding],
         )

@@ -36,7 +36,7 @@ class LayerCosts:
         self.base, self.graph, self.machine = base, graph, machine
         names = [kind.name for kind in graph.layer_kinds()]
         own = tuple(dict.fromkeys(names))
-        self.sorts: Ints = np.array([own.index(name) for name in names])
+        self.kind_of_layer: Ints = np.array([own.index(name) for name in names])
         """Of each layer its kind, as a number."""
         self.layers = len(names)
         self.tied = tuple(
@@ -77,7 +77,7 @@ class LayerCosts:
     def kinds_as(self, modes: Sequence[Recompute]) -> Ints:
         """The kind of each layer, recomputed in one of these modes."""
         chosen = np.array(modes) == "selective"
-        return np.asarray(np.where(chosen, self.variants[self.sorts], self.sorts))
+        return np.asarray(np.where(chosen, self.variants[self.kind_of_layer], self.kind_of_layer))
 
     def message_ways(self, settings: Sequence[LayerConfig], pipeline: int) -> tuple[Floats, Floats]:
         """Seconds of a byte to another stage, and of a message apart from its bytes, of each."""
@@ -86,7 +86,7 @@ class LayerCosts:
             return np.zeros(len(settings)), np.zeros(len(settings))
         stages = [each.replicas * int(each.tensor) for each in settings]
         ways = {
-            devices: message_cost(links, pipeline * devices, exchanging=devices)
+            devices: message_cost(links, pipeline * devices, active_devices=devices)
             for devices in set(stages)
         }
         each_byte, each_message = np.array([ways[devices] for devices in stages]).T
@@ -96,15 +96,15 @@ class LayerCosts:
         """Bytes/s of the norm over so many bytes each, a row for each pair of all blocks."""
         known: dict[tuple[Precision, bool, bool], int] = {}
         alike = [
-            known.setdefault((block.precision, block.sums, block.moves), len(known))
+            known.setdefault((block.precision, block.accumulates, block.offloads), len(known))
             for block in blocks
         ]
-        alike_of_pair = np.repeat(alike, [len(block.pairs) for block in blocks])
+        alike_of_pair = np.repeat(alike, [len(block.options) for block in blocks])
         found = np.empty_like(nbytes)
         for (precision, sums, moves), place in known.items():
             rows = alike_of_pair == place
-            device = self.machine.device.computing(moves=moves)
-            fixed = norm_rate(priced_plan(self.base, precision, sums=sums), device)
+            device = self.machine.device.effective(offloads=moves)
+            fixed = norm_rate(priced_plan(self.base, precision, accumulates=sums), device)
             found[rows] = fixed or rates_at(device.traffic, nbytes[rows])
         return found
 

@@ -35,7 +35,7 @@ def min_batch_seconds(
         ends: first layer of each chunk, and the chain's length.
         rows: the plans.
     """
-    parts = StagePartition(shape, ends, chain.sorts)
+    parts = StagePartition(shape, ends, chain.kind_of_layer)
     worked = _worked(parts, ConfigTimes.of(chain, parts, rows), rows)
     return np.asarray(worked.through.max(axis=1) * host_pace(chain, shape, rows))
 
@@ -44,10 +44,10 @@ def min_batch_seconds(
 class MemoryLimit:
     """What plans have to make do with."""
 
-    near_bytes: float
-    spares: bool
+    budget_bytes: float
+    minimizes_recompute: bool
     """Whether more layers may be computed again, as many as it takes."""
-    selects: Bools
+    allows_selective: Bools
     """Of each run whether its layers can keep what their large products give."""
 
 
@@ -67,23 +67,23 @@ def min_batch_seconds_in_memory(
         rows: the plans, all of which compute as much again.
         room: that each has.
     """
-    parts = StagePartition(shape, ends, chain.sorts)
+    parts = StagePartition(shape, ends, chain.kind_of_layer)
     times = ConfigTimes.of(chain, parts, rows)
     worked, holds = _worked(parts, times, rows), _Holds.of(chain, parts, rows)
-    over = _over(chain, parts, rows, holds) - room.near_bytes * (1 + _ROUNDING)
+    over = _over(chain, parts, rows, holds) - room.budget_bytes * (1 + _ROUNDING)
     more = np.where(over > 0, inf, 0.0)
-    if room.spares:
-        whole, some = (rows.micros * each for each in times.repeated(_inner(chain)))
-        more = _again_seconds(rows, holds, over, _Again(whole, some, room.selects))
+    if room.minimizes_recompute:
+        whole, some = (rows.microbatches * each for each in times.repeated(_inner(chain)))
+        more = _again_seconds(rows, holds, over, _Again(whole, some, room.allows_selective))
     states = rows.states(chain)
     waited, after = states.waited[rows.places], states.after[rows.places]
-    behind = parts.by_stage(waited + after)[rows.pair]
-    found = (worked.own[rows.run] + more + behind).max(axis=1)
-    if shape.order != "zero-bubble":
+    behind = parts.by_stage(waited + after)[rows.sharding]
+    found = (worked.own[rows.config] + more + behind).max(axis=1)
+    if shape.schedule != "zero-bubble":
         first = parts.over(waited, *ends[:2]) + parts.by_stage(after)[:, 0]
-        back = (worked.through[rows.run] + more).max(axis=1) + first[rows.pair]
+        back = (worked.through[rows.config] + more).max(axis=1) + first[rows.sharding]
         np.maximum(found, back, out=found)
-    return np.asarray(found * host_pace(chain, shape, rows)[rows.run])
+    return np.asarray(found * host_pace(chain, shape, rows)[rows.config])
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,13 +102,15 @@ class _Worked:
 
 def _worked(parts: StagePartition, times: ConfigTimes, rows: PlanTable) -> _Worked:
     shape = parts.shape
-    parted = shape.order == "zero-bubble"
+    parted = shape.schedule == "zero-bubble"
     forward = times.sums("forward").by_chunk()
     whole: tuple[PassName, ...] = ("backward_input", "backward_weight") if parted else ("backward",)
     first = times.sums(*whole, "sum_first", again=True).by_chunk()
-    later = first if shape.micros == 1 else times.sums(*whole, "sum_later", again=True).by_chunk()
-    passes = rows.micros[:, None] * (forward + later) + first - later
-    turns = passes.reshape(len(passes), shape.interleave, shape.pipeline).sum(axis=1)
+    later = (
+        first if shape.microbatches == 1 else times.sums(*whole, "sum_later", again=True).by_chunk()
+    )
+    passes = rows.microbatches[:, None] * (forward + later) + first - later
+    turns = passes.reshape(len(passes), shape.virtual_stages, shape.pipeline).sum(axis=1)
     hops = np.arange(shape.pipeline) * times.message[:, None]
     own = _before(forward, shape) + hops + turns
     return _Worked(own, own if parted else own + _before(later, shape) + hops)
@@ -143,13 +145,13 @@ class _Holds:
     @classmethod
     def of(cls, chain: LayerCosts, parts: StagePartition, rows: PlanTable) -> "_Holds":
         """What the runs of some plans hold, all of which compute as much again."""
-        shape, ends, settings = parts.shape, parts.ends, rows.settings
-        found = settings.table(chain, "room", _numbers(chain, settings)).at(rows.setting)
+        shape, ends, settings = parts.shape, parts.ends, rows.layer_configs
+        found = settings.table(chain, "room", _numbers(chain, settings)).at(rows.layer_config)
         own, kept, output, gradients, weights = np.split(found, _columns(chain), axis=1)
-        modes = recompute_by_layer(shape, ends, rows.agains[int(rows.again[0])])
+        modes = recompute_by_layer(shape, ends, rows.recomputes[int(rows.recompute[0])])
         again = np.array(modes) == "full"
         first, last = np.array(ends[:-1]), np.array(ends[1:]) - 1
-        each, inputs = _of_layers(chain.sorts), _of_layers(chain.sorts)[first - 1]
+        each, inputs = _of_layers(chain.kind_of_layer), _of_layers(chain.kind_of_layer)[first - 1]
         inputs[0] = 0.0
         counts = np.add.reduceat(each, first, axis=0)
         stays = counts - each[last] * again[last, None] + inputs
@@ -163,7 +165,7 @@ class _Holds:
         some = kept[:, inner] - kept[:, chain.variants[inner]]
         able = np.ones(len(again), dtype=np.int64)
         able[[0, -1]] = 0
-        side = shape.interleave, shape.pipeline
+        side = shape.virtual_stages, shape.pipeline
         return cls(
             there=there + own,
             weights=parts.by_stage(weights),
@@ -178,8 +180,8 @@ def _over(chain: LayerCosts, parts: StagePartition, rows: PlanTable, holds: _Hol
     """Bytes that each stage (columns) of each plan (rows) holds at one moment, if not more."""
     states = rows.states(chain)
     always = parts.by_stage(states.held[rows.places]) + states.staging[rows.places][:, None]
-    come_and_go = np.where(rows.pairs[rows.pair, :1] > 1, holds.weights[rows.run], 0.0)
-    return np.asarray(holds.there[rows.run] + always[rows.pair] + come_and_go)
+    come_and_go = np.where(rows.pairs[rows.sharding, :1] > 1, holds.weights[rows.config], 0.0)
+    return np.asarray(holds.there[rows.config] + always[rows.sharding] + come_and_go)
 
 
 class _Again(NamedTuple):
@@ -201,7 +203,7 @@ def _again_seconds(rows: PlanTable, holds: _Holds, over: Floats, again: _Again) 
         over: bytes that lack, of each plan and stage.
         again: what layers take.
     """
-    run = rows.run
+    run = rows.config
     over = np.where(over > 0, np.maximum(over - holds.outputs[run], 1.0), 0.0)
     whole, some = (np.maximum(each[run], 1.0) for each in (holds.whole, holds.some))
     all_, most = holds.able.sum(axis=1), holds.able.max(axis=1)
@@ -223,7 +225,7 @@ def _again_seconds(rows: PlanTable, holds: _Holds, over: Floats, again: _Again) 
 
 def _inner(chain: LayerCosts) -> Ints:
     """The kinds of layer within the chain, of which some can be computed again."""
-    return np.unique(chain.sorts[1:-1] if chain.layers > 2 else chain.sorts)
+    return np.unique(chain.kind_of_layer[1:-1] if chain.layers > 2 else chain.kind_of_layer)
 
 
 def _open(shape: PipelineShape, layers: Floats) -> tuple[Floats, Floats]:
@@ -233,21 +235,21 @@ def _open(shape: PipelineShape, layers: Floats) -> tuple[Floats, Floats]:
     chunks and none is reduced; each time where most layers are open, of which all weights are used
     still. None are where there is no such moment.
     """
-    turns = ScheduleIndex(shape.order, shape.pipeline, shape.interleave, shape.micros)
-    cycle = shape.pipeline * shape.interleave
+    turns = ScheduleIndex(shape.schedule, shape.pipeline, shape.virtual_stages, shape.microbatches)
+    cycle = shape.pipeline * shape.virtual_stages
     begun, reduced = cycle - shape.pipeline + 1, turns.count - cycle + shape.pipeline
-    sizes = layers.reshape(shape.interleave, 1, shape.pipeline).swapaxes(1, 2)
+    sizes = layers.reshape(shape.virtual_stages, 1, shape.pipeline).swapaxes(1, 2)
     found = []
     for low, high in ((0, 1), (begun, min(begun + cycle, reduced))):
         if low >= high:
-            found.append(np.zeros((shape.pipeline, shape.interleave)))
+            found.append(np.zeros((shape.pipeline, shape.virtual_stages)))
             continue
         before = turns.before_backward(np.arange(low, high)[None])
         there = np.stack(
             [
                 turns.through(before.forward, chunk)
-                - turns.through(before.backward, shape.interleave - 1 - chunk)
-                for chunk in range(shape.interleave)
+                - turns.through(before.backward, shape.virtual_stages - 1 - chunk)
+                for chunk in range(shape.virtual_stages)
             ]
         )
         fullest = (there * sizes).sum(axis=0).argmax(axis=1)
@@ -281,7 +283,7 @@ def _numbers(chain: LayerCosts, settings: LayerConfigTable) -> Callable[[Ints], 
     device, kinds = chain.machine.device, len(chain.variants)
 
     def of(places: Ints) -> Floats:
-        held = chain.passes(settings.some(places)).held
+        held = chain.passes(settings.at(places)).held
         kept, *others = (held[:, HELD.index(name)] for name in _NUMBERS)
         compiled = settings.compiled[places]
         own = np.where(compiled, *(device.process_bytes(compiled=each) for each in (True, False)))

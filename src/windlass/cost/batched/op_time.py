@@ -22,7 +22,7 @@ from windlass.cost.op_time import (
 )
 from windlass.program.communication_volume import collective_bytes
 from windlass.program.instruction import InstructionKind
-from windlass.program.memory.layer_sizes import gradient_elements
+from windlass.program.memory.layer_sizes import weight_gradient_elements
 from windlass.program.tensor_parallel import pass_ops
 from windlass.schema.graph import PRECISION_BYTES, Graph, LayerCost, LayerKind, Op
 from windlass.schema.machine import Device
@@ -202,5 +202,5 @@ class ChainOps:
 
 def _made_so_far(backward: Sequence[Op], fresh: Ints) -> Ints:
     """Elements of gradients there are at each op (rows) of a pass that gives so many (columns)."""
-    made = np.array([gradient_elements(op) for op in backward], dtype=np.int64)
+    made = np.array([weight_gradient_elements(op) for op in backward], dtype=np.int64)
     return np.asarray(np.maximum(0, fresh - made.sum()) + np.cumsum(made)[:, None])

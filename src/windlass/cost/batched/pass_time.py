@@ -101,7 +101,9 @@ class PassCostModel:
         """
         alike: dict[_Like, list[int]] = {}
         for at, each in enumerate(settings):
-            like = _Like(each.precision, each.compiled, each.sums, each.parted, each.moves)
+            like = _Like(
+                each.precision, each.compiled, each.accumulates, each.pipelined, each.offloads
+            )
             alike.setdefault(like, []).append(at)
         found = [self._of(like, [settings[at] for at in places]) for like, places in alike.items()]
         if len(found) == 1:
@@ -115,8 +117,8 @@ class PassCostModel:
         )
 
     def _of(self, like: _Like, settings: Sequence[LayerConfig]) -> PassCosts:
-        plan = priced_plan(self._base, like.precision, sums=like.sums)
-        device = self._machine.device.computing(moves=like.moves)
+        plan = priced_plan(self._base, like.precision, accumulates=like.sums)
+        device = self._machine.device.effective(offloads=like.moves)
         tensors = tuple(dict.fromkeys(each.tensor for each in settings))
         micros = tuple(sorted({each.micro for each in settings}))
         places = {each: at for at, each in enumerate(tensors)}
@@ -158,7 +160,7 @@ class PassCostModel:
         tensor: int,
         micros: tuple[int, ...],
     ) -> PassArrays:
-        device = self._machine.device.computing(moves=moves)
+        device = self._machine.device.effective(offloads=moves)
         return self.ops.alone(
             device, ExecutionMode(self._sequence, precision, compiled), tensor, micros
         )
@@ -190,7 +192,7 @@ class PassCostModel:
                 ranks, apart = np.array([tensor_parallel_ring(each, among) for each in tensors])[
                     tensor
                 ].T
-                ways = self._rings.ways(ranks, apart, exchanging)
+                ways = self._rings.costs(ranks, apart, exchanging)
                 each_byte, each_hop = (way[:, None, None] for way in ways)
                 found += sent * each_byte + hops * each_hop
         return found
@@ -198,8 +200,8 @@ class PassCostModel:
     def _summed(self, like: _Like, tensors: Sequence[int], micros: Sequence[int]) -> Floats:
         """Seconds of adding gradients: by slices, micro-batch, first or later in a step, kind."""
         device, plan = (
-            self._machine.device.computing(moves=like.moves),
-            priced_plan(self._base, like.precision, sums=like.sums),
+            self._machine.device.effective(offloads=like.moves),
+            priced_plan(self._base, like.precision, accumulates=like.sums),
         )
         found = np.empty((len(tensors), len(micros), 2, len(self.ops.variants)))
         for at, tensor in enumerate(tensors):

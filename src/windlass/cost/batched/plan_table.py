@@ -93,10 +93,13 @@ class LayerConfigTable:
     def mode(self) -> Ints:
         """A number for each that those share whose layers are cut and compute alike."""
         known: dict[tuple[object, ...], int] = {}
-        modes = [(e.tensor, e.precision, e.compiled, e.sums, e.parted, e.moves) for e in self.all]
+        modes = [
+            (e.tensor, e.precision, e.compiled, e.accumulates, e.pipelined, e.offloads)
+            for e in self.all
+        ]
         return np.array([known.setdefault(mode, len(known)) for mode in modes])
 
-    def some(self, places: Ints) -> tuple[LayerConfig, ...]:
+    def at(self, places: Ints) -> tuple[LayerConfig, ...]:
         """Settings by their places."""
         return tuple(self.all[at] for at in places.tolist())
 
@@ -129,94 +132,94 @@ class LayerConfigTable:
 class PlanTable:
     """Plans of one shape."""
 
-    settings: LayerConfigTable
-    agains: tuple[RecomputeConfig, ...]
+    layer_configs: LayerConfigTable
+    recomputes: tuple[RecomputeConfig, ...]
     """What of the runs is computed again, each once."""
-    table: ShardingTable
+    sharding_table: ShardingTable
     """That blocks and pairs are places in."""
     block: Ints
     """Of each run its place in the table."""
-    setting: Ints
+    layer_config: Ints
     """Of each run."""
-    again: Ints
+    recompute: Ints
     """Of each run."""
-    micros: Ints
+    microbatches: Ints
     """Of each run."""
     shared: Ints
     """Of each block of the runs, in turn, its place in the table."""
-    run: Ints
+    config: Ints
     """Of each plan."""
-    pair: Ints
+    sharding: Ints
     """Of each plan its place among the pairs of `shared`, in turn."""
 
     @property
     def count(self) -> int:
         """How many plans there are."""
-        return len(self.run)
+        return len(self.config)
 
     @cached_property
-    def runs(self) -> tuple[ComputeConfig, ...]:
+    def configs(self) -> tuple[ComputeConfig, ...]:
         """The runs themselves."""
-        return tuple(map(self.run_of, range(len(self.setting))))
+        return tuple(map(self.config_of, range(len(self.layer_config))))
 
-    def run_of(self, run: int) -> ComputeConfig:
+    def config_of(self, run: int) -> ComputeConfig:
         """One of the runs."""
         return ComputeConfig(
-            self.settings.all[self.setting[run]],
-            self.agains[self.again[run]],
-            int(self.micros[run]),
+            self.layer_configs.all[self.layer_config[run]],
+            self.recomputes[self.recompute[run]],
+            int(self.microbatches[run]),
         )
 
-    def share_of(self, pair: int) -> ShardingOption:
+    def sharding_of(self, pair: int) -> ShardingOption:
         """One of the pairs."""
-        return self.table.shares[int(self.places[pair])]
+        return self.sharding_table.options[int(self.places[pair])]
 
     @cached_property
     def blocks(self) -> tuple[ShardingOptions, ...]:
         """The blocks themselves."""
-        return tuple(self.table.all[at] for at in self.shared.tolist())
+        return tuple(self.sharding_table.all[at] for at in self.shared.tolist())
 
     @cached_property
     def places(self) -> Ints:
         """Of each pair its place in the table."""
-        return self.table.places(self.shared)
+        return self.sharding_table.places(self.shared)
 
     @cached_property
     def pairs(self) -> Ints:
         """The rts and rts' (columns) of each pair."""
-        return np.asarray(self.table.degrees[self.places])
+        return np.asarray(self.sharding_table.degrees[self.places])
 
     @cached_property
-    def home(self) -> Ints:
+    def optimizer_tier(self) -> Ints:
         """Of each pair the place of its optimizer state's tier among those of the table."""
-        return np.asarray(self.table.home[self.places])
+        return np.asarray(self.sharding_table.optimizer_tier[self.places])
 
     def states(self, chain: LayerCosts) -> StateCosts:
         """What pairs hold and exchange, a row for each place of the table; see `places`."""
-        return self.table.states(chain, self.shared)
+        return self.sharding_table.states(chain, self.shared)
 
-    def only(self, chosen: Bools) -> "PlanTable":
+    def select(self, chosen: Bools) -> "PlanTable":
         """Some of the plans, with the runs and blocks that they need."""
-        needed = np.zeros(len(self.setting), dtype=bool)
-        needed[self.run[chosen]] = True
+        needed = np.zeros(len(self.layer_config), dtype=bool)
+        needed[self.config[chosen]] = True
         kept = np.isin(self.shared, self.block[needed])
-        of_pair = np.repeat(kept, self.table.counts[self.shared])
+        of_pair = np.repeat(kept, self.sharding_table.counts[self.shared])
         return replace(
             self,
             block=self.block[needed],
-            setting=self.setting[needed],
-            again=self.again[needed],
-            micros=self.micros[needed],
+            layer_config=self.layer_config[needed],
+            recompute=self.recompute[needed],
+            microbatches=self.microbatches[needed],
             shared=self.shared[kept],
-            run=(np.cumsum(needed) - 1)[self.run[chosen]],
-            pair=(np.cumsum(of_pair) - 1)[self.pair[chosen]],
+            config=(np.cumsum(needed) - 1)[self.config[chosen]],
+            sharding=(np.cumsum(of_pair) - 1)[self.sharding[chosen]],
         )
 
     def one(self, place: int) -> "PlanTable":
         """One of the plans."""
-        run, share = int(self.run[place]), self.share_of(self.pair[place])
-        block = self.table.all[self.block[run]]
-        return PlanTable.of([(block._replace(pairs=(share,)), [self.run_of(run)])])
+        run, share = int(self.config[place]), self.sharding_of(self.sharding[place])
+        block = self.sharding_table.all[self.block[run]]
+        return PlanTable.of([(block._replace(pairs=(share,)), [self.config_of(run)])])
 
     @classmethod
     def crossed(
@@ -241,27 +244,27 @@ class PlanTable:
         firsts = np.cumsum(counts) - counts
         run = np.repeat(np.arange(len(runs)), each)
         return cls(
-            settings=settings,
-            agains=agains,
-            table=table,
+            layer_configs=settings,
+            recomputes=agains,
+            sharding_table=table,
             block=block,
-            setting=setting,
-            again=again,
-            micros=micros,
+            layer_config=setting,
+            recompute=again,
+            microbatches=micros,
             shared=shared,
-            run=run,
-            pair=np.arange(len(run)) + np.repeat(firsts[place] - np.cumsum(each) + each, each),
+            config=run,
+            sharding=np.arange(len(run)) + np.repeat(firsts[place] - np.cumsum(each) + each, each),
         )
 
     @classmethod
     def of(cls, families: Sequence[tuple[ShardingOptions, Sequence[ComputeConfig]]]) -> "PlanTable":
         """Plans that run in each of some ways with each pair of a block, for several blocks."""
         runs = [(at, run) for at, (_, able) in enumerate(families) for run in able]
-        settings = {run.setting: None for _, run in runs}
-        agains = {run.again: None for _, run in runs}
+        settings = {run.layer: None for _, run in runs}
+        agains = {run.recompute: None for _, run in runs}
         places = {each: at for at, each in enumerate((*settings, *agains))}
         found = [
-            (at, places[run.setting], places[run.again] - len(settings), run.micros)
+            (at, places[run.layer], places[run.recompute] - len(settings), run.microbatches)
             for at, run in runs
         ]
         return cls.crossed(

@@ -46,20 +46,20 @@ class ScheduleIndex:
         micros: micro-batches of a step; as many as the order allows.
     """
 
-    order: PipelineSchedule
+    schedule: PipelineSchedule
     pipeline: int
-    interleave: int
-    micros: int
+    virtual_stages: int
+    microbatches: int
 
     @property
     def count(self) -> int:
         """Passes of each kind that a stage takes."""
-        return self.micros * self.interleave
+        return self.microbatches * self.virtual_stages
 
     @property
     def parted(self) -> bool:
         """Whether backward passes are run in two parts."""
-        return self.order == "zero-bubble"
+        return self.schedule == "zero-bubble"
 
     @cached_property
     def stages(self) -> Ints:
@@ -70,10 +70,10 @@ class ScheduleIndex:
     def warm(self) -> Ints:
         """Forward passes of each stage (a column) after which forward and backward take turns."""
         behind = self.pipeline - 1 - self.stages
-        if self.order == "gpipe" and self.pipeline > 1:
+        if self.schedule == "gpipe" and self.pipeline > 1:
             return np.full_like(behind, self.count)
-        if self.order == "interleaved":
-            behind = 2 * behind + (self.interleave - 1) * self.pipeline
+        if self.schedule == "interleaved":
+            behind = 2 * behind + (self.virtual_stages - 1) * self.pipeline
         return np.minimum(behind, self.count)
 
     def before_forward(self, turn: Ints) -> PassesBefore:
@@ -104,18 +104,18 @@ class ScheduleIndex:
 
         Of backward passes through chunk c it is those of forward passes through `v - 1 - c`.
         """
-        cycle = self.pipeline * self.interleave
+        cycle = self.pipeline * self.virtual_stages
         whole, rest = np.divmod(taken, cycle)
         within = np.clip(rest - np.asarray(chunk) * self.pipeline, 0, self.pipeline)
         return np.asarray(whole * self.pipeline + within)
 
     def chunk(self, turn: Ints) -> Ints:
         """The chunk of forward passes by their turn."""
-        return np.asarray(turn // self.pipeline % self.interleave)
+        return np.asarray(turn // self.pipeline % self.virtual_stages)
 
     def micro(self, turn: Ints) -> Ints:
         """The micro-batch of passes by their turn among those of their kind."""
-        cycle = self.pipeline * self.interleave
+        cycle = self.pipeline * self.virtual_stages
         return np.asarray(turn // cycle * self.pipeline + turn % self.pipeline)
 
     def passes(self) -> SchedulePasses:
@@ -123,7 +123,7 @@ class ScheduleIndex:
         turn = np.broadcast_to(np.arange(self.count), (self.pipeline, self.count))
         own, micro = self.chunk(turn), self.micro(turn)
         before = [self.before_forward(turn), self.before_backward(turn)]
-        chunks = [own, self.interleave - 1 - own]
+        chunks = [own, self.virtual_stages - 1 - own]
         if self.parted:
             before.append(self.before_weight(turn))
             chunks.append(own)
@@ -144,10 +144,10 @@ _FEW_MORE = 5
 class PipelineShape(NamedTuple):
     """How a step runs through the stages."""
 
-    order: PipelineSchedule
+    schedule: PipelineSchedule
     pipeline: int
-    interleave: int
-    micros: int
+    virtual_stages: int
+    microbatches: int
     """Micro-batches of a step; of plans with more than `settled`, that and one, for all."""
 
     @classmethod
@@ -156,19 +156,19 @@ class PipelineShape(NamedTuple):
     ) -> "PipelineShape":
         """The shape of plans of so many micro-batches."""
         shape = cls(order, pipeline, interleave, micros)
-        return shape._replace(micros=min(micros, shape.settled + pipeline + 1))
+        return shape._replace(microbatches=min(micros, shape.settled + pipeline + 1))
 
     @property
     def settled(self) -> int:
         """Micro-batches from which on each further one takes as long as the last."""
-        return 3 * self.pipeline if self.interleave > 1 else self.pipeline + _FEW_MORE
+        return 3 * self.pipeline if self.virtual_stages > 1 else self.pipeline + _FEW_MORE
 
     @property
     def repeats(self) -> bool:
         """Whether it stands for plans of any larger number of micro-batches too."""
-        return self.micros > self.settled + self.pipeline
+        return self.microbatches > self.settled + self.pipeline
 
     @property
     def chunks(self) -> int:
         """Parts of the chain: those of all stages."""
-        return self.pipeline * self.interleave
+        return self.pipeline * self.virtual_stages

@@ -24,7 +24,7 @@ class ShardingTable:
     @cached_property
     def counts(self) -> Ints:
         """How many pairs each has."""
-        return np.array([len(block.pairs) for block in self.all], dtype=np.int64)
+        return np.array([len(block.options) for block in self.all], dtype=np.int64)
 
     @cached_property
     def firsts(self) -> Ints:
@@ -32,26 +32,26 @@ class ShardingTable:
         return np.asarray(np.cumsum(self.counts) - self.counts)
 
     @cached_property
-    def shares(self) -> tuple[ShardingOption, ...]:
+    def options(self) -> tuple[ShardingOption, ...]:
         """All pairs of all blocks in turn."""
-        return tuple(joined.from_iterable(block.pairs for block in self.all))
+        return tuple(joined.from_iterable(block.options for block in self.all))
 
     @cached_property
     def degrees(self) -> Ints:
         """Their rts and rts' (columns)."""
-        found = [(share.weights, share.optimizer) for share in self.shares]
+        found = [(share.parameters, share.optimizer) for share in self.options]
         return np.array(found, dtype=np.int64).reshape(-1, 2)
 
     @cached_property
-    def homes(self) -> tuple[str, ...]:
+    def optimizer_tiers(self) -> tuple[str, ...]:
         """The tiers where optimizer state of any lives."""
-        return tuple(dict.fromkeys(share.home for share in self.shares))
+        return tuple(dict.fromkeys(share.optimizer_tier for share in self.options))
 
     @cached_property
-    def home(self) -> Ints:
+    def optimizer_tier(self) -> Ints:
         """Of each the place of its tier among `homes`."""
-        places = {home: at for at, home in enumerate(self.homes)}
-        return np.array([places[share.home] for share in self.shares], dtype=np.int64)
+        places = {home: at for at, home in enumerate(self.optimizer_tiers)}
+        return np.array([places[share.optimizer_tier] for share in self.options], dtype=np.int64)
 
     def places(self, blocks: Ints) -> Ints:
         """Where the pairs of some blocks stand, in turn."""
@@ -96,7 +96,7 @@ class _States:
         self._blocks = blocks
         self._known = np.zeros(len(blocks.all), dtype=bool)
         self._rows: StateCosts | None = None
-        self.numbers = np.zeros(len(blocks.shares), dtype=np.int64)
+        self.numbers = np.zeros(len(blocks.options), dtype=np.int64)
         """Of each pair one that those of its block share which exchange alike."""
         self.kinds = np.zeros(len(blocks.all), dtype=np.int64)
         """Of each block how many such numbers there are."""
@@ -126,7 +126,7 @@ class _States:
 
     def _empty(self, found: StateCosts) -> StateCosts:
         """A table with a row for each pair, of as many columns as was found of some."""
-        pairs = len(self._blocks.shares)
+        pairs = len(self._blocks.options)
 
         def rows(values: Floats) -> Floats:
             return np.full((pairs, *values.shape[1:]), np.nan)

@@ -33,7 +33,7 @@ class StagePartition:
         self.stage = self.chunk % shape.pipeline
         self._until = _until(kinds, np.ones(self.layers))
         by_chunk = np.diff(self._until[np.array(ends)], axis=0)
-        by_stage = by_chunk.reshape(shape.interleave, shape.pipeline, -1).sum(axis=0)
+        by_stage = by_chunk.reshape(shape.virtual_stages, shape.pipeline, -1).sum(axis=0)
         self._chunks, alike = np.unique(by_chunk, axis=0, return_inverse=True)
         self.chunk_sort = np.asarray(alike.ravel())
         """For each chunk a number that those share which have as many layers of each kind."""
@@ -140,7 +140,7 @@ def recompute_by_layer(
     found: list[Recompute] = []
     for chunk, (begin, end) in enumerate(pairwise(ends)):
         stage, able = chunk % shape.pipeline, max(0, min(end, ends[-1] - 1) - max(1, begin))
-        whole = min(again.whole[stage], able) if again.whole else 0
+        whole = min(again.full[stage], able) if again.full else 0
         some = min(again.selective[stage], able) if again.selective else 0
         some = able - whole if whole and some else some
         modes: tuple[tuple[Recompute, int], ...] = (

@@ -17,8 +17,8 @@ from windlass.cost.batched.collective_time import BatchedCollectives, ShardingCo
 from windlass.cost.batched.config_keys import ShardingOption, ShardingOptions, priced_plan
 from windlass.cost.optimizer_time import norm_launch_seconds, update_seconds
 from windlass.cost.ring_bandwidth import RingCosts
-from windlass.program.memory.layer_sizes import StateSizes, state_sizes
-from windlass.program.memory.offloaded_bytes import state_at_home
+from windlass.program.memory.layer_sizes import StateSizes, layer_kind_state_sizes
+from windlass.program.memory.offloaded_bytes import offloaded_state_bytes
 from windlass.program.memory.values import STAGING_BYTES
 from windlass.schema.graph import Graph, Precision
 from windlass.schema.machine import Machine
@@ -77,7 +77,9 @@ class StateCostModel:
         self._names = tuple(dict.fromkeys(kind.name for kind in graph.layer_kinds()))
         tiers = machine.device.tiers
         self._homes = (DEVICE_TIER, *(tier.name for tier in tiers if tier.name != DEVICE_TIER))
-        self._capacity = np.array([np.inf, *(t.capacity_bytes for t in tiers if t.name != DEVICE_TIER)])
+        self._capacity = np.array(
+            [np.inf, *(t.capacity_bytes for t in tiers if t.name != DEVICE_TIER)]
+        )
         self._exchanges = BatchedCollectives(machine, rings)
         self._own: Callable[[Precision, bool, bool, int, int], _Own] = cache(self._own_of)
 
@@ -87,14 +89,14 @@ class StateCostModel:
         Raises:
             KeyError: the machine states no rate that a pair needs.
         """
-        counts = [len(block.pairs) for block in blocks]
-        shares = list(joined.from_iterable(block.pairs for block in blocks))
+        counts = [len(block.options) for block in blocks]
+        shares = list(joined.from_iterable(block.options for block in blocks))
         pairs = _pairs(blocks, shares, counts)
         own, place = self._all_own(blocks, pairs.optimizer, counts)
         sizes = dict(zip(StateSizes._fields, own.sizes[place].transpose(2, 0, 1), strict=True))
-        home = np.array([self._homes.index(share.home) for share in shares])
+        home = np.array([self._homes.index(share.optimizer_tier) for share in shares])
         away = (home > 0)[:, None]
-        held = sizes["weights"] // pairs.weights[:, None]
+        held = sizes["weights"] // pairs.parameters[:, None]
         sent = self._exchanges.of(pairs, sizes)
         far = np.where(away, own.away[place], 0)
         after, under_way = self._updates(
@@ -120,7 +122,7 @@ class StateCostModel:
         """`_Own` of all blocks and rts', each once, and of each pair its place among those."""
         known: dict[tuple[Precision, bool, bool, int, int], int] = {}
         each = [
-            (block.precision, block.sums, block.moves, block.tensor)
+            (block.precision, block.accumulates, block.offloads, block.tensor)
             for block, count in zip(blocks, counts, strict=True)
             for _ in range(count)
         ]
@@ -132,13 +134,13 @@ class StateCostModel:
     def _own_of(
         self, precision: Precision, sums: bool, moves: bool, tensor: int, optimizer: int
     ) -> _Own:
-        plan = priced_plan(self._base, precision, sums=sums, optimizer=optimizer)
-        device = self._machine.device.computing(moves=moves)
+        plan = priced_plan(self._base, precision, accumulates=sums, optimizer=optimizer)
+        device = self._machine.device.effective(offloads=moves)
         kinds = [self._graph.shard(tensor).kinds[name] for name in self._names]
-        sizes = [state_sizes(plan, kind) for kind in kinds]
+        sizes = [layer_kind_state_sizes(plan, kind) for kind in kinds]
         return _Own(
             sizes=np.array(sizes),
-            away=np.array([state_at_home(plan, each) for each in sizes]),
+            away=np.array([offloaded_state_bytes(plan, each) for each in sizes]),
             update=np.array([update_seconds(plan, kind, device).total for kind in kinds]),
             launches=np.array([norm_launch_seconds(kind, device) for kind in kinds]),
         )
@@ -148,7 +150,7 @@ class StateCostModel:
         tiers = {tier.name: tier for tier in self._machine.device.tiers}
         seconds = np.zeros(len(self._homes))
         for at in np.unique(home[home > 0]):
-            seconds[at] = tiers[self._homes[at]].moving_seconds(1.0, 1.0)
+            seconds[at] = tiers[self._homes[at]].transfer_seconds(1.0, 1.0)
         return seconds[home][:, None]
 
     def _updates(
@@ -167,7 +169,7 @@ class StateCostModel:
             spread: seconds of putting its parts together.
         """
         lane = np.maximum(work, moving)
-        waits = parted[:, None] | (not self._machine.moves_beside)
+        waits = parted[:, None] | (not self._machine.overlaps_transfers)
         beside = work if self._machine.device.kind == "cpu" else np.zeros_like(work)
         return np.where(waits, lane + spread, beside), np.where(waits, 0.0, lane)
 
@@ -177,11 +179,11 @@ def _pairs(
 ) -> ShardingColumns:
     """All pairs of blocks of so many pairs."""
     tensors = tuple(dict.fromkeys(block.tensor for block in blocks))
-    weights, optimizer = np.array([(share.weights, share.optimizer) for share in shares]).T
+    weights, optimizer = np.array([(share.parameters, share.optimizer) for share in shares]).T
     return ShardingColumns(
         tensors=tensors,
         tensor=np.repeat([tensors.index(block.tensor) for block in blocks], counts),
         replicas=np.repeat([block.replicas for block in blocks], counts),
-        weights=weights,
+        parameters=weights,
         optimizer=optimizer,
     )

@@ -1,21 +1,22 @@
-"""Clock: when each instruction of each program starts and ends.
+"""Event simulator: plays the programs of a plan and times every instruction.
 
-A device computes in one lane, in the order of its program. Messages leave on a lane of their own:
-a send starts when its value is there and the one before it has left, and the device goes on. A
-receive waits for its send; what replicas put together, a pass in which slices exchange and whatever
-brings all devices together wait for the last. What moves between tiers has a lane of its own too.
+A device computes one instruction after the other, in program order. Messages leave through a queue
+of their own: a send starts when its value exists and the previous message has left, and the device
+goes on. A receive waits for its send. A collective, a pass with tensor-parallel collectives and
+whatever synchronizes all devices wait for the last participant. Transfers between memory tiers have
+a queue of their own too.
 
-All devices of a stage run the same program and take the same time, so that one stands for all of
-them: among themselves nobody waits, but for the exchange itself.
+All devices of a stage run the same program in the same time, so one stands for all of them: among
+themselves they wait only for the exchange itself.
 
-Gradients are summed over replicas beside computing where they can be (`Links.sums_beside`), one
-layer after the other: the device goes on once what it waits for of a reduction is over, and whoever
-needs a sum (norm, update, or what takes it home) waits for it.
+Where gradient reduction can overlap (`CommunicationCosts.overlaps_reduction`), layers are reduced
+one after the other: the device goes on after the blocking part, and an instruction that needs a
+reduced gradient (grad norm, update, or offloading it) waits for it.
 
 On a bulk-synchronous machine a device that sends or receives does nothing else meanwhile.
 
-What a step leaves under way the next one finds there: of a plan that moves something between tiers
-the second of two steps is told, the one that repeats.
+With offloading, transfers overlap into the next step: two steps are simulated and the second,
+steady one is reported.
 """
 
 from collections import defaultdict, deque
@@ -26,6 +27,7 @@ from typing import NamedTuple
 from windlass.cost.instruction_time import InstructionCosts
 from windlass.cost.simulator.offload_queue import InstructionSpan, OffloadQueue
 from windlass.errors import PlanError
+from windlass.program.communication_groups import PeerMap
 from windlass.program.device_mesh import mesh_coord
 from windlass.program.instruction import (
     GLOBAL_COLLECTIVES,
@@ -34,32 +36,31 @@ from windlass.program.instruction import (
     InstructionKind,
     Program,
 )
-from windlass.program.process_groups import PeerMap
 from windlass.schema.graph import Graph
 from windlass.schema.machine import Machine
 from windlass.schema.plan import Plan
 
 _ANSWERING = frozenset(MATCHING_RECEIVE.values())
 _TAKING: tuple[InstructionKind, ...] = ("update", "offload_grads")
-"""Those that take the sum of a layer's gradient."""
+"""Instructions that need a layer's reduced gradient."""
 
 
 @dataclass(slots=True)
 class _Lane:
-    """How far one device is."""
+    """The progress of one device."""
 
     program: Program
     stage: int
     far: OffloadQueue | None
-    """None where nothing moves between tiers."""
+    """Transfers between tiers; None if the plan offloads nothing."""
     at: int = 0
     now: float = 0.0
     sending: float = 0.0
-    """When its last message has left."""
+    """Time at which its last message has left."""
     summing: float = 0.0
-    """When the last gradient has been summed over replicas."""
+    """Time at which the last gradient has been reduced over replicas."""
     summed: dict[int | None, float] = field(default_factory=dict)
-    """The same by layer."""
+    """The same time for each layer."""
     spans: list[InstructionSpan] = field(default_factory=list)
 
     @property
@@ -74,15 +75,15 @@ class _Lane:
         return max(self.starts(instruction), self.due(instruction))
 
     def due(self, instruction: Instruction) -> float:
-        """When the sums that an instruction needs are there."""
+        """Time at which the reduced gradients that an instruction needs exist."""
         if instruction.kind == "grad_norm":
             return self.summing
         return self.summed.get(instruction.layer, 0.0) if instruction.kind in _TAKING else 0.0
 
     def sum_up(self, layer: int | None, seconds: float) -> None:
-        """Begins to sum a gradient, in so many seconds on its links; what waits for it may not.
+        """Starts to reduce a layer's gradient in this many seconds on the links.
 
-        Those of the sum that the device waits for take turns with sums that are under way.
+        The blocking part of a reduction takes turns with the reductions that are still running.
         """
         self.summing = self.summed[layer] = max(self.now, self.summing) + seconds
 
@@ -92,7 +93,7 @@ class _Lane:
         self.at += 1
 
     def begin(self) -> float:
-        """Starts the next step; gives when that is."""
+        """Starts the next step and returns its start time."""
         self.at, self.spans = 0, []
         return self.now
 
@@ -100,21 +101,20 @@ class _Lane:
 def simulate_programs(
     plan: Plan, graph: Graph, machine: Machine, costs: InstructionCosts, programs: Sequence[Program]
 ) -> tuple[tuple[InstructionSpan, ...], ...]:
-    """The span of each instruction, for each program, from the begin of the step.
+    """Start and end of every instruction of each program, in seconds from the start of the step.
 
-    All hosts are equally fast here; `Machine.pace` tells how much longer all of it takes.
-
-    Moves between tiers have the span in which they move, which may end after the step.
+    All hosts are equally fast here; `Machine.pace` says how much longer everything takes. Transfers
+    between tiers have the span in which they move, which may end after the step.
 
     Args:
         plan: the plan.
-        graph: that it cuts.
-        machine: that it runs on.
-        costs: of the plan's instructions.
-        programs: of at least one device of each stage.
+        graph: the graph that it partitions.
+        machine: the machine that it runs on.
+        costs: costs of the plan's instructions.
+        programs: programs of at least one device of each stage.
 
     Raises:
-        PlanError: the devices wait for each other for ever.
+        PlanError: the programs deadlock.
         KeyError: the machine has no such tier or link, or states no rate for it.
     """
     stages = [mesh_coord(program.device, plan.parallel).stage for program in programs]
@@ -132,13 +132,14 @@ def simulate_programs(
 
 
 class _Wire(NamedTuple):
-    """What messages of one kind go over, one behind the other."""
+    """The channel that messages of one kind take, one after the other."""
 
     sender: int
-    """Its stage."""
+    """Stage that sends."""
     receiver: int
+    """Stage that receives."""
     name: str
-    """As `Peers.lane`."""
+    """Name of the channel, as in `Peers.lane`."""
 
 
 class _Clock:
@@ -151,7 +152,7 @@ class _Clock:
         programs: Sequence[Program],
     ) -> None:
         self._cut, self._costs = plan.parallel, costs
-        self._in_turn = machine.rule == "bulk-synchronous"
+        self._in_turn = machine.execution_model == "bulk-synchronous"
         self._peers = PeerMap(plan, graph)
         self._sent: dict[_Wire, deque[tuple[float, float]]] = defaultdict(deque)
         """When what went out is there, and how long it was under way."""
@@ -169,7 +170,7 @@ class _Clock:
         ]
 
     def step(self) -> None:
-        """One step of all devices."""
+        """Simulates one step of all devices."""
         moved = True
         while moved:
             moved = False
@@ -184,7 +185,7 @@ class _Clock:
                 )
 
     def _advance(self, lane: _Lane, instruction: Instruction) -> bool:
-        """Passes the lane's next instruction if it can start; False if it has to wait."""
+        """Runs the device's next instruction if it can start; returns False if it has to wait."""
         if self._peers.is_collective(instruction):
             return self._meet(lane, instruction)
         if instruction.kind in MATCHING_RECEIVE:
@@ -192,18 +193,18 @@ class _Clock:
         elif instruction.kind in _ANSWERING:
             return self._receive(lane, instruction)
         elif lane.far is not None:
-            span, then = lane.far.pass_by(instruction, max(lane.now, lane.due(instruction)))
+            span, then = lane.far.schedule(instruction, max(lane.now, lane.due(instruction)))
             lane.pass_by(*span, then=then)
         else:
             begin = max(lane.now, lane.due(instruction))
-            end = begin + self._costs.total(instruction, lane.program.device)
+            end = begin + self._costs.seconds(instruction, lane.program.device)
             lane.pass_by(lane.now, end, then=end)
         return True
 
     def _send(self, lane: _Lane, instruction: Instruction) -> None:
         now = lane.ready(instruction)
         start = max(now, lane.sending)
-        seconds = self._costs.exchange_seconds(instruction)
+        seconds = self._costs.communication_seconds(instruction)
         lane.sending = start + seconds
         wire = self._wire(lane, instruction)
         if wire is not None:
@@ -216,12 +217,12 @@ class _Clock:
             return False
         there, seconds = self._sent[wire].popleft()
         here = lane.now + (seconds if self._in_turn else 0.0)
-        end = max(here, there) + self._costs.total(instruction, lane.program.device)
+        end = max(here, there) + self._costs.seconds(instruction, lane.program.device)
         lane.pass_by(lane.now, end, then=end)
         return True
 
     def _wire(self, lane: _Lane, instruction: Instruction) -> _Wire | None:
-        """What a message of a stage goes over; None if its layer lies on no boundary."""
+        """The channel of a message; None if its layer lies on no stage boundary."""
         key = lane.stage, instruction.kind, instruction.layer
         if key not in self._wires:
             device = lane.program.device
@@ -236,19 +237,19 @@ class _Clock:
         return self._wires[key]
 
     def _meet(self, lane: _Lane, instruction: Instruction) -> bool:
-        """Passes an instruction for all devices of its group once the last of them is there."""
+        """Runs an instruction of a whole group once its last member has arrived."""
         group = self.lanes if instruction.kind in GLOBAL_COLLECTIVES else [lane]
         if any(other.next is None or other.next != instruction for other in group):
             return False
         begin = max(other.ready(instruction) for other in group)
-        exchange = self._costs.exchange_seconds(instruction)
-        beside = self._costs.beside_seconds(instruction)
+        exchange = self._costs.communication_seconds(instruction)
+        beside = self._costs.overlapped_seconds(instruction)
         for other in group:
-            worked = self._costs.total(instruction, other.program.device)
+            worked = self._costs.seconds(instruction, other.program.device)
             end = begin + exchange - beside + worked
             if beside:
                 other.sum_up(instruction.layer, exchange)
             if other.far is not None:
-                other.far.follow(instruction, end)
+                other.far.schedule_result(instruction, end)
             other.pass_by(other.starts(instruction), end, then=end)
         return True

@@ -1,10 +1,11 @@
-"""Streamed: when the instructions of a device start and end whose layers come and go.
+"""Transfers between memory tiers of one device with offloading.
 
-The device computes in one lane. What moves between tiers goes through another, one after the other
-in the order that the program begins it, and whoever needs a layer waits for it.
+The device computes instructions in order. Transfers go through a queue of their own, in the order
+in which the program starts them, and an instruction that needs a layer waits for its transfer.
 
-On a CPU the updates of moving layers take the cores from the computing, so they count in both. On a
-bulk-synchronous machine without compute units set apart for moves, the device waits for each.
+On a CPU the update of an offloaded layer takes the cores from other work, so it counts in both. On
+a bulk-synchronous machine without compute units reserved for transfers, the device waits for each
+one.
 """
 
 from dataclasses import dataclass
@@ -20,8 +21,8 @@ from windlass.program.instruction import (
     InstructionKind,
     Program,
 )
-from windlass.program.memory.effects import Effects
-from windlass.program.memory.tier_traffic import Traffic, together
+from windlass.program.memory.effects import InstructionEffects
+from windlass.program.memory.tier_traffic import TierTraffic, sum_tiers
 from windlass.schema.graph import Graph
 from windlass.schema.machine import Machine
 from windlass.schema.plan import Plan
@@ -30,7 +31,7 @@ _PASSES: tuple[InstructionKind, ...] = (*WEIGHT_PASSES, *GRADIENT_PASSES)
 
 
 class InstructionSpan(NamedTuple):
-    """Seconds of the step at which an instruction starts and ends."""
+    """Start and end of an instruction, in seconds of the step."""
 
     start: float
     end: float
@@ -39,23 +40,23 @@ class InstructionSpan(NamedTuple):
 def first_step_seconds(
     plan: Plan, graph: Graph, machine: Machine, costs: InstructionCosts, program: Program
 ) -> float:
-    """Seconds of a first step with what settles it, until all has moved.
+    """Seconds of a first step and of flushing its deferred updates, until all transfers have ended.
 
     Raises:
         KeyError: the machine has no such tier, or states no rate for it.
     """
-    lane, now = OffloadQueue(plan, graph, machine, costs, program.device), 0.0
-    lane.stored = False
+    queue, now = OffloadQueue(plan, graph, machine, costs, program.device), 0.0
+    queue.has_offloaded_grads = False
     for instruction in program.instructions:
-        _, now = lane.pass_by(instruction, now)
-    lane.stored = True
+        _, now = queue.schedule(instruction, now)
+    queue.has_offloaded_grads = True
     for instruction in program.flush_deferred_updates:
-        _, now = lane.pass_by(instruction, now)
-    return max(now, lane.moved)
+        _, now = queue.schedule(instruction, now)
+    return max(now, queue.idle_at)
 
 
 def step_seconds(program: Program, spans: tuple[InstructionSpan, ...]) -> float:
-    """When the last instruction has passed that is no move."""
+    """End of the last instruction that is not a transfer."""
     return max(
         span.end
         for instruction, span in zip(program.instructions, spans, strict=True)
@@ -64,7 +65,7 @@ def step_seconds(program: Program, spans: tuple[InstructionSpan, ...]) -> float:
 
 
 def transfer_seconds(program: Program, spans: tuple[InstructionSpan, ...]) -> float:
-    """How long the lane of moves is busy."""
+    """Seconds in which the transfer queue is busy."""
     return sum(
         span.end - span.start
         for instruction, span in zip(program.instructions, spans, strict=True)
@@ -73,28 +74,28 @@ def transfer_seconds(program: Program, spans: tuple[InstructionSpan, ...]) -> fl
 
 
 class OffloadQueue:
-    """What one device has under way between its tiers.
+    """The transfers between tiers that one device has started.
 
     Args:
         plan: the plan.
-        graph: that it cuts.
-        machine: that it runs on.
-        costs: of the plan's instructions.
-        device: which of the plan's devices.
+        graph: the graph that it partitions.
+        machine: the machine that it runs on.
+        costs: costs of the plan's instructions.
+        device: index of the device.
     """
 
     def __init__(
         self, plan: Plan, graph: Graph, machine: Machine, costs: InstructionCosts, device: int
     ) -> None:
         self._costs, self._device = costs, device
-        self._traffic = Traffic(plan, graph)
-        self._effects = Effects(plan, graph, mesh_coord(device, plan.parallel).stage)
+        self._traffic = TierTraffic(plan, graph)
+        self._effects = InstructionEffects(plan, graph, mesh_coord(device, plan.parallel).stage)
         self._tiers = {tier.name: tier for tier in machine.device.tiers}
         self._shares_cores = machine.device.kind == "cpu"
-        self._moves_beside = machine.moves_beside
+        self._moves_beside = machine.overlaps_transfers
         self._moves_updates = plan.is_offloaded("optimizer")
-        self.moved = 0.0
-        """When all that was begun has moved."""
+        self.idle_at = 0.0
+        """Time at which all transfers that were started have ended."""
         self._put_home = 0.0
         """When the last gradient has gone home."""
         self._there: dict[int, float] = {}
@@ -103,22 +104,22 @@ class OffloadQueue:
         """When each output has come back, by layer and micro-batch."""
         self._gone = 0.0
         """When the last output has gone home."""
-        self.stored = True
-        """Whether gradients wait at home for the updates that are put off."""
+        self.has_offloaded_grads = True
+        """Whether the previous step's gradients are offloaded and wait for deferred updates."""
 
     def ready(self, instruction: Instruction, now: float) -> float:
-        """When an instruction can start that itself moves nothing between tiers."""
+        """Time at which an instruction can start that moves nothing between tiers itself."""
         kind, layer, micro = instruction
         if kind == "grad_norm":
             return max(now, self._put_home)
         if layer is None:
             return now
         if kind in _PASSES:
-            needed = self._effects.targets(layer)
+            needed = self._effects.gradient_targets(layer)
             now = max(now, self._back.get((layer - 1, micro), 0.0))
             return max(now, *(self._there.get(owner, 0.0) for owner in needed))
         if kind == "send_tied_weights":
-            layer = self._effects.holding.lends[layer].owner_layer
+            layer = self._effects.tensors.tied_as_owner[layer].owner_layer
         if kind in (
             "free_weights",
             "free_shard",
@@ -129,8 +130,12 @@ class OffloadQueue:
             return max(now, self._there.get(layer, 0.0))
         return now
 
-    def pass_by(self, instruction: Instruction, now: float) -> tuple[InstructionSpan, float]:
-        """The span of an instruction, and when the device goes on; a move goes on beside it.
+    def schedule(self, instruction: Instruction, now: float) -> tuple[InstructionSpan, float]:
+        """The span of an instruction, and when the device goes on: a transfer runs beside it.
+
+        Args:
+            instruction: the next one in the program.
+            now: time at which the device reaches it.
 
         Raises:
             KeyError: the machine has no such tier, or states no rate for it.
@@ -139,14 +144,14 @@ class OffloadQueue:
         if kind in TRANSFER_KINDS and (kind != "update" or self._moves_updates):
             return self._move(instruction, now)
         start = self.ready(instruction, now)
-        end = start + self._costs.total(instruction, self._device)
+        end = start + self._costs.seconds(instruction, self._device)
         return InstructionSpan(start, end), end
 
-    def follow(self, instruction: Instruction, end: float) -> None:
-        """Sends home what an exchange that ended has brought."""
+    def schedule_result(self, instruction: Instruction, end: float) -> None:
+        """Queues the transfer of what a collective that ends at `end` has produced."""
         seconds = self._moving(instruction)
         if seconds:
-            self.moved = max(self.moved, end) + seconds
+            self.idle_at = max(self.idle_at, end) + seconds
 
     def _move(self, instruction: Instruction, now: float) -> tuple[InstructionSpan, float]:
         kind, layer, micro = instruction
@@ -154,13 +159,15 @@ class OffloadQueue:
             now = max(now, self._put_home)
         elif kind == "offload_activation":
             now = max(now, self._gone)
-        start = max(now, self.moved)
+        start = max(now, self.idle_at)
         end = start + self._moving(instruction)
-        if kind == "update" and (self.stored or layer not in self._effects.put_off):
-            work = self._costs.total(instruction, self._device)
+        if kind == "update" and (
+            self.has_offloaded_grads or layer not in self._effects.deferred_updates
+        ):
+            work = self._costs.seconds(instruction, self._device)
             end = max(end, start + work)
             now += work if self._shares_cores else 0.0
-        self.moved = end
+        self.idle_at = end
         if kind == "offload_grads":
             self._put_home = end
         elif kind == "offload_activation":
@@ -173,14 +180,16 @@ class OffloadQueue:
 
     def _moving(self, instruction: Instruction) -> float:
         return sum(
-            self._tiers[tier].moving_seconds(moved.read, moved.written)
-            for tier, moved in self._traffic.of(instruction, stored=self.stored).items()
+            self._tiers[tier].transfer_seconds(moved.read, moved.written)
+            for tier, moved in self._traffic.instruction_traffic(
+                instruction, stored=self.has_offloaded_grads
+            ).items()
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FirstStepCost:
-    """What one step takes that no other follows."""
+    """Cost of a single step that no other step follows."""
 
     seconds: float
     read_bytes: int
@@ -188,27 +197,27 @@ class FirstStepCost:
 
 
 def first_step_cost(plan: Plan, graph: Graph, machine: Machine, program: Program) -> FirstStepCost:
-    """What the first step and its settling take together.
+    """Cost of a first step and of flushing its deferred updates.
 
-    A step that repeats does the updates of the one before beside its own computing; here they come
-    after it, and nothing covers them.
+    In steady state the updates of the step before overlap with a step's computation; here they come
+    after it, and nothing hides them.
 
     Args:
-        plan: of one stage.
-        graph: that it cuts.
-        machine: that it runs on.
-        program: lowered from the plan.
+        plan: a plan of one stage.
+        graph: the graph that it partitions.
+        machine: the machine that it runs on.
+        program: the program lowered from the plan.
 
     Raises:
         KeyError: the machine states no rate for the plan's precision, or for a tier.
     """
     costs = InstructionCosts(plan, graph, machine)
     if not plan.offloads:
-        seconds = sum(costs.of(instruction).total for instruction in program.instructions)
+        seconds = sum(costs.terms(instruction).total for instruction in program.instructions)
         return FirstStepCost(seconds=seconds, read_bytes=0, written_bytes=0)
-    traffic = Traffic(plan, graph)
-    first = together(traffic.total(program.instructions, stored=False))
-    moved = first.plus(together(traffic.total(program.flush_deferred_updates)))
+    traffic = TierTraffic(plan, graph)
+    first = sum_tiers(traffic.total(program.instructions, stored=False))
+    moved = first.plus(sum_tiers(traffic.total(program.flush_deferred_updates)))
     return FirstStepCost(
         seconds=first_step_seconds(plan, graph, machine, costs, program),
         read_bytes=moved.read,

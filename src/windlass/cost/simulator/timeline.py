@@ -1,9 +1,9 @@
-"""Simulate: a plan's programs on a clock become a timeline that a measured one lies beside."""
+"""Predicted timeline of a step, in the form of a measured one."""
 
 from windlass.cost.instruction_time import InstructionCosts
 from windlass.cost.simulator.event_simulator import simulate_programs
 from windlass.program.instruction import Program
-from windlass.program.memory.liveness import occupancy
+from windlass.program.memory.liveness import memory_profile
 from windlass.schema.graph import Graph
 from windlass.schema.machine import Machine
 from windlass.schema.plan import Plan
@@ -11,19 +11,20 @@ from windlass.schema.prediction import DeviceTimeline, Timeline
 
 
 def simulate(plan: Plan, graph: Graph, machine: Machine, programs: tuple[Program, ...]) -> Timeline:
-    """One predicted step: when each instruction starts and ends, and what memory holds meanwhile.
+    """Simulates one step: start and end of each instruction, and device memory over time.
 
-    All goes at the pace of the slowest host, which the others wait for.
+    All times are at the pace of the slowest host, which the others wait for.
 
     Args:
         plan: the plan.
-        graph: that it cuts.
-        machine: that it runs on.
-        programs: lowered from the plan, of at least one device of each stage: so many lanes.
+        graph: the graph that it partitions.
+        machine: the machine that it runs on.
+        programs: programs lowered from the plan, of at least one device of each stage; each gives a
+            timeline.
     """
     costs = InstructionCosts(plan, graph, machine)
     spans = simulate_programs(plan, graph, machine, costs, programs)
-    pace = machine.pace(plan.parallel.devices)
+    pace = machine.straggler_factor(plan.parallel.devices)
     held = machine.device.process_bytes(compiled=plan.compile)
     lanes = tuple(
         DeviceTimeline(
@@ -33,7 +34,9 @@ def simulate(plan: Plan, graph: Graph, machine: Machine, programs: tuple[Program
             micro_batches=tuple(instruction.micro_batch for instruction in program.instructions),
             starts=tuple(pace * span.start for span in times),
             ends=tuple(pace * span.end for span in times),
-            memory_bytes=occupancy(program, plan, graph, runtime_bytes=held).bytes,
+            memory_bytes=memory_profile(
+                program, plan, graph, runtime_bytes=held
+            ).bytes_by_instruction,
         )
         for program, times in zip(programs, spans, strict=True)
     )

@@ -1,4 +1,4 @@
-"""Advise: where nothing fits, by how much, and the cheapest changes that would make it fit."""
+"""Advises when nothing fits: by how much, and the cheapest changes that would make a plan fit."""
 
 from collections.abc import Iterator, Sequence
 from itertools import combinations, islice
@@ -22,10 +22,10 @@ from windlass.schema.plan import Plan
 from windlass.schema.request import BatchRequest, Request
 
 MIN_ALTERNATIVES = 3
-"""Plans that fit are named at least, where there are so many."""
+"""Changes that are named at least, if that many fit."""
 
 _SHORTEST = 64
-"""Tokens below which a shorter sequence is no longer worth advising."""
+"""Tokens below which a shorter sequence is not worth advising."""
 
 _MIB = 2**20
 
@@ -38,34 +38,34 @@ def advise(
     Args:
         request: what was asked.
         graph: captured from the request's model.
-        machine: asked for.
+        machine: the machine that was asked for.
         refused: the nearest plan of each family, nearest first; at least one.
     """
-    near_bytes = request.memory or machine.device.memory.capacity_bytes
+    budget_bytes = request.memory or machine.device.memory.capacity_bytes
     nearest, memory = refused[0]
     state = min(training_state_bytes(plan, graph) for plan, _ in refused)
-    left = near_bytes - machine.device.process_bytes(compiled=False)
-    told = evaluate(nearest, graph, machine, near_bytes=near_bytes)
+    left = budget_bytes - machine.device.process_bytes(compiled=False)
+    told = evaluate(nearest, graph, machine, budget_bytes=budget_bytes)
     base = told.step_seconds / told.tokens_per_step
     changes = list(_budget(memory, nearest, machine))
     if state <= left or offload_tiers(machine):
-        changes += _changes(request, graph, machine, base, near_bytes)
-    changes += _ways(request, graph, machine, base, near_bytes, changes)
-    changes += _fewer_bits(request, graph, machine, base, near_bytes)
+        changes += _changes(request, graph, machine, base, budget_bytes)
+    changes += _ways(request, graph, machine, base, budget_bytes, changes)
+    changes += _fewer_bits(request, graph, machine, base, budget_bytes)
     return Advice(
-        near_bytes=near_bytes,
+        budget_bytes=budget_bytes,
         needed_bytes=memory.peak_bytes,
-        over_bytes=memory.peak_bytes - near_bytes,
+        over_bytes=memory.peak_bytes - budget_bytes,
         by_class=memory.by_class,
         changes=tuple(sorted(changes, key=lambda change: (change.cost, len(change.overrides)))),
         state_bytes=state,
-        far=_far(graph, nearest, machine),
+        tier_shortages=_far(graph, nearest, machine),
         devices=ceil(state / left) if left > 0 else None,
     )
 
 
 def _far(graph: Graph, nearest: Plan, machine: Machine) -> tuple[TierShortage, ...]:
-    """The tiers that lack room for the model in phases, with its state in either precision."""
+    """Offload tiers without room for the model in phases, in any precision."""
     if graph.layers < 2:
         return ()
     bases = [vary(nearest, precision=precision) for precision in precisions(machine)]
@@ -73,7 +73,7 @@ def _far(graph: Graph, nearest: Plan, machine: Machine) -> tuple[TierShortage, .
 
 
 def _budget(memory: PeakMemory, nearest: Plan, machine: Machine) -> Iterator[Change]:
-    """A larger budget, where the machine has it."""
+    """A larger memory budget, if the machine has it."""
     mebibytes = ceil(memory.peak_bytes / _MIB)
     if mebibytes * _MIB <= machine.device.memory.capacity_bytes:
         yield Change(
@@ -85,9 +85,9 @@ def _budget(memory: PeakMemory, nearest: Plan, machine: Machine) -> Iterator[Cha
 
 
 def _changes(
-    request: Request, graph: Graph, machine: Machine, base: float, near_bytes: int
+    request: Request, graph: Graph, machine: Machine, base: float, budget_bytes: int
 ) -> Iterator[Change]:
-    """Pins let go, fewest first, and a shorter sequence; no change that holds a smaller one."""
+    """Pins to drop, fewest first, and a shorter sequence; no change that contains a smaller one."""
     pins = tuple(_pins(request, machine))
     worked: list[frozenset[str]] = []
     for count in range(1, len(pins) + 1):
@@ -95,14 +95,14 @@ def _changes(
             if any(small <= set(freed) for small in worked):
                 continue
             found = search_single_device(
-                _without(request, freed), graph, machine, near_bytes
+                _without(request, freed), graph, machine, budget_bytes
             ).fitting
             named = (each for each in found if is_requestable(each[0]) or "recompute" not in freed)
             for best in islice(named, 1):
                 worked.append(frozenset(freed))
                 yield _change(request, freed, best, base)
     for freed in ((), *((pins,) if pins and not worked else ())):
-        shorter = _shorter(_without(request, freed), graph, machine, near_bytes)
+        shorter = _shorter(_without(request, freed), graph, machine, budget_bytes)
         if shorter:
             yield _change(request, freed, shorter[0], base, sequence=True)
             return
@@ -113,23 +113,31 @@ def _ways(
     graph: Graph,
     machine: Machine,
     base: float,
-    near_bytes: int,
+    budget_bytes: int,
     changes: Sequence[Change],
 ) -> tuple[Change, ...]:
-    """More changes, of kinds that are not among them, so that `LEAST_NAMED` fit this budget."""
-    within = [change for change in changes if change.peak_bytes <= near_bytes]
+    """More changes, of kinds not named yet, so that `MIN_ALTERNATIVES` fit this budget."""
+    within = [change for change in changes if change.peak_bytes <= budget_bytes]
     return alternatives(
-        request, graph, machine, near_bytes, base=base, count=MIN_ALTERNATIVES, beside=within
+        request,
+        graph,
+        machine,
+        budget_bytes,
+        base=base,
+        count=MIN_ALTERNATIVES,
+        already_named=within,
     )
 
 
 def _fewer_bits(
-    request: Request, graph: Graph, machine: Machine, base: float, near_bytes: int
+    request: Request, graph: Graph, machine: Machine, base: float, budget_bytes: int
 ) -> Iterator[Change]:
-    """Moments in fewer bits."""
+    """Optimizer moments in fewer bits."""
     for moments in smaller_moments(request.moments):
         other = request.model_copy(update={"moments": moments})
-        for plan, prediction in search_single_device(other, graph, machine, near_bytes).fitting[:1]:
+        for plan, prediction in search_single_device(other, graph, machine, budget_bytes).fitting[
+            :1
+        ]:
             yield Change(
                 overrides=(f"moments={moments}",),
                 plan=plan,
@@ -139,7 +147,7 @@ def _fewer_bits(
 
 
 def _pins(request: Request, machine: Machine) -> Iterator[str]:
-    """What the request holds fixed and could let go to save memory."""
+    """What the request pins and could drop to save memory."""
     if request.batch.micro is not None or request.batch.accumulation is not None:
         yield "batch"
     if request.recompute is not None:
@@ -158,14 +166,14 @@ def _without(request: Request, pins: Sequence[str]) -> Request:
 
 
 def _shorter(
-    request: Request, graph: Graph, machine: Machine, near_bytes: int
+    request: Request, graph: Graph, machine: Machine, budget_bytes: int
 ) -> tuple[EvaluatedPlan, ...]:
-    """The plans of the longest halved sequence that fit."""
+    """The plans that fit of the longest sequence found by halving."""
     sequence = sequence_of(request, graph) // 2
     while sequence >= _SHORTEST:
         train = request.train.model_copy(update={"sequence": sequence})
         shorter = request.model_copy(update={"train": train})
-        fitting = search_single_device(shorter, graph, machine, near_bytes).fitting
+        fitting = search_single_device(shorter, graph, machine, budget_bytes).fitting
         if fitting:
             return fitting
         sequence //= 2
@@ -180,7 +188,7 @@ def _change(
     *,
     sequence: bool = False,
 ) -> Change:
-    """The plan's values for the pins let go; what was open stays open."""
+    """The change that replaces dropped pins by the plan's values; what was open stays open."""
     plan, prediction = weighed
     overrides: list[str] = []
     if "batch" in freed and request.batch.micro is not None:

@@ -1,4 +1,4 @@
-"""Ways: plans of different kinds that fit a budget, as what to add to the command line."""
+"""Alternatives: plans of different kinds that fit a budget, as command-line overrides."""
 
 from collections.abc import Iterator, Sequence
 from itertools import chain
@@ -21,13 +21,13 @@ _FREED: tuple[dict[str, object], ...] = (
     {"batch": BatchRequest()},
     {"batch": BatchRequest(), "precision": None, "compile": None},
 )
-"""What of the request is let go to make a way fit, as little as does."""
+"""Pins of the request that are dropped to make an alternative fit, as few as possible."""
 
 _KEPT: tuple[Recompute, ...] = ("none", "selective", "full")
 
 
 class _Way(NamedTuple):
-    """A plan that fits, and what of the request was let go for it."""
+    """A plan that fits, and which pins of the request were dropped for it."""
 
     plan: Plan
     prediction: Prediction
@@ -35,12 +35,12 @@ class _Way(NamedTuple):
 
     @property
     def token_seconds(self) -> float:
-        """Predicted."""
+        """Predicted seconds a token."""
         return self.prediction.step_seconds / self.prediction.tokens_per_step
 
     @property
     def kind(self) -> tuple[bool, str, str]:
-        """Two ways of one kind are alternatives to each other, not to other kinds."""
+        """Plans of one kind are alternatives to each other, not to other kinds."""
         if self.plan.is_offloaded("parameters"):
             return True, DEVICE_TIER, "none"
         return False, self.plan.offload.optimizer, self.plan.recompute
@@ -50,31 +50,31 @@ def alternatives(
     request: Request,
     graph: Graph,
     machine: Machine,
-    near_bytes: int,
+    budget_bytes: int,
     *,
     base: float,
     count: int,
-    beside: Sequence[Change] = (),
+    already_named: Sequence[Change] = (),
 ) -> tuple[Change, ...]:
-    """Changes that make a request fit: of the micro-batch, recompute, where state lives, phases.
+    """Changes that make a request fit: of micro-batch, recompute, optimizer offload or phases.
 
-    The fastest plan of each kind that the others do not already name, so that at least `count`
-    plans are named together with `beside`, where so many fit.
+    Returns the fastest plan of each kind that `already_named` does not contain, so that together
+    they are at least `count` plans, if that many fit.
 
     Args:
         request: what was asked.
         graph: captured from the request's model.
-        machine: asked for.
-        near_bytes: of the near tier.
-        base: predicted seconds a token that a change's cost is told against.
-        count: how many are wanted.
-        beside: changes that are named already.
+        machine: the machine that was asked for.
+        budget_bytes: device memory budget.
+        base: predicted seconds a token against which a change's cost is stated.
+        count: how many changes are wanted.
+        already_named: changes that are named already.
 
     Returns:
         The changes, cheapest first; no more than one of each kind beyond `count`.
     """
-    known = [change.plan for change in beside]
-    search = _Search(request, graph, machine, near_bytes)
+    known = [change.plan for change in already_named]
+    search = _Search(request, graph, machine, budget_bytes)
     kinds = [*search.whole(), search.away()]
     turns = search.in_turns()
     first = [kind[0] for kind in kinds if kind and not _named(kind[0], known)]
@@ -99,15 +99,15 @@ def alternatives(
 
 
 class _Search:
-    """Finds plans that fit with as little let go of a request as does, fastest first."""
+    """Finds plans that fit with as few pins dropped as possible, fastest first."""
 
-    def __init__(self, request: Request, graph: Graph, machine: Machine, near_bytes: int) -> None:
+    def __init__(self, request: Request, graph: Graph, machine: Machine, budget_bytes: int) -> None:
         open_ = {"recompute": None, "recompute_layers": None, "phases": None}
         self._request = request.model_copy(update=open_)
-        self._graph, self._machine, self._near = graph, machine, near_bytes
+        self._graph, self._machine, self._near = graph, machine, budget_bytes
 
     def whole(self) -> Iterator[list[_Way]]:
-        """With all near: that keep all, all but what is cheap to compute, and inputs only."""
+        """Plans with everything on the device, for each recompute mode."""
         near = self._request.model_copy(update={"offload": OffloadRequest(optimizer=DEVICE_TIER)})
         found: dict[int, list[_Way]] = {}
         for how in _KEPT:
@@ -119,7 +119,7 @@ class _Search:
                     break
 
     def away(self) -> list[_Way]:
-        """With optimizer state in a tier beyond."""
+        """Plans with offloaded optimizer state."""
         found: list[_Way] = []
         for tier in offload_tiers(self._machine):
             away = self._request.model_copy(update={"offload": OffloadRequest(optimizer=tier.name)})
@@ -127,7 +127,7 @@ class _Search:
         return sorted(found, key=_token_seconds)
 
     def in_turns(self) -> Iterator[_Way]:
-        """In phases: in the number that is fastest, then in others, more of them each time."""
+        """Plans in phases: in the fastest number of phases, then in more each time."""
         if self._request.offload.optimizer is not None or not offload_tiers(self._machine):
             return
         found = next(self._least(self._request, turned=True), [])
@@ -139,16 +139,16 @@ class _Search:
             yield from next(self._least(more, turned=True), [])[:1]
 
     def _least(self, request: Request, *, turned: bool = False) -> Iterator[list[_Way]]:
-        """What fits with as little let go as does, then with more."""
+        """Plans that fit with the fewest pins dropped, then with more."""
         found = (self._fitting(request, freed, turned=turned) for freed in _FREED)
         return filter(None, found)
 
     def _fitting(
         self, request: Request, freed: dict[str, object], *, turned: bool = False
     ) -> list[_Way]:
-        """What fits with so much let go, of those that a request can name.
+        """Plans that fit with these pins dropped, as far as a request can name them.
 
-        Of those that differ only in what the planner will choose again, the fastest.
+        Of plans that differ only in what the planner will choose again, the fastest.
         """
         asked = request.model_copy(update=freed)
         fitting = (
@@ -170,7 +170,7 @@ def _named(way: _Way, known: Sequence[Plan]) -> bool:
 
 
 def _overrides(request: Request, way: _Way) -> Iterator[str]:
-    """The plan's values for what makes it of its kind, and for what was let go."""
+    """The plan's values for what defines its kind, and for the pins that were dropped."""
     plan, freed, turned = way.plan, way.freed, way.plan.is_offloaded("parameters")
     if turned:
         yield f"phases={len(plan.stages[0].phases)}"
@@ -190,16 +190,16 @@ def _overrides(request: Request, way: _Way) -> Iterator[str]:
 
 
 def is_requestable(plan: Plan) -> bool:
-    """Whether a request can ask for what a plan of one device runs again: it knows one way."""
+    """Whether a request, which names one recompute mode, can ask for a plan's recompute."""
     return plan.stages[0].recompute_rest is None
 
 
 def recompute_overrides(plan: Plan, request: Request) -> Iterator[str]:
-    """What asks for what a plan runs again: `recompute=full`, and of how many layers if not all.
+    """Overrides that ask for a plan's recompute, such as `recompute=full recompute_layers=5`.
 
     Args:
-        plan: of one device, `nameable`.
-        request: to which it is added.
+        plan: a plan of one device, `is_requestable`.
+        request: the request to which the overrides are added.
     """
     yield f"recompute={plan.recompute}"
     counted = plan.stages[0].recompute_layers

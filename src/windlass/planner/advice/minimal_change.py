@@ -1,4 +1,4 @@
-"""Lift: the cheapest single change that makes a plan fit which does not."""
+"""Minimal fix: the cheapest single change that makes an infeasible plan fit."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
@@ -31,7 +31,8 @@ _FREED: Mapping[str, tuple[str, ...]] = {
     "parallel": ("parallel.pipeline", "parallel.tensor", "parallel.data", "batch.accumulation"),
     "schedule": ("parallel.schedule", "parallel.virtual_stages"),
 }
-"""What of a plan on several devices is let go together, and what of it a change names."""
+"""Parts of a plan on several devices that are opened together, and the keys that such a change
+names."""
 
 _FREED_ALONE: Mapping[str, tuple[str, ...]] = {
     "recompute": ("recompute", "recompute_layers"),
@@ -39,7 +40,7 @@ _FREED_ALONE: Mapping[str, tuple[str, ...]] = {
     "offload": ("offload.optimizer",),
     "phases": ("phases",),
 }
-"""The same on one device."""
+"""The same for a plan on one device."""
 
 
 _OF_PARALLEL: Mapping[str, tuple[str, ...]] = {
@@ -58,55 +59,57 @@ class _Mended(NamedTuple):
 
 
 _Search = Callable[[Request], _Mended | None]
-"""The fastest plan of a request that fits."""
+"""Finds the fastest plan of a request that fits."""
 
 
 def minimal_fix(
-    field: PlanSpace, chain: LayerCosts, found: Candidate, near_bytes: float
+    field: PlanSpace, chain: LayerCosts, found: Candidate, budget_bytes: float
 ) -> Change | None:
-    """The change of one kind that costs least; None if no single one is enough.
+    """The cheapest change of one kind; None if no single change is enough.
 
     Args:
-        field: that the plan is of.
-        chain: with the prices of its layers.
+        field: space that the plan belongs to.
+        chain: costs of its layers.
         found: a plan that does not fit.
-        near_bytes: of the near tier.
+        budget_bytes: device memory budget.
     """
 
     def search(request: Request) -> _Mended | None:
         open_ = PlanSpace(request, field.graph, field.machine)
-        for best in BranchAndBound(open_, near_bytes, chain=chain).best(1).best:
-            plan = open_.plan(best.cell, best.place)
-            if open_.spares and plan.recompute != "none":  # stages have ways of their own
+        for best in BranchAndBound(open_, budget_bytes, chain=chain).fastest(1).best:
+            plan = open_.plan(best.batch, best.row)
+            if (
+                open_.minimizes_recompute and plan.recompute != "none"
+            ):  # stages have ways of their own
                 return search(request.model_copy(update=_named_recompute(plan)))
             return _Mended(plan, best.step_seconds, int(best.peak_bytes))
         return None
 
-    plan = field.plan(found.cell, found.place)
+    plan = field.plan(found.batch, found.row)
     changes = _changes(plan, found.step_seconds, field.request, _FREED, search)
     return min(changes, key=lambda change: change.cost, default=None)
 
 
 def minimal_fix_single_device(
-    plan: Plan, request: Request, graph: Graph, machine: Machine, near_bytes: int
+    plan: Plan, request: Request, graph: Graph, machine: Machine, budget_bytes: int
 ) -> Change | None:
-    """The same on one device.
+    """The cheapest change of one kind for a plan on one device; None if no single change is enough.
 
     Args:
-        plan: of one device, that does not fit, with all layers near.
-        request: that left it open.
-        graph: that it cuts.
-        machine: that it is for.
-        near_bytes: of the near tier.
+        plan: a plan that does not fit, with all layers on the device.
+        request: the request that left it open.
+        graph: the graph that it runs.
+        machine: the machine that it is for.
+        budget_bytes: device memory budget.
     """
 
     def search(request: Request) -> _Mended | None:
-        for mended, told in search_single_device(request, graph, machine, near_bytes).fitting:
+        for mended, told in search_single_device(request, graph, machine, budget_bytes).fitting:
             if is_requestable(mended):
                 return _Mended(mended, told.step_seconds, told.peaks[0].peak_bytes)
         return None
 
-    seconds = evaluate(plan, graph, machine, near_bytes=near_bytes).step_seconds
+    seconds = evaluate(plan, graph, machine, budget_bytes=budget_bytes).step_seconds
     changes = _changes(plan, seconds, request, _FREED_ALONE, search)
     return min(changes, key=lambda change: change.cost, default=None)
 
@@ -118,7 +121,7 @@ def _changes(
     freed: Mapping[str, tuple[str, ...]],
     search: _Search,
 ) -> Iterator[Change]:
-    """Of each kind the change that costs least, if one is enough."""
+    """The cheapest change of each kind, if one is enough."""
     before = _said(plan)
     for name, keys in freed.items():
         mended = search(_pinned(request, plan, name))
@@ -134,7 +137,7 @@ def _changes(
 
 
 def _pinned(request: Request, plan: Plan, freed: str) -> Request:
-    """The request with all of a plan pinned but what is freed."""
+    """The request with all of a plan pinned except what is opened."""
     pins: dict[str, object] = {
         "parallel": ParallelRequest(**dict(plan.parallel)),
         "sharding": ShardingRequest(
@@ -166,7 +169,7 @@ def _pinned(request: Request, plan: Plan, freed: str) -> Request:
 
 
 def _said(plan: Plan) -> dict[str, object]:
-    """What changes name, as a request writes it; None where it says nothing."""
+    """What changes name, as a request writes it; None if a request leaves it out."""
     stage = plan.stages[0]
     return {
         "recompute": plan.recompute,
@@ -186,7 +189,7 @@ def _said(plan: Plan) -> dict[str, object]:
 
 
 def _named_recompute(plan: Plan) -> dict[str, object]:
-    """What a request for one way on all stages can say, that runs no layer less again."""
+    """Recompute as a request can name it, with no fewer layers recomputed than the plan has."""
     hows = {stage.recompute for stage in plan.stages} - {"none"}
     if len(hows) > 1 or any(stage.recompute_rest for stage in plan.stages):
         return {"recompute": "full", "recompute_layers": None}
@@ -194,7 +197,7 @@ def _named_recompute(plan: Plan) -> dict[str, object]:
 
 
 def _counted(plan: Plan) -> int | None:
-    """The most layers of a stage that run again; None where all do that can, or none."""
+    """The most recomputed layers of any stage; None if every layer that can be is, or none."""
     if all(stage.recompute_layers is None for stage in plan.stages):
         return None
     return max(

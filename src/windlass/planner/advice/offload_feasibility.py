@@ -1,4 +1,4 @@
-"""Streamed: what stands in the way of plans of one device with something at home elsewhere."""
+"""Checks whether offload tiers have room for what a single-device request wants to offload."""
 
 from collections.abc import Iterator, Sequence
 
@@ -15,15 +15,15 @@ from windlass.units import format_bytes
 
 
 def require_phases(request: Request, graph: Graph, machine: Machine) -> None:
-    """Refuses a number of phases that no plan has, or that no tier has room for.
+    """Refuses a number of phases that no plan can have, or that no tier has room for.
 
     Args:
-        request: that asks for phases.
+        request: a request with phases.
         graph: captured from its model.
-        machine: what the plans are for.
+        machine: the machine of the plans.
 
     Raises:
-        Faults: more phases than layers, no tier beyond the near one, or none that is large enough.
+        Faults: more phases than layers, no offload tier, or none that is large enough.
     """
     found = tuple(_faults(request.phases or 1, graph, machine))
     if found:
@@ -46,9 +46,9 @@ def require_optimizer_tier(request: Request, graph: Graph, machine: Machine) -> 
     """Refuses a tier for optimizer state that has no room for it, whatever else is open.
 
     Args:
-        request: that may name one.
+        request: a request that may name one.
         graph: captured from its model.
-        machine: what the plans are for.
+        machine: the machine of the plans.
 
     Raises:
         Faults: the tier is too small.
@@ -68,12 +68,12 @@ def require_optimizer_tier(request: Request, graph: Graph, machine: Machine) -> 
 def tier_shortages(
     bases: Sequence[Plan], graph: Graph, machine: Machine
 ) -> tuple[TierShortage, ...]:
-    """The far tiers that no plan could wait its turn in, and what the smallest would need there.
+    """Offload tiers without room for any plan in phases, and the least that would be needed there.
 
     Args:
-        bases: whole plans, of all precisions that are open.
-        graph: of at least 2 layers.
-        machine: what the plans are for.
+        bases: plans without phases, in every precision that is open.
+        graph: a graph of at least 2 layers.
+        machine: the machine of the plans.
     """
     halves = _halves(graph)
     needed = {
@@ -90,7 +90,7 @@ def tier_shortages(
 def _way_out(
     request: Request, short: TierShortage, bases: Sequence[Plan], graph: Graph, machine: Machine
 ) -> str:
-    """Moments in fewer bits, if the tier then holds all."""
+    """Suggests moments in fewer bits, if the tier then has room."""
     for moments in smaller_moments(request.moments):
         fewer = [base.model_copy(update={"moments": moments}) for base in bases]
         lacking = {each.tier for each in tier_shortages(fewer, graph, machine)}
@@ -100,14 +100,18 @@ def _way_out(
 
 
 def _halves(graph: Graph) -> tuple[Stage, ...]:
-    """Two phases: the larger the first one, the fewer gradients wait. What they lack, all do."""
+    """A stage of two phases.
+
+    The larger the first phase, the fewer gradients are offloaded. If two phases lack room on a
+    tier, so does any other number of phases.
+    """
     phases = balanced_partition(tuple(kind.parameter_count for kind in graph.layer_kinds()), 2)
     return (Stage(phases=tuple(phases)),)
 
 
 def _waiting(plan: Plan, stages: tuple[Stage, ...], tier: str, graph: Graph) -> int:
     turned = plan.model_copy(update={"stages": stages})
-    return offloaded_bytes(with_state_on(turned, tier, outputs=False), graph)
+    return offloaded_bytes(with_state_on(turned, tier, activations=False), graph)
 
 
 def _faults(phases: int, graph: Graph, machine: Machine) -> Iterator[str]:

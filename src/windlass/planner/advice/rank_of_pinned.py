@@ -1,4 +1,4 @@
-"""Standing: where a plan that a request names stands among all that it could have left open."""
+"""Rank of a plan that the request pins among all plans that it could have left open."""
 
 from windlass.planner.result import PinnedRank, runner_up
 from windlass.planner.search.branch_and_bound import BranchAndBound
@@ -16,14 +16,14 @@ from windlass.schema.request import (
 
 
 def rank_of_pinned_plan(
-    field: PlanSpace, chosen: tuple[Plan, Prediction], near_bytes: int
+    field: PlanSpace, chosen: tuple[Plan, Prediction], budget_bytes: int
 ) -> PinnedRank | None:
     """How many plans are faster, which is the fastest, and why; None if nothing was pinned.
 
     Args:
         field: what the request leaves open.
-        chosen: the plan that it led to.
-        near_bytes: of the near tier.
+        chosen: the plan that it led to, with its prediction.
+        budget_bytes: device memory budget.
     """
     request = without_pins(field.request)
     if request == field.request:
@@ -32,23 +32,23 @@ def rank_of_pinned_plan(
     steps = request.train.steps
     seconds = prediction.step_seconds + prediction.compile_seconds / steps
     open_ = PlanSpace(request, field.graph, field.machine)
-    sweep = BranchAndBound(open_, near_bytes)
+    sweep = BranchAndBound(open_, budget_bytes)
     swept = sweep.faster(seconds)
     for found in swept.best:
-        other = open_.plan(found.cell, found.place)
-        told = with_budget(extrapolate(other, field.graph, field.machine), near_bytes)
+        other = open_.plan(found.batch, found.row)
+        told = with_budget(extrapolate(other, field.graph, field.machine), budget_bytes)
         if told.fits and other != plan:
             return PinnedRank(
                 faster=swept.faster,
-                plans=swept.weighed + swept.skipped,
+                compared=swept.evaluated + swept.pruned,
                 best=runner_up((other, told), chosen, steps),
                 plan=other,
             )
-    return PinnedRank(faster=0, plans=swept.weighed + swept.skipped, best=None, plan=None)
+    return PinnedRank(faster=0, compared=swept.evaluated + swept.pruned, best=None, plan=None)
 
 
 def without_pins(request: Request) -> Request:
-    """The request without what it pins of a plan; its batch, precision and mode stay."""
+    """The request without what it pins of a plan; batch size, precision and mode stay."""
     return request.model_copy(
         update={
             "parallel": ParallelRequest(),

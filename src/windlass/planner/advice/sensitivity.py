@@ -1,4 +1,4 @@
-"""Sensitive: how much faster a plan would be if one constant of the machine were better."""
+"""Sensitivity: how much faster a plan would be if one constant of the machine were better."""
 
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
@@ -10,30 +10,31 @@ from windlass.planner.space.plan_space import PlanSpace
 from windlass.schema.machine import Curve, Device, Machine, Point
 
 BETTER = 1.1
-"""Times that a rate is higher, or a latency shorter."""
+"""Factor by which a rate is raised, or a latency divided."""
 
 
-def sensitivities(field: PlanSpace, found: Candidate) -> Mapping[str, float]:
-    """For each group of constants the share of a step that 10 % better ones would save.
+def sensitivities(field: PlanSpace, candidate: Candidate) -> Mapping[str, float]:
+    """Share of a step that 10 % better constants would save, by group of constants, most first.
 
-    The plan stays as it is, and is priced anew; by the closed form.
+    The plan stays as it is and is evaluated again by the batched cost model.
 
     Args:
-        field: that the plan is of.
-        found: the plan.
+        field: space that the plan belongs to.
+        candidate: the plan.
     """
-    base = _seconds(field, found, field.machine)
+    base = _seconds(field, candidate, field.machine)
     saved = {
-        name: 1 - _seconds(field, found, better) / base for name, better in _better(field.machine)
+        name: 1 - _seconds(field, candidate, better) / base
+        for name, better in _better(field.machine)
     }
     return dict(sorted(saved.items(), key=lambda item: -item[1]))
 
 
 def _seconds(field: PlanSpace, found: Candidate, machine: Machine) -> float:
-    cell = found.cell
+    cell = found.batch
     chain = LayerCosts(field.base, field.graph, machine)
-    rows = cell.rows.one(found.place)
-    return float(evaluate_batch(chain, cell.shape, cell.ends, rows).step_seconds[0])
+    rows = cell.table.one(found.row)
+    return float(evaluate_batch(chain, cell.shape, cell.chunk_bounds, rows).step_seconds[0])
 
 
 def _better(machine: Machine) -> Iterator[tuple[str, Machine]]:

@@ -1,4 +1,4 @@
-"""Shortfall: where several devices hold a model not even in phases, what lacks and what would help.
+"""Shortfall: what several devices lack to hold a model even in phases, and what would help.
 
 Each change to the request that is named was tried: with it some plan fits.
 """
@@ -20,7 +20,7 @@ from windlass.planner.space.phase_space import (
 )
 from windlass.planner.space.plan_space import PlanSpace
 from windlass.program.lowering.lower import lower
-from windlass.program.memory.layer_sizes import sizes_of
+from windlass.program.memory.layer_sizes import plan_layer_sizes
 from windlass.program.validate_plan import plan_errors
 from windlass.schema.machine import Tier
 from windlass.schema.plan import DEVICE_TIER, Plan
@@ -28,53 +28,53 @@ from windlass.schema.request import BatchRequest
 from windlass.units import format_bytes
 
 _PLAYED = 4
-"""Plans of the smallest sizes whose own programs tell which comes nearest."""
+"""Plans with the smallest estimates whose programs are lowered to find the nearest one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClosestPlan:
-    """The plan in phases that comes nearest, and what it needs of each tier."""
+    """The plan in phases that comes nearest to fitting, and what it needs of each tier."""
 
     plan: Plan
-    near_bytes: int
-    far_bytes: int
-    far: Tier
+    device_bytes: int
+    offloaded_bytes: int
+    tier: Tier
 
     @property
     def phases(self) -> int:
-        """Of the stage that has most."""
+        """Phases of the stage that has most."""
         return max(len(stage.phases) for stage in self.plan.stages)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shortfall:
-    """The plan in phases that comes nearest, and in words what it lacks and what would help."""
+    """The plan in phases that comes nearest to fitting, what it lacks and what would help."""
 
     plan: Plan
-    told: tuple[str, ...]
+    sentences: tuple[str, ...]
 
 
-def shortfall(field: PlanSpace, near_bytes: int) -> Shortfall | None:
-    """What lacks on which tier with the plan in phases that comes nearest; None: there is none.
+def shortfall(field: PlanSpace, budget_bytes: int) -> Shortfall | None:
+    """What the nearest plan in phases lacks, on which tier; None if there is no plan in phases.
 
     Args:
-        field: of which no plan fits.
-        near_bytes: that each near tier has.
+        field: a plan space in which no plan fits.
+        budget_bytes: device memory budget.
     """
-    miss = closest_in_phases(field, near_bytes)
+    miss = closest_in_phases(field, budget_bytes)
     if miss is None:
         return None
     cut = miss.plan.parallel
     lacks = (
         f"in {miss.phases} phases a stage, p{cut.pipeline} t{cut.tensor} r{cut.data}, rts "
         f"{miss.plan.sharding.parameters}, micro-batch {miss.plan.batch.micro}: "
-        f"{' and '.join(_lacks(miss, near_bytes))}"
+        f"{' and '.join(_lacks(miss, budget_bytes))}"
     )
-    return Shortfall(plan=miss.plan, told=(lacks, *_ways(miss, field, near_bytes)))
+    return Shortfall(plan=miss.plan, sentences=(lacks, *_ways(miss, field, budget_bytes)))
 
 
-def closest_in_phases(field: PlanSpace, near_bytes: int) -> ClosestPlan | None:
-    """The plan whose fullest tier is the least too full, of those with most phases; or none."""
+def closest_in_phases(field: PlanSpace, budget_bytes: int) -> ClosestPlan | None:
+    """The plan with most phases whose fullest tier is the least overfull; None if there is none."""
     tiers = offload_tiers(field.machine)
     if not tiers:
         return None
@@ -83,52 +83,54 @@ def closest_in_phases(field: PlanSpace, near_bytes: int) -> ClosestPlan | None:
     for base in base_plans(field):
         finest = next(phase_partitions(base, field), None)
         if finest is not None:
-            plan = with_state_on(finest, far.name, outputs=True)
-            near = min_stage_bytes(plan, sizes_of(plan, field.graph))
+            plan = with_state_on(finest, far.name, activations=True)
+            near = min_stage_bytes(plan, plan_layer_sizes(plan, field.graph))
             fullest = max(
-                near / near_bytes, fullest_offloaded_bytes(plan, field) / far.capacity_bytes
+                near / budget_bytes, fullest_offloaded_bytes(plan, field) / far.capacity_bytes
             )
             found.append((fullest, len(found), plan))
     misses = [
         ClosestPlan(
             plan=plan,
-            near_bytes=device_bytes(plan, lower(plan, field.graph), field.graph, field.machine),
-            far_bytes=fullest_offloaded_bytes(plan, field),
-            far=far,
+            device_bytes=device_bytes(plan, lower(plan, field.graph), field.graph, field.machine),
+            offloaded_bytes=fullest_offloaded_bytes(plan, field),
+            tier=far,
         )
         for _, _, plan in sorted(found)[:_PLAYED]
         if not plan_errors(plan, field.graph, field.machine)
     ]
     return min(
         misses,
-        key=lambda miss: max(miss.near_bytes / near_bytes, miss.far_bytes / far.capacity_bytes),
+        key=lambda miss: max(
+            miss.device_bytes / budget_bytes, miss.offloaded_bytes / far.capacity_bytes
+        ),
         default=None,
     )
 
 
 def closest_single_device_in_phases(
-    field: PlanSpace, near_bytes: int
+    field: PlanSpace, budget_bytes: int
 ) -> tuple[Plan, PeakMemory] | None:
-    """The plan of one device in phases that comes nearest, where a tier beyond holds the rest."""
-    miss = None if excludes_phases(field.request) else closest_in_phases(field, near_bytes)
-    if miss is None or miss.far_bytes > miss.far.capacity_bytes:
+    """The nearest plan of one device in phases, if an offload tier holds the rest."""
+    miss = None if excludes_phases(field.request) else closest_in_phases(field, budget_bytes)
+    if miss is None or miss.offloaded_bytes > miss.tier.capacity_bytes:
         return None
     return miss.plan, peak_memory(miss.plan, field.graph, field.machine)
 
 
-def _lacks(miss: ClosestPlan, near_bytes: int) -> Iterator[str]:
-    """By how much the tiers are too small."""
+def _lacks(miss: ClosestPlan, budget_bytes: int) -> Iterator[str]:
+    """By how many bytes each tier is too small."""
     needs = (
-        (DEVICE_TIER, miss.near_bytes, near_bytes),
-        (miss.far.name, miss.far_bytes, miss.far.capacity_bytes),
+        (DEVICE_TIER, miss.device_bytes, budget_bytes),
+        (miss.tier.name, miss.offloaded_bytes, miss.tier.capacity_bytes),
     )
     for tier, needed, there in needs:
         if needed > there:
             yield f"{format_bytes(needed)} in `{tier}`, {format_bytes(needed - there)} too much"
 
 
-def _ways(miss: ClosestPlan, field: PlanSpace, near_bytes: int) -> Iterator[str]:
-    """Single changes that make it fit, with this cut and micro-batch; then other machines."""
+def _ways(miss: ClosestPlan, field: PlanSpace, budget_bytes: int) -> Iterator[str]:
+    """Single changes that make it fit at the same parallelism and micro-batch; then machines."""
     cut, batch = miss.plan.parallel, miss.plan.batch
     pins: dict[str, object] = {
         "parallel": field.request.parallel.model_copy(
@@ -138,20 +140,20 @@ def _ways(miss: ClosestPlan, field: PlanSpace, near_bytes: int) -> Iterator[str]
     }
     for words, update in _changes(miss, field):
         request = field.request.model_copy(update=pins | update)
-        if may_fit_in_phases(PlanSpace(request, field.graph, field.machine), near_bytes):
+        if may_fit_in_phases(PlanSpace(request, field.graph, field.machine), budget_bytes):
             yield words
-    if miss.near_bytes > near_bytes:
+    if miss.device_bytes > budget_bytes:
         slices = int(miss.plan.parallel.tensor)
-        times = 2 ** (ceil(miss.near_bytes / near_bytes) - 1).bit_length()
+        times = 2 ** (ceil(miss.device_bytes / budget_bytes) - 1).bit_length()
         yield (
             f"layers over {times} times as many slices (about `parallel.tensor` = {slices * times}, not "
-            f"tried), or {format_bytes(miss.near_bytes)} of near memory on each device"
+            f"tried), or {format_bytes(miss.device_bytes)} of near memory on each device"
         )
-    if miss.far_bytes > miss.far.capacity_bytes:
-        devices = ceil(miss.far_bytes / miss.far.capacity_bytes) * miss.plan.parallel.devices
+    if miss.offloaded_bytes > miss.tier.capacity_bytes:
+        devices = ceil(miss.offloaded_bytes / miss.tier.capacity_bytes) * miss.plan.parallel.devices
         yield (
             f"at least {devices} such devices with `sharding` over their replicas, or "
-            f"{format_bytes(miss.far_bytes)} of `{miss.far.name}` on each"
+            f"{format_bytes(miss.offloaded_bytes)} of `{miss.tier.name}` on each"
         )
 
 

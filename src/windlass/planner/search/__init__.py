@@ -1,1 +1,1 @@
-"""search."""
+"""Search: finds the fastest plans that fit in memory without evaluating the whole space."""

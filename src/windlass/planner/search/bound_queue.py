@@ -44,21 +44,21 @@ class Subproblem:
     """Plans of one shape."""
 
     shape: PipelineShape
-    told: Literal["products", "passes", "room"]
+    bound_level: Literal["products", "passes", "room"]
     """What the bounds know of."""
-    least: Floats
+    bounds: Floats
     """Seconds that no plan of each item is faster than."""
     items: Ints
     """Settings, as places in the shape's table; of a part with a cell places of plans in that."""
-    cell: PlanBatch | None = None
+    batch: PlanBatch | None = None
 
-    def apart(self, limit: float) -> "tuple[Subproblem, Subproblem]":
+    def split(self, limit: float) -> "tuple[Subproblem, Subproblem]":
         """Those that are to be looked at next, and those that are slower."""
-        reach = min(limit, float(self.least.min()) * _REACH[self.told])
-        return self._only(self.least <= reach), self._only(self.least > reach)
+        reach = min(limit, float(self.bounds.min()) * _REACH[self.bound_level])
+        return self._only(self.bounds <= reach), self._only(self.bounds > reach)
 
     def _only(self, chosen: Bools) -> "Subproblem":
-        return replace(self, least=self.least[chosen], items=self.items[chosen])
+        return replace(self, bounds=self.bounds[chosen], items=self.items[chosen])
 
 
 class BoundQueue:
@@ -69,12 +69,12 @@ class BoundQueue:
     """
 
     def __init__(self, parts: Iterator[Subproblem]) -> None:
-        self._heap = [(float(part.least.min()), at, part) for at, part in enumerate(parts)]
+        self._heap = [(float(part.bounds.min()), at, part) for at, part in enumerate(parts)]
         self._turn = len(self._heap)
         heapify(self._heap)
 
     @property
-    def least(self) -> float:
+    def least_bound(self) -> float:
         """The bound of the first part; infinite if there is none."""
         return self._heap[0][0] if self._heap else float("inf")
 
@@ -86,7 +86,7 @@ class BoundQueue:
         """Puts a part in, if there is anything in it."""
         if part.items.size:
             self._turn += 1
-            heappush(self._heap, (float(part.least.min()), self._turn, part))
+            heappush(self._heap, (float(part.bounds.min()), self._turn, part))
 
 
 class LowerBounds:
@@ -95,79 +95,83 @@ class LowerBounds:
     Args:
         field: the plans.
         chain: with prices of layers.
-        near_bytes: that the near tier has.
+        budget_bytes: that the near tier has.
     """
 
-    def __init__(self, field: PlanSpace, chain: LayerCosts, near_bytes: float) -> None:
-        self._field, self._chain, self._near = field, chain, near_bytes
+    def __init__(self, field: PlanSpace, chain: LayerCosts, budget_bytes: float) -> None:
+        self._field, self._chain, self._near = field, chain, budget_bytes
         self._products = cache(self._products_of)
         self._known_selects: dict[tuple[PipelineSchedule, ConfigTable], Bools] = {}
 
-    def parts(self) -> Iterator[Subproblem]:
+    def subproblems(self) -> Iterator[Subproblem]:
         """All plans, shape by shape, by the first of the bounds."""
-        for shape, able in self._field.open():
+        for shape, able in self._field.open_shapes():
             yield Subproblem(shape, "products", self._of_products(shape, able), able)
 
-    def closer(self, part: Subproblem, limit: float) -> Subproblem:
+    def tighten(self, part: Subproblem, limit: float) -> Subproblem:
         """A part with the next bound of each item, without those that are slower than a limit."""
-        if part.told == "products":
+        if part.bound_level == "products":
             cell = self._plain(part)
             least = self._least(part.shape, min_batch_seconds(*self._of(cell)))
-            return self._kept(Subproblem(part.shape, "passes", least, cell.rows.setting), limit)
+            return self._kept(
+                Subproblem(part.shape, "passes", least, cell.table.layer_config), limit
+            )
         cell = self._plain(part)
-        places = np.arange(cell.rows.count)
-        return self._kept(Subproblem(part.shape, "room", self.in_room(cell), places, cell), limit)
+        places = np.arange(cell.table.count)
+        return self._kept(Subproblem(part.shape, "room", self.in_memory(cell), places, cell), limit)
 
-    def in_room(self, cell: PlanBatch) -> Floats:
+    def in_memory(self, cell: PlanBatch) -> Floats:
         """What each plan of a cell that computes nothing again, or what all do, is no faster than.
 
         Where that is open it is as much again as it takes, and more than nothing.
         """
-        room = MemoryLimit(self._near, self._field.spares, self._selects(cell.shape, cell.rows))
+        room = MemoryLimit(
+            self._near, self._field.minimizes_recompute, self._selects(cell.shape, cell.table)
+        )
         return self._least(cell.shape, min_batch_seconds_in_memory(*self._of(cell), room))
 
-    def cell(self, part: Subproblem) -> PlanBatch:
+    def batch_of(self, part: Subproblem) -> PlanBatch:
         """The plans of a part that is bounded by room, with all that they may compute again."""
-        plain = part.cell or self._plain(part)
-        cell = self._field.cell(part.shape, np.unique(plain.rows.setting))
-        chosen = np.isin(_keys(cell.rows), _keys(plain.rows)[part.items])
-        return replace(cell, rows=cell.rows.only(chosen))
+        plain = part.batch or self._plain(part)
+        cell = self._field.batch_of(part.shape, np.unique(plain.table.layer_config))
+        chosen = np.isin(_keys(cell.table), _keys(plain.table)[part.items])
+        return replace(cell, table=cell.table.select(chosen))
 
     def _kept(self, part: Subproblem, limit: float) -> Subproblem:
-        kept = np.isfinite(part.least) & (part.least <= limit)
-        return replace(part, least=part.least[kept], items=part.items[kept])
+        kept = np.isfinite(part.bounds) & (part.bounds <= limit)
+        return replace(part, bounds=part.bounds[kept], items=part.items[kept])
 
     def _of(self, cell: PlanBatch) -> tuple[LayerCosts, PipelineShape, tuple[int, ...], PlanTable]:
-        return self._chain, cell.shape, cell.ends, cell.rows
+        return self._chain, cell.shape, cell.chunk_bounds, cell.table
 
     def _least(self, shape: PipelineShape, seconds: Floats) -> Floats:
         return seconds * (1 - _LATER) if shape.repeats else seconds
 
     def _plain(self, part: Subproblem) -> PlanBatch:
         """The plans of a part's settings that compute as little again as any."""
-        cell = self._field.cell(part.shape, part.items)
-        rows, least = cell.rows, int(cell.rows.again.min())
-        rows = rows.only((rows.again == least)[rows.run])
-        rows = replace(rows, agains=(rows.agains[least],), again=rows.again * 0)
-        return replace(cell, rows=rows)
+        cell = self._field.batch_of(part.shape, part.items)
+        rows, least = cell.table, int(cell.table.recompute.min())
+        rows = rows.select((rows.recompute == least)[rows.config])
+        rows = replace(rows, recomputes=(rows.recomputes[least],), recompute=rows.recompute * 0)
+        return replace(cell, table=rows)
 
     def _selects(self, shape: PipelineShape, rows: PlanTable) -> Bools:
         """Of each run whether its layers can keep what their large products give."""
-        table = self._field.table(shape)
-        if (shape.order, table) not in self._known_selects:
-            self._known_selects[shape.order, table] = np.array(
+        table = self._field.config_table(shape)
+        if (shape.schedule, table) not in self._known_selects:
+            self._known_selects[shape.schedule, table] = np.array(
                 [
-                    self._field.selects(shape.order, tensor, compiled=compiled)
+                    self._field.allows_selective(shape.schedule, tensor, compiled=compiled)
                     for tensor, _, compiled in table.modes
                 ]
             )
-        return self._known_selects[shape.order, table][table.mode[rows.setting]]
+        return self._known_selects[shape.schedule, table][table.mode[rows.layer_config]]
 
     def _of_products(self, shape: PipelineShape, able: Ints) -> Floats:
         """Seconds of products alone of each of some settings."""
-        table = self._field.table(shape)
+        table = self._field.config_table(shape)
         found = [self._products(tensor, precision) for tensor, precision, _ in table.modes]
-        sequences = (table.micro * table.micros)[able]
+        sequences = (table.micro * table.microbatches)[able]
         return np.asarray(np.array(found)[table.mode[able]] * sequences / shape.pipeline)
 
     def _products_of(self, tensor: int, precision: Precision) -> float:
@@ -191,4 +195,7 @@ class LowerBounds:
 
 def _keys(rows: PlanTable) -> Ints:
     """Of each plan a number that those share which differ in what they compute again only."""
-    return np.asarray(rows.setting[rows.run] * len(rows.table.shares) + rows.places[rows.pair])
+    return np.asarray(
+        rows.layer_config[rows.config] * len(rows.sharding_table.options)
+        + rows.places[rows.sharding]
+    )

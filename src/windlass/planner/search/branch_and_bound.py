@@ -36,44 +36,44 @@ class BranchAndBound:
 
     Args:
         field: the plans.
-        near_bytes: that the near tier has.
+        budget_bytes: that the near tier has.
         chain: with prices that are known already; None finds them.
     """
 
     def __init__(
-        self, field: PlanSpace, near_bytes: float, *, chain: LayerCosts | None = None
+        self, space: PlanSpace, budget_bytes: float, *, chain: LayerCosts | None = None
     ) -> None:
-        self.field, self._near = field, near_bytes * (1 + _ROUNDING)
-        self.chain = chain or LayerCosts(field.base, field.graph, field.machine)
-        self._bounds = LowerBounds(field, self.chain, near_bytes)
+        self.space, self._near = space, budget_bytes * (1 + _ROUNDING)
+        self.chain = chain or LayerCosts(space.base, space.graph, space.machine)
+        self._bounds = LowerBounds(space, self.chain, budget_bytes)
 
     def totals(self, cell: PlanBatch) -> PlanTotals:
         """Seconds and bytes of all plans of a cell."""
-        return evaluate_batch(self.chain, cell.shape, cell.ends, cell.rows)
+        return evaluate_batch(self.chain, cell.shape, cell.chunk_bounds, cell.table)
 
     @gc_paused
-    def every(self, count: int) -> SearchResult:
+    def exhaustive(self, count: int) -> SearchResult:
         """The fastest plans, all of the field weighed.
 
         Args:
             count: plans that are wanted at most.
         """
         found = TopK(count)
-        taken = (self._take(cell, found) for cell in self.field.cells())
+        taken = (self._take(cell, found) for cell in self.space.batches())
         able = [spares for spares in taken if spares is not None]
         for spares in sorted(able, key=lambda each: float(each.least.min())):
             self._spare(spares, found)
-        return found.told(of=self._count)
+        return found.result(of=self._count)
 
     def scores(self, cell: PlanBatch, totals: PlanTotals) -> Floats:
         """Seconds of a step of a run: compilation, which comes once, is shared by all its steps."""
-        device, graph = self.field.machine.device, self.field.graph
+        device, graph = self.space.machine.device, self.space.graph
         once = len({span.kind for span in graph.layer_runs}) * device.compile_seconds
-        compiled = cell.rows.settings.compiled[cell.rows.setting]
-        share = once / self.field.request.train.steps
-        return np.asarray(totals.step_seconds + share * compiled[cell.rows.run])
+        compiled = cell.table.layer_configs.compiled[cell.table.layer_config]
+        share = once / self.space.request.train.steps
+        return np.asarray(totals.step_seconds + share * compiled[cell.table.config])
 
-    def best(self, count: int, *, within: float = inf, traits: int = 0) -> SearchResult:
+    def fastest(self, count: int, *, within: float = inf, families: int = 0) -> SearchResult:
         """The same plans, without weighing what is provably slower or does not fit.
 
         Args:
@@ -81,22 +81,22 @@ class BranchAndBound:
             within: by what share of the fastest one's time they may be slower.
             traits: so many are wanted too, be they slower.
         """
-        return self._sought(TopK(count, within=within, traits=traits))
+        return self._sought(TopK(count, within=within, families=families))
 
-    def first(self, count: int) -> SearchResult:
+    def first_feasible(self, count: int) -> SearchResult:
         """Any plans that fit, found fast: of the shape with fewest stages that has such."""
         found = TopK(count)
-        for shape, able in self.field.open():
-            if shape.order == "1f1b":
-                table = self.field.table(shape)
+        for shape, able in self.space.open_shapes():
+            if shape.schedule == "1f1b":
+                table = self.space.config_table(shape)
                 largest = able[table.devices[able] == table.devices[able].max()]
-                chosen = largest[table.block[largest] == table.block[largest].max()]
-                cell = self.field.cell(shape, chosen)
+                chosen = largest[table.options[largest] == table.options[largest].max()]
+                cell = self.space.batch_of(shape, chosen)
                 totals = self.totals(cell)
                 found.add(cell, self.scores(cell, totals), totals, self._near)
-            if found.traits:
+            if found.by_family:
                 break
-        return found.told(of=found.weighed)
+        return found.result(of=found.evaluated)
 
     def faster(self, seconds: float) -> SearchResult:
         """The fastest of the plans that are faster than so many seconds, and how many there are."""
@@ -105,20 +105,20 @@ class BranchAndBound:
     @gc_paused
     def _sought(self, found: TopK) -> SearchResult:
         """Weighs the fastest part of the field by its bounds, until all that is left is slower."""
-        queue = BoundQueue(self._bounds.parts())
-        while queue.least <= (limit := found.limit) and queue.least < inf:
-            first, rest = queue.pop().apart(limit)
+        queue = BoundQueue(self._bounds.subproblems())
+        while queue.least_bound <= (limit := found.limit) and queue.least_bound < inf:
+            first, rest = queue.pop().split(limit)
             queue.push(rest)
-            if first.told == "room":
-                self._weigh(self._bounds.cell(first), found)
+            if first.bound_level == "room":
+                self._weigh(self._bounds.batch_of(first), found)
             else:
-                queue.push(self._bounds.closer(first, limit))
-        return found.told(of=self._count)
+                queue.push(self._bounds.tighten(first, limit))
+        return found.result(of=self._count)
 
     @cached_property
     def _count(self) -> int:
         """Plans of the field."""
-        return sum(self.field.count(shape, able) for shape, able in self.field.open())
+        return sum(self.space.count(shape, able) for shape, able in self.space.open_shapes())
 
     def smallest(self) -> SearchResult:
         """Of each trait the plan that needs least memory, fit or not.
@@ -127,17 +127,17 @@ class BranchAndBound:
         in the order that holds fewest of them.
         """
         found = TopK(1)
-        for shape, able in self.field.open():
-            if shape.order != "1f1b" and self.field.request.parallel.schedule is None:
+        for shape, able in self.space.open_shapes():
+            if shape.schedule != "1f1b" and self.space.request.parallel.schedule is None:
                 continue
-            cell = self.field.cell(shape, self._small(shape, able))
-            rows = cell.rows
-            modes = np.array([_MODES.index(each.mode) for each in rows.agains])[rows.again]
-            kept = _shared(rows)[rows.pair] & (modes == modes.max())[rows.run]
-            cell = PlanBatch(shape, cell.ends, rows.only(kept))
+            cell = self.space.batch_of(shape, self._small(shape, able))
+            rows = cell.table
+            modes = np.array([_MODES.index(each.mode) for each in rows.recomputes])[rows.recompute]
+            kept = _shared(rows)[rows.sharding] & (modes == modes.max())[rows.config]
+            cell = PlanBatch(shape, cell.chunk_bounds, rows.select(kept))
             totals = self.totals(cell)
             found.add(cell, self.scores(cell, totals), totals, -inf)
-        return found.told(of=found.weighed)
+        return found.result(of=found.evaluated)
 
     def _weigh(self, cell: PlanBatch, found: TopK) -> None:
         """Takes a cell in, with as few layers computed again as fit where that is open."""
@@ -149,24 +149,24 @@ class BranchAndBound:
         """Takes a cell in; gives those plans that fit with as few layers computed again as do."""
         totals = self.totals(cell)
         scores = self.scores(cell, totals)
-        if not self.field.spares:
+        if not self.space.minimizes_recompute:
             found.add(cell, scores, totals, self._near)
             return None
-        fits = (totals.peak_bytes <= self._near) & (totals.far_full <= 1)
-        twin, some, whole = (recompute_twins(cell.rows, mode) for mode in _MODES)
+        fits = (totals.peak_bytes <= self._near) & (totals.offload_fill <= 1)
+        twin, some, whole = (recompute_twins(cell.table, mode) for mode in _MODES)
         spares = fits & (twin >= 0) & (totals.peak_bytes[twin] > self._near)
         found.add(cell, np.where(spares, inf, scores), totals, self._near)
-        own = np.arange(cell.rows.count)  # of twins that fit one is enough
+        own = np.arange(cell.table.count)  # of twins that fit one is enough
         spares &= (whole == own) | (whole < 0) | ~fits[whole]
-        spares &= scores[twin] <= found.due
+        spares &= scores[twin] <= found.needed_seconds
         if not spares.any():
             return None
-        rows = cell.rows.only(spares)
-        plain = replace(rows, agains=(RecomputeConfig(),), again=rows.again * 0)
+        rows = cell.table.select(spares)
+        plain = replace(rows, recomputes=(RecomputeConfig(),), recompute=rows.recompute * 0)
         return _Spares(
-            cell=replace(cell, rows=rows),
-            least=self._bounds.in_room(replace(cell, rows=plain)),
-            far_full=totals.far_full[spares],
+            cell=replace(cell, table=rows),
+            least=self._bounds.in_memory(replace(cell, table=plain)),
+            far_full=totals.offload_fill[spares],
             selects=some[spares] >= 0,
         )
 
@@ -175,21 +175,21 @@ class BranchAndBound:
         by_bound = np.argsort(spares.least)
         for first in range(0, len(by_bound), _BATCH):
             batch = by_bound[first : first + _BATCH]
-            batch = batch[spares.least[batch] <= found.due]
+            batch = batch[spares.least[batch] <= found.needed_seconds]
             if not batch.size:
                 return
             chosen = np.isin(np.arange(len(by_bound)), batch)
-            part = replace(spares.cell, rows=spares.cell.rows.only(chosen))
+            part = replace(spares.cell, table=spares.cell.table.select(chosen))
             far_full, selects = spares.far_full[chosen], spares.selects[chosen]
             fewer, told = minimize_recompute(self.chain, part, self._near, far_full, selects)
             found.add(fewer, self.scores(fewer, told), told, self._near, counted=False)
 
     def _small(self, shape: PipelineShape, able: Ints) -> Ints:
         """Of some settings those of the smallest micro-batch of their cut."""
-        table = self.field.table(shape)
-        least = np.full(int(table.cut.max()) + 1, table.batch)
-        np.minimum.at(least, table.cut[able], table.micro[able])
-        return np.asarray(able[table.micro[able] == least[table.cut[able]]])
+        table = self.space.config_table(shape)
+        least = np.full(int(table.degrees.max()) + 1, table.batch)
+        np.minimum.at(least, table.degrees[able], table.micro[able])
+        return np.asarray(able[table.micro[able] == least[table.degrees[able]]])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,6 +208,6 @@ class _Spares:
 def _shared(rows: PlanTable) -> Bools:
     """Of each pair whether it is the one of its block that shares most."""
     degrees = rows.pairs.prod(axis=1)
-    counts = rows.table.counts[rows.shared]
+    counts = rows.sharding_table.counts[rows.shared]
     most = np.maximum.reduceat(degrees, np.cumsum(counts) - counts)
     return np.asarray(degrees == np.repeat(most, counts))

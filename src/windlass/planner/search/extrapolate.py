@@ -11,8 +11,8 @@ from windlass.cost.peak_memory import tier_peaks
 from windlass.cost.predict import predict, predict_time
 from windlass.program.instruction import Instruction, Program
 from windlass.program.lowering.lower import lower
-from windlass.program.memory.layer_sizes import sizes_of
-from windlass.program.memory.liveness import occupancy
+from windlass.program.memory.layer_sizes import plan_layer_sizes
+from windlass.program.memory.liveness import memory_profile
 from windlass.schema.graph import Graph
 from windlass.schema.machine import Machine
 from windlass.schema.plan import Plan
@@ -44,12 +44,12 @@ def peak_memory(plan: Plan, graph: Graph, machine: Machine) -> PeakMemory:
     short = _shortened(plan, _FEW)
     program, *_ = lower(short, graph)  # its slices all run the same
     held = machine.device.process_bytes(compiled=plan.compile)
-    full = occupancy(program, short, graph, runtime_bytes=held)
+    full = memory_profile(program, short, graph, runtime_bytes=held)
     return PeakMemory(
         peak_bytes=full.peak_bytes,
         by_class=full.by_class,
-        index=_shifted(full.peak, plan, program),
-        instruction=program.instructions[full.peak],
+        index=_shifted(full.peak_instruction, plan, program),
+        instruction=program.instructions[full.peak_instruction],
     )
 
 
@@ -58,21 +58,21 @@ def fullest_stage_memory(plan: Plan, graph: Graph, machine: Machine) -> PeakMemo
     held = machine.device.process_bytes(compiled=plan.compile)
     found = []
     for program in lower(plan, graph)[:: plan.parallel.tensor * plan.parallel.data]:
-        full = occupancy(program, plan, graph, runtime_bytes=held)
+        full = memory_profile(program, plan, graph, runtime_bytes=held)
         found.append(
             PeakMemory(
                 peak_bytes=full.peak_bytes,
                 by_class=full.by_class,
-                index=full.peak,
-                instruction=program.instructions[full.peak],
+                index=full.peak_instruction,
+                instruction=program.instructions[full.peak_instruction],
             )
         )
     return max(found, key=lambda memory: memory.peak_bytes)
 
 
-def evaluate(plan: Plan, graph: Graph, machine: Machine, *, near_bytes: int) -> Prediction:
-    """The prediction of a plan, with `near_bytes` as the capacity of the near tier."""
-    return with_budget(extrapolate(plan, graph, machine), near_bytes)
+def evaluate(plan: Plan, graph: Graph, machine: Machine, *, budget_bytes: int) -> Prediction:
+    """The prediction of a plan, with `budget_bytes` as the capacity of the near tier."""
+    return with_budget(extrapolate(plan, graph, machine), budget_bytes)
 
 
 def extrapolate(plan: Plan, graph: Graph, machine: Machine) -> Prediction:
@@ -110,7 +110,7 @@ def extrapolate(plan: Plan, graph: Graph, machine: Machine) -> Prediction:
     changes |= {"plan": plan.label, "tokens_per_step": plan.tokens_per_step}
     if low.offload is not None and high.offload is not None:  # what updates move does not grow
         waiting = _further(low.offload.exposed_seconds, high.offload.exposed_seconds, times)
-        changes["offload"] = high.offload.model_copy(update={"waiting_seconds": waiting})
+        changes["offload"] = high.offload.model_copy(update={"exposed_seconds": waiting})
     return high.model_copy(update=changes)
 
 
@@ -123,10 +123,10 @@ def steady_state_microbatches(plan: Plan) -> Plan:
     )
 
 
-def with_budget(prediction: Prediction, near_bytes: int) -> Prediction:
+def with_budget(prediction: Prediction, budget_bytes: int) -> Prediction:
     """The prediction with another budget for the near tier, which is the first."""
     near, *others = prediction.peaks
-    near = near.model_copy(update={"capacity_bytes": near_bytes})
+    near = near.model_copy(update={"capacity_bytes": budget_bytes})
     return prediction.model_copy(update={"peaks": (near, *others)})
 
 
@@ -167,5 +167,5 @@ def _shifted(index: int, plan: Plan, program: Program) -> int:
 
 def training_state_bytes(plan: Plan, graph: Graph) -> int:
     """Weights, gradients and optimizer state of one device: all there before the update."""
-    sizes = sizes_of(plan, graph)
+    sizes = plan_layer_sizes(plan, graph)
     return sum(each.weights + each.gradients + each.optimizer for each in sizes)

@@ -15,14 +15,14 @@ class FilteredPlans:
     """Plans that fit, and of each family that has others the one that comes nearest."""
 
     fitting: tuple[Plan, ...]
-    refused: tuple[tuple[Plan, PeakMemory], ...]
+    infeasible: tuple[tuple[Plan, PeakMemory], ...]
     """Nearest to fitting first."""
 
 
 def filter_by_memory(
-    plans: Sequence[Plan], graph: Graph, machine: Machine, near_bytes: int
+    plans: Sequence[Plan], graph: Graph, machine: Machine, budget_bytes: int
 ) -> FilteredPlans:
-    """Parts the plans into those that fit into `near_bytes` and those that do not.
+    """Parts the plans into those that fit into `budget_bytes` and those that do not.
 
     In one family (precision, compile, recompute, home of optimizer state) the fullest moment grows
     with the micro-batch, so the largest that fits is found by halving. The whole batch at once
@@ -36,17 +36,17 @@ def filter_by_memory(
         parts = [plan for plan in several if plan.batch.accumulation > 1]
         too_large: list[tuple[Plan, PeakMemory]] = []
         for rising in (parts, whole):
-            fits, memories = _largest_fitting(rising, graph, machine, near_bytes)
+            fits, memories = _largest_fitting(rising, graph, machine, budget_bytes)
             fitting += rising[:fits]
             if fits < len(rising):
                 too_large.append((rising[fits], memories[fits]))
         if too_large:
             refused.append(min(too_large, key=_peak))
-    return FilteredPlans(fitting=tuple(fitting), refused=tuple(sorted(refused, key=_peak)))
+    return FilteredPlans(fitting=tuple(fitting), infeasible=tuple(sorted(refused, key=_peak)))
 
 
 def _largest_fitting(
-    rising: Sequence[Plan], graph: Graph, machine: Machine, near_bytes: int
+    rising: Sequence[Plan], graph: Graph, machine: Machine, budget_bytes: int
 ) -> tuple[int, Mapping[int, PeakMemory]]:
     """How many of the plans fit, by halving; and the memory of those that were looked at.
 
@@ -57,7 +57,7 @@ def _largest_fitting(
     while low < high:
         middle = (low + high) // 2
         memories[middle] = peak_memory(rising[middle], graph, machine)
-        if memories[middle].peak_bytes <= near_bytes:
+        if memories[middle].peak_bytes <= budget_bytes:
             low = middle + 1
         else:
             high = middle

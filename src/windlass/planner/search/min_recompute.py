@@ -23,7 +23,7 @@ from windlass.planner.space.plan_space import PlanBatch
 from windlass.program.activation_checkpointing import recomputable_layers, with_recompute
 from windlass.program.device_mesh import chunks_of_stage
 from windlass.program.lowering.lower import lower
-from windlass.program.memory.liveness import occupancy
+from windlass.program.memory.liveness import memory_profile
 from windlass.program.validate_plan import selective_recompute_errors
 from windlass.schema.graph import Graph
 from windlass.schema.machine import Machine
@@ -37,14 +37,16 @@ def recompute_twins(rows: PlanTable, mode: Recompute) -> Ints:
         rows: in which layers of all stages are computed again alike.
         mode: how those of the twins are.
     """
-    key = (rows.block * len(rows.settings.all) + rows.setting) * (rows.micros.max() + 1)
-    _, first, alike = np.unique(key + rows.micros, return_index=True, return_inverse=True)
-    counts = rows.table.counts[rows.shared]
+    key = (rows.block * len(rows.layer_configs.all) + rows.layer_config) * (
+        rows.microbatches.max() + 1
+    )
+    _, first, alike = np.unique(key + rows.microbatches, return_index=True, return_inverse=True)
+    counts = rows.sharding_table.counts[rows.shared]
     block = np.searchsorted(rows.shared, rows.block[first])
     ends = np.cumsum(counts[block])
     begins = ends - np.cumsum(counts)[block]  # of those alike, each with all pairs of its block
-    slot = begins[alike][rows.run] + rows.pair
-    able = np.array([each.mode == mode for each in rows.agains])[rows.again][rows.run]
+    slot = begins[alike][rows.config] + rows.sharding
+    able = np.array([each.mode == mode for each in rows.recomputes])[rows.recompute][rows.config]
     found = np.full(ends[-1], -1)
     found[slot[able]] = np.flatnonzero(able)
     return np.asarray(found[slot])
@@ -53,7 +55,7 @@ def recompute_twins(rows: PlanTable, mode: Recompute) -> Ints:
 def minimize_recompute(
     chain: LayerCosts,
     cell: PlanBatch,
-    near_bytes: float,
+    budget_bytes: float,
     far_full: Floats,
     selects: Bools,
 ) -> tuple[PlanBatch, PlanTotals]:
@@ -62,21 +64,21 @@ def minimize_recompute(
     Args:
         chain: with prices of layers.
         cell: the plans.
-        near_bytes: that each fits into.
+        budget_bytes: that each fits into.
         far_full: of each the share of the tier beyond that it takes.
         selects: of each whether its layers can keep what their large products give.
     """
-    rows, shape, most = cell.rows, cell.shape, _most(cell)
-    first = _fewest(chain, cell, near_bytes, most, _whole)
-    some = replace(cell, rows=rows.only(selects))
-    if some.rows.count:
-        second = _fewest(chain, some, near_bytes, 2 * most, _selective(most))
-        first = _shorter(chain, cell, near_bytes, first, second.among(selects))
+    rows, shape, most = cell.table, cell.shape, _most(cell)
+    first = _fewest(chain, cell, budget_bytes, most, _whole)
+    some = replace(cell, table=rows.select(selects))
+    if some.table.count:
+        second = _fewest(chain, some, budget_bytes, 2 * most, _selective(most))
+        first = _shorter(chain, cell, budget_bytes, first, second.among(selects))
     found = _each(rows, first.counts)
-    cell = PlanBatch(shape, cell.ends, found)
-    seconds = step_seconds(chain, shape, cell.ends, found)
+    cell = PlanBatch(shape, cell.chunk_bounds, found)
+    seconds = step_seconds(chain, shape, cell.chunk_bounds, found)
     peaks = first.nbytes.max(axis=1)
-    return cell, PlanTotals(step_seconds=seconds, peak_bytes=peaks, far_full=far_full)
+    return cell, PlanTotals(step_seconds=seconds, peak_bytes=peaks, offload_fill=far_full)
 
 
 class _Fewest:
@@ -100,13 +102,13 @@ class _Fewest:
 
 
 def _shorter(
-    chain: LayerCosts, cell: PlanBatch, near_bytes: float, one: _Fewest, other: _Fewest
+    chain: LayerCosts, cell: PlanBatch, budget_bytes: float, one: _Fewest, other: _Fewest
 ) -> _Fewest:
     """Of each stage the way that fits and takes less time."""
     first, second = (
         np.where(
-            each.nbytes <= near_bytes,
-            stage_seconds(chain, cell.shape, cell.ends, _each(cell.rows, each.counts)),
+            each.nbytes <= budget_bytes,
+            stage_seconds(chain, cell.shape, cell.chunk_bounds, _each(cell.table, each.counts)),
             np.inf,
         )
         for each in (one, other)
@@ -119,18 +121,18 @@ def _shorter(
 
 
 def _fewest(
-    chain: LayerCosts, cell: PlanBatch, near_bytes: float, last: Ints, way: Callable[[Ints], Ints]
+    chain: LayerCosts, cell: PlanBatch, budget_bytes: float, last: Ints, way: Callable[[Ints], Ints]
 ) -> _Fewest:
     """The fewest steps of a way with which each stage fits, or the last one where none does.
 
     Args:
         chain: with prices of layers.
         cell: the plans.
-        near_bytes: that each stage is to fit into.
+        budget_bytes: that each stage is to fit into.
         last: of each stage the last step.
         way: what is computed again at a step of each stage.
     """
-    rows, shape = cell.rows, cell.shape
+    rows, shape = cell.table, cell.shape
     side = (rows.count, shape.pipeline)
     low, high = np.zeros(side, dtype=np.int64), np.tile(last, (rows.count, 1))
     nbytes = np.full(side, np.nan)
@@ -140,9 +142,9 @@ def _fewest(
             asked = open_ & (step == count)
             needed = asked.any(axis=1)
             held = np.full(side, np.nan)
-            tried = _counted(rows.only(needed), _again(way(np.minimum(count, last))))
-            held[needed] = stage_bytes(chain, shape, cell.ends, tried)
-            fits = asked & (held <= near_bytes)
+            tried = _counted(rows.select(needed), _again(way(np.minimum(count, last))))
+            held[needed] = stage_bytes(chain, shape, cell.chunk_bounds, tried)
+            fits = asked & (held <= budget_bytes)
             nbytes[fits], high[fits] = held[fits], count
             fails = asked & ~fits
             low[fails] = np.minimum(count + 1, high[fails])
@@ -169,35 +171,35 @@ def _again(counts: Ints) -> RecomputeConfig:
 
 def _most(cell: PlanBatch) -> Ints:
     """The most layers of a chunk of each stage that can be computed again."""
-    end = cell.ends[-1] - 1
-    able = np.array([min(last, end) - max(first, 1) for first, last in pairwise(cell.ends)])
+    end = cell.chunk_bounds[-1] - 1
+    able = np.array([min(last, end) - max(first, 1) for first, last in pairwise(cell.chunk_bounds)])
     return np.asarray(np.maximum(0, able.reshape(-1, cell.shape.pipeline)).max(axis=0))
 
 
 def _counted(rows: PlanTable, again: RecomputeConfig) -> PlanTable:
     """The same plans with so much computed again."""
-    return replace(rows, agains=(again,), again=np.zeros_like(rows.again))
+    return replace(rows, recomputes=(again,), recompute=np.zeros_like(rows.recompute))
 
 
 def _each(rows: PlanTable, counts: Ints) -> PlanTable:
     """The same plans, each with so much computed again on each of its stages."""
     agains, again = np.unique(counts, axis=0, return_inverse=True)
-    both = rows.run * len(agains) + again.reshape(-1)
+    both = rows.config * len(agains) + again.reshape(-1)
     runs, run = np.unique(both, return_inverse=True)
     of, kinds = np.divmod(runs, len(agains))
     return replace(
         rows,
-        agains=tuple(map(_again, agains)),
+        recomputes=tuple(map(_again, agains)),
         block=rows.block[of],
-        setting=rows.setting[of],
-        micros=rows.micros[of],
-        again=kinds,
-        run=run,
+        layer_config=rows.layer_config[of],
+        microbatches=rows.microbatches[of],
+        recompute=kinds,
+        config=run,
     )
 
 
 def min_recompute_plans(
-    plan: Plan, graph: Graph, machine: Machine, near_bytes: int
+    plan: Plan, graph: Graph, machine: Machine, budget_bytes: int
 ) -> tuple[Plan, ...]:
     """The plan with as little recomputed on each stage as fits, of each way that there is.
 
@@ -205,7 +207,7 @@ def min_recompute_plans(
         plan: that fits with all layers run again.
         graph: that it cuts.
         machine: that it is for.
-        near_bytes: of the near tier.
+        budget_bytes: of the near tier.
     """
     ways = (False, True) if not any(selective_recompute_errors(plan, graph)) else (False,)
     found = (
@@ -213,14 +215,14 @@ def min_recompute_plans(
             RecomputeSteps(plan, selects=(way,) * plan.parallel.pipeline),
             graph,
             machine,
-            near_bytes,
+            budget_bytes,
         )
         for way in ways
     )
     return tuple(dict.fromkeys(found))
 
 
-def _least(steps: "RecomputeSteps", graph: Graph, machine: Machine, near_bytes: int) -> Plan:
+def _least(steps: "RecomputeSteps", graph: Graph, machine: Machine, budget_bytes: int) -> Plan:
     """Found for all stages at once: without any, else by halving.
 
     Halving takes for granted that more steps need no more memory. Between none and one that may not
@@ -230,7 +232,7 @@ def _least(steps: "RecomputeSteps", graph: Graph, machine: Machine, near_bytes: 
     middle = low
     while True:
         for stage, peak in enumerate(stage_peak_bytes(steps.plan(middle), graph, machine)):
-            if peak <= near_bytes:
+            if peak <= budget_bytes:
                 high[stage] = middle[stage]
             else:
                 low[stage] = min(middle[stage] + 1, high[stage])
@@ -285,5 +287,5 @@ def stage_peak_bytes(plan: Plan, graph: Graph, machine: Machine) -> tuple[int, .
     short = steady_state_microbatches(plan)
     programs = lower(short, graph)[:: plan.parallel.tensor * plan.parallel.data]
     return tuple(
-        occupancy(program, short, graph, runtime_bytes=held).peak_bytes for program in programs
+        memory_profile(program, short, graph, runtime_bytes=held).peak_bytes for program in programs
     )

@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 from windlass.cost.instruction_time import InstructionCosts
 from windlass.program.activation_checkpointing import is_recomputed
+from windlass.program.communication_groups import PeerMap
 from windlass.program.instruction import Instruction, InstructionKind
 from windlass.program.memory.layer_sizes import LayerSizes
-from windlass.program.process_groups import PeerMap
 from windlass.schema.graph import Graph
 from windlass.schema.machine import Machine
 from windlass.schema.plan import Plan, Stage
@@ -42,11 +42,17 @@ def waiting_activation_bytes(plan: Plan, sizes: Sequence[LayerSizes]) -> int:
 def _left(plan: Plan, stage: Stage, sizes: Sequence[LayerSizes]) -> int:
     """What one micro-batch leaves near on a stage."""
     begin, end = stage.phases[-1]
-    left = sizes[stage.first_layer - 1].output if stage.first_layer > 0 and begin > stage.first_layer else 0
+    left = (
+        sizes[stage.first_layer - 1].output
+        if stage.first_layer > 0 and begin > stage.first_layer
+        else 0
+    )
     if not plan.is_offloaded("activations"):
-        left += sum(layer.output for layer in sizes[stage.first_layer : max(stage.first_layer, begin - 1)])
+        left += sum(
+            layer.output for layer in sizes[stage.first_layer : max(stage.first_layer, begin - 1)]
+        )
     if end < len(sizes):
-        left += sum(sizes[at].kept for at in range(begin, end) if not is_recomputed(plan, at))
+        left += sum(sizes[at].saved for at in range(begin, end) if not is_recomputed(plan, at))
     return left
 
 
@@ -57,7 +63,7 @@ def _stage_bytes(plan: Plan, stage: Stage, sizes: Sequence[LayerSizes]) -> int:
     phase's weights, and what the stage before has sent for each micro-batch.
     """
     first, end = stage.phases[0]
-    staying = sum(each.held for each in sizes[first:end])
+    staying = sum(each.weight_shard for each in sizes[first:end])
     if first > 0:
         staying += sizes[first - 1].output * plan.batch.accumulation
     return max(
@@ -71,7 +77,7 @@ def _phase_bytes(plan: Plan, layers: Sequence[LayerSizes]) -> int:
     there = sum(each.weights for each in layers)
     if plan.batch.accumulation > 1:
         there += sum(each.gradients for each in layers)
-    return there + max(each.kept + each.backward_peak for each in layers)
+    return there + max(each.saved + each.backward_peak for each in layers)
 
 
 class _Passes(NamedTuple):
@@ -104,8 +110,10 @@ class LayerPassTimes:
                 each = Instruction(kind, layer, micro)
                 key = kind, micro, kinds[layer].name, layer == 0
                 if key not in known:
-                    exchange = costs.exchange_seconds(each) if peers.is_collective(each) else 0.0
-                    known[key] = costs.of(each).total + exchange
+                    exchange = (
+                        costs.communication_seconds(each) if peers.is_collective(each) else 0.0
+                    )
+                    known[key] = costs.terms(each).total + exchange
                 yield known[key]
 
         return cls(

@@ -39,7 +39,7 @@ from windlass.planner.space.phase_space import (
 from windlass.planner.space.plan_space import PlanSpace
 from windlass.program.instruction import Program
 from windlass.program.lowering.lower import lower
-from windlass.program.memory.layer_sizes import sizes_of
+from windlass.program.memory.layer_sizes import plan_layer_sizes
 from windlass.program.validate_plan import plan_errors
 from windlass.schema.graph import Graph
 from windlass.schema.machine import Machine
@@ -55,37 +55,39 @@ class PhaseSearchResult(NamedTuple):
 
     best: tuple[EvaluatedPlan, ...]
     """Those that fit, as far as one had to look, the fastest run first."""
-    weighed: int
+    evaluated: int
     """Plans that bounds or the clock weighed."""
 
 
-def search_phases(field: PlanSpace, near_bytes: int, *, below: float = inf) -> PhaseSearchResult:
+def search_phases(
+    field: PlanSpace, budget_bytes: int, *, below_seconds: float = inf
+) -> PhaseSearchResult:
     """The fastest plan in phases of all of `phasespace` that fits.
 
     Args:
         field: what is open; `request.phases` pins the phases of a stage.
-        near_bytes: that each near tier has.
+        budget_bytes: that each near tier has.
         below: seconds of a step, its share of the compilation included, of the fastest plan that
             is known; one that cannot be faster is not looked at.
     """
-    search = _Search(field, near_bytes, below)
-    small = list(_small(field, near_bytes))
+    search = _Search(field, budget_bytes, below_seconds)
+    small = list(_small(field, budget_bytes))
     for seconds, plan in small:
         search.add(seconds, plan)
     return PhaseSearchResult(search.found(), len(small))
 
 
-def may_fit_in_phases(field: PlanSpace, near_bytes: int) -> bool:
+def may_fit_in_phases(field: PlanSpace, budget_bytes: int) -> bool:
     """Whether some plan in phases may fit, as far as short programs tell."""
-    small = (plan for _, plan in _small(field, near_bytes))
-    return any(next(with_offload_tiers(plan, field, near_bytes), None) for plan in small)
+    small = (plan for _, plan in _small(field, budget_bytes))
+    return any(next(with_offload_tiers(plan, field, budget_bytes), None) for plan in small)
 
 
 class _Search:
     """Weighs plans closer and closer, always the one that may yet be the fastest."""
 
-    def __init__(self, field: PlanSpace, near_bytes: int, below: float) -> None:
-        self._field, self._near, self._below = field, near_bytes, below
+    def __init__(self, field: PlanSpace, budget_bytes: int, below: float) -> None:
+        self._field, self._near, self._below = field, budget_bytes, below
         self._open: list[tuple[float, int, Plan | TruncatedPlan]] = []
         """What none of them ends a step before; plans that were looked at are `Short`."""
         self._count = count()
@@ -103,7 +105,7 @@ class _Search:
             if not isinstance(item, TruncatedPlan):
                 self._look_at(item)
                 continue
-            prediction = item.whole(self._near)
+            prediction = item.predict_full(self._near)
             if prediction is None:
                 if not item.plan.is_offloaded("activations"):
                     self._look_at(item.plan, (True,))
@@ -120,26 +122,26 @@ class _Search:
             self.add(short.step_seconds, short)
 
 
-def _small(field: PlanSpace, near_bytes: int) -> Iterator[tuple[float, Plan]]:
+def _small(field: PlanSpace, budget_bytes: int) -> Iterator[tuple[float, Plan]]:
     """Plans in phases with which sizes alone leave room, and what their steps take at the least."""
     graph, machine = field.graph, field.machine
     tiers = offload_tiers(machine)
-    for base in _with_room(field, near_bytes) if tiers else ():
+    for base in _with_room(field, budget_bytes) if tiers else ():
         several = [
-            with_state_on(plan, tiers[0].name, outputs=False)
+            with_state_on(plan, tiers[0].name, activations=False)
             for plan in phase_partitions(base, field)
         ]
         if not several or plan_errors(several[0], graph, machine):
             continue
-        sizes = sizes_of(base, graph)
-        room = near_bytes - machine.device.process_bytes(compiled=base.compile)
+        sizes = plan_layer_sizes(base, graph)
+        room = budget_bytes - machine.device.process_bytes(compiled=base.compile)
         small = [plan for plan in several if min_stage_bytes(plan, sizes) <= room]
         if small:
             times = LayerPassTimes.of(small[0], graph, machine)
             yield from ((min_step_seconds(plan, times), plan) for plan in small)
 
 
-def _with_room(field: PlanSpace, near_bytes: int) -> Iterator[Plan]:
+def _with_room(field: PlanSpace, budget_bytes: int) -> Iterator[Plan]:
     """Every plan that is open of which the near tier holds at least each layer alone."""
     known: dict[tuple[object, ...], int] = {}
     for base in base_plans(field):
@@ -153,35 +155,38 @@ def _with_room(field: PlanSpace, near_bytes: int) -> Iterator[Plan]:
         )
         if key not in known:
             whole = base.model_copy(update={"sharding": ShardingDegrees()})
-            known[key] = max_layer_bytes(whole, sizes_of(whole, field.graph))
-        if known[key] <= near_bytes - field.machine.device.process_bytes(compiled=base.compile):
+            known[key] = max_layer_bytes(whole, plan_layer_sizes(whole, field.graph))
+        if known[key] <= budget_bytes - field.machine.device.process_bytes(compiled=base.compile):
             yield base
 
 
 def with_offload_tiers(
-    plan: Plan, field: PlanSpace, near_bytes: int, outputs: tuple[bool, ...] = (False, True)
+    plan: Plan, field: PlanSpace, budget_bytes: int, outputs: tuple[bool, ...] = (False, True)
 ) -> Iterator["TruncatedPlan"]:
     """The plan at home in the nearest tier that holds it, as far as short programs have room.
 
     Args:
         plan: in phases.
         field: that it is of.
-        near_bytes: that each near tier has.
+        budget_bytes: that each near tier has.
         outputs: whether these go home too. They stay where there is room: moves that are not made
             hold nothing up.
     """
-    sizes, nearest = sizes_of(plan, field.graph), offload_tiers(field.machine)[0].name
+    sizes, nearest = plan_layer_sizes(plan, field.graph), offload_tiers(field.machine)[0].name
     for there in outputs:
         if (
-            waiting_activation_bytes(with_state_on(plan, nearest, outputs=there), sizes)
-            > near_bytes
+            waiting_activation_bytes(with_state_on(plan, nearest, activations=there), sizes)
+            > budget_bytes
         ):
             continue
         for tier in offload_tiers(field.machine):
-            home = with_state_on(plan, tier.name, outputs=there)
+            home = with_state_on(plan, tier.name, activations=there)
             if fullest_offloaded_bytes(home, field) <= tier.capacity_bytes:
                 short = TruncatedPlan(home, field.graph, field.machine)
-                if not plan_errors(home, field.graph, field.machine) and short.peak_bytes <= near_bytes:
+                if (
+                    not plan_errors(home, field.graph, field.machine)
+                    and short.peak_bytes <= budget_bytes
+                ):
                     yield short
                 break
 
@@ -223,12 +228,12 @@ class TruncatedPlan:
         high = predict(plan, self.graph, self.machine, programs).step_seconds
         return high + max(0, self.plan.batch.accumulation - _FEW) * (high - low)
 
-    def whole(self, near_bytes: int) -> Prediction | None:
+    def predict_full(self, budget_bytes: int) -> Prediction | None:
         """What the plan costs; None if its own program needs more of the near tier."""
         programs = lower(self.plan, self.graph)
-        if device_bytes(self.plan, programs, self.graph, self.machine) > near_bytes:
+        if device_bytes(self.plan, programs, self.graph, self.machine) > budget_bytes:
             return None
-        return with_budget(predict(self.plan, self.graph, self.machine, programs), near_bytes)
+        return with_budget(predict(self.plan, self.graph, self.machine, programs), budget_bytes)
 
     @cached_property
     def _few(self) -> tuple[Plan, tuple[Program, ...]]:

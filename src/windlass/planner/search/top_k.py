@@ -21,8 +21,8 @@ class Candidate(NamedTuple):
 
     step_seconds: float
     peak_bytes: float
-    cell: PlanBatch
-    place: int
+    batch: PlanBatch
+    row: int
 
 
 class PlanFamily(NamedTuple):
@@ -30,11 +30,11 @@ class PlanFamily(NamedTuple):
 
     pipeline: int
     tensor: int
-    order: PipelineSchedule
+    schedule: PipelineSchedule
     recompute: Recompute
-    shares: str
+    sharding: str
     """Of what replicas share one copy: `none`, the optimizer's `state`, or `weights` too."""
-    home: str
+    optimizer_tier: str
     """The tier of the optimizer's state."""
 
 
@@ -51,13 +51,13 @@ class SearchResult:
 
     best: tuple[Candidate, ...]
     """Plans that fit, fastest first."""
-    traits: tuple[Candidate, ...]
+    by_family: tuple[Candidate, ...]
     """The fastest that fit of each trait, fastest first; of those that were weighed."""
-    misses: tuple[Candidate, ...]
+    infeasible: tuple[Candidate, ...]
     """The smallest of each trait of which none fits, smallest first; of those that were weighed."""
-    weighed: int
+    evaluated: int
     """Plans whose time and memory were found."""
-    skipped: int
+    pruned: int
     """Plans that a bound told to be slower, or not to fit."""
     faster: int = 0
     """Plans that fit and are faster than was asked for."""
@@ -74,16 +74,16 @@ class TopK:
     """
 
     def __init__(
-        self, count: int, *, within: float = inf, traits: int = 0, below: float | None = None
+        self, count: int, *, within: float = inf, families: int = 0, below: float | None = None
     ) -> None:
         self._count, self._below = count, below
-        self._within, self._traits, self._fastest = within, traits, inf
+        self._within, self._families, self._fastest = within, families, inf
         self.faster = 0
         self._heap: list[tuple[float, int, Candidate]] = []
-        self.traits: dict[PlanFamily, Candidate] = {}
-        self.misses: dict[PlanFamily, Candidate] = {}
+        self.by_family: dict[PlanFamily, Candidate] = {}
+        self.infeasible: dict[PlanFamily, Candidate] = {}
         self._turn = 0
-        self.weighed = 0
+        self.evaluated = 0
 
     @property
     def last(self) -> float:
@@ -91,23 +91,23 @@ class TopK:
         return -self._heap[0][0] if len(self._heap) == self._count else inf
 
     @property
-    def due(self) -> float:
+    def needed_seconds(self) -> float:
         """Seconds that a plan has to be below to be wanted, whatever its trait."""
         return self.last if self._below is None else self._below
 
     @property
     def limit(self) -> float:
         """Seconds from which on plans are left out."""
-        if len(self.traits) < self._traits:
+        if len(self.by_family) < self._families:
             return self._fastest * (1 + _BEYOND)
-        return min(self.due, self._fastest * (1 + self._within))
+        return min(self.needed_seconds, self._fastest * (1 + self._within))
 
     def add(
         self,
         cell: PlanBatch,
         score: Floats,
         totals: PlanTotals,
-        near_bytes: float,
+        budget_bytes: float,
         *,
         counted: bool = True,
     ) -> None:
@@ -117,12 +117,12 @@ class TopK:
             cell: the plans.
             score: seconds that they are compared by; infinite of those that do not count.
             totals: of the plans.
-            near_bytes: that a plan may need.
+            budget_bytes: that a plan may need.
             counted: whether the plans are of those that the field counts.
         """
-        self.weighed += counted * len(score)
-        near = totals.peak_bytes <= near_bytes
-        fits = near & (totals.far_full <= 1) & (score < (self._below or inf))
+        self.evaluated += counted * len(score)
+        near = totals.peak_bytes <= budget_bytes
+        fits = near & (totals.offload_fill <= 1) & (score < (self._below or inf))
         self.faster += 0 if self._below is None else int(fits.sum())
 
         def found(place: np.intp) -> Candidate:
@@ -130,16 +130,19 @@ class TopK:
 
         self._keep(np.flatnonzero(fits & (score < self.last)), score, found)
         traits, of_plan = _traits(cell)
-        fastest = np.array([_seconds(self.traits.get(trait)) for trait in traits])
+        fastest = np.array([_seconds(self.by_family.get(trait)) for trait in traits])
         quick = np.flatnonzero(fits & (score < fastest[of_plan]))
         for place in _firsts(quick, of_plan, score):
-            self.traits[traits[of_plan[place]]] = found(place)
+            self.by_family[traits[of_plan[place]]] = found(place)
         smallest = np.array(
-            [-inf if each in self.traits else _bytes(self.misses.get(each)) for each in traits]
+            [
+                -inf if each in self.by_family else _bytes(self.infeasible.get(each))
+                for each in traits
+            ]
         )
         small = np.flatnonzero(~near & (totals.peak_bytes < smallest[of_plan]))
         for place in _firsts(small, of_plan, totals.peak_bytes):
-            self.misses[traits[of_plan[place]]] = found(place)
+            self.infeasible[traits[of_plan[place]]] = found(place)
 
     def _keep(self, able: Ints, score: Floats, found: Callable[[np.intp], Candidate]) -> None:
         """Takes the fastest of some plans among those that are kept."""
@@ -154,15 +157,17 @@ class TopK:
             elif score[place] < self.last:
                 heapreplace(self._heap, item)
 
-    def told(self, *, of: int) -> SearchResult:
+    def result(self, *, of: int) -> SearchResult:
         """What was found among so many plans."""
-        misses = (each for trait, each in self.misses.items() if trait not in self.traits)
+        infeasible = (
+            each for trait, each in self.infeasible.items() if trait not in self.by_family
+        )
         return SearchResult(
             best=tuple(sorted((each for _, _, each in self._heap), key=_seconds)),
-            traits=tuple(sorted(self.traits.values(), key=_seconds)),
-            misses=tuple(sorted(misses, key=_bytes)),
-            weighed=self.weighed,
-            skipped=of - self.weighed,
+            by_family=tuple(sorted(self.by_family.values(), key=_seconds)),
+            infeasible=tuple(sorted(infeasible, key=_bytes)),
+            evaluated=self.evaluated,
+            pruned=of - self.evaluated,
             faster=self.faster,
         )
 
@@ -177,17 +182,19 @@ def _bytes(found: Candidate | None) -> float:
 
 def _traits(cell: PlanBatch) -> tuple[list[PlanFamily], Ints]:
     """The traits of a cell's plans, and of each plan its place among them."""
-    rows, shape = cell.rows, cell.shape
-    modes = np.array([_MODES.index(each.mode) for each in rows.agains])
-    of_run = rows.settings.tensor[rows.setting] * len(_MODES) + modes[rows.again]
-    of_pair = rows.home * len(_SHARES) + (rows.pairs > 1).sum(axis=1)
-    homes = rows.table.homes
+    rows, shape = cell.table, cell.shape
+    modes = np.array([_MODES.index(each.mode) for each in rows.recomputes])
+    of_run = rows.layer_configs.tensor[rows.layer_config] * len(_MODES) + modes[rows.recompute]
+    of_pair = rows.optimizer_tier * len(_SHARES) + (rows.pairs > 1).sum(axis=1)
+    homes = rows.sharding_table.optimizer_tiers
     traits = [
-        PlanFamily(shape.pipeline, tensor, shape.order, mode, shares, home)
-        for tensor, mode, home, shares in product(rows.settings.tensors, _MODES, homes, _SHARES)
+        PlanFamily(shape.pipeline, tensor, shape.schedule, mode, shares, home)
+        for tensor, mode, home, shares in product(
+            rows.layer_configs.tensors, _MODES, homes, _SHARES
+        )
     ]
     pairs = len(homes) * len(_SHARES)
-    return traits, np.asarray((of_run * pairs)[rows.run] + of_pair[rows.pair])
+    return traits, np.asarray((of_run * pairs)[rows.config] + of_pair[rows.sharding])
 
 
 def _firsts(places: Ints, groups: Ints, values: Floats) -> npt.NDArray[np.intp]:

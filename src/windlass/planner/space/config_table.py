@@ -1,7 +1,7 @@
-"""Table: all ways to run a field's layers and to share their state, of which each shape takes some.
+"""Config table: all layer configurations and sharding options of a plan space, as arrays.
 
-A setting says how many replicas there are and how large a micro-batch is, and so how many of those
-make up the batch; so that the plans of a shape are found by comparing columns of numbers.
+A configuration has a number of replicas and a micro-batch size, which give the number of
+micro-batches of a step; so the plans of one pipeline shape are found by comparing arrays.
 """
 
 from collections.abc import Sequence
@@ -20,32 +20,32 @@ from windlass.schema.graph import Precision
 
 
 class ConfigFamily(NamedTuple):
-    """Plans that share a cut, a precision, and what is set apart for state that lives away."""
+    """Plans that share parallel degrees, a precision, and compute units reserved for offloading."""
 
     tensor: int
     replicas: int
     precision: Precision
-    moves: bool
-    """Whether compute units are set apart for moves to and from the homes of optimizer state."""
-    shares: tuple[ShardingOption, ...]
+    offloads: bool
+    """Whether compute units are reserved for moving optimizer state between tiers."""
+    options: tuple[ShardingOption, ...]
 
 
 @dataclass(frozen=True, eq=False)
 class ConfigTable:
-    """The settings of all plans of several micro-batches or of one, of several stages or of one.
+    """The layer configurations of all plans that agree on gradient accumulation and on pipelining.
 
     Args:
-        families: each with a block of its own, in the order of `blocks`.
-        blocks: of the families.
-        settings: family by family.
-        block: of each setting.
+        families: families of the plan space, each with its entry in `sharding_table`.
+        sharding_table: sharding options of each family, in the same order.
+        layer_configs: configurations, family by family.
+        options: index of each configuration's entry in `sharding_table`, `[config]`.
         batch: sequences of a step.
     """
 
     families: Sequence[ConfigFamily]
-    blocks: ShardingTable
-    settings: LayerConfigTable
-    block: Ints
+    sharding_table: ShardingTable
+    layer_configs: LayerConfigTable
+    options: Ints
     batch: int
 
     @classmethod
@@ -62,19 +62,19 @@ class ConfigTable:
         """The table of some families.
 
         Args:
-            families: of the field.
-            blocks: of them, one for each.
+            families: families of the plan space.
+            blocks: sharding options, one entry for each family.
             batch: sequences of a step.
             micro: sequences of a micro-batch; None leaves it open.
             sums: whether a step has several micro-batches.
-            parted: whether there are several stages.
+            parted: whether there are several pipeline stages.
         """
         found = [
             (
                 at,
                 LayerConfig(
                     each.tensor, each.precision, compiled, size, sums, parted, each.replicas,
-                    each.moves,
+                    each.offloads,
                 ),
             )
             for at, each in enumerate(families)
@@ -92,44 +92,45 @@ class ConfigTable:
 
     @cached_property
     def micro(self) -> Ints:
-        """Of each setting the sequences of a micro-batch."""
-        return np.array([each.micro for each in self.settings.all], dtype=np.int64)
+        """Sequences of a micro-batch, `[config]`."""
+        return np.array([each.micro for each in self.layer_configs.all], dtype=np.int64)
 
     @cached_property
-    def micros(self) -> Ints:
-        """Of each setting the micro-batches that make up the batch."""
-        replicas = np.array([each.replicas for each in self.settings.all], dtype=np.int64)
+    def microbatches(self) -> Ints:
+        """Micro-batches of a step, `[config]`."""
+        replicas = np.array([each.replicas for each in self.layer_configs.all], dtype=np.int64)
         return np.asarray(self.batch // (replicas * self.micro))
 
     @cached_property
     def devices(self) -> Ints:
-        """Of each setting the devices of a stage."""
-        found = [int(each.tensor) * each.replicas for each in self.settings.all]
+        """Devices of a pipeline stage, `[config]`."""
+        found = [int(each.tensor) * each.replicas for each in self.layer_configs.all]
         return np.array(found, dtype=np.int64)
 
     @cached_property
-    def cut(self) -> Ints:
-        """Of each setting a number that those share of as many slices and replicas."""
+    def degrees(self) -> Ints:
+        """A number that configurations with equal tensor and data degrees share, `[config]`."""
         known: dict[tuple[int, int], int] = {}
         found = [
-            known.setdefault((each.tensor, each.replicas), len(known)) for each in self.settings.all
+            known.setdefault((each.tensor, each.replicas), len(known))
+            for each in self.layer_configs.all
         ]
         return np.array(found, dtype=np.int64)
 
     @cached_property
     def modes(self) -> tuple[tuple[int, Precision, bool], ...]:
-        """Slices, precision, compiled or not, as they go together in any setting."""
+        """Combinations of tensor degree, precision and compilation that occur, each once."""
         return tuple(self._numbers)
 
     @cached_property
     def mode(self) -> Ints:
-        """Of each setting the place among `modes`."""
-        found = [self._numbers[_mode(each)] for each in self.settings.all]
+        """Index among `modes`, `[config]`."""
+        found = [self._numbers[_mode(each)] for each in self.layer_configs.all]
         return np.array(found, dtype=np.int64)
 
     @cached_property
     def _numbers(self) -> dict[tuple[int, Precision, bool], int]:
-        found = dict.fromkeys(_mode(each) for each in self.settings.all)
+        found = dict.fromkeys(_mode(each) for each in self.layer_configs.all)
         return {mode: at for at, mode in enumerate(found)}
 
 
@@ -138,6 +139,6 @@ def _mode(setting: LayerConfig) -> tuple[int, Precision, bool]:
 
 
 def sharding_options(family: ConfigFamily, *, sums: bool) -> ShardingOptions:
-    """The block of a family's plans; `sums` as in `Block`."""
+    """The sharding options of a family's plans; `sums` as in `ShardingOptions.accumulates`."""
     tensor, replicas, precision, moves, shares = family
     return ShardingOptions(tensor, precision, sums, replicas, shares, moves)

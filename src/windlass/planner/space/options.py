@@ -1,7 +1,6 @@
-"""Space: all plans of one stage that a request leaves open, and what it forbids.
+"""Options that a request leaves open: degrees, precisions, modes and micro-batches.
 
-A machine of several devices may share each layer among neighbours: of what else they could do
-nothing is tried yet.
+Plans of one stage are listed here. On a machine of several devices they may be tensor parallel.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -31,30 +30,30 @@ from windlass.schema.tensor_grid import TensorGrid
 _Choice = TypeVar("_Choice")
 
 MAX_TENSOR_DEGREE = 64
-"""Of a layer, where the request leaves it open: the most that a published plan has."""
+"""Largest tensor-parallel degree of an open request: the largest of any published plan."""
 
 _LONGEST = 1024
-"""Tokens of a sequence where neither request nor model say."""
+"""Tokens of a sequence if neither the request nor the model states it."""
 
 _MOST_ROWS = 16
-"""Heads divide by rows, and few models have heads for more."""
+"""Attention heads are divided by rows, and few models have heads for more."""
 
 _ORDERS: tuple[PipelineSchedule, ...] = ("gpipe", "1f1b")
-"""Those that one device has; they are the same there."""
+"""Schedules of a single device, which are all the same there."""
 
 _RECOMPUTES: tuple[Recompute, ...] = ("none", "full")
 
 
 def open_single_stage_plans(request: Request, graph: Graph, machine: Machine) -> tuple[Plan, ...]:
-    """Every plan of one stage and replica that holds to what the request pins.
+    """Every plan of one stage and one replica that keeps the request's pins.
 
     Args:
         request: pins whatever it names; the rest is open.
-        graph: captured from the request's model, in the slices of `degrees`.
-        machine: what the plans are for.
+        graph: captured from the request's model, sharded for `open_tensor_degrees`.
+        machine: the machine of the plans.
 
     Raises:
-        Faults: all that the request asks for and that cannot be.
+        Faults: everything that the request asks for and that is impossible.
     """
     found = (*_uncut(request), *_faults(request, graph, machine))
     if found:
@@ -63,7 +62,7 @@ def open_single_stage_plans(request: Request, graph: Graph, machine: Machine) ->
 
 
 def base_plan(request: Request, graph: Graph, machine: Machine) -> Plan:
-    """A plan for one device, as plain as can be, with what the request pins for all."""
+    """The plainest plan for one device, with what the request pins for all plans."""
     return Plan(
         graph=graph.label,
         machine=machine.label,
@@ -77,16 +76,16 @@ def base_plan(request: Request, graph: Graph, machine: Machine) -> Plan:
 
 
 def open_plans(first: Plan, request: Request, graph: Graph, machine: Machine) -> tuple[Plan, ...]:
-    """A plan in every precision, mode and size of micro-batch that the request leaves open.
+    """A plan in every precision, mode and micro-batch size that the request leaves open.
 
     Args:
-        first: whose micro-batch is all that one replica takes.
+        first: a plan whose micro-batch is all that one replica takes.
         request: pins whatever it names.
-        graph: that it cuts.
-        machine: what it is for.
+        graph: the graph that it partitions.
+        machine: the machine that it is for.
 
     Raises:
-        Faults: what the request pins cannot be.
+        Faults: what the request pins is impossible.
     """
     wrong = tuple(_faults(request, graph, machine))
     if wrong:
@@ -135,10 +134,10 @@ def vary(
     micro: int | None = None,
     sequence: int | None = None,
 ) -> Plan:
-    """The plan with some choices changed; a micro-batch changes the accumulation with it.
+    """The plan with some choices changed; a new micro-batch size changes the accumulation with it.
 
-    Built without validation, since it changes a valid plan by valid values, and a search does so
-    hundreds of times.
+    It is built without validation, because it changes a valid plan by valid values, and a search
+    does so hundreds of times.
     """
     batch = plan.batch
     if micro is not None:
@@ -163,17 +162,17 @@ def vary(
 def open_tensor_degrees(
     request: Request, machine: Machine, uncut: Collection[int] = ()
 ) -> tuple[int, ...]:
-    """The numbers of slices, 2 or more, that a request asks for or leaves open on a machine.
+    """Tensor-parallel degrees above 1 that a request asks for or leaves open on a machine.
 
-    All powers of two up to `MOST_SLICES`, whatever link joins them: a pod's devices are few to a
-    link, and where slices on slower links do not pay the search says so. Each is a number, in one
-    dimension, and also the grid that is quickest on these links: which of both is quicker depends
-    on the micro-batch, and few models have heads for many in one dimension.
+    All powers of two up to `MAX_TENSOR_DEGREE`, whatever link joins them: the search finds out when
+    tensor parallelism over slow links does not pay. Each is tried in one dimension and as the grid
+    that is quickest on these links: which of both is quicker depends on the micro-batch, and few
+    models have heads for many ranks in one dimension.
 
     Args:
-        request: that leaves slices open, or names them.
-        machine: whose links join them.
-        uncut: what the model is known not to be cut in: there the next quick grid is open.
+        request: leaves the degree open, or names it.
+        machine: the machine whose links join the ranks.
+        uncut: degrees that the model cannot be sharded by; the next quick grid is tried instead.
     """
     pin = request.parallel.tensor
     if pin is not None:
@@ -195,20 +194,20 @@ def sequence_of(request: Request, graph: Graph) -> int:
 
 
 def open_recompute(request: Request) -> tuple[Recompute, ...]:
-    """Whether layers run again, as far as the request leaves it open."""
+    """Recompute modes that the request leaves open."""
     if request.recompute_layers is not None and request.recompute is None:
         return ("full",)
     return _pinned(request.recompute, _RECOMPUTES)
 
 
 def precisions(machine: Machine) -> tuple[Precision, ...]:
-    """The precisions that the machine states a rate for, float32 first."""
+    """Precisions that the machine states a rate for, float32 first."""
     stated = {rate.precision for rate in machine.device.matmul}
     return tuple(precision for precision in PRECISION_BYTES if precision in stated)
 
 
 def smaller_moments(moments: MomentFormat) -> tuple[MomentFormat, ...]:
-    """The formats of moments that take fewer bytes, the largest of them first."""
+    """Formats of optimizer moments that take fewer bytes, the largest of them first."""
     formats: tuple[MomentFormat, ...] = get_args(MomentFormat)
     return formats[formats.index(moments) + 1 :]
 
@@ -224,7 +223,7 @@ def _pinned(pin: _Choice | None, choices: tuple[_Choice, ...]) -> tuple[_Choice,
 
 
 def _tensors(request: Request, graph: Graph, machine: Machine) -> tuple[int, ...]:
-    """Numbers of slices that hold to the pin, or whose layers and tokens can be cut so."""
+    """Tensor-parallel degrees that keep the pin, or by which layers and tokens can be sharded."""
     sequence = sequence_of(request, graph)
     if request.parallel.tensor is not None:
         return (request.parallel.tensor,)
@@ -237,7 +236,7 @@ def _tensors(request: Request, graph: Graph, machine: Machine) -> tuple[int, ...
 
 
 def is_captured(graph: Graph, precision: Precision, *, compiled: bool) -> bool:
-    """Whether every kind of layer was captured so."""
+    """Whether every kind of layer was captured in this precision and mode."""
     known = "float32" if precision == "float64" else precision
     return all(
         any(cost.precision == known and cost.compiled == compiled for cost in kind.costs)
@@ -246,7 +245,7 @@ def is_captured(graph: Graph, precision: Precision, *, compiled: bool) -> bool:
 
 
 def _micros(request: Request) -> tuple[int, ...]:
-    """Micro-batches that divide the global batch and hold to the pins."""
+    """Micro-batch sizes that divide the global batch and keep the pins."""
     batch = request.batch
     return tuple(
         micro
@@ -257,7 +256,7 @@ def _micros(request: Request) -> tuple[int, ...]:
 
 
 def _uncut(request: Request) -> Iterator[str]:
-    """What only a cut over several devices has a use for."""
+    """What is of use on several devices only."""
     if request.parallel.schedule is not None and request.parallel.schedule not in _ORDERS:
         known = ", ".join(f"`{order}`" for order in _ORDERS)
         yield (
@@ -270,7 +269,7 @@ def _uncut(request: Request) -> Iterator[str]:
 
 
 def request_faults(request: Request, graph: Graph, machine: Machine) -> Iterator[str]:
-    """What a request asks for that no plan has, whatever its cut."""
+    """What a request asks for that no plan can have, whatever its parallelism."""
     longest, sequence = graph.max_sequence, request.train.sequence
     if longest is not None and sequence is not None and sequence > longest:
         yield (
@@ -287,7 +286,7 @@ def request_faults(request: Request, graph: Graph, machine: Machine) -> Iterator
 
 
 def excludes_phases(request: Request) -> bool:
-    """Whether a request wants no phases: in those all state has one home."""
+    """Whether a request rules phases out: in phases all state is offloaded to one tier."""
     return request.phases == 1 or request.offload.optimizer is not None
 
 
@@ -337,11 +336,11 @@ def _faults(request: Request, graph: Graph, machine: Machine) -> Iterator[str]:
 
 
 def tensor_grids(slices: int, links: Sequence[Link]) -> tuple[TensorGrid, ...]:
-    """Grids of several rows and columns, those first whose blocks exchange in the least time.
+    """Grids of several rows and columns, those with the quickest collectives of a block first.
 
     Args:
-        slices: a power of two.
-        links: of the machine, innermost first, at least one.
+        slices: tensor-parallel degree, a power of two.
+        links: the machine's links, innermost first, at least one.
     """
     able = (2**at for at in range(1, slices.bit_length() - 1) if slices <= 2**at * _MOST_ROWS)
     quickest = sorted(able, key=lambda columns: _exchange(slices, columns, links))
@@ -349,17 +348,17 @@ def tensor_grids(slices: int, links: Sequence[Link]) -> tuple[TensorGrid, ...]:
 
 
 def _exchange(slices: int, columns: int, links: Sequence[Link]) -> float:
-    """Seconds that a block's forward pass exchanges for each byte of its whole input.
+    """Seconds of communication in a block's forward pass for each byte of its whole input.
 
-    Of r x c slices, a block whose feed-forward is four times as wide as it sends `4/c (r-1)/r` over
-    its column, whose slices lie c devices apart, and `12/r (c-1)/c` over its row, of neighbours
-    (`docs/decisions/0017-grids.md`). What each exchange takes apart from its bytes is left out.
+    On r x c ranks, a block whose feed-forward is four times as wide sends `4/c (r-1)/r` over its
+    column, whose ranks lie c devices apart, and `12/r (c-1)/c` over its row of neighbours. Latency
+    is left out.
     """
     rows, seconds = slices // columns, 0.0
     if rows > 1:
-        way = ring_cost(links, rows, apart=columns, exchanging=slices)
+        way = ring_cost(links, rows, stride=columns, active_devices=slices)
         seconds += 4 / columns * (rows - 1) / rows * way.byte_seconds
     if columns > 1:
-        way = ring_cost(links, columns, apart=1, exchanging=slices)
+        way = ring_cost(links, columns, stride=1, active_devices=slices)
         seconds += 12 / rows * (columns - 1) / columns * way.byte_seconds
     return seconds

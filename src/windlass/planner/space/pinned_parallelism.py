@@ -1,4 +1,4 @@
-"""Pods: plans for several devices whose cut the request names, and the best of them."""
+"""Plans for the parallel degrees that the request names."""
 
 from collections.abc import Iterator
 from itertools import pairwise
@@ -14,13 +14,13 @@ from windlass.schema.request import Request
 
 
 def pinned_parallelism(request: Request) -> Parallelism:
-    """The cut that a request names; what it leaves open is 1."""
+    """The parallelism that a request names; degrees that it leaves open are 1."""
     named = request.parallel
     return Parallelism(pipeline=named.pipeline or 1, tensor=named.tensor or 1, data=named.data or 1)
 
 
 def with_whole_parallelism(request: Request) -> Request:
-    """The request with its whole cut named, if it names more than one device."""
+    """The request with all its parallel degrees named, if it names more than one device."""
     cut = pinned_parallelism(request)
     if cut.devices == 1:
         return request
@@ -31,10 +31,10 @@ def with_whole_parallelism(request: Request) -> Request:
 
 
 def pinned_plans(request: Request, graph: Graph, machine: Machine) -> tuple[Plan, ...]:
-    """Every plan with the request's cut that it leaves open.
+    """Every plan with the request's parallelism that it leaves open.
 
     Raises:
-        Faults: all that is wrong with the cut for this graph and machine.
+        Faults: everything that is wrong with the parallelism for this graph and machine.
     """
     cut, chunks = pinned_parallelism(request), request.parallel.virtual_stages or 1
     wrong = tuple(_misfits(request, cut, chunks, graph))
@@ -68,25 +68,26 @@ def pinned_plans(request: Request, graph: Graph, machine: Machine) -> tuple[Plan
 
 
 def _in_phases(plan: Plan, phases: int, machine: Machine) -> Plan:
-    """Each stage in so many phases, as even as its layers allow, at home in the far tier."""
+    """Each stage in this many phases, as even as its layers allow, offloaded to the first tier."""
     tier = next((tier.name for tier in machine.device.tiers[1:] if tier.read), None)
     if tier is None:
         raise InputErrors((f"`phases` = {phases}, but `{machine.name}` has no tier to wait in",))
     stages = tuple(
-        Stage(phases=tuple(_even(stage.first_layer, stage.end_layer, phases))) for stage in plan.stages
+        Stage(phases=tuple(_even(stage.first_layer, stage.end_layer, phases)))
+        for stage in plan.stages
     )
     home = Offload(parameters=tier, gradients=tier, optimizer=tier)
     return plan.model_copy(update={"offload": home, "stages": stages})
 
 
 def _even(first: int, last: int, count: int) -> Iterator[tuple[int, int]]:
-    """So many ranges of layers from `first` up to `last`, as even as can be."""
+    """Ranges of layers from `first` up to `last`, as even as possible."""
     count = min(count, last - first)
     yield from pairwise(first + (last - first) * at // count for at in range(count + 1))
 
 
 def _misfits(request: Request, cut: Parallelism, chunks: int, graph: Graph) -> Iterator[str]:
-    """What of the cut fits neither the chain nor the batch."""
+    """What of the parallelism fits neither the layers nor the batch."""
     if cut.pipeline * chunks > graph.layers:
         yield (
             f"`parallel.pipeline` x `parallel.virtual_stages` = {cut.pipeline} x {chunks}, but `{graph.name}` has "
@@ -100,6 +101,6 @@ def _misfits(request: Request, cut: Parallelism, chunks: int, graph: Graph) -> I
 
 
 def _of_replica(request: Request, replicas: int) -> Request:
-    """What one of them is to do."""
+    """The request for what one replica does."""
     train = request.train.model_copy(update={"batch": request.train.batch // replicas})
     return with_whole_parallelism(request).model_copy(update={"train": train})

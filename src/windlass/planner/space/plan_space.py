@@ -1,7 +1,7 @@
-"""Field: the space of plans over several devices, as tables of indices; nothing is built.
+"""Plan space: all plans over several devices that a request leaves open, as tables of indices.
 
-Plans of one shape (order, stages, chunks, micro-batches) stand together, since the closed form
-prices them together. What a plan is made of is read back from its place when it has won.
+Plans of one pipeline shape (schedule, stages, virtual stages, micro-batches) form a batch, because
+the batched cost model evaluates them together. No `Plan` is built until it has won.
 """
 
 from collections.abc import Iterator, Mapping
@@ -28,7 +28,11 @@ from windlass.planner.space.options import (
 from windlass.planner.space.options import open_recompute as recomputes_of
 from windlass.planner.space.stage_partition import stage_partition
 from windlass.program.activation_checkpointing import with_recompute
-from windlass.program.validate_plan import schedule_errors, selective_recompute_errors, tensor_parallel_errors
+from windlass.program.validate_plan import (
+    schedule_errors,
+    selective_recompute_errors,
+    tensor_parallel_errors,
+)
 from windlass.schema.graph import Graph, Precision
 from windlass.schema.machine import Machine
 from windlass.schema.plan import (
@@ -46,24 +50,24 @@ from windlass.schema.request import Request
 
 _ORDERS: tuple[PipelineSchedule, ...] = ("1f1b", "gpipe", "zero-bubble", "interleaved")
 _CHUNKS = (2, 3, 4, 6, 8, 12)
-"""Numbers of chunks that are tried of any number of blocks."""
+"""Virtual stages that are tried for any number of blocks."""
 
 _MOST_CHUNKS = 24
-"""Of a stage: with more, messages have taken longer than the waiting that they saved."""
+"""Most virtual stages of a stage: with more, messages took longer than the bubble they saved."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlanBatch:
-    """Plans of one shape on one machine."""
+    """Plans of one pipeline shape on one machine."""
 
     shape: PipelineShape
-    ends: tuple[int, ...]
-    """First layer of each chunk, and the chain's length."""
-    rows: PlanTable
+    chunk_bounds: tuple[int, ...]
+    """First layer of each model chunk, and the number of layers."""
+    table: PlanTable
 
 
 CompileAndRecompute = tuple[bool, Recompute]
-"""Compiled or not, and how layers are recomputed."""
+"""Whether layers are compiled, and how they are recomputed."""
 
 _MODES: tuple[Recompute, ...] = get_args(Recompute)
 
@@ -74,8 +78,9 @@ class PlanSpace:
 
     Args:
         request: pins whatever it names; the rest is open.
-        graph: captured from the request's model, in the slices that are open.
-        machine: what the plans are for.
+        graph: captured from the request's model, sharded for the tensor-parallel degrees that are
+            open.
+        machine: the machine of the plans.
     """
 
     request: Request
@@ -88,13 +93,13 @@ class PlanSpace:
         return sequence_of(self.request, self.graph)
 
     @property
-    def spares(self) -> bool:
-        """Whether as few layers are to be computed again as make a plan fit."""
+    def minimizes_recompute(self) -> bool:
+        """Whether only as many layers are recomputed as a plan needs to fit."""
         return self.request.recompute is None and self.request.recompute_layers is None
 
     @cached_property
-    def tensors(self) -> tuple[int, ...]:
-        """Numbers of slices that layers and tokens can be cut in."""
+    def tensor_degrees(self) -> tuple[int, ...]:
+        """Tensor-parallel degrees by which layers and tokens can be sharded."""
         pin, known = self.request.parallel.tensor, self.graph.tensor_shards
         asked = open_tensor_degrees(self.request, self.machine, self.graph.unshardable)
         open_ = (each for each in asked if each in known)
@@ -107,8 +112,8 @@ class PlanSpace:
         )
 
     @cached_property
-    def pipelines(self) -> tuple[int, ...]:
-        """Numbers of stages: those that part the devices or the blocks evenly."""
+    def pipeline_degrees(self) -> tuple[int, ...]:
+        """Pipeline-parallel degrees that divide the devices or the blocks evenly."""
         pin = self.request.parallel.pipeline
         if pin is not None:
             return (pin,)
@@ -121,8 +126,8 @@ class PlanSpace:
         )
 
     @cached_property
-    def replicas(self) -> tuple[int, ...]:
-        """Numbers of replicas, which part the batch evenly."""
+    def data_degrees(self) -> tuple[int, ...]:
+        """Data-parallel degrees that divide the batch evenly."""
         pin = self.request.parallel.data
         batch = self.request.train.batch
         return tuple(
@@ -131,39 +136,39 @@ class PlanSpace:
             if count <= self.machine.devices and batch % count == 0
         )
 
-    def cells(self) -> Iterator[PlanBatch]:
+    def batches(self) -> Iterator[PlanBatch]:
         """All plans, shape by shape."""
-        for shape, able in self.open():
-            yield self.cell(shape, able)
+        for shape, able in self.open_shapes():
+            yield self.batch_of(shape, able)
 
-    def open(self) -> Iterator[tuple[PipelineShape, Ints]]:
-        """All shapes of which there are plans, each with the settings of these."""
+    def open_shapes(self) -> Iterator[tuple[PipelineShape, Ints]]:
+        """All shapes that have plans, each with the indices of its layer configurations."""
         for shape in self.shapes():
-            able = self.able(shape)
+            able = self.legal_configs(shape)
             if able.size:
                 yield shape, able
 
     def shapes(self) -> Iterator[PipelineShape]:
-        """All shapes that are legal; in each, plans of some numbers of micro-batches."""
+        """All legal shapes, each of which has plans with some numbers of micro-batches."""
         return iter(self._micros_of)
 
     @cached_property
     def _micros_of(self) -> Mapping[PipelineShape, tuple[int, ...]]:
-        """All shapes that are legal, each with its plans' numbers of micro-batches."""
+        """All legal shapes, each with its numbers of micro-batches."""
         found: dict[PipelineShape, tuple[int, ...]] = {}
-        ways = ((each, *way) for each in self.pipelines for way in self._orders(each))
+        ways = ((each, *way) for each in self.pipeline_degrees for way in self._orders(each))
         for pipeline, order, chunks in ways:
             if chunks * pipeline > self.graph.layers or (pipeline == 1 and order != "1f1b"):
                 continue
-            for micros in self.micros:
+            for micros in self.accumulations:
                 if self._legal(order, pipeline, chunks, micros):
                     shape = PipelineShape.of(order, pipeline, chunks, micros)
                     found[shape] = (*found.get(shape, ()), micros)
         return found
 
-    def table(self, shape: PipelineShape) -> ConfigTable:
-        """What the plans of a shape are places in, the same table for many shapes."""
-        sums, parted = shape.micros > 1, shape.pipeline > 1
+    def config_table(self, shape: PipelineShape) -> ConfigTable:
+        """The table that a shape's layer configurations are indices of; many shapes share one."""
+        sums, parted = shape.microbatches > 1, shape.pipeline > 1
         if (sums, parted) not in self._tables:
             self._tables[sums, parted] = ConfigTable.of(
                 self._families,
@@ -175,8 +180,8 @@ class PlanSpace:
             )
         return self._tables[sums, parted]
 
-    def able(self, shape: PipelineShape) -> Ints:
-        """The places in its table of the settings that a shape's plans have."""
+    def legal_configs(self, shape: PipelineShape) -> Ints:
+        """Indices of the layer configurations of a shape's plans."""
         if shape not in self._known_able:
             self._known_able[shape] = self._able(shape)
         return self._known_able[shape]
@@ -186,33 +191,35 @@ class PlanSpace:
         return {}
 
     def _able(self, shape: PipelineShape) -> Ints:
-        table = self.table(shape)
+        table = self.config_table(shape)
         counts = np.zeros(self.request.train.batch + 1, dtype=bool)
         counts[list(self._micros_of[shape])] = True
         room = table.devices * shape.pipeline <= self.machine.devices
-        runs = np.any(self._agains(shape.order, table)[:, table.mode], axis=0)
-        return np.flatnonzero(room & counts[table.micros] & runs)
+        runs = np.any(self._agains(shape.schedule, table)[:, table.mode], axis=0)
+        return np.flatnonzero(room & counts[table.microbatches] & runs)
 
-    def cell(self, shape: PipelineShape, chosen: Ints) -> PlanBatch:
-        """All plans of some settings of a shape, which are places in its table."""
-        table = self.table(shape)
-        able = self._agains(shape.order, table)[:, table.mode[chosen]]
+    def batch_of(self, shape: PipelineShape, chosen: Ints) -> PlanBatch:
+        """All plans of a shape with some layer configurations, given by their indices."""
+        table = self.config_table(shape)
+        able = self._agains(shape.schedule, table)[:, table.mode[chosen]]
         again, at = np.nonzero(able)
         setting = chosen[at]
-        runs = np.stack([table.block[setting], setting, again, table.micros[setting]], axis=1)
+        runs = np.stack(
+            [table.options[setting], setting, again, table.microbatches[setting]], axis=1
+        )
         counts = (self.request.recompute_layers or self.graph.layers,) * shape.pipeline
-        agains = RecomputeConfig(), RecomputeConfig(selective=counts), RecomputeConfig(whole=counts)
-        rows = PlanTable.crossed(table.settings, agains, table.blocks, runs)
-        return PlanBatch(shape, self.ends(shape.chunks), rows)
+        agains = RecomputeConfig(), RecomputeConfig(selective=counts), RecomputeConfig(full=counts)
+        rows = PlanTable.crossed(table.layer_configs, agains, table.sharding_table, runs)
+        return PlanBatch(shape, self.chunk_bounds(shape.chunks), rows)
 
     def count(self, shape: PipelineShape, chosen: Ints) -> int:
-        """How many plans some settings of a shape have."""
-        table = self.table(shape)
-        ways = self._agains(shape.order, table).sum(axis=0)[table.mode[chosen]]
-        return int((ways * table.blocks.counts[table.block[chosen]]).sum())
+        """How many plans of a shape have these layer configurations."""
+        table = self.config_table(shape)
+        ways = self._agains(shape.schedule, table).sum(axis=0)[table.mode[chosen]]
+        return int((ways * table.sharding_table.counts[table.options[chosen]]).sum())
 
     def _agains(self, order: PipelineSchedule, table: ConfigTable) -> Bools:
-        """In an order, whether layers can be computed again in each of `_MODES` (rows), by mode."""
+        """Whether layers can be recomputed so under a schedule, `[recompute mode, config mode]`."""
         if (order, table) not in self._known_agains:
             found = np.zeros((len(_MODES), len(table.modes)), dtype=bool)
             for at, (tensor, precision, compiled) in enumerate(table.modes):
@@ -231,12 +238,14 @@ class PlanSpace:
 
     @cached_property
     def _families(self) -> tuple[ConfigFamily, ...]:
-        """All ways to cut layers over slices and replicas, and to share their state."""
+        """All combinations of tensor and data degrees, precision and sharding of state."""
         pins = self.request.sharding
         return tuple(
             ConfigFamily(tensor, replicas, precision, moves, shares)
-            for tensor, replicas, precision in product(self.tensors, self.replicas, self.precisions)
-            for homes, moves in self.homes(precision)
+            for tensor, replicas, precision in product(
+                self.tensor_degrees, self.data_degrees, self.precisions
+            )
+            for homes, moves in self.optimizer_tiers(precision)
             if (shares := _shares(replicas, homes, pins.parameters, pins.optimizer))
         )
 
@@ -252,25 +261,26 @@ class PlanSpace:
 
     @cached_property
     def precisions(self) -> tuple[Precision, ...]:
-        """Precisions that the machine has and that the graph was captured in."""
+        """Precisions that the machine supports and that the graph was captured in."""
         pin = self.request.precision
         return precisions(self.machine) if pin is None else (pin,)
 
-    def micro(self, micros: int, replicas: int) -> int | None:
-        """Sequences of a micro-batch; None if the batch does not come out even, or is pinned."""
+    def microbatch_size(self, micros: int, replicas: int) -> int | None:
+        """Sequences of a micro-batch; None if the batch is not divisible, or the pin differs."""
         micro, rest = divmod(self.request.train.batch, replicas * micros)
         pin = self.request.batch.micro
         return None if rest or pin not in (None, micro) else micro
 
-    def pairs(self, replicas: int) -> tuple[tuple[int, int], ...]:
-        """The ways in which so many replicas may share weights and state: rts and rts'."""
+    def sharding_degrees(self, replicas: int) -> tuple[tuple[int, int], ...]:
+        """Sharding degrees of parameters and optimizer state among this many replicas."""
         pins = self.request.sharding
         return _pairs(replicas, pins.parameters, pins.optimizer)
 
-    def homes(self, precision: Precision) -> tuple[tuple[tuple[str, ...], bool], ...]:
-        """Tiers where optimizer state may live while weights stay near.
+    def optimizer_tiers(self, precision: Precision) -> tuple[tuple[tuple[str, ...], bool], ...]:
+        """Tiers for optimizer state, weights staying on the device, by whether moves need units.
 
-        Apart are those that set compute units apart for moves: layers take longer on the others.
+        Each item is some tiers, and whether they reserve compute units for transfers: layers then
+        take longer.
         """
         pin, device = self.request.offload.optimizer, self.machine.device
         beyond = tuple(tier.name for tier in device.tiers[1:] if tier.read and tier.write)
@@ -283,16 +293,16 @@ class PlanSpace:
         )
         return tuple((tiers, DEVICE_TIER not in tiers) for tiers in parted if tiers)
 
-    def ends(self, chunks: int) -> tuple[int, ...]:
-        """First layer of each chunk of the chain, and the chain's length."""
+    def chunk_bounds(self, chunks: int) -> tuple[int, ...]:
+        """First layer of each model chunk, and the number of layers."""
         bounds = stage_partition(self.graph, chunks, self.sequence)
         return (*(first for first, _ in bounds), self.graph.layers)
 
     def plan(self, cell: PlanBatch, index: int) -> Plan:
-        """The plan at one place of a cell."""
-        rows, shape = cell.rows, cell.shape
-        run, share = rows.run_of(rows.run[index]), rows.share_of(rows.pair[index])
-        setting = run.setting
+        """The plan at one index of a batch."""
+        rows, shape = cell.table, cell.shape
+        run, share = rows.config_of(rows.config[index]), rows.sharding_of(rows.sharding[index])
+        setting = run.layer
         plan = self.base.model_copy(
             update={
                 "precision": setting.precision,
@@ -301,22 +311,22 @@ class PlanSpace:
                     pipeline=shape.pipeline,
                     tensor=setting.tensor,
                     data=setting.replicas,
-                    schedule=shape.order,
-                    virtual_stages=shape.interleave,
+                    schedule=shape.schedule,
+                    virtual_stages=shape.virtual_stages,
                 ),
-                "sharding": ShardingDegrees(parameters=share.weights, optimizer=share.optimizer),
-                "offload": Offload(optimizer=share.home),
+                "sharding": ShardingDegrees(parameters=share.parameters, optimizer=share.optimizer),
+                "offload": Offload(optimizer=share.optimizer_tier),
                 "batch": Batch(
-                    sequence=self.sequence, micro=setting.micro, accumulation=run.micros
+                    sequence=self.sequence, micro=setting.micro, accumulation=run.microbatches
                 ),
-                "stages": tuple(Stage(phases=(bounds,)) for bounds in pairwise(cell.ends)),
+                "stages": tuple(Stage(phases=(bounds,)) for bounds in pairwise(cell.chunk_bounds)),
             }
         )
-        return _recomputing(plan, run.again, shape)
+        return _recomputing(plan, run.recompute, shape)
 
     @cached_property
     def base(self) -> Plan:
-        """A plan with all that the request pins for all plans alike."""
+        """A plan with everything that the request pins for all plans."""
         return Plan(
             graph=self.graph.label,
             machine=self.machine.label,
@@ -328,7 +338,7 @@ class PlanSpace:
 
     @cached_property
     def _compiles(self) -> dict[PipelineSchedule, bool]:
-        """Which orders compiled layers can run in."""
+        """Whether compiled layers can run under each schedule."""
         compiled = self.base.model_copy(update={"compile": True})
         return {
             order: not any(
@@ -340,7 +350,7 @@ class PlanSpace:
         } | {"interleaved": True}
 
     def _orders(self, pipeline: int) -> Iterator[tuple[PipelineSchedule, int]]:
-        """Orders of so many stages, each with a number of chunks."""
+        """Schedules of this many stages, each with a number of virtual stages."""
         order, chunks = self.request.parallel.schedule, self.request.parallel.virtual_stages
         for each in _ORDERS if order is None else (order,):
             if each != "interleaved":
@@ -352,16 +362,16 @@ class PlanSpace:
                 yield each, chunks
 
     def _chunks(self, pipeline: int) -> tuple[int, ...]:
-        """Numbers of chunks of a stage: some few, and all that part its blocks evenly."""
+        """Numbers of virtual stages: a few fixed ones, and all that divide a stage's blocks."""
         own, rest = divmod(max(span.count for span in self.graph.layer_runs), pipeline)
         even = () if rest else divisors(own)[1:]
         return tuple(sorted({*_CHUNKS, *(count for count in even if count <= _MOST_CHUNKS)}))
 
     @cached_property
-    def micros(self) -> tuple[int, ...]:
+    def accumulations(self) -> tuple[int, ...]:
         """Numbers of micro-batches of a step that some number of replicas allows."""
         pin, batch = self.request.batch.accumulation, self.request.train.batch
-        found = {each for count in self.replicas for each in divisors(batch // count)}
+        found = {each for count in self.data_degrees for each in divisors(batch // count)}
         return tuple(sorted(found if pin is None else found & {pin}))
 
     def _legal(self, order: PipelineSchedule, pipeline: int, chunks: int, micros: int) -> bool:
@@ -395,13 +405,13 @@ class PlanSpace:
     def _modes(
         self, order: PipelineSchedule, precision: Precision, tensor: int
     ) -> Iterator[CompileAndRecompute]:
-        recomputes = _MODES if self.spares else recomputes_of(self.request)
+        recomputes = _MODES if self.minimizes_recompute else recomputes_of(self.request)
         for compiled, recompute in product(self._runs(order, precision), recomputes):
-            if recompute != "selective" or self.selects(order, tensor, compiled=compiled):
+            if recompute != "selective" or self.allows_selective(order, tensor, compiled=compiled):
                 yield compiled, recompute
 
-    def selects(self, order: PipelineSchedule, tensor: int, *, compiled: bool) -> bool:
-        """Whether layers can keep what their large products give and run the rest again."""
+    def allows_selective(self, order: PipelineSchedule, tensor: int, *, compiled: bool) -> bool:
+        """Whether layers can recompute selectively: keep the outputs of large products only."""
         changes = {"compile": compiled, "parallel": Parallelism(tensor=tensor, schedule=order)}
         return not any(selective_recompute_errors(self.base.model_copy(update=changes), self.graph))
 
@@ -421,7 +431,7 @@ def _recomputing(plan: Plan, again: RecomputeConfig, shape: PipelineShape) -> Pl
         return plan
     none = (0,) * shape.pipeline
     whole, selective = (each or none for each in again)
-    return with_recompute(plan, whole * shape.interleave, selective * shape.interleave)
+    return with_recompute(plan, whole * shape.virtual_stages, selective * shape.virtual_stages)
 
 
 @lru_cache(maxsize=4096)

@@ -1,4 +1,4 @@
-"""Stages: where a chain of layers is cut so that the slowest part is as quick as can be."""
+"""Partitions layers into pipeline stages so that the slowest stage is as quick as possible."""
 
 from functools import lru_cache
 from itertools import pairwise
@@ -11,11 +11,11 @@ LayerRanges = tuple[tuple[int, int], ...]
 
 
 def stage_partition(graph: Graph, count: int, sequence: int) -> LayerRanges:
-    """The chain in `count` ranges of layers, the slowest of which is as quick as can be.
+    """The layers in `count` ranges, the slowest of which is as quick as possible.
 
     Args:
-        graph: of at least `count` layers.
-        count: of stages.
+        graph: a graph of at least `count` layers.
+        count: number of stages.
         sequence: tokens of one sequence.
     """
     works = {kind: _forward_flop(graph.kinds[kind], sequence) for kind in graph.kinds}
@@ -24,7 +24,7 @@ def stage_partition(graph: Graph, count: int, sequence: int) -> LayerRanges:
 
 @lru_cache(maxsize=512)
 def balanced_partition(works: tuple[float, ...], count: int) -> LayerRanges:
-    """Works parted into so many ranges, the largest sum of which is as small as can be.
+    """Partitions works into `count` ranges so that the largest sum is as small as possible.
 
     By dynamic programming: `best(k, end) = min over begin of max(best(k-1, begin), work)`.
     """

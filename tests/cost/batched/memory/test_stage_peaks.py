@@ -72,10 +72,10 @@ def test_no_pass_of_an_order_holds_more_than_the_moments_that_stand_for_all(
     shape: PipelineShape, sizes: list[int]
 ):
     """Of forward passes and the first parts of backward ones; chunks have any sizes."""
-    each = np.array(sizes[: shape.interleave])
+    each = np.array(sizes[: shape.virtual_stages])
     found = peak_moments(shape, tuple(range(shape.pipeline)))
     held = (found.open + found.waiting) @ each + each[found.chunk]
-    micros = shape.settled if shape.repeats else shape.micros
+    micros = shape.settled if shape.repeats else shape.microbatches
     for stage, kind in [(at, kind) for at in range(shape.pipeline) for kind in (FORWARD, BACKWARD)]:
         own = (found.stage == stage) & (found.kind == kind)
         told = held[own].max()
@@ -85,7 +85,7 @@ def test_no_pass_of_an_order_holds_more_than_the_moments_that_stand_for_all(
 def fullest_of(shape: PipelineShape, stage: int, kind: int, sizes: np.ndarray) -> int:
     """The most that a stage holds at passes of a kind, taken one after the other."""
     now = most = 0
-    for turn in schedule_passes(shape.order, shape.pipeline, stage, shape.micros, chunks=shape.interleave):
+    for turn in schedule_passes(shape.schedule, shape.pipeline, stage, shape.microbatches, chunks=shape.virtual_stages):
         begins, ends = turn.kind == "forward", turn.kind in ("backward", "backward_weight")
         now += begins * sizes[turn.chunk]
         if begins if kind == FORWARD else turn.kind in ("backward", "backward_input"):

@@ -63,11 +63,11 @@ def peak_moments(shape: PipelineShape, alike: tuple[int, ...]) -> PeakMoments:
         shape: of the plans; one that stands for any number of micro-batches too.
         alike: of each stage a number; of those that share it only the fullest moments are told.
     """
-    micros = shape.settled if shape.repeats else shape.micros
-    found = _moments(ScheduleIndex(shape.order, shape.pipeline, shape.interleave, micros))
-    if shape.repeats and shape.order == "gpipe":
+    micros = shape.settled if shape.repeats else shape.microbatches
+    found = _moments(ScheduleIndex(shape.schedule, shape.pipeline, shape.virtual_stages, micros))
+    if shape.repeats and shape.schedule == "gpipe":
         further = ScheduleIndex(
-            shape.order, shape.pipeline, shape.interleave, micros + shape.pipeline
+            shape.schedule, shape.pipeline, shape.virtual_stages, micros + shape.pipeline
         )
         growth = (_moments(further).open - found.open) // shape.pipeline
         found = replace(found, growth=growth)
@@ -104,11 +104,11 @@ def _part(turns: ScheduleIndex, kind: int, turn: Ints) -> PeakMoments:
     before, turn, chunks = (
         PassesBefore(*map(np.ravel, count)),
         turn.ravel(),
-        np.arange(turns.interleave),
+        np.arange(turns.virtual_stages),
     )
     chunk, micro = turns.chunk(turn), turns.micro(turn)
     if kind == BACKWARD:
-        chunk = turns.interleave - 1 - chunk
+        chunk = turns.virtual_stages - 1 - chunk
     at_work = (chunk[:, None] == chunks).astype(np.int64)
     came = turns.through(before.forward[:, None], chunks)
     left = turns.through(before.backward[:, None], chunks[::-1])
@@ -119,12 +119,12 @@ def _part(turns: ScheduleIndex, kind: int, turn: Ints) -> PeakMoments:
         kind=np.full_like(turn, kind),
         chunk=chunk,
         first=adds * (micro == 0),
-        last=adds * (micro == turns.micros - 1),
+        last=adds * (micro == turns.microbatches - 1),
         open=came - left - at_work * (kind == BACKWARD),
         growth=np.zeros_like(came),
         waiting=left - done - at_work * (kind == WEIGHT),
         made=np.minimum(done, 1),
-        over=done // turns.micros,
+        over=done // turns.microbatches,
         begun=np.minimum(came + at_work, 1),
     )
 
@@ -138,7 +138,9 @@ def _edges(turns: ScheduleIndex, *edges: Ints) -> Ints:
 
 def _changes(turns: ScheduleIndex) -> Ints:
     """Turns at which a stage goes on to another chunk."""
-    return np.arange(0, turns.count + 1, turns.pipeline if turns.interleave > 1 else turns.count)
+    return np.arange(
+        0, turns.count + 1, turns.pipeline if turns.virtual_stages > 1 else turns.count
+    )
 
 
 def _forward_edges(turns: ScheduleIndex) -> Ints:

@@ -31,7 +31,7 @@ def peak_bytes(chain: LayerCosts, parts: StagePartition, rows: PlanTable, always
         always: what is there at any moment of each pair, by sort of stage.
     """
     sorts, there = _there(chain, parts, rows, tuple(parts.sort.tolist()))
-    return largest_sum(there, always, sorts.of_plans, rows.pair)
+    return largest_sum(there, always, sorts.of_plans, rows.sharding)
 
 
 def stage_bytes(
@@ -39,7 +39,7 @@ def stage_bytes(
 ) -> Floats:
     """What each stage (columns) of each plan (rows) holds at its fullest; as `peak_bytes`."""
     sorts, there = _there(chain, parts, rows, tuple(range(parts.shape.pipeline)))
-    return np.asarray(there[sorts.of_plans] + always[rows.pair][:, parts.sort])
+    return np.asarray(there[sorts.of_plans] + always[rows.sharding][:, parts.sort])
 
 
 def _there(
@@ -54,8 +54,8 @@ def _there(
         stages: of each its sort (columns).
     """
     found = {
-        again: _fullest(chain, parts, rows.agains[again], stages)
-        for again in np.flatnonzero(np.bincount(rows.again)).tolist()
+        again: _fullest(chain, parts, rows.recomputes[again], stages)
+        for again in np.flatnonzero(np.bincount(rows.recompute)).tolist()
     }
     told = _Told(chain, parts.shape, rows, found, shards=False)
     if told.shards_matter:
@@ -81,7 +81,7 @@ class _Told:
     ) -> None:
         self.sorts = _Sorts(chain, shape, rows, shards=shards)
         self.shards_matter = False
-        sizes, own = _sizes(chain, rows.settings, self.sorts)
+        sizes, own = _sizes(chain, rows.layer_configs, self.sorts)
         beyond = self.sorts.micros - shape.settled
         parts = list[Floats]()
         for again, moments in found.items():
@@ -116,14 +116,14 @@ class _Sorts:
         parted = rows.pairs[:, 1] if shards else np.minimum(rows.pairs[:, 1], 2)
         kinds, of_pair = np.unique(parted * 2 + (rows.pairs[:, 0] > 1), return_inverse=True)
         looks_up = any(kind.is_embedding for kind in chain.numbered)
-        counted = looks_up or (shape.repeats and shape.order == "gpipe")
-        runs = rows.settings.alone[rows.setting]
+        counted = looks_up or (shape.repeats and shape.schedule == "gpipe")
+        runs = rows.layer_configs.alone[rows.layer_config]
         if counted:
-            runs = runs * (int(rows.micros.max()) + 1) + rows.micros
+            runs = runs * (int(rows.microbatches.max()) + 1) + rows.microbatches
         _, first, of_run = np.unique(runs, return_index=True, return_inverse=True)
         count = len(first) * len(kinds)
-        place = (rows.again * count + of_run * len(kinds))[rows.run] + of_pair[rows.pair]
-        there = np.zeros((int(rows.again.max()) + 1, count), dtype=bool)
+        place = (rows.recompute * count + of_run * len(kinds))[rows.config] + of_pair[rows.sharding]
+        there = np.zeros((int(rows.recompute.max()) + 1, count), dtype=bool)
         there.ravel()[place] = True
         self.of_plans: Ints = (np.cumsum(there) - 1)[place]
         """Of each plan its sort, those with the same computed again in turn."""
@@ -131,8 +131,8 @@ class _Sorts:
         self.there = there[:, used]
         """Whether there is a plan of each sort (columns) with what is computed again (rows)."""
         run, kind = np.divmod(used, len(kinds))
-        self.micros: Floats = rows.micros[first][run].astype(np.float64)
-        self.settings: Ints = rows.setting[first][run]
+        self.micros: Floats = rows.microbatches[first][run].astype(np.float64)
+        self.settings: Ints = rows.layer_config[first][run]
         self.looked_up: Floats = _looked_up(chain, rows, first)[run]
         self.shards: Floats = (kinds[kind] // 2).astype(np.float64)
         self.shares = kinds[kind] % 2 > 0
@@ -140,11 +140,11 @@ class _Sorts:
 
 def _looked_up(chain: LayerCosts, rows: PlanTable, runs: Ints) -> Floats:
     """What looked-up rows of earlier micro-batches take in some runs, by kind of layer."""
-    settings, places = rows.settings, rows.setting[runs]
-    before = settings.micro[places] * (rows.micros[runs] - 1)
+    settings, places = rows.layer_configs, rows.layer_config[runs]
+    before = settings.micro[places] * (rows.microbatches[runs] - 1)
     both = settings.tensor[places] * (int(before.max()) + 1) + before
     _, first, alike = np.unique(both, return_index=True, return_inverse=True)
-    asked = zip(settings.some(places[first]), before[first].tolist(), strict=True)
+    asked = zip(settings.at(places[first]), before[first].tolist(), strict=True)
     return np.stack([chain.rows(each.tensor, sequences) for each, sequences in asked])[alike]
 
 
@@ -169,7 +169,7 @@ def _fullest(
             looks_up=tuple(kind.looks_up for kind in own),
             bare=tuple(kind.parameter_count == 0 for kind in own),
         ),
-        loan=chain.tied[0] if chain.tied else None,
+        tie=chain.tied[0] if chain.tied else None,
     )
     found = stage_peaks(layout, stages)
     whole = columns_of(list(places), len(chain.numbered))
@@ -218,7 +218,7 @@ def _numbers(chain: LayerCosts, settings: LayerConfigTable) -> LazyTable:
     device = chain.machine.device
 
     def of(places: Ints) -> Floats:
-        passes = chain.passes(settings.some(places))
+        passes = chain.passes(settings.at(places))
         compiled = settings.compiled[places]
         own = np.where(compiled, *(device.process_bytes(compiled=each) for each in (True, False)))
         rest = np.column_stack([passes.widths, passes.lent, own])

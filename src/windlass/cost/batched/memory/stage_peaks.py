@@ -37,23 +37,23 @@ class ChainLayout:
     ends: tuple[int, ...]
     layers: tuple[tuple[int, bool], ...]
     kinds: KindTraits
-    loan: tuple[int, int] | None
+    tie: tuple[int, int] | None
 
     def chunks(self) -> list[ModelChunk]:
         """The chunks of the chain."""
-        stages = [bisect(self.ends, at) % self.shape.pipeline for at in self.loan or ()]
-        lender = self.layers[self.loan[1]][0] if self.loan and len(set(stages)) == 1 else None
+        stages = [bisect(self.ends, at) % self.shape.pipeline for at in self.tie or ()]
+        lender = self.layers[self.tie[1]][0] if self.tie and len(set(stages)) == 1 else None
         found = list[ModelChunk]()
         for first, last in pairwise(self.ends):
-            at = [each - first if first <= each < last else None for each in self.loan or ()]
+            at = [each - first if first <= each < last else None for each in self.tie or ()]
             borrower, owner = at or (None, None)
             found.append(
                 ModelChunk(
                     layers=self.layers[first:last],
                     before=self.layers[first - 1][0] if first else None,
                     ends=last == len(self.layers),
-                    parted=self.shape.order == "zero-bubble",
-                    once=self.shape.micros == 1,
+                    parted=self.shape.schedule == "zero-bubble",
+                    once=self.shape.microbatches == 1,
                     borrower=borrower,
                     owner=owner,
                     lender=lender if at != [None, None] else None,

@@ -57,9 +57,9 @@ class DependencyLevels:
 @lru_cache(maxsize=1024)
 def dependency_levels(shape: PipelineShape) -> DependencyLevels:
     """The passes of a shape's stages by how many others come before them."""
-    most = max(shape.micros, shape.settled + shape.pipeline)
-    passes, places = _most(shape._replace(micros=most))
-    own = passes.only(passes.micros < shape.micros)
+    most = max(shape.microbatches, shape.settled + shape.pipeline)
+    passes, places = _most(shape._replace(microbatches=most))
+    own = passes.only(passes.micros < shape.microbatches)
     other = passes.micros >= shape.settled
     ends = (passes.kinds == BACKWARD) & (passes.micros == shape.settled - 1)
     apart = passes.depths[other | ends].min()
@@ -92,8 +92,8 @@ class _Passes(NamedTuple):
 @lru_cache(maxsize=128)
 def _most(shape: PipelineShape) -> tuple[_Passes, int]:
     """The passes of a step, their messages numbered by places, and how many of those there are."""
-    pipeline, micros, chunks = shape.pipeline, shape.micros, shape.chunks
-    turns = ScheduleIndex(shape.order, pipeline, shape.interleave, micros).passes()
+    pipeline, micros, chunks = shape.pipeline, shape.microbatches, shape.chunks
+    turns = ScheduleIndex(shape.schedule, pipeline, shape.virtual_stages, micros).passes()
     kinds, micro, part = (each.ravel() for each in turns)
     stages = np.repeat(np.arange(pipeline), turns.kinds.shape[1])
     chunk = part * pipeline + stages
@@ -177,8 +177,8 @@ def _levels(shape: PipelineShape, passes: _Passes) -> tuple[DependencyLevel, ...
         return (found[low:high] for low, high in pairwise(np.searchsorted(places, edges).tolist()))
 
     ends = (passes.chunks == 0) | (passes.chunks == chunks - 1)
-    last = (passes.kinds == BACKWARD) & (passes.micros == shape.micros - 1)
-    ended = np.where(last, shape.interleave - passes.chunks // shape.pipeline, 0)
+    last = (passes.kinds == BACKWARD) & (passes.micros == shape.microbatches - 1)
+    ended = np.where(last, shape.virtual_stages - passes.chunks // shape.pipeline, 0)
     sending = np.flatnonzero(passes.sends)
     sends, sender_edges = passes.sends[sending], np.searchsorted(sending, edges).tolist()
     return tuple(

@@ -97,15 +97,15 @@ class _Stages:
     def reduce_ends(self) -> MaxPlus:
         """All of them."""
         shape = self._shape
-        if shape.order == "zero-bubble":
+        if shape.schedule == "zero-bubble":
             return MaxPlus.of_terms([list(self._parted(stage)) for stage in range(shape.pipeline)])
-        if shape.micros == 1:
+        if shape.microbatches == 1:
             return MaxPlus.of_terms(self._through())
         return self._handing_on().beside(self._first()) if shape.chunks > 1 else self._first()
 
     def _handing_on(self) -> MaxPlus:
         """Of chunks that are reduced behind what they send on: all but the first."""
-        pipeline, turns = self._shape.pipeline, self._shape.interleave
+        pipeline, turns = self._shape.pipeline, self._shape.virtual_stages
         done = self._folded.done[: None if self._queued else pipeline]
         chunk, way = np.nonzero(_outer(done))
         chunk, way = chunk[chunk > 0], way[chunk > 0]
@@ -127,7 +127,7 @@ class _Stages:
 
         That is before it on its stage.
         """
-        sorts = self._parts.chunk_sort.reshape(self._shape.interleave, -1)
+        sorts = self._parts.chunk_sort.reshape(self._shape.virtual_stages, -1)
         found, before = [], np.zeros_like(sorts[0])
         for turn, own in enumerate(sorts):
             both = before * (1 + int(sorts.max())) + own

@@ -128,8 +128,8 @@ class LevelSimulator:
     def __init__(self, shape: PipelineShape, durations: PassDurations, places: int) -> None:
         self._shape, self._durations = shape, durations
         self._taking = np.concatenate([getattr(durations, name) for name in _KINDS])[:, None]
-        waits = durations.stops and shape.interleave > 1
-        self.stops = reduce_counts(shape.interleave if waits else 1)
+        waits = durations.stops and shape.virtual_stages > 1
+        self.stops = reduce_counts(shape.virtual_stages if waits else 1)
         """What ways can have waited for."""
         plans = len(durations.message)
         firsts = np.zeros((shape.chunks, plans))

@@ -73,21 +73,21 @@ class ConfigTimes:
     @classmethod
     def of(cls, chain: LayerCosts, parts: StagePartition, rows: PlanTable) -> "ConfigTimes":
         """Those of all runs of plans of one shape."""
-        agains = [recompute_by_layer(parts.shape, parts.ends, each) for each in rows.agains]
-        settings, pipeline = rows.settings, parts.shape.pipeline
+        agains = [recompute_by_layer(parts.shape, parts.ends, each) for each in rows.recomputes]
+        settings, pipeline = rows.layer_configs, parts.shape.pipeline
         times = settings.table(chain, "times", _numbers(chain, settings))
         ways = settings.table(chain, f"ways of {pipeline}", _ways(chain, settings, pipeline))
-        numbers = times.at(rows.setting)
-        each_byte, each_message = np.split(ways.at(rows.setting), 2, axis=1)
+        numbers = times.at(rows.layer_config)
+        each_byte, each_message = np.split(ways.at(rows.layer_config), 2, axis=1)
         messages = numbers[:, -_MESSAGES:] * each_byte + each_message
         numbers = np.concatenate([numbers[:, :-_MESSAGES], messages], axis=1)
-        alike_runs = times.numbers(rows.setting)
+        alike_runs = times.numbers(rows.layer_config)
         for other, count in (
-            (ways.numbers(rows.setting), len(settings.all)),
-            (rows.again, len(agains)),
+            (ways.numbers(rows.layer_config), len(settings.all)),
+            (rows.recompute, len(agains)),
         ):
             alike_runs = alike_runs * count + other
-        return cls(parts, agains, chain.variants, numbers, rows.again, alike_runs)
+        return cls(parts, agains, chain.variants, numbers, rows.recompute, alike_runs)
 
     def once(self) -> tuple["ConfigTimes", Ints]:
         """Each of equal rows once, and of each row its place among those."""
@@ -134,7 +134,7 @@ def _numbers(chain: LayerCosts, settings: LayerConfigTable) -> Callable[[Ints], 
     """Finds the numbers of settings as `Times` has them, but bytes of messages."""
 
     def of(places: Ints) -> Floats:
-        passes = chain.passes(settings.some(places))
+        passes = chain.passes(settings.at(places))
         _, gradient_bytes, weight_bytes = passes.widths.T
         output = passes.held[:, HELD.index("output"), 0]
         nbytes = (output, passes.lent * weight_bytes, passes.lent * gradient_bytes)
@@ -146,7 +146,7 @@ def _numbers(chain: LayerCosts, settings: LayerConfigTable) -> Callable[[Ints], 
 
 def _ways(chain: LayerCosts, settings: LayerConfigTable, pipeline: int) -> Callable[[Ints], Floats]:
     """Finds seconds of a byte to another stage, and of a message apart from its bytes."""
-    return lambda places: np.stack(chain.message_ways(settings.some(places), pipeline), axis=1)
+    return lambda places: np.stack(chain.message_ways(settings.at(places), pipeline), axis=1)
 
 
 class StageTimes:
@@ -175,14 +175,16 @@ class StageTimes:
             if loans is None
             else SentTiedWeights(layer=chain.tied[0][0], owner=loans.owner, seconds=loans.lending)
         )
-        self.place = np.arange(len(rows.setting)) if shape.repeats else self.first
+        self.place = np.arange(len(rows.layer_config)) if shape.repeats else self.first
         """Of each run its place among `passed`."""
-        in_turn = chain.machine.rule == "bulk-synchronous"
+        in_turn = chain.machine.execution_model == "bulk-synchronous"
         durations = _durations(parts, times, loans, in_turn, stops)
         last = every if shape.repeats else times
         self.passed = LastPasses(
-            folded=simulate_levels(shape, durations, rows.micros.astype(np.float64), self.first),
-            layers=_adding(parts, last, first=shape.micros == 1),
+            folded=simulate_levels(
+                shape, durations, rows.microbatches.astype(np.float64), self.first
+            ),
+            layers=_adding(parts, last, first=shape.microbatches == 1),
             message=last.message,
             loans=_loans(chain, parts, last),
             in_turn=in_turn,
@@ -192,7 +194,7 @@ class StageTimes:
 
 def _adding(parts: StagePartition, times: ConfigTimes, *, first: bool) -> LayerSums:
     """The pass that adds to gradients, of the first micro-batch or of another."""
-    parted = parts.shape.order == "zero-bubble"
+    parted = parts.shape.schedule == "zero-bubble"
     whole: PassName = "backward_weight" if parted else "backward"
     return times.sums(whole, "sum_first" if first else "sum_later", again=not parted)
 
@@ -204,7 +206,7 @@ def _durations(
     in_turn: bool,
     stops: bool,
 ) -> PassDurations:
-    parted = parts.shape.order == "zero-bubble"
+    parted = parts.shape.schedule == "zero-bubble"
     later, first = (_adding(parts, times, first=each).by_chunk().T for each in (False, True))
     none = np.zeros_like(later)
     inputs = times.sums("backward_input", again=True).by_chunk().T if parted else none
@@ -231,10 +233,10 @@ def _loans(chain: LayerCosts, parts: StagePartition, times: ConfigTimes) -> Tied
     layer, owner = chain.tied[0]
     if parts.stage[owner] == parts.stage[layer]:
         return None
-    parted = parts.shape.order == "zero-bubble"
+    parted = parts.shape.schedule == "zero-bubble"
     after = times.sums(
         "backward_weight" if parted else "backward",
-        "sum_first" if parts.shape.micros == 1 else "sum_later",
+        "sum_first" if parts.shape.microbatches == 1 else "sum_later",
     )
     return TiedWeightTimes(
         owner=owner,
@@ -256,5 +258,7 @@ def _way_back(loans: TiedWeightTimes, parts: StagePartition) -> TiedGradReturn:
 
 def host_pace(chain: LayerCosts, shape: PipelineShape, rows: PlanTable) -> Floats:
     """Times that each run takes as long for the slowest of its hosts."""
-    counts, at = np.unique(rows.settings.devices[rows.setting], return_inverse=True)
-    return np.array([chain.machine.pace(shape.pipeline * int(each)) for each in counts])[at]
+    counts, at = np.unique(rows.layer_configs.devices[rows.layer_config], return_inverse=True)
+    return np.array(
+        [chain.machine.straggler_factor(shape.pipeline * int(each)) for each in counts]
+    )[at]

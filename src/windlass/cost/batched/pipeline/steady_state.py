@@ -87,7 +87,7 @@ def simulate_levels(
         return _folded(LevelSimulator(shape, durations, levels.places), levels.all)
     settled = shape.settled
     short, long = (
-        dependency_levels(shape._replace(micros=count))
+        dependency_levels(shape._replace(microbatches=count))
         for count in (settled, settled + shape.pipeline)
     )
     walk = LevelSimulator(shape, durations, long.places)

@@ -26,7 +26,7 @@ def gather_delay(parts: StagePartition, firsts: FirstPassTimes, gather: Floats) 
         gather: seconds in which a layer is gathered, by kind; a row for each way to share.
     """
     by_chunk = parts.by_chunk(gather)
-    if parts.shape.interleave == 1:
+    if parts.shape.virtual_stages == 1:
         own = firsts.free - firsts.begun
         gathered = [MaxPlusTerm(*each) for each in zip(own, by_chunk.T, strict=True)]
         return MaxPlus.of_terms(
@@ -48,7 +48,7 @@ class _Way(NamedTuple):
 
 def _turns(parts: StagePartition, firsts: FirstPassTimes, by_chunk: Floats) -> MaxPlus:
     shape = parts.shape
-    pipeline, turns, end = shape.pipeline, shape.interleave, shape.chunks - 1
+    pipeline, turns, end = shape.pipeline, shape.virtual_stages, shape.chunks - 1
     ways = [
         _Way(first, inner, last)
         for first in (False, True)
