@@ -10,21 +10,21 @@ from pathlib import Path
 from hypothesis import strategies as st
 
 from factories import tiny_machine, tiny_plan
-from windlass.capture.capture_graph import capture, capture_slices
-from windlass.data.dataset_cache import prepare
-from windlass.errors import Faults
-from windlass.models.build import build_chain
-from windlass.models.catalog import causal
-from windlass.models.layer_stack import Chain
+from windlass.capture.capture_graph import capture_graph, capture_tensor_shards
+from windlass.data.dataset_cache import prepare_dataset
+from windlass.errors import InputErrors
+from windlass.models.build import build_layer_stack
+from windlass.models.catalog import is_causal
+from windlass.models.layer_stack import LayerStack
 from windlass.program.lowering.lower import lower
-from windlass.runtime.checkpoint.checkpoint import folder_name, found
-from windlass.runtime.checkpoint.merge_shards import joined
-from windlass.runtime.verify.compare_runs import Ran, agree
+from windlass.runtime.checkpoint.checkpoint import checkpoint_name, open_checkpoint
+from windlass.runtime.checkpoint.merge_shards import merge_shards
+from windlass.runtime.verify.compare_runs import InstrumentedRun, compare_to_single_device
 from windlass.schema.graph import Graph, Precision
 from windlass.schema.plan import Offload, Plan
 from windlass.schema.request import TrainRequest
 from windlass.schema.run_record import CHECKPOINT_FOLDER, Step
-from windlass.schema.verification import Proof
+from windlass.schema.verification import VerificationResult
 
 BATCH, SEQUENCE, LAYERS = 8, 16, 6
 MACHINE = tiny_machine(host="1 GiB", devices=16)
@@ -62,20 +62,20 @@ class World:
     ) -> None:
         self._folder = folder
         self._jobs = count()
-        self._references: dict[str, Ran] = {}
+        self._references: dict[str, InstrumentedRun] = {}
         source = folder / "text"
         source.mkdir()
         for index in range(12):
             words = [f"word{(index * 7 + at * at) % 23}" for at in range(120)]
             (source / f"document{index}.txt").write_text(" ".join(words))
         data = {"source": str(source), "tokenizer": "byte", "vocabulary": 300, "held_out": 0.2}
-        tokens = prepare(**data, cache=folder / "cache")
+        tokens = prepare_dataset(**data, cache=folder / "cache")
         dials = {
             "layers": LAYERS - 2, "width": width, "heads": 8, "sequence": 48, "dropout": 0.1,
-            "vocabulary": tokens.vocabulary + (not causal(model)),
+            "vocabulary": tokens.vocabulary + (not is_causal(model)),
         }  # fmt: skip
-        self.chain: Chain = build_chain(model, dials, device="meta")
-        self.graph: Graph = capture_slices(self.chain, capture(self.chain), degrees)
+        self.chain: LayerStack = build_layer_stack(model, dials, device="meta")
+        self.graph: Graph = capture_tensor_shards(self.chain, capture_graph(self.chain), degrees)
         (folder / "graph.json").write_bytes(self.graph.to_json().encode())
         told = {"name": model, "dials": dials, "data": data}
         (folder / "model.json").write_text(json.dumps(told))
@@ -107,7 +107,7 @@ class World:
         fault: str | None = None,
         settings: TrainRequest = SETTINGS,
         begun: Path | None = None,
-    ) -> Ran:
+    ) -> InstrumentedRun:
         """Runs a plan on as many processes as it takes, anew or from a whole checkpoint."""
         folder = self._folder / f"job{next(self._jobs)}"
         folder.mkdir()
@@ -126,14 +126,14 @@ class World:
             wrong = [path.read_text() for path in sorted(folder.glob("error*"))]
             raise AssertionError(f"{plan.to_toml()}\n" + "\n".join(wrong))
         steps = tuple(Step(**step) for step in json.loads((folder / "steps.json").read_text()))
-        return Ran(folder=folder, steps=steps)
+        return InstrumentedRun(folder=folder, steps=steps)
 
-    def proof(self, plan: Plan, fault: str | None = None) -> tuple[Proof, Ran]:
+    def proof(self, plan: Plan, fault: str | None = None) -> tuple[VerificationResult, InstrumentedRun]:
         """A plan against one device, whose run serves for all plans of one precision."""
         ran, reference = self.run(plan, fault), self.alone(plan.precision)
-        return agree(ran, reference, self.chain, SETTINGS, precision=plan.precision), ran
+        return compare_to_single_device(ran, reference, self.chain, SETTINGS, precision=plan.precision), ran
 
-    def alone(self, precision: Precision) -> Ran:
+    def alone(self, precision: Precision) -> InstrumentedRun:
         """The run of one device."""
         if precision not in self._references:
             plan = tiny_plan(
@@ -143,17 +143,17 @@ class World:
             self._references[precision] = self.run(plan)
         return self._references[precision]
 
-    def left_by(self, ran: Ran, step: int) -> Path:
+    def left_by(self, ran: InstrumentedRun, step: int) -> Path:
         """The checkpoint that a run left after a step, with whole layers."""
-        left = found(ran.folder / CHECKPOINT_FOLDER / folder_name(step))
-        return joined(left, self.chain, ran.folder / f"whole{step}").path
+        left = open_checkpoint(ran.folder / CHECKPOINT_FOLDER / checkpoint_name(step))
+        return merge_shards(left, self.chain, ran.folder / f"whole{step}").path
 
     def held_out(self, precision: Precision) -> float | None:
         """What one device lost on held-out text at the end."""
         return self.alone(precision).steps[-1].held_out_loss
 
 
-def sent_by(ran: Ran, device: int) -> Mapping[str, Mapping[str, float]]:
+def sent_by(ran: InstrumentedRun, device: int) -> Mapping[str, Mapping[str, float]]:
     """What a device sent in a step, by who counted and by kind."""
     found: Mapping[str, Mapping[str, float]] = json.loads(
         (ran.folder / f"sent{device}.json").read_text()
@@ -167,7 +167,7 @@ def legal(plan: Plan, graph: Graph) -> bool:
         return False
     try:
         lower(plan, graph)
-    except Faults:
+    except InputErrors:
         return False
     return True
 

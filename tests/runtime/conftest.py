@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from windlass.data.batches import Batches
-from windlass.data.dataset_cache import prepare
-from windlass.data.token_files import Tokens
-from windlass.models.build import build_chain
-from windlass.models.layer_stack import Chain
+from windlass.data.dataset_cache import prepare_dataset
+from windlass.data.token_files import TokenDataset
+from windlass.models.build import build_layer_stack
+from windlass.models.layer_stack import LayerStack
 from windlass.program.instruction import Instruction, Program
 from windlass.schema.plan import Batch, Plan, Stage
 from windlass.schema.request import TrainRequest
@@ -28,13 +28,13 @@ def _one_thread() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def tokens(tmp_path_factory: pytest.TempPathFactory) -> Tokens:
+def tokens(tmp_path_factory: pytest.TempPathFactory) -> TokenDataset:
     """A few small documents as bytes."""
     folder = tmp_path_factory.mktemp("corpus")
     for index in range(12):
         words = [f"word{(index * 7 + at * at) % 23}" for at in range(120)]
         (folder / f"document{index}.txt").write_text(" ".join(words))
-    return prepare(
+    return prepare_dataset(
         str(folder),
         tokenizer="byte",
         vocabulary=300,
@@ -47,7 +47,7 @@ def tokens(tmp_path_factory: pytest.TempPathFactory) -> Tokens:
 
 
 @pytest.fixture(scope="session")
-def batches(tokens: Tokens) -> Callable[..., Batches]:
+def batches(tokens: TokenDataset) -> Callable[..., Batches]:
     """Batches of the small corpus."""
 
     def make(batch: int = 4, sequence: int = SEQUENCE, seed: int = 3) -> Batches:
@@ -57,17 +57,17 @@ def batches(tokens: Tokens) -> Callable[..., Batches]:
 
 
 @pytest.fixture
-def gpt(tokens: Tokens) -> Callable[..., Chain]:
+def gpt(tokens: TokenDataset) -> Callable[..., LayerStack]:
     """A tiny GPT with real weights."""
 
     def make(
         name: str = "gpt-tiny", *, device: str = "cpu", seed: int = 7, **dials: float
-    ) -> Chain:
+    ) -> LayerStack:
         shape: dict[str, int | float] = {
             "layers": 3, "width": 32, "heads": 4, "sequence": SEQUENCE,
             "vocabulary": tokens.vocabulary,
         }  # fmt: skip
-        return build_chain(name, shape | dials, device=device, seed=seed)
+        return build_layer_stack(name, shape | dials, device=device, seed=seed)
 
     return make
 
@@ -77,7 +77,7 @@ def plan() -> Callable[..., Plan]:
     """A plan of one device for a chain."""
 
     def make(
-        chain: Chain,
+        chain: LayerStack,
         micro: int = 4,
         accumulation: int = 1,
         recompute: str = "none",
@@ -120,7 +120,7 @@ def settings() -> Callable[..., TrainRequest]:
 
 def program_of(plan: Plan) -> Program:
     """The program of one device, written down a second time."""
-    end = plan.stages[-1].last
+    end = plan.stages[-1].end_layer
     few = plan.stages[0].recompute_layers
     again = set(range(1, end - 1)[:few]) if plan.recompute == "full" else set()
     steps: list[Instruction] = []

@@ -7,10 +7,10 @@ from pathlib import Path
 import torch
 
 from windlass.data.batches import Batches
-from windlass.data.dataset_cache import prepare
-from windlass.models.build import build_chain
+from windlass.data.dataset_cache import prepare_dataset
+from windlass.models.build import build_layer_stack
 from windlass.program.instruction import Program
-from windlass.runtime.checkpoint.checkpoint import latest
+from windlass.runtime.checkpoint.checkpoint import latest_checkpoint
 from windlass.runtime.train import train
 from windlass.schema.plan import Plan
 from windlass.schema.request import TrainRequest
@@ -19,17 +19,17 @@ from windlass.schema.request import TrainRequest
 def main() -> None:
     torch.set_num_threads(1)
     asked = json.loads(sys.argv[1])
-    tokens = prepare(**asked["data"] | {"cache": Path(asked["cache"]), "progress": None})
+    tokens = prepare_dataset(**asked["data"] | {"cache": Path(asked["cache"]), "progress": None})
     settings = TrainRequest(**asked["settings"])
     plan = Plan.model_validate(asked["plan"])
     steps = train(
         plan,
-        build_chain("gpt-tiny", asked["dials"], device="meta", seed=settings.seed),
+        build_layer_stack("gpt-tiny", asked["dials"], device="meta", seed=settings.seed),
         Batches(tokens, sequence=plan.batch.sequence, batch=settings.batch, seed=settings.seed),
         settings,
         program=Program.model_validate(asked["program"]),
         checkpoints=Path(asked["folder"]),
-        resume=latest(Path(asked["folder"])),
+        resume=latest_checkpoint(Path(asked["folder"])),
     )
     for step in steps:
         print(step.step, step.loss.hex(), flush=True)

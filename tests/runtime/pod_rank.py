@@ -21,20 +21,21 @@ import torch.distributed as dist
 from torch import Tensor
 
 from windlass.data.batches import Batches
-from windlass.data.dataset_cache import prepare
-from windlass.data.mlm_masking import Masking
-from windlass.data.token_files import Tokens
-from windlass.models.build import build_chain
-from windlass.models.catalog import causal
-from windlass.models.loss import NO_TARGET
+from windlass.data.dataset_cache import prepare_dataset
+from windlass.data.mlm_masking import MlmMasking
+from windlass.data.token_files import TokenDataset
+from windlass.models.build import build_layer_stack
+from windlass.models.catalog import is_causal
+from windlass.models.loss import IGNORE_INDEX
 from windlass.models.tensor_parallel import collectives as exchange
 from windlass.program.lowering.lower import lower
-from windlass.runtime.checkpoint.checkpoint import found
+from windlass.runtime.checkpoint.checkpoint import open_checkpoint
 from windlass.runtime.distributed import process_groups as world
 from windlass.runtime.train import train
-from windlass.runtime.verify.activation_fingerprints import Notes
-from windlass.runtime.verify.fault_injection import spoiled
-from windlass.runtime.verify.handler_hooks import Handlers, Inside
+from windlass.runtime.verify.activation_fingerprints import ActivationFingerprints
+from windlass.runtime.verify.fault_injection import inject_fault
+from windlass.runtime.verify.handler_hooks import HookContext
+from windlass.runtime.handler import Handlers
 from windlass.schema.graph import Graph
 from windlass.schema.plan import Plan
 from windlass.schema.request import TrainRequest
@@ -47,7 +48,7 @@ def main() -> None:
     rank, home = int(sys.argv[1]), Path(sys.argv[2])
     model = json.loads((home / "model.json").read_text())
     graph = Graph.load(home / "graph.json")
-    tokens = prepare(**model["data"], cache=home / "cache")
+    tokens = prepare_dataset(**model["data"], cache=home / "cache")
     for line in sys.stdin:
         folder = Path(line.strip())
         try:
@@ -59,7 +60,7 @@ def main() -> None:
         sys.stdout.flush()
 
 
-def one(rank: int, folder: Path, model: dict, graph: Graph, tokens: Tokens) -> None:
+def one(rank: int, folder: Path, model: dict, graph: Graph, tokens: TokenDataset) -> None:
     """Runs one plan's share of this rank; leaves steps, notes, checkpoints and what was sent."""
     job = json.loads((folder / "job.json").read_text())
     plan, settings = Plan.model_validate(job["plan"]), TrainRequest.model_validate(job["train"])
@@ -69,27 +70,27 @@ def one(rank: int, folder: Path, model: dict, graph: Graph, tokens: Tokens) -> N
             "gloo", init_method=f"file://{folder / 'store'}", rank=rank,
             world_size=plan.parallel.devices,
         )  # fmt: skip
-    chain = build_chain(model["name"], model["dials"], device="meta", seed=settings.seed)
+    chain = build_layer_stack(model["name"], model["dials"], device="meta", seed=settings.seed)
     masking = None
-    if not causal(model["name"]):
-        masking = Masking(
-            hidden=chain.vocabulary - 1, vocabulary=tokens.vocabulary, ignored=NO_TARGET
+    if not is_causal(model["name"]):
+        masking = MlmMasking(
+            mask_token=chain.vocabulary - 1, vocabulary=tokens.vocabulary, ignore_index=IGNORE_INDEX
         )
     batches = Batches(
         tokens, sequence=plan.batch.sequence, batch=settings.batch, seed=3, masking=masking
     )
     sent = Sent()
 
-    def around(handlers: Handlers, inside: Inside) -> Handlers:
+    def around(handlers: Handlers, inside: HookContext) -> Handlers:
         sent.pod = inside.pod
-        handlers = spoiled(job["fault"], handlers, inside) if job["fault"] else handlers
-        return sent.around(Notes(folder, rank).around(handlers, inside))
+        handlers = inject_fault(job["fault"], handlers, inside) if job["fault"] else handlers
+        return sent.around(ActivationFingerprints(folder, rank).wrap(handlers, inside))
 
     with sent.counting():
         measured = train(
             plan, chain, batches, settings, program=lower(plan, graph)[rank],
             checkpoints=folder / "checkpoints", graph=graph if several else None, around=around,
-            resume=found(Path(job["begun"])) if job["begun"] else None,
+            resume=open_checkpoint(Path(job["begun"])) if job["begun"] else None,
         )  # fmt: skip
         steps = [asdict(step) | {"by_kind": dict(step.by_kind)} for step in measured]
     (folder / f"sent{rank}.json").write_text(json.dumps(sent.told(len(steps))))

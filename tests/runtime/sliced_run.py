@@ -14,14 +14,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from windlass.models.build import build_chain
-from windlass.models.layer_stack import Chain, chain_of, cuts_of
-from windlass.models.loss import NO_TARGET
-from windlass.models.tensor_parallel.collectives import Place, summed
-from windlass.models.tensor_parallel.shard_module import sliced
-from windlass.models.tensor_parallel.shard_params import pieces
-from windlass.runtime.keyed_dropout import Keys, layer_key, sample_keys
-from windlass.runtime.layer_templates import Template
+from windlass.models.build import build_layer_stack
+from windlass.models.layer_stack import LayerStack, layer_stack_from_module, layer_sharding
+from windlass.models.loss import IGNORE_INDEX
+from windlass.models.tensor_parallel.collectives import TensorParallelRank, all_reduce_autograd
+from windlass.models.tensor_parallel.shard_module import shard_layer
+from windlass.models.tensor_parallel.shard_params import param_shards
+from windlass.runtime.keyed_dropout import DropoutKeys, layer_key, sample_keys
+from windlass.runtime.layer_templates import LayerTemplate
 
 SAMPLES, SEQUENCE = 3, 16
 
@@ -47,7 +47,7 @@ def main() -> None:
     dist.destroy_process_group()
 
 
-def placed(rank: int, ranks: int, degree: int, columns: int) -> Place:
+def placed(rank: int, ranks: int, degree: int, columns: int) -> TensorParallelRank:
     """This rank's place among as many slices, of as many such sets as there are ranks for."""
     names = ["", "", ""]
     for first in range(0, ranks, degree):
@@ -58,13 +58,13 @@ def placed(rank: int, ranks: int, degree: int, columns: int) -> Place:
             for ring in several:
                 group = dist.new_group(ring)
                 names[at] = group.group_name if rank in ring else names[at]
-    return Place(
-        degree=degree, index=rank % degree, columns=columns, group=names[0],
-        column_group=names[1], row_group=names[2],
+    return TensorParallelRank(
+        degree=degree, index=rank % degree, columns=columns, group_name=names[0],
+        column_group_name=names[1], row_group_name=names[2],
     )  # fmt: skip
 
 
-def compared(case: dict, place: Place) -> dict[str, float]:
+def compared(case: dict, place: TensorParallelRank) -> dict[str, float]:
     """How far a slice is from the whole, for each layer of a case's chain that is asked for."""
     dtype = getattr(torch, case["dtype"])
     torch.manual_seed(1)
@@ -80,7 +80,7 @@ def compared(case: dict, place: Place) -> dict[str, float]:
     return apart
 
 
-def compared_layer(chain: Chain, index: int, place: Place, *, compiled: bool) -> dict[str, float]:
+def compared_layer(chain: LayerStack, index: int, place: TensorParallelRank, *, compiled: bool) -> dict[str, float]:
     layer, name, last = chain.layers[index], chain.names[index], index == len(chain.layers) - 1
     dtype = next(layer.parameters()).dtype
     draw = torch.Generator().manual_seed(index)
@@ -90,15 +90,15 @@ def compared_layer(chain: Chain, index: int, place: Place, *, compiled: bool) ->
     targets = None
     if last:
         targets = torch.randint(chain.vocabulary, (SAMPLES, SEQUENCE), generator=draw)
-        targets[0, :5] = NO_TARGET
+        targets[0, :5] = IGNORE_INDEX
     handed = torch.randn(SAMPLES, SEQUENCE, width, generator=draw, dtype=dtype)
 
-    cuts = cuts_of(chain, index)
-    parts = pieces(layer, cuts, place)
+    cuts = layer_sharding(chain, index)
+    parts = param_shards(layer, cuts, place)
     weights = [p.detach() for p in layer.parameters()]
-    whole = Template(layer, last=last, compiled=False)
-    twin = Template(sliced(layer, cuts, place, last=last), last=last, compiled=compiled)
-    own_weights = [parts[path].of(w) for path, w in zip(twin.parameters, weights, strict=True)]
+    whole = LayerTemplate(layer, last=last, compiled=False)
+    twin = LayerTemplate(shard_layer(layer, cuts, place, last=last), last=last, compiled=compiled)
+    own_weights = [parts[path].extract(w) for path, w in zip(twin.parameters, weights, strict=True)]
     if index == 0:
         given = own_given = tokens
     else:
@@ -114,19 +114,19 @@ def compared_layer(chain: Chain, index: int, place: Place, *, compiled: bool) ->
         apart[f"{name} input"] = distance(own_gradients.pop(), own(gradients.pop(), place))
     for path, part, gradient in zip(twin.parameters, own_gradients, gradients, strict=True):
         piece, mine = parts[path], part.to_dense()
-        if piece.common is not None:
-            mine = summed(mine, getattr(place, piece.common))
-        apart[f"{name}.{path}"] = distance(mine, piece.of(gradient.to_dense()))
+        if piece.replicated_over is not None:
+            mine = all_reduce_autograd(mine, getattr(place, piece.replicated_over))
+        apart[f"{name}.{path}"] = distance(mine, piece.extract(gradient.to_dense()))
     return apart
 
 
 def passed(
-    template: Template, weights: list[Tensor], name: str, x: Tensor, targets: Tensor | None,
+    template: LayerTemplate, weights: list[Tensor], name: str, x: Tensor, targets: Tensor | None,
     handed: Tensor,
 ) -> tuple[Tensor, list[Tensor]]:  # fmt: skip
     """Output, and gradients of weights and, last, of an input that is no tokens."""
     wanted = [w.detach().clone().requires_grad_() for w in weights]
-    keys = Keys(
+    keys = DropoutKeys(
         samples=sample_keys(0, 1, 0, SAMPLES),
         layer=layer_key(name),
         active=torch.ones((), dtype=torch.int64),
@@ -134,13 +134,13 @@ def passed(
     if x.is_floating_point():
         x = x.detach().clone().requires_grad_()
         wanted.append(x)
-    keyed = keys if template.draws else None
+    keyed = keys if template.has_dropout else None
     out = template(wanted[: len(weights)], [], keyed, x, targets, seed=0)
     gradients = torch.autograd.grad(out, wanted, handed.to(out.dtype))
     return out.detach(), [g.detach() for g in gradients]
 
 
-def own(x: Tensor, place: Place) -> Tensor:
+def own(x: Tensor, place: TensorParallelRank) -> Tensor:
     return x.chunk(place.rows, dim=1)[place.row].chunk(place.columns, dim=-1)[place.column]
 
 
@@ -151,14 +151,14 @@ def distance(mine: Tensor, theirs: Tensor) -> float:
     return float(apart / largest if largest else apart)
 
 
-def layer_width(chain: Chain) -> int:
+def layer_width(chain: LayerStack) -> int:
     return next(m.weight.shape[1] for m in chain.layers[0].modules() if isinstance(m, nn.Embedding))
 
 
-def built(case: dict) -> Chain:
+def built(case: dict) -> LayerStack:
     if case["model"] != "own":
-        return build_chain(case["model"], case["dials"], device="cpu", seed=1)
-    return chain_of(own_model(), "own", cuts=case["cuts"])
+        return build_layer_stack(case["model"], case["dials"], device="cpu", seed=1)
+    return layer_stack_from_module(own_model(), "own", sharding_rules=case["cuts"])
 
 
 class Mixing(nn.Module):

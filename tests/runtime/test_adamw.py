@@ -5,8 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from windlass.runtime.adamw import Optimizer, learning_rate
-from windlass.runtime.parameters import CHUNK, Weight
+from windlass.runtime.adamw import AdamW, learning_rate
+from windlass.runtime.parameters import CHUNK_ELEMENTS, MasterParameter
 from windlass.schema.request import TrainRequest
 
 NORM = 1e-6
@@ -14,10 +14,10 @@ NORM = 1e-6
 CPU = torch.device("cpu")
 
 
-def weight(*shape: int, precision: torch.dtype = torch.float32, seed: int = 0) -> Weight:
+def weight(*shape: int, precision: torch.dtype = torch.float32, seed: int = 0) -> MasterParameter:
     draws = torch.Generator().manual_seed(seed)
     master = torch.randn(shape, generator=draws)
-    return Weight(
+    return MasterParameter(
         name="w",
         shape=master.shape,
         decays=master.dim() >= 2,
@@ -30,7 +30,7 @@ def weight(*shape: int, precision: torch.dtype = torch.float32, seed: int = 0) -
     )
 
 
-def reference(one: Weight, settings: TrainRequest, steps: int, scale: float = 1.0) -> torch.Tensor:
+def reference(one: MasterParameter, settings: TrainRequest, steps: int, scale: float = 1.0) -> torch.Tensor:
     """The weight after some steps of torch's own optimizer with one gradient."""
     parameter = one.master.clone().requires_grad_()
     decay = settings.weight_decay if parameter.dim() >= 2 else 0.0
@@ -45,13 +45,13 @@ def reference(one: Weight, settings: TrainRequest, steps: int, scale: float = 1.
 
 
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("shape", [(7,), (5, 3), (3, CHUNK // 2 + 5)])
+@pytest.mark.parametrize("shape", [(7,), (5, 3), (3, CHUNK_ELEMENTS // 2 + 5)])
 @pytest.mark.parametrize("divisor", [None, 3.0])
 def test_an_update_is_that_of_torch(
     precision: torch.dtype, shape: tuple[int, ...], divisor: float | None
 ):
     settings = TrainRequest(steps=5, learning_rate=0.1)
-    one, optimizer = weight(*shape, precision=precision), Optimizer(settings, CPU)
+    one, optimizer = weight(*shape, precision=precision), AdamW(settings, CPU)
     gradient = one.gradient.clone()
     wanted = reference(one, settings, 3, 1 / (divisor or 1))
     for step in (1, 2, 3):
@@ -65,17 +65,17 @@ def test_an_update_is_that_of_torch(
 
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
 def test_the_norm_is_over_all_gradients_in_float32(precision: torch.dtype):
-    parts = [weight(3, CHUNK // 2 + 5, precision=precision), weight(11, precision=precision)]
+    parts = [weight(3, CHUNK_ELEMENTS // 2 + 5, precision=precision), weight(11, precision=precision)]
     whole = torch.cat([one.gradient.double().flatten() for one in parts])
-    norm = Optimizer(TrainRequest(), CPU).norm(parts)
+    norm = AdamW(TrainRequest(), CPU).gradient_norm(parts)
     assert float(norm) == pytest.approx(float(whole.norm()), rel=NORM)
 
 
 def test_a_norm_within_the_clip_divides_nothing():
-    optimizer = Optimizer(TrainRequest(clip=2.0), CPU)
-    assert optimizer.divisor(1.9) is None
-    assert float(optimizer.divisor(4.0)) == pytest.approx(2.0)
-    assert Optimizer(TrainRequest(clip=None), CPU).divisor(1e9) is None
+    optimizer = AdamW(TrainRequest(clip=2.0), CPU)
+    assert optimizer.clip_divisor(1.9) is None
+    assert float(optimizer.clip_divisor(4.0)) == pytest.approx(2.0)
+    assert AdamW(TrainRequest(clip=None), CPU).clip_divisor(1e9) is None
 
 
 @given(
@@ -99,12 +99,12 @@ def test_the_rate_rises_then_falls_to_its_final_share(steps: int, warmup: float,
 
 @pytest.mark.parametrize("summed", [False, True])
 def test_gradients_of_micro_batches_are_summed_in_float32(summed: bool):
-    one = weight(3, CHUNK, precision=torch.bfloat16)
+    one = weight(3, CHUNK_ELEMENTS, precision=torch.bfloat16)
     one.gradient = None
-    parts = [weight(3, CHUNK, precision=torch.bfloat16, seed=seed).gradient for seed in range(3)]
+    parts = [weight(3, CHUNK_ELEMENTS, precision=torch.bfloat16, seed=seed).gradient for seed in range(3)]
     wanted = sum(part.float() for part in parts)
     for part in parts:
-        one.add(part.clone(), summed=summed)
+        one.add_gradient(part.clone(), accumulated=summed)
     assert one.gradient.dtype == (torch.float32 if summed else torch.bfloat16)
     if summed:
         assert torch.equal(one.gradient, wanted)
@@ -117,9 +117,9 @@ def test_a_sparse_gradient_adds_to_the_rows_it_has(dtype: torch.dtype):
     rows = torch.sparse_coo_tensor(
         torch.tensor([[1, 4, 1]]), torch.ones(3, 3, dtype=dtype), (6, 3), check_invariants=True
     )
-    one.add(rows, summed=False)
+    one.add_gradient(rows, accumulated=False)
     assert torch.equal(one.gradient, start + rows.to_dense())
     one.gradient = None
-    one.add(rows, summed=True)
-    one.complete()
+    one.add_gradient(rows, accumulated=True)
+    one.flush_sparse_gradient()
     assert torch.equal(one.gradient, rows.to_dense().float())

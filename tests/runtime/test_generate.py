@@ -8,20 +8,20 @@ import torch
 
 from windlass.data.batches import Batches
 from windlass.errors import CheckpointError
-from windlass.models.layer_stack import Chain
+from windlass.models.layer_stack import LayerStack
 from windlass.program.instruction import Program
-from windlass.runtime.checkpoint.checkpoint import Checkpoint, latest
+from windlass.runtime.checkpoint.checkpoint import Checkpoint, latest_checkpoint
 from windlass.runtime.generate import generate
 from windlass.runtime.train import train
 from windlass.schema.plan import Plan
 from windlass.schema.request import TrainRequest
 
-Trained = tuple[Chain, Checkpoint | None]
+Trained = tuple[LayerStack, Checkpoint | None]
 
 
 @pytest.fixture
 def trained(
-    gpt: Callable[..., Chain],
+    gpt: Callable[..., LayerStack],
     plan: Callable[..., Plan],
     program: Callable[[Plan], Program],
     batches: Callable[..., Batches],
@@ -32,7 +32,7 @@ def trained(
     cut = plan(chain)
     asked = settings(steps=40, warmup=0.1)
     list(train(cut, chain, batches(), asked, program=program(cut), checkpoints=folder))
-    return chain, latest(folder)
+    return chain, latest_checkpoint(folder)
 
 
 def text(
@@ -69,7 +69,7 @@ def test_it_stops_at_the_end_of_text(trained: Trained):
     assert text(trained, temperature=0, end=end) == greedy[: greedy.index(end)]
 
 
-def test_a_checkpoint_of_another_model_is_refused(trained: Trained, gpt: Callable[..., Chain]):
+def test_a_checkpoint_of_another_model_is_refused(trained: Trained, gpt: Callable[..., LayerStack]):
     with pytest.raises(CheckpointError, match="another model"):
         text((gpt(width=48), trained[1]))
 

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from windlass.program.instruction import Instruction, Program
-from windlass.runtime.interpreter import Handler, Interpreter, clock_for
+from windlass.runtime.interpreter import Interpreter, timer_for
+from windlass.runtime.handler import Handler
 
 PROGRAM = Program(
     plan="0" * 12,
@@ -23,7 +24,7 @@ CPU = torch.device("cpu")
 
 def interpreter(handler: Handler, program: Program = PROGRAM):
     handlers = dict.fromkeys(("load_batch", "forward", "update", "sync"), handler)
-    return Interpreter(program, handlers, clock_for(CPU, len(program.instructions)))
+    return Interpreter(program, handlers, timer_for(CPU, len(program.instructions)))
 
 
 def test_every_instruction_runs_once_in_order():
@@ -45,20 +46,20 @@ def test_each_instruction_ends_after_it_begins_and_before_the_next_begins():
 def test_seconds_by_kind_sum_to_the_step_but_for_what_lies_between():
     machine = interpreter(lambda *_: time.sleep(0.002))
     machine.run()
-    total = sum(machine.by_kind().values())
-    assert set(machine.by_kind()) == {"load_batch", "forward", "update", "sync"}
-    assert 0.008 <= total <= machine.seconds()
+    total = sum(machine.seconds_by_kind().values())
+    assert set(machine.seconds_by_kind()) == {"load_batch", "forward", "update", "sync"}
+    assert 0.008 <= total <= machine.step_seconds()
 
 
 def test_a_timeline_names_what_ran():
     machine = interpreter(lambda *_: None)
-    memory = machine.sample(lambda: 7)
+    memory = machine.run_sampled(lambda: 7)
     timeline = machine.timeline(memory)
     lane = timeline.devices[0]
     assert not timeline.predicted
     assert lane.kinds == ("load_batch", "forward", "update", "sync")
     assert lane.layers == (None, 2, 2, None)
-    assert lane.micros == (1, 1, None, None)
+    assert lane.micro_batches == (1, 1, None, None)
     assert lane.memory_bytes == (7, 7, 7, 7)
 
 
@@ -71,5 +72,5 @@ def test_a_program_with_a_kind_that_nobody_handles_is_refused():
 def test_an_empty_program_takes_no_time():
     machine = interpreter(lambda *_: None, PROGRAM.model_copy(update={"instructions": ()}))
     machine.run()
-    assert machine.seconds() == 0
-    assert machine.by_kind() == {}
+    assert machine.step_seconds() == 0
+    assert machine.seconds_by_kind() == {}

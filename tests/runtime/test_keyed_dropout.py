@@ -6,14 +6,14 @@ import pytest
 import torch
 from torch import nn
 
-from windlass.models.tensor_parallel.shard_module import Part, Share
+from windlass.models.tensor_parallel.shard_module import SampleShard, EqualShard
 from windlass.runtime.keyed_dropout import (
     KeyedDropout,
-    Keys,
+    DropoutKeys,
     key_buffers,
-    key_dropout,
+    replace_dropout,
     layer_key,
-    no_keys,
+    disabled_keys,
     sample_keys,
 )
 
@@ -34,14 +34,14 @@ def mask(
 ) -> torch.Tensor:
     """`Bool[count WIDTH]`: what is kept at the last of some uses of one module."""
     dropout = KeyedDropout(RATE, position)
-    keys = Keys(
+    keys = DropoutKeys(
         samples=sample_keys(seed, step, first, count),
         layer=layer_key(layer),
         active=torch.ones((), dtype=torch.int64),
     )
     for name, value in key_buffers(["x"], keys).items():
         setattr(dropout, name.removeprefix("x."), value)
-    dropout.restart()
+    dropout.begin_forward()
     for _ in range(uses):
         kept = dropout(torch.ones(count, WIDTH))
     return kept != 0
@@ -98,14 +98,14 @@ def test_what_is_kept_grows_so_that_the_mean_stays():
 def test_nothing_is_dropped_in_evaluation():
     x = torch.randn(3, 5, 7)
     dropout = KeyedDropout(RATE, 0)
-    for name, value in key_buffers(["x"], no_keys(x)).items():
+    for name, value in key_buffers(["x"], disabled_keys(x)).items():
         setattr(dropout, name.removeprefix("x."), value)
     assert torch.equal(dropout(x), x)
 
 
 def test_only_modules_that_drop_something_are_keyed():
     layer = nn.Sequential(nn.Dropout(0.1), nn.Dropout(0.0), nn.Sequential(nn.Dropout(0.2)))
-    assert key_dropout(layer) == ("0", "2.0")
+    assert replace_dropout(layer) == ("0", "2.0")
     assert isinstance(layer[1], nn.Identity)
 
 
@@ -115,7 +115,7 @@ def test_compiled_code_draws_the_same_mask():
     dropout = KeyedDropout(RATE, 0)
     dropout.samples, dropout.active = sample_keys(0, 1, 0, 2), torch.ones((), dtype=torch.int64)
     eager = dropout(x)
-    dropout.restart()
+    dropout.begin_forward()
     compiled = torch.compile(dropout, fullgraph=True, dynamic=False)
     assert torch.equal(compiled(x), eager)
 
@@ -127,7 +127,7 @@ def test_masks_of_slices_are_parts_of_the_whole_mask(
     x = torch.ones(2, 12, 20)
     whole = dropped(x, None)
     parts = [
-        dropped(own, Part(**{along: Share(index, 4)}))
+        dropped(own, SampleShard(**{along: EqualShard(index, 4)}))
         for index, own in enumerate(x.chunk(4, dim=dim))
     ]
     assert torch.equal(torch.cat(parts, dim=dim), whole)
@@ -139,7 +139,7 @@ def test_a_mask_of_a_grid_is_the_whole_mask_in_rows_and_columns():
     rows = [
         torch.cat(
             [
-                dropped(own, Part(tokens=Share(row, 3), features=Share(column, 2)))
+                dropped(own, SampleShard(tokens=EqualShard(row, 3), features=EqualShard(column, 2)))
                 for column, own in enumerate(tokens.chunk(2, dim=2))
             ],
             dim=2,
@@ -149,7 +149,7 @@ def test_a_mask_of_a_grid_is_the_whole_mask_in_rows_and_columns():
     assert torch.equal(torch.cat(rows, dim=1), dropped(x, None))
 
 
-def dropped(x: torch.Tensor, part: Part | None) -> torch.Tensor:
+def dropped(x: torch.Tensor, part: SampleShard | None) -> torch.Tensor:
     dropout = KeyedDropout(RATE, 0, part)
     dropout.samples, dropout.layer = sample_keys(1, 1, 0, len(x)), layer_key("block0")
     dropout.active = torch.ones((), dtype=torch.int64)

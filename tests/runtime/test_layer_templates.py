@@ -8,76 +8,76 @@ from torch import nn
 from torch._dynamo.testing import CompileCounter
 from torch.nn import functional
 
-from windlass.models.layer_stack import Chain
-from windlass.models.loss import mean_loss
-from windlass.models.tensor_parallel.collectives import Place
-from windlass.runtime.keyed_dropout import Keys, layer_key, sample_keys
-from windlass.runtime.layer_templates import Template, templates
+from windlass.models.layer_stack import LayerStack
+from windlass.models.loss import mean_cross_entropy
+from windlass.models.tensor_parallel.collectives import TensorParallelRank
+from windlass.runtime.keyed_dropout import DropoutKeys, layer_key, sample_keys
+from windlass.runtime.layer_templates import LayerTemplate, layer_templates
 
 
 def keys(step: int, layer: str, count: int = 2):
-    return Keys(
+    return DropoutKeys(
         samples=sample_keys(0, step, 0, count),
         layer=layer_key(layer),
         active=torch.ones((), dtype=torch.int64),
     )
 
 
-def test_a_template_gives_what_its_layer_gives(gpt: Callable[..., Chain]):
+def test_a_template_gives_what_its_layer_gives(gpt: Callable[..., LayerStack]):
     chain = gpt()
     layer = chain.layers[1]
     x = torch.randn(2, 16, 32)
-    template = Template(layer, last=False, compiled=False)
+    template = LayerTemplate(layer, last=False, compiled=False)
     assert torch.equal(template(list(layer.parameters()), [], None, x, seed=0), layer(x))
 
 
-def test_a_template_holds_no_memory(gpt: Callable[..., Chain]):
-    for template in templates(gpt(), compiled=False):
+def test_a_template_holds_no_memory(gpt: Callable[..., LayerStack]):
+    for template in layer_templates(gpt(), compiled=False):
         assert all(tensor.is_meta for tensor in template._module.parameters())
 
 
-def test_making_a_template_leaves_the_layer_as_it_was(gpt: Callable[..., Chain]):
+def test_making_a_template_leaves_the_layer_as_it_was(gpt: Callable[..., LayerStack]):
     chain = gpt(dropout=0.1)
     layer = chain.layers[1].eval()
     before = [type(module) for module in layer.modules()]
-    Template(layer, last=False, compiled=False)
+    LayerTemplate(layer, last=False, compiled=False)
     assert [type(module) for module in layer.modules()] == before
     assert not layer.training
     assert not any(parameter.is_meta for parameter in layer.parameters())
 
 
-def test_layers_of_one_kind_share_a_template(gpt: Callable[..., Chain]):
-    made = templates(gpt(layers=4), compiled=False)
+def test_layers_of_one_kind_share_a_template(gpt: Callable[..., LayerStack]):
+    made = layer_templates(gpt(layers=4), compiled=False)
     assert len(made) == 6
     assert len(set(map(id, made))) == 3
 
 
-def test_a_single_slice_is_the_whole_layer(gpt: Callable[..., Chain]):
+def test_a_single_slice_is_the_whole_layer(gpt: Callable[..., LayerStack]):
     chain = gpt()
-    alone = templates(chain, compiled=False, place=Place(degree=1))[-1]
+    alone = layer_templates(chain, compiled=False, tp_rank=TensorParallelRank(degree=1))[-1]
     x, y = torch.randn(2, 16, 32), torch.randint(0, 10, (2, 16))
     loss = alone(list(chain.layers[-1].parameters()), [], None, x, y, seed=0)
-    assert torch.equal(loss, mean_loss(chain.layers[-1](x), y))
+    assert torch.equal(loss, mean_cross_entropy(chain.layers[-1](x), y))
 
 
 def test_a_loss_of_float64_logits_keeps_their_precision():
     logits = torch.randn(2, 3, 5, dtype=torch.float64)
     targets = torch.randint(0, 5, (2, 3))
     wanted = -logits.log_softmax(-1).gather(-1, targets.unsqueeze(-1)).mean()
-    assert abs(mean_loss(logits, targets) - wanted) < 1e-14
+    assert abs(mean_cross_entropy(logits, targets) - wanted) < 1e-14
 
 
-def test_the_last_template_gives_the_loss(gpt: Callable[..., Chain]):
+def test_the_last_template_gives_the_loss(gpt: Callable[..., LayerStack]):
     chain = gpt()
     layer = chain.layers[-1]
     x, y = torch.randn(2, 16, 32), torch.randint(0, 10, (2, 16))
-    template = Template(layer, last=True, compiled=False)
+    template = LayerTemplate(layer, last=True, compiled=False)
     loss = template(list(layer.parameters()), [], None, x, y, seed=0)
-    assert torch.equal(loss, mean_loss(layer(x), y))
+    assert torch.equal(loss, mean_cross_entropy(layer(x), y))
 
 
 def test_twelve_blocks_and_several_steps_compile_once(
-    gpt: Callable[..., Chain], monkeypatch: pytest.MonkeyPatch
+    gpt: Callable[..., LayerStack], monkeypatch: pytest.MonkeyPatch
 ):
     counter = CompileCounter()
     compile_with_torch = torch.compile
@@ -85,7 +85,7 @@ def test_twelve_blocks_and_several_steps_compile_once(
         torch, "compile", lambda f, **options: compile_with_torch(f, backend=counter, **options)
     )
     chain = gpt(layers=12, dropout=0.1)
-    made = templates(chain, compiled=True)
+    made = layer_templates(chain, compiled=True)
     for step in (1, 2):
         x = torch.randn(2, 16, 32)
         for index in range(1, 13):
@@ -98,7 +98,7 @@ def test_twelve_blocks_and_several_steps_compile_once(
 
 
 def test_more_kinds_of_layers_compile_than_torch_keeps_versions_of_one_code(
-    gpt: Callable[..., Chain], monkeypatch: pytest.MonkeyPatch
+    gpt: Callable[..., LayerStack], monkeypatch: pytest.MonkeyPatch
 ):
     counter = CompileCounter()
     compile_with_torch = torch.compile
@@ -107,7 +107,7 @@ def test_more_kinds_of_layers_compile_than_torch_keeps_versions_of_one_code(
     )
     layer = gpt().layers[1]
     for width in range(9):
-        template = Template(layer, last=False, compiled=True)
+        template = LayerTemplate(layer, last=False, compiled=True)
         template(list(layer.parameters()), [], None, torch.randn(2, 2 + width, 32), seed=0)
     assert counter.frame_count == 9
 
@@ -129,20 +129,20 @@ class Careless(nn.Module):
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, while it compiles
 def test_what_a_layer_draws_past_its_keys_follows_from_the_seed(compiled: bool):
     layer, x = Careless(), torch.ones(2, 8, 32)
-    template = Template(layer, last=False, compiled=compiled)
+    template = LayerTemplate(layer, last=False, compiled=compiled)
     before = torch.random.get_rng_state()
     outputs = [template([layer.scale], [], None, x, seed=seed) for seed in (5, 5, 6)]
     assert torch.equal(outputs[0], outputs[1])
     assert not torch.equal(outputs[0], outputs[2])
     assert torch.equal(torch.random.get_rng_state(), before)
-    assert torch.equal(template.evaluated([layer.scale], [], x), x)
-    assert torch.equal(template.output([layer.scale], [], x), x)
+    assert torch.equal(template.evaluate([layer.scale], [], x), x)
+    assert torch.equal(template.raw_output([layer.scale], [], x), x)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, while it compiles
 def test_a_wide_layer_that_drops_compiles_forward_and_backward():
     layer = nn.Sequential(nn.LayerNorm(1024), nn.Dropout(0.1))
-    template = Template(layer, last=False, compiled=True)
+    template = LayerTemplate(layer, last=False, compiled=True)
     weights = [p.detach().requires_grad_() for p in layer.parameters()]
     x = torch.randn(1, 256, 1024, requires_grad=True)
     output = template(weights, [], keys(1, "wide", 1), x, seed=0)
@@ -161,6 +161,6 @@ def test_a_parameter_with_two_names_in_a_layer_is_one():
             return self.back(self.there(x))
 
     layer, x = Twice(), torch.randn(2, 3)
-    template = Template(layer, last=False, compiled=False)
+    template = LayerTemplate(layer, last=False, compiled=False)
     found = template([p.detach() for p in layer.parameters()], [], None, x, seed=0)
     assert torch.equal(found, layer(x))

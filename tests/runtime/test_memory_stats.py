@@ -5,7 +5,7 @@ import mmap
 import pytest
 import torch
 
-from windlass.runtime.memory_stats import Peak, held_bytes, peak_bytes
+from windlass.runtime.memory_stats import PeakMemory, current_bytes, peak_bytes
 
 CPU = torch.device("cpu")
 BLOCK = 64 * 2**20
@@ -20,14 +20,14 @@ def hold(count: int) -> None:
 
 
 def test_the_peak_is_never_below_what_is_held():
-    assert peak_bytes(CPU) >= held_bytes(CPU) > 2**20
+    assert peak_bytes(CPU) >= current_bytes(CPU) > 2**20
 
 
 def test_a_look_sees_what_was_held_since_the_last_look_only():
-    peak = Peak(CPU)
-    before = peak.look()
+    peak = PeakMemory(CPU)
+    before = peak.sample()
     hold(BLOCK)
-    during, after = peak.look(), peak.look()
+    during, after = peak.sample(), peak.sample()
     if during == after:
         pytest.skip("this system does not let a process begin its peak anew")
     assert during - before == pytest.approx(BLOCK, abs=NEAR)
@@ -35,8 +35,8 @@ def test_a_look_sees_what_was_held_since_the_last_look_only():
 
 
 def test_the_highest_is_kept_through_looks():
-    peak = Peak(CPU)
+    peak = PeakMemory(CPU)
     hold(BLOCK)
-    during = peak.look()
-    peak.look()
-    assert peak.highest() >= during
+    during = peak.sample()
+    peak.sample()
+    assert peak.overall_bytes() >= during

@@ -27,9 +27,9 @@ from pods import (
     plans,
     sent_by,
 )
-from windlass.program.communication_volume import exchanged
-from windlass.runtime.verify.compare_runs import Ran
-from windlass.runtime.verify.fault_injection import FAULTS, spoiled_layer
+from windlass.program.communication_volume import sent_bytes_by_kind
+from windlass.runtime.verify.compare_runs import InstrumentedRun
+from windlass.runtime.verify.fault_injection import FAULTS, faulty_layer
 from windlass.schema.graph import Graph
 from windlass.schema.plan import Offload, Plan
 from windlass.schema.tensor_grid import TensorGrid
@@ -84,12 +84,12 @@ class Seen:
     def add(self, world: World, plan: Plan) -> None:
         """Runs a plan, holds it against one device and counts its bytes."""
         proof, ran = world.proof(plan)
-        assert proof.equal, f"{proof.first}\n{plan.to_toml()}"
+        assert proof.passed, f"{proof.first_mismatch}\n{plan.to_toml()}"
         lost, whole = ran.steps[-1].held_out_loss, world.held_out(plan.precision)
         assert lost == pytest.approx(whole, rel=_LOSS_DIGITS)
         require_bytes(world, plan, ran)
         self.plans.add(plan.label)
-        worst = max(each.error for each in proof.compared)
+        worst = max(each.error for each in proof.comparisons)
         self.worst[plan.precision] = max(worst, self.worst[plan.precision])
 
     def __str__(self) -> str:
@@ -97,10 +97,10 @@ class Seen:
         return f"{len(self.plans)} plans equal to one device; largest errors: {errors}"
 
 
-def require_bytes(world: World, plan: Plan, ran: Ran) -> None:
+def require_bytes(world: World, plan: Plan, ran: InstrumentedRun) -> None:
     """The buffers that torch was given, the pod's own count and the program agree."""
     for device in range(plan.parallel.devices):
-        told, expected = sent_by(ran, device), exchanged(plan, world.graph, device)
+        told, expected = sent_by(ran, device), sent_bytes_by_kind(plan, world.graph, device)
         assert {kind: n for kind, n in told["buffers"].items() if n} == expected, plan.to_toml()
         for kind, nbytes in told["pod"].items():
             assert nbytes == expected.get(kind, 0), f"{kind} of device {device}\n{plan.to_toml()}"
@@ -150,7 +150,7 @@ def test_slices_that_keep_only_large_products_equal_one_device_and_gather_once_m
         world.graph, MACHINE, tensor=tensor, micro=2, accumulation=BATCH // 2, sequence=SEQUENCE,
         precision=precision,
     )  # fmt: skip
-    again, once = (exchanged(each, world.graph, 0)["backward"] for each in (plan, keeping))
+    again, once = (sent_bytes_by_kind(each, world.graph, 0)["backward"] for each in (plan, keeping))
     assert once < again < 2 * once
 
 
@@ -303,11 +303,11 @@ def test_a_mistake_is_found_and_its_layer_named(world: World, fault: str, cut: s
         world.graph, MACHINE, micro=1, accumulation=BATCH // chosen.get("data", 1),
         sequence=SEQUENCE, precision="float64", **chosen,
     )  # fmt: skip
-    assert FAULTS[fault].needs(plan, world.graph)
+    assert FAULTS[fault].is_possible(plan, world.graph)
     proof, _ = world.proof(plan, fault)
-    assert proof.first is not None
-    if FAULTS[fault].at_layer:
-        assert proof.first.layer == spoiled_layer(plan)
+    assert proof.first_mismatch is not None
+    if FAULTS[fault].single_layer:
+        assert proof.first_mismatch.layer == faulty_layer(plan)
 
 
 def test_each_mistake_is_made_by_one_of_the_tests_above() -> None:
@@ -339,7 +339,7 @@ def test_the_kernel_sends_what_the_program_says_and_a_little_more(
     finally:
         large.close()
     devices = range(plan.parallel.devices)
-    told = SETTINGS.steps * sum(sum(exchanged(plan, large.graph, at).values()) for at in devices)
+    told = SETTINGS.steps * sum(sum(sent_bytes_by_kind(plan, large.graph, at).values()) for at in devices)
     with capsys.disabled():
         print(f"\nthe kernel sent {sent / told:.4f} times {told} bytes")
     assert told < sent < _OVERHEAD * told

@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 
-from windlass.capture.capture_graph import capture
+from windlass.capture.capture_graph import capture_graph
 from windlass.data.batches import Batches
-from windlass.data.token_files import Tokens
+from windlass.data.token_files import TokenDataset
 from windlass.errors import CheckpointError, RunInterrupted
-from windlass.models.layer_stack import Chain
+from windlass.models.layer_stack import LayerStack
 from windlass.program.instruction import Program
 from windlass.program.lowering.lower import lower
-from windlass.runtime.checkpoint.checkpoint import Checkpoint, latest, stored
-from windlass.runtime.train import never, train
+from windlass.runtime.checkpoint.checkpoint import Checkpoint, latest_checkpoint, checkpoint_folders
+from windlass.runtime.train import never_stop, train
 from windlass.schema.plan import Offload, Plan, Stage
 from windlass.schema.request import TrainRequest
 from windlass.schema.run_record import Step
@@ -35,7 +35,7 @@ KINDS = [
 
 @pytest.fixture
 def run(
-    gpt: Callable[..., Chain],
+    gpt: Callable[..., LayerStack],
     plan: Callable[..., Plan],
     program: Callable[[Plan], Program],
     batches: Callable[..., Batches],
@@ -49,7 +49,7 @@ def run(
         where: str = "whole",
         *,
         resume: Checkpoint | None = None,
-        stop: Callable[[], bool] = never,
+        stop: Callable[[], bool] = never_stop,
         steps: int = 6,
         **fields: float,
     ) -> Iterator[Step]:
@@ -80,14 +80,14 @@ def test_a_resumed_run_is_bit_identical_to_one_that_never_stopped(
     for step in begun:
         if step.step == 5:  # one after a save, one before the next
             begun.close()
-    found = latest(folder / "cut")
+    found = latest_checkpoint(folder / "cut")
     assert found.manifest.step == 4
     resumed = {step.step: step for step in run(kind, "cut", resume=found)}
     assert list(resumed) == [5, 6]
     for number, step in resumed.items():
         assert (step.loss, step.gradient_norm) == (whole[number].loss, whole[number].gradient_norm)
         assert step.held_out_loss == whole[number].held_out_loss
-    ends = [latest(folder / where).manifest.files for where in ("whole", "cut")]
+    ends = [latest_checkpoint(folder / where).manifest.files for where in ("whole", "cut")]
     assert ends[0] == ends[1]
 
 
@@ -99,7 +99,7 @@ def test_a_wish_to_stop_saves_the_last_whole_step(run: Callable[..., Iterator[St
         seen.extend(step.loss for step in run(KINDS[1], "cut", stop=lambda: next(wished)))
     assert stopped.value.exit_code == 130
     assert seen == losses[:3]
-    found = latest(folder / "cut")
+    found = latest_checkpoint(folder / "cut")
     assert found.manifest.step == 3
     assert [step.loss for step in run(KINDS[1], "cut", resume=found)] == losses[3:]
 
@@ -109,23 +109,23 @@ def test_a_wish_to_stop_before_the_first_step_leaves_nothing(
 ):
     with pytest.raises(RunInterrupted, match="no checkpoint"):
         list(run(KINDS[0], "cut", stop=lambda: True))
-    assert stored(folder / "cut") == ()
+    assert checkpoint_folders(folder / "cut") == ()
 
 
 def test_a_damaged_checkpoint_is_passed_over_and_made_again(
     run: Callable[..., Iterator[Step]], folder: Path
 ):
     list(run(KINDS[0]))
-    whole = latest(folder / "whole").manifest
+    whole = latest_checkpoint(folder / "whole").manifest
     victim = sorted((folder / "whole" / "step-00000006").glob("*.safetensors"))[1]
     content = bytearray(victim.read_bytes())
     content[-9] ^= 1
     victim.write_bytes(content)
-    found = latest(folder / "whole")
+    found = latest_checkpoint(folder / "whole")
     assert found.manifest.step == 4
     assert victim.name in found.damaged[0]
     list(run(KINDS[0], resume=found))
-    again = latest(folder / "whole")
+    again = latest_checkpoint(folder / "whole")
     assert again.damaged == ()
     assert again.manifest == whole
 
@@ -133,7 +133,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_made_again(
 def test_a_checkpoint_of_another_model_is_refused(
     run: Callable[..., Iterator[Step]],
     folder: Path,
-    gpt: Callable[..., Chain],
+    gpt: Callable[..., LayerStack],
     plan: Callable[..., Plan],
     program: Callable[[Plan], Program],
     batches: Callable[..., Batches],
@@ -144,7 +144,7 @@ def test_a_checkpoint_of_another_model_is_refused(
     cut = plan(chain)
     steps = train(
         cut, chain, batches(), settings(), program=program(cut),
-        checkpoints=folder / "other", resume=latest(folder / "whole"),
+        checkpoints=folder / "other", resume=latest_checkpoint(folder / "whole"),
     )  # fmt: skip
     with pytest.raises(CheckpointError, match=r"\(257, 32\).*\(257, 48\).*another model"):
         next(steps)
@@ -153,7 +153,7 @@ def test_a_checkpoint_of_another_model_is_refused(
 def test_a_checkpoint_of_another_batch_is_refused(
     run: Callable[..., Iterator[Step]],
     folder: Path,
-    gpt: Callable[..., Chain],
+    gpt: Callable[..., LayerStack],
     plan: Callable[..., Plan],
     program: Callable[[Plan], Program],
     batches: Callable[..., Batches],
@@ -164,7 +164,7 @@ def test_a_checkpoint_of_another_batch_is_refused(
     cut = plan(chain, micro=2)
     steps = train(
         cut, chain, batches(batch=2), settings(batch=2), program=program(cut),
-        checkpoints=folder / "other", resume=latest(folder / "whole"),
+        checkpoints=folder / "other", resume=latest_checkpoint(folder / "whole"),
     )  # fmt: skip
     with pytest.raises(CheckpointError, match="not 2 a step"):
         next(steps)
@@ -196,10 +196,10 @@ def kill_and_resume(asked: dict, kills: int, seed: int) -> dict[int, str]:
 
 @pytest.fixture
 def killed(
-    gpt: Callable[..., Chain],
+    gpt: Callable[..., LayerStack],
     plan: Callable[..., Plan],
     program: Callable[[Plan], Program],
-    tokens: Tokens,
+    tokens: TokenDataset,
     batches: Callable[..., Batches],
     settings: Callable[..., TrainRequest],
     folder: Path,
@@ -211,7 +211,7 @@ def killed(
         cut = plan(chain, micro=2, accumulation=2, precision="bfloat16", recompute="full")
         made = program(cut)
         if phases:
-            graph = capture(chain)
+            graph = capture_graph(chain)
             away = Offload(parameters="disk", gradients="disk", optimizer="disk")
             stages = (Stage(phases=phases),)
             changes = {"graph": graph.label, "offload": away, "stages": stages}
@@ -242,7 +242,7 @@ def killed(
             checkpoints=folder / "whole" / "checkpoints",
         )  # fmt: skip
         assert losses == {step.step: step.loss.hex() for step in whole}
-        ends = [latest(folder / where / "checkpoints").manifest for where in ("killed", "whole")]
+        ends = [latest_checkpoint(folder / where / "checkpoints").manifest for where in ("killed", "whole")]
         assert ends[0] == ends[1]
         assert not list((folder / "killed" / "checkpoints").glob(".*"))
 

@@ -9,13 +9,13 @@ from typing import Self
 
 import pytest
 
-from windlass.capture.capture_graph import capture
+from windlass.capture.capture_graph import capture_graph
 from windlass.data.batches import Batches
-from windlass.data.token_files import Tokens
-from windlass.models.build import build_chain
-from windlass.models.layer_stack import Chain
+from windlass.data.token_files import TokenDataset
+from windlass.models.build import build_layer_stack
+from windlass.models.layer_stack import LayerStack
 from windlass.program.lowering.lower import lower
-from windlass.program.memory.disk_usage import room
+from windlass.program.memory.disk_usage import disk_usage
 from windlass.runtime.train import train
 from windlass.schema.graph import Graph
 from windlass.schema.plan import Batch, Offload, Plan, Stage
@@ -60,13 +60,13 @@ class Fullest:
 
 
 @pytest.fixture(scope="module")
-def model(tokens: Tokens) -> tuple[Chain, Graph]:
+def model(tokens: TokenDataset) -> tuple[LayerStack, Graph]:
     dials = {
         "layers": 3, "width": 128, "heads": 4, "sequence": SEQUENCE,
         "vocabulary": tokens.vocabulary,
     }  # fmt: skip
-    chain = build_chain("gpt-tiny", dials, device="meta", seed=7)
-    return chain, capture(chain)
+    chain = build_layer_stack("gpt-tiny", dials, device="meta", seed=7)
+    return chain, capture_graph(chain)
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def model(tokens: Tokens) -> tuple[Chain, Graph]:
 )
 @pytest.mark.parametrize(("save_every", "offload_activation"), [(1, 1), (2, 2)])
 def test_a_run_takes_the_room_that_it_asks_for_and_no_more(
-    model: tuple[Chain, Graph],
+    model: tuple[LayerStack, Graph],
     batches: Callable[..., Batches],
     settings: Callable[..., TrainRequest],
     tmp_path: Path,
@@ -98,27 +98,27 @@ def test_a_run_takes_the_room_that_it_asks_for_and_no_more(
         ):  # fmt: skip
             fullest.look()
         fullest.look()
-    asked = room(plan, graph, request)
+    asked = disk_usage(plan, graph, request)
     assert fullest.most <= TAILS * asked.needed_bytes
     # Whether the oldest checkpoint is still there when the newest is alone is a matter of timing.
     assert fullest.most >= asked.needed_bytes - asked.checkpoint_bytes
 
 
 def test_a_streamed_run_that_saves_only_at_its_end_holds_its_state_once(
-    model: tuple[Chain, Graph], settings: Callable[..., TrainRequest]
+    model: tuple[LayerStack, Graph], settings: Callable[..., TrainRequest]
 ):
     _, graph = model
     plan = Plan(
         graph=graph.label, machine="here@000000000000", offload=FAR,
         batch=Batch(sequence=SEQUENCE, micro=2), stages=(Stage(phases=((0, 2), (2, 5))),),
     )  # fmt: skip
-    asked = room(plan, graph, settings(steps=6, save_every=6, keep=3))
+    asked = disk_usage(plan, graph, settings(steps=6, save_every=6, keep=3))
     assert asked.needed_bytes == asked.state_bytes
     assert asked.checkpoint_bytes == 12 * graph.parameter_count
 
 
 def test_a_state_in_memory_takes_no_room_but_that_of_checkpoints(
-    model: tuple[Chain, Graph], settings: Callable[..., TrainRequest]
+    model: tuple[LayerStack, Graph], settings: Callable[..., TrainRequest]
 ):
     _, graph = model
     home = Offload(parameters="host", gradients="host", optimizer="host")
@@ -128,4 +128,4 @@ def test_a_state_in_memory_takes_no_room_but_that_of_checkpoints(
     )  # fmt: skip
     near = far.model_copy(update={"offload": Offload(), "stages": (Stage(phases=((0, 5),)),)})
     request = settings(steps=6, save_every=2, keep=1)
-    assert room(far, graph, request) == room(near, graph, request)
+    assert disk_usage(far, graph, request) == disk_usage(near, graph, request)

@@ -15,13 +15,13 @@ from torch.nn import functional
 
 from windlass.data.batches import Batches
 from windlass.errors import RunBroken, StorageError
-from windlass.models.layer_stack import Chain, chain_of
+from windlass.models.layer_stack import LayerStack, layer_stack_from_module
 from windlass.program.instruction import Program
 from windlass.runtime import param_store as residence
 from windlass.runtime.adamw import learning_rate
-from windlass.runtime.checkpoint.checkpoint import latest
-from windlass.runtime.checkpoint.safetensors_io import FileProof, write_tensors
-from windlass.runtime.train import Watch, train
+from windlass.runtime.checkpoint.checkpoint import latest_checkpoint
+from windlass.runtime.checkpoint.safetensors_io import FileChecksum, write_tensors
+from windlass.runtime.train import TimelineRecorder, train
 from windlass.schema.plan import Plan
 from windlass.schema.request import TrainRequest
 from windlass.schema.run_record import Step
@@ -31,11 +31,11 @@ SAME = 1e-6
 
 
 def plain(
-    chain: Chain, batches: Callable[..., Batches], settings: Callable[..., TrainRequest], micro: int
+    chain: LayerStack, batches: Callable[..., Batches], settings: Callable[..., TrainRequest], micro: int
 ):
     """Losses, norms and weights of a plain PyTorch loop over the whole model."""
     model = nn.ModuleDict(dict(zip(chain.names, chain.layers, strict=True)))
-    for tied, owner in chain.ties.items():
+    for tied, owner in chain.tied_weights.items():
         module, _, leaf = tied.rpartition(".")
         setattr(model.get_submodule(module), leaf, model.get_parameter(owner))
     parameters = list(model.parameters())
@@ -70,7 +70,7 @@ def plain(
 def saved_weights(folder: Path):
     """Full name -> weight, read from the newest checkpoint by the safetensors library."""
     weights = {}
-    for path in sorted(latest(folder).path.glob("*.safetensors")):
+    for path in sorted(latest_checkpoint(folder).path.glob("*.safetensors")):
         tensors = load_file(path)
         weights |= {k.removeprefix("weight/"): v for k, v in tensors.items() if "weight/" in k}
     return weights
@@ -91,7 +91,7 @@ def test_a_run_equals_a_plain_loop_over_the_whole_model(
     dials: dict[str, int],
     micro: int,
     recompute: str,
-    gpt: Callable[..., Chain],
+    gpt: Callable[..., LayerStack],
     plan: Callable[..., Plan],
     program: Callable[[Plan], Program],
     batches: Callable[..., Batches],
@@ -113,12 +113,12 @@ def test_a_run_equals_a_plain_loop_over_the_whole_model(
 
 def run_once(
     cut: Plan,
-    chain: Chain,
+    chain: LayerStack,
     batches: Callable[..., Batches],
     settings: Callable[..., TrainRequest],
     program: Callable[[Plan], Program],
     folder: Path,
-    **options: Watch,
+    **options: TimelineRecorder,
 ) -> list[Step]:
     """All steps of a run, which takes the weights over, with a copy of the chain."""
     chain = copy.deepcopy(chain)
@@ -131,7 +131,7 @@ def run_once(
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_recompute_and_dropout_change_no_bit(
     precision: str,
-    gpt: Callable[..., Chain],
+    gpt: Callable[..., LayerStack],
     plan: Callable[..., Plan],
     program: Callable[[Plan], Program],
     batches: Callable[..., Batches],
@@ -147,7 +147,7 @@ def test_recompute_and_dropout_change_no_bit(
         cut = plan(chain, micro=2, accumulation=2, precision=precision, **again)
         place = folder / str(len(found))
         run_once(cut, chain, batches(), settings(), program, place)
-        found.append(latest(place).manifest.files)
+        found.append(latest_checkpoint(place).manifest.files)
     assert found == found[:1] * 4
 
 
@@ -163,7 +163,7 @@ class Careless(nn.Module):
 
 
 def test_recompute_changes_no_bit_where_a_layer_draws_by_itself(
-    gpt: Callable[..., Chain],
+    gpt: Callable[..., LayerStack],
     plan: Callable[..., Plan],
     program: Callable[[Plan], Program],
     batches: Callable[..., Batches],
@@ -171,17 +171,17 @@ def test_recompute_changes_no_bit_where_a_layer_draws_by_itself(
     folder: Path,
 ):
     first, *blocks, last = gpt().layers
-    chain = chain_of(nn.Sequential(first, *map(Careless, blocks), last), "x")
+    chain = layer_stack_from_module(nn.Sequential(first, *map(Careless, blocks), last), "x")
     found = []
     for recompute in ("none", "selective", "full"):
         cut = plan(chain, micro=2, accumulation=2, recompute=recompute)
         run_once(cut, chain, batches(), settings(), program, folder / recompute)
-        found.append(latest(folder / recompute).manifest.files)
+        found.append(latest_checkpoint(folder / recompute).manifest.files)
     assert found == found[:1] * 3
 
 
 def test_dropped_elements_do_not_depend_on_the_micro_batch(
-    gpt: Callable[..., Chain],
+    gpt: Callable[..., LayerStack],
     plan: Callable[..., Plan],
     program: Callable[[Plan], Program],
     batches: Callable[..., Batches],
@@ -205,7 +205,7 @@ def test_dropped_elements_do_not_depend_on_the_micro_batch(
 def test_a_compiled_run_is_near_an_eager_one(
     precision: str,
     near: float,
-    gpt: Callable[..., Chain],
+    gpt: Callable[..., LayerStack],
     plan: Callable[..., Plan],
     program: Callable[[Plan], Program],
     batches: Callable[..., Batches],
@@ -223,7 +223,7 @@ def test_a_compiled_run_is_near_an_eager_one(
 
 
 def test_bfloat16_learns_like_float32(
-    gpt: Callable[..., Chain],
+    gpt: Callable[..., LayerStack],
     plan: Callable[..., Plan],
     program: Callable[[Plan], Program],
     batches: Callable[..., Batches],
@@ -242,7 +242,7 @@ def test_bfloat16_learns_like_float32(
 
 
 def test_a_run_without_a_norm_reports_it_all_the_same(
-    gpt: Callable[..., Chain],
+    gpt: Callable[..., LayerStack],
     plan: Callable[..., Plan],
     program: Callable[[Plan], Program],
     batches: Callable[..., Batches],
@@ -261,7 +261,7 @@ def test_a_run_without_a_norm_reports_it_all_the_same(
 
 
 def test_held_out_loss_is_that_of_the_whole_model(
-    gpt: Callable[..., Chain],
+    gpt: Callable[..., LayerStack],
     plan: Callable[..., Plan],
     program: Callable[[Plan], Program],
     batches: Callable[..., Batches],
@@ -278,8 +278,8 @@ def test_held_out_loss_is_that_of_the_whole_model(
             layer.eval()
             for inner, parameter in layer.named_parameters():
                 full = f"{name}.{inner}"
-                parameter.copy_(state[model.ties.get(full, full)])
-        for inputs, targets in data.held_out(asked.evaluate_sequences):
+                parameter.copy_(state[model.tied_weights.get(full, full)])
+        for inputs, targets in data.held_out_batches(asked.evaluate_sequences):
             x = torch.from_numpy(inputs)
             for layer in model.layers:
                 x = layer(x)
@@ -304,7 +304,7 @@ class Poison(nn.Module):
 
 
 def test_a_loss_that_is_no_number_stops_the_run_and_names_what_was_read(
-    gpt: Callable[..., Chain],
+    gpt: Callable[..., LayerStack],
     plan: Callable[..., Plan],
     program: Callable[[Plan], Program],
     batches: Callable[..., Batches],
@@ -313,7 +313,7 @@ def test_a_loss_that_is_no_number_stops_the_run_and_names_what_was_read(
 ):
     good = gpt()
     poison = Poison(good.layers[1])
-    chain = chain_of(nn.Sequential(good.layers[0], poison, good.layers[-1]), "x")
+    chain = layer_stack_from_module(nn.Sequential(good.layers[0], poison, good.layers[-1]), "x")
     poison.left = 6  # two micro-batches a step: in step 3, micro-batch 1
     cut = plan(chain, micro=2, accumulation=2)
     data = batches()
@@ -321,10 +321,10 @@ def test_a_loss_that_is_no_number_stops_the_run_and_names_what_was_read(
         run_once(cut, chain, data, settings(steps=5, save_every=1), program, folder)
     message = str(broken.value)
     assert "step 3, micro-batch 1" in message
-    for name in {*data.documents(3, 2), *data.documents(3, 3)}:
+    for name in {*data.document_names(3, 2), *data.document_names(3, 3)}:
         assert f"`{name}`" in message
     assert "step-00000002" in message
-    assert latest(folder).manifest.step == 2
+    assert latest_checkpoint(folder).manifest.step == 2
     assert broken.value.exit_code == 1
 
 
@@ -340,7 +340,7 @@ class Kink(nn.Module):
 
 
 def test_a_gradient_that_is_no_number_stops_the_run_and_names_a_weight(
-    gpt: Callable[..., Chain],
+    gpt: Callable[..., LayerStack],
     plan: Callable[..., Plan],
     program: Callable[[Plan], Program],
     batches: Callable[..., Batches],
@@ -349,13 +349,13 @@ def test_a_gradient_that_is_no_number_stops_the_run_and_names_a_weight(
 ):
     good = gpt()
     layers = [good.layers[0], good.layers[1], Kink(good.layers[2]), good.layers[-1]]
-    chain = chain_of(nn.Sequential(*layers), "x")
+    chain = layer_stack_from_module(nn.Sequential(*layers), "x")
     with pytest.raises(RunBroken, match=r"gradient of `0.tokens.weight` and \d+ others.*step 1"):
         run_once(plan(chain), chain, batches(), settings(), program, folder)
 
 
 def test_a_watched_step_gives_its_timeline_with_memory(
-    gpt: Callable[..., Chain],
+    gpt: Callable[..., LayerStack],
     plan: Callable[..., Plan],
     program: Callable[[Plan], Program],
     batches: Callable[..., Batches],
@@ -364,7 +364,7 @@ def test_a_watched_step_gives_its_timeline_with_memory(
 ):
     chain, taken = gpt(), {}
     cut = plan(chain, micro=2, accumulation=2)
-    watch = Watch(steps=frozenset({2}), take=taken.__setitem__)
+    watch = TimelineRecorder(steps=frozenset({2}), record=taken.__setitem__)
     steps = run_once(cut, chain, batches(), settings(), program, folder, watch=watch)
     lane = taken.pop(2).lanes[0]
     assert taken == {}
@@ -375,7 +375,7 @@ def test_a_watched_step_gives_its_timeline_with_memory(
 
 
 def test_a_full_disk_ends_the_run_at_the_next_step(
-    gpt: Callable[..., Chain],
+    gpt: Callable[..., LayerStack],
     plan: Callable[..., Plan],
     program: Callable[[Plan], Program],
     batches: Callable[..., Batches],
@@ -385,7 +385,7 @@ def test_a_full_disk_ends_the_run_at_the_next_step(
 ):
     chain = gpt()
 
-    def full(path: Path, tensors: Iterable[tuple[str, torch.Tensor]]) -> FileProof:
+    def full(path: Path, tensors: Iterable[tuple[str, torch.Tensor]]) -> FileChecksum:
         if "step-00000003" in str(path):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
         return write_tensors(path, tensors)
@@ -404,4 +404,4 @@ def test_a_full_disk_ends_the_run_at_the_next_step(
         seen.extend(step.step for step in steps)
     assert seen[:3] == [1, 2, 3]
     assert len(seen) < 5
-    assert latest(folder).manifest.step == 2
+    assert latest_checkpoint(folder).manifest.step == 2

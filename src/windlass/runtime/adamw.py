@@ -1,4 +1,4 @@
-"""AdamW for one layer at a time, the learning rate as a function of the step, the global norm."""
+"""AdamW for one layer at a time, the learning rate schedule and the global gradient norm."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -9,187 +9,179 @@ import torch
 from torch import Tensor
 from torch.optim.adamw import adamw
 
-from windlass.runtime.parameters import CHUNK, Parameter, Weight
-from windlass.schema.plan import Moments
+from windlass.runtime.parameters import CHUNK_ELEMENTS, MasterParameter, ModelParameter
+from windlass.schema.plan import MomentFormat
 from windlass.schema.request import TrainRequest
-from windlass.torch_ext.quantized_moments import PART, Codec, Kept, dither_key
+from windlass.torch_ext.quantized_moments import (
+    PART_ELEMENTS,
+    MomentCodec,
+    StoredMoment,
+    dither_key,
+)
 
 _ROW = 4096
-"""Elements whose squares are added one after the other."""
+"""Elements whose squares are summed sequentially."""
 
 
 def learning_rate(settings: TrainRequest, step: int) -> float:
-    """The rate of a step: a straight rise over the warm-up, then half a cosine to the final rate.
+    """Learning rate of a step: linear warm-up, then cosine decay to the final rate.
 
     Source: Loshchilov & Hutter 2017, SGDR, arXiv:1608.03983, equation 5, without restarts.
 
     Args:
-        settings: peak, warm-up, final share and the number of steps.
-        step: counted from 1.
+        settings: peak rate, warm-up share, final share and number of steps.
+        step: step number, counted from 1.
     """
-    rising = round(settings.warmup * settings.steps)
-    if step <= rising:
-        return settings.learning_rate * step / rising
-    done = min(1.0, (step - rising) / max(1, settings.steps - rising))
-    cosine = 0.5 * (1 + math.cos(math.pi * done))
+    warmup_steps = round(settings.warmup * settings.steps)
+    if step <= warmup_steps:
+        return settings.learning_rate * step / warmup_steps
+    progress = min(1.0, (step - warmup_steps) / max(1, settings.steps - warmup_steps))
+    cosine = 0.5 * (1 + math.cos(math.pi * progress))
     share = settings.final_rate + (1 - settings.final_rate) * cosine
     return settings.learning_rate * share
 
 
-class Optimizer:
-    """AdamW as `settings` ask for; it holds no state but small buffers.
+class AdamW:
+    """AdamW with the hyperparameters of `settings`; it holds no state except small buffers.
 
     Source: Loshchilov & Hutter 2019, arXiv:1711.05101; weights of one dimension never decay.
 
     Args:
-        settings: betas, epsilon, decay, rate and clip.
-        device: where the weights are.
-        moments: how they are kept; but for float32 they are decoded part by part.
+        settings: betas, epsilon, weight decay, learning rate and clip.
+        device: device of the weights.
+        moments: storage format of the moments; all but float32 are decoded part by part.
     """
 
     def __init__(
-        self, settings: TrainRequest, device: torch.device, moments: Moments = "float32"
+        self, settings: TrainRequest, device: torch.device, moments: MomentFormat = "float32"
     ) -> None:
         self._settings = settings
-        self.codec = None if moments == "float32" else Codec(device)
-        """None where moments are kept as the update takes them."""
-        self._buffer = torch.empty(CHUNK, device=device)
-        self._found = torch.zeros((), device=device)
+        self.codec = None if moments == "float32" else MomentCodec(device)
+        """Encodes and decodes moments; None where they are stored in float32."""
+        self._buffer = torch.empty(CHUNK_ELEMENTS, device=device)
+        self._found_inf = torch.zeros((), device=device)
 
-    def norm(self, weights: Iterable[Parameter]) -> Tensor:
-        """`Float[]`: the 2-norm over all gradients together, summed in float32."""
-        return self.joined(self.norms(weights))
+    def gradient_norm(self, weights: Iterable[ModelParameter]) -> Tensor:
+        """`Float[]`: 2-norm over all gradients together, summed in float32."""
+        return self.combine_norms(self.gradient_norms(weights))
 
-    def norms(self, weights: Iterable[Parameter]) -> list[Tensor]:
-        """`Float[]` each: the 2-norms of parts of the gradients, to be joined with others."""
+    def gradient_norms(self, weights: Iterable[ModelParameter]) -> list[Tensor]:
+        """`Float[]` each: 2-norms of chunks of the gradients, for `combine_norms`."""
         return [norm for weight in weights for norm in self._norms(weight)]
 
-    def joined(self, norms: list[Tensor]) -> Tensor:
-        """`Float[]`: the 2-norm over all parts together."""
+    def combine_norms(self, norms: list[Tensor]) -> Tensor:
+        """`Float[]`: 2-norm over all chunks together."""
         if not norms:
             return torch.zeros((), device=self._buffer.device)
         return torch.linalg.vector_norm(torch.stack(norms))
 
-    def divisor(self, norm: float) -> Tensor | None:
-        """`Float[]`: what gradients are divided by so that their norm is at most the clip.
+    def clip_divisor(self, norm: float) -> Tensor | None:
+        """`Float[]`: divisor that reduces the gradient norm to at most the clip.
 
-        The reciprocal of `torch.nn.utils.clip_grad_norm_`'s coefficient; None for 1.
+        It is the reciprocal of the coefficient of `torch.nn.utils.clip_grad_norm_`; None for 1.
         """
         if self._settings.clip is None or norm + 1e-6 <= self._settings.clip:
             return None
         return torch.tensor((norm + 1e-6) / self._settings.clip, device=self._buffer.device)
 
-    def update(self, weights: Iterable[Weight], step: int, divisor: Tensor | None) -> None:
-        """One step of AdamW for weights that have a gradient; gradients are gone afterwards.
+    def update(
+        self, weights: Iterable[MasterParameter], step: int, clip_divisor: Tensor | None
+    ) -> None:
+        """Takes one step of AdamW for parameters that have a gradient, and drops the gradients.
 
         Args:
-            weights: of one layer.
-            step: counted from 1.
-            divisor: of all gradients; None for 1.
+            weights: parameters of one layer.
+            step: step number, counted from 1.
+            clip_divisor: divisor of all gradients; None for 1.
         """
         rate = learning_rate(self._settings, step)
-        at_once: dict[float, list[tuple[Weight, _Part]]] = {}
+        unconverted: dict[float, list[tuple[MasterParameter, _Chunk]]] = {}
         for weight in weights:
             if weight.gradient is None:
                 continue
-            decay = self._settings.weight_decay if weight.decays else 0.0
-            parts = self._parts(weight, weight.gradient)
+            decay = self._decay(weight.decays)
+            chunks = self._chunks(weight, weight.gradient)
             if self.codec is None and weight.working is weight.master:
-                at_once.setdefault(decay, []).extend((weight, whole) for whole in parts)
+                unconverted.setdefault(decay, []).extend((weight, chunk) for chunk in chunks)
                 continue
-            for part in parts:
-                self._step(part, weight.steps, step, rate, decay, divisor)
-                if part.working is not None:
-                    part.working.copy_(part.master)
+            for chunk in chunks:
+                self._step(chunk, weight.steps, step, rate, decay, clip_divisor)
+                if chunk.working is not None:
+                    chunk.working.copy_(chunk.master)
             weight.steps += 1
             weight.gradient = None
-        for decay, wholes in at_once.items():
-            steps = [weight.steps for weight, _ in wholes]
-            self._adamw([whole for _, whole in wholes], steps, rate, decay, divisor)
-            for weight, _ in wholes:
+        for decay, pairs in unconverted.items():
+            steps = [weight.steps for weight, _ in pairs]
+            self._adamw([chunk for _, chunk in pairs], steps, rate, decay, clip_divisor)
+            for weight, _ in pairs:
                 weight.gradient = None
 
-    def apply(
-        self,
-        master: Tensor,
-        moments: tuple[Kept, Kept],
-        gradient: Tensor,
-        *,
-        name: str,
-        first: int,
-        step: int,
-        updates: int,
-        decays: bool,
-        divisor: Tensor | None,
-    ) -> None:
-        """One step of AdamW for a piece of one weight.
+    def update_part(self, part: "ParameterPart", *, step: int, clip_divisor: Tensor | None) -> None:
+        """Takes one step of AdamW for a part of one parameter, in place.
 
         Args:
-            master: changed in place, as the moments are.
-            moments: the first and the second.
-            gradient: float32.
-            name: of the weight.
-            first: element of the piece in it, a multiple of `PART`.
-            step: counted from 1; gives the rate.
-            updates: that the weight has had before.
-            decays: whether it is pulled towards zero.
-            divisor: of all gradients; None for 1.
+            part: master weights, moments and gradient of the part.
+            step: step number, counted from 1; determines the learning rate.
+            clip_divisor: divisor of all gradients; None for 1.
         """
-        part = _Part(name, first, master, moments, gradient, None)
-        decay = self._settings.weight_decay if decays else 0.0
-        rate = learning_rate(self._settings, step)
-        # Filled where it lies: a number that is copied to a device makes the host wait.
-        done = torch.full((), float(updates), device=master.device)
-        self._step(part, done, step, rate, decay, divisor)
+        chunk = _Chunk(part.name, part.offset, part.master, part.moments, part.gradient, None)
+        decay, rate = self._decay(part.decays), learning_rate(self._settings, step)
+        # Filled on the device: copying a number to it would make the host wait.
+        updates = torch.full((), float(part.updates), device=part.master.device)
+        self._step(chunk, updates, step, rate, decay, clip_divisor)
+
+    def _decay(self, decays: bool) -> float:
+        return self._settings.weight_decay if decays else 0.0
 
     def _step(
         self,
-        part: "_Part",
+        chunk: "_Chunk",
         updates: Tensor,
         step: int,
         rate: float,
         decay: float,
-        divisor: Tensor | None,
+        clip_divisor: Tensor | None,
     ) -> None:
-        """Updates a part; decodes and encodes its moments by smaller ones, where need be."""
-        # Copies, because torch counts up what it is given, and a weight comes in parts.
+        """Updates a chunk; decodes and encodes its moments part by part where they have a codec."""
+        # `updates` is cloned because torch increments it, and one parameter has many chunks.
         if self.codec is None:
-            self._adamw([part], [updates.clone()], rate, decay, divisor)
+            self._adamw([chunk], [updates.clone()], rate, decay, clip_divisor)
             return
-        master, gradient = _flat(part.master), _flat(part.gradient)
-        for at in range(0, master.numel(), PART):
-            n = min(PART, master.numel() - at)
-            kept = (part.moments[0].part(at, n), part.moments[1].part(at, n))
-            values = self.codec.decode(kept)
-            decoded = part._replace(
-                master=master[at : at + n],
-                gradient=gradient[at : at + n],
-                moments=(Kept(values[0]), Kept(values[1])),
+        master, gradient = _flat(chunk.master), _flat(chunk.gradient)
+        for start in range(0, master.numel(), PART_ELEMENTS):
+            n = min(PART_ELEMENTS, master.numel() - start)
+            stored = (chunk.moments[0].part(start, n), chunk.moments[1].part(start, n))
+            values = self.codec.decode(stored)
+            decoded = chunk._replace(
+                master=master[start : start + n],
+                gradient=gradient[start : start + n],
+                moments=(StoredMoment(values[0]), StoredMoment(values[1])),
             )
-            self._adamw([decoded], [updates.clone()], rate, decay, divisor)
-            key = dither_key(self._settings.seed, step, part.name, (part.first + at) // PART)
-            self.codec.encode(values, kept, key)
+            self._adamw([decoded], [updates.clone()], rate, decay, clip_divisor)
+            part_index = (chunk.offset + start) // PART_ELEMENTS
+            key = dither_key(self._settings.seed, step, chunk.name, part_index)
+            self.codec.encode(values, stored, key)
 
     def _adamw(
         self,
-        parts: Sequence["_Part"],
+        chunks: Sequence["_Chunk"],
         updates: list[Tensor],
         rate: float,
         decay: float,
-        divisor: Tensor | None,
+        clip_divisor: Tensor | None,
     ) -> None:
-        """Updates parts whose moments are plain, in one call; counts each one's updates up."""
+        """Updates chunks with float32 moments in one call, and increments each of `updates`."""
         beta1, beta2 = self._settings.betas
         adamw(
-            [part.master for part in parts],
-            [part.gradient for part in parts],
-            [part.moments[0].values for part in parts],
-            [part.moments[1].values for part in parts],
+            [chunk.master for chunk in chunks],
+            [chunk.gradient for chunk in chunks],
+            [chunk.moments[0].values for chunk in chunks],
+            [chunk.moments[1].values for chunk in chunks],
             [],
             updates,
             fused=True,
-            grad_scale=divisor,
-            found_inf=None if divisor is None else self._found,
+            grad_scale=clip_divisor,
+            found_inf=None if clip_divisor is None else self._found_inf,
             amsgrad=False,
             beta1=beta1,
             beta2=beta2,
@@ -199,13 +191,13 @@ class Optimizer:
             maximize=False,
         )
 
-    def _norms(self, weight: Parameter) -> Iterator[Tensor]:
+    def _norms(self, weight: ModelParameter) -> Iterator[Tensor]:
         if weight.gradient is None:
             return
-        for part in _flat(weight.gradient).split(CHUNK):
-            wide = self._float(part) if part.dtype == torch.bfloat16 else part
-            # In short rows, for torch adds squares one after the other in float32: over 2 M of them
-            # it is off by 3e-5, and over 38.6 M by 0.2 %; so by 4e-8, in the same time.
+        for chunk in _flat(weight.gradient).split(CHUNK_ELEMENTS):
+            wide = self._float(chunk) if chunk.dtype == torch.bfloat16 else chunk
+            # By short rows, because torch sums squares sequentially in float32: over 2 M of them
+            # the error is 3e-5, and over 38.6 M 0.2 %; by rows it is 4e-8, in the same time.
             even = len(wide) // _ROW * _ROW
             if even:
                 yield torch.linalg.vector_norm(
@@ -214,35 +206,56 @@ class Optimizer:
             if even < len(wide):
                 yield torch.linalg.vector_norm(wide[even:])
 
-    def _parts(self, weight: Weight, gradient: Tensor) -> Iterator["_Part"]:
-        """A weight in parts that stay in the cache, or whole where nothing is converted."""
+    def _chunks(self, weight: MasterParameter, gradient: Tensor) -> Iterator["_Chunk"]:
+        """A parameter in chunks that stay in the cache, or in one where nothing is converted."""
         if weight.working is weight.master:
             master = weight.master.detach()
-            yield _Part(weight.name, weight.first, master, weight.moments, gradient, None)
+            yield _Chunk(weight.name, weight.offset, master, weight.moments, gradient, None)
             return
-        one, two = weight.moments
+        moment1, moment2 = weight.moments
         tensors = (weight.master, gradient, weight.working)
-        pieces = zip(*(_flat(tensor).split(CHUNK) for tensor in tensors), strict=True)
-        for first, (master, part, working) in zip(count(0, CHUNK), pieces, strict=False):
-            converted = part if part.dtype == torch.float32 else self._float(part)
-            moments = (one.part(first, len(master)), two.part(first, len(master)))
-            yield _Part(weight.name, weight.first + first, master, moments, converted, working)
+        splits = zip(*(_flat(tensor).split(CHUNK_ELEMENTS) for tensor in tensors), strict=True)
+        starts = count(0, CHUNK_ELEMENTS)
+        for start, (master, grad, working) in zip(starts, splits, strict=False):
+            converted = grad if grad.dtype == torch.float32 else self._float(grad)
+            n = len(master)
+            moments = (moment1.part(start, n), moment2.part(start, n))
+            yield _Chunk(weight.name, weight.offset + start, master, moments, converted, working)
 
-    def _float(self, part: Tensor) -> Tensor:
-        """A part of a gradient in float32, valid until the next one is asked for."""
-        return self._buffer[: part.numel()].copy_(part)
+    def _float(self, chunk: Tensor) -> Tensor:
+        """A chunk of a gradient in float32, valid until the next call."""
+        return self._buffer[: chunk.numel()].copy_(chunk)
 
 
-class _Part(NamedTuple):
+class ParameterPart(NamedTuple):
+    """A contiguous part of one parameter with its optimizer state, for `AdamW.update_part`."""
+
     name: str
-    """Of the weight."""
-    first: int
-    """Element of the weight."""
+    """Full name of the parameter."""
+    offset: int
+    """First element of the part in the parameter; a multiple of `PART_ELEMENTS`."""
     master: Tensor
-    moments: tuple[Kept, Kept]
+    """Master weights, updated in place."""
+    moments: tuple[StoredMoment, StoredMoment]
+    """First and second moment, updated in place."""
+    gradient: Tensor
+    """Gradient in float32."""
+    updates: int
+    """Updates that the parameter has had before this one."""
+    decays: bool
+    """Whether weight decay applies."""
+
+
+class _Chunk(NamedTuple):
+    name: str
+    """Full name of the parameter."""
+    offset: int
+    """First element of the chunk in the parameter."""
+    master: Tensor
+    moments: tuple[StoredMoment, StoredMoment]
     gradient: Tensor
     working: Tensor | None
-    """To be made from the master; None where layers compute with the master itself."""
+    """Working copy to refresh from the master; None where layers compute with the master itself."""
 
 
 def _flat(tensor: Tensor) -> Tensor:

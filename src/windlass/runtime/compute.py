@@ -1,166 +1,161 @@
-"""What each instruction does with tensors, and what is held between instructions of a step."""
+"""ComputeHandlers: the handlers that compute one step: forward, backward, norm and update."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
 
 from windlass.data.batches import Batches
 from windlass.errors import RunBroken
-from windlass.program.activation_checkpointing import selected
-from windlass.program.instruction import Kind, Program
-from windlass.runtime.adamw import Optimizer
-from windlass.runtime.distributed.process_groups import World
-from windlass.runtime.interpreter import Handler
-from windlass.runtime.keyed_dropout import Keys, draw_seed, layer_key, sample_keys
-from windlass.runtime.layer_templates import Template
-from windlass.runtime.offload.activations import Outputs
-from windlass.runtime.param_store import Residence
-from windlass.runtime.parameters import Parameter, master_dtype
-from windlass.runtime.split_backward import Inner, input_gradient, weight_gradients
-from windlass.schema.plan import Plan
+from windlass.program.activation_checkpointing import selective_layers
+from windlass.runtime.adamw import AdamW
+from windlass.runtime.distributed.process_groups import DistContext
+from windlass.runtime.handler import Handlers
+from windlass.runtime.keyed_dropout import DropoutKeys, generator_seed, layer_key, sample_keys
+from windlass.runtime.layer_templates import LayerTemplate
+from windlass.runtime.offload.activations import ActivationOffloader
+from windlass.runtime.param_store import ParamStore
+from windlass.runtime.parameters import ModelParameter, master_dtype
+from windlass.runtime.rank_context import RankContext
+from windlass.runtime.split_backward import backward_input, backward_weight
+from windlass.runtime.step_state import StepState
 
 _NAMED_DOCUMENTS = 8
-"""How many documents a broken step's message names."""
+"""Most documents that the message about a broken step names."""
 
-_PASSES = ("load_batch", "forward", "recompute", "backward")
-_PASSED = ("forward", True)
-"""The forward pass of a layer that runs again before its backward: nothing of it is kept."""
-
-
-class StopWished(Exception):  # noqa: N818  a wish, not a fault
-    """The user wishes to stop; no weight has changed in this step."""
+_COMPILED_KINDS = ("load_batch", "forward", "recompute", "backward")
+"""Instruction kinds that `warm_up` runs."""
 
 
-class Compute:
-    """The handlers of one device, with everything they hold while a step runs.
+class StopRequested(Exception):  # noqa: N818  a request, not an error
+    """The user asked to stop; no weight has changed in this step."""
+
+
+class ComputeHandlers:
+    """The compute handlers of one rank, with the tensors they hold while a step runs.
 
     Args:
-        plan: the plan that the program was lowered from.
-        program: tells which layers run forward again before their backward.
-        residence: of weights and optimizer state.
-        templates: one for each layer.
-        optimizer: updates weights.
-        batches: gives a micro-batch's tokens.
-        seed: of the dropout masks.
-        device: where all tensors lie.
-        stop: asked before each micro-batch; by one device among several, at the end of a step.
-        world: the devices that it is one of.
-        outputs: the home of outputs beyond the near tier; None where they stay.
+        context: the rank's plan, program and device.
+        store: weights and optimizer state.
+        templates: one template per layer.
+        optimizer: updates the weights.
+        batches: provides the tokens of a micro-batch.
+        stop: asked before each micro-batch; with several ranks, at the end of a step.
+        dist: the ranks of the run.
+        activations: offloads layer outputs; None if they stay in device memory.
     """
 
     def __init__(
         self,
-        plan: Plan,
-        program: Program,
-        residence: Residence,
-        templates: tuple[Template, ...],
+        context: RankContext,
+        store: ParamStore,
+        templates: tuple[LayerTemplate, ...],
         *,
-        optimizer: Optimizer,
+        optimizer: AdamW,
         batches: Batches,
-        seed: int,
-        device: torch.device,
         stop: Callable[[], bool],
-        world: World,
-        outputs: Outputs | None = None,
+        dist: DistContext,
+        activations: ActivationOffloader | None = None,
     ) -> None:
+        plan, program, device = context.plan, context.program, context.device
         self._micro = plan.batch.micro
-        self.first = world.place.replica * plan.batch.replica
-        """Of the samples in the global batch, the first that this replica takes."""
-        self._summed = plan.batch.accumulation > 1
-        self._residence = residence
-        self._away = outputs
-        self._layers = layers = residence.layers
+        self.first_sample = dist.coord.data_rank * plan.batch.sequences_per_replica
+        """Index of this data-parallel rank's first sample in the global batch."""
+        self._accumulates = plan.batch.accumulation > 1
+        self._store = store
+        self._activations = activations
+        self._layers = layers = store.layers
         self._templates = templates
         self._last = len(layers) - 1
         self._embeds = any(i.kind == "forward" and i.layer == 0 for i in program.instructions)
-        self._world = world
+        self._dist = dist
         self._clips = any(instruction.kind == "grad_norm" for instruction in program.instructions)
         self._optimizer = optimizer
         self._batches = batches
-        self._seed = seed
+        self._seed = context.seed
         self._device = device
         self._stop = stop
-        self.again = frozenset(
+        self.recomputed_layers = frozenset(
             i.layer for i in program.instructions if i.kind == "recompute" and i.layer is not None
         )
-        """Layers that run forward again right before their backward."""
-        self.bare = frozenset(layer for layer in self.again if not templates[layer].compiled)
-        """Those of them whose first forward pass keeps nothing. Compiled code that keeps nothing is
-        other code, which fuses and so rounds otherwise; there what it keeps is dropped."""
-        self._selective = selected(plan)
-        self._first_micro = tuple(
-            i for i in program.instructions if i.micro == 0 and i.kind in _PASSES
+        """Layers whose forward pass runs again right before their backward pass."""
+        self.no_grad_layers = frozenset(
+            layer for layer in self.recomputed_layers if not templates[layer].compiled
         )
-        micros = plan.batch.accumulation * plan.parallel.data
-        self.scale = torch.tensor(1 / micros, device=device, dtype=master_dtype(plan.precision))
-        """`Float[]`: what the mean over all micro-batches takes of each one's loss."""
+        """Recomputed layers whose first forward pass runs without autograd. Compiled layers are
+        excluded: without autograd torch compiles other code, which fuses and so rounds differently.
+        Their autograd graph is built and dropped instead."""
+        self._selective = selective_layers(plan)
+        self._first_micro_batch = tuple(
+            i for i in program.instructions if i.micro_batch == 0 and i.kind in _COMPILED_KINDS
+        )
+        count = plan.batch.accumulation * plan.parallel.data
+        self.loss_scale = torch.tensor(1 / count, device=device, dtype=master_dtype(plan.precision))
+        """`Float[]`: weight of each micro-batch's loss in the mean over all micro-batches."""
         self._active = torch.ones((), dtype=torch.int64, device=device)
         self._layer_keys = [layer_key(layer.name).to(device) for layer in layers]
-        self.begin(1)
+        self.begin_step(1)
 
-    def begin(self, step: int) -> None:
-        """Forgets the step before and begins `step`, counted from 1."""
+    def begin_step(self, step: int) -> None:
+        """Drops everything of the previous step and begins `step`, counted from 1."""
         self.step = step
         """The step that runs, counted from 1."""
-        self._residence.begin(step)
-        if self._away is not None:
-            self._away.begin()
-        self.flow = Flow()
+        self._store.begin_step(step)
+        if self._activations is not None:
+            self._activations.begin_step()
+        self.state = StepState()
         self._norm: float | None = None
         self._loss = math.nan
-        self.stops = False
-        """Whether all devices agreed, at the step's end, to stop."""
-        self._squares: list[Tensor] = []
-        self._divisor: Tensor | None = None
+        self.should_stop = False
+        """Whether any rank asked to stop, known to all ranks at the end of the step."""
+        self._squared_norms: list[Tensor] = []
+        self._clip_divisor: Tensor | None = None
         for layer in self._layers:
             for weight in (*layer.owned, *layer.used):
-                weight.forget()
+                weight.clear_gradient()
 
-    def warm(self, step: int) -> None:
-        """Runs the passes of one micro-batch for nothing, so that all code is compiled."""
-        self.begin(step)
+    def warm_up(self, step: int) -> None:
+        """Runs the passes of one micro-batch and discards them, so that all code is compiled."""
+        self.begin_step(step)
         handlers = self.handlers()
-        for kind, layer, micro in self._first_micro:
+        for kind, layer, micro in self._first_micro_batch:
             if layer is not None:
-                self._residence.visit((layer,))
+                self._store.load_layers((layer,))
             handlers[kind](layer or 0, micro or 0)
-            if layer is not None and (kind == "backward" or (kind, layer in self.again) == _PASSED):
-                self._residence.leave((layer,))
-        self.begin(step)
+            recomputed = kind == "forward" and layer in self.recomputed_layers
+            if layer is not None and (kind == "backward" or recomputed):
+                self._store.free_layers((layer,))
+        self.begin_step(step)
 
-    def handlers(self) -> Mapping[Kind, Handler]:
-        """The handler of each kind of instruction that runs on one device."""
+    def handlers(self) -> Handlers:
+        """The handler of each instruction kind that needs no other pipeline stage."""
         return {
-            "load_batch": self._load,
+            "load_batch": self._load_batch,
             "forward": self._forward,
             "recompute": self._recompute,
             "backward": self._backward,
             "backward_input": self._backward_input,
             "backward_weight": self._backward_weight,
-            "grad_norm": self._global_norm,
+            "grad_norm": self._grad_norm,
             "update": self._update,
             "sync": self._sync,
-            **self._residence.handlers(),
-            **({} if self._away is None else self._moves(self._away)),
+            **self._store.handlers(),
+            **({} if self._activations is None else self._offload_handlers(self._activations)),
         }
 
-    def _moves(self, away: Outputs) -> Mapping[Kind, Handler]:
-        """The handlers of outputs that wait elsewhere."""
+    def _offload_handlers(self, activations: ActivationOffloader) -> Handlers:
+        def offload(layer: int, micro: int) -> None:
+            activations.offload(layer, micro, self.state.outputs.pop((layer, micro)))
 
-        def keep(layer: int, micro: int) -> None:
-            away.keep(layer, micro, self.flow.outputs.pop((layer, micro)))
+        def reload(layer: int, micro: int) -> None:
+            self.state.outputs[layer, micro] = activations.reload(layer, micro)
 
-        def restore(layer: int, micro: int) -> None:
-            self.flow.outputs[layer, micro] = away.restore(layer, micro)
-
-        return {"offload_activation": keep, "reload_activation": restore}
+        return {"offload_activation": offload, "reload_activation": reload}
 
     @property
     def loss(self) -> float:
-        """Mean loss of the step's micro-batches on all devices, in nats a token."""
+        """Mean loss over the step's micro-batches on all ranks, in nats per token."""
         return self._loss
 
     @property
@@ -168,15 +163,16 @@ class Compute:
         """2-norm over all gradients of the step, before clipping."""
         return math.nan if self._norm is None else self._norm
 
-    def _load(self, _: int, micro: int) -> None:
-        if self._world.devices == 1 and self._stop():
-            raise StopWished
-        inputs, targets = self._batches.at(self.step, self.sample(micro), self._micro)
-        self.flow.tokens[micro] = (self._to_device(inputs), self._to_device(targets))
+    def _load_batch(self, _: int, micro: int) -> None:
+        if self._dist.world_size == 1 and self._stop():
+            raise StopRequested
+        start = self.micro_batch_start(micro)
+        inputs, targets = self._batches.samples(self.step, start, self._micro)
+        self.state.tokens[micro] = (self._to_device(inputs), self._to_device(targets))
 
-    def sample(self, micro: int) -> int:
-        """The first sample of a micro-batch in the global batch."""
-        return self.first + micro * self._micro
+    def micro_batch_start(self, micro: int) -> int:
+        """Index of a micro-batch's first sample in the global batch."""
+        return self.first_sample + micro * self._micro
 
     def _to_device(self, tokens: object) -> Tensor:
         tensor = torch.as_tensor(tokens)
@@ -185,169 +181,170 @@ class Compute:
         return tensor
 
     def _forward(self, layer: int, micro: int) -> None:
-        if layer in self.bare:
+        if layer in self.no_grad_layers:
             with torch.no_grad():
                 output = self._call(layer, micro, self._input(layer, micro))
-            self.flow.outputs[layer, micro] = output
+            self.state.outputs[layer, micro] = output
             return
-        output = self._keep(layer, micro)
-        if layer in self.again:
-            del self.flow.kept[layer, micro]
+        output = self._forward_with_grad(layer, micro)
+        if layer in self.recomputed_layers:
+            del self.state.autograd_graphs[layer, micro]
         if layer == self._last:
-            self.flow.losses[micro] = output.detach()
+            self.state.losses[micro] = output.detach()
         else:
-            self.flow.outputs[layer, micro] = output.detach()
+            self.state.outputs[layer, micro] = output.detach()
 
     def _recompute(self, layer: int, micro: int) -> None:
-        self._keep(layer, micro)
+        self._forward_with_grad(layer, micro)
 
     def _backward(self, layer: int, micro: int) -> None:
-        x, output = self.flow.kept.pop((layer, micro))
+        x, output = self.state.autograd_graphs.pop((layer, micro))
         used = self._layers[layer].used
         wanted = [weight.working for weight in used]
-        gradient = self._gradient(layer, micro)
-        self._forget_input(layer, micro)
+        gradient = self._output_gradient(layer, micro)
+        self._free_input(layer, micro)
         if layer > 0:
             wanted.append(x)
-        found = list(torch.autograd.grad(output, wanted, gradient, allow_unused=True))
-        # Nothing of the forward pass may outlive its backward: this is the fullest moment.
+        gradients = list(torch.autograd.grad(output, wanted, gradient, allow_unused=True))
+        # Memory peaks here, so nothing of the forward pass may outlive its backward pass.
         del x, output, gradient, wanted
         if layer > 0:
-            self._pass_down(layer, micro, found.pop())
+            self._pass_to_previous(layer, micro, gradients.pop())
         for weight in reversed(used):
-            self._add(weight, found.pop())
+            self._accumulate(weight, gradients.pop())
 
     def _backward_input(self, layer: int, micro: int) -> None:
         if layer == 0:
-            return  # nothing comes before it, and its weights' part does all
-        x, output = self.flow.kept[layer, micro]
+            return  # its input needs no gradient: the weight-gradient pass does all
+        x, output = self.state.autograd_graphs[layer, micro]
         weights = [weight.working for weight in self._layers[layer].used]
-        found, inner = input_gradient(x, output, self._gradient(layer, micro), weights)
-        self.flow.inner[layer, micro] = inner
-        self._pass_down(layer, micro, found)
+        gradient = self._output_gradient(layer, micro)
+        input_gradient, deferred = backward_input(x, output, gradient, weights)
+        self.state.deferred_weight_grads[layer, micro] = deferred
+        self._pass_to_previous(layer, micro, input_gradient)
 
     def _backward_weight(self, layer: int, micro: int) -> None:
         if layer == 0:
             self._backward(layer, micro)
             return
-        del self.flow.kept[layer, micro]
-        self._forget_input(layer, micro)
+        del self.state.autograd_graphs[layer, micro]
+        self._free_input(layer, micro)
         used = self._layers[layer].used
-        inner = self.flow.inner.pop((layer, micro))
-        found = weight_gradients([weight.working for weight in used], inner)
+        deferred = self.state.deferred_weight_grads.pop((layer, micro))
+        gradients = backward_weight([weight.working for weight in used], deferred)
         for weight in used:
-            self._add(weight, found.pop(0))
+            self._accumulate(weight, gradients.pop(0))
 
-    def _gradient(self, layer: int, micro: int) -> Tensor:
-        """Of a layer's output."""
+    def _output_gradient(self, layer: int, micro: int) -> Tensor:
         if layer == self._last:
-            return self.scale
-        return self.flow.gradients.pop((layer, micro))
+            return self.loss_scale
+        return self.state.gradients.pop((layer, micro))
 
-    def _forget_input(self, layer: int, micro: int) -> None:
-        """Lets go of what only the backward pass of a layer still needed."""
+    def _free_input(self, layer: int, micro: int) -> None:
+        """Frees what only the backward pass of a layer still needed."""
         if layer > 0:
-            del self.flow.outputs[layer - 1, micro]
+            del self.state.outputs[layer - 1, micro]
         if layer == 0 or (layer == self._last and not self._embeds):
-            del self.flow.tokens[micro]
+            del self.state.tokens[micro]
 
-    def _pass_down(self, layer: int, micro: int, gradient: Tensor | None) -> None:
-        """Hands the gradient of a layer's input to the layer before."""
+    def _pass_to_previous(self, layer: int, micro: int, gradient: Tensor | None) -> None:
+        """Stores the gradient of a layer's input for the previous layer."""
         if gradient is not None:
-            self.flow.gradients[layer - 1, micro] = gradient
+            self.state.gradients[layer - 1, micro] = gradient
 
-    def _add(self, weight: Parameter, gradient: Tensor | None) -> None:
+    def _accumulate(self, weight: ModelParameter, gradient: Tensor | None) -> None:
         if gradient is not None:
-            weight.add(gradient, summed=self._summed)
+            weight.add_gradient(gradient, accumulated=self._accumulates)
 
-    def _global_norm(self, _: int, __: int) -> None:
+    def _grad_norm(self, _: int, __: int) -> None:
         self._require_finite_losses()
         norms: list[Tensor] = []
         for index in range(len(self._layers)):
-            gone = self._residence.norms.get(index)
-            norms += self._norms(index) if gone is None else gone
-        # Waits for the device, once a step: weights must not change by a broken gradient.
-        self._agree(float(self._optimizer.joined(norms)))
+            offloaded = self._store.offloaded_grad_norms.get(index)
+            norms += self._layer_norms(index) if offloaded is None else offloaded
+        # Waits for the device once a step: a broken gradient must not change any weight.
+        self._reduce_results(float(self._optimizer.combine_norms(norms)))
         if not math.isfinite(self.gradient_norm):
-            self._refuse_norm()
-        self._divisor = self._optimizer.divisor(self.gradient_norm)
-        self._residence.ends_backward(self._divisor)
+            self._raise_not_finite()
+        self._clip_divisor = self._optimizer.clip_divisor(self.gradient_norm)
+        self._store.finish_backward(self._clip_divisor)
 
-    def _norms(self, layer: int) -> list[Tensor]:
-        return self._optimizer.norms(self._residence.summed(layer))
+    def _layer_norms(self, layer: int) -> list[Tensor]:
+        return self._optimizer.gradient_norms(self._store.grads_for_norm(layer))
 
     def _update(self, layer: int, _: int) -> None:
         if not self._clips:
-            if not self._squares:
+            if not self._squared_norms:
                 self._require_finite_losses()
-            self._squares.append(self._optimizer.joined(self._norms(layer)).square())
-        self._residence.update(layer, self.step, self._divisor)
+            norm = self._optimizer.combine_norms(self._layer_norms(layer))
+            self._squared_norms.append(norm.square())
+        self._store.update(layer, self.step, self._clip_divisor)
 
     def _sync(self, _: int, __: int) -> None:
-        """Where nothing was clipped, devices have not agreed on anything yet."""
+        """Reduces loss and norm over all ranks, unless `grad_norm` has done so."""
         if self._norm is None:
             self._require_finite_losses()
-            self._agree(math.sqrt(math.fsum(float(square) for square in self._squares)))
+            squares = math.fsum(float(square) for square in self._squared_norms)
+            self._reduce_results(math.sqrt(squares))
 
-    def _agree(self, own: float) -> None:
-        """All devices agree on what the step has come to, and whether it was the last.
+    def _reduce_results(self, local_norm: float) -> None:
+        """Sums loss, norm and requests to stop over all ranks.
 
         Args:
-            own: 2-norm of the gradients that this device updates.
+            local_norm: 2-norm of the gradients that this rank updates.
         """
-        # All slices have the same loss, and of each shard one copy counts.
-        mine = self.flow.losses.values() if not self._world.place.slice else ()
-        losses = [float(loss) for loss in mine]
-        squares = own * own if self._residence.counts else 0.0
-        told = (squares, math.fsum(losses), float(len(losses)), float(self._stop_wished()))
-        total, loss, count, stops = self._world.total(told)
-        self._norm, self._loss, self.stops = math.sqrt(total), loss / count, stops > 0
-
-    def _stop_wished(self) -> bool:
-        return self._world.devices > 1 and self._stop()
+        # All tensor-parallel ranks have the same loss, and one copy of each shard counts.
+        counted = self.state.losses.values() if not self._dist.coord.tensor_rank else ()
+        losses = [float(loss) for loss in counted]
+        square = local_norm * local_norm if self._store.counts_in_norm else 0.0
+        stop = self._dist.world_size > 1 and self._stop()
+        local = (square, math.fsum(losses), float(len(losses)), float(stop))
+        total, loss, count, stops = self._dist.all_reduce_sum(local)
+        self._norm, self._loss, self.should_stop = math.sqrt(total), loss / count, stops > 0
 
     def _input(self, layer: int, micro: int) -> Tensor:
         if layer == 0:
-            return self.flow.tokens[micro][0]
-        if self._away is not None:
-            self._away.need(layer - 1, micro)
-        return self.flow.outputs[layer - 1, micro]
+            return self.state.tokens[micro][0]
+        if self._activations is not None:
+            self._activations.wait_for(layer - 1, micro)
+        return self.state.outputs[layer - 1, micro]
 
-    def _keep(self, layer: int, micro: int) -> Tensor:
-        """The output of a forward pass that keeps what its backward needs."""
+    def _forward_with_grad(self, layer: int, micro: int) -> Tensor:
+        """The output of a forward pass that builds the autograd graph for its backward pass."""
         x = self._input(layer, micro)
         if layer > 0:
             x = x.detach().requires_grad_()
         output = self._call(layer, micro, x)
-        self.flow.kept[layer, micro] = (x, output)
+        self.state.autograd_graphs[layer, micro] = (x, output)
         return output
 
     def _call(self, layer: int, micro: int, x: Tensor) -> Tensor:
-        self._residence.need(layer)
+        self._store.wait_for_layer(layer)
         tensors, template = self._layers[layer], self._templates[layer]
-        targets = self.flow.tokens[micro][1] if layer == self._last else None
+        targets = self.state.tokens[micro][1] if layer == self._last else None
         keys = None
-        if template.draws:
-            keys = Keys(
-                samples=self._keys(micro), layer=self._layer_keys[layer], active=self._active
-            )
-        seed = draw_seed(self._seed, self.step, layer, self.sample(micro))
+        if template.has_dropout:
+            keys = DropoutKeys(
+                samples=self._sample_keys(micro), layer=self._layer_keys[layer],
+                active=self._active,
+            )  # fmt: skip
+        seed = generator_seed(self._seed, self.step, layer, self.micro_batch_start(micro))
         return template(
             tensors.weights, tensors.buffers, keys, x, targets, seed=seed,
-            selectively=layer in self._selective,
+            selective=layer in self._selective,
         )  # fmt: skip
 
-    def _keys(self, micro: int) -> Tensor:
-        """What tells the samples of a micro-batch from all others where something is dropped."""
-        if micro not in self.flow.samples:
-            keys = sample_keys(self._seed, self.step, self.sample(micro), self._micro)
-            self.flow.samples[micro] = keys.to(self._device, non_blocking=True)
-        return self.flow.samples[micro]
+    def _sample_keys(self, micro: int) -> Tensor:
+        """`Int64[b]`: dropout keys of a micro-batch's samples, computed once a step."""
+        if micro not in self.state.dropout_keys:
+            keys = sample_keys(self._seed, self.step, self.micro_batch_start(micro), self._micro)
+            self.state.dropout_keys[micro] = keys.to(self._device, non_blocking=True)
+        return self.state.dropout_keys[micro]
 
     def _require_finite_losses(self) -> None:
-        for micro, loss in self.flow.losses.items():
+        for micro, loss in self.state.losses.items():
             if not math.isfinite(float(loss)):
-                first = self.sample(micro)
+                first = self.micro_batch_start(micro)
                 samples = range(first, first + self._micro)
                 raise RunBroken(
                     f"the loss is {float(loss)} at step {self.step}, micro-batch {micro}, over "
@@ -355,50 +352,31 @@ class Compute:
                     f"{self._documents(samples)}"
                 )
 
-    def _refuse_norm(self) -> None:
+    def _raise_not_finite(self) -> None:
         names = [
             weight.name
             for layer in range(len(self._layers))
-            for weight in self._residence.summed(layer)
-            if not math.isfinite(float(self._optimizer.norm([weight])))
+            for weight in self._store.grads_for_norm(layer)
+            if not math.isfinite(float(self._optimizer.gradient_norm([weight])))
         ]
-        samples = range(self.first, self.first + self._micro * len(self.flow.losses))
+        count = self._micro * len(self.state.losses)
+        samples = range(self.first_sample, self.first_sample + count)
         raise RunBroken(
             f"the gradient of `{names[0]}` and {len(names) - 1} others is not finite at step "
-            f"{self.step}, though its losses are, over samples from {self._documents(samples)}"
+            f"{self.step}, although its losses are, over samples from {self._documents(samples)}"
             if names
             else f"the gradient norm overflows float32 at step {self.step}"
         )
 
     def _documents(self, samples: Iterable[int]) -> str:
-        """Names of the documents that samples of this step draw on."""
+        """Names of the documents that samples of this step contain."""
         names = list(
-            dict.fromkeys(n for at in samples for n in self._batches.documents(self.step, at))
+            dict.fromkeys(
+                name
+                for sample in samples
+                for name in self._batches.document_names(self.step, sample)
+            )
         )
         shown = ", ".join(f"`{name}`" for name in names[:_NAMED_DOCUMENTS])
         more = len(names) - _NAMED_DOCUMENTS
         return f"{shown} and {more} more" if more > 0 else shown
-
-
-_At = tuple[int, int]
-"""Layer and micro-batch."""
-
-
-@dataclass(slots=True)
-class Flow:
-    """The values of one step on one device."""
-
-    tokens: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
-    """Inputs and targets, by micro-batch."""
-    samples: dict[int, Tensor] = field(default_factory=dict)
-    """Keys of what is dropped, by micro-batch."""
-    outputs: dict[_At, Tensor] = field(default_factory=dict)
-    """Of layers, as the next layer takes them."""
-    kept: dict[_At, tuple[Tensor, Tensor]] = field(default_factory=dict)
-    """Input and output with what autograd keeps between them."""
-    gradients: dict[_At, Tensor] = field(default_factory=dict)
-    """Of outputs: what the next layer's backward passes down."""
-    inner: dict[_At, Inner] = field(default_factory=dict)
-    """What the input's part of a backward pass leaves for the weights' part."""
-    losses: dict[int, Tensor] = field(default_factory=dict)
-    """By micro-batch."""

@@ -1,124 +1,147 @@
-"""Held-out loss: the forward pass of the same templates, over text that is never trained on."""
+"""Held-out loss: the forward pass of the training templates, over text that is never trained on."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from windlass.data.batches import Batches, Block
-from windlass.models.loss import NO_TARGET
-from windlass.runtime.distributed.p2p import Messages
-from windlass.runtime.distributed.process_groups import World
-from windlass.runtime.layer_templates import Template
-from windlass.runtime.param_store import Residence
+from windlass.data.batches import Batches, TokenBatch
+from windlass.models.loss import IGNORE_INDEX
+from windlass.program.device_mesh import chunks_of_stage
+from windlass.runtime.distributed.p2p import P2PCommunicator
+from windlass.runtime.distributed.process_groups import DistContext
+from windlass.runtime.layer_templates import LayerTemplate
+from windlass.runtime.param_store import ParamStore
+from windlass.runtime.rank_context import RankContext
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HeldOut:
-    """What a model loses on held-out text."""
+class HeldOutLoss:
+    """The loss of a model on held-out text."""
 
     loss: float
-    """Nats a token."""
+    """Mean loss in nats per token."""
     bits_per_byte: float
+    """The same loss in bits per byte of text."""
 
 
 def evaluate(
-    residence: Residence,
-    templates: tuple[Template, ...],
+    context: RankContext,
+    store: ParamStore,
+    templates: tuple[LayerTemplate, ...],
     batches: Batches,
     *,
-    phases: Sequence[tuple[int, int]],
-    sequences: int,
-    micro: int,
-    bare: frozenset[int],
-    device: torch.device,
-    world: World,
-    messages: Messages | None,
-    replicas: int,
-    done: Callable[[], None],
-) -> HeldOut:
-    """The mean loss over held-out sequences, nothing dropped.
+    no_grad_layers: frozenset[int],
+    dist: DistContext,
+    p2p: P2PCommunicator | None,
+    on_progress: Callable[[], None],
+) -> HeldOutLoss:
+    """The mean loss over held-out sequences, without dropout.
+
+    All sequences pass through one phase before the next phase is loaded. Micro-batches are as
+    large as in training, so that compiled code is reused.
 
     Args:
-        residence: of the weights.
-        templates: one for each layer.
-        batches: gives the held-out sequences.
-        phases: half-open ranges of layers that are near together; all sequences pass through one
-            before the next.
-        sequences: how many; all of them if there are fewer.
-        micro: sequences at a time, as in training, so that compiled code fits.
-        bare: layers whose forward pass keeps nothing in training. Each layer runs here as it
-            does there, so that nothing is compiled for evaluation alone.
-        device: where the weights are.
-        world: the devices; each replica takes its share of the sequences.
-        messages: between stages; None on one device.
-        replicas: that the sequences are divided among.
-        done: told of each block that has passed through a phase.
+        context: the rank's plan, device and settings.
+        store: the weights.
+        templates: one template per layer.
+        batches: provides the held-out sequences.
+        no_grad_layers: layers whose forward pass runs without autograd in training. Each layer
+            runs here as it does there, so that nothing is compiled for evaluation alone.
+        dist: the ranks of the run; each data-parallel rank takes its part of the sequences.
+        p2p: sends and receives between pipeline stages; None on a single device.
+        on_progress: called whenever a micro-batch has passed through a phase.
     """
-    values: list[Tensor] = []
-    wanted: list[Tensor] = []
-    counts: list[int] = []
-    for at, block in enumerate(batches.held_out(sequences, micro)):
-        if at % replicas == world.place.replica:
-            inputs, targets = (torch.from_numpy(part).to(device) for part in _filled(block, micro))
-            values.append(inputs)
-            wanted.append(targets)
-            counts.append(block[1].size)
+    plan, sequences = context.plan, context.settings.evaluate_sequences
+    values, all_targets, counts = _held_out_batches(context, batches, dist)
+    chunks = chunks_of_stage(plan, dist.coord.stage)
+    phases = [phase for chunk in chunks for phase in plan.stages[chunk].phases]
     for first, last in phases:
-        residence.visit(range(first, last))
-        if messages:
-            messages.lend_of((first, last))
-            messages.before((first, last))
+        store.load_layers(range(first, last))
+        if p2p:
+            p2p.send_tied_weights((first, last))
+            p2p.recv_tied_weights((first, last))
         for index in range(len(values)):
             x = values[index]
-            if messages and messages.crosses(first - 1):
-                x = messages.come(first - 1, index)
-            x = _through(range(first, last), residence, templates, x, wanted[index], bare)
-            if messages and messages.crosses(last - 1):
-                messages.go(last - 1, index, x)
+            if p2p and p2p.crosses_stages(first - 1):
+                x = p2p.receive_activation(first - 1, index)
+            x = _forward(
+                range(first, last), store, templates, x, all_targets[index], no_grad_layers
+            )
+            if p2p and p2p.crosses_stages(last - 1):
+                p2p.send_activation(last - 1, index, x)
             values[index] = x
-            done()
-        residence.leave(range(first, last))
-    if messages:
-        messages.give_back()
-    # All slices have the same loss, where the last layer is.
-    ends = bool(phases) and phases[-1][1] == len(templates) and not world.place.slice
-    lost = [float(x) * n for x, n in zip(values, counts, strict=True)] if ends else []
-    loss, count = world.total((sum(lost), float(sum(counts) if ends else 0)))
-    return HeldOut(loss=loss / count, bits_per_byte=batches.bits_per_byte(loss / count, sequences))
+            on_progress()
+        store.free_layers(range(first, last))
+    if p2p:
+        p2p.free_tied_weights()
+    # All tensor-parallel ranks of the last layer have the same loss; the first one counts.
+    is_last = bool(phases) and phases[-1][1] == len(templates)
+    has_loss = is_last and not dist.coord.tensor_rank
+    losses = [float(x) * n for x, n in zip(values, counts, strict=True)] if has_loss else []
+    loss, count = dist.all_reduce_sum((sum(losses), float(sum(counts) if has_loss else 0)))
+    bits = batches.bits_per_byte(loss / count, sequences)
+    return HeldOutLoss(loss=loss / count, bits_per_byte=bits)
 
 
-def _through(
+def _held_out_batches(
+    context: RankContext, batches: Batches, dist: DistContext
+) -> tuple[list[Tensor], list[Tensor], list[int]]:
+    """Inputs, targets and number of targets of each held-out micro-batch of this rank."""
+    plan, micro = context.plan, context.plan.batch.micro
+    all_inputs: list[Tensor] = []
+    all_targets: list[Tensor] = []
+    counts: list[int] = []
+    held_out = batches.held_out_batches(context.settings.evaluate_sequences, micro)
+    for index, batch in enumerate(held_out):
+        if index % plan.parallel.data == dist.coord.data_rank:
+            padded = _padded(batch, micro)
+            inputs, targets = (torch.from_numpy(part).to(context.device) for part in padded)
+            all_inputs.append(inputs)
+            all_targets.append(targets)
+            counts.append(batch[1].size)
+    return all_inputs, all_targets, counts
+
+
+def _forward(
     layers: range,
-    residence: Residence,
-    templates: tuple[Template, ...],
+    store: ParamStore,
+    templates: tuple[LayerTemplate, ...],
     x: Tensor,
     targets: Tensor,
-    bare: frozenset[int],
+    no_grad_layers: frozenset[int],
 ) -> Tensor:
-    """What layers make of one block; the loss if the last is among them."""
+    """The output of consecutive layers for one micro-batch; the loss if the last one is included.
+
+    Args:
+        layers: indices of the layers.
+        store: the weights.
+        templates: one template per layer.
+        x: `Int[b s]` for the first layer, else `Float[b s d]`.
+        targets: `Int[b s]`.
+        no_grad_layers: layers that run without autograd.
+    """
     for index in layers:
-        residence.need(index)
-        layer, template = residence.layers[index], templates[index]
-        keeps = index not in bare
-        x = x.detach().requires_grad_(keeps and index > 0)
-        last = targets if index == len(templates) - 1 else None
-        with torch.set_grad_enabled(keeps):
-            x = template.evaluated(layer.weights, layer.buffers, x, last)
+        store.wait_for_layer(index)
+        layer, template = store.layers[index], templates[index]
+        with_grad = index not in no_grad_layers
+        x = x.detach().requires_grad_(with_grad and index > 0)
+        last_targets = targets if index == len(templates) - 1 else None
+        with torch.set_grad_enabled(with_grad):
+            x = template.evaluate(layer.weights, layer.buffers, x, last_targets)
     return x.detach()
 
 
-def _filled(block: tuple[Block, Block], micro: int) -> tuple[Block, Block]:
-    """A block of `micro` rows; rows that were not there have no target."""
-    inputs, targets = block
+def _padded(batch: tuple[TokenBatch, TokenBatch], micro: int) -> tuple[TokenBatch, TokenBatch]:
+    """A batch padded to `micro` rows; padding rows have no target."""
+    inputs, targets = batch
     missing = micro - len(inputs)
     if not missing:
         return inputs, targets
+    shape = (missing, inputs.shape[1])
     return (
-        np.concatenate([inputs, np.zeros_like(inputs, shape=(missing, inputs.shape[1]))]),
-        np.concatenate(
-            [targets, np.full_like(targets, NO_TARGET, shape=(missing, inputs.shape[1]))]
-        ),
+        np.concatenate([inputs, np.zeros_like(inputs, shape=shape)]),
+        np.concatenate([targets, np.full_like(targets, IGNORE_INDEX, shape=shape)]),
     )

@@ -1,80 +1,92 @@
-"""Text from a checkpoint: one token at a time, each from a full forward pass."""
+"""Text generation from a checkpoint: one token at a time, each from a full forward pass."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from windlass.models.layer_stack import Chain
-from windlass.runtime.checkpoint.checkpoint import Checkpoint, load
-from windlass.runtime.layer_templates import Template, templates
-from windlass.runtime.parameters import LayerTensors, layer_tensors
+from windlass.models.layer_stack import LayerStack
+from windlass.runtime.checkpoint.checkpoint import Checkpoint, load_checkpoint
+from windlass.runtime.layer_templates import LayerTemplate, layer_templates
+from windlass.runtime.parameters import ResidentLayer, resident_layers
 from windlass.schema.graph import Precision
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingOptions:
+    """How many tokens to generate, and how to draw them."""
+
+    count: int
+    """Number of tokens to generate at most."""
+    temperature: float = 1.0
+    """Divisor of the logits; 0 always takes the most likely token."""
+    top_k: int | None = None
+    """Number of most likely tokens to draw from; None draws from all."""
+    seed: int = 0
+    """Seed of the draws."""
+    end_token: int | None = None
+    """Token that ends the text and is not returned; None always generates `count` tokens."""
+
+
 def generate(
-    chain: Chain,
+    stack: LayerStack,
     checkpoint: Checkpoint,
     prompt: Sequence[int],
+    options: SamplingOptions,
     *,
-    count: int,
-    temperature: float = 1.0,
-    top_k: int | None = None,
-    seed: int = 0,
-    end: int | None = None,
     precision: Precision = "float32",
     device: str = "cpu",
 ) -> Iterator[int]:
     """Tokens that a trained model writes after a prompt, the same for the same seed.
 
     Args:
-        chain: the model that the checkpoint is of.
-        checkpoint: from `checkpoint.latest`.
-        prompt: at least one token; only the last ones that the model takes count.
-        count: tokens to write.
-        temperature: logits are divided by it; 0 always takes the likeliest token.
-        top_k: draws among so many likeliest tokens; None among all.
-        seed: of the draws.
-        end: stops, without giving it, at this token; None goes on to `count`.
-        precision: what layers compute in.
-        device: torch's name for it.
+        stack: the model that the checkpoint belongs to.
+        checkpoint: checkpoint to load the weights from.
+        prompt: at least one token; only as many of the last ones count as the model accepts.
+        options: number of tokens, and how they are drawn.
+        precision: precision that layers compute in.
+        device: torch device name.
 
     Raises:
-        CheckpointError: the checkpoint is of another model.
+        CheckpointError: the checkpoint belongs to another model.
         ValueError: the prompt has no token.
     """
     if not prompt:
         raise ValueError("the prompt has no token")
-    where = torch.device(device)
-    layers = layer_tensors(chain, seed=0, precision=precision, device=where)
-    load(checkpoint, layers, moments=False)
-    kinds = templates(chain, compiled=False)
-    draws = torch.Generator().manual_seed(seed)
+    torch_device = torch.device(device)
+    layers = resident_layers(stack, seed=0, precision=precision, device=torch_device)
+    load_checkpoint(checkpoint, layers, moments=False)
+    templates = layer_templates(stack, compiled=False)
+    generator = torch.Generator().manual_seed(options.seed)
     tokens = list(prompt)
-    for _ in range(count):
-        window = tokens[-chain.max_sequence :] if chain.max_sequence else tokens
-        logits = _logits(layers, kinds, torch.tensor([window], device=where))
-        token = _draw(logits[0, -1].float().cpu(), temperature, top_k, draws)
-        if token == end:
+    for _ in range(options.count):
+        window = tokens[-stack.max_sequence :] if stack.max_sequence else tokens
+        logits = _logits(layers, templates, torch.tensor([window], device=torch_device))
+        token = _draw(logits[0, -1].float().cpu(), options, generator)
+        if token == options.end_token:
             return
         tokens.append(token)
         yield token
 
 
 @torch.no_grad()
-def _logits(layers: Sequence[LayerTensors], kinds: Sequence[Template], tokens: Tensor) -> Tensor:
+def _logits(
+    layers: Sequence[ResidentLayer], templates: Sequence[LayerTemplate], tokens: Tensor
+) -> Tensor:
+    """`Float[1 s v]` for tokens `Int[1 s]`."""
     x = tokens
-    for layer, template in zip(layers, kinds, strict=True):
-        x = template.output(layer.weights, layer.buffers, x)
+    for layer, template in zip(layers, templates, strict=True):
+        x = template.raw_output(layer.weights, layer.buffers, x)
     return x
 
 
-def _draw(logits: Tensor, temperature: float, top_k: int | None, draws: torch.Generator) -> int:
-    """One token of `Float[v]`."""
-    if temperature == 0:
+def _draw(logits: Tensor, options: SamplingOptions, generator: torch.Generator) -> int:
+    """A token drawn from logits `Float[v]`."""
+    if options.temperature == 0:
         return int(logits.argmax())
-    if top_k is not None and top_k < len(logits):
-        least = logits.topk(top_k).values[-1]
-        logits = logits.masked_fill(logits < least, float("-inf"))
-    chances = torch.softmax(logits / temperature, dim=0)
-    return int(torch.multinomial(chances, 1, generator=draws))
+    if options.top_k is not None and options.top_k < len(logits):
+        threshold = logits.topk(options.top_k).values[-1]
+        logits = logits.masked_fill(logits < threshold, float("-inf"))
+    probabilities = torch.softmax(logits / options.temperature, dim=0)
+    return int(torch.multinomial(probabilities, 1, generator=generator))

@@ -1,76 +1,74 @@
-"""The interpreter: runs a program's instructions in order and times every one of them."""
+"""Interpreter: runs a program's instructions in order and times every one of them."""
 
 import time
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
 
-from windlass.program.instruction import Kind, Program
-from windlass.runtime.distributed.heartbeat import Marks
+from windlass.program.instruction import Program
+from windlass.runtime.distributed.heartbeat import HeartbeatSlots
+from windlass.runtime.handler import Handler, Handlers
 from windlass.schema.prediction import DeviceTimeline, Timeline
 
-Handler = Callable[[int, int], None]
-"""Does one instruction for (layer, micro-batch); 0 where the instruction names none."""
-
-Call = tuple[Handler, int, int]
+HandlerCall = tuple[Handler, int, int]
 
 
-class Clock(Protocol):
-    """Runs calls in order and keeps when each began and ended."""
+class InstructionTimer(Protocol):
+    """Runs handler calls in order and records when each began and ended."""
 
-    def run(self, calls: Sequence[Call]) -> None:
+    def run(self, calls: Sequence[HandlerCall]) -> None:
         """Runs all calls of one step."""
 
-    def spans(self) -> tuple[Sequence[float], Sequence[float]]:
-        """Seconds at which each call of the last step began and ended, from the first's begin."""
+    def start_end_seconds(self) -> tuple[Sequence[float], Sequence[float]]:
+        """Start and end times of the last step's calls, in seconds after the first start."""
 
 
 class Interpreter:
-    """A program with its handlers looked up and its clock wound.
+    """Runs a rank's program once per step, and times it.
 
     Args:
-        program: of one step on one device.
-        handlers: one for each kind of instruction in the program.
-        clock: `clock_for` the device.
-        beat: whose second number is set to each instruction's index as it begins; None for nobody
-            watches.
+        program: the instructions of one step on one rank.
+        handlers: a handler for each instruction kind in the program.
+        timer: `timer_for` the device.
+        heartbeat: its slot 1 is set to the index of each instruction as it begins; None if no
+            watchdog reads it.
 
     Raises:
-        KeyError: a kind without a handler.
+        KeyError: an instruction kind has no handler.
     """
 
     def __init__(
         self,
         program: Program,
-        handlers: Mapping[Kind, Handler],
-        clock: Clock,
-        beat: Marks | None = None,
+        handlers: Handlers,
+        timer: InstructionTimer,
+        heartbeat: HeartbeatSlots | None = None,
     ) -> None:
         self._program = program
         self._calls = tuple(
             (handlers[kind], layer or 0, micro or 0) for kind, layer, micro in program.instructions
         )
-        if beat is not None:
+        if heartbeat is not None:
             self._calls = tuple(
-                (_beating(handler, index, beat), layer, micro)
+                (_with_heartbeat(handler, index, heartbeat), layer, micro)
                 for index, (handler, layer, micro) in enumerate(self._calls)
             )
-        self._clock = clock
+        self._timer = timer
 
     def run(self) -> None:
         """Runs one step."""
-        self._clock.run(self._calls)
+        self._timer.run(self._calls)
 
-    def sample(self, measure: Callable[[], int]) -> tuple[float, ...]:
-        """Runs one step and takes `measure`, such as memory in bytes, after each instruction."""
-        taken = array("d", bytes(8 * len(self._calls)))
+    def run_sampled(self, measure: Callable[[], int]) -> tuple[float, ...]:
+        """Runs one step and returns `measure()`, such as memory in bytes, after each instruction."""
+        samples = array("d", bytes(8 * len(self._calls)))
 
         def sampled(index: int, handler: Handler) -> Handler:
             def call(layer: int, micro: int) -> None:
                 handler(layer, micro)
-                taken[index] = measure()
+                samples[index] = measure()
 
             return call
 
@@ -78,34 +76,34 @@ class Interpreter:
             (sampled(index, handler), layer, micro)
             for index, (handler, layer, micro) in enumerate(self._calls)
         ]
-        self._clock.run(calls)
-        return tuple(taken)
+        self._timer.run(calls)
+        return tuple(samples)
 
-    def seconds(self) -> float:
-        """From the first instruction's begin to the last one's end."""
-        _, ends = self._clock.spans()
+    def step_seconds(self) -> float:
+        """Seconds of the last step, from the start of the first instruction to the end of the last."""
+        _, ends = self._timer.start_end_seconds()
         return ends[-1] if len(ends) else 0.0
 
-    def by_kind(self) -> dict[str, float]:
-        """Seconds of the last step by instruction kind."""
+    def seconds_by_kind(self) -> dict[str, float]:
+        """Seconds that the last step spent in each instruction kind."""
         total: dict[str, float] = {}
-        starts, ends = self._clock.spans()
+        starts, ends = self._timer.start_end_seconds()
         for instruction, start, end in zip(self._program.instructions, starts, ends, strict=True):
             total[instruction.kind] = total.get(instruction.kind, 0.0) + end - start
         return total
 
     def timeline(self, memory_bytes: tuple[float, ...] = ()) -> Timeline:
-        """The last step as it was measured.
+        """The measured timeline of the last step.
 
         Args:
-            memory_bytes: what `sample` gave, if the step ran under it.
+            memory_bytes: result of `run_sampled`, if the step ran under it.
         """
-        starts, ends = self._clock.spans()
+        starts, ends = self._timer.start_end_seconds()
         lane = DeviceTimeline(
             device=self._program.device,
             kinds=tuple(i.kind for i in self._program.instructions),
             layers=tuple(i.layer for i in self._program.instructions),
-            micros=tuple(i.micro for i in self._program.instructions),
+            micro_batches=tuple(i.micro_batch for i in self._program.instructions),
             starts=tuple(starts),
             ends=tuple(ends),
             memory_bytes=memory_bytes,
@@ -113,34 +111,34 @@ class Interpreter:
         return Timeline(predicted=False, devices=(lane,))
 
 
-def _beating(handler: Handler, index: int, beat: Marks) -> Handler:
-    """A handler that tells first which instruction it is."""
+def _with_heartbeat(handler: Handler, index: int, heartbeat: HeartbeatSlots) -> Handler:
+    """A handler that first writes its instruction's index to the heartbeat."""
 
     def call(layer: int, micro: int) -> None:
-        beat[1] = index
+        heartbeat[1] = index
         handler(layer, micro)
 
     return call
 
 
-def clock_for(device: torch.device, length: int) -> Clock:
-    """The clock that tells the truth on a device.
+def timer_for(device: torch.device, length: int) -> InstructionTimer:
+    """The timer that measures handlers correctly on a device.
 
     Args:
-        device: where handlers compute; on CUDA they only enqueue, so events measure.
-        length: instructions of one step.
+        device: the device that computes; on CUDA handlers only enqueue, so events are timed.
+        length: number of instructions in one step.
     """
-    return CudaClock(device, length) if device.type == "cuda" else HostClock(length)
+    return CudaEventTimer(device, length) if device.type == "cuda" else HostTimer(length)
 
 
-class HostClock:
-    """Reads the processor's clock before and after each call."""
+class HostTimer:
+    """Reads the host clock before and after each call."""
 
     def __init__(self, length: int) -> None:
         self._starts = array("q", bytes(8 * length))
         self._ends = array("q", bytes(8 * length))
 
-    def run(self, calls: Sequence[Call]) -> None:
+    def run(self, calls: Sequence[HandlerCall]) -> None:
         """Runs all calls of one step."""
         now, starts, ends = time.perf_counter_ns, self._starts, self._ends
         index = 0
@@ -148,26 +146,26 @@ class HostClock:
             starts[index] = now()
             handler(layer, micro)
             ends[index] = now()
-            index += 1  # noqa: SIM113  enumerate builds a tuple more for each call
+            index += 1  # noqa: SIM113  enumerate would build one more tuple per call
 
-    def spans(self) -> tuple[Sequence[float], Sequence[float]]:
-        """Seconds at which each call of the last step began and ended."""
+    def start_end_seconds(self) -> tuple[Sequence[float], Sequence[float]]:
+        """Start and end times of the last step's calls, in seconds after the first start."""
         first = self._starts[0] if self._starts else 0
         return (
-            [(at - first) * 1e-9 for at in self._starts],
-            [(at - first) * 1e-9 for at in self._ends],
+            [(nanoseconds - first) * 1e-9 for nanoseconds in self._starts],
+            [(nanoseconds - first) * 1e-9 for nanoseconds in self._ends],
         )
 
 
-class CudaClock:
-    """Puts an event before and after each call into the stream, and waits once, at the end."""
+class CudaEventTimer:
+    """Records a CUDA event before and after each call, and synchronizes once, at the end."""
 
     def __init__(self, device: torch.device, length: int) -> None:
         self._device = device
         self._starts = [torch.cuda.Event(enable_timing=True) for _ in range(length)]
         self._ends = [torch.cuda.Event(enable_timing=True) for _ in range(length)]
 
-    def run(self, calls: Sequence[Call]) -> None:
+    def run(self, calls: Sequence[HandlerCall]) -> None:
         """Runs all calls of one step and waits for the device."""
         stream = torch.cuda.current_stream(self._device)
         for (handler, layer, micro), start, end in zip(
@@ -178,8 +176,8 @@ class CudaClock:
             end.record(stream)
         stream.synchronize()
 
-    def spans(self) -> tuple[Sequence[float], Sequence[float]]:
-        """Seconds at which each call of the last step began and ended."""
+    def start_end_seconds(self) -> tuple[Sequence[float], Sequence[float]]:
+        """Start and end times of the last step's calls, in seconds after the first start."""
         if not self._starts:
             return [], []
         first = self._starts[0]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from windlass.models.tensor_parallel.shard_module import Part, SliceDropout
+from windlass.models.tensor_parallel.shard_module import SampleShard, ShardedDropout
 
 _MASK = 2**64 - 1
 # Constants of the generator SplitMix64. Source: Steele, Lea & Flood 2014, OOPSLA,
@@ -27,7 +27,7 @@ _MOST_USES = 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Keys:
+class DropoutKeys:
     """What tells one use of a layer from every other."""
 
     samples: Tensor
@@ -44,15 +44,15 @@ def sample_keys(seed: int, step: int, first: int, count: int) -> Tensor:
     return torch.tensor([_signed(_mix(base ^ sample)) for sample in range(first, first + count)])
 
 
-def draw_seed(seed: int, step: int, layer: int, sample: int) -> int:
+def generator_seed(seed: int, step: int, layer: int, sample: int) -> int:
     """Seeds torch's own generator for one use of a layer, from its first sample on."""
     return _mix(_mix(_mix(_mix(seed) ^ step) ^ layer) ^ sample) >> 1
 
 
-def no_keys(x: Tensor) -> Keys:
+def disabled_keys(x: Tensor) -> DropoutKeys:
     """Keys with which nothing is dropped, for samples in the first dimension of `x`."""
     # Three tensors, not one three times: compiled code is told that they are not the same.
-    return Keys(
+    return DropoutKeys(
         samples=torch.zeros(len(x), dtype=torch.int64, device=x.device),
         layer=torch.zeros((), dtype=torch.int64, device=x.device),
         active=torch.zeros((), dtype=torch.int64, device=x.device),
@@ -65,7 +65,7 @@ def layer_key(name: str) -> Tensor:
     return torch.tensor(_signed(int.from_bytes(digest[:8], "little")))
 
 
-def key_dropout(layer: nn.Module) -> tuple[str, ...]:
+def replace_dropout(layer: nn.Module) -> tuple[str, ...]:
     """Swaps every `nn.Dropout` in a layer for a keyed one, in place.
 
     Returns:
@@ -74,21 +74,21 @@ def key_dropout(layer: nn.Module) -> tuple[str, ...]:
     found = [
         (path, module)
         for path, module in layer.named_modules()
-        if type(module) is nn.Dropout or isinstance(module, SliceDropout)
+        if type(module) is nn.Dropout or isinstance(module, ShardedDropout)
     ]
     keyed: list[str] = []
     for path, module in found:
         parent, _, name = path.rpartition(".")
         swap: nn.Module = nn.Identity()
         if module.p > 0:
-            part = module.part if isinstance(module, SliceDropout) else None
+            part = module.shard if isinstance(module, ShardedDropout) else None
             swap = KeyedDropout(module.p, len(keyed), part)
             keyed.append(path)
         setattr(layer.get_submodule(parent), name, swap)
     return tuple(keyed)
 
 
-def key_buffers(paths: Sequence[str], keys: Keys) -> dict[str, Tensor]:
+def key_buffers(paths: Sequence[str], keys: DropoutKeys) -> dict[str, Tensor]:
     """The buffers that hand `keys` to the keyed modules at `paths`."""
     values = {"samples": keys.samples, "layer": keys.layer, "active": keys.active}
     return {f"{path}.{name}": value for path in paths for name, value in values.items()}
@@ -110,7 +110,7 @@ class KeyedDropout(nn.Module):
     layer: Tensor
     active: Tensor
 
-    def __init__(self, rate: float, position: int, part: Part | None = None) -> None:
+    def __init__(self, rate: float, position: int, part: SampleShard | None = None) -> None:
         super().__init__()
         self._threshold = round(rate * 2**_DRAW_BITS)
         self._growth = 1 / (1 - rate) - 1
@@ -120,7 +120,7 @@ class KeyedDropout(nn.Module):
         for name in ("samples", "layer", "active"):
             self.register_buffer(name, torch.zeros((), dtype=torch.int64), persistent=False)
 
-    def restart(self) -> None:
+    def begin_forward(self) -> None:
         """Begins a forward pass of the layer."""
         self._uses = 0
 
@@ -142,14 +142,14 @@ class KeyedDropout(nn.Module):
         if self._part is None:
             return torch.arange(1, count + 1, dtype=torch.int64, device=x.device)
         tokens, features = self._part.tokens, self._part.features
-        if features.of == 1:
-            first = tokens.at * count + 1
+        if features.total == 1:
+            first = tokens.number * count + 1
             return torch.arange(first, first + count, dtype=torch.int64, device=x.device)
         own = x.shape[-1]
-        first, begin = features.at * own + 1, tokens.at * (count // own)
+        first, begin = features.number * own + 1, tokens.number * (count // own)
         feature = torch.arange(first, first + own, dtype=torch.int64, device=x.device)
         token = torch.arange(begin, begin + count // own, dtype=torch.int64, device=x.device)
-        return (token.unsqueeze(1) * (own * features.of) + feature).flatten()
+        return (token.unsqueeze(1) * (own * features.total) + feature).flatten()
 
 
 def _mix(value: int) -> int:

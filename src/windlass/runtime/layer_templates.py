@@ -13,17 +13,23 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from windlass.models.init_weights import weightless
-from windlass.models.layer_kinds import only_looks_up
-from windlass.models.layer_stack import Chain, cuts_of
-from windlass.models.loss import loss_of
-from windlass.models.selective_checkpoint import selective
-from windlass.models.tensor_parallel.collectives import Place
-from windlass.models.tensor_parallel.shard_module import sliced
-from windlass.runtime.keyed_dropout import KeyedDropout, Keys, key_buffers, key_dropout, no_keys
+from windlass.models.init_weights import meta_copy
+from windlass.models.layer_kinds import is_embedding_only
+from windlass.models.layer_stack import LayerStack, layer_sharding
+from windlass.models.loss import layer_loss
+from windlass.models.selective_checkpoint import checkpoint_selectively
+from windlass.models.tensor_parallel.collectives import TensorParallelRank
+from windlass.models.tensor_parallel.shard_module import shard_layer
+from windlass.runtime.keyed_dropout import (
+    DropoutKeys,
+    KeyedDropout,
+    disabled_keys,
+    key_buffers,
+    replace_dropout,
+)
 
 
-class Template:
+class LayerTemplate:
     """One kind of layer as a function of its weights.
 
     Args:
@@ -34,8 +40,8 @@ class Template:
     """
 
     def __init__(self, layer: nn.Module, *, last: bool, compiled: bool) -> None:
-        self._module = weightless(layer)
-        self._loss = loss_of(self._module) if last else None
+        self._module = meta_copy(layer)
+        self._loss = layer_loss(self._module) if last else None
         self.parameters = tuple(name for name, _ in self._module.named_parameters())
         """Names inside the layer, in the order of `weights`."""
         self.buffers = tuple(name for name, _ in self._module.named_buffers())
@@ -43,11 +49,11 @@ class Template:
         names = len(list(self._module.named_parameters(remove_duplicate=False)))
         self._ties_inside = names > len(self.parameters)
         """Whether one parameter has several names; to look for such at each call takes time."""
-        self._keyed = key_dropout(self._module)
+        self._keyed = replace_dropout(self._module)
         self._dropouts = tuple(m for m in self._module.modules() if isinstance(m, KeyedDropout))
         self._draws_unkeyed: bool | None = None
         # Looking rows up gains nothing from a compiler, and compiled code gives no sparse gradient.
-        self.compiled = compiled and not only_looks_up(self._module)
+        self.compiled = compiled and not is_embedding_only(self._module)
         """Whether it runs as compiled code."""
         if not self.compiled:
             _give_sparse_gradients(self._module)
@@ -55,11 +61,11 @@ class Template:
         if self.compiled:
             # Shapes never change within a run, so none is left open.
             self._run = torch.compile(
-                MethodType(_own_code(Template._call), self), fullgraph=True, dynamic=False
+                MethodType(_own_code(LayerTemplate._call), self), fullgraph=True, dynamic=False
             )
 
     @property
-    def draws(self) -> bool:
+    def has_dropout(self) -> bool:
         """Whether it drops anything, and so needs keys."""
         return bool(self._keyed)
 
@@ -67,12 +73,12 @@ class Template:
         self,
         weights: Sequence[Tensor],
         buffers: Sequence[Tensor],
-        keys: Keys | None,
+        keys: DropoutKeys | None,
         x: Tensor,
         targets: Tensor | None = None,
         *,
         seed: int,
-        selectively: bool = False,
+        selective: bool = False,
     ) -> Tensor:
         """The layer's output, or the loss of the last layer, in training.
 
@@ -89,7 +95,7 @@ class Template:
                 of compiled code.
         """
         arguments = (list(weights), list(buffers), keys, x, targets)
-        run = self._run_selectively if selectively else self._run
+        run = self._run_selectively if selective else self._run
         if self._draws_unkeyed is False:
             return run(*arguments)
         generator = _generator(x.device)
@@ -104,7 +110,7 @@ class Template:
         generator.set_state(before)
         return output
 
-    def evaluated(
+    def evaluate(
         self,
         weights: Sequence[Tensor],
         buffers: Sequence[Tensor],
@@ -116,7 +122,7 @@ class Template:
         By the code of training, whose keyed dropout knows how to drop nothing. Only a layer that
         draws past it has to be told by its mode, for which torch compiles it once more.
         """
-        keys = no_keys(x) if self._keyed else None
+        keys = disabled_keys(x) if self._keyed else None
         arguments = (list(weights), list(buffers), keys, x, targets)
         if self.compiled and not self._draws_unkeyed:
             return self._run(*arguments)
@@ -126,30 +132,32 @@ class Template:
         finally:
             self._module.train()
 
-    def output(self, weights: Sequence[Tensor], buffers: Sequence[Tensor], x: Tensor) -> Tensor:
+    def raw_output(self, weights: Sequence[Tensor], buffers: Sequence[Tensor], x: Tensor) -> Tensor:
         """The layer's own output: never compiled, nothing dropped, logits in place of the loss."""
         tensors = dict(zip(self.parameters + self.buffers, (*weights, *buffers), strict=True))
         if self._keyed:
-            tensors |= key_buffers(self._keyed, no_keys(x))
+            tensors |= key_buffers(self._keyed, disabled_keys(x))
         self._module.eval()
         try:
             return self._output(tensors, x)
         finally:
             self._module.train()
 
-    def bare_output(self, x: Tensor) -> Tensor:
+    def meta_output(self, x: Tensor) -> Tensor:
         """The layer's own output without numbers, for a tensor on meta."""
         weights = [self._module.get_parameter(name) for name in self.parameters]
-        return self.output(weights, [self._module.get_buffer(name) for name in self.buffers], x)
+        return self.raw_output(weights, [self._module.get_buffer(name) for name in self.buffers], x)
 
     def _run_selectively(self, *arguments: object) -> Tensor:
-        return selective(self._call, *arguments, draws=self._draws_unkeyed is not False)
+        return checkpoint_selectively(
+            self._call, *arguments, preserve_rng=self._draws_unkeyed is not False
+        )
 
     def _call(
         self,
         weights: list[Tensor],
         buffers: list[Tensor],
-        keys: Keys | None,
+        keys: DropoutKeys | None,
         x: Tensor,
         targets: Tensor | None,
     ) -> Tensor:
@@ -164,12 +172,14 @@ class Template:
 
     def _output(self, tensors: Mapping[str, Tensor], x: Tensor) -> Tensor:
         for dropout in self._dropouts:
-            dropout.restart()
+            dropout.begin_forward()
         output = functional_call(self._module, dict(tensors), (x,), tie_weights=self._ties_inside)
         return output  # noqa: RET504  functional_call is untyped
 
 
-def templates(chain: Chain, *, compiled: bool, place: Place | None = None) -> tuple[Template, ...]:
+def layer_templates(
+    stack: LayerStack, *, compiled: bool, tp_rank: TensorParallelRank | None = None
+) -> tuple[LayerTemplate, ...]:
     """The template of each layer; layers of one kind share one.
 
     Args:
@@ -177,16 +187,18 @@ def templates(chain: Chain, *, compiled: bool, place: Place | None = None) -> tu
         compiled: whether to compile them.
         place: the slice that they compute; None for whole layers.
     """
-    last = len(chain.layers) - 1
-    made: dict[tuple[str, bool], Template] = {}
-    for index, kind in enumerate(chain.kinds):
+    last = len(stack.layers) - 1
+    made: dict[tuple[str, bool], LayerTemplate] = {}
+    for index, kind in enumerate(stack.kinds):
         key = (kind, index == last)
         if key not in made:
-            layer = chain.layers[index]
-            if place is not None and place.degree > 1:
-                layer = sliced(layer, cuts_of(chain, index), place, last=index == last)
-            made[key] = Template(layer, last=index == last, compiled=compiled)
-    return tuple(made[kind, index == last] for index, kind in enumerate(chain.kinds))
+            layer = stack.layers[index]
+            if tp_rank is not None and tp_rank.degree > 1:
+                layer = shard_layer(
+                    layer, layer_sharding(stack, index), tp_rank, last=index == last
+                )
+            made[key] = LayerTemplate(layer, last=index == last, compiled=compiled)
+    return tuple(made[kind, index == last] for index, kind in enumerate(stack.kinds))
 
 
 def _give_sparse_gradients(layer: nn.Module) -> None:

@@ -19,7 +19,7 @@ def peak_bytes(device: torch.device) -> int:
     return _status_bytes("VmHWM") if _STATUS.exists() else _usage_bytes()
 
 
-def held_bytes(device: torch.device) -> int:
+def current_bytes(device: torch.device) -> int:
     """What is held now."""
     if device.type == "cuda":
         return torch.cuda.memory_allocated(device)
@@ -28,7 +28,7 @@ def held_bytes(device: torch.device) -> int:
     return _usage_bytes()
 
 
-class Peak:
+class PeakMemory:
     """The most that was held since it was made, and since the last look.
 
     Where the system does not let a process begin its peak anew, what was held before counts too,
@@ -40,13 +40,13 @@ class Peak:
         _forget_peak(device)
         self._highest = 0
 
-    def look(self) -> int:
+    def sample(self) -> int:
         """The most that was held since the last look."""
         peak = peak_bytes(self._device)
         self._highest = max(self._highest, peak)
-        return peak if _forget_peak(self._device) else held_bytes(self._device)
+        return peak if _forget_peak(self._device) else current_bytes(self._device)
 
-    def highest(self) -> int:
+    def overall_bytes(self) -> int:
         """The most that was held since this was made."""
         self._highest = max(self._highest, peak_bytes(self._device))
         return self._highest

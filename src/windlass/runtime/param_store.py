@@ -1,188 +1,176 @@
-"""Residence: where a run's weights and optimizer state live, and how they are updated and saved.
+"""ParamStore: where a rank's weights and optimizer state live, and how they are updated and saved.
 
-`Near` holds all of them near all the time; `stream.Stream` brings them near for their phase.
+`InMemoryStore` keeps all of them in device memory; `offload.offloaded_store.OffloadedStore` brings
+the layers of a phase into device memory for that phase.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from windlass.models.layer_stack import Chain
-from windlass.program.instruction import Kind, Program
-from windlass.runtime.adamw import Optimizer
-from windlass.runtime.checkpoint.checkpoint import Checkpoint, load
-from windlass.runtime.checkpoint.safetensors_io import write_tensors
-from windlass.runtime.interpreter import Handler
-from windlass.runtime.offload.backing_store import Proof
-from windlass.runtime.parameters import LayerParameters, LayerTensors, Parameter, layer_tensors
-from windlass.schema.graph import Precision
-from windlass.schema.plan import Moments
+from windlass.program.instruction import Program
+from windlass.runtime.adamw import AdamW
+from windlass.runtime.checkpoint.checkpoint import Checkpoint, load_checkpoint
+from windlass.runtime.checkpoint.safetensors_io import SavedFile, write_tensors
+from windlass.runtime.handler import Handlers
+from windlass.runtime.parameters import (
+    LayerParameters,
+    ModelParameter,
+    ResidentLayer,
+    resident_layers,
+)
+from windlass.runtime.rank_context import RankContext
 
 
-class Saved(NamedTuple):
-    """A file of a checkpoint that a layer, or a device's share of it, was written into."""
-
-    path: Path
-    proof: Proof
-
-
-class Residence(Protocol):
-    """What the handlers, the training loop and the saver ask of it."""
+class ParamStore(Protocol):
+    """A rank's weights and optimizer state, as the handlers, the training loop and the saver see it."""
 
     @property
     def layers(self) -> Sequence[LayerParameters]:
-        """What layers compute with."""
+        """The parameters that each layer computes with."""
 
     @property
-    def norms(self) -> Mapping[int, list[Tensor]]:
-        """Norms of the gradients of this step that are not near any more, by layer."""
+    def offloaded_grad_norms(self) -> Mapping[int, list[Tensor]]:
+        """Norms of this step's gradients that have been offloaded, by layer."""
 
-    def start(self, checkpoint: Checkpoint | None) -> None:
-        """Makes the state of a new run, or takes that of a checkpoint over."""
+    def initialize(self, checkpoint: Checkpoint | None) -> None:
+        """Creates the state of a new run, or loads that of a checkpoint."""
 
-    def handlers(self) -> Mapping[Kind, Handler]:
-        """The handlers of moves between tiers."""
+    def handlers(self) -> Handlers:
+        """The handlers of transfers and of collectives on weights and gradients."""
 
-    def begin(self, step: int) -> None:
-        """A step begins."""
+    def begin_step(self, step: int) -> None:
+        """Prepares for a step, counted from 1."""
 
-    def summed(self, layer: int) -> Sequence[Parameter]:
-        """What has the layer's whole gradient, as the norm reads it: everything once."""
+    def grads_for_norm(self, layer: int) -> Sequence[ModelParameter]:
+        """Parameters whose gradients this rank contributes to the norm, each element once."""
 
     @property
-    def counts(self) -> bool:
-        """Whether these gradients count in the norm over all devices."""
+    def counts_in_norm(self) -> bool:
+        """Whether these gradients count in the norm over all ranks."""
 
-    def need(self, layer: int) -> None:
-        """Returns when all weights that a layer computes with are near."""
+    def wait_for_layer(self, layer: int) -> None:
+        """Blocks until all weights that a layer computes with are in device memory."""
 
-    def ends_backward(self, divisor: Tensor | None) -> None:
-        """All gradients are there; they are to be divided by this."""
+    def finish_backward(self, clip_divisor: Tensor | None) -> None:
+        """Ends the backward pass: all gradients are there, to be divided by `clip_divisor`."""
 
-    def update(self, layer: int, step: int, divisor: Tensor | None) -> None:
-        """Updates a layer, or begins to."""
+    def update(self, layer: int, step: int, clip_divisor: Tensor | None) -> None:
+        """Updates a layer, or starts to."""
 
-    def settle(self, program: Program) -> None:
-        """Does updates that were put off."""
+    def flush_deferred_updates(self, program: Program) -> None:
+        """Applies the updates that were deferred to the next step."""
 
-    def visit(self, layers: Sequence[int]) -> None:
-        """Brings layers near for a forward pass outside of a step."""
+    def load_layers(self, layers: Sequence[int]) -> None:
+        """Brings layers into device memory for a forward pass outside of a step."""
 
-    def leave(self, layers: Sequence[int]) -> None:
-        """Frees what `visit` brought near."""
+    def free_layers(self, layers: Sequence[int]) -> None:
+        """Frees what `load_layers` brought in."""
 
-    def save(self, layer: int, to: Path) -> Saved | None:
-        """Saves a layer's state; when it returns the layer may change.
+    def save_layer(self, layer: int, to: Path) -> SavedFile | None:
+        """Saves a layer's state; the layer may change once this returns.
 
         Args:
-            layer: its index.
-            to: the file for the whole layer; a device's share goes into one beside it.
+            layer: index of the layer.
+            to: the file for a full layer; a shard is written to a file beside it.
 
         Returns:
-            None if there is nothing that this device would write.
+            None if this rank has nothing to write.
         """
 
     def close(self) -> None:
-        """Ends what is under way."""
+        """Ends all transfers and frees what they used."""
 
 
-class Near:
-    """All weights and all optimizer state in the near tier.
+class InMemoryStore:
+    """A store with all weights and all optimizer state in device memory, on a single device.
 
     Args:
-        chain: the model.
-        optimizer: applied at once.
-        seed: of the initial weights.
-        precision: what layers compute in.
-        device: where everything lies.
+        context: the rank's plan, model and device.
+        optimizer: optimizer, applied at once.
         before_update: called with a layer's index before its state changes.
-        moments: how the optimizer's are kept.
     """
 
     def __init__(
-        self,
-        chain: Chain,
-        optimizer: Optimizer,
-        *,
-        seed: int,
-        precision: Precision,
-        device: torch.device,
-        before_update: Callable[[int], None],
-        moments: Moments = "float32",
+        self, context: RankContext, optimizer: AdamW, *, before_update: Callable[[int], None]
     ) -> None:
         self._optimizer = optimizer
         self._before_update = before_update
-        self.layers: tuple[LayerTensors, ...] = layer_tensors(
-            chain, seed=seed, precision=precision, device=device, moments=moments
+        self.layers: tuple[ResidentLayer, ...] = resident_layers(
+            context.stack,
+            seed=context.seed,
+            precision=context.plan.precision,
+            device=context.device,
+            moments=context.plan.moments,
         )
-        self.norms: dict[int, list[Tensor]] = {}
+        self.offloaded_grad_norms: dict[int, list[Tensor]] = {}
 
-    def start(self, checkpoint: Checkpoint | None) -> None:
-        """Takes a checkpoint's state over."""
+    def initialize(self, checkpoint: Checkpoint | None) -> None:
+        """Loads the state of a checkpoint."""
         if checkpoint is not None:
-            load(checkpoint, self.layers)
+            load_checkpoint(checkpoint, self.layers)
 
-    def handlers(self) -> Mapping[Kind, Handler]:
-        """None: nothing moves."""
+    def handlers(self) -> Handlers:
+        """No handlers, as nothing is transferred."""
         return {}
 
-    def begin(self, step: int) -> None:
-        """Nothing is to be done."""
+    def begin_step(self, step: int) -> None:
+        """Does nothing."""
 
-    def summed(self, layer: int) -> Sequence[Parameter]:
-        """The weights themselves."""
-        return completed(self.layers[layer])
+    def grads_for_norm(self, layer: int) -> Sequence[ModelParameter]:
+        """The parameters that the layer owns."""
+        return flush_sparse_gradients(self.layers[layer])
 
-    counts = True
+    counts_in_norm = True
 
-    def need(self, layer: int) -> None:
-        """Everything is near."""
+    def wait_for_layer(self, layer: int) -> None:
+        """Returns at once, as all weights are in device memory."""
 
-    def ends_backward(self, divisor: Tensor | None) -> None:
-        """Nothing waits elsewhere."""
+    def finish_backward(self, clip_divisor: Tensor | None) -> None:
+        """Does nothing, as no gradient is offloaded."""
 
-    def update(self, layer: int, step: int, divisor: Tensor | None) -> None:
+    def update(self, layer: int, step: int, clip_divisor: Tensor | None) -> None:
         """Updates a layer."""
         self._before_update(layer)
         with torch.no_grad():
-            self._optimizer.update(self.layers[layer].owned, step, divisor)
+            self._optimizer.update(self.layers[layer].owned, step, clip_divisor)
 
-    def settle(self, program: Program) -> None:
-        """Nothing was put off."""
+    def flush_deferred_updates(self, program: Program) -> None:
+        """Does nothing, as no update is deferred."""
 
-    def visit(self, layers: Sequence[int]) -> None:
-        """Everything is near."""
+    def load_layers(self, layers: Sequence[int]) -> None:
+        """Does nothing, as all layers are in device memory."""
 
-    def leave(self, layers: Sequence[int]) -> None:
-        """Everything stays."""
+    def free_layers(self, layers: Sequence[int]) -> None:
+        """Does nothing, as all layers stay in device memory."""
 
-    def save(self, layer: int, to: Path) -> Saved | None:
-        """Writes the tensors themselves, and copies none."""
-        return save_layer(self.layers[layer], to)
+    def save_layer(self, layer: int, to: Path) -> SavedFile | None:
+        """Writes the layer's tensors without copying them."""
+        return write_layer(self.layers[layer], to)
 
     def close(self) -> None:
-        """Nothing is under way."""
+        """Does nothing, as no transfer is under way."""
 
 
-def completed(layer: LayerParameters) -> Sequence[Parameter]:
-    """A layer's own weights, all that is to be added to their gradients added."""
+def flush_sparse_gradients(layer: LayerParameters) -> Sequence[ModelParameter]:
+    """The parameters that a layer owns, with sparse gradients added to the dense ones."""
     for weight in layer.owned:
-        weight.complete()
+        weight.flush_sparse_gradient()
     return layer.owned
 
 
-def save_layer(layer: LayerTensors, to: Path) -> Saved | None:
-    """Writes what a checkpoint holds of a layer; None if that is nothing."""
-    return save_tensors(layer.saved(), to)
+def write_layer(layer: ResidentLayer, to: Path) -> SavedFile | None:
+    """Writes a layer's checkpoint file; None if the layer has nothing to save."""
+    return write_checkpoint_file(layer.checkpoint_tensors(), to)
 
 
-def save_tensors(named: Iterable[tuple[str, Tensor]], to: Path) -> Saved | None:
-    """Writes tensors of a checkpoint; None if there are none."""
+def write_checkpoint_file(named: Iterable[tuple[str, Tensor]], to: Path) -> SavedFile | None:
+    """Writes a checkpoint file from (key, tensor) pairs; None if there are none."""
     tensors = dict(named)
     if not tensors:
         return None
-    proof = write_tensors(to, tensors.items())
-    return Saved(to, lambda: proof)
+    checksum = write_tensors(to, tensors.items())
+    return SavedFile(to, lambda: checksum)

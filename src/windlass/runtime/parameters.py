@@ -1,7 +1,7 @@
-"""The tensors that live from step to step on one device: weights and optimizer state.
+"""The tensors that persist from step to step on one device: weights and optimizer state.
 
-Each weight is stored once, at the layer that owns it; tied layers borrow it. In bfloat16 the
-layers compute with copies of float32 masters, made anew at each update.
+Each weight is stored once, in the layer that owns it; tied layers refer to it. In bfloat16 the
+layers compute with copies of float32 master weights, refreshed after each update.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -10,225 +10,230 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from windlass.models.layer_stack import Chain, materialise
+from windlass.models.layer_stack import LayerStack, materialize_layer
 from windlass.schema.graph import Precision
-from windlass.schema.plan import Moments, Plan
-from windlass.torch_ext.quantized_moments import Kept
+from windlass.schema.plan import MomentFormat, Plan
+from windlass.torch_ext.quantized_moments import StoredMoment
 
 DTYPES: dict[Precision, torch.dtype] = {
     "float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64,
 }  # fmt: skip
 
-AWAY = torch.empty(0)
-"""In place of weights that are not near."""
+NOT_LOADED = torch.empty(0)
+"""Placeholder for weights that are not in device memory."""
 
-SHARD_MARK = "@"
-"""In a checkpoint between a weight's name and the element of it that a shard begins at."""
+SHARD_SEPARATOR = "@"
+"""Separates a weight's name from the first element of its shard in checkpoint keys."""
 
-CHUNK = 2**21
-"""Elements that are converted at a time. A part of 8 MiB stays in the shared cache: on 2 cores of a
-Zen 4 the update of 38.6 M weights in bfloat16 takes 50 ms so, and 110 ms in one piece. Parts of
-2 MiB take 40 ms, but at each of their many ends the threads wait for each other, which on a machine
-that others use too costs up to 40 times as much."""
+CHUNK_ELEMENTS = 2**21
+"""Elements converted at a time. A chunk of 8 MiB stays in the shared cache: on 2 cores of a Zen 4
+the update of 38.6 M weights in bfloat16 takes 50 ms this way, and 110 ms in one piece. Chunks of
+2 MiB take 40 ms, but the threads synchronise at the end of every chunk, which costs up to 40 times
+as much on a machine that others use too."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Parameter:
-    """One parameter as layers use it: what they compute with, and the gradient of a step."""
+class ModelParameter:
+    """A parameter as layers use it: the working weights and the gradient of one step."""
 
     name: str
     """Full name: `<layer name>.<its name inside>`."""
     working: Tensor
-    """In the run's precision; empty while it is in another tier, or on other devices."""
+    """Weights in the run's precision; empty while they are offloaded or on other devices."""
     shape: torch.Size
     gradient: Tensor | None = None
-    """Summed over the micro-batches of a step; None before the first and after the update."""
-    rows: Tensor | None = None
-    """Sparse gradients of several micro-batches, summed apart and added at the end, so that the
-    whole does not depend on the order in which layers run."""
+    """Sum over the step's micro-batches; None before the first one and after the update."""
+    sparse_gradient: Tensor | None = None
+    """Sum of sparse gradients over micro-batches. It is kept separately and added at the end, so
+    that the total does not depend on the order in which layers run."""
 
-    def add(self, gradient: Tensor, *, summed: bool) -> None:
+    def add_gradient(self, gradient: Tensor, *, accumulated: bool) -> None:
         """Adds a micro-batch's gradient.
 
         Args:
-            gradient: handed over; not to be used by the caller afterwards.
-            summed: whether several micro-batches come together, which is done in float32.
+            gradient: ownership passes to this parameter; the caller must not use it afterwards.
+            accumulated: whether several micro-batches are accumulated, which happens in float32.
         """
         if gradient.is_sparse:
-            rows = gradient.to(_wide(gradient.dtype)) if summed else gradient
-            self.rows = (rows if self.rows is None else self.rows + rows).coalesce()
-            if not summed:
-                self.complete()
+            sparse = gradient.to(_wide(gradient.dtype)) if accumulated else gradient
+            if self.sparse_gradient is not None:
+                sparse = self.sparse_gradient + sparse
+            self.sparse_gradient = sparse.coalesce()
+            if not accumulated:
+                self.flush_sparse_gradient()
         elif self.gradient is None:
-            # The optimizer walks memory, so the layout must be the weight's.
-            self._begin(gradient.to(_wide(gradient.dtype) if summed else gradient.dtype))
+            # The optimizer walks memory linearly, so the layout must be that of the weight.
+            self._set_first_gradient(
+                gradient.to(_wide(gradient.dtype) if accumulated else gradient.dtype)
+            )
         elif gradient.dtype == self.gradient.dtype:
             self.gradient.add_(gradient)
         else:
-            # In parts: torch makes a float32 copy of whatever is added to float32.
-            parts = zip(_parts(self.gradient), _parts(gradient.contiguous()), strict=True)
-            for total, part in parts:
-                total.add_(part)
+            # In chunks, because torch makes a float32 copy of whatever is added to float32.
+            chunks = zip(_chunks(self.gradient), _chunks(gradient.contiguous()), strict=True)
+            for total, chunk in chunks:
+                total.add_(chunk)
 
-    def complete(self) -> None:
-        """Adds the rows to the gradient; called before anybody looks at it."""
-        rows, self.rows = self.rows, None
-        if rows is None:
+    def flush_sparse_gradient(self) -> None:
+        """Adds the sparse gradient to the dense one; must be called before `gradient` is read."""
+        sparse, self.sparse_gradient = self.sparse_gradient, None
+        if sparse is None:
             return
         if self.gradient is None:
-            self._begin(rows.to_dense())
+            self._set_first_gradient(sparse.to_dense())
         else:
-            self.gradient.add_(rows.to(self.gradient.dtype))
+            self.gradient.add_(sparse.to(self.gradient.dtype))
 
-    def _begin(self, gradient: Tensor) -> None:
-        """Takes the first that is added, in the precision of the sum."""
+    def _set_first_gradient(self, gradient: Tensor) -> None:
+        """Stores the first gradient of a step, already in the accumulation precision."""
         self.gradient = gradient.contiguous()
 
-    def forget(self) -> None:
-        """Drops the gradient."""
-        self.gradient = self.rows = None
+    def clear_gradient(self) -> None:
+        """Drops the gradient of this step."""
+        self.gradient = self.sparse_gradient = None
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Weight(Parameter):
-    """One parameter whose optimizer state is near: its master and its moments."""
+class MasterParameter(ModelParameter):
+    """A parameter, or a shard of one, with its master weights and optimizer state in memory."""
 
     master: Tensor
-    """float32; only the update changes it. The working tensor itself in float32."""
+    """float32 weights that only the update changes; in a float32 run the working tensor itself."""
     moment1: Tensor
     moment2: Tensor
-    """Float32, bfloat16 or codes, in the weight's shape."""
+    """float32, bfloat16 or int8 codes, in the weight's shape; so is `moment1`."""
     steps: Tensor
-    """`Float[]`: updates so far, as torch's AdamW counts them."""
+    """`Float[]`: number of updates so far, as torch's AdamW counts them."""
     scale1: Tensor | None = None
     scale2: Tensor | None = None
-    """Of codes: one for each block."""
+    """Scale of each block of int8 codes; None in other formats. So is `scale1`."""
     decays: bool
-    """Whether it is pulled towards zero: weights of one dimension are not."""
-    first: int = 0
-    """Where it begins in the whole weight, if it is a shard of one."""
+    """Whether weight decay applies; it does not to weights of one dimension."""
+    offset: int = 0
+    """First element of this shard in the full weight; 0 for a full weight."""
 
     @property
-    def moments(self) -> tuple[Kept, Kept]:
-        """Both moments as they are kept."""
-        return Kept(self.moment1, self.scale1), Kept(self.moment2, self.scale2)
+    def moments(self) -> tuple[StoredMoment, StoredMoment]:
+        """First and second moment in their storage format."""
+        return StoredMoment(self.moment1, self.scale1), StoredMoment(self.moment2, self.scale2)
 
-    def refresh(self) -> None:
-        """Makes the working copy from the master, where they are not the same tensor."""
+    def refresh_working_copy(self) -> None:
+        """Copies the master weights into the working weights, unless they are the same tensor."""
         if self.working is not self.master:
             self.working.detach().copy_(self.master)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LayerParameters:
-    """What one layer computes with."""
+    """The parameters and buffers that one layer computes with."""
 
     name: str
-    owned: tuple[Parameter, ...]
-    """Updated and saved here."""
-    used: tuple[Parameter, ...]
-    """In the order of the template's parameters; owned here or by an earlier layer."""
+    owned: tuple[ModelParameter, ...]
+    """Parameters that this layer updates and saves."""
+    used: tuple[ModelParameter, ...]
+    """Parameters in the order of the template's; owned by this layer or tied to an earlier one."""
     buffers: tuple[Tensor, ...]
-    """In the order of the template's buffers."""
-    saved_buffers: Mapping[str, Tensor]
-    """Full name -> the buffers that belong to a checkpoint."""
+    """Buffers in the order of the template's."""
+    persistent_buffers: Mapping[str, Tensor]
+    """Full name -> buffer, for the buffers that belong in a checkpoint."""
 
     @property
     def weights(self) -> list[Tensor]:
-        """What the template is called with."""
+        """The working weights that the template is called with."""
         return [weight.working for weight in self.used]
 
 
 @dataclass(frozen=True, kw_only=True)
-class LayerTensors(LayerParameters):
-    """What one layer holds where all of it is near."""
+class ResidentLayer(LayerParameters):
+    """A layer whose weights and optimizer state are all in device memory."""
 
-    owned: tuple[Weight, ...]
+    owned: tuple[MasterParameter, ...]
 
-    def saved(self, *, moments: bool = True) -> Iterator[tuple[str, Tensor]]:
-        """What a checkpoint holds of this layer, under its name there.
+    def checkpoint_tensors(self, *, moments: bool = True) -> Iterator[tuple[str, Tensor]]:
+        """The checkpoint entries of this layer, as (key, tensor).
 
         Args:
-            moments: also what only the optimizer needs.
+            moments: whether to include optimizer state.
         """
-        yield from saved_tensors(self.owned, self.saved_buffers, moments=moments)
+        yield from checkpoint_tensors(self.owned, self.persistent_buffers, moments=moments)
 
 
-def saved_tensors(
-    weights: Iterable[Weight],
+def checkpoint_tensors(
+    weights: Iterable[MasterParameter],
     buffers: Mapping[str, Tensor],
     *,
     moments: bool = True,
-    whole: bool = True,
+    full: bool = True,
 ) -> Iterator[tuple[str, Tensor]]:
-    """What a checkpoint holds of some weights, under their names there.
+    """The checkpoint entries of some parameters, as (key, tensor).
 
     Args:
-        weights: of one layer.
-        buffers: of the layer, by full name.
-        moments: also what only the optimizer needs.
-        whole: whether they are whole weights; the name of a shard says where it begins.
+        weights: parameters of one layer.
+        buffers: buffers of the layer by full name.
+        moments: whether to include optimizer state.
+        full: whether these are full weights; the key of a shard contains its offset.
     """
-    named = [(w.name if whole else f"{w.name}{SHARD_MARK}{w.first}", w) for w in weights]
+    named = [(w.name if full else f"{w.name}{SHARD_SEPARATOR}{w.offset}", w) for w in weights]
     for name, weight in named:
         yield f"weight/{name}", weight.master
     for name, weight in named if moments else ():
-        for which, kept in enumerate(weight.moments, start=1):
-            yield f"moment{which}/{name}", kept.values
-            if kept.scales is not None:
-                yield f"scale{which}/{name}", kept.scales
+        for which, moment in enumerate(weight.moments, start=1):
+            yield f"moment{which}/{name}", moment.values
+            if moment.scales is not None:
+                yield f"scale{which}/{name}", moment.scales
         yield f"steps/{name}", weight.steps
     for name, buffer in buffers.items():
         yield f"buffer/{name}", buffer
 
 
-def layer_tensors(
-    chain: Chain,
+def resident_layers(
+    stack: LayerStack,
     *,
     seed: int,
     precision: Precision,
     device: torch.device,
-    moments: Moments = "float32",
-) -> tuple[LayerTensors, ...]:
-    """The tensors of a whole chain, materialised layer by layer.
+    moments: MomentFormat = "float32",
+) -> tuple[ResidentLayer, ...]:
+    """The tensors of a full layer stack, materialized layer by layer.
 
     Args:
-        chain: the model; a layer on the meta device gets weights keyed by `seed` and their names.
-        seed: of the initial weights.
-        precision: what layers compute in.
-        device: where everything lies.
-        moments: how the optimizer's are kept.
+        stack: the model; a layer on the meta device gets weights derived from `seed` and their
+            names.
+        seed: seed of the initial weights.
+        precision: precision that layers compute in.
+        device: device of all tensors.
+        moments: storage format of the optimizer's moments.
     """
-    weights: dict[str, Weight] = {}
+    weights: dict[str, MasterParameter] = {}
     layers = []
-    for index, name in enumerate(chain.names):
-        layer = materialise(chain, index, seed=seed, device=str(device))
+    for index, name in enumerate(stack.names):
+        layer = materialize_layer(stack, index, seed=seed, device=str(device))
         names = [f"{name}.{inner}" for inner, _ in layer.named_parameters()]
         owned = []
         for full, parameter in zip(names, layer.parameters(), strict=True):
-            if full not in chain.ties:
-                weights[full] = _weight(full, parameter, precision, moments)
+            if full not in stack.tied_weights:
+                weights[full] = _parameter(full, parameter, precision, moments)
                 owned.append(weights[full])
         layers.append(
-            LayerTensors(
+            ResidentLayer(
                 name=name,
                 owned=tuple(owned),
-                used=tuple(weights[chain.ties.get(full, full)] for full in names),
+                used=tuple(weights[stack.tied_weights.get(full, full)] for full in names),
                 buffers=tuple(layer.buffers()),
-                saved_buffers=saved_buffers(name, layer),
+                persistent_buffers=persistent_buffers(name, layer),
             )
         )
     return tuple(layers)
 
 
-def sum_dtype(plan: Plan) -> torch.dtype:
-    """What gradients of a step's micro-batches are summed in."""
+def grad_accum_dtype(plan: Plan) -> torch.dtype:
+    """The dtype in which gradients of a step's micro-batches are accumulated."""
     working = DTYPES[plan.precision]
     return _wide(working) if plan.batch.accumulation > 1 else working
 
 
 def master_dtype(precision: Precision) -> torch.dtype:
-    """What masters, sums of gradients and plain moments are kept in."""
+    """The dtype of master weights, accumulated gradients and unquantized moments."""
     return _wide(DTYPES[precision])
 
 
@@ -236,39 +241,41 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def _weight(name: str, parameter: nn.Parameter, precision: Precision, moments: Moments) -> Weight:
+def _parameter(
+    name: str, parameter: nn.Parameter, precision: Precision, moments: MomentFormat
+) -> MasterParameter:
     master = parameter.detach().to(master_dtype(precision)).contiguous()
     if master.dtype == DTYPES[precision]:
         working = master.requires_grad_()
     else:
         working = master.to(DTYPES[precision]).requires_grad_()
-    return weight_of(name, master, working, moments, decays=master.dim() >= 2)
+    return new_master_parameter(name, master, working, moments, decays=master.dim() >= 2)
 
 
-def weight_of(
+def new_master_parameter(
     name: str,
     master: Tensor,
     working: Tensor,
-    moments: Moments,
+    moments: MomentFormat,
     *,
     decays: bool,
-    first: int = 0,
-) -> Weight:
-    """A weight, or a shard of one, that had no update yet.
+    offset: int = 0,
+) -> MasterParameter:
+    """A parameter, or a shard of one, before its first update.
 
     Args:
-        name: of the whole weight.
-        master: changed by updates.
-        working: what layers compute with; may be the same tensor.
-        moments: how they are kept.
-        decays: whether it is pulled towards zero.
-        first: element of the whole weight that a shard begins at.
+        name: name of the full parameter.
+        master: master weights, changed by updates.
+        working: weights that layers compute with; may be the same tensor.
+        moments: storage format of the moments.
+        decays: whether weight decay applies.
+        offset: first element of the shard in the full parameter.
     """
     shape, device = tuple(master.shape), master.device
-    one, two = (Kept.zeros(moments, which, shape, device) for which in (0, 1))
+    one, two = (StoredMoment.zeros(moments, which, shape, device) for which in (0, 1))
     if master.dtype == torch.float64:
-        one, two = (Kept(kept.values.double()) for kept in (one, two))
-    return Weight(
+        one, two = (StoredMoment(kept.values.double()) for kept in (one, two))
+    return MasterParameter(
         name=name,
         shape=master.shape,
         master=master,
@@ -279,15 +286,15 @@ def weight_of(
         scale2=two.scales,
         steps=torch.zeros((), device=master.device),
         decays=decays,
-        first=first,
+        offset=offset,
     )
 
 
-def saved_buffers(name: str, layer: nn.Module) -> dict[str, Tensor]:
-    """Full name -> each buffer of a layer that belongs to a checkpoint."""
-    kept = layer.state_dict().keys()
-    return {f"{name}.{inner}": b for inner, b in layer.named_buffers() if inner in kept}
+def persistent_buffers(name: str, layer: nn.Module) -> dict[str, Tensor]:
+    """Full name -> buffer, for the buffers of a layer that belong in a checkpoint."""
+    persistent = layer.state_dict().keys()
+    return {f"{name}.{inner}": b for inner, b in layer.named_buffers() if inner in persistent}
 
 
-def _parts(tensor: Tensor) -> tuple[Tensor, ...]:
-    return tensor.detach().view(-1).split(CHUNK)
+def _chunks(tensor: Tensor) -> tuple[Tensor, ...]:
+    return tensor.detach().view(-1).split(CHUNK_ELEMENTS)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from windlass.models.layer_stack import Chain
+from windlass.models.layer_stack import LayerStack
 from windlass.program.instruction import Program
 from windlass.schema.graph import Graph
 from windlass.schema.plan import Plan
@@ -19,7 +19,7 @@ class RankContext:
 
     plan: Plan
     """The plan that `program` was lowered from."""
-    stack: Chain
+    stack: LayerStack
     """The model. Its layers may lie on the meta device. Real weights are taken over by the run,
     because a large model does not fit twice: they are updated in place, or moved to their store."""
     program: Program

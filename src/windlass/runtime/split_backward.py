@@ -1,7 +1,8 @@
-"""Parted backward passes: first what the stage before waits for, later what the update needs.
+"""Split backward pass: the input gradient first, the weight gradients later (zero bubble).
 
-torch.distributed.pipelining has the machinery: the first part notes the gradients that arrive where
-weights hang on the way to the input, the second goes on from there.
+The previous stage waits only for the input gradient; the weight gradients are needed by the update.
+torch.distributed.pipelining implements both passes: the first records the gradients that arrive at
+the weights on the way to the input, the second continues from there.
 """
 
 from collections.abc import Iterator, Sequence
@@ -10,35 +11,35 @@ from typing import Any, cast
 from torch import Tensor, nn
 from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
 
-Inner = list[dict[str, Any]]
-"""What the first part leaves for the second: torch's own, so `Any`."""
+DeferredWeightGrad = list[dict[str, Any]]
+"""What the input-gradient pass leaves for the weight-gradient pass; `Any`, as torch defines it."""
 
 
-def input_gradient(
+def backward_input(
     x: Tensor, output: Tensor, gradient: Tensor, weights: Sequence[Tensor]
-) -> tuple[Tensor | None, Inner]:
-    """The gradient of a layer's input, and what the weights' part needs.
+) -> tuple[Tensor | None, DeferredWeightGrad]:
+    """The gradient of a layer's input, and what `backward_weight` needs.
 
     Args:
-        x: the layer's input, a leaf.
-        output: of its forward pass; ends as a plain tensor.
-        gradient: of the output.
-        weights: leaves.
+        x: input of the layer; a leaf of the autograd graph.
+        output: output of the layer's forward pass; detached from its graph afterwards.
+        gradient: gradient of the output.
+        weights: weights of the layer; leaves of the autograd graph.
     """
-    (found,), inner = stage_backward_input([output], [gradient], [x], _leaves(weights))
+    (input_gradient,), deferred = stage_backward_input([output], [gradient], [x], _leaves(weights))
     x.grad = None
-    return found, inner
+    return input_gradient, deferred
 
 
-def weight_gradients(weights: Sequence[Tensor], inner: Inner) -> list[Tensor | None]:
-    """The gradients of a layer's weights, from what the input's part left."""
-    stage_backward_weight(_leaves(weights), inner)
-    found = [weight.grad for weight in weights]
+def backward_weight(weights: Sequence[Tensor], deferred: DeferredWeightGrad) -> list[Tensor | None]:
+    """The gradients of a layer's weights, from what `backward_input` left."""
+    stage_backward_weight(_leaves(weights), deferred)
+    gradients = [weight.grad for weight in weights]
     for weight in weights:
         weight.grad = None
-    return found
+    return gradients
 
 
 def _leaves(weights: Sequence[Tensor]) -> Iterator[nn.Parameter]:
-    """As torch wants them typed; any leaf does."""
+    """The weights with the type that torch declares; any leaf tensor works."""
     return cast("Iterator[nn.Parameter]", iter(weights))

@@ -6,264 +6,231 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from windlass.data.batches import Batches
-from windlass.errors import CheckpointError, MemoryShort, RunBroken, RunInterrupted
-from windlass.models.layer_stack import Chain
-from windlass.program.device_mesh import chunks_of
-from windlass.program.instruction import Program
-from windlass.runtime.adamw import Optimizer, learning_rate
-from windlass.runtime.checkpoint.async_saver import Saver
+from windlass.errors import CheckpointError, OutOfMemory, RunBroken, RunInterrupted
+from windlass.runtime.adamw import AdamW, learning_rate
+from windlass.runtime.checkpoint.async_saver import AsyncSaver
 from windlass.runtime.checkpoint.checkpoint import (
     Checkpoint,
     Manifest,
-    folder_name,
+    checkpoint_name,
     remove_temporaries,
 )
-from windlass.runtime.compute import Compute, StopWished
-from windlass.runtime.distributed.heartbeat import Marks
-from windlass.runtime.distributed.p2p import Messages
-from windlass.runtime.distributed.process_groups import Alone, Pod, World
-from windlass.runtime.distributed.sharded_store import Shared
-from windlass.runtime.evaluate import HeldOut, evaluate
-from windlass.runtime.interpreter import Interpreter, clock_for
-from windlass.runtime.layer_templates import Template, templates
-from windlass.runtime.memory_stats import Peak
-from windlass.runtime.offload.activations import Outputs
-from windlass.runtime.offload.offloaded_store import Stream
-from windlass.runtime.offload.sharded_offloaded_store import PodStream
-from windlass.runtime.offload.transfer_queue import Moved, lane_of
-from windlass.runtime.out_of_memory import asked_words, is_shortage, room_bytes
-from windlass.runtime.param_store import Near, Residence, Saved
-from windlass.runtime.verify.handler_hooks import Around, Inside
-from windlass.schema.graph import Graph
-from windlass.schema.plan import Plan
+from windlass.runtime.checkpoint.safetensors_io import SavedFile
+from windlass.runtime.compute import ComputeHandlers, StopRequested
+from windlass.runtime.distributed.heartbeat import HeartbeatSlots
+from windlass.runtime.distributed.p2p import P2PCommunicator
+from windlass.runtime.distributed.process_groups import DistContext, ProcessGroups, SingleProcess
+from windlass.runtime.distributed.sharded_store import ShardedStore
+from windlass.runtime.evaluate import HeldOutLoss, evaluate
+from windlass.runtime.interpreter import Interpreter, timer_for
+from windlass.runtime.layer_templates import LayerTemplate, layer_templates
+from windlass.runtime.memory_stats import PeakMemory
+from windlass.runtime.offload.activations import ActivationOffloader
+from windlass.runtime.offload.offloaded_store import OffloadedStore
+from windlass.runtime.offload.sharded_offloaded_store import ShardedOffloadedStore
+from windlass.runtime.offload.transfer_queue import TransferStats, transfer_queue_for
+from windlass.runtime.out_of_memory import is_out_of_memory, requested_bytes_clause, usable_bytes
+from windlass.runtime.param_store import InMemoryStore, ParamStore
+from windlass.runtime.rank_context import RankContext
+from windlass.runtime.verify.handler_hooks import HandlerWrapper, HookContext
 from windlass.schema.prediction import Timeline
-from windlass.schema.request import TrainRequest
-from windlass.schema.run_record import STATE_FOLDER, Step
-from windlass.torch_ext.cpu_allocator import prepare_allocator
+from windlass.schema.run_record import Step
+from windlass.torch_ext.cpu_allocator import install_allocator
 
 
-def never() -> bool:
-    """No wish to stop."""
+def never_stop() -> bool:
+    """Returns False: nobody asks to stop."""
     return False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Watch:
-    """Steps whose every instruction is told, with the most memory held while it ran."""
+class TimelineRecorder:
+    """Records the measured timeline of some steps, with memory after every instruction."""
 
     steps: frozenset[int]
-    take: Callable[[int, Timeline], None]
-    """Gets the step and what was measured."""
+    """Numbers of the steps to record."""
+    record: Callable[[int, Timeline], None]
+    """Called with the step and its timeline."""
 
 
 def train(
-    plan: Plan,
-    chain: Chain,
+    context: RankContext,
     batches: Batches,
-    settings: TrainRequest,
     *,
-    program: Program,
-    checkpoints: Path,
     resume: Checkpoint | None = None,
-    device: str = "cpu",
-    stop: Callable[[], bool] = never,
-    watch: Watch | None = None,
-    graph: Graph | None = None,
-    beat: Marks | None = None,
-    around: Around | None = None,
+    stop: Callable[[], bool] = never_stop,
+    recorder: TimelineRecorder | None = None,
+    heartbeat: HeartbeatSlots | None = None,
+    wrap_handlers: HandlerWrapper | None = None,
 ) -> Generator[Step]:
     """Trains, and yields each step once it is done.
 
     The first step is 1, or the one after `resume`; the last is `settings.steps`, after which a
-    checkpoint is on the disk. The steps that a run yields, and its weights, are the same bit for
-    bit however often it was stopped or killed and resumed.
+    checkpoint is on the disk. The yielded steps and the weights are bit-identical however often
+    the run was stopped or killed and resumed.
 
     Args:
-        plan: what `program` was lowered from.
-        chain: the model; its layers may lie on the meta device. Real weights are taken over, as
-            there is no room for a large model twice: they change, or leave for their home.
+        context: what this rank runs. With a graph, this process is one of several ranks, has
+            initialized torch.distributed, and yields the same steps as all others do.
         batches: training and held-out sequences.
-        settings: optimisation, and how often to evaluate and to save.
-        program: of this device, verified.
-        checkpoints: the run's folder of checkpoints, made if need be.
-        resume: from `checkpoint.latest`; None begins anew.
-        device: torch's name for it.
-        stop: asked before each micro-batch; True saves the last whole step and ends.
-        watch: steps to look at closely.
-        graph: what the plan cuts; needed only where it takes several devices. Then this process is
-            one of them, has joined them, and yields the same steps as all others do.
-        beat: set to the step and to the index of the instruction that begins.
-        around: given all handlers, gives those that run.
+        resume: the checkpoint to resume from; None starts from the beginning.
+        stop: asked before each micro-batch; True saves the last complete step and ends.
+        recorder: records the timeline of some steps.
+        heartbeat: receives the step and the index of each instruction as it begins.
+        wrap_handlers: takes all handlers and returns those to run in their place.
 
     Raises:
-        CheckpointError: `resume` is of another model.
-        MemoryShort: memory ran out; nothing of the step counts.
-        RunBroken: a loss or gradient is not finite; no weight has changed by it.
-        RunInterrupted: `stop` said so; the state is saved.
+        CheckpointError: `resume` belongs to another model.
+        OutOfMemory: memory ran out; the step has no effect.
+        RunBroken: a loss or gradient is not finite; it has changed no weight.
+        RunInterrupted: `stop` returned True; the state is saved.
         StorageError: a checkpoint could not be written; the one before it is kept.
     """
-    on = torch.device(device)
     run: _Run | None = None
     try:
-        run = _Run(plan, chain, batches, settings, program, checkpoints, on, stop, graph, beat,
-                   around)  # fmt: skip
-        yield from run.steps(resume, watch)
+        run = _Run(context, batches, stop, heartbeat, wrap_handlers)
+        yield from run.steps(resume, recorder)
     except (MemoryError, RuntimeError, OSError) as error:
-        if not is_shortage(error):
+        if not is_out_of_memory(error):
             raise
-        asked = asked_words(error)
+        requested = requested_bytes_clause(error)
     else:
         return
     finally:
         if run is not None:
             run.close()
-    # Outside of the handler, whose error holds on to all tensors: what follows needs memory too.
-    told = f"memory ran out {run.where() if run is not None else 'before the first step'}{asked}"
-    told += f"; {run.last_good()}" if run is not None else ""
+    # Outside the except clause, whose error refers to all tensors: what follows needs memory too.
+    where = run.where() if run is not None else "before the first step"
+    message = f"memory ran out {where}{requested}"
+    message += f"; {run.last_good_checkpoint()}" if run is not None else ""
+    device = context.device
     del run, resume
     gc.collect()
-    raise MemoryShort(told, room_bytes=room_bytes(on))
+    raise OutOfMemory(message, available_bytes=usable_bytes(device))
 
 
 class _Run:
-    """One device's part of a run."""
+    """The training loop of one rank."""
 
     def __init__(
         self,
-        plan: Plan,
-        chain: Chain,
+        context: RankContext,
         batches: Batches,
-        settings: TrainRequest,
-        program: Program,
-        checkpoints: Path,
-        device: torch.device,
         stop: Callable[[], bool],
-        graph: Graph | None,
-        beat: Marks | None,
-        around: Around | None,
+        heartbeat: HeartbeatSlots | None,
+        wrap_handlers: HandlerWrapper | None,
     ) -> None:
-        prepare_allocator()
-        self._peak = Peak(device)
-        self._plan, self._batches, self._settings = plan, batches, settings
-        self._device, self._folder = device, checkpoints
-        self._program = program
-        optimizer = Optimizer(settings, device, plan.moments)
-        own = f"-{program.device}" if program.device else ""
-        self._state = checkpoints.with_name(STATE_FOLDER + own)
-        self._at = 1
-        self._beat = beat
-        self._pod = Pod(plan, graph, program.device, device) if graph else None
-        self._world: World = self._pod or Alone()
-        self._lane = lane_of(plan, device)
-        self._templates: tuple[Template, ...] = templates(
-            chain, compiled=plan.compile, place=self._pod.slice if self._pod else None
+        install_allocator()
+        self._peak = PeakMemory(context.device)
+        self._context, self._plan = context, context.plan
+        self._settings, self._batches = context.settings, batches
+        plan, device = context.plan, context.device
+        optimizer = AdamW(context.settings, device, plan.moments)
+        self._current_step = 1
+        self._heartbeat = heartbeat
+        graph = context.graph
+        self._groups = ProcessGroups(plan, graph, context.rank, device) if graph else None
+        self._dist: DistContext = self._groups or SingleProcess()
+        self._queue = transfer_queue_for(plan, device)
+        self._templates: tuple[LayerTemplate, ...] = layer_templates(
+            context.stack,
+            compiled=plan.compile,
+            tp_rank=self._groups.tensor_parallel if self._groups else None,
         )
-        self.residence = self._home(chain, graph, optimizer)
-        self._outputs: Outputs | None = None
-        if self._lane is not None and plan.is_offloaded("activations"):
-            self._outputs = Outputs(self._lane, plan.offload.activations, self._state, device)
-        self.saver = Saver(
-            checkpoints, len(chain.layers), keep=settings.keep, save=self._save_layer,
-            device=self._world.device, devices=self._world.devices,
+        self.store = self._make_store(optimizer)
+        self._activations: ActivationOffloader | None = None
+        if self._queue is not None and plan.is_offloaded("activations"):
+            self._activations = ActivationOffloader(
+                self._queue, plan.offload.activations, context.state_folder, device
+            )
+        self.saver = AsyncSaver(
+            context.checkpoints, len(context.stack.layers), keep=context.settings.keep,
+            save_layer=self._save_layer, rank=self._dist.rank, world_size=self._dist.world_size,
         )  # fmt: skip
-        self._compute = Compute(
-            plan,
-            program,
-            self.residence,
+        self._compute = ComputeHandlers(
+            context,
+            self.store,
             self._templates,
             optimizer=optimizer,
             batches=batches,
-            seed=settings.seed,
-            device=device,
             stop=stop,
-            world=self._world,
-            outputs=self._outputs,
+            dist=self._dist,
+            activations=self._activations,
         )
         handlers = dict(self._compute.handlers())
-        self._messages: Messages | None = None
-        if self._pod and graph:
-            layers = self.residence.layers
-            self._messages = Messages(
-                plan, graph, chain, self._pod, layers, self._templates, device
-            )
-            handlers |= self._messages.handlers()
-        if around is not None:
-            handlers = dict(around(handlers, Inside(plan, graph, self._compute, self._pod)))
-        self._interpreter = Interpreter(
-            program, handlers, clock_for(device, len(program.instructions)), beat
-        )
+        self._p2p: P2PCommunicator | None = None
+        if self._groups:
+            self._p2p = P2PCommunicator(context, self._groups, self.store.layers, self._templates)
+            handlers |= self._p2p.handlers()
+        if wrap_handlers is not None:
+            hooks = HookContext(plan, graph, self._compute, self._groups)
+            handlers = dict(wrap_handlers(handlers, hooks))
+        timer = timer_for(device, len(context.program.instructions))
+        self._interpreter = Interpreter(context.program, handlers, timer, heartbeat)
 
-    def _home(self, chain: Chain, graph: Graph | None, optimizer: Optimizer) -> Residence:
-        """Where the plan has weights and optimizer state live."""
-        plan, seed = self._plan, self._settings.seed
+    def _make_store(self, optimizer: AdamW) -> ParamStore:
+        """The store of weights and optimizer state that the plan asks for."""
+        context, queue, groups = self._context, self._queue, self._groups
+        offloaded = self._plan.is_offloaded("optimizer")
 
         def before_update(layer: int) -> None:
             self.saver.wait_for(layer)
 
-        if self._lane is not None and plan.is_offloaded("optimizer") and self._pod:
-            return PodStream(
-                plan, chain, self._state, optimizer, self._lane, self._device, self._pod,
-                program=self._program, seed=seed, before_update=before_update,
-            )  # fmt: skip
-        if self._lane is not None and plan.is_offloaded("optimizer"):
-            return Stream(
-                plan, chain, self._state, optimizer, self._lane, self._device,
-                program=self._program, seed=seed, before_update=before_update,
-            )  # fmt: skip
-        if self._pod and graph:
-            return Shared(
-                plan, graph, chain, optimizer, self._pod, seed=seed, device=self._device,
-                before_update=before_update,
-            )  # fmt: skip
-        return Near(
-            chain, optimizer, seed=seed, precision=plan.precision, device=self._device,
-            before_update=before_update, moments=plan.moments,
-        )  # fmt: skip
+        if queue is not None and offloaded and groups:
+            return ShardedOffloadedStore(
+                context, optimizer, queue, groups, before_update=before_update
+            )
+        if queue is not None and offloaded:
+            return OffloadedStore(context, optimizer, queue, before_update=before_update)
+        if groups:
+            return ShardedStore(context, optimizer, groups, before_update=before_update)
+        return InMemoryStore(context, optimizer, before_update=before_update)
 
     def close(self) -> None:
         """Waits for the save under way, and ends all threads."""
         self.saver.close()
-        if self._lane is not None:
-            self._lane.close()
-        if self._outputs is not None:
-            self._outputs.close()
-        self.residence.close()
+        if self._queue is not None:
+            self._queue.close()
+        if self._activations is not None:
+            self._activations.close()
+        self.store.close()
 
-    def steps(self, resume: Checkpoint | None, watch: Watch | None) -> Generator[Step]:
-        if not self._world.device:
-            remove_temporaries(self._folder)
-        done = self._checked(resume) if resume else 0
-        self.residence.start(resume)
+    def steps(
+        self, resume: Checkpoint | None, recorder: TimelineRecorder | None
+    ) -> Generator[Step]:
+        """Runs and yields all steps after those of `resume`."""
+        if not self._dist.rank:
+            remove_temporaries(self._context.checkpoints)
+        done = self._steps_done(resume) if resume else 0
+        self.store.initialize(resume)
         if self._plan.compile and done < self._settings.steps:
-            self._compute.warm(done + 1)
-        self._moved()  # what came before the first step is none of it
+            self._compute.warm_up(done + 1)
+        self._take_transfer_stats()  # transfers before the first step belong to no step
         for step in range(done + 1, self._settings.steps + 1):
-            self.saver.check()
+            self.saver.raise_if_failed()
             try:
-                self._one(step, watch)
-            except StopWished:
-                raise self._stopped(step - 1) from None
+                self._run_step(step, recorder)
+            except StopRequested:
+                raise self._interrupted(step - 1) from None
             except RunBroken as broken:
-                raise RunBroken(f"{broken}; {self.last_good()}") from None
-            ends = step == self._settings.steps
-            saves = ends or step % self._settings.save_every == 0
+                raise RunBroken(f"{broken}; {self.last_good_checkpoint()}") from None
+            is_last = step == self._settings.steps
+            saves = is_last or step % self._settings.save_every == 0
             try:
                 yield self._measured(step, saves=saves)
             finally:
-                # After the step is handed over: else a kill between the two would leave a
-                # checkpoint of a step that nobody has a record of. Also if nobody asks for more.
+                # Saved only after the step was yielded: a kill in between would otherwise leave a
+                # checkpoint of an unrecorded step. `finally`, in case nobody asks for more steps.
                 if saves:
                     self._save(step)
-            if ends:
+            if is_last:
                 self.saver.finish()
-            elif self._compute.stops:
-                raise self._stopped(step)
+            elif self._compute.should_stop:
+                raise self._interrupted(step)
 
-    def _checked(self, checkpoint: Checkpoint) -> int:
-        """The step of a checkpoint that is of this run."""
+    def _steps_done(self, checkpoint: Checkpoint) -> int:
+        """The step of a checkpoint, which must belong to this run."""
         manifest = checkpoint.manifest
         if manifest.graph != self._plan.graph:
             raise CheckpointError(
@@ -274,79 +241,71 @@ class _Run:
                 f"`{checkpoint.path}` has taken {manifest.samples} samples in {manifest.step} "
                 f"steps, not {self._batches.batch} a step; resume with the batch it was made with"
             )
-        self.saver.found(manifest.step)
+        self.saver.note_existing(manifest.step)
         return manifest.step
 
-    def _one(self, step: int, watch: Watch | None) -> None:
-        """Runs one step and tells the watcher, if it is one that is looked at."""
-        self._at = step
-        if self._beat is not None:
-            self._beat[0] = step
-        self._compute.begin(step)
-        if self._messages:
-            self._messages.flow = self._compute.flow
-        if watch is None or step not in watch.steps:
+    def _run_step(self, step: int, recorder: TimelineRecorder | None) -> None:
+        """Runs one step, and records its timeline if the recorder asks for it."""
+        self._current_step = step
+        if self._heartbeat is not None:
+            self._heartbeat[0] = step
+        self._compute.begin_step(step)
+        if self._p2p:
+            self._p2p.step_state = self._compute.state
+        if recorder is None or step not in recorder.steps:
             self._interpreter.run()
         else:
-            memory = self._interpreter.sample(self._peak.look)
-            watch.take(step, self._interpreter.timeline(memory))
-        if self._pod:
-            self._pod.settle_messages()
+            memory = self._interpreter.run_sampled(self._peak.sample)
+            recorder.record(step, self._interpreter.timeline(memory))
+        if self._groups:
+            self._groups.wait_for_sends()
 
     def _measured(self, step: int, *, saves: bool) -> Step:
-        """What the step that just ran leaves behind; evaluates where due."""
+        """The record of the step that just ran; evaluates where due."""
         settings, compute = self._settings, self._compute
         due = step == settings.steps or step % settings.evaluate_every == 0
         evaluates = due and settings.evaluate_sequences > 0
-        settling = time.perf_counter()
+        flush_start = time.perf_counter()
         if evaluates or saves:
-            self.residence.settle(self._program)
-        settled = time.perf_counter() - settling
-        moved = self._moved()
+            self.store.flush_deferred_updates(self._context.program)
+        flush_seconds = time.perf_counter() - flush_start
+        transfers = self._take_transfer_stats()
         held_out = self._evaluate() if evaluates else None
         if evaluates:
-            self._moved()
-        peak = self._peak.highest()
+            self._take_transfer_stats()
+        peak = self._peak.overall_bytes()
         return Step(
             step=step,
             loss=compute.loss,
             gradient_norm=compute.gradient_norm,
             learning_rate=learning_rate(settings, step),
             tokens=self._plan.tokens_per_step,
-            seconds=self._interpreter.seconds(),
-            memory_bytes=round(self._world.most(peak)),
-            device_memory_bytes=peak if self._pod else None,
-            read_bytes=moved.read_bytes,
-            written_bytes=moved.written_bytes,
-            settle_seconds=settled if self._plan.offloads and (evaluates or saves) else 0.0,
-            by_kind=self._interpreter.by_kind(),
+            seconds=self._interpreter.step_seconds(),
+            memory_bytes=round(self._dist.all_reduce_max(peak)),
+            device_memory_bytes=peak if self._groups else None,
+            read_bytes=transfers.read_bytes,
+            written_bytes=transfers.written_bytes,
+            flush_seconds=flush_seconds if self._plan.offloads and (evaluates or saves) else 0.0,
+            by_kind=self._interpreter.seconds_by_kind(),
             held_out_loss=held_out.loss if held_out else None,
             held_out_bits_per_byte=held_out.bits_per_byte if held_out else None,
-            saved=folder_name(step) if saves else None,
+            saved=checkpoint_name(step) if saves else None,
         )
 
-    def _moved(self) -> Moved:
-        """What went between tiers since this was asked last."""
-        return Moved() if self._lane is None else self._lane.moved()
+    def _take_transfer_stats(self) -> TransferStats:
+        """What was transferred between tiers since the last call."""
+        return TransferStats() if self._queue is None else self._queue.take_stats()
 
-    def _evaluate(self) -> HeldOut:
+    def _evaluate(self) -> HeldOutLoss:
         return evaluate(
-            self.residence,
+            self._context,
+            self.store,
             self._templates,
             self._batches,
-            phases=[
-                phase
-                for chunk in chunks_of(self._plan, self._world.place.stage)
-                for phase in self._plan.stages[chunk].phases
-            ],
-            sequences=self._settings.evaluate_sequences,
-            micro=self._plan.batch.micro,
-            bare=self._compute.bare,
-            device=self._device,
-            world=self._world,
-            messages=self._messages,
-            replicas=self._plan.parallel.data,
-            done=self._live,
+            no_grad_layers=self._compute.no_grad_layers,
+            dist=self._dist,
+            p2p=self._p2p,
+            on_progress=self._count_other_work,
         )
 
     def _save(self, step: int) -> None:
@@ -361,32 +320,34 @@ class _Run:
             )
         )
 
-    def _stopped(self, done: int) -> RunInterrupted:
-        """Saves the last whole step, if it is not saved already."""
-        if done and self.saver.newest != done:
-            self.residence.settle(self._program)
+    def _interrupted(self, done: int) -> RunInterrupted:
+        """Saves the last complete step, unless it is saved already."""
+        if done and self.saver.newest_step != done:
+            self.store.flush_deferred_updates(self._context.program)
             self._save(done)
         self.saver.finish()
-        return RunInterrupted(f"stopped after step {done}; {self.last_good()}")
+        return RunInterrupted(f"stopped after step {done}; {self.last_good_checkpoint()}")
 
-    def _save_layer(self, index: int, path: Path) -> Saved | None:
+    def _save_layer(self, index: int, path: Path) -> SavedFile | None:
         """Saves one layer, from the saver's thread."""
-        saved = self.residence.save(index, path)
-        self._live()
+        saved = self.store.save_layer(index, path)
+        self._count_other_work()
         return saved
 
-    def _live(self) -> None:
-        """Gives a sign of life that is no instruction."""
-        if self._beat is not None:
-            self._beat[2] += 1
+    def _count_other_work(self) -> None:
+        """Gives a sign of life between instructions."""
+        if self._heartbeat is not None:
+            self._heartbeat[2] += 1
 
     def where(self) -> str:
-        """The step that ran last."""
-        return f"in step {self._at}"
+        """The step that ran last, for a message."""
+        return f"in step {self._current_step}"
 
-    def last_good(self) -> str:
-        """Where to go on from, in words."""
-        newest = self.saver.settled()
+    def last_good_checkpoint(self) -> str:
+        """The checkpoint to resume from, for a message."""
+        newest = self.saver.newest_after_save()
         if newest is None:
             return "no checkpoint was written yet"
-        return f"the last good checkpoint is `{self._folder / folder_name(newest)}`"
+        return (
+            f"the last good checkpoint is `{self._context.checkpoints / checkpoint_name(newest)}`"
+        )

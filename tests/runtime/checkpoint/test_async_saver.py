@@ -10,25 +10,25 @@ import torch
 from safetensors.torch import load_file
 
 from windlass.errors import CheckpointError, StorageError
-from windlass.models.layer_stack import Chain
+from windlass.models.layer_stack import LayerStack
 from windlass.runtime import param_store as residence
-from windlass.runtime.checkpoint.async_saver import Saver
+from windlass.runtime.checkpoint.async_saver import AsyncSaver
 from windlass.runtime.checkpoint.checkpoint import (
     Manifest,
-    latest,
+    latest_checkpoint,
     remove_temporaries,
-    stored,
-    verify,
+    checkpoint_folders,
+    verify_checkpoint,
 )
-from windlass.runtime.checkpoint.safetensors_io import FileProof, read_tensors, write_tensors
-from windlass.runtime.parameters import LayerTensors, layer_tensors
+from windlass.runtime.checkpoint.safetensors_io import FileChecksum, read_tensors, write_tensors
+from windlass.runtime.parameters import ResidentLayer, resident_layers
 
 
-def saver_of(folder: Path, layers: tuple[LayerTensors, ...]) -> Saver:
-    def save(index: int, to: Path) -> residence.Proof | None:
-        return residence.save_layer(layers[index], to)
+def saver_of(folder: Path, layers: tuple[ResidentLayer, ...]) -> AsyncSaver:
+    def save(index: int, to: Path) -> residence.PendingChecksum | None:
+        return residence.write_layer(layers[index], to)
 
-    return Saver(folder, len(layers), keep=2, save=save)
+    return AsyncSaver(folder, len(layers), keep=2, save_layer=save)
 
 
 def manifest(step: int):
@@ -36,18 +36,18 @@ def manifest(step: int):
 
 
 @pytest.fixture
-def layers(gpt: Callable[..., Chain]):
-    return layer_tensors(gpt(), seed=0, precision="float32", device=torch.device("cpu"))
+def layers(gpt: Callable[..., LayerStack]):
+    return resident_layers(gpt(), seed=0, precision="float32", device=torch.device("cpu"))
 
 
 @pytest.fixture
-def saver(layers: tuple[LayerTensors, ...], folder: Path):
+def saver(layers: tuple[ResidentLayer, ...], folder: Path):
     made = saver_of(folder, layers)
     yield made
     made.close()
 
 
-def save(saver: Saver, *steps: int) -> None:
+def save(saver: AsyncSaver, *steps: int) -> None:
     for step in steps:
         saver.begin(manifest(step))
         saver.finish()
@@ -75,20 +75,20 @@ def test_tensors_are_read_into_memory_that_is_there(tmp_path: Path):
     assert torch.equal(place, torch.ones(3))
 
 
-def test_the_newest_checkpoints_are_kept(saver: Saver, folder: Path):
+def test_the_newest_checkpoints_are_kept(saver: AsyncSaver, folder: Path):
     save(saver, 1, 2, 3, 10)
-    assert [path.name for path in stored(folder)] == ["step-00000003", "step-00000010"]
-    assert latest(folder).manifest.step == 10
-    assert saver.newest == 10
+    assert [path.name for path in checkpoint_folders(folder)] == ["step-00000003", "step-00000010"]
+    assert latest_checkpoint(folder).manifest.step == 10
+    assert saver.newest_step == 10
 
 
 def test_a_folder_without_checkpoints_has_no_latest(folder: Path):
-    assert latest(folder) is None
+    assert latest_checkpoint(folder) is None
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "layer-0002.safetensors"])
 @pytest.mark.parametrize("harm", ["flip", "cut", "remove", "empty"])
-def test_any_damage_is_found_and_named(harm: str, name: str, saver: Saver, folder: Path):
+def test_any_damage_is_found_and_named(harm: str, name: str, saver: AsyncSaver, folder: Path):
     save(saver, 1, 2)
     file = folder / "step-00000002" / name
     content = file.read_bytes()
@@ -100,27 +100,27 @@ def test_any_damage_is_found_and_named(harm: str, name: str, saver: Saver, folde
     else:
         file.write_bytes(content[: -7 if harm == "cut" else 0])
     with pytest.raises(CheckpointError, match=name):
-        verify(file.parent)
-    found = latest(folder)
+        verify_checkpoint(file.parent)
+    found = latest_checkpoint(folder)
     assert found.manifest.step == 1
     assert name in found.damaged[0]
 
 
-def test_if_every_checkpoint_is_damaged_all_are_named(saver: Saver, folder: Path):
+def test_if_every_checkpoint_is_damaged_all_are_named(saver: AsyncSaver, folder: Path):
     save(saver, 1, 2)
-    for path in stored(folder):
+    for path in checkpoint_folders(folder):
         (path / "layer-0000.safetensors").write_bytes(b"")
     with pytest.raises(CheckpointError, match=r"step-00000002.*step-00000001"):
-        latest(folder)
+        latest_checkpoint(folder)
 
 
 def test_a_layer_that_is_not_written_yet_may_not_change(
-    layers: tuple[LayerTensors, ...], folder: Path, monkeypatch: pytest.MonkeyPatch
+    layers: tuple[ResidentLayer, ...], folder: Path, monkeypatch: pytest.MonkeyPatch
 ):
     saver = saver_of(folder, layers)
     reached = []
 
-    def slow(path: Path, tensors: Iterable[tuple[str, torch.Tensor]]) -> FileProof:
+    def slow(path: Path, tensors: Iterable[tuple[str, torch.Tensor]]) -> FileChecksum:
         if path.name == "layer-0001.safetensors":
             # The update of the first layer may go on; this one's must wait.
             saver.wait_for(0)
@@ -137,11 +137,11 @@ def test_a_layer_that_is_not_written_yet_may_not_change(
 
 
 def test_a_full_disk_is_told_at_the_next_step_and_costs_no_checkpoint(
-    saver: Saver, folder: Path, monkeypatch: pytest.MonkeyPatch
+    saver: AsyncSaver, folder: Path, monkeypatch: pytest.MonkeyPatch
 ):
     save(saver, 1)
 
-    def full(path: Path, _: object) -> FileProof:
+    def full(path: Path, _: object) -> FileChecksum:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
     monkeypatch.setattr(residence, "write_tensors", full)
@@ -149,15 +149,15 @@ def test_a_full_disk_is_told_at_the_next_step_and_costs_no_checkpoint(
     saver.wait_for(3)
     with pytest.raises(StorageError, match=r"no space left.*step-00000002"):
         saver.finish()
-    assert latest(folder).manifest.step == 1
-    assert saver.newest == 1
+    assert latest_checkpoint(folder).manifest.step == 1
+    assert saver.newest_step == 1
     assert [path.name for path in folder.iterdir()] == ["step-00000001"]
 
 
-def test_what_a_killed_save_left_behind_is_ignored_and_removed(saver: Saver, folder: Path):
+def test_what_a_killed_save_left_behind_is_ignored_and_removed(saver: AsyncSaver, folder: Path):
     save(saver, 1)
     (folder / ".step-00000002.tmp").mkdir()
     (folder / ".step-00000002.tmp" / "layer-0000.safetensors").write_bytes(b"half")
-    assert latest(folder).manifest.step == 1
+    assert latest_checkpoint(folder).manifest.step == 1
     remove_temporaries(folder)
     assert [path.name for path in folder.iterdir()] == ["step-00000001"]

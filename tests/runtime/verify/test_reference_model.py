@@ -10,16 +10,16 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn import functional
 
-from windlass.capture.capture_graph import capture
+from windlass.capture.capture_graph import capture_graph
 from windlass.data.batches import Batches
 from windlass.errors import CheckpointError, ModelError
-from windlass.models.layer_stack import Chain
+from windlass.models.layer_stack import LayerStack
 from windlass.program.lowering.lower import lower
-from windlass.runtime.checkpoint.checkpoint import layer_file, stored
+from windlass.runtime.checkpoint.checkpoint import layer_file, checkpoint_folders
 from windlass.runtime.train import train
-from windlass.runtime.verify.compare_to_reference import compare
-from windlass.runtime.verify.reference_model import Reference, walk
-from windlass.schema.largest_model import Verified
+from windlass.runtime.verify.compare_to_reference import compare_to_reference
+from windlass.runtime.verify.reference_model import ReferenceStep, reference_step
+from windlass.schema.largest_model import ReferenceComparison
 from windlass.schema.plan import Batch, Offload, Plan, Stage
 from windlass.schema.request import TrainRequest
 from windlass.schema.run_record import Step
@@ -30,12 +30,12 @@ FAR = Offload(parameters="disk", gradients="disk", optimizer="disk")
 ROUNDING = 2e-5
 """Relative, of float32 sums in another order."""
 
-Trained = tuple[Chain, Step, Path, TrainRequest]
+Trained = tuple[LayerStack, Step, Path, TrainRequest]
 
 
 @pytest.fixture
 def trained(
-    gpt: Callable[..., Chain],
+    gpt: Callable[..., LayerStack],
     batches: Callable[..., Batches],
     settings: Callable[..., TrainRequest],
     tmp_path: Path,
@@ -50,7 +50,7 @@ def trained(
         steps: int = 1,
     ) -> Trained:
         chain = gpt(device="meta")
-        graph = capture(chain)
+        graph = capture_graph(chain)
         plan = Plan(
             graph=graph.label, machine="here@000000000000", precision=precision, batch=BATCH,
             offload=FAR if len(phases) > 1 else Offload(), moments=moments,
@@ -60,22 +60,22 @@ def trained(
         folder = tmp_path / "checkpoints"
         program = lower(plan, graph)[0]
         done = list(train(plan, chain, batches(), request, program=program, checkpoints=folder))
-        return chain, done[-1], stored(folder)[-1], request
+        return chain, done[-1], checkpoint_folders(folder)[-1], request
 
     return run
 
 
-def reference(chain: Chain, batches: Callable[..., Batches], precision: str) -> Reference:
-    return walk(chain, batches(), seed=0, precision=precision, batch=BATCH)
+def reference(chain: LayerStack, batches: Callable[..., Batches], precision: str) -> ReferenceStep:
+    return reference_step(chain, batches(), seed=0, precision=precision, batch=BATCH)
 
 
 @pytest.mark.parametrize("name", ["gpt-tiny", "llama-tiny"])
 def test_the_walk_finds_what_torch_finds_on_the_whole_model(
-    gpt: Callable[..., Chain], batches: Callable[..., Batches], name: str
+    gpt: Callable[..., LayerStack], batches: Callable[..., Batches], name: str
 ):
     keys = {"kv_heads": 2} if name == "llama-tiny" else {}
     whole = gpt(name, device="cpu", seed=0, **keys)
-    tokens, targets = (torch.as_tensor(part) for part in batches().at(1, 0, 4))
+    tokens, targets = (torch.as_tensor(part) for part in batches().samples(1, 0, 4))
     logits = nn.Sequential(*whole.layers)(tokens)
     loss = functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
     loss.backward()
@@ -83,7 +83,7 @@ def test_the_walk_finds_what_torch_finds_on_the_whole_model(
         f"{layer}.{inner}": parameter.grad
         for layer, module in zip(whole.names, whole.layers, strict=True)
         for inner, parameter in module.named_parameters()
-        if f"{layer}.{inner}" not in whole.ties
+        if f"{layer}.{inner}" not in whole.tied_weights
     }
     found = reference(gpt(name, device="meta", **keys), batches, "float32")
     assert found.loss == pytest.approx(loss.item(), rel=ROUNDING)
@@ -96,7 +96,7 @@ def test_the_walk_finds_what_torch_finds_on_the_whole_model(
 
 
 def test_a_layer_that_drops_cannot_be_walked(
-    gpt: Callable[..., Chain], batches: Callable[..., Batches]
+    gpt: Callable[..., LayerStack], batches: Callable[..., Batches]
 ):
     with pytest.raises(ModelError, match=r"drops 0.1 of its values.*`model.dropout=0`"):
         reference(gpt(device="meta", dropout=0.1), batches, "float32")
@@ -117,18 +117,18 @@ def test_a_step_agrees_with_the_reference_in_loss_norm_and_the_gradients_of_both
     chain, step, checkpoint, request = trained(phases=phases, precision=precision, moments=moments)
     assert step.gradient_norm > 0.1, "it clips, so that the divisor counts"
     wanted = reference(chain, batches, precision)
-    verified = compare(
+    verified = compare_to_reference(
         wanted, checkpoint, chain, step, request, precision=precision, moments=moments
     )
-    assert verified.holds, verified
-    assert len(verified.agreements) == 4
+    assert verified.within_tolerance, verified
+    assert len(verified.comparisons) == 4
 
 
 @pytest.fixture
 def spoilt(trained: Callable[..., Trained], batches: Callable[..., Batches]):
     """One layer's first moments times a factor, in the checkpoint of a step in phases."""
 
-    def spoil(layer: int, factor: float) -> Verified:
+    def spoil(layer: int, factor: float) -> ReferenceComparison:
         chain, step, checkpoint, request = trained(phases=((0, 2), (2, 5)))
         file = checkpoint / layer_file(layer)
         tensors = {
@@ -138,24 +138,24 @@ def spoilt(trained: Callable[..., Trained], batches: Callable[..., Batches]):
         file.unlink()
         save_file(tensors, file)
         wanted = reference(chain, batches, "float32")
-        return compare(wanted, checkpoint, chain, step, request, precision="float32")
+        return compare_to_reference(wanted, checkpoint, chain, step, request, precision="float32")
 
     return spoil
 
 
 @pytest.mark.parametrize(("layer", "place"), [(0, 2), (4, 3)])
 def test_a_moment_that_was_tampered_with_is_told_with_its_layer(
-    spoilt: Callable[..., Verified], layer: int, place: int
+    spoilt: Callable[..., ReferenceComparison], layer: int, place: int
 ):
     verified = spoilt(layer, 1.1)
-    assert not verified.holds
-    assert [each.holds for each in verified.agreements].index(False) == place
-    assert verified.agreements[place].error == pytest.approx(0.1, rel=1e-3)
-    assert sum(not each.holds for each in verified.agreements) == 1
+    assert not verified.within_tolerance
+    assert [each.within_tolerance for each in verified.comparisons].index(False) == place
+    assert verified.comparisons[place].error == pytest.approx(0.1, rel=1e-3)
+    assert sum(not each.within_tolerance for each in verified.comparisons) == 1
 
 
-def test_a_moment_that_is_no_number_is_not_taken_for_equal(spoilt: Callable[..., Verified]):
-    assert not spoilt(0, float("nan")).holds
+def test_a_moment_that_is_no_number_is_not_taken_for_equal(spoilt: Callable[..., ReferenceComparison]):
+    assert not spoilt(0, float("nan")).within_tolerance
 
 
 def test_a_checkpoint_of_several_updates_gives_no_gradient_back(
@@ -164,4 +164,4 @@ def test_a_checkpoint_of_several_updates_gives_no_gradient_back(
     chain, step, checkpoint, request = trained(phases=((0, 5),), steps=2)
     wanted = reference(chain, batches, "float32")
     with pytest.raises(CheckpointError, match="after 2 updates"):
-        compare(wanted, checkpoint, chain, step, request, precision="float32")
+        compare_to_reference(wanted, checkpoint, chain, step, request, precision="float32")

@@ -31,7 +31,7 @@ from windlass.tracking.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from windlass.data.batches import Batches
-    from windlass.data.token_files import Tokens
+    from windlass.data.token_files import TokenDataset
     from windlass.models.layer_stack import LayerStack
     from windlass.runtime.checkpoint.checkpoint import Checkpoint
     from windlass.runtime.distributed.heartbeat import HeartbeatSlots
@@ -40,16 +40,16 @@ _WATCHED_STEP = 3
 """Counted within an attempt: late enough that caches are warm, early enough to be there soon."""
 
 
-def prepare_tokens(request: Request, progress: Progress | None) -> "Tokens":
+def prepare_tokens(request: Request, progress: Progress | None) -> "TokenDataset":
     """The tokens of a request's text, made before or now.
 
     Raises:
         DataError: the text is missing, empty or too short.
     """
-    from windlass.data.dataset_cache import prepare
+    from windlass.data.dataset_cache import prepare_dataset
 
     data = request.data
-    tokens = prepare(
+    tokens = prepare_dataset(
         data.source,
         tokenizer=data.tokenizer,
         vocabulary=data.vocabulary,
@@ -63,14 +63,14 @@ def prepare_tokens(request: Request, progress: Progress | None) -> "Tokens":
     return tokens
 
 
-def load_run_tokens(folder: Path) -> "Tokens | None":
+def load_run_tokens(folder: Path) -> "TokenDataset | None":
     """The tokens that a run has in its own folder; None if it has none there."""
-    from windlass.data.token_files import open_tokens
+    from windlass.data.token_files import open_dataset
 
-    return open_tokens(folder / names.TOKENS_FOLDER)
+    return open_dataset(folder / names.TOKENS_FOLDER)
 
 
-def require_vocabulary(planned: Planned, tokens: "Tokens") -> None:
+def require_vocabulary(planned: Planned, tokens: "TokenDataset") -> None:
     """Refuses a model whose vocabulary is smaller than the tokenizer's.
 
     A model that predicts hidden tokens needs one entry more, which stands for them.
@@ -136,20 +136,20 @@ def prepare_batches(planned: Planned) -> "Batches":
     return make_batches(planned, prepare_tokens(planned.request, None))
 
 
-def make_batches(planned: Planned, tokens: "Tokens") -> "Batches":
+def make_batches(planned: Planned, tokens: "TokenDataset") -> "Batches":
     """The batches of a run.
 
     Raises:
         DataError: the text is too short.
     """
     from windlass.data.batches import Batches
-    from windlass.data.mlm_masking import Masking
+    from windlass.data.mlm_masking import MlmMasking
     from windlass.models.loss import IGNORE_INDEX
 
     train_request, masking = planned.request.train, None
     if not is_causal(planned.request.model.name):
-        masking = Masking(
-            hidden=planned.graph.vocabulary - 1, vocabulary=tokens.vocabulary, ignored=IGNORE_INDEX
+        masking = MlmMasking(
+            mask_token=planned.graph.vocabulary - 1, vocabulary=tokens.vocabulary, ignore_index=IGNORE_INDEX
         )
     return Batches(
         tokens,
@@ -246,6 +246,9 @@ def _trained(
     scrutiny: Instrumentation | None = None,
 ) -> Generator[Step]:
     """The training loop of one device; the first keeps one step's measured timeline."""
+    import torch
+
+    from windlass.runtime.rank_context import RankContext
     from windlass.runtime.train import TimelineRecorder, train
 
     done = checkpoint.manifest.step if checkpoint else 0
@@ -255,18 +258,21 @@ def _trained(
         del step
         timeline.save(folder / names.MEASURED_TIMELINE_FILE)
 
-    return train(
-        planned.plan,
-        chain,
-        found,
-        planned.request.train,
+    context = RankContext(
+        plan=planned.plan,
+        stack=chain,
         program=program,
+        settings=planned.request.train,
         checkpoints=folder / names.CHECKPOINT_FOLDER,
-        resume=checkpoint,
-        device=planned.machine.device.kind,
-        stop=stop,
-        watch=None if program.device else TimelineRecorder(steps=frozenset({watched}), record=keep),
         graph=planned.graph if planned.plan.parallel.devices > 1 else None,
-        beat=beat,
-        around=scrutiny.handler_wrapper(folder, program.device) if scrutiny else None,
+        device=torch.device(planned.machine.device.kind),
+    )
+    return train(
+        context,
+        found,
+        resume=checkpoint,
+        stop=stop,
+        recorder=None if program.device else TimelineRecorder(steps=frozenset({watched}), record=keep),
+        heartbeat=beat,
+        wrap_handlers=scrutiny.handler_wrapper(folder, program.device) if scrutiny else None,
     )

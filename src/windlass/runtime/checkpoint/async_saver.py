@@ -12,28 +12,28 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
-from windlass.atomic_files import storage_faults, sync_folder, write_whole
+from windlass.atomic_files import storage_errors, fsync_folder, atomic_write
 from windlass.errors import StorageError
 from windlass.runtime.checkpoint.checkpoint import (
     MANIFEST_FILE,
     Manifest,
-    folder_name,
+    checkpoint_name,
     layer_file,
-    proofs_file,
-    stored,
-    tell_proofs,
-    told_proofs,
+    rank_files_path,
+    checkpoint_folders,
+    write_rank_files,
+    take_rank_files,
 )
-from windlass.runtime.checkpoint.safetensors_io import FileProof
-from windlass.runtime.offload.backing_store import Proof
-from windlass.runtime.param_store import Saved
+from windlass.runtime.checkpoint.safetensors_io import FileChecksum
+from windlass.runtime.checkpoint.safetensors_io import PendingChecksum
+from windlass.runtime.checkpoint.safetensors_io import SavedFile
 
-Save = Callable[[int, Path], Saved | None]
+SaveLayer = Callable[[int, Path], SavedFile | None]
 _LOOK_SECONDS = 0.02
 """Between two looks for what another device writes."""
 
 
-class Saver:
+class AsyncSaver:
     """Writes checkpoints into one folder, one at a time, beside the training.
 
     Args:
@@ -51,14 +51,14 @@ class Saver:
         layers: int,
         *,
         keep: int,
-        save: Save,
-        device: int = 0,
-        devices: int = 1,
+        save_layer: SaveLayer,
+        rank: int = 0,
+        world_size: int = 1,
     ) -> None:
         self._folder = folder
-        self._device, self._devices = device, devices
+        self._device, self._devices = rank, world_size
         self._keep = keep
-        self._save_layer = save
+        self._save_layer = save_layer
         self._written = [threading.Event() for _ in range(layers)]
         for event in self._written:
             event.set()
@@ -66,12 +66,12 @@ class Saver:
         self._pending: Future[None] | None = None
         self._abandoned = threading.Event()
         self._begun: int | None = None
-        self.newest: int | None = None
+        self.newest_step: int | None = None
         """Step of the newest checkpoint that is whole on the disk; None if there is none."""
 
-    def found(self, step: int) -> None:
+    def note_existing(self, step: int) -> None:
         """Takes note of a whole checkpoint that was there before."""
-        self.newest = step
+        self.newest_step = step
 
     def begin(self, manifest: Manifest) -> str:
         """Begins a checkpoint; tensors must not change except after `wait_for` their layer.
@@ -90,13 +90,13 @@ class Saver:
             event.clear()
         self._begun = manifest.step
         self._pending = self._thread.submit(self._save, manifest)
-        return folder_name(manifest.step)
+        return checkpoint_name(manifest.step)
 
     def wait_for(self, layer: int) -> None:
         """Returns when a layer may change."""
         self._written[layer].wait()
 
-    def check(self) -> None:
+    def raise_if_failed(self) -> None:
         """Raises what went wrong in a save that has ended; never waits.
 
         Raises:
@@ -114,13 +114,13 @@ class Saver:
         pending, self._pending = self._pending, None
         if pending is not None:
             pending.result()
-            self.newest = self._begun
+            self.newest_step = self._begun
 
-    def settled(self) -> int | None:
+    def newest_after_save(self) -> int | None:
         """Step of the newest whole checkpoint once the save under way has ended, well or not."""
         with contextlib.suppress(StorageError, OSError):
             self.finish()
-        return self.newest
+        return self.newest_step
 
     def close(self) -> None:
         """Waits for the save under way and ends the thread; what failed is not told again.
@@ -131,22 +131,22 @@ class Saver:
         self._thread.shutdown(wait=True)
 
     def _save(self, manifest: Manifest) -> None:
-        name = folder_name(manifest.step)
+        name = checkpoint_name(manifest.step)
         beside = self._folder / f".{name}.tmp"
         try:
-            with storage_faults(self._folder / name):
+            with storage_errors(self._folder / name):
                 if self._devices == 1:
                     shutil.rmtree(beside, ignore_errors=True)
                 beside.mkdir(parents=True, exist_ok=True)
                 proofs = self._write(beside)
                 if self._device:
-                    tell_proofs(beside, self._device, proofs)
+                    write_rank_files(beside, self._device, proofs)
                     self._await(self._folder / name)
                     return
                 proofs |= self._told(beside)
-                whole = manifest.model_copy(update={"files": proofs}).sealed()
-                write_whole(beside / MANIFEST_FILE, whole.to_json())
-                sync_folder(beside)
+                whole = manifest.model_copy(update={"files": proofs}).with_checksum()
+                atomic_write(beside / MANIFEST_FILE, whole.to_json())
+                fsync_folder(beside)
                 self._publish(beside, self._folder / name)
                 self._forget_old(manifest.step)
         finally:
@@ -156,22 +156,22 @@ class Saver:
             if not self._device:
                 shutil.rmtree(beside, ignore_errors=True)
 
-    def _write(self, beside: Path) -> dict[str, FileProof]:
+    def _write(self, beside: Path) -> dict[str, FileChecksum]:
         """Writes this device's files, and tells what each must be to count as whole."""
-        proofs: dict[Path, Proof] = {}
+        proofs: dict[Path, PendingChecksum] = {}
         for index, written in enumerate(self._written):
             saved = self._save_layer(index, beside / layer_file(index))
             if saved is not None:
-                proofs[saved.path] = saved.proof
+                proofs[saved.path] = saved.checksum
             written.set()
         return {path.name: proof() for path, proof in proofs.items()}
 
-    def _told(self, beside: Path) -> dict[str, FileProof]:
+    def _told(self, beside: Path) -> dict[str, FileChecksum]:
         """What the other devices have written; returns when all have."""
-        found: dict[str, FileProof] = {}
+        found: dict[str, FileChecksum] = {}
         for device in range(1, self._devices):
-            self._await(proofs_file(beside, device))
-            found |= told_proofs(beside, device)
+            self._await(rank_files_path(beside, device))
+            found |= take_rank_files(beside, device)
         return found
 
     def _await(self, path: Path) -> None:
@@ -186,11 +186,11 @@ class Saver:
         if final.exists():
             self._remove(final)
         beside.rename(final)
-        sync_folder(self._folder)
+        fsync_folder(self._folder)
 
     def _forget_old(self, step: int) -> None:
         # A newer one can only be one that a resume passed over as damaged: it does not count.
-        good = [path for path in stored(self._folder) if path.name <= folder_name(step)]
+        good = [path for path in checkpoint_folders(self._folder) if path.name <= checkpoint_name(step)]
         for path in good[: -self._keep]:
             self._remove(path)
 

@@ -22,14 +22,14 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-from windlass.atomic_files import hash_file, write_whole
+from windlass.atomic_files import hash_file, atomic_write
 from windlass.document import Document
 from windlass.errors import CheckpointError
-from windlass.models.tensor_parallel.shard_params import Piece
-from windlass.runtime.checkpoint.convert_moments import fill_moments, read_moments
-from windlass.runtime.checkpoint.safetensors_io import FileProof, read_tensors
-from windlass.runtime.parameters import LayerParameters, LayerTensors, Weight
-from windlass.torch_ext.quantized_moments import Codec
+from windlass.models.tensor_parallel.shard_params import ParamShard
+from windlass.runtime.checkpoint.convert_moments import load_moments, read_moments
+from windlass.runtime.checkpoint.safetensors_io import FileChecksum, read_tensors
+from windlass.runtime.parameters import LayerParameters, ResidentLayer, MasterParameter
+from windlass.torch_ext.quantized_moments import MomentCodec
 
 MANIFEST_FILE = "manifest.json"
 
@@ -50,28 +50,28 @@ class Manifest(Document):
     """The plan's label."""
     graph: str
     """The graph's label."""
-    files: dict[str, FileProof]
-    check: str = ""
+    files: dict[str, FileChecksum]
+    checksum: str = ""
     """SHA-256 of this manifest with an empty `check`."""
 
-    def sealed(self) -> Self:
+    def with_checksum(self) -> Self:
         """The same with its `check`."""
         return self.model_copy(update={"check": self._digest()})
 
     @property
-    def is_sealed(self) -> bool:
+    def is_intact(self) -> bool:
         """Whether nothing changed since it was sealed."""
-        return self.check == self._digest()
+        return self.checksum == self._digest()
 
     def _digest(self) -> str:
         bare = self.model_dump(mode="json", exclude={"check"})
         return hashlib.sha256(json.dumps(bare, sort_keys=True).encode()).hexdigest()
 
 
-class Proofs(Document):
+class RankFiles(Document):
     """What one device of several has written of a checkpoint."""
 
-    files: dict[str, FileProof]
+    files: dict[str, FileChecksum]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,21 +84,21 @@ class Checkpoint:
     """One sentence for each newer checkpoint that is not whole, newest first."""
 
 
-def folder_name(step: int) -> str:
+def checkpoint_name(step: int) -> str:
     """The name of the checkpoint after `step` updates."""
     return f"step-{step:08d}"
 
 
-def layer_file(index: int, *, part: tuple[str, int] | None = None) -> str:
+def layer_file(index: int, *, shard: tuple[str, int] | None = None) -> str:
     """The name of one layer's file, or of one device's share of it, by its slice and shard.
 
     A slice is named by its index, or by its row and column in a grid.
     """
-    place = "" if part is None else f".{part[0]}.{part[1]}"
+    place = "" if shard is None else f".{shard[0]}.{shard[1]}"
     return f"layer-{index:04d}{place}.safetensors"
 
 
-class Part(NamedTuple):
+class LayerShardFile(NamedTuple):
     """One device's share of a layer."""
 
     file: str
@@ -106,51 +106,51 @@ class Part(NamedTuple):
     column: int
 
 
-def parts_of(manifest: Manifest, index: int) -> tuple[Part, ...]:
+def shard_files(manifest: Manifest, index: int) -> tuple[LayerShardFile, ...]:
     """The files in which a layer lies in parts; none if it lies whole in one."""
     pattern = re.compile(rf"layer-{index:04d}\.{_PART}")
     found = ((name, pattern.fullmatch(name)) for name in manifest.files)
-    return tuple(Part(name, int(match[1]), int(match[2] or 0)) for name, match in found if match)
+    return tuple(LayerShardFile(name, int(match[1]), int(match[2] or 0)) for name, match in found if match)
 
 
-def in_parts(manifest: Manifest) -> bool:
+def is_sharded(manifest: Manifest) -> bool:
     """Whether any layer lies in parts."""
     return any(re.fullmatch(rf"layer-[0-9]+\.{_PART}", name) for name in manifest.files)
 
 
-def tell_proofs(folder: Path, device: int, files: dict[str, FileProof]) -> None:
+def write_rank_files(folder: Path, device: int, files: dict[str, FileChecksum]) -> None:
     """Tells the device that ends a checkpoint what another one has written of it."""
-    write_whole(proofs_file(folder, device), Proofs(files=files).to_json())
+    atomic_write(rank_files_path(folder, device), RankFiles(files=files).to_json())
 
 
-def told_proofs(folder: Path, device: int) -> dict[str, FileProof]:
+def take_rank_files(folder: Path, device: int) -> dict[str, FileChecksum]:
     """What a device has told of its files; forgotten then."""
-    path = proofs_file(folder, device)
-    told = Proofs.model_validate_json(path.read_bytes())
+    path = rank_files_path(folder, device)
+    told = RankFiles.model_validate_json(path.read_bytes())
     path.unlink()
     return told.files
 
 
-def proofs_file(folder: Path, device: int) -> Path:
+def rank_files_path(folder: Path, device: int) -> Path:
     """Where a device tells what it has written."""
     return folder / f"proofs-{device}.json"
 
 
-def stored(folder: Path) -> tuple[Path, ...]:
+def checkpoint_folders(folder: Path) -> tuple[Path, ...]:
     """All checkpoints in a folder, oldest first; none if there is no such folder."""
     return tuple(sorted(folder.glob("step-*"))) if folder.is_dir() else ()
 
 
-def latest(folder: Path) -> Checkpoint | None:
+def latest_checkpoint(folder: Path) -> Checkpoint | None:
     """The newest checkpoint that is whole; None if the folder holds none at all.
 
     Raises:
         CheckpointError: there are some, and every one is damaged.
     """
     damaged: list[str] = []
-    for path in reversed(stored(folder)):
+    for path in reversed(checkpoint_folders(folder)):
         try:
-            manifest = verify(path)
+            manifest = verify_checkpoint(path)
         except CheckpointError as error:
             damaged.append(str(error))
         else:
@@ -160,7 +160,7 @@ def latest(folder: Path) -> Checkpoint | None:
     return None
 
 
-def found(path: Path) -> Checkpoint:
+def open_checkpoint(path: Path) -> Checkpoint:
     """A checkpoint that another process has proved whole.
 
     Raises:
@@ -169,7 +169,7 @@ def found(path: Path) -> Checkpoint:
     return Checkpoint(path=path, manifest=_manifest(path / MANIFEST_FILE))
 
 
-def verify(path: Path) -> Manifest:
+def verify_checkpoint(path: Path) -> Manifest:
     """The manifest of a checkpoint whose every byte is as it was written.
 
     Raises:
@@ -189,7 +189,7 @@ def verify(path: Path) -> Manifest:
     return manifest
 
 
-def load(checkpoint: Checkpoint, layers: Sequence[LayerTensors], *, moments: bool = True) -> None:
+def load_checkpoint(checkpoint: Checkpoint, layers: Sequence[ResidentLayer], *, moments: bool = True) -> None:
     """Puts a checkpoint's tensors in place.
 
     Args:
@@ -202,23 +202,23 @@ def load(checkpoint: Checkpoint, layers: Sequence[LayerTensors], *, moments: boo
     """
     for index, layer in enumerate(layers):
         file, manifest = checkpoint.path / layer_file(index), checkpoint.manifest
-        wanted = dict(layer.saved(moments=False))
+        wanted = dict(layer.checkpoint_tensors(moments=False))
         if moments:
             wanted |= {f"steps/{weight.name}": weight.steps for weight in layer.owned}
         if wanted:
             read_tensors(file, wanted)
         if moments and layer.owned:
-            fill_moments(file, layer.owned, seed=manifest.seed, step=manifest.step)
+            load_moments(file, layer.owned, seed=manifest.seed, step=manifest.step)
         for weight in layer.owned:
-            weight.refresh()
+            weight.refresh_working_copy()
 
 
-def load_part(
+def load_layer_shard(
     checkpoint: Checkpoint,
     index: int,
-    weights: Sequence[Weight],
+    weights: Sequence[MasterParameter],
     layer: LayerParameters,
-    cuts: Mapping[str, Piece],
+    pieces: Mapping[str, ParamShard],
 ) -> None:
     """Puts one device's share of a layer in place.
 
@@ -233,40 +233,40 @@ def load_part(
         CheckpointError: the checkpoint is of another model.
     """
     file, manifest = checkpoint.path / layer_file(index), checkpoint.manifest
-    buffers = {f"buffer/{name}": buffer for name, buffer in layer.saved_buffers.items()}
+    buffers = {f"buffer/{name}": buffer for name, buffer in layer.persistent_buffers.items()}
     if buffers:
         read_tensors(file, buffers)
-    codec = Codec(torch.device("cpu"))
+    codec = MomentCodec(torch.device("cpu"))
     for weight in weights:
         read_tensors(file, {f"steps/{weight.name}": weight.steps})
-        piece = cuts[weight.name]
-        if tuple(weight.shape) == piece.full:
-            fill_moments(file, [weight], seed=manifest.seed, step=manifest.step)
+        piece = pieces[weight.name]
+        if tuple(weight.shape) == piece.full_shape:
+            load_moments(file, [weight], seed=manifest.seed, step=manifest.step)
             read_tensors(file, {f"weight/{weight.name}": weight.master})
         else:
             _load_share(file, manifest, weight, piece, codec)
-        weight.refresh()
+        weight.refresh_working_copy()
 
 
-def _load_share(file: Path, manifest: Manifest, weight: Weight, piece: Piece, codec: Codec) -> None:
+def _load_share(file: Path, manifest: Manifest, weight: MasterParameter, piece: ParamShard, codec: MomentCodec) -> None:
     """Puts a slice, or a shard of one, in place; moments in fewer bits are rounded anew."""
 
     def share(whole: Tensor) -> Tensor:
-        flat = piece.of(whole).reshape(-1)
-        return flat[weight.first : weight.first + weight.master.numel()].view(weight.shape)
+        flat = piece.extract(whole).reshape(-1)
+        return flat[weight.offset : weight.offset + weight.master.numel()].view(weight.shape)
 
-    whole = torch.empty(piece.full, dtype=weight.master.dtype)
+    whole = torch.empty(piece.full_shape, dtype=weight.master.dtype)
     read_tensors(file, {f"weight/{weight.name}": whole})
     weight.master.detach().copy_(share(whole))
     seed, step = manifest.seed, manifest.step
-    one, two = read_moments(file, weight.name, piece.full, "float32", codec, seed=seed, step=step)
+    one, two = read_moments(file, weight.name, piece.full_shape, "float32", codec, seed=seed, step=step)
     if weight.moment1.dtype == torch.float32:
         weight.moment1.copy_(share(one.values))
         weight.moment2.copy_(share(two.values))
     else:
         codec.encode_all(
             (share(one.values), share(two.values)), weight.moments,
-            seed=seed, step=step, weight=weight.name, first=weight.first,
+            seed=seed, step=step, weight=weight.name, first=weight.offset,
         )  # fmt: skip
 
 
@@ -285,6 +285,6 @@ def _manifest(path: Path) -> Manifest:
     except ValidationError as error:
         fault = error.errors()[0]["msg"]
         raise CheckpointError(f"`{path}` is not a manifest as it was written: {fault}") from None
-    if not manifest.is_sealed:
+    if not manifest.is_intact:
         raise CheckpointError(f"`{path}` has changed since it was written: its check differs")
     return manifest

@@ -9,11 +9,11 @@ from torch import Tensor
 
 from windlass.errors import CheckpointError
 from windlass.runtime.checkpoint.safetensors_io import read_tensors
-from windlass.runtime.parameters import Weight
-from windlass.schema.plan import Moments
-from windlass.torch_ext.quantized_moments import Codec, Kept
+from windlass.runtime.parameters import MasterParameter
+from windlass.schema.plan import MomentFormat
+from windlass.torch_ext.quantized_moments import MomentCodec, StoredMoment
 
-_FORMATS: dict[str, Moments] = {"F32": "float32", "BF16": "bfloat16", "I8": "int8"}
+_FORMATS: dict[str, MomentFormat] = {"F32": "float32", "BF16": "bfloat16", "I8": "int8"}
 _CPU = torch.device("cpu")
 
 
@@ -21,12 +21,12 @@ def read_moments(
     path: Path,
     name: str,
     shape: tuple[int, ...],
-    moments: Moments,
-    codec: Codec,
+    moments: MomentFormat,
+    codec: MomentCodec,
     *,
     seed: int,
     step: int,
-) -> tuple[Kept, Kept]:
+) -> tuple[StoredMoment, StoredMoment]:
     """Both moments of a weight as they are to be kept, in whichever format a file has them.
 
     The same bits where it is the same format; else decoded, and encoded as the file's last update
@@ -44,7 +44,7 @@ def read_moments(
     Raises:
         CheckpointError: the file is unreadable, lacks them, or has them in another shape or type.
     """
-    written = moments_in(path, name)
+    written = moments_format(path, name)
     kept = _zeros(written, shape)
     into: dict[str, Tensor] = {}
     for which, each in enumerate(kept, start=1):
@@ -56,13 +56,13 @@ def read_moments(
         return kept
     values = codec.decoded(kept)
     if moments == "float32":
-        return Kept(values[0]), Kept(values[1])
+        return StoredMoment(values[0]), StoredMoment(values[1])
     made = _zeros(moments, shape)
     codec.encode_all(values, made, seed=seed, step=step, weight=name)
     return made
 
 
-def moments_in(path: Path, name: str) -> Moments:
+def moments_format(path: Path, name: str) -> MomentFormat:
     """The format that a file has a weight's moments in.
 
     Raises:
@@ -82,7 +82,7 @@ def moments_in(path: Path, name: str) -> Moments:
     return _FORMATS[dtype]
 
 
-def fill_moments(path: Path, weights: Sequence[Weight], *, seed: int, step: int) -> None:
+def load_moments(path: Path, weights: Sequence[MasterParameter], *, seed: int, step: int) -> None:
     """Puts the moments of a layer's weights in place, whatever format a file has them in.
 
     Args:
@@ -94,7 +94,7 @@ def fill_moments(path: Path, weights: Sequence[Weight], *, seed: int, step: int)
     Raises:
         CheckpointError: as `read_moments`.
     """
-    codec = Codec(_CPU)
+    codec = MomentCodec(_CPU)
     for weight in weights:
         shape = tuple(weight.master.shape)
         read = read_moments(path, weight.name, shape, _own(weight), codec, seed=seed, step=step)
@@ -104,11 +104,11 @@ def fill_moments(path: Path, weights: Sequence[Weight], *, seed: int, step: int)
                 kept.scales.copy_(found.scales)
 
 
-def _zeros(moments: Moments, shape: tuple[int, ...]) -> tuple[Kept, Kept]:
-    return Kept.zeros(moments, 0, shape, _CPU), Kept.zeros(moments, 1, shape, _CPU)
+def _zeros(moments: MomentFormat, shape: tuple[int, ...]) -> tuple[StoredMoment, StoredMoment]:
+    return StoredMoment.zeros(moments, 0, shape, _CPU), StoredMoment.zeros(moments, 1, shape, _CPU)
 
 
-def _own(weight: Weight) -> Moments:
+def _own(weight: MasterParameter) -> MomentFormat:
     if weight.scale1 is not None:
         return "int8"
     return "float32" if weight.moment1.dtype == torch.float32 else "bfloat16"

@@ -14,27 +14,27 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from windlass.atomic_files import storage_faults, write_whole
+from windlass.atomic_files import storage_errors, atomic_write
 from windlass.errors import CheckpointError
-from windlass.models.layer_stack import Chain, cuts_of
-from windlass.models.tensor_parallel.collectives import Place
-from windlass.models.tensor_parallel.shard_params import Piece, pieces
+from windlass.models.layer_stack import LayerStack, layer_sharding
+from windlass.models.tensor_parallel.collectives import TensorParallelRank
+from windlass.models.tensor_parallel.shard_params import ParamShard, param_shards
 from windlass.runtime.checkpoint.checkpoint import (
     MANIFEST_FILE,
     Checkpoint,
-    in_parts,
+    is_sharded,
     layer_file,
-    parts_of,
+    shard_files,
 )
 from windlass.runtime.checkpoint.safetensors_io import write_tensors
-from windlass.runtime.parameters import SHARD_MARK
-from windlass.torch_ext.quantized_moments import Codec, Kept
+from windlass.runtime.parameters import SHARD_SEPARATOR
+from windlass.torch_ext.quantized_moments import MomentCodec, StoredMoment
 
 _CPU = torch.device("cpu")
 _FILLED = ("weight", "moment1", "moment2")
 
 
-def joined(checkpoint: Checkpoint, chain: Chain, into: Path) -> Checkpoint:
+def merge_shards(checkpoint: Checkpoint, stack: LayerStack, into: Path) -> Checkpoint:
     """The same checkpoint with whole layers; itself if it has them already.
 
     Args:
@@ -47,19 +47,19 @@ def joined(checkpoint: Checkpoint, chain: Chain, into: Path) -> Checkpoint:
         StorageError: the disk is full.
     """
     shutil.rmtree(into, ignore_errors=True)
-    if not in_parts(checkpoint.manifest):
+    if not is_sharded(checkpoint.manifest):
         return checkpoint
-    with storage_faults(into):
+    with storage_errors(into):
         into.mkdir()
-        for index in range(len(chain.layers)):
-            _join(checkpoint, chain, index, into / layer_file(index))
-        manifest = checkpoint.manifest.model_copy(update={"files": {}}).sealed()
-        write_whole(into / MANIFEST_FILE, manifest.to_json())
+        for index in range(len(stack.layers)):
+            _join(checkpoint, stack, index, into / layer_file(index))
+        manifest = checkpoint.manifest.model_copy(update={"files": {}}).with_checksum()
+        atomic_write(into / MANIFEST_FILE, manifest.to_json())
     return Checkpoint(path=into, manifest=manifest, damaged=checkpoint.damaged)
 
 
-def _join(checkpoint: Checkpoint, chain: Chain, index: int, to: Path) -> None:
-    parts = parts_of(checkpoint.manifest, index)
+def _join(checkpoint: Checkpoint, chain: LayerStack, index: int, to: Path) -> None:
+    parts = shard_files(checkpoint.manifest, index)
     whole = checkpoint.path / layer_file(index)
     if whole.name in checkpoint.manifest.files:
         os.link(whole, to)
@@ -68,9 +68,9 @@ def _join(checkpoint: Checkpoint, chain: Chain, index: int, to: Path) -> None:
     rows, columns = (1 + max(at) for at in zip(*((p.row, p.column) for p in parts), strict=True))
     layer, name = chain.layers[index], chain.names[index]
     places = [
-        Place(degree=rows * columns, index=at, columns=columns) for at in range(rows * columns)
+        TensorParallelRank(degree=rows * columns, index=at, columns=columns) for at in range(rows * columns)
     ]
-    found = _Tensors(name, [(at, pieces(layer, cuts_of(chain, index), at)) for at in places])
+    found = _Tensors(name, [(at, param_shards(layer, layer_sharding(chain, index), at)) for at in places])
     for part in parts:
         found.take(checkpoint.path / part.file, part.row * columns + part.column)
     write_tensors(to, found.whole().items())
@@ -84,12 +84,12 @@ class _Tensors:
         cuts: of each slice, its place and the pieces of its weights by names inside the layer.
     """
 
-    def __init__(self, name: str, cuts: list[tuple[Place, dict[str, Piece]]]) -> None:
+    def __init__(self, name: str, cuts: list[tuple[TensorParallelRank, dict[str, ParamShard]]]) -> None:
         self._name, self._cuts = name, cuts
         self._local: dict[tuple[str, int], Tensor] = {}
         self._filled: dict[tuple[str, int], int] = defaultdict(int)
         self._plain: dict[str, Tensor] = {}
-        self._codec = Codec(_CPU)
+        self._codec = MomentCodec(_CPU)
 
     def take(self, path: Path, at: int) -> None:
         """Takes all that a part of slice `at` holds."""
@@ -100,7 +100,7 @@ class _Tensors:
             raise CheckpointError(f"`{path}` cannot be read: {error}") from None
         for key, tensor in self._decoded(tensors).items():
             kind, _, rest = key.partition("/")
-            full, _, first = rest.rpartition(SHARD_MARK)
+            full, _, first = rest.rpartition(SHARD_SEPARATOR)
             if kind == "buffer":
                 self._plain[key] = tensor
             elif kind == "steps":
@@ -116,15 +116,15 @@ class _Tensors:
             if kind != "moment1" or tensors[key].dtype in (torch.float32, torch.float64):
                 continue
             kept = (
-                Kept(found[f"moment1/{rest}"], found.pop(f"scale1/{rest}", None)),
-                Kept(found[f"moment2/{rest}"], found.pop(f"scale2/{rest}", None)),
+                StoredMoment(found[f"moment1/{rest}"], found.pop(f"scale1/{rest}", None)),
+                StoredMoment(found[f"moment2/{rest}"], found.pop(f"scale2/{rest}", None)),
             )
             found[f"moment1/{rest}"], found[f"moment2/{rest}"] = self._codec.decoded(kept)
         return found
 
     def _fill(self, key: str, at: int, first: int, tensor: Tensor) -> None:
         piece = self._piece(key, at)
-        if not self._cuts[at][0].answers_for(piece.common):
+        if not self._cuts[at][0].is_first_replica(piece.replicated_over):
             return  # another slice has the same
         if (key, at) not in self._local:
             self._local[key, at] = torch.empty(piece.shape, dtype=tensor.dtype)
@@ -132,7 +132,7 @@ class _Tensors:
         flat[first : first + tensor.numel()] = tensor.reshape(-1)
         self._filled[key, at] += tensor.numel()
 
-    def _piece(self, key: str, at: int) -> Piece:
+    def _piece(self, key: str, at: int) -> ParamShard:
         inner = key.partition("/")[2].removeprefix(f"{self._name}.")
         piece = self._cuts[at][1].get(inner)
         if piece is None:
@@ -154,6 +154,6 @@ class _Tensors:
                 )
             piece = self._piece(key, at)
             if key not in found:
-                found[key] = torch.empty(piece.full, dtype=local.dtype)
-            piece.into(found[key], local)
+                found[key] = torch.empty(piece.full_shape, dtype=local.dtype)
+            piece.write_into(found[key], local)
         return found | self._plain

@@ -7,8 +7,9 @@ Source of the format: https://github.com/huggingface/safetensors, section "Forma
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -26,14 +27,25 @@ DTYPE_NAMES = {
 }  # fmt: skip
 
 
-class FileProof(Document):
-    """What a file must be to count as whole."""
+class FileChecksum(Document):
+    """Size and SHA-256 of a complete file."""
 
     bytes: int
     sha256: str
 
 
-def write_tensors(path: Path, tensors: Iterable[tuple[str, Tensor]]) -> FileProof:
+PendingChecksum = Callable[[], FileChecksum]
+"""Returns a file's checksum; it may have to read the file first."""
+
+
+class SavedFile(NamedTuple):
+    """A checkpoint file that holds a layer, or one rank's shard of it."""
+
+    path: Path
+    checksum: PendingChecksum
+
+
+def write_tensors(path: Path, tensors: Iterable[tuple[str, Tensor]]) -> FileChecksum:
     """Writes a file and flushes it to the disk.
 
     Args:
@@ -48,7 +60,7 @@ def write_tensors(path: Path, tensors: Iterable[tuple[str, Tensor]]) -> FileProo
     size = 0
     with path.open("xb") as file:
         for tensor in (None, *named.values()):
-            content = memoryview(_header(named)) if tensor is None else bytes_of(tensor)
+            content = memoryview(_header(named)) if tensor is None else tensor_bytes(tensor)
             for start in range(0, len(content), _BLOCK_BYTES):
                 block = content[start : start + _BLOCK_BYTES]
                 file.write(block)
@@ -56,7 +68,7 @@ def write_tensors(path: Path, tensors: Iterable[tuple[str, Tensor]]) -> FileProo
             size += len(content)
         file.flush()
         os.fsync(file.fileno())
-    return FileProof(bytes=size, sha256=digest.hexdigest())
+    return FileChecksum(bytes=size, sha256=digest.hexdigest())
 
 
 def read_tensors(path: Path, into: Mapping[str, Tensor]) -> None:
@@ -102,7 +114,7 @@ def _header(named: Mapping[str, Tensor]) -> bytes:
     return len(text).to_bytes(8, "little") + text
 
 
-def bytes_of(tensor: Tensor) -> memoryview:
+def tensor_bytes(tensor: Tensor) -> memoryview:
     """The numbers of a tensor as bytes, copied only if they lie apart or on another device."""
     flat = tensor.detach().contiguous().cpu().reshape(-1)
     return flat.view(torch.uint8).numpy().data

@@ -14,33 +14,34 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from windlass.models.tensor_parallel.collectives import Place
-from windlass.program.instruction import Kind
-from windlass.runtime.interpreter import Handler
-from windlass.runtime.verify.handler_hooks import Handlers, Inside
+from windlass.models.tensor_parallel.collectives import TensorParallelRank
+from windlass.program.instruction import InstructionKind
+from windlass.runtime.handler import Handler
+from windlass.runtime.verify.handler_hooks import HookContext
+from windlass.runtime.handler import Handlers
 
-NOTES_FOLDER = "notes"
+FINGERPRINT_FOLDER = "notes"
 """In the folder of a run that is noted."""
 
 _TOKEN_TURN, _FEATURE_TURN = 0.9, 1.3
 """Radians by which a value's weight in the projection turns from one to the next: of no simple
 ratio with a circle, so that values that change places change the projection."""
 
-Pass = Literal["forward", "backward"]
+PassDirection = Literal["forward", "backward"]
 
 
-class At(NamedTuple):
+class FingerprintKey(NamedTuple):
     """What a note is of."""
 
     step: int
-    way: Pass
+    direction: PassDirection
     layer: int
     """Whose output it is; backward, whose input the gradient is of."""
     sample: int
     """In the global batch."""
 
 
-class Note(NamedTuple):
+class Fingerprint(NamedTuple):
     """A tensor in two numbers."""
 
     projection: float
@@ -48,7 +49,7 @@ class Note(NamedTuple):
     square: float
     """Of its 2-norm."""
 
-    def apart(self, other: "Note") -> float:
+    def relative_error(self, other: "Fingerprint") -> float:
         """How far it is from another, over the other's norm."""
         norm = math.sqrt(other.square)
         most = max(
@@ -57,7 +58,7 @@ class Note(NamedTuple):
         return most / norm if norm else most
 
 
-class Notes:
+class ActivationFingerprints:
     """Takes notes of one device.
 
     Args:
@@ -66,31 +67,31 @@ class Notes:
     """
 
     def __init__(self, folder: Path, device: int) -> None:
-        self._file = folder / NOTES_FOLDER / f"{device}.json"
+        self._file = folder / FINGERPRINT_FOLDER / f"{device}.json"
         self._file.parent.mkdir(exist_ok=True)
-        self._taken: list[tuple[At, Note]] = []
+        self._taken: list[tuple[FingerprintKey, Fingerprint]] = []
 
-    def around(self, handlers: Handlers, inside: Inside) -> Handlers:
+    def wrap(self, handlers: Handlers, inside: HookContext) -> Handlers:
         """The same handlers, after each of which what it made is noted."""
         compute = inside.compute
-        place = inside.pod.slice if inside.pod else Place(degree=1)
+        place = inside.pod.tensor_parallel if inside.pod else TensorParallelRank(degree=1)
 
-        def take(way: Pass, layer: int, micro: int, values: Tensor) -> None:
-            first = compute.sample(micro)
+        def take(way: PassDirection, layer: int, micro: int, values: Tensor) -> None:
+            first = compute.micro_batch_start(micro)
             for row, value in enumerate(values):
-                at = At(compute.step, way, layer, first + row)
+                at = FingerprintKey(compute.step, way, layer, first + row)
                 self._taken.append((at, _note(value, place)))
 
         def forward(layer: int, micro: int) -> None:
             handlers["forward"](layer, micro)
-            made = compute.flow.outputs.get((layer, micro))
+            made = compute.state.outputs.get((layer, micro))
             if made is not None:
                 take("forward", layer, micro, made)
 
-        def passed(kind: Kind) -> Handler:
+        def passed(kind: InstructionKind) -> Handler:
             def backward(layer: int, micro: int) -> None:
                 handlers[kind](layer, micro)
-                down = compute.flow.gradients.get((layer - 1, micro))
+                down = compute.state.gradients.get((layer - 1, micro))
                 if down is not None:
                     take("backward", layer, micro, down)
 
@@ -100,8 +101,8 @@ class Notes:
             handlers["sync"](layer, micro)
             self._write()
 
-        noted: dict[Kind, Handler] = {"forward": forward, "sync": sync}
-        kinds: tuple[Kind, ...] = ("backward", "backward_input")
+        noted: dict[InstructionKind, Handler] = {"forward": forward, "sync": sync}
+        kinds: tuple[InstructionKind, ...] = ("backward", "backward_input")
         return {**handlers, **noted, **{kind: passed(kind) for kind in kinds}}
 
     def _write(self) -> None:
@@ -111,25 +112,25 @@ class Notes:
         self._taken.clear()
 
 
-def read_notes(folder: Path) -> Mapping[At, Note]:
+def read_fingerprints(folder: Path) -> Mapping[FingerprintKey, Fingerprint]:
     """All notes of a run, those of slices added up."""
-    found: dict[At, Note] = {}
-    for path in sorted((folder / NOTES_FOLDER).glob("*.json")):
+    found: dict[FingerprintKey, Fingerprint] = {}
+    for path in sorted((folder / FINGERPRINT_FOLDER).glob("*.json")):
         for line in path.read_text().splitlines():
             *place, projection, square = json.loads(line)
-            at = At(*place)
-            known = found.get(at, Note(0.0, 0.0))
-            found[at] = Note(known.projection + projection, known.square + square)
+            at = FingerprintKey(*place)
+            known = found.get(at, Fingerprint(0.0, 0.0))
+            found[at] = Fingerprint(known.projection + projection, known.square + square)
     return found
 
 
-def _note(value: Tensor, place: Place) -> Note:
+def _note(value: Tensor, place: TensorParallelRank) -> Fingerprint:
     """Of a slice's own part of one sample, `[s/r d/c]`."""
     wide = value.detach().double()
     count, width = wide.shape
     tokens = _turning(_TOKEN_TURN, place.row * count, count, wide.device)
     features = _turning(_FEATURE_TURN, place.column * width, width, wide.device)
-    return Note(float(tokens @ (wide @ features)), float(wide.square().sum()))
+    return Fingerprint(float(tokens @ (wide @ features)), float(wide.square().sum()))
 
 
 def _turning(turn: float, first: int, count: int, device: torch.device) -> Tensor:

@@ -14,23 +14,23 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from windlass.models.layer_stack import Chain
-from windlass.runtime.checkpoint.checkpoint import folder_name, found, layer_file
-from windlass.runtime.checkpoint.merge_shards import joined
-from windlass.runtime.verify.activation_fingerprints import At, Note, read_notes
+from windlass.models.layer_stack import LayerStack
+from windlass.runtime.checkpoint.checkpoint import checkpoint_name, open_checkpoint, layer_file
+from windlass.runtime.checkpoint.merge_shards import merge_shards
+from windlass.runtime.verify.activation_fingerprints import FingerprintKey, Fingerprint, read_fingerprints
 from windlass.schema.graph import Precision
-from windlass.schema.plan import Moments
+from windlass.schema.plan import MomentFormat
 from windlass.schema.request import TrainRequest
 from windlass.schema.run_record import CHECKPOINT_FOLDER, Step
 from windlass.schema.verification import (
     MOMENT_TOLERANCE,
     TOLERANCE,
-    Compared,
-    Difference,
-    Proof,
-    What,
+    QuantityComparison,
+    Mismatch,
+    VerificationResult,
+    ComparedQuantity,
 )
-from windlass.torch_ext.quantized_moments import Codec, Kept
+from windlass.torch_ext.quantized_moments import MomentCodec, StoredMoment
 
 _JOINED = ".whole"
 """In the run's folder: the checkpoint that is read, with whole layers."""
@@ -41,22 +41,22 @@ for rounding, as in the gradient of the keys' bias, which softmax cancels, it is
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ran:
+class InstrumentedRun:
     """A run that noted what its layers made, and saved after every step."""
 
     folder: Path
     steps: tuple[Step, ...]
 
 
-def agree(
-    one: Ran,
-    other: Ran,
-    chain: Chain,
+def compare_to_single_device(
+    run: InstrumentedRun,
+    single_device: InstrumentedRun,
+    stack: LayerStack,
     settings: TrainRequest,
     *,
     precision: Precision,
-    moments: Moments = "float32",
-) -> Proof:
+    moments: MomentFormat = "float32",
+) -> VerificationResult:
     """Compares losses, norms, outputs, gradients and weights of two runs.
 
     Args:
@@ -70,8 +70,8 @@ def agree(
     Raises:
         CheckpointError: one of them is of another model, or damaged.
     """
-    comparing = _Comparing(one, other, chain, settings, precision, moments)
-    for step, (mine, its) in enumerate(zip(one.steps, other.steps, strict=True)):
+    comparing = _Comparing(run, single_device, stack, settings, precision, moments)
+    for step, (mine, its) in enumerate(zip(run.steps, single_device.steps, strict=True)):
         comparing.step(mine, its, first=step == 0)
     return comparing.proof()
 
@@ -81,29 +81,29 @@ class _Comparing:
 
     def __init__(
         self,
-        one: Ran,
-        other: Ran,
-        chain: Chain,
+        one: InstrumentedRun,
+        other: InstrumentedRun,
+        chain: LayerStack,
         settings: TrainRequest,
         precision: Precision,
-        moments: Moments,
+        moments: MomentFormat,
     ) -> None:
         self._one, self._other, self._chain, self._settings = one, other, chain, settings
         self._close = TOLERANCE[precision]
         self._moments = moments
-        self._notes = (read_notes(one.folder), read_notes(other.folder))
-        self._worst: dict[What, tuple[int, float]] = {}
-        self._first: Difference | None = None
+        self._notes = (read_fingerprints(one.folder), read_fingerprints(other.folder))
+        self._worst: dict[ComparedQuantity, tuple[int, float]] = {}
+        self._first: Mismatch | None = None
 
-    def proof(self) -> Proof:
+    def proof(self) -> VerificationResult:
         """What was found."""
-        return Proof(
+        return VerificationResult(
             steps=len(self._one.steps),
-            compared=tuple(
-                Compared(what=what, count=count, error=error, tolerance=self._tolerance(what))
+            comparisons=tuple(
+                QuantityComparison(quantity=what, count=count, error=error, tolerance=self._tolerance(what))
                 for what, (count, error) in self._worst.items()
             ),
-            first=self._first,
+            first_mismatch=self._first,
         )
 
     def step(self, mine: Step, its: Step, *, first: bool) -> None:
@@ -111,12 +111,12 @@ class _Comparing:
         at = its.step
         notes, wanted = ({p: n for p, n in run.items() if p.step == at} for run in self._notes)
         self._samples(at, notes, wanted)
-        forward = [place for place in wanted if place.way == "forward"]
+        forward = [place for place in wanted if place.direction == "forward"]
         self._noted("output", sorted(forward, key=lambda p: (p.layer, p.sample)), notes, wanted)
         self._tell("loss", at, _apart(mine.loss, its.loss))
-        back = [place for place in wanted if place.way == "backward"]
+        back = [place for place in wanted if place.direction == "backward"]
         down = sorted(back, key=lambda p: (-p.layer, p.sample))
-        self._noted("passed gradient", down, notes, wanted)
+        self._noted("input gradient", down, notes, wanted)
         one, other = (self._checkpoint(run, at) for run in (self._one, self._other))
         if first:
             scales = [_divisor(step, self._settings) for step in (mine, its)]
@@ -124,35 +124,35 @@ class _Comparing:
         self._tell("gradient norm", at, _apart(mine.gradient_norm, its.gradient_norm))
         self._tensors("weight", "weight", at, one, other, (1.0, 1.0))
 
-    def _samples(self, step: int, notes: Mapping[At, Note], wanted: Mapping[At, Note]) -> None:
+    def _samples(self, step: int, notes: Mapping[FingerprintKey, Fingerprint], wanted: Mapping[FingerprintKey, Fingerprint]) -> None:
         """Every sample passes through every layer, and no other does."""
-        strays = sorted(notes.keys() ^ wanted.keys(), key=lambda p: (p.way, p.layer, p.sample))
+        strays = sorted(notes.keys() ^ wanted.keys(), key=lambda p: (p.direction, p.layer, p.sample))
         self._tell("samples", step, 0.0)
         for place in strays:
             self._tell("samples", step, math.inf, sample=place.sample)
 
     def _noted(
         self,
-        what: What,
-        places: Iterable[At],
-        notes: Mapping[At, Note],
-        wanted: Mapping[At, Note],
+        what: ComparedQuantity,
+        places: Iterable[FingerprintKey],
+        notes: Mapping[FingerprintKey, Fingerprint],
+        wanted: Mapping[FingerprintKey, Fingerprint],
     ) -> None:
         for place in places:
             if place in notes:
-                error = notes[place].apart(wanted[place])
+                error = notes[place].relative_error(wanted[place])
                 self._tell(what, place.step, error, layer=place.layer, sample=place.sample)
 
-    def _checkpoint(self, run: Ran, step: int) -> tuple[dict[str, Tensor], ...]:
+    def _checkpoint(self, run: InstrumentedRun, step: int) -> tuple[dict[str, Tensor], ...]:
         """The tensors of each layer after a step."""
-        path = run.folder / CHECKPOINT_FOLDER / folder_name(step)
-        whole = joined(found(path), self._chain, run.folder / _JOINED).path
+        path = run.folder / CHECKPOINT_FOLDER / checkpoint_name(step)
+        whole = merge_shards(open_checkpoint(path), self._chain, run.folder / _JOINED).path
         files = [whole / layer_file(index) for index in range(len(self._chain.layers))]
         return tuple(_tensors(file) if file.exists() else {} for file in files)
 
     def _tensors(
         self,
-        what: What,
+        what: ComparedQuantity,
         kind: str,
         step: int,
         one: Sequence[Mapping[str, Tensor]],
@@ -169,7 +169,7 @@ class _Comparing:
 
     def _tell(
         self,
-        what: What,
+        what: ComparedQuantity,
         step: int,
         error: float,
         *,
@@ -181,19 +181,19 @@ class _Comparing:
         count, worst = self._worst.get(what, (0, 0.0))
         self._worst[what] = (count + 1, max(worst, error))
         if self._first is None and error > self._tolerance(what):
-            self._first = Difference(
-                step=step, what=what, error=error, layer=layer, weight=weight, sample=sample,
+            self._first = Mismatch(
+                step=step, quantity=what, error=error, layer=layer, weight=weight, sample=sample,
                 layer_name=None if layer is None else self._chain.names[layer],
             )  # fmt: skip
 
-    def _tolerance(self, what: What) -> float:
+    def _tolerance(self, what: ComparedQuantity) -> float:
         kept = ("weight gradient", "weight")
         return self._close + (MOMENT_TOLERANCE[self._moments] if what in kept else 0.0)
 
 
 def _tensors(path: Path) -> dict[str, Tensor]:
     """Weights and first moments of a layer's file, decoded."""
-    codec = Codec(torch.device("cpu"))
+    codec = MomentCodec(torch.device("cpu"))
     with safe_open(path, framework="pt") as file:
         names: list[str] = [n for n in file.keys() if n.startswith(("weight/", "moment1/"))]  # noqa: SIM118
         tensors = {name: file.get_tensor(name) for name in names}
@@ -205,10 +205,10 @@ def _tensors(path: Path) -> dict[str, Tensor]:
     return tensors
 
 
-def _kept(file: safe_open, which: int, name: str) -> Kept:
+def _kept(file: safe_open, which: int, name: str) -> StoredMoment:
     scale = f"scale{which}/{name}"
     scales = file.get_tensor(scale) if scale in file.keys() else None  # noqa: SIM118
-    return Kept(file.get_tensor(f"moment{which}/{name}"), scales)
+    return StoredMoment(file.get_tensor(f"moment{which}/{name}"), scales)
 
 
 def _distance(

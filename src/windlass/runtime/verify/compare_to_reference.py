@@ -12,23 +12,23 @@ import torch
 from torch import Tensor
 
 from windlass.errors import CheckpointError
-from windlass.models.layer_stack import Chain
+from windlass.models.layer_stack import LayerStack
 from windlass.runtime.checkpoint.checkpoint import layer_file
 from windlass.runtime.checkpoint.convert_moments import read_moments
 from windlass.runtime.checkpoint.safetensors_io import read_tensors
-from windlass.runtime.verify.reference_model import Reference
+from windlass.runtime.verify.reference_model import ReferenceStep
 from windlass.schema.graph import Precision
-from windlass.schema.largest_model import Agreement, Verified
-from windlass.schema.plan import Moments
+from windlass.schema.largest_model import ReferenceCheck, ReferenceComparison
+from windlass.schema.plan import MomentFormat
 from windlass.schema.request import TrainRequest
 from windlass.schema.run_record import Step
-from windlass.torch_ext.quantized_moments import Codec
+from windlass.torch_ext.quantized_moments import MomentCodec
 
 TOLERANCE: Mapping[Precision, float] = {"float32": 1e-4, "bfloat16": 3e-2}
 """Of gradients. Sums in another order leave some 1e-6 in float32; in bfloat16, whose numbers have
 8 bits, they leave 2^-9 a layer, which walks through all of them."""
 
-MOMENT_TOLERANCE: Mapping[Moments, float] = {"float32": 0.0, "bfloat16": 2**-8, "int8": 0.032}
+MOMENT_TOLERANCE: Mapping[MomentFormat, float] = {"float32": 0.0, "bfloat16": 2**-8, "int8": 0.032}
 """What the format of the moments adds. bfloat16: half a unit of its 8 bits. int8: the root of each
 element, over that of the largest in its block of n = 256, is off by half of 1/127; so an element m
 is off by `sqrt(m s) / 127`, and a block by at most `n^(1/4) / 127 = 0.0315` of its norm."""
@@ -36,16 +36,16 @@ is off by `sqrt(m s) / 127`, and a block by at most `n^(1/4) / 127 = 0.0315` of 
 _LOSS_TOLERANCE: Mapping[Precision, float] = {"float32": 1e-5, "bfloat16": 1e-2}
 
 
-def compare(
-    reference: Reference,
+def compare_to_reference(
+    reference: ReferenceStep,
     checkpoint: Path,
-    chain: Chain,
+    stack: LayerStack,
     step: Step,
     settings: TrainRequest,
     *,
     precision: Precision,
-    moments: Moments = "float32",
-) -> Verified:
+    moments: MomentFormat = "float32",
+) -> ReferenceComparison:
     """Holds the first step of a run against the reference.
 
     Args:
@@ -65,20 +65,20 @@ def compare(
     divisor = 1.0 if settings.clip is None else max(1.0, (norm + 1e-6) / settings.clip)
     tolerance = TOLERANCE[precision] + MOMENT_TOLERANCE[moments]
     agreements = [
-        Agreement(
+        ReferenceCheck(
             name="loss",
             error=_apart(step.loss, reference.loss),
             tolerance=_LOSS_TOLERANCE[precision],
         ),
-        Agreement(
+        ReferenceCheck(
             name="gradient norm",
             error=_apart(norm, reference.gradient_norm),
             tolerance=TOLERANCE[precision],
         ),
     ]
-    ends = dict.fromkeys((0, len(chain.layers) - 1))
+    ends = dict.fromkeys((0, len(stack.layers) - 1))
     for index in ends:
-        names = [name for name in reference.gradients if _owned(chain, index, name)]
+        names = [name for name in reference.gradients if _owned(stack, index, name)]
         if names:
             file = checkpoint / layer_file(index)
             found = (
@@ -86,22 +86,22 @@ def compare(
                 for name, moment in _moments(file, names, reference.gradients)
             )
             agreements.append(
-                Agreement(
-                    name=f"gradient of layer {index}, `{chain.names[index]}`",
+                ReferenceCheck(
+                    name=f"gradient of layer {index}, `{stack.names[index]}`",
                     error=_error(found),
                     tolerance=tolerance,
                 )
             )
-    return Verified(
+    return ReferenceComparison(
         loss=step.loss,
         reference_loss=reference.loss,
         gradient_norm=norm,
         reference_norm=reference.gradient_norm,
-        agreements=tuple(agreements),
+        comparisons=tuple(agreements),
     )
 
 
-def _owned(chain: Chain, index: int, name: str) -> bool:
+def _owned(chain: LayerStack, index: int, name: str) -> bool:
     return name.startswith(f"{chain.names[index]}.")
 
 
@@ -109,7 +109,7 @@ def _moments(
     file: Path, names: Sequence[str], like: Mapping[str, Tensor]
 ) -> Iterator[tuple[str, Tensor]]:
     """The first moments of weights after one update, in float32, one after the other."""
-    codec = Codec(torch.device("cpu"))
+    codec = MomentCodec(torch.device("cpu"))
     for name in names:
         steps = torch.empty(())
         read_tensors(file, {f"steps/{name}": steps})

@@ -12,12 +12,13 @@ import torch
 from torch import Tensor
 
 from windlass.errors import PlanError
-from windlass.program.instruction import Instruction, Kind
-from windlass.program.tied_weights import loans
-from windlass.program.zero_sharding import optimizer_shard, parts
-from windlass.runtime.distributed.process_groups import Coming, Pod
-from windlass.runtime.interpreter import Handler
-from windlass.runtime.verify.handler_hooks import Handlers, Inside
+from windlass.program.instruction import Instruction, InstructionKind
+from windlass.program.tied_weights import tied_across_stages
+from windlass.program.zero_sharding import optimizer_shard_index, updates_per_shard
+from windlass.runtime.distributed.process_groups import PendingReduce, ProcessGroups
+from windlass.runtime.handler import Handler
+from windlass.runtime.verify.handler_hooks import HookContext
+from windlass.runtime.handler import Handlers
 from windlass.schema.graph import Graph
 from windlass.schema.plan import Plan
 from windlass.schema.tensor_grid import TensorAxis
@@ -27,21 +28,21 @@ _LATER_STEP = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class InjectedFault:
     """One mistake."""
 
-    words: str
-    needs: Callable[[Plan, Graph | None], bool]
+    description: str
+    is_possible: Callable[[Plan, Graph | None], bool]
     """Whether a plan for a graph can make it."""
-    lack: str
+    requirement: str
     """What a plan that cannot make it lacks."""
-    spoil: Callable[[Handlers, Inside], Mapping[Kind, Handler]]
+    inject: Callable[[Handlers, HookContext], Mapping[InstructionKind, Handler]]
     """Gives the handlers that make it."""
-    at_layer: bool = True
+    single_layer: bool = True
     """Whether one layer makes it, so that a proof should name that layer."""
 
 
-def spoiled(name: str, handlers: Handlers, inside: Inside) -> Handlers:
+def inject_fault(name: str, handlers: Handlers, inside: HookContext) -> Handlers:
     """The handlers with a mistake in them.
 
     Raises:
@@ -50,43 +51,43 @@ def spoiled(name: str, handlers: Handlers, inside: Inside) -> Handlers:
     if name not in FAULTS:
         raise PlanError(f"no fault `{name}`; known are {', '.join(FAULTS)}")
     fault = FAULTS[name]
-    if not fault.needs(inside.plan, inside.graph):
-        raise PlanError(f"fault `{name}` needs {fault.lack}")
-    return {**handlers, **fault.spoil(handlers, inside)}
+    if not fault.is_possible(inside.plan, inside.graph):
+        raise PlanError(f"fault `{name}` needs {fault.requirement}")
+    return {**handlers, **fault.inject(handlers, inside)}
 
 
-def spoiled_layer(plan: Plan) -> int:
+def faulty_layer(plan: Plan) -> int:
     """The layer that faults of one layer are made in: in the middle of the chain."""
-    return plan.stages[-1].last // 2
+    return plan.stages[-1].end_layer // 2
 
 
-def _wrong_scale(handlers: Handlers, inside: Inside) -> Mapping[Kind, Handler]:
+def _wrong_scale(handlers: Handlers, inside: HookContext) -> Mapping[InstructionKind, Handler]:
     """The mean is taken over twice as many micro-batches."""
     del handlers
-    inside.compute.scale.mul_(0.5)
+    inside.compute.loss_scale.mul_(0.5)
     return {}
 
 
-def _no_reduction(handlers: Handlers, inside: Inside) -> Mapping[Kind, Handler]:
+def _no_reduction(handlers: Handlers, inside: HookContext) -> Mapping[InstructionKind, Handler]:
     """Each replica goes on with its own gradient of one layer."""
     pod, plan = _pod(inside), inside.plan
 
-    def own(whole: Tensor) -> Coming:
+    def own(whole: Tensor) -> PendingReduce:
         shards = whole.chunk(plan.sharding.optimizer)
-        return Coming(shards[optimizer_shard(pod.place.replica, plan)].clone(), None)
+        return PendingReduce(shards[optimizer_shard_index(pod.coord.data_rank, plan)].clone(), None)
 
     return {
         "reduce_grads": _at_layer(
-            handlers["reduce_grads"], plan, lambda: _replaced(pod, "reduce", own)
+            handlers["reduce_grads"], plan, lambda: _replaced(pod, "reduce_grads", own)
         )
     }
 
 
-def _swapped_shards(handlers: Handlers, inside: Inside) -> Mapping[Kind, Handler]:
+def _swapped_shards(handlers: Handlers, inside: HookContext) -> Mapping[InstructionKind, Handler]:
     """The shards of one layer's weights come together in another order."""
     pod, plan = _pod(inside), inside.plan
-    kind: Kind = "unshard_weights" if plan.sharding.parameters > 1 else "all_gather_params"
-    shards = plan.sharding.parameters if plan.sharding.parameters > 1 else parts(plan)
+    kind: InstructionKind = "unshard_weights" if plan.sharding.parameters > 1 else "all_gather_params"
+    shards = plan.sharding.parameters if plan.sharding.parameters > 1 else updates_per_shard(plan)
     right = getattr(pod, kind)
 
     def swapped(whole: Tensor, part: Tensor) -> None:
@@ -96,30 +97,30 @@ def _swapped_shards(handlers: Handlers, inside: Inside) -> Mapping[Kind, Handler
     return {kind: _at_layer(handlers[kind], plan, lambda: _replaced(pod, kind, swapped))}
 
 
-def _dropped_micro(handlers: Handlers, inside: Inside) -> Mapping[Kind, Handler]:
+def _dropped_micro(handlers: Handlers, inside: HookContext) -> Mapping[InstructionKind, Handler]:
     """The first replica adds nothing for its last micro-batch."""
     plan, compute = inside.plan, inside.compute
-    last, dropped = plan.stages[-1].last - 1, plan.batch.accumulation - 1
-    if inside.pod and inside.pod.place.replica:
+    last, dropped = plan.stages[-1].end_layer - 1, plan.batch.accumulation - 1
+    if inside.pod and inside.pod.coord.data_rank:
         return {}
 
     def without(handler: Handler) -> Handler:
         def backward(layer: int, micro: int) -> None:
-            scale = compute.scale
+            scale = compute.loss_scale
             if (layer, micro) == (last, dropped):
-                compute.scale = torch.zeros_like(scale)
+                compute.loss_scale = torch.zeros_like(scale)
             handler(layer, micro)
-            compute.scale = scale
+            compute.loss_scale = scale
 
         return backward
 
-    kinds: tuple[Kind, ...] = ("backward", "backward_input")
+    kinds: tuple[InstructionKind, ...] = ("backward", "backward_input")
     return {kind: without(handlers[kind]) for kind in kinds}
 
 
-def _left_out_update(handlers: Handlers, inside: Inside) -> Mapping[Kind, Handler]:
+def _left_out_update(handlers: Handlers, inside: HookContext) -> Mapping[InstructionKind, Handler]:
     """One layer keeps the weights of the step before."""
-    target = spoiled_layer(inside.plan)
+    target = faulty_layer(inside.plan)
 
     def update(layer: int, micro: int) -> None:
         if layer != target or inside.compute.step != _LATER_STEP:
@@ -128,9 +129,9 @@ def _left_out_update(handlers: Handlers, inside: Inside) -> Mapping[Kind, Handle
     return {"update": update}
 
 
-def _stale_gather(handlers: Handlers, inside: Inside) -> Mapping[Kind, Handler]:
+def _stale_gather(handlers: Handlers, inside: HookContext) -> Mapping[InstructionKind, Handler]:
     """One layer computes a second step with the weights that were gathered for the first."""
-    pod, right = _pod(inside), _pod(inside).gather
+    pod, right = _pod(inside), _pod(inside).unshard_weights
     kept: list[Tensor] = []
 
     def stale(whole: Tensor, held: Tensor) -> None:
@@ -141,12 +142,12 @@ def _stale_gather(handlers: Handlers, inside: Inside) -> Mapping[Kind, Handler]:
             whole.copy_(kept[0])
 
     gather = _at_layer(
-        handlers["unshard_weights"], inside.plan, lambda: _replaced(pod, "gather", stale)
+        handlers["unshard_weights"], inside.plan, lambda: _replaced(pod, "unshard_weights", stale)
     )
     return {"unshard_weights": gather}
 
 
-def _no_slice_sum(handlers: Handlers, inside: Inside) -> Mapping[Kind, Handler]:
+def _no_slice_sum(handlers: Handlers, inside: HookContext) -> Mapping[InstructionKind, Handler]:
     """Each slice goes on with its own contribution to what all of them have whole."""
     pod = _pod(inside)
 
@@ -154,19 +155,19 @@ def _no_slice_sum(handlers: Handlers, inside: Inside) -> Mapping[Kind, Handler]:
         del common, among
 
     left_out = _at_layer(
-        handlers["reduce_grads"], inside.plan, lambda: _replaced(pod, "sum_slices", nothing)
+        handlers["reduce_grads"], inside.plan, lambda: _replaced(pod, "all_reduce_tensor_parallel", nothing)
     )
     return {"reduce_grads": left_out}
 
 
-def _wrong_samples(handlers: Handlers, inside: Inside) -> Mapping[Kind, Handler]:
+def _wrong_samples(handlers: Handlers, inside: HookContext) -> Mapping[InstructionKind, Handler]:
     """Every replica takes the samples of the first."""
     del handlers
     inside.compute.first = 0
     return {}
 
 
-def _no_loan_gradient(handlers: Handlers, inside: Inside) -> Mapping[Kind, Handler]:
+def _no_loan_gradient(handlers: Handlers, inside: HookContext) -> Mapping[InstructionKind, Handler]:
     """The gradient that a stage hands over for weights it borrowed is not added."""
     pod, right = _pod(inside), _pod(inside).receive
 
@@ -180,7 +181,7 @@ def _no_loan_gradient(handlers: Handlers, inside: Inside) -> Mapping[Kind, Handl
     return {"accumulate_tied_grads": take_over}
 
 
-def _pod(inside: Inside) -> Pod:
+def _pod(inside: HookContext) -> ProcessGroups:
     if inside.pod is None:
         raise PlanError("a fault of exchanges needs several devices")
     return inside.pod
@@ -189,7 +190,7 @@ def _pod(inside: Inside) -> Pod:
 def _at_layer(
     handler: Handler, plan: Plan, spoil: Callable[[], AbstractContextManager[None]]
 ) -> Handler:
-    target = spoiled_layer(plan)
+    target = faulty_layer(plan)
 
     def at(layer: int, micro: int) -> None:
         if layer != target:
@@ -202,7 +203,7 @@ def _at_layer(
 
 
 @contextmanager
-def _replaced(pod: Pod, name: str, by: Callable[..., object]) -> Iterator[None]:
+def _replaced(pod: ProcessGroups, name: str, by: Callable[..., object]) -> Iterator[None]:
     """Lets a pod do something else under a method's name."""
     setattr(pod, name, by)
     try:
@@ -237,7 +238,7 @@ def _near(plan: Plan, graph: Graph | None) -> bool:
 
 
 def _lent(plan: Plan, graph: Graph | None) -> bool:
-    return graph is not None and bool(loans(plan, graph))
+    return graph is not None and bool(tied_across_stages(plan, graph))
 
 
 def _any(plan: Plan, graph: Graph | None) -> bool:
@@ -245,29 +246,29 @@ def _any(plan: Plan, graph: Graph | None) -> bool:
     return True
 
 
-FAULTS: Mapping[str, Fault] = {
-    "loss-scale": Fault("a wrong loss scale", _any, "", _wrong_scale, at_layer=False),
-    "micro-batch": Fault("a dropped micro-batch", _any, "", _dropped_micro, at_layer=False),
-    "update": Fault(
+FAULTS: Mapping[str, InjectedFault] = {
+    "loss-scale": InjectedFault("a wrong loss scale", _any, "", _wrong_scale, single_layer=False),
+    "micro-batch": InjectedFault("a dropped micro-batch", _any, "", _dropped_micro, single_layer=False),
+    "update": InjectedFault(
         "an update left out", _near, "optimizer state in the near tier", _left_out_update
     ),
-    "reduction": Fault("a reduction left out", _replicas, "replicas", _no_reduction),
-    "samples": Fault(
-        "a wrong range of samples", _replicas, "replicas", _wrong_samples, at_layer=False
+    "reduction": InjectedFault("a reduction left out", _replicas, "replicas", _no_reduction),
+    "samples": InjectedFault(
+        "a wrong range of samples", _replicas, "replicas", _wrong_samples, single_layer=False
     ),
-    "shards": Fault(
+    "shards": InjectedFault(
         "shards swapped as they come together", _shared, "`sharding.optimizer` above 1",
         _swapped_shards,
     ),
-    "unshard_weights": Fault(
+    "unshard_weights": InjectedFault(
         "weights of the step before", _gathered, "`sharding.parameters` above 1", _stale_gather
     ),
-    "slice-sum": Fault(
+    "slice-sum": InjectedFault(
         "a sum over slices left out", _slices, "`parallel.tensor` above 1", _no_slice_sum
     ),
-    "loan": Fault(
+    "loan": InjectedFault(
         "the gradient of lent weights left out", _lent, "tied weights on two stages",
-        _no_loan_gradient, at_layer=False,
+        _no_loan_gradient, single_layer=False,
     ),
 }  # fmt: skip
 """By the name that asks for it."""

@@ -3,24 +3,24 @@
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from windlass.program.instruction import Kind
-from windlass.runtime.compute import Compute
-from windlass.runtime.distributed.process_groups import Pod
-from windlass.runtime.interpreter import Handler
+from windlass.program.instruction import InstructionKind
+from windlass.runtime.compute import ComputeHandlers
+from windlass.runtime.distributed.process_groups import ProcessGroups
+from windlass.runtime.handler import Handler
 from windlass.schema.graph import Graph
 from windlass.schema.plan import Plan
 
 
-class Inside(NamedTuple):
+class HookContext(NamedTuple):
     """What the handlers of one device work with."""
 
     plan: Plan
     graph: Graph | None
     """None of one device alone, as its pod."""
-    compute: Compute
-    pod: Pod | None
+    compute: ComputeHandlers
+    pod: ProcessGroups | None
 
 
-Handlers = Mapping[Kind, Handler]
-Around = Callable[[Handlers, Inside], Handlers]
+Handlers = Mapping[InstructionKind, Handler]
+HandlerWrapper = Callable[[Handlers, HookContext], Handlers]
 """Gives the handlers that are to run in place of others, which it may call."""

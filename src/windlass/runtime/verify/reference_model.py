@@ -14,11 +14,11 @@ from torch.nn import functional
 
 from windlass.data.batches import Batches
 from windlass.errors import ModelError
-from windlass.models.layer_stack import Chain, materialise
+from windlass.models.layer_stack import LayerStack, materialize_layer
 from windlass.schema.graph import Precision
 from windlass.schema.plan import Batch
 
-Progress = Callable[[str, int, int | None], None]
+ReferenceProgress = Callable[[str, int, int | None], None]
 """Told a label, how many layers are done, and of how many."""
 
 _DTYPES: Mapping[Precision, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -26,7 +26,7 @@ _LABEL = "walking the reference"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reference:
+class ReferenceStep:
     """What the first step of a run should find."""
 
     loss: float
@@ -59,15 +59,15 @@ class _Gradients:
         return math.sqrt(self.squares + sum(map(_square, self.kept.values())))
 
 
-def walk(
-    chain: Chain,
+def reference_step(
+    stack: LayerStack,
     batches: Batches,
     *,
     seed: int,
     precision: Precision,
     batch: Batch,
-    progress: Progress | None = None,
-) -> Reference:
+    progress: ReferenceProgress | None = None,
+) -> ReferenceStep:
     """Loss and gradients of the first step, before any update.
 
     Forward without gradients, layer by layer, all micro-batches through one before the next is
@@ -85,23 +85,23 @@ def walk(
         ModelError: a layer drops something, which no other walk could draw the same.
     """
     tell = progress or (lambda *_: None)
-    count = len(chain.layers)
-    micros = [batches.at(1, at * batch.micro, batch.micro) for at in range(batch.accumulation)]
+    count = len(stack.layers)
+    micros = [batches.samples(1, at * batch.micro, batch.micro) for at in range(batch.accumulation)]
     values = [torch.as_tensor(tokens) for tokens, _ in micros]
     targets = [torch.as_tensor(target) for _, target in micros]
     inputs: list[list[Tensor]] = [values]
     for index in range(count - 1):
         tell(_LABEL, index, 2 * count)
-        layer = _layer(chain, index, seed, precision)
+        layer = _layer(stack, index, seed, precision)
         with torch.no_grad():
             inputs.append([layer(x) for x in inputs[-1]])
         del layer
-    gradients = _Gradients(wanted=_wanted(chain))
+    gradients = _Gradients(wanted=_wanted(stack))
     losses: list[float] = []
     arriving: list[Tensor] = []
     for index in reversed(range(count)):
         tell(_LABEL, 2 * count - 1 - index, 2 * count)
-        layer = _layer(chain, index, seed, precision)
+        layer = _layer(stack, index, seed, precision)
         sums: dict[str, Tensor] = {}
         leaving: list[Tensor] = []
         for micro, x in enumerate(inputs.pop()):
@@ -114,30 +114,30 @@ def walk(
             leaving += [] if passed is None else [passed]
         arriving = leaving
         for name, total in sums.items():
-            full = f"{chain.names[index]}.{name}"
-            gradients.add(chain.ties.get(full, full), total)
+            full = f"{stack.names[index]}.{name}"
+            gradients.add(stack.tied_weights.get(full, full), total)
         del layer
     tell(_LABEL, 2 * count, 2 * count)
-    return Reference(
+    return ReferenceStep(
         loss=math.fsum(losses) / len(losses),
         gradient_norm=gradients.norm,
         gradients=gradients.kept,
     )
 
 
-def _wanted(chain: Chain) -> frozenset[str]:
+def _wanted(chain: LayerStack) -> frozenset[str]:
     """Parameters whose gradient is kept: of the two ends, and wherever several uses add up."""
     names = {
         f"{chain.names[index]}.{name}"
         for index in (0, len(chain.layers) - 1)
         for name, _ in chain.layers[index].named_parameters()
     }
-    return frozenset({chain.ties.get(name, name) for name in names} | set(chain.ties.values()))
+    return frozenset({chain.tied_weights.get(name, name) for name in names} | set(chain.tied_weights.values()))
 
 
-def _layer(chain: Chain, index: int, seed: int, precision: Precision) -> nn.Module:
+def _layer(chain: LayerStack, index: int, seed: int, precision: Precision) -> nn.Module:
     """A layer with its initial weights in the working precision; buffers stay as they are."""
-    layer = materialise(chain, index, seed=seed, device="cpu")
+    layer = materialize_layer(chain, index, seed=seed, device="cpu")
     for module in layer.modules():
         if isinstance(module, nn.Dropout) and module.p > 0:
             raise ModelError(
