@@ -16,12 +16,12 @@ from pathlib import Path
 import tomli_w
 
 import windlass
-from windlass.validation.csv_table import Row, read_table
-from windlass.validation.fitting.calibrate import Fitted, calibrate, taken
-from windlass.validation.fitting.constants import before
-from windlass.validation.row_to_run import express
-from windlass.validation.runs import Run
-from windlass.validation.software_stacks import FOLDER, catalogue
+from windlass.validation.csv_table import TableRow, read_table
+from windlass.validation.fitting.calibrate import FittedConstants, calibration_runs, fit_stack
+from windlass.validation.published_run import PublishedRun
+from windlass.validation.row_to_run import rows_to_runs
+from windlass.validation.software_stacks import FOLDER, stack_catalog
+from windlass.validation.stack_constants import prior_constants
 
 _LEANING = 0.5
 """Of a prior's spread, how far a constant may move from that of the stack that this one is like."""
@@ -139,7 +139,7 @@ def main() -> None:
 
 def fitted_job(
     job: Job, tables: Path, seed: int, done: Mapping[str, Mapping[str, float]]
-) -> tuple[Fitted, str]:
+) -> tuple[FittedConstants, str]:
     """What a job's rows make of its constants, and which rows those are.
 
     Args:
@@ -149,37 +149,39 @@ def fitted_job(
         done: constants of stacks that were fitted before.
     """
     runs, said = _rows(job, tables, seed)
-    known = catalogue().stack(job.stack)
-    begin: Mapping[str, float] = before(job.stack)
+    known = stack_catalog().stack(job.stack)
+    begin: Mapping[str, float] = prior_constants(job.stack)
     if known.like:
-        begin = {**done[known.like], **known.taken}
-    found = calibrate(
+        begin = {**done[known.like], **known.fixed_constants}
+    found = fit_stack(
         job.stack, runs, begin, still=frozenset(job.still), spreads=job.spreads,
         tight=_LEANING if known.like else 1.0,
     )  # fmt: skip
     return found, said
 
 
-def _rows(job: Job, tables: Path, seed: int) -> tuple[list[Run], str]:
-    runs: list[Run] = []
+def _rows(job: Job, tables: Path, seed: int) -> tuple[list[PublishedRun], str]:
+    runs: list[PublishedRun] = []
     said: list[str] = []
     for name, count in job.rows.items():
         rows = [row for row in read_table(tables / name).rows if _meant(row, job.only)]
-        found = [run for run in express(rows, catalogue()) if isinstance(run, Run)]
+        found = [
+            run for run in rows_to_runs(rows, stack_catalog()) if isinstance(run, PublishedRun)
+        ]
         for stack in job.of or (job.stack,):
             mine = [run for run in found if run.stack == stack]
             usable = [run for run in mine if run.step_seconds or run.peak_bytes]
-            some = taken(usable, count, seed)
+            some = calibration_runs(usable, count, seed)
             said.append(f"{len(some)} of {len(mine)} rows of {name}")
             runs += some
     return runs, " and ".join(dict.fromkeys(said))
 
 
-def _meant(row: Row, pattern: str) -> bool:
+def _meant(row: TableRow, pattern: str) -> bool:
     return bool(re.search(pattern, f"{row.text('source')} {row.text('system')}", re.IGNORECASE))
 
 
-def _write(path: Path, job: Job, found: Fitted, said: str, seed: int) -> None:
+def _write(path: Path, job: Job, found: FittedConstants, said: str, seed: int) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     document = {
         "stack": job.stack,

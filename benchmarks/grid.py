@@ -14,10 +14,10 @@ import tempfile
 from pathlib import Path
 
 from results import append_row
-from windlass.capture.capture_graph import capture, capture_slices
-from windlass.models.build import build_chain
-from windlass.program.communication_volume import exchanged
-from windlass.program.validate_plan import slice_faults
+from windlass.capture.capture_layers import capture_graph, capture_tensor_shards
+from windlass.models.build import build_layer_stack
+from windlass.program.communication_volume import sent_bytes_by_kind
+from windlass.program.validate_plan import tensor_parallel_errors
 from windlass.schema.graph import Graph
 from windlass.schema.plan import Batch, Parallelism, Plan, Stage
 from windlass.schema.tensor_grid import grid_columns, parse_tensor_degree, tensor_grid
@@ -40,7 +40,7 @@ def sent(graph: Graph, slices: int, sequence: int) -> int:
         graph=graph.label, machine="any@0", precision="bfloat16", parallel=Parallelism(tensor=slices),
         batch=Batch(sequence=sequence, micro=1), stages=(Stage(phases=((0, graph.layers),)),),
     )  # fmt: skip
-    return sum(exchanged(plan, graph, 0).values())
+    return sum(sent_bytes_by_kind(plan, graph, 0).values())
 
 
 def seconds(slices: int, folder: Path) -> float:
@@ -71,14 +71,14 @@ def main() -> None:
 
 def count(model: str, degrees: list[int]) -> None:
     """What slices of a model send, for each number of them in every shape."""
-    chain = build_chain(model, {}, device="meta")
+    chain = build_layer_stack(model, {}, device="meta")
     cuts = [shape for slices in degrees for shape in shapes(slices)]
-    graph = capture_slices(chain, capture(chain), cuts)
+    graph = capture_tensor_shards(chain, capture_graph(chain), cuts)
     sequence = graph.max_sequence or 1024
     for slices in degrees:
         line: int | None = None
         for shape in shapes(slices):
-            faults = tuple(slice_faults(shape, sequence, graph))
+            faults = tuple(tensor_parallel_errors(shape, sequence, graph))
             if faults:
                 print(f"{model} {shape}: {faults[0]}")
                 continue

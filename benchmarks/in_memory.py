@@ -50,12 +50,12 @@ def tokens(batch: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
 
 def plain_model() -> nn.Sequential:
     """GPT-2 124M as one plain module with its tied head."""
-    from windlass.models.build import build_chain
+    from windlass.models.build import build_layer_stack
 
-    chain = build_chain("gpt2-124m", {}, device="cpu", seed=0)
+    chain = build_layer_stack("gpt2-124m", {}, device="cpu", seed=0)
     model = nn.Sequential(*chain.layers)
     parameters = dict(zip(chain.names, chain.layers, strict=True))
-    for tied, owner in chain.ties.items():
+    for tied, owner in chain.tied_weights.items():
         (layer, _, name), (home, _, source) = tied.partition("."), owner.partition(".")
         module, _, leaf = name.rpartition(".")
         setattr(
@@ -155,7 +155,7 @@ class Constant:
 def windlass_loop(batch: int, accumulation: int, folder: str) -> Step:
     """One step of the plan that Windlass picks; it says which."""
     import windlass
-    from windlass.models.build import build_chain
+    from windlass.models.build import build_layer_stack
     from windlass.program.lowering.lower import lower
     from windlass.runtime.train import train
 
@@ -164,7 +164,7 @@ def windlass_loop(batch: int, accumulation: int, folder: str) -> Step:
         "train.steps=10000", "train.evaluate_every=10000", "train.save_every=10000",
         f"batch.micro={batch}", f"batch.accumulation={accumulation}",
     )  # fmt: skip
-    chain = build_chain("gpt2-124m", {}, device="meta", seed=0)
+    chain = build_layer_stack("gpt2-124m", {}, device="meta", seed=0)
     steps = train(
         planned.plan, chain, Constant(batch * accumulation), planned.request.train,
         program=lower(planned.plan, planned.graph)[0], checkpoints=Path(folder),

@@ -17,7 +17,7 @@ import torch
 
 from results import append_row
 from windlass.program.instruction import Instruction, Program
-from windlass.runtime.interpreter import Interpreter, clock_for
+from windlass.runtime.interpreter import Interpreter, timer_for
 
 LAYERS = 14
 ROUNDS = 200
@@ -55,7 +55,7 @@ def main() -> None:
     steps = program(asked.micro_batches)
     length = len(steps.instructions)
     handlers = dict.fromkeys(("load", "forward", "backward", "norm", "update", "sync"), nothing)
-    interpreter = Interpreter(steps, handlers, clock_for(torch.device("cpu"), length))
+    interpreter = Interpreter(steps, handlers, timer_for(torch.device("cpu"), length))
     calls = [(nothing, 0, 0)] * length
 
     def bare() -> None:
@@ -64,8 +64,8 @@ def main() -> None:
 
     def interpreted() -> None:
         interpreter.run()
-        interpreter.by_kind()
-        interpreter.seconds()
+        interpreter.seconds_by_kind()
+        interpreter.step_seconds()
 
     pairs = [(seconds(interpreted), seconds(bare)) for _ in range(ROUNDS)]
     ours = statistics.median(pair[0] for pair in pairs)

@@ -23,7 +23,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import windlass
-from windlass.tracking.environment import code_version, processor
+from windlass.tracking.environment import code_version, processor_name
 from windlass.tracking.journal import JournalWriter, read_journal
 
 RESULTS = Path(__file__).parent / "results" / "journal.csv"
@@ -89,7 +89,7 @@ def main() -> None:
         theirs: list[float] = []
         for first in range(0, arguments.steps, BLOCK):
             steps = range(first, min(first + BLOCK, arguments.steps))
-            ours += costs(lambda step: journal.row(step, values), steps)
+            ours += costs(lambda step: journal.append_row(step, values), steps)
             theirs += costs(log_plain, steps)
         journal.close()
         os.close(plain)
@@ -103,7 +103,7 @@ def main() -> None:
     row = {
         "commit": f"{(commit or '')[:12]}{'+' if dirty else ''}",
         "date": datetime.now(tz=UTC).strftime("%Y-%m-%d"),
-        "machine": f"{processor()}, {len(os.sched_getaffinity(0))} threads, {platform.system()}",
+        "machine": f"{processor_name()}, {len(os.sched_getaffinity(0))} threads, {platform.system()}",
         "steps": arguments.steps,
         "journal_p50_us": round(statistics.median(ours), 2),
         "journal_p99_us": round(statistics.quantiles(ours, n=100)[98], 2),

@@ -14,7 +14,7 @@ from typing import get_args
 
 import windlass
 from results import append_row
-from windlass.schema.plan import Moments
+from windlass.schema.plan import MomentFormat
 
 SEQUENCE, BATCH = 128, 8
 WARM = 20
@@ -34,7 +34,9 @@ def run(model: str, moments: str, seed: int, steps: int, beta2: float) -> dict[s
     plan, counted = planned.plan, told[WARM:]
     return {
         "held_out_loss": told[-1].held_out_loss or float("nan"),
-        "bytes_a_parameter": plan.weight_bytes + plan.gradient_bytes + plan.optimizer_bytes,
+        "bytes_a_parameter": plan.parameter_itemsize
+        + plan.gradient_itemsize
+        + plan.optimizer_bytes_per_parameter,
         "step_seconds": statistics.median(step.seconds for step in counted),
         "update_seconds": statistics.median(step.by_kind["update"] for step in counted),
         "predicted_update_seconds": planned.prediction.by_kind["update"],
@@ -51,7 +53,7 @@ def main() -> None:
     asked = parser.parse_args()
     print("moments   seed  held-out loss  bytes a parameter  step ms  update ms (predicted)")
     for seed in range(asked.seeds):
-        for moments in get_args(Moments):
+        for moments in get_args(MomentFormat):
             row = run(asked.model, moments, seed, asked.steps, asked.beta2)
             append_row(
                 "moments", model=asked.model, moments=moments, seed=seed, steps=asked.steps,

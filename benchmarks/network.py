@@ -20,7 +20,7 @@ from pathlib import Path
 import windlass
 from results import append_row
 from windlass.atomic_files import cache_folder
-from windlass.hardware.local_machine import load_here
+from windlass.hardware.local_machine import load_local_machine
 from windlass.schema.machine import Link, Machine
 
 STEPS, WARM = 8, 3
@@ -96,10 +96,10 @@ def trained(planned: windlass.api.Planned, folder: Path) -> float:
 
 def two_hosts(rate: int) -> Machine:
     """This machine as two hosts of one device each, which a link of that rate joins."""
-    here = load_here(cache_folder())
+    here = load_local_machine(cache_folder())
     if here is None:
         raise SystemExit("this machine is not measured yet: `windlass probe`")
-    halves = here.shared(2)
+    halves = here.split(2)
     link = Link(name="cable", joins=2, latency=halves.links[0].latency, rate=rate * 1e6 / 8)
     return halves.model_copy(
         update={"name": f"two-{rate}", "hosts": 2, "devices_per_host": 1, "links": (link,)}

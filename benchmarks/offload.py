@@ -110,8 +110,8 @@ def windlass(accumulation: int, phases: int, folder: Path) -> Told:
     """Our own run, weights and gradients counted in its program."""
     import windlass
     from windlass.program.lowering.lower import lower
-    from windlass.program.memory.tier_traffic import moved
-    from windlass.program.phases import put_off
+    from windlass.program.memory.tier_traffic import instruction_transfer
+    from windlass.program.phases import deferred_update_layers
 
     steps = WARM + MEASURED + 1  # the last one evaluates and saves too, and is not taken
     planned = windlass.plan(
@@ -120,16 +120,16 @@ def windlass(accumulation: int, phases: int, folder: Path) -> Told:
         "recompute=none", f"train.evaluate_every={steps + 1}", f"train.save_every={steps + 1}",
     )  # fmt: skip
     plan, graph = planned.plan, planned.graph
-    late = put_off(plan, graph)
+    late = deferred_update_layers(plan, graph)
     weights = gradients = 0
     for instruction in lower(plan, graph)[0].instructions:
         # An update that was put off brings its layer near, as a fetch does.
         if instruction.kind == "fetch" or (
             instruction.kind == "update" and instruction.layer in late
         ):
-            weights += moved(plan, graph, instruction, stored=False).read
+            weights += instruction_transfer(plan, graph, instruction, stored=False).read
         elif instruction.kind == "store":
-            gradients += moved(plan, graph, instruction).written
+            gradients += instruction_transfer(plan, graph, instruction).written
     run = iter(windlass.train(planned, folder=folder / "run"))
     told = measured(lambda: next(run), lambda: (0, 0))
     return {

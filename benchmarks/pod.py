@@ -79,12 +79,12 @@ def rank(case: str, model: str, devices: int, batch: int, micro: int, sequence: 
     import torch
     import torch.distributed as dist
 
-    from windlass.models.build import build_chain
+    from windlass.models.build import build_layer_stack
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=timedelta(minutes=5))
     me = dist.get_rank()
-    chain = build_chain(model, {"dropout": 0.0}, device="cpu", seed=0)
+    chain = build_layer_stack(model, {"dropout": 0.0}, device="cpu", seed=0)
     whole = torch.nn.Sequential(*chain.layers)
     setup = {"replicas": _ddp, "shards": _fsdp, "stages": _pipeline}[case]
     step = setup(whole, me, devices, batch, micro, sequence, chain.vocabulary)
@@ -108,9 +108,9 @@ def _tokens(count: int, sequence: int, vocabulary: int) -> "tuple[object, object
 
 
 def _loss(logits: object, y: object) -> object:
-    from windlass.models.loss import mean_loss
+    from windlass.models.loss import mean_cross_entropy
 
-    return mean_loss(logits, y)
+    return mean_cross_entropy(logits, y)
 
 
 def _ddp(
@@ -171,12 +171,12 @@ def _pipeline(
     import torch.distributed as dist
     from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
-    from windlass.capture.capture_graph import capture
-    from windlass.models.layer_stack import chain_of
+    from windlass.capture.capture_layers import capture_graph
+    from windlass.models.layer_stack import layer_stack_from_module
     from windlass.planner.space.pinned_parallelism import stages_of
 
-    chain = chain_of(whole, "bench", vocabulary=vocabulary, max_sequence=sequence)
-    first, last = stages_of(capture(chain), devices, sequence)[me]
+    chain = layer_stack_from_module(whole, "bench", vocabulary=vocabulary, max_sequence=sequence)
+    first, last = stages_of(capture_graph(chain), devices, sequence)[me]
     part = torch.nn.Sequential(*list(whole)[first:last])
     stage = PipelineStage(part, me, devices, torch.device("cpu"))
     micros = batch // micro

@@ -23,14 +23,14 @@ import numpy as np
 import windlass
 from results import append_row
 from windlass.errors import WindlassError
-from windlass.hardware.catalog import find
+from windlass.hardware.catalog import load_machine
 from windlass.schema.machine import Machine
 from windlass.validation.csv_table import read_table
-from windlass.validation.fitting.constants import calibration
-from windlass.validation.predict_run import predict
-from windlass.validation.row_to_run import express
-from windlass.validation.runs import Run
-from windlass.validation.software_stacks import catalogue
+from windlass.validation.predict_run import predict_runs
+from windlass.validation.published_run import PublishedRun
+from windlass.validation.row_to_run import rows_to_runs
+from windlass.validation.software_stacks import stack_catalog
+from windlass.validation.stack_constants import calibration
 
 OURS = "mosaic-a100-80gb"
 """A stack whose attention writes no scores, as ours does not."""
@@ -39,12 +39,12 @@ LARGE = 20e9
 """Parameters that models of 22B and larger have at least."""
 
 
-def words(run: Run) -> tuple[str, ...]:
+def words(run: PublishedRun) -> tuple[str, ...]:
     """The request that asks for this run's plan."""
-    shape, cut = run.shape, run.cut
+    shape, cut = run.shape, run.config
     woven = (
-        ("parallel.schedule=interleaved", f"parallel.virtual_stages={cut.interleave:.0f}")
-        if cut.interleave > 1
+        ("parallel.schedule=interleaved", f"parallel.virtual_stages={cut.virtual_stages:.0f}")
+        if cut.virtual_stages > 1
         else ("parallel.schedule=1f1b",)
     )
     return (
@@ -54,29 +54,31 @@ def words(run: Run) -> tuple[str, ...]:
         f"parallel.data={cut.replicas:.0f}", f"batch.micro={cut.micro:.0f}",
         f"train.batch={cut.micro * cut.accumulation * cut.replicas:.0f}",
         f"train.sequence={shape.sequence:.0f}", "compile=false",
-        f"recompute={'layer' if cut.again else 'none'}", *woven,
+        f"recompute={'layer' if cut.recompute_share else 'none'}", *woven,
     )  # fmt: skip
 
 
-def runs_of(tables: Iterable[Path], every: int, first: int) -> list[Run]:
+def runs_of(tables: Iterable[Path], every: int, first: int) -> list[PublishedRun]:
     """Each `every`-th run of the tables that a plan of ours can be, from the `first` on."""
-    found = [run for path in tables for run in express(read_table(path).rows, catalogue())]
-    plain = [run for run in found if isinstance(run, Run) and run.step_seconds and _plain(run)]
+    found = [run for path in tables for run in rows_to_runs(read_table(path).rows, stack_catalog())]
+    plain = [
+        run for run in found if isinstance(run, PublishedRun) and run.step_seconds and _plain(run)
+    ]
     return plain[first::every]
 
 
-def cluster_of(run: Run, on: str) -> Machine:
+def cluster_of(run: PublishedRun, on: str) -> Machine:
     """A machine of the catalogue as large as the run's, with the network cards of its hosts."""
-    known = catalogue()
-    device = known.stack(run.stack).at(known.device(run.device), run.per_host)
-    machine = find(f"{on}:{max(1, round(run.cut.devices / device.per_host))}")
+    known = stack_catalog()
+    device = known.stack(run.stack).device_in_cluster(known.device(run.device), run.per_host)
+    machine = load_machine(f"{on}:{max(1, round(run.config.devices / device.per_host))}")
     if machine.hosts == 1:
         return machine
     *inner, outer = machine.links
     share = calibration(run.stack).values["gpu.cards"]
     cards = {
-        "rate": share * device.cards / device.ports,
-        "shared_by": round(device.per_host / device.ports),
+        "rate": share * device.network_rate / device.network_cards,
+        "shared_by": round(device.per_host / device.network_cards),
     }
     return machine.model_copy(update={"links": (*inner, outer.model_copy(update=cards))})
 
@@ -85,7 +87,7 @@ def cluster_of(run: Run, on: str) -> Machine:
 class Told:
     """Seconds of a step of one run, all but `measured` predicted."""
 
-    run: Run
+    run: PublishedRun
     clock: float
     law: float
     like_ours: float
@@ -93,7 +95,7 @@ class Told:
     measured: float
 
 
-def told(run: Run, on: str) -> Told:
+def told(run: PublishedRun, on: str) -> Told:
     """What clock and law say of a run.
 
     Raises:
@@ -112,17 +114,17 @@ def told(run: Run, on: str) -> Told:
     )
 
 
-def _law(run: Run, changed: Mapping[str, float]) -> float:
+def _law(run: PublishedRun, changed: Mapping[str, float]) -> float:
     known = calibration(run.stack)
     constants = replace(known, values={**known.values, **changed})
-    return predict([run], lambda _: constants)[0].step_seconds
+    return predict_runs([run], lambda _: constants)[0].step_seconds
 
 
-def _plain(run: Run) -> bool:
+def _plain(run: PublishedRun) -> bool:
     """Whether a plan of ours says the same: chunks of several blocks, so that ends weigh little."""
-    cut = run.cut
-    chunks = cut.pipeline * cut.interleave
-    ours = cut.zero < 2 and not cut.attention_again and not run.choices
+    cut = run.config
+    chunks = cut.pipeline * cut.virtual_stages
+    ours = cut.zero < 2 and not cut.selective_recompute and not run.candidates
     return ours and run.shape.layers % chunks == 0 and run.shape.layers >= 2 * chunks
 
 
@@ -151,14 +153,14 @@ def main() -> None:
             print(f"{name}, clock over {against}: {_summary(some, against)}")
 
 
-def _cut(run: Run) -> str:
-    return f"t{run.cut.tensor:.0f} p{run.cut.pipeline:.0f} r{run.cut.replicas:.0f}"
+def _cut(run: PublishedRun) -> str:
+    return f"t{run.config.tensor:.0f} p{run.config.pipeline:.0f} r{run.config.replicas:.0f}"
 
 
 def _line(one: Told) -> str:
     run = one.run
     return (
-        f"{run.model:12} {_cut(run):14} micro {run.cut.micro:<3.0f} "
+        f"{run.model:12} {_cut(run):14} micro {run.config.micro:<3.0f} "
         f"predicted {one.clock:8.3f} s, measured {one.measured:8.3f} s, "
         f"{one.clock / one.measured - 1:+.1%}; law {one.law / one.measured - 1:+.1%}, "
         f"clock over the law with attention like ours {one.clock / one.like_ours - 1:+.1%}"
@@ -167,7 +169,7 @@ def _line(one: Told) -> str:
 
 def _keep(one: Told, on: str) -> None:
     append_row(
-        "published_plans", on=on, model=one.run.model, cut=_cut(one.run), micro=one.run.cut.micro,
+        "published_plans", on=on, model=one.run.model, cut=_cut(one.run), micro=one.run.config.micro,
         predicted_seconds=round(one.clock, 4), measured_seconds=one.measured,
         law_seconds=round(one.law, 4), like_ours_seconds=round(one.like_ours, 4),
     )  # fmt: skip

@@ -17,31 +17,33 @@ from pathlib import Path
 import numpy as np
 
 from results import append_row
-from windlass.validation.evaluate import judge
-from windlass.validation.metrics import LEAST_GROUP, noise, ranks, spearman
-from windlass.validation.predict_run import Predicted
+from windlass.validation.evaluate_table import evaluate_table
+from windlass.validation.metrics import MIN_GROUP_ROWS, rank_accuracy, repeat_noise, spearman
+from windlass.validation.predict_run import RunPrediction
 
 DRAWS = 400
 USUAL = (0.005, 0.01, 0.02, 0.03)
 """Of repeats on clusters that nobody else uses at the time, to those that are shared."""
 
 
-def groups_of(found: Sequence[Predicted]) -> list[list[Predicted]]:
+def groups_of(found: Sequence[RunPrediction]) -> list[list[RunPrediction]]:
     """Timed runs by model and machine, where there are enough of them to be ranked."""
-    groups: dict[tuple[str, str], list[Predicted]] = defaultdict(list)
+    groups: dict[tuple[str, str], list[RunPrediction]] = defaultdict(list)
     for one in found:
         if one.run.step_seconds:
             groups[one.run.group].append(one)
-    return [group for group in groups.values() if len(group) >= LEAST_GROUP]
+    return [group for group in groups.values() if len(group) >= MIN_GROUP_ROWS]
 
 
-def repeats(groups: Sequence[Sequence[Predicted]]) -> float:
+def repeats(groups: Sequence[Sequence[RunPrediction]]) -> float:
     """Standard deviation of log(step time) between repeats, whenever they ran; 0 without any."""
     runs = [one.run for group in groups for one in group]
-    return noise([replace(run, cut=replace(run.cut, earlier=0.0)) for run in runs])
+    return repeat_noise(
+        [replace(run, config=replace(run.config, old_software=0.0)) for run in runs]
+    )
 
 
-def ceiling(groups: Sequence[Sequence[Predicted]], spread: float, seed: int) -> float:
+def ceiling(groups: Sequence[Sequence[RunPrediction]], spread: float, seed: int) -> float:
     """Median over draws of the mean rank correlation of times drawn anew with those measured."""
     random = np.random.default_rng(seed)
     rows = [len(group) for group in groups]
@@ -52,7 +54,7 @@ def ceiling(groups: Sequence[Sequence[Predicted]], spread: float, seed: int) -> 
             times = np.array(
                 [
                     (one.run.step_seconds or 0.0)
-                    / (one.cut.micro * one.cut.accumulation * one.cut.replicas)
+                    / (one.config.micro * one.config.accumulation * one.config.replicas)
                     for one in group
                 ]
             )
@@ -69,10 +71,10 @@ def main() -> None:
     parser.add_argument("--keep", action="store_true", help="append the rows to the results")
     asked = parser.parse_args()
     for table in asked.tables:
-        found = judge(table).predicted
-        groups, ours = groups_of(found), ranks(found)
+        found = evaluate_table(table).predictions
+        groups, ours = groups_of(found), rank_accuracy(found)
         if ours is None:
-            print(f"{table.name}: no group of {LEAST_GROUP} runs")
+            print(f"{table.name}: no group of {MIN_GROUP_ROWS} runs")
             continue
         known = repeats(groups)
         for spread in (known,) if known else USUAL:

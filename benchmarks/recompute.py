@@ -39,14 +39,14 @@ def plan_of(model: str, layers: int, steps: int, *pins: str):  # noqa: ANN201  i
 def run(model: str, layers: int, steps: int, pin: str) -> None:
     """Trains in this process and prints what was measured and predicted as JSON."""
     import windlass
-    from windlass.program.activation_checkpointing import recompute_words
+    from windlass.program.activation_checkpointing import describe_recompute
 
     planned = plan_of(model, layers, steps, pin)
     with tempfile.TemporaryDirectory() as folder:
         told = list(windlass.train(planned, folder=Path(folder) / "run"))
     counted = told[WARM : WARM + steps]
     row = {
-        "plan": recompute_words(planned.plan),
+        "plan": describe_recompute(planned.plan),
         "seconds": statistics.median(step.seconds for step in counted),
         "predicted_seconds": planned.prediction.step_seconds,
         "peak_bytes": max(step.memory_bytes for step in counted),

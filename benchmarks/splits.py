@@ -15,12 +15,12 @@ from pathlib import Path
 from calibrate import JOBS, fitted_job
 from results import append_row
 from windlass.validation.csv_table import read_table
-from windlass.validation.fitting.constants import Calibration
 from windlass.validation.metrics import step_errors
-from windlass.validation.predict_run import predict
-from windlass.validation.row_to_run import express
-from windlass.validation.runs import Run
-from windlass.validation.software_stacks import catalogue
+from windlass.validation.predict_run import predict_runs
+from windlass.validation.published_run import PublishedRun
+from windlass.validation.row_to_run import rows_to_runs
+from windlass.validation.software_stacks import stack_catalog
+from windlass.validation.stack_constants import StackCalibration
 
 
 def errors_of(tables: Path, seed: int) -> dict[tuple[str, str], tuple[int, float, float, float]]:
@@ -30,21 +30,28 @@ def errors_of(tables: Path, seed: int) -> dict[tuple[str, str], tuple[int, float
     for job in JOBS:
         fitted, _ = fitted_job(job, tables, seed, done)
         done[job.stack] = fitted.constants
-        by = Calibration(
+        by = StackCalibration(
             stack=job.stack, values=fitted.constants, provenance="fitted", fitted_from="",
             rows=frozenset(fitted.rows), step_spread=fitted.step_spread,
             memory_spread=fitted.memory_spread,
         )  # fmt: skip
         for name in job.rows:
-            rows = express(read_table(tables / name).rows, catalogue())
+            rows = rows_to_runs(read_table(tables / name).rows, stack_catalog())
             test = [
                 run
                 for run in rows
-                if isinstance(run, Run) and run.stack == job.stack and run.key not in by.rows
+                if isinstance(run, PublishedRun)
+                and run.stack == job.stack
+                and run.key not in by.rows
             ]
-            errors = step_errors(predict(test, lambda _, by=by: by))
+            errors = step_errors(predict_runs(test, lambda _, by=by: by))
             if errors:
-                found[name, job.stack] = errors.rows, errors.mean, errors.ninth, errors.inside
+                found[name, job.stack] = (
+                    errors.rows,
+                    errors.mean,
+                    errors.p90,
+                    errors.interval_coverage,
+                )
     return found
 
 

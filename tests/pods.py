@@ -10,7 +10,7 @@ from pathlib import Path
 from hypothesis import strategies as st
 
 from factories import tiny_machine, tiny_plan
-from windlass.capture.capture_graph import capture_graph, capture_tensor_shards
+from windlass.capture.capture_layers import capture_graph, capture_tensor_shards
 from windlass.data.dataset_cache import prepare_dataset
 from windlass.errors import InputErrors
 from windlass.models.build import build_layer_stack

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.profiler import ProfilerActivity, profile
 
-from windlass.models.layer_stack import Chain
-from windlass.models.loss import loss_of
-from windlass.models.selective_checkpoint import selective
+from windlass.models.layer_stack import LayerStack
+from windlass.models.loss import layer_loss
+from windlass.models.selective_checkpoint import checkpoint_selectively
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +28,7 @@ class Weighed:
 
 
 def weigh(
-    chain: Chain,
+    chain: LayerStack,
     index: int,
     dtype: torch.dtype,
     *,
@@ -44,7 +44,7 @@ def weigh(
     run = runner(layer, loss=index == len(chain.layers) - 1, rows=rows)
     run = torch.compile(run) if compiled else run
     if selectively:
-        run = partial(selective, run, draws=False)
+        run = partial(checkpoint_selectively, run, preserve_rng=False)
     weights = dict(layer.named_parameters())
     x = make_input(chain, index, micro, sequence // (rows if index else 1), dtype, columns)
     wanted = [*([x] if x.requires_grad else []), *weights.values()]
@@ -73,13 +73,13 @@ def runner(
         if not loss:
             return y
         samples, tokens = x.shape[:2]
-        return loss_of(layer)(y, torch.zeros(samples, rows * tokens, dtype=torch.int64))
+        return layer_loss(layer)(y, torch.zeros(samples, rows * tokens, dtype=torch.int64))
 
     return run
 
 
 def make_input(
-    chain: Chain, index: int, micro: int, sequence: int, dtype: torch.dtype, columns: int = 1
+    chain: LayerStack, index: int, micro: int, sequence: int, dtype: torch.dtype, columns: int = 1
 ) -> Tensor:
     """Tokens for the first layer, random vectors of a column's features for any other."""
     if index == 0:

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from windlass.capture.graph_cache import graph_key, load_graph, save_graph
-from windlass.models.layer_stack import Chain
+from windlass.models.layer_stack import LayerStack
 from windlass.schema.graph import Graph
 
 
 def test_a_kept_graph_comes_back_equal(
-    tmp_path: Path, captured: Callable[..., tuple[Chain, Graph]]
+    tmp_path: Path, captured: Callable[..., tuple[LayerStack, Graph]]
 ):
     _, graph = captured("gpt-tiny", layers=2)
 

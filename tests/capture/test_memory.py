@@ -6,8 +6,8 @@ import pytest
 import torch
 from measuring import weigh
 
-from windlass.models.build import build_chain
-from windlass.models.layer_stack import Chain
+from windlass.models.build import build_layer_stack
+from windlass.models.layer_stack import LayerStack
 from windlass.schema.graph import Graph, LayerCost
 
 FAMILIES = {
@@ -27,7 +27,7 @@ def backward_peak(cost: LayerCost) -> float:
 
 
 def kept(cost: LayerCost) -> float:
-    return cost.kept_bytes.at(MICRO, SEQUENCE)
+    return cost.saved_bytes.at(MICRO, SEQUENCE)
 
 
 def off(predicted: float, low: float, high: float) -> float:
@@ -39,9 +39,9 @@ def off(predicted: float, low: float, high: float) -> float:
 @pytest.mark.parametrize("index", [0, 1, 2])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_layer_run_as_written_takes_the_bytes_that_its_graph_says(
-    captured: Callable[..., tuple[Chain, Graph]], name: str, index: int, precision: str
+    captured: Callable[..., tuple[LayerStack, Graph]], name: str, index: int, precision: str
 ):
-    chain = build_chain(name, FAMILIES[name], device="cpu", seed=0)
+    chain = build_layer_stack(name, FAMILIES[name], device="cpu", seed=0)
     _, graph = captured(name, **FAMILIES[name])
     cost = graph.kinds[chain.kinds[index]].cost(precision, compiled=False)
 
@@ -62,9 +62,9 @@ def test_a_layer_run_as_written_takes_the_bytes_that_its_graph_says(
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize(("name", "index"), [("gpt2-124m", 1), ("gpt2-124m", 2), ("llama-tiny", 1)])
 def test_a_compiled_layer_takes_the_bytes_that_its_graph_says(
-    captured: Callable[..., tuple[Chain, Graph]], name: str, index: int, precision: str
+    captured: Callable[..., tuple[LayerStack, Graph]], name: str, index: int, precision: str
 ):
-    chain = build_chain(name, {"layers": 1}, device="cpu", seed=0)
+    chain = build_layer_stack(name, {"layers": 1}, device="cpu", seed=0)
     _, graph = captured(name, layers=1)
     cost = graph.kinds[chain.kinds[index]].cost(precision, compiled=True)
 

@@ -14,8 +14,8 @@ from torch.utils.flop_counter import (
     sdpa_flop_count,
 )
 
-from windlass.models.build import build_chain
-from windlass.models.layer_stack import Chain
+from windlass.models.build import build_layer_stack
+from windlass.models.layer_stack import LayerStack
 from windlass.schema.graph import Graph
 
 ATTENTION = {
@@ -48,9 +48,9 @@ class Names(TorchDispatchMode):
 @pytest.mark.parametrize("index", [0, 1, 2])
 @pytest.mark.parametrize("name", ["gpt-tiny", "llama-tiny"])
 def test_a_real_run_calls_the_ops_of_the_graph_in_their_order(
-    captured: Callable[..., tuple[Chain, Graph]], name: str, index: int, precision: str
+    captured: Callable[..., tuple[LayerStack, Graph]], name: str, index: int, precision: str
 ):
-    chain = build_chain(name, {"layers": 1}, device="cpu", seed=0)
+    chain = build_layer_stack(name, {"layers": 1}, device="cpu", seed=0)
     _, graph = captured(name, layers=1)
     cost = graph.kinds[chain.kinds[index]].cost(precision, compiled=False)
     dtype = getattr(torch, precision)

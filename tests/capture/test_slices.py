@@ -9,15 +9,15 @@ import torch.distributed as dist
 from measuring import Weighed, weigh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from windlass.capture.capture_graph import capture_slices
-from windlass.models.layer_stack import Chain, cuts_of
-from windlass.models.tensor_parallel.collectives import Place
-from windlass.models.tensor_parallel.shard_module import sliced
-from windlass.models.tensor_parallel.shard_params import pieces
+from windlass.capture.capture_layers import capture_tensor_shards
+from windlass.models.layer_stack import LayerStack, layer_sharding
+from windlass.models.tensor_parallel.collectives import TensorParallelRank
+from windlass.models.tensor_parallel.shard_module import shard_layer
+from windlass.models.tensor_parallel.shard_params import param_shards
 from windlass.schema.graph import PRECISION_BYTES, Graph, LayerCost, LayerKind, Precision
 from windlass.schema.tensor_grid import TensorGrid, grid_columns
 
-Captured = Callable[..., tuple[Chain, Graph]]
+Captured = Callable[..., tuple[LayerStack, Graph]]
 
 SMALL = {"layers": 1, "width": 256, "heads": 4, "vocabulary": 3000, "sequence": 160}
 GROUPED = {**SMALL, "heads": 8, "kv_heads": 4, "ffn": 672}
@@ -28,15 +28,15 @@ MICRO, SEQUENCE, WIDTH = 3, 128, 256
 
 
 @pytest.fixture(scope="module")
-def cut(captured: Captured) -> Callable[..., tuple[Chain, Graph]]:
+def cut(captured: Captured) -> Callable[..., tuple[LayerStack, Graph]]:
     """`cut(name, 2, 4, layers=1)`: a chain without memory, and its graph in 2 and 4 slices."""
-    known: dict[str, tuple[Chain, Graph]] = {}
+    known: dict[str, tuple[LayerStack, Graph]] = {}
 
-    def found(name: str, *degrees: int, **dials: int) -> tuple[Chain, Graph]:
+    def found(name: str, *degrees: int, **dials: int) -> tuple[LayerStack, Graph]:
         key = f"{name} {degrees} {dials}"
         if key not in known:
             chain, graph = captured(name, **dials)
-            known[key] = chain, capture_slices(chain, graph, degrees)
+            known[key] = chain, capture_tensor_shards(chain, graph, degrees)
         return known[key]
 
     return found
@@ -51,9 +51,9 @@ def test_a_pass_of_a_block_gathers_and_scatters_all_tokens_twice_each(cut: Captu
         for cost in kind.costs:
             whole = MICRO * SEQUENCE * WIDTH * PRECISION_BYTES[cost.precision]
             for ops in (cost.forward, cost.backward):
-                found = [op.exchange for op in ops if op.exchange is not None]
+                found = [op.collective for op in ops if op.collective is not None]
                 assert (
-                    sorted(each.how for each in found)
+                    sorted(each.kind for each in found)
                     == ["all_gather"] * 2 + ["reduce_scatter"] * 2
                 )
                 assert all(each.nbytes.at(MICRO, SEQUENCE) == whole for each in found)
@@ -76,9 +76,9 @@ def test_a_block_in_a_grid_exchanges_tokens_in_columns_and_features_in_rows(cut:
     moments = [("all_reduce", "features", 3 * number // 2)] * 2  # of own tokens
     due = region * 2 + [(how, "features", nbytes) for how, nbytes in features]
     found = [
-        (op.exchange.how, op.exchange.among, op.exchange.nbytes.at(MICRO, SEQUENCE))
+        (op.collective.kind, op.collective.axis, op.collective.nbytes.at(MICRO, SEQUENCE))
         for op in cost.forward
-        if op.exchange is not None
+        if op.collective is not None
     ]
     assert sorted(found) == sorted(due + moments)
 
@@ -98,7 +98,7 @@ def test_the_embedding_sums_its_rows_and_the_head_gathers_its_input(cut: Capture
 
 def exchanged(cost: LayerCost) -> tuple[list[tuple[str, float]], list[tuple[str, float]]]:
     forward, backward = (
-        [(op.exchange.how, op.exchange.nbytes.at(MICRO, SEQUENCE)) for op in ops if op.exchange]
+        [(op.collective.kind, op.collective.nbytes.at(MICRO, SEQUENCE)) for op in ops if op.collective]
         for ops in (cost.forward, cost.backward)
     )
     return forward, backward
@@ -108,8 +108,8 @@ def exchanged(cost: LayerCost) -> tuple[list[tuple[str, float]], list[tuple[str,
 def test_products_and_attention_of_all_slices_are_those_of_the_whole(cut: Captured, name: str):
     _, graph = cut(name, 2, 4, GRID, **FAMILIES[name])
     for degree in (2, 4, GRID):
-        sliced_flop = degree * graph.shard(degree).step_flop(MICRO, SEQUENCE)
-        assert sliced_flop == graph.step_flop(MICRO, SEQUENCE)
+        sliced_flop = degree * graph.shard(degree).micro_batch_flop(MICRO, SEQUENCE)
+        assert sliced_flop == graph.micro_batch_flop(MICRO, SEQUENCE)
 
 
 @pytest.mark.parametrize("degree", [2, 4, GRID])
@@ -120,10 +120,10 @@ def test_a_slice_has_the_parameters_of_its_pieces_also_of_an_uneven_vocabulary(
     for index in range(degree):
         kinds = graph.shard(degree, index).kinds
         for at, kind in enumerate(chain.kinds):
-            place = Place(degree=int(degree), index=index, columns=grid_columns(degree))
-            due = pieces(chain.layers[at], cuts_of(chain, at), place)
+            place = TensorParallelRank(degree=int(degree), index=index, columns=grid_columns(degree))
+            due = param_shards(chain.layers[at], layer_sharding(chain, at), place)
             assert {p.name: (p.shape, p.replicated_over) for p in kinds[kind].parameters} == {
-                name: (piece.shape, piece.common) for name, piece in due.items()
+                name: (piece.shape, piece.replicated_over) for name, piece in due.items()
             }
 
 
@@ -143,12 +143,12 @@ def test_degrees_that_cannot_be_are_noted_with_the_way_out(cut: Captured):
 def test_a_slice_looks_rows_up_as_its_whole_layer_does(cut: Captured):
     chain, graph = cut("gpt-tiny", 2, 4, **SMALL)
     kinds = [graph.shard(degree).kinds[chain.kinds[0]] for degree in (1, 2, 4)]
-    assert all(kind.looks_up for kind in kinds)
+    assert all(kind.is_embedding for kind in kinds)
     assert [rows(kind) for kind in kinds] == [MICRO * 4 * WIDTH] * 3
 
 
 def rows(kind: LayerKind) -> int:
-    return kind.fresh_elements(MICRO, 4)[0]
+    return kind.pass_gradient_elements(MICRO, 4)[0]
 
 
 @pytest.fixture(scope="module")
@@ -172,11 +172,11 @@ def seen_and_said(
     chain, graph = cut(name, 2, 4, GRID, **FAMILIES[name])
     whole, column, row = groups
     columns = grid_columns(slices)
-    place = Place(
-        degree=4, columns=columns, group=whole, column_group=column, row_group=row
+    place = TensorParallelRank(
+        degree=4, columns=columns, group_name=whole, column_group_name=column, row_group_name=row
     )  # fmt: skip
     twins = tuple(
-        sliced(layer, cuts_of(chain, at), place, last=at == 2).to_empty(device="cpu")
+        shard_layer(layer, layer_sharding(chain, at), place, last=at == 2).to_empty(device="cpu")
         for at, layer in enumerate(chain.layers)
     )
     seen = weigh(
@@ -214,7 +214,7 @@ def test_a_slice_run_as_written_takes_the_bytes_that_its_graph_says(
     forward, backward = peaks(cost)
     # In bfloat16 attention sums in hidden float32: so much for each of two threads.
     scratch = 48 * 2**10 * 2 if precision == "bfloat16" else 1024
-    assert cost.kept_bytes.at(MICRO, SEQUENCE) == pytest.approx(seen.kept, rel=0.001, abs=1024)
+    assert cost.saved_bytes.at(MICRO, SEQUENCE) == pytest.approx(seen.kept, rel=0.001, abs=1024)
     assert forward == pytest.approx(seen.forward_peak, rel=0.001, abs=scratch)
     # The caller counts gradients of parameters.
     low, high = seen.backward_peak - seen.gradients, seen.backward_peak
@@ -232,7 +232,7 @@ def test_a_slice_that_keeps_only_large_products_keeps_the_bytes_that_its_graph_s
     )
     forward, _ = peaks(cost)
     scratch = 48 * 2**10 * 2 if precision == "bfloat16" else 1024
-    assert cost.kept_bytes.at(MICRO, SEQUENCE) == pytest.approx(seen.kept, rel=0.001, abs=1024)
+    assert cost.saved_bytes.at(MICRO, SEQUENCE) == pytest.approx(seen.kept, rel=0.001, abs=1024)
     assert forward == pytest.approx(seen.forward_peak, rel=0.001, abs=scratch)
 
 
@@ -247,7 +247,7 @@ def test_a_compiled_slice_takes_the_bytes_that_its_graph_says(
     torch.compiler.reset()  # after many other compilations in one process torch runs things eagerly
     seen, cost = seen_and_said(cut, groups, name, index, precision, compiled=True)
     forward, backward = peaks(cost)
-    assert cost.kept_bytes.at(MICRO, SEQUENCE) == pytest.approx(seen.kept, rel=0.1, abs=1024)
+    assert cost.saved_bytes.at(MICRO, SEQUENCE) == pytest.approx(seen.kept, rel=0.1, abs=1024)
     assert forward == pytest.approx(seen.forward_peak, rel=0.1)
     low, high = seen.backward_peak - seen.gradients, seen.backward_peak
     assert low * 0.9 <= backward <= high * 1.1

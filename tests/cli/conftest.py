@@ -10,7 +10,7 @@ import pytest
 from cli.pods import STAGES, ended
 from command_line import Windlass, start
 from factories import tiny_machine
-from windlass.hardware.local_machine import save_here, system_fingerprint
+from windlass.hardware.local_machine import save_local_machine, system_fingerprint
 
 
 @pytest.fixture(scope="session")
@@ -24,7 +24,7 @@ def surroundings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     machine = machine.model_copy(
         update={"name": "here", "system": system_fingerprint(), "device": device}
     )
-    save_here(cache / "windlass", machine)
+    save_local_machine(cache / "windlass", machine)
     return {**os.environ, "XDG_CACHE_HOME": str(cache), "COLUMNS": "200"}
 
 

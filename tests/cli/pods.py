@@ -11,7 +11,7 @@ from pathlib import Path
 from safetensors.numpy import load_file
 
 from command_line import TINY
-from windlass.tracking.load_run import Record, load
+from windlass.tracking.load_run import RunRecord, load_run
 
 SILENCE = 3
 """Seconds after which a device counts as hanging: a step takes some hundredths of one."""
@@ -62,7 +62,7 @@ def wait_for_step(folder: Path, step: int, seconds: float = 60) -> None:
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if (folder / "id").exists():
-            record = load(folder)
+            record = load_run(folder)
             if record.steps and record.steps[-1].step >= step:
                 return
         time.sleep(0.02)
@@ -71,7 +71,7 @@ def wait_for_step(folder: Path, step: int, seconds: float = 60) -> None:
 
 def last_step(folder: Path) -> int:
     """The last step that a run has on record; 0 before the first."""
-    return max((step.step for step in load(folder).steps), default=0) if folder.exists() else 0
+    return max((step.step for step in load_run(folder).steps), default=0) if folder.exists() else 0
 
 
 def leave_no_room(process: int) -> None:
@@ -96,7 +96,7 @@ def weights(folder: Path) -> dict[str, bytes]:
     }
 
 
-def numbers(record: Record) -> list[tuple[float, ...]]:
+def numbers(record: RunRecord) -> list[tuple[float, ...]]:
     """What must be equal between two runs, bit for bit."""
     return [(s.step, s.loss, s.gradient_norm, s.held_out_loss or 0.0) for s in record.steps]
 

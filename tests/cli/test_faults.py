@@ -29,7 +29,7 @@ from cli.pods import (
 from command_line import Windlass, start
 from windlass.schema.plan import Plan
 from windlass.schema.run_record import ATTEMPTS_FOLDER, PLAN_FILE
-from windlass.tracking.load_run import load
+from windlass.tracking.load_run import load_run
 
 Surroundings = dict[str, str]
 
@@ -39,8 +39,8 @@ SUMMED = 0.01
 
 def as_if_nothing_had_happened(folder: Path, whole: Path) -> None:
     """Losses and weights of a run are those of another one, bit for bit."""
-    assert load(folder).state == "finished"
-    assert numbers(load(folder)) == numbers(load(whole))
+    assert load_run(folder).state == "finished"
+    assert numbers(load_run(folder)) == numbers(load_run(whole))
     assert weights(folder) == weights(whole)
 
 
@@ -55,7 +55,7 @@ def test_a_run_goes_on_bit_for_bit_after_losing_its_parent_a_kill_and_a_stop(
     process.kill()
     wait_until_gone(devices)
     ended(process)
-    assert load(folder).state == "killed"
+    assert load_run(folder).state == "killed"
 
     process = start(surroundings, tmp_path, *resume)
     devices = wait_for_devices(process.pid)
@@ -69,7 +69,7 @@ def test_a_run_goes_on_bit_for_bit_after_losing_its_parent_a_kill_and_a_stop(
     assert re.search(r"checkpoints/step-\d+`; `windlass resume run` goes on", news)
     assert "Traceback" not in news
 
-    done = load(folder).steps[-1].step
+    done = load_run(folder).steps[-1].step
     process = start(surroundings, tmp_path, *resume)
     devices = wait_for_devices(process.pid)
     wait_for_step(folder, done + 3)  # one that only this attempt has done
@@ -177,7 +177,7 @@ def test_a_wish_to_stop_ends_the_step_under_way_saves_it_and_ends_all(
     wait_until_gone(devices)
     news = ended(process)
     assert process.returncode == 130, news
-    record = load(tmp_path / "run")
+    record = load_run(tmp_path / "run")
     assert record.state == "interrupted"
     newest = max((tmp_path / "run" / "checkpoints").glob("step-*"))
     assert newest.name == f"step-{record.steps[-1].step:08d}"
@@ -203,15 +203,15 @@ def test_an_elastic_run_that_loses_a_replica_goes_on_without_it(
     news = ended(process)
     assert process.returncode == 0, news
     assert "was killed by SIGKILL" in news
-    record = load(folder)
-    begun = record.current[0].step
+    record = load_run(folder)
+    begun = record.current_plan_steps[0].step
     assert f"2 devices are 1 now (parallel.data=1); goes on after step {begun - 1}" in news
     assert (record.state, record.attempts) == ("finished", 2)
     assert record.plan is not None
     assert record.plan.parallel.devices == 1
     assert Plan.load(folder / ATTEMPTS_FOLDER / "1" / PLAN_FILE).parallel.data == 2
 
-    whole, run = load(tmp_path / "whole").steps, record.steps
+    whole, run = load_run(tmp_path / "whole").steps, record.steps
     assert [step.step for step in run] == [step.step for step in whole]
     assert [step.loss for step in run[: begun - 1]] == [step.loss for step in whole[: begun - 1]]
     assert [step.loss for step in run] == pytest.approx([s.loss for s in whole], abs=SUMMED)

@@ -18,13 +18,13 @@ def test_a_number_of_hosts_is_written_behind_a_colon(windlass: Windlass) -> None
     told = json.loads(done.stdout)
     assert told["machine"]["hosts"] * told["machine"]["devices_per_host"] == 64
     assert {number["place"] for number in told["numbers"]} >= {"hosts", "links.infiniband.rate"}
-    assert all(number["source"]["told_by"] for number in told["numbers"])
+    assert all(number["source"]["source"] for number in told["numbers"])
 
 
 def test_the_list_as_json_has_a_value_for_each_machine(windlass: Windlass) -> None:
     told = {line["name"]: line for line in json.loads(windlass("machines", "--json").stdout)}
     assert told["ipu-pod64"]["devices"] == 64
-    assert told["ipu-pod64"]["rule"] == "bulk-synchronous"
+    assert told["ipu-pod64"]["execution_model"] == "bulk-synchronous"
     assert told["dgx-h100:N"]["devices"] == 8 * 1024
 
 

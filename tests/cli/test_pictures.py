@@ -7,7 +7,7 @@ import pytest
 
 from command_line import TINY, Windlass
 from windlass.errors import StorageError
-from windlass.report.figures.png import rasterise
+from windlass.report.figures.png import write_png
 
 PLAN = ("plan", *(word for word in TINY if not word.startswith("train.evaluate")))
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
@@ -70,4 +70,4 @@ def test_without_a_browser_a_png_is_refused_with_the_way_out(
 
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(StorageError, match=r"write `plan\.svg` or `plan\.html`"):
-        rasterise("<svg/>", tmp_path / "plan.png", width=10, height=10)
+        write_png("<svg/>", tmp_path / "plan.png", width=10, height=10)

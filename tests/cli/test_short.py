@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from command_line import TINY, Windlass
-from windlass.tracking.load_run import load
-from windlass.units import read_bytes
+from windlass.tracking.load_run import load_run
+from windlass.units import parse_bytes
 
 WIDE = (*TINY[:1], "model.layers=4", "model.width=64", *TINY[3:6], "train.sequence=256",
         "train.batch=64", "batch.micro=64", "train.evaluate_sequences=1", *TINY[9:11],
@@ -50,8 +50,8 @@ def test_memory_that_ends_mid_run_is_told_with_three_plans_that_fit_and_the_run_
     assert len(plans) == 3, done.stderr
     assert any("phases=" in words for _, words, _ in plans)
     for near, _, peak in plans:
-        assert read_bytes(peak) <= read_bytes(near) * 1.005
-    assert load(tmp_path / "run").state == "broken"
+        assert parse_bytes(peak) <= parse_bytes(near) * 1.005
+    assert load_run(tmp_path / "run").state == "broken"
     resumed = windlass("resume", "run", "--runs", ".")
     assert resumed.returncode == 0, resumed.stderr
-    assert load(tmp_path / "run").state == "finished"
+    assert load_run(tmp_path / "run").state == "finished"

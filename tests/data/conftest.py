@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from windlass.data.dataset_cache import prepare
-from windlass.data.token_files import Tokens
+from windlass.data.dataset_cache import prepare_dataset
+from windlass.data.token_files import TokenDataset
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -30,11 +30,11 @@ def folder(tmp_path: Path) -> Callable[..., Path]:
 
 
 @pytest.fixture
-def tokens(folder: Callable[..., Path], tmp_path: Path) -> Callable[..., Tokens]:
+def tokens(folder: Callable[..., Path], tmp_path: Path) -> Callable[..., TokenDataset]:
     """Prepares such a folder."""
 
-    def make(tokenizer: str = "byte", documents: int = 40, count: int = 80) -> Tokens:
-        return prepare(
+    def make(tokenizer: str = "byte", documents: int = 40, count: int = 80) -> TokenDataset:
+        return prepare_dataset(
             str(folder(documents, count)),
             tokenizer=tokenizer,
             vocabulary=400,

@@ -10,29 +10,29 @@ from hypothesis import strategies as st
 from made_text import words
 
 from windlass.data.batches import Batches
-from windlass.data.dataset_cache import prepare
-from windlass.data.mlm_masking import Masking
-from windlass.data.token_files import Tokens, open_tokens
-from windlass.errors import DataError, Faults
+from windlass.data.dataset_cache import prepare_dataset
+from windlass.data.mlm_masking import MlmMasking
+from windlass.data.token_files import TokenDataset, open_dataset
+from windlass.errors import DataError, InputErrors
 
-MakeTokens = Callable[..., Tokens]
+MakeTokens = Callable[..., TokenDataset]
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Tokens:
+def made(tmp_path_factory: pytest.TempPathFactory) -> TokenDataset:
     root = tmp_path_factory.mktemp("made")
     for index in range(30):
         (root / f"{index:02}.txt").write_text(words(60, index), encoding="utf-8")
-    return prepare(str(root), tokenizer="byte", held_out=0.3, cache=root / ".cache")
+    return prepare_dataset(str(root), tokenizer="byte", held_out=0.3, cache=root / ".cache")
 
 
 @given(sequence=st.integers(8, 300), batch=st.integers(5, 40), seed=st.integers(0, 2**63))
 @settings(max_examples=20)
 def test_an_epoch_sees_each_token_once_but_for_less_than_a_sequence(
-    made: Tokens, sequence: int, batch: int, seed: int
+    made: TokenDataset, sequence: int, batch: int, seed: int
 ):
     batches = Batches(made, sequence=sequence, batch=batch, seed=seed)
-    size, windows = len(made.train), batches.windows
+    size, windows = len(made.train), batches.epoch_sequences
     steps = range(1, 2 * windows // batch + 2)
     order = np.concatenate([batches._starts(step, 0, batch) for step in steps])
     for epoch in (order[:windows], order[windows : 2 * windows]):
@@ -41,28 +41,28 @@ def test_an_epoch_sees_each_token_once_but_for_less_than_a_sequence(
         assert (seen == 0).sum() == size % sequence
 
 
-MASKING = Masking(hidden=999, vocabulary=257, ignored=-100)
+MASKING = MlmMasking(mask_token=999, vocabulary=257, ignore_index=-100)
 
 
 @given(data=st.data(), step=st.integers(1, 10**9), masking=st.sampled_from([None, MASKING]))
 @settings(max_examples=50)
 def test_the_batch_of_a_step_is_the_same_however_it_is_split(
-    made: Tokens, data: st.DataObject, step: int, masking: Masking | None
+    made: TokenDataset, data: st.DataObject, step: int, masking: MlmMasking | None
 ):
     batches = Batches(made, sequence=33, batch=12, seed=5, masking=masking)
-    whole = batches.at(step)
+    whole = batches.samples(step)
     cuts = sorted(data.draw(st.sets(st.integers(1, 11))))
     edges = [0, *cuts, 12]
-    parts = [batches.at(step, first, end - first) for first, end in pairwise(edges)]
+    parts = [batches.samples(step, first, end - first) for first, end in pairwise(edges)]
     for side in (0, 1):
         assert (np.concatenate([part[side] for part in parts]) == whole[side]).all()
 
 
-def test_hidden_tokens_are_the_targets_and_count_in_bits_a_byte(made: Tokens):
+def test_hidden_tokens_are_the_targets_and_count_in_bits_a_byte(made: TokenDataset):
     plain = Batches(made, sequence=40, batch=4, seed=1)
     masked = replace(plain, masking=MASKING)
-    (inputs, targets), (own, _) = (next(each.held_out(3, rows=3)) for each in (masked, plain))
-    aimed = targets != MASKING.ignored
+    (inputs, targets), (own, _) = (next(each.held_out_batches(3, rows=3)) for each in (masked, plain))
+    aimed = targets != MASKING.ignore_index
     assert (aimed.sum(1) == 6).all()
     assert (targets[aimed] == own[aimed]).all()
     assert (inputs[~aimed] == own[~aimed]).all()
@@ -72,17 +72,17 @@ def test_hidden_tokens_are_the_targets_and_count_in_bits_a_byte(made: Tokens):
 
 
 def test_sample_i_of_a_step_does_not_depend_on_the_size_of_the_batch_but_on_its_place(
-    made: Tokens,
+    made: TokenDataset,
 ):
     small = Batches(made, sequence=16, batch=4, seed=1)
     large = Batches(made, sequence=16, batch=8, seed=1)
-    both = np.concatenate([small.at(1)[0], small.at(2)[0]])
-    assert (both == large.at(1)[0]).all()
+    both = np.concatenate([small.samples(1)[0], small.samples(2)[0]])
+    assert (both == large.samples(1)[0]).all()
 
 
-def test_targets_are_the_tokens_that_follow_the_inputs_in_the_corpus(made: Tokens):
+def test_targets_are_the_tokens_that_follow_the_inputs_in_the_corpus(made: TokenDataset):
     batches = Batches(made, sequence=50, batch=64, seed=3)
-    inputs, targets = batches.at(2)
+    inputs, targets = batches.samples(2)
     assert inputs.dtype == targets.dtype == np.int64
     assert inputs.shape == targets.shape == (64, 50)
     ring = np.concatenate([made.train, made.train[:51]]).astype("<u2").tobytes()
@@ -92,28 +92,28 @@ def test_targets_are_the_tokens_that_follow_the_inputs_in_the_corpus(made: Token
         assert window in ring
 
 
-def test_the_same_step_is_the_same_after_the_tokens_are_opened_again(made: Tokens):
-    again = open_tokens(made.folder)
+def test_the_same_step_is_the_same_after_the_tokens_are_opened_again(made: TokenDataset):
+    again = open_dataset(made.folder)
     assert again is not None
-    first = Batches(made, sequence=20, batch=8, seed=9).at(77)[0]
-    assert (Batches(again, sequence=20, batch=8, seed=9).at(77)[0] == first).all()
+    first = Batches(made, sequence=20, batch=8, seed=9).samples(77)[0]
+    assert (Batches(again, sequence=20, batch=8, seed=9).samples(77)[0] == first).all()
 
 
-def test_another_seed_and_another_epoch_give_another_order(made: Tokens):
+def test_another_seed_and_another_epoch_give_another_order(made: TokenDataset):
     batches = Batches(made, sequence=20, batch=8, seed=9)
     other = Batches(made, sequence=20, batch=8, seed=10)
-    later = batches._starts(1, 0, 8), batches._starts(1 + batches.windows, 0, 8)
-    assert (batches.at(1)[0] != other.at(1)[0]).any()
+    later = batches._starts(1, 0, 8), batches._starts(1 + batches.epoch_sequences, 0, 8)
+    assert (batches.samples(1)[0] != other.samples(1)[0]).any()
     assert (later[0] != later[1]).any()
 
 
-def test_a_sample_names_the_documents_its_text_is_drawn_from(made: Tokens):
+def test_a_sample_names_the_documents_its_text_is_drawn_from(made: TokenDataset):
     batches = Batches(made, sequence=400, batch=16, seed=2)
     root = made.folder.parent.parent
     end = made.tokenizer.end_of_text
     for sample in range(16):
-        names = batches.documents(4, sample)
-        inputs, targets = (side[0].tolist() for side in batches.at(4, sample, 1))
+        names = batches.document_names(4, sample)
+        inputs, targets = (side[0].tolist() for side in batches.samples(4, sample, 1))
         pieces: list[list[int]] = [[]]
         for index in [*inputs, targets[-1]]:
             pieces[-1].append(index)
@@ -125,29 +125,29 @@ def test_a_sample_names_the_documents_its_text_is_drawn_from(made: Tokens):
             assert bytes(i for i in piece if i != end) in (root / name).read_bytes()
 
 
-def test_held_out_windows_do_not_overlap_and_come_from_no_training_document(made: Tokens):
+def test_held_out_windows_do_not_overlap_and_come_from_no_training_document(made: TokenDataset):
     batches = Batches(made, sequence=40, batch=4, seed=2)
     starts = batches._held_out_starts(7)
     assert len(starts) == 7
     assert (np.diff(starts) >= 40).all()
     assert starts[-1] + 41 <= len(made.held_out)
-    blocks = list(batches.held_out(7, rows=3))
+    blocks = list(batches.held_out_batches(7, rows=3))
     assert [len(inputs) for inputs, _ in blocks] == [3, 3, 1]
-    lone = np.concatenate([inputs for inputs, _ in batches.held_out(7)])
+    lone = np.concatenate([inputs for inputs, _ in batches.held_out_batches(7)])
     assert (lone == np.concatenate([inputs for inputs, _ in blocks])).all()
     train = made.train.astype("<u2").tobytes()
     assert all(row.astype("<u2").tobytes() not in train for row in lone)
 
 
-def test_more_held_out_windows_than_there_are_is_all_there_are(made: Tokens):
+def test_more_held_out_windows_than_there_are_is_all_there_are(made: TokenDataset):
     batches = Batches(made, sequence=40, batch=4, seed=2)
-    assert len(list(batches.held_out(10**6))) == batches.held_out_windows
-    assert batches.held_out_windows == (len(made.held_out) - 1) // 40
+    assert len(list(batches.held_out_batches(10**6))) == batches.held_out_sequences
+    assert batches.held_out_sequences == (len(made.held_out) - 1) // 40
 
 
-def test_bits_per_byte_counts_the_bytes_of_the_targets(made: Tokens):
+def test_bits_per_byte_counts_the_bytes_of_the_targets(made: TokenDataset):
     batches = Batches(made, sequence=40, batch=4, seed=2)
-    targets = np.concatenate([targets for _, targets in batches.held_out(9)])
+    targets = np.concatenate([targets for _, targets in batches.held_out_batches(9)])
     nbytes = int((targets != made.tokenizer.end_of_text).sum())
     expected = 1.5 * targets.size / math.log(2) / nbytes
     assert batches.bits_per_byte(1.5, 9) == pytest.approx(expected, rel=1e-12)
@@ -157,18 +157,18 @@ def test_the_same_model_has_the_same_bits_per_byte_in_any_tokenizer(tokens: Make
     # Given a model that spends exactly 2 bits on each byte, whatever the tokens.
     made = tokens("bpe")
     batches = Batches(made, sequence=30, batch=2, seed=0)
-    by_id = made.tokenizer.token_bytes()
+    by_id = made.tokenizer.bytes_per_id()
     assert by_id is not None
-    targets = np.concatenate([targets for _, targets in batches.held_out(5)])
+    targets = np.concatenate([targets for _, targets in batches.held_out_batches(5)])
     loss = float(by_id[targets].mean()) * 2 * math.log(2)
     assert batches.bits_per_byte(loss, 5) == pytest.approx(2, rel=1e-12)
 
 
-def test_too_short_a_corpus_is_refused_with_its_numbers(made: Tokens):
+def test_too_short_a_corpus_is_refused_with_its_numbers(made: TokenDataset):
     least = min(len(made.train), len(made.held_out))
     with pytest.raises(DataError, match=rf"has {len(made.held_out)} held-out tokens and a "):
         Batches(made, sequence=least, batch=1, seed=0)
-    with pytest.raises(Faults) as error:
+    with pytest.raises(InputErrors) as error:
         Batches(made, sequence=10**6, batch=1, seed=0)
     assert [("training" in fault, "held-out" in fault) for fault in error.value.faults] == [
         (True, False),
@@ -176,14 +176,14 @@ def test_too_short_a_corpus_is_refused_with_its_numbers(made: Tokens):
     ]
 
 
-def test_one_token_more_than_a_sequence_is_enough(made: Tokens):
+def test_one_token_more_than_a_sequence_is_enough(made: TokenDataset):
     least = min(len(made.train), len(made.held_out))
     batches = Batches(made, sequence=least - 1, batch=1, seed=0)
-    assert batches.at(3)[0].shape == (1, least - 1)
-    assert len(list(batches.held_out(4))) == 1
+    assert batches.samples(3)[0].shape == (1, least - 1)
+    assert len(list(batches.held_out_batches(4))) == 1
 
 
 @pytest.mark.parametrize(("step", "first", "count"), [(0, 0, 1), (1, 3, 2), (1, -1, 1)])
-def test_samples_outside_the_batch_are_refused(made: Tokens, step: int, first: int, count: int):
+def test_samples_outside_the_batch_are_refused(made: TokenDataset, step: int, first: int, count: int):
     with pytest.raises(ValueError, match="no samples"):
-        Batches(made, sequence=10, batch=4, seed=0).at(step, first, count)
+        Batches(made, sequence=10, batch=4, seed=0).samples(step, first, count)

@@ -4,9 +4,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from windlass.data.mlm_masking import Masking
+from windlass.data.mlm_masking import MlmMasking
 
-MASKING = Masking(hidden=300, vocabulary=256, ignored=-100)
+MASKING = MlmMasking(mask_token=300, vocabulary=256, ignore_index=-100)
 SEEDS = st.integers(0, 2**32)
 
 
@@ -15,31 +15,31 @@ def test_every_sequence_of_one_length_has_as_many_targets(
     length: int, seed: int, step: int, sample: int
 ):
     row = np.arange(length, dtype=np.int64) % 256
-    inputs, targets = MASKING.hide(row, seed, step, sample)
-    aimed = targets != MASKING.ignored
+    inputs, targets = MASKING.mask(row, seed, step, sample)
+    aimed = targets != MASKING.ignore_index
     assert aimed.sum() == max(1, round(0.15 * length))
     assert (targets[aimed] == row[aimed]).all()
     assert (inputs[~aimed] == row[~aimed]).all()
-    assert set(MASKING.places(length, seed, step, sample)) == set(np.flatnonzero(aimed))
+    assert set(MASKING.masked_positions(length, seed, step, sample)) == set(np.flatnonzero(aimed))
 
 
 def test_of_the_targets_eight_in_ten_are_hidden_and_one_is_replaced():
     """Devlin et al. 2018, section 3.1; a replacement may by chance be what was there."""
     row = np.arange(2000, dtype=np.int64) % 256
-    inputs, targets = MASKING.hide(row, 7)
-    aimed = targets != MASKING.ignored
+    inputs, targets = MASKING.mask(row, 7)
+    aimed = targets != MASKING.ignore_index
     assert aimed.sum() == 300
-    assert (inputs[aimed] == MASKING.hidden).sum() == 240
-    others = inputs[aimed] != MASKING.hidden
+    assert (inputs[aimed] == MASKING.mask_token).sum() == 240
+    others = inputs[aimed] != MASKING.mask_token
     changed = (inputs[aimed][others] != row[aimed][others]).sum()
     assert 27 <= changed <= 30
-    assert inputs[inputs != MASKING.hidden].max() < MASKING.vocabulary
+    assert inputs[inputs != MASKING.mask_token].max() < MASKING.vocabulary
 
 
 @given(one=SEEDS, other=SEEDS)
 def test_the_key_alone_decides_what_is_hidden(one: int, other: int):
     row = np.arange(200, dtype=np.int64)
-    first, again, third = (MASKING.hide(row, key, 1, 0)[0] for key in (one, one, other))
+    first, again, third = (MASKING.mask(row, key, 1, 0)[0] for key in (one, one, other))
     assert (first == again).all()
     assert (first != third).any() == (one != other)
     assert (row == np.arange(200)).all()

@@ -10,21 +10,21 @@ from hypothesis import strategies as st
 from made_text import words
 from pyarrow import parquet
 
-from windlass.data.readers import Fault, SourceFile, Text, read_file
+from windlass.data.readers import UnreadableDocument, SourceFile, TextDocument, read_documents
 from windlass.data.sources import find_corpus
 from windlass.errors import DataError
 
 
 def texts(source: Path | str, text_field: str = "text") -> dict[str, str]:
     """All documents by name; fails on a fault."""
-    items = list(find_corpus(str(source)).read(text_field=text_field, limit_bytes=None))
-    assert not [item for item in items if isinstance(item, Fault)]
-    return {item.name: item.text for item in items if isinstance(item, Text)}
+    items = list(find_corpus(str(source)).documents(text_field=text_field, limit_bytes=None))
+    assert not [item for item in items if isinstance(item, UnreadableDocument)]
+    return {item.name: item.text for item in items if isinstance(item, TextDocument)}
 
 
 def faults(source: Path | str, text_field: str = "text") -> list[str]:
-    items = find_corpus(str(source)).read(text_field=text_field, limit_bytes=None)
-    return [item.message for item in items if isinstance(item, Fault)]
+    items = find_corpus(str(source)).documents(text_field=text_field, limit_bytes=None)
+    return [item.message for item in items if isinstance(item, UnreadableDocument)]
 
 
 def test_the_standard_library_is_read_without_tests_and_installed_packages():
@@ -62,8 +62,8 @@ def test_a_lone_text_is_cut_into_pieces_that_join_to_the_whole(
 ):
     path = tmp_path_factory.getbasetemp() / "lone.txt"
     path.write_bytes((content * repeat).encode())
-    items = list(read_file(SourceFile(name="lone.txt", path=path, whole=False), "text"))
-    pieces = [item for item in items if isinstance(item, Text)]
+    items = list(read_documents(SourceFile(name="lone.txt", path=path, single_document=False), "text"))
+    pieces = [item for item in items if isinstance(item, TextDocument)]
     assert len(pieces) == len(items)
     assert "".join(piece.text for piece in pieces) == content * repeat
     assert all(0 < piece.nbytes <= 16 * 2**10 for piece in pieces)
@@ -284,7 +284,7 @@ def test_a_limit_takes_whole_documents_up_to_the_one_that_reaches_it(limit: int)
     corpus = find_corpus("stdlib")
     sizes = [
         item.nbytes
-        for item in corpus.read(text_field="text", limit_bytes=limit)
-        if isinstance(item, Text)
+        for item in corpus.documents(text_field="text", limit_bytes=limit)
+        if isinstance(item, TextDocument)
     ]
     assert sum(sizes[:-1]) < limit <= sum(sizes)

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 
 from windlass.atomic_files import hash_file
-from windlass.data.token_files import Documents, file_meta, open_tokens
+from windlass.data.token_files import DocumentIndex, file_meta, open_dataset
 
 
 def test_a_folder_that_is_missing_or_empty_holds_no_tokens(tmp_path: Path):
-    assert open_tokens(tmp_path / "none") is None
-    assert open_tokens(tmp_path) is None
+    assert open_dataset(tmp_path / "none") is None
+    assert open_dataset(tmp_path) is None
 
 
 def test_a_small_file_is_hashed_whole(tmp_path: Path):
@@ -33,7 +33,7 @@ def test_a_large_file_is_sampled_from_its_first_byte_to_its_last(tmp_path: Path,
 
 def test_documents_between_two_tokens_are_those_that_overlap_them():
     names = b"abbccc"
-    documents = Documents(
+    documents = DocumentIndex(
         starts=np.array([0, 4, 5, 9]),
         name_starts=np.array([0, 1, 3, 6]),
         names=np.frombuffer(names, dtype=np.uint8),

@@ -37,7 +37,7 @@ def test_a_lot_is_encoded_as_each_text_alone(tokenizer: Tokenizer, texts: list[s
 @BOTH
 @given(text=st.text())
 def test_the_bytes_of_tokens_sum_to_those_of_the_text(tokenizer: Tokenizer, text: str):
-    by_id = tokenizer.token_bytes()
+    by_id = tokenizer.bytes_per_id()
     assert by_id is not None
     assert sum(by_id[index] for index in tokenizer.encode(text)) == len(text.encode())
 
@@ -86,7 +86,7 @@ def test_the_saved_file_is_read_alike_by_the_tokenizers_library(
 
 def test_training_twice_gives_the_same_tokenizer():
     texts = [words(500, seed) for seed in range(8)]
-    assert train_tokenizer(texts, 400).core.to_str() == TRAINED.core.to_str()
+    assert train_tokenizer(texts, 400).backend.to_str() == TRAINED.backend.to_str()
 
 
 def test_a_trained_vocabulary_holds_all_bytes_and_what_was_asked_for():
@@ -121,8 +121,8 @@ def test_bytes_measured_by_place_sum_to_those_of_the_text(
 ):
     path = tmp_path_factory.getbasetemp() / "foreign.json"
     tokenizer = load_tokenizer(path if path.exists() else foreign(path))
-    assert tokenizer.token_bytes() is None
-    measured = tokenizer.measured_bytes(text)
+    assert tokenizer.bytes_per_id() is None
+    measured = tokenizer.bytes_per_token(text)
     ids = tokenizer.encode(text)
     assert len(measured) == len(ids)
     assert measured.sum() == (len(text.encode()) if ids else 0)
@@ -130,9 +130,9 @@ def test_bytes_measured_by_place_sum_to_those_of_the_text(
 
 def test_bytes_by_place_agree_with_bytes_by_id():
     text = "kato mi the of 12"
-    by_id = TRAINED.token_bytes()
+    by_id = TRAINED.bytes_per_id()
     assert by_id is not None
-    assert TRAINED.measured_bytes(text).tolist() == by_id[TRAINED.encode(text)].tolist()
+    assert TRAINED.bytes_per_token(text).tolist() == by_id[TRAINED.encode(text)].tolist()
 
 
 @pytest.mark.parametrize("content", [b"{", b"{}", b"\xff\xfe"])

@@ -7,20 +7,20 @@ from hypothesis import strategies as st
 
 from windlass.errors import ModelError
 from windlass.models import catalog as catalogue
-from windlass.models.build import build_chain, turned
-from windlass.models.layer_stack import Chain, materialise
+from windlass.models.build import build_layer_stack, apply_model_arguments
+from windlass.models.layer_stack import LayerStack, materialize_layer
 
 SMALL = {"layers": 3, "width": 16, "heads": 2, "vocabulary": 32, "sequence": 12}
 TINY = {name: name for name in ("gpt-tiny", "gpt-j-6b", "gpt-neox-20b", "llama2-70b")}
 
 
-def small(name: str = "gpt-tiny", *, device: str = "cpu", seed: int = 0, **dials: int) -> Chain:
+def small(name: str = "gpt-tiny", *, device: str = "cpu", seed: int = 0, **dials: int) -> LayerStack:
     if "llama2-70b" in name:
         dials = {"heads": 4, "kv_heads": 2, "width": 32, **dials}
-    return build_chain(name, {**SMALL, **dials}, device=device, seed=seed)
+    return build_layer_stack(name, {**SMALL, **dials}, device=device, seed=seed)
 
 
-def logits(chain: Chain, tokens: torch.Tensor) -> torch.Tensor:
+def logits(chain: LayerStack, tokens: torch.Tensor) -> torch.Tensor:
     x = tokens
     for layer in chain.layers:
         x = layer(x)
@@ -69,9 +69,9 @@ def test_rotary_positions_see_only_distances():
 
 
 def test_dials_change_the_shape_and_what_follows_from_it():
-    shape = turned(catalogue.shape("gpt2-124m"), {"width": 1024, "heads": 16, "dropout": 0.1})
+    shape = apply_model_arguments(catalogue.model_config("gpt2-124m"), {"width": 1024, "heads": 16, "dropout": 0.1})
 
-    assert (shape.width, shape.heads, shape.key_heads, shape.hidden) == (1024, 16, 16, 4096)
+    assert (shape.width, shape.heads, shape.kv_heads, shape.ffn) == (1024, 16, 16, 4096)
     assert shape.dropout == 0.1
     assert shape.layers == 12
 
@@ -80,7 +80,7 @@ def test_all_dials_that_do_not_go_together_are_told_at_once():
     dials = {"width": 100, "heads": 12, "kv_heads": 5, "layerz": 2}
 
     with pytest.raises(ModelError) as told:
-        build_chain("gpt2-124m", dials, device="meta", seed=0)
+        build_layer_stack("gpt2-124m", dials, device="meta", seed=0)
 
     message = str(told.value)
     assert "`width` 100 is not divisible by `heads` 12; take `width` 96 or 108" in message
@@ -90,13 +90,13 @@ def test_all_dials_that_do_not_go_together_are_told_at_once():
 
 def test_a_width_below_the_heads_is_told_the_one_that_goes():
     with pytest.raises(ModelError, match=r"take `width` 4$"):
-        build_chain("gpt2-124m", {"width": 3, "heads": 4}, device="meta", seed=0)
+        build_layer_stack("gpt2-124m", {"width": 3, "heads": 4}, device="meta", seed=0)
 
 
 @pytest.mark.parametrize("name", ["gpt-tiny", "llama-tiny"])
 def test_a_block_in_halves_computes_what_the_block_computes(name: str):
-    whole = build_chain(name, {"layers": 2}, device="cpu")
-    halved = build_chain(name, {"layers": 2, "split_blocks": True}, device="cpu")
+    whole = build_layer_stack(name, {"layers": 2}, device="cpu")
+    halved = build_layer_stack(name, {"layers": 2, "split_blocks": True}, device="cpu")
     assert halved.names[1:5] == (
         "block0.attention", "block0.hidden", "block1.attention", "block1.hidden",
     )  # fmt: skip
@@ -118,16 +118,16 @@ def test_a_block_in_halves_computes_what_the_block_computes(name: str):
 
 def test_only_a_block_whose_branches_follow_each_other_has_halves():
     with pytest.raises(ModelError, match="side by side; leave it out"):
-        build_chain("gpt-j-6b", {"split_blocks": True}, device="meta")
+        build_layer_stack("gpt-j-6b", {"split_blocks": True}, device="meta")
 
 
 def test_a_dial_of_zero_is_refused():
     with pytest.raises(ModelError, match="`heads` is 0, must be at least 1"):
-        build_chain("gpt-tiny", {"heads": 0}, device="meta", seed=0)
+        build_layer_stack("gpt-tiny", {"heads": 0}, device="meta", seed=0)
 
 
 def test_the_largest_model_is_built_without_memory_and_folds_into_three_kinds():
-    chain = build_chain("gpt3-175b", {}, device="meta", seed=0)
+    chain = build_layer_stack("gpt3-175b", {}, device="meta", seed=0)
 
     assert len(chain.layers) == 98
     assert chain.kinds == ("embedding", *["block"] * 96, "head")
@@ -137,12 +137,12 @@ def test_the_largest_model_is_built_without_memory_and_folds_into_three_kinds():
 def test_a_tied_head_is_the_embedding_itself():
     chain = small()
 
-    assert chain.ties == {"head.projection.weight": "embedding.tokens.weight"}
+    assert chain.tied_weights == {"head.projection.weight": "embedding.tokens.weight"}
     assert chain.layers[-1].projection.weight is chain.layers[0].tokens.weight
 
 
 def test_weights_start_as_those_of_gpt2_do():
-    chain = build_chain("gpt-tiny", {}, device="cpu", seed=1)
+    chain = build_layer_stack("gpt-tiny", {}, device="cpu", seed=1)
     block = chain.layers[1]
 
     assert block.attention.input.weight.std().item() == pytest.approx(0.02, rel=0.05)
@@ -162,7 +162,7 @@ def test_weights_do_not_depend_on_which_layers_are_built_or_when(
     torch.manual_seed(count)
 
     for index in order[:count]:
-        alone = materialise(meta, index, seed=seed, device="cpu")
+        alone = materialize_layer(meta, index, seed=seed, device="cpu")
         theirs = whole.layers[index].state_dict()
         assert all(torch.equal(theirs[key], value) for key, value in alone.state_dict().items())
 

@@ -7,24 +7,24 @@ import pytest
 
 from windlass.errors import ModelError
 from windlass.models import catalog as catalogue
-from windlass.models.build import build_chain
+from windlass.models.build import build_layer_stack
 
-PUBLISHED = [name for name in catalogue.names() if catalogue.published_parameters(name)]
+PUBLISHED = [name for name in catalogue.model_names() if catalogue.published_parameter_count(name)]
 
 
 def owned_parameters(name: str) -> int:
-    chain = build_chain(name, {}, device="meta", seed=0)
+    chain = build_layer_stack(name, {}, device="meta", seed=0)
     return sum(
         parameter.numel()
         for layer_name, layer in zip(chain.names, chain.layers, strict=True)
         for path, parameter in layer.named_parameters(remove_duplicate=False)
-        if f"{layer_name}.{path}" not in chain.ties
+        if f"{layer_name}.{path}" not in chain.tied_weights
     )
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_known_model_has_the_published_number_of_parameters(name: str):
-    published = catalogue.published_parameters(name)
+    published = catalogue.published_parameter_count(name)
     assert published is not None
 
     # Papers print two or three digits, checkpoints all of them.
@@ -38,12 +38,12 @@ def test_the_tiny_models_are_small_enough_for_two_cores():
 
 
 def test_every_entry_says_where_its_numbers_stand():
-    assert all(catalogue.shape(name).source for name in catalogue.names())
+    assert all(catalogue.model_config(name).source for name in catalogue.model_names())
 
 
 def test_an_unknown_name_is_answered_with_the_nearest_and_with_how_to_name_a_file():
     with pytest.raises(ModelError, match=r"did you mean `gpt2-124m`.*`file\.py:function`"):
-        catalogue.shape("gpt2-124")
+        catalogue.model_config("gpt2-124")
 
 
 def test_the_catalogue_answers_without_torch():

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from windlass.errors import ModelError
-from windlass.models.layer_stack import chain_of, materialise
+from windlass.models.layer_stack import layer_stack_from_module, materialize_layer
 
 
 class Residual(nn.Module):
@@ -40,7 +40,7 @@ def model(*blocks: nn.Module) -> nn.Sequential:
 def test_nested_sequences_become_one_chain_with_the_names_of_the_state_dict():
     module = model(Residual(), Residual())
 
-    chain = chain_of(module, "mine")
+    chain = layer_stack_from_module(module, "mine")
 
     assert chain.names == ("enter", "blocks.0", "blocks.1", "leave")
     full = {
@@ -52,13 +52,13 @@ def test_nested_sequences_become_one_chain_with_the_names_of_the_state_dict():
 
 
 def test_vocabulary_and_longest_sequence_are_found():
-    chain = chain_of(model(Residual()), "mine")
+    chain = layer_stack_from_module(model(Residual()), "mine")
 
     assert (chain.vocabulary, chain.max_sequence) == (40, 16)
 
 
 def test_equal_layers_are_one_kind():
-    assert len(set(chain_of(model(Residual(), Residual(), Residual()), "mine").kinds)) == 3
+    assert len(set(layer_stack_from_module(model(Residual(), Residual(), Residual()), "mine").kinds)) == 3
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_layers_that_differ_are_not_one_kind(other: Callable[[], nn.Module]):
     twin = other()
     module = nn.Sequential(Positions(), Residual(), twin, nn.Linear(8, 40))
 
-    kinds = chain_of(module, "mine", vocabulary=40).kinds
+    kinds = layer_stack_from_module(module, "mine", vocabulary=40).kinds
 
     assert len(set(kinds)) == 4
 
@@ -95,13 +95,13 @@ def test_a_weight_that_stands_twice_is_tied_to_where_it_stands_first():
     module = model(Residual())
     module.leave.weight = module.enter.tokens.weight
 
-    assert chain_of(module, "mine").ties == {"leave.weight": "enter.tokens.weight"}
+    assert layer_stack_from_module(module, "mine").tied_weights == {"leave.weight": "enter.tokens.weight"}
 
 
 def test_a_layer_that_stands_twice_is_tied_whole():
     block = Residual()
 
-    ties = chain_of(model(block, block), "mine").ties
+    ties = layer_stack_from_module(model(block, block), "mine").tied_weights
 
     assert ties == {
         "blocks.1.linear.weight": "blocks.0.linear.weight",
@@ -111,19 +111,19 @@ def test_a_layer_that_stands_twice_is_tied_whole():
 
 def test_a_module_that_is_no_sequence_is_refused_with_the_way_out():
     with pytest.raises(ModelError, match=r"a `Residual`.*return an `nn\.Sequential`"):
-        chain_of(Residual(), "mine")
+        layer_stack_from_module(Residual(), "mine")
 
 
 def test_layers_that_do_not_fit_each_other_are_named():
     with pytest.raises(ModelError, match=r"layer `blocks\.1` of model `mine` does not take"):
-        chain_of(model(Residual(), Residual(9)), "mine")
+        layer_stack_from_module(model(Residual(), Residual(9)), "mine")
 
 
 def test_a_chain_that_gives_no_logits_is_refused():
     module = nn.Sequential(nn.Embedding(4, 8), nn.Flatten())
 
     with pytest.raises(ModelError, match=r"gives \[2, 32\] for tokens \[2, 4\]"):
-        chain_of(module, "mine")
+        layer_stack_from_module(module, "mine")
 
 
 def test_a_module_without_its_own_draw_cannot_be_built_alone():
@@ -139,9 +139,9 @@ def test_a_module_without_its_own_draw_cannot_be_built_alone():
         module = nn.Sequential(nn.Embedding(4, 8), Scale(), nn.Linear(8, 4))
 
     with pytest.raises(ModelError, match="`1`, a `Scale`, has no `reset_parameters`"):
-        materialise(chain_of(module, "mine"), 1, seed=0, device="cpu")
+        materialize_layer(layer_stack_from_module(module, "mine"), 1, seed=0, device="cpu")
 
 
 def test_a_real_layer_is_handed_over_as_it_is():
-    chain = chain_of(model(Residual()), "mine")
-    assert materialise(chain, 1, seed=5, device="cpu") is chain.layers[1]
+    chain = layer_stack_from_module(model(Residual()), "mine")
+    assert materialize_layer(chain, 1, seed=5, device="cpu") is chain.layers[1]

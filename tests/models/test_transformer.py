@@ -4,20 +4,20 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from windlass.models.build import build_chain
-from windlass.models.layer_stack import Chain
+from windlass.models.build import build_layer_stack
+from windlass.models.layer_stack import LayerStack
 
 SMALL = {"layers": 2, "width": 32, "heads": 4, "vocabulary": 50, "sequence": 24}
 
 
-def logits(chain: Chain, tokens: Tensor) -> Tensor:
+def logits(chain: LayerStack, tokens: Tensor) -> Tensor:
     x = tokens
     for layer in chain.layers:
         x = layer(x)
     return x
 
 
-def load(chain: Chain, theirs: dict[str, Tensor]) -> None:
+def load(chain: LayerStack, theirs: dict[str, Tensor]) -> None:
     for name, layer in zip(chain.names, chain.layers, strict=True):
         layer.load_state_dict(
             {path: theirs[f"{name}.{path}"] for path in layer.state_dict()}, strict=True
@@ -31,7 +31,7 @@ def test_a_block_of_bert_is_an_encoder_layer_of_torch():
     )
     for parameter in theirs.parameters():
         nn.init.normal_(parameter, std=0.3)
-    state, mine = theirs.state_dict(), build_chain("bert-base", SMALL, device="cpu", seed=0)
+    state, mine = theirs.state_dict(), build_layer_stack("bert-base", SMALL, device="cpu", seed=0)
     named = {
         "attention.input.weight": state["self_attn.in_proj_weight"],
         "attention.input.bias": state["self_attn.in_proj_bias"],
@@ -52,7 +52,7 @@ def test_a_block_of_bert_is_an_encoder_layer_of_torch():
 
 def test_the_two_halves_of_a_block_of_bert_are_the_block():
     whole, parted = (
-        build_chain("bert-base", {**SMALL, "split_blocks": halves}, device="cpu", seed=0)
+        build_layer_stack("bert-base", {**SMALL, "split_blocks": halves}, device="cpu", seed=0)
         for halves in (0, 1)
     )
     attention, hidden = parted.layers[1:3]
@@ -71,7 +71,7 @@ def test_the_two_halves_of_a_block_of_bert_are_the_block():
 
 @pytest.mark.parametrize(("name", "sees"), [("bert-base", True), ("gpt2-124m", False)])
 def test_only_an_encoder_sees_the_tokens_that_follow(name: str, sees: bool):
-    chain = build_chain(name, SMALL, device="cpu", seed=0)
+    chain = build_layer_stack(name, SMALL, device="cpu", seed=0)
     tokens = torch.randint(0, 50, (1, 12))
     changed = tokens.clone()
     changed[0, -1] = (changed[0, -1] + 1) % 50
@@ -107,7 +107,7 @@ def test_gpt2_gives_the_logits_of_transformers():
             for mine, other in parts.items():
                 value = state[f"transformer.h.{index}.{other}.{leaf}"]
                 named[f"block{index}.{mine}.{leaf}"] = value.T if "." in mine else value
-    chain = build_chain("gpt2-124m", SMALL, device="cpu", seed=0)
+    chain = build_layer_stack("gpt2-124m", SMALL, device="cpu", seed=0)
     load(chain, named)
     tokens = torch.randint(0, 50, (2, 24))
 
@@ -143,7 +143,7 @@ def test_llama_gives_the_logits_of_transformers():
         named[f"block{index}.attention.input.weight"] = torch.cat(
             [state[f"{prefix}.self_attn.{part}_proj.weight"] for part in "qkv"]
         )
-    chain = build_chain("llama2-7b", {**SMALL, "kv_heads": 2, "ffn": 48}, device="cpu", seed=0)
+    chain = build_layer_stack("llama2-7b", {**SMALL, "kv_heads": 2, "ffn": 48}, device="cpu", seed=0)
     load(chain, named)
     tokens = torch.randint(0, 50, (2, 24))
 
@@ -182,7 +182,7 @@ def test_gpt_neox_gives_the_logits_of_transformers():
             parted = mixed.unflatten(0, (2, 3, 16)).transpose(0, 1).flatten(0, 2)
             named[f"block{index}.attention.input.{leaf}"] = parted
     dials = {**SMALL, "heads": 2}
-    chain = build_chain("gpt-neox-20b", dials, device="cpu", seed=0)
+    chain = build_layer_stack("gpt-neox-20b", dials, device="cpu", seed=0)
     load(chain, named)
     tokens = torch.randint(0, 50, (2, 24))
 

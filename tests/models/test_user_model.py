@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from windlass.errors import ModelError
-from windlass.models.build import build_chain
+from windlass.models.build import build_layer_stack
 
 GOOD = """
 import torch
@@ -50,7 +50,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def test_a_file_that_does_not_know_windlass_gives_a_chain(file: Path):
-    chain = build_chain(f"{file}:build", {}, device="meta", seed=0)
+    chain = build_layer_stack(f"{file}:build", {}, device="meta", seed=0)
 
     assert chain.kinds == ("embedding", "block", "block", "linear")
     assert chain.vocabulary == 50
@@ -58,14 +58,14 @@ def test_a_file_that_does_not_know_windlass_gives_a_chain(file: Path):
 
 
 def test_dials_are_arguments_of_the_function(file: Path):
-    chain = build_chain(f"{file}:build", {"layers": 4, "vocabulary": 60}, device="meta", seed=0)
+    chain = build_layer_stack(f"{file}:build", {"layers": 4, "vocabulary": 60}, device="meta", seed=0)
 
     assert (len(chain.layers), chain.vocabulary) == (6, 60)
 
 
 def test_real_weights_come_from_the_seed(file: Path):
     one, same, other = (
-        build_chain(f"{file}:build", {}, device="cpu", seed=seed) for seed in (1, 1, 2)
+        build_layer_stack(f"{file}:build", {}, device="cpu", seed=seed) for seed in (1, 1, 2)
     )
 
     assert torch.equal(one.layers[0].weight, same.layers[0].weight)
@@ -76,7 +76,7 @@ def test_real_weights_come_from_the_seed(file: Path):
 def test_the_search_path_is_left_as_it_was(file: Path):
     before = list(sys.path)
 
-    build_chain(f"{file}:build", {}, device="meta", seed=0)
+    build_layer_stack(f"{file}:build", {}, device="meta", seed=0)
 
     assert sys.path == before
 
@@ -95,7 +95,7 @@ def test_a_fault_of_the_file_is_one_sentence(
     file: Path, function: str, dials: dict[str, int], message: str
 ):
     with pytest.raises(ModelError, match=message):
-        build_chain(f"{file}:{function}", dials, device="meta", seed=0)
+        build_layer_stack(f"{file}:{function}", dials, device="meta", seed=0)
 
 
 def test_a_file_that_is_no_python_is_told_with_its_line(tmp_path: Path):
@@ -103,11 +103,11 @@ def test_a_file_that_is_no_python_is_told_with_its_line(tmp_path: Path):
     path.write_text("x = 1\ndef build(:\n")
 
     with pytest.raises(ModelError, match=r"SyntaxError at .*mine\.py:2"):
-        build_chain(f"{path}:build", {}, device="meta", seed=0)
+        build_layer_stack(f"{path}:build", {}, device="meta", seed=0)
 
 
 def test_a_missing_file_and_a_missing_function_are_told(tmp_path: Path):
     with pytest.raises(ModelError, match="no file"):
-        build_chain(f"{tmp_path}/none.py:build", {}, device="meta", seed=0)
+        build_layer_stack(f"{tmp_path}/none.py:build", {}, device="meta", seed=0)
     with pytest.raises(ModelError, match=r"names no function; write .*:function"):
-        build_chain(f"{tmp_path}/none.py", {}, device="meta", seed=0)
+        build_layer_stack(f"{tmp_path}/none.py", {}, device="meta", seed=0)

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from factories import tiny_machine, tiny_plan
-from windlass.capture.capture_graph import capture_graph
+from windlass.capture.capture_layers import capture_graph
 from windlass.models.build import build_layer_stack
 from windlass.models.layer_stack import LayerStack
 from windlass.program.instruction import Program

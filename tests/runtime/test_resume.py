@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from windlass.capture.capture_graph import capture_graph
+from windlass.capture.capture_layers import capture_graph
 from windlass.data.batches import Batches
 from windlass.data.token_files import TokenDataset
 from windlass.errors import CheckpointError, RunInterrupted

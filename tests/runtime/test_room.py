@@ -9,7 +9,7 @@ from typing import Self
 
 import pytest
 
-from windlass.capture.capture_graph import capture_graph
+from windlass.capture.capture_layers import capture_graph
 from windlass.data.batches import Batches
 from windlass.data.token_files import TokenDataset
 from windlass.models.build import build_layer_stack

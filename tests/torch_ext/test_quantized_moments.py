@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from windlass.schema.plan import MOMENT_BLOCK, Moments
-from windlass.torch_ext.quantized_moments import PART, Codec, Kept, blocks, dither_key
+from windlass.schema.plan import MOMENT_BLOCK, MomentFormat
+from windlass.torch_ext.quantized_moments import PART_ELEMENTS, MomentCodec, StoredMoment, block_count, dither_key
 
 CPU = torch.device("cpu")
-CODEC = Codec(CPU)
+CODEC = MomentCodec(CPU)
 ROUNDING = 1e-4
 """Of a step: what float32 roots and products add to the rounding itself."""
 
@@ -33,12 +33,12 @@ def drawn(n: int, scale: float, seed: int) -> tuple[Tensor, Tensor]:
     return m, (m * torch.rand(n, generator=draws)).square()
 
 
-def kept_of(moments: Moments, n: int) -> tuple[Kept, Kept]:
-    return Kept.zeros(moments, 0, (n,), CPU), Kept.zeros(moments, 1, (n,), CPU)
+def kept_of(moments: MomentFormat, n: int) -> tuple[StoredMoment, StoredMoment]:
+    return StoredMoment.zeros(moments, 0, (n,), CPU), StoredMoment.zeros(moments, 1, (n,), CPU)
 
 
 def there_and_back(
-    moments: Moments, values: tuple[Tensor, Tensor], key: int = 0
+    moments: MomentFormat, values: tuple[Tensor, Tensor], key: int = 0
 ) -> tuple[Tensor, Tensor]:
     kept = kept_of(moments, values[0].numel())
     CODEC.encode(values, kept, key)
@@ -70,7 +70,7 @@ def test_a_first_moment_in_8_bits_is_within_half_a_step_of_its_root(
 
 
 @settings(deadline=None)
-@given(sizes, scales, st.integers(0, 9), st.integers(0, PART - 1))
+@given(sizes, scales, st.integers(0, 9), st.integers(0, PART_ELEMENTS - 1))
 def test_a_second_moment_in_8_bits_is_within_a_step_of_its_fourth_root_and_never_lost(
     n: int, scale: float, seed: int, key: int
 ):
@@ -89,7 +89,7 @@ def test_a_second_moment_in_8_bits_is_within_a_step_of_its_fourth_root_and_never
 
 
 @settings(deadline=None)
-@given(sizes, scales, st.integers(0, 9), st.integers(0, PART - 1))
+@given(sizes, scales, st.integers(0, 9), st.integers(0, PART_ELEMENTS - 1))
 def test_in_bfloat16_a_first_moment_is_the_nearest_and_a_second_one_of_both_beside(
     n: int, scale: float, seed: int, key: int
 ):
@@ -102,11 +102,11 @@ def test_in_bfloat16_a_first_moment_is_the_nearest_and_a_second_one_of_both_besi
 
 
 @pytest.mark.parametrize("moments", ["bfloat16", "int8"])
-def test_second_moments_are_right_on_average(moments: Moments):
+def test_second_moments_are_right_on_average(moments: MomentFormat):
     v = torch.full((MOMENT_BLOCK,), 0.37)
     v[0] = 1.0
     many = [there_and_back(moments, (torch.zeros_like(v), v.clone()), key)[1][1:]
-            for key in range(0, PART, 997)]  # fmt: skip
+            for key in range(0, PART_ELEMENTS, 997)]  # fmt: skip
     mean = float(torch.stack(many).double().pow(0.25).mean())
     # 132 draws of 255 elements; one step is 1/255 of the root of 1, or 2^-8 of the number.
     assert mean == pytest.approx(0.37**0.25, abs=5 / 255 / math.sqrt(132 * 255))
@@ -115,7 +115,7 @@ def test_second_moments_are_right_on_average(moments: Moments):
 @pytest.mark.parametrize("moments", ["bfloat16", "int8"])
 @pytest.mark.parametrize("wrong", [math.inf, math.nan])
 @pytest.mark.parametrize("at", [0, 255, 256, 299])
-def test_a_number_that_is_not_finite_stays_so(moments: Moments, wrong: float, at: int):
+def test_a_number_that_is_not_finite_stays_so(moments: MomentFormat, wrong: float, at: int):
     m, v = drawn(300, 1e-3, 0)
     m[at], v[at] = wrong, wrong
     one, two = there_and_back(moments, (m, v))
@@ -124,28 +124,28 @@ def test_a_number_that_is_not_finite_stays_so(moments: Moments, wrong: float, at
 
 
 @given(formats, sizes)
-def test_moments_of_a_weight_without_updates_are_zeros(moments: Moments, n: int):
+def test_moments_of_a_weight_without_updates_are_zeros(moments: MomentFormat, n: int):
     one, two = CODEC.decode(kept_of(moments, n))
     assert not one.any()
     assert not two.any()
 
 
 @settings(deadline=None)
-@given(sizes.map(lambda n: n + 2 * PART), formats)
-def test_the_pieces_of_a_weight_are_encoded_as_the_whole_is(n: int, moments: Moments):
+@given(sizes.map(lambda n: n + 2 * PART_ELEMENTS), formats)
+def test_the_pieces_of_a_weight_are_encoded_as_the_whole_is(n: int, moments: MomentFormat):
     values = drawn(n, 1e-3, 1)
     whole, pieces = kept_of(moments, n), kept_of(moments, n)
     CODEC.encode_all(values, whole, seed=3, step=5, weight="w")
-    for first in range(0, n, PART):
-        count = min(PART, n - first)
+    for first in range(0, n, PART_ELEMENTS):
+        count = min(PART_ELEMENTS, n - first)
         cut = [each[first : first + count] for each in values]
-        into = (pieces[0].part(first, count), pieces[1].part(first, count))
+        into = (pieces[0].narrow(first, count), pieces[1].narrow(first, count))
         CODEC.encode_all((cut[0], cut[1]), into, seed=3, step=5, weight="w", first=first)
     for one, other in zip(whole, pieces, strict=True):
         assert torch.equal(one.values, other.values)
         if one.scales is not None:
             assert torch.equal(one.scales, other.scales)
-            assert len(one.scales) == blocks(n) == math.ceil(n / 256)
+            assert len(one.scales) == block_count(n) == math.ceil(n / 256)
 
 
 def test_noise_begins_elsewhere_for_every_seed_step_weight_and_part():
@@ -154,11 +154,11 @@ def test_noise_begins_elsewhere_for_every_seed_step_weight_and_part():
         for seed in range(3) for step in range(3) for weight in "ab" for part in range(3)
     }  # fmt: skip
     assert len(keys) == 3 * 3 * 2 * 3
-    assert all(0 <= key < PART for key in keys)
+    assert all(0 <= key < PART_ELEMENTS for key in keys)
 
 
 @pytest.mark.parametrize("moments", ["bfloat16", "int8"])
-def test_a_second_moment_that_changes_by_a_thousandth_a_step_does_not_drift(moments: Moments):
+def test_a_second_moment_that_changes_by_a_thousandth_a_step_does_not_drift(moments: MomentFormat):
     draws = torch.Generator().manual_seed(0)
     n, kept = 4096, kept_of(moments, 4096)
     plain = torch.zeros(n)

@@ -95,7 +95,7 @@ def measure_largest_model(
 ) -> LargestModelRun:
     """Trains one step, and holds it against a plain walk over the same model.
 
-    The run's folder stays, with what is returned in `recorded.json`.
+    The run's folder stays, with what is returned in `largest_model.json`.
 
     Args:
         planned: of one step, as `largest` gives it.
@@ -201,12 +201,12 @@ def _require_spare(planned: Planned, root: Path) -> None:
 def _verified(
     planned: Planned, checkpoint: Path, step: Step, progress: Progress | None
 ) -> ReferenceComparison:
-    from windlass.runtime.verify.compare_to_reference import compare
-    from windlass.runtime.verify.reference_model import walk
+    from windlass.runtime.verify.compare_to_reference import compare_to_reference
+    from windlass.runtime.verify.reference_model import reference_step
 
     plan, train = planned.plan, planned.request.train
     chain: LayerStack = build_requested_model(planned.request.model, seed=train.seed)
-    reference = walk(
+    reference = reference_step(
         chain,
         prepare_batches(planned),
         seed=train.seed,
@@ -214,7 +214,7 @@ def _verified(
         batch=plan.batch,
         progress=progress,
     )
-    return compare(
+    return compare_to_reference(
         reference, checkpoint, chain, step, train,
         precision=plan.precision, moments=plan.moments,
     )  # fmt: skip

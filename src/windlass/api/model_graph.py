@@ -31,7 +31,7 @@ def capture(model: ModelRequest) -> Graph:
     if graph is None:
         # Before torch's first tensor, and a run may follow in this process.
         install_allocator()
-        from windlass.capture.capture_graph import capture_graph as capture_chain
+        from windlass.capture.capture_layers import capture_graph as capture_chain
 
         graph = capture_chain(build_requested_model(model))
         save_graph(folder, key, graph)
@@ -78,7 +78,7 @@ def capture_tensor_degrees(
     ]
     if missing:
         install_allocator()
-        from windlass.capture.capture_graph import capture_tensor_shards
+        from windlass.capture.capture_layers import capture_tensor_shards
 
         chain = build_requested_model(model)
         for done, degree in enumerate(missing):

@@ -58,7 +58,7 @@ class Planned:
     def _refusal(self) -> PlanError:
         told = explain(self.result)
         model = self.request.model.name
-        nearest = told.refused[:_NEAREST] if self.machine.devices > 1 else ()
+        nearest = told.infeasible[:_NEAREST] if self.machine.devices > 1 else ()
         lines = [f"- {line}" for line in (*told.help, *nearest)]
         return PlanError("\n".join([f"`{model}` {told.verdict}; what would help:", *lines]))
 

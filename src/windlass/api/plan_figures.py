@@ -42,9 +42,9 @@ def forecast(planned: Planned) -> PlanForecast:
 
 def _nearest(planned: Planned) -> tuple[Plan, Prediction]:
     choice, request = planned.result, planned.request
-    if choice.fits or not choice.refused:
+    if choice.fits or not choice.infeasible:
         return planned.plan, planned.prediction
-    plan = choice.refused[0].plan
+    plan = choice.infeasible[0].plan
     prediction = predict(plan, planned.graph, planned.machine)
     return plan, with_budget(prediction, request.memory or prediction.peaks[0].capacity_bytes)
 

@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 
-from windlass.capture.polynomial_fit import total
-from windlass.capture.trace import Call, Fitted
-from windlass.schema.graph import Exchange, LayerCost, MatmulShape, Op, Precision, Quantity
+from windlass.capture.polynomial_fit import sum_quantities
+from windlass.capture.trace import TracedCall, FittedTrace
+from windlass.schema.graph import Collective, LayerCost, MatmulShape, Op, Precision, Polynomial
 
 
-def eager_cost(fitted: Fitted, precision: Precision) -> LayerCost:
+def eager_cost(fitted: FittedTrace, precision: Precision) -> LayerCost:
     """What the layer costs, run call by call."""
     trace, numbers = fitted.trace, fitted.numbers
     ops = tuple(
@@ -15,11 +15,11 @@ def eager_cost(fitted: Fitted, precision: Precision) -> LayerCost:
             name=call.name,
             kind=call.kind,
             flop=numbers[call.flop],
-            read_bytes=total(numbers[touch.nbytes] for touch in call.reads),
-            written_bytes=total(numbers[touch.nbytes] for touch in call.writes),
-            live_bytes=total([_live(fitted, place), set_in_order(call, numbers)]),
-            shape=matrix_shape(call, numbers),
-            exchange=slice_exchange(call, numbers),
+            read_bytes=sum_quantities(numbers[touch.nbytes] for touch in call.reads),
+            written_bytes=sum_quantities(numbers[touch.nbytes] for touch in call.writes),
+            live_bytes=sum_quantities([_live(fitted, place), layout_copy_bytes(call, numbers)]),
+            shape=matmul_shape(call, numbers),
+            collective=collective_of(call, numbers),
         )
         for place, call in enumerate(trace.calls)
     )
@@ -29,17 +29,17 @@ def eager_cost(fitted: Fitted, precision: Precision) -> LayerCost:
         compiled=False,
         forward=ops[:last],
         backward=ops[last:],
-        kept_bytes=total(
+        saved_bytes=sum_quantities(
             numbers[buffer.nbytes]
             for buffer in trace.buffers
-            if buffer.role == "inner" and buffer.born < last and buffer.lives(last)
+            if buffer.role == "inner" and buffer.first_call < last and buffer.is_live(last)
         ),
         input_bytes=numbers[trace.input_bytes],
         output_bytes=numbers[trace.output_bytes],
     )
 
 
-def looked_up_costs(fitted: Fitted, precision: Precision) -> tuple[LayerCost, LayerCost]:
+def embedding_costs(fitted: FittedTrace, precision: Precision) -> tuple[LayerCost, LayerCost]:
     """What a layer that only looks rows up costs, alike in both modes, for it is never compiled.
 
     A table's gradient comes as the rows that were asked for: they are put in order, and those of
@@ -62,35 +62,35 @@ def looked_up_costs(fitted: Fitted, precision: Precision) -> tuple[LayerCost, La
     return eager, eager.model_copy(update={"compiled": True})
 
 
-def matrix_shape(call: Call, numbers: Sequence[Quantity]) -> MatmulShape | None:
+def matmul_shape(call: TracedCall, numbers: Sequence[Polynomial]) -> MatmulShape | None:
     """The shape of a matrix product; None of any other call."""
-    return None if call.shape is None else MatmulShape(*(numbers[place] for place in call.shape))
+    return None if call.matmul_sizes is None else MatmulShape(*(numbers[place] for place in call.matmul_sizes))
 
 
-def slice_exchange(call: Call, numbers: Sequence[Quantity]) -> Exchange | None:
+def collective_of(call: TracedCall, numbers: Sequence[Polynomial]) -> Collective | None:
     """What slices exchange; None of any other call."""
-    if call.exchange is None:
+    if call.collective is None:
         return None
-    how, among, nbytes = call.exchange
-    return Exchange(how, numbers[nbytes], among)
+    how, among, nbytes = call.collective
+    return Collective(how, numbers[nbytes], among)
 
 
-def set_in_order(call: Call, numbers: Sequence[Quantity]) -> Quantity:
+def layout_copy_bytes(call: TracedCall, numbers: Sequence[Polynomial]) -> Polynomial:
     """Bytes that an exchange takes besides: parts lie by slice on their way, by sample elsewhere.
 
     A single sample lies so already, but is not told apart. What comes to be summed lies beside what
     goes.
     """
-    if call.exchange is None or call.exchange[0] == "all_reduce":
-        return Quantity()
-    whole = numbers[call.exchange[2]]
-    return whole.twice if call.exchange[0] == "reduce_scatter" else whole
+    if call.collective is None or call.collective[0] == "all_reduce":
+        return Polynomial()
+    whole = numbers[call.collective[2]]
+    return whole.doubled if call.collective[0] == "reduce_scatter" else whole
 
 
-def _live(fitted: Fitted, place: int) -> Quantity:
+def _live(fitted: FittedTrace, place: int) -> Polynomial:
     forward = place < fitted.trace.forward_calls
-    return total(
+    return sum_quantities(
         fitted.numbers[buffer.nbytes]
         for buffer in fitted.trace.buffers
-        if buffer.counts(forward=forward) and buffer.lives(place)
+        if buffer.is_charged(forward=forward) and buffer.is_live(place)
     )

@@ -13,10 +13,10 @@ Three things change (read off the graphs of AOTAutograd and the code of Inductor
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from windlass.capture.eager_ops import matrix_shape, set_in_order, slice_exchange
-from windlass.capture.polynomial_fit import total
-from windlass.capture.trace import Call, Fitted, Trace
-from windlass.schema.graph import PRECISION_BYTES, LayerCost, Op, Precision, Quantity
+from windlass.capture.eager_ops import matmul_shape, layout_copy_bytes, collective_of
+from windlass.capture.polynomial_fit import sum_quantities
+from windlass.capture.trace import TracedCall, FittedTrace, LayerTrace
+from windlass.schema.graph import PRECISION_BYTES, LayerCost, Op, Precision, Polynomial
 
 _TYPICAL = (4, 512)
 """Micro-batch and sequence at which sizes are compared."""
@@ -37,14 +37,14 @@ _WRITTEN_OUT = frozenset({"scatter_add"})
 class _Group:
     """Calls that run as one."""
 
-    calls: tuple[Call, ...]
-    reads: dict[int, Quantity]
+    calls: tuple[TracedCall, ...]
+    reads: dict[int, Polynomial]
     """Bytes read of each buffer from outside."""
-    writes: dict[int, Quantity]
+    writes: dict[int, Polynomial]
     """Bytes written of each buffer that somebody else needs."""
 
 
-def compiled_cost(fitted: Fitted, precision: Precision) -> LayerCost:
+def compiled_cost(fitted: FittedTrace, precision: Precision) -> LayerCost:
     """What the layer costs, compiled."""
     saved = _saved(fitted)
     groups, first_backward = _groups(fitted, saved)
@@ -57,7 +57,7 @@ def compiled_cost(fitted: Fitted, precision: Precision) -> LayerCost:
         compiled=True,
         forward=ops[:first_backward],
         backward=ops[first_backward:],
-        kept_bytes=total(_bytes(fitted, buffer) for buffer in sorted(saved)),
+        saved_bytes=sum_quantities(_bytes(fitted, buffer) for buffer in sorted(saved)),
         input_bytes=fitted.numbers[fitted.trace.input_bytes],
         output_bytes=fitted.numbers[fitted.trace.output_bytes],
     )
@@ -66,7 +66,7 @@ def compiled_cost(fitted: Fitted, precision: Precision) -> LayerCost:
 # What is kept for backward.
 
 
-def _saved(fitted: Fitted) -> frozenset[int]:
+def _saved(fitted: FittedTrace) -> frozenset[int]:
     """Buffers of the forward pass that are kept."""
     trace = fitted.trace
     made = _makers(trace)
@@ -89,7 +89,7 @@ def _saved(fitted: Fitted) -> frozenset[int]:
     return frozenset(saved)
 
 
-def _read_by_later_runs(trace: Trace) -> set[int]:
+def _read_by_later_runs(trace: LayerTrace) -> set[int]:
     """Buffers that the forward pass reads in another run than the one that makes them."""
     found: set[int] = set()
     for run in _runs(trace.calls[: trace.forward_calls]):
@@ -98,13 +98,13 @@ def _read_by_later_runs(trace: Trace) -> set[int]:
     return found
 
 
-def _makers(trace: Trace) -> dict[int, Call]:
+def _makers(trace: LayerTrace) -> dict[int, TracedCall]:
     """The forward call that wrote each buffer."""
     forward = trace.calls[: trace.forward_calls]
     return {touch.buffer: call for call in forward for touch in call.writes}
 
 
-def _fixed(fitted: Fitted, buffer: int, made: dict[int, Call]) -> bool:
+def _fixed(fitted: FittedTrace, buffer: int, made: dict[int, TracedCall]) -> bool:
     """Whether a buffer is never made again.
 
     Products, random numbers and small results are not, nor what is changed in place.
@@ -120,7 +120,7 @@ def _fixed(fitted: Fitted, buffer: int, made: dict[int, Call]) -> bool:
 
 
 def _roots(
-    fitted: Fitted, buffer: int, made: dict[int, Call], saved: set[int] | frozenset[int]
+    fitted: FittedTrace, buffer: int, made: dict[int, TracedCall], saved: set[int] | frozenset[int]
 ) -> set[int]:
     """The buffers, to be kept, from which this one is made again."""
     found: set[int] = set()
@@ -140,7 +140,7 @@ def _roots(
 # What runs as one.
 
 
-def _groups(fitted: Fitted, saved: frozenset[int]) -> tuple[list[_Group], int]:
+def _groups(fitted: FittedTrace, saved: frozenset[int]) -> tuple[list[_Group], int]:
     """All groups, and how many of them are the forward pass."""
     trace = fitted.trace
     forward = list(_runs(trace.calls[: trace.forward_calls]))
@@ -153,20 +153,20 @@ def _groups(fitted: Fitted, saved: frozenset[int]) -> tuple[list[_Group], int]:
     groups = []
     for place, run in enumerate(runs):
         needed = saved.union(*reads[place + 1 :])
-        writes: dict[int, Quantity] = {}
+        writes: dict[int, Polynomial] = {}
         for call in run:
             for touch in call.writes:
                 role = trace.buffers[touch.buffer].role
-                ends = trace.buffers[touch.buffer].died is None or call.name in _WRITTEN_OUT
+                ends = trace.buffers[touch.buffer].freed_at is None or call.name in _WRITTEN_OUT
                 if touch.buffer in needed or role in ("output", "gradient") or ends:
                     writes[touch.buffer] = fitted.numbers[touch.nbytes]
         groups.append(_Group(calls=run, reads=reads[place], writes=writes))
     return groups, len(forward)
 
 
-def _runs(calls: Sequence[Call]) -> Iterator[tuple[Call, ...]]:
+def _runs(calls: Sequence[TracedCall]) -> Iterator[tuple[TracedCall, ...]]:
     """Maximal runs of memory calls; any other call stands alone."""
-    run: list[Call] = []
+    run: list[TracedCall] = []
     for call in calls:
         if call.kind == "memory":
             run.append(call)
@@ -180,14 +180,14 @@ def _runs(calls: Sequence[Call]) -> Iterator[tuple[Call, ...]]:
 
 
 def _outside_reads(
-    fitted: Fitted, run: tuple[Call, ...], saved: frozenset[int], *, backward: bool
-) -> dict[int, Quantity]:
+    fitted: FittedTrace, run: tuple[TracedCall, ...], saved: frozenset[int], *, backward: bool
+) -> dict[int, Polynomial]:
     """Bytes read of each buffer that the run does not make itself."""
     made = _makers(fitted.trace)
-    reads: dict[int, Quantity] = {}
+    reads: dict[int, Polynomial] = {}
     own: set[int] = set()
     for call in run:
-        here: dict[int, Quantity] = {}
+        here: dict[int, Polynomial] = {}
         for touch in call.reads:
             if touch.buffer in own:
                 continue
@@ -196,15 +196,15 @@ def _outside_reads(
                 for source in _sources(fitted, touch.buffer, made, saved):
                     here[source] = _bytes(fitted, source)
             else:
-                several = [here.get(touch.buffer, Quantity()), fitted.numbers[touch.nbytes]]
-                here[touch.buffer] = _least(total(several), _bytes(fitted, touch.buffer))
+                several = [here.get(touch.buffer, Polynomial()), fitted.numbers[touch.nbytes]]
+                here[touch.buffer] = _least(sum_quantities(several), _bytes(fitted, touch.buffer))
         for buffer, nbytes in here.items():
-            reads[buffer] = _most(reads.get(buffer, Quantity()), nbytes)
+            reads[buffer] = _most(reads.get(buffer, Polynomial()), nbytes)
         own |= {touch.buffer for touch in call.writes}
     return reads
 
 
-def _sources(fitted: Fitted, buffer: int, made: dict[int, Call], saved: frozenset[int]) -> set[int]:
+def _sources(fitted: FittedTrace, buffer: int, made: dict[int, TracedCall], saved: frozenset[int]) -> set[int]:
     """What is read to make a buffer again, the caller's own tensors included."""
     found: set[int] = set()
     for touch in made[buffer].reads:
@@ -221,8 +221,8 @@ def _sources(fitted: Fitted, buffer: int, made: dict[int, Call], saved: frozense
 
 
 def _lives(
-    fitted: Fitted, groups: Sequence[_Group], first_backward: int, saved: frozenset[int]
-) -> list[Quantity]:
+    fitted: FittedTrace, groups: Sequence[_Group], first_backward: int, saved: frozenset[int]
+) -> list[Polynomial]:
     """Bytes alive while each group runs."""
     buffers = fitted.trace.buffers
     born, last = _spans(fitted, groups, first_backward, saved)
@@ -232,16 +232,16 @@ def _lives(
             buffer
             for buffer in born
             if born[buffer] <= place <= last[buffer]
-            and buffers[buffer].counts(forward=place < first_backward)
+            and buffers[buffer].is_charged(forward=place < first_backward)
         ]
         dying = [b for b in alive if last[b] == place and born[b] < place]
         reused = _reused(fitted, group, dying)
-        lives.append(total(_bytes(fitted, buffer) for buffer in alive if buffer not in reused))
+        lives.append(sum_quantities(_bytes(fitted, buffer) for buffer in alive if buffer not in reused))
     return lives
 
 
 def _spans(
-    fitted: Fitted, groups: Sequence[_Group], first_backward: int, saved: frozenset[int]
+    fitted: FittedTrace, groups: Sequence[_Group], first_backward: int, saved: frozenset[int]
 ) -> tuple[dict[int, int], dict[int, int]]:
     """The group that makes each buffer, and the last one during which it is there."""
     born: dict[int, int] = {}
@@ -255,7 +255,7 @@ def _spans(
                 last[buffer] = place
     for buffer, start in born.items():
         forward = start < first_backward
-        stays = fitted.trace.buffers[buffer].died is None and buffer not in saved
+        stays = fitted.trace.buffers[buffer].freed_at is None and buffer not in saved
         if forward and (stays or fitted.trace.buffers[buffer].role == "output"):
             last[buffer] = first_backward - 1
         elif stays:
@@ -265,7 +265,7 @@ def _spans(
     return born, last
 
 
-def _reused(fitted: Fitted, group: _Group, dying: Sequence[int]) -> set[int]:
+def _reused(fitted: FittedTrace, group: _Group, dying: Sequence[int]) -> set[int]:
     """Operands that end here and whose memory a result of the same size takes."""
     if group.calls[0].kind != "memory":
         return set()
@@ -285,43 +285,43 @@ def _reused(fitted: Fitted, group: _Group, dying: Sequence[int]) -> set[int]:
     return hosts
 
 
-def _op(fitted: Fitted, group: _Group, live: Quantity, precision: Precision) -> Op:
+def _op(fitted: FittedTrace, group: _Group, live: Polynomial, precision: Precision) -> Op:
     numbers = fitted.numbers
     first = group.calls[0]
-    read, written = total(group.reads.values()), total(group.writes.values())
-    live = total([live, set_in_order(first, numbers)])
+    read, written = sum_quantities(group.reads.values()), sum_quantities(group.writes.values())
+    live = sum_quantities([live, layout_copy_bytes(first, numbers)])
     wide = 4 // PRECISION_BYTES[precision]
     for call in group.calls:
         if call.name == _SUMS_IN_FLOAT32 and wide > 1:
-            table = total([numbers[call.writes[0].nbytes]] * wide)
+            table = sum_quantities([numbers[call.writes[0].nbytes]] * wide)
             read, written, live = (
-                total([read, table]),
-                total([written, table]),
-                total([live, table]),
+                sum_quantities([read, table]),
+                sum_quantities([written, table]),
+                sum_quantities([live, table]),
             )
     return Op(
         name="+".join(call.name for call in group.calls),
         kind=first.kind,
-        flop=total(numbers[call.flop] for call in group.calls),
+        flop=sum_quantities(numbers[call.flop] for call in group.calls),
         read_bytes=read,
         written_bytes=written,
         live_bytes=live,
-        shape=matrix_shape(first, numbers) if len(group.calls) == 1 else None,
-        exchange=slice_exchange(first, numbers),
+        shape=matmul_shape(first, numbers) if len(group.calls) == 1 else None,
+        collective=collective_of(first, numbers),
     )
 
 
-def _bytes(fitted: Fitted, buffer: int) -> Quantity:
+def _bytes(fitted: FittedTrace, buffer: int) -> Polynomial:
     return fitted.numbers[fitted.trace.buffers[buffer].nbytes]
 
 
-def _size(fitted: Fitted, buffer: int) -> float:
+def _size(fitted: FittedTrace, buffer: int) -> float:
     return _bytes(fitted, buffer).at(*_TYPICAL)
 
 
-def _least(one: Quantity, other: Quantity) -> Quantity:
+def _least(one: Polynomial, other: Polynomial) -> Polynomial:
     return min(one, other, key=lambda quantity: quantity.at(*_TYPICAL))
 
 
-def _most(one: Quantity, other: Quantity) -> Quantity:
+def _most(one: Polynomial, other: Polynomial) -> Polynomial:
     return max(one, other, key=lambda quantity: quantity.at(*_TYPICAL))

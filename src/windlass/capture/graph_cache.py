@@ -43,7 +43,7 @@ _ROOMS = ("capture", "models", "spec")
 """Whose code decides what a graph says."""
 
 
-def graph_key(model: str, own_file: Path | None) -> str:
+def graph_key(model: str, user_file: Path | None) -> str:
     """Sixteen hexadecimal digits.
 
     Args:
@@ -52,7 +52,7 @@ def graph_key(model: str, own_file: Path | None) -> str:
             files beside it count too, since it may import them.
     """
     digest = hashlib.sha256(f"{model} torch {metadata.version('torch')}".encode())
-    for path in _sources(own_file):
+    for path in _sources(user_file):
         digest.update(path.name.encode())
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload, OpOverloadPacket
 
-from windlass.schema.graph import Collective
+from windlass.schema.graph import CollectiveKind
 from windlass.schema.tensor_grid import TensorAxis
 
 _aten = torch.ops.aten
@@ -35,7 +35,7 @@ _SHAPE_ONLY: frozenset[OpOverloadPacket] = frozenset({
 _OVERWRITES: frozenset[OpOverloadPacket] = frozenset({_aten.zero_, _aten.fill_, _aten.copy_})
 """In place, without reading what was there."""
 
-_COLLECTIVES: dict[str, Collective] = {
+_COLLECTIVES: dict[str, CollectiveKind] = {
     "windlass::gather_parts": "all_gather",
     "windlass::scatter_sum": "reduce_scatter",
     "windlass::sum_slices": "all_reduce",
@@ -44,19 +44,19 @@ _COLLECTIVES: dict[str, Collective] = {
 }
 """What the slices of a layer exchange, by the names of `models.exchange`."""
 
-IN_PLACE_UNSEEN: frozenset[OpOverloadPacket] = frozenset({_aten.scatter_add})
+HIDDEN_IN_PLACE: frozenset[OpOverloadPacket] = frozenset({_aten.scatter_add})
 """Autograd calls them in place, but not while somebody watches: on their first tensor, a fresh one.
 
 Source: `gather_backward` in torch's FunctionsManual.cpp, whose two ways ask for a tensor subclass.
 """
 
-EMPTY: frozenset[OpOverloadPacket] = frozenset({
+ALLOCATIONS: frozenset[OpOverloadPacket] = frozenset({
     _aten.empty, _aten.empty_like, _aten.empty_strided, _aten.new_empty, _aten.new_empty_strided,
 })  # fmt: skip
 """Allocate and touch nothing."""
 
 
-def product_shape(call: OpOverload, tensors: Sequence[Tensor]) -> tuple[int, int, int, int] | None:
+def matmul_sizes(call: OpOverload, tensors: Sequence[Tensor]) -> tuple[int, int, int, int] | None:
     """Batch, m, n, k of a matrix product; None if the call is none."""
     place = _PRODUCTS.get(call.overloadpacket)
     if place is None:
@@ -85,9 +85,9 @@ def attention_flop(call: OpOverload, tensors: Sequence[Tensor]) -> int | None:
     return 2 * pairs * (scores * query.shape[-1] + mixes * value.shape[-1])
 
 
-def exchanged(
+def collective_call(
     call: OpOverload, args: Sequence[Any], made: Sequence[Tensor]
-) -> tuple[Collective, TensorAxis, int] | None:
+) -> tuple[CollectiveKind, TensorAxis, int] | None:
     """What slices exchange, which of them, and the bytes of the whole buffer; else None."""
     how = _COLLECTIVES.get(call.name())
     if how is None:

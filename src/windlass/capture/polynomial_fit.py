@@ -3,30 +3,30 @@
 from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 
-from windlass.schema.graph import Quantity
+from windlass.schema.graph import Polynomial
 
-MICROS = (2, 3)
+FIT_MICROBATCHES = (2, 3)
 """Two suffice for what is linear in the micro-batch; one would make special cases of size 1."""
 
 
-def fit(values: Mapping[tuple[int, int], int], sequences: Sequence[int]) -> Quantity:
+def fit_polynomial(values: Mapping[tuple[int, int], int], sequences: Sequence[int]) -> Polynomial:
     """The polynomial through the values at `MICROS` x three sequences.
 
     Args:
         values: at (micro-batch, sequence); further points are not looked at.
         sequences: three different lengths.
     """
-    low, high = MICROS
+    low, high = FIT_MICROBATCHES
     slopes = [Fraction(values[high, s] - values[low, s], high - low) for s in sequences]
     fixed = [values[low, s] - low * slope for s, slope in zip(sequences, slopes, strict=True)]
     one, s, ss = _parabola(sequences, fixed)
     b, bs, bss = _parabola(sequences, slopes)
-    return Quantity(one=one, s=s, ss=ss, b=b, bs=bs, bss=bss)
+    return Polynomial(one=one, s=s, ss=ss, b=b, bs=bs, bss=bss)
 
 
-def total(quantities: Iterable[Quantity]) -> Quantity:
+def sum_quantities(quantities: Iterable[Polynomial]) -> Polynomial:
     """The sum; zero of none."""
-    return Quantity(*(sum(terms) for terms in zip(Quantity(), *quantities, strict=True)))
+    return Polynomial(*(sum(terms) for terms in zip(Polynomial(), *quantities, strict=True)))
 
 
 def _parabola(places: Sequence[int], values: Sequence[Fraction]) -> tuple[float, float, float]:

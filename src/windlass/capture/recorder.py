@@ -19,39 +19,39 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
 from windlass.capture.op_counts import (
-    EMPTY,
-    IN_PLACE_UNSEEN,
+    ALLOCATIONS,
+    HIDDEN_IN_PLACE,
     attention_flop,
-    exchanged,
-    product_shape,
+    collective_call,
+    matmul_sizes,
     read_tensors,
     touched_bytes,
 )
-from windlass.capture.trace import Buffer, Call, Role, Touch, Trace
-from windlass.models.loss import loss_of
-from windlass.models.selective_checkpoint import selective
+from windlass.capture.trace import TracedBuffer, TracedCall, BufferRole, BufferAccess, LayerTrace
+from windlass.models.loss import layer_loss
+from windlass.models.selective_checkpoint import checkpoint_selectively
 from windlass.models.shape_inference import fake_state
 from windlass.schema.graph import OpKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recording:
+class RecordedPass:
     """A trace and its numbers at one size."""
 
-    trace: Trace
+    trace: LayerTrace
     numbers: tuple[int, ...]
     output_shape: tuple[int, ...]
     """Of the layer, before any loss."""
 
 
-def record(
+def record_layer(
     layer: nn.Module,
     make_input: Callable[[], Tensor],
     *,
     dtype: torch.dtype,
-    targets: tuple[int, int] | None,
-    selectively: bool = False,
-) -> Recording:
+    target_shape: tuple[int, int] | None,
+    selective: bool = False,
+) -> RecordedPass:
     """Forward and backward of a layer.
 
     Args:
@@ -66,16 +66,16 @@ def record(
         state = fake_state(layer, dtype)
         x = make_input()
         x = x.to(dtype).requires_grad_() if x.is_floating_point() else x
-        aims = None if targets is None else torch.zeros(targets, dtype=torch.int64)
+        aims = None if target_shape is None else torch.zeros(target_shape, dtype=torch.int64)
         learned = {id(w): w for w in state.values() if w.requires_grad}
         recorder = _Recorder()
         recorder.know(state.values(), "parameter")
         recorder.know([x] if aims is None else [x, aims], "input")
         with recorder:
-            y = _forward(layer, state, x, selectively=selectively)
+            y = _forward(layer, state, x, selectively=selective)
             shape = tuple(y.shape)
             if aims is not None:
-                y = loss_of(layer)(y, aims)
+                y = layer_loss(layer)(y, aims)
         recorder.ends_forward([y])
         handed = torch.empty_like(y)
         recorder.know([handed], "handed")
@@ -93,7 +93,7 @@ def _forward(layer: nn.Module, state: dict[str, Tensor], x: Tensor, *, selective
     def run(x: Tensor) -> Tensor:
         return functional_call(layer, state, (x,))
 
-    return selective(run, x, draws=False) if selectively else run(x)
+    return checkpoint_selectively(run, x, preserve_rng=False) if selectively else run(x)
 
 
 class _Recorder(TorchDispatchMode):
@@ -101,9 +101,9 @@ class _Recorder(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self._calls: list[Call] = []
+        self._calls: list[TracedCall] = []
         self._numbers: list[int] = []
-        self._buffers: list[Buffer] = []
+        self._buffers: list[TracedBuffer] = []
         self._ids: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self._forward_calls = 0
 
@@ -121,7 +121,7 @@ class _Recorder(TorchDispatchMode):
             self._note(func, args, taken, made)
         return out
 
-    def know(self, tensors: Iterable[Tensor], role: Role) -> None:
+    def know(self, tensors: Iterable[Tensor], role: BufferRole) -> None:
         """Sets the role of the memory behind tensors."""
         for tensor in tensors:
             index = self._buffer(tensor)
@@ -136,16 +136,16 @@ class _Recorder(TorchDispatchMode):
             if self._buffers[index].role == "inner":
                 self._buffers[index] = replace(self._buffers[index], role="output")
 
-    def finish(self, x: Tensor, y: Tensor, shape: tuple[int, ...]) -> Recording:
+    def finish(self, x: Tensor, y: Tensor, shape: tuple[int, ...]) -> RecordedPass:
         """What was seen."""
-        trace = Trace(
+        trace = LayerTrace(
             calls=tuple(self._calls),
             forward_calls=self._forward_calls,
             input_bytes=self._number(touched_bytes(x)),
             output_bytes=self._number(touched_bytes(y)),
             buffers=tuple(self._buffers),
         )
-        return Recording(trace=trace, numbers=tuple(self._numbers), output_shape=shape)
+        return RecordedPass(trace=trace, numbers=tuple(self._numbers), output_shape=shape)
 
     def _note(
         self, func: OpOverload, args: tuple[Any, ...], taken: list[Tensor], made: list[Tensor]
@@ -155,45 +155,45 @@ class _Recorder(TorchDispatchMode):
         fresh = [t for t in made if mutates or self._ids.get(t.untyped_storage()) not in old]
         if not fresh:
             return  # a view
-        if func.overloadpacket in EMPTY:
+        if func.overloadpacket in ALLOCATIONS:
             for tensor in fresh:
                 self._buffer(tensor)
             return
-        if func.overloadpacket in IN_PLACE_UNSEEN:
+        if func.overloadpacket in HIDDEN_IN_PLACE:
             self._same_memory(made[0], taken[0])
         reads = tuple(
-            Touch(buffer=self._buffer(tensor), nbytes=self._number(nbytes))
+            BufferAccess(buffer=self._buffer(tensor), nbytes=self._number(nbytes))
             for tensor, nbytes in read_tensors(func, taken, made)
         )
         writes = tuple(
-            Touch(buffer=self._buffer(tensor), nbytes=self._number(touched_bytes(tensor)))
+            BufferAccess(buffer=self._buffer(tensor), nbytes=self._number(touched_bytes(tensor)))
             for tensor in fresh
         )
-        found = exchanged(func, args, made)
+        found = collective_call(func, args, made)
         call = self._call(func, taken, reads, writes)
         if found is not None:
             how, among, nbytes = found
-            call = replace(call, kind="exchange", exchange=(how, among, self._number(nbytes)))
+            call = replace(call, kind="collective", exchange=(how, among, self._number(nbytes)))
         self._calls.append(call)
 
     def _call(
-        self, func: OpOverload, taken: list[Tensor], reads: tuple[Touch, ...],
-        writes: tuple[Touch, ...],
-    ) -> Call:  # fmt: skip
+        self, func: OpOverload, taken: list[Tensor], reads: tuple[BufferAccess, ...],
+        writes: tuple[BufferAccess, ...],
+    ) -> TracedCall:  # fmt: skip
         name = func.overloadpacket.__name__
         random = torch.Tag.nondeterministic_seeded in func.tags
-        sizes = product_shape(func, taken)
+        sizes = matmul_sizes(func, taken)
         if sizes is not None:
             batch, m, n, k = (self._number(size) for size in sizes)
             flop = self._number(2 * sizes[0] * sizes[1] * sizes[2] * sizes[3])
-            return Call(
-                name=name, kind="matmul", flop=flop, shape=(batch, m, n, k), reads=reads,
+            return TracedCall(
+                name=name, kind="matmul", flop=flop, matmul_sizes=(batch, m, n, k), reads=reads,
                 writes=writes, random=random,
             )  # fmt: skip
         count = attention_flop(func, taken)
         kind: OpKind = "memory" if count is None else "attention"
-        return Call(
-            name=name, kind=kind, flop=self._number(count or 0), shape=None, reads=reads,
+        return TracedCall(
+            name=name, kind=kind, flop=self._number(count or 0), matmul_sizes=None, reads=reads,
             writes=writes, random=random,
         )  # fmt: skip
 
@@ -205,7 +205,7 @@ class _Recorder(TorchDispatchMode):
             self._ids[storage] = index
             nbytes = self._number(storage.nbytes())
             self._buffers.append(
-                Buffer(role="inner", nbytes=nbytes, born=len(self._calls), died=None)
+                TracedBuffer(role="inner", nbytes=nbytes, first_call=len(self._calls), freed_at=None)
             )
             weakref.finalize(storage, self._ends, index)
         return index

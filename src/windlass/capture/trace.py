@@ -7,10 +7,10 @@ fitted as a polynomial: a call names the places of its numbers in one list.
 from dataclasses import dataclass
 from typing import Literal
 
-from windlass.schema.graph import Collective, OpKind, Quantity
+from windlass.schema.graph import CollectiveKind, OpKind, Polynomial
 from windlass.schema.tensor_grid import TensorAxis
 
-Role = Literal[
+BufferRole = Literal[
     "parameter",
     "input",  # of the layer, and targets
     "output",
@@ -21,7 +21,7 @@ Role = Literal[
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Touch:
+class BufferAccess:
     """A buffer read or written, and how much of it."""
 
     buffer: int
@@ -30,60 +30,60 @@ class Touch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class TracedCall:
     """One call that touches memory, of ATen or of what slices exchange."""
 
     name: str
     kind: OpKind
     flop: int
     """Place of the number."""
-    shape: tuple[int, int, int, int] | None
+    matmul_sizes: tuple[int, int, int, int] | None
     """Places of batch, m, n, k of a matrix product."""
-    reads: tuple[Touch, ...]
-    writes: tuple[Touch, ...]
+    reads: tuple[BufferAccess, ...]
+    writes: tuple[BufferAccess, ...]
     random: bool
     """It draws numbers, so that it cannot be run again with the same result."""
-    exchange: tuple[Collective, TensorAxis, int] | None = None
+    collective: tuple[CollectiveKind, TensorAxis, int] | None = None
     """Of an exchange: what slices do together, which, and the place of the whole buffer's bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Buffer:
+class TracedBuffer:
     """Memory of one tensor and its views."""
 
-    role: Role
+    role: BufferRole
     nbytes: int
     """Place of the number of bytes."""
-    born: int
+    first_call: int
     """Index of the call that makes it, or before which it is there."""
-    died: int | None
+    freed_at: int | None
     """It is gone when this call begins; None if it outlives both passes."""
 
-    def lives(self, call: int) -> bool:
+    def is_live(self, call: int) -> bool:
         """Whether it is there while a call runs."""
-        return self.born <= call and (self.died is None or call < self.died)
+        return self.first_call <= call and (self.freed_at is None or call < self.freed_at)
 
-    def counts(self, *, forward: bool) -> bool:
+    def is_charged(self, *, forward: bool) -> bool:
         """Whether it is the pass's own; all others the caller holds."""
         return self.role == "inner" or (self.role == "output" and forward)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trace:
+class LayerTrace:
     """Forward and backward of one layer in one precision."""
 
-    calls: tuple[Call, ...]
+    calls: tuple[TracedCall, ...]
     forward_calls: int
     """The first so many calls are the forward pass."""
-    buffers: tuple[Buffer, ...]
+    buffers: tuple[TracedBuffer, ...]
     input_bytes: int
     """Place of the number of bytes of the layer's input."""
     output_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fitted:
+class FittedTrace:
     """A trace with every number as a function of micro-batch and sequence."""
 
-    trace: Trace
-    numbers: tuple[Quantity, ...]
+    trace: LayerTrace
+    numbers: tuple[Polynomial, ...]

@@ -1,1 +1,1 @@
-"""The command line: the only room that prints or exits."""
+"""The command line: reads arguments, prints results and sets exit codes, and nothing else does."""

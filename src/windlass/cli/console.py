@@ -1,9 +1,9 @@
-"""Where the command line writes: results to one stream, news and errors to the other."""
+"""Output streams of the command line: results to stdout, progress and errors to stderr."""
 
 import json
 import math
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields, is_dataclass
 
 from rich.console import Console
@@ -18,17 +18,15 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
+from windlass import api
 from windlass.document import Document
 
 console = Console(highlight=False)
 error_console = Console(stderr=True, highlight=False)
 
-Report = Callable[[str, int, int | None], None]
-"""Tells a label, how much is done, and of how much (None if nobody knows)."""
-
 
 class ProgressBars:
-    """One progress bar for each label that is told, on the news stream; gone when all is done."""
+    """One progress bar for each label, on stderr; the bars vanish when the work is done."""
 
     def __init__(self) -> None:
         self._progress = Progress(
@@ -42,15 +40,15 @@ class ProgressBars:
         )
         self._tasks: dict[str, TaskID] = {}
 
-    def __enter__(self) -> Report:
-        return self._tell
+    def __enter__(self) -> api.Progress:
+        return self._update
 
     def __exit__(self, *_: object) -> None:
         if self._tasks:
             self._progress.stop()
 
-    def _tell(self, label: str, done: int, total: int | None) -> None:
-        # Begun with the first label: an empty display would leave a blank line behind.
+    def _update(self, label: str, done: int, total: int | None) -> None:
+        # Started with the first label, because an empty display would leave a blank line behind.
         if not self._tasks:
             self._progress.start()
         if label not in self._tasks:
@@ -59,18 +57,18 @@ class ProgressBars:
 
 
 def print_line(line: str) -> None:
-    """A line with markup: broken between words on a terminal, left whole in a pipe or file."""
+    """Prints a line with markup; wrapped on a terminal, on one line in a pipe or file."""
     console.print(line, soft_wrap=not console.is_terminal)
 
 
 def print_error(message: str) -> None:
-    """A message on the news stream, in our name; broken and left whole as `print_line` does."""
+    """Prints a message to stderr after `windlass:`; wrapped as `print_line` does."""
     line = Text.assemble(("windlass:", "bold red"), " ", message)
     error_console.print(line, soft_wrap=not error_console.is_terminal)
 
 
 def print_bullets(lines: Iterable[str]) -> None:
-    """A list; on a terminal, a line that is too long goes on below its own beginning."""
+    """Prints a bullet list; on a terminal, long lines wrap with a hanging indent."""
     if not console.is_terminal:
         for line in lines:
             console.print(Text(f"  - {line}"), soft_wrap=True)
@@ -81,9 +79,9 @@ def print_bullets(lines: Iterable[str]) -> None:
     console.print(table)
 
 
-def print_json(tree: object) -> None:
-    """Values for another program: documents and dataclasses by field, no number as null."""
-    sys.stdout.write(json.dumps(_plain(tree), indent=1, allow_nan=False) + "\n")
+def print_json(value: object) -> None:
+    """Prints a value as JSON: documents and dataclasses as objects, NaN and infinity as null."""
+    sys.stdout.write(json.dumps(_plain(value), indent=1, allow_nan=False) + "\n")
 
 
 def _plain(value: object) -> object:

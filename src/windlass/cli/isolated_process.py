@@ -1,4 +1,4 @@
-"""Apart: runs a module of ours in a process of its own, whose memory is then its own too."""
+"""Runs a Windlass module in a process of its own, so that its memory can be measured alone."""
 
 import subprocess
 import sys
@@ -6,16 +6,16 @@ import sys
 from windlass.errors import RunBroken
 
 
-def run_isolated(module: str, *words: str) -> str:
-    """What `python -m module words` prints.
+def run_isolated(module: str, *args: str) -> str:
+    """Standard output of `python -m module args`.
 
     Raises:
-        RunBroken: it ended with an error.
+        RunBroken: the process ended with an error.
     """
-    done = subprocess.run(  # noqa: S603  our own words, no shell
-        (sys.executable, "-m", module, *words), capture_output=True, text=True, check=False
+    process = subprocess.run(  # noqa: S603  the arguments are ours, and no shell reads them
+        (sys.executable, "-m", module, *args), capture_output=True, text=True, check=False
     )
-    if done.returncode:
-        asked = " ".join((module, *words))
-        raise RunBroken(f"the run of {asked} ended with {done.stderr.strip()}")
-    return done.stdout
+    if process.returncode:
+        command = " ".join((module, *args))
+        raise RunBroken(f"`{command}` failed: {process.stderr.strip()}")
+    return process.stdout

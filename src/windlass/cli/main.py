@@ -1,7 +1,7 @@
-"""`windlass VERB ...`: finds the verb, runs it, and turns errors into one message and a code.
+"""`windlass COMMAND ...`: runs a command, and turns an error into one message and an exit code.
 
-Exit codes: 0 good, 1 a run that is broken, 2 your input or the machine under it, 3 our bug,
-130 stopped by hand.
+Exit codes: 0 good, 1 a run that is broken, 2 wrong input or a machine that is too small, 3 a bug
+of Windlass, 130 interrupted.
 """
 
 import sys
@@ -17,38 +17,37 @@ app = App(
     version_flags=["--version"],
 )
 
-_VERBS = {
+_COMMANDS = {
     "train": "train:train",
     "resume": "train:resume",
     "launch": "launch:launch",
     "sample": "generate:sample",
     "plan": "plan:plan",
     "fit": "plan:fit",
-    "compare": "compare:compare",
     "batch": "compare:batch",
-    "needed": "smallest_machine:needed",
+    "largest-model": "largest_model:largest_model",
+    "smallest-machine": "smallest_machine:smallest_machine",
     "runs": "runs:runs",
     "show": "runs:show",
     "report": "runs:report",
     "models": "machines:models",
-    "machines": "machines:machines",
+    "machines": "machines:app",
     "probe": "machines:probe",
     "check": "check:check",
     "rehearse": "rehearse:rehearse",
-    "record": "largest_model:record",
     "validate": "validate:validate",
 }
-"""Verb -> where its function is; imported when asked for, listed in this order."""
+"""Command -> its function, imported when it is called. The help lists them in this order."""
 
-for turn, (verb, place) in enumerate(_VERBS.items()):
-    app.command(f"windlass.cli.commands.{place}", name=verb, sort_key=turn)
-app.command("windlass.cli.commands.rank:device", name="device", show=False)
+for position, (command, place) in enumerate(_COMMANDS.items()):
+    app.command(f"windlass.cli.commands.{place}", name=command, sort_key=position)
+app.command("windlass.cli.commands.rank:rank", name="rank", show=False)
 
 
 def main(tokens: list[str] | None = None) -> None:
-    """Runs one command line and exits with its code."""
+    """Runs one command line; exits with its code unless that is 0."""
     try:
-        _name_verbs(sys.argv[1:] if tokens is None else tokens)
+        _load_commands_for_help(sys.argv[1:] if tokens is None else tokens)
         app(tokens, exit_on_error=False, print_error=False, result_action="return_value")
     except WindlassError as error:
         print_error(str(error))
@@ -57,20 +56,20 @@ def main(tokens: list[str] | None = None) -> None:
         print_error(str(error))
         sys.exit(2)
     except KeyboardInterrupt:
-        print_error("stopped by hand")
+        print_error("interrupted")
         sys.exit(130)
     except BrokenPipeError:
-        # The reader of our output left (`windlass runs | head`); there is nobody to tell.
+        # The reader of the output is gone (`windlass runs | head`), so a message has no reader either.
         sys.stderr.close()
         sys.exit(0)
-    except Exception:  # noqa: BLE001  whatever is left is our own slip, told with its trace
+    except Exception:  # noqa: BLE001  any other error is a bug, shown with its trace
         error_console.print_exception()
-        print_error("this is a bug of ours; please report the trace above")
+        print_error("this is a bug in Windlass; please report the trace above")
         sys.exit(3)
 
 
-def _name_verbs(tokens: list[str]) -> None:
-    """The list of verbs tells what each is for, in the words of its function: imports them."""
+def _load_commands_for_help(tokens: list[str]) -> None:
+    """Imports every command where the help is asked for, which shows their docstrings."""
     if not tokens or tokens[0] in app.help_flags:
-        for verb in _VERBS:
-            app[verb]
+        for command in _COMMANDS:
+            app[command]

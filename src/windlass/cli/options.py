@@ -1,5 +1,6 @@
-"""What verbs share: the words of a command line become one request, and the flag `--json`."""
+"""Options that several commands share, and how a command line becomes one request."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -10,40 +11,59 @@ from windlass.errors import RequestError
 from windlass.schema.request import Request
 
 AsJson = Annotated[bool, Parameter(name="--json", negative="")]
-"""The flag `--json`: the same as values for other programs, in place of tables."""
+"""The flag `--json`: print values for other programs instead of tables."""
+
+Flag = Annotated[bool, Parameter(negative="")]
+"""A flag without a `--no-` form."""
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestOptions:
+    """Options that become part of the request, beside the model, overrides and machine."""
+
+    memory: str | None = None
+    """Device memory budget, such as `4GiB`; all of the device's memory if not given."""
+    file: Path | None = None
+    """A TOML file with a request; overrides and options win over it."""
+
+
+NO_OPTIONS = RequestOptions()
+"""The request as the model and the overrides give it."""
 
 
 def build_request(
     model: str | None,
     overrides: tuple[str, ...],
+    options: RequestOptions,
     *,
-    on: str | None = None,
-    memory: str | None = None,
-    file: Path | None = None,
+    machine: str | None = None,
 ) -> Request:
-    """The request of one command line: *defaults < file < overrides*, flags and model last.
+    """The request of one command line: *defaults < file < overrides*, options and model last.
 
     Raises:
         RequestError: the file cannot be read.
-        Faults: all keys and values that do not fit.
+        InputErrors: every key and value that is not valid.
     """
     # `windlass train train.steps=10` names no model: the first word is an override too.
     if model is not None and "=" in model:
         overrides, model = (model, *overrides), None
-    return api.make_request(model, *overrides, machine=on, memory=memory, file=file)
+    return api.make_request(
+        model, *overrides, machine=machine, memory=options.memory, file=options.file
+    )
 
 
 def split_overrides(words: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Names, and overrides: a flag that takes many names takes the `key=value` behind them too."""
+    """Names, and the `key=value` overrides that an option which takes many names swallowed too."""
     names = tuple(word for word in words if "=" not in word)
     return names, tuple(word for word in words if "=" in word)
 
 
 def require_machine_names(machines: tuple[str, ...]) -> None:
-    """Refuses a flag `--on` that names nothing.
+    """Refuses an option `--on` without a value.
 
     Raises:
-        RequestError: it does.
+        RequestError: `machines` is empty.
     """
     if not machines:
         raise RequestError("`--on` names no machine; `windlass machines` lists them")

@@ -1,4 +1,4 @@
-"""What `check` and `rehearse` print of a proof, and how they end."""
+"""What `check` and `rehearse` print of a verification, and their exit code."""
 
 import sys
 import tempfile
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from windlass import api
-from windlass.cli.console import Report, console, print_bullets, print_json
+from windlass.cli.console import console, print_bullets, print_json
 from windlass.report.formatting import describe_plan
 from windlass.report.terminal.verification_table import (
     InjectedFault,
@@ -17,70 +17,69 @@ from windlass.report.terminal.verification_table import (
 from windlass.schema.request import Request
 
 VERIFICATION_STEPS = 3
-"""Of a proof: one without moments before it, one with, and one more."""
+"""Optimizer steps of a verification: the first has no moments yet, the second has, and one more."""
 
 
 def verify_and_print(
     planned: api.Planned,
     notes: Sequence[str],
-    progress: Report,
+    progress: api.Progress,
     *,
     faults: bool,
     as_json: bool,
 ) -> None:
-    """Proves a plan on local processes, prints what came of it, and exits with 1 if it is wrong.
+    """Verifies a plan on local processes, prints the result, and exits with 1 if it failed.
 
     Args:
-        planned: of this machine.
-        notes: what was made smaller.
-        progress: told what runs.
-        faults: whether to make mistakes on purpose too.
-        as_json: prints JSON in place of tables.
+        planned: a plan for this machine.
+        notes: what was made smaller, a sentence each.
+        progress: called with what runs.
+        faults: whether to inject faults too, and to check that each is detected.
+        as_json: print JSON instead of tables.
 
     Raises:
         WindlassError: a run failed.
     """
-    ready = api.verification(planned, steps=_steps(planned.request), keep=_kept(planned.request))
+    request = planned.request
+    ready = api.verification(planned, steps=request.train.steps, keep=_pinned_numerics(request))
     with tempfile.TemporaryDirectory() as folder:
-        checking = api.Verifier(ready, Path(folder), progress)
-        proof = checking.verify()
-        caught = tuple(checking.inject_faults()) if faults and proof.passed else ()
-    found = sum(each.detected for each in caught)
+        verifier = api.Verifier(ready, Path(folder), progress)
+        result = verifier.verify()
+        injected = tuple(verifier.inject_faults()) if faults and result.passed else ()
+    detected = sum(fault.detected for fault in injected)
     if as_json:
         print_json(
             {
-                "equal": proof.passed, "plan": ready.plan, "changed": tuple(notes), "proof": proof,
-                "faults": caught, "found": found,
+                "equal": result.passed, "plan": ready.plan, "changed": tuple(notes),
+                "verification": result, "faults": injected, "detected": detected,
             }
         )  # fmt: skip
     else:
         console.print(f"[bold]plan[/]  {describe_plan(ready.plan)}", soft_wrap=True)
         if notes:
-            console.print("made smaller to be run here, its structure kept")
+            console.print("made smaller to run here, with the same structure")
             print_bullets(notes)
-        console.print(verification_table(proof))
-        console.print(f"[bold]{describe_verdict(proof)}[/]", soft_wrap=True)
-        if caught:
-            console.print(injected_faults_table(_mistakes(caught)))
-            console.print(f"[bold]{found} of {len(caught)} mistakes found[/]")
-            for words, lack in checking.skipped_faults():
-                console.print(f"  not made: {words}, which needs {lack}", soft_wrap=True)
-    if not proof.passed or found < len(caught):
+        console.print(verification_table(result))
+        console.print(f"[bold]{describe_verdict(result)}[/]", soft_wrap=True)
+        if injected:
+            console.print(injected_faults_table(_table_rows(injected)))
+            console.print(f"[bold]{detected} of {len(injected)} injected faults detected[/]")
+            for description, requirement in verifier.skipped_faults():
+                console.print(
+                    f"  skipped: {description}, which needs {requirement}", soft_wrap=True
+                )
+    if not result.passed or detected < len(injected):
         sys.exit(1)
 
 
-def _mistakes(caught: Sequence[api.FaultResult]) -> tuple[InjectedFault, ...]:
+def _table_rows(faults: Sequence[api.FaultResult]) -> tuple[InjectedFault, ...]:
     return tuple(
-        InjectedFault(each.description, each.layer, each.proof, each.detected) for each in caught
+        InjectedFault(fault.description, fault.layer, fault.result, fault.detected)
+        for fault in faults
     )
 
 
-def _steps(request: Request) -> int:
-    """As many as the request says, which `check` has made few."""
-    return request.train.steps
-
-
-def _kept(request: Request) -> frozenset[str]:
-    """What of the numbers is pinned by the request, and so is proved as it is."""
-    named = {key for key in ("precision", "compile") if getattr(request, key) is not None}
-    return frozenset(named | ({"moments"} if request.moments != "float32" else set()))
+def _pinned_numerics(request: Request) -> frozenset[str]:
+    """Keys among precision, moments and compile that the request fixes; they stay as they are."""
+    pinned = {key for key in ("precision", "compile") if getattr(request, key) is not None}
+    return frozenset(pinned | ({"moments"} if request.moments != "float32" else set()))

@@ -47,7 +47,7 @@ def predict(
         programs: programs lowered from the plan; None lowers it.
 
     Raises:
-        Faults: the plan asks for what this version cannot lower.
+        InputErrors: the plan asks for what this version cannot lower.
         KeyError: the machine states no rate for the plan's precision.
     """
     programs = programs or lower(plan, graph)

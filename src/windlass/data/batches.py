@@ -7,12 +7,12 @@ from dataclasses import KW_ONLY, dataclass
 import numpy as np
 import numpy.typing as npt
 
-from windlass.data.mlm_masking import Masking
+from windlass.data.mlm_masking import MlmMasking
 from windlass.data.permutation import keyed_number, keyed_permutation
-from windlass.data.token_files import Tokens
-from windlass.errors import DataError, Faults
+from windlass.data.token_files import TokenDataset
+from windlass.errors import DataError, InputErrors
 
-Block = npt.NDArray[np.int64]
+TokenBatch = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -26,13 +26,13 @@ class Batches:
     order, whatever micro-batches and replicas it is spread over.
     """
 
-    tokens: Tokens
+    tokens: TokenDataset
     _: KW_ONLY
     sequence: int
     batch: int
     """Sequences of one step: the global batch."""
     seed: int
-    masking: Masking | None = None
+    masking: MlmMasking | None = None
     """What is hidden from a model that predicts it; None predicts each next token."""
 
     def __post_init__(self) -> None:
@@ -53,19 +53,19 @@ class Batches:
         if len(faults) == 1:
             raise DataError(faults[0])
         if faults:
-            raise Faults(faults)
+            raise InputErrors(faults)
 
     @property
-    def windows(self) -> int:
+    def epoch_sequences(self) -> int:
         """Sequences of one epoch."""
         return len(self.tokens.train) // self.sequence
 
     @property
-    def held_out_windows(self) -> int:
+    def held_out_sequences(self) -> int:
         """Held-out sequences there are."""
         return (len(self.tokens.held_out) - 1) // self.sequence
 
-    def at(self, step: int, first: int = 0, count: int | None = None) -> tuple[Block, Block]:
+    def samples(self, step: int, first: int = 0, count: int | None = None) -> tuple[TokenBatch, TokenBatch]:
         """Inputs and targets `Int[count s]` of some samples of a step.
 
         Args:
@@ -83,14 +83,14 @@ class Batches:
             row[len(ahead) :] = ring[: len(row) - len(ahead)]
         return self._examples(block, [(self.seed, step, first + at) for at in range(count)])
 
-    def documents(self, step: int, sample: int) -> tuple[str, ...]:
+    def document_names(self, step: int, sample: int) -> tuple[str, ...]:
         """Names of the documents that a sample of a step is drawn from, in their order."""
         start = int(self._starts(step, sample, 1)[0])
         end, size = start + self.sequence + 1, len(self.tokens.train)
         names = self.tokens.documents.between(start, min(end, size))
         return names if end <= size else names + self.tokens.documents.between(0, end - size)
 
-    def held_out(self, count: int, rows: int = 1) -> Iterator[tuple[Block, Block]]:
+    def held_out_batches(self, count: int, rows: int = 1) -> Iterator[tuple[TokenBatch, TokenBatch]]:
         """Inputs and targets of held-out windows, the same in every call and every run.
 
         The windows do not overlap and lie evenly over the held-out text.
@@ -119,44 +119,44 @@ class Batches:
         nbytes = sum(int(self.tokens.held_out_bytes[each].sum()) for each in places)
         return loss * sum(map(len, places)) / math.log(2) / nbytes
 
-    def _targets(self, start: int) -> Block:
+    def _targets(self, start: int) -> TokenBatch:
         """Places of the targets of a held-out window."""
         if self.masking is None:
             return np.arange(start + 1, start + self.sequence + 1)
-        return start + self.masking.places(self.sequence, start)
+        return start + self.masking.masked_positions(self.sequence, start)
 
-    def _examples(self, block: Block, keys: list[tuple[int, ...]]) -> tuple[Block, Block]:
+    def _examples(self, block: TokenBatch, keys: list[tuple[int, ...]]) -> tuple[TokenBatch, TokenBatch]:
         """Inputs and targets of windows with a token more, each with the key of what it hides."""
         if self.masking is None or not len(block):
             return _shifted(block)
         pairs = [
-            self.masking.hide(row[:-1], *key) for row, key in zip(block, keys, strict=True)
+            self.masking.mask(row[:-1], *key) for row, key in zip(block, keys, strict=True)
         ]  # fmt: skip
         inputs, targets = zip(*pairs, strict=True)
         return np.stack(inputs), np.stack(targets)
 
     def _held_out_starts(self, count: int) -> list[int]:
-        there = self.held_out_windows
+        there = self.held_out_sequences
         count = min(count, there)
         return [index * there // count * self.sequence for index in range(count)]
 
-    def _starts(self, step: int, first: int, count: int) -> Block:
+    def _starts(self, step: int, first: int, count: int) -> TokenBatch:
         """Offset in the ring of each of some samples of a step."""
         if step < 1 or first < 0 or count < 0 or first + count > self.batch:
             raise ValueError(
                 f"no samples {first} to {first + count} in step {step} of {self.batch} samples"
             )
         index = (step - 1) * self.batch + first + np.arange(count, dtype=np.int64)
-        epochs, within = np.divmod(index, self.windows)
+        epochs, within = np.divmod(index, self.epoch_sequences)
         starts = np.empty(count, dtype=np.int64)
         for epoch in np.unique(epochs).tolist():
             chosen = epochs == epoch
-            order = keyed_permutation(self.windows, self.seed, epoch)
+            order = keyed_permutation(self.epoch_sequences, self.seed, epoch)
             turn = keyed_number(len(self.tokens.train), self.seed, epoch)
             starts[chosen] = order(within[chosen]) * self.sequence + turn
         return starts % len(self.tokens.train)
 
 
-def _shifted(block: Block) -> tuple[Block, Block]:
+def _shifted(block: TokenBatch) -> tuple[TokenBatch, TokenBatch]:
     """Inputs, and as targets the token after each; both contiguous."""
     return np.ascontiguousarray(block[:, :-1]), np.ascontiguousarray(block[:, 1:])

@@ -13,9 +13,9 @@ from typing import BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from windlass.atomic_files import sync_folder, write_whole
-from windlass.data.content_hashes import Progress
-from windlass.data.readers import CHUNK_BYTES, Fault, Text
+from windlass.atomic_files import fsync_folder, atomic_write
+from windlass.data.content_hashes import DataProgress
+from windlass.data.readers import CHUNK_BYTES, UnreadableDocument, TextDocument
 from windlass.data.sources import Corpus
 from windlass.data.token_files import (
     HELD_OUT_BYTES_FILE,
@@ -23,14 +23,14 @@ from windlass.data.token_files import (
     META_FILE,
     SEAL_FILE,
     TOKENIZER_FILE,
-    Meta,
+    DatasetMeta,
     SplitMeta,
     document_files,
     file_meta,
     token_file,
 )
-from windlass.data.tokenizer import Ids, Tokenizer, train_tokenizer
-from windlass.errors import DataError, Faults
+from windlass.data.tokenizer import TokenIds, Tokenizer, train_tokenizer
+from windlass.errors import DataError, InputErrors
 
 _MOST_FAULTS = 20
 _BATCH_BYTES, _BATCH_DOCUMENTS = 4 * 2**20, 4096
@@ -39,7 +39,7 @@ _TRAINING_BYTES = 64 * 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
+class CorpusReader:
     """How a corpus is read and split."""
 
     corpus: Corpus
@@ -48,13 +48,13 @@ class Reading:
     held_out: float
     """Share of documents held out: those whose name's hash is below it."""
 
-    def texts(self) -> Iterator[Text]:
+    def documents(self) -> Iterator[TextDocument]:
         """All documents, once they are known to have no faults."""
         for item in self._items():
-            if isinstance(item, Text):
+            if isinstance(item, TextDocument):
                 yield item
 
-    def survey(self, progress: Progress) -> "Survey":
+    def summarize(self, progress: DataProgress) -> "CorpusSummary":
         """A first pass over all documents, for their number and their faults.
 
         Raises:
@@ -65,13 +65,13 @@ class Reading:
         documents = nbytes = train_nbytes = 0
         lowest, highest = (2.0, ""), (-1.0, "")
         for item in self._items():
-            if isinstance(item, Fault):
+            if isinstance(item, UnreadableDocument):
                 faults.append(item.message)
                 if len(faults) == _MOST_FAULTS:
                     faults.append(f"and maybe more; reading stopped after {_MOST_FAULTS}")
                     break
                 continue
-            share = name_share(item.name, "split")
+            share = hash_fraction(item.name, "split")
             lowest, highest = min(lowest, (share, item.name)), max(highest, (share, item.name))
             documents, nbytes = documents + 1, nbytes + item.nbytes
             train_nbytes += item.nbytes if share >= self.held_out else 0
@@ -84,51 +84,51 @@ class Reading:
             border = math.nextafter(lowest[0], 2)
         elif highest[0] < border:
             border = highest[0]
-        return Survey(documents=documents, nbytes=nbytes, train_nbytes=train_nbytes, border=border)
+        return CorpusSummary(documents=documents, nbytes=nbytes, train_nbytes=train_nbytes, held_out_below=border)
 
-    def _items(self) -> Iterator[Text | Fault]:
-        return self.corpus.read(text_field=self.text_field, limit_bytes=self.limit_bytes)
+    def _items(self) -> Iterator[TextDocument | UnreadableDocument]:
+        return self.corpus.documents(text_field=self.text_field, limit_bytes=self.limit_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Survey:
+class CorpusSummary:
     """What the first pass found."""
 
     documents: int
     nbytes: int
     train_nbytes: int
-    border: float
+    held_out_below: float
     """A document is held out if its share is below this."""
 
-    def holds_out(self, name: str) -> bool:
+    def is_held_out(self, name: str) -> bool:
         """Whether a document is never trained on."""
-        return name_share(name, "split") < self.border
+        return hash_fraction(name, "split") < self.held_out_below
 
 
-def name_share(name: str, use: str) -> float:
+def hash_fraction(name: str, purpose: str) -> float:
     """A number in [0, 1) that belongs to a document's name, the same on every machine."""
-    digest = hashlib.blake2b(f"{use}\0{name}".encode(errors="surrogateescape"), digest_size=8)
+    digest = hashlib.blake2b(f"{purpose}\0{name}".encode(errors="surrogateescape"), digest_size=8)
     return int.from_bytes(digest.digest()[:6], "big") / 2**48
 
 
-def train_on(reading: Reading, survey: Survey, vocabulary: int, progress: Progress) -> Tokenizer:
+def train_corpus_tokenizer(reader: CorpusReader, summary: CorpusSummary, vocabulary: int, progress: DataProgress) -> Tokenizer:
     """A tokenizer trained on the training documents, or on a spread sample of many."""
-    share = min(1.0, _TRAINING_BYTES / max(1, survey.train_nbytes))
+    share = min(1.0, _TRAINING_BYTES / max(1, summary.train_nbytes))
 
     def chosen() -> Iterator[str]:
         done = 0
-        for item in reading.texts():
-            if survey.holds_out(item.name) or name_share(item.name, "tokenizer") >= share:
+        for item in reader.documents():
+            if summary.is_held_out(item.name) or hash_fraction(item.name, "tokenizer") >= share:
                 continue
             done += item.nbytes
-            progress("training tokenizer", done, round(survey.train_nbytes * share))
+            progress("training tokenizer", done, round(summary.train_nbytes * share))
             yield item.text
 
     return train_tokenizer(chosen(), vocabulary)
 
 
-def build(
-    folder: Path, reading: Reading, survey: Survey, tokenizer: Tokenizer, progress: Progress
+def write_token_files(
+    folder: Path, reader: CorpusReader, summary: CorpusSummary, tokenizer: Tokenizer, progress: DataProgress
 ) -> None:
     """Writes all files of a folder of tokens, flushed to the disk.
 
@@ -146,31 +146,31 @@ def build(
         held_out = _Split(stack, folder, "held_out", dtype, tokenizer)
         lengths = _Lengths(stack, folder / HELD_OUT_BYTES_FILE, tokenizer)
         done = 0
-        for texts in _batches(reading.texts()):
+        for texts in _batches(reader.documents()):
             encoded = tokenizer.encode_batch([text.text for text in texts])
             for text, ids in zip(texts, encoded, strict=True):
-                if survey.holds_out(text.name):
+                if summary.is_held_out(text.name):
                     held_out.add(text, ids)
                     lengths.add(text, ids)
                 else:
                     train.add(text, ids)
             done += sum(text.nbytes for text in texts)
-            progress("encoding", done, survey.nbytes)
+            progress("encoding", done, summary.nbytes)
         lengths.close()
         splits = (train.close(), held_out.close())
     tokenizer.save(folder / TOKENIZER_FILE)
-    meta = _meta(folder, reading, tokenizer, dtype, splits, (train.counts, held_out.counts))
+    meta = _meta(folder, reader, tokenizer, dtype, splits, (train.counts, held_out.counts))
     content = meta.to_json().encode()
-    write_whole(folder / META_FILE, content)
-    write_whole(folder / SEAL_FILE, hashlib.sha256(content).hexdigest())
-    sync_folder(folder)
+    atomic_write(folder / META_FILE, content)
+    atomic_write(folder / SEAL_FILE, hashlib.sha256(content).hexdigest())
+    fsync_folder(folder)
 
 
 def _refuse(source: str, faults: list[str], documents: int, nbytes: int) -> None:
     if len(faults) == 1:
         raise DataError(faults[0])
     if faults:
-        raise Faults(faults)
+        raise InputErrors(faults)
     if documents == 0:
         raise DataError(f"no text in `{source}`: all that was read of it is empty")
     if documents == 1:
@@ -181,9 +181,9 @@ def _refuse(source: str, faults: list[str], documents: int, nbytes: int) -> None
         )
 
 
-def _batches(texts: Iterator[Text]) -> Iterator[list[Text]]:
+def _batches(texts: Iterator[TextDocument]) -> Iterator[list[TextDocument]]:
     """Documents in lots large enough to keep all cores at work."""
-    lot: list[Text] = []
+    lot: list[TextDocument] = []
     nbytes = 0
     for text in texts:
         lot.append(text)
@@ -215,7 +215,7 @@ class _Split:
         self._starts, self._name_starts = array("q", [0]), array("q", [0])
         self._nbytes = 0
 
-    def add(self, text: Text, ids: Ids) -> None:
+    def add(self, text: TextDocument, ids: TokenIds) -> None:
         """Appends a document and an end of text."""
         stored = np.concatenate([ids.astype(self._dtype), self._end])
         content = stored.tobytes()
@@ -249,12 +249,12 @@ class _Lengths:
     def __init__(self, stack: ExitStack, path: Path, tokenizer: Tokenizer) -> None:
         self._file = stack.enter_context(path.open("xb"))
         self._tokenizer = tokenizer
-        self._by_id = tokenizer.token_bytes()
+        self._by_id = tokenizer.bytes_per_id()
 
-    def add(self, text: Text, ids: Ids) -> None:
+    def add(self, text: TextDocument, ids: TokenIds) -> None:
         """Appends a document and an end of text, which stands for no byte."""
         known = self._by_id
-        lengths = self._tokenizer.measured_bytes(text.text) if known is None else known[ids]
+        lengths = self._tokenizer.bytes_per_token(text.text) if known is None else known[ids]
         self._file.write(np.append(lengths, 0).astype(LENGTH_TYPE).tobytes())
 
     def close(self) -> None:
@@ -270,18 +270,18 @@ def _finish(file: BinaryIO) -> None:
 
 def _meta(
     folder: Path,
-    reading: Reading,
+    reading: CorpusReader,
     tokenizer: Tokenizer,
     dtype: np.dtype[np.generic],
     splits: tuple[SplitMeta, SplitMeta],
     counts: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]],
-) -> Meta:
+) -> DatasetMeta:
     train, held_out = splits
     shares = counts[0][counts[0] > 0] / train.tokens
     # One more of each, or a token that training never saw would cost infinitely much.
     smoothed = np.log((counts[0] + 1) / (train.tokens + tokenizer.vocabulary))
     held_out_nats = -float(counts[1] @ smoothed)
-    return Meta(
+    return DatasetMeta(
         source=reading.corpus.source,
         vocabulary=tokenizer.vocabulary,
         end_of_text=tokenizer.end_of_text,

@@ -7,11 +7,11 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
-from windlass.atomic_files import hash_file, storage_faults, sync_folder
-from windlass.data.build_dataset import Reading, build, train_on
-from windlass.data.content_hashes import Content, Progress, contents, file_state
-from windlass.data.sources import TABLES, Corpus, find_corpus
-from windlass.data.token_files import Tokens, open_tokens
+from windlass.atomic_files import hash_file, storage_errors, fsync_folder
+from windlass.data.build_dataset import CorpusReader, write_token_files, train_corpus_tokenizer
+from windlass.data.content_hashes import HashedFile, DataProgress, hash_files, file_state
+from windlass.data.sources import TABLE_SUFFIXES, Corpus, find_corpus
+from windlass.data.token_files import TokenDataset, open_dataset
 from windlass.data.tokenizer import Tokenizer, byte_tokenizer, load_tokenizer
 from windlass.document import Document
 from windlass.errors import DataError, StorageError, did_you_mean
@@ -20,7 +20,7 @@ _FORMAT = 1
 """Raised when the same text would be read, split or encoded in another way."""
 
 
-class Recipe(Document):
+class DatasetRecipe(Document):
     """All that the tokens depend on; its fingerprint names their folder."""
 
     format: int = _FORMAT
@@ -36,7 +36,7 @@ class Recipe(Document):
     limit_bytes: int | None
 
 
-def prepare(
+def prepare_dataset(
     source: str,
     *,
     tokenizer: str = "bpe",
@@ -45,8 +45,8 @@ def prepare(
     text_field: str = "text",
     limit_bytes: int | None = None,
     cache: Path,
-    progress: Progress | None = None,
-) -> Tokens:
+    progress: DataProgress | None = None,
+) -> TokenDataset:
     """The tokens of a corpus, from the cache if its files have been tokenised like this before.
 
     Args:
@@ -66,9 +66,9 @@ def prepare(
     """
     corpus = find_corpus(source)
     told = progress or _silent
-    hashed = contents(corpus.files, cache, told)
-    tables = any(file.path.suffix in TABLES for file in corpus.files)
-    recipe = Recipe(
+    hashed = hash_files(corpus.files, cache, told)
+    tables = any(file.path.suffix in TABLE_SUFFIXES for file in corpus.files)
+    recipe = DatasetRecipe(
         files=tuple((content.name, content.nbytes, content.sha256) for content in hashed),
         text_field=text_field if tables else None,
         tokenizer=tokenizer if tokenizer in ("byte", "bpe") else _tokenizer_hash(tokenizer),
@@ -77,18 +77,18 @@ def prepare(
         limit_bytes=limit_bytes,
     )
     folder = cache / recipe.fingerprint()
-    tokens = open_tokens(folder)
+    tokens = open_dataset(folder)
     if tokens is not None:
         return tokens
-    reading = Reading(
+    reading = CorpusReader(
         corpus=corpus, text_field=text_field, limit_bytes=limit_bytes, held_out=held_out
     )
-    with storage_faults(cache), _alone(folder, told):
+    with storage_errors(cache), _alone(folder, told):
         # Another process may have made them while this one waited.
-        tokens = open_tokens(folder)
+        tokens = open_dataset(folder)
         if tokens is None:
             _make(folder, reading, (tokenizer, vocabulary), told, hashed)
-            tokens = open_tokens(folder)
+            tokens = open_dataset(folder)
     if tokens is None:
         raise StorageError(f"`{folder}` does not hold what was just written to it; is its disk ok?")
     return tokens
@@ -110,36 +110,36 @@ def _tokenizer_hash(path: str) -> str:
 
 def _make(
     folder: Path,
-    reading: Reading,
+    reading: CorpusReader,
     asked: tuple[str, int],
-    progress: Progress,
-    hashed: tuple[Content, ...],
+    progress: DataProgress,
+    hashed: tuple[HashedFile, ...],
 ) -> None:
     """Builds beside `folder` and moves it into place when it is whole and still true."""
     for rest in folder.parent.glob(f".{folder.name}.*.tmp"):
         shutil.rmtree(rest, ignore_errors=True)  # of a process that was killed
     beside = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}.tmp")
     try:
-        survey = reading.survey(progress)
+        survey = reading.summarize(progress)
         name, vocabulary = asked
         tokenizer: Tokenizer
         if name == "byte":
             tokenizer = byte_tokenizer()
         elif name == "bpe":
-            tokenizer = train_on(reading, survey, vocabulary, progress)
+            tokenizer = train_corpus_tokenizer(reading, survey, vocabulary, progress)
         else:
             tokenizer = load_tokenizer(Path(name).expanduser())
-        build(beside, reading, survey, tokenizer, progress)
+        write_token_files(beside, reading, survey, tokenizer, progress)
         _unchanged(reading.corpus, hashed)
         if folder.exists():
             shutil.rmtree(folder)  # damaged, or it would have been opened
         beside.rename(folder)
-        sync_folder(folder.parent)
+        fsync_folder(folder.parent)
     finally:
         shutil.rmtree(beside, ignore_errors=True)
 
 
-def _unchanged(corpus: Corpus, hashed: tuple[Content, ...]) -> None:
+def _unchanged(corpus: Corpus, hashed: tuple[HashedFile, ...]) -> None:
     for file, content in zip(corpus.files, hashed, strict=True):
         try:
             same = file_state(file.path) == content.state
@@ -150,7 +150,7 @@ def _unchanged(corpus: Corpus, hashed: tuple[Content, ...]) -> None:
 
 
 @contextlib.contextmanager
-def _alone(folder: Path, progress: Progress) -> Iterator[None]:
+def _alone(folder: Path, progress: DataProgress) -> Iterator[None]:
     """Holds the only right to make `folder`; the system lifts it when a process dies."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)

@@ -33,7 +33,7 @@ class SourceFile:
     name: str
     """Relative to the corpus, with `/` on every system; the split hangs on it."""
     path: Path
-    whole: bool
+    single_document: bool
     """Whether a text of moderate size is one document; otherwise it is cut into chunks."""
 
     def rows(self) -> int:
@@ -43,7 +43,7 @@ class SourceFile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Text:
+class TextDocument:
     """One document."""
 
     name: str
@@ -53,13 +53,13 @@ class Text:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fault:
+class UnreadableDocument:
     """What stands in a document's place and cannot be read, in words."""
 
     message: str
 
 
-def is_text(path: Path) -> bool:
+def looks_like_text(path: Path) -> bool:
     """Whether a file claims to be text by its suffix, or looks like it by its first bytes."""
     if path.suffix.lower() in _TEXT_SUFFIXES:
         return True
@@ -73,7 +73,7 @@ def is_text(path: Path) -> bool:
     return bool(head) and b"\0" not in head and _first_bad_byte(head) + cut >= len(head)
 
 
-def read_file(file: SourceFile, text_field: str) -> Iterator[Text | Fault]:
+def read_documents(file: SourceFile, text_field: str) -> Iterator[TextDocument | UnreadableDocument]:
     """The documents of a file, or faults in their place; empty ones are passed by.
 
     Args:
@@ -95,14 +95,14 @@ def read_file(file: SourceFile, text_field: str) -> Iterator[Text | Fault]:
             case _:
                 yield from _plain(file)
     except OSError as error:
-        yield Fault(message=f"`{file.path}` cannot be read: {error.strerror or error}")
+        yield UnreadableDocument(message=f"`{file.path}` cannot be read: {error.strerror or error}")
 
 
-def _plain(file: SourceFile) -> Iterator[Text | Fault]:
+def _plain(file: SourceFile) -> Iterator[TextDocument | UnreadableDocument]:
     nbytes = file.path.stat().st_size
-    if file.whole and nbytes <= _WHOLE_BYTES:
+    if file.single_document and nbytes <= _WHOLE_BYTES:
         item = _decoded(file.name, file.path, 0, file.path.read_bytes())
-        if isinstance(item, Fault) or item.text:
+        if isinstance(item, UnreadableDocument) or item.text:
             yield item
         return
     with file.path.open("rb") as stream:
@@ -130,12 +130,12 @@ def _character_end(content: bytes) -> int:
     return len(content)
 
 
-def _decoded(name: str, path: Path, offset: int, content: bytes) -> Text | Fault:
+def _decoded(name: str, path: Path, offset: int, content: bytes) -> TextDocument | UnreadableDocument:
     try:
-        return Text(name=name, text=content.decode(), nbytes=len(content))
+        return TextDocument(name=name, text=content.decode(), nbytes=len(content))
     except UnicodeDecodeError as error:
         at = offset + error.start
-        return Fault(
+        return UnreadableDocument(
             message=f"`{path}` is not UTF-8: byte {at} is 0x{content[error.start]:02x}; convert "
             "it, or take it out of the corpus"
         )
@@ -150,7 +150,7 @@ def _first_bad_byte(content: bytes) -> int:
     return len(content)
 
 
-def _json_lines(file: SourceFile, text_field: str) -> Iterator[Text | Fault]:
+def _json_lines(file: SourceFile, text_field: str) -> Iterator[TextDocument | UnreadableDocument]:
     offset = 0
     with file.path.open("rb") as stream:
         for number, line in enumerate(stream, start=1):
@@ -163,25 +163,25 @@ def _json_lines(file: SourceFile, text_field: str) -> Iterator[Text | Fault]:
 
 def _json_line(
     file: SourceFile, text_field: str, number: int, offset: int, line: bytes
-) -> Text | Fault | None:
+) -> TextDocument | UnreadableDocument | None:
     where = f"{file.path}:{number}"
     decoded = _decoded(file.name, file.path, offset, line)
-    if isinstance(decoded, Fault):
+    if isinstance(decoded, UnreadableDocument):
         return decoded
     try:
         row = json.loads(decoded.text.rstrip("\r\n"))
     except json.JSONDecodeError as error:
-        return Fault(message=f"{where}: no JSON: {error.msg.lower()} at column {error.colno}")
+        return UnreadableDocument(message=f"{where}: no JSON: {error.msg.lower()} at column {error.colno}")
     except (ValueError, RecursionError) as error:  # a number too long, brackets too deep
-        return Fault(message=f"{where}: cannot be read: {str(error).lower()}")
+        return UnreadableDocument(message=f"{where}: cannot be read: {str(error).lower()}")
     if not isinstance(row, dict):
-        return Fault(message=f"{where}: holds a {type(row).__name__}, not an object with fields")
+        return UnreadableDocument(message=f"{where}: holds a {type(row).__name__}, not an object with fields")
     if text_field not in row:
-        return Fault(message=f"{where}: {_no_field(text_field, row)}")
+        return UnreadableDocument(message=f"{where}: {_no_field(text_field, row)}")
     return _cell(f"{file.name}:{number}", where, text_field, row[text_field])
 
 
-def _parquet(file: SourceFile, text_field: str) -> Iterator[Text | Fault]:
+def _parquet(file: SourceFile, text_field: str) -> Iterator[TextDocument | UnreadableDocument]:
     _arrow_package(file.path)
     parquet = importlib.import_module("pyarrow.parquet")
     try:
@@ -191,15 +191,15 @@ def _parquet(file: SourceFile, text_field: str) -> Iterator[Text | Fault]:
             batches = table.iter_batches(batch_size=_TABLE_ROWS, columns=columns)
             yield from _table(file, text_field, names, batches)
     except ValueError as error:  # pyarrow's own errors are ValueErrors
-        yield Fault(message=f"`{file.path}` is no Parquet file: {error}")
+        yield UnreadableDocument(message=f"`{file.path}` is no Parquet file: {error}")
 
 
 def _table(
     file: SourceFile, text_field: str, names: list[str], batches: Iterable[Any]
-) -> Iterator[Text | Fault]:
+) -> Iterator[TextDocument | UnreadableDocument]:
     """Documents of record batches (`Any`: pyarrow has no types)."""
     if text_field not in names:
-        yield Fault(message=f"`{file.path}`: {_no_field(text_field, names)}")
+        yield UnreadableDocument(message=f"`{file.path}`: {_no_field(text_field, names)}")
         return
     number = 0
     for batch in batches:
@@ -210,16 +210,16 @@ def _table(
                 yield item
 
 
-def _cell(name: str, where: str, text_field: str, value: object) -> Text | Fault | None:
+def _cell(name: str, where: str, text_field: str, value: object) -> TextDocument | UnreadableDocument | None:
     """The document in one field; None where it is empty."""
     if value is None or value == "":
         return None
     if not isinstance(value, str):
-        return Fault(message=f"{where}: `{text_field}` is of type {type(value).__name__}, not text")
+        return UnreadableDocument(message=f"{where}: `{text_field}` is of type {type(value).__name__}, not text")
     try:
-        return Text(name=name, text=value, nbytes=len(value.encode()))
+        return TextDocument(name=name, text=value, nbytes=len(value.encode()))
     except UnicodeEncodeError as error:
-        return Fault(
+        return UnreadableDocument(
             message=f"{where}: `{text_field}` has half a surrogate pair at character {error.start}"
         )
 

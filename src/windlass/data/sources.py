@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from windlass.data.readers import Fault, SourceFile, Text, is_text, read_file
+from windlass.data.readers import UnreadableDocument, SourceFile, TextDocument, looks_like_text, read_documents
 from windlass.errors import DataError, did_you_mean
 
 STDLIB = "stdlib"
 HUGGING_FACE = "hf:"
-TABLES = (".jsonl", ".parquet", ".arrow")
+TABLE_SUFFIXES = (".jsonl", ".parquet", ".arrow")
 _NEVER_ENTERED = frozenset({"__pycache__", "site-packages", "dist-packages"})
 # Tests are installed on some machines and not on others, and are half of all text where they are.
 _TESTS = frozenset({"test", "tests", "idle_test"})
@@ -30,10 +30,10 @@ class Corpus:
 
     source: str
     files: tuple[SourceFile, ...]
-    forgiving: bool = False
+    skip_undecodable: bool = False
     """Whether a file that is no UTF-8 is left out; otherwise it is a fault."""
 
-    def read(self, *, text_field: str, limit_bytes: int | None) -> Iterator[Text | Fault]:
+    def documents(self, *, text_field: str, limit_bytes: int | None) -> Iterator[TextDocument | UnreadableDocument]:
         """All documents, or faults in their place, in the corpus's order.
 
         Args:
@@ -42,9 +42,9 @@ class Corpus:
         """
         read = 0
         for file in self.files:
-            for item in read_file(file, text_field):
-                if isinstance(item, Fault):
-                    if not self.forgiving:
+            for item in read_documents(file, text_field):
+                if isinstance(item, UnreadableDocument):
+                    if not self.skip_undecodable:
                         yield item
                     continue
                 yield item
@@ -71,13 +71,13 @@ def find_corpus(source: str) -> Corpus:
     if path.is_dir():
         return _folder(source, path)
     if path.is_file():
-        whole = path.suffix in TABLES
-        if not whole and not is_text(path):
+        whole = path.suffix in TABLE_SUFFIXES
+        if not whole and not looks_like_text(path):
             raise DataError(
                 f"`{source}` does not look like text; Windlass reads UTF-8 text, `.jsonl` and "
                 "`.parquet` files and folders of them"
             )
-        return Corpus(source=source, files=(SourceFile(name=path.name, path=path, whole=whole),))
+        return Corpus(source=source, files=(SourceFile(name=path.name, path=path, single_document=whole),))
     raise DataError(f"no file or folder `{source}`{_near(source, path)}")
 
 
@@ -97,7 +97,7 @@ def _standard_library() -> Corpus:
     """The `.py` sources of this Python, without tests, letter tables and installed packages."""
     root = Path(sysconfig.get_paths()[STDLIB])
     files = tuple(
-        SourceFile(name=name, path=path, whole=True)
+        SourceFile(name=name, path=path, single_document=True)
         for name, path in _walk(root, _NEVER_ENTERED | _TESTS | _LETTER_TABLES)
         if path.suffix == ".py" and not name.startswith(_LOCAL)
     )
@@ -106,7 +106,7 @@ def _standard_library() -> Corpus:
             f"this Python keeps no sources in `{root}`; name a folder or file of text as "
             "`data.source`"
         )
-    return Corpus(source=STDLIB, files=files, forgiving=True)
+    return Corpus(source=STDLIB, files=files, skip_undecodable=True)
 
 
 def _folder(source: str, root: Path) -> Corpus:
@@ -116,14 +116,14 @@ def _folder(source: str, root: Path) -> Corpus:
     found = [
         (name, path)
         for name, path in _walk(root, _NEVER_ENTERED)
-        if path.suffix in TABLES or is_text(path)
+        if path.suffix in TABLE_SUFFIXES or looks_like_text(path)
     ]
     if not found:
         raise DataError(
             f"no text in `{source}`: no file below it is UTF-8 text, `.jsonl` or `.parquet`"
         )
     # A lone file is cut into chunks, or nothing could be held out.
-    files = tuple(SourceFile(name=name, path=path, whole=len(found) > 1) for name, path in found)
+    files = tuple(SourceFile(name=name, path=path, single_document=len(found) > 1) for name, path in found)
     return Corpus(source=source, files=files)
 
 
@@ -197,7 +197,7 @@ def _arrow(source: str, paths: list[Path]) -> Corpus:
     missing = [str(path) for path in paths if not path.is_file()]
     if missing:
         raise DataError(f"`{source}` lacks its data file {_list(missing)}; save it again")
-    files = tuple(SourceFile(name=path.name, path=path, whole=True) for path in paths)
+    files = tuple(SourceFile(name=path.name, path=path, single_document=True) for path in paths)
     return Corpus(source=source, files=files)
 
 

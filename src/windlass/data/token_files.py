@@ -21,7 +21,7 @@ META_FILE, SEAL_FILE, TOKENIZER_FILE = "meta.json", "meta.sha256", "tokenizer.js
 HELD_OUT_BYTES_FILE = "held_out.bytes.bin"
 _Item = TypeVar("_Item", bound=np.generic)
 LENGTH_TYPE = np.dtype("<u4")
-Ids = npt.NDArray[np.unsignedinteger[Any]]
+StoredTokenIds = npt.NDArray[np.unsignedinteger[Any]]
 _SAMPLES, _SAMPLE_BYTES = 64, 2**20
 
 
@@ -45,7 +45,7 @@ class SplitMeta(Document):
     """Of the token file."""
 
 
-class Meta(Document):
+class DatasetMeta(Document):
     """What is known of a corpus once it is tokenised."""
 
     source: str
@@ -65,7 +65,7 @@ class Meta(Document):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
-class Documents:
+class DocumentIndex:
     """Where each document begins in the tokens of one split, and its name."""
 
     starts: npt.NDArray[np.int64]
@@ -91,20 +91,20 @@ class Documents:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Tokens:
+class TokenDataset:
     """A tokenised corpus on disk."""
 
     folder: Path
     vocabulary: int
-    train: Ids
+    train: StoredTokenIds
     """Memory-mapped ids, an end of text after each document."""
-    held_out: Ids
+    held_out: StoredTokenIds
     held_out_bytes: npt.NDArray[np.uint32]
     """Bytes of text each held-out token stands for; none for an end of text."""
-    documents: Documents
+    documents: DocumentIndex
     """Of the training split."""
     tokenizer: Tokenizer
-    meta: Meta
+    meta: DatasetMeta
     fingerprint: str
     """Of the ids and the tokenizer: equal wherever the same text was tokenised the same way."""
 
@@ -119,7 +119,7 @@ def document_files(split: str) -> tuple[str, str]:
     return f"{split}.documents.npy", f"{split}.names.txt"
 
 
-def open_tokens(folder: Path) -> Tokens | None:
+def open_dataset(folder: Path) -> TokenDataset | None:
     """The tokens in a folder; None if it is missing, unfinished or damaged."""
     try:
         meta = _sealed_meta(folder)
@@ -128,7 +128,7 @@ def open_tokens(folder: Path) -> Tokens | None:
         ):
             return None
         tokenizer = load_tokenizer(folder / TOKENIZER_FILE)
-        return Tokens(
+        return TokenDataset(
             folder=folder,
             vocabulary=meta.vocabulary,
             train=_mapped(folder / token_file("train"), np.dtype(meta.dtype)),
@@ -156,12 +156,12 @@ def file_meta(path: Path) -> FileMeta:
     return FileMeta(nbytes=nbytes, sample_sha256=digest.hexdigest())
 
 
-def _sealed_meta(folder: Path) -> Meta | None:
+def _sealed_meta(folder: Path) -> DatasetMeta | None:
     content = (folder / META_FILE).read_bytes()
     seal = (folder / SEAL_FILE).read_text(encoding="ascii")
     if hashlib.sha256(content).hexdigest() != seal:
         return None
-    return Meta.model_validate_json(content)
+    return DatasetMeta.model_validate_json(content)
 
 
 def _mapped(path: Path, dtype: np.dtype[_Item]) -> npt.NDArray[_Item]:
@@ -169,14 +169,14 @@ def _mapped(path: Path, dtype: np.dtype[_Item]) -> npt.NDArray[_Item]:
     return np.memmap(path, dtype=dtype.newbyteorder("<"), mode="r").view(np.ndarray)
 
 
-def _documents(folder: Path, split: str) -> Documents:
+def _documents(folder: Path, split: str) -> DocumentIndex:
     offsets, names = document_files(split)
     table = np.load(folder / offsets, mmap_mode="r")
-    return Documents(
+    return DocumentIndex(
         starts=table[0], name_starts=table[1], names=_mapped(folder / names, np.dtype(np.uint8))
     )
 
 
-def _fingerprint(meta: Meta) -> str:
+def _fingerprint(meta: DatasetMeta) -> str:
     parts = (meta.train.sha256, meta.held_out.sha256, meta.files[TOKENIZER_FILE].sample_sha256)
     return hashlib.sha256(" ".join(parts).encode()).hexdigest()[:12]

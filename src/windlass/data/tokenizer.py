@@ -10,7 +10,7 @@ import numpy.typing as npt
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from windlass.atomic_files import write_whole
+from windlass.atomic_files import atomic_write
 from windlass.errors import DataError
 
 END_OF_TEXT = "<|endoftext|>"
@@ -18,14 +18,14 @@ END_OF_TEXT = "<|endoftext|>"
 _ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[EOS]", "[SEP]")
 BYTE_VOCABULARY = 257
 
-Ids = npt.NDArray[np.int64]
+TokenIds = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Tokenizer:
     """Text to ids and back; `decode(encode(text)) == text` for bytes and trained ones."""
 
-    core: tokenizers.Tokenizer
+    backend: tokenizers.Tokenizer
     """Holds the vocabulary and merges."""
     bytewise: bool
     """Whether ids are the bytes of the text, so that `core` is needed for its file only."""
@@ -37,7 +37,7 @@ class Tokenizer:
         """The ids of a text, without an end of text; a literal `<|endoftext|>` is plain text."""
         if self.bytewise:
             return list(text.encode())
-        return list(self.core.encode(text, add_special_tokens=False).ids)
+        return list(self.backend.encode(text, add_special_tokens=False).ids)
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ids; half a character is a replacement mark.
@@ -47,9 +47,9 @@ class Tokenizer:
         """
         if self.bytewise:
             return bytes(i for i in ids if i < self.end_of_text).decode(errors="replace")
-        return self.core.decode(list(ids), skip_special_tokens=True)
+        return self.backend.decode(list(ids), skip_special_tokens=True)
 
-    def pieces(self, ids: Iterable[int]) -> Iterator[str]:
+    def stream_decode(self, ids: Iterable[int]) -> Iterator[str]:
         """The text of `ids` as it comes, held back where a character is not yet whole."""
         held: list[int] = []
         for token in ids:
@@ -61,33 +61,33 @@ class Tokenizer:
         if held:
             yield self.decode(held)
 
-    def encode_batch(self, texts: Sequence[str]) -> list[Ids]:
+    def encode_batch(self, texts: Sequence[str]) -> list[TokenIds]:
         """The ids of several texts, on all cores."""
         if self.bytewise:
             return [np.frombuffer(t.encode(), dtype=np.uint8).astype(np.int64) for t in texts]
-        encodings = self.core.encode_batch_fast(list(texts), add_special_tokens=False)
+        encodings = self.backend.encode_batch_fast(list(texts), add_special_tokens=False)
         return [np.array(encoding.ids, dtype=np.int64) for encoding in encodings]
 
-    def token_bytes(self) -> Ids | None:
+    def bytes_per_id(self) -> TokenIds | None:
         """Bytes of text each id stands for; None if an id has no fixed number of them."""
         if self.bytewise:
             return np.array([1] * 256 + [0], dtype=np.int64)
-        form = json.loads(self.core.to_str())
+        form = json.loads(self.backend.to_str())
         if form["normalizer"] is not None or (form["decoder"] or {}).get("type") != "ByteLevel":
             return None
         lengths = np.zeros(self.vocabulary, dtype=np.int64)
-        for token, index in self.core.get_vocab(with_added_tokens=False).items():
+        for token, index in self.backend.get_vocab(with_added_tokens=False).items():
             lengths[index] = len(token)  # one letter of the byte alphabet is one byte
-        for index, added in self.core.get_added_tokens_decoder().items():
+        for index, added in self.backend.get_added_tokens_decoder().items():
             lengths[index] = 0 if added.special else len(added.content.encode())
         return lengths
 
-    def measured_bytes(self, text: str) -> Ids:
+    def bytes_per_token(self, text: str) -> TokenIds:
         """Bytes of text each token of `text` takes, by its place; the sum is that of the text.
 
         Of several tokens inside one character the first takes it whole.
         """
-        places = self.core.encode(text, add_special_tokens=False).offsets
+        places = self.backend.encode(text, add_special_tokens=False).offsets
         if not places:
             return np.zeros(0, dtype=np.int64)
         letters = np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)
@@ -103,14 +103,14 @@ class Tokenizer:
         Raises:
             StorageError: the disk is full or closed.
         """
-        write_whole(path, self.core.to_str(pretty=True))
+        atomic_write(path, self.backend.to_str(pretty=True))
 
 
 def byte_tokenizer() -> Tokenizer:
     """Ids 0 to 255 are the bytes of the text in UTF-8, 256 is the end of a text."""
     core = _byte_level(models.BPE(vocab=_byte_letters(), merges=[]))
     core.add_special_tokens([END_OF_TEXT])
-    return Tokenizer(core=core, bytewise=True, vocabulary=BYTE_VOCABULARY, end_of_text=256)
+    return Tokenizer(backend=core, bytewise=True, vocabulary=BYTE_VOCABULARY, end_of_text=256)
 
 
 def train_tokenizer(texts: Iterable[str], vocabulary: int) -> Tokenizer:
@@ -170,7 +170,7 @@ def _wrapped(core: tokenizers.Tokenizer) -> Tokenizer:
         end = known[END_OF_TEXT]
     # Ids may have gaps, so the largest decides.
     vocabulary = max(known.values()) + 1
-    return Tokenizer(core=core, bytewise=False, vocabulary=vocabulary, end_of_text=end)
+    return Tokenizer(backend=core, bytewise=False, vocabulary=vocabulary, end_of_text=end)
 
 
 def _byte_level(model: models.Model) -> tokenizers.Tokenizer:

@@ -1,4 +1,4 @@
-"""Catalogue: machines by name, each from TOML files beside this one, or a file of one's own.
+"""Machines by name, from the TOML files beside this module or from a file of the user's own.
 
 `a100-80gb` is one device. `dgx-a100-80gb` is a host of eight, and `dgx-a100-80gb:16` sixteen hosts.
 `ipu-pod256` is a name for a number of hosts: 64 of `ipu-m2000`.
@@ -10,78 +10,79 @@ from windlass.errors import MachineError, did_you_mean
 from windlass.hardware.host_family import HostFamily
 from windlass.schema.machine import Machine
 
-_FOLDER = Path(__file__).parent / "devices"
-_FAMILIES = Path(__file__).parent / "hosts"
+_DEVICES = Path(__file__).parent / "devices"
+_HOSTS = Path(__file__).parent / "hosts"
 
 
 def machine_names() -> tuple[str, ...]:
-    """The machines that can be named, in order; families by their smallest."""
-    known = host_families()
-    sizes = (size for family in known for size in family.named_sizes)
-    return tuple(sorted({*device_names(), *sizes, *(family.name for family in known)}))
+    """All names that `load_machine` knows, sorted."""
+    families = host_families()
+    sizes = (size for family in families for size in family.named_sizes)
+    return tuple(sorted({*device_names(), *sizes, *(family.name for family in families)}))
 
 
 def device_names() -> tuple[str, ...]:
-    """Those of one device, in order."""
-    return tuple(sorted(path.stem for path in _FOLDER.glob("*.toml")))
+    """Names of the machines that are one device, sorted."""
+    return tuple(sorted(path.stem for path in _DEVICES.glob("*.toml")))
 
 
 def host_families() -> tuple[HostFamily, ...]:
-    """Those of one or more hosts, in the order of their names."""
-    return tuple(HostFamily.load(path) for path in sorted(_FAMILIES.glob("*.toml")))
+    """The host families: equal hosts that can be had in any number, sorted by file name."""
+    return tuple(HostFamily.load(path) for path in sorted(_HOSTS.glob("*.toml")))
 
 
 def load_machine(name: str) -> Machine:
-    """The machine of that name, or of a file of one's own, `cluster.toml`.
+    """The machine of that name, or the one that a TOML file of the user describes.
 
     Args:
-        name: of a device, a family or a size of one; `NAME:N` is N hosts of a family.
+        name: a device, a host family or a named size of one; `NAME:N` is N hosts of a family, and
+            a name that ends in `.toml` is a path.
 
     Raises:
-        MachineError: there is none.
+        MachineError: no machine has this name.
         RequestError: the file cannot be read.
-        Faults: all that is wrong in it.
+        Faults: everything that is wrong in the file.
     """
     if name.endswith(".toml"):
         return Machine.load(Path(name))
     base, colon, count = name.partition(":")
-    if (_FAMILIES / f"{base}.toml").exists():
-        family = HostFamily.load(_FAMILIES / f"{base}.toml")
-        return _of_family(family, _hosts(name, count, family) if colon else 1, name)
+    if (_HOSTS / f"{base}.toml").exists():
+        family = HostFamily.load(_HOSTS / f"{base}.toml")
+        return _family_machine(family, _host_count(name, count, family) if colon else 1, name)
     if base not in machine_names():
         raise MachineError(
             f"unknown machine `{base}`{did_you_mean(base, [*machine_names(), 'here'])}; "
-            "`windlass machines` lists them, and `FILE.toml` is one of your own"
+            "`windlass machines` lists them, and a path `FILE.toml` names a file of your own"
         )
     if base in device_names():
         if colon:
-            raise MachineError(f"`{name}`: `{base}` is one device; {_hosts_of(base)}")
-        return Machine.load(_FOLDER / f"{base}.toml")
+            raise MachineError(f"`{name}`: `{base}` is one device; {_hosts_with(base)}")
+        return Machine.load(_DEVICES / f"{base}.toml")
     family = next(family for family in host_families() if base in family.named_sizes)
     if colon:
         raise MachineError(
             f"`{name}`: `{base}` is {family.named_sizes[base]} of `{family.name}` already; "
             f"`{family.name}:N` is any number of them"
         )
-    return _of_family(family, family.named_sizes[base], name)
+    return _family_machine(family, family.named_sizes[base], name)
 
 
-def _of_family(family: HostFamily, hosts: int, name: str) -> Machine:
-    return family.machine(hosts, Machine.load(_FOLDER / f"{family.device}.toml"), name)
+def _family_machine(family: HostFamily, hosts: int, name: str) -> Machine:
+    return family.machine(hosts, Machine.load(_DEVICES / f"{family.device}.toml"), name)
 
 
-def _hosts(name: str, count: str, family: HostFamily) -> int:
-    """The number behind the colon of `name`."""
+def _host_count(name: str, count: str, family: HostFamily) -> int:
+    """The number after the colon of `name`."""
     if not count.isdecimal() or not 1 <= int(count) <= family.max_hosts:
         raise MachineError(
-            f"`{name}`: {count or 'nothing'} is no number of hosts; `{family.name}:N` has 1 to "
+            f"`{name}`: {count or 'nothing'} is not a number of hosts; `{family.name}:N` has 1 to "
             f"{family.max_hosts} of {family.devices_per_host} "
             f"device{'s' if family.devices_per_host > 1 else ''} each"
         )
     return int(count)
 
 
-def _hosts_of(device: str) -> str:
-    """Where there are more of a device."""
-    found = [f"`{family.name}:N`" for family in host_families() if family.device == device]
-    return f"{' or '.join(found)} is N hosts of them" if found else "leave out what follows it"
+def _hosts_with(device: str) -> str:
+    """Advice that names the families whose hosts have this device."""
+    names = [f"`{family.name}:N`" for family in host_families() if family.device == device]
+    return f"{' or '.join(names)} is N hosts of them" if names else "leave out the colon"

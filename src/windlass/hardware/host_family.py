@@ -1,4 +1,4 @@
-"""Family: hosts of one kind in any number, of which some numbers have names of their own."""
+"""Host families: equal hosts in any number, where some numbers are sold under a name."""
 
 from pydantic import Field
 
@@ -8,36 +8,36 @@ from windlass.schema.provenance import Source
 
 
 class HostFamily(Document):
-    """Equal hosts of equal devices: `NAME:N` is N of them."""
+    """Equal hosts of equal devices; `NAME:N` is a machine of N of them."""
 
     name: str
     device: str
-    """The machine of one device that tells what each of its devices is."""
+    """Name of the single-device machine that describes each device."""
     devices_per_host: int = Field(ge=1)
     max_hosts: int = Field(ge=1)
     named_sizes: dict[str, int] = Field(default_factory=dict)
-    """Hosts of what is sold under a name of its own."""
+    """Product name -> number of hosts that it has."""
     tiers: tuple[Tier, ...] = ()
-    """What a device of these hosts has beyond its near tier, where that is not what the device's
-    own file says."""
+    """Offload tiers of a device in these hosts; they replace the tiers of the same name in the
+    device's own file."""
     links: tuple[Link, ...]
-    """Innermost first, of the most hosts."""
+    """Innermost first, for the largest number of hosts."""
     stragglers: float | None = None
-    """As `Machine.stragglers`; None where no runs on such hosts were published."""
+    """As `Machine.stragglers`; None if no runs on such hosts were published."""
     source: str
     date: str
     sources: dict[str, Source]
 
     def machine(self, hosts: int, device: Machine, name: str) -> Machine:
-        """The machine of so many hosts.
+        """The machine with this number of hosts.
 
-        A link joins no more devices than there are, and one that joins no more than those within
-        it is left out.
+        A link joins at most all devices of the machine. A link that joins no more devices than the
+        link inside it is left out.
 
         Args:
-            hosts: 1 to `most_hosts`.
-            device: the machine of one device that `device` names.
-            name: of the machine.
+            hosts: number of hosts, 1 to `max_hosts`.
+            device: the single-device machine that the field `device` names.
+            name: name of the new machine.
         """
         count = hosts * self.devices_per_host
         links: list[Link] = []
@@ -45,15 +45,16 @@ class HostFamily(Document):
             joins = min(link.joins, count)
             if joins > (links[-1].joins if links else 1):
                 links.append(link.model_copy(update={"joins": joins}))
-        near, *far = device.device.tiers
-        named = {tier.name for tier in self.tiers}
-        kept = tuple(tier for tier in far if tier.name not in named)
+        device_memory, *offload_tiers = device.device.tiers
+        replaced = {tier.name for tier in self.tiers}
+        kept = tuple(tier for tier in offload_tiers if tier.name not in replaced)
+        tiers = (device_memory, *self.tiers, *kept)
         return device.model_copy(
             update={
                 "name": name,
                 "hosts": hosts,
                 "devices_per_host": self.devices_per_host,
-                "device": device.device.model_copy(update={"tiers": (near, *self.tiers, *kept)}),
+                "device": device.device.model_copy(update={"tiers": tiers}),
                 "links": tuple(links),
                 "stragglers": self.stragglers,
                 "source": self.source,

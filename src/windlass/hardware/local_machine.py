@@ -1,6 +1,6 @@
-"""Here: the measurement of this machine, kept for this user as long as the machine stays the same.
+"""The measurement of this machine, kept for this user as long as the machine stays the same.
 
-Nothing here imports torch, so that a kept measurement is found at once.
+This module does not import torch, so that a kept measurement loads at once.
 """
 
 import hashlib
@@ -13,16 +13,17 @@ from windlass.errors import WindlassError
 from windlass.schema.machine import Machine
 
 LOCAL_MACHINE_FILE = "here.toml"
-"""Name of the file in the folder for this user."""
+"""File name of the measurement in the user's cache folder."""
 
-_FORMAT = "9"
-"""Raised whenever a probe measures something new, so that older measurements are taken again."""
+_FORMAT = "10"
+"""Version of the file. Raise it when the probe measures something new or a key changes its name, so
+that older measurements are taken again."""
 
 _GPUS = Path("/proc/driver/nvidia/gpus")
 
 
 def load_local_machine(folder: Path) -> Machine | None:
-    """The kept measurement; None if there is none, it is damaged, or of another system."""
+    """The kept measurement; None if it is missing, damaged or from another system."""
     path = folder / LOCAL_MACHINE_FILE
     if not path.exists():
         return None
@@ -34,10 +35,10 @@ def load_local_machine(folder: Path) -> Machine | None:
 
 
 def save_local_machine(folder: Path, machine: Machine) -> Path:
-    """Keeps a measurement, whole or not at all; returns where.
+    """Writes a measurement atomically and returns its path.
 
     Raises:
-        StorageError: the folder does not take it.
+        StorageError: the file cannot be written.
     """
     path = folder / LOCAL_MACHINE_FILE
     machine.save(path)
@@ -45,39 +46,39 @@ def save_local_machine(folder: Path, machine: Machine) -> Path:
 
 
 def system_fingerprint() -> str:
-    """Twelve digits of processor, cores, memory, kernel, torch and accelerators."""
+    """Twelve hexadecimal digits of processor, cores, memory, kernel, torch and GPUs."""
     content = "\n".join(
-        (_FORMAT, processor_name(), str(core_count()), str(total_memory_bytes()), platform.release(), _torch(),
-         *accelerator_names())
+        (_FORMAT, processor_name(), str(core_count()), str(total_memory_bytes()),
+         platform.release(), _torch_version(), *accelerator_names())
     )  # fmt: skip
     return hashlib.sha256(content.encode()).hexdigest()[:12]
 
 
 def processor_name() -> str:
-    """The processor's name, as exactly as the system tells it."""
+    """The processor's model, as exactly as the operating system states it."""
     info = Path("/proc/cpuinfo")
     wanted = ("model name", "cpu family", "model")
-    found: dict[str, str] = {}
+    fields: dict[str, str] = {}
     if info.exists():
         for line in info.read_text(encoding="utf-8", errors="replace").splitlines():
             key, _, value = line.partition(":")
             if key.strip() in wanted:
-                found.setdefault(key.strip(), value.strip())
-    return " ".join(found.values()) or platform.processor() or platform.machine()
+                fields.setdefault(key.strip(), value.strip())
+    return " ".join(fields.values()) or platform.processor() or platform.machine()
 
 
 def core_count() -> int:
-    """Cores that this process may run on."""
+    """Number of cores that this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def total_memory_bytes() -> int:
-    """All memory of this host."""
+    """Bytes of physical memory of this host."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def accelerator_names() -> tuple[str, ...]:
-    """Names of the GPUs that the driver lists."""
+    """Names of the GPUs that the NVIDIA driver lists."""
     if not _GPUS.is_dir():
         return ()
     return tuple(
@@ -88,7 +89,7 @@ def accelerator_names() -> tuple[str, ...]:
     )
 
 
-def _torch() -> str:
+def _torch_version() -> str:
     try:
         return version("torch")
     except PackageNotFoundError:

@@ -1,7 +1,7 @@
-"""The parts of an encoder in the style of BERT, whose norms follow what they norm.
+"""Layers of a BERT-style encoder, which normalises after each residual sum (post-norm).
 
 Source: Devlin et al. 2018, arXiv:1810.04805, and its code, google-research/bert. All tokens of a
-sequence are of its first segment; there is no pooler, and no next sentence to predict.
+sequence belong to its first segment; there is no pooler and no next-sentence prediction.
 """
 
 from collections import OrderedDict
@@ -9,44 +9,50 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
-from windlass.models.config import TransformerShape
-from windlass.models.modules import Attention, Projection, Table, feed_forward, norm
-from windlass.models.tensor_parallel.sharding_rules import Cut, Cuttable
+from windlass.models.config import TransformerConfig
+from windlass.models.modules import (
+    Attention,
+    EmbeddingTable,
+    Projection,
+    build_feed_forward,
+    build_norm,
+)
+from windlass.models.tensor_parallel.sharding_rules import ShardingRule, TensorShardable
 
 SEGMENTS = 2
 
 
-class Embedding(nn.Module, Cuttable):
-    """Tokens to vectors, with their places and segments added, normed."""
+class BertEmbedding(nn.Module, TensorShardable):
+    """Sum of token, position and segment embeddings, normalised."""
 
-    def __init__(self, shape: TransformerShape) -> None:
+    def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
-        self.tokens = Table(shape.vocabulary, shape.width)
-        self.positions = Table(shape.sequence, shape.width)
-        self.segments = Table(SEGMENTS, shape.width)
-        self.norm = norm(shape)
-        self.dropout = nn.Dropout(shape.dropout)
+        self.tokens = EmbeddingTable(config.vocabulary, config.width)
+        self.positions = EmbeddingTable(config.sequence, config.width)
+        self.segments = EmbeddingTable(SEGMENTS, config.width)
+        self.norm = build_norm(config)
+        self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Maps `Int[b s]` to `[b s d]`."""
-        places = self.positions.weight[: tokens.shape[1]] + self.segments.weight[0]
-        return self.dropout(self.norm(self.tokens(tokens) + places))
+        positions = self.positions.weight[: tokens.shape[1]] + self.segments.weight[0]
+        return self.dropout(self.norm(self.tokens(tokens) + positions))
 
-    def cuts(self) -> Mapping[str, Cut]:
-        """Each slice has its share of the rows."""
-        return {"tokens": Cut(way="vocabulary")}
+    def sharding_rules(self) -> Mapping[str, ShardingRule]:
+        """Each rank has its shard of the vocabulary's rows."""
+        return {"tokens": ShardingRule(style="vocabulary")}
 
 
-class Block(nn.Module):
-    """Attention, then feed-forward, each added to the stream and the sum normed (post-norm)."""
+class BertBlock(nn.Module):
+    """Post-norm block: attention, then feed-forward, each with a residual and then a norm."""
 
-    def __init__(self, shape: TransformerShape) -> None:
+    def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
-        self.attention = Attention(shape)
-        self.attention_norm = norm(shape)
-        self.hidden = feed_forward(shape)
-        self.hidden_norm = norm(shape)
-        self.dropout = nn.Dropout(shape.dropout)
+        self.attention = Attention(config)
+        self.attention_norm = build_norm(config)
+        self.hidden = build_feed_forward(config)
+        self.hidden_norm = build_norm(config)
+        self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         """Maps `[b s d]` to `[b s d]`."""
@@ -54,40 +60,44 @@ class Block(nn.Module):
         return self.hidden_norm(x + self.dropout(self.hidden(x)))
 
 
-class Half(nn.Module):
-    """One branch of a block by itself, added to the stream and the sum normed."""
+class BertHalfBlock(nn.Module):
+    """One branch of a post-norm block as a layer of its own."""
 
-    def __init__(self, shape: TransformerShape, branch: nn.Module) -> None:
+    def __init__(self, config: TransformerConfig, branch: nn.Module) -> None:
         super().__init__()
         self.branch = branch
-        self.norm = norm(shape)
-        self.dropout = nn.Dropout(shape.dropout)
+        self.norm = build_norm(config)
+        self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         """Maps `[b s d]` to `[b s d]`."""
         return self.norm(x + self.dropout(self.branch(x)))
 
 
-def halves(shape: TransformerShape) -> nn.Sequential:
-    """A block as two layers."""
-    attention, hidden = Half(shape, Attention(shape)), Half(shape, feed_forward(shape))
+def build_split_bert_block(config: TransformerConfig) -> nn.Sequential:
+    """A post-norm block as two layers."""
+    attention = BertHalfBlock(config, Attention(config))
+    hidden = BertHalfBlock(config, build_feed_forward(config))
     return nn.Sequential(OrderedDict(attention=attention, hidden=hidden))
 
 
-class Head(nn.Module, Cuttable):
-    """What predicts hidden tokens: a map, GELU and a norm, then a projection to the vocabulary."""
+class BertHead(nn.Module, TensorShardable):
+    """Masked-token head: linear, GELU and norm, then a projection to the vocabulary."""
 
-    def __init__(self, shape: TransformerShape) -> None:
+    def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
-        self.transform = Projection(shape.width, shape.width, bias=True)
+        self.transform = Projection(config.width, config.width, bias=True)
         self.activation = nn.GELU()
-        self.norm = norm(shape)
-        self.projection = Projection(shape.width, shape.vocabulary, bias=shape.head_bias)
+        self.norm = build_norm(config)
+        self.projection = Projection(config.width, config.vocabulary, bias=config.head_bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """Maps `[b s d]` to logits `[b s v]`."""
         return self.projection(self.norm(self.activation(self.transform(x))))
 
-    def cuts(self) -> Mapping[str, Cut]:
-        """Each slice has its share of the logits; in a grid also of what comes before."""
-        return {"transform": Cut(way="map"), "projection": Cut(way="vocabulary")}
+    def sharding_rules(self) -> Mapping[str, ShardingRule]:
+        """Each rank has its shard of the logits; in a grid also of the transform's features."""
+        return {
+            "transform": ShardingRule(style="linear"),
+            "projection": ShardingRule(style="vocabulary"),
+        }

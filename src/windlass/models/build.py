@@ -1,4 +1,4 @@
-"""Builds a chain by name: of the catalogue, or of a file of the user's own."""
+"""Builds a layer stack by name: a model of the catalog, or a function in a user's file."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -6,98 +6,112 @@ from dataclasses import replace
 import torch
 
 from windlass.errors import ModelError, did_you_mean
-from windlass.models import catalog as catalogue
-from windlass.models.config import TransformerShape
-from windlass.models.init_weights import put_parameter
-from windlass.models.layer_stack import Chain, chain_of, materialise
-from windlass.models.transformer import transformer
-from windlass.models.user_model import build_own
+from windlass.models.catalog import model_config
+from windlass.models.config import TransformerConfig
+from windlass.models.init_weights import set_parameter
+from windlass.models.layer_stack import LayerStack, layer_stack_from_module, materialize_layer
+from windlass.models.transformer import build_transformer
+from windlass.models.user_model import build_user_model
 
-DIALS = (
-    "layers", "width", "heads", "kv_heads", "hidden", "vocabulary", "sequence", "dropout",
-    "halves",
+MODEL_ARGUMENTS = (
+    "layers", "width", "heads", "kv_heads", "ffn", "vocabulary", "sequence", "dropout",
+    "split_blocks",
 )  # fmt: skip
-_COUNTS = frozenset(DIALS) - {"dropout", "halves"}
+"""Fields of a catalog model's configuration that a request may change."""
+_COUNTS = frozenset(MODEL_ARGUMENTS) - {"dropout", "split_blocks"}
 
 
-def build_chain(
+def build_layer_stack(
     name: str,
-    dials: Mapping[str, int | float],
+    arguments: Mapping[str, int | float],
     *,
     device: str,
     seed: int = 0,
-    cuts: Mapping[str, str] | None = None,
-) -> Chain:
-    """The chain of layers of a model.
+    sharding_rules: Mapping[str, str] | None = None,
+) -> LayerStack:
+    """Builds the layer stack of a model.
 
     Args:
-        name: of the catalogue, or `file.py:function` for a function that returns an `nn.Module`.
-        dials: what to change of its shape; of a file, the keyword arguments of the function.
-        device: `meta` allocates no weights; on any other they are drawn from the seed, the
-            catalogue's models each parameter from (seed, its name) alone.
-        seed: of all weights.
-        cuts: rules of cutting by pattern of module names, as `read_cut` reads them, beyond what the
-            catalogue's models know themselves.
+        name: a name of the catalog, or `file.py:function` for a function that returns an
+            `nn.Module`.
+        arguments: changes to the catalog model's configuration; for a file, keyword arguments of
+            the function.
+        device: `meta` allocates no weights. On any other device weights are drawn from the seed,
+            for catalog models each parameter from (seed, its name) alone.
+        seed: random seed of all weights.
+        sharding_rules: tensor-parallel rules by pattern of module names, in the syntax of
+            `parse_sharding_rule`, in addition to those that catalog models define themselves.
 
     Raises:
-        ModelError: unknown model, dials or rules that do not fit it, or no chain of layers.
+        ModelError: the model is unknown, arguments or rules do not fit it, or it is not a sequence
+            of layers.
     """
     if ":" in name or name.endswith(".py"):
-        return chain_of(build_own(name, dials, device=device, seed=seed), name, cuts=cuts)
-    shape = turned(catalogue.shape(name), dials)
+        user_module = build_user_model(name, arguments, device=device, seed=seed)
+        return layer_stack_from_module(user_module, name, sharding_rules=sharding_rules)
+    config = apply_model_arguments(model_config(name), arguments)
     with torch.device("meta"):
-        module = transformer(shape)
-    chain = chain_of(
-        module, name, vocabulary=shape.vocabulary, max_sequence=shape.sequence, cuts=cuts
+        module = build_transformer(config)
+    stack = layer_stack_from_module(
+        module,
+        name,
+        vocabulary=config.vocabulary,
+        max_sequence=config.sequence,
+        sharding_rules=sharding_rules,
     )
-    return chain if device == "meta" else _with_weights(chain, seed=seed, device=device)
+    return stack if device == "meta" else _with_weights(stack, seed=seed, device=device)
 
 
-def turned(shape: TransformerShape, dials: Mapping[str, int | float]) -> TransformerShape:
-    """The shape after its dials are turned.
+def apply_model_arguments(
+    config: TransformerConfig, arguments: Mapping[str, int | float]
+) -> TransformerConfig:
+    """The configuration after some of its fields are changed.
 
-    What follows from another dial goes with it: the hidden width keeps its ratio to the width, the
-    rotary part its share of a head, and key heads stay one to a query head if they were.
+    Dependent fields follow: the feed-forward width keeps its ratio to the width, the rotary width
+    its share of a head, and `kv_heads` stays equal to `heads` if it was.
 
     Raises:
-        ModelError: all that does not go together, at once.
+        ModelError: the resulting configuration is invalid; lists all reasons at once.
     """
-    faults = [
-        f"unknown dial `{dial}`{did_you_mean(dial, DIALS)}" for dial in dials if dial not in DIALS
+    errors = [
+        f"unknown model argument `{name}`{did_you_mean(name, MODEL_ARGUMENTS)}"
+        for name in arguments
+        if name not in MODEL_ARGUMENTS
     ]
-    known = {dial: value for dial, value in dials.items() if dial in DIALS}
+    valid = {name: value for name, value in arguments.items() if name in MODEL_ARGUMENTS}
     changes: dict[str, int | float] = {
-        dial: int(value) if dial in _COUNTS else value for dial, value in known.items()
+        name: int(value) if name in _COUNTS else value for name, value in valid.items()
     }
-    new = replace(shape, **changes)  # type: ignore[arg-type]  # counts are whole
-    if "hidden" not in known:
-        new = replace(new, hidden=round(shape.hidden * new.width / shape.width))
-    if "kv_heads" not in known and shape.key_heads == shape.heads:
-        new = replace(new, key_heads=new.heads)
-    if shape.rotary_width is not None and new.heads > 0:
-        share = shape.rotary_width / shape.head_width
+    new = replace(config, **changes)  # type: ignore[arg-type]  # counts are whole
+    if "ffn" not in valid:
+        new = replace(new, ffn=round(config.ffn * new.width / config.width))
+    if "kv_heads" not in valid and config.kv_heads == config.heads:
+        new = replace(new, kv_heads=new.heads)
+    if config.rotary_width is not None and new.heads > 0:
+        share = config.rotary_width / config.head_width
         new = replace(new, rotary_width=max(2, 2 * round(share * new.head_width / 2)))
-    faults += new.faults()
-    if faults:
+    errors += new.errors()
+    if errors:
         raise ModelError(
-            f"model `{shape.name}` cannot be built so:\n" + "\n".join(f"  {f}" for f in faults)
+            f"model `{config.name}` cannot be built with these arguments:\n"
+            + "\n".join(f"  {error}" for error in errors)
         )
     return new
 
 
-def _with_weights(chain: Chain, *, seed: int, device: str) -> Chain:
-    """The chain with real weights; tied parameters become one again."""
+def _with_weights(stack: LayerStack, *, seed: int, device: str) -> LayerStack:
+    """The stack with real weights, with tied parameters sharing memory again."""
     layers = tuple(
-        materialise(chain, index, seed=seed, device=device) for index in range(len(chain.layers))
+        materialize_layer(stack, index, seed=seed, device=device)
+        for index in range(len(stack.layers))
     )
-    real = replace(chain, layers=layers)
     by_name = {
         f"{name}.{path}": (layer, path)
-        for name, layer in zip(chain.names, layers, strict=True)
+        for name, layer in zip(stack.names, layers, strict=True)
         for path, _ in layer.named_parameters(remove_duplicate=False)
     }
-    for tied, owner in chain.ties.items():
+    for tied, owner in stack.tied_weights.items():
         owner_layer, owner_path = by_name[owner]
         layer, path = by_name[tied]
-        put_parameter(layer, path, owner_layer.get_parameter(owner_path))
-    return real
+        set_parameter(layer, path, owner_layer.get_parameter(owner_path))
+    return replace(stack, layers=layers)

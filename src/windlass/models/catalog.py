@@ -1,4 +1,4 @@
-"""The models known by name (no torch here: it must answer at once)."""
+"""Named models from `catalog.toml` (this module does not import torch, so it answers at once)."""
 
 import tomllib
 from collections.abc import Mapping
@@ -7,16 +7,16 @@ from importlib.resources import files
 from typing import Any
 
 from windlass.errors import ModelError, did_you_mean
-from windlass.models.config import TransformerShape
+from windlass.models.config import TransformerConfig
 
 
-def names() -> tuple[str, ...]:
-    """All known names, small families first."""
+def model_names() -> tuple[str, ...]:
+    """All names in the catalog, small families first."""
     return tuple(_tables()["models"])
 
 
-def shape(name: str) -> TransformerShape:
-    """The shape of a model known by name.
+def model_config(name: str) -> TransformerConfig:
+    """The configuration of a catalog model.
 
     Raises:
         ModelError: no model has that name.
@@ -25,17 +25,17 @@ def shape(name: str) -> TransformerShape:
     entry.pop("parameters", None)
     entry = {**_tables()["families"][entry.pop("family")], **entry}
     entry.setdefault("kv_heads", entry["heads"])
-    entry.setdefault("hidden", 4 * entry["width"])
-    return TransformerShape(name=name, **entry)
+    entry.setdefault("ffn", 4 * entry["width"])
+    return TransformerConfig(name=name, **entry)
 
 
-def causal(name: str) -> bool:
-    """Whether a model predicts next tokens, as all do but encoders of the catalogue."""
-    return name not in names() or shape(name).causal
+def is_causal(name: str) -> bool:
+    """Whether a model predicts the next token; true for all but the catalog's encoders."""
+    return name not in model_names() or model_config(name).causal
 
 
-def published_parameters(name: str) -> float | None:
-    """Parameters as published, in the digits published; None for our own models.
+def published_parameter_count(name: str) -> float | None:
+    """Number of parameters, in the digits that were published; None for our own models.
 
     Raises:
         ModelError: no model has that name.
@@ -55,6 +55,6 @@ def _entry(name: str) -> Mapping[str, Any]:
 
 @cache
 def _tables() -> Mapping[str, Any]:
-    """The catalogue file; `Any` because it is the border where data becomes shapes."""
+    """The parsed catalog file; `Any` because its entries are checked when a config is made."""
     text = files("windlass.models").joinpath("catalog.toml").read_text(encoding="utf-8")
     return tomllib.loads(text)

@@ -1,4 +1,4 @@
-"""Which layers are of one kind: equal in types, shapes and settings, all the way down."""
+"""Groups layers into kinds: layers of a kind are equal in types, shapes and settings."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -11,32 +11,36 @@ from torch import Tensor, nn
 
 T = TypeVar("T")
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, Enum, torch.dtype, torch.device)
-_OWN_OF_MODULE = frozenset(vars(nn.Module()))
+_BASE_ATTRIBUTES = frozenset(vars(nn.Module()))
+"""Attributes that every `nn.Module` has: parameters, buffers, children, hooks."""
 
 
-def kinds_of(layers: Sequence[nn.Module]) -> tuple[str, ...]:
-    """A kind's name for each layer; layers share one only if nothing tells them apart but values.
+def find_layer_kinds(layers: Sequence[nn.Module]) -> tuple[str, ...]:
+    """Names the kind of each layer; two layers share a kind if only their weights differ.
 
-    The first layer, which takes tokens, and the last, which the loss follows, are kinds of their
-    own whatever they look like.
+    The first layer, which takes tokens, and the last, which the loss follows, always have kinds of
+    their own.
     """
-    found: list[tuple[str, nn.Module]] = []
+    representatives: list[tuple[str, nn.Module]] = []
     names: list[str] = []
     for index, layer in enumerate(layers):
         at_end = index in (0, len(layers) - 1)
-        name = None if at_end else next((n for n, twin in found if _same(layer, twin)), None)
+        name = None
+        if not at_end:
+            name = next((kind for kind, twin in representatives if _same(layer, twin)), None)
         if name is None:
-            name = _fresh(_snake(type(layer).__name__), names)
+            name = _unused(_snake_case(type(layer).__name__), names)
             if not at_end:
-                found.append((name, layer))
+                representatives.append((name, layer))
         names.append(name)
     return tuple(names)
 
 
-def only_looks_up(layer: nn.Module) -> bool:
-    """Whether all that a layer is made of are tables of rows.
+def is_embedding_only(layer: nn.Module) -> bool:
+    """Whether a layer only looks up rows of embedding tables.
 
-    Compiling it gains nothing, and its gradient can come as the rows that were asked for.
+    Compiling such a layer gains nothing, and its gradient can be sparse: only the rows that were
+    looked up.
     """
     leaves = [module for module in layer.modules() if not any(module.children())]
     return all(
@@ -47,13 +51,13 @@ def only_looks_up(layer: nn.Module) -> bool:
 
 
 def _same(one: nn.Module, other: nn.Module) -> bool:
-    """Equal but for the numbers inside parameters and buffers."""
-    if type(one) is not type(other) or _hooked(one) or _hooked(other):
+    """Whether two modules are equal except for the values of parameters and buffers."""
+    if type(one) is not type(other) or _has_hooks(one) or _has_hooks(other):
         return one is other
     return (
         one.training == other.training
-        and _all_same(one._parameters, other._parameters, _same_form)  # noqa: SLF001
-        and _all_same(one._buffers, other._buffers, _same_form)  # noqa: SLF001
+        and _all_same(one._parameters, other._parameters, _same_metadata)  # noqa: SLF001
+        and _all_same(one._buffers, other._buffers, _same_metadata)  # noqa: SLF001
         and _all_same(_settings(one), _settings(other), _same_value)
         and _all_same(one._modules, other._modules, _same_child)  # noqa: SLF001
     )
@@ -69,7 +73,7 @@ def _same_child(one: nn.Module | None, other: nn.Module | None) -> bool:
     return _same(one, other)
 
 
-def _same_form(one: Tensor | None, other: Tensor | None) -> bool:
+def _same_metadata(one: Tensor | None, other: Tensor | None) -> bool:
     if one is None or other is None:
         return one is other
     return (one.shape, one.dtype, one.stride(), one.requires_grad) == (
@@ -78,12 +82,15 @@ def _same_form(one: Tensor | None, other: Tensor | None) -> bool:
 
 
 def _settings(module: nn.Module) -> dict[str, object]:
-    """What the module's author has set, apart from parameters, buffers and children."""
-    return {name: value for name, value in vars(module).items() if name not in _OWN_OF_MODULE}
+    """Attributes that the module's class sets, without parameters, buffers and children."""
+    return {name: value for name, value in vars(module).items() if name not in _BASE_ATTRIBUTES}
 
 
 def _same_value(one: object, other: object) -> bool:
-    """Equal for certain; what cannot be compared counts as different unless it is one object."""
+    """Whether two settings are certainly equal.
+
+    Values that cannot be compared count as different unless they are the same object.
+    """
     if one is other:
         return True
     if type(one) is not type(other):
@@ -91,7 +98,7 @@ def _same_value(one: object, other: object) -> bool:
     if isinstance(one, Tensor) and isinstance(other, Tensor):
         return not one.is_meta and one.shape == other.shape and torch.equal(one, other)
     if isinstance(one, _PLAIN):
-        # A setting that is no number equals itself here, as two layers made alike are alike.
+        # NaN counts as equal to NaN: two layers built with it are alike.
         return one == other or (one != one and other != other)
     if isinstance(one, (tuple, list)) and isinstance(other, (tuple, list)):
         return len(one) == len(other) and all(map(_same_value, one, other))
@@ -102,18 +109,18 @@ def _same_value(one: object, other: object) -> bool:
     return False
 
 
-def _hooked(module: nn.Module) -> bool:
-    """A hook is code that cannot be compared."""
+def _has_hooks(module: nn.Module) -> bool:
+    """Whether a module has hooks, which are code and cannot be compared."""
     hooks = [value for name, value in vars(module).items() if name.endswith("_hooks")]
     return any(isinstance(hook, dict) and hook for hook in hooks)
 
 
-def _snake(name: str) -> str:
+def _snake_case(name: str) -> str:
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
 
 
-def _fresh(name: str, taken: Sequence[str]) -> str:
-    """`block`, or `block2`, `block3`, ... if that is taken by a layer that differs."""
+def _unused(name: str, taken: Sequence[str]) -> str:
+    """`block`, or `block2`, `block3`, ... if a different layer has that name already."""
     if name not in taken:
         return name
     return next(f"{name}{i}" for i in range(2, len(taken) + 3) if f"{name}{i}" not in taken)

@@ -1,4 +1,4 @@
-"""Chain: a model as the layers at which it may be cut, found in any module that is one."""
+"""A model as a stack of layers, the units that pipeline stages and phases are made of."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -6,180 +6,197 @@ from dataclasses import dataclass, field
 from torch import nn
 
 from windlass.errors import ModelError
-from windlass.models.init_weights import drawn, put_parameter, state_of
-from windlass.models.layer_kinds import kinds_of
-from windlass.models.shape_inference import WAY_OUT, logits_width, position_rows
+from windlass.models.init_weights import (
+    init_from_seed,
+    parameters_and_buffers,
+    set_parameter,
+)
+from windlass.models.layer_kinds import find_layer_kinds
+from windlass.models.shape_inference import (
+    LAYER_STACK_HINT,
+    infer_logits_width,
+    infer_max_sequence,
+)
 from windlass.models.tensor_parallel.sharding_rules import (
-    Cut,
-    LayerCuts,
-    layer_cuts,
-    matches,
-    read_cut,
+    LayerSharding,
+    ShardingRule,
+    matching_paths,
+    parse_sharding_rule,
+    resolve_sharding,
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Chain:
+class LayerStack:
     """A model as consecutive layers.
 
     The first layer takes tokens `Int[b s]`, the last gives logits `Float[b s v]`, every other maps
-    `Float[b s d]` to `Float[b s d]`. The loss (mean cross-entropy) is not part of the chain.
+    `Float[b s d]` to `Float[b s d]`. The loss, mean cross-entropy, is not a layer of the stack.
     """
 
     name: str
     layers: tuple[nn.Module, ...]
-    """On the meta device, or holding real weights."""
+    """Modules on the meta device, or with real weights."""
     names: tuple[str, ...]
-    """One for each layer, unique; a parameter's full name is `<layer name>.<its name inside>`."""
+    """Unique name of each layer; a parameter's full name is `<layer name>.<its name inside>`."""
     kinds: tuple[str, ...]
-    """One for each layer; layers of one kind have equal structure and shapes."""
-    ties: Mapping[str, str]
-    """Full name of a parameter -> full name of the earlier one whose memory it shares."""
+    """Kind of each layer; layers of one kind have equal structure and shapes."""
+    tied_weights: Mapping[str, str]
+    """Full name of each tied parameter -> full name of the earlier one whose memory it shares."""
     vocabulary: int
     max_sequence: int | None
-    """Longest sequence the model takes; None if it sets no limit."""
-    cuts: Mapping[str, Cut] = field(default_factory=dict)
-    """How modules are cut over slices, by pattern of full names, beyond what they know themselves;
-    `*` stands for one part between dots."""
+    """Longest sequence the model accepts; None if it sets no limit."""
+    sharding_rules: Mapping[str, ShardingRule] = field(default_factory=dict)
+    """Tensor-parallel rules by pattern of full module names, in addition to those that modules
+    define themselves; `*` matches one name between dots."""
 
 
-def cuts_of(chain: Chain, index: int) -> LayerCuts:
-    """How one layer of a chain is cut over slices."""
-    return layer_cuts(chain.layers[index], chain.names[index], chain.cuts, first=index == 0)
+def layer_sharding(stack: LayerStack, index: int) -> LayerSharding:
+    """The tensor-parallel rules of one layer of a stack."""
+    return resolve_sharding(
+        stack.layers[index], stack.names[index], stack.sharding_rules, is_first=index == 0
+    )
 
 
-def chain_of(
+def layer_stack_from_module(
     module: nn.Module,
     name: str,
     *,
     vocabulary: int | None = None,
     max_sequence: int | None = None,
-    cuts: Mapping[str, str] | None = None,
-) -> Chain:
-    """The chain that `module` is.
+    sharding_rules: Mapping[str, str] | None = None,
+) -> LayerStack:
+    """Reads a module as a stack of layers.
 
     Nested sequences are flattened. Nothing is computed and no weight is copied.
 
     Args:
         module: an `nn.Sequential` or `nn.ModuleList`, on any device.
-        name: what plans and records will call it.
-        vocabulary: width of the logits; None finds it by a trial run without numbers.
+        name: name of the model in plans and records.
+        vocabulary: width of the logits; None infers it by running the layers on fake tensors.
         max_sequence: longest sequence; None looks for a table of positions.
-        cuts: rules by pattern of full names, as `read_cut` reads them.
+        sharding_rules: rules by pattern of full names, in the syntax of `parse_sharding_rule`.
 
     Raises:
-        ModelError: it is no chain of layers, or a rule cannot be read or is for nothing in it.
+        ModelError: the module is not a sequence of layers, or a rule cannot be parsed or matches
+            nothing in it.
     """
     if not isinstance(module, (nn.Sequential, nn.ModuleList)):
         raise ModelError(
-            f"model `{name}` is a `{type(module).__name__}`, whose layers Windlass cannot tell; "
-            + WAY_OUT
+            f"model `{name}` is a `{type(module).__name__}`, in which Windlass cannot find layers; "
+            + LAYER_STACK_HINT
         )
     named = list(_flatten(module, ""))
     if len(named) < 2:
-        raise ModelError(f"model `{name}` has {len(named)} layers, needs at least 2; {WAY_OUT}")
+        raise ModelError(
+            f"model `{name}` has {len(named)} layers, needs at least 2; {LAYER_STACK_HINT}"
+        )
     layers = tuple(layer for _, layer in named)
-    kinds = kinds_of(layers)
+    kinds = find_layer_kinds(layers)
     if vocabulary is None:
-        vocabulary = logits_width(name, named, kinds)
+        vocabulary = infer_logits_width(name, named, kinds)
     if max_sequence is None:
-        max_sequence = position_rows(layers[0], vocabulary)
-    return Chain(
+        max_sequence = infer_max_sequence(layers[0], vocabulary)
+    return LayerStack(
         name=name,
         layers=layers,
         names=tuple(layer_name for layer_name, _ in named),
         kinds=kinds,
-        ties=_ties(named),
+        tied_weights=_tied_weights(named),
         vocabulary=vocabulary,
         max_sequence=max_sequence,
-        cuts=_rules(name, named, kinds, cuts or {}),
+        sharding_rules=_parse_rules(name, named, kinds, sharding_rules or {}),
     )
 
 
-def materialise(chain: Chain, index: int, *, seed: int, device: str) -> nn.Module:
-    """One layer of a chain with real weights, drawn from (seed, parameter's name) alone.
+def materialize_layer(stack: LayerStack, index: int, *, seed: int, device: str) -> nn.Module:
+    """One layer of a stack with real weights, each drawn from (seed, parameter name) alone.
 
-    Which layers are built, in what order and on what device does not change the numbers. A
-    parameter that is tied to one of an earlier layer holds the owner's numbers in memory of its
-    own: whoever holds both layers joins them. Weights that a
-    model sets outside of any `reset_parameters` come only from building it whole (`build_chain`).
+    Which layers are built, in what order and on what device does not change the weights. A
+    parameter that is tied to one of an earlier layer gets the owner's values in memory of its own;
+    a caller that holds both layers ties them again. Weights that a model sets outside of any
+    `reset_parameters` are only right if the whole model is built (`build_layer_stack`).
 
     Args:
-        chain: its layer is on the meta device, and stays as it is, or has real weights, which are
-            then handed over: there is no room for a large model twice.
-        index: place of the layer in the chain.
-        seed: of all weights of the model.
-        device: where the layer shall be.
+        stack: its layer is on the meta device, and is not changed, or it has real weights and is
+            returned itself, because a large model may not fit into memory twice.
+        index: index of the layer in the stack.
+        seed: random seed of all weights of the model.
+        device: device to put the layer on.
 
     Raises:
         ModelError: a module of the layer cannot draw its own weights.
     """
-    name, layer = chain.names[index], chain.layers[index]
-    if not any(tensor.is_meta for tensor in state_of(layer)):
+    name, layer = stack.names[index], stack.layers[index]
+    if not any(tensor.is_meta for tensor in parameters_and_buffers(layer)):
         return layer.to(device)
-    real = drawn(layer, name, seed)
-    for tied, owner in chain.ties.items():
+    real = init_from_seed(layer, name, seed)
+    for tied, owner in stack.tied_weights.items():
         if tied.startswith(f"{name}."):
-            place = tied.removeprefix(f"{name}.")
-            put_parameter(real, place, _owner(chain, real, name, owner, seed))
+            path = tied.removeprefix(f"{name}.")
+            set_parameter(real, path, _owner_parameter(stack, real, name, owner, seed))
     return real.to(device)
 
 
-def _owner(chain: Chain, real: nn.Module, name: str, owner: str, seed: int) -> nn.Parameter:
-    """The parameter called `owner`, of this layer or drawn for itself."""
+def _owner_parameter(
+    stack: LayerStack, real: nn.Module, name: str, owner: str, seed: int
+) -> nn.Parameter:
+    """The parameter called `owner`: of the layer `real`, or drawn anew from its own layer."""
     if owner.startswith(f"{name}."):
         return real.get_parameter(owner.removeprefix(f"{name}."))
-    index = next(i for i, other in enumerate(chain.names) if owner.startswith(f"{other}."))
-    path = owner.removeprefix(f"{chain.names[index]}.")
+    index = next(i for i, other in enumerate(stack.names) if owner.startswith(f"{other}."))
+    path = owner.removeprefix(f"{stack.names[index]}.")
     module_path, _, leaf = path.rpartition(".")
-    module = chain.layers[index].get_submodule(module_path)
-    full = f"{chain.names[index]}.{module_path}" if module_path else chain.names[index]
-    return drawn(module, full, seed).get_parameter(leaf)
+    module = stack.layers[index].get_submodule(module_path)
+    full_name = f"{stack.names[index]}.{module_path}" if module_path else stack.names[index]
+    return init_from_seed(module, full_name, seed).get_parameter(leaf)
 
 
 def _flatten(module: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:
-    """Layers with their names; a layer that stands twice is given twice."""
-    for name, child in module._modules.items():  # noqa: SLF001  named_children leaves twins out
+    """Layers with their names; a layer that occurs twice is given twice."""
+    for name, child in module._modules.items():  # noqa: SLF001  named_children skips duplicates
         if isinstance(child, (nn.Sequential, nn.ModuleList)):
             yield from _flatten(child, f"{prefix}{name}.")
         elif child is not None:
             yield f"{prefix}{name}", child
 
 
-def _rules(
+def _parse_rules(
     model: str,
     named: Sequence[tuple[str, nn.Module]],
     kinds: Sequence[str],
-    rules: Mapping[str, str],
-) -> dict[str, Cut]:
-    """The rules, each of which is for something, and all the same for layers of one kind."""
-    read = {pattern: read_cut(pattern, text) for pattern, text in rules.items()}
-    for pattern, cut in read.items():
-        if not any(True for name, layer in named for _ in matches(layer, name, pattern, cut)):
-            what = "setting that is a whole number" if cut.way == "count" else "module"
+    texts: Mapping[str, str],
+) -> dict[str, ShardingRule]:
+    """Parses rules, and checks that each matches something and that equal layers match alike."""
+    rules = {pattern: parse_sharding_rule(pattern, text) for pattern, text in texts.items()}
+    for pattern, rule in rules.items():
+        if not any(
+            True for name, layer in named for _ in matching_paths(layer, name, pattern, rule)
+        ):
+            what = "integer setting" if rule.style == "count" else "module"
             raise ModelError(
-                f"rule `{pattern}` of model `{model}` is for no {what} of it; name one as in its "
-                f"parameters' names, such as `{named[-1][0]}`, with `*` for one part between dots"
+                f"rule `{pattern}` of model `{model}` matches no {what}; write the name as in "
+                f"parameter names, such as `{named[-1][0]}`, with `*` for one name between dots"
             )
-    firsts: dict[str, tuple[str, Mapping[str, Cut]]] = {}
-    for (name, layer), kind in zip(named, kinds, strict=True) if read else ():
-        ways = layer_cuts(layer, name, read, first=False).ways
-        twin, same = firsts.setdefault(kind, (name, ways))
-        if ways != same:
+    first_of_kind: dict[str, tuple[str, Mapping[str, ShardingRule]]] = {}
+    for (name, layer), kind in zip(named, kinds, strict=True) if rules else ():
+        layer_rules = resolve_sharding(layer, name, rules, is_first=False).rules
+        twin, twin_rules = first_of_kind.setdefault(kind, (name, layer_rules))
+        if layer_rules != twin_rules:
             raise ModelError(
-                f"the rules of model `{model}` do not cut `{name}` as they cut `{twin}`, which is "
-                "its equal; let `*` stand for what tells their names apart"
+                f"the rules of model `{model}` do not shard `{name}` as they shard `{twin}`, a "
+                "layer of the same kind; use `*` for the part in which their names differ"
             )
-    return read
+    return rules
 
 
-def _ties(named: Sequence[tuple[str, nn.Module]]) -> dict[str, str]:
+def _tied_weights(named: Sequence[tuple[str, nn.Module]]) -> dict[str, str]:
     owners: dict[int, str] = {}
-    ties: dict[str, str] = {}
+    tied: dict[str, str] = {}
     for layer_name, layer in named:
         for name, parameter in layer.named_parameters(remove_duplicate=False):
-            full = f"{layer_name}.{name}"
-            owner = owners.setdefault(id(parameter), full)
-            if owner != full:
-                ties[full] = owner
-    return ties
+            full_name = f"{layer_name}.{name}"
+            owner = owners.setdefault(id(parameter), full_name)
+            if owner != full_name:
+                tied[full_name] = owner
+    return tied

@@ -1,81 +1,41 @@
-"""The loss that follows a chain: mean cross-entropy, of whole logits or of a slice's share."""
+"""The loss that follows the last layer: mean cross-entropy, or what a sharded layer attaches."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from windlass.models.tensor_parallel.collectives import Place, agreed, highest, own_tokens
+IGNORE_INDEX = -100
+"""Target that does not count in the mean; torch's own default for cross-entropy."""
 
-NO_TARGET = -100
-"""A target that does not count in the mean; torch's own default for cross-entropy."""
-
-_LOSS = "slice_loss"
-"""Where the last layer's twin keeps its loss."""
+_ATTRIBUTE = "_windlass_loss"
+"""Attribute in which a sharded last layer keeps its loss."""
 
 
-def mean_loss(logits: Tensor, targets: Tensor) -> Tensor:
-    """Mean cross-entropy in nats a token, in float32 unless the logits are in float64."""
+def mean_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    """Mean cross-entropy in nats per token, computed in float32, or float64 for such logits.
+
+    Args:
+        logits: `Float[b s v]`.
+        targets: `Int[b s]`; `IGNORE_INDEX` does not count.
+    """
     return functional.cross_entropy(
-        _wide(logits).flatten(0, 1), targets.flatten(), ignore_index=NO_TARGET
+        in_loss_precision(logits).flatten(0, 1), targets.flatten(), ignore_index=IGNORE_INDEX
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SliceLoss:
-    """Mean cross-entropy of logits of which each slice has a share.
-
-    The loss is the same number on every slice; its gradient is that of the slice's own logits.
-    """
-
-    place: Place
-    first: int | None
-    """The slice's first column of the logits; None: it has all columns of its own tokens."""
-
-    def __call__(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """The loss in nats a token.
-
-        Args:
-            logits: `[b s v/t]`, or `[b s/t v]` of own tokens.
-            targets: `Int[b s]`; `NO_TARGET` does not count.
-        """
-        counts = targets != NO_TARGET
-        if self.first is not None:
-            losses = self._of_columns(_wide(logits), targets, self.first)
-            return losses.masked_fill(~counts, 0).sum() / counts.sum()
-        own = functional.cross_entropy(
-            _wide(logits).flatten(0, 1),
-            own_tokens(targets, self.place).flatten(),
-            ignore_index=NO_TARGET,
-            reduction="sum",
-        )
-        return agreed(own, self.place.all) / counts.sum()
-
-    def _of_columns(self, logits: Tensor, targets: Tensor, first: int) -> Tensor:
-        """`[b s]`: the loss of each token, `log(sum(exp(z))) - z[target]`."""
-        top = highest(logits.detach().amax(-1), self.place.all)
-        shifted = logits - top.unsqueeze(-1)
-        column = targets - first
-        elsewhere = (column < 0) | (column >= logits.shape[-1])
-        place = column.masked_fill(elsewhere, 0).unsqueeze(-1)
-        aimed = shifted.gather(-1, place).squeeze(-1).masked_fill(elsewhere, 0)
-        # One exchange for both sums.
-        sums = agreed(torch.stack((shifted.exp().sum(-1), aimed)), self.place.all)
-        return sums[0].log() - sums[1]
+def layer_loss(layer: nn.Module) -> Callable[[Tensor, Tensor], Tensor]:
+    """The loss function of (output, targets) for the last layer, sharded or not."""
+    attached: Callable[[Tensor, Tensor], Tensor] = getattr(layer, _ATTRIBUTE, mean_cross_entropy)
+    return attached
 
 
-def loss_of(layer: nn.Module) -> Callable[[Tensor, Tensor], Tensor]:
-    """The loss of what the last layer gives, whole or one slice's twin: of (output, targets)."""
-    found = getattr(layer, _LOSS, None)
-    return found if isinstance(found, SliceLoss) else mean_loss
+def set_layer_loss(layer: nn.Module, loss: Callable[[Tensor, Tensor], Tensor]) -> None:
+    """Attaches the loss function that `layer_loss` returns for a sharded last layer."""
+    setattr(layer, _ATTRIBUTE, loss)
 
 
-def put_loss(layer: nn.Module, loss: SliceLoss) -> None:
-    """Gives the twin of a last layer its loss."""
-    setattr(layer, _LOSS, loss)
-
-
-def _wide(logits: Tensor) -> Tensor:
+def in_loss_precision(logits: Tensor) -> Tensor:
+    """The logits in the precision of the loss: float64 stays, all else becomes float32."""
     return logits if logits.dtype == torch.float64 else logits.float()

@@ -1,9 +1,9 @@
-"""The parts of a transformer: projections, rotary positions, attention, feed-forward.
+"""Building blocks of a transformer: projections, rotary positions, attention, feed-forward.
 
-Letters: b micro-batch, s sequence, d width, h heads, g key heads, k head width, f hidden width.
-Every module that owns parameters has `reset_parameters`, as in PyTorch. Weights start as GPT-2's
-do: normal with deviation 0.02, biases zero, and the projections that end a residual branch
-smaller by `1 / sqrt(branches)` (Radford et al. 2019, section 2.3).
+Shape letters: b micro-batch, s sequence, d width, h heads, g key/value heads, k head width, f
+feed-forward width. Every module that owns parameters has `reset_parameters`, as in PyTorch. Weights
+start as in GPT-2: normal with standard deviation 0.02, biases zero, and projections that end a
+residual branch scaled down by `1 / sqrt(branches)` (Radford et al. 2019, section 2.3).
 """
 
 from collections.abc import Mapping
@@ -12,61 +12,59 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from windlass.models.config import TransformerShape
-from windlass.models.tensor_parallel.sharding_rules import Cut, Cuttable
+from windlass.models.config import TransformerConfig
+from windlass.models.tensor_parallel.sharding_rules import ShardingRule, TensorShardable
 
-WEIGHT_DEVIATION = 0.02
+INIT_STD = 0.02
 
 
 class Projection(nn.Linear):
-    """A linear map whose weights start normal with a given deviation."""
+    """A linear layer whose weights start normal with a given standard deviation."""
 
-    def __init__(
-        self, inputs: int, outputs: int, *, bias: bool, deviation: float = WEIGHT_DEVIATION
-    ) -> None:
+    def __init__(self, inputs: int, outputs: int, *, bias: bool, std: float = INIT_STD) -> None:
         # Set first: the parent's constructor already calls `reset_parameters`.
-        self.deviation = deviation
+        self.std = std
         super().__init__(inputs, outputs, bias=bias)
 
     def reset_parameters(self) -> None:
-        """Draws the weights anew."""
-        _draw(self.weight, self.deviation)
+        """Draws the weights and sets the bias to zero."""
+        _init_normal(self.weight, self.std)
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 
 
-class Table(nn.Embedding):
-    """An embedding whose rows start normal with GPT-2's deviation."""
+class EmbeddingTable(nn.Embedding):
+    """An embedding whose rows start normal with GPT-2's standard deviation."""
 
     def reset_parameters(self) -> None:
-        """Draws the rows anew."""
-        _draw(self.weight, WEIGHT_DEVIATION)
+        """Draws the rows."""
+        _init_normal(self.weight, INIT_STD)
 
 
-def _draw(weight: Tensor, deviation: float) -> None:
-    """Draws normal numbers. On the meta device torch 2.13 would load its compiler, for a second."""
+def _init_normal(weight: Tensor, std: float) -> None:
+    """Draws normal numbers; skips meta tensors, for which torch 2.13 would load its compiler."""
     if not weight.is_meta:
-        nn.init.normal_(weight, std=deviation)
+        nn.init.normal_(weight, std=std)
 
 
-def norm(shape: TransformerShape) -> nn.Module:
-    """The normalisation over d that this family uses."""
-    if shape.norm == "rms":
-        return nn.RMSNorm(shape.width, eps=shape.norm_epsilon)
-    return nn.LayerNorm(shape.width, eps=shape.norm_epsilon)
+def build_norm(config: TransformerConfig) -> nn.Module:
+    """The normalisation over d that the configuration asks for."""
+    if config.norm == "rms":
+        return nn.RMSNorm(config.width, eps=config.norm_epsilon)
+    return nn.LayerNorm(config.width, eps=config.norm_epsilon)
 
 
-def residual_projection(shape: TransformerShape, inputs: int, *, bias: bool) -> Projection:
-    """The projection back to d that ends a residual branch; two branches in each layer."""
-    deviation = WEIGHT_DEVIATION / (2 * shape.layers) ** 0.5
-    return Projection(inputs, shape.width, bias=bias, deviation=deviation)
+def residual_projection(config: TransformerConfig, inputs: int, *, bias: bool) -> Projection:
+    """The projection back to d that ends a residual branch, of which each block has two."""
+    std = INIT_STD / (2 * config.layers) ** 0.5
+    return Projection(inputs, config.width, bias=bias, std=std)
 
 
-class Rotary(nn.Module):
-    """Turns the first features of queries and keys by an angle that grows with the position.
+class RotaryEmbedding(nn.Module):
+    """Rotates the first features of queries and keys by an angle proportional to the position.
 
-    Angles are computed in float32 on every call rather than kept in a buffer, so that the layer
-    is nothing but its parameters. Source: Su et al. 2021, arXiv:2104.09864.
+    Angles are computed in float32 on every call rather than kept in a buffer, so that a layer has
+    no state besides its parameters. Source: Su et al. 2021, arXiv:2104.09864.
     """
 
     def __init__(self, width: int, base: float) -> None:
@@ -77,39 +75,41 @@ class Rotary(nn.Module):
     def forward(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
         """Maps `[b h s k]` and `[b g s k]` to the same shapes."""
         steps = torch.arange(0, self.width, 2, device=query.device, dtype=torch.float32)
-        places = torch.arange(query.shape[-2], device=query.device, dtype=torch.float32)
-        angles = places[:, None] * self.base ** (-steps / self.width)  # [s width/2]
+        positions = torch.arange(query.shape[-2], device=query.device, dtype=torch.float32)
+        angles = positions[:, None] * self.base ** (-steps / self.width)  # [s width/2]
         cos, sin = angles.cos().to(query.dtype), angles.sin().to(query.dtype)
-        return self._turn(query, cos, sin), self._turn(key, cos, sin)
+        return self._rotate(query, cos, sin), self._rotate(key, cos, sin)
 
-    def _turn(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def _rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         half, rest = self.width // 2, x.shape[-1] - self.width
-        first, second, *still = x.split([half, half, rest] if rest else half, dim=-1)
-        return torch.cat((first * cos - second * sin, second * cos + first * sin, *still), dim=-1)
+        first, second, *unrotated = x.split([half, half, rest] if rest else half, dim=-1)
+        rotated = (first * cos - second * sin, second * cos + first * sin)
+        return torch.cat((*rotated, *unrotated), dim=-1)
 
 
-class Attention(nn.Module, Cuttable):
-    """Self-attention, causal or not, several query heads to a key head if the shape says so.
+class Attention(nn.Module, TensorShardable):
+    """Multi-head self-attention, causal or not, optionally with grouped queries.
 
-    Attention weights are never dropped: the fused kernels that make attention fast on every
-    device draw such a mask inside, where no key can reach it.
+    Attention weights are never dropped: the fused kernels that make attention fast on every device
+    draw such a mask internally, so that it could not be reproduced from a key.
     """
 
-    def __init__(self, shape: TransformerShape) -> None:
+    def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
-        self.head_width = shape.head_width
-        self.query_width = shape.heads * shape.head_width
-        self.key_width = shape.key_heads * shape.head_width
-        self.grouped = shape.key_heads != shape.heads
-        self.causal = shape.causal
-        outputs = self.query_width + 2 * self.key_width
-        self.input = Projection(shape.width, outputs, bias=shape.attention_bias)
-        self.rotary = Rotary(shape.turned_width, shape.rotary_base) if shape.turned_width else None
-        self.output = residual_projection(shape, self.query_width, bias=shape.attention_bias)
+        self.head_width = config.head_width
+        self.query_width = config.heads * config.head_width
+        self.kv_width = config.kv_heads * config.head_width
+        self.grouped = config.kv_heads != config.heads
+        self.causal = config.causal
+        outputs = self.query_width + 2 * self.kv_width
+        rotated = config.rotated_width
+        self.input = Projection(config.width, outputs, bias=config.attention_bias)
+        self.rotary = RotaryEmbedding(rotated, config.rotary_base) if rotated else None
+        self.output = residual_projection(config, self.query_width, bias=config.attention_bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """Maps `[b s d]` to `[b s d]`."""
-        parts = self.input(x).split([self.query_width, self.key_width, self.key_width], dim=-1)
+        parts = self.input(x).split([self.query_width, self.kv_width, self.kv_width], dim=-1)
         query, key, value = (
             part.unflatten(-1, (-1, self.head_width)).transpose(1, 2) for part in parts
         )  # [b h s k], [b g s k], [b g s k]
@@ -120,55 +120,64 @@ class Attention(nn.Module, Cuttable):
         )
         return self.output(mixed.transpose(1, 2).flatten(-2))
 
-    def cuts(self) -> Mapping[str, Cut]:
-        """Each slice has whole heads: its share of queries, of keys and of values."""
-        parts = (self.query_width, self.key_width, self.key_width)
+    def sharding_rules(self) -> Mapping[str, ShardingRule]:
+        """Each rank has whole heads: its shard of the queries, the keys and the values."""
+        parts = (self.query_width, self.kv_width, self.kv_width)
         return {
-            "": Cut(way="region"),
-            "input": Cut(way="column", parts=parts, unit=self.head_width),
-            "output": Cut(way="row", unit=self.head_width),
-            "query_width": Cut(way="count"),
-            "key_width": Cut(way="count"),
+            "": ShardingRule(style="region"),
+            "input": ShardingRule(style="column", parts=parts, unit=self.head_width),
+            "output": ShardingRule(style="row", unit=self.head_width),
+            "query_width": ShardingRule(style="count"),
+            "kv_width": ShardingRule(style="count"),
         }
 
 
-class FeedForward(nn.Module, Cuttable):
+class FeedForward(nn.Module, TensorShardable):
     """Two projections with a GELU between them."""
 
-    def __init__(self, shape: TransformerShape) -> None:
+    def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
-        self.input = Projection(shape.width, shape.hidden, bias=shape.hidden_bias)
-        self.activation = nn.GELU(approximate="tanh" if shape.activation == "gelu_tanh" else "none")
-        self.output = residual_projection(shape, shape.hidden, bias=shape.hidden_bias)
+        approximate = "tanh" if config.activation == "gelu_tanh" else "none"
+        self.input = Projection(config.width, config.ffn, bias=config.ffn_bias)
+        self.activation = nn.GELU(approximate=approximate)
+        self.output = residual_projection(config, config.ffn, bias=config.ffn_bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """Maps `[b s d]` to `[b s d]`."""
         return self.output(self.activation(self.input(x)))
 
-    def cuts(self) -> Mapping[str, Cut]:
-        """Each slice has its share of hidden features."""
-        return {"": Cut(way="region"), "input": Cut(way="column"), "output": Cut(way="row")}
+    def sharding_rules(self) -> Mapping[str, ShardingRule]:
+        """Each rank has its shard of the f inner features."""
+        return {
+            "": ShardingRule(style="region"),
+            "input": ShardingRule(style="column"),
+            "output": ShardingRule(style="row"),
+        }
 
 
-class GatedFeedForward(nn.Module, Cuttable):
+class GatedFeedForward(nn.Module, TensorShardable):
     """SwiGLU: `(silu(x G) * x U) D`. Source: Shazeer 2020, arXiv:2002.05202."""
 
-    def __init__(self, shape: TransformerShape) -> None:
+    def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
-        self.gate = Projection(shape.width, shape.hidden, bias=shape.hidden_bias)
-        self.input = Projection(shape.width, shape.hidden, bias=shape.hidden_bias)
-        self.output = residual_projection(shape, shape.hidden, bias=shape.hidden_bias)
+        self.gate = Projection(config.width, config.ffn, bias=config.ffn_bias)
+        self.input = Projection(config.width, config.ffn, bias=config.ffn_bias)
+        self.output = residual_projection(config, config.ffn, bias=config.ffn_bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """Maps `[b s d]` to `[b s d]`."""
         return self.output(functional.silu(self.gate(x)) * self.input(x))
 
-    def cuts(self) -> Mapping[str, Cut]:
-        """Each slice has its share of hidden features, the same of gate and input."""
-        columns = {"gate": Cut(way="column"), "input": Cut(way="column")}
-        return {"": Cut(way="region"), **columns, "output": Cut(way="row")}
+    def sharding_rules(self) -> Mapping[str, ShardingRule]:
+        """Each rank has its shard of the f inner features, the same of gate and input."""
+        return {
+            "": ShardingRule(style="region"),
+            "gate": ShardingRule(style="column"),
+            "input": ShardingRule(style="column"),
+            "output": ShardingRule(style="row"),
+        }
 
 
-def feed_forward(shape: TransformerShape) -> nn.Module:
-    """The feed-forward part that this family uses."""
-    return GatedFeedForward(shape) if shape.activation == "swiglu" else FeedForward(shape)
+def build_feed_forward(config: TransformerConfig) -> nn.Module:
+    """The feed-forward branch that the configuration asks for."""
+    return GatedFeedForward(config) if config.activation == "swiglu" else FeedForward(config)

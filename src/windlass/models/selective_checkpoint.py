@@ -1,12 +1,12 @@
-"""Selective: a forward pass that keeps what its large products give, and runs the rest again.
+"""Selective activation checkpointing: keep the outputs of large products, recompute the rest.
 
-Products with weights and fused attention take nearly all the time of a layer, the rest (norms,
-activation functions, residual sums, dropout) most of the memory. So what the former give is kept,
-and the backward pass computes the latter again from it. Products of activations with each other
-are run again too: scores of attention that is not fused are as large as they are cheap.
+Products with weights and fused attention take nearly all of a layer's time; everything else (norms,
+activation functions, residual sums, dropout) takes most of its memory. So the outputs of the former
+are kept, and the backward pass recomputes the latter from them. Products of two activations are
+recomputed as well: the scores of unfused attention are as large as they are cheap.
 
-Of a layer's slices sums are kept and the partial sums that they are of are not, which are as large
-as the whole; what is gathered, as large too, is gathered again.
+In a tensor-parallel layer the outputs of reductions are kept, but not the partial sums that go into
+them, which are as large as the full tensor; gathered tensors, as large too, are gathered again.
 
 Source: Korthikanti et al. 2022, arXiv:2205.05198, section 5.
 """
@@ -23,69 +23,78 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 from torch.utils.checkpoint import checkpoint
 
-from windlass.models.tensor_parallel import collectives as exchange  # noqa: F401  makes the operations of `_SUMS`
+from windlass.models.tensor_parallel import collectives  # noqa: F401  registers `torch.ops.windlass`
 
 _PRODUCTS = frozenset({torch.ops.aten.mm, torch.ops.aten.addmm})
-_SUMS = frozenset({torch.ops.windlass.scatter_sum, torch.ops.windlass.sum_slices})
-_KEPT = _PRODUCTS | _SUMS
+_REDUCTIONS = frozenset({torch.ops.windlass.reduce_scatter, torch.ops.windlass.all_reduce})
 _FUSED_ATTENTION = "_scaled_dot_product_"
-"""How the names of torch's fused attention kernels begin, on every device."""
+"""Prefix of the names of torch's fused attention kernels on every device."""
 
 
-def selective(run: Callable[..., Tensor], *arguments: object, draws: bool) -> Tensor:
-    """What `run` gives, with a backward pass that runs all but its large products again.
+def checkpoint_selectively(
+    run: Callable[..., Tensor], *arguments: object, preserve_rng: bool
+) -> Tensor:
+    """The output of `run`, with a backward pass that recomputes all but its large products.
 
     Args:
-        run: the forward pass; what it reads must not change before its backward pass.
-        arguments: of it.
-        draws: whether it draws from torch's own generator, whose state is then kept for it.
+        run: the forward pass; the tensors it reads must not change before its backward pass.
+        arguments: arguments of `run`.
+        preserve_rng: whether `run` draws from torch's own generator, whose state is then saved for
+            the recomputation.
     """
-    found: Tensor = checkpoint(
-        run, *arguments, use_reentrant=False, preserve_rng_state=draws, context_fn=_contexts
+    output: Tensor = checkpoint(
+        run,
+        *arguments,
+        use_reentrant=False,
+        preserve_rng_state=preserve_rng,
+        context_fn=_contexts,
     )
-    return found
+    return output
 
 
 def _contexts() -> tuple[TorchDispatchMode, TorchDispatchMode]:
-    kept = deque[_Kept]()
-    return _Keeping(kept), _Giving(kept)
+    """Modes for the forward pass and for its recomputation, which share one queue of outputs."""
+    kept = deque[_KeptOutput]()
+    return _KeepOutputs(kept), _ReplayOutputs(kept)
 
 
-class _Kept(NamedTuple):
-    """What an operation gave, and how often each of its tensors had been written to."""
+class _KeptOutput(NamedTuple):
+    """The output of an operation, and the version counter of each of its tensors."""
 
-    given: Any
-    """Whatever ATen gives."""
+    output: Any
+    """Whatever the ATen operation returned."""
     versions: tuple[int, ...]
 
     @classmethod
-    def of(cls, given: Any) -> "_Kept":  # noqa: ANN401
-        """The same tensors, which lead back to no graph: that would lead back to them."""
-        # Below autograd a view has a version of its own, unless this key is let in.
+    def detached(cls, output: Any) -> "_KeptOutput":  # noqa: ANN401
+        """The same tensors without their autograd graph, which would refer back to them."""
+        # Below autograd a view has a version counter of its own, unless this key is included.
         with torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.ADInplaceOrView, False):  # noqa: SLF001
-            apart = tree_map_only(Tensor, Tensor.detach, given)
-        return cls(apart, _versions(apart))
+            output = tree_map_only(Tensor, Tensor.detach, output)
+        return cls(output, _versions(output))
 
     def unchanged(self) -> Any:  # noqa: ANN401
-        """What was given.
+        """The kept output.
 
         Raises:
-            RuntimeError: it has been written to since.
+            RuntimeError: it was modified in place since.
         """
-        if _versions(self.given) != self.versions:
-            raise RuntimeError("what a large product gave was changed in place; it cannot be kept")
-        return self.given
+        if _versions(self.output) != self.versions:
+            raise RuntimeError(
+                "the output of a large product was changed in place; it cannot be kept"
+            )
+        return self.output
 
 
-def _versions(given: Any) -> tuple[int, ...]:  # noqa: ANN401
-    tensors = given if isinstance(given, tuple | list) else (given,)
-    return tuple(each._version for each in tensors if isinstance(each, Tensor))  # noqa: SLF001
+def _versions(output: Any) -> tuple[int, ...]:  # noqa: ANN401
+    tensors = output if isinstance(output, tuple | list) else (output,)
+    return tuple(tensor._version for tensor in tensors if isinstance(tensor, Tensor))  # noqa: SLF001
 
 
-class _InTurn(TorchDispatchMode):
-    """A pass in which some operations are not like others; they come in the same turn each time."""
+class _KeptOutputMode(TorchDispatchMode):
+    """Treats operations whose output is kept specially; both passes run them in the same order."""
 
-    def __init__(self, kept: deque[_Kept]) -> None:
+    def __init__(self, kept: deque[_KeptOutput]) -> None:
         super().__init__()
         self._kept = kept
 
@@ -97,37 +106,42 @@ class _InTurn(TorchDispatchMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:  # noqa: ANN401
         run = partial(func, *args, **(kwargs or {}))
-        return self._given(run, func, args) if _keeps(func) else run()
+        return self._kept_output(run, func, args) if _is_kept(func) else run()
 
-    def _given(self, run: Callable[[], Any], func: OpOverload, args: tuple[Any, ...]) -> Any:  # noqa: ANN401
-        """What an operation gives whose outcome is kept."""
+    def _kept_output(
+        self, run: Callable[[], Any], func: OpOverload, args: tuple[Any, ...]
+    ) -> Any:  # noqa: ANN401
+        """The output of an operation whose output is kept."""
         raise NotImplementedError
 
 
-class _Keeping(_InTurn):
-    """The forward pass, as it runs the first time."""
+class _KeepOutputs(_KeptOutputMode):
+    """The forward pass, which runs these operations and keeps their outputs."""
 
-    def _given(self, run: Callable[[], Any], func: OpOverload, args: tuple[Any, ...]) -> Any:  # noqa: ANN401
-        given = run()
-        if func.overloadpacket in _SUMS:
-            self._empty(args[0])
-        self._kept.append(_Kept.of(given))
-        return given
+    def _kept_output(
+        self, run: Callable[[], Any], func: OpOverload, args: tuple[Any, ...]
+    ) -> Any:  # noqa: ANN401
+        output = run()
+        if func.overloadpacket in _REDUCTIONS:
+            self._drop_partial_sum(args[0])
+        self._kept.append(_KeptOutput.detached(output))
+        return output
 
-    def _empty(self, partial_sum: Tensor) -> None:
-        """Leaves only the shape of a partial sum: when it comes again, its sum is there already."""
-        last = self._kept[-1].given if self._kept else None
+    def _drop_partial_sum(self, partial_sum: Tensor) -> None:
+        """Keeps only the shape of a partial sum: the recomputation has its reduction already."""
+        last = self._kept[-1].output if self._kept else None
         if isinstance(last, Tensor) and last.untyped_storage() is partial_sum.untyped_storage():
-            self._kept[-1] = _Kept.of(last.new_empty(()).expand(last.shape))
+            self._kept[-1] = _KeptOutput.detached(last.new_empty(()).expand(last.shape))
 
 
-class _Giving(_InTurn):
-    """The same again, given what was kept."""
+class _ReplayOutputs(_KeptOutputMode):
+    """The recomputation, which takes these outputs from the queue."""
 
-    def _given(self, run: Callable[[], Any], _: OpOverload, __: tuple[Any, ...]) -> Any:  # noqa: ANN401, ARG002  it need not run again
+    def _kept_output(self, run: Callable[[], Any], _: OpOverload, __: tuple[Any, ...]) -> Any:  # noqa: ANN401, ARG002  it does not run again
         return self._kept.popleft().unchanged()
 
 
-def _keeps(func: OpOverload) -> bool:
+def _is_kept(func: OpOverload) -> bool:
     packet = func.overloadpacket
-    return packet in _KEPT or packet.__name__.startswith(_FUSED_ATTENTION)
+    kept = packet in _PRODUCTS or packet in _REDUCTIONS
+    return kept or packet.__name__.startswith(_FUSED_ATTENTION)

@@ -1,4 +1,4 @@
-"""Trial runs of layers on tensors that have shapes but no memory behind them."""
+"""Infers shapes by running layers on fake tensors, which have shapes but no memory."""
 
 from collections.abc import Sequence
 
@@ -9,41 +9,44 @@ from torch.func import functional_call
 
 from windlass.errors import ModelError
 
-WAY_OUT = (
+LAYER_STACK_HINT = (
     "return an `nn.Sequential` or `nn.ModuleList` of layers: the first takes tokens `[b s]`, the "
     "last gives logits `[b s v]`, every other maps `[b s d]` to `[b s d]`"
 )
 
 
-def logits_width(model: str, layers: Sequence[tuple[str, nn.Module]], kinds: Sequence[str]) -> int:
-    """Width of the last layer's output, by a run of the whole chain on tensors without memory.
+def infer_logits_width(
+    model: str, layers: Sequence[tuple[str, nn.Module]], kinds: Sequence[str]
+) -> int:
+    """Width of the last layer's output, from a run of all layers on fake tensors.
 
     Args:
-        model: its name, for messages.
-        layers: all, each with its name.
-        kinds: of each layer; equal layers run once.
+        model: name of the model, for error messages.
+        layers: all layers with their names.
+        kinds: kind of each layer; of layers of one kind only the first runs.
 
     Raises:
-        ModelError: a layer does not take what the layer before it gives.
+        ModelError: a layer does not accept the output of the layer before it.
     """
-    known: dict[tuple[str, torch.Size], Tensor] = {}
+    outputs: dict[tuple[str, torch.Size], Tensor] = {}
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
         x = torch.zeros((2, 4), dtype=torch.int64)
         for (name, layer), kind in zip(layers, kinds, strict=True):
-            if (kind, x.shape) not in known:
-                known[kind, x.shape] = _call(model, name, layer, x)
-            x = known[kind, x.shape]
+            key = (kind, x.shape)
+            if key not in outputs:
+                outputs[key] = _run_layer(model, name, layer, x)
+            x = outputs[key]
     if x.ndim != 3 or x.shape[:2] != (2, 4):
         raise ModelError(
             f"model `{model}` gives {list(x.shape)} for tokens [2, 4], must give "
-            f"[2, 4, vocabulary]; {WAY_OUT}"
+            f"[2, 4, vocabulary]; {LAYER_STACK_HINT}"
         )
     return x.shape[2]
 
 
-def position_rows(layer: nn.Module, vocabulary: int) -> int | None:
-    """Rows of the table beside the tokens' own, if the first layer has exactly one such."""
-    rows = [part.num_embeddings for part in layer.modules() if isinstance(part, nn.Embedding)]
+def infer_max_sequence(layer: nn.Module, vocabulary: int) -> int | None:
+    """Rows of the position table: the only one beside the token table; None without such."""
+    rows = [module.num_embeddings for module in layer.modules() if isinstance(module, nn.Embedding)]
     if len(rows) != 2 or vocabulary not in rows:
         return None
     rows.remove(vocabulary)
@@ -51,37 +54,42 @@ def position_rows(layer: nn.Module, vocabulary: int) -> int | None:
 
 
 def fake_state(layer: nn.Module, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
-    """Parameters and buffers of a layer, by name, without memory behind them.
+    """Parameters and buffers of a layer by name, as fake tensors that claim to be on the CPU.
 
-    To be called under a `FakeTensorMode`; the tensors say they are on the CPU.
+    Must be called under a `FakeTensorMode`.
 
     Args:
-        layer: on any device.
-        dtype: of floating-point tensors; None leaves each as it is.
+        layer: a layer on any device.
+        dtype: type of floating-point tensors; None keeps the type of each.
     """
     state: dict[str, Tensor] = {}
-    made: dict[int, Tensor] = {}
-    learned = list(layer.named_parameters(remove_duplicate=False))
-    for name, tensor in [*learned, *layer.named_buffers(remove_duplicate=False)]:
-        if id(tensor) not in made:
-            kind = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
-            twin = torch.empty_strided(tensor.shape, tensor.stride(), dtype=kind, device="cpu")
-            made[id(tensor)] = twin.requires_grad_(tensor.requires_grad)
-        state[name] = made[id(tensor)]
+    fakes: dict[int, Tensor] = {}
+    parameters = list(layer.named_parameters(remove_duplicate=False))
+    for name, tensor in [*parameters, *layer.named_buffers(remove_duplicate=False)]:
+        if id(tensor) not in fakes:
+            converts = dtype is not None and tensor.is_floating_point()
+            fake = torch.empty_strided(
+                tensor.shape,
+                tensor.stride(),
+                dtype=dtype if converts else tensor.dtype,
+                device="cpu",
+            )
+            fakes[id(tensor)] = fake.requires_grad_(tensor.requires_grad)
+        state[name] = fakes[id(tensor)]
     return state
 
 
-def _call(model: str, name: str, layer: nn.Module, x: Tensor) -> Tensor:
+def _run_layer(model: str, name: str, layer: nn.Module, x: Tensor) -> Tensor:
     try:
         y = functional_call(layer, fake_state(layer), (x,))
     except Exception as error:
         raise ModelError(
             f"layer `{name}` of model `{model}` does not take {list(x.shape)} of "
-            f"{x.dtype}: {' '.join(str(error).split())[:300]}; {WAY_OUT}"
+            f"{x.dtype}: {' '.join(str(error).split())[:300]}; {LAYER_STACK_HINT}"
         ) from error
     if not isinstance(y, Tensor):
         raise ModelError(
             f"layer `{name}` of model `{model}` gives a `{type(y).__name__}`, must give "
-            f"one tensor; {WAY_OUT}"
+            f"one tensor; {LAYER_STACK_HINT}"
         )
     return y

@@ -1,25 +1,31 @@
-"""Transformers as a chain: embedding, blocks, head (plain PyTorch, usable without Windlass)."""
+"""Transformers as `nn.Sequential`: embedding, blocks, head (plain PyTorch, usable by itself)."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 
 from torch import Tensor, nn
 
-from windlass.models import bert as encoder
-from windlass.models.config import TransformerShape
-from windlass.models.modules import Attention, Projection, Table, feed_forward, norm
-from windlass.models.tensor_parallel.sharding_rules import Cut, Cuttable
+from windlass.models import bert
+from windlass.models.config import TransformerConfig
+from windlass.models.modules import (
+    Attention,
+    EmbeddingTable,
+    Projection,
+    build_feed_forward,
+    build_norm,
+)
+from windlass.models.tensor_parallel.sharding_rules import ShardingRule, TensorShardable
 
 
-class Embedding(nn.Module, Cuttable):
-    """Tokens to vectors, with learned positions added where the family has them."""
+class Embedding(nn.Module, TensorShardable):
+    """Token embedding, with learned positions added if the configuration has them."""
 
-    def __init__(self, shape: TransformerShape) -> None:
+    def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
-        self.tokens = Table(shape.vocabulary, shape.width)
-        learned = shape.positions == "learned"
-        self.positions = Table(shape.sequence, shape.width) if learned else None
-        self.dropout = nn.Dropout(shape.dropout)
+        self.tokens = EmbeddingTable(config.vocabulary, config.width)
+        learned = config.positions == "learned"
+        self.positions = EmbeddingTable(config.sequence, config.width) if learned else None
+        self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Maps `Int[b s]` to `[b s d]`."""
@@ -28,21 +34,21 @@ class Embedding(nn.Module, Cuttable):
             x = x + self.positions.weight[: tokens.shape[1]]
         return self.dropout(x)
 
-    def cuts(self) -> Mapping[str, Cut]:
-        """Each slice has its share of the rows."""
-        return {"tokens": Cut(way="vocabulary")}
+    def sharding_rules(self) -> Mapping[str, ShardingRule]:
+        """Each rank has its shard of the vocabulary's rows."""
+        return {"tokens": ShardingRule(style="vocabulary")}
 
 
 class Block(nn.Module):
-    """Attention, then feed-forward, each behind a norm and added to the stream (pre-norm)."""
+    """Pre-norm block: attention, then feed-forward, each after its norm and with a residual."""
 
-    def __init__(self, shape: TransformerShape) -> None:
+    def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
-        self.attention_norm = norm(shape)
-        self.attention = Attention(shape)
-        self.hidden_norm = norm(shape)
-        self.hidden = feed_forward(shape)
-        self.dropout = nn.Dropout(shape.dropout)
+        self.attention_norm = build_norm(config)
+        self.attention = Attention(config)
+        self.hidden_norm = build_norm(config)
+        self.hidden = build_feed_forward(config)
+        self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         """Maps `[b s d]` to `[b s d]`."""
@@ -50,80 +56,86 @@ class Block(nn.Module):
         return x + self.dropout(self.hidden(self.hidden_norm(x)))
 
 
-class Half(nn.Module):
-    """One branch of a block by itself, behind its norm and added to the stream."""
+class HalfBlock(nn.Module):
+    """One branch of a pre-norm block as a layer of its own."""
 
-    def __init__(self, shape: TransformerShape, branch: nn.Module) -> None:
+    def __init__(self, config: TransformerConfig, branch: nn.Module) -> None:
         super().__init__()
-        self.norm = norm(shape)
+        self.norm = build_norm(config)
         self.branch = branch
-        self.dropout = nn.Dropout(shape.dropout)
+        self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         """Maps `[b s d]` to `[b s d]`."""
         return x + self.dropout(self.branch(self.norm(x)))
 
 
-def halves(shape: TransformerShape) -> nn.Sequential:
-    """A block as two layers."""
-    attention, hidden = Half(shape, Attention(shape)), Half(shape, feed_forward(shape))
+def build_split_block(config: TransformerConfig) -> nn.Sequential:
+    """A pre-norm block as two layers."""
+    attention = HalfBlock(config, Attention(config))
+    hidden = HalfBlock(config, build_feed_forward(config))
     return nn.Sequential(OrderedDict(attention=attention, hidden=hidden))
 
 
 class ParallelBlock(nn.Module):
-    """Attention and feed-forward side by side on the same input.
+    """Attention and feed-forward in parallel on the same input.
 
-    With one norm as in GPT-J (Wang and Komatsuzaki 2021), with two as in GPT-NeoX-20B (Black et
-    al. 2022, arXiv:2204.06745, section 2.1).
+    They share one norm in GPT-J (Wang and Komatsuzaki 2021), and have a norm each in GPT-NeoX-20B
+    (Black et al. 2022, arXiv:2204.06745, section 2.1).
     """
 
-    def __init__(self, shape: TransformerShape) -> None:
+    def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
-        self.attention_norm = norm(shape)
-        self.attention = Attention(shape)
-        self.hidden_norm = norm(shape) if shape.flow == "parallel" else None
-        self.hidden = feed_forward(shape)
-        self.dropout = nn.Dropout(shape.dropout)
+        self.attention_norm = build_norm(config)
+        self.attention = Attention(config)
+        self.hidden_norm = build_norm(config) if config.block_layout == "parallel" else None
+        self.hidden = build_feed_forward(config)
+        self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         """Maps `[b s d]` to `[b s d]`."""
-        attended = self.attention_norm(x)
-        fed = attended if self.hidden_norm is None else self.hidden_norm(x)
-        return x + self.dropout(self.attention(attended)) + self.dropout(self.hidden(fed))
+        attention_input = self.attention_norm(x)
+        ffn_input = attention_input if self.hidden_norm is None else self.hidden_norm(x)
+        # One expression, so that the attention's output is freed before the feed-forward runs.
+        return (
+            x
+            + self.dropout(self.attention(attention_input))
+            + self.dropout(self.hidden(ffn_input))
+        )
 
 
-class Head(nn.Module, Cuttable):
+class Head(nn.Module, TensorShardable):
     """Final norm and projection to the vocabulary."""
 
-    def __init__(self, shape: TransformerShape) -> None:
+    def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
-        self.norm = norm(shape)
-        self.projection = Projection(shape.width, shape.vocabulary, bias=shape.head_bias)
+        self.norm = build_norm(config)
+        self.projection = Projection(config.width, config.vocabulary, bias=config.head_bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """Maps `[b s d]` to logits `[b s v]`."""
         return self.projection(self.norm(x))
 
-    def cuts(self) -> Mapping[str, Cut]:
-        """Each slice has its share of the logits."""
-        return {"projection": Cut(way="vocabulary")}
+    def sharding_rules(self) -> Mapping[str, ShardingRule]:
+        """Each rank has its shard of the logits."""
+        return {"projection": ShardingRule(style="vocabulary")}
 
 
-def transformer(shape: TransformerShape) -> nn.Sequential:
+def build_transformer(config: TransformerConfig) -> nn.Sequential:
     """The whole model; maps tokens `Int[b s]` to logits `[b s v]`.
 
-    It is built on the device of the moment (`with torch.device("meta")` allocates nothing).
+    It is built on torch's current default device (`with torch.device("meta")` allocates nothing).
     """
-    embedding: Embedding | encoder.Embedding = Embedding(shape)
-    head: Head | encoder.Head = Head(shape)
-    block: Callable[[TransformerShape], nn.Module] = ParallelBlock
-    if shape.flow == "sequential":
-        block = halves if shape.halves else Block
-    elif shape.flow == "post":
-        embedding, head = encoder.Embedding(shape), encoder.Head(shape)
-        block = encoder.halves if shape.halves else encoder.Block
-    if shape.tied:
+    embedding: Embedding | bert.BertEmbedding = Embedding(config)
+    head: Head | bert.BertHead = Head(config)
+    block: Callable[[TransformerConfig], nn.Module] = ParallelBlock
+    if config.block_layout == "pre_norm":
+        block = build_split_block if config.split_blocks else Block
+    elif config.block_layout == "post_norm":
+        embedding, head = bert.BertEmbedding(config), bert.BertHead(config)
+        block = bert.build_split_bert_block if config.split_blocks else bert.BertBlock
+    if config.tied_embeddings:
         head.projection.weight = embedding.tokens.weight
     layers: list[tuple[str, nn.Module]] = [("embedding", embedding)]
-    layers += [(f"block{index}", block(shape)) for index in range(shape.layers)]
+    layers += [(f"block{index}", block(config)) for index in range(config.layers)]
     return nn.Sequential(OrderedDict([*layers, ("head", head)]))

@@ -47,7 +47,7 @@ def choose(request: Request, graph: Graph, machine: Machine) -> PlanningResult:
         A result with a plan, or with advice if nothing fits.
 
     Raises:
-        Faults: the request asks for something impossible.
+        InputErrors: the request asks for something impossible.
     """
     if machine.devices > 1:
         if wrong := tuple(request_faults(request, graph, machine)):

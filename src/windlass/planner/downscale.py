@@ -136,7 +136,7 @@ def _stages(plan: Plan, count: int) -> tuple[tuple[Stage, ...], str]:
         first, _ = found[-1].phases[-1]
         grown = (*found[-1].phases[:-1], (first, _LEAST_LAYERS))
         found[-1] = found[-1].model_copy(update={"phases": grown})
-    note = "" if count == had else f"of {had} stages those of index {_listed(kept)} stand for all"
+    note = "" if count == had else f"stages {_listed(kept)} stand for all {had}"
     return tuple(found), note
 
 
@@ -237,7 +237,7 @@ def _widths(shape: TransformerConfig, model: ModelRequest) -> str:
 def _homes(home: Offload, here: Offload) -> str:
     pairs = zip(home, here, strict=True)
     moved = {f"{tier} -> {now}" for (_, tier), (_, now) in pairs if tier != now}
-    return f"homes {', '.join(sorted(moved))}" if moved else ""
+    return f"offload tiers {', '.join(sorted(moved))}" if moved else ""
 
 
 def _listed(numbers: list[int]) -> str:

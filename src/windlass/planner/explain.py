@@ -63,26 +63,26 @@ def explain_runner_up(runner: RunnerUp) -> str:
 
 def explain_infeasible(refusal: InfeasiblePlan) -> str:
     """By how much a plan does not fit, when, and what takes most memory then."""
-    largest, lift = refusal.largest_class, ""
+    largest, fix = refusal.largest_class, ""
     if refusal.minimal_fix is not None:
         way = "slower" if refusal.minimal_fix.cost > 0 else "faster"
         cost = f"{100 * abs(refusal.minimal_fix.cost):.1f} % {way}"
-        lift = f"; `{' '.join(refusal.minimal_fix.overrides)}` lifts it, {cost}"
+        fix = f"; `{' '.join(refusal.minimal_fix.overrides)}` makes it fit, {cost}"
     return (
-        f"{show_plan(refusal.plan)}: over by {format_bytes(refusal.over_bytes)} at "
-        f"{refusal.instruction}; most is {largest} with "
-        f"{format_bytes(refusal.by_class[largest])}{lift}"
+        f"{show_plan(refusal.plan)}: {format_bytes(refusal.over_bytes)} too much at "
+        f"{refusal.instruction}; the largest class is {largest} with "
+        f"{format_bytes(refusal.by_class[largest])}{fix}"
     )
 
 
 def explain_pinned_rank(standing: PinnedRank) -> str:
     """How many plans are faster than the pinned one, and what it loses against the fastest."""
     if standing.best is None or standing.plan is None:
-        return f"none of {standing.compared:,} plans that are open without these pins is faster"
+        return f"none of the {standing.compared:,} plans without these pins is faster"
     loss = standing.best
     share = loss.slower_seconds / (loss.run_seconds - loss.slower_seconds)
     return (
-        f"{standing.faster:,} of {standing.compared:,} plans that are open without these pins are "
+        f"{standing.faster:,} of {standing.compared:,} plans without these pins are "
         f"faster; against the fastest, {show_plan(standing.plan)}, this one is predicted "
         f"{100 * share:.1f} % slower, most of it in {loss.term}"
     )
@@ -93,16 +93,16 @@ def explain_advice(advice: Advice) -> Iterator[str]:
     for change in advice.changes:
         yield explain_change(change)
     if not any(key.startswith("memory=") for change in advice.changes for key in change.overrides):
-        yield f"a device with a near tier of {format_bytes(advice.needed_bytes)} would do"
+        yield f"a device with {format_bytes(advice.needed_bytes)} of memory would do"
     yield from advice.in_phases
     for short in advice.tier_shortages:
         yield (
             f"{format_bytes(short.needed_bytes)} on {short.tier}, which has "
-            f"{format_bytes(short.capacity_bytes)}, would let its layers take turns in this memory"
+            f"{format_bytes(short.capacity_bytes)}, would let it run in phases in this memory"
         )
     if advice.devices is not None and advice.devices > 1:
         yield (
-            f"a cut over at least {advice.devices} devices of this size would hold weights, "
+            f"at least {advice.devices} devices of this size would hold weights, "
             f"gradients and optimizer state ({format_bytes(advice.state_bytes)})"
         )
 
@@ -137,7 +137,9 @@ def show_parallelism(plan: Plan) -> str:
     shares = f" rts {sharding.parameters} rts' {sharding.optimizer}" if cut.data > 1 else ""
     order = "" if cut.pipeline == 1 else f", {plan.parallel.schedule}"
     chunks = (
-        f" in {plan.parallel.virtual_stages} chunks" if plan.parallel.virtual_stages > 1 else ""
+        f", {plan.parallel.virtual_stages} virtual stages"
+        if plan.parallel.virtual_stages > 1
+        else ""
     )
     return f"p{cut.pipeline} t{cut.tensor} r{cut.data}{shares}{order}{chunks}"
 
@@ -158,8 +160,8 @@ def _verdict(choice: PlanningResult) -> str:
 def _refusal_verdict(advice: Advice) -> str:
     """What is short, and what no change to the batch could help."""
     verdict = (
-        f"does not fit: {format_bytes(advice.needed_bytes)} are needed at the least, the near "
-        f"tier has {format_bytes(advice.budget_bytes)}, {format_bytes(advice.over_bytes)} too little"
+        f"does not fit: {format_bytes(advice.needed_bytes)} are needed at least, the device "
+        f"has {format_bytes(advice.budget_bytes)}, {format_bytes(advice.over_bytes)} too little"
     )
     if advice.devices is None:
         return f"{verdict}; the process alone holds {format_bytes(advice.by_class['runtime'])}"

@@ -67,7 +67,7 @@ def choose_multi_device(request: Request, graph: Graph, machine: Machine) -> Pla
         machine: to run on; `request.memory` replaces the capacity of its device memory.
 
     Raises:
-        Faults: the request asks for something impossible.
+        InputErrors: the request asks for something impossible.
         PlanError: there is no plan at all.
     """
     budget_bytes = request.memory or machine.device.memory.capacity_bytes

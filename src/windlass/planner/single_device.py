@@ -62,7 +62,7 @@ def search_single_device(
         budget_bytes: device memory budget.
 
     Raises:
-        Faults: the request asks for something impossible.
+        InputErrors: the request asks for something impossible.
     """
     return _Alone(request, graph, machine, budget_bytes).found()
 

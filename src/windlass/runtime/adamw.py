@@ -150,7 +150,7 @@ class AdamW:
         master, gradient = _flat(chunk.master), _flat(chunk.gradient)
         for start in range(0, master.numel(), PART_ELEMENTS):
             n = min(PART_ELEMENTS, master.numel() - start)
-            stored = (chunk.moments[0].part(start, n), chunk.moments[1].part(start, n))
+            stored = (chunk.moments[0].narrow(start, n), chunk.moments[1].narrow(start, n))
             values = self.codec.decode(stored)
             decoded = chunk._replace(
                 master=master[start : start + n],
@@ -219,7 +219,7 @@ class AdamW:
         for start, (master, grad, working) in zip(starts, splits, strict=False):
             converted = grad if grad.dtype == torch.float32 else self._float(grad)
             n = len(master)
-            moments = (moment1.part(start, n), moment2.part(start, n))
+            moments = (moment1.narrow(start, n), moment2.narrow(start, n))
             yield _Chunk(weight.name, weight.offset + start, master, moments, converted, working)
 
     def _float(self, chunk: Tensor) -> Tensor:

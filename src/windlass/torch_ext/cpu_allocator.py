@@ -31,7 +31,7 @@ from typing import NamedTuple
 
 from windlass.atomic_files import cache_folder
 
-KEPT_SHARE = 0.05
+FREE_MEMORY_FRACTION = 0.05
 """Of the predicted peak, kept in free blocks beyond it. With none at all a step that alternates
 between many sizes moves pages all the time: gpt-mini, 2 x 256, bfloat16, compiled, recompute takes
 166 ms a step with none and 133 to 141 ms with this."""
@@ -42,7 +42,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
 _NEVER = 2**31 - 1
 
 
-def prepare_allocator() -> bool:
+def install_allocator() -> bool:
     """Has torch take its memory from blocks of our own from now on.
 
     The probe and every run call it before torch makes its first large tensor; again it does no
@@ -58,7 +58,7 @@ def prepare_allocator() -> bool:
     return False
 
 
-def limit_blocks(nbytes: int | None) -> None:
+def set_memory_limit(nbytes: int | None) -> None:
     """Sets how much blocks may hold together, free ones included; what is alive may exceed it.
 
     Args:
@@ -69,29 +69,29 @@ def limit_blocks(nbytes: int | None) -> None:
         blocks.windlass_blocks_limit(ctypes.c_uint64(2**64 - 1 if nbytes is None else nbytes))
 
 
-class Held(NamedTuple):
+class AllocatorStats(NamedTuple):
     """Bytes of all blocks."""
 
-    alive: int
-    held: int
+    allocated: int
+    reserved: int
     """Alive, or free and kept."""
-    most_alive: int
+    peak_allocated: int
     """Since it was asked last."""
-    fresh: int
+    total_mapped: int
     """That the system was asked for, all told."""
 
 
-def held_blocks() -> Held | None:
+def allocator_stats() -> AllocatorStats | None:
     """What blocks hold; None if there are none."""
     blocks = _blocks()
     if blocks is None:
         return None
     told = (ctypes.c_uint64 * 4)()
     blocks.windlass_blocks_tell(told)
-    return Held(*told)
+    return AllocatorStats(*told)
 
 
-def give_back() -> None:
+def trim_heap() -> None:
     """Gives free memory back to the system: what made the tokens is no part of the training."""
     if sys.platform.startswith("linux"):
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)

@@ -25,23 +25,23 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor
 
-from windlass.schema.plan import MOMENT_BLOCK, Moments
+from windlass.schema.plan import MOMENT_BLOCK, MomentFormat
 
-PART = 2**17
+PART_ELEMENTS = 2**17
 """Elements that are decoded at a time, a multiple of a block: what an update works on stays in the
 cache of one core."""
 
 _FIRST_STEPS, _SECOND_STEPS = 127, 255
 _TINY = 2.0**-149
 """The smallest float32 above 0, whose reciprocal root is finite."""
-_DTYPES: dict[Moments, tuple[torch.dtype, torch.dtype]] = {
+_DTYPES: dict[MomentFormat, tuple[torch.dtype, torch.dtype]] = {
     "float32": (torch.float32, torch.float32),
     "bfloat16": (torch.bfloat16, torch.bfloat16),
     "int8": (torch.int8, torch.uint8),
 }
 
 
-class Kept(NamedTuple):
+class StoredMoment(NamedTuple):
     """One moment of a weight, or of a part of it, as it is kept."""
 
     values: Tensor
@@ -51,34 +51,34 @@ class Kept(NamedTuple):
 
     @classmethod
     def zeros(
-        cls, moments: Moments, which: int, shape: tuple[int, ...], device: torch.device
+        cls, moments: MomentFormat, which: int, shape: tuple[int, ...], device: torch.device
     ) -> Self:
         """The first (0) or second (1) moment of a weight that had no update yet."""
         values = torch.zeros(shape, dtype=_DTYPES[moments][which], device=device)
         if moments != "int8":
             return cls(values)
-        return cls(values, torch.zeros(blocks(values.numel()), device=device))
+        return cls(values, torch.zeros(block_count(values.numel()), device=device))
 
-    def part(self, first: int, elements: int) -> Self:
+    def narrow(self, first: int, elements: int) -> Self:
         """A flat part that begins at a block."""
         values = self.values.view(-1)[first : first + elements]
         if self.scales is None:
             return type(self)(values)
         begin = first // MOMENT_BLOCK
-        return type(self)(values, self.scales[begin : begin + blocks(elements)])
+        return type(self)(values, self.scales[begin : begin + block_count(elements)])
 
 
-def blocks(elements: int) -> int:
+def block_count(elements: int) -> int:
     """How many scales so many elements have."""
     return -(-elements // MOMENT_BLOCK)
 
 
-def moment_dtypes(moments: Moments) -> tuple[torch.dtype, torch.dtype]:
+def moment_dtypes(moments: MomentFormat) -> tuple[torch.dtype, torch.dtype]:
     """What first and second moments are kept in."""
     return _DTYPES[moments]
 
 
-def dither_key(seed: int, step: int, weight: str, part: int) -> int:
+def dither_key(seed: int, step: int, weight: str, part_index: int) -> int:
     """Where in the noise an update begins, from 0 to `PART`.
 
     Args:
@@ -87,11 +87,11 @@ def dither_key(seed: int, step: int, weight: str, part: int) -> int:
         weight: its full name.
         part: its index among the weight's parts of `PART` elements.
     """
-    digest = hashlib.blake2b(f"{seed}/{step}/{weight}/{part}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little") % PART
+    digest = hashlib.blake2b(f"{seed}/{step}/{weight}/{part_index}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") % PART_ELEMENTS
 
 
-class Codec:
+class MomentCodec:
     """Decodes and encodes parts of moments; holds what one part needs, and the noise.
 
     Args:
@@ -99,12 +99,12 @@ class Codec:
     """
 
     def __init__(self, device: torch.device) -> None:
-        noise = torch.rand(2 * PART, generator=torch.Generator().manual_seed(0))
+        noise = torch.rand(2 * PART_ELEMENTS, generator=torch.Generator().manual_seed(0))
         self._noise = noise.to(device)
         self._low_bits = (noise * 2**16).to(torch.int32).to(device)
-        self._one, self._two, self._work = (torch.empty(PART, device=device) for _ in range(3))
+        self._one, self._two, self._work = (torch.empty(PART_ELEMENTS, device=device) for _ in range(3))
 
-    def decode(self, moments: tuple[Kept, Kept]) -> tuple[Tensor, Tensor]:
+    def decode(self, moments: tuple[StoredMoment, StoredMoment]) -> tuple[Tensor, Tensor]:
         """Both moments of one part in float32, valid until the next call; may be changed.
 
         Args:
@@ -124,7 +124,7 @@ class Codec:
             self._rows(self._two, n).square_().mul_(_column(root)).square_()
         return one, two
 
-    def encode(self, values: tuple[Tensor, Tensor], into: tuple[Kept, Kept], key: int) -> None:
+    def encode(self, values: tuple[Tensor, Tensor], into: tuple[StoredMoment, StoredMoment], key: int) -> None:
         """Writes one part back.
 
         Args:
@@ -145,14 +145,14 @@ class Codec:
         else:
             self._second(n, second.values, second.scales, key)
 
-    def decoded(self, moments: tuple[Kept, Kept]) -> tuple[Tensor, Tensor]:
+    def decode_all(self, moments: tuple[StoredMoment, StoredMoment]) -> tuple[Tensor, Tensor]:
         """Both moments of a whole weight in float32, in its shape."""
         first, second = (
             torch.empty(kept.values.shape, device=self._one.device) for kept in moments
         )
-        for at in range(0, first.numel(), PART):
-            n = min(PART, first.numel() - at)
-            one, two = self.decode((moments[0].part(at, n), moments[1].part(at, n)))
+        for at in range(0, first.numel(), PART_ELEMENTS):
+            n = min(PART_ELEMENTS, first.numel() - at)
+            one, two = self.decode((moments[0].narrow(at, n), moments[1].narrow(at, n)))
             first.view(-1)[at : at + n] = one
             second.view(-1)[at : at + n] = two
         return first, second
@@ -160,7 +160,7 @@ class Codec:
     def encode_all(
         self,
         values: tuple[Tensor, Tensor],
-        into: tuple[Kept, Kept],
+        into: tuple[StoredMoment, StoredMoment],
         *,
         seed: int,
         step: int,
@@ -178,10 +178,10 @@ class Codec:
             first: element at which the piece begins, a multiple of `PART`.
         """
         one, two = (each.reshape(-1) for each in values)
-        for at in range(0, one.numel(), PART):
-            n = min(PART, one.numel() - at)
-            key = dither_key(seed, step, weight, (first + at) // PART)
-            kept = (into[0].part(at, n), into[1].part(at, n))
+        for at in range(0, one.numel(), PART_ELEMENTS):
+            n = min(PART_ELEMENTS, one.numel() - at)
+            key = dither_key(seed, step, weight, (first + at) // PART_ELEMENTS)
+            kept = (into[0].narrow(at, n), into[1].narrow(at, n))
             self.encode((one[at : at + n], two[at : at + n]), kept, key)
 
     def _take(self, into: Tensor, values: Tensor) -> None:
@@ -216,7 +216,7 @@ class Codec:
 
     def _rows(self, memory: Tensor, n: int) -> Tensor:
         """`Float32[blocks, 256]` of a part, zeros behind its last element."""
-        whole = blocks(n) * MOMENT_BLOCK
+        whole = block_count(n) * MOMENT_BLOCK
         memory[n:whole] = 0
         return memory[:whole].view(-1, MOMENT_BLOCK)
 

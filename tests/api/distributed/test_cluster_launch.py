@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from windlass.api.distributed.cluster_launch import hosts, launch_script
-from windlass.program.device_mesh import device_of, place_of
+from windlass.api.distributed.cluster_launch import ranks_by_host, launch_script
+from windlass.program.device_mesh import rank_of, mesh_coord
 from windlass.schema.plan import Parallelism
 from windlass.schema.tensor_grid import TensorGrid
 
@@ -24,13 +24,13 @@ def test_slices_of_a_layer_share_a_host_and_every_device_has_one_place(
     nodes = -(-cut.devices // per_node)
     if nodes * per_node != cut.devices:
         per_node, nodes = cut.tensor, cut.devices // cut.tensor
-    found = hosts(nodes, per_node)
+    found = ranks_by_host(nodes, per_node)
     assert sorted(rank for host in found for rank in host) == list(range(cut.devices))
     for host in found:
         for rank in host:
-            place = place_of(rank, cut)
-            assert device_of(place, cut) == rank
-            slices = {device_of(place._replace(slice=at), cut) for at in range(cut.tensor)}
+            place = mesh_coord(rank, cut)
+            assert rank_of(place, cut) == rank
+            slices = {rank_of(place._replace(tensor_rank=at), cut) for at in range(cut.tensor)}
             assert slices <= set(host)
 
 
@@ -38,8 +38,8 @@ def test_slices_of_a_layer_share_a_host_and_every_device_has_one_place(
 def test_stages_are_the_last_to_share_a_host(cut: Parallelism):
     """A host of one stage's devices has them all: only stages are on different hosts then."""
     per_node = cut.tensor * cut.data
-    for stage, host in enumerate(hosts(cut.pipeline, per_node)):
-        assert {place_of(rank, cut).stage for rank in host} == {stage}
+    for stage, host in enumerate(ranks_by_host(cut.pipeline, per_node)):
+        assert {mesh_coord(rank, cut).stage for rank in host} == {stage}
 
 
 @pytest.mark.parametrize("launcher", ["torchrun", "slurm"])
@@ -49,7 +49,7 @@ def test_a_script_is_one_that_the_shell_reads_and_says_who_is_where(
 ):
     cut = Parallelism(pipeline=2, tensor=2, data=2)
     text = launch_script(
-        cut, tmp_path / "a run", "01a1-ff62", nodes=2, per_node=4, launcher=launcher, kind=kind
+        cut, tmp_path / "a run", "01a1-ff62", nodes=2, per_node=4, launcher=launcher, device_kind=kind
     )
     assert "#   host 1, rank 4 to 7: stage 1, slice 0 to 1, replica 0 to 1" in text
     assert "Warning" not in text
@@ -62,7 +62,7 @@ def test_a_script_is_one_that_the_shell_reads_and_says_who_is_where(
 def test_slices_that_reach_over_hosts_are_warned_of(tmp_path: Path):
     cut = Parallelism(tensor=4)
     text = launch_script(
-        cut, tmp_path, "01a1-ff62", nodes=2, per_node=2, launcher="torchrun", kind="cpu"
+        cut, tmp_path, "01a1-ff62", nodes=2, per_node=2, launcher="torchrun", device_kind="cpu"
     )
     assert "# Warning: 4 slices do not go into hosts of 2" in text
 
@@ -70,7 +70,7 @@ def test_slices_that_reach_over_hosts_are_warned_of(tmp_path: Path):
 def test_a_grid_whose_rows_share_a_host_is_not_warned_of(tmp_path: Path):
     cut = Parallelism(tensor=TensorGrid(2, 2))
     text = launch_script(
-        cut, tmp_path, "01a1-ff62", nodes=2, per_node=2, launcher="torchrun", kind="cpu"
+        cut, tmp_path, "01a1-ff62", nodes=2, per_node=2, launcher="torchrun", device_kind="cpu"
     )
     assert "Warning" not in text
     assert "# Of 2x2 slices those of one row, which exchange most, share a host." in text

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from windlass.api.distributed.elastic import smaller
+from windlass.api.distributed.elastic import shrink_parallelism
 from windlass.schema.plan import Parallelism
 from windlass.schema.request import Request
 
@@ -18,7 +18,7 @@ def asked(batch: int, micro: int | None = None) -> Request:
     st.builds(Parallelism, pipeline=st.integers(1, 4), data=st.integers(1, 8)), st.integers(1, 64)
 )
 def test_as_many_replicas_are_left_as_divide_the_batch(cut: Parallelism, batch: int):
-    found = smaller(cut, asked(batch))
+    found = shrink_parallelism(cut, asked(batch))
     if cut.data > 1:
         left = [each for each in range(1, cut.data) if batch % each == 0]
         assert found == cut.model_copy(update={"data": max(left)})
@@ -30,6 +30,6 @@ def test_as_many_replicas_are_left_as_divide_the_batch(cut: Parallelism, batch: 
 
 @pytest.mark.parametrize(("micro", "left"), [(None, 3), (2, 3), (6, 2), (12, 1)])
 def test_micro_batches_that_are_asked_for_stay_whole(micro: int | None, left: int):
-    found = smaller(Parallelism(data=4), asked(12, micro))
+    found = shrink_parallelism(Parallelism(data=4), asked(12, micro))
     assert found is not None
     assert found.data == left

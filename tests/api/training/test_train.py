@@ -8,17 +8,17 @@ import pytest
 import windlass
 from command_line import TINY
 from factories import tiny_machine
-from windlass.api.training.disk_check import taken_bytes
+from windlass.api.training.disk_check import disk_usage_bytes
 from windlass.errors import (
-    Faults,
+    InputErrors,
     MachineError,
     PlanError,
     RecordError,
     RequestError,
     StorageError,
 )
-from windlass.hardware.local_machine import save_here, system_fingerprint
-from windlass.program.memory.disk_usage import room
+from windlass.hardware.local_machine import save_local_machine, system_fingerprint
+from windlass.program.memory.disk_usage import disk_usage
 from windlass.schema import run_record as names
 from windlass.schema.plan import Plan
 from windlass.schema.request import Request
@@ -33,7 +33,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     machine = tiny_machine(memory="8 GiB").model_copy(
         update={"name": "here", "system": system_fingerprint()}
     )
-    save_here(folder / "windlass", machine)
+    save_local_machine(folder / "windlass", machine)
     return folder
 
 
@@ -160,9 +160,9 @@ def test_going_on_counts_what_the_checkpoints_hold_already(home: Path) -> None:
         if step.step == 4:
             break
     planned, folder = run.planned, run.folder
-    held = taken_bytes(folder / names.CHECKPOINT_FOLDER)
-    whole = room(planned.plan, planned.graph, planned.request.train)
-    rest = room(planned.plan, planned.graph, planned.request.train, done=4, kept=1)
+    held = disk_usage_bytes(folder / names.CHECKPOINT_FOLDER)
+    whole = disk_usage(planned.plan, planned.graph, planned.request.train)
+    rest = disk_usage(planned.plan, planned.graph, planned.request.train, steps_done=4, checkpoints_present=1)
     # One of 3 saves is left, beside the one that is there: as many as `keep` lets stand together.
     assert rest.needed_bytes == whole.needed_bytes == 2 * whole.checkpoint_bytes
     assert whole.checkpoint_bytes <= held <= 1.2 * whole.checkpoint_bytes
@@ -173,12 +173,12 @@ def test_a_file_with_two_names_takes_its_room_once(tmp_path: Path) -> None:
     (tmp_path / "one").write_bytes(bytes(8192))
     os.link(tmp_path / "one", tmp_path / "deep" / "two")
     alone = (tmp_path / "one").stat().st_blocks * 512
-    assert taken_bytes(tmp_path, tmp_path / "deep", tmp_path / "none") == alone
+    assert disk_usage_bytes(tmp_path, tmp_path / "deep", tmp_path / "none") == alone
 
 
 @pytest.mark.usefixtures("home")
 def test_overrides_beside_a_whole_request_are_refused_and_not_ignored() -> None:
-    request = windlass.ask(MODEL, *DIALS)
+    request = windlass.make_request(MODEL, *DIALS)
     with pytest.raises(RequestError, match="takes no overrides"):
         windlass.plan(request, "train.batch=8")
     with pytest.raises(RequestError, match="takes no overrides"):
@@ -201,7 +201,7 @@ def test_a_plan_edited_into_one_that_is_not_legal_is_refused_before_a_step(home:
     batch = plan.batch.model_copy(update={"accumulation": 3})
     plan.model_copy(update={"batch": batch}).save(path)
 
-    with pytest.raises(Faults, match=r"but `train.batch` is 4"):
+    with pytest.raises(InputErrors, match=r"but `train.batch` is 4"):
         windlass.resume(run.folder)
 
     assert windlass.load(run.folder).attempts == 1
@@ -215,7 +215,7 @@ def test_a_parted_backward_of_compiled_layers_is_refused_before_a_step(home: Pat
     parallel = plan.parallel.model_copy(update={"schedule": "zero-bubble"})
     plan.model_copy(update={"parallel": parallel, "compile": True}).save(path)
 
-    with pytest.raises(Faults, match=r"`parallel.schedule` = zero-bubble with `compile`"):
+    with pytest.raises(InputErrors, match=r"`parallel.schedule` = zero-bubble with `compile`"):
         windlass.resume(run.folder)
 
     assert windlass.load(run.folder).attempts == 1

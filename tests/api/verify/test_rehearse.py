@@ -17,7 +17,7 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_cut_that_does_not_fit_is_rehearsed_all_the_same_and_that_is_said():
-    plan, (note,) = api.to_rehearse(api.ask("gpt2-355m", *CUT, machine="ipu-pod4"))
+    plan, (note,) = api.rehearsal(api.make_request("gpt2-355m", *CUT, machine="ipu-pod4"))
     assert plan.parallel.data == 4
     assert note.startswith("`gpt2-355m` does not fit")
     assert "897 MiB" in note
@@ -25,6 +25,6 @@ def test_a_cut_that_does_not_fit_is_rehearsed_all_the_same_and_that_is_said():
 
 
 def test_a_cut_that_does_not_fit_the_budget_that_is_asked_for_is_refused():
-    request = api.ask("gpt2-355m", *CUT, machine="ipu-pod4", near="500MiB")
+    request = api.make_request("gpt2-355m", *CUT, machine="ipu-pod4", memory="500MiB")
     with pytest.raises(PlanError, match=r"does not fit.*500 MiB"):
-        api.to_rehearse(request)
+        api.rehearsal(request)

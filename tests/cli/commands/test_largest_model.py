@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from command_line import Windlass
-from windlass.schema.largest_model import Recorded
+from windlass.schema.largest_model import LargestModelRun
 
 SMALL = ("model.layers=2", "model.width=256", "model.heads=4", "model.vocabulary=257",
          "data.tokenizer=byte", "compile=false", "precision=float32")  # fmt: skip
@@ -22,11 +22,11 @@ def test_a_record_is_one_step_in_phases_proved_equal_and_its_run_is_kept_without
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     assert told["holds"]
-    recorded = Recorded.load(tmp_path / "run" / "recorded.json")
+    recorded = LargestModelRun.load(tmp_path / "run" / "largest_model.json")
     assert told["recorded"] == recorded.model_dump(mode="json")
     assert recorded.phases == 3
     assert recorded.tokens == 2048
-    for size in (recorded.far_bytes, recorded.read_bytes, recorded.written_bytes):
+    for size in (recorded.offloaded_bytes, recorded.read_bytes, recorded.written_bytes):
         assert size.measured == pytest.approx(size.predicted, rel=PADDING)
     assert not (tmp_path / "run" / "checkpoints").exists()
     assert not (tmp_path / "run" / "state").exists()

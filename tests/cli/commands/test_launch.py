@@ -22,7 +22,7 @@ from cli.pods import (
     weights,
 )
 from command_line import Windlass
-from windlass.tracking.load_run import load
+from windlass.tracking.load_run import load_run
 
 
 class Link:
@@ -116,16 +116,16 @@ def test_two_hosts_train_what_two_devices_of_one_host_train(
     windlass: Windlass, surroundings: dict[str, str], tmp_path: Path, whole: Path
 ) -> None:
     prepare(windlass, *STAGES, "--nodes", "2")
-    assert load(tmp_path / "run").state == "prepared"
+    assert load_run(tmp_path / "run").state == "prepared"
 
     for code, told in outcome(agents(surroundings, tmp_path / "run", 2)):
         assert code == 0, told
 
-    run = load(tmp_path / "run")
+    run = load_run(tmp_path / "run")
     assert run.state == "finished"
-    assert numbers(run) == numbers(load(whole))
+    assert numbers(run) == numbers(load_run(whole))
     assert weights(tmp_path / "run") == weights(whole)
-    assert [len(steps) for steps in run.devices] == [60, 60]
+    assert [len(steps) for steps in run.steps_by_rank] == [60, 60]
 
 
 def test_a_plan_of_another_number_of_devices_than_the_cluster_has_is_refused(
@@ -224,9 +224,9 @@ def test_four_devices_on_two_hosts_begin_anew_from_the_last_checkpoint_when_one_
         assert code == 0, told
     done = windlass("train", *words, "--folder", "here")
     assert done.returncode == 0, done.stderr
-    run = load(folder)
+    run = load_run(folder)
     assert run.attempts >= 3  # prepared, killed, begun anew
-    assert numbers(run) == numbers(load(tmp_path / "here"))
+    assert numbers(run) == numbers(load_run(tmp_path / "here"))
     assert weights(folder) == weights(tmp_path / "here")
 
 
@@ -241,7 +241,7 @@ def test_a_cluster_that_is_told_to_end_saves_and_goes_on_when_it_is_started_agai
     wait_for_step(folder, 20, seconds=120)
     running[0].send_signal(signal.SIGTERM)
     outcome(running)
-    record = load(folder)
+    record = load_run(folder)
     assert record.state == "interrupted"
     newest = max((folder / "checkpoints").glob("step-*"))
     assert newest.name == f"step-{record.steps[-1].step:08d}"
@@ -250,7 +250,7 @@ def test_a_cluster_that_is_told_to_end_saves_and_goes_on_when_it_is_started_agai
         assert code == 0, told
     done = windlass("train", *words, "--folder", "here")
     assert done.returncode == 0, done.stderr
-    assert numbers(load(folder)) == numbers(load(tmp_path / "here"))
+    assert numbers(load_run(folder)) == numbers(load_run(tmp_path / "here"))
     assert weights(folder) == weights(tmp_path / "here")
 
 

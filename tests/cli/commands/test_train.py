@@ -12,8 +12,8 @@ import pytest
 
 from cli.pods import numbers, wait_for_step, weights
 from command_line import TINY, Windlass, start
-from windlass.runtime.checkpoint.checkpoint import latest
-from windlass.tracking.load_run import load
+from windlass.runtime.checkpoint.checkpoint import latest_checkpoint
+from windlass.tracking.load_run import load_run
 
 
 def test_a_run_is_planned_predicted_recorded_and_ends_with_what_to_do_next(
@@ -24,11 +24,11 @@ def test_a_run_is_planned_predicted_recorded_and_ends_with_what_to_do_next(
     assert done.returncode == 0, done.stderr
     for words in ("predicted", "report", "windlass sample run"):
         assert words in done.stdout
-    record = load(tmp_path / "run")
+    record = load_run(tmp_path / "run")
     assert record.state == "finished"
     assert [step.step for step in record.steps] == [1, 2, 3, 4, 5, 6]
     assert record.faults == ()
-    parts = (record.request, record.plan, record.prediction, record.environment, record.measured)
+    parts = (record.request, record.plan, record.prediction, record.environment, record.measured_timeline)
     assert all(parts)
     assert (tmp_path / "run" / "report.html").stat().st_size > 10_000
     again = windlass("sample", "run", "--prompt", "def ", "--tokens", "8")
@@ -51,12 +51,12 @@ def test_a_run_stopped_by_hand_saves_exits_130_and_goes_on_as_if_it_never_stoppe
 
     assert process.returncode == 130, news
     assert "windlass resume stopped" in news
-    record = load(tmp_path / "stopped")
+    record = load_run(tmp_path / "stopped")
     assert record.state == "interrupted"
-    assert latest(tmp_path / "stopped" / "checkpoints").manifest.step == record.steps[-1].step
+    assert latest_checkpoint(tmp_path / "stopped" / "checkpoints").manifest.step == record.steps[-1].step
     resumed = windlass("resume", "stopped", "--runs", ".")
     assert resumed.returncode == 0, resumed.stderr
-    whole, stopped = load(tmp_path / "whole"), load(tmp_path / "stopped")
+    whole, stopped = load_run(tmp_path / "whole"), load_run(tmp_path / "stopped")
     assert stopped.attempts == 2
     assert numbers(stopped) == numbers(whole)
     assert weights(tmp_path / "stopped") == weights(tmp_path / "whole")
@@ -72,7 +72,7 @@ def test_a_loss_that_is_no_number_ends_the_run_with_its_step_and_documents(
     assert "step" in done.stderr
     assert ".py" in done.stderr
     assert "last good checkpoint" in done.stderr
-    assert load(tmp_path / "run").state == "broken"
+    assert load_run(tmp_path / "run").state == "broken"
     assert "Traceback" not in done.stderr
 
 
@@ -111,8 +111,8 @@ def test_a_checkpoint_with_a_flipped_byte_is_told_and_the_one_before_it_serves(
 
     assert done.returncode == 0, done.stderr
     assert file.name in done.stderr
-    record = load(tmp_path / "run")
-    assert numbers(record) == numbers(load(tmp_path / "whole"))
+    record = load_run(tmp_path / "run")
+    assert numbers(record) == numbers(load_run(tmp_path / "whole"))
     assert weights(tmp_path / "run") == expected
 
 
@@ -155,7 +155,7 @@ def test_a_model_of_ones_own_begins_with_the_weights_that_its_code_gives(
 
     assert done.returncode == 0, done.stderr
     # Logits of zero give every token the same chance.
-    assert load(tmp_path / "run").steps[0].loss == pytest.approx(math.log(257), rel=1e-6)
+    assert load_run(tmp_path / "run").steps[0].loss == pytest.approx(math.log(257), rel=1e-6)
 
 
 @pytest.mark.slow
@@ -173,7 +173,7 @@ def test_twenty_kills_at_random_moments_lose_nothing(
         if turn % 4 == 3:
             time.sleep(draw.uniform(0.1, 3.0))  # anywhere in the set-up, or soon after it
         else:
-            done = len(load(folder).steps) if (folder / "id").exists() else 0
+            done = len(load_run(folder).steps) if (folder / "id").exists() else 0
             # Saving takes most of a step here, so most of these kills fall into a save.
             wait_for_step(folder, done + draw.randint(1, 24))
             time.sleep(draw.uniform(0, 0.05))
@@ -187,7 +187,7 @@ def test_twenty_kills_at_random_moments_lose_nothing(
 
     assert kills == 20
     assert final.returncode == 0, final.stderr
-    assert numbers(load(folder)) == numbers(load(tmp_path / "whole"))
+    assert numbers(load_run(folder)) == numbers(load_run(tmp_path / "whole"))
     assert weights(folder) == weights(tmp_path / "whole")
 
 

@@ -12,32 +12,32 @@ from torch import Tensor
 from windlass.atomic_files import hash_file
 from windlass.runtime.offload.backing_store import (
     BOUNCE_BYTES,
-    Bounce,
-    Bounced,
-    FileShelf,
-    Shelf,
-    Shelves,
+    BounceBuffer,
+    BouncedFile,
+    FileBackingStore,
+    BackingStore,
+    BackingStores,
 )
-from windlass.runtime.offload.direct_io import PAGE, DirectFile, aligned, page_memory
+from windlass.runtime.offload.direct_io import PAGE_BYTES, DirectFile, round_up_to_page, page_aligned_buffer
 
 PAGES = 12
 CPU = torch.device("cpu")
 
-Make = Callable[[str, str], Shelf]
+Make = Callable[[str, str], BackingStore]
 
 
 @pytest.fixture
 def shelf(tmp_path: Path) -> Iterator[Make]:
     """Makes a shelf of `PAGES` pages in a tier: `disk`, `host`, or a file behind a bounce."""
-    shelves = Shelves(tmp_path / "state", CPU)
-    bounces = (Bounce(CPU), Bounce(CPU))
+    shelves = BackingStores(tmp_path / "state", CPU)
+    bounces = (BounceBuffer(CPU), BounceBuffer(CPU))
 
-    def make(tier: str, name: str) -> Shelf:
+    def make(tier: str, name: str) -> BackingStore:
         if tier == "bounced":
             (tmp_path / "state").mkdir(exist_ok=True)
-            made: Shelf = FileShelf(tmp_path / "state" / name, PAGES * PAGE, bounces)
+            made: BackingStore = FileBackingStore(tmp_path / "state" / name, PAGES * PAGE_BYTES, bounces)
         else:
-            made = shelves.shelf(tier, name, PAGES * PAGE)
+            made = shelves.shelf(tier, name, PAGES * PAGE_BYTES)
             shelves.take()
         made.make()
         return made
@@ -49,15 +49,15 @@ def shelf(tmp_path: Path) -> Iterator[Make]:
 
 
 def filled(value: int, pages: int = PAGES) -> Tensor:
-    return page_memory(pages * PAGE).fill_(value)
+    return page_aligned_buffer(pages * PAGE_BYTES).fill_(value)
 
 
-def content(shelf: Shelf) -> list[int]:
+def content(shelf: BackingStore) -> list[int]:
     """The first byte of each page."""
     memory = filled(255)
     with shelf.opened() as access:
         access.read(memory, 0)
-    return memory[::PAGE].tolist()
+    return memory[::PAGE_BYTES].tolist()
 
 
 @pytest.mark.parametrize("tier", ["disk", "host", "bounced"])
@@ -76,7 +76,7 @@ def test_a_shelf_reads_what_was_written_last(
         access.write(filled(0), 0)
         for first, pages, value in writes:
             count = min(pages, PAGES - first)
-            access.write(filled(value, count), first * PAGE)
+            access.write(filled(value, count), first * PAGE_BYTES)
             plain[first : first + count] = [value] * count
     assert content(made) == plain
 
@@ -94,7 +94,7 @@ def test_what_was_saved_stays_when_the_shelf_changes_and_can_be_taken_over(
         with made.changing() as (_, into):
             into.write(filled(value), 0)
     assert content(made) == [3] * PAGES
-    assert (proof().bytes, proof().sha256) == (PAGES * PAGE, hash_file(to))
+    assert (proof().bytes, proof().sha256) == (PAGES * PAGE_BYTES, hash_file(to))
     heir = shelf(other, "heir")
     heir.adopt(to)
     assert content(heir) == [7, *[1] * (PAGES - 1)]
@@ -104,21 +104,21 @@ def test_what_was_saved_stays_when_the_shelf_changes_and_can_be_taken_over(
 
 
 def test_a_file_that_is_too_short_is_not_taken_over(shelf: Make, tmp_path: Path):
-    (tmp_path / "short").write_bytes(bytes(PAGE))
+    (tmp_path / "short").write_bytes(bytes(PAGE_BYTES))
     with pytest.raises(OSError, match=f"ends at {PAGE} bytes, {PAGES * PAGE} were due"):
         shelf("host", "one").adopt(tmp_path / "short")
 
 
-@pytest.mark.parametrize("nbytes", [1, PAGE, BOUNCE_BYTES, 2 * BOUNCE_BYTES + 5])
+@pytest.mark.parametrize("nbytes", [1, PAGE_BYTES, BOUNCE_BYTES, 2 * BOUNCE_BYTES + 5])
 def test_memory_of_any_size_comes_through_a_bounce_as_it_was(tmp_path: Path, nbytes: int):
-    bounces = (Bounce(CPU), Bounce(CPU))
+    bounces = (BounceBuffer(CPU), BounceBuffer(CPU))
     memory = (torch.arange(nbytes, dtype=torch.int64) % 251).to(torch.uint8)
     again = torch.zeros_like(memory)
     with DirectFile(tmp_path / "file", write=True) as file:
-        file.resize(PAGE + aligned(nbytes))
-        through = Bounced(file, *bounces)
-        through.write(memory, PAGE)
-        through.read(again, PAGE)
+        file.resize(PAGE_BYTES + round_up_to_page(nbytes))
+        through = BouncedFile(file, *bounces)
+        through.write(memory, PAGE_BYTES)
+        through.read(again, PAGE_BYTES)
     assert torch.equal(again, memory)
     for bounce in bounces:
         bounce.close()

@@ -9,13 +9,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from windlass.capture.capture_graph import capture
+from windlass.capture.capture_layers import capture_graph
 from windlass.data.batches import Batches
-from windlass.models.layer_stack import Chain
+from windlass.models.layer_stack import LayerStack
 from windlass.program.lowering.lower import lower
-from windlass.program.memory.offloaded_bytes import far_bytes
-from windlass.program.memory.tier_traffic import Traffic, together
-from windlass.runtime.checkpoint.checkpoint import latest, stored
+from windlass.program.memory.offloaded_bytes import offloaded_bytes_by_tier
+from windlass.program.memory.tier_traffic import TierTraffic, sum_tiers
+from windlass.runtime.checkpoint.checkpoint import latest_checkpoint, checkpoint_folders
 from windlass.runtime.train import train
 from windlass.schema.plan import Batch, Offload, Plan, Stage
 from windlass.schema.request import TrainRequest
@@ -40,7 +40,7 @@ Run = Callable[..., tuple[list[Step], dict[str, torch.Tensor]]]
 
 @pytest.fixture
 def run(
-    gpt: Callable[..., Chain],
+    gpt: Callable[..., LayerStack],
     batches: Callable[..., Batches],
     settings: Callable[..., TrainRequest],
     tmp_path: Path,
@@ -66,7 +66,7 @@ def run(
         **asked: object,
     ) -> tuple[list[Step], dict[str, torch.Tensor]]:
         chain = gpt(device="meta", dropout=0.1, **(dials or {}))
-        graph = capture(chain)
+        graph = capture_graph(chain)
         plan = Plan(
             graph=graph.label,
             machine="here@000000000000",
@@ -79,7 +79,7 @@ def run(
             stages=(Stage(phases=PHASES[phases], recompute=recompute),),
         )
         if rooms is not None:
-            rooms.append(sum(far_bytes(plan, graph)["disk"].values()))
+            rooms.append(sum(offloaded_bytes_by_tier(plan, graph)["disk"].values()))
         folder = tmp_path / name / "checkpoints"
         request = settings(batch=micro * accumulation, **asked)
         steps = []
@@ -90,14 +90,14 @@ def run(
             request,
             program=lower(plan, graph)[0],
             checkpoints=folder,
-            resume=latest(folder) if resume else None,
+            resume=latest_checkpoint(folder) if resume else None,
         ):
             steps.append(step)
             look()
             if step.step == until:
                 break
         tensors: dict[str, torch.Tensor] = {}
-        for file in sorted(stored(folder)[-1].glob("*.safetensors")):
+        for file in sorted(checkpoint_folders(folder)[-1].glob("*.safetensors")):
             tensors |= load_file(file)
         return steps, {key: t for key, t in tensors.items() if not key.startswith("zeros/")}
 
@@ -290,12 +290,12 @@ def test_a_streamed_checkpoint_goes_on_in_memory_and_back(run: Run):
 def test_a_checkpoint_does_not_change_with_the_updates_after_it(run: Run, tmp_path: Path):
     run(3, steps=6, save_every=2, keep=3)
     folder = tmp_path / "run" / "checkpoints"
-    kept = stored(folder)
+    kept = checkpoint_folders(folder)
     assert len(kept) == 3
-    assert latest(folder).damaged == ()
+    assert latest_checkpoint(folder).damaged == ()
     for path in kept[1:]:
         shutil.rmtree(path)
-    assert latest(folder).manifest.step == 2
+    assert latest_checkpoint(folder).manifest.step == 2
 
 
 def test_nothing_of_the_state_is_left_on_disk_but_the_checkpoints(run: Run, tmp_path: Path):
@@ -319,19 +319,19 @@ def test_outputs_that_wait_elsewhere_come_back_as_they_were(
 
 @pytest.mark.parametrize("tier", ["host", "disk"])
 def test_only_outputs_may_be_away_and_move_the_bytes_that_the_program_says(
-    run: Run, gpt: Callable[..., Chain], tier: str
+    run: Run, gpt: Callable[..., LayerStack], tier: str
 ):
     shape = {"accumulation": 3, "micro": 2, "recompute": "full"}
     _, held = run(1, name="whole", **shape)
     steps, away = run(1, home=Offload(activations=tier), **shape)
     assert same(away, held)
-    graph = capture(gpt(device="meta", dropout=0.1))
+    graph = capture_graph(gpt(device="meta", dropout=0.1))
     plan = Plan(
         graph=graph.label, machine="here@000000000000", offload=Offload(activations=tier),
         batch=Batch(sequence=SEQUENCE, micro=2, accumulation=3),
         stages=(Stage(phases=PHASES[1], recompute="full"),),
     )  # fmt: skip
-    due = together(Traffic(plan, graph).total(lower(plan, graph)[0].instructions))
+    due = sum_tiers(TierTraffic(plan, graph).total(lower(plan, graph)[0].instructions))
     assert due.read == due.written > 0
     assert {(step.read_bytes, step.written_bytes) for step in steps} == {tuple(due)}
 
@@ -342,19 +342,19 @@ PADDING = 0.02
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_a_run_moves_the_bytes_that_its_program_says(
-    run: Run, gpt: Callable[..., Chain], precision: str
+    run: Run, gpt: Callable[..., LayerStack], precision: str
 ):
     shape = {"precision": precision, "accumulation": 2, "micro": 2, "dials": {"width": 256}}
     steps, _ = run(3, steps=4, evaluate_every=4, save_every=4, **shape)
-    graph = capture(gpt(device="meta", dropout=0.1, width=256))
+    graph = capture_graph(gpt(device="meta", dropout=0.1, width=256))
     plan = Plan(
         graph=graph.label, machine="here@000000000000", precision=precision, offload=FAR,
         batch=Batch(sequence=SEQUENCE, micro=2, accumulation=2), stages=(Stage(phases=PHASES[3]),),
     )  # fmt: skip
-    (program,), traffic = lower(plan, graph), Traffic(plan, graph)
-    first = together(traffic.total(program.instructions, stored=False))
-    again = together(traffic.total(program.instructions))
-    last = again.plus(together(traffic.total(program.flush_deferred_updates)))
+    (program,), traffic = lower(plan, graph), TierTraffic(plan, graph)
+    first = sum_tiers(traffic.total(program.instructions, stored=False))
+    again = sum_tiers(traffic.total(program.instructions))
+    last = again.plus(sum_tiers(traffic.total(program.flush_deferred_updates)))
     # All steps together: a move that is under way when its step ends counts to the next one.
     due = first.plus(again).plus(again).plus(last)
     assert sum(step.read_bytes for step in steps) == pytest.approx(due.read, rel=PADDING)
@@ -363,6 +363,6 @@ def test_a_run_moves_the_bytes_that_its_program_says(
 
 def test_a_run_in_memory_moves_nothing(run: Run):
     steps, _ = run(1)
-    assert {(step.read_bytes, step.written_bytes, step.settle_seconds) for step in steps} == {
+    assert {(step.read_bytes, step.written_bytes, step.flush_seconds) for step in steps} == {
         (0, 0, 0.0)
     }

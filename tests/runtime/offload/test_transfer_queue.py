@@ -6,25 +6,25 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from windlass.runtime.offload.transfer_queue import Lane, Moved
+from windlass.runtime.offload.transfer_queue import TransferQueue, TransferStats
 
 
 @pytest.fixture(params=[True, False], ids=["threads", "at once"])
-def lane(request: pytest.FixtureRequest) -> Iterator[Lane]:
-    made = Lane(torch.device("cpu"), blocks=request.param)
+def lane(request: pytest.FixtureRequest) -> Iterator[TransferQueue]:
+    made = TransferQueue(torch.device("cpu"), blocks=request.param)
     yield made
     made.close()
 
 
-def test_moves_end_in_the_order_they_began(lane: Lane):
+def test_moves_end_in_the_order_they_began(lane: TransferQueue):
     ended: list[int] = []
     tickets = [lane.begin(lambda _, at=at: ended.append(at)) for at in range(20)]
     tickets[-1].wait()
     assert ended == list(range(20))
 
 
-def test_whoever_waits_for_a_move_learns_what_went_wrong(lane: Lane):
-    def fail(_: Moved) -> None:
+def test_whoever_waits_for_a_move_learns_what_went_wrong(lane: TransferQueue):
+    def fail(_: TransferStats) -> None:
         raise OSError("the disk is gone")
 
     ticket = lane.begin(fail)
@@ -33,8 +33,8 @@ def test_whoever_waits_for_a_move_learns_what_went_wrong(lane: Lane):
     lane.wait()
 
 
-def test_bytes_are_told_once(lane: Lane):
-    def move(moved: Moved) -> None:
+def test_bytes_are_told_once(lane: TransferQueue):
+    def move(moved: TransferStats) -> None:
         moved.read_bytes += 3
         moved.written_bytes += 5
 
@@ -47,7 +47,7 @@ def test_bytes_are_told_once(lane: Lane):
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 10])
-def test_every_piece_is_read_worked_on_and_written_in_a_set_of_its_own(lane: Lane, count: int):
+def test_every_piece_is_read_worked_on_and_written_in_a_set_of_its_own(lane: TransferQueue, count: int):
     home = list(range(count))
     sets = [[-1], [-1], [-1]]
 
@@ -65,7 +65,7 @@ def test_every_piece_is_read_worked_on_and_written_in_a_set_of_its_own(lane: Lan
     assert home == [101 * piece for piece in range(count)]
 
 
-def test_a_piece_that_cannot_be_written_fails_the_move(lane: Lane):
+def test_a_piece_that_cannot_be_written_fails_the_move(lane: TransferQueue):
     def write(_: list[int], piece: int) -> None:
         if piece == 2:
             raise OSError("full")
@@ -79,7 +79,7 @@ def test_a_piece_that_cannot_be_written_fails_the_move(lane: Lane):
         ticket.wait()
 
 
-def test_what_a_move_uses_is_held_no_longer_than_it_takes(lane: Lane):
+def test_what_a_move_uses_is_held_no_longer_than_it_takes(lane: TransferQueue):
     held = torch.ones(3)
     seen = weakref.ref(held)
     ticket = lane.begin(lambda _: None, held)

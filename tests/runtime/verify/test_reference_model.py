@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn import functional
 
-from windlass.capture.capture_graph import capture_graph
+from windlass.capture.capture_layers import capture_graph
 from windlass.data.batches import Batches
 from windlass.errors import CheckpointError, ModelError
 from windlass.models.layer_stack import LayerStack

@@ -105,7 +105,7 @@ def run_cluster_rank(folder: Path, cluster_rank: ClusterRank) -> Iterator[Iterat
         WindlassError: what went wrong else; the message names the device and its instruction.
     """
     from windlass.runtime.distributed.heartbeat import HeartbeatWriter
-    from windlass.runtime.distributed.process_groups import (
+    from windlass.runtime.distributed.rendezvous import (
         destroy_process_group,
         init_elastic_process_group,
         is_peer_lost,
@@ -124,9 +124,9 @@ def run_cluster_rank(folder: Path, cluster_rank: ClusterRank) -> Iterator[Iterat
     try:
         init_elastic_process_group(
             cluster_rank.rank, cluster_rank.world_size, planned.machine.device.kind,
-            local=cluster_rank.local_rank, host=cluster_rank.master_address,
+            local_rank=cluster_rank.local_rank, host=cluster_rank.master_address,
         )  # fmt: skip
-        yield _steps(folder, planned, cluster_rank.rank, pulse, parent.wants_stop)
+        yield _steps(folder, planned, cluster_rank.rank, pulse, parent.stop_requested)
         destroy_process_group()
     except Exception as error:
         write_report(ranks, cluster_rank.rank, error)
@@ -142,19 +142,19 @@ def _steps(
     """The training loop of one device, once device 0 has told all where to begin."""
     import torch
 
-    from windlass.runtime.distributed.process_groups import RunStart, told
+    from windlass.runtime.distributed.rendezvous import RunStart, broadcast_start
 
     on = torch.device(planned.machine.device.kind)
     if device:
-        begin = told(None, on)
+        begin = broadcast_start(None, on)
         at = Path(begin.checkpoint) if begin.checkpoint else None
-        steps = train_rank(planned, device, folder, at, beat=pulse.numbers, stop=stop)
+        steps = train_rank(planned, device, folder, at, beat=pulse.slots, stop=stop)
         return journal_steps(steps, folder, device, begin.attempt)
     again = reopen_run(load(folder), planned)
     path = again.checkpoint.path if again.checkpoint else None
-    told(RunStart(attempt=again.folder.attempt, checkpoint=str(path) if path else None), on)
+    broadcast_start(RunStart(attempt=again.folder.attempt, checkpoint=str(path) if path else None), on)
     return continue_run(
         planned,
         again,
-        lambda: train_rank(planned, 0, folder, path, beat=pulse.numbers, stop=stop),
+        lambda: train_rank(planned, 0, folder, path, beat=pulse.slots, stop=stop),
     )

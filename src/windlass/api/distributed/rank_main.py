@@ -44,7 +44,7 @@ def run_rank(
         WindlassError: what went wrong.
     """
     from windlass.runtime.distributed.heartbeat import HeartbeatWriter
-    from windlass.runtime.distributed.process_groups import (
+    from windlass.runtime.distributed.rendezvous import (
         LOOPBACK,
         Rendezvous,
         destroy_process_group,
@@ -66,8 +66,8 @@ def run_rank(
             rank,
             folder,
             checkpoint,
-            beat=pulse.numbers,
-            stop=parent.wants_stop,
+            beat=pulse.slots,
+            stop=parent.stop_requested,
             instrumentation=instrumentation,
         )
         devices = planned.plan.parallel.devices
@@ -85,7 +85,7 @@ def _taken(steps: Iterator[Step], parent: "ParentProcess") -> Iterator[Step]:
     """Steps, each of which the parent has on record before what follows it."""
     for step in steps:
         yield step
-        parent.await_taken()
+        parent.wait_until_recorded()
 
 
 def journal_steps(steps: Iterator[Step], folder: Path, rank: int, attempt: int) -> Iterator[Step]:

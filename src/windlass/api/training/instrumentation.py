@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from windlass.runtime.handler import Handlers
-    from windlass.runtime.verify.handler_hooks import Around, Inside
+    from windlass.runtime.verify.handler_hooks import HandlerWrapper, HookContext
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,21 +20,21 @@ class Instrumentation:
         """The same for the command that starts a device."""
         return ["--notes", *(() if self.fault is None else ("--fault", self.fault))]
 
-    def handler_wrapper(self, folder: Path, device: int) -> "Around":
+    def handler_wrapper(self, folder: Path, device: int) -> "HandlerWrapper":
         """What stands around the handlers of a device.
 
         Args:
             folder: of the run, where notes go.
             device: of the run.
         """
-        from windlass.runtime.verify.activation_fingerprints import Notes
-        from windlass.runtime.verify.fault_injection import spoiled
+        from windlass.runtime.verify.activation_fingerprints import ActivationFingerprints
+        from windlass.runtime.verify.fault_injection import inject_fault
 
-        notes = Notes(folder, device)
+        notes = ActivationFingerprints(folder, device)
 
-        def both(handlers: "Handlers", inside: "Inside") -> "Handlers":
+        def both(handlers: "Handlers", inside: "HookContext") -> "Handlers":
             if self.fault is not None:
-                handlers = spoiled(self.fault, handlers, inside)
-            return notes.around(handlers, inside)
+                handlers = inject_fault(self.fault, handlers, inside)
+            return notes.wrap(handlers, inside)
 
         return both

@@ -33,7 +33,7 @@ from windlass.tracking.load_run import RunRecord
 from windlass.tracking.run_folder import RunFolder, reopen_run_folder
 
 if TYPE_CHECKING:
-    from windlass.data.token_files import Tokens
+    from windlass.data.token_files import TokenDataset
     from windlass.runtime.checkpoint.checkpoint import Checkpoint
 
 _OF_THE_PLAN = ("parallel", "sharding", "batch", "recompute", "recompute_layers",
@@ -84,7 +84,7 @@ class ReopenedRun:
     """A run whose folder is held for its next attempt."""
 
     folder: RunFolder
-    tokens: "Tokens"
+    tokens: "TokenDataset"
     checkpoint: "Checkpoint | None"
     """That it goes on from, with whole layers; None begins anew."""
     notes: tuple[str, ...]
@@ -140,7 +140,7 @@ def reopen_run(
         is_sharded,
         latest_checkpoint,
     )
-    from windlass.runtime.checkpoint.merge_shards import joined
+    from windlass.runtime.checkpoint.merge_shards import merge_shards
 
     checkpoints = record.folder / names.CHECKPOINT_FOLDER
     checkpoint = latest_checkpoint(checkpoints)
@@ -160,7 +160,7 @@ def reopen_run(
     notes = checkpoint.damaged if checkpoint else ("no checkpoint was saved: begins anew",)
     if checkpoint and is_sharded(checkpoint.manifest):  # else no model need be built
         into = checkpoints / names.MERGED_CHECKPOINT_FOLDER
-        checkpoint = joined(checkpoint, build_requested_model(planned.request.model), into)
+        checkpoint = merge_shards(checkpoint, build_requested_model(planned.request.model), into)
     return ReopenedRun(folder=held, tokens=tokens, checkpoint=checkpoint, notes=notes)
 
 
@@ -210,8 +210,8 @@ def sample(
     """
     from windlass.data.tokenizer import load_tokenizer
     from windlass.runtime.checkpoint.checkpoint import latest_checkpoint
-    from windlass.runtime.checkpoint.merge_shards import joined
-    from windlass.runtime.generate import generate
+    from windlass.runtime.checkpoint.merge_shards import merge_shards
+    from windlass.runtime.generate import SamplingOptions, generate
 
     record = load(run, root=root)
     planned = planned_from_record(record)
@@ -228,12 +228,14 @@ def sample(
     with TemporaryDirectory(dir=record.folder) as folder:
         written = generate(
             chain,
-            joined(checkpoint, chain, Path(folder) / names.MERGED_CHECKPOINT_FOLDER),
+            merge_shards(checkpoint, chain, Path(folder) / names.MERGED_CHECKPOINT_FOLDER),
             tokenizer.encode(prompt) or [tokenizer.end_of_text],
-            count=tokens,
-            temperature=temperature,
-            top_k=top_k,
-            seed=seed,
-            end=tokenizer.end_of_text,
+            SamplingOptions(
+                count=tokens,
+                temperature=temperature,
+                top_k=top_k,
+                seed=seed,
+                end_token=tokenizer.end_of_text,
+            ),
         )
-        yield from tokenizer.pieces(written)
+        yield from tokenizer.stream_decode(written)

@@ -18,7 +18,7 @@ from windlass.tracking.load_run import RunRecord
 from windlass.tracking.run_folder import RunFolder
 
 if TYPE_CHECKING:
-    from windlass.data.token_files import Tokens
+    from windlass.data.token_files import TokenDataset
 
 
 def run_documents(planned: Planned, programs: tuple[Program, ...]) -> dict[str, Document]:
@@ -36,7 +36,7 @@ def run_documents(planned: Planned, programs: tuple[Program, ...]) -> dict[str, 
     }
 
 
-def run_metadata(planned: Planned, tokens: "Tokens") -> dict[str, object]:
+def run_metadata(planned: Planned, tokens: "TokenDataset") -> dict[str, object]:
     """What lists and pages show of a run without reading more."""
     return {
         "model": planned.request.model.name,

@@ -19,7 +19,7 @@ from windlass.tracking.run_folder import RunFolder, create_run_folder
 
 if TYPE_CHECKING:
     from windlass.data.batches import Batches
-    from windlass.data.token_files import Tokens
+    from windlass.data.token_files import TokenDataset
 
 
 class StartedRun(NamedTuple):
@@ -27,7 +27,7 @@ class StartedRun(NamedTuple):
 
     folder: RunFolder
     programs: tuple[Program, ...]
-    tokens: "Tokens"
+    tokens: "TokenDataset"
     batches: "Batches"
 
 

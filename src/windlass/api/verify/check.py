@@ -17,7 +17,7 @@ from windlass.schema.request import Request
 from windlass.schema.verification import VerificationResult
 
 if TYPE_CHECKING:
-    from windlass.runtime.verify.compare_runs import Ran
+    from windlass.runtime.verify.compare_runs import InstrumentedRun
 
 _EPSILON = 1e-4
 """Of Adam. With its usual 1e-8 a gradient that is zero but for rounding would move its weight by a
@@ -32,12 +32,12 @@ class FaultResult:
     description: str
     layer: int | None
     """That made it; None if no one layer did."""
-    proof: VerificationResult
+    result: VerificationResult
 
     @property
     def detected(self) -> bool:
         """Whether it was found, and its layer named."""
-        first = self.proof.first_mismatch
+        first = self.result.first_mismatch
         return first is not None and self.layer in (None, first.layer)
 
 
@@ -53,7 +53,7 @@ class Verifier:
     def __init__(self, planned: Planned, folder: Path, progress: Progress | None = None) -> None:
         self._planned, self._folder, self._progress = planned, folder, progress
         self._alone = on_single_device(planned)
-        self._reference: Ran | None = None
+        self._reference: InstrumentedRun | None = None
 
     def verify(self, fault: str | None = None) -> VerificationResult:
         """Runs the plan and compares; the first time, runs it on one device too.
@@ -64,13 +64,13 @@ class Verifier:
         Raises:
             WindlassError: a run failed.
         """
-        from windlass.runtime.verify.compare_runs import agree
+        from windlass.runtime.verify.compare_runs import compare_to_single_device
 
         if self._reference is None:
             self._reference = self._ran("one device", self._alone, Instrumentation())
         request, plan = self._planned.request, self._planned.plan
         name = fault or "plan"
-        return agree(
+        return compare_to_single_device(
             self._ran(name, self._planned, Instrumentation(fault=fault)),
             self._reference,
             build_requested_model(request.model),
@@ -81,14 +81,14 @@ class Verifier:
 
     def inject_faults(self) -> Iterator[FaultResult]:
         """Makes each mistake that the plan can make, one after the other."""
-        from windlass.runtime.verify.fault_injection import FAULTS, spoiled_layer
+        from windlass.runtime.verify.fault_injection import FAULTS, faulty_layer
 
         plan, graph = self._planned.plan, self._planned.graph
         for name, fault in FAULTS.items():
-            if fault.needs(plan, graph):
-                layer = spoiled_layer(plan) if fault.at_layer else None
+            if fault.is_possible(plan, graph):
+                layer = faulty_layer(plan) if fault.single_layer else None
                 yield FaultResult(
-                    fault=name, description=fault.words, layer=layer, proof=self.verify(name)
+                    fault=name, description=fault.description, layer=layer, result=self.verify(name)
                 )
 
     def skipped_faults(self) -> tuple[tuple[str, str], ...]:
@@ -96,15 +96,15 @@ class Verifier:
         from windlass.runtime.verify.fault_injection import FAULTS
 
         plan, graph = self._planned.plan, self._planned.graph
-        return tuple((f.words, f.lack) for f in FAULTS.values() if not f.needs(plan, graph))
+        return tuple((f.description, f.requirement) for f in FAULTS.values() if not f.is_possible(plan, graph))
 
-    def _ran(self, name: str, planned: Planned, scrutiny: Instrumentation) -> "Ran":
-        from windlass.runtime.verify.compare_runs import Ran
+    def _ran(self, name: str, planned: Planned, scrutiny: Instrumentation) -> "InstrumentedRun":
+        from windlass.runtime.verify.compare_runs import InstrumentedRun
 
         if self._progress is not None:
             self._progress(f"running {name}", 0, None)
         run = train(planned, folder=self._folder / name.replace(" ", "-"), instrumentation=scrutiny)
-        return Ran(folder=run.folder, steps=tuple(run))
+        return InstrumentedRun(folder=run.folder, steps=tuple(run))
 
 
 def verification(planned: Planned, *, steps: int, keep: frozenset[str] = frozenset()) -> Planned:

@@ -1,1 +1,1 @@
-"""commands."""
+"""One module for each command of `windlass`, or for a few that belong together."""

@@ -1,4 +1,4 @@
-"""`windlass compare` and `windlass batch`: one model on many machines, or with many batches."""
+"""`windlass machines compare` and `windlass batch`: one model on many machines or batch sizes."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -10,7 +10,14 @@ from rich.console import RenderableType
 
 from windlass import api
 from windlass.cli.console import ProgressBars, console, print_bullets, print_json, print_line
-from windlass.cli.options import AsJson, build_request, require_machine_names, split_overrides
+from windlass.cli.options import (
+    NO_OPTIONS,
+    AsJson,
+    RequestOptions,
+    build_request,
+    require_machine_names,
+    split_overrides,
+)
 from windlass.errors import RequestError
 from windlass.report.figures.comparison import batch_comparison_figure, machine_comparison_figure
 from windlass.report.terminal.comparison_tables import (
@@ -21,45 +28,42 @@ from windlass.report.terminal.comparison_tables import (
 from windlass.schema.comparison import MachineForecast
 
 SIZES = tuple(2**power for power in range(3, 13))
-"""Global batches that are tried where none is named."""
-
-Table = Callable[[Sequence[MachineForecast]], RenderableType]
-"""Draws offers for a terminal."""
+"""Global batches in sequences, if `--sizes` is not given."""
 
 
 def compare(
     model: str | None = None,
     *overrides: str,
     on: Annotated[tuple[str, ...], Parameter(consume_multiple=True)] = (api.ALL_MACHINES,),
-    memory: str | None = None,
-    file: Path | None = None,
+    options: RequestOptions = NO_OPTIONS,
     picture: Path | None = None,
     as_json: AsJson = False,
 ) -> None:
-    """Plan one model for many machines: where it fits, how fast, and what bounds it.
+    """Plan one model for many machines: where it fits, how fast it is, and what limits it.
 
-    The exit code is 1 if it fits nowhere.
+    The exit code is 1 if the model fits on none of them.
+
+    For example: `windlass machines compare gpt3-13b --on h100 dgx-h100 train.batch=256`.
 
     Args:
-        model: a name (`windlass models` lists them), or `file.py:function` of your own.
+        model: A name (`windlass models` lists them), or your own `file.py:function`.
         overrides: `key=value`, such as `train.batch=256`.
-        on: machines; `all` for every one of the catalogue, families by their smallest.
-        near: budget for the near memory, such as `4GiB`.
-        file: a request in TOML.
-        picture: draw the answer to this `.svg` or `.png` file.
-        as_json: print plan and prediction of each as JSON.
+        on: Machines; `all` takes every one of the catalogue, and of each family the smallest.
+        options: Device memory budget and request file.
+        picture: Draw the comparison to this `.svg` or `.png` file.
+        as_json: Print the plan and prediction for each machine as JSON.
     """
     if picture is not None:
         api.require_drawable(picture, pages=False)
     machines, more = split_overrides(on)
     require_machine_names(machines)
-    request = build_request(model, (*overrides, *more), memory=memory, file=file)
+    request = build_request(model, (*overrides, *more), options)
     with ProgressBars() as progress:
-        offers = api.compare_machines(request, machines, progress=progress)
+        forecasts = api.compare_machines(request, machines, progress=progress)
     if picture is not None:
         heading = f"{request.model.name}, {request.train.batch} sequences a step"
-        api.draw_figure(machine_comparison_figure(offers, heading), picture)
-    _tell(offers, machine_comparison_table, as_json=as_json)
+        api.draw_figure(machine_comparison_figure(forecasts, heading), picture)
+    _print(forecasts, machine_comparison_table, as_json=as_json)
 
 
 def batch(
@@ -67,56 +71,61 @@ def batch(
     *overrides: str,
     on: str | None = None,
     sizes: Annotated[tuple[int, ...], Parameter(consume_multiple=True)] = SIZES,
-    memory: str | None = None,
-    file: Path | None = None,
+    options: RequestOptions = NO_OPTIONS,
     picture: Path | None = None,
     as_json: AsJson = False,
 ) -> None:
-    """Tell what each global batch costs: how it is made up, and how fast it is.
+    """Compare global batch sizes: how each divides into micro-batches, and how fast it is.
 
     The exit code is 1 if none has a plan.
 
+    For example: `windlass batch gpt3-13b --on dgx-h100 --sizes 64 256 1024`.
+
     Args:
-        model: a name (`windlass models` lists them), or `file.py:function` of your own.
+        model: A name (`windlass models` lists them), or your own `file.py:function`.
         overrides: `key=value`, such as `parallel.data=4`.
-        on: the machine; `here` if not given.
-        sizes: global batches in sequences.
-        near: budget for the near memory, such as `4GiB`.
-        file: a request in TOML.
-        picture: draw the answer to this `.svg` or `.png` file.
-        as_json: print plan and prediction of each as JSON.
+        on: The machine; `here` if not given.
+        sizes: Global batches in sequences.
+        options: Device memory budget and request file.
+        picture: Draw the comparison to this `.svg` or `.png` file.
+        as_json: Print the plan and prediction for each batch size as JSON.
     """
-    small = [size for size in sizes if size < 1]
-    if small:
-        raise RequestError(f"`--sizes`: {small[0]} is no number of sequences; write 1 or more")
+    invalid = [size for size in sizes if size < 1]
+    if invalid:
+        raise RequestError(f"`--sizes`: {invalid[0]} is no number of sequences; write 1 or more")
     if picture is not None:
         api.require_drawable(picture, pages=False)
-    request = build_request(model, overrides, on=on, memory=memory, file=file)
+    request = build_request(model, overrides, options, machine=on)
     with ProgressBars() as progress:
-        offers = tuple(api.compare_batches(request, sizes, progress=progress))
+        forecasts = tuple(api.compare_batches(request, sizes, progress=progress))
     if picture is not None:
         heading = f"{request.model.name} on {request.machine}"
-        api.draw_figure(batch_comparison_figure(offers, heading), picture)
-    _tell(offers, batch_comparison_table, as_json=as_json)
+        api.draw_figure(batch_comparison_figure(forecasts, heading), picture)
+    _print(forecasts, batch_comparison_table, as_json=as_json)
 
 
-def _tell(offers: Sequence[MachineForecast], table: Table, *, as_json: bool) -> None:
-    """Prints what was found, and why there is no plan where there is none."""
+def _print(
+    forecasts: Sequence[MachineForecast],
+    table: Callable[[Sequence[MachineForecast]], RenderableType],
+    *,
+    as_json: bool,
+) -> None:
+    """Prints the forecasts, and the reason wherever there is no plan."""
     if as_json:
-        print_json([_tree(offer) for offer in offers])
+        print_json([_json_tree(forecast) for forecast in forecasts])
     else:
-        console.print(table(offers))
-        lines = infeasible_lines(offers)
+        console.print(table(forecasts))
+        lines = infeasible_lines(forecasts)
         if lines:
             print_line("no plan")
             print_bullets(lines)
-    if not any(offer.plan for offer in offers):
+    if not any(forecast.plan for forecast in forecasts):
         sys.exit(1)
 
 
-def _tree(offer: MachineForecast) -> dict[str, object]:
+def _json_tree(forecast: MachineForecast) -> dict[str, object]:
     return {
-        **offer.model_dump(mode="json"),
+        **forecast.model_dump(mode="json"),
         "predicted": True,
-        "tokens_per_second": offer.tokens_per_second,
+        "tokens_per_second": forecast.tokens_per_second,
     }

@@ -1,4 +1,4 @@
-"""`windlass sample`: text from a run's newest checkpoint, shown as it is written."""
+"""`windlass sample`: text generated from a run's newest checkpoint, shown as it is written."""
 
 import sys
 from pathlib import Path
@@ -16,16 +16,18 @@ def sample(
     seed: int = 0,
     runs: Path = api.RUNS,
 ) -> None:
-    """Let a trained model write on after a prompt.
+    """Let a trained model continue a prompt.
+
+    For example: `windlass sample last --prompt 'def ' --tokens 100`.
 
     Args:
-        run: folder, name, beginning of its id, or `last`.
-        prompt: what the text begins with.
-        tokens: how many to write.
-        temperature: 0 always takes the likeliest token; 1 draws as the model says.
-        top_k: draws from the likeliest so many.
-        seed: the same seed writes the same text.
-        runs: where run folders lie.
+        run: Folder, name, the first characters of its id, or `last`.
+        prompt: The beginning of the text.
+        tokens: Number of tokens to generate.
+        temperature: 0 always takes the likeliest token; 1 samples the model's distribution.
+        top_k: Sample only from this many of the likeliest tokens.
+        seed: The same seed generates the same text.
+        runs: The folder that holds the run folders.
     """
     sys.stdout.write(prompt)
     for piece in api.sample(

@@ -1,4 +1,4 @@
-"""`windlass record`: the largest model that this machine trains, one step of it, proved."""
+"""`windlass largest-model`: the largest model that this machine trains, with one verified step."""
 
 import sys
 from pathlib import Path
@@ -22,20 +22,22 @@ def largest_model(
     keep_checkpoint: bool = False,
     as_json: AsJson = False,
 ) -> None:
-    """Train one step of the largest model that this machine can, and prove it right.
+    """Find the largest model that this machine can train, train one step of it, and verify it.
 
-    The step is held against a plain walk over the same model and batch. The exit code is 0 if loss
-    and gradients agree, and 1 if not.
+    The step is compared with a plain reference step of the same model and batch. The exit code is
+    0 if loss and gradients agree, and 1 if not.
+
+    For example: `windlass largest-model --memory 4GiB`.
 
     Args:
-        model: a name (`windlass models` lists them); the largest that fits if not given.
+        model: A name (`windlass models` lists them); the largest that fits if not given.
         overrides: `key=value`, such as `phases=24` or `precision=bfloat16`.
-        on: the machine; only `here` can be measured.
-        near: budget for the near memory, such as `4GiB`.
-        runs: where run folders lie.
-        folder: train into this folder in place of a new one under `runs`.
-        keep_checkpoint: leave the checkpoint, which is as large as the state.
-        as_json: print what was predicted, measured and proved as JSON.
+        on: The machine; only `here` can be measured.
+        memory: Device memory budget, such as `4GiB`; all of it if not given.
+        runs: The folder that holds the run folders.
+        folder: Train into this folder instead of a new one under `runs`.
+        keep_checkpoint: Keep the checkpoint, which is as large as the training state.
+        as_json: Print predictions, measurements and the verification as JSON.
     """
     api.require_local(on)
     if model is not None and "=" in model:
@@ -49,10 +51,10 @@ def largest_model(
             console.print(plan_table(planned.plan, planned.graph))
         seconds = format_seconds(planned.prediction.step_seconds)
         error_console.print(
-            f"[bold]predicted[/]    {seconds} a step, and about as long to prove it"
+            f"[bold]predicted[/]    {seconds} a step, and about as long to verify it"
         )
         with ProgressBars() as progress:
-            recorded = api.measure_largest_model(
+            measured = api.measure_largest_model(
                 planned,
                 root=runs,
                 folder=folder,
@@ -60,9 +62,10 @@ def largest_model(
                 stop=stop,
                 progress=progress,
             )
+    equal = measured.verification.within_tolerance
     if as_json:
-        print_json({"recorded": recorded, "holds": recorded.verification.within_tolerance})
+        print_json({"measured": measured, "equal": equal})
     else:
-        console.print(largest_model_table(recorded))
-    if not recorded.verification.within_tolerance:
+        console.print(largest_model_table(measured))
+    if not equal:
         sys.exit(1)

@@ -1,58 +1,65 @@
-"""`windlass launch`: prepare a run for a cluster, and write what starts it there."""
+"""`windlass launch`: prepares a run for a cluster and writes the script that starts it there."""
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
 from cyclopts import Parameter
 
 from windlass import api
 from windlass.cli.console import ProgressBars, console
-from windlass.cli.options import build_request
+from windlass.cli.options import NO_OPTIONS, Flag, RequestOptions, build_request
 from windlass.errors import RequestError
 from windlass.report.terminal.plan_tables import plan_table
 from windlass.units import format_bytes, format_seconds
 
-Flag = Annotated[bool, Parameter(negative="")]
+
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterOptions:
+    """Size of the cluster, and what starts its processes."""
+
+    nodes: int
+    """Number of hosts."""
+    per_node: int = 1
+    """Number of devices on each host."""
+    torchrun: Flag = False
+    """Write a script to run on each host; the default."""
+    slurm: Flag = False
+    """Write a script for `sbatch`."""
 
 
 def launch(
     model: str | None = None,
     *overrides: str,
-    nodes: int,
-    per_node: int = 1,
-    torchrun: Flag = False,
-    slurm: Flag = False,
+    cluster: ClusterOptions,
     on: str | None = None,
-    memory: str | None = None,
-    file: Path | None = None,
+    options: RequestOptions = NO_OPTIONS,
     runs: Path = api.RUNS,
     folder: Path | None = None,
 ) -> None:
     """Prepare a run on several hosts, and write the script that starts it there.
 
+    For example: `windlass launch gpt2-124m parallel.data=8 --nodes 2 --per-node 4 --slurm`.
+
     Args:
-        model: a name (`windlass models` lists them), or `file.py:function` of your own.
+        model: A name (`windlass models` lists them), or your own `file.py:function`.
         overrides: `key=value`, such as `parallel.pipeline=2 parallel.data=4`.
-        nodes: hosts.
-        per_node: devices of each host.
-        torchrun: write a script to run on each host.
-        slurm: write a script for `sbatch`.
-        on: the machine; `here` if not given.
-        near: budget for the near memory of each device, such as `40GiB`.
-        file: a request in TOML.
-        runs: where run folders lie; all hosts must see it.
-        folder: prepare this folder in place of a new one under `runs`.
+        cluster: Size of the cluster, and what starts its processes.
+        on: The machine; `here` if not given.
+        options: Device memory budget and request file.
+        runs: The folder that holds the run folders; every host must see it.
+        folder: Prepare this folder instead of a new one under `runs`.
     """
-    if torchrun and slurm:
-        raise RequestError("`--torchrun` and `--slurm` are two scripts; name one")
-    request = build_request(model, overrides, on=on, memory=memory, file=file)
+    if cluster.torchrun and cluster.slurm:
+        raise RequestError("`--torchrun` and `--slurm` write different scripts; choose one")
+    request = build_request(model, overrides, options, machine=on)
     with ProgressBars() as progress:
         planned = api.plan(request, progress=progress)
         script = api.prepare_cluster_run(
             planned,
-            nodes=nodes,
-            per_node=per_node,
-            launcher="slurm" if slurm else "torchrun",
+            nodes=cluster.nodes,
+            per_node=cluster.per_node,
+            launcher="slurm" if cluster.slurm else "torchrun",
             root=runs,
             folder=folder,
             progress=progress,
@@ -62,8 +69,8 @@ def launch(
     step, peak = format_seconds(prediction.step_seconds), prediction.peaks[0].peak_bytes
     console.print(f"[bold]predicted[/]    {step} a step, {format_bytes(peak)} at the peak\n")
     console.print(f"run     {script.parent}", soft_wrap=True)
-    if slurm:
+    if cluster.slurm:
         console.print(f"start   sbatch {script}", soft_wrap=True)
     else:
-        head = "" if nodes == 1 else "HEAD=one-of-the-hosts "
+        head = "" if cluster.nodes == 1 else "HEAD=one-of-the-hosts "
         console.print(f"start   {head}sh {script}   (on every host)", soft_wrap=True)

@@ -2,12 +2,15 @@
 
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+
+from cyclopts import Parameter
 
 from windlass import api
 from windlass.atomic_files import require_writable
 from windlass.cli.console import ProgressBars, console, print_bullets, print_json, print_line
-from windlass.cli.options import AsJson, build_request
+from windlass.cli.options import NO_OPTIONS, AsJson, RequestOptions, build_request
 from windlass.errors import RequestError
 from windlass.planner.explain import Explanation, explain
 from windlass.report.terminal.plan_tables import plan_table, prediction_table, runners_up_table
@@ -15,144 +18,173 @@ from windlass.schema.plan import Plan
 from windlass.schema.prediction import MemoryClass, Prediction
 from windlass.units import format_bytes
 
-_REFUSED_SHOWN = 4
+_INFEASIBLE_SHOWN = 4
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrawingOptions:
+    """What to draw of a plan, and where."""
+
+    picture: Path | None = None
+    """Draw the plan and its predicted cost to this file: `.html` is a page, `.svg` and `.png` hold
+    its pictures one below the other."""
+    only: str | None = None
+    """Draw only one picture: decomposition, phases, waterfall, memory, occupancy or timeline."""
+
+    def require_drawable(self) -> None:
+        """Refuses what cannot be drawn, before anything is planned.
+
+        Raises:
+            RequestError: no such kind of file or picture, or `only` without a file.
+            StorageError: the file cannot be written there.
+        """
+        if self.picture is not None:
+            api.require_drawable(self.picture, self.only)
+        elif self.only is not None:
+            raise RequestError(
+                f"`--only {self.only}` names a picture; name its file by `--picture FILE`"
+            )
+
+
+_NO_DRAWING = DrawingOptions()
 
 
 def plan(
     model: str | None = None,
     *overrides: str,
     on: str | None = None,
-    memory: str | None = None,
-    file: Path | None = None,
+    options: RequestOptions = NO_OPTIONS,
     out: Path | None = None,
-    picture: Path | None = None,
-    only: str | None = None,
+    drawing: DrawingOptions = _NO_DRAWING,
+    trace: Path | None = None,
     as_json: AsJson = False,
 ) -> None:
-    """Choose a plan and say what it will cost, which plans came next, and why they lost.
+    """Choose a plan and predict its cost; show the runners-up and why they lost.
+
+    For example: `windlass plan gpt3-13b --on dgx-h100 train.batch=256 --picture plan.html`.
 
     Args:
-        model: a name (`windlass models` lists them), or `file.py:function` of your own.
+        model: A name (`windlass models` lists them), or your own `file.py:function`.
         overrides: `key=value`, such as `train.batch=32` or `batch.micro=4`.
-        on: the machine; `here` if not given. `NAME:N` is N hosts of a family.
-        near: budget for the near memory, such as `4GiB`.
-        file: a request in TOML.
-        out: write the plan to this TOML file too.
-        picture: draw the plan and what it will cost: `.html` is a page, `.svg` and `.png` are
-            its pictures below each other.
-        only: draw one of them: decomposition, phases, waterfall, memory, occupancy or timeline.
-        as_json: print plan and prediction as JSON.
+        on: The machine; `here` if not given. `NAME:N` is N hosts of a family.
+        options: Device memory budget and request file.
+        out: Write the plan to this TOML file too.
+        drawing: What to draw, and where.
+        trace: Write the predicted timeline of a step to this `.json` file, as a trace for
+            ui.perfetto.dev or chrome://tracing.
+        as_json: Print plan and prediction as JSON.
     """
-    _require_drawable(picture, only)
+    drawing.require_drawable()
+    if trace is not None:
+        api.require_trace_file(trace)
     if out is not None:
         require_writable(out)
     with ProgressBars() as progress:
-        request = build_request(model, overrides, on=on, memory=memory, file=file)
+        request = build_request(model, overrides, options, machine=on)
         planned = api.plan(request, progress=progress)
-    chosen, prediction, choice = planned.plan, planned.prediction, planned.result
+    chosen, prediction, explanation = planned.plan, planned.prediction, explain(planned.result)
     if out is not None:
         chosen.save(out)
-    if picture is not None:
-        api.draw_plan(api.forecast(planned), picture, only)
+    forecast = api.forecast(planned) if drawing.picture or trace else None
+    if forecast is not None and drawing.picture is not None:
+        api.draw_plan(forecast, drawing.picture, drawing.only)
+    if forecast is not None and trace is not None:
+        api.write_plan_trace(forecast, trace)
     if as_json:
-        print_json(_told(chosen, prediction, explain(choice)))
+        print_json(_json_tree(chosen, prediction, explanation))
         return
-    told = explain(choice)
     console.print(plan_table(chosen, planned.graph))
     console.print()
     steps = planned.request.train.steps
     console.print(prediction_table(prediction, plan=chosen, steps=steps))
-    if choice.runners_up:
-        reasons = zip(choice.runners_up, told.runners_up, strict=True)
-        console.print(runners_up_table([(r.plan, r.prediction, why) for r, why in reasons]))
-    if told.standing is not None:
-        print_line(f"where it stands: {told.standing}")
-    _print_refused(told)
-    if told.sensitive:
-        console.print("what better constants of the machine would save, predicted")
-        print_bullets(told.sensitive)
+    _print_alternatives(planned, explanation)
 
 
 def fit(
     model: str | None = None,
     *overrides: str,
     on: str | None = None,
-    memory: str | None = None,
-    file: Path | None = None,
-    picture: Path | None = None,
-    only: str | None = None,
+    options: RequestOptions = NO_OPTIONS,
+    drawing: DrawingOptions = _NO_DRAWING,
     as_json: AsJson = False,
 ) -> None:
     """Say whether training a model fits, memory class by class, and if not, what would help.
 
-    The exit code is 0 for yes and 1 for no.
+    The exit code is 0 if it fits and 1 if it does not.
+
+    For example: `windlass fit gpt2-1.5b --on v100 train.batch=8`.
 
     Args:
-        model: a name (`windlass models` lists them), or `file.py:function` of your own.
+        model: A name (`windlass models` lists them), or your own `file.py:function`.
         overrides: `key=value`, such as `train.batch=32` or `batch.micro=4`.
-        on: the machine; `here` if not given. `NAME:N` is N hosts of a family.
-        near: budget for the near memory, such as `4GiB`.
-        file: a request in TOML.
-        picture: draw the plan, or the nearest that does not fit, to this file, as `plan` does.
-        only: draw one of its pictures.
-        as_json: print the verdict, the bytes of each memory class and what would help as JSON.
+        on: The machine; `here` if not given. `NAME:N` is N hosts of a family.
+        options: Device memory budget and request file.
+        drawing: What to draw, and where.
+        as_json: Print the verdict, the bytes of each memory class and what would help as JSON.
     """
-    _require_drawable(picture, only)
+    drawing.require_drawable()
     with ProgressBars() as progress:
-        request = build_request(model, overrides, on=on, memory=memory, file=file)
+        request = build_request(model, overrides, options, machine=on)
         planned = api.plan(request, progress=progress)
-    if picture is not None:
-        api.draw_plan(api.forecast(planned), picture, only)
-    choice, told = planned.result, explain(planned.result)
-    held = choice.advice.by_class if choice.advice else planned.prediction.peaks[0].by_class
+    if drawing.picture is not None:
+        api.draw_plan(api.forecast(planned), drawing.picture, drawing.only)
+    result, explanation = planned.result, explain(planned.result)
+    by_class = result.advice.by_class if result.advice else planned.prediction.peaks[0].by_class
     if as_json:
         print_json(
-            {"fits": choice.fits, "verdict": told.verdict, "by_class": held, "help": told.help}
-        )
+            {
+                "fits": result.fits, "verdict": explanation.verdict, "by_class": by_class,
+                "help": explanation.help,
+            }
+        )  # fmt: skip
     else:
-        answer = "[bold green]yes[/]" if choice.fits else "[bold red]no[/]"
-        print_line(f"{answer}, `{request.model.name}` {told.verdict}")
-        _print_memory(held)
-        if told.help:
+        answer = "[bold green]yes[/]" if result.fits else "[bold red]no[/]"
+        print_line(f"{answer}, `{request.model.name}` {explanation.verdict}")
+        _print_memory(by_class)
+        if explanation.help:
             console.print("what would help")
-            print_bullets(told.help)
+            print_bullets(explanation.help)
         else:
-            _print_refused(told)
-    if not choice.fits:
-        # So that `windlass fit X && windlass train X` says what it means.
+            _print_infeasible(explanation)
+    if not result.fits:
+        # An exit code of 1 stops `windlass fit X && windlass train X` where X does not fit.
         sys.exit(1)
 
 
-def _require_drawable(picture: Path | None, only: str | None) -> None:
-    if picture is not None:
-        api.require_drawable(picture, only)
-    elif only is not None:
-        raise RequestError(f"`--only {only}` names a picture; name its file by `--picture FILE`")
+def _print_alternatives(planned: api.Planned, explanation: Explanation) -> None:
+    """Prints runners-up, the rank of a pinned plan, plans that do not fit, and sensitivities."""
+    runners_up = planned.result.runners_up
+    if runners_up:
+        rows = zip(runners_up, explanation.runners_up, strict=True)
+        console.print(runners_up_table([(r.plan, r.prediction, why) for r, why in rows]))
+    if explanation.pinned_rank is not None:
+        print_line(f"rank of this plan: {explanation.pinned_rank}")
+    _print_infeasible(explanation)
+    if explanation.sensitivity:
+        console.print("predicted savings if a constant of the machine were better")
+        print_bullets(explanation.sensitivity)
 
 
 def _print_memory(by_class: Mapping[MemoryClass, int]) -> None:
-    console.print("predicted at the fullest moment")
-    for part, nbytes in by_class.items():
-        console.print(f"  {part:<12} {format_bytes(nbytes):>9}")
+    console.print("predicted memory at the peak")
+    for name, nbytes in by_class.items():
+        console.print(f"  {name:<12} {format_bytes(nbytes):>9}")
 
 
-def _print_refused(told: Explanation) -> None:
-    if told.refused:
+def _print_infeasible(explanation: Explanation) -> None:
+    if explanation.infeasible:
         console.print("plans that do not fit")
-        print_bullets(told.refused[:_REFUSED_SHOWN])
+        print_bullets(explanation.infeasible[:_INFEASIBLE_SHOWN])
 
 
-def _told(plan: Plan, prediction: Prediction, told: Explanation) -> dict[str, object]:
+def _json_tree(plan: Plan, prediction: Prediction, explanation: Explanation) -> dict[str, object]:
+    derived = {"tokens_per_second": prediction.tokens_per_second, "mfu": prediction.mfu}
     return {
         "plan": plan,
-        "prediction": _tree(prediction),
-        "runners_up": told.runners_up,
-        "refused": told.refused,
-        "standing": told.standing,
-        "sensitive": told.sensitive,
+        "prediction": {**prediction.model_dump(mode="json"), **derived},
+        "runners_up": explanation.runners_up,
+        "infeasible": explanation.infeasible,
+        "pinned_rank": explanation.pinned_rank,
+        "sensitivity": explanation.sensitivity,
     }
-
-
-def _tree(prediction: Prediction) -> dict[str, object]:
-    derived = {"tokens_per_second": prediction.tokens_per_second, "mfu": prediction.mfu}
-    return {**prediction.model_dump(mode="json"), **derived}

@@ -1,88 +1,117 @@
-"""`windlass device`: one of a run's devices; started by a process that trains, or by torchrun."""
+"""`windlass rank`: one rank of a run; started by `windlass train`, or on a cluster by torchrun."""
 
 import json
 import os
 import signal
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
+
+from cyclopts import Parameter
 
 from windlass import api
 from windlass.cli.commands.train import graceful_stop, show_run
 from windlass.errors import RequestError
 
-_TOLD = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
-"""What torch's launcher tells each process it starts."""
+_TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+"""Environment variables that torchrun sets for each process it starts."""
 
 
-def device(
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalRankOptions:
+    """Options of a rank that `windlass train` starts on its own host."""
+
+    port: int | None = None
+    """Loopback port where the ranks meet; None on a cluster, where torchrun's variables tell."""
+    rank: int = 0
+    """Index of this rank among all of the run."""
+    attempt: int = 1
+    """Attempt of the run, counted from 1."""
+    checkpoint: Path | None = None
+    """The checkpoint to start from; None starts from the beginning."""
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstrumentationOptions:
+    """Options of a rank whose run is verified."""
+
+    fingerprints: bool = False
+    """Record fingerprints of activations and gradients."""
+    fault: str | None = None
+    """Inject this fault."""
+
+    @property
+    def instrumentation(self) -> api.Instrumentation | None:
+        """The same as a value; None for a run that is not verified."""
+        return api.Instrumentation(fault=self.fault) if self.fingerprints else None
+
+
+_NO_LOCAL_RANK, _NO_INSTRUMENTATION = LocalRankOptions(), InstrumentationOptions()
+
+
+def rank(
     folder: Path,
     *,
-    port: int | None = None,
-    device: int = 0,
-    attempt: int = 1,
-    checkpoint: Path | None = None,
-    notes: bool = False,
-    fault: str | None = None,
-    board: str | None = None,
-    guarded: bool = False,
+    local: LocalRankOptions = _NO_LOCAL_RANK,
+    instrumented: InstrumentationOptions = _NO_INSTRUMENTATION,
+    status_store: str | None = None,
+    supervised: bool = False,
 ) -> None:
-    """Be one device of a run on several.
+    """Run one rank of a run.
 
     Args:
-        folder: of the run.
-        port: of the loopback, where devices meet; without it torchrun's environment tells.
-        device: which of them this is.
-        attempt: of the run.
-        checkpoint: that all go on from.
-        notes: note what layers make, for a proof.
-        fault: make this mistake, to see that a proof finds it.
-        board: `host:port` of the store that torch's launcher met at, for this to be a guard.
-        guarded: whether a guard has started it.
+        folder: The run folder.
+        local: Place of a rank that `windlass train` has started.
+        instrumented: What a verification records and injects.
+        status_store: `host:port` of torchrun's rendezvous store; this process then supervises its
+            rank, which it starts as another process.
+        supervised: Whether a supervisor on a cluster has started this process.
     """
-    if port is None:
-        _on_a_cluster(folder, board, guarded=guarded)
+    if local.port is None:
+        _cluster_rank(folder, status_store, supervised=supervised)
         return
     with api.run_rank(
         folder,
-        port=port,
-        rank=device,
-        attempt=attempt,
-        checkpoint=checkpoint,
-        instrumentation=api.Instrumentation(fault=fault) if notes else None,
+        port=local.port,
+        rank=local.rank,
+        attempt=local.attempt,
+        checkpoint=local.checkpoint,
+        instrumentation=instrumented.instrumentation,
     ) as steps:
         for step in steps:
-            _tell(asdict(step) | {"by_kind": dict(step.by_kind)})
-        _tell(None)
+            _write_line(asdict(step) | {"by_kind": dict(step.by_kind)})
+        _write_line(None)
 
 
-def _tell(told: dict[str, object] | None) -> None:
-    """One line of JSON for the process that started this one; None: all is done and saved."""
-    sys.stdout.write(json.dumps(told) + "\n")
+def _write_line(step: dict[str, object] | None) -> None:
+    """Writes one line of JSON for the parent process; None: all steps are done and saved."""
+    sys.stdout.write(json.dumps(step) + "\n")
     sys.stdout.flush()
 
 
-def _on_a_cluster(folder: Path, board: str | None, *, guarded: bool) -> None:
-    """A guard, which torch's launcher starts, or its device."""
-    missing = [name for name in _TOLD if name not in os.environ]
-    if missing or not (board or guarded):
-        wanted = ", ".join(f"`{name}`" for name in missing)
-        wanted = f"{wanted} not in the environment" if missing else "`--board` is not there"
+def _cluster_rank(folder: Path, status_store: str | None, *, supervised: bool) -> None:
+    """Supervises a rank, as torchrun's process, or runs it, as the supervisor's process."""
+    missing = [name for name in _TORCHRUN_VARIABLES if name not in os.environ]
+    if missing or not (status_store or supervised):
+        names = ", ".join(f"`{name}`" for name in missing)
+        lacking = f"{names} not in the environment" if missing else "`--status-store` is not given"
         raise RequestError(
-            f"{wanted}: a device is started by torchrun; `sh {folder / 'launch.sh'}` does so"
+            f"{lacking}: torchrun starts ranks; run `sh {folder / 'launch.sh'}` instead"
         )
-    rank, size, local = (int(os.environ[name]) for name in _TOLD[:3])
-    worker = api.ClusterRank(
-        rank=rank, world_size=size, local_rank=local, master_address=os.environ["MASTER_ADDR"],
-        master_port=int(os.environ["MASTER_PORT"]),
+    index, size, local_rank = (int(os.environ[name]) for name in _TORCHRUN_VARIABLES[:3])
+    cluster_rank = api.ClusterRank(
+        rank=index, world_size=size, local_rank=local_rank,
+        master_address=os.environ["MASTER_ADDR"], master_port=int(os.environ["MASTER_PORT"]),
     )  # fmt: skip
-    if board:
+    if status_store:
         with graceful_stop() as stop:
-            api.supervise_rank(folder, worker, board, stop=stop)
+            api.supervise_rank(folder, cluster_rank, status_store, stop=stop)
         return
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # the guard tells when to stop
-    with api.run_cluster_rank(folder, worker) as steps:
+        signal.signal(number, signal.SIG_IGN)  # the supervisor tells when to stop
+    with api.run_cluster_rank(folder, cluster_rank) as steps:
         if isinstance(steps, api.Run):
             show_run(steps)
         else:

@@ -1,43 +1,38 @@
-"""`windlass runs`, `show` and `report`: what was run, and how it went beside its prediction."""
+"""`windlass runs`, `show` and `report`: past runs, each beside its prediction."""
 
 import time
 from pathlib import Path
 
-from rich.markup import escape
-
 from windlass import api
-from windlass.cli.console import console, print_json, print_line
+from windlass.cli.console import console, print_json
 from windlass.cli.options import AsJson
 from windlass.report.terminal.run_tables import record_table, runs_table
-from windlass.tracking.run_index import describe_other_formats
 
 
 def runs(*, runs: Path = api.RUNS, as_json: AsJson = False) -> None:
     """List all runs, newest first.
 
     Args:
-        runs: where run folders lie.
-        as_json: print the runs as JSON.
+        runs: The folder that holds the run folders.
+        as_json: Print the runs as JSON.
     """
-    found = api.runs(runs)
+    summaries = api.runs(runs)
     if as_json:
-        print_json(found)
+        print_json(summaries)
         return
-    if found:
-        console.print(runs_table(found, time.time()))
-    else:
-        console.print(f"no runs in `{runs}` yet; begin one with `windlass train`")
-    if others := describe_other_formats(runs):
-        print_line(escape(others))
+    if not summaries:
+        console.print(f"no runs in `{runs}` yet; start one with `windlass train`")
+        return
+    console.print(runs_table(summaries, time.time()))
 
 
 def show(run: str = "last", *, runs: Path = api.RUNS, as_json: AsJson = False) -> None:
-    """Show one run, predicted beside measured.
+    """Show one run: predicted beside measured.
 
     Args:
-        run: folder, name, beginning of its id, or `last`.
-        runs: where run folders lie.
-        as_json: print plan, prediction and steps as JSON.
+        run: Folder, name, the first characters of its id, or `last`.
+        runs: The folder that holds the run folders.
+        as_json: Print plan, prediction and steps as JSON.
     """
     record = api.load(run, root=runs)
     if as_json:
@@ -47,11 +42,18 @@ def show(run: str = "last", *, runs: Path = api.RUNS, as_json: AsJson = False) -
     console.print(record_table(record))
 
 
-def report(run: str = "last", *, runs: Path = api.RUNS) -> None:
-    """Draw one run as a self-contained HTML page in its folder.
+def report(run: str = "last", *, runs: Path = api.RUNS, trace: Path | None = None) -> None:
+    """Write one run as a self-contained HTML page in its folder, and print the page's path.
+
+    For example: `windlass report last --trace timeline.json`.
 
     Args:
-        run: folder, name, beginning of its id, or `last`.
-        runs: where run folders lie.
+        run: Folder, name, the first characters of its id, or `last`.
+        runs: The folder that holds the run folders.
+        trace: Also write the predicted and the measured timeline of a step to this `.json` file,
+            as a trace for ui.perfetto.dev or chrome://tracing.
     """
+    if trace is not None:
+        api.require_trace_file(trace)
+        api.write_run_trace(run, trace, root=runs)
     console.print(str(api.report(run, root=runs)), soft_wrap=True)

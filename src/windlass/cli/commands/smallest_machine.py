@@ -1,4 +1,4 @@
-"""`windlass needed`: how many devices, and which parallelism, each model needs."""
+"""`windlass smallest-machine`: how many devices, and which parallelism, each model needs."""
 
 from pathlib import Path
 from typing import Annotated
@@ -12,7 +12,10 @@ from windlass.report.figures.smallest_machine import smallest_machine_figure
 from windlass.report.terminal.comparison_tables import smallest_machine_table
 
 MODELS = ("gpt2-1.5b", "gpt-j-6b", "gpt3-13b", "gpt-neox-20b", "gpt3-175b", "megatron-1t")
+"""Models, if none is named."""
+
 FAMILIES = ("dgx-a100-80gb", "dgx-h100", "ipu-m2000", "cs-2")
+"""Families of machines, if `--on` is not given."""
 
 
 def smallest_machine(
@@ -22,16 +25,18 @@ def smallest_machine(
     picture: Path | None = None,
     as_json: AsJson = False,
 ) -> None:
-    """Find the smallest machine of each family that each model can be trained on.
+    """Find the smallest machine of each family that can train each model.
+
+    For example: `windlass smallest-machine gpt3-175b --on dgx-h100 train.batch=1536`.
 
     Args:
-        words: names of models, and `key=value` for all of them, such as `train.batch=256`; without
-            a name a range of known models.
-        on: families of machines (`windlass machines` lists them), or single machines.
-        in_phases: let layers take turns in memory, and state live in tiers beyond; else all stay
-            in memory.
-        picture: draw the answer to this `.svg` or `.png` file.
-        as_json: print the answer as JSON.
+        words: Names of models, and `key=value` for all of them, such as `train.batch=256`; without
+            a name, a range of well-known models.
+        on: Families of machines (`windlass machines` lists them), or single machines.
+        in_phases: Let layers take turns in device memory, and offload training state; by default
+            all of it stays in device memory.
+        picture: Draw the result to this `.svg` or `.png` file.
+        as_json: Print the result as JSON.
     """
     if picture is not None:
         api.require_drawable(picture, pages=False)
@@ -39,7 +44,7 @@ def smallest_machine(
     require_machine_names(families)
     models, overrides = split_overrides((*words, *more))
     with ProgressBars() as progress:
-        found = tuple(
+        results = tuple(
             api.smallest_machines(
                 models or MODELS,
                 families,
@@ -49,14 +54,10 @@ def smallest_machine(
             )
         )
     if picture is not None:
-        asked = (
-            "layers and state stay in memory"
-            if not in_phases
-            else "layers may take turns in memory"
-        )
-        line = ", ".join((f"Predicted: {asked}", *overrides))
-        api.draw_figure(smallest_machine_figure(found, line), picture)
+        mode = "layers may take turns in memory" if in_phases else "layers and state stay in memory"
+        caption = ", ".join((f"Predicted: {mode}", *overrides))
+        api.draw_figure(smallest_machine_figure(results, caption), picture)
     if as_json:
-        print_json(found)
+        print_json(results)
         return
-    console.print(smallest_machine_table(found))
+    console.print(smallest_machine_table(results))

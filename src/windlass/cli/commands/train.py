@@ -1,4 +1,4 @@
-"""`windlass train` and `windlass resume`: run, show what happens, end with what to do next."""
+"""`windlass train` and `windlass resume`: run, show each step, and name the next commands."""
 
 import signal
 import threading
@@ -6,77 +6,75 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Annotated
 
-from cyclopts import Parameter
 from rich.live import Live
 from rich.markup import escape
 
 from windlass import api
 from windlass.cli.console import ProgressBars, console, error_console
-from windlass.cli.options import build_request
+from windlass.cli.options import NO_OPTIONS, Flag, RequestOptions, build_request
 from windlass.errors import RankLost, RunInterrupted
 from windlass.models.catalog import is_causal
 from windlass.report.terminal.live_view import TrainingView
 from windlass.report.terminal.plan_tables import plan_table
 from windlass.units import format_bytes, format_seconds
 
-Elastic = Annotated[bool, Parameter(negative="")]
-
-_LINE_SHARE = 20
-"""Where output is no terminal, about so many lines tell of a run."""
+_PRINTED_LINES = 20
+"""Progress lines of a run, about, where the output is no terminal."""
 
 
 def train(
     model: str | None = None,
     *overrides: str,
     on: str | None = None,
-    memory: str | None = None,
-    file: Path | None = None,
+    options: RequestOptions = NO_OPTIONS,
     runs: Path = api.RUNS,
     folder: Path | None = None,
-    elastic: Elastic = False,
+    elastic: Flag = False,
 ) -> None:
     """Plan, predict, run and record the training of a model.
 
+    For example: `windlass train gpt-tiny train.steps=200 --memory 2GiB`.
+
     Args:
-        model: a name (`windlass models` lists them), or `file.py:function` of your own.
+        model: A name (`windlass models` lists them), or your own `file.py:function`.
         overrides: `key=value`, such as `train.steps=500` or `model.layers=8`.
-        on: the machine; `here` if not given.
-        near: budget for the near memory, such as `4GiB`.
-        file: a request in TOML.
-        runs: where run folders lie.
-        folder: train into this folder in place of a new one under `runs`.
-        elastic: go on with fewer devices when one of several is lost.
+        on: The machine; `here` if not given.
+        options: Of the request.
+        runs: The folder that holds the run folders.
+        folder: Train into this folder instead of a new one under `runs`.
+        elastic: If a device is lost, continue with the remaining ones.
     """
-    request = build_request(model, overrides, on=on, memory=memory, file=file)
+    request = build_request(model, overrides, options, machine=on)
     with graceful_stop() as stop:
         with ProgressBars() as progress:
             planned = api.plan(request, progress=progress)
             run = api.train(planned, root=runs, folder=folder, stop=stop, progress=progress)
-        _see_through(run, stop, elastic=elastic)
+        _show_to_the_end(run, stop, elastic=elastic)
 
 
 def resume(
-    run: str = "last", *overrides: str, runs: Path = api.RUNS, elastic: Elastic = False
+    run: str = "last", *overrides: str, runs: Path = api.RUNS, elastic: Flag = False
 ) -> None:
-    """Go on with a run from its newest good checkpoint, under its plan or another one.
+    """Resume a run from its newest good checkpoint, under the same plan or another one.
+
+    For example: `windlass resume last parallel.data=1 phases=4`.
 
     Args:
-        run: folder, name, beginning of its id, or `last`.
+        run: Folder, name, the first characters of its id, or `last`.
         overrides: `key=value` of the plan, such as `parallel.data=1` or `phases=4`.
-        runs: where run folders lie.
-        elastic: go on with fewer devices when one of several is lost.
+        runs: The folder that holds the run folders.
+        elastic: If a device is lost, continue with the remaining ones.
     """
     with graceful_stop() as stop:
         with ProgressBars() as progress:
             resumed = api.resume(run, *overrides, root=runs, stop=stop, progress=progress)
-        _see_through(resumed, stop, elastic=elastic)
+        _show_to_the_end(resumed, stop, elastic=elastic)
 
 
-def _see_through(run: api.Run, stop: Callable[[], bool], *, elastic: bool) -> None:
-    """Shows a run to its end; where asked to, through the loss of devices."""
-    survival = api.ElasticRecovery(run.folder, stop=stop)
+def _show_to_the_end(run: api.Run, stop: Callable[[], bool], *, elastic: bool) -> None:
+    """Shows a run to its end; an elastic one also through the loss of devices."""
+    recovery = api.ElasticRecovery(run.folder, stop=stop)
     while True:
         try:
             show_run(run)
@@ -85,14 +83,14 @@ def _see_through(run: api.Run, stop: Callable[[], bool], *, elastic: bool) -> No
                 raise
             error_console.print(f"[yellow]lost:[/] {escape(str(lost))}", soft_wrap=True)
             with ProgressBars() as progress:
-                run = survival.recover(lost, progress=progress)
+                run = recovery.recover(lost, progress=progress)
         else:
             return
 
 
 def show_run(run: api.Run) -> None:
-    """Shows a run from its plan to the commands that come next."""
-    seen = api.load(run.folder).steps[: run.done] if run.done else ()
+    """Shows a run: its plan, its prediction, every step, and the commands that come next."""
+    earlier = api.load(run.folder).steps[: run.done] if run.done else ()
     planned = run.planned
     for note in run.notes:
         error_console.print(f"[yellow]note:[/] {note}", soft_wrap=True)
@@ -100,7 +98,9 @@ def show_run(run: api.Run) -> None:
     prediction = planned.prediction
     step, peak = format_seconds(prediction.step_seconds), prediction.peaks[0].peak_bytes
     console.print(f"[bold]predicted[/]    {step} a step, {format_bytes(peak)} at the peak\n")
-    view = TrainingView(planned.request.model.name, planned.request.train.steps, prediction, seen)
+    view = TrainingView(
+        planned.request.model.name, planned.request.train.steps, prediction, earlier
+    )
     try:
         _follow(run, view)
     finally:
@@ -112,7 +112,7 @@ def show_run(run: api.Run) -> None:
 
 
 def _follow(run: api.Run, view: TrainingView) -> None:
-    """Shows each step: a live display on a terminal, some lines elsewhere."""
+    """Shows each step: a live display on a terminal, about 20 lines elsewhere."""
     try:
         if console.is_terminal:
             with Live(view, console=console, refresh_per_second=4):
@@ -120,29 +120,31 @@ def _follow(run: api.Run, view: TrainingView) -> None:
                     view.update(step)
             return
         last = run.planned.request.train.steps
-        every = max(1, last // _LINE_SHARE)
+        every = max(1, last // _PRINTED_LINES)
         for step in run:
             view.update(step)
             if step.step % every == 0 or step.step in (1, last):
                 console.print(view.line(), soft_wrap=True)
-    except RunInterrupted as wish:
-        raise RunInterrupted(f"{wish}; go on with `windlass resume {run.folder}`") from None
+    except RunInterrupted as error:
+        message = f"{error}; continue with `windlass resume {run.folder}`"
+        raise RunInterrupted(message) from None
 
 
 @contextmanager
 def graceful_stop() -> Iterator[Callable[[], bool]]:
-    """A first Ctrl-C (or SIGTERM) asks for a stop and a save, a second one stops at once."""
-    asked = threading.Event()
+    """The first Ctrl-C or SIGTERM requests a stop with a save; the second one stops at once."""
+    requested = threading.Event()
 
-    def ask(number: int, frame: FrameType | None) -> None:
+    def request_stop(number: int, frame: FrameType | None) -> None:
         del number, frame
-        if asked.is_set():
+        if requested.is_set():
             raise KeyboardInterrupt
-        asked.set()
+        requested.set()
 
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    stop_signals = (signal.SIGINT, signal.SIGTERM)
+    previous = {number: signal.signal(number, request_stop) for number in stop_signals}
     try:
-        yield asked.is_set
+        yield requested.is_set
     finally:
-        for number, handler in before.items():
+        for number, handler in previous.items():
             signal.signal(number, handler)

@@ -84,7 +84,7 @@ def validate(*what: str, as_json: AsJson = False) -> None:
 
     Args:
         what: `here` (the default) runs plans in fresh processes; `TABLE.csv ...` predicts rows.
-        as_json: print the rows as JSON.
+        as_json: Print the rows as JSON.
     """
     tables = [name for name in what if name != api.HERE]
     if tables and len(tables) < len(what):

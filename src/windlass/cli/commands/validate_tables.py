@@ -7,8 +7,8 @@ from rich import box
 from rich.table import Table
 
 from windlass.cli.console import console, print_bullets, print_json, print_line
-from windlass.validation.evaluate_table import Score, TableEvaluation
-from windlass.validation.metrics import Errors
+from windlass.validation.evaluate_table import Accuracy, TableEvaluation
+from windlass.validation.metrics import RelativeErrors
 from windlass.validation.predict_run import RunPrediction
 
 _WORST = 5
@@ -56,37 +56,37 @@ def _errors_table(judged: TableEvaluation) -> Table:
     if judged.calibration_rows:
         sets = [("test", judged.test_rows), *sets]
     for name, score in sets:
-        for what, errors in (("step", score.steps), ("memory", score.memory)):
+        for what, errors in (("step", score.step_time), ("memory", score.memory)):
             if errors:
                 table.add_row(f"{what}, {name}", *_cells(errors))
     if len(judged.by_stack) > 1:
         for part in judged.by_stack:
-            if part.score.steps:
-                table.add_row(f"  {part.stack}", *_cells(part.score.steps))
+            if part.score.step_time:
+                table.add_row(f"  {part.stack}", *_cells(part.score.step_time))
     return table
 
 
-def _cells(errors: Errors) -> tuple[str, ...]:
+def _cells(errors: RelativeErrors) -> tuple[str, ...]:
     return (
-        str(errors.rows), f"{errors.mean:.1%}", f"{errors.median:.1%}", f"{errors.ninth:.1%}",
-        f"{errors.most:.1%}", f"{errors.bias:+.1%}", f"{errors.inside:.0%}",
-        "" if errors.constant is None else f"{errors.constant:.1%}",
+        str(errors.rows), f"{errors.mean:.1%}", f"{errors.median:.1%}", f"{errors.p90:.1%}",
+        f"{errors.worst:.1%}", f"{errors.bias:+.1%}", f"{errors.interval_coverage:.0%}",
+        "" if errors.baseline is None else f"{errors.baseline:.1%}",
     )  # fmt: skip
 
 
-def _lines(score: Score) -> Iterable[str]:
+def _lines(score: Accuracy) -> Iterable[str]:
     if score.ranking:
         ranks = score.ranking
         yield (
             f"order within {ranks.groups} groups of one model and machine ({ranks.rows} rows): "
-            f"rank correlation {ranks.spearman:.2f}, {ranks.ordered:.1%} of pairs more than "
-            f"{ranks.apart:.1%} apart ordered as measured, the picked run {ranks.picked:.1%} above "
+            f"rank correlation {ranks.spearman:.2f}, {ranks.ordered_share:.1%} of pairs more than "
+            f"{ranks.distinct_gap:.1%} apart ordered as measured, the picked run {ranks.picked_slowdown:.1%} above "
             "the fastest"
         )
     if score.out_of_memory:
         calls = score.out_of_memory
         yield (
-            f"out of memory: {calls.called} of {calls.failed} called, {calls.falsely} of "
+            f"out of memory: {calls.foreseen} of {calls.ran_out} called, {calls.false_alarms} of "
             f"{calls.ran} runs that fitted called falsely"
         )
 

@@ -180,7 +180,7 @@ class _Clock:
         for lane in self.lanes:
             if lane.next is not None:
                 raise PlanError(
-                    f"device {lane.program.device} waits for ever at instruction {lane.at} "
+                    f"device {lane.program.device} waits forever at instruction {lane.at} "
                     f"(`{lane.next.kind}`)"
                 )
 

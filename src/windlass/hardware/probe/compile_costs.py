@@ -1,7 +1,7 @@
-"""Trial: a fresh process that runs a little eagerly, then compiled, and prints what that takes.
+"""Measures in a fresh process what compiled code costs: memory, compile time and rates of ops.
 
-`python -m windlass.hardware.probe.compile_costs` prints one `Trial` as JSON. It runs in a
-process of its own because compiling fills memory that the measured process would never give back.
+`python -m windlass.hardware.probe.compile_costs` prints `CompileCosts` as JSON. It runs in a
+process of its own because the compiler fills memory that the probing process would never free.
 """
 
 import subprocess
@@ -30,90 +30,93 @@ _WIDTH = 768
 _VOCABULARY = 8192
 _BUDGET_SECONDS = 0.06
 _LIBRARIES = ("cyclopts", "rich.live", "rich.table", "tokenizers")
-"""What a run loads beside torch, and so holds."""
+"""Libraries that a training run loads beside torch; their memory counts too."""
 
 
 class CompileCosts(Document):
-    """What a fresh process held and took."""
+    """Memory and times that a fresh process measured."""
 
     runtime_bytes: int
-    """Before any large tensor, having run both precisions."""
+    """Held by the process before any large tensor, after running both precisions."""
     compiler_bytes: int
-    """On top, after compiling."""
+    """Held in addition after compiling."""
     compile_seconds: float
-    """Of one kind of layer."""
+    """Time to compile one type of layer, forward and backward."""
     compiled_pass_seconds: float
+    """Cost on the host of one compiled pass, apart from its ops."""
     op_rates: tuple[OpRate, ...]
+    """Rates of ops in compiled code."""
 
 
-class _Part(NamedTuple):
-    """One part of the compiled trial: what it runs on, what it stands for, the bytes it moves."""
+class _MeasuredOp(NamedTuple):
+    """One compiled op that is measured: its shape, the ops that it stands for and its bytes."""
 
     precision: Precision
     forward: str
     backward: str
     width: int
-    """Of the rows that it runs on."""
+    """Length of each input row."""
     rows: int
-    """Where it is measured."""
+    """Number of rows in the measurement."""
     forward_times: int
-    """Times the bytes of its input that it moves forward."""
+    """Bytes that it moves forward, in multiples of its input."""
     backward_times: int
+    """Bytes that it moves backward, in multiples of its input."""
 
 
 def measure_compile_costs() -> CompileCosts:
-    """The result of a trial in a process of its own.
+    """What compiled code costs on this machine, measured in a fresh process.
 
     Raises:
-        MachineError: it ended with an error, which the message holds.
+        MachineError: the process failed; the message holds its error.
     """
-    done = subprocess.run(
+    result = subprocess.run(
         (sys.executable, "-m", "windlass.hardware.probe.compile_costs"),
         capture_output=True, text=True, check=False,
     )  # fmt: skip
-    if done.returncode:
-        last = done.stderr.strip().splitlines()[-1:]
+    if result.returncode:
+        last = result.stderr.strip().splitlines()[-1:]
         raise MachineError(f"compiled code cannot be measured here: {' '.join(last)}")
-    return CompileCosts.model_validate_json(done.stdout.splitlines()[-1])
+    return CompileCosts.model_validate_json(result.stdout.splitlines()[-1])
 
 
 def main() -> None:
-    """Prints the trial of this process."""
+    """Prints the costs that this process measures, as JSON."""
     install_allocator()
-    sys.stdout.write(_trial().to_json() + "\n")
+    sys.stdout.write(_measure().to_json() + "\n")
 
 
-def _trial() -> CompileCosts:
+def _measure() -> CompileCosts:
     watch = Stopwatch(torch.device("cpu"), budget_seconds=_BUDGET_SECONDS)
-    # What is free between two tensors is not held by the process as such.
+    # Free blocks of the allocator must not count as memory of the process.
     set_memory_limit(0)
     _run_eagerly(watch)
-    before = resident_memory_bytes()
-    # Not before the memory without a compiler is known: this import loads much of it.
+    runtime_bytes = resident_memory_bytes()
+    # This import loads much of the compiler, so it must come after the line above.
     from torch._inductor.utils import fresh_cache
 
-    # In the user's own cache: what the compiler finds out here about the processor, it keeps.
-    host = _compiled_pass_seconds(watch)
+    # Outside the fresh cache, so that what the compiler learns about the processor is kept.
+    pass_seconds = _compiled_pass_seconds(watch)
     with fresh_cache():
         start = time.perf_counter()
-        parts = _Compiled()
-        seconds = time.perf_counter() - start
-        held = resident_memory_bytes() - before
+        ops = _CompiledOps()
+        compile_seconds = time.perf_counter() - start
+        compiler_bytes = resident_memory_bytes() - runtime_bytes
     set_memory_limit(None)
     return CompileCosts(
-        runtime_bytes=before,
-        compiler_bytes=max(0, held),
-        compile_seconds=seconds,
-        compiled_pass_seconds=host,
-        op_rates=tuple(parts.rates(watch)),
+        runtime_bytes=runtime_bytes,
+        compiler_bytes=max(0, compiler_bytes),
+        compile_seconds=compile_seconds,
+        compiled_pass_seconds=pass_seconds,
+        op_rates=tuple(ops.rates(watch)),
     )
 
 
 def _run_eagerly(watch: Stopwatch) -> None:
-    """Loads what the first step of a run loads: products, attention, passes, the optimizer."""
+    """Loads what the first step of a run loads: products, attention, autograd, the optimizer."""
     for name in _LIBRARIES:
         import_module(name)
-    # A model is laid out without weights before it runs; torch loads its tracing for that.
+    # A run first builds its model on the meta device, for which torch loads its tracing code.
     nn.Embedding(8, 8, device="meta")
     layer_overhead_seconds(watch, 0.0)
     master, moment1, moment2, gradient = (torch.zeros(8) for _ in range(4))
@@ -130,35 +133,35 @@ def _run_eagerly(watch: Stopwatch) -> None:
 
 
 def _compiled_pass_seconds(watch: Stopwatch) -> float:
-    """Seconds of one pass of compiled code that does next to nothing."""
-    work = torch.compile(_scaled, dynamic=False)
+    """Seconds of one pass of compiled code on eight by eight elements."""
+    compiled = torch.compile(_scale, dynamic=False)
     x = torch.ones(8, 8, requires_grad=True)
     weight = torch.ones(8, requires_grad=True)
     gradient = torch.ones(8, 8)
-    return watch.seconds(lambda: torch.autograd.grad(work(x, weight), (x, weight), gradient)) / 2
+    return watch.seconds(lambda: torch.autograd.grad(compiled(x, weight), (x, weight), gradient)) / 2
 
 
-def _scaled(x: Tensor, weight: Tensor) -> Tensor:
+def _scale(x: Tensor, weight: Tensor) -> Tensor:
     return x * weight
 
 
-_PARTS = (
-    _Part("bfloat16", "_log_softmax", "_log_softmax_backward_data", _VOCABULARY, 512, 1, 2),
-    _Part("float32", "_log_softmax", "_log_softmax_backward_data", _VOCABULARY, 512, 1, 2),
-    _Part("bfloat16", "native_layer_norm", "native_layer_norm_backward", _WIDTH, 2048, 2, 3),
-    _Part("bfloat16", "gelu", "gelu_backward", 4 * _WIDTH, 2048, 2, 3),
+_OPS = (
+    _MeasuredOp("bfloat16", "_log_softmax", "_log_softmax_backward_data", _VOCABULARY, 512, 1, 2),
+    _MeasuredOp("float32", "_log_softmax", "_log_softmax_backward_data", _VOCABULARY, 512, 1, 2),
+    _MeasuredOp("bfloat16", "native_layer_norm", "native_layer_norm_backward", _WIDTH, 2048, 2, 3),
+    _MeasuredOp("bfloat16", "gelu", "gelu_backward", 4 * _WIDTH, 2048, 2, 3),
 )
-"""Bytes are counted as `capture` counts those of a compiled layer."""
+"""Bytes are counted as `capture` counts those of compiled layers."""
 
-_FEW = 4
-"""Rows of the parts that are not being measured."""
+_FEW_ROWS = 4
+"""Rows of the ops that are not being measured."""
 
 
-def _all_parts(
+def _all_ops(
     scores: Tensor, wide_scores: Tensor, x: Tensor, hidden: Tensor, weight: Tensor, bias: Tensor,
     *targets: Tensor,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    """What layers are made of besides products, in the order of `_PARTS`."""
+    """The ops of layers besides matrix products, in the order of `_OPS`."""
     return (
         functional.cross_entropy(scores.float(), targets[0]),
         functional.cross_entropy(wide_scores, targets[1]),
@@ -167,62 +170,64 @@ def _all_parts(
     )
 
 
-class _Feed(NamedTuple):
-    """What the compiled graph takes, forward and backward."""
+class _Batch(NamedTuple):
+    """Inputs of the compiled graph and gradients of its outputs."""
 
     inputs: list[Tensor]
     gradients: list[Tensor]
 
 
-class _Compiled:
-    """All parts as one compiled graph: a compiler takes half as long for one graph as for four.
+class _CompiledOps:
+    """All ops as one compiled graph, which compiles in half the time of four graphs.
 
-    Rows are left open, so that one part at a time can be made large enough to be measured.
+    The number of rows is dynamic, so that one op at a time can be made large enough to measure.
     """
 
     def __init__(self) -> None:
-        self._work = torch.compile(_all_parts)
-        self._both(_feed([part.rows for part in _PARTS]))
+        self._compiled = torch.compile(_all_ops)
+        self._forward_and_backward(_make_batch([op.rows for op in _OPS]))
 
     def rates(self, watch: Stopwatch) -> Iterator[OpRate]:
-        """Rates of compiled runs under the name of their slowest op."""
-        few = _feed([_FEW for _ in _PARTS])
-        least_there, least = (watch.seconds(partial(work, few)) for work in (self._go, self._both))
-        for index, part in enumerate(_PARTS):
-            feed = _feed([part.rows if index == at else _FEW for at in range(len(_PARTS))])
-            there = watch.seconds(partial(self._go, feed))
-            both = watch.seconds(partial(self._both, feed))
-            ahead = max(there - least_there, 0.5 * there)
-            back = max(both - there - (least - least_there), 0.1 * both)
-            nbytes = part.rows * part.width * PRECISION_BYTES[part.precision]
-            for name, moved, taken in (
-                (part.forward, part.forward_times * nbytes, ahead),
-                (part.backward, part.backward_times * nbytes, back),
+        """Rates of compiled code under the name of its slowest op."""
+        small = _make_batch([_FEW_ROWS for _ in _OPS])
+        small_forward, small_total = (
+            watch.seconds(partial(work, small)) for work in (self._forward, self._forward_and_backward)
+        )
+        for index, op in enumerate(_OPS):
+            batch = _make_batch([op.rows if index == at else _FEW_ROWS for at in range(len(_OPS))])
+            forward = watch.seconds(partial(self._forward, batch))
+            total = watch.seconds(partial(self._forward_and_backward, batch))
+            forward_seconds = max(forward - small_forward, 0.5 * forward)
+            backward_seconds = max(total - forward - (small_total - small_forward), 0.1 * total)
+            nbytes = op.rows * op.width * PRECISION_BYTES[op.precision]
+            for name, moved, seconds in (
+                (op.forward, op.forward_times * nbytes, forward_seconds),
+                (op.backward, op.backward_times * nbytes, backward_seconds),
             ):
-                curve = Curve(points=(Point(moved, moved / taken),))
-                yield OpRate(name=name, precision=part.precision, compiled=True, curve=curve)
+                curve = Curve(points=(Point(moved, moved / seconds),))
+                yield OpRate(name=name, precision=op.precision, compiled=True, curve=curve)
 
-    def _go(self, feed: _Feed) -> tuple[Tensor, ...]:
-        return self._work(*feed.inputs)
+    def _forward(self, batch: _Batch) -> tuple[Tensor, ...]:
+        return self._compiled(*batch.inputs)
 
-    def _both(self, feed: _Feed) -> None:
-        wanted = [x for x in feed.inputs if x.requires_grad]
-        torch.autograd.grad(self._go(feed), wanted, feed.gradients)
+    def _forward_and_backward(self, batch: _Batch) -> None:
+        differentiable = [x for x in batch.inputs if x.requires_grad]
+        torch.autograd.grad(self._forward(batch), differentiable, batch.gradients)
 
 
-def _feed(rows: list[int]) -> _Feed:
-    """Inputs of so many rows for each part, which the compiler leaves open."""
-    parts = [
-        torch.randn(count, part.width).to(DTYPES[part.precision]).requires_grad_()
-        for part, count in zip(_PARTS, rows, strict=True)
+def _make_batch(rows: list[int]) -> _Batch:
+    """Random inputs with this number of rows for each op; the compiler treats it as dynamic."""
+    op_inputs = [
+        torch.randn(count, op.width).to(DTYPES[op.precision]).requires_grad_()
+        for op, count in zip(_OPS, rows, strict=True)
     ]
     targets = [torch.zeros(count, dtype=torch.int64) for count in rows[:2]]
-    for tensor in (*parts, *targets):
+    for tensor in (*op_inputs, *targets):
         torch._dynamo.mark_dynamic(tensor, 0)  # noqa: SLF001
-    shared = [torch.ones(_WIDTH, dtype=torch.bfloat16, requires_grad=True) for _ in range(2)]
-    losses = [torch.ones(()) for _ in targets]
-    gradients = [*losses, *(torch.ones_like(part) for part in parts[2:])]
-    return _Feed([*parts, *shared, *targets], gradients)
+    norm_parameters = [torch.ones(_WIDTH, dtype=torch.bfloat16, requires_grad=True) for _ in range(2)]
+    loss_gradients = [torch.ones(()) for _ in targets]
+    gradients = [*loss_gradients, *(torch.ones_like(x) for x in op_inputs[2:])]
+    return _Batch([*op_inputs, *norm_parameters, *targets], gradients)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Surroundings: memory that is free, and what disk and loopback give."""
+"""Measures free memory, contention for cores, and the rates of disk, host copies and loopback."""
 
 import contextlib
 import mmap
@@ -21,21 +21,21 @@ from windlass.hardware.probe.stopwatch import Stopwatch
 from windlass.schema.machine import Link
 
 _BLOCK = 8 * 2**20
-"""Bytes read or written at a time, as a run does."""
+"""Bytes read or written at a time, as a training run does."""
 _FILE = 32 * _BLOCK
 _HEADROOM = 0.05
-"""Share of the free memory that is left to everybody else."""
+"""Share of the free memory that is left to other processes."""
 _MESSAGES = 60
 _COPIED = 2**26
-"""Bytes of the copy that tells the rate between host and accelerator; a power of two, as torch
-would round it up to one."""
+"""Bytes of the copy that measures the rate between host and accelerator. A power of two, because
+torch rounds pinned memory up to one."""
 _COPYING_SECONDS = 0.05
 _LARGE = 2**22
-"""Elements of the message that tells the rate of loopback."""
+"""Elements of the message that measures the rate of loopback."""
 
 
 def available_memory_bytes() -> int:
-    """Memory that a new process may fill: the less of free memory and this group's limit."""
+    """Bytes that a new process may fill: the smaller of free memory and what the cgroup allows."""
     limits = [_meminfo("MemAvailable")]
     with contextlib.suppress(OSError, ValueError):
         group = Path("/sys/fs/cgroup")
@@ -46,12 +46,12 @@ def available_memory_bytes() -> int:
 
 
 def resident_memory_bytes() -> int:
-    """Resident memory of this process."""
+    """Bytes of resident memory of this process."""
     return _status("VmRSS")
 
 
 class CpuContention:
-    """How much the threads of this process had to wait for a core since this was made.
+    """Share of time that this process waited for a core since this object was created.
 
     Source: Linux, `Documentation/scheduler/sched-stats.rst`, /proc/<pid>/schedstat.
     """
@@ -61,7 +61,7 @@ class CpuContention:
 
     @property
     def share(self) -> float:
-        """Waiting over running and waiting; 0 where the system does not tell."""
+        """Waiting time over running and waiting time; 0 if the system does not report it."""
         ran, waited = (
             now - then for now, then in zip(_ran_and_waited(), self._before, strict=True)
         )
@@ -69,34 +69,34 @@ class CpuContention:
 
 
 def _ran_and_waited() -> tuple[int, int]:
-    """Nanoseconds, over all threads."""
+    """Nanoseconds that all threads of this process ran, and waited for a core."""
     ran = waited = 0
     for path in Path("/proc/self/task").glob("*/schedstat"):
         with contextlib.suppress(OSError, ValueError):
-            ran_here, waited_here, _ = map(int, path.read_text().split())
-            ran, waited = ran + ran_here, waited + waited_here
+            thread_ran, thread_waited, _ = map(int, path.read_text().split())
+            ran, waited = ran + thread_ran, waited + thread_waited
     return ran, waited
 
 
 class TransferRates(NamedTuple):
-    """Bytes/s between a tier and the near one."""
+    """Bytes/s between a tier and device memory."""
 
     read: float
     write: float
     both: float
-    """Read and written together where both go on at once."""
+    """Bytes read and written together while both directions are busy."""
 
 
 def disk_rates(folder: Path) -> TransferRates:
-    """Rates of files in `folder`, past the page cache where the system allows.
+    """Rates of reading and writing files in `folder`, bypassing the page cache where possible.
 
-    As a run has them: files have their room from the start, and are written over and over.
+    The files are allocated first and then overwritten, as a training run does with its files.
 
     Raises:
-        StorageError: the folder does not take a file.
+        StorageError: the folder cannot take the files.
     """
     stem = f".probe.{uuid.uuid4().hex[:8]}"
-    paths = [folder / f"{stem}.{at}.tmp" for at in range(2)]
+    paths = [folder / f"{stem}.{index}.tmp" for index in range(2)]
     with storage_errors(paths[0]), contextlib.ExitStack() as stack:
         folder.mkdir(parents=True, exist_ok=True)
         handles: list[int] = []
@@ -104,7 +104,7 @@ def disk_rates(folder: Path) -> TransferRates:
             stack.callback(path.unlink, missing_ok=True)
             handles.append(_open(path))
             stack.callback(os.close, handles[-1])
-            _pass_over(handles[-1], os.pwritev)  # finds its room
+            _stream_file(handles[-1], os.pwritev)  # allocates its blocks
         first, second = handles
         return TransferRates(
             read=_FILE / _seconds((first, os.preadv)),
@@ -114,88 +114,88 @@ def disk_rates(folder: Path) -> TransferRates:
 
 
 def host_copy_rates(device: torch.device) -> TransferRates:
-    """Rates from memory of the host into a device's, and back; pinned, as a run has it.
+    """Rates of copies from host memory to device memory and back; host memory is pinned.
 
     Args:
-        device: an accelerator; a CPU copies from its memory into its memory.
+        device: an accelerator, or a CPU, which copies within its own memory.
     """
     pinned = device.type == "cuda"
-    hosts = [torch.ones(_COPIED, dtype=torch.uint8, pin_memory=pinned) for _ in range(2)]
-    nears = [torch.ones(_COPIED, dtype=torch.uint8, device=device) for _ in range(2)]
+    host_buffers = [torch.ones(_COPIED, dtype=torch.uint8, pin_memory=pinned) for _ in range(2)]
+    device_buffers = [torch.ones(_COPIED, dtype=torch.uint8, device=device) for _ in range(2)]
     streams = torch.get_device_module(device)
-    own = [streams.Stream() for _ in range(2)]
+    copy_streams = [streams.Stream() for _ in range(2)]
 
-    def there() -> None:
-        nears[0].copy_(hosts[0], non_blocking=True)
+    def to_device() -> None:
+        device_buffers[0].copy_(host_buffers[0], non_blocking=True)
 
-    def back() -> None:
-        hosts[1].copy_(nears[1], non_blocking=True)
+    def to_host() -> None:
+        host_buffers[1].copy_(device_buffers[1], non_blocking=True)
 
     def both() -> None:
-        now = streams.current_stream()
-        for stream, move in zip(own, (there, back), strict=True):
-            stream.wait_stream(now)
+        main_stream = streams.current_stream()
+        for stream, copy in zip(copy_streams, (to_device, to_host), strict=True):
+            stream.wait_stream(main_stream)
             with streams.stream(stream):
-                move()
-        for stream in own:
-            now.wait_stream(stream)
+                copy()
+        for stream in copy_streams:
+            main_stream.wait_stream(stream)
 
     watch = Stopwatch(device, budget_seconds=_COPYING_SECONDS)
-    read, write, together = (watch.seconds(work) for work in (there, back, both))
+    read, write, together = (watch.seconds(work) for work in (to_device, to_host, both))
     return TransferRates(_COPIED / read, _COPIED / write, 2 * _COPIED / together)
 
 
 def loopback_link() -> Link:
-    """Latency and rate of an all-reduce between two ranks on loopback, in two threads."""
+    """The loopback link, from gloo all-reduces between two ranks in two threads."""
     store = HashStore()
-    found: list[tuple[float, float]] = []
+    timings: list[tuple[float, float]] = []
     threads = [
-        threading.Thread(target=_rank, args=(store, rank, found), daemon=True) for rank in range(2)
+        threading.Thread(target=_time_all_reduces, args=(store, rank, timings), daemon=True) for rank in range(2)
     ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    latency = statistics.median(small for small, _ in found)
-    large = statistics.median(seconds for _, seconds in found)
-    # Between two ranks a ring carries the buffer once: 2(n-1)/n = 1.
+    latency = statistics.median(small for small, _ in timings)
+    large = statistics.median(seconds for _, seconds in timings)
+    # Between two ranks a ring all-reduce sends the buffer once: 2(n-1)/n = 1.
     rate = 4 * _LARGE / max(large - latency, 1e-9)
     return Link(name="loopback", joins=2, latency=latency / 2, rate=rate)
 
 
-def _rank(store: Store, rank: int, found: list[tuple[float, float]]) -> None:
+def _time_all_reduces(store: Store, rank: int, timings: list[tuple[float, float]]) -> None:
     group = ProcessGroupGloo(store, rank, 2, timedelta(seconds=20))
     small, large = torch.ones(1), torch.ones(_LARGE)
-    seconds = [_reduced(group, small) for _ in range(_MESSAGES)]
-    found.append((statistics.median(seconds[5:]), min(_reduced(group, large) for _ in range(4))))
+    seconds = [_all_reduce_seconds(group, small) for _ in range(_MESSAGES)]
+    timings.append((statistics.median(seconds[5:]), min(_all_reduce_seconds(group, large) for _ in range(4))))
 
 
-def _reduced(group: ProcessGroupGloo, buffer: torch.Tensor) -> float:
+def _all_reduce_seconds(group: ProcessGroupGloo, buffer: torch.Tensor) -> float:
     start = time.perf_counter()
     group.allreduce([buffer], AllreduceOptions()).wait()  # type: ignore[attr-defined]
     return time.perf_counter() - start
 
 
 def _open(path: Path) -> int:
-    """Opens past the page cache, or through it on a file system that knows no other way."""
+    """Opens a new file with direct I/O, or without it on file systems that do not support it."""
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL
     try:
         return os.open(path, flags | getattr(os, "O_DIRECT", 0), 0o600)
     except OSError:
-        path.unlink(missing_ok=True)  # some make the file before they refuse
+        path.unlink(missing_ok=True)  # some file systems create the file before they refuse
         return os.open(path, flags, 0o600)
 
 
 _Call = Callable[[int, list[mmap.mmap], int], int]
 
 
-def _pass_over(handle: int, call: _Call) -> None:
-    """Reads or writes a whole file."""
-    # Direct access wants memory that lies on a page; an anonymous map does.
+def _stream_file(handle: int, call: _Call) -> None:
+    """Reads or writes the whole file block by block."""
+    # Direct I/O needs page-aligned memory, which an anonymous map has.
     with mmap.mmap(-1, _BLOCK) as block:
         block.write(os.urandom(_BLOCK))
-        for at in range(0, _FILE, _BLOCK):
-            call(handle, [block], at)
+        for offset in range(0, _FILE, _BLOCK):
+            call(handle, [block], offset)
     if call is os.pwritev:
         os.fdatasync(handle)
     if hasattr(os, "posix_fadvise"):
@@ -203,12 +203,12 @@ def _pass_over(handle: int, call: _Call) -> None:
 
 
 def _seconds(*passes: tuple[int, _Call]) -> float:
-    """Seconds of passes over files that go on at once."""
+    """Seconds that these passes over files take when they run at the same time."""
     with ThreadPoolExecutor(len(passes)) as pool:
-        begun = time.perf_counter()
-        for done in [pool.submit(_pass_over, *each) for each in passes]:
-            done.result()
-        return time.perf_counter() - begun
+        start = time.perf_counter()
+        for future in [pool.submit(_stream_file, *each) for each in passes]:
+            future.result()
+        return time.perf_counter() - start
 
 
 def _meminfo(key: str) -> int:
@@ -222,7 +222,7 @@ def _status(key: str) -> int:
 
 
 def _kibibytes(path: Path, key: str) -> int:
-    """Bytes of a `key: number kB` line; 0 where there is none."""
+    """Bytes of the line `key: number kB`; 0 if there is no such line."""
     if not path.exists():
         return 0
     for line in path.read_text().splitlines():

@@ -1,4 +1,4 @@
-"""Arithmetic: rates of matrix products and fused attention on this device."""
+"""Measures the rates of matrix products and fused attention on this device."""
 
 from collections.abc import Callable
 from itertools import cycle
@@ -16,37 +16,37 @@ _SHAPES = (
     (64, 64, 64), (128, 192, 192), (512, 192, 192), (1024, 576, 192), (2048, 768, 192),
     (1024, 768, 768), (2048, 3072, 768), (256, 32768, 768),
 )  # fmt: skip
-"""(m, n, k) as they come in transformers: tokens by width by width, the last a vocabulary's."""
+"""(m, n, k) of products in transformers: tokens, outputs and inputs; the last is a model's head."""
 
 _ACCELERATOR_SHAPES = (*_SHAPES, (8192, 8192, 8192))
 
 _COLD_BYTES = 2**26
-"""What the weights and results of one measurement take together: more than a processor's cache."""
+"""Bytes of the weights and results of one measurement together: more than a processor's cache."""
 
 _SEQUENCES = (128, 256, 512, 768, 1024)
 _HEAD_WIDTHS = (32, 64, 128)
 _TOKENS = 2048
 _WIDTH = 512
-"""Heads times head width in the attention that is measured."""
+"""Number of heads times head width in the attention that is measured."""
 
 
 def matmul_rates(
     precision: Precision, watch: Stopwatch, on_measured: Callable[[], None]
 ) -> MatmulRate:
-    """Rates in one precision.
+    """Rates of matrix products and attention in one precision.
 
     A product is measured as training runs it: once forward (`x W^T`) and twice backward
-    (`g W`, `g^T x`), and counted at the mean.
+    (`g W`, `g^T x`). Its rate is the mean over the three.
 
     Args:
-        precision: of all operands.
+        precision: precision of all operands.
         watch: times the work.
-        tell: called after each measurement.
+        on_measured: called after each measurement.
     """
     shapes = _SHAPES if watch.device.type == "cpu" else _ACCELERATOR_SHAPES
     plain, biased = [], []
     for m, n, k in shapes:
-        point, with_bias = _product(m, n, k, precision, watch)
+        point, with_bias = _matmul_rate(m, n, k, precision, watch)
         plain.append(point)
         biased.append(with_bias)
         on_measured()
@@ -68,20 +68,22 @@ def matmul_rates(
     )
 
 
-def _product(m: int, n: int, k: int, precision: Precision, watch: Stopwatch) -> tuple[Point, Point]:
-    """The rate of a product, and of its forward form with a bias."""
-    sets = 1
+def _matmul_rate(
+    m: int, n: int, k: int, precision: Precision, watch: Stopwatch
+) -> tuple[Point, Point]:
+    """The rate of a product, and the rate of its forward pass with a bias."""
+    copies = 1
     if watch.device.type == "cpu":
-        sets = max(1, _COLD_BYTES // (PRECISION_BYTES[precision] * (n * k + m * n)))
+        copies = max(1, _COLD_BYTES // (PRECISION_BYTES[precision] * (n * k + m * n)))
     x, weight, gradient = (
         torch.randn(rows, columns, device=watch.device).to(DTYPES[precision])
         for rows, columns in ((m, k), (n, k), (m, n))
     )
     bias = torch.zeros(n, device=watch.device, dtype=weight.dtype)
     weights, inputs, gradients = (
-        cycle([like.clone() for _ in range(sets)]) for like in (weight, x, gradient)
+        cycle([like.clone() for _ in range(copies)]) for like in (weight, x, gradient)
     )
-    # The left factor was made just now, so it is in the cache; weights and results are not.
+    # In training the left factor is still in the cache; weights and results are not.
     works = (
         lambda: torch.mm(x, next(weights).t(), out=next(gradients)),
         lambda: torch.mm(gradient, next(weights), out=next(inputs)),
@@ -94,16 +96,16 @@ def _product(m: int, n: int, k: int, precision: Precision, watch: Stopwatch) -> 
 
 
 def _attention(
-    width: int, precision: Precision, watch: Stopwatch, tell: Callable[[], None]
+    width: int, precision: Precision, watch: Stopwatch, on_measured: Callable[[], None]
 ) -> AttentionRate:
-    """The typical head width over all lengths of a sequence; the others at one, and in ratio."""
+    """Rates of one head width: the typical width at all sequence lengths, others at two."""
     lengths = _SEQUENCES if width == _HEAD_WIDTHS[1] else (_SEQUENCES[1], _SEQUENCES[-1])
     forward, backward = [], []
     for sequence in lengths:
-        there, back = _attention_rate(width, sequence, precision, watch)
-        forward.append(Point(sequence, there))
-        backward.append(Point(sequence, back))
-        tell()
+        forward_rate, backward_rate = _attention_rate(width, sequence, precision, watch)
+        forward.append(Point(sequence, forward_rate))
+        backward.append(Point(sequence, backward_rate))
+        on_measured()
     return AttentionRate(
         head_width=width,
         forward=Curve(points=tuple(forward)),
@@ -114,7 +116,7 @@ def _attention(
 def _attention_rate(
     width: int, sequence: int, precision: Precision, watch: Stopwatch
 ) -> tuple[float, float]:
-    """FLOP/s forward and backward; backward counts the scores that it forms again."""
+    """FLOP/s forward and backward; the backward count includes the recomputed scores."""
     heads, batch = _WIDTH // width, _TOKENS // sequence
     shape = (batch, sequence, heads, width)
     query, key, value = (
@@ -125,7 +127,9 @@ def _attention_rate(
     gradient = torch.randn(shape, device=watch.device).to(DTYPES[precision]).transpose(1, 2)
     inputs = (query, key, value)
     output = scaled_dot_product_attention(query, key, value, is_causal=True)
-    there = watch.seconds(lambda: scaled_dot_product_attention(query, key, value, is_causal=True))
-    back = watch.seconds(lambda: torch.autograd.grad(output, inputs, gradient, retain_graph=True))
+    forward = watch.seconds(lambda: scaled_dot_product_attention(query, key, value, is_causal=True))
+    backward = watch.seconds(
+        lambda: torch.autograd.grad(output, inputs, gradient, retain_graph=True)
+    )
     flop = 4.0 * batch * heads * sequence**2 * width
-    return flop / there, 2.5 * flop / back
+    return flop / forward, 2.5 * flop / backward

@@ -1,4 +1,4 @@
-"""Traffic: rates of all that is bound by moving bytes, and of the ops that are not quite."""
+"""Measures the rates of element-wise ops, the optimizer, norms and the cost of starting an op."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -24,12 +24,12 @@ from windlass.torch_ext.quantized_moments import (
 _aten = torch.ops.aten
 
 _PLAIN_ELEMENTS = (2**13, 2**16, 2**19, 2**22, 2**25)
-_UPDATED = 2**25
-"""Weights in the update that is measured: their state does not fit any cache."""
-_MOMENTS = 2**24
-"""Weights whose moments are decoded and encoded: those of 8 bits fill a large cache."""
-_PART = 2**21
-"""Elements that a run converts at a time."""
+_UPDATE_ELEMENTS = 2**25
+"""Weights in the measured update: their state is larger than any cache."""
+_MOMENT_ELEMENTS = 2**24
+"""Weights whose moments are decoded and encoded: even 8-bit ones fill a large cache."""
+_CHUNK_ELEMENTS = 2**21
+"""Elements that a training run converts at a time."""
 _WIDTH = 768
 _ROWS = (128, 2048)
 _VOCABULARY = 8192
@@ -39,7 +39,7 @@ _LAUNCHES = 50
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Op:
-    """An op at one size, and the bytes that it touches."""
+    """An op at one size, and the bytes that it moves."""
 
     name: str
     work: Callable[[], object]
@@ -47,7 +47,7 @@ class _Op:
 
 
 def elementwise_rates(watch: Stopwatch) -> Curve:
-    """Bytes/s of `x + y` over the bytes that it moves, into memory that is there already."""
+    """Bytes/s of `x + y` into an existing tensor, over the bytes that it moves."""
     points = []
     for elements in _PLAIN_ELEMENTS:
         x, y, z = (torch.ones(elements, device=watch.device) for _ in range(3))
@@ -59,7 +59,13 @@ def elementwise_rates(watch: Stopwatch) -> Curve:
 def op_rates(
     precision: Precision, watch: Stopwatch, on_measured: Callable[[], None]
 ) -> tuple[OpRate, ...]:
-    """Rates of the ops that transformers use, run one by one."""
+    """Rates of the single ops that transformers use.
+
+    Args:
+        precision: precision of the inputs.
+        watch: times the work.
+        on_measured: called after each measurement.
+    """
     points: dict[str, list[Point]] = {}
     for rows in _ROWS:
         for op in (*_layer_ops(rows, precision, watch.device), *_loss_ops(rows, precision, watch)):
@@ -67,29 +73,35 @@ def op_rates(
             points.setdefault(op.name, []).append(Point(op.nbytes, rate))
             on_measured()
     return tuple(
-        OpRate(name=name, precision=precision, curve=Curve(points=tuple(found)))
-        for name, found in points.items()
+        OpRate(name=name, precision=precision, curve=Curve(points=tuple(rates)))
+        for name, rates in points.items()
     )
 
 
 def update_rate(watch: Stopwatch) -> float:
-    """Bytes/s of fused AdamW: it reads master, moments and gradient, and writes three of them."""
+    """Bytes/s of fused AdamW, which reads four tensors and writes three of them."""
     master, moment1, moment2, gradient = (
-        torch.zeros(_UPDATED, device=watch.device) for _ in range(4)
+        torch.zeros(_UPDATE_ELEMENTS, device=watch.device) for _ in range(4)
     )
     steps = torch.ones((), device=watch.device)
     seconds = watch.seconds(lambda: fused_adamw(master, moment1, moment2, gradient, steps))
-    return 7 * 4 * _UPDATED / seconds
+    return 7 * 4 * _UPDATE_ELEMENTS / seconds
 
 
 def mixed_update_rate(watch: Stopwatch) -> float:
-    """The same with a bfloat16 gradient and bfloat16 weights, in parts, as a run does it."""
-    state = [torch.split(torch.zeros(_UPDATED, device=watch.device), _PART) for _ in range(3)]
+    """Bytes/s of fused AdamW with bfloat16 gradients and weights, in chunks as a run does it."""
+    state = [
+        torch.split(torch.zeros(_UPDATE_ELEMENTS, device=watch.device), _CHUNK_ELEMENTS)
+        for _ in range(3)
+    ]
     low = [
-        torch.split(torch.zeros(_UPDATED, device=watch.device, dtype=torch.bfloat16), _PART)
+        torch.split(
+            torch.zeros(_UPDATE_ELEMENTS, device=watch.device, dtype=torch.bfloat16),
+            _CHUNK_ELEMENTS,
+        )
         for _ in range(2)
     ]
-    buffer = torch.empty(_PART, device=watch.device)
+    buffer = torch.empty(_CHUNK_ELEMENTS, device=watch.device)
     steps = torch.ones((), device=watch.device)
 
     def update() -> None:
@@ -97,23 +109,25 @@ def mixed_update_rate(watch: Stopwatch) -> float:
             fused_adamw(master, moment1, moment2, buffer.copy_(gradient), steps)
             weight.copy_(master)
 
-    return (6 * 4 + 2 * 2) * _UPDATED / watch.seconds(update)
+    return (6 * 4 + 2 * 2) * _UPDATE_ELEMENTS / watch.seconds(update)
 
 
 def moment_rates(watch: Stopwatch) -> tuple[MomentRate, ...]:
-    """Parameters a second whose moments are decoded and encoded, from memory and back to it."""
+    """Rate at which the moments of parameters are decoded and encoded again, in each format."""
     codec = MomentCodec(watch.device)
     return tuple(
         MomentRate(
             moments=moments,
-            elements=_MOMENTS / _recoding(moments, _MOMENTS, codec, watch),
-            part_seconds=_recoding(moments, MOMENT_BLOCK, codec, watch),
+            elements=_MOMENT_ELEMENTS / _recode_seconds(moments, _MOMENT_ELEMENTS, codec, watch),
+            part_seconds=_recode_seconds(moments, MOMENT_BLOCK, codec, watch),
         )
         for moments in ("bfloat16", "int8")
     )
 
 
-def _recoding(moments: MomentFormat, elements: int, codec: MomentCodec, watch: Stopwatch) -> float:
+def _recode_seconds(
+    moments: MomentFormat, elements: int, codec: MomentCodec, watch: Stopwatch
+) -> float:
     first, second = (
         StoredMoment.zeros(moments, which, (elements,), watch.device) for which in (0, 1)
     )
@@ -121,19 +135,19 @@ def _recoding(moments: MomentFormat, elements: int, codec: MomentCodec, watch: S
     codec.encode_all((values, values.square()), (first, second), seed=0, step=1, weight="")
 
     def recode() -> None:
-        for part, at in enumerate(range(0, elements, PART_ELEMENTS)):
-            n = min(PART_ELEMENTS, elements - at)
-            kept = (first.part(at, n), second.part(at, n))
-            codec.encode(codec.decode(kept), kept, dither_key(0, 1, "", part))
+        for part, start in enumerate(range(0, elements, PART_ELEMENTS)):
+            count = min(PART_ELEMENTS, elements - start)
+            stored = (first.narrow(start, count), second.narrow(start, count))
+            codec.encode(codec.decode(stored), stored, dither_key(0, 1, "", part))
 
     return watch.seconds(recode)
 
 
 def update_call_seconds(watch: Stopwatch) -> float:
-    """Seconds of one call of fused AdamW that moves next to nothing."""
+    """Seconds of one call of fused AdamW on eight elements: the cost of the call itself."""
     master, moment1, moment2, gradient = (torch.zeros(8, device=watch.device) for _ in range(4))
     steps = torch.ones((), device=watch.device)
-    # A run hands over a copy of the count, which the call changes.
+    # A run passes a copy of the step count, because the call increments it.
     return watch.seconds(lambda: fused_adamw(master, moment1, moment2, gradient, steps.clone()))
 
 
@@ -148,22 +162,24 @@ def fused_adamw(
 
 
 def norm_rate(watch: Stopwatch) -> float:
-    """Bytes/s of the 2-norm of gradients, in parts, as a run does it."""
-    parts = torch.split(torch.ones(_UPDATED, device=watch.device), _PART)
-    return 4 * _UPDATED / watch.seconds(lambda: [torch.linalg.vector_norm(p) for p in parts])
+    """Bytes/s of the 2-norm of float32 gradients, in chunks as a run does it."""
+    parts = torch.split(torch.ones(_UPDATE_ELEMENTS, device=watch.device), _CHUNK_ELEMENTS)
+    return (
+        4 * _UPDATE_ELEMENTS / watch.seconds(lambda: [torch.linalg.vector_norm(p) for p in parts])
+    )
 
 
 def mixed_norm_rate(watch: Stopwatch) -> float:
-    """The same of bfloat16 gradients, turned into float32 first."""
-    gradient = torch.ones(_UPDATED, device=watch.device, dtype=torch.bfloat16)
-    parts = torch.split(gradient, _PART)
-    buffer = torch.empty(_PART, device=watch.device)
+    """Bytes/s of the 2-norm of bfloat16 gradients, which are converted to float32 first."""
+    gradient = torch.ones(_UPDATE_ELEMENTS, device=watch.device, dtype=torch.bfloat16)
+    parts = torch.split(gradient, _CHUNK_ELEMENTS)
+    buffer = torch.empty(_CHUNK_ELEMENTS, device=watch.device)
     seconds = watch.seconds(lambda: [torch.linalg.vector_norm(buffer.copy_(p)) for p in parts])
-    return 2 * _UPDATED / seconds
+    return 2 * _UPDATE_ELEMENTS / seconds
 
 
 def launch_seconds(watch: Stopwatch) -> float:
-    """Seconds of one op that does next to nothing, half of them forward and half backward."""
+    """Seconds of one op on eight elements, averaged over forward and backward ops."""
     x = torch.ones(8, device=watch.device, requires_grad=True)
     gradient = torch.ones(8, device=watch.device)
 
@@ -173,23 +189,28 @@ def launch_seconds(watch: Stopwatch) -> float:
             y = y * x
         torch.autograd.grad(y, x, gradient)
 
-    # Backward of a product is two products and a sum.
+    # The backward pass of a product is two products and a sum.
     return watch.seconds(chain) / (4 * _LAUNCHES)
 
 
 def layer_overhead_seconds(watch: Stopwatch, launch: float) -> float:
-    """Seconds of one pass of a layer beyond its ops: the call with its weights, the tape."""
+    """Seconds of one pass of a layer beyond its ops: the functional call and the autograd graph.
+
+    Args:
+        watch: times the work.
+        launch: seconds of one op, as `launch_seconds` returns them.
+    """
     layer = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8), nn.LayerNorm(8)).to(watch.device)
     weights = {name: weight.detach() for name, weight in layer.named_parameters()}
     x = torch.ones(8, 8, device=watch.device)
 
-    def both() -> None:
+    def forward_and_backward() -> None:
         used = {name: weight.requires_grad_() for name, weight in weights.items()}
         y = functional_call(layer, used, (x.detach().requires_grad_(),))
         torch.autograd.grad(y, [*used.values()], x)
 
-    # Three ops forward; backward two products and a sum for each linear layer, and the norm's.
-    return max(0.0, watch.seconds(both) - 10 * launch) / 2
+    # Three ops forward; backward three for each linear layer and one for the norm.
+    return max(0.0, watch.seconds(forward_and_backward) - 10 * launch) / 2
 
 
 def _layer_ops(rows: int, precision: Precision, device: torch.device) -> Iterator[_Op]:
@@ -213,43 +234,47 @@ def _layer_ops(rows: int, precision: Precision, device: torch.device) -> Iterato
         ("cat", lambda: torch.cat([x, y, x], 1), 6),
         ("clone", x.clone, 2),
     )
-    for name, work, times in works:
-        yield _Op(name=name, work=work, nbytes=times * n)
+    for name, work, passes in works:
+        yield _Op(name=name, work=work, nbytes=passes * n)
 
 
 def _loss_ops(rows: int, precision: Precision, watch: Stopwatch) -> Iterator[_Op]:
-    """Cross-entropy runs in float32 whatever the logits are in; the embedding in `precision`."""
+    """The ops of loss and embedding; cross-entropy runs in float32 whatever the logits are in."""
     rows, device, dtype = rows // 4, watch.device, DTYPES[precision]
     logits = torch.randn(rows, _VOCABULARY, device=device)
-    narrow = logits.to(dtype)
-    chances = torch.log_softmax(logits, 1)
+    low_precision = logits.to(dtype)
+    log_probabilities = torch.log_softmax(logits, 1)
     targets = torch.randint(0, _VOCABULARY, (rows,), device=device)
     table = torch.randn(_VOCABULARY, 192, device=device).to(dtype)
-    taken = torch.randn(rows, 192, device=device).to(dtype)
+    gradient = torch.randn(rows, 192, device=device).to(dtype)
     one, count = torch.ones((), device=device), torch.tensor(float(rows), device=device)
     n, size = 4 * logits.numel(), PRECISION_BYTES[precision]
-    looked_up = rows * 192 * size
+    embedded_bytes = rows * 192 * size
     works: tuple[tuple[str, Callable[[], object], int], ...] = (
         ("_log_softmax", lambda: _aten._log_softmax(logits, 1, False), 2 * n),  # noqa: SLF001
         (
             "_log_softmax_backward_data",
-            lambda: _aten._log_softmax_backward_data(logits, chances, 1, torch.float32),  # noqa: SLF001
+            lambda: _aten._log_softmax_backward_data(logits, log_probabilities, 1, torch.float32),  # noqa: SLF001
             3 * n,
         ),
-        ("nll_loss_backward", lambda: _nll_backward(one, chances, targets, count), n),
-        ("embedding", lambda: _aten.embedding(table, targets), 2 * looked_up),
+        ("nll_loss_backward", lambda: _nll_backward(one, log_probabilities, targets, count), n),
+        ("embedding", lambda: _aten.embedding(table, targets), 2 * embedded_bytes),
         (
             "embedding_dense_backward",
-            lambda: _aten.embedding_dense_backward(taken, targets, _VOCABULARY, -1, False),
-            looked_up + table.numel() * size,
+            lambda: _aten.embedding_dense_backward(gradient, targets, _VOCABULARY, -1, False),
+            embedded_bytes + table.numel() * size,
         ),
     )
     for name, work, nbytes in works:
         yield _Op(name=name, work=work, nbytes=nbytes)
     if dtype != torch.float32:
-        both = logits.numel() * (4 + size)
-        yield _Op(name="_to_copy", work=lambda: [narrow.float(), logits.to(dtype)], nbytes=2 * both)
+        cast_bytes = 2 * logits.numel() * (4 + size)
+        yield _Op(
+            name="_to_copy",
+            work=lambda: [low_precision.float(), logits.to(dtype)],
+            nbytes=cast_bytes,
+        )
 
 
-def _nll_backward(one: Tensor, chances: Tensor, targets: Tensor, count: Tensor) -> object:
-    return _aten.nll_loss_backward(one, chances, targets, None, 1, -100, count)
+def _nll_backward(one: Tensor, log_probabilities: Tensor, targets: Tensor, count: Tensor) -> object:
+    return _aten.nll_loss_backward(one, log_probabilities, targets, None, 1, -100, count)

@@ -1,4 +1,4 @@
-"""Timing: how long a piece of work takes on a device, by repeating it."""
+"""Times pieces of work on a device by repeating them."""
 
 import statistics
 import time
@@ -7,65 +7,65 @@ from math import log
 
 import torch
 
-_LEAST_REPEATS = 2
-_MOST_REPEATS = 40
-_STALL = 2.0
-"""Times the median from which on a repeat was held up by something else."""
+_MIN_REPEATS = 2
+_MAX_REPEATS = 40
+_STALL_FACTOR = 2.0
+"""A repeat that takes more than this many medians was stalled by another process."""
 
 
 class Stopwatch:
-    """Repeats work on one device and keeps how far repeats lie apart.
+    """Times work on one device by repeating it, and keeps the spread of the repeats.
 
     Args:
-        device: where the work runs; an accelerator is waited for.
-        budget_seconds: to be spent on one piece of work, once it ran twice.
+        device: where the work runs; timing waits until an accelerator has finished.
+        budget_seconds: time to spend on one piece of work after two runs of it.
     """
 
     def __init__(self, device: torch.device, *, budget_seconds: float) -> None:
         self.device = device
         self._budget_seconds = budget_seconds
         self._spreads: list[float] = []
-        self._found: list[list[float]] = []
-        self._turn = 0
+        self._rounds: list[list[float]] = []
+        self._index = 0
 
     def start_second_round(self) -> None:
-        """Begins a second round of the same pieces of work in the same order.
+        """Starts a second round of the same pieces of work in the same order.
 
-        Of each the mean of both rounds then counts: a machine that others use too is slow for
-        seconds at a time, and a run meets both.
+        From then on `seconds` returns the mean over both rounds. A machine that others use too is
+        slow for seconds at a time, and a training run meets slow and fast times alike.
         """
-        self._turn = 0
+        self._index = 0
 
     def seconds(self, work: Callable[[], object]) -> float:
-        """Seconds of one run of `work`: the mean of repeats, stalls left out.
+        """Seconds of one run of `work`: the mean of its repeats without stalled ones.
 
-        A step is a sum of hundreds of such pieces, each as fast as it happens to be. So the mean
-        tells what it takes, and the best or a quartile would be too hopeful.
+        A step is a sum of hundreds of such pieces, some fast and some slow, so their mean predicts
+        it. The best time or a quartile would predict too short a step.
         """
         first = self._once(work)
-        # What takes long has warmed itself; what is short is run once more.
-        taken = [first] if first >= self._budget_seconds else []
+        # A long run warms up within itself; a short one is not counted the first time.
+        times = [first] if first >= self._budget_seconds else []
         end = time.perf_counter() + self._budget_seconds
-        while len(taken) < _LEAST_REPEATS or (
-            len(taken) < _MOST_REPEATS and time.perf_counter() < end
+        while len(times) < _MIN_REPEATS or (
+            len(times) < _MAX_REPEATS and time.perf_counter() < end
         ):
-            taken.append(self._once(work))
-        if len(taken) > _LEAST_REPEATS:
-            self._spreads.append(_deviation(taken))
-        return self._over_rounds(_mean(taken))
+            times.append(self._once(work))
+        if len(times) > _MIN_REPEATS:
+            self._spreads.append(_deviation(times))
+        return self._mean_over_rounds(_mean(times))
 
-    def _over_rounds(self, seconds: float) -> float:
-        """The mean of this time and that of the round before, if there was one."""
-        if self._turn == len(self._found):
-            self._found.append([])
-        rounds = self._found[self._turn]
-        rounds.append(seconds)
-        self._turn += 1
-        return statistics.fmean(rounds)
+    def _mean_over_rounds(self, seconds: float) -> float:
+        """Mean of this time and the one that the round before measured, if there was one."""
+        if self._index == len(self._rounds):
+            self._rounds.append([])
+        times = self._rounds[self._index]
+        times.append(seconds)
+        self._index += 1
+        return statistics.fmean(times)
 
     @property
     def noise(self) -> float:
-        """Median, over all pieces of work, of the standard deviation of log(time)."""
+        """Standard deviation of log(time) between repeats: the median over all pieces of work."""
         return statistics.median(self._spreads) if self._spreads else 0.0
 
     def _once(self, work: Callable[[], object]) -> float:
@@ -85,16 +85,17 @@ class Stopwatch:
         return float(start.elapsed_time(end)) / 1e3
 
 
-def _mean(taken: list[float]) -> float:
-    """Of all that were not held up."""
-    limit = _STALL * statistics.median_low(taken)
-    return statistics.fmean(seconds for seconds in taken if seconds <= limit)
+def _mean(times: list[float]) -> float:
+    """Mean of the repeats that were not stalled."""
+    limit = _STALL_FACTOR * statistics.median_low(times)
+    return statistics.fmean(seconds for seconds in times if seconds <= limit)
 
 
-def _deviation(taken: list[float]) -> float:
-    """Of log(time) around the median, by the median of distances: a single stall says little.
+def _deviation(times: list[float]) -> float:
+    """Standard deviation of log(time), from the median absolute deviation.
 
-    1.4826 makes it the standard deviation where times are log-normal.
+    A single stall hardly moves it. The factor 1.4826 makes it the standard deviation of log-normal
+    times.
     """
-    middle = log(statistics.median(taken))
-    return 1.4826 * statistics.median(abs(log(seconds) - middle) for seconds in taken)
+    middle = log(statistics.median(times))
+    return 1.4826 * statistics.median(abs(log(seconds) - middle) for seconds in times)

@@ -1,14 +1,14 @@
-"""Exchanges inside a layer that is cut over slices, each the adjoint of another.
+"""Collectives between the tensor-parallel ranks of a layer, each with its adjoint as gradient.
 
-What a slice computes of a gradient are contributions whose sum over the slices is the gradient. So
-what is gathered forward is summed and scattered backward, and the other way round; a sum over the
-slices is its own adjoint. They are torch operations: they run eagerly, without numbers and inside
-compiled code. The group is looked up by its name, and only where there are numbers.
+What a rank computes of a gradient is a contribution; the sum over the ranks is the gradient. So an
+all-gather in forward is a reduce-scatter in backward and the other way round; an all-reduce is its
+own adjoint. They are torch operators: they run eagerly, on fake tensors and inside compiled code.
+The process group is looked up by name, and only when the tensors are real.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -17,293 +17,306 @@ from torch.distributed import distributed_c10d
 from torch.library import custom_op
 
 from windlass.errors import ModelError
+from windlass.schema.tensor_grid import TensorAxis
 
-_PIECE = 2**20
-"""Elements of each part that are summed at a time."""
-
-
-Among = Literal["all", "tokens", "features"]
-"""Which slices of a layer exchange: all of them; those of one column, which share the tokens out;
-or those of one row, which share the features out."""
+_CHUNK_ELEMENTS = 2**20
+"""Elements of each rank's part that gloo's reduce-scatter sums at a time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ring:
-    """Slices that exchange with one another, row by row; of one alone nothing is exchanged."""
+class TensorParallelGroup:
+    """Tensor-parallel ranks that take part in a collective; a group of one exchanges nothing."""
 
     rows: int
-    """Shares of the tokens."""
+    """Number of shards of the tokens."""
     columns: int = 1
-    """Shares of the features."""
-    among: Among = "all"
-    group: str = ""
-    """Name of their process group."""
+    """Number of shards of the features."""
+    axis: TensorAxis = "all"
+    name: str = ""
+    """Name of the process group."""
 
     @property
     def degree(self) -> int:
-        """How many they are."""
+        """Number of ranks."""
         return self.rows * self.columns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """Which slice of a layer a device computes.
+class TensorParallelRank:
+    """One tensor-parallel rank of a layer.
 
-    Slices lie in rows and columns: those of one row have the same tokens, those of one column the
-    same features. In one dimension they are one column.
+    Ranks form a grid of rows and columns: those of one row have the same tokens, those of one
+    column the same features. In one dimension the grid is a single column.
     """
 
     degree: int
-    """Slices of the layer, t."""
+    """Tensor-parallel degree t, the number of ranks."""
     index: int = 0
-    """Of this slice, from 0, row by row."""
+    """Index of this rank, from 0, row by row."""
     columns: int = 1
-    """Shares of the features, a divisor of the degree."""
-    group: str = ""
-    """Name of the process group of all slices, in their order."""
-    column_group: str = ""
-    """Of those of its column, row after row; in one dimension they are all."""
-    row_group: str = ""
-    """Of those of its row."""
+    """Number of shards of the features, a divisor of the degree."""
+    group_name: str = ""
+    """Name of the process group of all ranks, in order."""
+    column_group_name: str = ""
+    """Name of the process group of this rank's column; in one dimension that is all ranks."""
+    row_group_name: str = ""
+    """Name of the process group of this rank's row."""
 
     @property
     def rows(self) -> int:
-        """Shares of the tokens."""
+        """Number of shards of the tokens."""
         return self.degree // self.columns
 
     @property
     def row(self) -> int:
-        """Which share of the tokens is its own."""
+        """Index of this rank's shard of the tokens."""
         return self.index // self.columns
 
     @property
     def column(self) -> int:
-        """Which share of the features is its own."""
+        """Index of this rank's shard of the features."""
         return self.index % self.columns
 
     @property
-    def name(self) -> str:
+    def label(self) -> str:
         """`3`, or `1x0` in a grid."""
         return str(self.index) if self.columns == 1 else f"{self.row}x{self.column}"
 
     @property
-    def all(self) -> Ring:
-        """All slices of the layer."""
-        return Ring(rows=self.rows, columns=self.columns, group=self.group)
+    def all_group(self) -> TensorParallelGroup:
+        """All ranks of the layer."""
+        return TensorParallelGroup(rows=self.rows, columns=self.columns, name=self.group_name)
 
     @property
-    def tokens(self) -> Ring:
-        """Those that share the tokens out, and have the same features."""
+    def token_group(self) -> TensorParallelGroup:
+        """The ranks of this column, which shard the tokens and have the same features."""
         if self.columns == 1:
-            return self.all
-        return Ring(rows=self.rows, among="tokens", group=self.column_group)
+            return self.all_group
+        return TensorParallelGroup(rows=self.rows, axis="tokens", name=self.column_group_name)
 
     @property
-    def features(self) -> Ring:
-        """Those that share the features out, and have the same tokens."""
-        return Ring(rows=1, columns=self.columns, among="features", group=self.row_group)
+    def feature_group(self) -> TensorParallelGroup:
+        """The ranks of this row, which shard the features and have the same tokens."""
+        return TensorParallelGroup(
+            rows=1, columns=self.columns, axis="features", name=self.row_group_name
+        )
 
-    def answers_for(self, common: Among | None) -> bool:
-        """Whether it is the first of those that have the same; None: no other slice has it."""
-        first_row = common in (None, "features") or self.row == 0
-        return first_row and (common in (None, "tokens") or self.column == 0)
+    def is_first_replica(self, replicated_over: TensorAxis | None) -> bool:
+        """Whether this is the first of the ranks that hold the same shard.
+
+        Args:
+            replicated_over: the ranks that hold the same; None if no other rank does.
+        """
+        first_row = replicated_over in (None, "features") or self.row == 0
+        return first_row and (replicated_over in (None, "tokens") or self.column == 0)
 
 
-def gathered(x: Tensor, ring: Ring) -> Tensor:
-    """All tokens and features, `[b s ... d]`, of each slice's own, `[b s/r ... d/c]`.
+def all_gather_autograd(x: Tensor, group: TensorParallelGroup) -> Tensor:
+    """Gathers all tokens and features, `[b s ... d]`, from each rank's `[b s/r ... d/c]`.
 
-    Its gradient is `scattered`.
+    Its gradient is `reduce_scatter_autograd`.
     """
-    if ring.degree == 1:
+    if group.degree == 1:
         return x
-    return torch.ops.windlass.gather_parts(x, *_words(ring))
+    return torch.ops.windlass.all_gather(x, *_op_arguments(group))
 
 
-def scattered(x: Tensor, ring: Ring) -> Tensor:
-    """Its own part `[b s/r ... d/c]` of the sum of partial sums `[b s ... d]`.
+def reduce_scatter_autograd(x: Tensor, group: TensorParallelGroup) -> Tensor:
+    """Sums partial sums `[b s ... d]` over the ranks; each gets its part `[b s/r ... d/c]`.
 
-    Its gradient is `gathered`.
+    Its gradient is `all_gather_autograd`.
     """
-    if ring.degree == 1:
+    if group.degree == 1:
         return x
-    return torch.ops.windlass.scatter_sum(x, *_words(ring))
+    return torch.ops.windlass.reduce_scatter(x, *_op_arguments(group))
 
 
-def summed(x: Tensor, ring: Ring) -> Tensor:
-    """The sum over the slices; its gradient is the sum over the slices too."""
-    return torch.ops.windlass.sum_slices(x, *_words(ring))
+def all_reduce_autograd(x: Tensor, group: TensorParallelGroup) -> Tensor:
+    """Sums over the ranks; the gradient is summed over the ranks too."""
+    return torch.ops.windlass.all_reduce(x, *_op_arguments(group))
 
 
-def agreed(x: Tensor, ring: Ring) -> Tensor:
-    """The sum over the slices, of which each takes the gradient as it is.
+def all_reduce_identity_grad(x: Tensor, group: TensorParallelGroup) -> Tensor:
+    """Sums over the ranks; each rank takes the gradient of the sum as it is.
 
-    For a loss: all slices hold the same one, and each wants the gradient of its own share.
+    This is for a loss, which is the same on all ranks: each needs the gradient of its own term.
     """
-    return torch.ops.windlass.agree_sum(x, *_words(ring))
+    return torch.ops.windlass.all_reduce_identity_grad(x, *_op_arguments(group))
 
 
-def highest(x: Tensor, ring: Ring) -> Tensor:
-    """The largest of the slices' values, element by element; it has no gradient."""
-    return torch.ops.windlass.max_slices(x, *_words(ring))
+def all_reduce_max(x: Tensor, group: TensorParallelGroup) -> Tensor:
+    """Element-wise maximum over the ranks; it has no gradient."""
+    return torch.ops.windlass.all_reduce_max(x, *_op_arguments(group))
 
 
-def own_tokens(x: Tensor, place: Place) -> Tensor:
-    """Own tokens `[b s/r ...]` of all, `[b s ...]`; no exchange, and zeros around its gradient.
+def local_tokens(x: Tensor, tp_rank: TensorParallelRank) -> Tensor:
+    """This rank's tokens `[b s/r ...]` of `[b s ...]`, without communication.
+
+    Its gradient is zero outside of these tokens.
 
     Raises:
-        ModelError: the tokens cannot be shared out equally.
+        ModelError: the tokens cannot be shared equally.
     """
-    if x.shape[1] % place.rows:
+    if x.shape[1] % tp_rank.rows:
         raise ModelError(
-            f"a sequence of {x.shape[1]} tokens cannot be cut over {place.rows} slices; take a "
-            f"multiple of {place.rows}"
+            f"a sequence of {x.shape[1]} tokens cannot be sharded over {tp_rank.rows} ranks; use a "
+            f"multiple of {tp_rank.rows}"
         )
-    own = x.shape[1] // place.rows
-    return x.narrow(1, place.row * own, own)
+    count = x.shape[1] // tp_rank.rows
+    return x.narrow(1, tp_rank.row * count, count)
 
 
-def own_part(x: Tensor, place: Place) -> Tensor:
-    """Own tokens and features `[b s/r ... d/c]` of all, `[b s ... d]`; as `own_tokens`."""
-    tokens = own_tokens(x, place)
-    if place.columns == 1:
+def local_part(x: Tensor, tp_rank: TensorParallelRank) -> Tensor:
+    """This rank's tokens and features `[b s/r ... d/c]` of `[b s ... d]`, like `local_tokens`."""
+    tokens = local_tokens(x, tp_rank)
+    if tp_rank.columns == 1:
         return tokens
-    own = x.shape[-1] // place.columns
-    return tokens.narrow(-1, place.column * own, own)
+    width = x.shape[-1] // tp_rank.columns
+    return tokens.narrow(-1, tp_rank.column * width, width)
 
 
-def _words(ring: Ring) -> tuple[int, int, str, str]:
-    """A ring as an operation of torch takes it."""
-    return ring.rows, ring.columns, ring.among, ring.group
+def _op_arguments(group: TensorParallelGroup) -> tuple[int, int, str, str]:
+    """The arguments by which a torch operator takes a group."""
+    return group.rows, group.columns, group.axis, group.name
 
 
-@custom_op("windlass::gather_parts", mutates_args=())
-def _gather_parts(x: Tensor, rows: int, columns: int, among: str, group: str) -> Tensor:  # noqa: ARG001  for whoever records it
+# All operators have the same arguments; capture reads the axis from recorded calls.
+
+
+@custom_op("windlass::all_gather", mutates_args=())
+def _all_gather_op(x: Tensor, rows: int, columns: int, axis: str, group: str) -> Tensor:  # noqa: ARG001
     samples, tokens, *rest = x.shape
-    whole = x.new_empty(_whole_shape(x, rows, columns))
-    # With one sample the slices' tokens lie in place as they arrive.
+    full = x.new_empty(_full_shape(x, rows, columns))
+    # With one sample the ranks' tokens arrive where they belong.
     in_place = samples == 1 and columns == 1
-    parts = whole if in_place else x.new_empty((rows * columns * samples, tokens, *rest))
-    all_gather(parts.view(-1, tokens, *rest), x.contiguous(), group=_group(group))
+    parts = full if in_place else x.new_empty((rows * columns * samples, tokens, *rest))
+    all_gather(parts.view(-1, tokens, *rest), x.contiguous(), group=_process_group(group))
     if not in_place:
-        by_slice = parts.view(rows, columns, samples, tokens, *rest)
-        _by_slice(whole, rows, columns).copy_(by_slice)
-    return whole
+        by_rank = parts.view(rows, columns, samples, tokens, *rest)
+        _by_rank(full, rows, columns).copy_(by_rank)
+    return full
 
 
-@custom_op("windlass::scatter_sum", mutates_args=())
-def _scatter_sum(x: Tensor, rows: int, columns: int, among: str, group: str) -> Tensor:  # noqa: ARG001
-    by_slice = _by_slice(x, rows, columns).contiguous()
-    out = x.new_empty(by_slice.shape[2:])
-    parts = by_slice.view(rows * columns * len(out), *out.shape[1:])
-    reduce_scatter(out, parts, group=_group(group))
+@custom_op("windlass::reduce_scatter", mutates_args=())
+def _reduce_scatter_op(x: Tensor, rows: int, columns: int, axis: str, group: str) -> Tensor:  # noqa: ARG001
+    by_rank = _by_rank(x, rows, columns).contiguous()
+    out = x.new_empty(by_rank.shape[2:])
+    parts = by_rank.view(rows * columns * len(out), *out.shape[1:])
+    reduce_scatter(out, parts, group=_process_group(group))
     return out
 
 
-@custom_op("windlass::sum_slices", mutates_args=())
-def _sum_slices(x: Tensor, rows: int, columns: int, among: str, group: str) -> Tensor:  # noqa: ARG001  one shape for all
-    return _all_reduced(x, dist.ReduceOp.SUM, group)
+@custom_op("windlass::all_reduce", mutates_args=())
+def _all_reduce_op(x: Tensor, rows: int, columns: int, axis: str, group: str) -> Tensor:  # noqa: ARG001
+    return _all_reduce(x, dist.ReduceOp.SUM, group)
 
 
-@custom_op("windlass::agree_sum", mutates_args=())
-def _agree_sum(x: Tensor, rows: int, columns: int, among: str, group: str) -> Tensor:  # noqa: ARG001
-    return _all_reduced(x, dist.ReduceOp.SUM, group)
+@custom_op("windlass::all_reduce_identity_grad", mutates_args=())
+def _all_reduce_identity_grad_op(
+    x: Tensor, rows: int, columns: int, axis: str, group: str  # noqa: ARG001
+) -> Tensor:  # fmt: skip
+    return _all_reduce(x, dist.ReduceOp.SUM, group)
 
 
-@custom_op("windlass::max_slices", mutates_args=())
-def _max_slices(x: Tensor, rows: int, columns: int, among: str, group: str) -> Tensor:  # noqa: ARG001
-    return _all_reduced(x, dist.ReduceOp.MAX, group)
+@custom_op("windlass::all_reduce_max", mutates_args=())
+def _all_reduce_max_op(x: Tensor, rows: int, columns: int, axis: str, group: str) -> Tensor:  # noqa: ARG001
+    return _all_reduce(x, dist.ReduceOp.MAX, group)
 
 
-@_gather_parts.register_fake
-def _(x: Tensor, rows: int, columns: int, among: str, group: str) -> Tensor:  # noqa: ARG001
-    return x.new_empty(_whole_shape(x, rows, columns))
+@_all_gather_op.register_fake
+def _(x: Tensor, rows: int, columns: int, axis: str, group: str) -> Tensor:  # noqa: ARG001
+    return x.new_empty(_full_shape(x, rows, columns))
 
 
-@_scatter_sum.register_fake
-def _(x: Tensor, rows: int, columns: int, among: str, group: str) -> Tensor:  # noqa: ARG001
+@_reduce_scatter_op.register_fake
+def _(x: Tensor, rows: int, columns: int, axis: str, group: str) -> Tensor:  # noqa: ARG001
     samples, tokens, *between, features = x.shape
     return x.new_empty((samples, tokens // rows, *between, features // columns))
 
 
-@_sum_slices.register_fake
-@_agree_sum.register_fake
-@_max_slices.register_fake
-def _(x: Tensor, rows: int, columns: int, among: str, group: str) -> Tensor:  # noqa: ARG001
+@_all_reduce_op.register_fake
+@_all_reduce_identity_grad_op.register_fake
+@_all_reduce_max_op.register_fake
+def _(x: Tensor, rows: int, columns: int, axis: str, group: str) -> Tensor:  # noqa: ARG001
     return x.new_empty(x.shape)
 
 
-def _whole_shape(x: Tensor, rows: int, columns: int) -> tuple[int, ...]:
+def _full_shape(x: Tensor, rows: int, columns: int) -> tuple[int, ...]:
     samples, tokens, *between, features = x.shape
     return (samples, tokens * rows, *between, features * columns)
 
 
-def _by_slice(whole: Tensor, rows: int, columns: int) -> Tensor:
-    """`[r c b s/r ... d/c]`, the parts of `[b s ... d]` slice by slice: a view, or a copy."""
-    samples, tokens, *between, features = whole.shape
-    parts = whole.reshape(
+def _by_rank(full: Tensor, rows: int, columns: int) -> Tensor:
+    """The parts of `[b s ... d]` rank by rank, `[r c b s/r ... d/c]`: a view, or a copy."""
+    samples, tokens, *between, features = full.shape
+    parts = full.reshape(
         samples, rows, tokens // rows, *between, columns, features // columns
     )  # fmt: skip
     return parts.movedim((1, -2), (0, 1))
 
 
-def _keep_ring(ctx: Any, inputs: tuple[Tensor, int, int, Among, str], output: Tensor) -> None:  # noqa: ANN401, ARG001  torch's own context
-    _, rows, columns, among, group = inputs
-    ctx.ring = Ring(rows=rows, columns=columns, among=among, group=group)
+def _save_group(ctx: Any, inputs: tuple[Tensor, int, int, TensorAxis, str], output: Tensor) -> None:  # noqa: ANN401, ARG001  torch's own context
+    _, rows, columns, axis, name = inputs
+    ctx.group = TensorParallelGroup(rows=rows, columns=columns, axis=axis, name=name)
 
 
 _Gradients = tuple[Tensor, None, None, None, None]
 
 
-def _adjoint(of: Callable[[Tensor, Ring], Tensor]) -> Callable[..., _Gradients]:
+def _adjoint(
+    collective: Callable[[Tensor, TensorParallelGroup], Tensor],
+) -> Callable[..., _Gradients]:
     def backward(ctx: Any, gradient: Tensor) -> _Gradients:  # noqa: ANN401
-        return of(gradient, ctx.ring), None, None, None, None
+        return collective(gradient, ctx.group), None, None, None, None
 
     return backward
 
 
-_gather_parts.register_autograd(_adjoint(scattered), setup_context=_keep_ring)
-_scatter_sum.register_autograd(_adjoint(gathered), setup_context=_keep_ring)
-_sum_slices.register_autograd(_adjoint(summed), setup_context=_keep_ring)
-_agree_sum.register_autograd(_adjoint(lambda x, _: x), setup_context=_keep_ring)
+_all_gather_op.register_autograd(_adjoint(reduce_scatter_autograd), setup_context=_save_group)
+_reduce_scatter_op.register_autograd(_adjoint(all_gather_autograd), setup_context=_save_group)
+_all_reduce_op.register_autograd(_adjoint(all_reduce_autograd), setup_context=_save_group)
+_all_reduce_identity_grad_op.register_autograd(
+    _adjoint(lambda x, _: x), setup_context=_save_group
+)
 
 
-def _all_reduced(x: Tensor, how: dist.ReduceOp.RedOpType, group: str) -> Tensor:
+def _all_reduce(x: Tensor, op: dist.ReduceOp.RedOpType, group: str) -> Tensor:
     out = x.clone(memory_format=torch.contiguous_format)
-    dist.all_reduce(out, op=how, group=_group(group))
+    dist.all_reduce(out, op=op, group=_process_group(group))
     return out
 
 
-def _group(name: str) -> dist.ProcessGroup:
+def _process_group(name: str) -> dist.ProcessGroup:
     # Torch's functional collectives find their group in this registry, which has no public name.
     registry: Any = distributed_c10d
     return registry._resolve_process_group(name)  # noqa: SLF001
 
 
 def all_gather(out: Tensor, x: Tensor, *, group: dist.ProcessGroup | None) -> None:
-    """Puts the parts of a group's devices together: `[n ...]` of `[n/r ...]`, in its order."""
-    # Torch 2.13 gave it and its like new names, and warns of the old ones.
-    named = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-    named(out, x, group=group)
+    """Concatenates the `[n/r ...]` of a group's r ranks into `[n ...]`, in the group's order."""
+    # Torch 2.13 renamed this and the next one, and warns about the old names.
+    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    gather(out, x, group=group)
 
 
 def reduce_scatter(out: Tensor, x: Tensor, *, group: dist.ProcessGroup | None) -> None:
-    """Sums equal parts over a group, and leaves each device its own: `[n/r ...]` of `[n ...]`.
+    """Sums `[n ...]` over a group and leaves each rank its own part, `[n/r ...]`.
 
-    gloo would sum all parts on all devices, and so send twice as much: there each device sends
-    every other one its part, and sums what comes, piece by piece.
+    gloo would sum all parts on all ranks and so send twice as much. On a CPU each rank therefore
+    sends every other rank its part and sums what it receives, chunk by chunk.
 
     Args:
-        out: contiguous.
-        x: contiguous; its parts are in the order of the group.
-        group: r devices.
+        out: contiguous output.
+        x: contiguous input, its parts in the order of the group.
+        group: the process group of r ranks; None for the default group.
     """
     if x.is_cuda:
-        named = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-        named(out, x, group=group)
+        scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+        scatter(out, x, group=group)
         return
-    rows, own = x.view(dist.get_world_size(group), -1), out.view(-1)
-    for at in range(0, len(own), _PIECE):
-        goes = rows[:, at : at + _PIECE].contiguous()
-        comes = torch.empty_like(goes)
-        dist.all_to_all_single(comes, goes, group=group)
-        torch.sum(comes, 0, out=own[at : at + _PIECE])
+    parts, local = x.view(dist.get_world_size(group), -1), out.view(-1)
+    for start in range(0, len(local), _CHUNK_ELEMENTS):
+        sent = parts[:, start : start + _CHUNK_ELEMENTS].contiguous()
+        received = torch.empty_like(sent)
+        dist.all_to_all_single(received, sent, group=group)
+        torch.sum(received, 0, out=local[start : start + _CHUNK_ELEMENTS])

@@ -1,4 +1,4 @@
-"""Pieces: which part of each parameter of a layer one slice has."""
+"""Which part of each parameter of a layer one tensor-parallel rank has."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -7,202 +7,238 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from windlass.models.tensor_parallel.collectives import Among, Place
-from windlass.models.tensor_parallel.sharding_rules import Cut, LayerCuts, Range
+from windlass.models.tensor_parallel.collectives import TensorParallelRank
+from windlass.models.tensor_parallel.sharding_rules import (
+    IndexRange,
+    LayerSharding,
+    ShardingRule,
+)
+from windlass.schema.tensor_grid import TensorAxis
 
 
-class Share(NamedTuple):
-    """One of equal parts."""
+class EqualShard(NamedTuple):
+    """One of `total` equal shards of an axis."""
 
-    at: int = 0
-    """Which, from 0."""
-    of: int = 1
-    """How many there are."""
+    number: int = 0
+    """Index of the shard, from 0."""
+    total: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
-    """One slice's part of a parameter."""
+class ParamShard:
+    """One rank's part of a parameter."""
 
-    full: tuple[int, ...]
-    """Shape of the whole parameter."""
-    ranges: tuple[tuple[Range, ...] | None, ...]
-    """Along each dimension (start, stop), in the order in which the slice has them; None: all."""
-    common: Among | None
-    """Which slices have the same, and compute contributions to its gradient, whose sum over them is
-    the gradient; None: no other."""
+    full_shape: tuple[int, ...]
+    """Shape of the full parameter."""
+    ranges: tuple[tuple[IndexRange, ...] | None, ...]
+    """Index ranges of each dimension, in the order in which the rank has them; None: the full
+    dimension."""
+    replicated_over: TensorAxis | None
+    """The ranks that have the same part, whose contributions to its gradient are summed; None if no
+    other rank has it."""
 
     @property
-    def cut(self) -> bool:
-        """Whether it is less than the whole."""
+    def is_sharded(self) -> bool:
+        """Whether the part is less than the full parameter."""
         return any(ranges is not None for ranges in self.ranges)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the slice's part."""
+        """Shape of the rank's part."""
         return tuple(
             size if ranges is None else sum(stop - start for start, stop in ranges)
-            for size, ranges in zip(self.full, self.ranges, strict=True)
+            for size, ranges in zip(self.full_shape, self.ranges, strict=True)
         )
 
-    def of(self, full: Tensor) -> Tensor:
-        """The slice's part: a view of the whole wherever it lies in one range of each dimension."""
+    def extract(self, full: Tensor) -> Tensor:
+        """The rank's part of a full tensor; a view if it is one range of each dimension."""
         for dim, ranges in enumerate(self.ranges):
             if ranges is not None:
                 parts = [full.narrow(dim, start, stop - start) for start, stop in ranges]
                 full = parts[0] if len(parts) == 1 else torch.cat(parts, dim=dim)
         return full
 
-    def into(self, full: Tensor, local: Tensor) -> None:
-        """Writes the slice's part into the whole."""
-        _put(full, local, self.ranges)
+    def write_into(self, full: Tensor, local: Tensor) -> None:
+        """Copies the rank's part into a full tensor."""
+        _copy_ranges(full, local, self.ranges)
 
 
-def _put(full: Tensor, local: Tensor, ranges: Sequence[tuple[Range, ...] | None]) -> None:
-    """Writes a part into the whole, one dimension after the other from the last on."""
+def _copy_ranges(
+    full: Tensor, local: Tensor, ranges: Sequence[tuple[IndexRange, ...] | None]
+) -> None:
+    """Copies a part into a full tensor, one dimension after the other from the last on."""
     if not ranges:
         full.copy_(local)
         return
-    dim, at = len(ranges) - 1, 0
+    dim, offset = len(ranges) - 1, 0
     for start, stop in ranges[-1] or ((0, full.shape[dim]),):
-        own = stop - start
-        _put(full.narrow(dim, start, own), local.narrow(dim, at, own), ranges[:-1])
-        at += own
+        size = stop - start
+        _copy_ranges(full.narrow(dim, start, size), local.narrow(dim, offset, size), ranges[:-1])
+        offset += size
 
 
-def pieces(layer: nn.Module, cuts: LayerCuts, place: Place) -> dict[str, Piece]:
-    """How each parameter of a layer is cut.
+def param_shards(
+    layer: nn.Module, sharding: LayerSharding, tp_rank: TensorParallelRank
+) -> dict[str, ParamShard]:
+    """One rank's part of each parameter of a layer.
 
-    In two dimensions a column has the outputs of all slices of its row, for their own features; a
-    row the inputs of all of its row, in their order, for its own features; a map its own features
-    for all outputs; a norm its own features. Tables and the head's outputs are cut over all slices
-    as in one dimension.
+    In a grid a column-parallel weight has the outputs of all ranks of its row, for the rank's own
+    features; a row-parallel weight has the inputs of all ranks of its row, in order, for its own
+    features; a `linear` weight has its own features for all outputs; a norm has its own features.
+    Embedding tables and the head's outputs are sharded over all ranks as in one dimension.
 
     Args:
-        layer: the whole layer, on any device.
-        cuts: of the layer.
-        place: of the slice.
+        layer: the full layer, on any device.
+        sharding: rules of the layer.
+        tp_rank: the rank.
 
     Returns:
-        Pieces by the parameter's name inside the layer.
+        Parts by the parameter's name inside the layer.
     """
-    normed = frozenset(norms(layer, cuts)) if place.columns > 1 else frozenset()
-    found: dict[str, Piece] = {}
+    norms = frozenset(sharded_norm_paths(layer, sharding)) if tp_rank.columns > 1 else frozenset()
+    shards: dict[str, ParamShard] = {}
     for name, parameter in layer.named_parameters(remove_duplicate=False):
         path, _, leaf = name.rpartition(".")
         shape = tuple(parameter.shape)
-        if path in normed:
-            found[name] = _of_features(shape, place)
+        if path in norms:
+            shards[name] = _feature_shard(shape, tp_rank)
         else:
-            share = inner(layer, cuts, path, place)
-            found[name] = _piece(shape, cuts.ways.get(path), leaf, place, share)
-    return found
+            shard = inner_shard(layer, sharding, path, tp_rank)
+            shards[name] = _param_shard(shape, sharding.rules.get(path), leaf, tp_rank, shard)
+    return shards
 
 
-def norms(layer: nn.Module, cuts: LayerCuts) -> Iterator[str]:
-    """Paths of torch's norms over the features that slices of one row share out.
+def sharded_norm_paths(layer: nn.Module, sharding: LayerSharding) -> Iterator[str]:
+    """Paths of torch's norms over the features that the ranks of one row shard.
 
-    All but those inside a region over fewer of them: of heads, say, which each slice has whole.
+    Norms inside a region over fewer features, such as those of heads, are excluded: each rank has
+    all of these features.
     """
-    width = _width(layer, cuts)
+    width = _layer_width(layer, sharding)
     for path, module in layer.named_modules():
-        if isinstance(module, (nn.LayerNorm, nn.RMSNorm)) and not cuts.first:
+        if isinstance(module, (nn.LayerNorm, nn.RMSNorm)) and not sharding.is_first:
             shape = tuple(module.normalized_shape)
-            if shape == (width,) or (cuts.region(path) is None and len(shape) == 1):
+            outside = sharding.enclosing_region(path) is None
+            if shape == (width,) or (outside and len(shape) == 1):
                 yield path
 
 
-def _width(layer: nn.Module, cuts: LayerCuts) -> int | None:
-    """Features between layers, as the first column takes them; None of a layer without one."""
-    columns = (layer.get_submodule(at) for at, cut in cuts.ways.items() if cut.way == "column")
+def _layer_width(layer: nn.Module, sharding: LayerSharding) -> int | None:
+    """Features between layers, the inputs of the first column; None for a layer without one."""
+    columns = (
+        layer.get_submodule(path) for path, rule in sharding.rules.items() if rule.style == "column"
+    )
     return next((m.in_features for m in columns if isinstance(m, nn.Linear)), None)
 
 
-def _piece(shape: tuple[int, ...], cut: Cut | None, leaf: str, place: Place, share: Share) -> Piece:
-    """Of a parameter `leaf` of a linear map or table, of whose cut features it has a share."""
-    uncut = Piece(full=shape, ranges=(None,) * len(shape), common="all")
-    if cut is not None and cut.way == "map" and place.columns > 1:
-        return _of_features(shape, place)
-    if cut is None or cut.way not in ("column", "row", "vocabulary"):
-        return uncut
-    if cut.way == "vocabulary" or (cut.way == "column" and len(shape) == 1):
-        own = cut.ranges(shape[0], share.of, share.at)
-        common: Among | None = None if share.of == place.degree else "features"
-        return Piece(full=shape, ranges=(own, *uncut.ranges[1:]), common=common)
+def _param_shard(
+    shape: tuple[int, ...],
+    rule: ShardingRule | None,
+    leaf: str,
+    tp_rank: TensorParallelRank,
+    shard: EqualShard,
+) -> ParamShard:
+    """The part of parameter `leaf` of a linear or embedding, given its shard of the features."""
+    replicated = ParamShard(
+        full_shape=shape, ranges=(None,) * len(shape), replicated_over="all"
+    )  # fmt: skip
+    if rule is not None and rule.style == "linear" and tp_rank.columns > 1:
+        return _feature_shard(shape, tp_rank)
+    if rule is None or rule.style not in ("column", "row", "vocabulary"):
+        return replicated
+    if rule.style == "vocabulary" or (rule.style == "column" and len(shape) == 1):
+        first = rule.ranges(shape[0], shard.total, shard.number)
+        axis: TensorAxis | None = None if shard.total == tp_rank.degree else "features"
+        ranges = (first, *replicated.ranges[1:])
+        return ParamShard(full_shape=shape, ranges=ranges, replicated_over=axis)
     if leaf == "weight":
         outputs, inputs = shape
-        ranges: tuple[tuple[Range, ...] | None, ...]
-        if cut.way == "column":
-            ranges = (_of_row(cut, outputs, place, share), _own(inputs, place))
+        weight_ranges: tuple[tuple[IndexRange, ...] | None, ...]
+        if rule.style == "column":
+            weight_ranges = (
+                _row_ranges(rule, outputs, tp_rank, shard),
+                _local_features(inputs, tp_rank),
+            )
         else:
-            ranges = (_own(outputs, place), _of_row(cut, inputs, place, share))
-        return Piece(full=shape, ranges=ranges, common=None)
-    return uncut if place.columns == 1 else _of_features(shape, place)
+            weight_ranges = (
+                _local_features(outputs, tp_rank),
+                _row_ranges(rule, inputs, tp_rank, shard),
+            )
+        return ParamShard(full_shape=shape, ranges=weight_ranges, replicated_over=None)
+    return replicated if tp_rank.columns == 1 else _feature_shard(shape, tp_rank)
 
 
-def _of_features(shape: tuple[int, ...], place: Place) -> Piece:
-    """Of a parameter with a last dimension of features: those of its column have the same."""
-    common: Among | None = "tokens" if place.rows > 1 else None
-    whole = (None,) * (len(shape) - 1)
-    return Piece(full=shape, ranges=(*whole, _own(shape[-1], place)), common=common)
+def _feature_shard(shape: tuple[int, ...], tp_rank: TensorParallelRank) -> ParamShard:
+    """The part of a parameter whose last dimension is features; ranks of a column have the same."""
+    axis: TensorAxis | None = "tokens" if tp_rank.rows > 1 else None
+    leading = (None,) * (len(shape) - 1)
+    ranges = (*leading, _local_features(shape[-1], tp_rank))
+    return ParamShard(full_shape=shape, ranges=ranges, replicated_over=axis)
 
 
-def _of_row(cut: Cut, total: int, place: Place, share: Share) -> tuple[Range, ...]:
-    """What all slices of one row have of the cut features, slice after slice if they share them."""
-    if share.of != place.degree:
-        return cut.ranges(total, share.of, share.at)
-    first = place.row * place.columns
-    found: list[Range] = []
-    for index in range(first, first + place.columns):
-        for start, stop in cut.ranges(total, place.degree, index):
-            if found and found[-1][1] == start:
-                found[-1] = (found[-1][0], stop)
+def _row_ranges(
+    rule: ShardingRule, total: int, tp_rank: TensorParallelRank, shard: EqualShard
+) -> tuple[IndexRange, ...]:
+    """Ranges of the sharded features that all ranks of this row have, rank after rank."""
+    if shard.total != tp_rank.degree:
+        return rule.ranges(total, shard.total, shard.number)
+    first = tp_rank.row * tp_rank.columns
+    ranges: list[IndexRange] = []
+    for index in range(first, first + tp_rank.columns):
+        for start, stop in rule.ranges(total, tp_rank.degree, index):
+            if ranges and ranges[-1][1] == start:
+                ranges[-1] = (ranges[-1][0], stop)
             else:
-                found.append((start, stop))
-    return tuple(found)
+                ranges.append((start, stop))
+    return tuple(ranges)
 
 
-def _own(total: int, place: Place) -> tuple[Range, ...] | None:
-    """The slice's own share of the features between layers; None: all of them."""
-    if place.columns == 1:
+def _local_features(total: int, tp_rank: TensorParallelRank) -> tuple[IndexRange, ...] | None:
+    """The rank's range of the features between layers; None: all of them."""
+    if tp_rank.columns == 1:
         return None
-    own = total // place.columns
-    return ((place.column * own, (place.column + 1) * own),)
+    width = total // tp_rank.columns
+    return ((tp_rank.column * width, (tp_rank.column + 1) * width),)
 
 
-def inner(layer: nn.Module, cuts: LayerCuts, path: str, place: Place) -> Share:
-    """The slice's share of the features that are cut at a path: between a region's column and row.
+def inner_shard(
+    layer: nn.Module, sharding: LayerSharding, path: str, tp_rank: TensorParallelRank
+) -> EqualShard:
+    """The rank's shard of the features at `path` between a region's column and row.
 
-    They are shared out over all slices. Where heads do not divide by a grid's slices, but do by its
-    rows, all slices of one row have those of the row, and compute the same.
+    They are sharded over all ranks. If heads divide by the rows of a grid but not by all its ranks,
+    the ranks of one row all have the features of their row and compute the same.
 
     Args:
-        layer: whole, on any device.
-        cuts: of the layer.
-        path: of a module or setting that is cut.
-        place: of the slice.
+        layer: the full layer, on any device.
+        sharding: rules of the layer.
+        path: path of a sharded module or setting.
+        tp_rank: the rank.
     """
-    region = cuts.region(path)
-    if place.columns > 1 and region is not None and not _divides(layer, cuts, region, place.degree):
-        return Share(place.row, place.rows)
-    return Share(place.index, place.degree)
+    region = sharding.enclosing_region(path)
+    in_grid = tp_rank.columns > 1 and region is not None
+    if in_grid and not _region_divides(layer, sharding, region, tp_rank.degree):
+        return EqualShard(tp_rank.row, tp_rank.rows)
+    return EqualShard(tp_rank.index, tp_rank.degree)
 
 
-def _divides(layer: nn.Module, cuts: LayerCuts, region: str, parts: int) -> bool:
-    """Whether all that is cut inside a region can be cut in so many equal parts."""
+def _region_divides(
+    layer: nn.Module, sharding: LayerSharding, region: str | None, degree: int
+) -> bool:
+    """Whether everything sharded inside a region divides by a degree."""
     return all(
-        _parts_equally(layer, path, cut, parts)
-        for path, cut in cuts.ways.items()
-        if cuts.region(path) == region
+        _divides(layer, path, rule, degree)
+        for path, rule in sharding.rules.items()
+        if sharding.enclosing_region(path) == region
     )
 
 
-def _parts_equally(layer: nn.Module, path: str, cut: Cut, parts: int) -> bool:
-    if cut.way == "count":
-        holder, _, name = path.rpartition(".")
-        return bool(getattr(layer.get_submodule(holder), name) % parts == 0)
+def _divides(layer: nn.Module, path: str, rule: ShardingRule, degree: int) -> bool:
+    if rule.style == "count":
+        owner, _, name = path.rpartition(".")
+        return bool(getattr(layer.get_submodule(owner), name) % degree == 0)
     module = layer.get_submodule(path)
-    if cut.way not in ("column", "row") or not isinstance(module, nn.Linear):
+    if rule.style not in ("column", "row") or not isinstance(module, nn.Linear):
         return True
-    total = module.out_features if cut.way == "column" else module.in_features
-    return cut.fault(total, parts) is None
+    total = module.out_features if rule.style == "column" else module.in_features
+    return rule.divisibility_error(total, degree) is None

@@ -1,7 +1,7 @@
-"""Cuts: in which way each module of a layer is cut over slices (no torch here).
+"""Tensor-parallel sharding rules: how each module of a layer is split over ranks.
 
-A *slice* is one of the t devices that share a layer. What a slice computes of a gradient are
-contributions: their sum over the slices is the gradient.
+Each of t tensor-parallel ranks computes a contribution to the gradient of a parameter; the sum of
+the contributions over the ranks is the gradient.
 """
 
 import re
@@ -14,171 +14,236 @@ from torch import nn
 
 from windlass.errors import ModelError, did_you_mean
 
-Way = Literal[
-    "region",  # tokens are gathered at its entry; at its exit partial sums are summed, scattered
-    "column",  # a linear map of which a slice has some outputs
-    "row",  # a linear map of which a slice has some inputs; it gives a partial sum
-    "map",  # a linear map outside of regions; in a grid a slice takes its own features
+ShardingStyle = Literal[
+    "region",  # tokens are all-gathered at its entry, partial sums reduce-scattered at its exit
+    "column",  # column-parallel linear: a rank has some of the outputs
+    "row",  # row-parallel linear: a rank has some of the inputs and gives a partial sum
+    "linear",  # a linear outside of regions; in a grid a rank has its own features
     "vocabulary",  # an embedding's rows, or the head's outputs
-    "count",  # an integer setting that counts what is cut, and so is divided
-    "features",  # a dropout inside a region, on features that are cut
-    "whole",  # a dropout inside a region, on features that are not
-    "alone",  # a layer that treats each token by itself, and needs no cut
+    "count",  # an integer setting that counts sharded features, and so is divided
+    "sharded",  # a dropout inside a region, on features that are sharded
+    "replicated",  # a dropout inside a region, on features that are not
+    "tokenwise",  # a layer that treats each token by itself and is not sharded
 ]
 
-Range = tuple[int, int]
+IndexRange = tuple[int, int]
 """(start, stop)."""
 
-_WRITTEN = re.compile(r"(?P<way>[a-z]+)(?: in (?P<parts>\d+(?::\d+)*))?(?: by (?P<unit>\d+))?")
-_FEATURES = ("column", "row")
+_RULE_TEXT = re.compile(r"(?P<style>[a-z]+)(?: in (?P<parts>\d+(?::\d+)*))?(?: by (?P<unit>\d+))?")
+_FEATURE_STYLES = ("column", "row")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cut:
-    """The way in which one module, or one setting of a module, is cut."""
+class ShardingRule:
+    """How one module, or one setting of a module, is sharded."""
 
-    way: Way
+    style: ShardingStyle
     parts: tuple[int, ...] = (1,)
-    """Proportions of what lies side by side in the cut features, such as queries, keys and values.
-    Each part is cut by itself."""
+    """Proportions of the parts that are fused in the sharded features, such as queries, keys and
+    values. Each part is sharded by itself."""
     unit: int = 1
-    """Features that stay together: the width of a head."""
+    """Consecutive features that stay on one rank, such as the width of a head."""
 
-    def ranges(self, total: int, degree: int, index: int) -> tuple[Range, ...]:
-        """Which of `total` features slice `index` of `degree` has, as (start, stop).
+    def ranges(self, total: int, degree: int, index: int) -> tuple[IndexRange, ...]:
+        """Ranges of `total` features that rank `index` of `degree` has.
 
-        A vocabulary's slices have `ceil(total / degree)` rows, the last ones fewer.
+        A vocabulary is split into shards of `ceil(total / degree)` rows, the last ones smaller.
         """
-        if self.way == "vocabulary":
-            most = -(-total // degree)
-            return ((min(index * most, total), min((index + 1) * most, total)),)
-        found: list[Range] = []
+        if self.style == "vocabulary":
+            largest = -(-total // degree)
+            return ((min(index * largest, total), min((index + 1) * largest, total)),)
+        ranges: list[IndexRange] = []
         start = 0
-        for width in self._widths(total):
-            own = width // degree
-            found.append((start + index * own, start + (index + 1) * own))
+        for width in self._part_widths(total):
+            local_width = width // degree
+            ranges.append((start + index * local_width, start + (index + 1) * local_width))
             start += width
-        return tuple(found)
+        return tuple(ranges)
 
-    def fault(self, total: int, degree: int) -> str | None:
-        """What of `total` features cannot be cut so over `degree` slices; None if all can be."""
-        if self.way == "vocabulary":
-            most = -(-total // degree)
-            if (degree - 1) * most < total:
+    def divisibility_error(self, total: int, degree: int) -> str | None:
+        """Why `total` features cannot be sharded over `degree` ranks; None if they can."""
+        if self.style == "vocabulary":
+            largest = -(-total // degree)
+            if (degree - 1) * largest < total:
                 return None
-            return f"{total} rows, which leave slice {degree - 1} without any; lower the degree"
+            return f"{total} rows, which leave rank {degree - 1} without any; lower the degree"
         if total % sum(self.parts):
-            shares = ":".join(map(str, self.parts))
-            return f"{total} features, which do not lie side by side as {shares}; mend the rule"
-        for width in self._widths(total):
+            proportions = ":".join(map(str, self.parts))
+            return f"{total} features, which do not split into parts {proportions}; fix the rule"
+        for width in self._part_widths(total):
             if width % (self.unit * degree):
                 heads = f" in heads of {self.unit}" if self.unit > 1 else ""
                 return (
-                    f"{width} features{heads}, which {degree} slices cannot share equally; "
-                    f"take a degree that divides {width // self.unit}"
+                    f"{width} features{heads}, which {degree} ranks cannot share equally; "
+                    f"use a degree that divides {width // self.unit}"
                 )
         return None
 
-    def _widths(self, total: int) -> Iterator[int]:
+    def _part_widths(self, total: int) -> Iterator[int]:
         for part in self.parts:
             yield total * part // sum(self.parts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LayerCuts:
-    """How one layer is cut."""
+class LayerSharding:
+    """The sharding rules of one layer."""
 
-    ways: Mapping[str, Cut]
-    """By path inside the layer, of modules and of the settings that count; empty: the layer."""
-    first: bool
-    """It takes tokens, all of them on every slice, and goes on with its own."""
+    rules: Mapping[str, ShardingRule]
+    """Rules by path inside the layer, of modules and of counts; the empty path is the layer."""
+    is_first: bool
+    """Whether the layer takes tokens: each rank gets all of them and continues with its own."""
 
     def regions(self) -> tuple[str, ...]:
         """Paths of the regions."""
-        return tuple(path for path, cut in self.ways.items() if cut.way == "region")
+        return tuple(path for path, rule in self.rules.items() if rule.style == "region")
 
-    def region(self, path: str) -> str | None:
-        """The region that the module at `path` is, or stands in; None for none."""
-        found = (at for at in self.regions() if not at or f"{path}.".startswith(f"{at}."))
-        return next(found, None)
+    def enclosing_region(self, path: str) -> str | None:
+        """Path of the region that contains, or is, the module at `path`; None if there is none."""
+        regions = self.regions()
+        return next((r for r in regions if not r or f"{path}.".startswith(f"{r}.")), None)
 
 
-class Cuttable:
-    """A module that knows how it is cut."""
+class TensorShardable:
+    """A module that defines its own sharding rules."""
 
-    def cuts(self) -> Mapping[str, Cut]:
-        """Ways by path inside the module; an empty path is the module itself."""
+    def sharding_rules(self) -> Mapping[str, ShardingRule]:
+        """Rules by path inside the module; the empty path is the module itself."""
         raise NotImplementedError
 
 
-def read_cut(pattern: str, text: str) -> Cut:
-    """A rule as a request writes it.
+def parse_sharding_rule(pattern: str, text: str) -> ShardingRule:
+    """Parses a rule as a request writes it.
 
-    `column`, `row`, `map`, `vocabulary`, `region`, `count`, `features`, `whole` or `alone`. A
-    column or row may say what lies side by side, `column in 3` (equal parts) or `column in 4:1:1`,
-    and what stays together, `column by 64` (heads of 64 features).
+    A rule is one of the names of `ShardingStyle`. A column or row may also name the parts that are
+    fused in its features, as `column in 3` (equal parts) or `column in 4:1:1`, and the features
+    that stay together, as `column by 64` (heads of 64 features).
 
     Args:
-        pattern: the name that the rule is for, for messages.
+        pattern: pattern of module names that the rule is for, for error messages.
         text: the rule.
 
     Raises:
-        ModelError: it cannot be read.
+        ModelError: the text is not a rule.
     """
-    match = _WRITTEN.fullmatch(text.strip())
-    if match is None or match["way"] not in get_args(Way):
-        word = match["way"] if match else text
+    match = _RULE_TEXT.fullmatch(text.strip())
+    if match is None or match["style"] not in get_args(ShardingStyle):
+        word = match["style"] if match else text
+        styles = get_args(ShardingStyle)
         raise ModelError(
-            f"rule `{pattern}` = `{text}`: must be one of {', '.join(get_args(Way))}, a column or "
-            f"row also as `column in 3 by 64`{did_you_mean(word, get_args(Way))}"
+            f"rule `{pattern}` = `{text}`: must be one of {', '.join(styles)}, a column or row "
+            f"also as `column in 3 by 64`{did_you_mean(word, styles)}"
         )
     parts = tuple(int(part) for part in (match["parts"] or "1").split(":"))
     if len(parts) == 1:
         parts = (1,) * parts[0]
     unit = int(match["unit"] or 1)
-    if match["way"] not in _FEATURES and (len(parts) > 1 or unit > 1):
+    if match["style"] not in _FEATURE_STYLES and (len(parts) > 1 or unit > 1):
         raise ModelError(f"rule `{pattern}` = `{text}`: only a column or row has parts or heads")
     if not parts or 0 in parts or not unit:
         raise ModelError(f"rule `{pattern}` = `{text}`: parts and heads count from 1")
-    return Cut(way=match["way"], parts=parts, unit=unit)  # type: ignore[arg-type]  # seen above
+    return ShardingRule(style=match["style"], parts=parts, unit=unit)  # type: ignore[arg-type]  # checked above
 
 
-def layer_cuts(layer: nn.Module, name: str, rules: Mapping[str, Cut], *, first: bool) -> LayerCuts:
-    """How a layer is cut.
+def resolve_sharding(
+    layer: nn.Module, name: str, rules: Mapping[str, ShardingRule], *, is_first: bool
+) -> LayerSharding:
+    """The rules of one layer.
 
     Args:
-        layer: on any device.
-        name: its name in the chain.
-        rules: ways by pattern of full names, `*` for one part between dots; they go before what
-            modules know themselves, and a later one before an earlier one.
-        first: whether it takes tokens.
+        layer: a layer on any device.
+        name: name of the layer in the stack.
+        rules: rules by pattern of full names, `*` for one name between dots; they override those
+            that modules define themselves, and later ones override earlier ones.
+        is_first: whether the layer takes tokens.
     """
-    ways: dict[str, Cut] = {}
+    resolved: dict[str, ShardingRule] = {}
     for path, module in layer.named_modules():
-        if isinstance(module, Cuttable):
-            ways |= {_joined(path, inner): cut for inner, cut in module.cuts().items()}
-    for pattern, cut in rules.items():
-        ways |= dict.fromkeys(matches(layer, name, pattern, cut), cut)
-    return LayerCuts(ways=ways, first=first)
+        if isinstance(module, TensorShardable):
+            own_rules = module.sharding_rules()
+            resolved |= {_join(path, inner): rule for inner, rule in own_rules.items()}
+    for pattern, rule in rules.items():
+        resolved |= dict.fromkeys(matching_paths(layer, name, pattern, rule), rule)
+    return LayerSharding(rules=resolved, is_first=is_first)
 
 
-def matches(layer: nn.Module, name: str, pattern: str, cut: Cut) -> Iterator[str]:
-    """Paths inside a layer that a rule is for."""
-    settings = _counts(layer) if cut.way == "count" else (path for path, _ in layer.named_modules())
+def matching_paths(
+    layer: nn.Module, name: str, pattern: str, rule: ShardingRule
+) -> Iterator[str]:
+    """Paths inside a layer that a rule's pattern matches."""
+    if rule.style == "count":
+        paths = _integer_settings(layer)
+    else:
+        paths = (path for path, _ in layer.named_modules())
     wanted = pattern.split(".")
-    for path in settings:
-        parts = _joined(name, path).split(".")
+    for path in paths:
+        parts = _join(name, path).split(".")
         if len(parts) == len(wanted) and all(map(fnmatchcase, parts, wanted)):
             yield path
 
 
-def _counts(layer: nn.Module) -> Iterator[str]:
-    """Settings of a layer's modules that are whole numbers."""
+_HF_STYLES = {
+    "colwise": "column",
+    "rowwise": "row",
+    "packed_colwise": "column in 2",
+    "packed_rowwise": "row in 2",
+    "embedding_rowwise": "vocabulary",
+    "vocab_parallel_rowwise": "vocabulary",
+}
+_HF_REPLICATED = ("sequence_parallel", "replicated_with_grad_allreduce", "replicate")
+"""Styles of modules that every rank has in full; their gradients are contributions like others."""
+_HF_GATHERED = ("colwise_rep", "colwise_gather_output")
+"""Styles of the head, whose logits stay sharded here; inside a layer they are not supported."""
+
+
+def rules_from_hf_tp_plan(
+    base_plan: Mapping[str, str], head_plan: Mapping[str, str], *, prefix: str = "model"
+) -> dict[str, str]:
+    """Sharding rules from the tensor-parallel plan that a Hugging Face model publishes.
+
+    The plans map patterns of module names to styles. The module around columns and rows becomes
+    their region. The layer stack must keep the model's own module names. Source:
+    huggingface.co/docs/transformers, "Tensor parallelism", versions 4.53 to 5.3.
+
+    Args:
+        base_plan: `config.base_model_tp_plan`.
+        head_plan: `_tp_plan` of the class, for modules outside the base model.
+        prefix: name of the base model within the class; empty if it is the model itself.
+
+    Returns:
+        Rules by pattern, in the syntax of `parse_sharding_rule`.
+
+    Raises:
+        ModelError: a style has no counterpart.
+    """
+    rules: dict[str, str] = {}
+    unsupported: list[str] = []
+    for name, style in base_plan.items():
+        full_name = f"{prefix}.{name}" if prefix else name
+        if style in _HF_STYLES:
+            rules[full_name] = _HF_STYLES[style]
+        elif style not in _HF_REPLICATED:
+            unsupported.append(f"`{name}` is `{style}`")
+    for name, style in head_plan.items():
+        if style in _HF_GATHERED:
+            rules[name] = "vocabulary"
+        elif style not in _HF_REPLICATED:
+            unsupported.append(f"`{name}` is `{style}`")
+    if unsupported:
+        raise ModelError(
+            f"this tensor-parallel plan is not supported: {', '.join(unsupported)}; write the "
+            "rules yourself in `model.sharding_rules`, or leave the tensor-parallel degree at 1"
+        )
+    regions = {n.rpartition(".")[0]: "region" for n, rule in rules.items() if rule != "vocabulary"}
+    return regions | rules
+
+
+def _integer_settings(layer: nn.Module) -> Iterator[str]:
+    """Paths of attributes of a layer's modules that are integers."""
     for path, module in layer.named_modules():
         for name, value in vars(module).items():
             if isinstance(value, int) and not isinstance(value, bool):
-                yield _joined(path, name)
+                yield _join(path, name)
 
 
-def _joined(*parts: str) -> str:
+def _join(*parts: str) -> str:
     return ".".join(filter(None, parts))

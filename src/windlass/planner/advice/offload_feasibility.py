@@ -23,7 +23,7 @@ def require_phases(request: Request, graph: Graph, machine: Machine) -> None:
         machine: the machine of the plans.
 
     Raises:
-        Faults: more phases than layers, no offload tier, or none that is large enough.
+        InputErrors: more phases than layers, no offload tier, or none that is large enough.
     """
     found = tuple(_faults(request.phases or 1, graph, machine))
     if found:
@@ -51,16 +51,14 @@ def require_optimizer_tier(request: Request, graph: Graph, machine: Machine) -> 
         machine: the machine of the plans.
 
     Raises:
-        Faults: the tier is too small.
+        InputErrors: the tier is too small.
     """
     bases = open_single_stage_plans(request, graph, machine)
     for tier in offload_tiers(machine):
         if tier.name == request.offload.optimizer:
             needed = min(offloaded_bytes(plan, graph) for plan in bases)
             if needed > tier.capacity_bytes:
-                lacks = (
-                    f"{format_bytes(needed)} there, which has {format_bytes(tier.capacity_bytes)}"
-                )
+                lacks = f"{format_bytes(needed)} , but it has {format_bytes(tier.capacity_bytes)}"
                 way_out = "leave it open, or set `moments` to fewer bits"
                 raise InputErrors((f"`offload.optimizer` = {tier.name} needs {lacks}; {way_out}",))
 
@@ -122,6 +120,6 @@ def _faults(phases: int, graph: Graph, machine: Machine) -> Iterator[str]:
         )
     if not offload_tiers(machine):
         yield (
-            f"`phases` = {phases}, but `{machine.name}` states no tier beyond the near one that "
-            "weights could wait in; leave `phases` out"
+            f"`phases` = {phases}, but `{machine.name}` states no tier to offload "
+            "weights to; leave `phases` out"
         )

@@ -143,16 +143,16 @@ def _ways(miss: ClosestPlan, field: PlanSpace, budget_bytes: int) -> Iterator[st
         if may_fit_in_phases(PlanSpace(request, field.graph, field.machine), budget_bytes):
             yield words
     if miss.device_bytes > budget_bytes:
-        slices = int(miss.plan.parallel.tensor)
+        degree = int(miss.plan.parallel.tensor)
         times = 2 ** (ceil(miss.device_bytes / budget_bytes) - 1).bit_length()
         yield (
-            f"layers over {times} times as many slices (about `parallel.tensor` = {slices * times}, not "
-            f"tried), or {format_bytes(miss.device_bytes)} of near memory on each device"
+            f"{times} times the tensor-parallel degree (`parallel.tensor={degree * times}`, not "
+            f"tried), or {format_bytes(miss.device_bytes)} of memory on each device"
         )
     if miss.offloaded_bytes > miss.tier.capacity_bytes:
         devices = ceil(miss.offloaded_bytes / miss.tier.capacity_bytes) * miss.plan.parallel.devices
         yield (
-            f"at least {devices} such devices with `sharding` over their replicas, or "
+            f"at least {devices} such devices with `sharding.parameters` over their replicas, or "
             f"{format_bytes(miss.offloaded_bytes)} of `{miss.tier.name}` on each"
         )
 

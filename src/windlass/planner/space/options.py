@@ -53,7 +53,7 @@ def open_single_stage_plans(request: Request, graph: Graph, machine: Machine) ->
         machine: the machine of the plans.
 
     Raises:
-        Faults: everything that the request asks for and that is impossible.
+        InputErrors: everything that the request asks for and that is impossible.
     """
     found = (*_uncut(request), *_faults(request, graph, machine))
     if found:
@@ -85,7 +85,7 @@ def open_plans(first: Plan, request: Request, graph: Graph, machine: Machine) ->
         machine: the machine that it is for.
 
     Raises:
-        Faults: what the request pins is impossible.
+        InputErrors: what the request pins is impossible.
     """
     wrong = tuple(_faults(request, graph, machine))
     if wrong:
@@ -260,12 +260,12 @@ def _uncut(request: Request) -> Iterator[str]:
     if request.parallel.schedule is not None and request.parallel.schedule not in _ORDERS:
         known = ", ".join(f"`{order}`" for order in _ORDERS)
         yield (
-            f"`parallel.schedule` = {request.parallel.schedule} on one device, which has no stages to order; choose one "
-            f"of {known}, or name `parallel.pipeline`"
+            f"`parallel.schedule` = {request.parallel.schedule} on one device, which has no "
+            f"pipeline; choose one of {known}, or set `parallel.pipeline`"
         )
     for name, degree in request.sharding:
         if degree is not None and degree > 1:
-            yield f"`sharding.{name}` = {degree} on one device; name `parallel.data` too"
+            yield f"`sharding.{name}` = {degree} on one device; set `parallel.data` too"
 
 
 def request_faults(request: Request, graph: Graph, machine: Machine) -> Iterator[str]:
@@ -300,18 +300,18 @@ def _homeless(request: Request, machine: Machine) -> Iterator[str]:
     ]
     if home not in tiers:
         yield (
-            f"`offload.optimizer` = {home}, but `{machine.name}` has only {', '.join(tiers)}; choose "
-            "one of them"
+            f"`offload.optimizer` = {home}, but `{machine.name}` has only "
+            f"{', '.join(tiers)}; choose one of them"
         )
     if request.phases not in (None, 1):
         yield (
-            f"`offload.optimizer` = {home} with `phases` = {request.phases}: in phases weights and "
-            "state go away together; leave one of them out"
+            f"`offload.optimizer` = {home} with `phases` = {request.phases}: phases offload weights "
+            "and optimizer state together; leave one of them out"
         )
     if home != DEVICE_TIER and request.precision == "float64":
         yield (
-            f"`offload.optimizer` = {home} with `precision` = float64, which is for proofs in memory; "
-            "set `offload.optimizer` = near, or `precision` = float32"
+            f"`offload.optimizer` = {home} with `precision` = float64, which verifies "
+            f"plans in memory; set `offload.optimizer` = {DEVICE_TIER}, or `precision` = float32"
         )
 
 

@@ -34,7 +34,7 @@ def pinned_plans(request: Request, graph: Graph, machine: Machine) -> tuple[Plan
     """Every plan with the request's parallelism that it leaves open.
 
     Raises:
-        Faults: everything that is wrong with the parallelism for this graph and machine.
+        InputErrors: everything that is wrong with the parallelism for this graph and machine.
     """
     cut, chunks = pinned_parallelism(request), request.parallel.virtual_stages or 1
     wrong = tuple(_misfits(request, cut, chunks, graph))
@@ -71,7 +71,7 @@ def _in_phases(plan: Plan, phases: int, machine: Machine) -> Plan:
     """Each stage in this many phases, as even as its layers allow, offloaded to the first tier."""
     tier = next((tier.name for tier in machine.device.tiers[1:] if tier.read), None)
     if tier is None:
-        raise InputErrors((f"`phases` = {phases}, but `{machine.name}` has no tier to wait in",))
+        raise InputErrors((f"`phases` = {phases}, but `{machine.name}` has no offload tier",))
     stages = tuple(
         Stage(phases=tuple(_even(stage.first_layer, stage.end_layer, phases)))
         for stage in plan.stages
@@ -90,8 +90,9 @@ def _misfits(request: Request, cut: Parallelism, chunks: int, graph: Graph) -> I
     """What of the parallelism fits neither the layers nor the batch."""
     if cut.pipeline * chunks > graph.layers:
         yield (
-            f"`parallel.pipeline` x `parallel.virtual_stages` = {cut.pipeline} x {chunks}, but `{graph.name}` has "
-            f"{graph.layers} layers, and every stage needs one; lower a degree"
+            f"`parallel.pipeline` x `parallel.virtual_stages` = {cut.pipeline} x {chunks}, but "
+            f"`{graph.name}` has {graph.layers} layers, and every model chunk needs one; lower a "
+            "degree"
         )
     if request.train.batch % cut.data:
         yield (

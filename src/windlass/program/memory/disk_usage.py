@@ -1,4 +1,4 @@
-"""Room: what a run takes of the disk under its folder, at the fullest moment."""
+"""Disk usage: the most that a run takes of the disk under its folder."""
 
 from dataclasses import dataclass
 
@@ -11,39 +11,50 @@ from windlass.schema.request import TrainRequest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiskUsage:
-    """Bytes on the disk, when there are most."""
+    """Bytes on disk at the fullest moment of a run."""
 
     state_bytes: int
-    """What lives in files beyond the near tier; 0 of a run that keeps all in memory."""
+    """Model state offloaded to files; 0 if a run offloads none."""
     checkpoint_bytes: int
-    """Of one checkpoint."""
+    """Size of one checkpoint."""
     checkpoints: int
-    """That hold bytes of their own at that moment."""
+    """Checkpoints that take space of their own at that moment."""
 
     @property
     def needed_bytes(self) -> int:
-        """All together."""
+        """State and checkpoints together."""
         return self.state_bytes + self.checkpoints * self.checkpoint_bytes
 
 
-def disk_usage(plan: Plan, graph: Graph, settings: TrainRequest, *, steps_done: int = 0, checkpoints_present: int = 0) -> DiskUsage:
-    """The room that a run needs: `state + checkpoints x checkpoint`.
+def disk_usage(
+    plan: Plan,
+    graph: Graph,
+    settings: TrainRequest,
+    *,
+    steps_done: int = 0,
+    checkpoints_present: int = 0,
+) -> DiskUsage:
+    """The disk space that a run needs: `state + checkpoints x checkpoint`.
 
-    A checkpoint is whole before the oldest one goes, so `keep + 1` are there together. Where the
-    state lies in files, one gives them a second name: it takes room of its own from the next
-    update on, which writes beside. So the last one never does, and of a run that saves only at its
-    end no checkpoint does.
+    A checkpoint is complete before the oldest one is deleted, so `keep + 1` exist together. Where
+    the state is in files, a checkpoint is a hard link to them: it takes space of its own from the
+    next update on, which writes new files. So the last one never does, and if a run saves only at
+    its end no checkpoint does.
 
     Args:
-        plan: of one stage.
-        graph: that it cuts.
-        settings: how often a run saves, and how many checkpoints stay.
-        done: steps that the run has done before it goes on.
-        kept: checkpoints that are there already.
+        plan: a plan with one stage.
+        graph: the plan's full graph.
+        settings: how often a run saves, and how many checkpoints it keeps.
+        steps_done: steps done before the run continues.
+        checkpoints_present: checkpoints that exist already.
     """
-    saves = checkpoints_present + -(-settings.steps // settings.save_every) - steps_done // settings.save_every
-    linked = plan.is_offloaded("optimizer") and plan.offload.optimizer != HOST_TIER
-    apart = saves - 1 if linked else saves
+    saves = (
+        checkpoints_present
+        + -(-settings.steps // settings.save_every)
+        - steps_done // settings.save_every
+    )
+    links_state = plan.is_offloaded("optimizer") and plan.offload.optimizer != HOST_TIER
+    separate = saves - 1 if links_state else saves
     return DiskUsage(
         state_bytes=sum(
             sum(classes.values())
@@ -51,12 +62,12 @@ def disk_usage(plan: Plan, graph: Graph, settings: TrainRequest, *, steps_done: 
             if tier != HOST_TIER
         ),
         checkpoint_bytes=_checkpoint_bytes(plan, graph),
-        checkpoints=min(max(settings.keep, checkpoints_present) + 1, apart),
+        checkpoints=min(max(settings.keep, checkpoints_present) + 1, separate),
     )
 
 
 def _checkpoint_bytes(plan: Plan, graph: Graph) -> int:
-    """Masters and moments of all weights."""
+    """Bytes of the master weights and moments of all layers."""
     sizes = plan_layer_sizes(plan, graph)
-    masters = sum(each.weights for each in sizes) if not plan.has_master_weights else 0
-    return masters + sum(each.optimizer for each in sizes)
+    masters = sum(layer.weights for layer in sizes) if not plan.has_master_weights else 0
+    return masters + sum(layer.optimizer for layer in sizes)

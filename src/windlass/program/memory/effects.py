@@ -1,8 +1,8 @@
-"""Effects: what each instruction reads, makes and frees, by name, class and bytes.
+"""Instruction effects: the tensors that each instruction reads, makes and frees.
 
-One place says it; the verifier proves programs with it and the cost model adds up memory with it.
-The near tier while an instruction runs holds all values alive before it, what it makes, and its
-`working` bytes; what it frees is gone when it ends. What has gone home takes no near memory.
+The verifier proves programs with these effects, and the cost model adds up memory with them. Device
+memory while an instruction runs holds all tensors alive before it, those that it makes, and its
+`working_bytes`; what it frees is freed when it ends. Offloaded tensors take no device memory.
 """
 
 from collections.abc import Hashable
@@ -12,11 +12,20 @@ from windlass.program.instruction import GRADIENT_PASSES, Instruction, Instructi
 from windlass.program.memory.pass_effects import PassEffects
 from windlass.program.memory.stage_tensors import StageTensors
 from windlass.program.memory.values import Effect, TensorId
-from windlass.program.phases import offloaded_gradient_layers, deferred_update_layers, resident_layers
+from windlass.program.phases import (
+    deferred_update_layers,
+    offloaded_gradient_layers,
+    resident_layers,
+)
 from windlass.schema.graph import Graph
 from windlass.schema.plan import Plan
 
-_LOANS = ("send_tied_weights", "recv_tied_weights", "send_tied_grads", "accumulate_tied_grads")
+_TIED_KINDS = (
+    "send_tied_weights",
+    "recv_tied_weights",
+    "send_tied_grads",
+    "accumulate_tied_grads",
+)
 
 
 class InstructionEffects:
@@ -24,224 +33,248 @@ class InstructionEffects:
 
     Args:
         plan: the plan.
-        graph: the graph that it cuts.
+        graph: the plan's full graph.
         stage: index of the stage.
     """
 
     def __init__(self, plan: Plan, graph: Graph, stage: int = 0) -> None:
-        self.holding = StageTensors(plan, graph, stage)
-        self._passes = PassEffects(self.holding)
-        self._near = frozenset(resident_layers(plan, graph, stage))
-        self._near_state = not plan.is_offloaded("optimizer")
-        self._far_weights = plan.is_offloaded("parameters")
-        self._shares_weights = plan.sharding.parameters > 1
-        self._shares_state = plan.sharding.optimizer > 1
+        self.tensors = StageTensors(plan, graph, stage)
+        self._passes = PassEffects(self.tensors)
+        self._resident = frozenset(resident_layers(plan, graph, stage))
+        self._has_device_state = not plan.is_offloaded("optimizer")
+        self._offloads_weights = plan.is_offloaded("parameters")
+        self._shards_weights = plan.sharding.parameters > 1
+        self._shards_state = plan.sharding.optimizer > 1
         self.deferred_updates = frozenset(deferred_update_layers(plan, graph, stage))
-        """Layers whose update waits for the next step; their gradients lie at home meanwhile."""
+        """Layers whose update is deferred to the next step; their gradients are offloaded."""
         self.offloaded_gradients = offloaded_gradient_layers(plan, graph, stage)
-        """Layers whose gradients leave during the backward pass, in that order."""
-        self._left_before = {after: before for before, after in pairwise(self.offloaded_gradients)}
+        """Layers whose gradients leave device memory during the backward pass, in that order."""
+        self._offloaded_before = {
+            after: before for before, after in pairwise(self.offloaded_gradients)
+        }
 
     @property
     def recomputed_layers(self) -> tuple[int, ...]:
-        """The stage's layers whose forward runs again before their backward."""
-        return tuple(at for at in self.holding.layers if at in self.holding.recomputed_layers)
+        """The stage's layers that run their full forward again before their backward."""
+        tensors = self.tensors
+        return tuple(layer for layer in tensors.layers if layer in tensors.recomputed_layers)
 
     @property
     def resident_tensors(self) -> tuple[TensorId, ...]:
-        """What is there before a step and after it: weights and optimizer state, if near.
+        """The tensors alive before and after a step: weights and optimizer state on the device.
 
-        Where updates are put off, also the gradients that wait at home for them; where outputs go
-        home, room for one that is on its way.
+        With deferred updates these include their offloaded gradients; with offloaded activations a
+        transfer buffer.
         """
-        values: list[TensorId] = [] if self._near_state else [TensorId("staging")]
-        if self.holding.plan.is_offloaded("activations"):
-            values.append(TensorId("passing"))
-        for layer in self.holding.layers:
-            if not self.holding.sizes[layer].weights:
+        tensors: list[TensorId] = [] if self._has_device_state else [TensorId("staging buffer")]
+        if self.tensors.plan.is_offloaded("activations"):
+            tensors.append(TensorId("activation transfer buffer"))
+        for layer in self.tensors.layers:
+            if not self.tensors.sizes[layer].weights:
                 continue
-            if layer in self._near:
-                values.append(self.holding.weights_between_passes(layer))
-            if self._near_state:
-                values.append(TensorId("optimizer", layer))
+            if layer in self._resident:
+                tensors.append(self.tensors.weights_between_passes(layer))
+            if self._has_device_state:
+                tensors.append(TensorId("optimizer state", layer))
             if layer in self.deferred_updates:
-                values.append(TensorId("gradients at home", layer))
-        return tuple(values)
+                tensors.append(TensorId("offloaded gradients", layer))
+        return tuple(tensors)
 
-    def bytes_of(self, value: TensorId) -> int:
-        """How large a value is."""
-        return self.holding.bytes_of(value)
+    def bytes_of(self, tensor: TensorId) -> int:
+        """Device memory that a tensor takes; 0 if it is offloaded."""
+        return self.tensors.bytes_of(tensor)
 
     def gradient_targets(self, layer: int) -> tuple[int, ...]:
-        """The layers at which the gradients of a layer's weights are summed: its own and tied."""
-        return self.holding.gradient_targets(layer)
+        """The layers whose gradients a layer's backward adds to: itself and its tied owners."""
+        return self.tensors.gradient_targets(layer)
 
-    def effect_of(self, instruction: Instruction, made: frozenset[int] | set[int]) -> Effect:
-        """What an instruction does.
+    def effect_of(
+        self, instruction: Instruction, has_gradient: frozenset[int] | set[int]
+    ) -> Effect:
+        """The effect of an instruction.
 
         Args:
-            instruction: one of this stage.
-            made: layers whose gradient is there already; the first backward makes it.
+            instruction: an instruction of this stage.
+            has_gradient: layers whose gradient exists already; the first backward pass makes it.
 
         Raises:
-            ValueError: an instruction that this version gives no meaning on this stage.
+            ValueError: the instruction has no meaning on this stage.
         """
-        kind, layer, micro = instruction
+        kind, layer, micro_batch = instruction
         if kind == "grad_norm":
-            return self._norm()
+            return self._grad_norm()
         if kind == "sync":
-            return self._leave(() if self.deferred_updates else self.offloaded_gradients[-1:])
+            return self._finish_offload(
+                () if self.deferred_updates else self.offloaded_gradients[-1:]
+            )
         if kind == "load_batch":
-            return Effect(makes=(TensorId("tokens", None, micro),))
+            return Effect(makes=(TensorId("tokens", None, micro_batch),))
         if layer is None:
             raise ValueError(f"{kind} needs a layer")
         if kind in ("send", "receive"):
-            return self._message(kind, layer, micro)
-        if kind in _LOANS:
-            return self._loan(kind, layer)
-        if layer not in self.holding.layer_set:
+            return self._message(kind, layer, micro_batch)
+        if kind in _TIED_KINDS:
+            return self._tied_message(kind, layer)
+        if layer not in self.tensors.layer_set:
             raise ValueError(f"layer {layer} is not on this stage")
-        if micro is None:
-            return self._change(kind, layer)
-        return self._compute(kind, layer, micro, made)
+        if micro_batch is None:
+            return self._layer_effect(kind, layer)
+        return self._micro_batch_effect(kind, layer, micro_batch, has_gradient)
 
-    def signature(self, instruction: Instruction, made: frozenset[int] | set[int]) -> Hashable:
-        """What the bytes of an effect depend on: equal layers between equal neighbours have one.
+    def signature(
+        self, instruction: Instruction, has_gradient: frozenset[int] | set[int]
+    ) -> Hashable:
+        """What the bytes of an effect depend on; equal layers between equal neighbours share one.
 
         Args:
-            instruction: one of this stage.
-            made: layers whose gradient is there already.
+            instruction: an instruction of this stage.
+            has_gradient: layers whose gradient exists already.
         """
-        kind, layer, micro = instruction
+        kind, layer, micro_batch = instruction
         if layer is None:
             return kind
-        if kind in _LOANS or (micro is None and (self.offloaded_gradients or self.deferred_updates)):
+        is_offload = micro_batch is None and (self.offloaded_gradients or self.deferred_updates)
+        if kind in _TIED_KINDS or is_offload:
             return kind, layer
-        kinds, on = self.holding.kinds, self.holding.layer_set
-        before = (kinds[layer - 1], self._passes.starts_backward(layer - 1)) if layer else None
-        edge = layer in (0, self.holding.last_layer)
-        again = layer in self.holding.recomputed_layers
-        summed: tuple[bool, ...] = ()
+        tensors = self.tensors
+        before = None
+        if layer:
+            before = (tensors.kinds[layer - 1], self._passes.starts_backward(layer - 1))
+        is_end = layer in (0, tensors.last_layer)
+        sums_exist: tuple[bool, ...] = ()
         if kind in GRADIENT_PASSES:
-            summed = tuple(target in made for target in self.gradient_targets(layer))
-        selective = layer in self.holding.selective
-        return kind, kinds[layer], before, edge, again, selective, layer in on, summed
+            sums_exist = tuple(target in has_gradient for target in self.gradient_targets(layer))
+        return (
+            kind,
+            tensors.kinds[layer],
+            before,
+            is_end,
+            layer in tensors.recomputed_layers,
+            layer in tensors.selective,
+            layer in tensors.layer_set,
+            sums_exist,
+        )
 
-    def _compute(
-        self, kind: InstructionKind, layer: int, micro: int, made: frozenset[int] | set[int]
+    def _micro_batch_effect(
+        self,
+        kind: InstructionKind,
+        layer: int,
+        micro_batch: int,
+        has_gradient: frozenset[int] | set[int],
     ) -> Effect:
-        near, away = TensorId("output", layer, micro), TensorId("output at home", layer, micro)
+        output = TensorId("output", layer, micro_batch)
+        offloaded = TensorId("offloaded output", layer, micro_batch)
         if kind == "forward":
-            return self._passes.forward(layer, micro)
+            return self._passes.forward(layer, micro_batch)
         if kind == "recompute":
-            return self._passes.recompute(layer, micro)
+            return self._passes.recompute(layer, micro_batch)
         if kind == "backward":
-            return self._passes.backward(layer, micro, made)
+            return self._passes.backward(layer, micro_batch, has_gradient)
         if kind == "backward_input":
-            return self._passes.backward_input(layer, micro)
+            return self._passes.backward_input(layer, micro_batch)
         if kind == "backward_weight":
-            return self._passes.backward_weight(layer, micro, made)
+            return self._passes.backward_weight(layer, micro_batch, has_gradient)
         if kind == "offload_activation":
-            return Effect((near,), (away,), (near,))
+            return Effect((output,), (offloaded,), (output,))
         if kind == "reload_activation":
-            return Effect((away,), (near,), (away,))
+            return Effect((offloaded,), (output,), (offloaded,))
         raise ValueError(f"{kind} of one micro-batch has no meaning here")
 
-    def _change(self, kind: InstructionKind, layer: int) -> Effect:
-        """What moves or changes a layer's weights, gradient and optimizer state."""
+    def _layer_effect(self, kind: InstructionKind, layer: int) -> Effect:
+        """The effect of moving or changing a layer's weights, gradient and optimizer state."""
         if kind == "update":
             return self._update(layer)
         if kind == "offload_grads":
-            left = self._leave(self._before(layer))
-            reads = (self.holding.final_gradient(layer), *left.reads)
-            return Effect(reads, (TensorId("gradients at home", layer),), left.frees)
+            finished = self._finish_offload(self._offloaded_just_before(layer))
+            reads = (self.tensors.final_gradient(layer), *finished.reads)
+            return Effect(reads, (TensorId("offloaded gradients", layer),), finished.frees)
         if kind == "reduce_grads":
-            return self._reduce(layer)
-        return self._move(kind, layer)
+            return self._reduce_grads(layer)
+        return self._weights_effect(kind, layer)
 
-    def _move(self, kind: InstructionKind, layer: int) -> Effect:
-        held, weights = self.holding.weights_between_passes(layer), TensorId("weights", layer)
+    def _weights_effect(self, kind: InstructionKind, layer: int) -> Effect:
+        stored, weights = self.tensors.weights_between_passes(layer), TensorId("weights", layer)
         if kind == "prefetch_weights":
-            return Effect(makes=(held,))
+            return Effect(makes=(stored,))
         if kind == "free_weights":
             return Effect((weights,), (), (weights,))
-        if kind == "free_shard" and self._shares_weights:
-            return Effect((held,), (), (held,))
-        if kind == "unshard_weights" and self._shares_weights:
-            return Effect((held,), (weights,))
+        if kind == "free_shard" and self._shards_weights:
+            return Effect((stored,), (), (stored,))
+        if kind == "unshard_weights" and self._shards_weights:
+            return Effect((stored,), (weights,))
         if kind == "all_gather_params":
-            return Effect((held,))
+            return Effect((stored,))
         raise ValueError(f"{kind} of a layer has no meaning here")
 
-    def _reduce(self, layer: int) -> Effect:
-        """Scattering takes its shards from one flat piece, so that nothing is copied before."""
-        sizes, whole = self.holding.sizes[layer], TensorId("gradients", layer)
+    def _reduce_grads(self, layer: int) -> Effect:
+        """Reduce-scatter reads its shards from one flat tensor, so that no copy is made before."""
+        sizes, full = self.tensors.sizes[layer], TensorId("gradients", layer)
         if not sizes.gradients:
             return Effect()
-        if not self._shares_state:
-            return Effect((whole,))
-        return Effect((whole,), (TensorId("gradient shard", layer),), (whole,))
+        if not self._shards_state:
+            return Effect((full,))
+        return Effect((full,), (TensorId("gradient shard", layer),), (full,))
 
     def _update(self, layer: int) -> Effect:
-        """Where weights are shared and live far away, the updated shard comes as the state does."""
-        if not self.holding.sizes[layer].weights:
+        """The update; it makes the updated shard where weights are sharded and offloaded."""
+        if not self.tensors.sizes[layer].weights:
             return Effect()
-        gradient, held = self.holding.final_gradient(layer), self.holding.weights_between_passes(layer)
+        gradient = self.tensors.final_gradient(layer)
+        stored = self.tensors.weights_between_passes(layer)
         if layer in self.deferred_updates:
-            away = TensorId("gradients at home", layer)
-            return Effect((away,), (held,), (away,))
-        comes = self._far_weights and self._shares_weights
-        reads, makes = ((gradient,), (held,)) if comes else ((gradient, held), ())
+            offloaded = TensorId("offloaded gradients", layer)
+            return Effect((offloaded,), (stored,), (offloaded,))
+        makes_shard = self._offloads_weights and self._shards_weights
+        reads, makes = ((gradient,), (stored,)) if makes_shard else ((gradient, stored), ())
         if layer in self.offloaded_gradients:
-            left = self._leave(self._before(layer))
-            return Effect((*reads, *left.reads), makes, left.frees)
-        state = (TensorId("optimizer", layer),) if self._near_state else ()
+            finished = self._finish_offload(self._offloaded_just_before(layer))
+            return Effect((*reads, *finished.reads), makes, finished.frees)
+        state = (TensorId("optimizer state", layer),) if self._has_device_state else ()
         return Effect((*reads, *state), makes, (gradient,))
 
-    def _norm(self) -> Effect:
-        """Of gradients that are away, the squares were summed as they left."""
-        layers = self.holding.layers
-        near = self.holding.final_gradients(tuple(at for at in layers if at not in self.deferred_updates))
-        left = self._leave(self.offloaded_gradients[-1:])
-        away = (TensorId("gradients at home", layer) for layer in layers if layer in self.deferred_updates)
-        return Effect((*near, *away, *left.reads), (), left.frees)
+    def _grad_norm(self) -> Effect:
+        """The norm reads gradients; the squares of offloaded ones were summed as they left."""
+        layers, deferred = self.tensors.layers, self.deferred_updates
+        on_device = self.tensors.final_gradients(
+            tuple(layer for layer in layers if layer not in deferred)
+        )
+        finished = self._finish_offload(self.offloaded_gradients[-1:])
+        offloaded = (TensorId("offloaded gradients", layer) for layer in layers if layer in deferred)
+        return Effect((*on_device, *offloaded, *finished.reads), (), finished.frees)
 
-    def _leave(self, layers: tuple[int, ...]) -> Effect:
-        """A gradient that leaves beside what follows has gone once the next one is to leave."""
-        gone = self.holding.final_gradients(layers)
-        return Effect(gone, (), gone)
+    def _finish_offload(self, layers: tuple[int, ...]) -> Effect:
+        """Frees gradients offloaded in the background: done once the next one is offloaded."""
+        gradients = self.tensors.final_gradients(layers)
+        return Effect(gradients, (), gradients)
 
-    def _before(self, layer: int) -> tuple[int, ...]:
-        """The layer whose gradient leaves before this one's, if there is one."""
-        return (self._left_before[layer],) if layer in self._left_before else ()
+    def _offloaded_just_before(self, layer: int) -> tuple[int, ...]:
+        """The layer whose gradient is offloaded before this one's, if there is one."""
+        return (self._offloaded_before[layer],) if layer in self._offloaded_before else ()
 
-    def _message(self, kind: InstructionKind, layer: int, micro: int | None) -> Effect:
-        if layer not in self.holding.boundaries:
+    def _message(self, kind: InstructionKind, layer: int, micro_batch: int | None) -> Effect:
+        if layer not in self.tensors.boundaries:
             raise ValueError(f"the output of layer {layer} crosses no boundary of this stage")
-        own = layer in self.holding.layer_set
-        onward = own if kind == "send" else not own
-        value = TensorId("output" if onward else "output gradient", layer, micro)
+        is_local = layer in self.tensors.layer_set
+        is_activation = is_local if kind == "send" else not is_local
+        tensor = TensorId("output" if is_activation else "output gradient", layer, micro_batch)
         if kind == "receive":
-            return Effect(makes=(value,))
-        held = onward and self._passes.starts_backward(layer)
-        return Effect(reads=(value,), frees=() if held else (value,))
+            return Effect(makes=(tensor,))
+        is_kept = is_activation and self._passes.starts_backward(layer)
+        return Effect(reads=(tensor,), frees=() if is_kept else (tensor,))
 
-    def _loan(self, kind: InstructionKind, layer: int) -> Effect:
-        tensors = self.holding
-        loan = (
-            tensors.tied_as_owner
-            if kind in ("send_tied_weights", "accumulate_tied_grads")
-            else tensors.tied_as_user
-        ).get(layer)
-        if loan is None:
+    def _tied_message(self, kind: InstructionKind, layer: int) -> Effect:
+        tensors = self.tensors
+        from_owner = kind in ("send_tied_weights", "accumulate_tied_grads")
+        tied = (tensors.tied_as_owner if from_owner else tensors.tied_as_user).get(layer)
+        if tied is None:
             raise ValueError(f"{kind} of layer {layer} has no meaning on this stage")
-        weights, sums = TensorId("borrowed weights", loan.owner_layer), TensorId("gradients", loan.owner_layer)
+        weights = TensorId("tied weights", tied.owner_layer)
         if kind == "send_tied_weights":
-            return Effect((TensorId("weights", loan.owner_layer),))
+            return Effect((TensorId("weights", tied.owner_layer),))
         if kind == "recv_tied_weights":
             return Effect(makes=(weights,))
         if kind == "accumulate_tied_grads":
-            came = loan.elements * tensors.plan.gradient_itemsize
-            return Effect((sums,), (), (), came)
-        both = (weights, TensorId("borrowed gradients", loan.owner_layer))
+            received = tied.elements * tensors.plan.gradient_itemsize
+            return Effect((TensorId("gradients", tied.owner_layer),), (), (), received)
+        both = (weights, TensorId("tied gradients", tied.owner_layer))
         return Effect(both, (), both)

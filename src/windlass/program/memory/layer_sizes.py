@@ -1,4 +1,4 @@
-"""Sizes: bytes of what one layer holds, makes and needs for one micro-batch of a plan."""
+"""Layer sizes: bytes of a layer's parameters, state and activations for one micro-batch."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -11,45 +11,48 @@ from windlass.schema.plan import Plan
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerSizes:
-    """Bytes of one layer's values for one micro-batch of the plan."""
+    """Bytes of one layer's tensors on one device, for one micro-batch of the plan."""
 
     weights: int
-    """What layers compute with: all of them, laid flat and padded where they are shared."""
+    """Full weights that the layer computes with; flattened and padded where they are sharded."""
     weight_shard: int
-    """Weights that stay on a device between uses: one shard of them, or all."""
+    """Weights that stay on a device between uses: one parameter shard, or all of them."""
     updated_weights: int
-    """Of those, what the device itself updates."""
+    """The part of `weight_shard` that this device updates."""
     optimizer: int
-    """The device's share of the state."""
+    """This device's shard of the optimizer state."""
     gradients: int
+    """Full gradients, accumulated over micro-batches."""
     gradient_shard: int
-    """The gradient of the part that the device updates."""
+    """Gradient of the part that this device updates."""
     output: int
+    """Output activations."""
     saved: int
+    """Activations saved for backward, apart from the layer's input and output."""
     forward_peak: int
-    """Most that the forward pass allocates, its output and what it keeps included."""
+    """Most that the forward pass allocates, including its output and saved activations."""
     backward_peak: int
-    """Most that the backward pass allocates above what was kept for it, fresh gradients included.
-    """
+    """Most that the backward pass allocates above the saved activations, including gradients."""
     pass_gradients: int
-    """Gradients that one backward pass makes, tied weights included."""
+    """Weight gradients that one backward pass makes, including those of tied weights."""
     largest_pass_gradient: int
-    """The largest of them."""
+    """The largest of these gradients."""
     sparse_gradients: bool
-    """They are rows of the weights, so that none of them becomes the sum itself."""
+    """Whether these gradients cover only looked-up rows and so cannot become the sum itself."""
     replicated_gradients: int
-    """Of the gradients, those of parameters that every slice has whole; 0 of whole layers."""
+    """Gradients of parameters that all tensor-parallel ranks replicate; 0 without tensor
+    parallelism."""
     replicated_in_columns: int
-    """Of the gradients, those of parameters that the slices of one column of a grid have."""
+    """Gradients of parameters that the ranks of one column of a tensor-parallel grid replicate."""
     replicated_in_rows: int
-    """Of the gradients, those of parameters that the slices of one row of a grid have."""
+    """Gradients of parameters that the ranks of one row of a tensor-parallel grid replicate."""
     sparse_rows: int
-    """What rows of all micro-batches but the last take until they are added to the gradient, in
-    float32: so much is there at the fullest moment of the last."""
+    """float32 rows of all micro-batches but the last that wait to be added to a sparse gradient at
+    the fullest moment of the last."""
 
 
 class StateSizes(NamedTuple):
-    """Bytes of what one layer holds whatever runs through it; each as in `LayerSizes`."""
+    """Bytes of a layer's model state, independent of its activations; fields as in `LayerSizes`."""
 
     weights: int
     weight_shard: int
@@ -63,69 +66,72 @@ class StateSizes(NamedTuple):
 
 
 def plan_state_sizes(plan: Plan, graph: Graph, tensor_rank: int = 0) -> tuple[StateSizes, ...]:
-    """The states of every layer of the chain under a plan: what of `sizes_of` takes no time."""
+    """Model state sizes of every layer under a plan: the part of `plan_layer_sizes` that is fast."""
     kinds = graph.shard(plan.parallel.tensor, tensor_rank).kinds
     by_kind = {name: layer_kind_state_sizes(plan, kind) for name, kind in kinds.items()}
     return tuple(by_kind[kind.name] for kind in graph.layer_kinds())
 
 
 def plan_layer_sizes(plan: Plan, graph: Graph, tensor_rank: int = 0) -> tuple[LayerSizes, ...]:
-    """The sizes of every layer of the chain under a plan, found once for each kind.
+    """Sizes of every layer under a plan, computed once for each layer kind.
 
     Args:
         plan: the plan.
-        graph: that it cuts.
-        index: of the slice; the first is the largest.
+        graph: the plan's full graph.
+        tensor_rank: tensor-parallel rank; rank 0 has the largest shard.
     """
-    kinds, few = graph.shard(plan.parallel.tensor, tensor_rank).kinds, selective_layers(plan)
-    found: dict[tuple[str, bool], LayerSizes] = {}
-    for at, kind in enumerate(graph.layer_kinds()):
-        key = kind.name, at in few
-        if key not in found:
-            found[key] = layer_kind_sizes(plan, kinds[kind.name], selective=at in few)
-    return tuple(found[kind.name, at in few] for at, kind in enumerate(graph.layer_kinds()))
+    kinds = graph.shard(plan.parallel.tensor, tensor_rank).kinds
+    selective = selective_layers(plan)
+    cache: dict[tuple[str, bool], LayerSizes] = {}
+    for index, kind in enumerate(graph.layer_kinds()):
+        key = kind.name, index in selective
+        if key not in cache:
+            cache[key] = layer_kind_sizes(plan, kinds[kind.name], selective=index in selective)
+    return tuple(
+        cache[kind.name, index in selective] for index, kind in enumerate(graph.layer_kinds())
+    )
 
 
 def layer_kind_sizes(plan: Plan, kind: LayerKind, *, selective: bool = False) -> LayerSizes:
-    """The sizes of all layers of one kind, whole or one slice's, under a plan.
+    """Sizes of any layer of one kind, full or tensor-parallel shard, under a plan.
 
     Args:
         plan: the plan.
-        kind: of the layers.
-        selective: whether they keep only what their large products give.
+        kind: the layer kind.
+        selective: whether the layer is recomputed selectively.
     """
     cost = kind.cost(plan.precision, compiled=plan.compile, selective=selective)
     micro, sequence = plan.batch.micro, plan.batch.sequence
-    kept = round(cost.saved_bytes.at(micro, sequence))
-    fresh = kind.pass_gradient_elements(micro, sequence)
+    saved = round(cost.saved_bytes.at(micro, sequence))
+    pass_gradients = kind.pass_gradient_elements(micro, sequence)
     return LayerSizes(
         **layer_kind_state_sizes(plan, kind)._asdict(),
         output=round(cost.output_bytes.at(micro, sequence)),
-        saved=kept,
+        saved=saved,
         forward_peak=round(
             max((op.live_bytes.at(micro, sequence) for op in cost.forward), default=0)
         ),
-        backward_peak=max(0, _backward_peak(plan, kind, cost) - kept),
-        pass_gradients=sum(fresh) * plan.parameter_itemsize,
-        largest_pass_gradient=max(fresh, default=0) * plan.parameter_itemsize,
+        backward_peak=max(0, _backward_peak(plan, kind, cost) - saved),
+        pass_gradients=sum(pass_gradients) * plan.parameter_itemsize,
+        largest_pass_gradient=max(pass_gradients, default=0) * plan.parameter_itemsize,
         sparse_gradients=kind.is_embedding,
         sparse_rows=sparse_gradient_bytes(plan, kind),
     )
 
 
 def layer_kind_state_sizes(plan: Plan, kind: LayerKind) -> StateSizes:
-    """The states of all layers of one kind, whole or one slice's, under a plan."""
+    """Model state sizes of any layer of one kind, full or tensor-parallel shard, under a plan."""
     counts = tuple(p.count for p in kind.parameters if p.tied_to is None)
-    whole = padded_elements(kind.parameter_count, plan)
-    part = whole // plan.sharding.optimizer
-    shared = plan.sharding.optimizer > 1  # then it is one flat piece, not weight by weight
+    padded = padded_elements(kind.parameter_count, plan)
+    updated = padded // plan.sharding.optimizer
+    is_sharded = plan.sharding.optimizer > 1  # then the state is one flat tensor for all weights
     return StateSizes(
-        weights=whole * plan.parameter_itemsize,
-        weight_shard=whole // plan.sharding.parameters * plan.parameter_itemsize,
-        updated_weights=part * plan.parameter_itemsize,
-        optimizer=plan.state_bytes(part) if shared else sum(map(plan.state_bytes, counts)),
-        gradients=whole * plan.gradient_itemsize,
-        gradient_shard=part * plan.gradient_itemsize,
+        weights=padded * plan.parameter_itemsize,
+        weight_shard=padded // plan.sharding.parameters * plan.parameter_itemsize,
+        updated_weights=updated * plan.parameter_itemsize,
+        optimizer=plan.state_bytes(updated) if is_sharded else sum(map(plan.state_bytes, counts)),
+        gradients=padded * plan.gradient_itemsize,
+        gradient_shard=updated * plan.gradient_itemsize,
         replicated_gradients=kind.replicated_count("all") * plan.gradient_itemsize,
         replicated_in_columns=kind.replicated_count("tokens") * plan.gradient_itemsize,
         replicated_in_rows=kind.replicated_count("features") * plan.gradient_itemsize,
@@ -133,7 +139,7 @@ def layer_kind_state_sizes(plan: Plan, kind: LayerKind) -> StateSizes:
 
 
 def sparse_gradient_bytes(plan: Plan, kind: LayerKind) -> int:
-    """What looked-up rows of a step's earlier micro-batches take, as in `LayerSizes.rows`."""
+    """Bytes of the looked-up rows of a step's earlier micro-batches, `LayerSizes.sparse_rows`."""
     if not kind.is_embedding or plan.batch.accumulation == 1:
         return 0
     before = plan.batch.micro * (plan.batch.accumulation - 1)
@@ -141,17 +147,18 @@ def sparse_gradient_bytes(plan: Plan, kind: LayerKind) -> int:
 
 
 def _backward_peak(plan: Plan, kind: LayerKind, cost: LayerCost) -> int:
-    """The fullest moment of a backward pass: what is alive, and the gradients made so far.
+    """The fullest moment of a backward pass: live activations and the gradients made so far.
 
-    A product whose result does not depend on micro-batch and sequence makes a weight's gradient,
-    and makes it only then: at the logits' fullest moment the head has none yet. Gradients that come
-    from no product (norms, the embedding) are counted from the start.
+    A matrix product makes a weight gradient if its result size depends on neither micro-batch nor
+    sequence, and the gradient exists only from then on: at the fullest moment of the logits the
+    head has none yet. Gradients that come from no product (norms, the embedding) are counted from
+    the start.
     """
-    made = [weight_gradient_elements(op) for op in cost.backward]
-    fresh = kind.pass_gradient_elements(plan.batch.micro, plan.batch.sequence)
-    so_far = max(0, sum(fresh) - sum(made))
+    op_elements = [weight_gradient_elements(op) for op in cost.backward]
+    pass_elements = kind.pass_gradient_elements(plan.batch.micro, plan.batch.sequence)
+    so_far = max(0, sum(pass_elements) - sum(op_elements))
     peak = 0.0
-    for op, elements in zip(cost.backward, made, strict=True):
+    for op, elements in zip(cost.backward, op_elements, strict=True):
         so_far += elements
         live = op.live_bytes.at(plan.batch.micro, plan.batch.sequence)
         peak = max(peak, live + so_far * plan.parameter_itemsize)
@@ -159,7 +166,7 @@ def _backward_peak(plan: Plan, kind: LayerKind, cost: LayerCost) -> int:
 
 
 def weight_gradient_elements(op: Op) -> int:
-    """Elements of a product's result if it has a fixed size; 0 of any other op."""
+    """Elements of a matrix product's result if its size is fixed; 0 for any other op."""
     if op.shape is None:
         return 0
     sides = (op.shape.batch, op.shape.m, op.shape.n)

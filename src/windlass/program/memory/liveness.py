@@ -1,4 +1,4 @@
-"""Occupancy: how full the tiers of a device are while each instruction of its program runs."""
+"""Liveness: device memory in use while each instruction of a program runs."""
 
 from collections import Counter
 from collections.abc import Hashable
@@ -16,28 +16,30 @@ from windlass.schema.prediction import MemoryClass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryProfile:
-    """Bytes of one tier over one program, and what they are at the fullest moment."""
+    """Bytes in use of one tier over one program, by class at the peak."""
 
     tier: str
     bytes_by_instruction: tuple[int, ...]
-    """While each instruction runs."""
+    """Bytes in use while each instruction runs, [instruction]."""
     peak_instruction: int
-    """Index of the instruction at the fullest moment, the first if there are several."""
+    """Index of the instruction at the peak, the first if there are several."""
     by_class: dict[MemoryClass, int]
-    """At the fullest moment; its values sum to the peak."""
+    """Bytes of each class at the peak; they sum to the peak."""
 
     @property
     def peak_bytes(self) -> int:
-        """At the fullest moment."""
-        return self.bytes_by_instruction[self.peak_instruction] if self.bytes_by_instruction else sum(self.by_class.values())
+        """Bytes in use at the peak."""
+        if self.bytes_by_instruction:
+            return self.bytes_by_instruction[self.peak_instruction]
+        return sum(self.by_class.values())
 
 
 _Key = tuple[str, int | None, bool]
-"""Kind, layer, and whether a backward finds no gradient yet: what an effect's sizes depend on."""
+"""Kind, layer, and whether a backward pass makes its gradient: what sizes of an effect depend on."""
 
 
 class _Delta(NamedTuple):
-    """Bytes that an instruction adds and takes away, and the effect that says so."""
+    """Bytes that an instruction allocates and frees, and the effect that causes them."""
 
     made: int
     working: int
@@ -45,75 +47,91 @@ class _Delta(NamedTuple):
     effect: Effect
 
 
-def memory_profile(program: Program, plan: Plan, graph: Graph, *, runtime_bytes: int = 0) -> MemoryProfile:
-    """How full the near tier is over one program.
+def memory_profile(
+    program: Program, plan: Plan, graph: Graph, *, runtime_bytes: int = 0
+) -> MemoryProfile:
+    """Device memory in use over one program.
 
     Args:
-        program: of one device.
-        plan: that the program was lowered from.
-        graph: that the plan cuts.
-        runtime_bytes: what the process holds before any tensor.
+        program: one device's program.
+        plan: the plan that it was lowered from.
+        graph: the plan's full graph.
+        runtime_bytes: memory of the process before it allocates any tensor.
     """
     effects = InstructionEffects(plan, graph, mesh_coord(program.device, plan.parallel).stage)
-    resident = _resident(effects, runtime_bytes)
-    now = sum(resident.values())
-    keys, known = _keys(program.instructions, effects)
-    filled: list[int] = []
+    resident = _resident_by_class(effects, runtime_bytes)
+    current = sum(resident.values())
+    keys, deltas = _find_deltas(program.instructions, effects)
+    in_use: list[int] = []
     for key in keys:
-        made, working, freed, _ = known[key]
-        filled.append(now + made + working)
-        now += made - freed
+        made, working, freed, _ = deltas[key]
+        in_use.append(current + made + working)
+        current += made - freed
     if not keys:
-        return MemoryProfile(tier=DEVICE_TIER, bytes_by_instruction=(), peak_instruction=0, by_class=resident)
-    peak = filled.index(max(filled))
+        return MemoryProfile(
+            tier=DEVICE_TIER, bytes_by_instruction=(), peak_instruction=0, by_class=resident
+        )
+    peak = in_use.index(max(in_use))
     by_class = dict(resident)
     for key, times in Counter(keys[:peak]).items():
-        effect = known[key].effect
-        for value in effect.makes:
-            by_class[MEMORY_CLASS[value.name]] += times * effects.bytes_of(value)
-        for value in effect.frees:
-            by_class[MEMORY_CLASS[value.name]] -= times * effects.bytes_of(value)
-    last = known[keys[peak]].effect
-    for value in last.makes:
-        by_class[MEMORY_CLASS[value.name]] += effects.bytes_of(value)
+        effect = deltas[key].effect
+        for tensor in effect.makes:
+            by_class[MEMORY_CLASS[tensor.name]] += times * effects.bytes_of(tensor)
+        for tensor in effect.frees:
+            by_class[MEMORY_CLASS[tensor.name]] -= times * effects.bytes_of(tensor)
+    last = deltas[keys[peak]].effect
+    for tensor in last.makes:
+        by_class[MEMORY_CLASS[tensor.name]] += effects.bytes_of(tensor)
     by_class["working"] += last.working_bytes
-    return MemoryProfile(tier=DEVICE_TIER, bytes_by_instruction=tuple(filled), peak_instruction=peak, by_class=by_class)
+    return MemoryProfile(
+        tier=DEVICE_TIER,
+        bytes_by_instruction=tuple(in_use),
+        peak_instruction=peak,
+        by_class=by_class,
+    )
 
 
-def _resident(effects: InstructionEffects, runtime_bytes: int) -> dict[MemoryClass, int]:
+def _resident_by_class(
+    effects: InstructionEffects, runtime_bytes: int
+) -> dict[MemoryClass, int]:
     classes: dict[MemoryClass, int] = {
-        "weights": 0, "gradients": 0, "optimizer": 0, "activations": 0, "working": 0,
+        "weights": 0,
+        "gradients": 0,
+        "optimizer": 0,
+        "activations": 0,
+        "working": 0,
         "runtime": runtime_bytes,
-    }  # fmt: skip
-    for value in effects.resident_tensors:
-        classes[MEMORY_CLASS[value.name]] += effects.bytes_of(value)
+    }
+    for tensor in effects.resident_tensors:
+        classes[MEMORY_CLASS[tensor.name]] += effects.bytes_of(tensor)
     return classes
 
 
-def _keys(
+def _find_deltas(
     instructions: tuple[Instruction, ...], effects: InstructionEffects
 ) -> tuple[list[_Key], dict[_Key, _Delta]]:
-    """What each instruction's effect depends on, and the effect of each.
+    """The key of each instruction, and the change in memory for each key.
 
     Sizes do not depend on the micro-batch, and equal layers have equal sizes. So a program of
     20,000 instructions has a dozen effects, and takes milliseconds.
     """
-    known: dict[_Key, _Delta] = {}
-    equal: dict[Hashable, _Delta] = {}
-    made: set[int] = set()
+    by_key: dict[_Key, _Delta] = {}
+    by_signature: dict[Hashable, _Delta] = {}
+    has_gradient: set[int] = set()
     keys: list[_Key] = []
     for instruction in instructions:
         kind, layer, _ = instruction
-        key = (kind, layer, kind in GRADIENT_PASSES and layer not in made)
+        key = (kind, layer, kind in GRADIENT_PASSES and layer not in has_gradient)
         keys.append(key)
-        if key not in known:
-            signature = effects.signature(instruction, made)
-            if signature not in equal:
-                equal[signature] = _delta(effects.effect_of(instruction, made), effects)
-            known[key] = equal[signature]
+        if key not in by_key:
+            signature = effects.signature(instruction, has_gradient)
+            if signature not in by_signature:
+                effect = effects.effect_of(instruction, has_gradient)
+                by_signature[signature] = _delta(effect, effects)
+            by_key[key] = by_signature[signature]
             if kind in GRADIENT_PASSES and layer is not None:
-                made.update(effects.gradient_targets(layer))
-    return keys, known
+                has_gradient.update(effects.gradient_targets(layer))
+    return keys, by_key
 
 
 def _delta(effect: Effect, effects: InstructionEffects) -> _Delta:

@@ -1,4 +1,4 @@
-"""Traffic: bytes that each instruction reads from and writes to the tiers beyond the near one."""
+"""Tier traffic: bytes that each instruction reads from and writes to the offload tiers."""
 
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
@@ -12,66 +12,71 @@ from windlass.schema.plan import OffloadClass, Plan
 
 
 class TransferBytes(NamedTuple):
-    """Bytes that cross between the near tier and another."""
+    """Bytes transferred between device memory and an offload tier."""
 
     read: int = 0
+    """From the offload tier."""
     written: int = 0
+    """To the offload tier."""
 
     def plus(self, other: "TransferBytes") -> "TransferBytes":
-        """Both together."""
+        """The sum of both transfers."""
         return TransferBytes(self.read + other.read, self.written + other.written)
 
 
 class TierTraffic:
-    """The traffic of one plan.
+    """The transfers of one plan.
 
     Args:
         plan: the plan.
-        graph: that it cuts.
+        graph: the plan's full graph.
     """
 
     def __init__(self, plan: Plan, graph: Graph) -> None:
-        self._plan, self._homes = plan, plan.offload_tiers
-        self._put_off = frozenset(
+        self._plan, self._tiers = plan, plan.offload_tiers
+        self._deferred = frozenset(
             layer
             for stage in range(plan.parallel.pipeline)
             for layer in deferred_update_layers(plan, graph, stage)
         )
         self._sizes = plan_layer_sizes(plan, graph)
 
-    def instruction_traffic(self, instruction: Instruction, *, stored: bool = True) -> dict[str, TransferBytes]:
-        """What an instruction moves, by tier.
+    def instruction_traffic(
+        self, instruction: Instruction, *, stored: bool = True
+    ) -> dict[str, TransferBytes]:
+        """What an instruction transfers, by tier.
 
         Args:
-            instruction: of a program that was lowered from the plan.
-            stored: whether gradients wait at home for the updates that are put off: not in the
-                first step, nor after settling, where such an update is a plain fetch.
+            instruction: an instruction of a program that was lowered from the plan.
+            stored: whether offloaded gradients wait for the deferred updates. They do not in the
+                first step, nor after deferred updates were flushed; then such an update only
+                fetches weights.
         """
-        if instruction.layer is None or not self._homes:
+        if instruction.layer is None or not self._tiers:
             return {}
-        tiers: dict[str, TransferBytes] = {}
-        for name, moved in self._classes(instruction, stored=stored):
-            if name in self._homes and any(moved):
-                tier = self._homes[name]
-                tiers[tier] = tiers.get(tier, TransferBytes()).plus(moved)
-        return tiers
+        traffic: dict[str, TransferBytes] = {}
+        for name, transfer in self._by_class(instruction, stored=stored):
+            if name in self._tiers and any(transfer):
+                tier = self._tiers[name]
+                traffic[tier] = traffic.get(tier, TransferBytes()).plus(transfer)
+        return traffic
 
     def total(
         self, instructions: Iterable[Instruction], *, stored: bool = True
     ) -> dict[str, TransferBytes]:
-        """What a step moves, or what settles it, by tier.
+        """What a step, or a flush of its deferred updates, transfers, by tier.
 
         Args:
-            instructions: of a program that was lowered from the plan.
+            instructions: instructions of a program that was lowered from the plan.
             stored: as for one instruction.
         """
-        tiers: dict[str, TransferBytes] = {}
+        traffic: dict[str, TransferBytes] = {}
         for instruction in instructions:
-            for tier, moved in self.instruction_traffic(instruction, stored=stored).items():
-                tiers[tier] = tiers.get(tier, TransferBytes()).plus(moved)
-        return tiers
+            for tier, transfer in self.instruction_traffic(instruction, stored=stored).items():
+                traffic[tier] = traffic.get(tier, TransferBytes()).plus(transfer)
+        return traffic
 
-    def _classes(
+    def _by_class(
         self, instruction: Instruction, *, stored: bool
     ) -> Iterable[tuple[OffloadClass, TransferBytes]]:
         kind, layer, _ = instruction
@@ -80,23 +85,24 @@ class TierTraffic:
             return (("parameters", TransferBytes(read=sizes.weight_shard)),)
         if kind == "offload_grads":
             return (("gradients", TransferBytes(written=sizes.gradient_shard)),)
-        if kind == "all_gather_params":  # what others have updated goes home as well
-            away = stored or layer not in self._put_off
-            return (("parameters", TransferBytes(written=sizes.weight_shard - sizes.updated_weights if away else 0)),)
+        if kind == "all_gather_params":  # parts that other replicas have updated are written too
+            writes = stored or layer not in self._deferred
+            written = sizes.weight_shard - sizes.updated_weights if writes else 0
+            return (("parameters", TransferBytes(written=written)),)
         if kind == "offload_activation":
             return (("activations", TransferBytes(written=sizes.output)),)
         if kind == "reload_activation":
             return (("activations", TransferBytes(read=sizes.output)),)
         if kind != "update":
             return ()
-        if layer not in self._put_off:
+        if layer not in self._deferred:
             return self._update(sizes)
         if not stored:
             return (("parameters", TransferBytes(read=sizes.weight_shard)),)
         return (*self._update(sizes), ("gradients", TransferBytes(read=sizes.gradient_shard)))
 
     def _update(self, sizes: LayerSizes) -> tuple[tuple[OffloadClass, TransferBytes], ...]:
-        """The state comes and goes; weights come only where they are the masters themselves."""
+        """State is read and written; weights are read only where they are the masters themselves."""
         state = offloaded_state_bytes(self._plan, sizes)
         read = 0 if self._plan.has_master_weights else sizes.updated_weights
         return (
@@ -105,20 +111,23 @@ class TierTraffic:
         )
 
 
-def instruction_transfer(plan: Plan, graph: Graph, instruction: Instruction, *, stored: bool = True) -> TransferBytes:
-    """Bytes that one instruction reads and writes in all far tiers together.
+def instruction_transfer(
+    plan: Plan, graph: Graph, instruction: Instruction, *, stored: bool = True
+) -> TransferBytes:
+    """Bytes that one instruction reads from and writes to all offload tiers together.
 
     Args:
         plan: the plan.
-        graph: that it cuts.
-        instruction: of a program that was lowered from the plan.
-        stored: as in `Traffic.of`.
+        graph: the plan's full graph.
+        instruction: an instruction of a program that was lowered from the plan.
+        stored: as in `TierTraffic.instruction_traffic`.
     """
     return sum_tiers(TierTraffic(plan, graph).instruction_traffic(instruction, stored=stored))
 
 
 def sum_tiers(tiers: Mapping[str, TransferBytes]) -> TransferBytes:
-    """All tiers in one sum."""
+    """The sum of the transfers of all tiers."""
     return TransferBytes(
-        sum(each.read for each in tiers.values()), sum(each.written for each in tiers.values())
+        sum(transfer.read for transfer in tiers.values()),
+        sum(transfer.written for transfer in tiers.values()),
     )

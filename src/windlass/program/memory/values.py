@@ -1,66 +1,66 @@
-"""Values: what lies in memory between instructions, by name, class and layer."""
+"""Tensors that are alive between instructions, identified by name, layer and micro-batch."""
 
 from typing import Literal, NamedTuple
 
 from windlass.schema.prediction import MemoryClass
 
 TensorName = Literal[
-    "weights",  # of a layer, whole
-    "weights shard",  # the device's share, where replicas share one copy
-    "borrowed weights",  # a working copy of what another stage owns; goes by the owner
-    "optimizer",
-    "gradients",  # summed over micro-batches; tied weights' where they live
-    "gradient shard",  # summed over replicas: the part that the device updates
-    "borrowed gradients",  # of borrowed weights, until their owner takes them over
+    "weights",  # a layer's full weights
+    "weight shard",  # this device's shard, where replicas share one copy
+    "tied weights",  # a working copy of weights that another stage owns, by owner layer
+    "optimizer state",
+    "gradients",  # accumulated over micro-batches; for tied weights at their owner
+    "gradient shard",  # summed over replicas: the part that this device updates
+    "tied gradients",  # of weights that another stage owns, until they are sent there
     "tokens",  # inputs and targets of one micro-batch
-    "output",  # of a layer: the next layer's input, and what its own backward starts from
-    "output again",  # the same, recomputed, where the first one is still needed
-    "kept",  # for backward, apart from the input
-    "output gradient",  # of a layer: what the next layer's backward passes down
-    "inner gradients",  # what the input's part of a backward leaves for the weights' part
-    "passing",  # an output that goes home beside what follows, and the memory it may pass through
-    "staging",  # what optimizer state passes through on its way from and to its home
-    "gradients at home",
-    "output at home",
+    "output",  # a layer's output: the next layer's input and the root of its own backward
+    "recomputed output",  # the same, recomputed where the first one is still needed
+    "saved activations",  # saved for backward, apart from the layer's input
+    "output gradient",  # the gradient of a layer's output
+    "inner gradients",  # what `backward_input` leaves for `backward_weight`
+    "activation transfer buffer",  # an output on its way to the offload tier, and bounce buffers
+    "staging buffer",  # what optimizer state passes through to and from the offload tier
+    "offloaded gradients",
+    "offloaded output",
 ]
 
 MEMORY_CLASS: dict[TensorName, MemoryClass] = {
     "weights": "weights",
-    "weights shard": "weights",
-    "borrowed weights": "weights",
-    "optimizer": "optimizer",
+    "weight shard": "weights",
+    "tied weights": "weights",
+    "optimizer state": "optimizer",
     "gradients": "gradients",
     "gradient shard": "gradients",
-    "borrowed gradients": "gradients",
+    "tied gradients": "gradients",
     "tokens": "activations",
     "output": "activations",
-    "output again": "activations",
-    "kept": "activations",
+    "recomputed output": "activations",
+    "saved activations": "activations",
     "output gradient": "activations",
     "inner gradients": "activations",
-    "passing": "activations",
-    "staging": "working",
-    "gradients at home": "gradients",
-    "output at home": "activations",
+    "activation transfer buffer": "activations",
+    "staging buffer": "working",
+    "offloaded gradients": "gradients",
+    "offloaded output": "activations",
 }
 
-GRADIENT_SUMS: tuple[TensorName, ...] = ("gradients", "borrowed gradients")
-"""What backward passes add to."""
+GRADIENT_SUMS: tuple[TensorName, ...] = ("gradients", "tied gradients")
+"""The tensors that backward passes accumulate into."""
 
-OFFLOADED_NAMES: tuple[TensorName, ...] = ("gradients at home", "output at home")
-"""What takes no near memory."""
+OFFLOADED_NAMES: tuple[TensorName, ...] = ("offloaded gradients", "offloaded output")
+"""The tensors that take no device memory."""
 
 BOUNCE_BYTES = 4 * 2**20
-"""Each of two halves of memory that bytes pass through between a file and tensors that begin
-anywhere: while one is copied the other is read or written."""
+"""Size of each of two bounce buffers between a file and unaligned tensors: while one is copied, the
+other is read or written."""
 
 STAGING_BYTES = 52 * 2**20
-"""The near memory that optimizer state passes through, part by part, where its home is far. It is
-there as long as the run, and no layer is too large for it."""
+"""Device memory that offloaded optimizer state passes through, part by part. It is allocated once
+for the whole run, and a layer of any size can pass through it."""
 
 
 class TensorId(NamedTuple):
-    """Something that lies in memory between instructions."""
+    """Identifies a tensor, or a group of tensors, that is alive between instructions."""
 
     name: TensorName
     layer: int | None = None
@@ -79,4 +79,4 @@ class Effect(NamedTuple):
     makes: tuple[TensorId, ...] = ()
     frees: tuple[TensorId, ...] = ()
     working_bytes: int = 0
-    """Held only while it runs, above what it makes."""
+    """Temporary memory while the instruction runs, above the tensors that it makes."""

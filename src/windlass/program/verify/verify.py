@@ -133,7 +133,7 @@ def _verify_turns(program: Program, plan: Plan, effects: InstructionEffects) -> 
                     f"the gradient of layer {target} was {how} before, at instruction {at}",
                 )
         if kind == "send_tied_grads":
-            done[effects.holding.tied_as_user[layer].owner_layer] = ("handed over", index)
+            done[effects.tensors.tied_as_user[layer].owner_layer] = ("handed over", index)
         elif kind in _ENDS and (kind != "update" or layer not in effects.deferred_updates):
             done[layer] = (_ENDS[kind], index)
 
@@ -143,7 +143,7 @@ def _changed(kind: InstructionKind, layer: int, effects: InstructionEffects) -> 
     if kind in GRADIENT_PASSES:
         return effects.gradient_targets(layer)
     if kind == "accumulate_tied_grads":
-        return (effects.holding.tied_as_owner[layer].owner_layer,)
+        return (effects.tensors.tied_as_owner[layer].owner_layer,)
     return (layer,) if kind == "reduce_grads" else ()
 
 
@@ -174,7 +174,7 @@ def _verify_fresh(program: Program, plan: Plan, effects: InstructionEffects) -> 
             old.pop(value, None)
         if layer is None:
             continue
-        held, whole = effects.holding.weights_between_passes(layer), TensorId("weights", layer)
+        held, whole = effects.tensors.weights_between_passes(layer), TensorId("weights", layer)
         if kind == "all_gather_params":
             old.pop(held, None)
         elif kind == "update":
@@ -213,16 +213,16 @@ def _due(plan: Plan, graph: Graph, stage: int, effects: InstructionEffects) -> I
     travels, owns = offloaded_activation_layers(plan, stage), owned_layers(plan, graph, stage)
     for micro in range(plan.batch.accumulation):
         yield from _due_of_micro(plan, effects, travels, micro)
-    for layer in owns if plan.offloads else effects.holding.layers:
+    for layer in owns if plan.offloads else effects.tensors.layers:
         yield Instruction("update", layer)
     for layer in owns:
-        if effects.holding.reduces_gradients(layer):
+        if effects.tensors.reduces_gradients(layer):
             yield Instruction("reduce_grads", layer)
         if updates_per_shard(plan) > 1:
             yield Instruction("all_gather_params", layer)
-    for layer in effects.holding.tied_as_user:
+    for layer in effects.tensors.tied_as_user:
         yield from (Instruction("recv_tied_weights", layer), Instruction("send_tied_grads", layer))
-    for layer in effects.holding.tied_as_owner:
+    for layer in effects.tensors.tied_as_owner:
         yield from (
             Instruction("send_tied_weights", layer),
             Instruction("accumulate_tied_grads", layer),
@@ -240,14 +240,14 @@ def _due_of_micro(
     backward: tuple[InstructionKind, ...] = ("backward",)
     if plan.parallel.schedule == "zero-bubble":
         backward = ("backward_input", "backward_weight")
-    if effects.holding.loads_batches:
+    if effects.tensors.loads_batches:
         yield Instruction("load_batch", None, micro)
-    for layer in effects.holding.layers:
+    for layer in effects.tensors.layers:
         yield Instruction("forward", layer, micro)
         yield from (Instruction(kind, layer, micro) for kind in backward)
     for layer in effects.recomputed_layers:
         yield Instruction("recompute", layer, micro)
-    for layer in effects.holding.boundaries:
+    for layer in effects.tensors.boundaries:
         yield Instruction("send", layer, micro)
         yield Instruction("receive", layer, micro)
     for layer in travels:

@@ -54,7 +54,7 @@ def read_moments(
     read_tensors(path, into)
     if written == moments:
         return kept
-    values = codec.decoded(kept)
+    values = codec.decode_all(kept)
     if moments == "float32":
         return StoredMoment(values[0]), StoredMoment(values[1])
     made = _zeros(moments, shape)

@@ -119,7 +119,7 @@ class _Tensors:
                 StoredMoment(found[f"moment1/{rest}"], found.pop(f"scale1/{rest}", None)),
                 StoredMoment(found[f"moment2/{rest}"], found.pop(f"scale2/{rest}", None)),
             )
-            found[f"moment1/{rest}"], found[f"moment2/{rest}"] = self._codec.decoded(kept)
+            found[f"moment1/{rest}"], found[f"moment2/{rest}"] = self._codec.decode_all(kept)
         return found
 
     def _fill(self, key: str, at: int, first: int, tensor: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""Blame: which device of a run failed or hangs, at what, and what it said last."""
+"""Diagnosis of a failed or hanging run: which rank caused it, at which instruction, and why."""
 
 import contextlib
 import signal
@@ -9,157 +9,174 @@ from pathlib import Path
 from typing import Any
 
 from windlass import errors
-from windlass.errors import DeviceError, DeviceLost, MemoryShort, RunBroken, WindlassError
-from windlass.program.device_mesh import Place
-from windlass.program.instruction import WAITING, Kind, Program
-from windlass.runtime.distributed.heartbeat import NO_BEAT, Beat
-from windlass.runtime.distributed.rank_ipc import error_file, reported
+from windlass.errors import OutOfMemory, RankError, RankLost, RunBroken, WindlassError
+from windlass.program.device_mesh import MeshCoord
+from windlass.program.instruction import WAITING, InstructionKind, Program
+from windlass.runtime.distributed.heartbeat import NOT_STARTED, HeartbeatReader
+from windlass.runtime.distributed.rank_ipc import read_report, stderr_file
 
-_TELL_SECONDS = 0.2
-"""That others have to tell too, once one has ended, and a device to write down its stack."""
-_LONGEST_WORDS = 2000
+_REPORT_SECONDS = 0.2
+"""Time for other ranks to report too once one has exited, and for a rank to write its stacks."""
+_LONGEST_EXCERPT = 2000
 _STOPPED = ("T", "t")
-_BY_OTHERS = frozenset(signal.Signals) - {signal.SIGABRT}
-"""A process that aborts does so itself, perhaps only because another one is gone."""
+_EXTERNAL_SIGNALS = frozenset(signal.Signals) - {signal.SIGABRT}
+"""Signals that come from outside. A process aborts itself, perhaps only because a peer is gone."""
 
 
-class Witness:
-    """Knows what each device of a run is at.
+class FailureDiagnoser:
+    """Finds the rank that caused a failure or a hang, from the ranks that this process can see.
 
     Args:
-        folder: of the devices.
-        programs: of all devices.
-        places: of all devices.
-        beats: of the devices that it can see, by their numbers.
-        processes: of those devices.
+        folder: the ranks folder.
+        programs: the programs of all ranks, by rank.
+        coords: the mesh coordinates of all ranks, by rank.
+        heartbeats: the heartbeats of the visible ranks.
+        processes: the processes of the visible ranks.
     """
 
     def __init__(
         self,
         folder: Path,
         programs: Sequence[Program],
-        places: Sequence[Place],
-        beats: Mapping[int, Beat],
+        coords: Sequence[MeshCoord],
+        heartbeats: Mapping[int, HeartbeatReader],
         processes: Mapping[int, subprocess.Popen[bytes]],
     ) -> None:
-        self._folder, self._programs, self._places = folder, programs, places
-        self._beats, self._processes = beats, processes
+        self._folder, self._programs, self._coords = folder, programs, coords
+        self._heartbeats, self._processes = heartbeats, processes
 
-    def failure(self, ended: Mapping[int, int]) -> WindlassError:
-        """What the first device to fail has told, or what became of it.
+    def diagnose(self, exit_codes: Mapping[int, int]) -> WindlassError:
+        """The error of the first rank to fail.
 
         Args:
-            ended: codes of the devices that have ended badly.
+            exit_codes: exit code by rank, of the ranks that have failed.
         """
-        # Whoever failed first tells so at once; others fail only because it is gone.
-        time.sleep(_TELL_SECONDS)
-        reports = {at: found for at in self._processes if (found := reported(self._folder, at))}
-        silent = {at: code for at, code in ended.items() if at not in reports}
-        for at, code in silent.items():
-            if -code in _BY_OTHERS:
-                return self._killed(at, signal.Signals(-code))
-        for at, found in reports.items():
-            if not found["follows"]:
-                return self._told(at, found)
-        for at, code in silent.items():
-            told = f"{self.name(at)} ended with code {code}{self._last_words(at)}"
-            return DeviceLost(told, device=at, for_good=False)
-        return self._told(*next(iter(reports.items())))
+        # The first to fail reports at once; the others fail only because it is gone.
+        time.sleep(_REPORT_SECONDS)
+        reports = {
+            rank: report for rank in self._processes if (report := read_report(self._folder, rank))
+        }
+        unreported = {rank: code for rank, code in exit_codes.items() if rank not in reports}
+        for rank, code in unreported.items():
+            if -code in _EXTERNAL_SIGNALS:
+                return self._killed(rank, signal.Signals(-code))
+        for rank, report in reports.items():
+            if not report["is_consequence"]:
+                return self._reported_error(rank, report)
+        for rank, code in unreported.items():
+            message = f"{self.describe(rank)} exited with code {code}{self._stderr_tail(rank)}"
+            return RankLost(message, rank=rank, permanent=False)
+        return self._reported_error(*next(iter(reports.items())))
 
-    def silence(self, seconds: float) -> DeviceLost:
-        """Names the device that the others wait for, with the stack of its threads."""
-        stopped = self.stopped()
-        at = slowest({at: beat.at() for at, beat in self._beats.items()}, stopped, self._programs)
-        told = f"{self.name(at)} {silence_words(seconds, stopped=at in stopped)}"
-        told += "" if at in stopped else self.stack(at)
-        return DeviceLost(told, device=at, for_good=False)
+    def diagnose_hang(self, seconds: float) -> RankLost:
+        """The error that names the rank the others wait for, with the stacks of its threads."""
+        stopped = self.stopped_ranks()
+        positions = {rank: beat.position() for rank, beat in self._heartbeats.items()}
+        rank = find_blocking_rank(positions, stopped, self._programs)
+        message = f"{self.describe(rank)} {hang_message(seconds, stopped=rank in stopped)}"
+        message += "" if rank in stopped else self.thread_stacks(rank)
+        return RankLost(message, rank=rank, permanent=False)
 
-    def stack(self, device: int) -> str:
-        """What a device that runs says it is at, in all of its threads."""
-        self._processes[device].send_signal(signal.SIGUSR1)
-        time.sleep(_TELL_SECONDS)
-        return self._last_words(device)
+    def thread_stacks(self, rank: int) -> str:
+        """The stacks of all threads of a running rank, as it writes them on request."""
+        self._processes[rank].send_signal(signal.SIGUSR1)
+        time.sleep(_REPORT_SECONDS)
+        return self._stderr_tail(rank)
 
-    def stopped(self) -> list[int]:
-        """The devices that a signal or a debugger has stopped."""
-        return [at for at, p in self._processes.items() if _state(p.pid) in _STOPPED]
+    def stopped_ranks(self) -> list[int]:
+        """The ranks that a signal or a debugger has stopped."""
+        return [rank for rank, p in self._processes.items() if _process_state(p.pid) in _STOPPED]
 
-    def name(self, device: int) -> str:
-        """`device 1 (stage 0, slice 0, replica 1) in step 4, at reduce of layer 2`."""
-        return device_name(
-            device, self._places[device], self._programs[device], self._beats[device].at()
-        )
+    def describe(self, rank: int) -> str:
+        """A rank with its mesh coordinates and its current instruction; see `describe_rank`."""
+        position = self._heartbeats[rank].position()
+        return describe_rank(rank, self._coords[rank], self._programs[rank], position)
 
-    def _killed(self, device: int, by: signal.Signals) -> DeviceLost:
-        hint = ", as the system does where memory ends" if by == signal.SIGKILL else ""
-        words = self._last_words(device)
-        told = f"{self.name(device)} was killed by {by.name}{hint}{words}"
-        return DeviceLost(told, device=device, for_good=True)
+    def _killed(self, rank: int, by: signal.Signals) -> RankLost:
+        hint = ", which the system also sends when memory runs out" if by == signal.SIGKILL else ""
+        tail = self._stderr_tail(rank)
+        message = f"{self.describe(rank)} was killed by {by.name}{hint}{tail}"
+        return RankLost(message, rank=rank, permanent=True)
 
-    def _told(self, device: int, found: Mapping[str, Any]) -> WindlassError:
-        """The error that a device has met, of the kind that it was."""
-        kind, message = found["kind"], str(found["message"])
+    def _reported_error(self, rank: int, report: Mapping[str, Any]) -> WindlassError:
+        """The error that a rank has reported, as the same type."""
+        kind, reported = report["kind"], str(report["message"])
         if kind == "RunInterrupted":
-            return errors.RunInterrupted(message)
-        told = f"{self.name(device)}: {message}"
-        if kind == "MemoryShort":
-            return MemoryShort(told, room_bytes=found["room_bytes"])
-        if not found["ours"]:
-            trace = error_file(self._folder, device)
-            return DeviceError(f"{self.name(device)}: {kind}: {message}; its trace is in `{trace}`")
-        of = getattr(errors, kind, RunBroken)
-        return RunBroken(told) if of is errors.Faults else of(told)
+            return errors.RunInterrupted(reported)
+        message = f"{self.describe(rank)}: {reported}"
+        if kind == "OutOfMemory":
+            return OutOfMemory(message, available_bytes=report["available_bytes"])
+        if not report["is_windlass_error"]:
+            trace = stderr_file(self._folder, rank)
+            return RankError(
+                f"{self.describe(rank)}: {kind}: {reported}; its traceback is in `{trace}`"
+            )
+        error_type = getattr(errors, kind, RunBroken)
+        return RunBroken(message) if error_type is errors.InputErrors else error_type(message)
 
-    def _last_words(self, device: int) -> str:
+    def _stderr_tail(self, rank: int) -> str:
         with contextlib.suppress(OSError):
-            words = error_file(self._folder, device).read_text(errors="replace").strip()
-            return f"; it said:\n{words[-_LONGEST_WORDS:]}" if words else ""
+            text = stderr_file(self._folder, rank).read_text(errors="replace").strip()
+            return f"; its error stream ends with:\n{text[-_LONGEST_EXCERPT:]}" if text else ""
         return ""
 
 
-def slowest(
-    beats: Mapping[int, tuple[int, int]], stopped: Collection[int], programs: Sequence[Program]
+def find_blocking_rank(
+    positions: Mapping[int, tuple[int, int]], stopped: Collection[int], programs: Sequence[Program]
 ) -> int:
-    """The device that silent ones wait for: a stopped one, one that waits for nobody, the last.
+    """The rank that hanging ranks wait for.
+
+    Preferred in this order: a stopped rank, one that is not waiting for others, the one that is
+    furthest behind.
 
     Args:
-        beats: step and index of the instruction of each device.
-        stopped: those that a signal or a debugger has stopped.
-        programs: of all devices.
+        positions: step and index of the current instruction, by rank.
+        stopped: the ranks that a signal or a debugger has stopped.
+        programs: the programs of all ranks.
     """
-    busy = [at for at, (_, index) in beats.items() if _kind(programs[at], index) not in WAITING]
-    return min(stopped or busy or beats, key=lambda device: beats[device])
+    busy = [
+        rank for rank, (_, index) in positions.items() if _kind(programs[rank], index) not in WAITING
+    ]
+    return min(stopped or busy or positions, key=lambda rank: positions[rank])
 
 
-def silence_words(seconds: float, *, stopped: bool) -> str:
-    """What is said of the device that the others wait for."""
-    how = "is stopped (by a signal; SIGCONT goes on)" if stopped else "does not go on"
-    return f"{how}: no device has got any further for {seconds:.0f} s"
+def hang_message(seconds: float, *, stopped: bool) -> str:
+    """What is said about the rank that the others wait for."""
+    state = "is stopped (by a signal; SIGCONT resumes it)" if stopped else "hangs"
+    return f"{state}: no progress for {seconds:.0f} s on any rank"
 
 
-def _kind(program: Program, index: int) -> Kind | None:
+def _kind(program: Program, index: int) -> InstructionKind | None:
     return program.instructions[index].kind if 0 <= index < len(program.instructions) else None
 
 
-def device_name(device: int, place: Place, program: Program, at: tuple[int, int]) -> str:
-    """A device in words, with its place and what it is at.
+def describe_rank(
+    rank: int, coord: MeshCoord, program: Program, position: tuple[int, int]
+) -> str:
+    """A rank in words.
+
+    Example: `rank 1 (pipeline stage 0, tensor-parallel rank 0, data-parallel rank 1) in step 4, at
+    reduce_grads of layer 2`.
 
     Args:
-        device: its number.
-        place: in the cut.
-        program: of it.
-        at: its step and the index of its instruction.
+        rank: the rank.
+        coord: its mesh coordinates.
+        program: its program.
+        position: step and index of the current instruction.
     """
-    step, index = at
+    step, index = position
     instructions = program.instructions
-    when = "before its first step" if at == NO_BEAT else f"in step {step}"
+    when = "before its first step" if position == NOT_STARTED else f"in step {step}"
     doing = f", at {instructions[index]}" if 0 <= index < len(instructions) else ""
-    where = f"stage {place.stage}, slice {place.slice}, replica {place.replica}"
-    return f"device {device} ({where}) {when}{doing}"
+    where = (
+        f"pipeline stage {coord.stage}, tensor-parallel rank {coord.tensor_rank}, "
+        f"data-parallel rank {coord.data_rank}"
+    )
+    return f"rank {rank} ({where}) {when}{doing}"
 
 
-def _state(pid: int) -> str:
-    """One letter of what the system says of a process; `T` is stopped."""
+def _process_state(pid: int) -> str:
+    """The kernel's one-letter state of a process; `T` is stopped."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     return "?"

@@ -1,9 +1,9 @@
-"""Share: what one device of several has of one layer.
+"""What one rank holds of one layer: flat shards of its weights and gradients, as in FSDP and ZeRO.
 
-Of each weight the device's slice has a piece. The pieces of what the layer owns are laid flat, and
-of replicas that share, each keeps a shard of that between uses and updates a part of it. Gradients
-are summed in one flat piece, of which the part that the device updates is left once replicas and
-slices have summed it.
+Tensor parallelism gives the rank a part of each weight. The parts of all weights that the layer
+owns are laid out flat. Between uses, each of the data-parallel ranks that share a layer keeps a
+shard of that flat layer, and updates a part of the shard. Gradients are accumulated in one flat
+buffer; after the reductions only the part that this rank updates is left.
 """
 
 from collections.abc import Iterator, Mapping
@@ -14,273 +14,307 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from windlass.models.layer_stack import Chain, cuts_of
-from windlass.models.tensor_parallel.shard_params import Piece, pieces
-from windlass.program.zero_sharding import optimizer_shard, padded
-from windlass.runtime.distributed.process_groups import AMONG, Coming, Pod
+from windlass.models.layer_stack import layer_sharding
+from windlass.models.tensor_parallel.shard_params import ParamShard, param_shards
+from windlass.program.zero_sharding import optimizer_shard_index, padded_elements
+from windlass.runtime.distributed.process_groups import TENSOR_AXES, PendingReduce, ProcessGroups
 from windlass.runtime.parameters import (
-    AWAY,
-    SHARD_MARK,
+    NOT_LOADED,
+    SHARD_SEPARATOR,
     LayerParameters,
-    Parameter,
+    ModelParameter,
+    grad_accum_dtype,
     master_dtype,
-    saved_buffers,
-    sum_dtype,
+    persistent_buffers,
 )
+from windlass.runtime.rank_context import RankContext
 from windlass.schema.plan import Plan
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class FlatParameter(Parameter):
-    """A parameter whose gradient is a part of its layer's flat one."""
+class FlatGradParameter(ModelParameter):
+    """A parameter whose gradient is a view into its layer's flat gradient buffer."""
 
-    first: int
-    """Element of the flat layer."""
-    sums: "FlatSum"
+    flat_offset: int
+    """Its first element in the flat layer."""
+    grads: "FlatGradBuffer"
+    """The gradient buffer of its layer."""
 
-    def _begin(self, gradient: Tensor) -> None:
-        self.gradient = self.sums.made()[self.at].view(self.shape)
+    def _set_first_gradient(self, gradient: Tensor) -> None:
+        self.gradient = self.grads.get()[self.flat_slice].view(self.shape)
         self.gradient.copy_(gradient)
 
     @property
-    def at(self) -> slice:
-        """Where it lies in the flat layer."""
-        return slice(self.first, self.first + self.shape.numel())
+    def flat_slice(self) -> slice:
+        """Its elements in the flat layer."""
+        return slice(self.flat_offset, self.flat_offset + self.shape.numel())
 
 
-class FlatSum:
-    """The gradient of a layer in one piece, made when something is first added.
+class FlatGradBuffer:
+    """The flat gradient of one layer, allocated when a gradient is first added.
 
-    Nothing clears it: what is first added to a place is copied there.
+    It is never cleared: the first gradient of each parameter overwrites what was there.
 
     Args:
-        elements: padding included.
-        dtype: of the sum.
-        on: where it lies.
+        elements: size, including padding.
+        dtype: precision of the sum.
+        device: where it is allocated.
     """
 
-    def __init__(self, elements: int, dtype: torch.dtype, on: torch.device) -> None:
-        self._elements, self._dtype, self._on = elements, dtype, on
+    def __init__(self, elements: int, dtype: torch.dtype, device: torch.device) -> None:
+        self._elements, self._dtype, self._device = elements, dtype, device
         self._flat: Tensor | None = None
 
-    def made(self) -> Tensor:
-        """The whole, with no value yet where nothing was added."""
+    def get(self) -> Tensor:
+        """The buffer `[elements]`; undefined values where no gradient was added."""
         if self._flat is None:
-            self._flat = torch.empty(self._elements, dtype=self._dtype, device=self._on)
+            self._flat = torch.empty(self._elements, dtype=self._dtype, device=self._device)
         return self._flat
 
-    def taken(self) -> Tensor:
-        """The whole, handed over."""
-        flat, self._flat = self.made(), None
+    def take(self) -> Tensor:
+        """The buffer `[elements]`, handed over to the caller."""
+        flat, self._flat = self.get(), None
         return flat
 
-    def forget(self) -> None:
-        """Drops it."""
+    def discard(self) -> None:
+        """Frees the buffer."""
         self._flat = None
 
 
 class Segment(NamedTuple):
-    """A weight, or a shard of one, in the part that the device updates."""
+    """A weight, or a piece of one, within the part of the flat layer that this rank updates."""
 
     name: str
-    """Of the weight."""
-    first: int
-    """Element of the slice's piece of the weight."""
-    start: int
-    """Element of the part."""
+    """Full name of the weight."""
+    weight_offset: int
+    """Its first element in this tensor-parallel rank's part of the weight."""
+    shard_offset: int
+    """Its first element in the part that this rank updates."""
     shape: torch.Size
     decays: bool
+    """Whether weight decay applies."""
 
     @property
-    def at(self) -> slice:
-        """Where it lies in the part."""
-        return slice(self.start, self.start + self.shape.numel())
+    def shard_slice(self) -> slice:
+        """Its elements in the part that this rank updates."""
+        return slice(self.shard_offset, self.shard_offset + self.shape.numel())
 
 
-class Share:
-    """One device's share of one layer of its stage.
+class LayerShard:
+    """What this rank holds of one layer of its stage.
 
     Args:
-        plan: of several devices.
-        chain: the model.
-        index: of the layer.
-        layer: with real buffers.
-        pod: the device among the others.
-        on: where tensors lie.
+        context: what this rank runs.
+        groups: its process groups.
+        index: index of the layer.
+        layer: the layer, with real buffers.
     """
 
     def __init__(
-        self, plan: Plan, chain: Chain, index: int, layer: nn.Module, pod: Pod, on: torch.device
+        self, context: RankContext, groups: ProcessGroups, index: int, layer: nn.Module
     ) -> None:
-        self._pod, self._name, self._layer, self._on = pod, chain.names[index], layer, on
-        self._dtype = master_dtype(plan.precision)
-        cut = pieces(layer, cuts_of(chain, index), pod.slice)
-        self.shapes = {self._full(n): torch.Size(piece.shape) for n, piece in cut.items()}
-        """Of all that the layer computes with, by full name."""
-        owned = {self._full(n): p for n, p in cut.items() if self._full(n) not in chain.ties}
-        self.pieces: Mapping[str, Piece] = owned
-        """Which part of each weight of its own the slice has, by full name."""
-        shapes = [self.shapes[full] for full in owned]
-        firsts = list(accumulate((shape.numel() for shape in shapes), initial=0))
-        self._weights = firsts[-1]
-        """Elements of the flat layer before the padding."""
-        self.elements = padded(firsts[-1], plan)
-        """Of the flat layer, padding included."""
-        self.part = self.elements // plan.sharding.optimizer
-        """Elements that the device updates."""
-        self.held = self.elements // plan.sharding.parameters
-        """Elements of the shard that stays."""
-        self.begin = optimizer_shard(pod.place.replica, plan) * self.part
-        """Element of the flat layer at which the device's part begins."""
-        self.held_begin = self.begin // self.held * self.held if self.held else 0
-        self.at = (pod.slice.name, optimizer_shard(pod.place.replica, plan))
-        """Which slice of the layer, and which shard of that, the device's part is."""
-        self.first = pod.slice.index == 0 == self.at[1]
-        """Whether that is the first shard of the first slice."""
-        self.whole = plan.sharding.optimizer * pod.slice.degree == 1
-        """Whether the part is the whole layer."""
-        self._coming: tuple[Coming, set[str]] | None = None
-        self.sums = FlatSum(self.elements, sum_dtype(plan), on)
-        self.parameters = tuple(
-            FlatParameter(name=full, working=AWAY, shape=shape, first=first, sums=self.sums)
-            for full, shape, first in zip(owned, shapes, firsts, strict=False)
+        plan, stack = context.plan, context.stack
+        tensor_parallel, optim_shard = (
+            groups.tensor_parallel,
+            optimizer_shard_index(groups.coord.data_rank, plan),
         )
-        dims = {full: len(piece.full) for full, piece in owned.items()}
+        self._groups, self._name, self._layer = groups, stack.names[index], layer
+        self._device, self._dtype = context.device, master_dtype(plan.precision)
+        parts = param_shards(layer, layer_sharding(stack, index), tensor_parallel)
+        self.shapes = {self._full_name(n): torch.Size(part.shape) for n, part in parts.items()}
+        """Shape of every weight that the layer computes with, by full name."""
+        owned = {
+            self._full_name(n): part
+            for n, part in parts.items()
+            if self._full_name(n) not in stack.tied_weights
+        }
+        self.pieces: Mapping[str, ParamShard] = owned
+        """This tensor-parallel rank's part of each weight that the layer owns, by full name."""
+        shapes = [self.shapes[name] for name in owned]
+        offsets = list(accumulate((shape.numel() for shape in shapes), initial=0))
+        self._weight_elements = offsets[-1]
+        """Elements of the flat layer without padding."""
+        self.elements = padded_elements(offsets[-1], plan)
+        """Elements of the flat layer, including padding."""
+        self.optim_shard_elements = self.elements // plan.sharding.optimizer
+        """Elements that this rank updates."""
+        self.param_shard_elements = self.elements // plan.sharding.parameters
+        """Elements of the weight shard that this rank keeps between uses."""
+        self.optim_shard_begin = optim_shard * self.optim_shard_elements
+        """First element of the flat layer that this rank updates."""
+        self.param_shard_begin = (
+            self.optim_shard_begin // self.param_shard_elements * self.param_shard_elements
+            if self.param_shard_elements
+            else 0
+        )
+        """First element of the weight shard in the flat layer."""
+        self.file_part = (tensor_parallel.label, optim_shard)
+        """Label of the tensor-parallel rank and index of the optimizer shard, for file names."""
+        self.is_first_shard = tensor_parallel.index == 0 == optim_shard
+        """Whether this is the first optimizer shard of the first tensor-parallel rank."""
+        self.is_full_layer = plan.sharding.optimizer * tensor_parallel.degree == 1
+        """Whether this rank updates the full layer."""
+        self._pending: tuple[PendingReduce, set[str]] | None = None
+        self.grads = FlatGradBuffer(self.elements, grad_accum_dtype(plan), context.device)
+        self.parameters = tuple(
+            FlatGradParameter(
+                name=name, working=NOT_LOADED, shape=shape, flat_offset=offset, grads=self.grads
+            )
+            for name, shape, offset in zip(owned, shapes, offsets, strict=False)
+        )
+        dims = {name: len(part.full_shape) for name, part in owned.items()}
         self.segments = tuple(self._segments(dims))
 
-    def _full(self, inner: str) -> str:
+    def _full_name(self, inner: str) -> str:
         return f"{self._name}.{inner}"
 
     def _segments(self, dims: Mapping[str, int]) -> Iterator[Segment]:
-        end = self.begin + self.part
+        begin, end = self.optim_shard_begin, self.optim_shard_begin + self.optim_shard_elements
         for weight in self.parameters:
             count = weight.shape.numel()
-            low, high = max(weight.first, self.begin), min(weight.first + count, end)
+            low, high = max(weight.flat_offset, begin), min(weight.flat_offset + count, end)
             if low < high:
                 shape = weight.shape if high - low == count else torch.Size((high - low,))
                 yield Segment(
-                    weight.name, low - weight.first, low - self.begin, shape,
+                    weight.name, low - weight.flat_offset, low - begin, shape,
                     decays=dims[weight.name] >= 2,
                 )  # fmt: skip
 
-    def marked(self, segment: Segment) -> str:
+    def checkpoint_name(self, segment: Segment) -> str:
         """The name of a segment in a checkpoint."""
-        return segment.name if self.whole else f"{segment.name}{SHARD_MARK}{segment.first}"
+        if self.is_full_layer:
+            return segment.name
+        return f"{segment.name}{SHARD_SEPARATOR}{segment.weight_offset}"
 
-    def flat(self, layer: nn.Module) -> Tensor:
-        """`[elements]`: what the layer owns, of its slice, laid flat, zeros behind it.
+    def flatten(self, layer: nn.Module) -> Tensor:
+        """This tensor-parallel rank's part of the layer's own weights, `[elements]`, zero-padded.
 
         Args:
-            layer: with real weights.
+            layer: the layer, with real weights.
         """
-        flat = torch.zeros(self.elements, dtype=self._dtype, device=self._on)
-        named = {self._full(n): p.detach() for n, p in layer.named_parameters()}
+        flat = torch.zeros(self.elements, dtype=self._dtype, device=self._device)
+        named = {self._full_name(n): p.detach() for n, p in layer.named_parameters()}
         for weight in self.parameters:
-            local = self.pieces[weight.name].of(named[weight.name])
-            flat[weight.first : weight.first + local.numel()] = local.reshape(-1)
+            part = self.pieces[weight.name].extract(named[weight.name])
+            flat[weight.flat_offset : weight.flat_offset + part.numel()] = part.reshape(-1)
         return flat
 
-    def with_ties(self, known: dict[str, Parameter], ties: Mapping[str, str]) -> LayerParameters:
-        """What the layer computes with: its own weights, and tied ones.
+    def layer_parameters(
+        self, by_name: dict[str, ModelParameter], tied_weights: Mapping[str, str]
+    ) -> LayerParameters:
+        """What the layer computes with: its own weights and the tied ones.
 
         Args:
-            known: by full name, of the layers before; its own are added, and what another stage is
-                to lend.
-            ties: full name of a weight to that of its owner.
+            by_name: parameters of the layers before, by full name; extended by those of this layer
+                and by tied weights that another stage will send.
+            tied_weights: full name of a tied weight to that of its owner.
         """
-        known |= {weight.name: weight for weight in self.parameters}
-        for full, shape in self.shapes.items():
-            owner = ties.get(full, full)
-            if owner not in known:
-                known[owner] = Parameter(name=owner, working=AWAY, shape=shape)
+        by_name |= {weight.name: weight for weight in self.parameters}
+        for name, shape in self.shapes.items():
+            owner = tied_weights.get(name, name)
+            if owner not in by_name:
+                by_name[owner] = ModelParameter(name=owner, working=NOT_LOADED, shape=shape)
         return LayerParameters(
             name=self._name,
             owned=self.parameters,
-            used=tuple(known[ties.get(full, full)] for full in self.shapes),
+            used=tuple(by_name[tied_weights.get(name, name)] for name in self.shapes),
             buffers=tuple(self._layer.buffers()),
-            saved_buffers=saved_buffers(self._name, self._layer),
+            persistent_buffers=persistent_buffers(self._name, self._layer),
         )
 
-    def place(self, whole: Tensor) -> None:
-        """Lets the layer compute with its places in `[elements]`."""
+    def use_full_weights(self, flat: Tensor) -> None:
+        """Lets the layer compute with views into its unsharded weights, `[elements]`."""
         for weight in self.parameters:
-            weight.working = whole[weight.at].view(weight.shape).requires_grad_()
+            weight.working = flat[weight.flat_slice].view(weight.shape).requires_grad_()
 
-    def release(self) -> None:
-        """Lets go of the whole weights."""
+    def free_full_weights(self) -> None:
+        """Frees the unsharded weights."""
         for weight in self.parameters:
-            weight.working = AWAY
+            weight.working = NOT_LOADED
 
-    def reduce(self) -> None:
-        """Begins to sum the gradient over slices and replicas."""
-        has = self._complete()
+    def start_reduce(self) -> None:
+        """Starts to sum the gradient over tensor-parallel and data-parallel ranks."""
+        names = self._finish_accumulation()
         if self.parameters:
-            flat = self._taken(has)
-            self._sum_common(flat)
-            self._coming = self._pod.reduce(flat), has
+            flat = self._take_flat_gradient(names)
+            self._sum_replicated(flat)
+            self._pending = self._groups.reduce_grads(flat), names
 
-    def summed(self) -> list[Tensor | None]:
-        """Each segment's gradient, once all have summed it; handed over. None: it has none."""
-        if self._coming is not None:
-            (coming, has), self._coming = self._coming, None
-            return self._of_segments(coming.come(), has)
-        has = self._complete()  # nobody else has a contribution
-        return self._of_segments(self._taken(has), has) if has else [None] * len(self.segments)
+    def reduced_grads(self) -> list[Tensor | None]:
+        """The reduced gradient of each segment, handed over; None for a weight without one."""
+        if self._pending is not None:
+            (pending, names), self._pending = self._pending, None
+            return self._by_segment(pending.wait(), names)
+        names = self._finish_accumulation()  # no other rank contributes
+        if not names:
+            return [None] * len(self.segments)
+        return self._by_segment(self._take_flat_gradient(names), names)
 
-    def forget(self) -> None:
-        """Drops gradients of a step that did not end."""
-        self.sums.forget()
-        self._coming = None
+    def discard_grads(self) -> None:
+        """Drops the gradients of a step that was aborted."""
+        self.grads.discard()
+        self._pending = None
 
-    def _complete(self) -> set[str]:
-        """Adds what waits to be added; names the weights that have a gradient, and forgets it."""
+    def _finish_accumulation(self) -> set[str]:
+        """Adds pending sparse gradients, and returns the names of weights that have a gradient.
+
+        The parameters give up their views; the values stay in the flat buffer.
+        """
         for weight in self.parameters:
-            weight.complete()
-        has = {weight.name for weight in self.parameters if weight.gradient is not None}
+            weight.flush_sparse_gradient()
+        names = {weight.name for weight in self.parameters if weight.gradient is not None}
         for weight in self.parameters:
-            weight.forget()
-        return has
+            weight.clear_gradient()
+        return names
 
-    def _taken(self, has: set[str]) -> Tensor:
-        """`[elements]`: the gradient, handed over; zeros for weights that have none, and behind."""
-        flat = self.sums.taken()
+    def _take_flat_gradient(self, names: set[str]) -> Tensor:
+        """The flat gradient, `[elements]`: zero in the padding and for weights not in `names`."""
+        flat = self.grads.take()
         for weight in self.parameters:
-            if weight.name not in has:
-                flat[weight.at].zero_()
-        flat[self._weights :].zero_()
+            if weight.name not in names:
+                flat[weight.flat_slice].zero_()
+        flat[self._weight_elements :].zero_()
         return flat
 
-    def _sum_common(self, flat: Tensor) -> None:
-        """Sums over the slices the gradients of what they have in common."""
-        for among in AMONG if self._pod.slice.degree > 1 else ():
-            places = [
-                flat[weight.at]
+    def _sum_replicated(self, flat: Tensor) -> None:
+        """Sums the gradients of weights that several tensor-parallel ranks hold alike."""
+        for axis in TENSOR_AXES if self._groups.tensor_parallel.degree > 1 else ():
+            views = [
+                flat[weight.flat_slice]
                 for weight in self.parameters
-                if self.pieces[weight.name].common == among
+                if self.pieces[weight.name].replicated_over == axis
             ]
-            if places:
-                common = torch.cat(places)
-                self._pod.sum_slices(common, among)
-                for place, part in zip(places, common.split([len(p) for p in places]), strict=True):
-                    place.copy_(part)
+            if views:
+                replicated = torch.cat(views)
+                self._groups.all_reduce_tensor_parallel(replicated, axis)
+                parts = replicated.split([len(view) for view in views])
+                for view, part in zip(views, parts, strict=True):
+                    view.copy_(part)
 
-    def _of_segments(self, part: Tensor, has: set[str]) -> list[Tensor | None]:
+    def _by_segment(self, shard: Tensor, names: set[str]) -> list[Tensor | None]:
         return [
-            part[segment.at].view(segment.shape) if segment.name in has else None
+            shard[segment.shard_slice].view(segment.shape) if segment.name in names else None
             for segment in self.segments
         ]
 
-    def answers_for(self, segment: Segment) -> bool:
-        """Whether this slice counts and saves it: of those that have the same, the first does."""
-        return self._pod.slice.answers_for(self.pieces[segment.name].common)
+    def is_responsible_for(self, segment: Segment) -> bool:
+        """Whether this rank counts a segment in the norm and saves it.
+
+        Of the tensor-parallel ranks that hold the same values, only the first does.
+        """
+        replicated_over = self.pieces[segment.name].replicated_over
+        return self._groups.tensor_parallel.is_first_replica(replicated_over)
 
 
-def of_another_stage(name: str) -> LayerParameters:
-    """What this device has of a layer of another stage."""
-    return LayerParameters(name=name, owned=(), used=(), buffers=(), saved_buffers={})
+def remote_layer_parameters(name: str) -> LayerParameters:
+    """The empty parameters of a layer that belongs to another stage."""
+    return LayerParameters(name=name, owned=(), used=(), buffers=(), persistent_buffers={})
 
 
-def writes(layer: int, plan: Plan, pod: Pod) -> bool:
-    """Whether this device writes a layer's checkpoint: replicas that hold the same share layers."""
+def writes_checkpoint(layer: int, plan: Plan, groups: ProcessGroups) -> bool:
+    """Whether this rank writes its shard of a layer to checkpoints.
+
+    Data-parallel ranks that hold the same shard take turns, layer by layer.
+    """
     copies = plan.parallel.data // plan.sharding.optimizer
-    return pod.place.replica // plan.sharding.optimizer == layer % copies
+    return groups.coord.data_rank // plan.sharding.optimizer == layer % copies

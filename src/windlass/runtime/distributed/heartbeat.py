@@ -1,6 +1,6 @@
-"""Beat: at which step and instruction a device is, for whoever watches it from another process.
+"""Heartbeat: the step and instruction a rank is at, readable from another process.
 
-Three numbers in a mapped file. To write one costs as much as to write it to memory.
+Three integers in a memory-mapped file. Writing one costs as much as a store to memory.
 """
 
 import mmap
@@ -8,74 +8,75 @@ import struct
 from pathlib import Path
 from typing import Protocol
 
-_NUMBERS = 3
-_LAYOUT = struct.Struct(f"={_NUMBERS}q")
+_SLOTS = 3
+_LAYOUT = struct.Struct(f"={_SLOTS}q")
 _BYTES = _LAYOUT.size
 
-NO_BEAT = (0, -1)
-"""Before the first step."""
+NOT_STARTED = (0, -1)
+"""Position before the first step."""
 
 
-class Marks(Protocol):
-    """Where a device writes its step, at 0, and the index of its instruction, at 1.
+class HeartbeatSlots(Protocol):
+    """Where a rank writes its progress.
 
-    At 2 it counts what it has done beside its instructions: saving, evaluating.
+    Slot 0 is the step, slot 1 the index of the current instruction, and slot 2 counts work other
+    than instructions: saving and evaluating.
     """
 
-    def __getitem__(self, at: int, /) -> int: ...
+    def __getitem__(self, slot: int, /) -> int: ...
 
-    def __setitem__(self, at: int, value: int, /) -> None: ...
+    def __setitem__(self, slot: int, value: int, /) -> None: ...
 
 
-class Pulse:
-    """The writing end.
+class HeartbeatWriter:
+    """The writing end of a heartbeat file.
 
     Args:
-        path: made anew.
+        path: the file; created anew.
     """
 
     def __init__(self, path: Path) -> None:
         path.write_bytes(bytes(_BYTES))
         with path.open("r+b") as file:
             self._map = mmap.mmap(file.fileno(), _BYTES)
-        self.numbers: memoryview = memoryview(self._map).cast("q")
-        """The step, the index of the instruction that begins, and a count of other work."""
-        self.numbers[1] = -1
+        self.slots: memoryview = memoryview(self._map).cast("q")
+        """The step, the index of the current instruction, and a count of other work."""
+        self.slots[1] = -1
 
     def close(self) -> None:
-        """Ends writing."""
-        self.numbers.release()
+        """Unmaps the file."""
+        self.slots.release()
         self._map.close()
 
 
-class Beat:
-    """The reading end.
+class HeartbeatReader:
+    """The reading end of a heartbeat file.
 
     Args:
-        path: which need not be there yet.
+        path: the file; it may not exist yet.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._map: mmap.mmap | None = None
 
-    def at(self) -> tuple[int, int]:
-        """Step and index of the instruction; (0, -1) before there is one."""
-        step, index, _ = self.signs()
+    def position(self) -> tuple[int, int]:
+        """Step and index of the current instruction; `NOT_STARTED` before the first one."""
+        step, index, _ = self.read()
         return step, index
 
-    def signs(self) -> tuple[int, int, int]:
-        """All that changes while the device goes on: also the count of its other work."""
+    def read(self) -> tuple[int, int, int]:
+        """All three slots: step, index of the current instruction, count of other work."""
         if self._map is None:
             try:
                 with self._path.open("rb") as file:
                     self._map = mmap.mmap(file.fileno(), _BYTES, prot=mmap.PROT_READ)
             except (OSError, ValueError):
-                return (*NO_BEAT, 0)
-        step, index, other = _LAYOUT.unpack(self._map[:_BYTES])
-        return step, index, other
+                return (*NOT_STARTED, 0)
+        step, index, extra_work = _LAYOUT.unpack(self._map[:_BYTES])
+        return step, index, extra_work
 
     def close(self) -> None:
-        """Ends reading."""
+        """Unmaps the file."""
         if self._map is not None:
             self._map.close()

@@ -1,10 +1,10 @@
-"""Launch: the devices of a run as processes of this host, watched until they end.
+"""Launches the ranks of a run as processes of this host, and watches them until they exit.
 
-Each is started with the run's folder and the port to meet at. Its standard input is a pipe from
-here: it ends when that does, whatever it waits for by then. It tells in a small mapped file at
-which instruction it is, and in a file of its own what went wrong. Device 0 tells its steps, and
-hears which of them are on record: no checkpoint of a step is there before. It ends with `null` once
-the last checkpoint is whole.
+Each rank gets the run's folder and the port to meet at. Its standard input is a pipe from this
+process: the rank exits when that pipe closes, whatever it is waiting for. It writes its heartbeat
+to a mapped file, and a failure report to a file of its own. Rank 0 reports each step, and is told
+once the step is on record: no checkpoint of a step exists before that. Rank 0 ends with `null` once
+the last checkpoint is complete.
 """
 
 import contextlib
@@ -22,57 +22,58 @@ from typing import Any, NamedTuple
 
 from torch._C._distributed_c10d import TCPStore
 
-from windlass.atomic_files import storage_faults
-from windlass.program.device_mesh import Place
+from windlass.atomic_files import storage_errors
+from windlass.program.device_mesh import MeshCoord
 from windlass.program.instruction import Program
-from windlass.runtime.distributed.failure_report import Witness
-from windlass.runtime.distributed.heartbeat import NO_BEAT, Beat
-from windlass.runtime.distributed.process_groups import LOOPBACK
+from windlass.runtime.distributed.failure_report import FailureDiagnoser
+from windlass.runtime.distributed.heartbeat import NOT_STARTED, HeartbeatReader
 from windlass.runtime.distributed.rank_ipc import (
     RANKS_FOLDER,
+    STEP_RECORDED,
     STOP,
-    TAKEN,
-    beat_file,
-    error_file,
-    make_room,
+    heartbeat_file,
+    reserve_report,
+    stderr_file,
 )
+from windlass.runtime.distributed.rendezvous import LOOPBACK
 
-_LOOK_SECONDS = 0.1
-_GRACE_SECONDS = 3.0
-"""That other devices have to end by themselves once one has."""
-_FIRST_TIMES = 5
-"""So much longer may it take until all devices begin: models are built and code is loaded."""
-_FIRST_SECONDS = 60.0
-"""So long at least: on a busy machine the code alone takes half of that."""
+_POLL_SECONDS = 0.1
+_EXIT_SECONDS = 3.0
+"""Time that the other ranks have to exit by themselves once one has."""
+_STARTUP_FACTOR = 5
+"""Factor on the hang timeout until all ranks have started: they build models and load code."""
+_MIN_STARTUP_SECONDS = 60.0
+"""Lower bound of the startup timeout: on a busy machine loading code alone takes half of it."""
 
 
-class Patience(NamedTuple):
-    """How long devices may be silent, in seconds."""
+class WatchdogTimeouts(NamedTuple):
+    """How long ranks may make no progress, in seconds, before a hang is reported."""
 
-    silence: float
-    """Once all have begun, or where one is stopped."""
-    compiling: float
-    """Beyond that, before."""
+    hang_seconds: float
+    """Timeout once all ranks have started, or if one is stopped."""
+    compile_seconds: float
+    """Additional time before the first step, for compilation."""
 
     @property
-    def first(self) -> float:
-        """Until all have begun."""
-        return max(_FIRST_SECONDS, _FIRST_TIMES * (self.silence + self.compiling))
+    def startup_seconds(self) -> float:
+        """Timeout until all ranks have started."""
+        scaled = _STARTUP_FACTOR * (self.hang_seconds + self.compile_seconds)
+        return max(_MIN_STARTUP_SECONDS, scaled)
 
 
-class Devices:
-    """All devices of a run, each a process of this host.
+class LocalLauncher:
+    """All ranks of a run, each a process of this host.
 
     Args:
-        folder: of the run.
-        command: starts one of them; the port to meet at and its device are added.
-        programs: of all devices, to name instructions by.
-        places: of all devices.
-        patience: with silent devices, after which one is named.
-        threads: that each computes with.
+        folder: the run's folder.
+        command: starts one rank; the port to meet at and the rank are appended.
+        programs: the programs of all ranks, to name instructions in messages.
+        coords: the mesh coordinates of all ranks.
+        timeouts: when to report a hang.
+        threads: number of threads that each rank computes with.
 
     Raises:
-        StorageError: the folder takes no files.
+        StorageError: the folder cannot be written to.
     """
 
     def __init__(
@@ -80,158 +81,157 @@ class Devices:
         folder: Path,
         command: Sequence[str],
         programs: Sequence[Program],
-        places: Sequence[Place],
+        coords: Sequence[MeshCoord],
         *,
-        patience: Patience,
+        timeouts: WatchdogTimeouts,
         threads: int,
     ) -> None:
         self._folder = folder / RANKS_FOLDER
-        self._patience = patience
-        every = range(len(programs))
-        with storage_faults(self._folder):
+        self._timeouts = timeouts
+        ranks = range(len(programs))
+        with storage_errors(self._folder):
             self._folder.mkdir(exist_ok=True)
             for path in self._folder.iterdir():
                 path.unlink()
-        for device in every:
-            make_room(self._folder, device)
-        self._store, port = _listening(len(programs))
-        self._beats = [Beat(beat_file(self._folder, device)) for device in every]
+        for rank in ranks:
+            reserve_report(self._folder, rank)
+        self._store, port = _start_store(len(programs))
+        self._heartbeats = [HeartbeatReader(heartbeat_file(self._folder, rank)) for rank in ranks]
         self._lines: queue.Queue[bytes | None] = queue.Queue()
         self._processes: list[subprocess.Popen[bytes]] = []
         try:
-            for device in every:
-                self._processes.append(self._start(command, port, device, threads))
+            for rank in ranks:
+                self._processes.append(self._start(command, port, rank, threads))
         except BaseException:
-            self._end()
+            kill_process_groups(self._processes)
             raise
-        self._witness = Witness(
-            self._folder, programs, places, dict(enumerate(self._beats)),
+        self._diagnoser = FailureDiagnoser(
+            self._folder, programs, coords, dict(enumerate(self._heartbeats)),
             dict(enumerate(self._processes)),
         )  # fmt: skip
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
     def _start(
-        self, command: Sequence[str], port: int, device: int, threads: int
+        self, command: Sequence[str], port: int, rank: int, threads: int
     ) -> subprocess.Popen[bytes]:
-        with error_file(self._folder, device).open("wb") as err:
+        with stderr_file(self._folder, rank).open("wb") as stderr:
             return subprocess.Popen(  # noqa: S603  our own words, no shell
-                (*command, "--port", str(port), "--device", str(device)),
+                (*command, "--port", str(port), "--device", str(rank)),
                 stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL if device else subprocess.PIPE,
-                stderr=err,
+                stdout=subprocess.DEVNULL if rank else subprocess.PIPE,
+                stderr=stderr,
                 env=os.environ | {"OMP_NUM_THREADS": str(threads)},
-                # Ctrl-C is for this process, which tells the devices. A group of our session, and
-                # no session of its own: the system wakes those of its stopped groups that lose us.
+                # Ctrl-C is for this process, which tells the ranks. A process group within our
+                # session, not a session of its own: the kernel resumes the stopped processes of a
+                # group that is orphaned when this process dies.
                 process_group=0,
             )
 
     def _read(self) -> None:
-        """Takes what device 0 tells, until it ends."""
-        out = self._processes[0].stdout
-        for line in out or ():
+        """Reads the lines of rank 0 until it exits."""
+        stdout = self._processes[0].stdout
+        for line in stdout or ():
             self._lines.put(line)
         self._lines.put(None)
 
     def steps(self, stop: Callable[[], bool]) -> Iterator[Mapping[str, Any]]:
-        """What device 0 tells of each step, until all devices have ended.
+        """Yields rank 0's report of each step until all ranks have exited.
 
-        Whoever asks for the next step has the one before on record.
+        A caller that asks for the next step has put the previous one on record.
 
         Args:
-            stop: asked all the time; True lets the devices end with the step they are in.
+            stop: polled continuously; True lets the ranks end after the current step.
 
         Raises:
-            WindlassError: a device failed; the message names it, with its place and instruction.
+            WindlassError: a rank failed; the message names it, its coordinates and instruction.
         """
-        watch, told = Quiet(), False
+        timer, stop_sent = StallTimer(), False
         while True:
-            if not told and stop():
-                self._tell(STOP)
-                told = True
+            if not stop_sent and stop():
+                self._tell_rank_0(STOP)
+                stop_sent = True
             with contextlib.suppress(queue.Empty):
-                line = self._lines.get(timeout=_LOOK_SECONDS)
+                line = self._lines.get(timeout=_POLL_SECONDS)
                 if line is None:
                     break
-                found: Mapping[str, Any] | None = json.loads(line)
-                if found is None:
-                    self._wait()
+                step: Mapping[str, Any] | None = json.loads(line)
+                if step is None:
+                    self._wait_for_exit()
                     return
-                yield found
-                self._tell(TAKEN)
-                watch = Quiet()  # whoever took the step may have taken its time
+                yield step
+                self._tell_rank_0(STEP_RECORDED)
+                timer = StallTimer()  # the caller may have taken its time with the step
                 continue
-            self._require_alive()
-            self._require_signs(watch)
-        self._wait()
-        self._require_alive()
+            self._raise_if_failed()
+            self._raise_if_hanging(timer)
+        self._wait_for_exit()
+        self._raise_if_failed()
 
-    def await_saved(self, path: Path) -> None:
-        """Lets the step that was told last be saved; returns once it is, or never will be."""
-        self._tell(TAKEN)
-        watch = Quiet()
+    def wait_until_saved(self, path: Path) -> None:
+        """Lets the last reported step be saved; returns once it is, or never will be."""
+        self._tell_rank_0(STEP_RECORDED)
+        timer = StallTimer()
         while not path.exists():
-            quiet = watch.seconds([beat.signs() for beat in self._beats])
-            codes = [ended(process) for process in self._processes]
-            if quiet > self._patience.silence or any(code is not None for code in codes):
+            stalled = timer.seconds_without_progress([beat.read() for beat in self._heartbeats])
+            codes = [exit_code(process) for process in self._processes]
+            if stalled > self._timeouts.hang_seconds or any(code is not None for code in codes):
                 return
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(_POLL_SECONDS)
 
     def close(self) -> None:
-        """Ends every device that has not ended, with all that it has started."""
-        self._end()
+        """Kills every rank that has not exited, with all processes that it has started."""
+        kill_process_groups(self._processes)
         self._reader.join()
-        for beat in self._beats:
-            beat.close()
+        for heartbeat in self._heartbeats:
+            heartbeat.close()
 
-    def _end(self) -> None:
-        end_groups(self._processes)
-
-    def _tell(self, word: bytes) -> None:
+    def _tell_rank_0(self, message: bytes) -> None:
         pipe = self._processes[0].stdin
         if pipe:
             with contextlib.suppress(BrokenPipeError):
-                pipe.write(word)
+                pipe.write(message)
                 pipe.flush()
 
-    def _wait(self) -> None:
-        """Lets devices end by themselves; what goes wrong then costs nothing any more."""
-        until = time.monotonic() + _GRACE_SECONDS
-        while time.monotonic() < until:
-            codes = [ended(process) for process in self._processes]
+    def _wait_for_exit(self) -> None:
+        """Waits briefly for all ranks to exit; returns early if one fails."""
+        deadline = time.monotonic() + _EXIT_SECONDS
+        while time.monotonic() < deadline:
+            codes = [exit_code(process) for process in self._processes]
             if any(codes) or None not in codes:
                 return
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(_POLL_SECONDS)
 
-    def _require_alive(self) -> None:
-        """Raises what the first device to fail has told, or what became of it.
+    def _raise_if_failed(self) -> None:
+        """Raises the error of the first rank to fail, if any has.
 
         Raises:
-            WindlassError: of the kind that the device met.
+            WindlassError: of the type that the rank reported.
         """
-        codes = {at: ended(process) for at, process in enumerate(self._processes)}
-        failed = {at: code for at, code in codes.items() if code}
+        codes = {rank: exit_code(process) for rank, process in enumerate(self._processes)}
+        failed = {rank: code for rank, code in codes.items() if code}
         if failed:
-            raise self._witness.failure(failed)
+            raise self._diagnoser.diagnose(failed)
 
-    def _require_signs(self, watch: "Quiet") -> None:
-        """Names the device that does not go on, if none has for too long.
+    def _raise_if_hanging(self, timer: "StallTimer") -> None:
+        """Raises if no rank has made progress for longer than the timeout.
 
         Raises:
-            RunBroken: the devices are silent.
+            RankLost: names the rank that the others wait for.
         """
-        quiet = watch.seconds([beat.signs() for beat in self._beats])
-        if quiet < self._patience.silence:
+        stalled = timer.seconds_without_progress([beat.read() for beat in self._heartbeats])
+        if stalled < self._timeouts.hang_seconds:
             return
-        begun = all(beat.at() > NO_BEAT for beat in self._beats)
-        if begun or self._witness.stopped() or quiet > self._patience.first:
-            raise self._witness.silence(quiet)
+        started = all(beat.position() > NOT_STARTED for beat in self._heartbeats)
+        stopped = self._diagnoser.stopped_ranks
+        if started or stopped() or stalled > self._timeouts.startup_seconds:
+            raise self._diagnoser.diagnose_hang(stalled)
 
 
-def end_groups(processes: Sequence[subprocess.Popen[bytes]]) -> None:
-    """Ends processes that lead a group each, with all that they have started."""
+def kill_process_groups(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Kills processes that each lead a process group, with all that they have started."""
     for process in processes:
-        # Nobody has waited for it yet, so that its number is still its own.
+        # Nobody has reaped it yet, so its process id cannot have been reused.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
     for process in processes:
@@ -241,41 +241,41 @@ def end_groups(processes: Sequence[subprocess.Popen[bytes]]) -> None:
                 process.stdin.close()
 
 
-class Quiet:
-    """For how long no device has given a sign of life."""
+class StallTimer:
+    """Measures for how long no heartbeat has changed."""
 
     def __init__(self) -> None:
         self._seen: list[tuple[int, int, int]] = []
         self._since = time.monotonic()
 
-    def seconds(self, now: Sequence[tuple[int, int, int]]) -> float:
-        """Seconds since what is seen now was seen first."""
-        if list(now) != self._seen:
-            self._seen, self._since = list(now), time.monotonic()
+    def seconds_without_progress(self, heartbeats: Sequence[tuple[int, int, int]]) -> float:
+        """Seconds since these heartbeats, one a rank, were first seen."""
+        if list(heartbeats) != self._seen:
+            self._seen, self._since = list(heartbeats), time.monotonic()
         return time.monotonic() - self._since
 
 
-def ended(process: subprocess.Popen[bytes]) -> int | None:
-    """The code that a process has ended with, as Popen counts it; None while it runs.
+def exit_code(process: subprocess.Popen[bytes]) -> int | None:
+    """The exit code of a process, as Popen counts it; None while it runs.
 
-    It is left to be waited for: until then no other process can get its number.
+    The process is not reaped, so that its process id cannot be reused.
     """
     if process.returncode is not None:
         return process.returncode
-    found = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    if found is None:
+    status = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    if status is None:
         return None
-    return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
+    return status.si_status if status.si_code == os.CLD_EXITED else -status.si_status
 
 
-def _listening(devices: int) -> tuple[TCPStore, int]:
-    """A store that the devices meet at, on a port of the loopback that was free."""
+def _start_store(world_size: int) -> tuple[TCPStore, int]:
+    """The store at which the ranks meet, and its port: one that was free on the loopback."""
     listener = socket.socket()
     listener.bind((LOOPBACK, 0))
     listener.listen()
     port = listener.getsockname()[1]
     store = TCPStore(
-        LOOPBACK, port, devices, is_master=True, wait_for_workers=False,
+        LOOPBACK, port, world_size, is_master=True, wait_for_workers=False,
         master_listen_fd=listener.detach(),
     )  # fmt: skip
     return store, port

@@ -1,186 +1,194 @@
-"""Messages: what a device does when it sends, receives, lends and borrows."""
+"""Messages between pipeline stages: activations, their gradients, tied weights and their gradients."""
 
 from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from windlass.models.layer_stack import Chain
+from windlass.models.layer_stack import LayerStack
 from windlass.program.device_mesh import stages_by_layer
-from windlass.program.instruction import Instruction, Kind
-from windlass.program.memory.stage_tensors import Holding
-from windlass.program.tied_weights import Loan
-from windlass.runtime.compute import Flow
-from windlass.runtime.distributed.process_groups import Pod
-from windlass.runtime.interpreter import Handler
-from windlass.runtime.layer_templates import Template
-from windlass.runtime.parameters import AWAY, DTYPES, LayerParameters, sum_dtype
-from windlass.schema.graph import Graph
+from windlass.program.instruction import Instruction, InstructionKind
+from windlass.program.memory.stage_tensors import StageTensors
+from windlass.program.tied_weights import TiedWeights
+from windlass.runtime.distributed.process_groups import ProcessGroups
+from windlass.runtime.handler import Handler
+from windlass.runtime.layer_templates import LayerTemplate
+from windlass.runtime.parameters import DTYPES, NOT_LOADED, LayerParameters, grad_accum_dtype
+from windlass.runtime.rank_context import RankContext
+from windlass.runtime.step_state import StepState
 from windlass.schema.plan import Plan
 
 
-class Messages:
+class P2PCommunicator:
     """The handlers of messages between stages.
 
     Args:
-        plan: the plan.
-        graph: that it cuts.
-        chain: the model.
-        pod: sends them.
-        layers: what layers compute with; of other stages, nothing.
+        context: what this rank runs.
+        groups: its process groups.
+        layers: the parameters of each layer; layers of other stages have none.
         templates: one for each layer.
-        on: where tensors lie.
     """
 
     def __init__(
         self,
-        plan: Plan,
-        graph: Graph,
-        chain: Chain,
-        pod: Pod,
+        context: RankContext,
+        groups: ProcessGroups,
         layers: Sequence[LayerParameters],
-        templates: Sequence[Template],
-        on: torch.device,
+        templates: Sequence[LayerTemplate],
     ) -> None:
-        self._plan, self._pod, self._on = plan, pod, on
-        self._holding = Holding(plan, graph, pod.place.stage)
+        plan = context.plan
+        self._plan, self._groups, self._device = plan, groups, context.device
+        self._stage = StageTensors(plan, groups.graph, groups.coord.stage)
         shapes = output_shapes(templates, plan.batch.micro, plan.batch.sequence)
-        self._shapes = {layer: shapes[layer] for layer in self._holding.boundaries}
-        known = {weight.name: weight for layer in layers for weight in (*layer.owned, *layer.used)}
-        self._lent = {
-            name: [known[full] for full in lent_names(chain, loan, plan)]
-            for name, loan in (*self._holding.lends.items(), *self._holding.borrows.items())
+        self._shapes = {layer: shapes[layer] for layer in self._stage.boundaries}
+        by_name = {
+            weight.name: weight for layer in layers for weight in (*layer.owned, *layer.used)
         }
-        self.flow = Flow()
-        """Of the step that runs."""
+        ties = (*self._stage.tied_as_owner.items(), *self._stage.tied_as_user.items())
+        self._tied = {
+            layer: [by_name[name] for name in tied_weight_names(context.stack, tie, plan)]
+            for layer, tie in ties
+        }
+        self.step_state = StepState()
+        """State of the step that runs."""
 
-    def handlers(self) -> Mapping[Kind, Handler]:
+    def handlers(self) -> Mapping[InstructionKind, Handler]:
         """The handler of each kind of message."""
         return {
             "send": self._send,
             "receive": self._receive,
-            "send_tied_weights": self._lend,
-            "recv_tied_weights": self._borrow,
-            "send_tied_grads": self._hand_over,
-            "accumulate_tied_grads": self._take_over,
+            "send_tied_weights": self._send_tied_weights,
+            "recv_tied_weights": self._recv_tied_weights,
+            "send_tied_grads": self._send_tied_grads,
+            "accumulate_tied_grads": self._accumulate_tied_grads,
         }
 
-    def before(self, phase: tuple[int, int]) -> None:
-        """Borrows what a phase needs, for a forward pass outside of a step."""
-        for layer in self._holding.borrows:
+    def recv_tied_weights(self, phase: tuple[int, int]) -> None:
+        """Receives the tied weights that a phase uses, for a forward pass outside of a step."""
+        for layer in self._stage.tied_as_user:
             if phase[0] <= layer < phase[1]:
-                self._borrow(layer, 0)
+                self._recv_tied_weights(layer, 0)
 
-    def lend_of(self, phase: tuple[int, int]) -> None:
-        """Lends weights of a phase that are whole now, for a forward pass outside of a step."""
-        for layer, loan in self._holding.lends.items():
-            if phase[0] <= loan.owner < phase[1]:
-                self._lend(layer, 0)
+    def send_tied_weights(self, phase: tuple[int, int]) -> None:
+        """Sends the tied weights that a phase owns, for a forward pass outside of a step."""
+        for layer, tie in self._stage.tied_as_owner.items():
+            if phase[0] <= tie.owner_layer < phase[1]:
+                self._send_tied_weights(layer, 0)
 
-    def give_back(self) -> None:
-        """Lets go of what was borrowed."""
-        for layer in self._holding.borrows:
-            for weight in self._lent[layer]:
-                weight.working = AWAY
+    def free_tied_weights(self) -> None:
+        """Frees the tied weights received from other stages."""
+        for layer in self._stage.tied_as_user:
+            for weight in self._tied[layer]:
+                weight.working = NOT_LOADED
 
-    def come(self, layer: int, block: int) -> Tensor:
-        """The output of a layer before this stage, for a forward pass outside of a step."""
+    def receive_activation(self, layer: int, block: int) -> Tensor:
+        """The output of a layer of the previous stage, for a forward pass outside of a step."""
         self._receive(layer, block)
-        return self.flow.outputs.pop((layer, block))
+        return self.step_state.outputs.pop((layer, block))
 
-    def go(self, layer: int, block: int, output: Tensor) -> None:
-        """Sends the output of this stage's last layer on."""
-        self.flow.outputs[layer, block] = output
+    def send_activation(self, layer: int, block: int, output: Tensor) -> None:
+        """Sends the output of this stage's last layer to the next stage."""
+        self.step_state.outputs[layer, block] = output
         self._send(layer, block)
 
-    def crosses(self, layer: int) -> bool:
-        """Whether a layer's output goes from one stage to another, and this is one of them."""
-        return layer in self._holding.boundaries
+    def crosses_stages(self, layer: int) -> bool:
+        """Whether a layer's output goes to or from this stage."""
+        return layer in self._stage.boundaries
 
     def _send(self, layer: int, micro: int) -> None:
-        onward = layer in self._holding.on
-        values = self.flow.outputs if onward else self.flow.gradients
-        self._pod.send(Instruction("send", layer, micro), values.pop((layer, micro)))
+        state = self.step_state
+        values = state.outputs if layer in self._stage.layer_set else state.gradients
+        self._groups.send(Instruction("send", layer, micro), values.pop((layer, micro)))
 
     def _receive(self, layer: int, micro: int) -> None:
-        onward = layer not in self._holding.on
-        values = self.flow.outputs if onward else self.flow.gradients
-        into = self._room(self._shapes[layer], DTYPES[self._plan.precision])
-        values[layer, micro] = self._pod.receive(Instruction("receive", layer, micro), into)
+        state = self.step_state
+        values = state.gradients if layer in self._stage.layer_set else state.outputs
+        into = self._empty(self._shapes[layer], DTYPES[self._plan.precision])
+        values[layer, micro] = self._groups.receive(Instruction("receive", layer, micro), into)
 
-    def _lend(self, layer: int, _: int) -> None:
-        tensors = [weight.working.detach() for weight in self._lent[layer]]
-        self._pod.send(Instruction("send_tied_weights", layer), _flat(tensors))
+    def _send_tied_weights(self, layer: int, _: int) -> None:
+        tensors = [weight.working.detach() for weight in self._tied[layer]]
+        self._groups.send(Instruction("send_tied_weights", layer), _flatten(tensors))
 
-    def _borrow(self, layer: int, _: int) -> None:
-        weights = self._lent[layer]
-        flat = self._came(Instruction("recv_tied_weights", layer), DTYPES[self._plan.precision])
-        for weight, part in zip(weights, self._parts(layer, flat), strict=True):
+    def _recv_tied_weights(self, layer: int, _: int) -> None:
+        dtype = DTYPES[self._plan.precision]
+        flat = self._receive_flat(Instruction("recv_tied_weights", layer), dtype)
+        for weight, part in zip(self._tied[layer], self._split(layer, flat), strict=True):
             weight.working = part.requires_grad_()
 
-    def _hand_over(self, layer: int, _: int) -> None:
-        dtype = sum_dtype(self._plan)
-        sums: list[Tensor] = []
-        for weight in self._lent[layer]:
-            weight.complete()
-            found = weight.gradient
-            sums.append(torch.zeros_like(weight.working, dtype=dtype) if found is None else found)
-        self._pod.send(Instruction("send_tied_grads", layer), _flat(sums))
-        for weight in self._lent[layer]:
-            weight.forget()
-            weight.working = AWAY
+    def _send_tied_grads(self, layer: int, _: int) -> None:
+        dtype = grad_accum_dtype(self._plan)
+        gradients: list[Tensor] = []
+        for weight in self._tied[layer]:
+            weight.flush_sparse_gradient()
+            gradient = weight.gradient
+            if gradient is None:
+                gradient = torch.zeros_like(weight.working, dtype=dtype)
+            gradients.append(gradient)
+        self._groups.send(Instruction("send_tied_grads", layer), _flatten(gradients))
+        for weight in self._tied[layer]:
+            weight.clear_gradient()
+            weight.working = NOT_LOADED
 
-    def _take_over(self, layer: int, _: int) -> None:
-        flat = self._came(Instruction("accumulate_tied_grads", layer), sum_dtype(self._plan))
-        for weight, part in zip(self._lent[layer], self._parts(layer, flat), strict=True):
-            weight.add(part, summed=self._plan.batch.accumulation > 1)
+    def _accumulate_tied_grads(self, layer: int, _: int) -> None:
+        dtype = grad_accum_dtype(self._plan)
+        flat = self._receive_flat(Instruction("accumulate_tied_grads", layer), dtype)
+        for weight, part in zip(self._tied[layer], self._split(layer, flat), strict=True):
+            weight.add_gradient(part, accumulated=self._plan.batch.accumulation > 1)
 
-    def _came(self, instruction: Instruction, dtype: torch.dtype) -> Tensor:
-        # Of an uneven vocabulary not every slice has as many rows as the first, which loans tell.
-        elements = sum(weight.shape.numel() for weight in self._lent[instruction.layer or 0])
-        return self._pod.receive(instruction, self._room((elements,), dtype))
+    def _receive_flat(self, instruction: Instruction, dtype: torch.dtype) -> Tensor:
+        # `TiedWeights.elements` counts the rows of tensor-parallel rank 0; with an uneven
+        # vocabulary other ranks have fewer, so the elements are counted here.
+        elements = sum(weight.shape.numel() for weight in self._tied[instruction.layer or 0])
+        return self._groups.receive(instruction, self._empty((elements,), dtype))
 
-    def _parts(self, layer: int, flat: Tensor) -> list[Tensor]:
+    def _split(self, layer: int, flat: Tensor) -> list[Tensor]:
         """A flat message as tensors of its weights' shapes."""
-        shapes = [weight.shape for weight in self._lent[layer]]
-        pieces = flat.split([shape.numel() for shape in shapes])
-        return [piece.view(shape) for piece, shape in zip(pieces, shapes, strict=True)]
+        shapes = [weight.shape for weight in self._tied[layer]]
+        parts = flat.split([shape.numel() for shape in shapes])
+        return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
 
-    def _room(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        return torch.empty(tuple(shape), dtype=dtype, device=self._on)
+    def _empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        return torch.empty(tuple(shape), dtype=dtype, device=self._device)
 
 
-def lent_names(chain: Chain, loan: Loan, plan: Plan) -> tuple[str, ...]:
-    """Full names of the weights of a loan, in the order of its message."""
-    stage = loan.borrower
+def tied_weight_names(stack: LayerStack, tie: TiedWeights, plan: Plan) -> tuple[str, ...]:
+    """Full names of the owner's weights that a stage shares, in the order of their message."""
     names = [
         owner
-        for tied, owner in chain.ties.items()
-        if owner.startswith(f"{chain.names[loan.owner]}.") and _stage_of(chain, tied, plan) == stage
+        for tied, owner in stack.tied_weights.items()
+        if owner.startswith(f"{stack.names[tie.owner_layer]}.")
+        and _stage_of(stack, tied, plan) == tie.user_stage
     ]
     return tuple(dict.fromkeys(names))
 
 
 def output_shapes(
-    templates: Sequence[Template], micro: int, sequence: int
+    templates: Sequence[LayerTemplate], micro: int, sequence: int
 ) -> tuple[torch.Size, ...]:
-    """The shape of each layer's output for one micro-batch, found without numbers."""
+    """The shape of each layer's output for one micro-batch, computed on the meta device.
+
+    Args:
+        templates: one for each layer.
+        micro: sequences in a micro-batch.
+        sequence: tokens in a sequence.
+    """
     x = torch.zeros(micro, sequence, dtype=torch.int64, device="meta")
-    known: dict[tuple[int, torch.Size], Tensor] = {}
+    cache: dict[tuple[int, torch.Size], Tensor] = {}
     shapes: list[torch.Size] = []
     for template in templates:
         key = (id(template), x.shape)
-        if key not in known:
-            known[key] = template.bare_output(x)
-        x = known[key]
+        if key not in cache:
+            cache[key] = template.meta_output(x)
+        x = cache[key]
         shapes.append(x.shape)
     return tuple(shapes)
 
 
-def _stage_of(chain: Chain, full: str, plan: Plan) -> int:
-    layer = next(i for i, name in enumerate(chain.names) if full.startswith(f"{name}."))
+def _stage_of(stack: LayerStack, weight: str, plan: Plan) -> int:
+    layer = next(i for i, name in enumerate(stack.names) if weight.startswith(f"{name}."))
     return stages_by_layer(plan)[layer]
 
 
-def _flat(tensors: Sequence[Tensor]) -> Tensor:
+def _flatten(tensors: Sequence[Tensor]) -> Tensor:
     return torch.cat([tensor.reshape(-1) for tensor in tensors])

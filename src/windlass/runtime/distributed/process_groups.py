@@ -1,368 +1,296 @@
-"""World: the devices of a run, a process each, and what they exchange and agree on.
+"""The process groups of one rank: its collectives, its messages, and what all ranks agree on.
 
-It rides on torch.distributed: gloo between CPUs, nccl between GPUs. What an instruction brings
-together, and who is at the other end of a message, the program says; here it only happens.
+Built on torch.distributed: gloo between CPUs, nccl between GPUs. Only gloo has been tested; no run
+has used the nccl path yet. The program decides which ranks take part in an instruction and who is
+at the other end of a message; this module carries it out.
 """
 
-import json
-import os
 from collections import Counter
 from collections.abc import Callable, Sequence
-from datetime import timedelta
 from typing import NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import TCPStore
 
-from windlass.models.tensor_parallel.collectives import Place as SlicePlace
-from windlass.models.tensor_parallel.collectives import all_gather, reduce_scatter
-from windlass.program.communication_volume import all_reduce_bytes, gather_bytes
-from windlass.program.device_mesh import Place, device_of, place_of
-from windlass.program.instruction import Instruction, Kind
-from windlass.program.process_groups import Peers
-from windlass.program.zero_sharding import agreeing, gathering, scattering, spreading
+from windlass.models.tensor_parallel.collectives import (
+    TensorParallelRank,
+    all_gather,
+    reduce_scatter,
+)
+from windlass.program.communication_volume import all_gather_bytes, all_reduce_bytes
+from windlass.program.device_mesh import MeshCoord, mesh_coord, rank_of
+from windlass.program.instruction import Instruction, InstructionKind
+from windlass.program.process_groups import PeerMap
+from windlass.program.zero_sharding import (
+    gradient_reduce_group,
+    gradient_scatter_group,
+    parameter_gather_group,
+    update_gather_group,
+)
+from windlass.runtime.distributed.rendezvous import COLLECTIVE_TIMEOUT
 from windlass.schema.graph import Graph
 from windlass.schema.plan import Plan
 from windlass.schema.tensor_grid import TensorAxis, grid_columns, group_size
 
-WAIT = timedelta(minutes=30)
-"""How long a device waits for others before it gives up. A watchdog, which knows more, is there
-much sooner: this only ends what nobody watches."""
+TENSOR_AXES: tuple[TensorAxis, ...] = ("all", "tokens", "features")
+"""The axes of a tensor-parallel grid that have a process group each."""
 
-LOOPBACK = "127.0.0.1"
-
-AMONG: tuple[TensorAxis, ...] = ("all", "tokens", "features")
-"""The rings of a grid of slices."""
-
-_LANES = ("onward", "back", "recv_tied_weights", "accumulate_tied_grads")
-"""Kinds of messages, each in its own order; its index is the message's tag."""
+_CHANNELS = ("onward", "back", "recv_tied_weights", "accumulate_tied_grads")
+"""Kinds of messages, each delivered in its own order; the index is the message's tag."""
 
 
-class Rendezvous(NamedTuple):
-    """Where the devices of a run find each other."""
+class DistContext(Protocol):
+    """This rank's position among all ranks, and the reductions over all of them."""
 
-    host: str
-    port: int
-    device: int
-    """Which of them this process is."""
-    devices: int
+    rank: int
+    coord: MeshCoord
+    world_size: int
 
+    def all_reduce_sum(self, values: Sequence[float]) -> list[float]:
+        """The sum of each value over all ranks, in float64."""
 
-class Told(NamedTuple):
-    """What all devices of an attempt must know."""
-
-    attempt: int
-    checkpoint: str | None
-    """That all go on from; None begins anew."""
+    def all_reduce_max(self, value: float) -> float:
+        """The largest value over all ranks."""
 
 
-def join(rendezvous: Rendezvous, kind: str) -> None:
-    """Meets the other devices; returns when all are there.
+class SingleProcess:
+    """The only rank of a run on one device."""
 
-    The store listens already, in the process that chose the port.
+    rank = 0
+    coord = MeshCoord(0, 0, 0)
+    world_size = 1
 
-    Args:
-        rendezvous: where.
-        kind: of what this process computes on, as torch names it.
-    """
-    if rendezvous.host == LOOPBACK:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    store = TCPStore(rendezvous.host, rendezvous.port, rendezvous.devices, is_master=False)
-    dist.init_process_group(
-        "nccl" if kind == "cuda" else "gloo",
-        store=store,
-        rank=rendezvous.device,
-        world_size=rendezvous.devices,
-        timeout=WAIT,
-    )
-
-
-def meet(device: int, devices: int, kind: str, *, local: int, host: str) -> None:
-    """Meets the other devices where torch's launcher says; returns when all are there.
-
-    Args:
-        device: which of them this process is.
-        devices: how many there are.
-        kind: of what this process computes on, as torch names it.
-        local: which of those on its host this is.
-        host: where devices find each other.
-    """
-    if kind == "cuda":
-        torch.cuda.set_device(local)
-    if host in (LOOPBACK, "localhost"):
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    # From its environment, for it says also who keeps the store, and how often all began anew.
-    dist.init_process_group(
-        "nccl" if kind == "cuda" else "gloo",
-        init_method="env://",
-        rank=device,
-        world_size=devices,
-        timeout=WAIT,
-    )
-
-
-def told(told: Told | None, on: torch.device) -> Told:
-    """What device 0 tells all others.
-
-    Args:
-        told: on device 0; None elsewhere.
-        on: where tensors lie that devices exchange.
-    """
-    text = json.dumps(told).encode() if told else b""
-    length = torch.tensor(len(text), device=on)
-    dist.broadcast(length, 0)
-    letters = torch.zeros(int(length), dtype=torch.uint8, device=on)
-    if told:
-        letters.copy_(torch.frombuffer(bytearray(text), dtype=torch.uint8))
-    dist.broadcast(letters, 0)
-    return Told(*json.loads(bytes(letters.tolist())))
-
-
-def leave() -> None:
-    """Ends what `join` began; harmless if nothing did."""
-    if dist.is_initialized():
-        dist.destroy_process_group()
-
-
-def is_lost(error: BaseException) -> bool:
-    """Whether an error says that another device is gone, not what went wrong.
-
-    torch's store and nccl have errors of their own; gloo gives plain ones that name its source.
-    """
-    return isinstance(error, dist.DistError) or (
-        isinstance(error, RuntimeError) and "gloo/transport" in str(error)
-    )
-
-
-class World(Protocol):
-    """What a run asks of the devices it is one of."""
-
-    device: int
-    place: Place
-    devices: int
-
-    def total(self, values: Sequence[float]) -> list[float]:
-        """The sums of each value over all devices, in float64."""
-
-    def most(self, value: float) -> float:
-        """The largest over all devices."""
-
-
-class Alone:
-    """One device, which agrees with itself."""
-
-    device = 0
-    place = Place(0, 0, 0)
-    devices = 1
-
-    def total(self, values: Sequence[float]) -> list[float]:
+    def all_reduce_sum(self, values: Sequence[float]) -> list[float]:
         """The values themselves."""
         return list(values)
 
-    def most(self, value: float) -> float:
+    def all_reduce_max(self, value: float) -> float:
         """The value itself."""
         return value
 
 
-class Pod:
-    """Several devices, of which this process is one. Made on all of them at once, after `join`.
+class ProcessGroups:
+    """One rank of several, and its groups. All ranks create theirs at once, after initialization.
 
     Args:
-        plan: of more than one device.
-        graph: that it cuts.
-        device: which of its devices this is.
-        on: where tensors lie.
+        plan: a plan for more than one device.
+        graph: the graph that the plan divides.
+        rank: rank of this process.
+        device: the device that holds its tensors.
     """
 
-    def __init__(self, plan: Plan, graph: Graph, device: int, on: torch.device) -> None:
-        self.device, self.devices = device, plan.parallel.devices
-        self.place = place_of(device, plan.parallel)
-        self._plan, self._on = plan, on
-        self._peers = Peers(plan, graph)
-        self._groups = _Groups(plan)
-        self._rings = {among: self._groups.of(_slices(self.place, plan, among)) for among in AMONG}
-        names = {among: ring.group_name if ring else "" for among, ring in self._rings.items()}
-        self.slice = SlicePlace(
+    def __init__(self, plan: Plan, graph: Graph, rank: int, device: torch.device) -> None:
+        self.rank, self.world_size = rank, plan.parallel.devices
+        self.coord = mesh_coord(rank, plan.parallel)
+        self.graph = graph
+        """The graph that the plan divides."""
+        self._plan, self._device = plan, device
+        self._peers = PeerMap(plan, graph)
+        self._groups = _GroupCache(plan)
+        self._tensor_groups = {
+            axis: self._groups.get(_tensor_parallel_ranks(self.coord, plan, axis))
+            for axis in TENSOR_AXES
+        }
+        names = {
+            axis: group.group_name if group else "" for axis, group in self._tensor_groups.items()
+        }
+        self.tensor_parallel = TensorParallelRank(
             degree=int(plan.parallel.tensor),
-            index=self.place.slice,
+            index=self.coord.tensor_rank,
             columns=grid_columns(plan.parallel.tensor),
-            group=names["all"],
-            column_group=names["tokens"],
-            row_group=names["features"],
+            group_name=names["all"],
+            column_group_name=names["tokens"],
+            row_group_name=names["features"],
         )
-        """Which slice of each layer this device computes."""
-        self._lanes = self._groups.lanes(on)
-        self._under_way: list[tuple[Tensor, dist.Work]] = []
-        self.sent: Counter[Kind] = Counter()
-        """Bytes that this device has sent, by the instruction's kind."""
+        """This rank's part of the tensor parallelism."""
+        self._channel_groups = self._groups.channels(device)
+        self._pending_sends: list[tuple[Tensor, dist.Work]] = []
+        self.sent_bytes: Counter[InstructionKind] = Counter()
+        """Bytes that this rank has sent, by instruction kind."""
 
-    # What a group does together.
+    # Collectives.
 
-    def gather(self, whole: Tensor, held: Tensor) -> None:
-        """Puts the shards of a layer's weights together, `[n]` of `[n / rts]`."""
-        self._gather("unshard_weights", self._with(gathering), whole, held)
+    def unshard_weights(self, full: Tensor, shard: Tensor) -> None:
+        """All-gathers the shards of a layer's weights, `[n / rts]`, into `full`, `[n]`."""
+        self._all_gather("unshard_weights", self._ranks(parameter_gather_group), full, shard)
 
-    def sum_slices(self, common: Tensor, among: TensorAxis) -> None:
-        """Sums in place what all of those slices have a contribution to."""
-        dist.all_reduce(common, group=self._rings[among])
-        self.sent["reduce_grads"] += all_reduce_bytes(
-            common.nbytes, group_size(self._plan.parallel.tensor, among)
+    def all_reduce_tensor_parallel(self, tensor: Tensor, axis: TensorAxis) -> None:
+        """Sums a tensor in place over the tensor-parallel ranks of one axis."""
+        dist.all_reduce(tensor, group=self._tensor_groups[axis])
+        self.sent_bytes["reduce_grads"] += all_reduce_bytes(
+            tensor.nbytes, group_size(self._plan.parallel.tensor, axis)
         )
 
-    def spread(self, held: Tensor, part: Tensor) -> None:
-        """Puts the updated parts of one shard of weights together, `[n]` of `[n / q]`."""
-        self._gather("all_gather_params", self._with(spreading), held, part)
+    def all_gather_params(self, shard: Tensor, updated: Tensor) -> None:
+        """All-gathers the updated parts of one weight shard, `[n / q]`, into `shard`, `[n]`."""
+        self._all_gather("all_gather_params", self._ranks(update_gather_group), shard, updated)
 
-    def put_together(self, held: Tensor, part: Tensor) -> None:
-        """As `spread`, before the first step: it counts in none."""
-        all_gather(held, part, group=self._groups.of(self._with(spreading)))
+    def all_gather_initial_params(self, shard: Tensor, part: Tensor) -> None:
+        """As `all_gather_params`, before the first step; not counted in `sent_bytes`."""
+        all_gather(shard, part, group=self._groups.get(self._ranks(update_gather_group)))
 
-    def reduce(self, whole: Tensor) -> "Coming":
-        """The sum of a flat gradient over all replicas; of it only the device's shard `[n / rts']`.
+    def reduce_grads(self, flat: Tensor) -> "PendingReduce":
+        """Sums a flat gradient over all data-parallel ranks; leaves this rank's shard `[n / rts']`.
 
-        What sums shards that are the same goes on beside the computing that follows.
+        The all-reduce over ranks with the same shard overlaps with the computation that follows.
 
         Args:
-            whole: `[n]`; may be changed.
+            flat: the gradient of one layer, `[n]`; may be overwritten.
         """
-        shard = whole
-        within = self._with(scattering)
-        if len(within) > 1:
-            shard = torch.empty(len(whole) // len(within), dtype=whole.dtype, device=whole.device)
-            reduce_scatter(shard, whole, group=self._groups.of(within))
-            self.sent["reduce_grads"] += gather_bytes(whole.nbytes, len(within))
-        among = self._with(agreeing)
-        if len(among) > 1:
-            self.sent["reduce_grads"] += all_reduce_bytes(shard.nbytes, len(among))
-            return Coming(
-                shard, dist.all_reduce(shard, group=self._groups.of(among), async_op=True)
+        shard = flat
+        scatter_ranks = self._ranks(gradient_scatter_group)
+        if len(scatter_ranks) > 1:
+            shard = torch.empty(
+                len(flat) // len(scatter_ranks), dtype=flat.dtype, device=flat.device
             )
-        return Coming(shard, None)
+            reduce_scatter(shard, flat, group=self._groups.get(scatter_ranks))
+            self.sent_bytes["reduce_grads"] += all_gather_bytes(flat.nbytes, len(scatter_ranks))
+        reduce_ranks = self._ranks(gradient_reduce_group)
+        if len(reduce_ranks) > 1:
+            self.sent_bytes["reduce_grads"] += all_reduce_bytes(shard.nbytes, len(reduce_ranks))
+            group = self._groups.get(reduce_ranks)
+            return PendingReduce(shard, dist.all_reduce(shard, group=group, async_op=True))
+        return PendingReduce(shard, None)
 
-    def _gather(self, kind: Kind, devices: tuple[int, ...], whole: Tensor, part: Tensor) -> None:
-        all_gather(whole, part, group=self._groups.of(devices))
-        self.sent[kind] += gather_bytes(whole.nbytes, len(devices))
+    def _all_gather(
+        self, kind: InstructionKind, ranks: tuple[int, ...], full: Tensor, part: Tensor
+    ) -> None:
+        all_gather(full, part, group=self._groups.get(ranks))
+        self.sent_bytes[kind] += all_gather_bytes(full.nbytes, len(ranks))
 
     # Messages.
 
     def send(self, instruction: Instruction, tensor: Tensor) -> None:
-        """Sends a tensor to the device at the other end, and goes on at once."""
-        self._forget_arrived()
+        """Starts to send a tensor to the rank at the other end."""
+        self._drop_completed_sends()
         tensor = tensor.detach().contiguous()
-        peer, lane = self._other_end(instruction)
-        work = dist.isend(tensor, peer, group=self._lanes[lane], tag=_LANES.index(lane))
+        peer, channel = self._peer_and_channel(instruction)
+        group, tag = self._channel_groups[channel], _CHANNELS.index(channel)
+        work = dist.isend(tensor, peer, group=group, tag=tag)
         if work is not None:
-            self._under_way.append((tensor, work))
-        self.sent[instruction.kind] += tensor.nbytes
+            self._pending_sends.append((tensor, work))
+        self.sent_bytes[instruction.kind] += tensor.nbytes
 
     def receive(self, instruction: Instruction, into: Tensor) -> Tensor:
-        """Waits for a tensor from the device at the other end."""
-        peer, lane = self._other_end(instruction)
-        work = dist.irecv(into, peer, group=self._lanes[lane], tag=_LANES.index(lane))
+        """Waits for a tensor from the rank at the other end."""
+        peer, channel = self._peer_and_channel(instruction)
+        group, tag = self._channel_groups[channel], _CHANNELS.index(channel)
+        work = dist.irecv(into, peer, group=group, tag=tag)
         if work is not None:
             work.wait()
         return into
 
-    def _other_end(self, instruction: Instruction) -> tuple[int, str]:
-        peer = self._peers.of(instruction, self.device)
+    def _peer_and_channel(self, instruction: Instruction) -> tuple[int, str]:
+        peer = self._peers.peer_of(instruction, self.rank)
         if peer is None:
-            raise ValueError(f"{instruction} lies on no boundary of device {self.device}")
-        return peer, self._peers.lane(instruction, self.device)
+            raise ValueError(f"{instruction} has no peer: no stage boundary of rank {self.rank}")
+        return peer, self._peers.channel(instruction, self.rank)
 
-    def _forget_arrived(self) -> None:
-        self._under_way = [each for each in self._under_way if not each[1].is_completed()]
+    def _drop_completed_sends(self) -> None:
+        self._pending_sends = [send for send in self._pending_sends if not send[1].is_completed()]
 
-    def settle_messages(self) -> None:
-        """Returns when all that was sent has arrived."""
-        for _, work in self._under_way:
+    def wait_for_sends(self) -> None:
+        """Returns when every tensor sent has arrived."""
+        for _, work in self._pending_sends:
             work.wait()
-        self._under_way.clear()
+        self._pending_sends.clear()
 
-    # What all agree on.
+    # Reductions over all ranks.
 
-    def total(self, values: Sequence[float]) -> list[float]:
-        """The sums of each value over all devices, in float64."""
-        return self._agreed(values, dist.ReduceOp.SUM)
+    def all_reduce_sum(self, values: Sequence[float]) -> list[float]:
+        """The sum of each value over all ranks, in float64."""
+        return self._all_reduce(values, dist.ReduceOp.SUM)
 
-    def most(self, value: float) -> float:
-        """The largest over all devices."""
-        return self._agreed((value,), dist.ReduceOp.MAX)[0]
+    def all_reduce_max(self, value: float) -> float:
+        """The largest value over all ranks."""
+        return self._all_reduce((value,), dist.ReduceOp.MAX)[0]
 
-    def _agreed(self, values: Sequence[float], op: dist.ReduceOp.RedOpType) -> list[float]:
-        told = torch.tensor(values, dtype=torch.float64, device=self._on)
-        dist.all_reduce(told, op)
-        found: list[float] = told.tolist()
-        return found
+    def _all_reduce(self, values: Sequence[float], op: dist.ReduceOp.RedOpType) -> list[float]:
+        tensor = torch.tensor(values, dtype=torch.float64, device=self._device)
+        dist.all_reduce(tensor, op)
+        result: list[float] = tensor.tolist()
+        return result
 
-    def _with(self, replicas: "_Sharers") -> tuple[int, ...]:
-        return _sharing(self.place, self._plan, replicas)
-
-
-_Sharers = Callable[[int, Plan], tuple[int, ...]]
-"""The replicas that share something with one, such as `gathering`."""
+    def _ranks(self, data_ranks: "_DataRanks") -> tuple[int, ...]:
+        return _data_parallel_ranks(self.coord, self._plan, data_ranks)
 
 
-class Coming(NamedTuple):
-    """A tensor that others still add to."""
+_DataRanks = Callable[[int, Plan], tuple[int, ...]]
+"""The data-parallel ranks that share something with one of them, as `parameter_gather_group`."""
+
+
+class PendingReduce(NamedTuple):
+    """A tensor whose reduction may still be running."""
 
     tensor: Tensor
     work: dist.Work | None
+    """torch's handle of the reduction; None if there is nothing to wait for."""
 
-    def come(self) -> Tensor:
-        """The tensor, once all have."""
+    def wait(self) -> Tensor:
+        """The tensor, once it is reduced."""
         if self.work is not None:
             self.work.wait()
         return self.tensor
 
 
-class _Groups:
-    """torch's groups, by their devices.
+class _GroupCache:
+    """torch's process groups, by their ranks.
 
-    All devices make all groups, in one order. If only a group's own made it, torch 2.13 would have
-    them wait for each other for ever as soon as groups overlap.
+    All ranks create all groups, in one order. If only a group's members created it, torch 2.13
+    would deadlock as soon as groups overlap.
     """
 
     def __init__(self, plan: Plan) -> None:
-        places = [place_of(device, plan.parallel) for device in range(plan.parallel.devices)]
-        shared = (gathering, spreading, scattering, agreeing)
-        wanted = {_sharing(place, plan, each) for place in places for each in shared}
-        wanted |= {_slices(place, plan, among) for place in places for among in AMONG}
-        self._made: dict[tuple[int, ...], dist.ProcessGroup | None] = {}
-        for devices in sorted(each for each in wanted if len(each) > 1):
-            self._made[devices] = dist.new_group(list(devices), timeout=WAIT)
+        coords = [mesh_coord(rank, plan.parallel) for rank in range(plan.parallel.devices)]
+        data_groups = (
+            parameter_gather_group,
+            update_gather_group,
+            gradient_scatter_group,
+            gradient_reduce_group,
+        )
+        members = {
+            _data_parallel_ranks(coord, plan, group) for coord in coords for group in data_groups
+        }
+        members |= {
+            _tensor_parallel_ranks(coord, plan, axis) for coord in coords for axis in TENSOR_AXES
+        }
+        self._groups: dict[tuple[int, ...], dist.ProcessGroup | None] = {}
+        for ranks in sorted(ranks for ranks in members if len(ranks) > 1):
+            self._groups[ranks] = dist.new_group(list(ranks), timeout=COLLECTIVE_TIMEOUT)
 
-    def of(self, devices: tuple[int, ...]) -> dist.ProcessGroup | None:
-        """The group of these devices; None for one device alone."""
-        return self._made.get(devices)
+    def get(self, ranks: tuple[int, ...]) -> dist.ProcessGroup | None:
+        """The group of these ranks; None for a single rank."""
+        return self._groups.get(ranks)
 
-    def lanes(self, on: torch.device) -> dict[str, dist.ProcessGroup | None]:
-        """The group that each kind of message goes through.
+    def channels(self, device: torch.device) -> dict[str, dist.ProcessGroup | None]:
+        """The group that carries each kind of message.
 
-        gloo tells messages apart by their tags. nccl knows no tags, and what goes both ways through
-        one group is done in one order: there each kind has a group of its own.
+        gloo matches messages by their tags. nccl has no tags and keeps one order for both
+        directions of a group, so each kind gets a group of its own there. Only gloo is tested.
         """
-        if on.type != "cuda":
-            return dict.fromkeys(_LANES)
-        return {lane: dist.new_group(timeout=WAIT) for lane in _LANES}
+        if device.type != "cuda":
+            return dict.fromkeys(_CHANNELS)
+        return {channel: dist.new_group(timeout=COLLECTIVE_TIMEOUT) for channel in _CHANNELS}
 
 
-def _sharing(place: Place, plan: Plan, replicas: _Sharers) -> tuple[int, ...]:
-    """The devices of the replicas that share something with a place."""
+def _data_parallel_ranks(coord: MeshCoord, plan: Plan, data_ranks: _DataRanks) -> tuple[int, ...]:
+    """The global ranks of the data-parallel ranks that share something with a coordinate."""
     return tuple(
-        device_of(place._replace(replica=each), plan.parallel)
-        for each in replicas(place.replica, plan)
+        rank_of(coord._replace(data_rank=data_rank), plan.parallel)
+        for data_rank in data_ranks(coord.data_rank, plan)
     )
 
 
-def _slices(place: Place, plan: Plan, among: TensorAxis) -> tuple[int, ...]:
-    """The devices of the slices that a place exchanges with: all of its layer, or some."""
+def _tensor_parallel_ranks(coord: MeshCoord, plan: Plan, axis: TensorAxis) -> tuple[int, ...]:
+    """The ranks of one tensor-parallel axis: all of a layer's, or one column or row of its grid."""
     degree, columns = int(plan.parallel.tensor), grid_columns(plan.parallel.tensor)
-    row, column = divmod(place.slice, columns)
+    row, column = divmod(coord.tensor_rank, columns)
     ranges = {
         "all": range(degree),
         "tokens": range(column, degree, columns),
         "features": range(row * columns, (row + 1) * columns),
     }
-    return tuple(device_of(place._replace(slice=at), plan.parallel) for at in ranges[among])
+    return tuple(
+        rank_of(coord._replace(tensor_rank=index), plan.parallel) for index in ranges[axis]
+    )

@@ -1,4 +1,4 @@
-"""Ranks: how a device of a run and the process that started it hear of each other."""
+"""How a rank of a run and the process that started it communicate."""
 
 import contextlib
 import ctypes
@@ -12,111 +12,112 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from windlass.atomic_files import storage_faults
-from windlass.errors import MemoryShort, WindlassError
-from windlass.runtime.distributed.process_groups import is_lost
+from windlass.atomic_files import storage_errors
+from windlass.errors import OutOfMemory, WindlassError
+from windlass.runtime.distributed.rendezvous import is_peer_lost
 
 RANKS_FOLDER = "ranks"
-"""In the run's folder: what its devices tell while they run."""
+"""Subfolder of the run's folder: heartbeats, failure reports and error streams of its ranks."""
 
-STOP, TAKEN = b"s", b"t"
-"""What device 0 reads: it is to stop; the step that it told of last is on record."""
+STOP, STEP_RECORDED = b"s", b"t"
+"""Messages to rank 0: stop after this step; the step it reported last is on record."""
 
 _REPORT_BYTES = 2**15
-_LONGEST = 4000
+_LONGEST_MESSAGE = 4000
 _PR_SET_PDEATHSIG = 1
 """Source: linux/prctl.h."""
 
 
-def beat_file(folder: Path, device: int) -> Path:
-    """Where a device tells at which instruction it is."""
-    return folder / f"{device}.beat"
+def heartbeat_file(folder: Path, rank: int) -> Path:
+    """The file in which a rank writes its heartbeat."""
+    return folder / f"{rank}.beat"
 
 
-def report_file(folder: Path, device: int) -> Path:
-    """Where a device tells what went wrong."""
-    return folder / f"{device}.json"
+def report_file(folder: Path, rank: int) -> Path:
+    """The file in which a rank reports what went wrong."""
+    return folder / f"{rank}.json"
 
 
-def error_file(folder: Path, device: int) -> Path:
-    """What a device has written to its error stream: traces, warnings, stacks."""
-    return folder / f"{device}.err"
+def stderr_file(folder: Path, rank: int) -> Path:
+    """The file that receives a rank's error stream: traces, warnings and thread stacks."""
+    return folder / f"{rank}.err"
 
 
-def make_room(folder: Path, device: int) -> None:
-    """Takes the room that a device's report may need, for a disk that is full when it is written.
+def reserve_report(folder: Path, rank: int) -> None:
+    """Reserves space for a rank's failure report, in case the disk is full when it is written.
 
     Raises:
-        StorageError: the disk is full already.
+        StorageError: the disk is already full.
     """
-    path = report_file(folder, device)
-    with storage_faults(path):
+    path = report_file(folder, rank)
+    with storage_errors(path):
         folder.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b" " * _REPORT_BYTES)
 
 
-def report(folder: Path, device: int, error: BaseException) -> None:
-    """Tells what went wrong, in the room that was made for it.
+def write_report(folder: Path, rank: int, error: BaseException) -> None:
+    """Writes what went wrong into the reserved space.
 
     Args:
-        folder: of the devices.
-        device: that tells.
-        error: which may only follow from another device being gone.
+        folder: the ranks folder.
+        rank: the rank that reports.
+        error: the error; it may only be a consequence of another rank being gone.
     """
-    told = {
+    content = {
         "kind": type(error).__name__,
-        "ours": isinstance(error, WindlassError),
-        "message": (str(error) or type(error).__name__)[:_LONGEST],
-        "room_bytes": error.room_bytes if isinstance(error, MemoryShort) else 0,
-        "follows": is_lost(error),
+        "is_windlass_error": isinstance(error, WindlassError),
+        "message": (str(error) or type(error).__name__)[:_LONGEST_MESSAGE],
+        "available_bytes": error.room_bytes if isinstance(error, OutOfMemory) else 0,
+        "is_consequence": is_peer_lost(error),
     }
-    path = report_file(folder, device)
+    path = report_file(folder, rank)
     with contextlib.suppress(OSError), path.open("r+b" if path.exists() else "wb") as file:
-        file.write(json.dumps(told).encode().ljust(_REPORT_BYTES))
+        file.write(json.dumps(content).encode().ljust(_REPORT_BYTES))
 
 
-def reported(folder: Path, device: int) -> Mapping[str, Any] | None:
-    """What a device has told of what went wrong; None if it told nothing.
+def read_report(folder: Path, rank: int) -> Mapping[str, Any] | None:
+    """What a rank has reported of its failure; None if it reported nothing.
 
-    `Any`, as it holds texts, numbers and truths.
+    `Any`, because the values are strings, numbers and booleans.
     """
     with contextlib.suppress(OSError, ValueError):
-        found: Mapping[str, Any] = json.loads(report_file(folder, device).read_bytes())
-        return found
+        report: Mapping[str, Any] = json.loads(report_file(folder, rank).read_bytes())
+        return report
     return None
 
 
-class Parent:
-    """The process that started this one. When it is gone this one ends, whatever it waits for."""
+class ParentProcess:
+    """The process that started this one. When it is gone, this process exits at once."""
 
     def __init__(self) -> None:
-        self._stops = threading.Event()
-        self._taken = threading.Semaphore(0)
+        self._stop = threading.Event()
+        self._recorded = threading.Semaphore(0)
         die_with_parent()
-        faulthandler.register(signal.SIGUSR1, all_threads=True)  # it may ask what we are at
+        faulthandler.register(signal.SIGUSR1, all_threads=True)  # the parent may ask for stacks
         threading.Thread(target=self._listen, daemon=True).start()
 
-    def wants_stop(self) -> bool:
-        """Whether it has asked us to stop."""
-        return self._stops.is_set()
+    def stop_requested(self) -> bool:
+        """Whether the parent has asked this process to stop."""
+        return self._stop.is_set()
 
-    def await_taken(self) -> None:
-        """Returns when the step that was told last is on record: only then may it be saved."""
-        self._taken.acquire()
+    def wait_until_recorded(self) -> None:
+        """Returns when the last reported step is on record; only then may it be saved."""
+        self._recorded.acquire()
 
     def _listen(self) -> None:
-        while word := os.read(0, 1):
-            if word == STOP:
-                self._stops.set()
-            elif word == TAKEN:
-                self._taken.release()
+        while message := os.read(0, 1):
+            if message == STOP:
+                self._stop.set()
+            elif message == STEP_RECORDED:
+                self._recorded.release()
         os._exit(1)
 
 
 def die_with_parent() -> None:
-    """Has the system kill this process when its parent is gone: one that is stopped reads no pipe.
+    """Has the kernel kill this process when its parent is gone: a stopped process reads no pipe.
 
-    Before this, and elsewhere than on Linux, the system wakes it (POSIX: an orphaned group).
+    Before this call, and on systems other than Linux, the kernel resumes the stopped process
+    instead (POSIX: an orphaned process group).
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -1,240 +1,254 @@
-"""Shared: the near weights and optimizer state of one device among several.
+"""The store of one rank among several, with weight shards and optimizer state in device memory.
 
-Between uses each device keeps its shard of every layer; `gather` makes a layer whole, `release`
-lets all but the shard go, `reduce` leaves of its gradient what the device updates, `spread` puts
-updated parts together. Where nothing is shared the shard is the whole, and an update sees whole
-weights.
+Between uses a rank keeps its shard of each layer. `unshard_weights` all-gathers the full layer,
+`free_weights` frees all but the shard, `reduce_grads` leaves the part of the gradient that this rank
+updates, and `all_gather_params` combines the parts of a shard after the update. Without parameter
+sharding the shard is the full layer.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from windlass.models.layer_stack import Chain, materialise
-from windlass.program.device_mesh import layers_of
-from windlass.program.instruction import Kind, Program
-from windlass.program.tied_weights import owners
-from windlass.program.zero_sharding import parts
-from windlass.runtime.adamw import Optimizer
-from windlass.runtime.checkpoint.checkpoint import Checkpoint, layer_file, load_part
-from windlass.runtime.distributed.flat_shard import Share, of_another_stage, writes
-from windlass.runtime.distributed.process_groups import Pod
-from windlass.runtime.interpreter import Handler
-from windlass.runtime.param_store import Saved, save_tensors
+from windlass.models.layer_stack import materialize_layer
+from windlass.program.device_mesh import layers_of_stage
+from windlass.program.instruction import Program
+from windlass.program.tied_weights import tied_owner_layers
+from windlass.program.zero_sharding import updates_per_shard
+from windlass.runtime.adamw import AdamW
+from windlass.runtime.checkpoint.checkpoint import Checkpoint, layer_file, load_layer_shard
+from windlass.runtime.checkpoint.safetensors_io import SavedFile
+from windlass.runtime.distributed.flat_shard import (
+    LayerShard,
+    remote_layer_parameters,
+    writes_checkpoint,
+)
+from windlass.runtime.distributed.process_groups import ProcessGroups
+from windlass.runtime.handler import Handlers
+from windlass.runtime.param_store import write_checkpoint_file
 from windlass.runtime.parameters import (
     DTYPES,
     LayerParameters,
-    Parameter,
-    Weight,
-    saved_tensors,
-    weight_of,
+    MasterParameter,
+    ModelParameter,
+    checkpoint_tensors,
+    new_master_parameter,
 )
-from windlass.schema.graph import Graph
-from windlass.schema.plan import Plan
+from windlass.runtime.rank_context import RankContext
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Kept:
-    """What stays of one layer between uses."""
+class _LocalLayer:
+    """What this rank keeps of one layer between uses."""
 
-    share: Share
-    held: Tensor
-    """The shard of the weights, in the run's precision."""
-    part: Tensor
-    """What of it the device updates."""
-    own: tuple[Weight, ...]
-    """The share's segments, with their state."""
+    shard: LayerShard
+    working: Tensor
+    """Shard of the weights in the run's precision, `[param_shard_elements]`."""
+    updated: Tensor
+    """The part of it that this rank updates, `[optim_shard_elements]`."""
+    parameters: tuple[MasterParameter, ...]
+    """The segments of that part, with their optimizer state."""
 
 
-class Shared:
-    """Weights and optimizer state of one device among several, all near.
+class ShardedStore:
+    """The weights and optimizer state of one rank among several, all in device memory.
 
     Args:
-        plan: of more than one device.
-        graph: that it cuts.
-        chain: the model.
-        optimizer: applied at once.
-        pod: the device among the others.
-        seed: of the initial weights.
-        device: where everything lies.
+        context: what this rank runs.
+        optimizer: optimizer, applied at once.
+        groups: the rank's process groups.
         before_update: called with a layer's index before its state changes.
     """
 
     def __init__(
         self,
-        plan: Plan,
-        graph: Graph,
-        chain: Chain,
-        optimizer: Optimizer,
-        pod: Pod,
+        context: RankContext,
+        optimizer: AdamW,
+        groups: ProcessGroups,
         *,
-        seed: int,
-        device: torch.device,
         before_update: Callable[[int], None],
     ) -> None:
-        self._plan, self._chain, self._pod, self._device = plan, chain, pod, device
-        self._optimizer, self._seed = optimizer, seed
-        self._before_update = before_update
-        self._here = layers_of(plan, pod.place.stage)
-        self._shares = plan.sharding.parameters > 1
-        self._kept: dict[int, _Kept] = {}
-        self.norms: dict[int, list[Tensor]] = {}
-        self.layers: tuple[LayerParameters, ...] = tuple(self._laid_out())
-        self._owners = owners(graph)
-        for layer in chain.layers:
-            layer.to_empty(device="meta")  # of a model that was built whole the share is kept
+        self._context, self._plan, self._groups = context, context.plan, groups
+        self._optimizer, self._before_update = optimizer, before_update
+        self._shards_params = self._plan.sharding.parameters > 1
+        self._local: dict[int, _LocalLayer] = {}
+        self.offloaded_grad_norms: dict[int, list[Tensor]] = {}
+        self.layers: tuple[LayerParameters, ...] = tuple(self._create_layers())
+        self._owner_layers = tied_owner_layers(groups.graph)
+        for layer in context.stack.layers:
+            layer.to_empty(device="meta")  # frees a model built in full: the shards are kept
 
-    # What is there at the start.
+    # The state at the start.
 
-    def _laid_out(self) -> Iterator[LayerParameters]:
-        known: dict[str, Parameter] = {}
-        for index, name in enumerate(self._chain.names):
-            if index not in self._here:
-                yield of_another_stage(name)
+    def _create_layers(self) -> Iterator[LayerParameters]:
+        stack, device = self._context.stack, str(self._context.device)
+        local_layers = layers_of_stage(self._plan, self._groups.coord.stage)
+        by_name: dict[str, ModelParameter] = {}
+        for index, name in enumerate(stack.names):
+            if index not in local_layers:
+                yield remote_layer_parameters(name)
                 continue
-            layer = materialise(self._chain, index, seed=self._seed, device=str(self._device))
-            share = Share(self._plan, self._chain, index, layer, self._pod, self._device)
-            self._kept[index] = self._keep(share, layer)
-            yield share.with_ties(known, self._chain.ties)
-            if not self._shares:
-                share.place(self._kept[index].held)
+            layer = materialize_layer(stack, index, seed=self._context.seed, device=device)
+            shard = LayerShard(self._context, self._groups, index, layer)
+            self._local[index] = self._local_layer(shard, layer)
+            yield shard.layer_parameters(by_name, stack.tied_weights)
+            if not self._shards_params:
+                shard.use_full_weights(self._local[index].working)
 
-    def _keep(self, share: Share, layer: nn.Module) -> _Kept:
-        flat = share.flat(layer)
-        held = flat[share.held_begin :][: share.held].to(DTYPES[self._plan.precision]).clone()
-        part = held[share.begin - share.held_begin :][: share.part]
-        same = part.dtype == flat.dtype
-        master = part if same else flat[share.begin :][: share.part].clone()
-        own: list[Weight] = []
-        for segment in share.segments:
-            working = part[segment.at].view(segment.shape)
-            mine = working if same else master[segment.at].view(segment.shape)
-            own.append(
-                weight_of(
-                    segment.name, mine, working, self._plan.moments,
-                    decays=segment.decays, first=segment.first,
+    def _local_layer(self, shard: LayerShard, layer: nn.Module) -> _LocalLayer:
+        flat = shard.flatten(layer)
+        working = flat[shard.param_shard_begin :][: shard.param_shard_elements]
+        working = working.to(DTYPES[self._plan.precision]).clone()
+        begin = shard.optim_shard_begin - shard.param_shard_begin
+        updated = working[begin:][: shard.optim_shard_elements]
+        same_dtype = updated.dtype == flat.dtype
+        if same_dtype:
+            masters = updated
+        else:
+            masters = flat[shard.optim_shard_begin :][: shard.optim_shard_elements].clone()
+        parameters: list[MasterParameter] = []
+        for segment in shard.segments:
+            segment_working = updated[segment.shard_slice].view(segment.shape)
+            master = (
+                segment_working
+                if same_dtype
+                else masters[segment.shard_slice].view(segment.shape)
+            )
+            parameters.append(
+                new_master_parameter(
+                    segment.name, master, segment_working, self._plan.moments,
+                    decays=segment.decays, offset=segment.weight_offset,
                 )
             )  # fmt: skip
-        return _Kept(share=share, held=held, part=part, own=tuple(own))
+        return _LocalLayer(
+            shard=shard, working=working, updated=updated, parameters=tuple(parameters)
+        )
 
-    def start(self, checkpoint: Checkpoint | None) -> None:
-        """Takes a checkpoint's state over.
+    def initialize(self, checkpoint: Checkpoint | None) -> None:
+        """Loads the state of a checkpoint, if there is one.
 
         Raises:
-            CheckpointError: it is of another model.
+            CheckpointError: the checkpoint is of another model.
         """
         if checkpoint is None:
             return
-        for index, kept in self._kept.items():
-            load_part(checkpoint, index, kept.own, self.layers[index], kept.share.pieces)
-            if self._parted(kept):
-                self._pod.put_together(kept.held, kept.part)
+        for index, local in self._local.items():
+            load_layer_shard(
+                checkpoint, index, local.parameters, self.layers[index], local.shard.pieces
+            )
+            if self._shares_updates(local):
+                self._groups.all_gather_initial_params(local.working, local.updated)
 
-    # What the program asks for.
+    # Instructions.
 
-    def handlers(self) -> Mapping[Kind, Handler]:
-        """The handlers of what brings weights and gradients together."""
+    def handlers(self) -> Handlers:
+        """The handlers of collectives on weights and gradients."""
         return {
-            "unshard_weights": self._gather,
-            "free_weights": self._release,
-            "all_gather_params": self._spread,
-            "reduce_grads": self._reduce,
+            "unshard_weights": self._unshard_weights,
+            "free_weights": self._free_weights,
+            "all_gather_params": self._all_gather_params,
+            "reduce_grads": self._reduce_grads,
         }
 
-    def _gather(self, index: int, _: int) -> None:
-        kept = self._kept[index]
-        whole = torch.empty(kept.share.elements, dtype=kept.held.dtype, device=self._device)
-        self._pod.gather(whole, kept.held)
-        kept.share.place(whole)
+    def _unshard_weights(self, index: int, _: int) -> None:
+        local = self._local[index]
+        full = torch.empty(
+            local.shard.elements, dtype=local.working.dtype, device=self._context.device
+        )
+        self._groups.unshard_weights(full, local.working)
+        local.shard.use_full_weights(full)
 
-    def _release(self, index: int, _: int) -> None:
-        self._kept[index].share.release()
+    def _free_weights(self, index: int, _: int) -> None:
+        self._local[index].shard.free_full_weights()
 
-    def _spread(self, index: int, _: int) -> None:
-        """Puts what this device has of a shard together with what the others have."""
-        kept = self._kept[index]
-        if self._parted(kept):
-            self._pod.spread(kept.held, kept.part)
+    def _all_gather_params(self, index: int, _: int) -> None:
+        local = self._local[index]
+        if self._shares_updates(local):
+            self._groups.all_gather_params(local.working, local.updated)
 
-    def _parted(self, kept: _Kept) -> bool:
-        """Whether others update parts of the shard that this device holds."""
-        return kept.share.elements > 0 and parts(self._plan) > 1
+    def _shares_updates(self, local: _LocalLayer) -> bool:
+        """Whether other ranks update parts of the shard that this rank keeps."""
+        return local.shard.elements > 0 and updates_per_shard(self._plan) > 1
 
-    def _reduce(self, index: int, _: int) -> None:
-        self._kept[index].share.reduce()
+    def _reduce_grads(self, index: int, _: int) -> None:
+        self._local[index].shard.start_reduce()
 
-    def summed(self, layer: int) -> Sequence[Parameter]:
-        """The gradients that the norm reads: of what all slices have, those of the first."""
-        if layer not in self._kept:
+    def grads_for_norm(self, layer: int) -> Sequence[ModelParameter]:
+        """Parameters whose gradients this rank contributes to the norm.
+
+        Of values that several tensor-parallel ranks hold alike, the first rank contributes them.
+        """
+        if layer not in self._local:
             return ()
-        kept = self._kept[layer]
-        for weight, gradient in zip(kept.own, kept.share.summed(), strict=True):
+        local = self._local[layer]
+        for weight, gradient in zip(local.parameters, local.shard.reduced_grads(), strict=True):
             weight.gradient = weight.gradient if gradient is None else gradient
-        return tuple(self._answered(kept))
+        return tuple(self._responsible_parameters(local))
 
-    def _answered(self, kept: _Kept) -> Iterator[Weight]:
-        """What this slice answers for."""
-        for weight, segment in zip(kept.own, kept.share.segments, strict=True):
-            if kept.share.answers_for(segment):
+    def _responsible_parameters(self, local: _LocalLayer) -> Iterator[MasterParameter]:
+        """The parameters that this rank counts in the norm and saves."""
+        for weight, segment in zip(local.parameters, local.shard.segments, strict=True):
+            if local.shard.is_responsible_for(segment):
                 yield weight
 
     @property
-    def counts(self) -> bool:
-        """Whether this replica's shards count in the norm: each shard is on several."""
-        return self._pod.place.replica < self._plan.sharding.optimizer
+    def counts_in_norm(self) -> bool:
+        """Whether this rank's shards count in the norm: several ranks hold each shard."""
+        return self._groups.coord.data_rank < self._plan.sharding.optimizer
 
-    def begin(self, step: int) -> None:
-        """Forgets gradients of a step that did not end."""
+    def begin_step(self, step: int) -> None:
+        """Drops the gradients of a step that was aborted."""
         del step
-        for kept in self._kept.values():
-            kept.share.forget()
-            for weight in kept.own:
-                weight.forget()
+        for local in self._local.values():
+            local.shard.discard_grads()
+            for weight in local.parameters:
+                weight.clear_gradient()
 
-    def need(self, layer: int) -> None:
-        """What the program gathered is there."""
+    def wait_for_layer(self, layer: int) -> None:
+        """Returns at once: `unshard_weights` has brought the weights."""
 
-    def ends_backward(self, divisor: Tensor | None) -> None:
-        """Nothing waits elsewhere."""
+    def finish_backward(self, clip_divisor: Tensor | None) -> None:
+        """Does nothing: no gradient is offloaded."""
 
-    def update(self, layer: int, step: int, divisor: Tensor | None) -> None:
-        """Updates the device's part of a layer."""
+    def update(self, layer: int, step: int, clip_divisor: Tensor | None) -> None:
+        """Updates this rank's part of a layer."""
         self._before_update(layer)
         with torch.no_grad():
-            self._optimizer.update(self._kept[layer].own, step, divisor)
+            self._optimizer.update(self._local[layer].parameters, step, clip_divisor)
 
-    def settle(self, program: Program) -> None:
-        """Nothing was put off."""
+    def flush_deferred_updates(self, program: Program) -> None:
+        """Does nothing: no update is deferred."""
 
-    def visit(self, layers: Sequence[int]) -> None:
-        """Makes layers of this stage whole."""
-        for layer in self._shared_with(layers):
-            self._gather(layer, 0)
+    def load_layers(self, layers: Sequence[int]) -> None:
+        """All-gathers layers of this stage."""
+        for layer in self._sharded_layers(layers):
+            self._unshard_weights(layer, 0)
 
-    def leave(self, layers: Sequence[int]) -> None:
-        """Lets all but the shards of layers go."""
-        for layer in self._shared_with(layers):
-            self._release(layer, 0)
+    def free_layers(self, layers: Sequence[int]) -> None:
+        """Frees all but the shards of layers."""
+        for layer in self._sharded_layers(layers):
+            self._free_weights(layer, 0)
 
-    def _shared_with(self, layers: Sequence[int]) -> Iterator[int]:
-        """The layers whose shards have to come together for a pass through some layers."""
-        if self._shares:
-            needed = {at for layer in layers for at in (layer, *self._owners[layer])}
-            yield from sorted(at for at in needed if at in self._kept and self.layers[at].owned)
+    def _sharded_layers(self, layers: Sequence[int]) -> Iterator[int]:
+        """The layers to all-gather for a pass through some layers, owners of tied weights too."""
+        if self._shards_params:
+            needed = {i for layer in layers for i in (layer, *self._owner_layers[layer])}
+            yield from sorted(i for i in needed if i in self._local and self.layers[i].owned)
 
-    def save(self, layer: int, to: Path) -> Saved | None:
-        """Writes this device's share of a layer, if another device does not write the same."""
-        if layer not in self._kept or not writes(layer, self._plan, self._pod):
+    def save_layer(self, layer: int, to: Path) -> SavedFile | None:
+        """Writes this rank's shard of a layer, unless another rank writes the same."""
+        if layer not in self._local or not writes_checkpoint(layer, self._plan, self._groups):
             return None
-        kept, buffers = self._kept[layer], self.layers[layer].saved_buffers
-        if not kept.share.whole:
-            to = to.with_name(layer_file(layer, part=kept.share.at))
-            buffers = buffers if kept.share.first else {}
-        tensors = saved_tensors(self._answered(kept), buffers, whole=kept.share.whole)
-        return save_tensors(tensors, to)
+        local, buffers = self._local[layer], self.layers[layer].persistent_buffers
+        is_full = local.shard.is_full_layer
+        if not is_full:
+            to = to.with_name(layer_file(layer, shard=local.shard.file_part))
+            buffers = buffers if local.shard.is_first_shard else {}
+        tensors = checkpoint_tensors(self._responsible_parameters(local), buffers, full=is_full)
+        return write_checkpoint_file(tensors, to)
 
     def close(self) -> None:
-        """Nothing is under way."""
+        """Does nothing: no transfer is running."""

@@ -1,8 +1,8 @@
-"""Board: what the devices of all hosts are at, and one word on which of them failed.
+"""The status of every rank of a cluster, and one agreed message on which of them failed.
 
-It is kept in the store that torch's launcher met at. That lives in the launcher's own process on
-one host, so that it outlives every device and every new beginning. All that goes over the network
-goes in a thread: where a link swallows what is sent, only that thread waits for ever.
+Kept in the store at which torch's launcher met. That store lives in the launcher's own process on
+one host, so it outlives every rank and every restart. All network traffic runs in a thread: if a
+link silently drops packets, only that thread blocks forever.
 """
 
 import json
@@ -15,135 +15,145 @@ from typing import NamedTuple
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
-_MEETING = timedelta(seconds=60)
-"""That the store may take to answer for the first time."""
+_CONNECT_TIMEOUT = timedelta(seconds=60)
+"""How long the store may take to answer for the first time."""
 
 
-class Post(NamedTuple):
-    """What one device is at, as whoever watches it says."""
+class RankStatus(NamedTuple):
+    """Progress of one rank, as its watchdog reports it."""
 
     step: int
     instruction: int
-    """Its index in the program."""
-    other: int
-    """Of what it has done beside its instructions."""
+    """Index of the current instruction in the program."""
+    extra_work: int
+    """Count of work other than instructions: saving and evaluating."""
     stopped: bool
-    """By a signal or a debugger."""
-    ended: bool
-    """It has done all, and is gone."""
+    """Whether a signal or a debugger has stopped the process."""
+    finished: bool
+    """Whether it has completed the run and exited."""
 
 
-class Board:
-    """What one watcher knows of all devices.
+class StatusStore:
+    """One watchdog's view of all ranks.
 
     Args:
-        host: of the store.
-        port: of the store.
-        meeting: under what the watchers of one beginning meet; no two have the same.
-        device: that is watched here.
-        devices: how many there are.
-        interval: seconds from one exchange to the next.
+        host: host of the store.
+        port: port of the store.
+        namespace: key prefix shared by the watchdogs of one attempt; unique to the attempt.
+        rank: the rank that is watched here.
+        world_size: number of ranks.
+        interval_seconds: time between two exchanges.
     """
 
     def __init__(
-        self, host: str, port: int, meeting: str, device: int, devices: int, *, interval: float
+        self,
+        host: str,
+        port: int,
+        namespace: str,
+        rank: int,
+        world_size: int,
+        *,
+        interval_seconds: float,
     ) -> None:
-        self._host, self._port, self._meeting = host, port, meeting
-        self._keys = [str(at) for at in range(devices)]
-        self._device, self._interval = device, interval
-        self.posts: Mapping[int, Post] = {}
-        """Of all devices, once all have posted."""
-        self._heard: dict[int, tuple[int, float]] = {}
-        self._answered = time.monotonic()
-        self._own = Post(0, -1, 0, stopped=False, ended=False)
-        self._mine: str | None = None
-        self.word: str | None = None
-        """What went wrong first, in the same words for all; None as long as nothing did."""
+        self._host, self._port, self._namespace = host, port, namespace
+        self._keys = [str(rank) for rank in range(world_size)]
+        self._rank, self._interval_seconds = rank, interval_seconds
+        self.statuses: Mapping[int, RankStatus] = {}
+        """Status by rank; empty until every rank has published one."""
+        self._last_heard: dict[int, tuple[int, float]] = {}
+        self._last_answer = time.monotonic()
+        self._status = RankStatus(0, -1, 0, stopped=False, finished=False)
+        self._own_message: str | None = None
+        self.failure_message: str | None = None
+        """What went wrong first, in the same words on all ranks; None while nothing has."""
         self._all_know = False
-        self._turn, self._told = threading.Event(), threading.Condition()
+        self._wake, self._exchanged = threading.Event(), threading.Condition()
         threading.Thread(target=self._exchange, daemon=True).start()
 
-    def post(self, own: Post) -> None:
-        """Tells what the device here is at, with the next exchange."""
-        self._own = own
+    def publish(self, status: RankStatus) -> None:
+        """Sets the status of the rank here, sent with the next exchange."""
+        self._status = status
 
-    def unanswered_seconds(self) -> float:
-        """Since the store has answered last."""
-        return time.monotonic() - self._answered
+    def seconds_since_answer(self) -> float:
+        """Time since the store last answered."""
+        return time.monotonic() - self._last_answer
 
-    def unheard_seconds(self) -> Mapping[int, float]:
-        """Since each device's watcher was heard of last; those that have ended are left out."""
+    def seconds_since_heard(self) -> Mapping[int, float]:
+        """Time since each rank's watchdog was last heard from; finished ranks are left out."""
         now = time.monotonic()
         return {
-            at: now - since for at, (_, since) in self._heard.items() if not self.posts[at].ended
+            rank: now - since
+            for rank, (_, since) in self._last_heard.items()
+            if not self.statuses[rank].finished
         }
 
-    def agree(self, word: str, seconds: float) -> str:
-        """What went wrong: the word given here, or the one that another watcher gave before.
+    def agree_on_failure(self, message: str, timeout_seconds: float) -> str:
+        """The message that all ranks report: this one, or one that another rank gave first.
 
         Args:
-            word: which device failed, and how.
-            seconds: to wait for the store; where it does not answer the word stands.
+            message: which rank failed, and how.
+            timeout_seconds: how long to wait for the store; without an answer `message` stands.
         """
-        self._mine = word
-        return self.told(seconds) or word
+        self._own_message = message
+        return self.wait_for_failure(timeout_seconds) or message
 
-    def told(self, seconds: float) -> str | None:
-        """The word of any watcher; None if none came in so many seconds."""
-        self._turn.set()
-        with self._told:
-            self._told.wait_for(lambda: self.word is not None, seconds)
-        return self.word
+    def wait_for_failure(self, timeout_seconds: float) -> str | None:
+        """The failure message of any watchdog; None if there is none within the timeout."""
+        self._wake.set()
+        with self._exchanged:
+            self._exchanged.wait_for(lambda: self.failure_message is not None, timeout_seconds)
+        return self.failure_message
 
-    def settle(self, seconds: float) -> None:
-        """Returns when all watchers know the word, or when that takes longer."""
-        self._turn.set()
-        with self._told:
-            self._told.wait_for(lambda: self._all_know, seconds)
+    def wait_until_all_know(self, timeout_seconds: float) -> None:
+        """Returns when all watchdogs have read the failure message, or after the timeout."""
+        self._wake.set()
+        with self._exchanged:
+            self._exchanged.wait_for(lambda: self._all_know, timeout_seconds)
 
-    def flush(self, seconds: float) -> None:
-        """Returns when what was posted last is there, or when that takes longer."""
-        begun = time.monotonic()
-        self._turn.set()
-        with self._told:
-            self._told.wait_for(lambda: self._answered > begun, seconds)
+    def flush(self, timeout_seconds: float) -> None:
+        """Returns when the last published status has reached the store, or after the timeout."""
+        start = time.monotonic()
+        self._wake.set()
+        with self._exchanged:
+            self._exchanged.wait_for(lambda: self._last_answer > start, timeout_seconds)
 
     def _exchange(self) -> None:
-        count, knows = 0, False
+        count, acknowledged = 0, False
         try:
-            base = TCPStore(self._host, self._port, is_master=False, timeout=_MEETING)
-            store = PrefixStore(f"windlass/{self._meeting}", base)
+            base = TCPStore(self._host, self._port, is_master=False, timeout=_CONNECT_TIMEOUT)
+            store = PrefixStore(f"windlass/{self._namespace}", base)
             while True:
-                begun, count = time.monotonic(), count + 1
-                store.set(self._keys[self._device], json.dumps([count, *self._own]))
-                self._look_at_posts(store)
-                word = self._read_word(store)
-                if word and not knows:
-                    store.add("know", 1)
-                    knows = True
-                with self._told:
-                    self.word = word
-                    self._all_know = knows and store.add("know", 0) >= len(self._keys)
-                    self._answered = begun
-                    self._told.notify_all()
-                self._turn.wait(self._interval / 10 if knows else self._interval)
-                self._turn.clear()
+                start, count = time.monotonic(), count + 1
+                store.set(self._keys[self._rank], json.dumps([count, *self._status]))
+                self._read_statuses(store)
+                message = self._read_failure(store)
+                if message and not acknowledged:
+                    store.add("acknowledged", 1)
+                    acknowledged = True
+                with self._exchanged:
+                    self.failure_message = message
+                    self._all_know = acknowledged and store.add("acknowledged", 0) >= len(self._keys)
+                    self._last_answer = start
+                    self._exchanged.notify_all()
+                pause = self._interval_seconds / 10 if acknowledged else self._interval_seconds
+                self._wake.wait(pause)
+                self._wake.clear()
         except (dist.DistError, RuntimeError):
-            return  # The store is gone: it answers no more, which is what the watcher sees.
+            return  # The store is gone. The watchdog notices that it no longer answers.
 
-    def _look_at_posts(self, store: PrefixStore) -> None:
+    def _read_statuses(self, store: PrefixStore) -> None:
         if not store.check(self._keys):
             return
         now = time.monotonic()
-        posts: dict[int, Post] = {}
-        for at, told in enumerate(store.multi_get(self._keys)):
-            count, *post = json.loads(told)
-            posts[at] = Post(*post)
-            if self._heard.get(at, (None, 0.0))[0] != count:
-                self._heard[at] = (count, now)
-        self.posts = posts
+        statuses: dict[int, RankStatus] = {}
+        for rank, text in enumerate(store.multi_get(self._keys)):
+            count, *status = json.loads(text)
+            statuses[rank] = RankStatus(*status)
+            if self._last_heard.get(rank, (None, 0.0))[0] != count:
+                self._last_heard[rank] = (count, now)
+        self.statuses = statuses
 
-    def _read_word(self, store: PrefixStore) -> str | None:
-        if self._mine is not None:
-            return bytes(store.compare_set("word", "", self._mine)).decode()
-        return bytes(store.get("word")).decode() if store.check(["word"]) else None
+    def _read_failure(self, store: PrefixStore) -> str | None:
+        if self._own_message is not None:
+            return bytes(store.compare_set("failure", "", self._own_message)).decode()
+        return bytes(store.get("failure")).decode() if store.check(["failure"]) else None

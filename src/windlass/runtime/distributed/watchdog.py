@@ -1,8 +1,9 @@
-"""Guard: the process beside each device of a cluster, which computes nothing and so never waits.
+"""The watchdog process beside each rank of a cluster; it computes nothing, so it never blocks.
 
-It starts the device, and tells all other guards what that is at. When a device dies, is stopped,
-hangs, or its host is not heard of any more, they agree on one word which, where and at what, and
-each ends its own device: inside gloo that could not end itself.
+It starts the rank and publishes the rank's status to the other watchdogs. When a rank dies, is
+stopped or hangs, or its host is no longer heard from, all watchdogs agree on one message: which
+rank, where, and at which instruction. Each then kills its own rank, because a rank blocked inside
+gloo could not exit by itself.
 """
 
 import contextlib
@@ -11,110 +12,120 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from windlass.atomic_files import storage_faults
-from windlass.errors import DeviceLost, RunInterrupted, WindlassError
-from windlass.program.device_mesh import Place
+from windlass.atomic_files import storage_errors
+from windlass.errors import RankLost, RunInterrupted, WindlassError
+from windlass.program.device_mesh import MeshCoord
 from windlass.program.instruction import Program
-from windlass.runtime.distributed.failure_report import Witness, device_name, silence_words, slowest
-from windlass.runtime.distributed.heartbeat import NO_BEAT, Beat
-from windlass.runtime.distributed.local_launcher import Patience, Quiet, end_groups, ended
+from windlass.runtime.distributed.failure_report import (
+    FailureDiagnoser,
+    describe_rank,
+    find_blocking_rank,
+    hang_message,
+)
+from windlass.runtime.distributed.heartbeat import NOT_STARTED, HeartbeatReader
+from windlass.runtime.distributed.local_launcher import (
+    StallTimer,
+    WatchdogTimeouts,
+    exit_code,
+    kill_process_groups,
+)
 from windlass.runtime.distributed.rank_ipc import (
     STOP,
-    beat_file,
-    error_file,
-    make_room,
-    report,
-    reported,
+    heartbeat_file,
+    read_report,
+    reserve_report,
+    stderr_file,
+    write_report,
 )
-from windlass.runtime.distributed.status_store import Board, Post
+from windlass.runtime.distributed.status_store import RankStatus, StatusStore
 
-_LOOK_SECONDS = 0.1
+_POLL_SECONDS = 0.1
 _AGREE_SECONDS = 3.0
-"""That guards have to agree on a word, and to hear of it. Three times that and a look are less than
-the ten seconds within which all is over."""
-_OWN_WORD_SECONDS = 1.5
-"""That others leave the guard of a silent device to tell, which has the stack of its threads."""
+"""Time that watchdogs have to agree on a message, and to hear of it. Three times this and one poll
+stay below the ten seconds within which the whole run must end."""
+_OWN_REPORT_SECONDS = 1.5
+"""Time that other watchdogs leave to the one of the hanging rank, which can include its stacks."""
 
 
-class Guard:
-    """One device of a cluster, watched from beside it.
+class RankWatchdog:
+    """One rank of a cluster, watched from a process beside it.
 
     Args:
-        ranks: the folder in which devices tell.
-        command: starts the device.
-        device: its number.
-        places: of all devices.
-        programs: gives those of all devices; asked only when one is to be named.
-        board: shared with the guards of all other devices.
-        patience: with silent devices.
+        folder: the ranks folder.
+        command: starts the rank.
+        rank: the rank.
+        coords: the mesh coordinates of all ranks.
+        programs: gives the programs of all ranks; called only when a rank has to be described.
+        store: shared with the watchdogs of all other ranks.
+        timeouts: when to report a hang.
 
     Raises:
-        StorageError: the folder takes no files.
+        StorageError: the folder cannot be written to.
     """
 
     def __init__(
         self,
-        ranks: Path,
+        folder: Path,
         command: Sequence[str],
-        device: int,
-        places: Sequence[Place],
+        rank: int,
+        coords: Sequence[MeshCoord],
         programs: Callable[[], Sequence[Program]],
-        board: Board,
-        patience: Patience,
+        store: StatusStore,
+        timeouts: WatchdogTimeouts,
     ) -> None:
-        self._ranks, self._device, self._places = ranks, device, places
-        self._programs, self._board, self._patience = programs, board, patience
-        make_room(ranks, device)
-        with storage_faults(ranks):
-            beat_file(ranks, device).unlink(missing_ok=True)
-            with error_file(ranks, device).open("wb") as err:
+        self._folder, self._rank, self._coords = folder, rank, coords
+        self._programs, self._store, self._timeouts = programs, store, timeouts
+        reserve_report(folder, rank)
+        with storage_errors(folder):
+            heartbeat_file(folder, rank).unlink(missing_ok=True)
+            with stderr_file(folder, rank).open("wb") as stderr:
                 self._process = subprocess.Popen(  # noqa: S603  our own words, no shell
-                    command, stdin=subprocess.PIPE, stderr=err, process_group=0
+                    command, stdin=subprocess.PIPE, stderr=stderr, process_group=0
                 )
-        self._beat = Beat(beat_file(ranks, device))
+        self._heartbeat = HeartbeatReader(heartbeat_file(folder, rank))
 
     def watch(self, stop: Callable[[], bool]) -> None:
-        """Returns when the device has done all.
+        """Returns when the rank has completed the run.
 
         Args:
-            stop: asked all the time; True lets all devices end with the step they are in.
+            stop: polled continuously; True lets all ranks end after the current step.
 
         Raises:
-            WindlassError: a device failed; the message names it, with its place and instruction.
+            WindlassError: a rank failed; the message names it, its coordinates and instruction.
         """
-        quiet, asked = Quiet(), False
-        while (code := ended(self._process)) is None:
-            if not asked and stop():
-                self._ask_to_stop()
-                asked = True
-            self._board.post(self._post())
-            if self._board.word is not None:
-                raise self._lost(self._board.word)
-            self._require_signs(quiet)
-            time.sleep(_LOOK_SECONDS)
+        timer, stop_sent = StallTimer(), False
+        while (code := exit_code(self._process)) is None:
+            if not stop_sent and stop():
+                self._send_stop()
+                stop_sent = True
+            self._store.publish(self._status())
+            if self._store.failure_message is not None:
+                raise self._rank_lost(self._store.failure_message)
+            self._raise_if_hanging(timer)
+            time.sleep(_POLL_SECONDS)
         if code:
             raise self._failure(code)
-        self._board.post(self._post()._replace(ended=True))
-        self._board.flush(_AGREE_SECONDS)
+        self._store.publish(self._status()._replace(finished=True))
+        self._store.flush(_AGREE_SECONDS)
 
     def close(self) -> None:
-        """Ends the device, with all that it has started, once all guards know why."""
-        if self._board.word is not None:
-            self._board.settle(_AGREE_SECONDS)
-        end_groups([self._process])
-        self._beat.close()
+        """Kills the rank, with all that it has started, once all watchdogs know why."""
+        if self._store.failure_message is not None:
+            self._store.wait_until_all_know(_AGREE_SECONDS)
+        kill_process_groups([self._process])
+        self._heartbeat.close()
 
-    def _post(self) -> Post:
-        stopped = bool(self._witness().stopped())
-        return Post(*self._beat.signs(), stopped=stopped, ended=False)
+    def _status(self) -> RankStatus:
+        stopped = bool(self._diagnoser().stopped_ranks())
+        return RankStatus(*self._heartbeat.read(), stopped=stopped, finished=False)
 
-    def _witness(self, programs: Sequence[Program] = ()) -> Witness:
-        return Witness(
-            self._ranks, programs, self._places, {self._device: self._beat},
-            {self._device: self._process},
+    def _diagnoser(self, programs: Sequence[Program] = ()) -> FailureDiagnoser:
+        return FailureDiagnoser(
+            self._folder, programs, self._coords, {self._rank: self._heartbeat},
+            {self._rank: self._process},
         )  # fmt: skip
 
-    def _ask_to_stop(self) -> None:
+    def _send_stop(self) -> None:
         pipe = self._process.stdin
         if pipe:
             with contextlib.suppress(BrokenPipeError):
@@ -122,63 +133,83 @@ class Guard:
                 pipe.flush()
 
     def _failure(self, code: int) -> WindlassError:
-        """What the device met, or what another one met that this one only waited for."""
-        found = self._witness(self._programs()).failure({self._device: code})
-        if isinstance(found, RunInterrupted):
-            return found
-        told = reported(self._ranks, self._device)
-        if told and told["follows"]:
-            why = str(told["message"]).partition("\n")[0]
-            gone = f"{self._name(self._device, self._beat.at())}: another device is gone ({why})"
-            return self._lost(self._board.told(_AGREE_SECONDS) or gone)
-        mine = str(found)
-        word = self._board.agree(mine, _AGREE_SECONDS)
-        return found if word == mine else self._lost(word)
+        """The error of this rank, or that of another rank if this one only followed it."""
+        error = self._diagnoser(self._programs()).diagnose({self._rank: code})
+        if isinstance(error, RunInterrupted):
+            return error
+        report = read_report(self._folder, self._rank)
+        if report and report["is_consequence"]:
+            reason = str(report["message"]).partition("\n")[0]
+            name = self._describe(self._rank, self._heartbeat.position())
+            message = f"{name}: another rank is gone ({reason})"
+            return self._rank_lost(self._store.wait_for_failure(_AGREE_SECONDS) or message)
+        own_message = str(error)
+        agreed = self._store.agree_on_failure(own_message, _AGREE_SECONDS)
+        return error if agreed == own_message else self._rank_lost(agreed)
 
-    def _lost(self, word: str) -> DeviceLost:
-        """The error that all guards tell alike."""
-        error = DeviceLost(word, device=self._device, for_good=False)
-        report(self._ranks, self._device, error)
+    def _rank_lost(self, message: str) -> RankLost:
+        """The error that all watchdogs raise alike."""
+        error = RankLost(message, rank=self._rank, permanent=False)
+        write_report(self._folder, self._rank, error)
         return error
 
-    def _require_signs(self, quiet: Quiet) -> None:
-        """Names the device that does not go on, or whose host is gone.
+    def _raise_if_hanging(self, timer: StallTimer) -> None:
+        """Raises if the run hangs, or a host cannot be reached.
 
         Raises:
-            DeviceLost: nobody goes on, or somebody is not heard of.
+            RankLost: no rank makes progress, or one is no longer heard from.
         """
-        patience, posts = self._patience, self._board.posts
-        away = self._board.unanswered_seconds()
-        if away > patience.silence:
-            name = self._name(self._device, self._beat.at())
-            words = f"{name} does not hear of others: their store has not answered for {away:.0f} s"
-            raise self._lost(f"{words}; its host, the store's, or the link between them is down")
-        unheard = {at: s for at, s in self._board.unheard_seconds().items() if s > patience.silence}
-        if unheard:
-            at = min(unheard, key=lambda device: posts[device][:2])
-            words = f"{self._name(at, posts[at][:2])} was heard of last {unheard[at]:.0f} s ago"
-            raise self._agreed(at, f"{words}: its host, or the link to it, is down", stack=False)
-        going = {at: post for at, post in posts.items() if not post.ended}
-        seconds = quiet.seconds([post[:3] for post in posts.values()])
-        stopped = [at for at, post in going.items() if post.stopped]
-        begun = all(post[:2] > NO_BEAT for post in going.values())
-        if not going or seconds < patience.silence:
+        self._raise_if_unreachable()
+        timeouts, statuses = self._timeouts, self._store.statuses
+        running = {rank: status for rank, status in statuses.items() if not status.finished}
+        stalled = timer.seconds_without_progress([status[:3] for status in statuses.values()])
+        if not running or stalled < timeouts.hang_seconds:
             return
-        if begun or stopped or seconds > patience.first:
-            beats = {at: post[:2] for at, post in going.items()}
-            at = slowest(beats, stopped, self._programs())
-            words = silence_words(seconds, stopped=at in stopped)
-            raise self._agreed(at, f"{self._name(at, beats[at])} {words}", stack=at not in stopped)
-
-    def _agreed(self, device: int, word: str, *, stack: bool) -> DeviceLost:
-        """The word on a silent device, which its own guard gives first if it can."""
-        if device != self._device:
-            return self._lost(
-                self._board.told(_OWN_WORD_SECONDS) or self._board.agree(word, _AGREE_SECONDS)
+        stopped = [rank for rank, status in running.items() if status.stopped]
+        started = all(status[:2] > NOT_STARTED for status in running.values())
+        if started or stopped or stalled > timeouts.startup_seconds:
+            positions = {rank: status[:2] for rank, status in running.items()}
+            rank = find_blocking_rank(positions, stopped, self._programs())
+            message = hang_message(stalled, stopped=rank in stopped)
+            raise self._agreed_error(
+                rank,
+                f"{self._describe(rank, positions[rank])} {message}",
+                with_stacks=rank not in stopped,
             )
-        if stack and ended(self._process) is None:
-            word += self._witness().stack(device)
-        return self._lost(self._board.agree(word, _AGREE_SECONDS))
 
-    def _name(self, device: int, at: tuple[int, int]) -> str:
-        return device_name(device, self._places[device], self._programs()[device], at)
+    def _raise_if_unreachable(self) -> None:
+        """Raises if the store, or the watchdog of another rank, has been silent for too long."""
+        hang_seconds, statuses = self._timeouts.hang_seconds, self._store.statuses
+        silent = self._store.seconds_since_answer()
+        if silent > hang_seconds:
+            name = self._describe(self._rank, self._heartbeat.position())
+            raise self._rank_lost(
+                f"{name} cannot reach the other ranks: their store has not answered for "
+                f"{silent:.0f} s; its host, the store's host, or the link between them is down"
+            )
+        unheard = {
+            rank: seconds
+            for rank, seconds in self._store.seconds_since_heard().items()
+            if seconds > hang_seconds
+        }
+        if unheard:
+            rank = min(unheard, key=lambda other: statuses[other][:2])
+            name = self._describe(rank, statuses[rank][:2])
+            message = f"{name} was last heard from {unheard[rank]:.0f} s ago"
+            raise self._agreed_error(
+                rank, f"{message}: its host, or the link to it, is down", with_stacks=False
+            )
+
+    def _agreed_error(self, rank: int, message: str, *, with_stacks: bool) -> RankLost:
+        """The error on a hanging rank, whose own watchdog gives the message first if it can."""
+        if rank != self._rank:
+            return self._rank_lost(
+                self._store.wait_for_failure(_OWN_REPORT_SECONDS)
+                or self._store.agree_on_failure(message, _AGREE_SECONDS)
+            )
+        if with_stacks and exit_code(self._process) is None:
+            message += self._diagnoser().thread_stacks(rank)
+        return self._rank_lost(self._store.agree_on_failure(message, _AGREE_SECONDS))
+
+    def _describe(self, rank: int, position: tuple[int, int]) -> str:
+        return describe_rank(rank, self._coords[rank], self._programs()[rank], position)

@@ -12,24 +12,24 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from windlass.atomic_files import storage_faults
-from windlass.runtime.offload.backing_store import Bounce, FileShelf, HostShelf, Shelf
-from windlass.runtime.offload.direct_io import aligned
-from windlass.runtime.offload.pinned_memory import HostMemory
-from windlass.runtime.offload.transfer_queue import Lane, Moved, Ticket
-from windlass.schema.plan import HOST
+from windlass.atomic_files import storage_errors
+from windlass.runtime.offload.backing_store import BounceBuffer, FileBackingStore, HostBackingStore, BackingStore
+from windlass.runtime.offload.direct_io import round_up_to_page
+from windlass.runtime.offload.pinned_memory import PinnedMemory
+from windlass.runtime.offload.transfer_queue import TransferQueue, TransferStats, TransferHandle
+from windlass.schema.plan import HOST_TIER
 
 
 class _Away(NamedTuple):
     """An output that is at home, or on its way there."""
 
-    shelf: Shelf
+    shelf: BackingStore
     nbytes: int
     shape: torch.Size
     dtype: torch.dtype
 
 
-class Outputs:
+class ActivationOffloader:
     """The home of outputs of one device.
 
     Args:
@@ -39,15 +39,15 @@ class Outputs:
         device: that computes.
     """
 
-    def __init__(self, lane: Lane, tier: str, folder: Path, device: torch.device) -> None:
+    def __init__(self, lane: TransferQueue, tier: str, folder: Path, device: torch.device) -> None:
         self._lane, self._folder, self._device = lane, folder, device
-        self._bounce = None if tier == HOST else Bounce(device)
-        self._memory: list[HostMemory] = []
+        self._bounce = None if tier == HOST_TIER else BounceBuffer(device)
+        self._memory: list[PinnedMemory] = []
         self._files = 0
-        self._free: dict[int, list[Shelf]] = defaultdict(list)
+        self._free: dict[int, list[BackingStore]] = defaultdict(list)
         self._away: dict[tuple[int, int], _Away] = {}
-        self._coming: dict[tuple[int, int], Ticket] = {}
-        self._leaving: Ticket | None = None
+        self._coming: dict[tuple[int, int], TransferHandle] = {}
+        self._leaving: TransferHandle | None = None
 
     def begin(self) -> None:
         """A step begins: what was left of one that ended early is of no use."""
@@ -74,8 +74,8 @@ class Outputs:
         shelf = self._free[nbytes].pop() if self._free[nbytes] else self._shelf(nbytes)
         self._away[layer, micro] = _Away(shelf, nbytes, output.shape, output.dtype)
 
-        def move(moved: Moved) -> None:
-            with storage_faults(self._folder), shelf.opened(write=True) as access:
+        def move(moved: TransferStats) -> None:
+            with storage_errors(self._folder), shelf.opened(write=True) as access:
                 access.write(content, 0)
             moved.written_bytes += nbytes
 
@@ -87,8 +87,8 @@ class Outputs:
         output = torch.empty(shape, dtype=dtype, device=self._device)
         content = _content(output)
 
-        def move(moved: Moved) -> None:
-            with storage_faults(self._folder), shelf.opened() as access:
+        def move(moved: TransferStats) -> None:
+            with storage_errors(self._folder), shelf.opened() as access:
                 access.read(content, 0)
             moved.read_bytes += nbytes
 
@@ -115,17 +115,17 @@ class Outputs:
             memory.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _shelf(self, nbytes: int) -> Shelf:
+    def _shelf(self, nbytes: int) -> BackingStore:
         """Room for one more output, as many as are ever away at once."""
         if self._bounce is None:
-            self._memory.append(HostMemory(nbytes, self._device))
-            in_memory = HostShelf(nbytes)
+            self._memory.append(PinnedMemory(nbytes, self._device))
+            in_memory = HostBackingStore(nbytes)
             in_memory.bytes = self._memory[-1].bytes
             return in_memory
-        with storage_faults(self._folder):
+        with storage_errors(self._folder):
             self._folder.mkdir(parents=True, exist_ok=True)
             path = self._folder / f"output-{self._files:05d}"
-            in_file = FileShelf(path, aligned(nbytes), (self._bounce, self._bounce))
+            in_file = FileBackingStore(path, round_up_to_page(nbytes), (self._bounce, self._bounce))
             in_file.make()
         self._files += 1
         return in_file

@@ -14,19 +14,16 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from windlass.atomic_files import hash_file, storage_faults
+from windlass.atomic_files import hash_file, storage_errors
 from windlass.program.memory.values import BOUNCE_BYTES
-from windlass.runtime.checkpoint.safetensors_io import FileProof
-from windlass.runtime.offload.cuda_streams import Event, streams_of
-from windlass.runtime.offload.direct_io import DirectFile, aligned
-from windlass.runtime.offload.pinned_memory import HostMemory
-from windlass.schema.plan import HOST
-
-Proof = Callable[[], FileProof]
-"""Tells what a file must be to count as whole; may read it for that."""
+from windlass.runtime.checkpoint.safetensors_io import FileChecksum, PendingChecksum
+from windlass.runtime.offload.cuda_streams import StreamEvent, stream_module
+from windlass.runtime.offload.direct_io import DirectFile, round_up_to_page
+from windlass.runtime.offload.pinned_memory import PinnedMemory
+from windlass.schema.plan import HOST_TIER
 
 
-class Access(Protocol):
+class StoreHandle(Protocol):
     """An open shelf.
 
     Memory is `UInt8[n]` that begins at a page, n a multiple of one. What is asked of a device may
@@ -40,7 +37,7 @@ class Access(Protocol):
         """Writes memory to the shelf."""
 
 
-class Shelf(Protocol):
+class BackingStore(Protocol):
     """Bytes that stay from step to step."""
 
     def make(self) -> None:
@@ -49,13 +46,13 @@ class Shelf(Protocol):
     def adopt(self, file: Path) -> None:
         """Takes over a whole file of the same size, which stays as it is."""
 
-    def opened(self, *, write: bool = False) -> contextlib.AbstractContextManager[Access]:
+    def opened(self, *, write: bool = False) -> contextlib.AbstractContextManager[StoreHandle]:
         """The shelf, open."""
 
-    def changing(self) -> contextlib.AbstractContextManager[tuple[Access, Access]]:
+    def changing(self) -> contextlib.AbstractContextManager[tuple[StoreHandle, StoreHandle]]:
         """Where from and where to, to write all of it anew; two only if the old must stay."""
 
-    def save(self, to: Path, tail: Callable[[Access], None]) -> Proof:
+    def save(self, to: Path, tail: Callable[[StoreHandle], None]) -> PendingChecksum:
         """Makes a file of what is there now, which later changes leave alone.
 
         Args:
@@ -64,7 +61,7 @@ class Shelf(Protocol):
         """
 
 
-class Shelves:
+class BackingStores:
     """Makes the shelves of one run.
 
     Args:
@@ -74,22 +71,22 @@ class Shelves:
 
     def __init__(self, folder: Path, device: torch.device) -> None:
         self._folder, self._device = folder, device
-        self._bounces: list[Bounce] = []
-        self._arenas: list[HostMemory] = []
-        self._waiting: list[HostShelf] = []
+        self._bounces: list[BounceBuffer] = []
+        self._arenas: list[PinnedMemory] = []
+        self._waiting: list[HostBackingStore] = []
 
-    def shelf(self, tier: str, name: str, nbytes: int) -> Shelf:
+    def shelf(self, tier: str, name: str, nbytes: int) -> BackingStore:
         """A shelf of so many bytes, a multiple of a page; `host` ones are there after `take`.
 
         Raises:
             StorageError: the folder cannot be made.
         """
-        if tier != HOST:
-            with storage_faults(self._folder):
+        if tier != HOST_TIER:
+            with storage_errors(self._folder):
                 self._folder.mkdir(parents=True, exist_ok=True)
             bounces = self._two_bounces() if self._device.type != "cpu" else None
-            return FileShelf(self._folder / name, nbytes, bounces)
-        self._waiting.append(HostShelf(nbytes))
+            return FileBackingStore(self._folder / name, nbytes, bounces)
+        self._waiting.append(HostBackingStore(nbytes))
         return self._waiting[-1]
 
     def take(self) -> None:
@@ -101,7 +98,7 @@ class Shelves:
         due, self._waiting = self._waiting, []
         if not due:
             return
-        arena = HostMemory(sum(shelf.nbytes for shelf in due), self._device)
+        arena = PinnedMemory(sum(shelf.nbytes for shelf in due), self._device)
         self._arenas.append(arena)
         at = 0
         for shelf in due:
@@ -115,13 +112,13 @@ class Shelves:
         for arena in self._arenas:
             arena.close()
 
-    def _two_bounces(self) -> "tuple[Bounce, Bounce]":
+    def _two_bounces(self) -> "tuple[BounceBuffer, BounceBuffer]":
         while len(self._bounces) < 2:
-            self._bounces.append(Bounce(self._device))
+            self._bounces.append(BounceBuffer(self._device))
         return self._bounces[0], self._bounces[1]
 
 
-class HostShelf:
+class HostBackingStore:
     """Bytes in memory of the host.
 
     Args:
@@ -151,13 +148,13 @@ class HostShelf:
                 done += count
 
     @contextlib.contextmanager
-    def opened(self, *, write: bool = False) -> Iterator[Access]:
+    def opened(self, *, write: bool = False) -> Iterator[StoreHandle]:
         """The shelf itself."""
         del write
         yield self
 
     @contextlib.contextmanager
-    def changing(self) -> Iterator[tuple[Access, Access]]:
+    def changing(self) -> Iterator[tuple[StoreHandle, StoreHandle]]:
         """The shelf itself: nobody else knows its memory."""
         yield self, self
 
@@ -169,7 +166,7 @@ class HostShelf:
         """Copies to the shelf; on an accelerator, asks it to."""
         self.bytes[offset : offset + memory.numel()].copy_(memory, non_blocking=True)
 
-    def save(self, to: Path, tail: Callable[[Access], None]) -> Proof:
+    def save(self, to: Path, tail: Callable[[StoreHandle], None]) -> PendingChecksum:
         """Writes the bytes as they are into a file, and flushes it to the disk."""
         tail(self)
         view, digest = _view(self.bytes), hashlib.sha256()
@@ -180,11 +177,11 @@ class HostShelf:
                 digest.update(block)
             file.flush()
             os.fsync(file.fileno())
-        proof = FileProof(bytes=self.nbytes, sha256=digest.hexdigest())
+        proof = FileChecksum(bytes=self.nbytes, sha256=digest.hexdigest())
         return lambda: proof
 
 
-class FileShelf:
+class FileBackingStore:
     """Bytes in a file.
 
     Args:
@@ -194,7 +191,7 @@ class FileShelf:
     """
 
     def __init__(
-        self, path: Path, nbytes: int, bounces: "tuple[Bounce, Bounce] | None" = None
+        self, path: Path, nbytes: int, bounces: "tuple[BounceBuffer, BounceBuffer] | None" = None
     ) -> None:
         self._path, self._nbytes, self._bounces = path, nbytes, bounces
         self._shared = False
@@ -214,13 +211,13 @@ class FileShelf:
         self._shared = True
 
     @contextlib.contextmanager
-    def opened(self, *, write: bool = False) -> Iterator[Access]:
+    def opened(self, *, write: bool = False) -> Iterator[StoreHandle]:
         """The file, open."""
         with DirectFile(self._path, write=write) as file:
             yield self._access(file)
 
     @contextlib.contextmanager
-    def changing(self) -> Iterator[tuple[Access, Access]]:
+    def changing(self) -> Iterator[tuple[StoreHandle, StoreHandle]]:
         """The file, and a new one beside it that takes its name if the old one has another too."""
         with contextlib.ExitStack() as stack:
             source = stack.enter_context(DirectFile(self._path, write=True))
@@ -236,7 +233,7 @@ class FileShelf:
             path.rename(self._path)
             self._shared = False
 
-    def save(self, to: Path, tail: Callable[[Access], None]) -> Proof:
+    def save(self, to: Path, tail: Callable[[StoreHandle], None]) -> PendingChecksum:
         """Gives the file, as it is now, a second name, and copies nothing."""
         if not self._shared:
             with DirectFile(self._path, write=True) as file:
@@ -244,13 +241,13 @@ class FileShelf:
                 file.sync()
         os.link(self._path, to)
         self._shared = True
-        return lambda: FileProof(bytes=to.stat().st_size, sha256=hash_file(to))
+        return lambda: FileChecksum(bytes=to.stat().st_size, sha256=hash_file(to))
 
-    def _access(self, file: DirectFile) -> Access:
-        return file if self._bounces is None else Bounced(file, *self._bounces)
+    def _access(self, file: DirectFile) -> StoreHandle:
+        return file if self._bounces is None else BouncedFile(file, *self._bounces)
 
 
-class Bounce:
+class BounceBuffer:
     """Two halves of the host's memory that a file's bytes pass through, for one thread at a time.
 
     While the device copies one half, the file reads or writes the other.
@@ -260,9 +257,9 @@ class Bounce:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._memory = HostMemory(2 * BOUNCE_BYTES, device)
+        self._memory = PinnedMemory(2 * BOUNCE_BYTES, device)
         self.halves: tuple[Tensor, ...] = self._memory.bytes.split(BOUNCE_BYTES)
-        self.copied: tuple[Event, ...] = tuple(streams_of(device).Event() for _ in range(2))
+        self.copied: tuple[StreamEvent, ...] = tuple(stream_module(device).Event() for _ in range(2))
         """When the device has done with each half."""
 
     def close(self) -> None:
@@ -271,7 +268,7 @@ class Bounce:
         self._memory.close()
 
 
-class Bounced:
+class BouncedFile:
     """A file whose bytes pass through a bounce; memory may have any size and lie anywhere.
 
     Args:
@@ -280,7 +277,7 @@ class Bounced:
         writing: for what is written.
     """
 
-    def __init__(self, file: DirectFile, reading: Bounce, writing: Bounce) -> None:
+    def __init__(self, file: DirectFile, reading: BounceBuffer, writing: BounceBuffer) -> None:
         self._file, self._reading, self._writing = file, reading, writing
 
     def read(self, memory: Tensor, offset: int) -> None:
@@ -289,7 +286,7 @@ class Bounced:
         for turn, (at, part) in enumerate(_blocks(memory)):
             half, copied = bounce.halves[turn % 2], bounce.copied[turn % 2]
             copied.synchronize()
-            self._file.read(half[: aligned(part.numel())], offset + at)
+            self._file.read(half[: round_up_to_page(part.numel())], offset + at)
             part.copy_(half[: part.numel()], non_blocking=True)
             copied.record()
 
@@ -306,10 +303,10 @@ class Bounced:
         if before is not None:
             self._put(*before)
 
-    def _put(self, half: Tensor, nbytes: int, copied: Event, offset: int) -> None:
+    def _put(self, half: Tensor, nbytes: int, copied: StreamEvent, offset: int) -> None:
         copied.synchronize()
-        half[nbytes : aligned(nbytes)].zero_()
-        self._file.write(half[: aligned(nbytes)], offset)
+        half[nbytes : round_up_to_page(nbytes)].zero_()
+        self._file.write(half[: round_up_to_page(nbytes)], offset)
 
 
 def _view(memory: Tensor) -> memoryview:

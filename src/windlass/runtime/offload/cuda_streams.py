@@ -10,7 +10,7 @@ from typing import Protocol, cast
 import torch
 
 
-class Event(Protocol):
+class StreamEvent(Protocol):
     """A moment in a stream."""
 
     def record(self, stream: object = None) -> None:
@@ -23,13 +23,13 @@ class Event(Protocol):
         """Returns when it has come."""
 
 
-class Streams(Protocol):
+class StreamModule(Protocol):
     """Torch's module of one kind of device."""
 
     def Stream(self) -> object:  # noqa: N802  torch's names
         """A new stream."""
 
-    def Event(self) -> Event:  # noqa: N802
+    def Event(self) -> StreamEvent:  # noqa: N802
         """A new event, which has come."""
 
     def stream(self, stream: object, /) -> AbstractContextManager[object]:
@@ -39,6 +39,6 @@ class Streams(Protocol):
         """Where what this thread asks for goes."""
 
 
-def streams_of(device: torch.device) -> Streams:
+def stream_module(device: torch.device) -> StreamModule:
     """The streams of a device."""
-    return cast("Streams", torch.get_device_module(device))
+    return cast("StreamModule", torch.get_device_module(device))

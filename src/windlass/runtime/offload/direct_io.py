@@ -14,19 +14,19 @@ from torch import Tensor
 
 _Call = Callable[[int, list[memoryview], int], int]
 
-PAGE = 4096
+PAGE_BYTES = 4096
 """Direct input and output wants addresses, offsets and lengths to be multiples of it."""
 
 _BLOCK_BYTES = 8 * 2**20
 """Read or written at a time: large enough for the disk, small enough to share it."""
 
 
-def aligned(nbytes: int) -> int:
+def round_up_to_page(nbytes: int) -> int:
     """The next multiple of a page."""
-    return -(-nbytes // PAGE) * PAGE
+    return -(-nbytes // PAGE_BYTES) * PAGE_BYTES
 
 
-def page_memory(nbytes: int, device: torch.device | None = None) -> Tensor:
+def page_aligned_buffer(nbytes: int, device: torch.device | None = None) -> Tensor:
     """`UInt8[nbytes]` that begins at a page; `nbytes` must be a multiple of one.
 
     Args:
@@ -35,8 +35,8 @@ def page_memory(nbytes: int, device: torch.device | None = None) -> Tensor:
     """
     if device is not None and device.type != "cpu":
         return torch.empty(nbytes, dtype=torch.uint8, device=device)
-    memory = torch.empty(nbytes + PAGE, dtype=torch.uint8)
-    skipped = -memory.data_ptr() % PAGE
+    memory = torch.empty(nbytes + PAGE_BYTES, dtype=torch.uint8)
+    skipped = -memory.data_ptr() % PAGE_BYTES
     return memory[skipped : skipped + nbytes]
 
 

@@ -4,29 +4,31 @@ No more than the staging memory is held for it, whatever the size of the layer. 
 updated the next is read and the one before is written.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from windlass.program.memory.values import STAGING_BYTES
+from windlass.runtime.adamw import ParameterPart
 from windlass.runtime.checkpoint.convert_moments import read_moments
 from windlass.runtime.checkpoint.safetensors_io import read_tensors
-from windlass.runtime.offload.backing_store import Access, Proof, Shelf, Shelves
-from windlass.runtime.offload.direct_io import aligned, page_memory
+from windlass.runtime.offload.backing_store import StoreHandle, BackingStore, BackingStores
+from windlass.runtime.checkpoint.safetensors_io import PendingChecksum
+from windlass.runtime.offload.direct_io import round_up_to_page, page_aligned_buffer
 from windlass.runtime.offload.state_layout import (
-    Region,
+    TensorRegion,
     StateLayout,
     region,
     state_layout,
     write_tail,
 )
-from windlass.runtime.offload.transfer_queue import Lane, Moved
-from windlass.schema.plan import DEVICE, Moments, Offload
-from windlass.torch_ext.quantized_moments import Codec, Kept
+from windlass.runtime.offload.transfer_queue import TransferQueue, TransferStats
+from windlass.schema.plan import DEVICE_TIER, MomentFormat, Offload
+from windlass.torch_ext.quantized_moments import MomentCodec, StoredMoment
 
 _SETS = 3
 """Pieces under way: one is read, one updated, one written."""
@@ -42,24 +44,11 @@ _MEMORY = {"weight": (0, 0), "moment1": (1, 0), "moment2": (2, 0),
 """Which memory of a set takes what, and where in it."""
 
 
-class Apply(Protocol):
-    """One step of the optimizer for a piece of one weight."""
-
-    def __call__(
-        self,
-        master: Tensor,
-        moments: tuple[Kept, Kept],
-        gradient: Tensor,
-        *,
-        name: str,
-        first: int,
-        updates: int,
-        decays: bool,
-    ) -> None:
-        """Changes master and moments in place, from element `first` on; `updates` came before."""
+ApplyUpdate = Callable[[ParameterPart], None]
+"""Takes one optimizer step for a part of one parameter, in place."""
 
 
-class Staging:
+class StagingBuffers:
     """The memory that state passes through, for all layers in turn.
 
     Args:
@@ -67,8 +56,8 @@ class Staging:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self.sets = [[page_memory(_PIECE_BYTES, device) for _ in range(4)] for _ in range(_SETS)]
-        self.converted = page_memory(_PIECE_BYTES, device).view(torch.float32)
+        self.sets = [[page_aligned_buffer(_PIECE_BYTES, device) for _ in range(4)] for _ in range(_SETS)]
+        self.converted = page_aligned_buffer(_PIECE_BYTES, device).view(torch.float32)
 
 
 class _Piece(NamedTuple):
@@ -80,7 +69,7 @@ class _Piece(NamedTuple):
     elements: int
 
 
-class LayerHome:
+class OffloadedLayerState:
     """Where one layer lives.
 
         layer-0003.safetensors   masters, moments and counts of updates: a checkpoint's file as is
@@ -103,7 +92,7 @@ class LayerHome:
 
     def __init__(
         self,
-        shelves: Shelves,
+        shelves: BackingStores,
         index: int,
         home: Offload,
         weights: Mapping[str, tuple[int, ...]],
@@ -111,29 +100,29 @@ class LayerHome:
         *,
         working: torch.dtype,
         gradients: torch.dtype | None,
-        moments: Moments,
+        moments: MomentFormat,
         shares: bool,
         decays: Sequence[bool] | None = None,
     ) -> None:
         self._buffers = buffers
-        self._moments: Moments = moments
+        self._moments: MomentFormat = moments
         self._layout: StateLayout = state_layout(weights, buffers, moments)
         self._decays = decays or tuple(len(shape) >= 2 for shape in weights.values())
         self._updates = [0] * len(weights)
-        self.working: Region = region(weights, working)
-        self.gradients: Region = region(weights, gradients or torch.float32)
+        self.working: TensorRegion = region(weights, working)
+        self.gradients: TensorRegion = region(weights, gradients or torch.float32)
         name = f"layer-{index:04d}"
-        self._state: Shelf = shelves.shelf(
+        self._state: BackingStore = shelves.shelf(
             home.optimizer, f"{name}.safetensors", self._layout.nbytes
         )
-        self._working: Shelf | None = None
+        self._working: BackingStore | None = None
         """None where layers compute with the masters."""
-        self._gradients: Shelf | None = None
+        self._gradients: BackingStore | None = None
         """None where no gradient waits."""
         shared = shares and gradients is not None
         if working != torch.float32:
             nbytes = max(self.working.nbytes, self.gradients.nbytes if shared else 0)
-            tier = home.optimizer if home.parameters == DEVICE else home.parameters
+            tier = home.optimizer if home.parameters == DEVICE_TIER else home.parameters
             self._working = shelves.shelf(tier, f"{name}.working", nbytes)
         if shared:
             self._gradients = self._working
@@ -145,8 +134,8 @@ class LayerHome:
     def create(
         self,
         masters: Sequence[Tensor],
-        staging: Staging,
-        moments: Sequence[tuple[Kept, Kept]] | None = None,
+        staging: StagingBuffers,
+        moments: Sequence[tuple[StoredMoment, StoredMoment]] | None = None,
         *,
         updates: int = 0,
     ) -> None:
@@ -171,7 +160,7 @@ class LayerHome:
                 master, kept = self._views(sets, piece)
                 master.copy_(_part(masters[piece.weight].detach(), piece))
                 for into, each in zip(kept, moments[piece.weight] if moments else (), strict=False):
-                    part = each.part(piece.first, piece.elements)
+                    part = each.narrow(piece.first, piece.elements)
                     into.values.copy_(part.values)
                     if into.scales is not None and part.scales is not None:
                         into.scales.copy_(part.scales)
@@ -180,7 +169,7 @@ class LayerHome:
             write_tail(file, self._layout, self._updates, [b for _, b in self._buffers])
         self._make_rest(staging)
 
-    def adopt(self, file: Path, updates: int, staging: Staging, *, seed: int) -> None:
+    def adopt(self, file: Path, updates: int, staging: StagingBuffers, *, seed: int) -> None:
         """Takes a checkpoint's file for its state, as it is unless it is laid out otherwise.
 
         Moments in another format are decoded, and encoded anew.
@@ -202,7 +191,7 @@ class LayerHome:
         parts = self._layout.masters.slices
         masters = {f"weight/{part.name}": torch.empty(part.shape) for part in parts}
         read_tensors(file, masters)
-        codec = Codec(torch.device("cpu"))
+        codec = MomentCodec(torch.device("cpu"))
         moments = [
             read_moments(file, part.name, part.shape, self._moments, codec, seed=seed, step=updates)
             for part in parts
@@ -213,11 +202,11 @@ class LayerHome:
         with file.open("rb") as content:
             return content.read(len(self._layout.header)) == self._layout.header
 
-    def save(self, to: Path) -> Proof:
+    def save(self, to: Path) -> PendingChecksum:
         """Makes a checkpoint's file of the state as it is now."""
         return self._state.save(to, self._tail)
 
-    def fetch(self, memory: Tensor, moved: Moved) -> None:
+    def fetch(self, memory: Tensor, moved: TransferStats) -> None:
         """Reads what the layer computes with into `UInt8[working.nbytes]`."""
         if self._working is None:
             with self._state.opened() as state:
@@ -227,7 +216,7 @@ class LayerHome:
                 working.read(memory, 0)
         moved.read_bytes += memory.numel()
 
-    def store(self, gradients: Sequence[Tensor | None], staging: Staging, moved: Moved) -> None:
+    def store(self, gradients: Sequence[Tensor | None], staging: StagingBuffers, moved: TransferStats) -> None:
         """Writes the summed gradients of all weights that have one."""
         size = self.gradients.dtype.itemsize
         bounce = staging.sets[0][3]
@@ -244,15 +233,15 @@ class LayerHome:
 
     def update(
         self,
-        apply: Apply,
+        apply: ApplyUpdate,
         weights: Sequence[Tensor],
         gradients: Sequence[Tensor | None] | None,
         has: Sequence[bool],
         *,
         memory: Tensor | None,
-        staging: Staging,
-        lane: Lane,
-        moved: Moved,
+        staging: StagingBuffers,
+        lane: TransferQueue,
+        moved: TransferStats,
     ) -> None:
         """One step of the optimizer for the whole layer.
 
@@ -298,7 +287,7 @@ class LayerHome:
                 file.write(memory, 0)
             moved.written_bytes += memory.numel()
 
-    def _tail(self, file: Access) -> None:
+    def _tail(self, file: StoreHandle) -> None:
         """Writes the counts of updates, and whatever else no update writes."""
         write_tail(file, self._layout, self._updates, [b for _, b in self._buffers])
 
@@ -306,17 +295,17 @@ class LayerHome:
         """What a stored piece of gradient takes of memory, and where it lies in the file."""
         size = self.gradients.dtype.itemsize
         at = self.gradients.slices[piece.weight].offset + size * piece.first
-        return memory[: aligned(size * piece.elements)], at
+        return memory[: round_up_to_page(size * piece.elements)], at
 
     def _piece(
         self,
         at: list[Tensor],
         piece: _Piece,
-        apply: Apply,
+        apply: ApplyUpdate,
         weights: Sequence[Tensor],
         gradients: Sequence[Tensor | None] | None,
         has: Sequence[bool],
-        staging: Staging,
+        staging: StagingBuffers,
     ) -> None:
         """Updates one piece that has been read."""
         index, count = piece.weight, piece.elements
@@ -330,9 +319,11 @@ class LayerHome:
             if gradient.dtype != torch.float32:
                 gradient = staging.converted[:count].copy_(gradient)
             apply(
-                master, moments, gradient,
-                name=self._layout.masters.slices[index].name, first=piece.first,
-                updates=self._updates[index], decays=self._decays[index],
+                ParameterPart(
+                    name=self._layout.masters.slices[index].name, offset=piece.first,
+                    master=master, moments=moments, gradient=gradient,
+                    updates=self._updates[index], decays=self._decays[index],
+                )
             )  # fmt: skip
         _part(weights[index].detach(), piece).copy_(master)
 
@@ -347,19 +338,19 @@ class LayerHome:
         for place in self._layout.places:
             at, nbytes = place.spot(piece.weight, piece.first, piece.elements)
             which, begin = _MEMORY[place.kind]
-            yield sets[which][begin : begin + aligned(nbytes)], at
+            yield sets[which][begin : begin + round_up_to_page(nbytes)], at
 
-    def _views(self, sets: Sequence[Tensor], piece: _Piece) -> tuple[Tensor, tuple[Kept, Kept]]:
+    def _views(self, sets: Sequence[Tensor], piece: _Piece) -> tuple[Tensor, tuple[StoredMoment, StoredMoment]]:
         """Master and moments of a piece, in the memory that it was read into."""
         found: dict[str, Tensor] = {}
         for place in self._layout.places:
             _, nbytes = place.spot(piece.weight, piece.first, piece.elements)
             which, begin = _MEMORY[place.kind]
             found[place.kind] = sets[which][begin : begin + nbytes].view(place.region.dtype)
-        first = Kept(found["moment1"], found.get("scale1"))
-        return found["weight"], (first, Kept(found["moment2"], found.get("scale2")))
+        first = StoredMoment(found["moment1"], found.get("scale1"))
+        return found["weight"], (first, StoredMoment(found["moment2"], found.get("scale2")))
 
-    def _make_rest(self, staging: Staging) -> None:
+    def _make_rest(self, staging: StagingBuffers) -> None:
         """What lies beside the state."""
         if self._working is not None:
             self._working.make()
@@ -367,23 +358,23 @@ class LayerHome:
         if self._gradients is not None and self._gradients is not self._working:
             self._gradients.make()
 
-    def _fill(self, shelf: Shelf, staging: Staging) -> None:
+    def _fill(self, shelf: BackingStore, staging: StagingBuffers) -> None:
         """Makes the working weights from the masters."""
         with self._state.opened() as state, shelf.opened(write=True) as file:
             for piece in self._pieces():
                 memory, into = staging.sets[0][0], staging.sets[0][1]
                 at, _ = self._layout.places[0].spot(*piece)
-                state.read(memory[: aligned(4 * piece.elements)], at)
+                state.read(memory[: round_up_to_page(4 * piece.elements)], at)
                 nbytes = self.working.dtype.itemsize * piece.elements
                 master = memory[: 4 * piece.elements].view(torch.float32)
                 into[:nbytes].view(self.working.dtype).copy_(master)
-                into[nbytes : aligned(nbytes)].zero_()
+                into[nbytes : round_up_to_page(nbytes)].zero_()
                 part = self.working.slices[piece.weight]
                 at = part.offset + self.working.dtype.itemsize * piece.first
-                file.write(into[: aligned(nbytes)], at)
+                file.write(into[: round_up_to_page(nbytes)], at)
 
 
-def _there(shelf: Shelf | None) -> Shelf:
+def _there(shelf: BackingStore | None) -> BackingStore:
     if shelf is None:
         raise ValueError("no gradient of this layer waits for its update")
     return shelf

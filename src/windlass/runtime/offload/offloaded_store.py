@@ -13,27 +13,28 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from windlass.atomic_files import storage_faults
+from windlass.atomic_files import storage_errors
 from windlass.errors import RunBroken
-from windlass.models.layer_stack import Chain, materialise
-from windlass.program.device_mesh import layers_of
-from windlass.program.instruction import Kind, Program
-from windlass.program.phases import shares_room
-from windlass.runtime.adamw import Optimizer
+from windlass.models.layer_stack import LayerStack, materialize_layer
+from windlass.program.device_mesh import layers_of_stage
+from windlass.program.instruction import InstructionKind, Program
+from windlass.program.phases import gradients_reuse_weight_space
+from windlass.runtime.adamw import AdamW
 from windlass.runtime.checkpoint.checkpoint import Checkpoint, layer_file
-from windlass.runtime.interpreter import Handler
-from windlass.runtime.offload.backing_store import Shelves
-from windlass.runtime.offload.direct_io import page_memory
-from windlass.runtime.offload.layer_state import LayerHome, Staging
-from windlass.runtime.offload.transfer_queue import Lane, Moved, Ticket
-from windlass.runtime.param_store import Saved, completed
+from windlass.runtime.handler import Handler
+from windlass.runtime.offload.backing_store import BackingStores
+from windlass.runtime.offload.direct_io import page_aligned_buffer
+from windlass.runtime.offload.layer_state import OffloadedLayerState, StagingBuffers
+from windlass.runtime.offload.transfer_queue import TransferQueue, TransferStats, TransferHandle
+from windlass.runtime.param_store import flush_sparse_gradients
+from windlass.runtime.checkpoint.safetensors_io import SavedFile
 from windlass.runtime.parameters import (
-    AWAY,
+    NOT_LOADED,
     DTYPES,
     LayerParameters,
-    Parameter,
-    saved_buffers,
-    sum_dtype,
+    ModelParameter,
+    persistent_buffers,
+    grad_accum_dtype,
 )
 from windlass.schema.plan import Plan
 
@@ -42,7 +43,7 @@ class _Near(NamedTuple):
     """A layer that is in the near tier, or on its way there."""
 
     memory: Tensor
-    there: Ticket
+    there: TransferHandle
 
 
 class _Stored(NamedTuple):
@@ -53,7 +54,7 @@ class _Stored(NamedTuple):
     """Which of the layer's weights have one."""
 
 
-class Stream:
+class OffloadedStore:
     """The moves of one device.
 
     Args:
@@ -71,10 +72,10 @@ class Stream:
     def __init__(
         self,
         plan: Plan,
-        chain: Chain,
+        chain: LayerStack,
         folder: Path,
-        optimizer: Optimizer,
-        lane: Lane,
+        optimizer: AdamW,
+        lane: TransferQueue,
         device: torch.device,
         *,
         program: Program,
@@ -86,16 +87,16 @@ class Stream:
         self._before_update = before_update
         self._step = 0
         self._lane, self._device = lane, device
-        self._shelves = Shelves(folder, device)
-        self._staging = Staging(device)
+        self._shelves = BackingStores(folder, device)
+        self._staging = StagingBuffers(device)
         self._near: dict[int, _Near] = {}
         self._stored: dict[int, _Stored] = {}
-        self._leaving: Ticket | None = None
+        self._leaving: TransferHandle | None = None
         self._divisor: Tensor | None = None
-        self.norms: dict[int, list[Tensor]] = {}
+        self.offloaded_grad_norms: dict[int, list[Tensor]] = {}
         """Of the gradients that went home in this step, by layer."""
         self.layers: tuple[LayerParameters, ...]
-        self._homes: dict[int, LayerHome] = {}
+        self._homes: dict[int, OffloadedLayerState] = {}
         waiting = {each.layer for each in program.instructions if each.kind == "offload_grads"}
         self.layers = tuple(self._laid_out(frozenset(waiting)))
         owner = {w.name: index for index, layer in enumerate(self.layers) for w in layer.owned}
@@ -110,14 +111,14 @@ class Stream:
 
     # What is there at the start.
 
-    def start(self, checkpoint: Checkpoint | None) -> None:
+    def initialize(self, checkpoint: Checkpoint | None) -> None:
         """Makes the state of a new run, or takes that of a checkpoint over.
 
         Raises:
             CheckpointError: it is of another model.
             StorageError: the disk is full, or does not take files.
         """
-        with storage_faults(self._folder):
+        with storage_errors(self._folder):
             self._shelves.take()
         if checkpoint is None:
             self._create()
@@ -132,7 +133,7 @@ class Stream:
     def _between_steps(self) -> Sequence[int]:
         """The layers of this stage that are near between steps: where weights go, a phase."""
         if not self._plan.is_offloaded("parameters"):
-            return layers_of(self._plan, self._stage)
+            return layers_of_stage(self._plan, self._stage)
         return range(*self._plan.stages[self._stage].phases[0])
 
     @property
@@ -140,9 +141,9 @@ class Stream:
         return 0
 
     def _create(self) -> None:
-        with storage_faults(self._folder):
+        with storage_errors(self._folder):
             for index, home in self._homes.items():
-                layer = materialise(self._chain, index, seed=self._seed, device="cpu")
+                layer = materialize_layer(self._chain, index, seed=self._seed, device="cpu")
                 named = dict(layer.named_parameters())
                 prefix = f"{self._chain.names[index]}."
                 owned = self.layers[index].owned
@@ -150,17 +151,17 @@ class Stream:
                 home.create(masters, self._staging)
 
     def _adopt(self, checkpoint: Checkpoint) -> None:
-        with storage_faults(self._folder):
+        with storage_errors(self._folder):
             for index, home in self._homes.items():
                 layer = self.layers[index]
-                if layer.owned or layer.saved_buffers:
+                if layer.owned or layer.persistent_buffers:
                     file = checkpoint.path / layer_file(index)
                     manifest = checkpoint.manifest
                     home.adopt(file, manifest.step, self._staging, seed=manifest.seed)
 
     # What the program asks for.
 
-    def handlers(self) -> Mapping[Kind, Handler]:
+    def handlers(self) -> Mapping[InstructionKind, Handler]:
         """The handlers of moves."""
         return {
             "prefetch_weights": self.fetch,
@@ -180,9 +181,9 @@ class Stream:
         near = self._near.pop(layer)
         near.there.wait()
         for weight in self.layers[layer].owned:
-            weight.working = AWAY
+            weight.working = NOT_LOADED
 
-    def need(self, layer: int) -> None:
+    def wait_for_layer(self, layer: int) -> None:
         """Returns when all weights that a layer computes with are near.
 
         Raises:
@@ -194,30 +195,30 @@ class Stream:
                 raise RunBroken(f"layer {layer} needs layer {owner}, which was not fetched")
             near.there.wait()
 
-    def begin(self, step: int) -> None:
+    def begin_step(self, step: int) -> None:
         """A step begins: gradients that go home are of it."""
         self._step = step
 
-    def visit(self, layers: Sequence[int]) -> None:
+    def load_layers(self, layers: Sequence[int]) -> None:
         """Brings layers near that are not, for a forward pass outside of a step."""
         for layer in layers:
             for owner in self._needs[layer]:
                 if owner not in self._near:
                     self.fetch(owner, 0)
 
-    def leave(self, layers: Sequence[int]) -> None:
+    def free_layers(self, layers: Sequence[int]) -> None:
         """Frees layers, except those that are near between steps."""
         for layer in layers:
             for owner in self._needs[layer]:
                 if owner not in self._resident and owner in self._near:
                     self.release(owner, 0)
 
-    def summed(self, layer: int) -> Sequence[Parameter]:
+    def grads_for_norm(self, layer: int) -> Sequence[ModelParameter]:
         """The weights themselves."""
-        return completed(self.layers[layer])
+        return flush_sparse_gradients(self.layers[layer])
 
     @property
-    def counts(self) -> bool:
+    def counts_in_norm(self) -> bool:
         """Whether they count in the norm."""
         return True
 
@@ -225,7 +226,7 @@ class Stream:
         """Begins to bring a layer's summed gradients home, and takes their norms before."""
         if self._leaving is not None:
             self._leaving.wait()
-        self.norms[layer] = self._optimizer.norms(self.summed(layer))
+        self.offloaded_grad_norms[layer] = self._optimizer.gradient_norms(self.grads_for_norm(layer))
         gradients, has = self._taken(layer)
         self._stored[layer] = _Stored(self._step, has)
         home = self._homes[layer]
@@ -233,20 +234,20 @@ class Stream:
             lambda moved: home.store(gradients, self._staging, moved), *_some(gradients)
         )
 
-    def ends_backward(self, divisor: Tensor | None) -> None:
+    def finish_backward(self, clip_divisor: Tensor | None) -> None:
         """Takes note of what the gradients that went home are to be divided by."""
         if self._leaving is not None:
             self._leaving.wait()
             self._leaving = None
-        self._divisor = divisor
-        self.norms.clear()
+        self._divisor = clip_divisor
+        self.offloaded_grad_norms.clear()
 
-    def update(self, layer: int, step: int, divisor: Tensor | None) -> None:
+    def update(self, layer: int, step: int, clip_divisor: Tensor | None) -> None:
         """Begins a layer's update, by near gradients or by those at home; else only fetches it."""
         stored = self._stored.pop(layer, None)
         gradients: list[Tensor | None] | None
         if stored is not None:
-            step, has, divisor, gradients = stored.step, stored.has, self._divisor, None
+            step, has, clip_divisor, gradients = stored.step, stored.has, self._divisor, None
         else:
             if self._leaving is not None:
                 self._leaving.wait()  # one layer's gradients at a time are on their way
@@ -261,20 +262,20 @@ class Stream:
         if views is not None:
             self._place(layer, views)
         weights = self._held(layer)
-        apply = partial(self._optimizer.apply, step=step, divisor=divisor)
+        apply = partial(self._optimizer.update_part, step=step, clip_divisor=clip_divisor)
         home, goes = self._homes[layer], self._plan.is_offloaded("parameters")
         there = self._begin(
             lambda moved: home.update(
                 apply, weights, gradients, has, memory=memory if goes else None,
                 staging=self._staging, lane=self._lane, moved=moved,
             ),
-            *_some(gradients or ()), *_some((divisor,)),
+            *_some(gradients or ()), *_some((clip_divisor,)),
         )  # fmt: skip
         self._near[layer] = _Near(memory, there)
         if gradients is not None:
             self._leaving = there
 
-    def settle(self, program: Program) -> None:
+    def flush_deferred_updates(self, program: Program) -> None:
         """Does the updates that were put off, so that the state at home is that of this step."""
         for kind, layer, _ in program.flush_deferred_updates:
             if kind == "update" and layer is not None:
@@ -283,12 +284,12 @@ class Stream:
                 self._drop(layer)
         self.wait()
 
-    def save(self, layer: int, to: Path) -> Saved | None:
+    def save_layer(self, layer: int, to: Path) -> SavedFile | None:
         """Saves a layer's state; where it is a file, that gets a second name."""
-        if not (self.layers[layer].owned or self.layers[layer].saved_buffers):
+        if not (self.layers[layer].owned or self.layers[layer].persistent_buffers):
             return None
         proof = self._homes[layer].save(to)
-        return None if proof is None else Saved(to, proof)
+        return None if proof is None else SavedFile(to, proof)
 
     def wait(self) -> None:
         """Returns when nothing is under way.
@@ -310,9 +311,9 @@ class Stream:
 
     # How.
 
-    def _begin(self, move: Callable[[Moved], None], *uses: Tensor) -> Ticket:
-        def told(moved: Moved) -> None:
-            with storage_faults(self._folder):
+    def _begin(self, move: Callable[[TransferStats], None], *uses: Tensor) -> TransferHandle:
+        def told(moved: TransferStats) -> None:
+            with storage_errors(self._folder):
                 move(moved)
 
         return self._lane.begin(told, *uses)
@@ -321,7 +322,7 @@ class Stream:
         """A layer's gradients, handed over."""
         gradients = [weight.gradient for weight in self.layers[layer].owned]
         for weight in self.layers[layer].owned:
-            weight.forget()
+            weight.clear_gradient()
         return gradients, tuple(gradient is not None for gradient in gradients)
 
     def _held(self, layer: int) -> list[Tensor]:
@@ -333,7 +334,7 @@ class Stream:
         self.release(layer, 0)
 
     def _room(self, layer: int) -> tuple[Tensor, tuple[Tensor, ...]]:
-        memory = page_memory(self._homes[layer].working.nbytes, self._device)
+        memory = page_aligned_buffer(self._homes[layer].working.nbytes, self._device)
         return memory, self._homes[layer].working.views(memory)
 
     def _place(self, layer: int, views: Sequence[Tensor]) -> None:
@@ -347,23 +348,23 @@ class Stream:
             waiting: layers whose gradients wait at home.
         """
         chain = self._chain
-        known: dict[str, Parameter] = {}
+        known: dict[str, ModelParameter] = {}
         for index, (name, layer) in enumerate(zip(chain.names, chain.layers, strict=True)):
             shapes = {f"{name}.{n}": tuple(p.shape) for n, p in layer.named_parameters()}
-            owned = {full: shape for full, shape in shapes.items() if full not in chain.ties}
+            owned = {full: shape for full, shape in shapes.items() if full not in chain.tied_weights}
             known |= {
-                full: Parameter(name=full, working=AWAY, shape=torch.Size(shape))
+                full: ModelParameter(name=full, working=NOT_LOADED, shape=torch.Size(shape))
                 for full, shape in owned.items()
             }
             real = self._with_buffers(index)
-            buffers = saved_buffers(name, real)
+            buffers = persistent_buffers(name, real)
             self._homes[index] = self._home(index, owned, buffers, waits=index in waiting)
             yield LayerParameters(
                 name=name,
                 owned=tuple(known[full] for full in owned),
-                used=tuple(known[chain.ties.get(full, full)] for full in shapes),
+                used=tuple(known[chain.tied_weights.get(full, full)] for full in shapes),
                 buffers=tuple(real.buffers()),
-                saved_buffers=buffers,
+                persistent_buffers=buffers,
             )
 
     def _with_buffers(self, index: int) -> nn.Module:
@@ -371,7 +372,7 @@ class Stream:
         layer = self._chain.layers[index]
         if not any(True for _ in layer.buffers()):
             return layer
-        return materialise(self._chain, index, seed=self._seed, device=str(self._device))
+        return materialize_layer(self._chain, index, seed=self._seed, device=str(self._device))
 
     def _home(
         self,
@@ -381,12 +382,12 @@ class Stream:
         *,
         waits: bool,
         decays: Sequence[bool] | None = None,
-    ) -> LayerHome:
+    ) -> OffloadedLayerState:
         plan = self._plan
-        return LayerHome(
+        return OffloadedLayerState(
             self._shelves, index, plan.offload, owned, tuple(buffers.items()),
-            working=DTYPES[plan.precision], gradients=sum_dtype(plan) if waits else None,
-            moments=plan.moments, shares=shares_room(plan), decays=decays,
+            working=DTYPES[plan.precision], gradients=grad_accum_dtype(plan) if waits else None,
+            moments=plan.moments, shares=gradients_reuse_weight_space(plan), decays=decays,
         )  # fmt: skip
 
 

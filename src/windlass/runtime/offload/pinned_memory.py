@@ -11,10 +11,10 @@ import mmap
 import torch
 from torch import Tensor
 
-from windlass.runtime.offload.direct_io import aligned
+from windlass.runtime.offload.direct_io import round_up_to_page
 
 
-class HostMemory:
+class PinnedMemory:
     """Bytes that begin at a page, zeros at first; `close` gives them back.
 
     Args:
@@ -28,7 +28,7 @@ class HostMemory:
 
     def __init__(self, nbytes: int, device: torch.device) -> None:
         # Not from torch: on a CPU its memory is held to the limit of the near tier.
-        self._map = mmap.mmap(-1, aligned(max(1, nbytes)))
+        self._map = mmap.mmap(-1, round_up_to_page(max(1, nbytes)))
         self.bytes: Tensor = torch.frombuffer(self._map, dtype=torch.uint8)
         self._pinned = device.type == "cuda"
         if self._pinned:

@@ -12,32 +12,32 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from windlass.atomic_files import storage_faults
-from windlass.models.layer_stack import Chain, materialise
-from windlass.program.device_mesh import layers_of
-from windlass.program.instruction import Kind, Program
-from windlass.program.zero_sharding import parts
-from windlass.runtime.adamw import Optimizer
-from windlass.runtime.checkpoint.checkpoint import Checkpoint, layer_file, load_part
-from windlass.runtime.distributed.flat_shard import Share, of_another_stage, writes
-from windlass.runtime.distributed.process_groups import Pod
-from windlass.runtime.interpreter import Handler
-from windlass.runtime.offload.offloaded_store import Stream
-from windlass.runtime.offload.transfer_queue import Lane
-from windlass.runtime.param_store import Saved
+from windlass.atomic_files import storage_errors
+from windlass.models.layer_stack import LayerStack, materialize_layer
+from windlass.program.device_mesh import layers_of_stage
+from windlass.program.instruction import InstructionKind, Program
+from windlass.program.zero_sharding import updates_per_shard
+from windlass.runtime.adamw import AdamW
+from windlass.runtime.checkpoint.checkpoint import Checkpoint, layer_file, load_layer_shard
+from windlass.runtime.distributed.flat_shard import LayerShard, remote_layer_parameters, writes_checkpoint
+from windlass.runtime.distributed.process_groups import ProcessGroups
+from windlass.runtime.handler import Handler
+from windlass.runtime.offload.offloaded_store import OffloadedStore
+from windlass.runtime.offload.transfer_queue import TransferQueue
+from windlass.runtime.checkpoint.safetensors_io import SavedFile
 from windlass.runtime.parameters import (
     DTYPES,
     LayerParameters,
-    Parameter,
-    Weight,
+    ModelParameter,
+    MasterParameter,
     master_dtype,
-    saved_buffers,
-    weight_of,
+    persistent_buffers,
+    new_master_parameter,
 )
 from windlass.schema.plan import Plan
 
 
-class PodStream(Stream):
+class ShardedOffloadedStore(OffloadedStore):
     """The moves of one device of several.
 
     Args:
@@ -56,12 +56,12 @@ class PodStream(Stream):
     def __init__(
         self,
         plan: Plan,
-        chain: Chain,
+        chain: LayerStack,
         folder: Path,
-        optimizer: Optimizer,
-        lane: Lane,
+        optimizer: AdamW,
+        lane: TransferQueue,
         device: torch.device,
-        pod: Pod,
+        pod: ProcessGroups,
         *,
         program: Program,
         seed: int,
@@ -69,10 +69,10 @@ class PodStream(Stream):
     ) -> None:
         self._pod = pod
         self._shares_weights = plan.sharding.parameters > 1
-        self._share: dict[int, Share] = {}
+        self._share: dict[int, LayerShard] = {}
         self._shards: dict[int, Sequence[Tensor]] = {}
         """Near shards of layers, segment by segment."""
-        self._parted = parts(plan) > 1
+        self._parted = updates_per_shard(plan) > 1
         """Whether a device updates a part of the weights that it holds; these then stay near."""
         self._flat: dict[int, Tensor] = {}
         """The weights that are held of each layer, of which a part is the device's own."""
@@ -85,18 +85,18 @@ class PodStream(Stream):
 
     # What is there at the start.
 
-    def start(self, checkpoint: Checkpoint | None) -> None:
+    def initialize(self, checkpoint: Checkpoint | None) -> None:
         """Makes the state of a new run, or takes that of a checkpoint over.
 
         Raises:
             CheckpointError: it is of another model.
             StorageError: the disk is full, or does not take files.
         """
-        super().start(checkpoint)
+        super().initialize(checkpoint)
         for index, share in self._share.items() if self._parted else ():
             self._take_part(index, share)
 
-    def _take_part(self, index: int, share: Share) -> None:
+    def _take_part(self, index: int, share: LayerShard) -> None:
         """Makes what the device holds of a layer, of which its own part came from home."""
         if not share.elements:
             return
@@ -111,7 +111,7 @@ class PodStream(Stream):
         if not self._shares_weights:
             share.place(flat)
 
-    def _own_part(self, flat: Tensor, share: Share) -> Tensor:
+    def _own_part(self, flat: Tensor, share: LayerShard) -> Tensor:
         return flat[share.begin - share.held_begin :][: share.part]
 
     @property
@@ -119,45 +119,45 @@ class PodStream(Stream):
         return self._pod.place.stage
 
     def _laid_out(self, waiting: frozenset[int | None]) -> Iterator[LayerParameters]:
-        here = layers_of(self._plan, self._pod.place.stage)
-        known: dict[str, Parameter] = {}
+        here = layers_of_stage(self._plan, self._pod.place.stage)
+        known: dict[str, ModelParameter] = {}
         for index, name in enumerate(self._chain.names):
             if index not in here:
-                yield of_another_stage(name)
+                yield remote_layer_parameters(name)
                 continue
             real = self._with_buffers(index)
-            share = Share(self._plan, self._chain, index, real, self._pod, self._device)
+            share = LayerShard(self._plan, self._chain, index, real, self._pod, self._device)
             self._share[index] = share
             named = {share.marked(each): tuple(each.shape) for each in share.segments}
-            buffers = saved_buffers(name, real) if share.first else {}
+            buffers = persistent_buffers(name, real) if share.first else {}
             self._homes[index] = self._home(
                 index, named, buffers, waits=index in waiting,
                 decays=[each.decays for each in share.segments],
             )  # fmt: skip
-            yield share.with_ties(known, self._chain.ties)
+            yield share.with_ties(known, self._chain.tied_weights)
 
     def _create(self) -> None:
-        with storage_faults(self._folder):
+        with storage_errors(self._folder):
             for index, home in self._homes.items():
-                layer = materialise(self._chain, index, seed=self._seed, device="cpu")
+                layer = materialize_layer(self._chain, index, seed=self._seed, device="cpu")
                 home.create(
                     [weight.master for weight in self._weights(index, layer)], self._staging
                 )
 
     def _adopt(self, checkpoint: Checkpoint) -> None:
         step = checkpoint.manifest.step
-        with storage_faults(self._folder):
+        with storage_errors(self._folder):
             for index, home in self._homes.items():
                 share, layer = self._share[index], self.layers[index]
-                if not (share.segments or layer.saved_buffers):
+                if not (share.segments or layer.persistent_buffers):
                     continue
                 own = self._weights(index, None)
-                load_part(checkpoint, index, own, layer, share.pieces)
+                load_layer_shard(checkpoint, index, own, layer, share.pieces)
                 masters = [weight.master.detach() for weight in own]
                 moments = [weight.moments for weight in own]
                 home.create(masters, self._staging, moments, updates=step)
 
-    def _weights(self, index: int, layer: torch.nn.Module | None) -> list[Weight]:
+    def _weights(self, index: int, layer: torch.nn.Module | None) -> list[MasterParameter]:
         """The segments of a layer with state of their own, zeros without a layer."""
         share, precision = self._share[index], self._plan.precision
         if layer is None:
@@ -165,8 +165,8 @@ class PodStream(Stream):
         else:
             part = share.flat(layer).cpu()[share.begin :][: share.part]
         return [
-            weight_of(
-                each.name, mine, mine, self._plan.moments, decays=each.decays, first=each.first
+            new_master_parameter(
+                each.name, mine, mine, self._plan.moments, decays=each.decays, offset=each.first
             )
             for each in share.segments
             for mine in (part[each.at].view(each.shape),)
@@ -174,7 +174,7 @@ class PodStream(Stream):
 
     # What the program asks for.
 
-    def handlers(self) -> Mapping[Kind, Handler]:
+    def handlers(self) -> Mapping[InstructionKind, Handler]:
         """The handlers of moves, and of what brings shares together."""
         return {
             **super().handlers(),
@@ -207,7 +207,7 @@ class PodStream(Stream):
         self._pod.gather(whole, shard)
         share.place(whole)
 
-    def _shard(self, layer: int, share: Share) -> Tensor:
+    def _shard(self, layer: int, share: LayerShard) -> Tensor:
         """What the device holds of a layer, laid flat."""
         if self._parted:
             return self._flat[layer]
@@ -224,26 +224,26 @@ class PodStream(Stream):
             flat = self._flat[layer]
             self._pod.spread(flat, self._own_part(flat, self._share[layer]))
 
-    def need(self, layer: int) -> None:
+    def wait_for_layer(self, layer: int) -> None:
         """Returns when all weights that a layer computes with are near.
 
         Raises:
             StorageError: they cannot be read.
         """
         if not self._shares_weights:
-            super().need(layer)
+            super().wait_for_layer(layer)
 
-    def visit(self, layers: Sequence[int]) -> None:
+    def load_layers(self, layers: Sequence[int]) -> None:
         """Brings layers near and makes them whole, for a forward pass outside of a step."""
-        super().visit(layers)
+        super().load_layers(layers)
         if self._shares_weights:
             for owner in sorted({at for layer in layers for at in self._needs[layer]}):
                 self._gather(owner, 0)
 
-    def leave(self, layers: Sequence[int]) -> None:
+    def free_layers(self, layers: Sequence[int]) -> None:
         """Frees layers; of those that are near between steps the shard stays."""
         if not self._shares_weights:
-            super().leave(layers)
+            super().free_layers(layers)
             return
         for owner in sorted({at for layer in layers for at in self._needs[layer]}):
             self.release(owner, 0)
@@ -253,20 +253,20 @@ class PodStream(Stream):
     def _reduce(self, layer: int, _: int) -> None:
         self._share[layer].reduce()
 
-    def begin(self, step: int) -> None:
+    def begin_step(self, step: int) -> None:
         """A step begins: gradients that go home are of it."""
-        super().begin(step)
+        super().begin_step(step)
         self._gradients.clear()
         for share in self._share.values():
             share.forget()
 
-    def summed(self, layer: int) -> Sequence[Parameter]:
+    def grads_for_norm(self, layer: int) -> Sequence[ModelParameter]:
         """The gradients that the norm reads: of what all slices have, those of the first."""
         if layer not in self._share:
             return ()
         share = self._share[layer]
         return tuple(
-            Parameter(name=each.name, working=gradient, shape=each.shape, gradient=gradient)
+            ModelParameter(name=each.name, working=gradient, shape=each.shape, gradient=gradient)
             for each, gradient in zip(share.segments, self._whole_gradients(layer), strict=True)
             if gradient is not None and share.answers_for(each)
         )
@@ -278,9 +278,9 @@ class PodStream(Stream):
         return self._gradients[layer]
 
     @property
-    def counts(self) -> bool:
+    def counts_in_norm(self) -> bool:
         """Whether this replica's shards count in the norm: each shard is on several."""
-        return self._pod.place.replica < self._plan.sharding.optimizer
+        return self._pod.place.data_rank < self._plan.sharding.optimizer
 
     def _taken(self, layer: int) -> tuple[list[Tensor | None], tuple[bool, ...]]:
         gradients = self._whole_gradients(layer)
@@ -298,13 +298,13 @@ class PodStream(Stream):
         else:
             super()._place(layer, views)
 
-    def save(self, layer: int, to: Path) -> Saved | None:
+    def save_layer(self, layer: int, to: Path) -> SavedFile | None:
         """Saves this device's share, if another device does not save the same."""
-        if layer not in self._share or not writes(layer, self._plan, self._pod):
+        if layer not in self._share or not writes_checkpoint(layer, self._plan, self._pod):
             return None
         share = self._share[layer]
-        if not (share.segments or self.layers[layer].saved_buffers):
+        if not (share.segments or self.layers[layer].persistent_buffers):
             return None
         if not share.whole:
-            to = to.with_name(layer_file(layer, part=share.at))
-        return Saved(to, self._homes[layer].save(to))
+            to = to.with_name(layer_file(layer, shard=share.at))
+        return SavedFile(to, self._homes[layer].save(to))

@@ -13,17 +13,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from windlass.runtime.checkpoint.safetensors_io import DTYPE_NAMES, bytes_of
-from windlass.runtime.offload.backing_store import Access
-from windlass.runtime.offload.direct_io import PAGE, aligned, page_memory
-from windlass.schema.plan import MOMENT_BLOCK, Moments
-from windlass.torch_ext.quantized_moments import blocks, moment_dtypes
+from windlass.runtime.checkpoint.safetensors_io import DTYPE_NAMES, tensor_bytes
+from windlass.runtime.offload.backing_store import StoreHandle
+from windlass.runtime.offload.direct_io import PAGE_BYTES, round_up_to_page, page_aligned_buffer
+from windlass.schema.plan import MOMENT_BLOCK, MomentFormat
+from windlass.torch_ext.quantized_moments import block_count, moment_dtypes
 
 _HEADER_LENGTH_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Slice:
+class TensorExtent:
     """Where one weight's numbers lie in a region."""
 
     name: str
@@ -34,11 +34,11 @@ class Slice:
 
 
 @dataclass(frozen=True, slots=True)
-class Region:
+class TensorRegion:
     """One number for each element of a layer's own weights, weight after weight."""
 
     dtype: torch.dtype
-    slices: tuple[Slice, ...]
+    slices: tuple[TensorExtent, ...]
     nbytes: int
 
     def views(self, memory: Tensor) -> tuple[Tensor, ...]:
@@ -49,24 +49,24 @@ class Region:
         )
 
 
-def region(weights: Mapping[str, tuple[int, ...]], dtype: torch.dtype) -> Region:
+def region(weights: Mapping[str, tuple[int, ...]], dtype: torch.dtype) -> TensorRegion:
     """The region of weights with these names and shapes."""
-    slices: list[Slice] = []
+    slices: list[TensorExtent] = []
     offset = 0
     for name, shape in weights.items():
         nbytes = torch.Size(shape).numel() * dtype.itemsize
-        slices.append(Slice(name, shape, offset, nbytes))
-        offset += aligned(nbytes)
-    return Region(dtype, tuple(slices), offset)
+        slices.append(TensorExtent(name, shape, offset, nbytes))
+        offset += round_up_to_page(nbytes)
+    return TensorRegion(dtype, tuple(slices), offset)
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class StateRegion:
     """A region of a layer's safetensors file."""
 
     kind: str
     """`weight`, `moment1`, `moment2`, `scale1`, `scale2`."""
-    region: Region
+    region: TensorRegion
     offset: int
     """Of the region in the file."""
     each: int
@@ -94,14 +94,14 @@ class StateLayout:
 
     header: bytes
     """Padded to whole pages; what follows begins there."""
-    places: tuple[Place, ...]
+    places: tuple[StateRegion, ...]
     """Masters, first moments, second moments, and the scales of either where there are."""
     steps: int
     """Offset of the counts of updates, one float32 for each weight."""
     nbytes: int
 
     @property
-    def masters(self) -> Region:
+    def masters(self) -> TensorRegion:
         """The region of the masters."""
         return self.places[0].region
 
@@ -109,7 +109,7 @@ class StateLayout:
 def state_layout(
     weights: Mapping[str, tuple[int, ...]],
     buffers: Sequence[tuple[str, Tensor]],
-    moments: Moments = "float32",
+    moments: MomentFormat = "float32",
 ) -> StateLayout:
     """The layout of a layer that owns these weights.
 
@@ -120,7 +120,7 @@ def state_layout(
     """
     entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
     offset = 0
-    begins: list[tuple[str, Region, int]] = []
+    begins: list[tuple[str, TensorRegion, int]] = []
     for kind, each in _regions(weights, moments):
         begins.append((kind, each, offset))
         for part in each.slices:
@@ -140,30 +140,30 @@ def state_layout(
         offset = end
     nbytes = _padded(entries, offset)
     text = json.dumps(entries, separators=(",", ":")).encode()
-    text += b" " * (-(len(text) + _HEADER_LENGTH_BYTES) % PAGE)
+    text += b" " * (-(len(text) + _HEADER_LENGTH_BYTES) % PAGE_BYTES)
     header = len(text).to_bytes(_HEADER_LENGTH_BYTES, "little") + text
     places = tuple(
-        Place(kind, each, len(header) + begin, MOMENT_BLOCK if kind in _SCALES else 1)
+        StateRegion(kind, each, len(header) + begin, MOMENT_BLOCK if kind in _SCALES else 1)
         for kind, each, begin in begins
     )
     return StateLayout(header, places, len(header) + steps, len(header) + nbytes)
 
 
 def _regions(
-    weights: Mapping[str, tuple[int, ...]], moments: Moments
-) -> Iterator[tuple[str, Region]]:
+    weights: Mapping[str, tuple[int, ...]], moments: MomentFormat
+) -> Iterator[tuple[str, TensorRegion]]:
     """What the file begins with, in its order."""
     one, two = moment_dtypes(moments)
     for kind, dtype in (("weight", torch.float32), ("moment1", one), ("moment2", two)):
         yield kind, region(weights, dtype)
     if moments == "int8":
-        scales = {name: (blocks(torch.Size(shape).numel()),) for name, shape in weights.items()}
+        scales = {name: (block_count(torch.Size(shape).numel()),) for name, shape in weights.items()}
         for kind in _SCALES:
             yield kind, region(scales, torch.float32)
 
 
 def write_tail(
-    file: Access, layout: StateLayout, updates: Sequence[int], buffers: Sequence[Tensor]
+    file: StoreHandle, layout: StateLayout, updates: Sequence[int], buffers: Sequence[Tensor]
 ) -> None:
     """Writes the header, the counts of updates and the buffers of a state file.
 
@@ -174,9 +174,9 @@ def write_tail(
         buffers: that belong to a checkpoint.
     """
     counts = torch.tensor(updates, dtype=torch.float32).numpy().tobytes()
-    tail = counts + b"".join(bytes(bytes_of(buffer)) for buffer in buffers)
+    tail = counts + b"".join(bytes(tensor_bytes(buffer)) for buffer in buffers)
     for offset, content in ((0, layout.header), (layout.steps, tail)):
-        memory = page_memory(aligned(len(content)))
+        memory = page_aligned_buffer(round_up_to_page(len(content)))
         memory.zero_()
         memory[: len(content)] = torch.frombuffer(bytearray(content), dtype=torch.uint8)
         file.write(memory, offset)
@@ -188,7 +188,7 @@ def _entry(dtype: str, shape: tuple[int, ...], start: int, end: int) -> dict[str
 
 def _padded(entries: dict[str, object], offset: int) -> int:
     """The next page, with an entry for the zeros before it."""
-    end = aligned(offset)
+    end = round_up_to_page(offset)
     if end > offset:
         entries[f"zeros/{offset}"] = _entry("U8", (end - offset,), offset, end)
     return end

@@ -20,8 +20,8 @@ from typing import ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
-from windlass.runtime.offload.cuda_streams import Event, Streams, streams_of
-from windlass.schema.plan import HOST, Plan
+from windlass.runtime.offload.cuda_streams import StreamEvent, StreamModule, stream_module
+from windlass.schema.plan import HOST_TIER, Plan
 
 Piece = TypeVar("Piece")
 Memory = TypeVar("Memory")
@@ -30,7 +30,7 @@ Arguments = ParamSpec("Arguments")
 
 
 @dataclass(slots=True)
-class Moved:
+class TransferStats:
     """What a lane has done."""
 
     seconds: float = 0.0
@@ -39,7 +39,7 @@ class Moved:
     written_bytes: int = 0
 
 
-class Ticket:
+class TransferHandle:
     """A move that was begun.
 
     Args:
@@ -48,7 +48,7 @@ class Ticket:
         uses: tensors that must not be given to others before it has ended.
     """
 
-    def __init__(self, done: Future[Event], device: Streams, uses: list[Tensor]) -> None:
+    def __init__(self, done: Future[StreamEvent], device: StreamModule, uses: list[Tensor]) -> None:
         self._done, self._device, self._uses = done, device, uses
 
     def wait(self) -> None:
@@ -68,7 +68,7 @@ class Ticket:
         self._uses.clear()
 
 
-class Lane:
+class TransferQueue:
     """Runs moves in order; `close` it at the end.
 
     Args:
@@ -78,7 +78,7 @@ class Lane:
     """
 
     def __init__(self, device: torch.device, *, blocks: bool = True) -> None:
-        self._device = streams_of(device)
+        self._device = stream_module(device)
         self._at_once = device.type == "cpu"
         # Threads begun later take this setting over, so it has to be known before it changes.
         torch.get_num_threads()
@@ -88,10 +88,10 @@ class Lane:
         ]
         self._mover, self._reader, self._writer = pools
         self._moves, self._reads, self._writes = (self._device.Stream() for _ in range(3))
-        self._moved = Moved()
-        self._told = Moved()
+        self._moved = TransferStats()
+        self._told = TransferStats()
 
-    def begin(self, move: Callable[[Moved], None], *uses: Tensor) -> Ticket:
+    def begin(self, move: Callable[[TransferStats], None], *uses: Tensor) -> TransferHandle:
         """Begins a move when all before it have ended.
 
         Args:
@@ -100,7 +100,7 @@ class Lane:
         """
         before = self._event(self._device.current_stream())
         held = list(uses)
-        return Ticket(self._mover.submit(self._timed, move, before, held), self._device, held)
+        return TransferHandle(self._mover.submit(self._timed, move, before, held), self._device, held)
 
     def pass_through(
         self,
@@ -120,12 +120,12 @@ class Lane:
             write: takes it away.
         """
         begun = self._event(self._moves)
-        written: list[Future[Event] | None] = [None] * len(sets)
+        written: list[Future[StreamEvent] | None] = [None] * len(sets)
 
-        def begin(index: int) -> Future[Event]:
+        def begin(index: int) -> Future[StreamEvent]:
             before = written[index % len(sets)]
 
-            def fill() -> Event:
+            def fill() -> StreamEvent:
                 after = begun if before is None else before.result()
                 return self._in(self._reads, after, read, sets[index % len(sets)], pieces[index])
 
@@ -148,11 +148,11 @@ class Lane:
             if future is not None:
                 future.result().wait(self._moves)
 
-    def moved(self) -> Moved:
+    def moved(self) -> TransferStats:
         """What was done since this was asked last; of a move under way, what it has done so far."""
         now, told = replace(self._moved), self._told
         self._told = now
-        return Moved(
+        return TransferStats(
             seconds=now.seconds - told.seconds,
             read_bytes=now.read_bytes - told.read_bytes,
             written_bytes=now.written_bytes - told.written_bytes,
@@ -167,7 +167,7 @@ class Lane:
         for pool in (self._mover, self._reader, self._writer):
             pool.shutdown(wait=True, cancel_futures=True)
 
-    def _timed(self, move: Callable[[Moved], None], before: Event, uses: list[Tensor]) -> Event:
+    def _timed(self, move: Callable[[TransferStats], None], before: StreamEvent, uses: list[Tensor]) -> StreamEvent:
         start = time.perf_counter()
         done = self._in(self._moves, before, move, self._moved)
         self._moved.seconds += time.perf_counter() - start
@@ -178,18 +178,18 @@ class Lane:
     def _in(
         self,
         stream: object,
-        after: Event,
+        after: StreamEvent,
         call: Callable[Arguments, None],
         *args: Arguments.args,
         **named: Arguments.kwargs,
-    ) -> Event:
+    ) -> StreamEvent:
         """Calls in a stream, after an event; gives the event after that."""
         after.wait(stream)
         with self._device.stream(stream):
             call(*args, **named)
         return self._event(stream)
 
-    def _event(self, stream: object) -> Event:
+    def _event(self, stream: object) -> StreamEvent:
         event = self._device.Event()
         event.record(stream)
         return event
@@ -217,9 +217,9 @@ def _one_core() -> None:
     torch.set_num_threads(1)
 
 
-def lane_of(plan: Plan, device: torch.device) -> Lane | None:
+def transfer_queue_for(plan: Plan, device: torch.device) -> TransferQueue | None:
     """The lane of all that a plan moves between tiers; None where nothing moves."""
     if not plan.offloads:
         return None
-    in_memory = set(plan.offload_tiers.values()) == {HOST}
-    return Lane(device, blocks=device.type == "cpu" or not in_memory)
+    in_memory = set(plan.offload_tiers.values()) == {HOST_TIER}
+    return TransferQueue(device, blocks=device.type == "cpu" or not in_memory)

@@ -201,7 +201,7 @@ def _tensors(path: Path) -> dict[str, Tensor]:
             rest = name.removeprefix("moment1/")
             if rest != name and tensors[name].dtype not in (torch.float32, torch.float64):
                 pair = [_kept(file, which, rest) for which in (1, 2)]
-                tensors[name] = codec.decoded((pair[0], pair[1]))[0]
+                tensors[name] = codec.decode_all((pair[0], pair[1]))[0]
     return tensors
 
 

@@ -1,7 +1,7 @@
-"""Faulty: mistakes that a distributed run might make, made on purpose, to see that they are found.
+"""Fault injection: mistakes that a distributed run might make, made on purpose to be detected.
 
-Each is a handler that does its work wrongly on every device that it concerns, so that no device
-waits for another for ever. Nothing here runs unless a proof asks for it.
+Each fault replaces handlers on all ranks that it concerns, so that no rank waits for another
+forever. Nothing here runs unless a verification asks for it.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -16,95 +16,96 @@ from windlass.program.instruction import Instruction, InstructionKind
 from windlass.program.tied_weights import tied_across_stages
 from windlass.program.zero_sharding import optimizer_shard_index, updates_per_shard
 from windlass.runtime.distributed.process_groups import PendingReduce, ProcessGroups
-from windlass.runtime.handler import Handler
+from windlass.runtime.handler import Handler, Handlers
 from windlass.runtime.verify.handler_hooks import HookContext
-from windlass.runtime.handler import Handlers
 from windlass.schema.graph import Graph
 from windlass.schema.plan import Plan
 from windlass.schema.tensor_grid import TensorAxis
 
-_LATER_STEP = 2
-"""In which what is stale is used: in the first there is nothing older."""
+_SECOND_STEP = 2
+"""Step in which stale values are used; the first step has no older ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class InjectedFault:
-    """One mistake."""
+    """One mistake, and the plans in which it can occur."""
 
     description: str
+    """What goes wrong, for a message."""
     is_possible: Callable[[Plan, Graph | None], bool]
-    """Whether a plan for a graph can make it."""
+    """Whether the fault can occur in a plan for a graph."""
     requirement: str
-    """What a plan that cannot make it lacks."""
-    inject: Callable[[Handlers, HookContext], Mapping[InstructionKind, Handler]]
-    """Gives the handlers that make it."""
+    """What a plan must have for the fault to be possible."""
+    inject: Callable[[Handlers, HookContext], Handlers]
+    """Returns the handlers that make the mistake."""
     single_layer: bool = True
-    """Whether one layer makes it, so that a proof should name that layer."""
+    """Whether the fault concerns one layer, so that a verification should name that layer."""
 
 
-def inject_fault(name: str, handlers: Handlers, inside: HookContext) -> Handlers:
-    """The handlers with a mistake in them.
+def inject_fault(name: str, handlers: Handlers, hook: HookContext) -> Handlers:
+    """The handlers with a fault injected.
 
     Raises:
-        PlanError: no such fault, or none that the plan can make.
+        PlanError: there is no such fault, or it cannot occur in the plan.
     """
     if name not in FAULTS:
         raise PlanError(f"no fault `{name}`; known are {', '.join(FAULTS)}")
     fault = FAULTS[name]
-    if not fault.is_possible(inside.plan, inside.graph):
+    if not fault.is_possible(hook.plan, hook.graph):
         raise PlanError(f"fault `{name}` needs {fault.requirement}")
-    return {**handlers, **fault.inject(handlers, inside)}
+    return {**handlers, **fault.inject(handlers, hook)}
 
 
 def faulty_layer(plan: Plan) -> int:
-    """The layer that faults of one layer are made in: in the middle of the chain."""
+    """The layer that single-layer faults are injected into: the middle one."""
     return plan.stages[-1].end_layer // 2
 
 
-def _wrong_scale(handlers: Handlers, inside: HookContext) -> Mapping[InstructionKind, Handler]:
-    """The mean is taken over twice as many micro-batches."""
+def _wrong_loss_scale(handlers: Handlers, hook: HookContext) -> Handlers:
+    """Averages the loss over twice as many micro-batches as there are."""
     del handlers
-    inside.compute.loss_scale.mul_(0.5)
+    hook.compute.loss_scale.mul_(0.5)
     return {}
 
 
-def _no_reduction(handlers: Handlers, inside: HookContext) -> Mapping[InstructionKind, Handler]:
-    """Each replica goes on with its own gradient of one layer."""
-    pod, plan = _pod(inside), inside.plan
+def _no_grad_reduce(handlers: Handlers, hook: HookContext) -> Handlers:
+    """Leaves each data-parallel rank with its own gradient of one layer."""
+    groups, plan = _groups(hook), hook.plan
 
-    def own(whole: Tensor) -> PendingReduce:
-        shards = whole.chunk(plan.sharding.optimizer)
-        return PendingReduce(shards[optimizer_shard_index(pod.coord.data_rank, plan)].clone(), None)
+    def local(flat: Tensor) -> PendingReduce:
+        shards = flat.chunk(plan.sharding.optimizer)
+        index = optimizer_shard_index(groups.coord.data_rank, plan)
+        return PendingReduce(shards[index].clone(), None)
 
-    return {
-        "reduce_grads": _at_layer(
-            handlers["reduce_grads"], plan, lambda: _replaced(pod, "reduce_grads", own)
-        )
-    }
-
-
-def _swapped_shards(handlers: Handlers, inside: HookContext) -> Mapping[InstructionKind, Handler]:
-    """The shards of one layer's weights come together in another order."""
-    pod, plan = _pod(inside), inside.plan
-    kind: InstructionKind = "unshard_weights" if plan.sharding.parameters > 1 else "all_gather_params"
-    shards = plan.sharding.parameters if plan.sharding.parameters > 1 else updates_per_shard(plan)
-    right = getattr(pod, kind)
-
-    def swapped(whole: Tensor, part: Tensor) -> None:
-        right(whole, part)
-        whole.copy_(whole.view(shards, -1).roll(1, 0).view(-1))
-
-    return {kind: _at_layer(handlers[kind], plan, lambda: _replaced(pod, kind, swapped))}
+    replaced = _at_layer(
+        handlers["reduce_grads"], plan, lambda: _replaced(groups, "reduce_grads", local)
+    )
+    return {"reduce_grads": replaced}
 
 
-def _dropped_micro(handlers: Handlers, inside: HookContext) -> Mapping[InstructionKind, Handler]:
-    """The first replica adds nothing for its last micro-batch."""
-    plan, compute = inside.plan, inside.compute
+def _swapped_shards(handlers: Handlers, hook: HookContext) -> Handlers:
+    """Gathers the weight shards of one layer in the wrong order."""
+    groups, plan = _groups(hook), hook.plan
+    sharded = plan.sharding.parameters > 1
+    kind: InstructionKind = "unshard_weights" if sharded else "all_gather_params"
+    shards = plan.sharding.parameters if sharded else updates_per_shard(plan)
+    gather = getattr(groups, kind)
+
+    def swapped(full: Tensor, part: Tensor) -> None:
+        gather(full, part)
+        full.copy_(full.view(shards, -1).roll(1, 0).view(-1))
+
+    return {kind: _at_layer(handlers[kind], plan, lambda: _replaced(groups, kind, swapped))}
+
+
+def _dropped_micro_batch(handlers: Handlers, hook: HookContext) -> Handlers:
+    """Drops the gradient of the first data-parallel rank's last micro-batch."""
+    plan, compute = hook.plan, hook.compute
     last, dropped = plan.stages[-1].end_layer - 1, plan.batch.accumulation - 1
-    if inside.pod and inside.pod.coord.data_rank:
+    if hook.groups and hook.groups.coord.data_rank:
         return {}
 
-    def without(handler: Handler) -> Handler:
+    def without_last(handler: Handler) -> Handler:
         def backward(layer: int, micro: int) -> None:
             scale = compute.loss_scale
             if (layer, micro) == (last, dropped):
@@ -115,160 +116,177 @@ def _dropped_micro(handlers: Handlers, inside: HookContext) -> Mapping[Instructi
         return backward
 
     kinds: tuple[InstructionKind, ...] = ("backward", "backward_input")
-    return {kind: without(handlers[kind]) for kind in kinds}
+    return {kind: without_last(handlers[kind]) for kind in kinds}
 
 
-def _left_out_update(handlers: Handlers, inside: HookContext) -> Mapping[InstructionKind, Handler]:
-    """One layer keeps the weights of the step before."""
-    target = faulty_layer(inside.plan)
+def _skipped_update(handlers: Handlers, hook: HookContext) -> Handlers:
+    """Skips one layer's update in the second step."""
+    target = faulty_layer(hook.plan)
 
     def update(layer: int, micro: int) -> None:
-        if layer != target or inside.compute.step != _LATER_STEP:
+        if layer != target or hook.compute.step != _SECOND_STEP:
             handlers["update"](layer, micro)
 
     return {"update": update}
 
 
-def _stale_gather(handlers: Handlers, inside: HookContext) -> Mapping[InstructionKind, Handler]:
-    """One layer computes a second step with the weights that were gathered for the first."""
-    pod, right = _pod(inside), _pod(inside).unshard_weights
-    kept: list[Tensor] = []
+def _stale_weights(handlers: Handlers, hook: HookContext) -> Handlers:
+    """Computes one layer's second step with the weights gathered in the first."""
+    groups, unshard = _groups(hook), _groups(hook).unshard_weights
+    first_step: list[Tensor] = []
 
-    def stale(whole: Tensor, held: Tensor) -> None:
-        right(whole, held)
-        if inside.compute.step == 1:
-            kept[:] = [whole.clone()]
-        elif inside.compute.step == _LATER_STEP:
-            whole.copy_(kept[0])
+    def stale(full: Tensor, shard: Tensor) -> None:
+        unshard(full, shard)
+        if hook.compute.step == 1:
+            first_step[:] = [full.clone()]
+        elif hook.compute.step == _SECOND_STEP:
+            full.copy_(first_step[0])
 
-    gather = _at_layer(
-        handlers["unshard_weights"], inside.plan, lambda: _replaced(pod, "unshard_weights", stale)
+    replaced = _at_layer(
+        handlers["unshard_weights"],
+        hook.plan,
+        lambda: _replaced(groups, "unshard_weights", stale),
     )
-    return {"unshard_weights": gather}
+    return {"unshard_weights": replaced}
 
 
-def _no_slice_sum(handlers: Handlers, inside: HookContext) -> Mapping[InstructionKind, Handler]:
-    """Each slice goes on with its own contribution to what all of them have whole."""
-    pod = _pod(inside)
+def _no_tensor_reduce(handlers: Handlers, hook: HookContext) -> Handlers:
+    """Leaves each tensor-parallel rank with its own gradient of replicated weights."""
+    groups = _groups(hook)
 
-    def nothing(common: Tensor, among: TensorAxis) -> None:
-        del common, among
+    def nothing(tensor: Tensor, axis: TensorAxis) -> None:
+        del tensor, axis
 
-    left_out = _at_layer(
-        handlers["reduce_grads"], inside.plan, lambda: _replaced(pod, "all_reduce_tensor_parallel", nothing)
+    replaced = _at_layer(
+        handlers["reduce_grads"],
+        hook.plan,
+        lambda: _replaced(groups, "all_reduce_tensor_parallel", nothing),
     )
-    return {"reduce_grads": left_out}
+    return {"reduce_grads": replaced}
 
 
-def _wrong_samples(handlers: Handlers, inside: HookContext) -> Mapping[InstructionKind, Handler]:
-    """Every replica takes the samples of the first."""
+def _wrong_samples(handlers: Handlers, hook: HookContext) -> Handlers:
+    """Gives every data-parallel rank the samples of the first."""
     del handlers
-    inside.compute.first = 0
+    hook.compute.first_sample = 0
     return {}
 
 
-def _no_loan_gradient(handlers: Handlers, inside: HookContext) -> Mapping[InstructionKind, Handler]:
-    """The gradient that a stage hands over for weights it borrowed is not added."""
-    pod, right = _pod(inside), _pod(inside).receive
+def _no_tied_gradient(handlers: Handlers, hook: HookContext) -> Handlers:
+    """Ignores the gradient that another stage sends for tied weights."""
+    groups, receive = _groups(hook), _groups(hook).receive
 
-    def nothing(instruction: Instruction, into: Tensor) -> Tensor:
-        return right(instruction, into).zero_()
+    def zeros(instruction: Instruction, into: Tensor) -> Tensor:
+        return receive(instruction, into).zero_()
 
-    def take_over(layer: int, micro: int) -> None:
-        with _replaced(pod, "receive", nothing):
+    def accumulate_tied_grads(layer: int, micro: int) -> None:
+        with _replaced(groups, "receive", zeros):
             handlers["accumulate_tied_grads"](layer, micro)
 
-    return {"accumulate_tied_grads": take_over}
+    return {"accumulate_tied_grads": accumulate_tied_grads}
 
 
-def _pod(inside: HookContext) -> ProcessGroups:
-    if inside.pod is None:
-        raise PlanError("a fault of exchanges needs several devices")
-    return inside.pod
+def _groups(hook: HookContext) -> ProcessGroups:
+    if hook.groups is None:
+        raise PlanError("a fault of communication needs several devices")
+    return hook.groups
 
 
 def _at_layer(
-    handler: Handler, plan: Plan, spoil: Callable[[], AbstractContextManager[None]]
+    handler: Handler, plan: Plan, replaced: Callable[[], AbstractContextManager[None]]
 ) -> Handler:
+    """A handler that runs inside `replaced` for the faulty layer only."""
     target = faulty_layer(plan)
 
-    def at(layer: int, micro: int) -> None:
+    def call(layer: int, micro: int) -> None:
         if layer != target:
             handler(layer, micro)
             return
-        with spoil():
+        with replaced():
             handler(layer, micro)
 
-    return at
+    return call
 
 
 @contextmanager
-def _replaced(pod: ProcessGroups, name: str, by: Callable[..., object]) -> Iterator[None]:
-    """Lets a pod do something else under a method's name."""
-    setattr(pod, name, by)
+def _replaced(
+    groups: ProcessGroups, method: str, replacement: Callable[..., object]
+) -> Iterator[None]:
+    """Replaces a method of `groups` meanwhile."""
+    setattr(groups, method, replacement)
     try:
         yield
     finally:
-        delattr(pod, name)
+        delattr(groups, method)
 
 
-def _slices(plan: Plan, graph: Graph | None) -> bool:
+def _tensor_parallel(plan: Plan, graph: Graph | None) -> bool:
     del graph
     return plan.parallel.tensor > 1
 
 
-def _replicas(plan: Plan, graph: Graph | None) -> bool:
+def _data_parallel(plan: Plan, graph: Graph | None) -> bool:
     del graph
     return plan.parallel.data > 1
 
 
-def _shared(plan: Plan, graph: Graph | None) -> bool:
+def _sharded_optimizer(plan: Plan, graph: Graph | None) -> bool:
     del graph
     return plan.sharding.optimizer > 1
 
 
-def _gathered(plan: Plan, graph: Graph | None) -> bool:
+def _sharded_parameters(plan: Plan, graph: Graph | None) -> bool:
     del graph
     return plan.sharding.parameters > 1
 
 
-def _near(plan: Plan, graph: Graph | None) -> bool:
+def _optimizer_on_device(plan: Plan, graph: Graph | None) -> bool:
     del graph
     return not plan.is_offloaded("optimizer")
 
 
-def _lent(plan: Plan, graph: Graph | None) -> bool:
+def _tied_across_stages(plan: Plan, graph: Graph | None) -> bool:
     return graph is not None and bool(tied_across_stages(plan, graph))
 
 
-def _any(plan: Plan, graph: Graph | None) -> bool:
+def _always(plan: Plan, graph: Graph | None) -> bool:
     del plan, graph
     return True
 
 
 FAULTS: Mapping[str, InjectedFault] = {
-    "loss-scale": InjectedFault("a wrong loss scale", _any, "", _wrong_scale, single_layer=False),
-    "micro-batch": InjectedFault("a dropped micro-batch", _any, "", _dropped_micro, single_layer=False),
-    "update": InjectedFault(
-        "an update left out", _near, "optimizer state in the near tier", _left_out_update
+    "loss-scale": InjectedFault(
+        "a wrong loss scale", _always, "", _wrong_loss_scale, single_layer=False
     ),
-    "reduction": InjectedFault("a reduction left out", _replicas, "replicas", _no_reduction),
+    "micro-batch": InjectedFault(
+        "a dropped micro-batch", _always, "", _dropped_micro_batch, single_layer=False
+    ),
+    "update": InjectedFault(
+        "a skipped update", _optimizer_on_device, "optimizer state in device memory",
+        _skipped_update,
+    ),
+    "reduction": InjectedFault(
+        "a skipped gradient reduction", _data_parallel, "`parallel.data` above 1", _no_grad_reduce
+    ),
     "samples": InjectedFault(
-        "a wrong range of samples", _replicas, "replicas", _wrong_samples, single_layer=False
+        "a wrong range of samples", _data_parallel, "`parallel.data` above 1", _wrong_samples,
+        single_layer=False,
     ),
     "shards": InjectedFault(
-        "shards swapped as they come together", _shared, "`sharding.optimizer` above 1",
-        _swapped_shards,
+        "weight shards gathered in the wrong order", _sharded_optimizer,
+        "`sharding.optimizer` above 1", _swapped_shards,
     ),
-    "unshard_weights": InjectedFault(
-        "weights of the step before", _gathered, "`sharding.parameters` above 1", _stale_gather
+    "gather": InjectedFault(
+        "weights of the previous step", _sharded_parameters, "`sharding.parameters` above 1",
+        _stale_weights,
     ),
-    "slice-sum": InjectedFault(
-        "a sum over slices left out", _slices, "`parallel.tensor` above 1", _no_slice_sum
+    "tensor-reduce": InjectedFault(
+        "a skipped tensor-parallel all-reduce", _tensor_parallel, "`parallel.tensor` above 1",
+        _no_tensor_reduce,
     ),
-    "loan": InjectedFault(
-        "the gradient of lent weights left out", _lent, "tied weights on two stages",
-        _no_loan_gradient, single_layer=False,
+    "tied-gradient": InjectedFault(
+        "a dropped gradient of tied weights", _tied_across_stages,
+        "tied weights on two pipeline stages", _no_tied_gradient, single_layer=False,
     ),
 }  # fmt: skip
-"""By the name that asks for it."""
+"""Faults by the name that `windlass check` uses."""

@@ -1,26 +1,25 @@
-"""Around: what may stand around the handlers of a run, to look at it or to spoil it on purpose."""
+"""Hooks that wrap a run's instruction handlers, to observe them or to inject faults."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import NamedTuple
 
-from windlass.program.instruction import InstructionKind
 from windlass.runtime.compute import ComputeHandlers
 from windlass.runtime.distributed.process_groups import ProcessGroups
-from windlass.runtime.handler import Handler
+from windlass.runtime.handler import Handlers
 from windlass.schema.graph import Graph
 from windlass.schema.plan import Plan
 
 
 class HookContext(NamedTuple):
-    """What the handlers of one device work with."""
+    """What the handlers of one rank work with."""
 
     plan: Plan
     graph: Graph | None
-    """None of one device alone, as its pod."""
+    """The graph that the plan divides; None on a single device."""
     compute: ComputeHandlers
-    pod: ProcessGroups | None
+    groups: ProcessGroups | None
+    """The rank's process groups; None on a single device."""
 
 
-Handlers = Mapping[InstructionKind, Handler]
 HandlerWrapper = Callable[[Handlers, HookContext], Handlers]
-"""Gives the handlers that are to run in place of others, which it may call."""
+"""Returns handlers to run in place of the given ones, which they may call."""

@@ -1,0 +1,235 @@
+"""Modules, hooks and the loss that a tensor-parallel rank runs in place of a layer's own.
+
+Capture measures when each tensor is freed, so a local variable that holds a tensor longer than
+needed changes the predicted memory.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from windlass.models.loss import IGNORE_INDEX, in_loss_precision
+from windlass.models.tensor_parallel.collectives import (
+    TensorParallelRank,
+    all_gather_autograd,
+    all_reduce_autograd,
+    all_reduce_identity_grad,
+    all_reduce_max,
+    local_part,
+    local_tokens,
+    reduce_scatter_autograd,
+)
+from windlass.models.tensor_parallel.shard_params import EqualShard
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorParallelLoss:
+    """Mean cross-entropy of logits that are sharded over the ranks.
+
+    The loss is the same number on every rank; its gradient is that of the rank's own logits.
+    """
+
+    tp_rank: TensorParallelRank
+    first_column: int | None
+    """First vocabulary entry of the rank's logits; None if it has all entries for its tokens."""
+
+    def __call__(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """The loss in nats per token.
+
+        Args:
+            logits: `[b s v/t]`, or `[b s/t v]` of the rank's tokens.
+            targets: `Int[b s]`; `IGNORE_INDEX` does not count.
+        """
+        counts = targets != IGNORE_INDEX
+        if self.first_column is not None:
+            losses = self._token_losses(in_loss_precision(logits), targets, self.first_column)
+            return losses.masked_fill(~counts, 0).sum() / counts.sum()
+        local_sum = functional.cross_entropy(
+            in_loss_precision(logits).flatten(0, 1),
+            local_tokens(targets, self.tp_rank).flatten(),
+            ignore_index=IGNORE_INDEX,
+            reduction="sum",
+        )
+        return all_reduce_identity_grad(local_sum, self.tp_rank.all_group) / counts.sum()
+
+    def _token_losses(self, logits: Tensor, targets: Tensor, first_column: int) -> Tensor:
+        """Loss of each token, `[b s]`: `log(sum(exp(z))) - z[target]`."""
+        group = self.tp_rank.all_group
+        largest = all_reduce_max(logits.detach().amax(-1), group)
+        shifted = logits - largest.unsqueeze(-1)
+        column = targets - first_column
+        on_other_rank = (column < 0) | (column >= logits.shape[-1])
+        index = column.masked_fill(on_other_rank, 0).unsqueeze(-1)
+        target_logits = shifted.gather(-1, index).squeeze(-1).masked_fill(on_other_rank, 0)
+        # One all-reduce for both sums.
+        sums = all_reduce_identity_grad(
+            torch.stack((shifted.exp().sum(-1), target_logits)), group
+        )
+        return sums[0].log() - sums[1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleShard:
+    """The part of a sample `[s ... f]` that a rank has."""
+
+    tokens: EqualShard = EqualShard()
+    features: EqualShard = EqualShard()
+
+
+class ShardedDropout(nn.Dropout):
+    """Dropout on a rank's part of a sample, where its mask must equal the full sample's mask."""
+
+    shard: SampleShard
+
+
+class ShardedLayerNorm(nn.LayerNorm):
+    """`(x - mean) / sqrt(var + eps) * w + b` over all features, of which a rank has `[... d/c]`."""
+
+    tp_rank: TensorParallelRank
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The rank's features of the norm.
+
+        Moments of the ranks' features combine as `mean = avg(m)` and `var = avg(v) + avg(m^2) -
+        mean^2`: a difference of squares is taken only of the ranks' means, not of the values.
+        Source: Chan, Golub & LeVeque 1983, The American Statistician 37(3), equation 2.1.
+        """
+        wide = _at_least_float32(x)
+        var, mean = torch.var_mean(wide, -1, correction=0)
+        moments = torch.stack((var, mean, mean.square()), -1)
+        group, columns = self.tp_rank.feature_group, self.tp_rank.columns
+        var, mean, square = (all_reduce_autograd(moments, group) / columns).unbind(-1)
+        var = var + square - mean.square()
+        normed = (wide - mean.unsqueeze(-1)) * (var + self.eps).rsqrt().unsqueeze(-1)
+        return _scale_and_shift(normed.to(x.dtype), self.weight, self.bias)
+
+
+class ShardedRMSNorm(nn.RMSNorm):
+    """`x / sqrt(avg(x^2) + eps) * w` over all features, of which a rank has `[... d/c]`."""
+
+    tp_rank: TensorParallelRank
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The rank's features of the norm."""
+        wide = _at_least_float32(x)
+        local = wide.square().mean(-1, keepdim=True)
+        square = all_reduce_autograd(local, self.tp_rank.feature_group) / self.tp_rank.columns
+        epsilon = torch.finfo(x.dtype).eps if self.eps is None else self.eps
+        return _scale_and_shift((wide * (square + epsilon).rsqrt()).to(x.dtype), self.weight, None)
+
+
+def _at_least_float32(x: Tensor) -> Tensor:
+    """Moments are computed in float32 at least, as in torch's own norms."""
+    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+
+
+def _scale_and_shift(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    x = x if weight is None else x * weight
+    return x if bias is None else x + bias
+
+
+class VocabParallelEmbedding(nn.Embedding):
+    """A rank's rows of an embedding: takes all tokens, gives all vectors, summed over the ranks."""
+
+    tp_rank: TensorParallelRank
+    first_row: int
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        rows = tokens - self.first_row
+        on_other_rank = (rows < 0) | (rows >= self.weight.shape[0])
+        vectors = super().forward(rows.masked_fill(on_other_rank, 0))
+        return all_reduce_autograd(
+            vectors.masked_fill(on_other_rank.unsqueeze(-1), 0), self.tp_rank.all_group
+        )
+
+
+class VocabParallelLinear(nn.Linear):
+    """A rank's columns of the logits: takes the rank's tokens, gives logits of all tokens."""
+
+    tp_rank: TensorParallelRank
+    is_sharded: bool
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(all_gather_autograd(x, self.tp_rank.all_group))
+
+
+class GridColumnLinear(nn.Linear):
+    """Column-parallel linear in a grid: takes the rank's features, gives its shard of outputs."""
+
+    tp_rank: TensorParallelRank
+    is_sharded: bool
+    """Whether the ranks of one row shard its outputs; otherwise each has all of them."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        reduce = reduce_scatter_autograd if self.is_sharded else all_reduce_autograd
+        y = reduce(functional.linear(x, self.weight), self.tp_rank.feature_group)
+        return y if self.bias is None else y + self.bias
+
+
+class GridLinear(nn.Linear):
+    """Linear outside of regions in a grid: takes and gives the rank's features of each token."""
+
+    tp_rank: TensorParallelRank
+
+    def forward(self, x: Tensor) -> Tensor:
+        group = self.tp_rank.feature_group
+        y = reduce_scatter_autograd(functional.linear(x, self.weight), group)
+        return y if self.bias is None else y + self.bias
+
+
+class RowLinear(nn.Linear):
+    """Row-parallel linear: takes a rank's inputs, gives a partial sum, in a grid of its features."""
+
+    tp_rank: TensorParallelRank
+    is_sharded: bool
+    """Whether the ranks of one row shard its inputs; otherwise each has all of them."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        # Each rank adds its share of the bias. If only the first rank added it, ranks would run
+        # different graphs, and a compiler might order their collectives differently.
+        bias = None if self.bias is None else self.bias * (1 / self.tp_rank.rows)
+        x = all_gather_autograd(x, self.tp_rank.feature_group) if self.is_sharded else x
+        return functional.linear(x, self.weight, bias)
+
+
+@dataclass(frozen=True, slots=True)
+class GatherTokens:
+    """Forward pre-hook that all-gathers the tokens of a region's first argument."""
+
+    tp_rank: TensorParallelRank
+
+    def __call__(
+        self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        group = self.tp_rank.token_group
+        if args:
+            return (all_gather_autograd(args[0], group), *args[1:]), kwargs
+        first = next(name for name, value in kwargs.items() if isinstance(value, Tensor))
+        return args, kwargs | {first: all_gather_autograd(kwargs[first], group)}
+
+
+@dataclass(frozen=True, slots=True)
+class ScatterTokens:
+    """Forward hook that sums a region's output over the ranks and keeps the rank's tokens."""
+
+    tp_rank: TensorParallelRank
+
+    def __call__(self, _: nn.Module, __: tuple[Any, ...], output: Any) -> Any:  # noqa: ANN401
+        group = self.tp_rank.token_group
+        if isinstance(output, tuple):
+            return (reduce_scatter_autograd(output[0], group), *output[1:])
+        return reduce_scatter_autograd(output, group)
+
+
+@dataclass(frozen=True, slots=True)
+class KeepLocalPart:
+    """Forward hook that keeps the rank's part of an output that all ranks have."""
+
+    tp_rank: TensorParallelRank
+
+    def __call__(self, _: nn.Module, __: tuple[Any, ...], output: Tensor) -> Tensor:
+        # A copy, because a view would keep all tokens alive as long as later layers need its own.
+        return local_part(output, self.tp_rank).clone(memory_format=torch.contiguous_format)

@@ -1,0 +1,245 @@
+"""A graph says what torch really does."""
+
+from collections.abc import Callable
+from math import prod
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.func import functional_call
+from torch.nn import functional
+from torch.utils.flop_counter import (
+    FlopCounterMode,
+    sdpa_backward_flop_count,
+    sdpa_flop_count,
+)
+
+from windlass.capture.capture_layers import capture_graph
+from windlass.capture.recorder import record_layer
+from windlass.capture.trace import LayerTrace
+from windlass.errors import ModelError
+from windlass.models import catalog as catalogue
+from windlass.models.build import build_layer_stack
+from windlass.models.layer_stack import LayerStack, layer_stack_from_module
+from windlass.models.shape_inference import fake_state
+from windlass.schema.graph import Graph
+
+Captured = Callable[..., tuple[LayerStack, Graph]]
+
+SMALL = {"layers": 2, "width": 32, "heads": 4, "vocabulary": 48, "sequence": 40}
+
+
+def torch_counts(chain: LayerStack, micro: int, sequence: int) -> int:
+    """FLOP of the whole chain by torch's own counter, which lacks only the CPU's attention."""
+    aten = torch.ops.aten
+    attention = {
+        aten._scaled_dot_product_flash_attention_for_cpu: lambda q, k, v, *_, **__: sdpa_flop_count(
+            q, k, v
+        ),
+        aten._scaled_dot_product_flash_attention_for_cpu_backward: lambda g, q, k, v, *_, **__: (
+            sdpa_backward_flop_count(g, q, k, v)
+        ),
+    }
+    with FakeTensorMode(), FlopCounterMode(display=False, custom_mapping=attention) as counter:
+        x: Tensor = torch.zeros(micro, sequence, dtype=torch.int64)
+        for layer in chain.layers:
+            x = functional_call(layer, fake_state(layer), (x,))
+        targets = torch.zeros(micro * sequence, dtype=torch.int64)
+        functional.cross_entropy(x.float().flatten(0, 1), targets).backward()
+    return counter.get_total_flops()
+
+
+@pytest.mark.parametrize("name", catalogue.model_names())
+def test_flop_equal_those_of_torchs_counter_on_every_known_model(captured: Captured, name: str):
+    chain, graph = captured(name, layers=2)
+
+    assert graph.micro_batch_flop(3, 129) == torch_counts(chain, 3, 129)
+
+
+def test_flop_of_the_largest_model_equal_those_of_torchs_counter(captured: Captured):
+    chain, graph = captured("gpt3-175b")
+
+    assert graph.micro_batch_flop(1, 2048) == torch_counts(chain, 1, 2048)
+
+
+def test_flop_equal_the_formula_of_the_literature(captured: Captured):
+    _, graph = captured("gpt3-175b")
+    layers, width, vocabulary, sequence = 96, 12288, 50257, 2048
+
+    # Narayanan et al. 2021, arXiv:2104.04473, appendix: 72 b s l d^2 (1 + s/6d + v/12ld) without
+    # recompute, and one product more for the fused attention, which forms the scores again.
+    literature = (
+        72
+        * sequence
+        * layers
+        * width**2
+        * (1 + sequence / (6 * width) + vocabulary / (12 * layers * width))
+        + 2 * layers * sequence**2 * width
+    )
+
+    assert graph.micro_batch_flop(1, sequence) == pytest.approx(literature, rel=1e-12)
+
+
+def test_only_distinct_layers_are_written_down(captured: Captured):
+    _, graph = captured("gpt3-175b")
+
+    assert [(span.kind, span.count) for span in graph.layer_runs] == [
+        ("embedding", 1), ("block", 96), ("head", 1),
+    ]  # fmt: skip
+    assert set(graph.kinds) == {"embedding", "block", "head"}
+
+
+def test_a_tied_head_owns_no_second_table(captured: Captured):
+    _, graph = captured("gpt2-124m")
+
+    head = {parameter.name: parameter for parameter in graph.kinds["head"].parameters}
+    assert head["projection.weight"].tied_to == "embedding.tokens.weight"
+    assert graph.parameter_count == 124_439_808
+
+
+@settings(max_examples=12)
+@given(
+    name=st.sampled_from(["gpt2-124m", "gpt-j-6b", "llama2-70b"]),
+    place=st.sampled_from([0, 1, 3]),
+    micro=st.integers(2, 40),
+    sequence=st.integers(2, 700),
+    precision=st.sampled_from(["float32", "bfloat16"]),
+)
+def test_sizes_never_seen_are_predicted_to_the_byte(
+    captured: Captured, name: str, place: int, micro: int, sequence: int, precision: str
+):
+    chain, graph = captured(name, layers=2, sequence=1024)
+    cost = graph.kinds[chain.kinds[place]].cost(precision, compiled=False)
+    width = chain.layers[0].tokens.embedding_dim
+    seen = record_layer(
+        chain.layers[place],
+        lambda: (
+            torch.empty(micro, sequence, width)
+            if place
+            else torch.zeros(micro, sequence, dtype=torch.int64)
+        ),
+        dtype=getattr(torch, precision),
+        target_shape=(micro, sequence) if place == 3 else None,
+    )
+
+    ops = (*cost.forward, *cost.backward)
+    for op, call in zip(ops, seen.trace.calls, strict=True):
+        if op.name == "_coalesce":  # rows in place of the whole table's gradient
+            assert call.name == "embedding_dense_backward"
+            continue
+        assert op.name == call.name
+        assert op.flop.at(micro, sequence) == seen.numbers[call.flop]
+        for quantity, touches in ((op.read_bytes, call.reads), (op.written_bytes, call.writes)):
+            expected = sum(seen.numbers[touch.nbytes] for touch in touches)
+            assert quantity.at(micro, sequence) == expected
+    assert cost.saved_bytes.at(micro, sequence) == kept(seen.trace, seen.numbers)
+
+
+def kept(trace: LayerTrace, numbers: tuple[int, ...]) -> int:
+    """Own buffers that outlive the forward pass."""
+    return sum(
+        numbers[buffer.nbytes]
+        for buffer in trace.buffers
+        if buffer.role == "inner"
+        and buffer.first_call < trace.forward_calls
+        and (buffer.freed_at is None or buffer.freed_at > trace.forward_calls)
+    )
+
+
+def test_a_product_reads_its_operands_once_and_writes_its_result(captured: Captured):
+    _, graph = captured("gpt2-124m")
+    up = next(
+        op
+        for op in graph.kinds["block"].cost("bfloat16", compiled=False).forward
+        if op.shape is not None and op.shape.n.one == 3072
+    )
+
+    tokens, width, hidden = 4 * 100, 768, 3072
+    assert up.read_bytes.at(4, 100) == 2 * (tokens * width + width * hidden + hidden)
+    assert up.written_bytes.at(4, 100) == 2 * tokens * hidden
+    assert prod(q.at(4, 100) for q in up.shape) * 2 == up.flop.at(4, 100)
+
+
+def test_an_embedding_reads_the_rows_it_picks_and_its_gradient_is_as_many_rows(
+    captured: Captured,
+):
+    _, graph = captured("gpt2-124m")
+    cost = graph.kinds["embedding"].cost("float32", compiled=False)
+
+    picked, indices = 8 * 768 * 4, 8 * 8
+    assert cost.forward[0].name == "embedding"
+    assert cost.forward[0].read_bytes.at(2, 4) == picked + indices
+    assert cost.backward[-1].written_bytes.at(2, 4) == picked + indices
+    assert graph.kinds["embedding"].pass_gradient_elements(2, 4)[0] == 8 * 768
+
+
+def test_compiling_changes_neither_flop_nor_products(captured: Captured):
+    for name in ("gpt2-124m", "llama2-70b", "gpt-neox-20b"):
+        _, graph = captured(name, layers=2)
+        for kind in graph.kinds.values():
+            plain, fused = (kind.cost("bfloat16", compiled=c) for c in (False, True))
+            for one, other in ((plain.forward, fused.forward), (plain.backward, fused.backward)):
+                assert [op.shape for op in one if op.shape] == [
+                    op.shape for op in other if op.shape
+                ]
+                assert sum(op.flop.at(2, 64) for op in one) == sum(
+                    op.flop.at(2, 64) for op in other
+                )
+
+
+def test_compiling_never_moves_more_bytes_between_products(captured: Captured):
+    for name in ("gpt2-124m", "llama2-70b", "gpt-neox-20b"):
+        _, graph = captured(name, layers=2)
+        for kind in ("head", graph.layer_runs[1].kind):
+            moved = {
+                compiled: sum(
+                    op.read_bytes.at(4, 512) + op.written_bytes.at(4, 512)
+                    for op in graph.kinds[kind].cost("bfloat16", compiled=compiled).forward
+                    if op.kind == "memory"
+                )
+                for compiled in (False, True)
+            }
+            assert moved[True] < moved[False]
+
+
+class Branching(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.exp() if x.shape[1] > 30 else x
+
+
+class Cubic(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        b, s, _ = x.shape
+        return x + torch.zeros(b, s, s, s).sum()
+
+
+class Looking(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 2 if x.sum() > 0 else x
+
+
+@pytest.mark.parametrize(
+    ("layer", "message"),
+    [
+        (Branching, "does other operations at micro-batch"),
+        (Cubic, "does another amount of work at micro-batch 5, sequence 63"),
+        (Looking, "cannot run without numbers in float32"),
+    ],
+)
+def test_a_layer_that_cannot_be_captured_is_named_with_the_way_out(
+    layer: type[nn.Module], message: str
+):
+    module = nn.Sequential(nn.Embedding(20, 8), layer(), nn.Linear(8, 20))
+
+    with pytest.raises(ModelError, match=f"layer `1` of model `mine` {message}"):
+        capture_graph(layer_stack_from_module(module, "mine", vocabulary=20))
+
+
+def test_a_model_of_very_short_sequences_is_refused():
+    chain = build_layer_stack("gpt-tiny", {**SMALL, "sequence": 8}, device="meta", seed=0)
+
+    with pytest.raises(ModelError, match="sequences of at most 8 tokens, must take 9"):
+        capture_graph(chain)
