@@ -197,9 +197,7 @@ def _vocabulary_errors(
 ) -> Iterator[str]:
     has_torch_forward = type(module).forward in (nn.Embedding.forward, nn.Linear.forward)
     in_place = first if isinstance(module, nn.Embedding) else last
-    if (
-        not isinstance(module, (nn.Embedding, nn.Linear)) or not has_torch_forward or not in_place
-    ):
+    if not isinstance(module, (nn.Embedding, nn.Linear)) or not has_torch_forward or not in_place:
         yield "is neither an `nn.Embedding` of the first layer nor an `nn.Linear` of the last"
         return
     if isinstance(module, nn.Embedding) and (module.max_norm or module.scale_grad_by_freq):

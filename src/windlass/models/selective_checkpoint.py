@@ -108,9 +108,7 @@ class _KeptOutputMode(TorchDispatchMode):
         run = partial(func, *args, **(kwargs or {}))
         return self._kept_output(run, func, args) if _is_kept(func) else run()
 
-    def _kept_output(
-        self, run: Callable[[], Any], func: OpOverload, args: tuple[Any, ...]
-    ) -> Any:  # noqa: ANN401
+    def _kept_output(self, run: Callable[[], Any], func: OpOverload, args: tuple[Any, ...]) -> Any:  # noqa: ANN401
         """The output of an operation whose output is kept."""
         raise NotImplementedError
 
@@ -118,9 +116,7 @@ class _KeptOutputMode(TorchDispatchMode):
 class _KeepOutputs(_KeptOutputMode):
     """The forward pass, which runs these operations and keeps their outputs."""
 
-    def _kept_output(
-        self, run: Callable[[], Any], func: OpOverload, args: tuple[Any, ...]
-    ) -> Any:  # noqa: ANN401
+    def _kept_output(self, run: Callable[[], Any], func: OpOverload, args: tuple[Any, ...]) -> Any:  # noqa: ANN401
         output = run()
         if func.overloadpacket in _REDUCTIONS:
             self._drop_partial_sum(args[0])

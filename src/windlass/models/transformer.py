@@ -98,9 +98,7 @@ class ParallelBlock(nn.Module):
         ffn_input = attention_input if self.hidden_norm is None else self.hidden_norm(x)
         # One expression, so that the attention's output is freed before the feed-forward runs.
         return (
-            x
-            + self.dropout(self.attention(attention_input))
-            + self.dropout(self.hidden(ffn_input))
+            x + self.dropout(self.attention(attention_input)) + self.dropout(self.hidden(ffn_input))
         )
 
 

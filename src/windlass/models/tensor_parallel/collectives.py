@@ -275,9 +275,7 @@ def _adjoint(
 _all_gather_op.register_autograd(_adjoint(reduce_scatter_autograd), setup_context=_save_group)
 _reduce_scatter_op.register_autograd(_adjoint(all_gather_autograd), setup_context=_save_group)
 _all_reduce_op.register_autograd(_adjoint(all_reduce_autograd), setup_context=_save_group)
-_all_reduce_identity_grad_op.register_autograd(
-    _adjoint(lambda x, _: x), setup_context=_save_group
-)
+_all_reduce_identity_grad_op.register_autograd(_adjoint(lambda x, _: x), setup_context=_save_group)
 
 
 def _all_reduce(x: Tensor, op: dist.ReduceOp.RedOpType, group: str) -> Tensor:

@@ -65,18 +65,19 @@ class TensorParallelLoss:
         index = column.masked_fill(on_other_rank, 0).unsqueeze(-1)
         target_logits = shifted.gather(-1, index).squeeze(-1).masked_fill(on_other_rank, 0)
         # One all-reduce for both sums.
-        sums = all_reduce_identity_grad(
-            torch.stack((shifted.exp().sum(-1), target_logits)), group
-        )
+        sums = all_reduce_identity_grad(torch.stack((shifted.exp().sum(-1), target_logits)), group)
         return sums[0].log() - sums[1]
+
+
+_FULL = EqualShard()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleShard:
     """The part of a sample `[s ... f]` that a rank has."""
 
-    tokens: EqualShard = EqualShard()
-    features: EqualShard = EqualShard()
+    tokens: EqualShard = _FULL
+    features: EqualShard = _FULL
 
 
 class ShardedDropout(nn.Dropout):
@@ -138,6 +139,7 @@ class VocabParallelEmbedding(nn.Embedding):
     first_row: int
 
     def forward(self, tokens: Tensor) -> Tensor:
+        """Maps `Int[b s]` to `[b s d]`."""
         rows = tokens - self.first_row
         on_other_rank = (rows < 0) | (rows >= self.weight.shape[0])
         vectors = super().forward(rows.masked_fill(on_other_rank, 0))
@@ -153,6 +155,7 @@ class VocabParallelLinear(nn.Linear):
     is_sharded: bool
 
     def forward(self, x: Tensor) -> Tensor:
+        """Maps `[b s/r d]` to logits `[b s v/t]`."""
         return super().forward(all_gather_autograd(x, self.tp_rank.all_group))
 
 
@@ -164,6 +167,7 @@ class GridColumnLinear(nn.Linear):
     """Whether the ranks of one row shard its outputs; otherwise each has all of them."""
 
     def forward(self, x: Tensor) -> Tensor:
+        """Maps `[b s d/c]` to `[b s f/t]`, or `[b s f/r]` if each has all of its row."""
         reduce = reduce_scatter_autograd if self.is_sharded else all_reduce_autograd
         y = reduce(functional.linear(x, self.weight), self.tp_rank.feature_group)
         return y if self.bias is None else y + self.bias
@@ -175,19 +179,21 @@ class GridLinear(nn.Linear):
     tp_rank: TensorParallelRank
 
     def forward(self, x: Tensor) -> Tensor:
+        """Maps `[b s/r d/c]` to `[b s/r d/c]`."""
         group = self.tp_rank.feature_group
         y = reduce_scatter_autograd(functional.linear(x, self.weight), group)
         return y if self.bias is None else y + self.bias
 
 
 class RowLinear(nn.Linear):
-    """Row-parallel linear: takes a rank's inputs, gives a partial sum, in a grid of its features."""
+    """Row-parallel linear: takes a rank's inputs and gives a partial sum."""
 
     tp_rank: TensorParallelRank
     is_sharded: bool
     """Whether the ranks of one row shard its inputs; otherwise each has all of them."""
 
     def forward(self, x: Tensor) -> Tensor:
+        """Maps `[b s f/t]` to a partial sum of `[b s d/c]`."""
         # Each rank adds its share of the bias. If only the first rank added it, ranks would run
         # different graphs, and a compiler might order their collectives differently.
         bias = None if self.bias is None else self.bias * (1 / self.tp_rank.rows)
@@ -204,6 +210,7 @@ class GatherTokens:
     def __call__(
         self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments with all tokens in the first tensor."""
         group = self.tp_rank.token_group
         if args:
             return (all_gather_autograd(args[0], group), *args[1:]), kwargs
@@ -218,6 +225,7 @@ class ScatterTokens:
     tp_rank: TensorParallelRank
 
     def __call__(self, _: nn.Module, __: tuple[Any, ...], output: Any) -> Any:  # noqa: ANN401
+        """The reduce-scattered output; of a tuple only its first tensor."""
         group = self.tp_rank.token_group
         if isinstance(output, tuple):
             return (reduce_scatter_autograd(output[0], group), *output[1:])
@@ -231,5 +239,6 @@ class KeepLocalPart:
     tp_rank: TensorParallelRank
 
     def __call__(self, _: nn.Module, __: tuple[Any, ...], output: Tensor) -> Tensor:
+        """The rank's part of the output, contiguous."""
         # A copy, because a view would keep all tokens alive as long as later layers need its own.
         return local_part(output, self.tp_rank).clone(memory_format=torch.contiguous_format)

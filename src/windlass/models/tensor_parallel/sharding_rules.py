@@ -166,9 +166,7 @@ def resolve_sharding(
     return LayerSharding(rules=resolved, is_first=is_first)
 
 
-def matching_paths(
-    layer: nn.Module, name: str, pattern: str, rule: ShardingRule
-) -> Iterator[str]:
+def matching_paths(layer: nn.Module, name: str, pattern: str, rule: ShardingRule) -> Iterator[str]:
     """Paths inside a layer that a rule's pattern matches."""
     if rule.style == "count":
         paths = _integer_settings(layer)
