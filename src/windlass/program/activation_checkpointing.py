@@ -55,9 +55,7 @@ def recomputable_layers(plan: Plan, stage: Stage) -> range:
     return range(begin, max(begin, end))
 
 
-def with_recompute(
-    plan: Plan, full: Sequence[int], selective: Sequence[int] | None = None
-) -> Plan:
+def with_recompute(plan: Plan, full: Sequence[int], selective: Sequence[int] | None = None) -> Plan:
     """The plan with the first layers of each of its stages recomputed.
 
     Args:

@@ -154,9 +154,7 @@ class CommunicationVolume:
                 yield PassCollective(collective, axis, sent)
 
 
-def replicated_gradient_sums(
-    sizes: StateSizes, plan: Plan
-) -> tuple[tuple[TensorAxis, int], ...]:
+def replicated_gradient_sums(sizes: StateSizes, plan: Plan) -> tuple[tuple[TensorAxis, int], ...]:
     """All-reduces over tensor-parallel ranks that complete gradients of replicated parameters.
 
     Args:
@@ -179,10 +177,10 @@ def collective_bytes(kind: CollectiveKind, nbytes: _Count, ranks: _Count) -> _Co
 
 
 def all_gather_bytes(nbytes: _Count, ranks: _Count) -> _Count:
-    """`(n - 1) / n B`: bytes each of n devices sends in an all-gather or reduce-scatter of B bytes."""
+    """`(n - 1) / n B`: bytes that each of n devices sends in an all-gather or a reduce-scatter."""
     return nbytes * (ranks - 1) // ranks
 
 
 def all_reduce_bytes(nbytes: _Count, ranks: _Count) -> _Count:
-    """`2 (n - 1) / n B`: bytes that each of n devices sends in an all-reduce of B bytes."""
+    """`2 (n - 1) / n B`: bytes that each of n devices sends in an all-reduce."""
     return 2 * nbytes * (ranks - 1) // ranks

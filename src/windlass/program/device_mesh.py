@@ -19,10 +19,10 @@ class MeshCoord(NamedTuple):
 
 
 def mesh_coord(rank: int, parallel: Parallelism) -> MeshCoord:
-    """The coordinates of a global rank: tensor-parallel ranks are adjacent, then replicas, then stages.
+    """The coordinates of a global rank.
 
-    Tensor-parallel ranks communicate most and stages least, so tensor parallelism gets the fastest
-    links.
+    Tensor-parallel ranks are adjacent, then come replicas, then stages. Tensor-parallel ranks
+    communicate most and stages least, so tensor parallelism gets the fastest links.
     """
     group, tensor_rank = divmod(rank, parallel.tensor)
     stage, data_rank = divmod(group, parallel.data)
@@ -35,7 +35,7 @@ def rank_of(coord: MeshCoord, parallel: Parallelism) -> int:
 
 
 def chunks_of_stage(plan: Plan, stage: int) -> tuple[int, ...]:
-    """The indices in `plan.stages` of a stage's model chunks, ascending; one without interleaving."""
+    """The indices in `plan.stages` of a stage's model chunks, ascending."""
     return tuple(range(stage, len(plan.stages), plan.parallel.pipeline))
 
 

@@ -62,7 +62,7 @@ COLLECTIVE_KINDS: tuple[InstructionKind, ...] = (
     "grad_norm",
     "sync",
 )
-"""Kinds that wait for every device of their group; passes with tensor-parallel collectives also do."""
+"""Kinds that wait for every device of their group, as passes with collectives also do."""
 
 GLOBAL_COLLECTIVES: tuple[InstructionKind, ...] = ("grad_norm", "sync")
 """Collectives over all devices of the plan."""

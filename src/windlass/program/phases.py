@@ -50,7 +50,7 @@ def resident_layers(plan: Plan, graph: Graph, stage: int = 0) -> tuple[int, ...]
 
 
 def deferred_update_layers(plan: Plan, graph: Graph, stage: int = 0) -> tuple[int, ...]:
-    """The layers whose update is deferred to the next step, ascending: all that are not resident."""
+    """The layers whose update is deferred to the next step, ascending: all but resident ones."""
     if not plan.defers_updates:
         return ()
     resident = set(resident_layers(plan, graph, stage))

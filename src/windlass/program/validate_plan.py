@@ -1,4 +1,4 @@
-"""Which plans are legal for a graph and a machine: every fault at once, each with the way out."""
+"""Checks a plan against a graph and a machine: reports every error at once, each with a way out."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -9,75 +9,81 @@ from windlass.program.tied_weights import tied_across_stages
 from windlass.program.zero_sharding import updates_per_shard
 from windlass.schema.graph import Graph
 from windlass.schema.machine import Machine
-from windlass.schema.plan import Plan
+from windlass.schema.plan import DEVICE_TIER, Plan
 from windlass.schema.tensor_grid import grid_columns, grid_rows
 
 
 def plan_errors(
     plan: Plan, graph: Graph, machine: Machine, *, global_batch: int | None = None
 ) -> tuple[str, ...]:
-    """All that is wrong with running `plan` for `graph` on `machine`; nothing if it is legal.
+    """All errors of running `plan` for `graph` on `machine`; empty if the plan is valid.
 
     Args:
         plan: the plan.
-        graph: what is to be computed.
-        machine: what it is to run on.
-        global_batch: sequences of a step that the request asks for; None asks for none.
+        graph: the full graph of the model.
+        machine: the machine to run on.
+        global_batch: sequences per step that the request asks for; None means any number.
     """
-    return (*_labels(plan, graph, machine), *_sizes(plan, graph, machine, global_batch),
-            *_lowerable(plan, graph), *_unrun(plan))  # fmt: skip
+    return (
+        *_label_errors(plan, graph, machine),
+        *_size_errors(plan, graph, machine, global_batch),
+        *_lowering_errors(plan, graph),
+        *_runtime_errors(plan),
+    )
 
 
 def require_valid_plan(
     plan: Plan, graph: Graph, machine: Machine, *, global_batch: int | None = None
 ) -> None:
-    """Refuses a plan that is not legal.
+    """Refuses a plan that is not valid.
 
     Raises:
-        Faults: all that is wrong.
+        InputErrors: all errors of the plan.
     """
-    _raise(plan_errors(plan, graph, machine, global_batch=global_batch))
+    _raise_any(plan_errors(plan, graph, machine, global_batch=global_batch))
 
 
 def require_lowerable(plan: Plan, graph: Graph) -> None:
     """Refuses a plan that cannot be lowered, whatever the machine.
 
     Raises:
-        Faults: all that is wrong.
+        InputErrors: all errors of the plan.
     """
-    _raise(tuple(_lowerable(plan, graph)))
+    _raise_any(tuple(_lowering_errors(plan, graph)))
 
 
 def tensor_parallel_errors(degree: int, sequence: int, graph: Graph) -> Iterator[str]:
-    """Why a graph's layers cannot be cut over so many slices, or such a grid of them.
+    """Why a graph's layers cannot be split over a tensor-parallel degree or grid.
 
-    Between layers each slice holds its own tokens, inside them whole heads and features.
+    Between layers each rank holds its own tokens (sequence parallelism), inside them whole heads
+    and features.
     """
     if degree == 1:
         return
     rows = grid_rows(degree)
     if sequence % rows:
-        of = f"the {rows} rows of " if grid_columns(degree) > 1 else ""
+        which = f"the {rows} rows of " if grid_columns(degree) > 1 else ""
         yield (
-            f"`batch.sequence` = {sequence} is no multiple of {of}`parallel.tensor` = {degree}: between "
-            "layers each slice holds as many tokens; make it one or lower the degree"
+            f"`batch.sequence` = {sequence} is not a multiple of {which}`parallel.tensor` = "
+            f"{degree}: between layers each tensor-parallel rank holds an equal part of the "
+            "tokens; make it one or lower the degree"
         )
     if degree in graph.unshardable:
         yield from (f"`parallel.tensor` = {degree}: {why}" for why in graph.unshardable[degree])
     elif degree not in graph.tensor_shards:
         known = " or ".join(map(str, sorted((1, *graph.tensor_shards))))
         yield (
-            f"`parallel.tensor` = {degree}, but `{graph.name}` was not captured in {degree} slices; "
+            f"`parallel.tensor` = {degree}, but `{graph.name}` was not captured for this degree; "
             f"capture it so, or set it to {known}"
         )
 
 
-def _raise(found: tuple[str, ...]) -> None:
-    if found:
-        raise InputErrors(found)
+def _raise_any(messages: tuple[str, ...]) -> None:
+    if messages:
+        raise InputErrors(messages)
 
 
-def _labels(plan: Plan, graph: Graph, machine: Machine) -> Iterator[str]:
+def _label_errors(plan: Plan, graph: Graph, machine: Machine) -> Iterator[str]:
     if plan.graph != graph.label:
         yield (
             f"the plan is for graph `{plan.graph}`, but this one is `{graph.label}`; "
@@ -90,17 +96,20 @@ def _labels(plan: Plan, graph: Graph, machine: Machine) -> Iterator[str]:
         )
 
 
-def _sizes(plan: Plan, graph: Graph, machine: Machine, global_batch: int | None) -> Iterator[str]:
-    cut, batch = plan.parallel, plan.batch
-    if cut.devices > machine.devices:
+def _size_errors(
+    plan: Plan, graph: Graph, machine: Machine, global_batch: int | None
+) -> Iterator[str]:
+    parallel, batch = plan.parallel, plan.batch
+    if parallel.devices > machine.devices:
         yield (
-            f"`parallel` takes {cut.pipeline} x {cut.tensor} x {cut.data} = {cut.devices} devices, "
-            f"but `{machine.name}` has {machine.devices}; lower a degree"
+            f"`parallel` takes {parallel.pipeline} x {parallel.tensor} x {parallel.data} = "
+            f"{parallel.devices} devices, but `{machine.name}` has {machine.devices}; lower a "
+            "degree"
         )
     if global_batch is not None and plan.global_batch != global_batch:
         yield (
             f"`batch.micro` x `batch.accumulation` x `parallel.data` = {batch.micro} x "
-            f"{batch.accumulation} x {cut.data} = {plan.global_batch}, but `train.batch` is "
+            f"{batch.accumulation} x {parallel.data} = {plan.global_batch}, but `train.batch` is "
             f"{global_batch}; make them equal"
         )
     if graph.max_sequence is not None and batch.sequence > graph.max_sequence:
@@ -116,135 +125,147 @@ def _sizes(plan: Plan, graph: Graph, machine: Machine, global_batch: int | None)
     tiers = [tier.name for tier in machine.device.tiers]
     for name, tier in plan.offload:
         if tier not in tiers:
-            yield f"`home.{name}` = {tier!r}, but `{machine.name}` has only {', '.join(tiers)}"
+            yield f"`offload.{name}` = {tier!r}, but `{machine.name}` has only {', '.join(tiers)}"
 
 
-def _lowerable(plan: Plan, graph: Graph) -> Iterator[str]:
-    yield from _uncovered(plan, graph)
-    yield from _shards(plan)
+def _lowering_errors(plan: Plan, graph: Graph) -> Iterator[str]:
+    yield from _coverage_errors(plan, graph)
+    yield from _sharding_errors(plan)
     yield from schedule_errors(plan)
-    yield from _homes(plan)
-    yield from _recomputed(plan, graph)
+    yield from _offload_errors(plan)
+    yield from _phase_errors(plan)
+    yield from _recompute_errors(plan, graph)
     yield from tensor_parallel_errors(plan.parallel.tensor, plan.batch.sequence, graph)
-    yield from _loans(plan, graph)
+    yield from _tied_weight_errors(plan, graph)
 
 
-def _unrun(plan: Plan) -> Iterator[str]:
-    """What can be lowered and predicted, but has no tensors yet."""
-    sharding, home = plan.sharding, plan.offload
+def _runtime_errors(plan: Plan) -> Iterator[str]:
+    """Plans that can be lowered and predicted, but that the runtime cannot run yet."""
+    sharding, offload = plan.sharding, plan.offload
     if updates_per_shard(plan) > 1 and plan.is_offloaded("parameters"):
         yield (
-            f"`sharding.optimizer` = {sharding.optimizer} with `offload.parameters` = {home.parameters} and "
-            f"`sharding.parameters` = {sharding.parameters}: this version runs shards of weights away "
-            "from the near tier only where both are equal; make them equal, or let weights stay "
-            "near"
+            f"`sharding.optimizer` = {sharding.optimizer} with `offload.parameters` = "
+            f"{offload.parameters} and `sharding.parameters` = {sharding.parameters}: this version "
+            "runs offloaded sharded parameters only if both degrees are equal; make them equal, or "
+            f"set `offload.parameters` = {DEVICE_TIER}"
         )
-    both = plan.is_offloaded("parameters") and plan.is_offloaded("optimizer")
-    if both and not plan.has_master_weights and home.parameters != home.optimizer:
+    offloads_both = plan.is_offloaded("parameters") and plan.is_offloaded("optimizer")
+    if offloads_both and not plan.has_master_weights and offload.parameters != offload.optimizer:
         yield (
-            f"`offload.parameters` = {home.parameters} but `offload.optimizer` = {home.optimizer}: in "
-            f"{plan.precision} the weights are the masters, which lie with the moments; name one "
-            "tier for both, or set `precision` = bfloat16"
+            f"`offload.parameters` = {offload.parameters} but `offload.optimizer` = "
+            f"{offload.optimizer}: in {plan.precision} the weights are the master weights, which "
+            "are stored with the moments; name one tier for both, or set `precision` = bfloat16"
         )
 
 
-def _uncovered(plan: Plan, graph: Graph) -> Iterator[str]:
-    last = plan.stages[-1].end_layer
-    if last != graph.layers:
+def _coverage_errors(plan: Plan, graph: Graph) -> Iterator[str]:
+    end = plan.stages[-1].end_layer
+    if end != graph.layers:
         yield (
-            f"the stages cover layers [0, {last}), but `{graph.name}` has {graph.layers} layers; "
+            f"the stages cover layers [0, {end}), but `{graph.name}` has {graph.layers} layers; "
             "let the last phase end there"
         )
 
 
-def _homes(plan: Plan) -> Iterator[str]:
-    """Which classes may have homes beyond the near tier together."""
+def _offload_errors(plan: Plan) -> Iterator[str]:
+    """Which classes of tensors may be offloaded together."""
     if plan.precision == "float64" and plan.offloads:
         yield (
-            "`precision` = float64 with a `offload` that is not near: it is for proofs in memory; "
-            "set `precision` to float32, in which phases change no bit"
+            "`precision` = float64 with an `offload` tier: it is for verification in device "
+            "memory; set `precision` = float32, in which phases change no bit"
         )
     if plan.precision == "float64" and plan.moments != "float32":
-        yield (f"`precision` = float64 with `moments` = {plan.moments}; set `moments` to float32")
-    weights, gradients = plan.offload.parameters, plan.offload.gradients
-    phases = max(len(stage.phases) for stage in plan.stages)
+        yield f"`precision` = float64 with `moments` = {plan.moments}; set `moments` = float32"
+    parameters, gradients = plan.offload.parameters, plan.offload.gradients
     if plan.is_offloaded("parameters") and not plan.is_offloaded("optimizer"):
         yield (
-            f"`offload.parameters` = {weights} but `offload.optimizer` = near: weights that are away are "
-            f"updated as their optimizer state passes through; set `offload.optimizer` = {weights}"
+            f"`offload.parameters` = {parameters} but `offload.optimizer` = {DEVICE_TIER}: "
+            "offloaded parameters are updated while their optimizer state is transferred; set "
+            f"`offload.optimizer` = {parameters}"
         )
     if plan.is_offloaded("parameters") and not plan.is_offloaded("gradients"):
         yield (
-            f"`offload.parameters` = {weights} but `offload.gradients` = near: gradients of weights that "
-            f"are away leave the near tier too; set `offload.gradients` = {weights}"
+            f"`offload.parameters` = {parameters} but `offload.gradients` = {DEVICE_TIER}: "
+            "gradients of offloaded parameters must be offloaded too; set `offload.gradients` = "
+            f"{parameters}"
         )
     if plan.is_offloaded("gradients") and not plan.is_offloaded("parameters"):
         yield (
-            f"`offload.gradients` = {gradients} but `offload.parameters` = near: only gradients of weights "
-            f"that go away leave; set `offload.parameters` and `offload.optimizer` = {gradients}, or "
-            "`offload.gradients` = near"
+            f"`offload.gradients` = {gradients} but `offload.parameters` = {DEVICE_TIER}: only "
+            "gradients of offloaded parameters are offloaded; set `offload.parameters` and "
+            f"`offload.optimizer` = {gradients}, or `offload.gradients` = {DEVICE_TIER}"
         )
+
+
+def _phase_errors(plan: Plan) -> Iterator[str]:
+    """Parameters are offloaded if and only if layers are in 2 or more phases."""
+    parameters = plan.offload.parameters
+    phases = max(len(stage.phases) for stage in plan.stages)
     if plan.is_offloaded("parameters") and phases == 1:
         stages = "stages.0" if len(plan.stages) == 1 else "stages.*"
         yield (
-            f"`offload.parameters` = {weights} but `{stages}.phases` = 1: with all layers in one phase "
-            "no weights would ever be away; cut the layers into at least 2 phases"
+            f"`offload.parameters` = {parameters} but `{stages}.phases` = 1: with all layers in "
+            "one phase no parameters would ever be offloaded; split the layers into at least 2 "
+            "phases"
         )
     if not plan.is_offloaded("parameters"):
         for index, stage in enumerate(plan.stages):
             if len(stage.phases) > 1:
                 yield (
-                    f"`stages.{index}.phases` = {len(stage.phases)} but `offload.parameters` = near: "
-                    "weights that never go away need no turns; give them another home, or put "
+                    f"`stages.{index}.phases` = {len(stage.phases)} but `offload.parameters` = "
+                    f"{DEVICE_TIER}: only offloaded parameters need phases; offload them, or put "
                     "all layers into 1 phase"
                 )
 
 
-def _recomputed(plan: Plan, graph: Graph) -> Iterator[str]:
-    """A stage runs no more layers again than can, and most ops of one only where that can be."""
+def _recompute_errors(plan: Plan, graph: Graph) -> Iterator[str]:
+    """Stages that recompute more layers than they can, or selectively where that is impossible."""
     for index, stage in enumerate(plan.stages):
         count = len(recomputable_layers(plan, stage))
         if stage.recompute_layers is not None and stage.recompute_layers > count:
             yield (
-                f"`stages.{index}.recomputed` = {stage.recompute_layers}, but it has {count} layers "
-                "that may run again by choice: neither the first nor the last of the chain does, "
-                "and those of other phases than the last always do; lower it or leave it out"
+                f"`stages.{index}.recompute_layers` = {stage.recompute_layers}, but the stage has "
+                f"{count} layers whose recomputation a plan decides: the model's first and last "
+                "layers are never recomputed, and those of other phases than the last always are; "
+                "lower it or leave it out"
             )
     if selective_layers(plan):
         yield from selective_recompute_errors(plan, graph)
 
 
 def selective_recompute_errors(plan: Plan, graph: Graph) -> Iterator[str]:
-    """Why no layer of a plan can keep what its large products give and run the rest again."""
-    told = "`recompute` = selective with"
+    """Why a plan's layers cannot be recomputed selectively."""
+    prefix = "`recompute` = selective with"
     if plan.compile:
         yield (
-            f"{told} `compile`: a compiled layer already runs again what takes no time; set "
-            "`compile` = false, or `recompute` = none or layer"
+            f"{prefix} `compile`: a compiled layer already recomputes what takes no time; set "
+            "`compile` = false, or `recompute` = none or full"
         )
     if plan.parallel.schedule == "zero-bubble":
         yield (
-            f"{told} `parallel.schedule` = zero-bubble, whose backward passes come in two parts; set `parallel.schedule` "
-            "= 1f1b, or `recompute` = none or layer"
+            f"{prefix} `parallel.schedule` = zero-bubble, which splits backward passes in two; set "
+            "`parallel.schedule` = 1f1b, or `recompute` = none or full"
         )
     if plan.parallel.tensor > 1 and plan.parallel.tensor not in graph.tensor_shards:
-        return  # told with the slices
+        return  # `tensor_parallel_errors` reports it
     kinds = graph.shard(plan.parallel.tensor).kinds
-    within = {span.kind for span in graph.layer_runs} - {graph.layer_runs[0].kind, graph.layer_runs[-1].kind}
-    if not all(kinds[name].selective_costs for name in within):
+    runs = graph.layer_runs
+    inner_kinds = {run.kind for run in runs} - {runs[0].kind, runs[-1].kind}
+    if not all(kinds[name].selective_costs for name in inner_kinds):
         yield (
-            f"{told} `{graph.name}`, of whose layers some cannot be run so; set `recompute` = none "
-            "or layer"
+            f"{prefix} `{graph.name}`, some of whose layers cannot be recomputed selectively; set "
+            "`recompute` = none or full"
         )
 
 
-def _shards(plan: Plan) -> Iterator[str]:
-    """The degree rts divides rts', and rts' divides r: a device updates a part of what it holds."""
-    weights, optimizer = plan.sharding.parameters, plan.sharding.optimizer
-    if optimizer % weights:
+def _sharding_errors(plan: Plan) -> Iterator[str]:
+    """Rts must divide rts', and rts' must divide r: a device updates a part of what it stores."""
+    parameters, optimizer = plan.sharding.parameters, plan.sharding.optimizer
+    if optimizer % parameters:
         yield (
-            f"`sharding.parameters` = {weights} does not divide `sharding.optimizer` = {optimizer}: a "
-            "device updates a part of the weights that it holds; make one a multiple of the other"
+            f"`sharding.parameters` = {parameters} does not divide `sharding.optimizer` = "
+            f"{optimizer}: a device updates a part of the parameters that it stores; make "
+            "`sharding.optimizer` a multiple of `sharding.parameters`"
         )
     if plan.parallel.data % optimizer:
         yield (
@@ -254,51 +275,52 @@ def _shards(plan: Plan) -> Iterator[str]:
 
 
 def schedule_errors(plan: Plan) -> Iterator[str]:
-    """Which orders go with chunks, micro-batches and phases."""
-    stages, chunks, micros = (
-        plan.parallel.pipeline,
-        plan.parallel.virtual_stages,
-        plan.batch.accumulation,
-    )
-    if plan.parallel.schedule == "interleaved":
+    """Pipeline schedules that do not go with a plan's model chunks, micro-batches or phases."""
+    parallel, micro_batches = plan.parallel, plan.batch.accumulation
+    stages, chunks, schedule = parallel.pipeline, parallel.virtual_stages, parallel.schedule
+    if schedule == "interleaved":
         if chunks == 1 or stages == 1:
             yield (
-                f"`parallel.schedule` = interleaved with `parallel.virtual_stages` = {chunks} and `parallel.pipeline` = "
-                f"{stages}: chunks take turns only if there are 2 or more of each; raise them or "
-                "set `parallel.schedule` = 1f1b"
+                f"`parallel.schedule` = interleaved with `parallel.virtual_stages` = {chunks} and "
+                f"`parallel.pipeline` = {stages}: model chunks take turns only if there are 2 or "
+                "more of each; raise them or set `parallel.schedule` = 1f1b"
             )
-        if micros % stages:
+        if micro_batches % stages:
             yield (
-                f"`parallel.schedule` = interleaved with `batch.accumulation` = {micros}, which is no multiple "
-                f"of `parallel.pipeline` = {stages}; make it one"
+                f"`parallel.schedule` = interleaved with `batch.accumulation` = {micro_batches}, "
+                f"which is not a multiple of `parallel.pipeline` = {stages}; make it one"
             )
     elif chunks > 1:
         yield (
-            f"`parallel.virtual_stages` = {chunks} with `parallel.schedule` = {plan.parallel.schedule}, which runs a stage in one "
-            "piece; set `parallel.schedule` = interleaved or `parallel.virtual_stages` = 1"
+            f"`parallel.virtual_stages` = {chunks} with `parallel.schedule` = {schedule}, which "
+            "runs a stage as one model chunk; set `parallel.schedule` = interleaved or "
+            "`parallel.virtual_stages` = 1"
         )
-    if plan.parallel.schedule == "zero-bubble" and plan.compile:
+    if schedule == "zero-bubble" and plan.compile:
         yield (
-            "`parallel.schedule` = zero-bubble with `compile`: a compiled layer's backward pass is one piece; "
-            "set `compile` = false, or `parallel.schedule` = 1f1b"
+            "`parallel.schedule` = zero-bubble with `compile`: the backward pass of a compiled "
+            "layer cannot be split; set `compile` = false, or `parallel.schedule` = 1f1b"
         )
-    if plan.is_offloaded("parameters") and plan.parallel.schedule in ("interleaved", "zero-bubble"):
+    if plan.is_offloaded("parameters") and schedule in ("interleaved", "zero-bubble"):
         yield (
-            f"`parallel.schedule` = {plan.parallel.schedule} with `offload.parameters` = {plan.offload.parameters}: phases have an "
-            "order of their own, in which all micro-batches run through one; set `parallel.schedule` = 1f1b"
+            f"`parallel.schedule` = {schedule} with `offload.parameters` = "
+            f"{plan.offload.parameters}: phases have a schedule of their own, in which all "
+            "micro-batches run through one phase; set `parallel.schedule` = 1f1b"
         )
 
 
-def _loans(plan: Plan, graph: Graph) -> Iterator[str]:
-    """A message of a loan goes by the layer that borrows, so that it may borrow from one only."""
+def _tied_weight_errors(plan: Plan, graph: Graph) -> Iterator[str]:
+    """User layers with several remote owners: messages are named by the user layer."""
     if plan.parallel.pipeline == 1 or plan.stages[-1].end_layer != graph.layers:
         return
     if plan.parallel.tensor > 1 and plan.parallel.tensor not in graph.tensor_shards:
-        return  # told above
-    names = Counter((loan.user_layer, loan.user_stage) for loan in tied_across_stages(plan, graph))
-    for (layer, stage), lenders in names.items():
-        if lenders > 1:
+        return  # `tensor_parallel_errors` reports it
+    owner_counts = Counter(
+        (tied.user_layer, tied.user_stage) for tied in tied_across_stages(plan, graph)
+    )
+    for (layer, stage), owners in owner_counts.items():
+        if owners > 1:
             yield (
-                f"layer {layer} on stage {stage} uses weights of {lenders} layers on other stages; "
-                "cut the stages so that all but one of them are on its own"
+                f"layer {layer} on stage {stage} uses weights of {owners} layers on other stages; "
+                "divide the stages so that all but one of them are on the same stage"
             )

@@ -1,8 +1,8 @@
 """ZeRO sharding: which shards each replica stores, and the replica groups that communicate.
 
 A plan has two sharding degrees: `rts` replicas share one copy of the parameters (ZeRO-3, FSDP) and
-`rts'` replicas one copy of the optimizer state (ZeRO-1), where rts divides rts' and rts' divides the
-data-parallel degree r. A layer's own parameters are flattened, padded to a multiple of rts' and
+`rts'` replicas one copy of the optimizer state (ZeRO-1), where rts divides rts' and rts' divides
+the data-parallel degree r. A layer's own parameters are flattened, padded to a multiple of rts' and
 split into rts' equal parts. Replica j stores optimizer shard `j mod rts'`, and the parameter shard
 that contains it, `(j mod rts') // q` with `q = rts' / rts`. So a device updates a part of the
 parameters that it stores, and needs no others for that.
@@ -44,7 +44,7 @@ def parameter_gather_group(data_rank: int, plan: Plan) -> _Group:
 
 
 def update_gather_group(data_rank: int, plan: Plan) -> _Group:
-    """The q replicas that all-gather one parameter shard after an update, in the order of its parts."""
+    """The q replicas that all-gather one parameter shard after an update, in shard order."""
     first = _sharding_group_start(data_rank, plan)
     first += parameter_shard_index(data_rank, plan) * updates_per_shard(plan)
     return tuple(range(first, first + updates_per_shard(plan)))

@@ -76,7 +76,7 @@ class CollectiveInserter:
         return timeline.next_send.get(last, last)
 
     def unshard(self, layers: Iterable[int]) -> Iterator[Instruction]:
-        """All-gathers weight shards; if weights are offloaded, frees the device copy of the shard."""
+        """All-gathers weight shards; frees the shards if weights are offloaded."""
         if self._shards_weights:
             for layer in layers:
                 yield Instruction("unshard_weights", layer)
@@ -148,7 +148,7 @@ class _PassTimeline:
         self.last_free: dict[int, int] = {}
         """Last position where a layer's full weights are freed."""
         self.next_send: dict[int, int] = {}
-        """For each backward pass, the position that sends its input gradient to the previous stage."""
+        """For each backward pass, the position that sends its input gradient."""
         self.end = len(passes) - 1
         unsent: list[int] = []
         for index, (kind, layer, _) in enumerate(passes):

@@ -7,8 +7,8 @@ it. So weights are transferred once in each direction of a step, however many mi
 In a pipeline every stage does so: its first phase receives each micro-batch from the previous
 stage, its last phase sends it on.
 
-Where replicas share weights, each prefetches its shard. A phase unshards its layers as it begins, so
-that only one phase is unsharded at a time, beside the shards of the next.
+Where replicas share weights, each prefetches its shard. A phase unshards its layers as it begins,
+so that only one phase is unsharded at a time, beside the shards of the next.
 
 A layer's micro-batches add to its gradient in the same order as without offloading, so that the
 sums are equal bit for bit. The exception are layers of two phases that share a tied weight: without

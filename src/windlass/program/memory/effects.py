@@ -239,7 +239,9 @@ class InstructionEffects:
             tuple(layer for layer in layers if layer not in deferred)
         )
         finished = self._finish_offload(self.offloaded_gradients[-1:])
-        offloaded = (TensorId("offloaded gradients", layer) for layer in layers if layer in deferred)
+        offloaded = (
+            TensorId("offloaded gradients", layer) for layer in layers if layer in deferred
+        )
         return Effect((*on_device, *offloaded, *finished.reads), (), finished.frees)
 
     def _finish_offload(self, layers: tuple[int, ...]) -> Effect:

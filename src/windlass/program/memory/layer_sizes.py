@@ -66,7 +66,7 @@ class StateSizes(NamedTuple):
 
 
 def plan_state_sizes(plan: Plan, graph: Graph, tensor_rank: int = 0) -> tuple[StateSizes, ...]:
-    """Model state sizes of every layer under a plan: the part of `plan_layer_sizes` that is fast."""
+    """Model state sizes of every layer under a plan; much faster than `plan_layer_sizes`."""
     kinds = graph.shard(plan.parallel.tensor, tensor_rank).kinds
     by_kind = {name: layer_kind_state_sizes(plan, kind) for name, kind in kinds.items()}
     return tuple(by_kind[kind.name] for kind in graph.layer_kinds())

@@ -35,7 +35,7 @@ class MemoryProfile:
 
 
 _Key = tuple[str, int | None, bool]
-"""Kind, layer, and whether a backward pass makes its gradient: what sizes of an effect depend on."""
+"""Kind, layer, and whether a backward pass makes its gradient: they determine an effect's sizes."""
 
 
 class _Delta(NamedTuple):
@@ -91,9 +91,7 @@ def memory_profile(
     )
 
 
-def _resident_by_class(
-    effects: InstructionEffects, runtime_bytes: int
-) -> dict[MemoryClass, int]:
+def _resident_by_class(effects: InstructionEffects, runtime_bytes: int) -> dict[MemoryClass, int]:
     classes: dict[MemoryClass, int] = {
         "weights": 0,
         "gradients": 0,

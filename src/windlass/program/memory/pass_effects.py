@@ -71,13 +71,9 @@ class PassEffects:
 
         Not if the layer is recomputed, or if its backward runs on another stage.
         """
-        return (
-            layer in self._tensors.layer_set and layer not in self._tensors.recomputed_layers
-        )
+        return layer in self._tensors.layer_set and layer not in self._tensors.recomputed_layers
 
-    def _forward_effect(
-        self, layer: int, micro_batch: int, makes: tuple[TensorId, ...]
-    ) -> Effect:
+    def _forward_effect(self, layer: int, micro_batch: int, makes: tuple[TensorId, ...]) -> Effect:
         tensors = self._tensors
         reads = (*tensors.pass_weights(layer), self._input(layer, micro_batch))
         return Effect(

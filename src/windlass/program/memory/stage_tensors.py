@@ -1,4 +1,4 @@
-"""Stage tensors: the layers of one pipeline stage, their tensors' sizes and the weights they use."""
+"""Stage tensors: the layers of one pipeline stage, their tensors and the sizes of these."""
 
 from windlass.program.activation_checkpointing import is_recomputed, selective_layers
 from windlass.program.device_mesh import layers_of_stage
@@ -100,7 +100,7 @@ class StageTensors:
         return self.plan.parallel.data > 1 or replicated > 0
 
     def weights_between_passes(self, layer: int) -> TensorId:
-        """A layer's weights between uses: this device's shard, or all where they are not sharded."""
+        """A layer's weights between uses: this device's shard, or all weights without sharding."""
         return TensorId(self._weights_name, layer)
 
     def final_gradient(self, layer: int) -> TensorId:

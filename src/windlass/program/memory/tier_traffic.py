@@ -102,7 +102,7 @@ class TierTraffic:
         return (*self._update(sizes), ("gradients", TransferBytes(read=sizes.gradient_shard)))
 
     def _update(self, sizes: LayerSizes) -> tuple[tuple[OffloadClass, TransferBytes], ...]:
-        """State is read and written; weights are read only where they are the masters themselves."""
+        """State is read and written; weights are read only if they are the master weights."""
         state = offloaded_state_bytes(self._plan, sizes)
         read = 0 if self._plan.has_master_weights else sizes.updated_weights
         return (

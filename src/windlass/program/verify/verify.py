@@ -1,11 +1,10 @@
-"""Verification: a program is proved before it runs, or refused with device, instruction and value.
+"""Verification: proves a program before it runs, or names the instruction and tensor at fault.
 
-Proved are: nothing is read before it is there or after it is gone, nothing is made or freed twice,
-nothing stays behind, all of the plan's work is done once, gradients are whole and reduced before
-they are used, no weights are read that others have updated a part of, every message sent is
-received and in order, no devices wait for each other in a circle, and no tier overflows. Where
-updates are put off, they are proved as in a run that is under way: each finds the gradient that the
-step before stored.
+It proves that nothing is read before it exists or after it is freed, nothing is made or freed
+twice, nothing is left over, all of the plan's work is done once, gradients are complete and reduced
+before they are used, no weights are read that other replicas have updated in part, every message is
+received in order, no devices deadlock, and no memory tier overflows. Deferred updates are verified
+as in a steady run: each finds the gradient that the step before stored.
 """
 
 from collections import Counter
@@ -19,7 +18,7 @@ from windlass.program.memory.effects import InstructionEffects
 from windlass.program.memory.liveness import memory_profile
 from windlass.program.memory.offloaded_bytes import offloaded_bytes_by_tier
 from windlass.program.memory.values import GRADIENT_SUMS, Effect, TensorId
-from windlass.program.phases import owned_layers, offloaded_activation_layers
+from windlass.program.phases import offloaded_activation_layers, owned_layers
 from windlass.program.verify.deadlock import verify_communication
 from windlass.program.zero_sharding import updates_per_shard
 from windlass.schema.graph import Graph
@@ -28,7 +27,11 @@ from windlass.units import format_bytes
 
 _Class = TypeVar("_Class", bound=str)
 
-_ENDS: dict[InstructionKind, str] = {"reduce_grads": "reduced", "offload_grads": "stored", "update": "used"}
+_FINAL_USES: dict[InstructionKind, str] = {
+    "reduce_grads": "reduced",
+    "offload_grads": "offloaded",
+    "update": "used",
+}
 _BEFORE_NORM: tuple[InstructionKind, ...] = (
     *GRADIENT_PASSES,
     "accumulate_tied_grads",
@@ -43,42 +46,43 @@ def verify_programs(
     """Proves the programs of one step, one for each device.
 
     Args:
-        programs: in the order of their devices.
-        plan: that they were lowered from.
-        graph: that the plan cuts.
-        capacities: bytes that each tier has for tensors, what the process itself holds already
-            taken off; a tier that is not named is not checked.
+        programs: the programs, by global rank.
+        plan: the plan that they were lowered from.
+        graph: the plan's full graph.
+        capacities: bytes that each tier has for tensors, without what the process itself takes; a
+            tier that is not named is not checked.
 
     Raises:
         PlanError: the first fault found.
     """
     if [program.device for program in programs] != list(range(plan.parallel.devices)):
         raise PlanError(
-            f"the plan takes {plan.parallel.devices} devices, but there are {len(programs)} programs; "
-            "give one for each device, in order"
+            f"the plan takes {plan.parallel.devices} devices, but there are {len(programs)} "
+            "programs; give one for each device, in order"
         )
-    stages: dict[int, InstructionEffects] = {}
-    proved: set[tuple[int, tuple[Instruction, ...], tuple[Instruction, ...]]] = set()
+    effects_by_stage: dict[int, InstructionEffects] = {}
+    verified: set[tuple[int, tuple[Instruction, ...], tuple[Instruction, ...]]] = set()
     for program in programs:
         stage = mesh_coord(program.device, plan.parallel).stage
-        if (stage, program.instructions, program.flush_deferred_updates) in proved:
-            continue  # replicas and slices run the same program; proving one proves all
-        proved.add((stage, program.instructions, program.flush_deferred_updates))
-        effects = stages.setdefault(stage, InstructionEffects(plan, graph, stage))
-        moves = _moves(plan, owned_layers(plan, graph, stage))
-        _verify_work(program, Counter(_due(plan, graph, stage, effects)), moves)
-        _verify_turns(program, plan, effects)
-        _verify_put_off(program, effects)
-        _verify_fresh(program, plan, effects)
-        _verify_values(program, effects, set(effects.resident_tensors))
+        key = (stage, program.instructions, program.flush_deferred_updates)
+        if key in verified:
+            continue  # the other ranks of a stage run the same program; proving one proves all
+        verified.add(key)
+        effects = effects_by_stage.setdefault(stage, InstructionEffects(plan, graph, stage))
+        optional = _optional_work(plan, owned_layers(plan, graph, stage))
+        _verify_work(program, Counter(_due_work(plan, graph, stage, effects)), optional)
+        _verify_gradient_order(program, plan, effects)
+        _verify_deferred_updates(program, effects)
+        _verify_updated_weights(program, plan, effects)
+        _verify_data_flow(program, effects, set(effects.resident_tensors))
         _verify_capacity(program, plan, graph, capacities)
-        _verify_settle(program, plan, effects)
-    _verify_far_capacity(plan, graph, capacities)
+        _verify_flush(program, plan, effects)
+    _verify_offload_capacity(plan, graph, capacities)
     verify_communication(programs, plan, graph)
 
 
-def _moves(plan: Plan, layers: Iterable[int]) -> frozenset[tuple[InstructionKind, int]]:
-    """What may bring weights near, make them whole and free them; how often, the values decide."""
+def _optional_work(plan: Plan, layers: Iterable[int]) -> frozenset[tuple[InstructionKind, int]]:
+    """Instructions that may fetch, unshard and free weights; the data flow decides how often."""
     kinds: list[InstructionKind] = []
     if plan.is_offloaded("parameters"):
         kinds += ("prefetch_weights", "free_weights")
@@ -89,17 +93,19 @@ def _moves(plan: Plan, layers: Iterable[int]) -> frozenset[tuple[InstructionKind
 
 
 def _verify_work(
-    program: Program, due: Counter[Instruction], moves: frozenset[tuple[InstructionKind, int]]
+    program: Program,
+    due: Counter[Instruction],
+    optional: frozenset[tuple[InstructionKind, int]],
 ) -> None:
-    """All that is due is done, once, and nothing else; in whatever order.
+    """All due work is done once, in whatever order, and nothing else.
 
     Args:
-        program: its instructions.
-        due: what is to be done.
-        moves: what may be done besides, however often.
+        program: the program.
+        due: the instructions that must run.
+        optional: kinds and layers that may run besides, however often.
     """
     for index, instruction in enumerate(program.instructions):
-        if instruction[:2] in moves:
+        if instruction[:2] in optional:
             continue
         if instruction not in due:
             raise _fault(program, index, "the plan asks for no such instruction here")
@@ -111,35 +117,42 @@ def _verify_work(
             raise PlanError(f"device {program.device} never runs {instruction}")
 
 
-def _verify_turns(program: Program, plan: Plan, effects: InstructionEffects) -> None:
-    """Gradients are whole before they are handed over, reduced, normed, used or sent home."""
-    normed: int | None = None
-    done: dict[int, tuple[str, int]] = {}
+def _verify_gradient_order(program: Program, plan: Plan, effects: InstructionEffects) -> None:
+    """Gradients are complete before they are sent, reduced, normed, used or offloaded."""
+    norm_index: int | None = None
+    finished: dict[int, tuple[str, int]] = {}
     for index, (kind, layer, _) in enumerate(program.instructions):
         if kind == "grad_norm":
-            normed = index
-        elif normed is not None and kind in _BEFORE_NORM:
-            raise _fault(program, index, f"the norm was taken before, at instruction {normed}")
-        elif normed is None and kind == "update" and plan.clip and layer not in effects.deferred_updates:
+            norm_index = index
+        elif norm_index is not None and kind in _BEFORE_NORM:
+            raise _fault(program, index, f"the norm was taken before, at instruction {norm_index}")
+        elif (
+            norm_index is None
+            and kind == "update"
+            and plan.clip
+            and layer not in effects.deferred_updates
+        ):
             raise _fault(program, index, "it needs the norm, which is not yet taken")
         if layer is None:
             continue
-        for target in _changed(kind, layer, effects):
-            if target in done:
-                how, at = done[target]
+        for target in _changed_gradients(kind, layer, effects):
+            if target in finished:
+                verb, before = finished[target]
                 raise _fault(
                     program,
                     index,
-                    f"the gradient of layer {target} was {how} before, at instruction {at}",
+                    f"the gradient of layer {target} was {verb} before, at instruction {before}",
                 )
         if kind == "send_tied_grads":
-            done[effects.tensors.tied_as_user[layer].owner_layer] = ("handed over", index)
-        elif kind in _ENDS and (kind != "update" or layer not in effects.deferred_updates):
-            done[layer] = (_ENDS[kind], index)
+            finished[effects.tensors.tied_as_user[layer].owner_layer] = ("sent", index)
+        elif kind in _FINAL_USES and (kind != "update" or layer not in effects.deferred_updates):
+            finished[layer] = (_FINAL_USES[kind], index)
 
 
-def _changed(kind: InstructionKind, layer: int, effects: InstructionEffects) -> tuple[int, ...]:
-    """The layers whose gradient an instruction changes, so that none may be final before it."""
+def _changed_gradients(
+    kind: InstructionKind, layer: int, effects: InstructionEffects
+) -> tuple[int, ...]:
+    """The layers whose gradient an instruction changes, so that it must not be finished before."""
     if kind in GRADIENT_PASSES:
         return effects.gradient_targets(layer)
     if kind == "accumulate_tied_grads":
@@ -147,86 +160,96 @@ def _changed(kind: InstructionKind, layer: int, effects: InstructionEffects) -> 
     return (layer,) if kind == "reduce_grads" else ()
 
 
-def _verify_fresh(program: Program, plan: Plan, effects: InstructionEffects) -> None:
-    """What others have updated is not read from an own copy until it has come.
+def _verify_updated_weights(program: Program, plan: Plan, effects: InstructionEffects) -> None:
+    """Weights that other replicas have updated are not read until they are gathered.
 
-    An update changes a device's own part of the weights it holds. What it holds beyond that is old
-    until `spread`, and whole weights that were gathered before are old until they are again.
+    An update changes a device's own part of the weights it stores. The rest of them is outdated
+    until `all_gather_params`, and weights that were unsharded before are outdated until they are
+    unsharded again.
     """
-    old: dict[TensorId, int] = {}
+    outdated: dict[TensorId, int] = {}
     if plan.sharding.optimizer == 1:
         return
     for index, instruction in enumerate(program.instructions):
         kind, layer, _ = instruction
         effect = effects.effect_of(instruction, frozenset())
-        for value in effect.reads:
-            if value in old and kind not in (
+        for tensor in effect.reads:
+            if tensor in outdated and kind not in (
                 "all_gather_params",
                 "free_weights",
                 "free_shard",
                 "update",
             ):
                 raise _fault(
-                    program, index, f"it reads {value}, of which others have updated a part at "
-                    f"instruction {old[value]} and which has not come since",
-                )  # fmt: skip
-        for value in (*effect.makes, *effect.frees):
-            old.pop(value, None)
+                    program,
+                    index,
+                    f"it reads {tensor}, which other replicas have updated in part at instruction "
+                    f"{outdated[tensor]} and which was not gathered since",
+                )
+        for tensor in (*effect.makes, *effect.frees):
+            outdated.pop(tensor, None)
         if layer is None:
             continue
-        held, whole = effects.tensors.weights_between_passes(layer), TensorId("weights", layer)
+        stored, full = effects.tensors.weights_between_passes(layer), TensorId("weights", layer)
         if kind == "all_gather_params":
-            old.pop(held, None)
+            outdated.pop(stored, None)
         elif kind == "update":
-            old |= dict.fromkeys({whole} if updates_per_shard(plan) == 1 else {held, whole}, index)
+            changed = {full} if updates_per_shard(plan) == 1 else {stored, full}
+            outdated |= dict.fromkeys(changed, index)
 
 
-def _verify_put_off(program: Program, effects: InstructionEffects) -> None:
-    """What the step before has put off is made up for before the weights are used."""
+def _verify_deferred_updates(program: Program, effects: InstructionEffects) -> None:
+    """Updates that the step before deferred come before the weights are used."""
     updated: set[int] = set()
     for index, (kind, layer, _) in enumerate(program.instructions):
         if kind == "update" and layer is not None:
             updated.add(layer)
         elif kind == "prefetch_weights" and layer in effects.deferred_updates - updated:
-            raise _fault(program, index, "the update that the step before put off comes first")
+            raise _fault(program, index, "the update that the step before deferred comes first")
 
 
-def _verify_settle(program: Program, plan: Plan, effects: InstructionEffects) -> None:
-    """Settling makes up for all that was put off, and leaves the near tier as it was.
+def _verify_flush(program: Program, plan: Plan, effects: InstructionEffects) -> None:
+    """`flush_deferred_updates` does all deferred updates, and leaves device memory as it was.
 
-    It holds the weights of the first phase and of one layer. A step holds either of them together
-    with their gradients, which are no smaller, so that settling fits wherever a step does.
+    It needs memory for the weights of the first phase and of one layer. A step holds each of them
+    together with their gradients, which are no smaller, so that the flush fits if a step does.
     """
-    settling = program.model_copy(update={"instructions": program.flush_deferred_updates})
-    kinds: tuple[InstructionKind, ...] = ("update", "all_gather_params") if updates_per_shard(plan) > 1 else ("update",)
+    flush = program.model_copy(update={"instructions": program.flush_deferred_updates})
+    kinds: tuple[InstructionKind, ...] = ("update",)
+    if updates_per_shard(plan) > 1:
+        kinds = ("update", "all_gather_params")
     due = Counter(Instruction(kind, layer) for kind in kinds for layer in effects.deferred_updates)
-    waiting = (value for value in effects.resident_tensors if value.name == "gradients at home")
+    waiting = (
+        tensor for tensor in effects.resident_tensors if tensor.name == "offloaded gradients"
+    )
     try:
-        _verify_work(settling, due, _moves(plan, effects.deferred_updates))
-        _verify_put_off(settling, effects)
-        _verify_values(settling, effects, set(effects.resident_tensors).difference(waiting))
+        _verify_work(flush, due, _optional_work(plan, effects.deferred_updates))
+        _verify_deferred_updates(flush, effects)
+        _verify_data_flow(flush, effects, set(effects.resident_tensors).difference(waiting))
     except PlanError as fault:
-        raise PlanError(f"in settling: {fault}") from fault
+        raise PlanError(f"in `flush_deferred_updates`: {fault}") from fault
 
 
-def _due(plan: Plan, graph: Graph, stage: int, effects: InstructionEffects) -> Iterator[Instruction]:
-    travels, owns = offloaded_activation_layers(plan, stage), owned_layers(plan, graph, stage)
-    for micro in range(plan.batch.accumulation):
-        yield from _due_of_micro(plan, effects, travels, micro)
-    for layer in owns if plan.offloads else effects.tensors.layers:
+def _due_work(
+    plan: Plan, graph: Graph, stage: int, effects: InstructionEffects
+) -> Iterator[Instruction]:
+    offloaded = offloaded_activation_layers(plan, stage)
+    owned = owned_layers(plan, graph, stage)
+    for micro_batch in range(plan.batch.accumulation):
+        yield from _due_of_micro_batch(plan, effects, offloaded, micro_batch)
+    for layer in owned if plan.offloads else effects.tensors.layers:
         yield Instruction("update", layer)
-    for layer in owns:
+    for layer in owned:
         if effects.tensors.reduces_gradients(layer):
             yield Instruction("reduce_grads", layer)
         if updates_per_shard(plan) > 1:
             yield Instruction("all_gather_params", layer)
     for layer in effects.tensors.tied_as_user:
-        yield from (Instruction("recv_tied_weights", layer), Instruction("send_tied_grads", layer))
+        yield Instruction("recv_tied_weights", layer)
+        yield Instruction("send_tied_grads", layer)
     for layer in effects.tensors.tied_as_owner:
-        yield from (
-            Instruction("send_tied_weights", layer),
-            Instruction("accumulate_tied_grads", layer),
-        )
+        yield Instruction("send_tied_weights", layer)
+        yield Instruction("accumulate_tied_grads", layer)
     for layer in effects.deferred_updates:
         yield Instruction("offload_grads", layer)
     if plan.clip:
@@ -234,97 +257,104 @@ def _due(plan: Plan, graph: Graph, stage: int, effects: InstructionEffects) -> I
     yield Instruction("sync")
 
 
-def _due_of_micro(
-    plan: Plan, effects: InstructionEffects, travels: tuple[int, ...], micro: int
+def _due_of_micro_batch(
+    plan: Plan, effects: InstructionEffects, offloaded: tuple[int, ...], micro_batch: int
 ) -> Iterator[Instruction]:
     backward: tuple[InstructionKind, ...] = ("backward",)
     if plan.parallel.schedule == "zero-bubble":
         backward = ("backward_input", "backward_weight")
     if effects.tensors.loads_batches:
-        yield Instruction("load_batch", None, micro)
+        yield Instruction("load_batch", None, micro_batch)
     for layer in effects.tensors.layers:
-        yield Instruction("forward", layer, micro)
-        yield from (Instruction(kind, layer, micro) for kind in backward)
+        yield Instruction("forward", layer, micro_batch)
+        yield from (Instruction(kind, layer, micro_batch) for kind in backward)
     for layer in effects.recomputed_layers:
-        yield Instruction("recompute", layer, micro)
+        yield Instruction("recompute", layer, micro_batch)
     for layer in effects.tensors.boundaries:
-        yield Instruction("send", layer, micro)
-        yield Instruction("receive", layer, micro)
-    for layer in travels:
-        yield Instruction("offload_activation", layer, micro)
-        yield Instruction("reload_activation", layer, micro)
+        yield Instruction("send", layer, micro_batch)
+        yield Instruction("receive", layer, micro_batch)
+    for layer in offloaded:
+        yield Instruction("offload_activation", layer, micro_batch)
+        yield Instruction("reload_activation", layer, micro_batch)
 
 
-def _verify_values(program: Program, effects: InstructionEffects, after: set[TensorId]) -> None:
-    """Walks the program with the set of values that are there, and ends with those `after` it."""
+def _verify_data_flow(
+    program: Program, effects: InstructionEffects, expected: set[TensorId]
+) -> None:
+    """Runs the program on the set of live tensors, which must be `expected` at its end."""
     alive, freed = set(effects.resident_tensors), dict[TensorId, int]()
     made_at: dict[TensorId, int] = {}
-    summed: set[int] = set()
+    has_gradient: set[int] = set()
     for index, instruction in enumerate(program.instructions):
-        effect = effects.effect_of(instruction, summed)
+        effect = effects.effect_of(instruction, has_gradient)
         _verify_effect(program, index, effect, alive, freed)
-        for value in effect.makes:
-            if value in alive:
-                raise _fault(program, index, f"it makes {value}, which is there already")
-            made_at[value] = index
-            if value.name in GRADIENT_SUMS and value.layer is not None:
-                summed.add(value.layer)
+        for tensor in effect.makes:
+            if tensor in alive:
+                raise _fault(program, index, f"it makes {tensor}, which exists already")
+            made_at[tensor] = index
+            if tensor.name in GRADIENT_SUMS and tensor.layer is not None:
+                has_gradient.add(tensor.layer)
         alive.update(effect.makes)
-        for value in effect.frees:
-            alive.remove(value)
-            freed[value] = index
-            if value.name in GRADIENT_SUMS and value.layer is not None:
-                summed.discard(value.layer)
-    for value in effects.resident_tensors:
-        if value in after - alive:
-            raise _fault(program, freed[value], f"it frees {value}, which the next step needs")
-    left = alive - after
-    if left:
-        value = min(left, key=made_at.__getitem__)
-        raise _fault(program, made_at[value], f"it makes {value}, which is never freed")
+        for tensor in effect.frees:
+            alive.remove(tensor)
+            freed[tensor] = index
+            if tensor.name in GRADIENT_SUMS and tensor.layer is not None:
+                has_gradient.discard(tensor.layer)
+    for tensor in effects.resident_tensors:
+        if tensor in expected - alive:
+            raise _fault(program, freed[tensor], f"it frees {tensor}, which the next step needs")
+    leaked = alive - expected
+    if leaked:
+        tensor = min(leaked, key=made_at.__getitem__)
+        raise _fault(program, made_at[tensor], f"it makes {tensor}, which is never freed")
 
 
 def _verify_effect(
-    program: Program, index: int, effect: Effect, alive: set[TensorId], freed: Mapping[TensorId, int]
+    program: Program,
+    index: int,
+    effect: Effect,
+    alive: set[TensorId],
+    freed: Mapping[TensorId, int],
 ) -> None:
-    """All that an instruction reads is there; what it frees it reads as well."""
-    for value in effect.reads:
-        if value in alive:
+    """Everything that an instruction reads is alive; what it frees it reads as well."""
+    for tensor in effect.reads:
+        if tensor in alive:
             continue
-        verb = "frees" if value in effect.frees else "reads"
-        if value in freed:
+        verb = "frees" if tensor in effect.frees else "reads"
+        if tensor in freed:
             raise _fault(
-                program, index, f"it {verb} {value}, which instruction {freed[value]} has freed"
+                program, index, f"it {verb} {tensor}, which instruction {freed[tensor]} has freed"
             )
-        raise _fault(program, index, f"it {verb} {value}, which is not there yet")
+        raise _fault(program, index, f"it {verb} {tensor}, which does not exist yet")
 
 
 def _verify_capacity(
     program: Program, plan: Plan, graph: Graph, capacities: Mapping[str, int]
 ) -> None:
-    full = memory_profile(program, plan, graph)
-    capacity = capacities.get(full.tier)
-    if capacity is None or full.peak_bytes <= capacity:
+    profile = memory_profile(program, plan, graph)
+    capacity = capacities.get(profile.tier)
+    if capacity is None or profile.peak_bytes <= capacity:
         return
-    raise _fault(program, full.peak_instruction, _overflow(full.tier, full.by_class, capacity))
+    overflow = _describe_overflow(profile.tier, profile.by_class, capacity)
+    raise _fault(program, profile.peak_instruction, overflow)
 
 
-def _verify_far_capacity(plan: Plan, graph: Graph, capacities: Mapping[str, int]) -> None:
+def _verify_offload_capacity(plan: Plan, graph: Graph, capacities: Mapping[str, int]) -> None:
     for stage in range(plan.parallel.pipeline):
         for tier, by_class in offloaded_bytes_by_tier(plan, graph, stage).items():
             if tier in capacities and sum(by_class.values()) > capacities[tier]:
-                raise PlanError(_overflow(tier, by_class, capacities[tier]))
+                raise PlanError(_describe_overflow(tier, by_class, capacities[tier]))
 
 
-def _overflow(tier: str, by_class: Mapping[_Class, int], capacity: int) -> str:
+def _describe_overflow(tier: str, by_class: Mapping[_Class, int], capacity: int) -> str:
     needed = sum(by_class.values())
-    most = max(by_class.items(), key=lambda item: item[1])
+    largest, largest_bytes = max(by_class.items(), key=lambda item: item[1])
     return (
-        f"`{tier}` overflows by {needed - capacity} bytes: {format_bytes(needed)} are needed, "
-        f"{format_bytes(capacity)} are there; most is {most[0]} with {format_bytes(most[1])}"
+        f"`{tier}` overflows by {needed - capacity} bytes: it needs {format_bytes(needed)} and has "
+        f"{format_bytes(capacity)}; the largest part is {largest}, {format_bytes(largest_bytes)}"
     )
 
 
-def _fault(program: Program, index: int, what: str) -> PlanError:
+def _fault(program: Program, index: int, message: str) -> PlanError:
     instruction = program.instructions[index]
-    return PlanError(f"device {program.device}, instruction {index} ({instruction}): {what}")
+    return PlanError(f"device {program.device}, instruction {index} ({instruction}): {message}")
