@@ -59,7 +59,7 @@ def main(tokens: list[str] | None = None) -> None:
         print_error("interrupted")
         sys.exit(130)
     except BrokenPipeError:
-        # The reader of the output is gone (`windlass runs | head`), so a message has no reader either.
+        # The reader of the output is gone (`windlass runs | head`), so there is nobody to tell.
         sys.stderr.close()
         sys.exit(0)
     except Exception:  # noqa: BLE001  any other error is a bug, shown with its trace

@@ -3,6 +3,7 @@
 from cyclopts import App
 
 from windlass import api
+from windlass.cli.commands.compare import compare
 from windlass.cli.console import ProgressBars, console, print_json
 from windlass.cli.options import AsJson
 from windlass.hardware.number_sources import StatedNumber, stated_numbers
@@ -56,7 +57,7 @@ def show_machine(name: str = api.HERE, *, as_json: AsJson = False) -> None:
 
 app.command(list_machines, name="list", sort_key=0)
 app.command(show_machine, name="show", sort_key=1)
-app.command("windlass.cli.commands.compare:compare", name="compare", sort_key=2)
+app.command(compare, name="compare", sort_key=2)
 
 
 def models() -> None:

@@ -23,13 +23,13 @@ class LocalRankOptions:
     """Options of a rank that `windlass train` starts on its own host."""
 
     port: int | None = None
-    """Loopback port where the ranks meet; None on a cluster, where torchrun's variables tell."""
+    """Loopback port where the ranks meet; on a cluster torchrun's variables give it instead."""
     rank: int = 0
     """Index of this rank among all of the run."""
     attempt: int = 1
     """Attempt of the run, counted from 1."""
     checkpoint: Path | None = None
-    """The checkpoint to start from; None starts from the beginning."""
+    """The checkpoint to start from; without one, training starts at step 1."""
 
 
 @Parameter(name="*")

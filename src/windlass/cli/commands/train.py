@@ -98,16 +98,15 @@ def show_run(run: api.Run) -> None:
     prediction = planned.prediction
     step, peak = format_seconds(prediction.step_seconds), prediction.peaks[0].peak_bytes
     console.print(f"[bold]predicted[/]    {step} a step, {format_bytes(peak)} at the peak\n")
-    view = TrainingView(
-        planned.request.model.name, planned.request.train.steps, prediction, earlier
-    )
+    model, steps = planned.request.model.name, planned.request.train.steps
+    view = TrainingView(model, steps, prediction, earlier)
     try:
         _follow(run, view)
     finally:
         page = api.report(run.folder)
         console.print(f"run     {run.folder}", soft_wrap=True)
         console.print(f"report  {page}", soft_wrap=True)
-    if is_causal(planned.request.model.name):
+    if is_causal(model):
         console.print(f"sample  windlass sample {run.folder} --prompt 'def '", soft_wrap=True)
 
 

@@ -1,4 +1,4 @@
-"""`windlass validate`: holds predictions against runs here, or those that others published."""
+"""`windlass validate`: compares predictions with runs on this machine, or with published runs."""
 
 import statistics
 import tempfile
@@ -10,8 +10,7 @@ from rich import box
 from rich.table import Table
 
 from windlass import api
-from windlass.api.validate import judge_tables
-from windlass.cli.commands.validate_tables import show_evaluated
+from windlass.cli.commands.validate_tables import evaluate_tables, print_evaluations
 from windlass.cli.console import ProgressBars, console, print_json
 from windlass.cli.isolated_process import run_isolated
 from windlass.cli.options import AsJson
@@ -20,28 +19,28 @@ from windlass.schema.graph import Precision
 from windlass.schema.plan import Plan, Recompute
 from windlass.schema.run_record import Step
 
-_WARM_SECONDS, _WARM_STEPS = 2.0, 2
-"""Steps that are run and left out: at least so many, and for so long. Caches fill in the first few,
-and a processor that was idle takes a second or two to come to its speed."""
+_WARM_UP_SECONDS, _WARM_UP_STEPS = 2.0, 2
+"""Minimal length of the warm-up, whose steps do not count. Caches fill in the first few steps, and
+an idle processor takes a second or two to reach its full clock rate."""
 _MEASURED_SECONDS, _MEASURED_STEPS = 4.0, 5
-"""Steps that count: at least so many, and for so long."""
+"""Minimal length of the measurement."""
 
-_SIZES = (("gpt-tiny", 256), ("gpt-mini", 256), ("gpt2-124m", 256))
-"""Model and sequence; each meets every cell of `_CELLS`."""
-_CELLS = (
+_MODELS = (("gpt-tiny", 256), ("gpt-mini", 256), ("gpt2-124m", 256))
+"""Models, each with its sequence length; each runs with every entry of `_SETTINGS`."""
+_SETTINGS = (
     (2, "none", "float32", False),
     (2, "full", "bfloat16", True),
     (8, "none", "bfloat16", True),
     (8, "full", "float32", False),
 )
-"""Micro-batch, recompute, precision, compile: both levels of each, in both company."""
+"""Micro-batch, recompute, precision and compile; each takes both of its values twice."""
 
-_SHORT: dict[Precision, str] = {"float32": "fp32", "bfloat16": "bf16"}
+_PRECISION_LABELS: dict[Precision, str] = {"float32": "fp32", "bfloat16": "bf16"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValidatedPlan:
-    """One plan, predicted and measured. Memory is the peak of a fresh process."""
+    """One plan, predicted and measured in a fresh process. Memory is the peak."""
 
     model: str
     micro: int
@@ -54,12 +53,12 @@ class ValidatedPlan:
     predicted_bytes: int
     measured_bytes: int
     drift: float
-    """What the yardstick took before and after the run, over what it took in the probe."""
+    """Time of the machine's speed check around the run, over its time during the probe."""
 
     @property
     def plan(self) -> str:
-        """Micro-batch by sequence, and what is not the default."""
-        words = [f"{self.micro} × {self.sequence}", _SHORT[self.precision]]
+        """`2 × 256 bf16 compiled`: micro-batch, sequence, and settings other than the default."""
+        words = [f"{self.micro} × {self.sequence}", _PRECISION_LABELS[self.precision]]
         words += ["compiled"] if self.compiled else []
         return " ".join(words + (["recompute"] if self.recompute == "full" else []))
 
@@ -69,8 +68,8 @@ class ValidatedPlan:
         return self.predicted_seconds / self.measured_seconds - 1
 
     @property
-    def steady_error(self) -> float:
-        """The same had the machine kept the speed that the probe met."""
+    def corrected_seconds_error(self) -> float:
+        """The same, corrected for the drift of the machine's speed since its probe."""
         return self.predicted_seconds * self.drift / self.measured_seconds - 1
 
     @property
@@ -80,15 +79,20 @@ class ValidatedPlan:
 
 
 def validate(*what: str, as_json: AsJson = False) -> None:
-    """Hold predictions against runs: 12 plans on this machine, or tables of published runs.
+    """Compare predictions with measurements: 12 plans run here, or tables of published runs.
+
+    For example: `windlass validate validation/*.csv`.
 
     Args:
-        what: `here` (the default) runs plans in fresh processes; `TABLE.csv ...` predicts rows.
+        what: `here` (the default) trains with 12 plans, each in a fresh process; `TABLE.csv ...`
+            predicts the runs of these tables.
         as_json: Print the rows as JSON.
     """
     tables = [name for name in what if name != api.HERE]
     if tables and len(tables) < len(what):
-        raise RequestError(f"`{api.HERE}` stands alone; leave out `{tables[0]}`, or `{api.HERE}`")
+        raise RequestError(
+            f"`{api.HERE}` cannot be combined with tables; leave out `{tables[0]}` or `{api.HERE}`"
+        )
     if tables:
         wrong = [name for name in tables if not name.lower().endswith(".csv")]
         if wrong:
@@ -96,22 +100,22 @@ def validate(*what: str, as_json: AsJson = False) -> None:
                 f"cannot validate `{wrong[0]}`{did_you_mean(wrong[0], [api.HERE])}; write "
                 f"`{api.HERE}`, or name CSV files of measured runs"
             )
-        judged, faults = judge_tables(tables)
-        if judged or as_json:
-            show_evaluated(judged, as_json=as_json)
-        if faults:
-            raise InputErrors(faults)
+        evaluations, problems = evaluate_tables(tables)
+        if evaluations or as_json:
+            print_evaluations(evaluations, as_json=as_json)
+        if problems:
+            raise InputErrors(problems)
         return
     _validate_here(as_json=as_json)
 
 
 def _validate_here(*, as_json: bool) -> None:
     rows: list[ValidatedPlan] = []
-    total = len(_SIZES) * len(_CELLS)
+    total = len(_MODELS) * len(_SETTINGS)
     with ProgressBars() as progress, tempfile.TemporaryDirectory() as folder:
         progress("validating", 0, total)
-        # Whatever has to be made once, tokens and compiled code's headers, is no part of a run.
-        _train(_SIZES[0][0], "train.steps=1", "--folder", str(Path(folder) / "first"))
+        # This run makes what is made once per machine: the tokens, and headers of compiled code.
+        _train(_MODELS[0][0], "train.steps=1", "--folder", str(Path(folder) / "first"))
         for row in _sweep(Path(folder)):
             rows.append(row)
             progress("validating", len(rows), total)
@@ -123,43 +127,44 @@ def _validate_here(*, as_json: bool) -> None:
 
 
 def _sweep(folder: Path) -> Iterator[ValidatedPlan]:
-    """Trains every plan of the sweep for a few steps, each in a process of its own."""
-    for model, sequence in _SIZES:
-        for micro, recompute, precision, compiled in _CELLS:
-            words = (
+    """Trains a few steps under each plan of the sweep, each in a process of its own."""
+    for model, sequence in _MODELS:
+        for micro, recompute, precision, compiled in _SETTINGS:
+            args = (
                 model, f"train.sequence={sequence}", f"train.batch={micro}",
                 f"batch.micro={micro}", f"recompute={recompute}", f"precision={precision}",
                 f"compile={str(compiled).lower()}",
             )  # fmt: skip
-            planned = api.plan(*words)
+            planned = api.plan(*args)
             seconds = planned.prediction.step_seconds
-            warm = max(_WARM_STEPS, round(_WARM_SECONDS / seconds))
-            steps = warm + max(_MEASURED_STEPS, round(_MEASURED_SECONDS / seconds))
-            place = folder / f"{model}-{micro}-{recompute}-{precision}"
-            before = _yardstick_seconds()
+            warm_up = max(_WARM_UP_STEPS, round(_WARM_UP_SECONDS / seconds))
+            steps = warm_up + max(_MEASURED_STEPS, round(_MEASURED_SECONDS / seconds))
+            run_folder = folder / f"{model}-{micro}-{recompute}-{precision}"
+            before = _speed_check_seconds()
             _train(
-                *words, f"train.steps={steps}", f"train.evaluate_every={steps + 1}",
-                f"train.save_every={steps + 1}", "--folder", str(place),
+                *args, f"train.steps={steps}", f"train.evaluate_every={steps + 1}",
+                f"train.save_every={steps + 1}", "--folder", str(run_folder),
             )  # fmt: skip
-            around = statistics.fmean((before, _yardstick_seconds()))
-            yield _row(place, planned.plan, warm, around / planned.machine.speed_check_seconds)
+            around = statistics.fmean((before, _speed_check_seconds()))
+            drift = around / planned.machine.speed_check_seconds
+            yield _row(run_folder, planned.plan, warm_up, drift)
 
 
-def _train(*words: str) -> None:
+def _train(*args: str) -> None:
     """Runs `windlass train` in a process of its own."""
-    run_isolated("windlass", "train", *words)
+    run_isolated("windlass", "train", *args)
 
 
-def _yardstick_seconds() -> float:
-    """How long this machine takes just now for the same work as always."""
+def _speed_check_seconds() -> float:
+    """Seconds that this machine now takes for a fixed amount of work."""
     return float(run_isolated("windlass.hardware.probe.speed_check"))
 
 
-def _row(place: Path, plan: Plan, warm: int, drift: float) -> ValidatedPlan:
-    record = api.load(place)
+def _row(folder: Path, plan: Plan, warm_up: int, drift: float) -> ValidatedPlan:
+    record = api.load(folder)
     if record.prediction is None or record.request is None:
-        raise RunBroken(f"`{place}` holds no prediction")
-    measured: tuple[Step, ...] = record.steps[warm:]
+        raise RunBroken(f"`{folder}` holds no prediction")
+    measured: tuple[Step, ...] = record.steps[warm_up:]
     return ValidatedPlan(
         model=record.request.model.name,
         micro=plan.batch.micro,
@@ -176,11 +181,11 @@ def _row(place: Path, plan: Plan, warm: int, drift: float) -> ValidatedPlan:
 
 
 def _table(rows: list[ValidatedPlan]) -> Table:
-    """Narrow enough for a terminal of 80 columns: one unit for a whole column."""
+    """One row a plan; one unit for a whole column keeps it within 80 terminal columns."""
     table = Table(
         box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True,
-        caption="predicted / measured: ms a step, MiB at the peak; slower: the machine, since its "
-        "probe", caption_justify="left",
+        caption="predicted / measured: ms a step, MiB at the peak; slower: slowdown of the machine "
+        "since its probe", caption_justify="left",
     )  # fmt: skip
     table.add_column("model", no_wrap=True)
     table.add_column("plan", no_wrap=True)
@@ -202,7 +207,7 @@ def _summary(rows: list[ValidatedPlan]) -> str:
     return "; ".join(
         (
             f"step time: {_spread(row.seconds_error for row in rows)}",
-            f"at the probe's speed: {_spread(row.steady_error for row in rows)}",
+            f"corrected for drift: {_spread(row.corrected_seconds_error for row in rows)}",
             f"peak memory: {_spread(row.bytes_error for row in rows)}",
             f"{len(rows)} plans",
         )
@@ -210,5 +215,5 @@ def _summary(rows: list[ValidatedPlan]) -> str:
 
 
 def _spread(errors: Iterable[float]) -> str:
-    found = [abs(error) for error in errors]
-    return f"median error {statistics.median(found):.1%}, worst {max(found):.1%}"
+    sizes = [abs(error) for error in errors]
+    return f"median error {statistics.median(sizes):.1%}, worst {max(sizes):.1%}"

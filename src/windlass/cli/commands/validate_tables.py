@@ -1,72 +1,96 @@
-"""`windlass validate TABLE.csv`: prints how far predictions lie from published runs."""
+"""`windlass validate TABLE.csv`: how far predictions are from published runs."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 
 from rich import box
 from rich.table import Table
 
 from windlass.cli.console import console, print_bullets, print_json, print_line
-from windlass.validation.evaluate_table import Accuracy, TableEvaluation
+from windlass.errors import InputErrors, WindlassError
+from windlass.validation.evaluate_table import Accuracy, TableEvaluation, evaluate_table
 from windlass.validation.metrics import RelativeErrors
 from windlass.validation.predict_run import RunPrediction
 
-_WORST = 5
+_WORST_SHOWN = 5
+
+_PROVENANCE = {"fitted": "fitted from", "borrowed": "borrowed from", "prior": "fitted from"}
 
 
-def show_evaluated(judged: Sequence[TableEvaluation], *, as_json: bool) -> None:
-    """Prints the accuracy of each table, or all rows as values for another program."""
+def evaluate_tables(paths: Sequence[str]) -> tuple[list[TableEvaluation], list[str]]:
+    """Predicts every row of some CSV files; no constant is fitted to them.
+
+    Returns:
+        The tables that can be read, and a message for each other one.
+    """
+    evaluations: list[TableEvaluation] = []
+    problems: list[str] = []
+    for path in paths:
+        try:
+            evaluations.append(evaluate_table(Path(path)))
+        except InputErrors as error:
+            problems += error.faults
+        except WindlassError as error:
+            problems.append(str(error))
+    return evaluations, problems
+
+
+def print_evaluations(evaluations: Sequence[TableEvaluation], *, as_json: bool) -> None:
+    """Prints the accuracy for each table, or all rows as JSON."""
     if as_json:
-        print_json([_tree(one) for one in judged])
+        print_json([_evaluation_json(evaluation) for evaluation in evaluations])
         return
-    for one in judged:
-        _show(one)
+    for evaluation in evaluations:
+        _print_evaluation(evaluation)
     print_line("bias: mean of signed errors, + predicted too long; inside: in 80 % intervals")
     print_line("const.: mean error of one fitted constant, time = constant x FLOP / devices")
 
 
-def _show(judged: TableEvaluation) -> None:
-    said = f"{judged.name}: {judged.rows} rows, {len(judged.predictions)} predicted"
-    if judged.calibration_rows:
-        said += f", {judged.calibration_rows} of them constants were fitted from"
-    print_line(f"[bold]{said}[/bold]")
-    for part in judged.by_stack:
-        told = {"fitted": "fitted from", "borrowed": "borrowed from", "prior": "fitted from"}
-        print_line(f"  {part.stack}: {part.about}; {told[part.provenance]} {part.fitted_from}")
-    console.print(_errors_table(judged))
-    for line in _lines(judged.test_rows if judged.calibration_rows else judged.all_rows):
+def _print_evaluation(evaluation: TableEvaluation) -> None:
+    heading = f"{evaluation.name}: {evaluation.rows} rows, {len(evaluation.predictions)} predicted"
+    if evaluation.calibration_rows:
+        heading += f"; constants were fitted to {evaluation.calibration_rows} of them"
+    print_line(f"[bold]{heading}[/bold]")
+    for stack in evaluation.by_stack:
+        origin = f"{_PROVENANCE[stack.provenance]} {stack.fitted_from}"
+        print_line(f"  {stack.stack}: {stack.about}; {origin}")
+    console.print(_errors_table(evaluation))
+    accuracy = evaluation.test_rows if evaluation.calibration_rows else evaluation.all_rows
+    for line in _accuracy_lines(accuracy):
         print_line(f"  {line}")
-    if judged.worst_predictions(1):
-        print_line("  furthest off:")
-        print_bullets(_row_line(one) for one in judged.worst_predictions(_WORST))
-    if judged.skipped:
-        print_line(f"  not expressed: {len(judged.skipped)} rows (`--json` has each)")
-        print_bullets(judged.skip_reasons)
-    if judged.unknown_columns:
-        print_line(f"  columns that nothing reads: {', '.join(judged.unknown_columns)}")
+    worst = evaluation.worst_predictions(_WORST_SHOWN)
+    if worst:
+        print_line("  worst predictions:")
+        print_bullets(_prediction_line(prediction) for prediction in worst)
+    if evaluation.skipped:
+        print_line(f"  skipped: {len(evaluation.skipped)} rows (`--json` has each)")
+        print_bullets(evaluation.skip_reasons)
+    if evaluation.unknown_columns:
+        print_line(f"  unknown columns: {', '.join(evaluation.unknown_columns)}")
 
 
-def _errors_table(judged: TableEvaluation) -> Table:
+def _errors_table(evaluation: TableEvaluation) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for head in ("predicted", "rows"):
         table.add_column(head, no_wrap=True)
     for head in ("mean", "median", "p90", "worst", "bias", "inside", "const."):
         table.add_column(head, justify="right", no_wrap=True)
-    sets = [("all", judged.all_rows)]
-    if judged.calibration_rows:
-        sets = [("test", judged.test_rows), *sets]
-    for name, score in sets:
-        for what, errors in (("step", score.step_time), ("memory", score.memory)):
+    row_sets = [("all", evaluation.all_rows)]
+    if evaluation.calibration_rows:
+        row_sets = [("test", evaluation.test_rows), *row_sets]
+    for name, accuracy in row_sets:
+        for quantity, errors in (("step", accuracy.step_time), ("memory", accuracy.memory)):
             if errors:
-                table.add_row(f"{what}, {name}", *_cells(errors))
-    if len(judged.by_stack) > 1:
-        for part in judged.by_stack:
-            if part.score.step_time:
-                table.add_row(f"  {part.stack}", *_cells(part.score.step_time))
+                table.add_row(f"{quantity}, {name}", *_error_cells(errors))
+    if len(evaluation.by_stack) > 1:
+        for stack in evaluation.by_stack:
+            if stack.score.step_time:
+                table.add_row(f"  {stack.stack}", *_error_cells(stack.score.step_time))
     return table
 
 
-def _cells(errors: RelativeErrors) -> tuple[str, ...]:
+def _error_cells(errors: RelativeErrors) -> tuple[str, ...]:
     return (
         str(errors.rows), f"{errors.mean:.1%}", f"{errors.median:.1%}", f"{errors.p90:.1%}",
         f"{errors.worst:.1%}", f"{errors.bias:+.1%}", f"{errors.interval_coverage:.0%}",
@@ -74,66 +98,68 @@ def _cells(errors: RelativeErrors) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-def _lines(score: Accuracy) -> Iterable[str]:
-    if score.ranking:
-        ranks = score.ranking
+def _accuracy_lines(accuracy: Accuracy) -> Iterable[str]:
+    if accuracy.ranking:
+        ranking = accuracy.ranking
         yield (
-            f"order within {ranks.groups} groups of one model and machine ({ranks.rows} rows): "
-            f"rank correlation {ranks.spearman:.2f}, {ranks.ordered_share:.1%} of pairs more than "
-            f"{ranks.distinct_gap:.1%} apart ordered as measured, the picked run {ranks.picked_slowdown:.1%} above "
-            "the fastest"
+            f"ranking within {ranking.groups} groups of one model and machine ({ranking.rows} "
+            f"rows): rank correlation {ranking.spearman:.2f}, {ranking.ordered_share:.1%} of pairs "
+            f"more than {ranking.distinct_gap:.1%} apart in measured order; the picked run takes "
+            f"{ranking.picked_slowdown:.1%} longer than the fastest"
         )
-    if score.out_of_memory:
-        calls = score.out_of_memory
+    if accuracy.out_of_memory:
+        memory = accuracy.out_of_memory
         yield (
-            f"out of memory: {calls.foreseen} of {calls.ran_out} called, {calls.false_alarms} of "
-            f"{calls.ran} runs that fitted called falsely"
+            f"out of memory: {memory.foreseen} of {memory.ran_out} foreseen, {memory.false_alarms} "
+            f"false alarms in {memory.ran} runs that fitted"
         )
 
 
-def _row_line(one: RunPrediction) -> str:
-    run, cut = one.run, one.config
-    plan = f"t{cut.tensor:g} p{cut.pipeline:g} d{cut.replicas:g} micro {cut.micro:g}"
+def _prediction_line(prediction: RunPrediction) -> str:
+    run, config = prediction.run, prediction.config
+    plan = f"t{config.tensor:g} p{config.pipeline:g} d{config.replicas:g} micro {config.micro:g}"
     measured = run.step_seconds or 0.0
-    largest = max(one.by_term, key=lambda name: one.by_term[name])
-    said = (
+    largest = max(prediction.by_term, key=lambda name: prediction.by_term[name])
+    line = (
         f"line {run.line}: {run.model} on {run.machine}, {plan}: predicted "
-        f"{one.step_seconds:.4g} s ({one.low_seconds:.4g} to {one.high_seconds:.4g}), measured "
-        f"{measured:.4g} s, {one.step_seconds / measured - 1:+.1%}; most goes into {largest}"
+        f"{prediction.step_seconds:.4g} s ({prediction.low_seconds:.4g} to "
+        f"{prediction.high_seconds:.4g}), measured {measured:.4g} s, "
+        f"{prediction.step_seconds / measured - 1:+.1%}; the largest term is {largest}"
     )
-    return said + (f"; {', '.join(run.assumptions)}" if run.assumptions else "")
+    return line + (f"; {', '.join(run.assumptions)}" if run.assumptions else "")
 
 
-def _tree(judged: TableEvaluation) -> Mapping[str, object]:
+def _evaluation_json(evaluation: TableEvaluation) -> Mapping[str, object]:
     return {
-        "table": judged.name,
-        "rows": judged.rows,
-        "calibration_rows": judged.calibration_rows,
-        "unknown_columns": judged.unknown_columns,
-        "test": asdict(judged.test_rows),
-        "every": asdict(judged.all_rows),
-        "parts": [asdict(part) for part in judged.by_stack],
-        "refused": [asdict(one) for one in judged.skipped],
-        "predicted": [_row(one) for one in judged.predictions],
+        "table": evaluation.name,
+        "rows": evaluation.rows,
+        "calibration_rows": evaluation.calibration_rows,
+        "unknown_columns": evaluation.unknown_columns,
+        "test_rows": asdict(evaluation.test_rows),
+        "all_rows": asdict(evaluation.all_rows),
+        "by_stack": [asdict(stack) for stack in evaluation.by_stack],
+        "skipped": [asdict(row) for row in evaluation.skipped],
+        "predicted": [_prediction_json(prediction) for prediction in evaluation.predictions],
     }
 
 
-def _row(one: RunPrediction) -> Mapping[str, object]:
+def _prediction_json(prediction: RunPrediction) -> Mapping[str, object]:
+    run = prediction.run
     return {
-        "line": one.run.line,
-        "model": one.run.model,
-        "machine": one.run.machine,
-        "stack": one.run.stack,
-        "calibration": one.is_calibration_row,
-        "provenance": one.calibration.provenance,
-        "cut": asdict(one.config),
-        "taken": one.run.assumptions,
-        "predicted_step_s": one.step_seconds,
-        "interval_80": (one.low_seconds, one.high_seconds),
-        "by_term": dict(one.by_term),
-        "measured_step_s": one.run.step_seconds,
-        "predicted_peak_bytes": one.peak_bytes,
-        "measured_peak_bytes": one.run.peak_bytes,
-        "fits": one.fits,
-        "ran_out_of_memory": one.run.out_of_memory,
+        "line": run.line,
+        "model": run.model,
+        "machine": run.machine,
+        "stack": run.stack,
+        "calibration": prediction.is_calibration_row,
+        "provenance": prediction.calibration.provenance,
+        "config": asdict(prediction.config),
+        "assumptions": run.assumptions,
+        "predicted_step_s": prediction.step_seconds,
+        "interval_80": (prediction.low_seconds, prediction.high_seconds),
+        "by_term": dict(prediction.by_term),
+        "measured_step_s": run.step_seconds,
+        "predicted_peak_bytes": prediction.peak_bytes,
+        "measured_peak_bytes": run.peak_bytes,
+        "fits": prediction.fits,
+        "ran_out_of_memory": run.out_of_memory,
     }
