@@ -143,7 +143,7 @@ def kept(trace: LayerTrace, numbers: tuple[int, ...]) -> int:
     return sum(
         numbers[buffer.nbytes]
         for buffer in trace.buffers
-        if buffer.role == "inner"
+        if buffer.role == "internal"
         and buffer.first_call < trace.forward_calls
         and (buffer.freed_at is None or buffer.freed_at > trace.forward_calls)
     )

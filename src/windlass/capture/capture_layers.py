@@ -1,9 +1,9 @@
-"""Captures a chain of layers as a graph, without allocating a weight.
+"""Captures a layer stack as a graph of ops, without allocating its weights.
 
-Each kind of layer runs forward and backward once at each of a few sizes, on tensors without
-memory. Every count is then fitted as a polynomial of micro-batch and sequence, and checked at one
-more size. For a cut over t slices the first slice's twin of each layer runs instead: what is fused
-and kept does not follow from other degrees, nor does an uneven vocabulary.
+One layer of each kind runs forward and backward at a few sizes, on fake tensors. Every count is
+then fitted as a polynomial of micro-batch and sequence, and checked at one more size. For a
+tensor-parallel degree the first rank's sharded layers run instead: which ops fuse and what is saved
+does not follow from other degrees, nor does an uneven vocabulary.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -15,13 +15,13 @@ from torch import Tensor, nn
 
 from windlass.capture.eager_ops import eager_cost, embedding_costs
 from windlass.capture.fused_ops import compiled_cost
-from windlass.capture.polynomial_fit import FIT_MICROBATCHES, fit_polynomial
+from windlass.capture.polynomial_fit import FIT_MICRO_BATCHES, fit_polynomial
 from windlass.capture.recorder import RecordedPass, record_layer
 from windlass.capture.trace import FittedTrace
 from windlass.errors import ModelError
+from windlass.models.check_shardable import sharding_errors
 from windlass.models.layer_kinds import is_embedding_only
 from windlass.models.layer_stack import LayerStack, layer_sharding
-from windlass.models.check_shardable import sharding_errors
 from windlass.models.tensor_parallel.collectives import TensorParallelRank
 from windlass.models.tensor_parallel.shard_module import shard_layer
 from windlass.models.tensor_parallel.shard_params import ParamShard, param_shards
@@ -29,257 +29,266 @@ from windlass.schema.graph import Graph, LayerCost, LayerKind, LayerRun, Paramet
 from windlass.schema.tensor_grid import grid_columns, tensor_grid
 
 _DTYPES: dict[Precision, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-_LONGEST = 64
-"""Sequences of the trial runs stay below; longer ones tell nothing new."""
-_SHORTEST = 9
-_CHECK_MICRO = 5
-_SLICE_TOKENS = ((4, 8, 12, 15), (2, 3, 4, 5))
-"""Tokens of a slice in its trial runs, the last to check at; the second where a model takes only
-short sequences."""
+_MAX_SEQUENCE = 64
+"""Upper limit of the sequences that are run; longer ones add no information."""
+_MIN_SEQUENCE = 9
+"""Shortest longest sequence of a model that can be captured."""
+_CHECK_MICRO_BATCH = 5
+_SHARD_TOKENS = ((4, 8, 12, 15), (2, 3, 4, 5))
+"""Tokens of one rank in the runs of a sharded layer: three to fit at and one to check at. The
+second row is for models that take only short sequences."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Subject:
-    """A layer to be run, whole or one slice's twin."""
+class _LayerUnderTest:
+    """A layer to record, full or sharded."""
 
-    chain: LayerStack
+    stack: LayerStack
     index: int
     layer: nn.Module
-    place: TensorParallelRank
-    """Of the first slice."""
+    tp_rank: TensorParallelRank
+    """The first tensor-parallel rank."""
     width: int | None
-    """Of its input, of a slice's own features; None if it takes tokens."""
+    """Features of the input, of one rank; None if the layer takes tokens."""
 
     @property
     def last(self) -> bool:
         """Whether the loss follows."""
-        return self.index == len(self.chain.layers) - 1
+        return self.index == len(self.stack.layers) - 1
 
     @property
-    def name(self) -> str:
-        """For messages."""
-        slices = f" in {_named(self.place)} slices" if self.place.degree > 1 else ""
-        return f"layer `{self.chain.names[self.index]}` of model `{self.chain.name}`{slices}"
+    def description(self) -> str:
+        """How error messages name the layer."""
+        sharded = f" on {_degree(self.tp_rank)} ranks" if self.tp_rank.degree > 1 else ""
+        return f"layer `{self.stack.names[self.index]}` of model `{self.stack.name}`{sharded}"
 
 
 def capture_graph(stack: LayerStack) -> Graph:
-    """The graph of a chain: ops, bytes and FLOP of each kind of layer, forward and backward.
+    """The graph of a stack: ops, bytes and FLOP of each kind of layer, forward and backward.
 
-    The last layer's costs include the mean cross-entropy of its logits, in float32.
+    The costs of the last layer include the mean cross-entropy of its logits, in float32.
 
     Raises:
-        ModelError: a layer cannot run without numbers, takes only very short sequences, or does
-            something whose cost is no polynomial of micro-batch and sequence.
+        ModelError: a layer cannot run on fake tensors, takes only very short sequences, or has a
+            cost that is not a polynomial of micro-batch and sequence.
     """
     return Graph(
         name=stack.name,
         vocabulary=stack.vocabulary,
         max_sequence=stack.max_sequence,
-        layer_runs=tuple(_spans(stack.kinds)),
-        kinds=_kinds(stack, TensorParallelRank(degree=1)),
+        layer_runs=tuple(_layer_runs(stack.kinds)),
+        kinds=_capture_kinds(stack, TensorParallelRank(degree=1)),
     )
 
 
 def capture_tensor_shards(stack: LayerStack, graph: Graph, degrees: Iterable[int]) -> Graph:
-    """The graph with what one slice computes of each kind of layer, cut over each of `degrees`.
+    """Adds to a graph what one rank computes of each kind of layer, at each tensor-parallel degree.
 
-    A degree that cannot be is noted with what is wrong.
+    A degree over which the stack cannot be sharded is recorded with the reasons.
 
     Args:
-        chain: that the graph was captured from.
-        graph: whole, perhaps with slices of other degrees.
-        degrees: 2 or more each, numbers or grids.
+        stack: the stack that the graph was captured from.
+        graph: the graph, which may have shards of other degrees already.
+        degrees: tensor-parallel degrees of 2 or more, numbers or grids.
 
     Raises:
-        ModelError: as `capture`, of a slice.
+        ModelError: as in `capture_graph`, for a sharded layer.
     """
-    slices, uncut = dict(graph.tensor_shards), dict(graph.unshardable)
+    shards, unshardable = dict(graph.tensor_shards), dict(graph.unshardable)
     for degree in degrees:
-        place = TensorParallelRank(degree=int(degree), columns=grid_columns(degree))
-        found = (*sharding_errors(stack, place.degree, columns=place.columns), *_too_short(stack, place))
-        if found:
-            uncut[degree] = found
+        tp_rank = TensorParallelRank(degree=int(degree), columns=grid_columns(degree))
+        errors = (
+            *sharding_errors(stack, tp_rank.degree, columns=tp_rank.columns),
+            *_sequence_errors(stack, tp_rank),
+        )
+        if errors:
+            unshardable[degree] = errors
         else:
-            slices[degree] = _kinds(stack, place)
-    return graph.model_copy(update={"slices": slices, "uncut": uncut})
+            shards[degree] = _capture_kinds(stack, tp_rank)
+    return graph.model_copy(update={"tensor_shards": shards, "unshardable": unshardable})
 
 
-def _kinds(chain: LayerStack, place: TensorParallelRank) -> dict[str, LayerKind]:
+def _capture_kinds(stack: LayerStack, tp_rank: TensorParallelRank) -> dict[str, LayerKind]:
     kinds: dict[str, LayerKind] = {}
     widths: dict[str, tuple[int | None, int]] = {}
     width: int | None = None
-    for index, (name, kind) in enumerate(zip(chain.names, chain.kinds, strict=True)):
+    for index, (name, kind) in enumerate(zip(stack.names, stack.kinds, strict=True)):
         if kind not in kinds:
-            kinds[kind], out = _kind(chain, index, width, place)
-            widths[kind] = (width, out)
-        taken, out = widths[kind]
-        if taken != width:
+            kinds[kind], output_width = _capture_kind(stack, index, width, tp_rank)
+            widths[kind] = (width, output_width)
+        input_width, output_width = widths[kind]
+        if input_width != width:
             raise ModelError(
-                f"layer `{name}` of model `{chain.name}` takes vectors of {width}, other layers "
-                f"of its kind take {taken}; give every layer the same width"
+                f"layer `{name}` of model `{stack.name}` takes vectors of {width}, other layers "
+                f"of its kind take {input_width}; give every layer the same width"
             )
-        width = out
+        width = output_width
     return kinds
 
 
-def _kind(chain: LayerStack, index: int, width: int | None, place: TensorParallelRank) -> tuple[LayerKind, int]:
-    """One kind of layer, by its first layer, and the width of what that layer gives."""
+def _capture_kind(
+    stack: LayerStack, index: int, width: int | None, tp_rank: TensorParallelRank
+) -> tuple[LayerKind, int]:
+    """One kind of layer, captured from its first layer, and the width of that layer's output."""
     costs: list[LayerCost] = []
-    out = 0
-    layer = chain.layers[index]
-    if place.degree > 1:
-        last = index == len(chain.layers) - 1
-        layer = shard_layer(layer, layer_sharding(chain, index), place, last=last)
-    subject = _Subject(chain=chain, index=index, layer=layer, place=place, width=width)
-    looks_up = is_embedding_only(layer)
+    output_width = 0
+    layer = stack.layers[index]
+    if tp_rank.degree > 1:
+        last = index == len(stack.layers) - 1
+        layer = shard_layer(layer, layer_sharding(stack, index), tp_rank, last=last)
+    subject = _LayerUnderTest(stack=stack, index=index, layer=layer, tp_rank=tp_rank, width=width)
+    is_embedding = is_embedding_only(layer)
     for precision in _DTYPES:
-        fitted, out = _fitted(subject, precision)
+        fitted, output_width = _fit(subject, precision)
         costs += (
             embedding_costs(fitted, precision)
-            if looks_up
+            if is_embedding
             else (eager_cost(fitted, precision), compiled_cost(fitted, precision))
         )
     kind = LayerKind(
-        name=chain.kinds[index],
+        name=stack.kinds[index],
         parameters=tuple(_parameters(subject)),
         costs=tuple(costs),
-        is_embedding=looks_up,
+        is_embedding=is_embedding,
         selective_costs=tuple(_selective_costs(subject)),
     )
-    return kind, out
+    return kind, output_width
 
 
-def _selective_costs(subject: _Subject) -> Iterator[LayerCost]:
-    """What a layer between the ends costs that keeps only what its large products give.
+def _selective_costs(subject: _LayerUnderTest) -> Iterator[LayerCost]:
+    """Costs of an inner layer with selective activation checkpointing.
 
-    None of one that changes what is kept in place, which is refused: it can still be run as it is.
+    There are none for a layer that modifies kept outputs in place: it can still run without.
     """
     if subject.width is None or subject.last:
         return
     with suppress(ModelError):
-        fitted = [_fitted(subject, each, selectively=True)[0] for each in _DTYPES]
+        fitted = [_fit(subject, precision, selective=True)[0] for precision in _DTYPES]
         yield from map(eager_cost, fitted, _DTYPES)
 
 
-def _parameters(subject: _Subject) -> Iterator[ParameterInfo]:
-    chain, index = subject.chain, subject.index
-    own = {}
-    if subject.place.degree > 1:
-        own = param_shards(chain.layers[index], layer_sharding(chain, index), subject.place)
+def _parameters(subject: _LayerUnderTest) -> Iterator[ParameterInfo]:
+    stack, index = subject.stack, subject.index
+    shards = {}
+    if subject.tp_rank.degree > 1:
+        shards = param_shards(stack.layers[index], layer_sharding(stack, index), subject.tp_rank)
     for name, parameter in subject.layer.named_parameters(remove_duplicate=False):
-        owner, piece = chain.tied_weights.get(f"{chain.names[index]}.{name}"), own.get(name)
+        shard = shards.get(name)
         yield ParameterInfo(
             name=name,
             shape=tuple(parameter.shape),
-            tied_to=owner,
-            shard_dim=None if piece is None else _shared_by_all(piece),
-            replicated_over=None if piece is None else piece.replicated_over,
+            tied_to=stack.tied_weights.get(f"{stack.names[index]}.{name}"),
+            shard_dim=None if shard is None else _only_sharded_dim(shard),
+            replicated_over=None if shard is None else shard.replicated_over,
         )
 
 
-def _shared_by_all(piece: ParamShard) -> int | None:
-    """The only dimension along which a parameter is cut, if all slices share it along that one."""
-    dims = [dim for dim, ranges in enumerate(piece.ranges) if ranges is not None]
-    return dims[0] if piece.replicated_over is None and len(dims) == 1 else None
+def _only_sharded_dim(shard: ParamShard) -> int | None:
+    """The only dimension along which a parameter is sharded, if all ranks share it along that."""
+    dims = [dim for dim, ranges in enumerate(shard.ranges) if ranges is not None]
+    return dims[0] if shard.replicated_over is None and len(dims) == 1 else None
 
 
-def _fitted(
-    subject: _Subject, precision: Precision, *, selectively: bool = False
+def _fit(
+    subject: _LayerUnderTest, precision: Precision, *, selective: bool = False
 ) -> tuple[FittedTrace, int]:
     """The layer's trace with its numbers as polynomials, and the width of its output."""
-    *fit_at, check_at = _sequences(subject.chain, subject.place)
-    points = [(micro, sequence) for micro in FIT_MICROBATCHES for sequence in fit_at]
-    check = (_CHECK_MICRO, check_at)
-    at = {
-        point: _run(subject, precision, point, selectively=selectively)
-        for point in (*points, check)
+    *fit_sequences, check_sequence = _sequences(subject.stack, subject.tp_rank)
+    points = [(micro, sequence) for micro in FIT_MICRO_BATCHES for sequence in fit_sequences]
+    check = (_CHECK_MICRO_BATCH, check_sequence)
+    passes = {
+        point: _record(subject, precision, point, selective=selective) for point in (*points, check)
     }
-    first = at[points[0]]
-    for point, recording in at.items():
-        if recording.trace != first.trace:
+    first = passes[points[0]]
+    for point, recorded in passes.items():
+        if recorded.trace != first.trace:
             raise _not_one_polynomial(subject, point, "other operations")
-    columns = {point: recording.numbers for point, recording in at.items()}
-    numbers = tuple(
-        fit_polynomial({point: columns[point][place] for point in points}, fit_at)
-        for place in range(len(first.numbers))
+    numbers = {point: recorded.numbers for point, recorded in passes.items()}
+    polynomials = tuple(
+        fit_polynomial({point: numbers[point][index] for point in points}, fit_sequences)
+        for index in range(len(first.numbers))
     )
-    if any(q.at(*check) != seen for q, seen in zip(numbers, columns[check], strict=True)):
+    fitted = zip(polynomials, numbers[check], strict=True)
+    if any(polynomial.at(*check) != number for polynomial, number in fitted):
         raise _not_one_polynomial(subject, check, "another amount of work")
-    return FittedTrace(trace=first.trace, numbers=numbers), first.output_shape[-1]
+    return FittedTrace(trace=first.trace, numbers=polynomials), first.output_shape[-1]
 
 
-def _not_one_polynomial(subject: _Subject, point: tuple[int, int], difference: str) -> ModelError:
+def _not_one_polynomial(
+    subject: _LayerUnderTest, point: tuple[int, int], difference: str
+) -> ModelError:
     return ModelError(
-        f"{subject.name} does {difference} at micro-batch {point[0]}, sequence {point[1]} than its "
-        "other sizes tell; its work must be a polynomial of both, at most linear in the "
-        "micro-batch and quadratic in the sequence, so let its "
-        "code not branch on sizes"
+        f"{subject.description} does {difference} at micro-batch {point[0]}, sequence {point[1]} "
+        "than at other sizes; its work must be a polynomial of both, at most linear in the "
+        "micro-batch and quadratic in the sequence, so its code must not branch on sizes"
     )
 
 
-def _run(
-    subject: _Subject, precision: Precision, point: tuple[int, int], *, selectively: bool
+def _record(
+    subject: _LayerUnderTest, precision: Precision, point: tuple[int, int], *, selective: bool
 ) -> RecordedPass:
-    targets = point if subject.last else None
-    dtype = _DTYPES[precision]
     try:
         return record_layer(
-            subject.layer, _input(subject, point), dtype=dtype, target_shape=targets,
-            selective=selectively,
-        )  # fmt: skip
+            subject.layer,
+            _input_factory(subject, point),
+            dtype=_DTYPES[precision],
+            target_shape=point if subject.last else None,
+            selective=selective,
+        )
     except Exception as error:
         raise ModelError(
-            f"{subject.name} cannot run without numbers in {precision} at micro-batch {point[0]}, "
-            f"sequence {point[1]}: "
-            f"{type(error).__name__}: {' '.join(str(error).split())[:300]}; let its code not "
-            "depend on the values of tensors, and hold constant tensors as buffers"
+            f"{subject.description} cannot run on fake tensors in {precision} at micro-batch "
+            f"{point[0]}, sequence {point[1]}: "
+            f"{type(error).__name__}: {' '.join(str(error).split())[:300]}; its code must not "
+            "depend on the values of tensors, and constant tensors must be buffers"
         ) from error
 
 
-def _input(subject: _Subject, point: tuple[int, int]) -> Callable[[], Tensor]:
-    """Makes all tokens for the first layer, the slice's own vectors for any other."""
+def _input_factory(subject: _LayerUnderTest, point: tuple[int, int]) -> Callable[[], Tensor]:
+    """Makes all tokens for the first layer, the rank's own vectors for any other."""
     (micro, sequence), width = point, subject.width
     if width is None:
         return lambda: torch.zeros(point, dtype=torch.int64)
-    return lambda: torch.empty(micro, sequence // subject.place.rows, width)
+    return lambda: torch.empty(micro, sequence // subject.tp_rank.rows, width)
 
 
-def _too_short(chain: LayerStack, place: TensorParallelRank) -> Iterator[str]:
-    least = place.rows * _SLICE_TOKENS[-1][-1] + 1
-    if chain.max_sequence is not None and chain.max_sequence < least:
+def _sequence_errors(stack: LayerStack, tp_rank: TensorParallelRank) -> Iterator[str]:
+    least = tp_rank.rows * _SHARD_TOKENS[-1][-1] + 1
+    if stack.max_sequence is not None and stack.max_sequence < least:
         yield (
-            f"model `{chain.name}` takes sequences of at most {chain.max_sequence} tokens, must "
-            f"take {least} to be measured in {_named(place)} slices; lower the degree"
+            f"model `{stack.name}` takes sequences of at most {stack.max_sequence} tokens, must "
+            f"take {least} to be captured on {_degree(tp_rank)} ranks; lower the degree"
         )
 
 
-def _named(place: TensorParallelRank) -> str:
-    return str(tensor_grid(place.rows, place.columns))
+def _degree(tp_rank: TensorParallelRank) -> str:
+    return str(tensor_grid(tp_rank.rows, tp_rank.columns))
 
 
-def _sequences(chain: LayerStack, place: TensorParallelRank) -> tuple[int, int, int, int]:
+def _sequences(stack: LayerStack, tp_rank: TensorParallelRank) -> tuple[int, int, int, int]:
     """Three lengths to fit at and one to check at, all shorter than the model's longest."""
-    if place.degree > 1:
-        rows = place.rows
-        longest = chain.max_sequence or _LONGEST * rows
-        own = next(own for own in _SLICE_TOKENS if rows * own[-1] < longest)
-        first, second, third, check = (rows * tokens for tokens in own)
+    if tp_rank.degree > 1:
+        rows = tp_rank.rows
+        longest = stack.max_sequence or _MAX_SEQUENCE * rows
+        tokens = next(row for row in _SHARD_TOKENS if rows * row[-1] < longest)
+        first, second, third, check = (rows * count for count in tokens)
         return first, second, third, check
-    longest = _LONGEST if chain.max_sequence is None else min(_LONGEST, chain.max_sequence)
-    if longest < _SHORTEST:
+    limit = stack.max_sequence
+    longest = _MAX_SEQUENCE if limit is None else min(_MAX_SEQUENCE, limit)
+    if longest < _MIN_SEQUENCE:
         raise ModelError(
-            f"model `{chain.name}` takes sequences of at most {longest} tokens, must take "
-            f"{_SHORTEST} to be measured"
+            f"model `{stack.name}` takes sequences of at most {longest} tokens, must take "
+            f"{_MIN_SEQUENCE} to be captured"
         )
-    # The full length would turn a slice of the position table into the table itself.
+    # At the full length a slice of the position table would be the table itself.
     check = longest - 1
     return check // 4, check // 2, 3 * check // 4, check
 
 
-def _spans(kinds: tuple[str, ...]) -> Iterator[LayerRun]:
-    """Neighbours of one kind together."""
+def _layer_runs(kinds: tuple[str, ...]) -> Iterator[LayerRun]:
+    """Runs of consecutive layers of one kind."""
     start = 0
-    for place in range(1, len(kinds) + 1):
-        if place == len(kinds) or kinds[place] != kinds[start]:
-            yield LayerRun(kind=kinds[start], count=place - start)
-            start = place
+    for index in range(1, len(kinds) + 1):
+        if index == len(kinds) or kinds[index] != kinds[start]:
+            yield LayerRun(kind=kinds[start], count=index - start)
+            start = index

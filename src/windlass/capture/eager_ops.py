@@ -1,38 +1,40 @@
-"""Ops of a layer that runs as it is written: one op for each call."""
+"""Ops of a layer that runs eagerly: one op for each recorded call."""
 
 from collections.abc import Sequence
 
-from windlass.capture.polynomial_fit import sum_quantities
-from windlass.capture.trace import TracedCall, FittedTrace
-from windlass.schema.graph import Collective, LayerCost, MatmulShape, Op, Precision, Polynomial
+from windlass.capture.polynomial_fit import sum_polynomials
+from windlass.capture.trace import FittedTrace, TracedCall
+from windlass.schema.graph import Collective, LayerCost, MatmulShape, Op, Polynomial, Precision
 
 
 def eager_cost(fitted: FittedTrace, precision: Precision) -> LayerCost:
-    """What the layer costs, run call by call."""
+    """Cost of a layer that runs call by call."""
     trace, numbers = fitted.trace, fitted.numbers
     ops = tuple(
         Op(
             name=call.name,
             kind=call.kind,
             flop=numbers[call.flop],
-            read_bytes=sum_quantities(numbers[touch.nbytes] for touch in call.reads),
-            written_bytes=sum_quantities(numbers[touch.nbytes] for touch in call.writes),
-            live_bytes=sum_quantities([_live(fitted, place), layout_copy_bytes(call, numbers)]),
+            read_bytes=sum_polynomials(numbers[access.nbytes] for access in call.reads),
+            written_bytes=sum_polynomials(numbers[access.nbytes] for access in call.writes),
+            live_bytes=sum_polynomials(
+                [_live_bytes(fitted, index), layout_copy_bytes(call, numbers)]
+            ),
             shape=matmul_shape(call, numbers),
             collective=collective_of(call, numbers),
         )
-        for place, call in enumerate(trace.calls)
+        for index, call in enumerate(trace.calls)
     )
-    last = trace.forward_calls
+    split = trace.forward_calls
     return LayerCost(
         precision=precision,
         compiled=False,
-        forward=ops[:last],
-        backward=ops[last:],
-        saved_bytes=sum_quantities(
+        forward=ops[:split],
+        backward=ops[split:],
+        saved_bytes=sum_polynomials(
             numbers[buffer.nbytes]
             for buffer in trace.buffers
-            if buffer.role == "inner" and buffer.first_call < last and buffer.is_live(last)
+            if buffer.role == "internal" and buffer.first_call < split and buffer.is_live(split)
         ),
         input_bytes=numbers[trace.input_bytes],
         output_bytes=numbers[trace.output_bytes],
@@ -40,10 +42,10 @@ def eager_cost(fitted: FittedTrace, precision: Precision) -> LayerCost:
 
 
 def embedding_costs(fitted: FittedTrace, precision: Precision) -> tuple[LayerCost, LayerCost]:
-    """What a layer that only looks rows up costs, alike in both modes, for it is never compiled.
+    """Eager and compiled cost of an embedding-only layer, the same since it is never compiled.
 
-    A table's gradient comes as the rows that were asked for: they are put in order, and those of
-    one row added. So as much is written as is read, whatever the size of the table.
+    The gradient of a table is sparse: the rows that were looked up are sorted, and equal rows
+    added. So it writes as much as it reads, whatever the size of the table.
     """
     cost = eager_cost(fitted, precision)
     backward = tuple(
@@ -63,34 +65,37 @@ def embedding_costs(fitted: FittedTrace, precision: Precision) -> tuple[LayerCos
 
 
 def matmul_shape(call: TracedCall, numbers: Sequence[Polynomial]) -> MatmulShape | None:
-    """The shape of a matrix product; None of any other call."""
-    return None if call.matmul_sizes is None else MatmulShape(*(numbers[place] for place in call.matmul_sizes))
+    """The shape of a matrix product; None for any other call."""
+    if call.matmul_sizes is None:
+        return None
+    return MatmulShape(*(numbers[index] for index in call.matmul_sizes))
 
 
 def collective_of(call: TracedCall, numbers: Sequence[Polynomial]) -> Collective | None:
-    """What slices exchange; None of any other call."""
+    """The collective that a call is; None for any other call."""
     if call.collective is None:
         return None
-    how, among, nbytes = call.collective
-    return Collective(how, numbers[nbytes], among)
+    kind, axis, nbytes = call.collective
+    return Collective(kind, numbers[nbytes], axis)
 
 
 def layout_copy_bytes(call: TracedCall, numbers: Sequence[Polynomial]) -> Polynomial:
-    """Bytes that an exchange takes besides: parts lie by slice on their way, by sample elsewhere.
+    """Bytes of the copies a collective makes to order data by rank; elsewhere it is by sample.
 
-    A single sample lies so already, but is not told apart. What comes to be summed lies beside what
-    goes.
+    A single sample needs no such copy, but is not distinguished. A reduce-scatter also holds what
+    it receives beside what it sends.
     """
     if call.collective is None or call.collective[0] == "all_reduce":
         return Polynomial()
-    whole = numbers[call.collective[2]]
-    return whole.doubled if call.collective[0] == "reduce_scatter" else whole
+    full = numbers[call.collective[2]]
+    return full.doubled if call.collective[0] == "reduce_scatter" else full
 
 
-def _live(fitted: FittedTrace, place: int) -> Polynomial:
-    forward = place < fitted.trace.forward_calls
-    return sum_quantities(
+def _live_bytes(fitted: FittedTrace, index: int) -> Polynomial:
+    """Bytes of the pass that are allocated while call `index` runs."""
+    forward = index < fitted.trace.forward_calls
+    return sum_polynomials(
         fitted.numbers[buffer.nbytes]
         for buffer in fitted.trace.buffers
-        if buffer.is_charged(forward=forward) and buffer.is_live(place)
+        if buffer.is_charged(forward=forward) and buffer.is_live(index)
     )

@@ -1,6 +1,6 @@
-"""Graphs kept as files, so that a model is captured once.
+"""Keeps captured graphs as files, so that a model is captured once.
 
-No torch here: a kept graph must answer at once.
+This module does not import torch, so that a cached graph is loaded at once.
 """
 
 import hashlib
@@ -12,9 +12,12 @@ from pydantic import ValidationError
 
 from windlass.schema.graph import Graph
 
+_SOURCE_PACKAGES = ("capture", "models", "schema")
+"""Packages whose code decides the content of a graph."""
+
 
 def load_graph(folder: Path, key: str) -> Graph | None:
-    """The graph kept under a key; None if there is none, or its file is damaged."""
+    """The graph stored under a key; None if there is none, or its file is damaged."""
     try:
         return Graph.model_validate_json(_path(folder, key).read_bytes())
     except (OSError, ValidationError):
@@ -22,15 +25,15 @@ def load_graph(folder: Path, key: str) -> Graph | None:
 
 
 def save_graph(folder: Path, key: str, graph: Graph) -> None:
-    """Keeps a graph under a key, whole or not at all.
+    """Stores a graph under a key, atomically.
 
     Args:
-        folder: of all kept graphs; made if missing.
-        key: letters, digits, `-`, `_` and `.` only: a fingerprint, for example.
-        graph: replaces what was kept under the key.
+        folder: folder of the cache; it is created if missing.
+        key: letters, digits, `-`, `_` and `.` only, such as a fingerprint.
+        graph: replaces what was stored under the key.
 
     Raises:
-        StorageError: the disk is full or closed.
+        StorageError: the disk is full or not writable.
     """
     graph.save(_path(folder, key))
 
@@ -39,28 +42,25 @@ def _path(folder: Path, key: str) -> Path:
     return folder / f"{key}.json"
 
 
-_ROOMS = ("capture", "models", "spec")
-"""Whose code decides what a graph says."""
-
-
 def graph_key(model: str, user_file: Path | None) -> str:
-    """Sixteen hexadecimal digits.
+    """Sixteen hexadecimal digits that change with the model, torch and all code involved.
 
     Args:
-        model: the request for the model, as JSON.
-        own_file: the user's file that builds it; None for a model of the catalogue. The Python
-            files beside it count too, since it may import them.
+        model: the model request as JSON.
+        user_file: the user's file that builds the model; None for a model of the catalog. The
+            Python files beside it count too, because it may import them.
     """
     digest = hashlib.sha256(f"{model} torch {metadata.version('torch')}".encode())
-    for path in _sources(user_file):
+    for path in _source_files(user_file):
         digest.update(path.name.encode())
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
 
 
-def _sources(own_file: Path | None) -> Iterator[Path]:
-    house = Path(__file__).parent.parent
-    for room in _ROOMS:
-        yield from sorted((house / room).glob("*.*"))
-    if own_file is not None and own_file.is_file():
-        yield from sorted({own_file, *own_file.parent.glob("*.py")})
+def _source_files(user_file: Path | None) -> Iterator[Path]:
+    root = Path(__file__).parent.parent
+    for package in _SOURCE_PACKAGES:
+        files = (root / package).rglob("*.*")
+        yield from sorted(path for path in files if path.suffix in (".py", ".toml"))
+    if user_file is not None and user_file.is_file():
+        yield from sorted({user_file, *user_file.parent.glob("*.py")})

@@ -1,4 +1,4 @@
-"""What one ATen call costs: floating-point operations, and bytes it really touches."""
+"""Counts for one ATen call: floating-point operations, and the bytes it really touches."""
 
 from collections.abc import Sequence
 from math import prod
@@ -16,112 +16,113 @@ _aten = torch.ops.aten
 _PRODUCTS: dict[OpOverloadPacket, int] = {
     _aten.mm: 0, _aten.bmm: 0, _aten.addmm: 1, _aten.baddbmm: 1,
 }  # fmt: skip
-"""Matrix products, and the place of the left factor among their tensors."""
+"""Matrix products, and the index of the left factor among their tensors."""
 
 _FUSED_ATTENTION = "_scaled_dot_product_"
-"""How the names of torch's fused attention kernels begin, on every device."""
+"""Prefix of the names of torch's fused attention kernels on every device."""
 
 _GATHERS: frozenset[OpOverloadPacket] = frozenset({
     _aten.embedding, _aten.gather, _aten.index_select, _aten.index, _aten.nll_loss_forward,
 })  # fmt: skip
-"""Their first tensor is read only where an index points."""
+"""Calls that read only the rows of their first tensor that an index picks."""
 
 _SHAPE_ONLY: frozenset[OpOverloadPacket] = frozenset({
     _aten.nll_loss_backward, _aten.zeros_like, _aten.ones_like, _aten.full_like, _aten.new_zeros,
     _aten.new_full,
 })  # fmt: skip
-"""Of a tensor of their own shape they take nothing but the shape."""
+"""Calls that read only the shape, not the values, of a tensor of their output's shape."""
 
 _OVERWRITES: frozenset[OpOverloadPacket] = frozenset({_aten.zero_, _aten.fill_, _aten.copy_})
-"""In place, without reading what was there."""
+"""In-place calls that do not read the values they overwrite."""
 
 _COLLECTIVES: dict[str, CollectiveKind] = {
-    "windlass::gather_parts": "all_gather",
-    "windlass::scatter_sum": "reduce_scatter",
-    "windlass::sum_slices": "all_reduce",
-    "windlass::agree_sum": "all_reduce",
-    "windlass::max_slices": "all_reduce",
+    "windlass::all_gather": "all_gather",
+    "windlass::reduce_scatter": "reduce_scatter",
+    "windlass::all_reduce": "all_reduce",
+    "windlass::all_reduce_identity_grad": "all_reduce",
+    "windlass::all_reduce_max": "all_reduce",
 }
-"""What the slices of a layer exchange, by the names of `models.exchange`."""
+"""Kinds of the operators that `models.tensor_parallel.collectives` defines."""
 
 HIDDEN_IN_PLACE: frozenset[OpOverloadPacket] = frozenset({_aten.scatter_add})
-"""Autograd calls them in place, but not while somebody watches: on their first tensor, a fresh one.
+"""Calls that autograd makes in place, on their first tensor, unless a dispatch mode is active.
 
-Source: `gather_backward` in torch's FunctionsManual.cpp, whose two ways ask for a tensor subclass.
+Source: `gather_backward` in torch's FunctionsManual.cpp, which chooses the out-of-place variant for
+tensor subclasses and modes.
 """
 
 ALLOCATIONS: frozenset[OpOverloadPacket] = frozenset({
     _aten.empty, _aten.empty_like, _aten.empty_strided, _aten.new_empty, _aten.new_empty_strided,
 })  # fmt: skip
-"""Allocate and touch nothing."""
+"""Calls that allocate memory and do not touch it."""
 
 
 def matmul_sizes(call: OpOverload, tensors: Sequence[Tensor]) -> tuple[int, int, int, int] | None:
-    """Batch, m, n, k of a matrix product; None if the call is none."""
-    place = _PRODUCTS.get(call.overloadpacket)
-    if place is None:
+    """Batch, m, n, k of a matrix product; None for any other call."""
+    index = _PRODUCTS.get(call.overloadpacket)
+    if index is None:
         return None
-    left, right = tensors[place], tensors[place + 1]
+    left, right = tensors[index], tensors[index + 1]
     batch = left.shape[0] if left.ndim == 3 else 1
     return batch, left.shape[-2], right.shape[-1], left.shape[-1]
 
 
 def attention_flop(call: OpOverload, tensors: Sequence[Tensor]) -> int | None:
-    """FLOP of fused attention; None if the call is none.
+    """FLOP of fused attention; None for any other call.
 
-    Forward is two products, `q k^T` and `p v`; backward five, since it forms `q k^T` again. The
-    causal half is not taken off: so counts `torch.utils.flop_counter`.
+    Forward is two products, `q k^T` and `p v`; backward is five, because it recomputes `q k^T`. A
+    causal mask does not halve them, as in `torch.utils.flop_counter`.
     """
     name = call.overloadpacket.__name__
     if not name.startswith(_FUSED_ATTENTION):
         return None
     if name.endswith("_backward"):
         query, key, value = tensors[1:4]
-        scores, mixes = 3, 2
+        score_products, value_products = 3, 2
     else:
         query, key, value = tensors[:3]
-        scores, mixes = 1, 1
+        score_products, value_products = 1, 1
     pairs = prod(query.shape[:-1]) * key.shape[-2]
-    return 2 * pairs * (scores * query.shape[-1] + mixes * value.shape[-1])
+    return 2 * pairs * (score_products * query.shape[-1] + value_products * value.shape[-1])
 
 
 def collective_call(
-    call: OpOverload, args: Sequence[Any], made: Sequence[Tensor]
+    call: OpOverload, args: Sequence[Any], outputs: Sequence[Tensor]
 ) -> tuple[CollectiveKind, TensorAxis, int] | None:
-    """What slices exchange, which of them, and the bytes of the whole buffer; else None."""
-    how = _COLLECTIVES.get(call.name())
-    if how is None:
+    """Kind and axis of a collective and the bytes of its full buffer; None for any other call."""
+    kind = _COLLECTIVES.get(call.name())
+    if kind is None:
         return None
-    taken, _, _, among, _ = args
-    whole: Tensor = made[0] if how == "all_gather" else taken
-    return how, among, whole.numel() * whole.element_size()
+    source, _, _, axis, _ = args
+    full: Tensor = outputs[0] if kind == "all_gather" else source
+    return kind, axis, full.numel() * full.element_size()
 
 
 def read_tensors(
-    call: OpOverload, tensors: Sequence[Tensor], out: Sequence[Tensor]
+    call: OpOverload, tensors: Sequence[Tensor], outputs: Sequence[Tensor]
 ) -> list[tuple[Tensor, int]]:
-    """What the call reads, with the bytes it touches of each."""
+    """Tensors that the call reads, with the bytes it touches of each."""
     packet = call.overloadpacket
     if packet in _OVERWRITES or packet in _SHAPE_ONLY:
-        written = {id(tensor) for tensor in out}
-        shapes = {tensor.shape for tensor in out}
+        written = {id(tensor) for tensor in outputs}
+        shapes = {tensor.shape for tensor in outputs}
         tensors = [t for t in tensors if id(t) not in written and t.shape not in shapes]
-    # An operand that stands twice is read once.
-    once = {(storage_key(t), t.storage_offset(), t.shape, t.stride()): t for t in tensors}
-    touched = [(tensor, touched_bytes(tensor)) for tensor in once.values()]
+    # An operand that occurs twice is read once.
+    distinct = {(_storage_key(t), t.storage_offset(), t.shape, t.stride()): t for t in tensors}
+    touched = [(tensor, touched_bytes(tensor)) for tensor in distinct.values()]
     if packet in _GATHERS and touched:
         table, index = tensors[0], tensors[1]
-        picked = index.numel() if packet is _aten.nll_loss_forward else out[0].numel()
+        picked = index.numel() if packet is _aten.nll_loss_forward else outputs[0].numel()
         touched[0] = (table, picked * table.element_size())
     return touched
 
 
 def touched_bytes(tensor: Tensor) -> int:
-    """Bytes of distinct elements: what is broadcast counts once."""
+    """Bytes of distinct elements; broadcast elements count once."""
     sizes = zip(tensor.shape, tensor.stride(), strict=True)
     return prod(size for size, stride in sizes if stride or size == 0) * tensor.element_size()
 
 
-def storage_key(tensor: Tensor) -> int:
-    """Tells the memory of living tensors apart."""
+def _storage_key(tensor: Tensor) -> int:
+    """Identifies the memory of a live tensor."""
     return id(tensor.untyped_storage())

@@ -1,38 +1,38 @@
-"""Finds a count's polynomial in micro-batch and sequence from a few measured points, exactly."""
+"""Fits a count exactly as a polynomial of micro-batch and sequence from a few measured points."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 
 from windlass.schema.graph import Polynomial
 
-FIT_MICROBATCHES = (2, 3)
-"""Two suffice for what is linear in the micro-batch; one would make special cases of size 1."""
+FIT_MICRO_BATCHES = (2, 3)
+"""Two sizes suffice for what is linear in the micro-batch; size 1 would be a special case."""
 
 
 def fit_polynomial(values: Mapping[tuple[int, int], int], sequences: Sequence[int]) -> Polynomial:
-    """The polynomial through the values at `MICROS` x three sequences.
+    """The polynomial through the values at `FIT_MICRO_BATCHES` x three sequences.
 
     Args:
-        values: at (micro-batch, sequence); further points are not looked at.
+        values: values by (micro-batch, sequence); further points are ignored.
         sequences: three different lengths.
     """
-    low, high = FIT_MICROBATCHES
+    low, high = FIT_MICRO_BATCHES
     slopes = [Fraction(values[high, s] - values[low, s], high - low) for s in sequences]
     fixed = [values[low, s] - low * slope for s, slope in zip(sequences, slopes, strict=True)]
-    one, s, ss = _parabola(sequences, fixed)
+    constant, s, ss = _parabola(sequences, fixed)
     b, bs, bss = _parabola(sequences, slopes)
-    return Polynomial(one=one, s=s, ss=ss, b=b, bs=bs, bss=bss)
+    return Polynomial(constant=constant, s=s, ss=ss, b=b, bs=bs, bss=bss)
 
 
-def sum_quantities(quantities: Iterable[Polynomial]) -> Polynomial:
-    """The sum; zero of none."""
-    return Polynomial(*(sum(terms) for terms in zip(Polynomial(), *quantities, strict=True)))
+def sum_polynomials(polynomials: Iterable[Polynomial]) -> Polynomial:
+    """The sum of polynomials; zero if there are none."""
+    return Polynomial(*(sum(terms) for terms in zip(Polynomial(), *polynomials, strict=True)))
 
 
-def _parabola(places: Sequence[int], values: Sequence[Fraction]) -> tuple[float, float, float]:
+def _parabola(xs: Sequence[int], ys: Sequence[Fraction]) -> tuple[float, float, float]:
     """Coefficients of `c0 + c1 x + c2 x^2` through three points, by divided differences."""
-    x0, x1, x2 = places
-    y0, y1, y2 = values
+    x0, x1, x2 = xs
+    y0, y1, y2 = ys
     first = Fraction(y1 - y0) / (x1 - x0)
     second = (Fraction(y2 - y1) / (x2 - x1) - first) / (x2 - x0)
     slope = first - second * (x0 + x1)

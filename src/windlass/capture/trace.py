@@ -1,7 +1,7 @@
-"""Trace: one forward and backward pass of a layer as a list of calls on buffers.
+"""One forward and backward pass of a layer as a list of calls on buffers.
 
-Sizes stand apart from structure, so that passes at several sizes can be compared and every number
-fitted as a polynomial: a call names the places of its numbers in one list.
+Structure and sizes are kept apart, so that passes at several sizes can be compared and every number
+fitted as a polynomial: a call refers to its numbers by their index in one list.
 """
 
 from dataclasses import dataclass
@@ -12,39 +12,41 @@ from windlass.schema.tensor_grid import TensorAxis
 
 BufferRole = Literal[
     "parameter",
-    "input",  # of the layer, and targets
+    "input",  # of the layer, and targets of the loss
     "output",
-    "handed",  # the gradient of the output
-    "gradient",  # of a parameter
-    "inner",  # all else that the layer allocates
+    "output_gradient",
+    "parameter_gradient",
+    "internal",  # everything else that the layer allocates
 ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BufferAccess:
-    """A buffer read or written, and how much of it."""
+    """A buffer that a call reads or writes, and how much of it."""
 
     buffer: int
+    """Index of the buffer."""
     nbytes: int
-    """Place of the number of bytes."""
+    """Index of the number of bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TracedCall:
-    """One call that touches memory, of ATen or of what slices exchange."""
+    """One call that touches memory: an ATen operation or a tensor-parallel collective."""
 
     name: str
     kind: OpKind
     flop: int
-    """Place of the number."""
+    """Index of the number of floating-point operations."""
     matmul_sizes: tuple[int, int, int, int] | None
-    """Places of batch, m, n, k of a matrix product."""
+    """Indices of batch, m, n, k of a matrix product; None for any other call."""
     reads: tuple[BufferAccess, ...]
     writes: tuple[BufferAccess, ...]
     random: bool
-    """It draws numbers, so that it cannot be run again with the same result."""
+    """Whether it draws random numbers, so that running it again gives another result."""
     collective: tuple[CollectiveKind, TensorAxis, int] | None = None
-    """Of an exchange: what slices do together, which, and the place of the whole buffer's bytes."""
+    """Kind and axis of a collective, and the index of the full buffer's bytes; None for any other
+    call."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,37 +55,39 @@ class TracedBuffer:
 
     role: BufferRole
     nbytes: int
-    """Place of the number of bytes."""
+    """Index of the number of bytes."""
     first_call: int
-    """Index of the call that makes it, or before which it is there."""
+    """Index of the call that allocates it, or of the first call after it appeared."""
     freed_at: int | None
-    """It is gone when this call begins; None if it outlives both passes."""
+    """Index of the call before which it is freed; None if it outlives both passes."""
 
     def is_live(self, call: int) -> bool:
-        """Whether it is there while a call runs."""
+        """Whether it is allocated while a call runs."""
         return self.first_call <= call and (self.freed_at is None or call < self.freed_at)
 
     def is_charged(self, *, forward: bool) -> bool:
-        """Whether it is the pass's own; all others the caller holds."""
-        return self.role == "inner" or (self.role == "output" and forward)
+        """Whether its bytes count for the pass; those of all other buffers count for the caller."""
+        return self.role == "internal" or (self.role == "output" and forward)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerTrace:
-    """Forward and backward of one layer in one precision."""
+    """Forward and backward pass of one layer in one precision."""
 
     calls: tuple[TracedCall, ...]
     forward_calls: int
-    """The first so many calls are the forward pass."""
+    """Number of calls of the forward pass, which come first."""
     buffers: tuple[TracedBuffer, ...]
     input_bytes: int
-    """Place of the number of bytes of the layer's input."""
+    """Index of the number of bytes of the layer's input."""
     output_bytes: int
+    """Index of the number of bytes of the layer's output."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FittedTrace:
-    """A trace with every number as a function of micro-batch and sequence."""
+    """A trace with every number as a polynomial of micro-batch and sequence."""
 
     trace: LayerTrace
     numbers: tuple[Polynomial, ...]
+    """Polynomials by the indices that the trace uses."""
