@@ -71,15 +71,15 @@ ways = st.builds(
     precision=st.sampled_from(PRECISIONS),
     compiled=st.booleans(),
     micro=st.sampled_from([1, 2, 3, 8]),
-    sums=st.booleans(),
-    parted=st.booleans(),
+    accumulates=st.booleans(),
+    pipelined=st.booleans(),
     replicas=st.sampled_from([1, 2, 4, 8]),
-    moves=st.booleans(),
+    offloads=st.booleans(),
 )
 shares = st.sampled_from([(w, o) for w in (1, 2, 4) for o in (1, 2, 4) if o % w == 0])
 blocks = st.builds(
     lambda way, pairs, home: ShardingOptions(
-        way.tensor, way.precision, way.sums, 4, tuple(ShardingOption(*pair, home) for pair in pairs)
+        way.tensor, way.precision, way.accumulates, 4, tuple(ShardingOption(*pair, home) for pair in pairs)
     ),
     ways,
     st.lists(shares, min_size=1, max_size=4),
@@ -199,7 +199,7 @@ class Took:
 
 def _shared(base: Plan, block: ShardingOptions, share: ShardingOption) -> Plan:
     way = ONE._replace(
-        tensor=block.tensor, precision=block.precision, sums=block.accumulates, replicas=block.replicas
+        tensor=block.tensor, precision=block.precision, accumulates=block.accumulates, replicas=block.replicas
     )
     plan = base.model_copy(
         update={

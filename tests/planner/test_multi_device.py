@@ -201,7 +201,7 @@ def test_where_nothing_fits_the_nearest_are_named_with_their_bytes():
 
 
 def test_pins_that_cannot_be_are_all_told():
-    with pytest.raises(InputErrors, match=r"cut\.replicas` = 3 does not divide"):
+    with pytest.raises(InputErrors, match=r"parallel\.data` = 3 does not divide"):
         choose(request("parallel.data=3"), GRAPHS[0], machine(4, 1e9))
 
 

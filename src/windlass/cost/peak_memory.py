@@ -13,8 +13,8 @@ from windlass.program.memory.liveness import memory_profile
 from windlass.program.memory.offloaded_bytes import offloaded_bytes_by_tier
 from windlass.schema.graph import Graph
 from windlass.schema.machine import Machine
-from windlass.schema.plan import Plan
-from windlass.schema.prediction import TierPeak
+from windlass.schema.plan import OffloadClass, Plan
+from windlass.schema.prediction import MemoryClass, TierPeak
 
 
 def tier_peaks(
@@ -65,6 +65,11 @@ def _stage(
             tier=tier.name,
             capacity_bytes=tier.capacity_bytes,
             peak_bytes=sum(by_class.values()),
-            by_class=dict(by_class),
+            by_class={_memory_class(name): nbytes for name, nbytes in by_class.items()},
             instruction=0,
         )
+
+
+def _memory_class(offloaded: OffloadClass) -> MemoryClass:
+    """The memory class of what a plan offloads: parameters are stored as weights."""
+    return "weights" if offloaded == "parameters" else offloaded

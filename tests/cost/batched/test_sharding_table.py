@@ -4,7 +4,7 @@ import random
 
 import numpy as np
 import pytest
-from cost.test_closed import BESIDE, GRAPHS, WITH_HOSTS, draw, parts
+from cost.batched.test_evaluate import BESIDE, GRAPHS, WITH_HOSTS, draw, parts
 
 from windlass.cost.batched.config_keys import ComputeConfig, ShardingOption
 from windlass.cost.batched.evaluate import ExchangeKinds, evaluate_batch
@@ -20,14 +20,14 @@ def test_plans_found_together_take_what_each_takes_alone():
     for _ in range(20):
         graph, machine = chance.choice(GRAPHS), chance.choice((*BESIDE, *WITH_HOSTS))
         chain, shape, ends, rows = parts(draw(chance, graph, machine), graph, machine)
-        (block,), (run,) = rows.blocks, rows.runs
+        (block,), (run,) = rows.blocks, rows.configs
         homes = [tier.name for tier in machine.device.tiers]
         pairs = tuple(ShardingOption(*pair, home) for pair in PAIRS for home in homes)
-        block = block._replace(replicas=4, pairs=pairs)
-        more = 2 * run.micros if shape.repeats else run.micros
-        settings = [run.setting._replace(replicas=4, compiled=each) for each in (False, True)]
-        able = settings[: 1 if shape.order == "zero-bubble" else 2]
-        runs = [ComputeConfig(each, run.again, count) for each in able for count in {run.micros, more}]
+        block = block._replace(replicas=4, options=pairs)
+        more = 2 * run.microbatches if shape.repeats else run.microbatches
+        settings = [run.layer._replace(replicas=4, compiled=each) for each in (False, True)]
+        able = settings[: 1 if shape.schedule == "zero-bubble" else 2]
+        runs = [ComputeConfig(each, run.recompute, count) for each in able for count in {run.microbatches, more}]
         rows = PlanTable.of([(block, runs)])
         found = evaluate_batch(chain, shape, ends, rows).step_seconds
         alone = [

@@ -6,7 +6,7 @@ from math import inf
 
 import numpy as np
 import pytest
-from planner.test_among import GRAPHS, WIDE, machine, request
+from planner.test_multi_device import GRAPHS, WIDE, machine, request
 
 from windlass.cost.batched.evaluate import evaluate_batch
 from windlass.cost.batched.layer_cost import LayerCosts
@@ -44,7 +44,7 @@ def seconds_in(chain: LayerCosts, part: Subproblem, cell: PlanBatch, budget_byte
     for key, seconds in zip(keys[fits].tolist(), totals.step_seconds[fits], strict=True):
         best[key] = min(best[key], float(seconds))
     whole = np.array([each.mode == "full" for each in cell.table.recomputes])[cell.table.recompute]
-    full = replace(cell, rows=cell.table.select(fits & whole[cell.table.config]))
+    full = replace(cell, table=cell.table.select(fits & whole[cell.table.config]))
     if full.table.count:
         none, selects = np.zeros(full.table.count), np.zeros(full.table.count, dtype=bool)
         fewer, told = minimize_recompute(chain, full, budget_bytes, none, selects)

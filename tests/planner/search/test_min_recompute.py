@@ -4,7 +4,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-from planner.test_among import GRAPHS, machine, request
+from planner.test_multi_device import GRAPHS, machine, request
 
 from windlass.cost.batched.evaluate import evaluate_batch
 from windlass.planner.search.branch_and_bound import BranchAndBound

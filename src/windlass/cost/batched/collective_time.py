@@ -80,7 +80,7 @@ class BatchedCollectives:
         held = weights // pairs.parameters[:, None]
         gather = self._ring(pairs, _gathered(weights, pairs.parameters), pairs.parameters, parts)
         spread = self._ring(pairs, _gathered(held, parts), parts)
-        shards = all_reduce_bytes(sizes["shard"], others[:, None])
+        shards = all_reduce_bytes(sizes["gradient_shard"], others[:, None])
         summed = self._ring(pairs, shards, others, pairs.optimizer, passes=2)
         reduce = self._common(pairs, sizes) + self._scattered(pairs, sizes["gradients"]) + summed
         beside = np.where(self._sums_beside(pairs)[:, None], summed, 0.0)

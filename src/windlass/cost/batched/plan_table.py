@@ -219,7 +219,7 @@ class PlanTable:
         """One of the plans."""
         run, share = int(self.config[place]), self.sharding_of(self.sharding[place])
         block = self.sharding_table.all[self.block[run]]
-        return PlanTable.of([(block._replace(pairs=(share,)), [self.config_of(run)])])
+        return PlanTable.of([(block._replace(options=(share,)), [self.config_of(run)])])
 
     @classmethod
     def crossed(

@@ -108,7 +108,7 @@ class StateCostModel:
             reduce=sent.reduce,
             waited=sent.waited,
             after=np.where(away, after, own.update[place] + sent.spread),
-            norm_bytes=1.0 * sizes["shard"],
+            norm_bytes=1.0 * sizes["gradient_shard"],
             norm_launches=own.launches[place],
             under_way=np.where(away, under_way, 0.0),
             far=1.0 * far,

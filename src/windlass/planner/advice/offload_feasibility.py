@@ -58,7 +58,7 @@ def require_optimizer_tier(request: Request, graph: Graph, machine: Machine) -> 
         if tier.name == request.offload.optimizer:
             needed = min(offloaded_bytes(plan, graph) for plan in bases)
             if needed > tier.capacity_bytes:
-                lacks = f"{format_bytes(needed)} , but it has {format_bytes(tier.capacity_bytes)}"
+                lacks = f"{format_bytes(needed)}, but it has {format_bytes(tier.capacity_bytes)}"
                 way_out = "leave it open, or set `moments` to fewer bits"
                 raise InputErrors((f"`offload.optimizer` = {tier.name} needs {lacks}; {way_out}",))
 

@@ -1,12 +1,14 @@
-"""Sought: parts of a field by what no plan of theirs can be faster than, told ever more closely.
+"""Lower bounds on the step time of plans, ever tighter, and a queue of subproblems ordered by them.
 
-Each bound holds for all plans of a part, so that one whose bound is worse than what is found is
-never looked at closer. The first takes no prices of layers, the last knows of each plan about how
-many layers it must compute again:
+Each bound holds for all plans of a subproblem, so a subproblem whose bound is worse than the best
+    plan
+found is never examined further. The first bound needs no layer costs, the last one knows roughly
+    how
+many layers each plan must recompute:
 
 1. products of all layers at the fastest rate that the machine states, on all of its devices;
 2. the passes of the slowest stage, with the way to it and back;
-3. the same with what a stage must compute again to have room, sums of gradients and updates.
+3. the same with the recompute that a stage needs to fit, gradient reductions and updates.
 """
 
 from collections.abc import Iterator
@@ -32,28 +34,34 @@ from windlass.schema.graph import Precision
 from windlass.schema.plan import PipelineSchedule
 
 _REACH = {"products": 1.3, "passes": 1.1, "room": 1.4}
-"""Up to how much slower than the fastest of a part those are that are looked at with it: with fewer
-of them too much is done one by one, with more too much of what a better plan leaves out."""
+"""Factor by which plans may be slower than the fastest of a subproblem and still be examined with
+it.
+
+With a smaller factor too much is done one by one, with a larger one too much that a better plan
+would rule out.
+"""
 _LATER = 0.02
-"""By how much the closed form may say less than the clock: of steps that repeat themselves later
-than it takes them to, bounds are nearer to the clock."""
+"""Share by which the batched cost model may underestimate the simulator.
+
+In steps that reach their steady state late, bounds are closer to the simulator's times.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Subproblem:
-    """Plans of one shape."""
+    """Plans of one pipeline shape."""
 
     shape: PipelineShape
     bound_level: Literal["products", "passes", "room"]
-    """What the bounds know of."""
+    """What the bounds take into account."""
     bounds: Floats
-    """Seconds that no plan of each item is faster than."""
+    """Seconds that no plan of each item is faster than, `[item]`."""
     items: Ints
-    """Settings, as places in the shape's table; of a part with a cell places of plans in that."""
+    """Indices of layer configurations, or of plans if there is a batch, `[item]`."""
     batch: PlanBatch | None = None
 
     def split(self, limit: float) -> "tuple[Subproblem, Subproblem]":
-        """Those that are to be looked at next, and those that are slower."""
+        """The items to examine next, and the slower ones."""
         reach = min(limit, float(self.bounds.min()) * _REACH[self.bound_level])
         return self._only(self.bounds <= reach), self._only(self.bounds > reach)
 
@@ -62,10 +70,10 @@ class Subproblem:
 
 
 class BoundQueue:
-    """Parts, the fastest by their bounds first.
+    """Subproblems, the one with the lowest bound first.
 
     Args:
-        parts: that are in it first.
+        parts: the first subproblems.
     """
 
     def __init__(self, parts: Iterator[Subproblem]) -> None:
@@ -75,27 +83,27 @@ class BoundQueue:
 
     @property
     def least_bound(self) -> float:
-        """The bound of the first part; infinite if there is none."""
+        """Lowest bound of all subproblems; infinite if there is none."""
         return self._heap[0][0] if self._heap else float("inf")
 
     def pop(self) -> Subproblem:
-        """Takes the first part out."""
+        """Takes the first subproblem out."""
         return heappop(self._heap)[2]
 
     def push(self, part: Subproblem) -> None:
-        """Puts a part in, if there is anything in it."""
+        """Adds a subproblem unless it is empty."""
         if part.items.size:
             self._turn += 1
             heappush(self._heap, (float(part.bounds.min()), self._turn, part))
 
 
 class LowerBounds:
-    """Tells what plans of a field cannot be faster than.
+    """Lower bounds on the step time of the plans of a space.
 
     Args:
-        field: the plans.
-        chain: with prices of layers.
-        budget_bytes: that the near tier has.
+        field: the plan space.
+        chain: costs of layers.
+        budget_bytes: device memory budget.
     """
 
     def __init__(self, field: PlanSpace, chain: LayerCosts, budget_bytes: float) -> None:
@@ -104,12 +112,12 @@ class LowerBounds:
         self._known_selects: dict[tuple[PipelineSchedule, ConfigTable], Bools] = {}
 
     def subproblems(self) -> Iterator[Subproblem]:
-        """All plans, shape by shape, by the first of the bounds."""
+        """All plans, shape by shape, with the first bound."""
         for shape, able in self._field.open_shapes():
             yield Subproblem(shape, "products", self._of_products(shape, able), able)
 
     def tighten(self, part: Subproblem, limit: float) -> Subproblem:
-        """A part with the next bound of each item, without those that are slower than a limit."""
+        """The subproblem with the next bound of each item, without items slower than a limit."""
         if part.bound_level == "products":
             cell = self._plain(part)
             least = self._least(part.shape, min_batch_seconds(*self._of(cell)))
@@ -121,9 +129,10 @@ class LowerBounds:
         return self._kept(Subproblem(part.shape, "room", self.in_memory(cell), places, cell), limit)
 
     def in_memory(self, cell: PlanBatch) -> Floats:
-        """What each plan of a cell that computes nothing again, or what all do, is no faster than.
+        """Lower bounds on plans that recompute nothing, or that all recompute the same.
 
-        Where that is open it is as much again as it takes, and more than nothing.
+        If recompute is open, each plan is charged with the recompute that it needs to fit, at least
+        some.
         """
         room = MemoryLimit(
             self._near, self._field.minimizes_recompute, self._selects(cell.shape, cell.table)
@@ -131,7 +140,7 @@ class LowerBounds:
         return self._least(cell.shape, min_batch_seconds_in_memory(*self._of(cell), room))
 
     def batch_of(self, part: Subproblem) -> PlanBatch:
-        """The plans of a part that is bounded by room, with all that they may compute again."""
+        """The plans of a subproblem bounded in memory, with all their recompute modes."""
         plain = part.batch or self._plain(part)
         cell = self._field.batch_of(part.shape, np.unique(plain.table.layer_config))
         chosen = np.isin(_keys(cell.table), _keys(plain.table)[part.items])
@@ -148,7 +157,7 @@ class LowerBounds:
         return seconds * (1 - _LATER) if shape.repeats else seconds
 
     def _plain(self, part: Subproblem) -> PlanBatch:
-        """The plans of a part's settings that compute as little again as any."""
+        """The plans of a subproblem's configurations with the least recompute."""
         cell = self._field.batch_of(part.shape, part.items)
         rows, least = cell.table, int(cell.table.recompute.min())
         rows = rows.select((rows.recompute == least)[rows.config])
@@ -156,7 +165,7 @@ class LowerBounds:
         return replace(cell, table=rows)
 
     def _selects(self, shape: PipelineShape, rows: PlanTable) -> Bools:
-        """Of each run whether its layers can keep what their large products give."""
+        """Whether layers of each configuration can recompute selectively."""
         table = self._field.config_table(shape)
         if (shape.schedule, table) not in self._known_selects:
             self._known_selects[shape.schedule, table] = np.array(
@@ -168,14 +177,14 @@ class LowerBounds:
         return self._known_selects[shape.schedule, table][table.mode[rows.layer_config]]
 
     def _of_products(self, shape: PipelineShape, able: Ints) -> Floats:
-        """Seconds of products alone of each of some settings."""
+        """Seconds of matrix products alone, for each of some configurations."""
         table = self._field.config_table(shape)
         found = [self._products(tensor, precision) for tensor, precision, _ in table.modes]
         sequences = (table.micro * table.microbatches)[able]
         return np.asarray(np.array(found)[table.mode[able]] * sequences / shape.pipeline)
 
     def _products_of(self, tensor: int, precision: Precision) -> float:
-        """Seconds of all products of one sequence on one slice, at the fastest rate there is."""
+        """Seconds of one sequence's products on one tensor-parallel rank, at the fastest rate."""
         rate = self._field.machine.device.rate(precision)
         curves = (rate.curve, rate.biased or rate.curve)
         fastest = max(point.rate for curve in curves for point in curve.points)
@@ -194,7 +203,7 @@ class LowerBounds:
 
 
 def _keys(rows: PlanTable) -> Ints:
-    """Of each plan a number that those share which differ in what they compute again only."""
+    """A number that plans share which differ only in recompute, `[plan]`."""
     return np.asarray(
         rows.layer_config[rows.config] * len(rows.sharding_table.options)
         + rows.places[rows.sharding]

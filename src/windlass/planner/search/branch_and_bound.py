@@ -1,4 +1,4 @@
-"""Sweep: the fastest plans of a field that fit, all weighed or without what is provably worse."""
+"""Branch and bound: the fastest plans that fit, without evaluating provably slower ones."""
 
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -25,19 +25,19 @@ _FASTEST = 8
 
 _MODES: tuple[Recompute, ...] = get_args(Recompute)
 _BATCH = 256
-"""Plans of which is found at a time how few layers they must compute again."""
+"""Plans whose least recompute is searched at a time."""
 
 _ROUNDING = 1e-9
-"""Share by which the closed form's bytes may lie from those of a program, which are the same."""
+"""Relative rounding error of the batched cost model's bytes, which equal those of a program."""
 
 
 class BranchAndBound:
-    """Weighs the plans of a field.
+    """Searches a plan space.
 
     Args:
-        field: the plans.
-        budget_bytes: that the near tier has.
-        chain: with prices that are known already; None finds them.
+        space: the plan space.
+        budget_bytes: device memory budget.
+        chain: layer costs that are known already; None computes them.
     """
 
     def __init__(
@@ -48,15 +48,15 @@ class BranchAndBound:
         self._bounds = LowerBounds(space, self.chain, budget_bytes)
 
     def totals(self, cell: PlanBatch) -> PlanTotals:
-        """Seconds and bytes of all plans of a cell."""
+        """Seconds and bytes of all plans of a batch."""
         return evaluate_batch(self.chain, cell.shape, cell.chunk_bounds, cell.table)
 
     @gc_paused
     def exhaustive(self, count: int) -> SearchResult:
-        """The fastest plans, all of the field weighed.
+        """The fastest plans, found by evaluating the whole space.
 
         Args:
-            count: plans that are wanted at most.
+            count: most plans that are returned.
         """
         found = TopK(count)
         taken = (self._take(cell, found) for cell in self.space.batches())
@@ -66,7 +66,7 @@ class BranchAndBound:
         return found.result(of=self._count)
 
     def scores(self, cell: PlanBatch, totals: PlanTotals) -> Floats:
-        """Seconds of a step of a run: compilation, which comes once, is shared by all its steps."""
+        """Seconds of a step, with its share of the compilation that comes before the first step."""
         device, graph = self.space.machine.device, self.space.graph
         once = len({span.kind for span in graph.layer_runs}) * device.compile_seconds
         compiled = cell.table.layer_configs.compiled[cell.table.layer_config]
@@ -74,17 +74,17 @@ class BranchAndBound:
         return np.asarray(totals.step_seconds + share * compiled[cell.table.config])
 
     def fastest(self, count: int, *, within: float = inf, families: int = 0) -> SearchResult:
-        """The same plans, without weighing what is provably slower or does not fit.
+        """The fastest plans, without evaluating those that are provably slower or do not fit.
 
         Args:
-            count: plans that are wanted at most.
-            within: by what share of the fastest one's time they may be slower.
-            traits: so many are wanted too, be they slower.
+            count: most plans that are returned.
+            within: relative gap to the fastest plan up to which slower plans are returned.
+            families: families of plans of which the fastest is wanted too, however slow.
         """
         return self._sought(TopK(count, within=within, families=families))
 
     def first_feasible(self, count: int) -> SearchResult:
-        """Any plans that fit, found fast: of the shape with fewest stages that has such."""
+        """Some plans that fit, found quickly: of the shape with the fewest stages that has any."""
         found = TopK(count)
         for shape, able in self.space.open_shapes():
             if shape.schedule == "1f1b":
@@ -99,12 +99,12 @@ class BranchAndBound:
         return found.result(of=found.evaluated)
 
     def faster(self, seconds: float) -> SearchResult:
-        """The fastest of the plans that are faster than so many seconds, and how many there are."""
+        """The fastest plans that take less than this many seconds, and how many there are."""
         return self._sought(TopK(_FASTEST, below=seconds))
 
     @gc_paused
     def _sought(self, found: TopK) -> SearchResult:
-        """Weighs the fastest part of the field by its bounds, until all that is left is slower."""
+        """Evaluates the subproblem with the lowest bound until all others are slower."""
         queue = BoundQueue(self._bounds.subproblems())
         while queue.least_bound <= (limit := found.limit) and queue.least_bound < inf:
             first, rest = queue.pop().split(limit)
@@ -117,14 +117,14 @@ class BranchAndBound:
 
     @cached_property
     def _count(self) -> int:
-        """Plans of the field."""
+        """Number of plans of the space."""
         return sum(self.space.count(shape, able) for shape, able in self.space.open_shapes())
 
     def smallest(self) -> SearchResult:
-        """Of each trait the plan that needs least memory, fit or not.
+        """The plan of each family that needs least memory, whether it fits or not.
 
-        Least takes what shares all it can, in the smallest micro-batches, with layers recomputed,
-        in the order that holds fewest of them.
+        It shards as much as possible, in the smallest micro-batches, with recompute, under the
+        schedule that keeps the fewest micro-batches alive.
         """
         found = TopK(1)
         for shape, able in self.space.open_shapes():
@@ -140,13 +140,13 @@ class BranchAndBound:
         return found.result(of=found.evaluated)
 
     def _weigh(self, cell: PlanBatch, found: TopK) -> None:
-        """Takes a cell in, with as few layers computed again as fit where that is open."""
+        """Adds a batch, with as little recompute as fits if that is open."""
         spares = self._take(cell, found)
         if spares is not None:
             self._spare(spares, found)
 
     def _take(self, cell: PlanBatch, found: TopK) -> "_Spares | None":
-        """Takes a cell in; gives those plans that fit with as few layers computed again as do."""
+        """Adds a batch; returns the plans that fit only with recompute."""
         totals = self.totals(cell)
         scores = self.scores(cell, totals)
         if not self.space.minimizes_recompute:
@@ -171,7 +171,7 @@ class BranchAndBound:
         )
 
     def _spare(self, spares: "_Spares", found: TopK) -> None:
-        """Takes plans in with as few layers computed again as fit, those first that may win."""
+        """Adds plans with as little recompute as fits, those with the lowest bounds first."""
         by_bound = np.argsort(spares.least)
         for first in range(0, len(by_bound), _BATCH):
             batch = by_bound[first : first + _BATCH]
@@ -185,7 +185,7 @@ class BranchAndBound:
             found.add(fewer, self.scores(fewer, told), told, self._near, counted=False)
 
     def _small(self, shape: PipelineShape, able: Ints) -> Ints:
-        """Of some settings those of the smallest micro-batch of their cut."""
+        """The configurations with the smallest micro-batch for their degrees."""
         table = self.space.config_table(shape)
         least = np.full(int(table.degrees.max()) + 1, table.batch)
         np.minimum.at(least, table.degrees[able], table.micro[able])
@@ -194,19 +194,19 @@ class BranchAndBound:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Spares:
-    """Plans that fit with layers computed again, but not without."""
+    """Plans that fit with recompute but not without."""
 
     cell: PlanBatch
     least: Floats
-    """What each cannot be faster than, however few they are."""
+    """Lower bound on each plan's seconds, whatever the recompute, `[plan]`."""
     far_full: Floats
-    """Of each the share of the tier beyond that it takes."""
+    """Share of the offload tier that each plan takes, `[plan]`."""
     selects: Bools
-    """Of each whether its layers can keep what their large products give."""
+    """Whether each plan's layers can recompute selectively, `[plan]`."""
 
 
 def _shared(rows: PlanTable) -> Bools:
-    """Of each pair whether it is the one of its block that shares most."""
+    """Whether each sharding option shards the most among its options, `[sharding]`."""
     degrees = rows.pairs.prod(axis=1)
     counts = rows.sharding_table.counts[rows.shared]
     most = np.maximum.reduceat(degrees, np.cumsum(counts) - counts)

@@ -1,7 +1,7 @@
-"""Weighing: memory and time of a plan of one stage, exactly but without all its micro-batches.
+"""Evaluates one plan by a short program: memory and time without all its micro-batches.
 
-Where all layers stay near, every micro-batch after the first costs the same and the fullest moment
-comes by the second. So a program of three micro-batches tells all about one of a thousand.
+If all layers stay on the device, every micro-batch after the first costs the same and the peak is
+reached by the second. So a program of three micro-batches tells all about one of a thousand.
 """
 
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ from windlass.schema.plan import Plan
 from windlass.schema.prediction import MemoryClass, Prediction
 
 _SETTLED = 3
-"""Times as many micro-batches as there are stages: then each further one takes as long."""
+"""Micro-batches, in multiples of the stages, from which on each further one takes as long."""
 _FEW = 3
 """Micro-batches of a short program: the first, and two whose difference is one more."""
 
@@ -30,17 +30,18 @@ EvaluatedPlan = tuple[Plan, Prediction]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeakMemory:
-    """The fullest moment of the near tier."""
+    """Device memory at its fullest moment."""
 
     peak_bytes: int
     by_class: Mapping[MemoryClass, int]
+    """Bytes by memory class."""
     index: int
-    """Of the instruction that runs at that moment, in the plan's program."""
+    """Index of the instruction that runs at that moment, in the plan's program."""
     instruction: Instruction
 
 
 def peak_memory(plan: Plan, graph: Graph, machine: Machine) -> PeakMemory:
-    """How full the near tier gets."""
+    """Peak device memory of a single-stage plan."""
     short = _shortened(plan, _FEW)
     program, *_ = lower(short, graph)  # its slices all run the same
     held = machine.device.process_bytes(compiled=plan.compile)
@@ -54,7 +55,7 @@ def peak_memory(plan: Plan, graph: Graph, machine: Machine) -> PeakMemory:
 
 
 def fullest_stage_memory(plan: Plan, graph: Graph, machine: Machine) -> PeakMemory:
-    """How full the near tier gets on the fullest of several stages."""
+    """Peak device memory of the fullest of several stages."""
     held = machine.device.process_bytes(compiled=plan.compile)
     found = []
     for program in lower(plan, graph)[:: plan.parallel.tensor * plan.parallel.data]:
@@ -71,12 +72,12 @@ def fullest_stage_memory(plan: Plan, graph: Graph, machine: Machine) -> PeakMemo
 
 
 def evaluate(plan: Plan, graph: Graph, machine: Machine, *, budget_bytes: int) -> Prediction:
-    """The prediction of a plan, with `budget_bytes` as the capacity of the near tier."""
+    """The prediction of a plan, with `budget_bytes` as the capacity of device memory."""
     return with_budget(extrapolate(plan, graph, machine), budget_bytes)
 
 
 def extrapolate(plan: Plan, graph: Graph, machine: Machine) -> Prediction:
-    """The prediction of a plan, without all its micro-batches.
+    """The prediction of a plan, extrapolated from a few of its micro-batches.
 
     Once its stages are full, each further p micro-batches take as long as the last.
     """
@@ -124,7 +125,7 @@ def steady_state_microbatches(plan: Plan) -> Plan:
 
 
 def with_budget(prediction: Prediction, budget_bytes: int) -> Prediction:
-    """The prediction with another budget for the near tier, which is the first."""
+    """The prediction with another capacity of device memory, which is the first tier."""
     near, *others = prediction.peaks
     near = near.model_copy(update={"capacity_bytes": budget_bytes})
     return prediction.model_copy(update={"peaks": (near, *others)})
@@ -144,15 +145,16 @@ def _keeps_more(plan: Plan) -> bool:
 
 
 def _further(low: float, high: float, times: float) -> float:
-    """A straight line, `times` micro-batches beyond `high`."""
+    """Linear extrapolation by `times` micro-batches beyond `high`."""
     return high + times * (high - low)
 
 
 def _shifted(index: int, plan: Plan, program: Program) -> int:
-    """Where an instruction of the short program stands in the plan's own program.
+    """Index of a short program's instruction in the plan's own program.
 
-    What follows the micro-batches (norm, an update for each layer, sync) moves back by those left
-    out; what stands in the first micro-batches stays. The last one has the reductions as well.
+    What follows the micro-batches (grad norm, an update for each layer, sync) moves back by those
+    left out; what stands in the first micro-batches stays. The last one includes the gradient
+    reductions.
     """
     if _keeps_more(plan):
         return index
@@ -166,6 +168,6 @@ def _shifted(index: int, plan: Plan, program: Program) -> int:
 
 
 def training_state_bytes(plan: Plan, graph: Graph) -> int:
-    """Weights, gradients and optimizer state of one device: all there before the update."""
+    """Weights, gradients and optimizer state of one device, which all exist before the update."""
     sizes = plan_layer_sizes(plan, graph)
     return sum(each.weights + each.gradients + each.optimizer for each in sizes)

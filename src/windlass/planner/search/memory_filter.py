@@ -1,4 +1,4 @@
-"""Sieve: which plans of one device with all layers near fit, without walking every one of them."""
+"""Filters single-device plans by memory without simulating every one of them."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from windlass.schema.plan import Plan
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FilteredPlans:
-    """Plans that fit, and of each family that has others the one that comes nearest."""
+    """Plans that fit, and the nearest plan of each family in which some plan does not."""
 
     fitting: tuple[Plan, ...]
     infeasible: tuple[tuple[Plan, PeakMemory], ...]
@@ -22,11 +22,11 @@ class FilteredPlans:
 def filter_by_memory(
     plans: Sequence[Plan], graph: Graph, machine: Machine, budget_bytes: int
 ) -> FilteredPlans:
-    """Parts the plans into those that fit into `budget_bytes` and those that do not.
+    """Divides plans into those that fit the budget and those that do not.
 
-    In one family (precision, compile, recompute, home of optimizer state) the fullest moment grows
-    with the micro-batch, so the largest that fits is found by halving. The whole batch at once
-    stands apart: without a sum over micro-batches its gradients may be smaller.
+    In one family (precision, compile, recompute, optimizer tier) peak memory grows with the
+    micro-batch, so the largest that fits is found by bisection. A single micro-batch is a case of
+    its own: without accumulation its gradients may be smaller.
     """
     fitting: list[Plan] = []
     refused: list[tuple[Plan, PeakMemory]] = []
@@ -48,9 +48,9 @@ def filter_by_memory(
 def _largest_fitting(
     rising: Sequence[Plan], graph: Graph, machine: Machine, budget_bytes: int
 ) -> tuple[int, Mapping[int, PeakMemory]]:
-    """How many of the plans fit, by halving; and the memory of those that were looked at.
+    """Number of plans that fit, by bisection, and the memory of those that were examined.
 
-    The first that does not fit is always among those looked at.
+    The first plan that does not fit is always among them.
     """
     memories: dict[int, PeakMemory] = {}
     low, high = 0, len(rising)
@@ -77,9 +77,9 @@ def _peak(item: tuple[Plan, PeakMemory]) -> int:
 
 
 def without_needless_recompute(plans: Sequence[Plan]) -> Iterator[Plan]:
-    """The plans without those that compute twice what they have room to keep.
+    """The plans without those that recompute what they have room to keep.
 
-    With all else equal, recompute adds instructions and takes none away, so it is never faster.
+    With all else equal, recompute adds instructions and removes none, so it is never faster.
     """
     keeping = {_without_recompute(plan) for plan in plans if plan.recompute == "none"}
     for plan in plans:

@@ -1,10 +1,10 @@
-"""Spared: of plans that fit only with layers computed again, those with the least of it, by stage.
+"""Minimum recomputation per stage that makes an otherwise infeasible plan fit.
 
-What a stage holds depends on its own layers only, so that all stages of all plans are searched at
-once, by halving, in each of two ways: block after block is computed again as a whole; or first all
-but large products of each, then, one after the other again, those too. The more of these steps, the
-longer a step of training: of all plans that are the same but for these numbers the fastest takes on
-each stage what is shorter of the fewest of both ways.
+A stage's memory depends on its own layers only, so all stages of all plans are searched at once by
+bisection, in each of two modes: block after block is recomputed in full; or first selectively,
+then, one after the other again, in full. The more of these steps, the longer a training step: of
+all plans that are equal except for these numbers, the fastest uses on each stage the quicker of
+both modes' minima.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,11 +31,11 @@ from windlass.schema.plan import Plan, Recompute
 
 
 def recompute_twins(rows: PlanTable, mode: Recompute) -> Ints:
-    """Of each plan the place of the same plan that computes so much again; -1 where there is none.
+    """Index of the same plan with another recompute mode, `[plan]`; -1 if there is none.
 
     Args:
-        rows: in which layers of all stages are computed again alike.
-        mode: how those of the twins are.
+        rows: plans whose stages all recompute the same.
+        mode: recompute mode of the twins.
     """
     key = (rows.block * len(rows.layer_configs.all) + rows.layer_config) * (
         rows.microbatches.max() + 1
@@ -59,14 +59,14 @@ def minimize_recompute(
     far_full: Floats,
     selects: Bools,
 ) -> tuple[PlanBatch, PlanTotals]:
-    """Plans that fit with all layers computed again, with as little on each stage as fits.
+    """The given plans with as little recompute on each stage as fits.
 
     Args:
-        chain: with prices of layers.
-        cell: the plans.
-        budget_bytes: that each fits into.
-        far_full: of each the share of the tier beyond that it takes.
-        selects: of each whether its layers can keep what their large products give.
+        chain: costs of layers.
+        cell: plans that fit with all layers recomputed.
+        budget_bytes: device memory budget.
+        far_full: share of the offload tier that each plan takes, `[plan]`.
+        selects: whether each plan's layers can recompute selectively, `[plan]`.
     """
     rows, shape, most = cell.table, cell.shape, _most(cell)
     first = _fewest(chain, cell, budget_bytes, most, _whole)
@@ -82,19 +82,18 @@ def minimize_recompute(
 
 
 class _Fewest:
-    """The least that is computed again on each stage of each plan.
+    """The least recompute of each stage of each plan.
 
     Args:
-        counts: of each stage of each plan of how many blocks all is, and of how many all but large
-            products.
-        nbytes: that each stage of each plan holds then.
+        counts: blocks recomputed in full and selectively, `[plan, stage, 2]`.
+        nbytes: bytes that each stage holds then, `[plan, stage]`.
     """
 
     def __init__(self, counts: Ints, nbytes: Floats) -> None:
         self.counts, self.nbytes = counts, nbytes
 
     def among(self, chosen: Bools) -> "_Fewest":
-        """The same among more plans, of which others do not fit so."""
+        """The same among more plans, which do not fit in this mode."""
         counts = np.zeros((len(chosen), *self.counts.shape[1:]), dtype=np.int64)
         nbytes = np.full((len(chosen), *self.nbytes.shape[1:]), np.inf)
         counts[chosen], nbytes[chosen] = self.counts, self.nbytes
@@ -104,7 +103,7 @@ class _Fewest:
 def _shorter(
     chain: LayerCosts, cell: PlanBatch, budget_bytes: float, one: _Fewest, other: _Fewest
 ) -> _Fewest:
-    """Of each stage the way that fits and takes less time."""
+    """The mode of each stage that fits and takes less time."""
     first, second = (
         np.where(
             each.nbytes <= budget_bytes,
@@ -123,14 +122,14 @@ def _shorter(
 def _fewest(
     chain: LayerCosts, cell: PlanBatch, budget_bytes: float, last: Ints, way: Callable[[Ints], Ints]
 ) -> _Fewest:
-    """The fewest steps of a way with which each stage fits, or the last one where none does.
+    """The fewest steps of a mode with which each stage fits, or the last step if none does.
 
     Args:
-        chain: with prices of layers.
+        chain: costs of layers.
         cell: the plans.
-        budget_bytes: that each stage is to fit into.
-        last: of each stage the last step.
-        way: what is computed again at a step of each stage.
+        budget_bytes: device memory budget of each stage.
+        last: last step of each stage, `[stage]`.
+        way: what is recomputed at a step of each stage.
     """
     rows, shape = cell.table, cell.shape
     side = (rows.count, shape.pipeline)
@@ -155,12 +154,12 @@ def _fewest(
 
 
 def _whole(steps: Ints) -> Ints:
-    """Block after block is computed again as a whole."""
+    """Block after block is recomputed in full."""
     return np.stack([steps, np.zeros_like(steps)], axis=-1)
 
 
 def _selective(most: Ints) -> Callable[[Ints], Ints]:
-    """First all but large products of each of so many blocks, then those too."""
+    """First each of this many blocks is recomputed selectively, then in full."""
     return lambda steps: np.stack([np.maximum(0, steps - most), np.minimum(steps, most)], axis=-1)
 
 
@@ -170,19 +169,19 @@ def _again(counts: Ints) -> RecomputeConfig:
 
 
 def _most(cell: PlanBatch) -> Ints:
-    """The most layers of a chunk of each stage that can be computed again."""
+    """The most layers of a model chunk of each stage that can be recomputed, `[stage]`."""
     end = cell.chunk_bounds[-1] - 1
     able = np.array([min(last, end) - max(first, 1) for first, last in pairwise(cell.chunk_bounds)])
     return np.asarray(np.maximum(0, able.reshape(-1, cell.shape.pipeline)).max(axis=0))
 
 
 def _counted(rows: PlanTable, again: RecomputeConfig) -> PlanTable:
-    """The same plans with so much computed again."""
+    """The same plans with this recompute."""
     return replace(rows, recomputes=(again,), recompute=np.zeros_like(rows.recompute))
 
 
 def _each(rows: PlanTable, counts: Ints) -> PlanTable:
-    """The same plans, each with so much computed again on each of its stages."""
+    """The same plans, each with its own recompute on each of its stages."""
     agains, again = np.unique(counts, axis=0, return_inverse=True)
     both = rows.config * len(agains) + again.reshape(-1)
     runs, run = np.unique(both, return_inverse=True)
@@ -201,13 +200,13 @@ def _each(rows: PlanTable, counts: Ints) -> PlanTable:
 def min_recompute_plans(
     plan: Plan, graph: Graph, machine: Machine, budget_bytes: int
 ) -> tuple[Plan, ...]:
-    """The plan with as little recomputed on each stage as fits, of each way that there is.
+    """The plan with as little recompute on each stage as fits, in each mode that is possible.
 
     Args:
-        plan: that fits with all layers run again.
-        graph: that it cuts.
-        machine: that it is for.
-        budget_bytes: of the near tier.
+        plan: a plan that fits with all layers recomputed.
+        graph: the graph that it partitions.
+        machine: the machine that it is for.
+        budget_bytes: device memory budget.
     """
     ways = (False, True) if not any(selective_recompute_errors(plan, graph)) else (False,)
     found = (
@@ -223,10 +222,10 @@ def min_recompute_plans(
 
 
 def _least(steps: "RecomputeSteps", graph: Graph, machine: Machine, budget_bytes: int) -> Plan:
-    """Found for all stages at once: without any, else by halving.
+    """The least recompute, for all stages at once: none, else by bisection.
 
-    Halving takes for granted that more steps need no more memory. Between none and one that may not
-    be so, since what runs again needs room to run in.
+    Bisection assumes that more recompute needs no more memory. Between none and one step that may
+    be wrong, because recompute needs room to run in.
     """
     low, high = [0] * len(steps.last), list(steps.last)
     middle = low
@@ -242,11 +241,11 @@ def _least(steps: "RecomputeSteps", graph: Graph, machine: Machine, budget_bytes
 
 
 class RecomputeSteps:
-    """How far the layers of each stage are recomputed, step by step; at 0 none is.
+    """How much of each stage is recomputed, step by step; at step 0 nothing is.
 
     Args:
-        plan: says all the rest.
-        selects: of each stage whether large products are kept as long as can be.
+        plan: states everything else.
+        selects: whether each stage recomputes selectively first, `[stage]`.
     """
 
     def __init__(self, plan: Plan, *, selects: Sequence[bool]) -> None:
@@ -261,14 +260,14 @@ class RecomputeSteps:
 
     @property
     def last(self) -> tuple[int, ...]:
-        """Of each stage the step at which all of its layers run again."""
+        """The step at which all layers are recomputed in full, `[stage]`."""
         return tuple(
             (1 + selects) * count
             for selects, count in zip(self._selects, self._layers, strict=True)
         )
 
     def plan(self, steps: Sequence[int]) -> Plan:
-        """The plan with each stage so far."""
+        """The plan with each stage at its step."""
         stages = range(self._plan.parallel.pipeline)
         kept = [self._layers[stage] if self._selects[stage] else 0 for stage in stages]
         whole = [max(0, steps[stage] - kept[stage]) for stage in stages]
@@ -282,7 +281,7 @@ class RecomputeSteps:
 
 
 def stage_peak_bytes(plan: Plan, graph: Graph, machine: Machine) -> tuple[int, ...]:
-    """Bytes in the near tier of each stage at its fullest."""
+    """Peak device memory of each stage, `[stage]`."""
     held = machine.device.process_bytes(compiled=plan.compile)
     short = steady_state_microbatches(plan)
     programs = lower(short, graph)[:: plan.parallel.tensor * plan.parallel.data]

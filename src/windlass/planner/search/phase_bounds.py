@@ -1,4 +1,4 @@
-"""Phase bounds: what no plan in phases can do with less of, told without a program of it."""
+"""Lower bounds on memory and time of plans in phases, without their programs."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,32 +15,33 @@ from windlass.schema.plan import Plan, Stage
 
 
 def min_stage_bytes(plan: Plan, sizes: Sequence[LayerSizes]) -> int:
-    """Bytes of the near tier on the fullest stage, the process itself not counted.
+    """Least device memory of the fullest stage, without the process itself.
 
     Args:
-        plan: in phases.
-        sizes: of the chain's layers.
+        plan: a plan in phases.
+        sizes: sizes of its layers.
     """
     return max(_stage_bytes(plan, stage, sizes) for stage in plan.stages)
 
 
 def max_layer_bytes(plan: Plan, sizes: Sequence[LayerSizes]) -> int:
-    """Bytes of the near tier for the largest layer, in whatever phases; as in `least_bytes`."""
+    """Least device memory for the largest layer, in any phases; as in `min_stage_bytes`."""
     return max(_phase_bytes(plan, (layer,)) for layer in sizes)
 
 
 def waiting_activation_bytes(plan: Plan, sizes: Sequence[LayerSizes]) -> int:
-    """Bytes that wait near from forward to backward on the fullest stage, the process not counted.
+    """Bytes of activations that wait on the fullest stage between forward and backward.
 
-    All micro-batches are through all phases but the last before any of them goes back, and through
-    the last one too if another stage follows. Each has left what the stage before has sent, the
-    outputs between layers that run again, unless these go home, and all that the last phase keeps.
+    All micro-batches run through all phases but the last before any of them goes backward, and
+    through the last one too if another stage follows. Each has left what the previous stage has
+    sent, the outputs between recomputed layers unless these are offloaded, and all that the last
+    phase keeps.
     """
     return plan.batch.accumulation * max(_left(plan, stage, sizes) for stage in plan.stages)
 
 
 def _left(plan: Plan, stage: Stage, sizes: Sequence[LayerSizes]) -> int:
-    """What one micro-batch leaves near on a stage."""
+    """Bytes that one micro-batch leaves on a stage."""
     begin, end = stage.phases[-1]
     left = (
         sizes[stage.first_layer - 1].output
@@ -57,10 +58,10 @@ def _left(plan: Plan, stage: Stage, sizes: Sequence[LayerSizes]) -> int:
 
 
 def _stage_bytes(plan: Plan, stage: Stage, sizes: Sequence[LayerSizes]) -> int:
-    """The most of any phase, as its last micro-batch but one goes back through its layers.
+    """The most that any phase holds while its last micro-batch but one runs backward.
 
-    Then its weights are all there and its gradients come up, beside what never leaves: the first
-    phase's weights, and what the stage before has sent for each micro-batch.
+    Then all its weights are there and its gradients are created, beside what never leaves: the
+    first phase's weights, and what the previous stage has sent for each micro-batch.
     """
     first, end = stage.phases[0]
     staying = sum(each.weight_shard for each in sizes[first:end])
@@ -73,7 +74,7 @@ def _stage_bytes(plan: Plan, stage: Stage, sizes: Sequence[LayerSizes]) -> int:
 
 
 def _phase_bytes(plan: Plan, layers: Sequence[LayerSizes]) -> int:
-    """What layers take that are near together, as one of them goes back."""
+    """What layers hold that are on the device together while one of them runs backward."""
     there = sum(each.weights for each in layers)
     if plan.batch.accumulation > 1:
         there += sum(each.gradients for each in layers)
@@ -89,18 +90,18 @@ class _Passes(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LayerPassTimes:
-    """Seconds of each layer's passes of one micro-batch, with the exchanges of slices in them."""
+    """Seconds of each layer's passes of one micro-batch, with their tensor-parallel collectives."""
 
     forward: tuple[float, ...]
     again: tuple[float, ...]
     first: tuple[float, ...]
-    """Backward passes of the first micro-batch, which makes the gradients."""
+    """Backward passes of the first micro-batch, which creates the gradients."""
     backward: tuple[float, ...]
-    """Those of each further one, which adds to them."""
+    """Backward passes of each further micro-batch, which adds to them."""
 
     @classmethod
     def of(cls, plan: Plan, graph: Graph, machine: Machine) -> "LayerPassTimes":
-        """Those of a plan; the same in whatever phases its layers take turns."""
+        """The passes of a plan; they do not depend on its phases."""
         costs, peers = InstructionCosts(plan, graph, machine), PeerMap(plan, graph)
         kinds = tuple(graph.layer_kinds())
         known: dict[tuple[InstructionKind, int, str, bool], float] = {}
@@ -125,11 +126,11 @@ class LayerPassTimes:
 
 
 def min_step_seconds(plan: Plan, times: LayerPassTimes) -> float:
-    """Seconds of a step: the longest of one way through all stages, and each stage's own passes.
+    """Least seconds of a step: one way through all stages, or the passes of its slowest stage.
 
-    The way: a stage hands nothing on before all micro-batches are through all of its phases but the
-    last, and nothing back before they are back through all but the first. So only the last stage's
-    neighbours ever work beside it; the more phases, the less a pipeline gains.
+    The way: a stage sends nothing on before all micro-batches have passed all of its phases but the
+    last, and nothing back before they have passed all but the first backward. So only the last
+    stage's neighbours ever work beside it; the more phases, the less a pipeline gains.
     """
     works = [_stage_passes(plan, stage, times) for stage in plan.stages]
     onward = sum(sum(each.forward for each in phases[:-1]) for phases in works[:-1])

@@ -1,13 +1,15 @@
-"""Pod phases: what several devices do where nothing fits their near tiers whole.
+"""Searches plans in phases, for models that do not fit in device memory at once.
 
-Of the many plans in phases few are clocked. Bounds tell, each dearer and closer than the one before
-it, that a plan does not fit or is slower than one that is known:
+Few of the many plans in phases are simulated. Bounds, each tighter and dearer than the one before,
+    show
+that a plan does not fit or is slower than a known one:
 
-- sizes of layers, and seconds of their passes (`phasebounds`);
-- two short programs, of 2 and 3 micro-batches. More of them never need less memory. The end of a
-  step is the largest of sums each of which grows by as much with every micro-batch, so that a line
-  through the ends of the two is never above the whole plan's; nor, of a single stage, is one
-  through their fullest moments.
+- sizes of layers, and seconds of their passes (`phase_bounds`);
+- two short programs, of 2 and 3 micro-batches. More micro-batches never need less memory. The end
+  of a
+  step is the largest of sums that each grow by a constant with every micro-batch, so a line through
+  the ends of the two is never above the full plan's; nor, on a single stage, is one through their
+  peaks.
 """
 
 from collections.abc import Iterator
@@ -51,24 +53,25 @@ _FEW = 3
 
 
 class PhaseSearchResult(NamedTuple):
-    """What was found of plans in phases."""
+    """Plans in phases that were found."""
 
     best: tuple[EvaluatedPlan, ...]
-    """Those that fit, as far as one had to look, the fastest run first."""
+    """Plans that fit, as far as needed, the fastest run first."""
     evaluated: int
-    """Plans that bounds or the clock weighed."""
+    """Number of plans that bounds or the simulator evaluated."""
 
 
 def search_phases(
     field: PlanSpace, budget_bytes: int, *, below_seconds: float = inf
 ) -> PhaseSearchResult:
-    """The fastest plan in phases of all of `phasespace` that fits.
+    """The fastest plan in phases that fits, of all of `phase_space`.
 
     Args:
         field: what is open; `request.phases` pins the phases of a stage.
-        budget_bytes: that each near tier has.
-        below: seconds of a step, its share of the compilation included, of the fastest plan that
-            is known; one that cannot be faster is not looked at.
+        budget_bytes: device memory budget.
+        below_seconds: seconds of a step of the fastest known plan, with its share of the
+            compilation;
+            plans that cannot be faster are not examined.
     """
     search = _Search(field, budget_bytes, below_seconds)
     small = list(_small(field, budget_bytes))
@@ -84,20 +87,21 @@ def may_fit_in_phases(field: PlanSpace, budget_bytes: int) -> bool:
 
 
 class _Search:
-    """Weighs plans closer and closer, always the one that may yet be the fastest."""
+    """Evaluates plans ever more precisely, always the one that may still be the fastest."""
 
     def __init__(self, field: PlanSpace, budget_bytes: int, below: float) -> None:
         self._field, self._near, self._below = field, budget_bytes, below
         self._open: list[tuple[float, int, Plan | TruncatedPlan]] = []
-        """What none of them ends a step before; plans that were looked at are `Short`."""
+        """Plans with a lower bound on their step time; those examined already are a
+        `TruncatedPlan`."""
         self._count = count()
 
     def add(self, seconds: float, item: "Plan | TruncatedPlan") -> None:
-        """Takes in a plan whose step takes so many seconds at the least."""
+        """Adds a plan whose step takes at least this many seconds."""
         heappush(self._open, (seconds, next(self._count), item))
 
     def found(self) -> tuple[EvaluatedPlan, ...]:
-        """The plans that fit, as far as one had to look, the fastest run first."""
+        """Plans that fit, as far as needed, the fastest run first."""
         weighed: list[tuple[float, int, EvaluatedPlan]] = []
         best, steps = self._below, self._field.request.train.steps
         while self._open and self._open[0][0] < best:
@@ -116,14 +120,14 @@ class _Search:
         return tuple(each for _, _, each in sorted(weighed, key=itemgetter(0, 1)))
 
     def _look_at(self, plan: Plan, outputs: tuple[bool, ...] = (False, True)) -> None:
-        """Takes the plan in again where it has room, as far as short programs tell."""
+        """Adds the plan again if it fits, as far as short programs tell."""
         short = next(with_offload_tiers(plan, self._field, self._near, outputs), None)
         if short is not None:
             self.add(short.step_seconds, short)
 
 
 def _small(field: PlanSpace, budget_bytes: int) -> Iterator[tuple[float, Plan]]:
-    """Plans in phases with which sizes alone leave room, and what their steps take at the least."""
+    """Plans in phases that fit by layer sizes alone, with lower bounds on their step time."""
     graph, machine = field.graph, field.machine
     tiers = offload_tiers(machine)
     for base in _with_room(field, budget_bytes) if tiers else ():
@@ -142,7 +146,7 @@ def _small(field: PlanSpace, budget_bytes: int) -> Iterator[tuple[float, Plan]]:
 
 
 def _with_room(field: PlanSpace, budget_bytes: int) -> Iterator[Plan]:
-    """Every plan that is open of which the near tier holds at least each layer alone."""
+    """Every open plan whose single layers each fit on the device."""
     known: dict[tuple[object, ...], int] = {}
     for base in base_plans(field):
         batch = base.batch
@@ -163,14 +167,15 @@ def _with_room(field: PlanSpace, budget_bytes: int) -> Iterator[Plan]:
 def with_offload_tiers(
     plan: Plan, field: PlanSpace, budget_bytes: int, outputs: tuple[bool, ...] = (False, True)
 ) -> Iterator["TruncatedPlan"]:
-    """The plan at home in the nearest tier that holds it, as far as short programs have room.
+    """The plan offloaded to the nearest tier that holds it, if short programs fit.
 
     Args:
-        plan: in phases.
-        field: that it is of.
-        budget_bytes: that each near tier has.
-        outputs: whether these go home too. They stay where there is room: moves that are not made
-            hold nothing up.
+        plan: a plan in phases.
+        field: the plan space.
+        budget_bytes: device memory budget.
+        outputs: whether activations are offloaded too, in the order in which this is tried. They
+            stay on
+            the device if there is room: a transfer that is not needed delays nothing.
     """
     sizes, nearest = plan_layer_sizes(plan, field.graph), offload_tiers(field.machine)[0].name
     for there in outputs:
@@ -193,12 +198,12 @@ def with_offload_tiers(
 
 @dataclass(frozen=True)
 class TruncatedPlan:
-    """Bounds of one plan, from what it does with two and three micro-batches.
+    """Bounds of one plan from what it does with two and three micro-batches.
 
     Args:
-        plan: legal, in phases.
-        graph: that it cuts.
-        machine: that it runs on.
+        plan: a legal plan in phases.
+        graph: the graph that it partitions.
+        machine: the machine that it runs on.
     """
 
     plan: Plan
@@ -207,11 +212,11 @@ class TruncatedPlan:
 
     @cached_property
     def peak_bytes(self) -> int:
-        """The near tier's fullest moment is no less than this.
+        """Lower bound on peak device memory.
 
-        Of a single stage what is there at each moment grows alike with every micro-batch, so that a
-        line through two fullest moments is never above the whole plan's. Stages wait for each
-        other, and what they hold may level off: of those the few micro-batches themselves tell.
+        On a single stage memory at each moment grows linearly with the micro-batches, so that a
+        line through two peaks is never above the full plan's. Several stages wait for each other,
+        and what they hold may level off: there the few micro-batches themselves are the bound.
         """
         high, few = device_bytes(*self._few, self.graph, self.machine), _FEW
         if self.plan.parallel.pipeline > 1 or self.plan.batch.accumulation <= few:
@@ -222,14 +227,14 @@ class TruncatedPlan:
 
     @cached_property
     def step_seconds(self) -> float:
-        """The step takes no less than this: a line through the ends of two short programs."""
+        """Lower bound on step time: a line through the ends of two short programs."""
         plan, programs = self._few
         low = predict(self._with(_FEW - 1), self.graph, self.machine).step_seconds
         high = predict(plan, self.graph, self.machine, programs).step_seconds
         return high + max(0, self.plan.batch.accumulation - _FEW) * (high - low)
 
     def predict_full(self, budget_bytes: int) -> Prediction | None:
-        """What the plan costs; None if its own program needs more of the near tier."""
+        """Prediction of the full plan; None if its own program exceeds the budget."""
         programs = lower(self.plan, self.graph)
         if device_bytes(self.plan, programs, self.graph, self.machine) > budget_bytes:
             return None
@@ -242,7 +247,7 @@ class TruncatedPlan:
         return plan, lower(plan, self.graph)
 
     def _with(self, accumulation: int) -> Plan:
-        """The plan with so many micro-batches at most."""
+        """The plan with at most this many micro-batches."""
         batch = self.plan.batch
         few = min(accumulation, batch.accumulation)
         return self.plan.model_copy(
@@ -251,6 +256,6 @@ class TruncatedPlan:
 
 
 def device_bytes(plan: Plan, programs: tuple[Program, ...], graph: Graph, machine: Machine) -> int:
-    """How full the near tier gets on the fullest stage, by the programs of a plan."""
+    """Peak device memory of the fullest stage, by a plan's programs."""
     stages = stage_tier_peaks(plan, graph, machine, programs)
     return max(tiers[0].peak_bytes for tiers in stages)

@@ -1,4 +1,4 @@
-"""Best: the fastest plans so far, of all and of each trait; and the smallest that do not fit."""
+"""Keeps the fastest plans found, of all and of each family, and the smallest that do not fit."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from windlass.schema.plan import PipelineSchedule, Recompute
 
 
 class Candidate(NamedTuple):
-    """One plan of a field, by its place in a cell, and what the closed form says of it."""
+    """One plan of a space, by its row in a batch, with its estimated time and memory."""
 
     step_seconds: float
     peak_bytes: float
@@ -26,20 +26,20 @@ class Candidate(NamedTuple):
 
 
 class PlanFamily(NamedTuple):
-    """What tells a plan from its near twins."""
+    """What distinguishes a plan from its near twins."""
 
     pipeline: int
     tensor: int
     schedule: PipelineSchedule
     recompute: Recompute
     sharding: str
-    """Of what replicas share one copy: `none`, the optimizer's `state`, or `weights` too."""
+    """What replicas share: nothing (`none`), optimizer state (`state`), or `weights` too."""
     optimizer_tier: str
-    """The tier of the optimizer's state."""
+    """Tier of the optimizer state."""
 
 
 _BEYOND = 0.25
-"""How much slower than the fastest a plan may be to be told of."""
+"""Relative gap to the fastest plan up to which a family's fastest plan is reported."""
 
 _MODES: tuple[Recompute, ...] = get_args(Recompute)
 _SHARES = ("none", "state", "weights")
@@ -47,20 +47,20 @@ _SHARES = ("none", "state", "weights")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchResult:
-    """What a sweep found."""
+    """Result of a search."""
 
     best: tuple[Candidate, ...]
     """Plans that fit, fastest first."""
     by_family: tuple[Candidate, ...]
-    """The fastest that fit of each trait, fastest first; of those that were weighed."""
+    """The fastest plan that fits of each family, fastest first; among those evaluated."""
     infeasible: tuple[Candidate, ...]
-    """The smallest of each trait of which none fits, smallest first; of those that were weighed."""
+    """The smallest plan of each family without a fitting one, smallest first; of those evaluated."""
     evaluated: int
-    """Plans whose time and memory were found."""
+    """Plans whose time and memory were computed."""
     pruned: int
-    """Plans that a bound told to be slower, or not to fit."""
+    """Plans that a bound showed to be slower, or not to fit."""
     faster: int = 0
-    """Plans that fit and are faster than was asked for."""
+    """Plans that fit and are faster than the given time."""
 
 
 class TopK:
@@ -68,9 +68,9 @@ class TopK:
 
     Args:
         count: how many are kept.
-        within: by what share of the fastest one's time a plan may be slower.
-        traits: so many are told apart; until there are, `_BEYOND` takes the place of `within`.
-        below: seconds; slower plans do not count. None: all do.
+        within: relative gap to the fastest one up to which plans are kept.
+        families: number of families to find; until then `_BEYOND` replaces `within`.
+        below: seconds from which on plans do not count; None counts all.
     """
 
     def __init__(
@@ -87,12 +87,12 @@ class TopK:
 
     @property
     def last(self) -> float:
-        """Seconds of the slowest that is kept; infinite while there is room for more."""
+        """Seconds of the slowest plan kept; infinite while there is room for more."""
         return -self._heap[0][0] if len(self._heap) == self._count else inf
 
     @property
     def needed_seconds(self) -> float:
-        """Seconds that a plan has to be below to be wanted, whatever its trait."""
+        """Seconds that a plan must stay below to be kept, whatever its family."""
         return self.last if self._below is None else self._below
 
     @property
@@ -111,14 +111,14 @@ class TopK:
         *,
         counted: bool = True,
     ) -> None:
-        """Takes the fastest of a cell in.
+        """Adds the fastest plans of a batch.
 
         Args:
             cell: the plans.
-            score: seconds that they are compared by; infinite of those that do not count.
-            totals: of the plans.
-            budget_bytes: that a plan may need.
-            counted: whether the plans are of those that the field counts.
+            score: seconds that they are ranked by, `[plan]`; infinite for plans that do not count.
+            totals: estimated time and memory of the plans.
+            budget_bytes: device memory budget.
+            counted: whether the plans are among those that the space counts.
         """
         self.evaluated += counted * len(score)
         near = totals.peak_bytes <= budget_bytes
@@ -145,7 +145,7 @@ class TopK:
             self.infeasible[traits[of_plan[place]]] = found(place)
 
     def _keep(self, able: Ints, score: Floats, found: Callable[[np.intp], Candidate]) -> None:
-        """Takes the fastest of some plans among those that are kept."""
+        """Keeps the fastest of some plans."""
         if able.size > self._count:
             able = able[np.argpartition(score[able], self._count - 1)[: self._count]]
         self._fastest = min(self._fastest, *score[able], inf)
@@ -158,7 +158,7 @@ class TopK:
                 heapreplace(self._heap, item)
 
     def result(self, *, of: int) -> SearchResult:
-        """What was found among so many plans."""
+        """What was found among this many plans."""
         infeasible = (
             each for trait, each in self.infeasible.items() if trait not in self.by_family
         )
@@ -181,7 +181,7 @@ def _bytes(found: Candidate | None) -> float:
 
 
 def _traits(cell: PlanBatch) -> tuple[list[PlanFamily], Ints]:
-    """The traits of a cell's plans, and of each plan its place among them."""
+    """The families of a batch's plans, and the index of each plan's family, `[plan]`."""
     rows, shape = cell.table, cell.shape
     modes = np.array([_MODES.index(each.mode) for each in rows.recomputes])
     of_run = rows.layer_configs.tensor[rows.layer_config] * len(_MODES) + modes[rows.recompute]
@@ -198,7 +198,7 @@ def _traits(cell: PlanBatch) -> tuple[list[PlanFamily], Ints]:
 
 
 def _firsts(places: Ints, groups: Ints, values: Floats) -> npt.NDArray[np.intp]:
-    """Of each group the place of the smallest value among some places."""
+    """The index of the smallest value of each group, among some indices."""
     least = np.full(int(groups.max()) + 1, inf)
     np.minimum.at(least, groups[places], values[places])
     places = places[values[places] == least[groups[places]]]

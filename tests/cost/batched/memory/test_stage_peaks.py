@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from cost.test_closed import BESIDE, FAST_LINKS, GRAPHS, WITH_HOSTS, draw, draw_again, told
+from cost.batched.test_evaluate import BESIDE, FAST_LINKS, GRAPHS, WITH_HOSTS, draw, draw_again, told
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -79,7 +79,7 @@ def test_no_pass_of_an_order_holds_more_than_the_moments_that_stand_for_all(
     for stage, kind in [(at, kind) for at in range(shape.pipeline) for kind in (FORWARD, BACKWARD)]:
         own = (found.stage == stage) & (found.kind == kind)
         told = held[own].max()
-        assert told == fullest_of(shape._replace(micros=micros), stage, kind, each)
+        assert told == fullest_of(shape._replace(microbatches=micros), stage, kind, each)
 
 
 def fullest_of(shape: PipelineShape, stage: int, kind: int, sizes: np.ndarray) -> int:

@@ -61,7 +61,7 @@ def test_each_stage_takes_its_passes_in_the_turn_of_the_order(shape: PipelineSha
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_a_step_of_the_settled_micro_batches_begins_as_a_longer_one_does(shape: PipelineShape):
     settled, longer = (
-        dependency_levels(shape._replace(micros=micros))
+        dependency_levels(shape._replace(microbatches=micros))
         for micros in (shape.settled, shape.settled + shape.pipeline)
     )
     assert settled.places == longer.places

@@ -193,12 +193,12 @@ class _Layers:
         fresh = each("fresh", kind)
         if not first:
             return [*found, own + fresh + down]
-        looks_up = np.array(kinds.looks_up)[kind][:, None]
+        is_embedding = np.array(kinds.is_embedding)[kind][:, None]
         lent_only = np.array(kinds.bare)[kind][:, None] & (self._chunk.lender is None)
         beside = np.where(lent_only, each("converted", kind), each("largest", kind))
         beside = np.where(self._sums.any(axis=1, keepdims=True), beside, 0)
         made = own + down + self._sums
-        return [*found, own + fresh + down + np.where(looks_up, self._sums, 0), made + beside]
+        return [*found, own + fresh + down + np.where(is_embedding, self._sums, 0), made + beside]
 
     def _tokens_gone(self) -> SizeCounts:
         """Tokens that the last layer has freed before others run backward."""
@@ -230,7 +230,7 @@ class _Layers:
             there = there + (self._sums if first else 0)
         else:
             there = -self._released.sum(axis=0) - _after(self._reduced)
-        rows_only = np.array(self._kinds.looks_up)[kind][:, None]
+        rows_only = np.array(self._kinds.is_embedding)[kind][:, None]
         found = [np.where(rows_only | chunk.once, there + each("flat", kind), 0)]
         if chunk.owner is not None and chunk.lender is None:
             taken = np.zeros_like(there)

@@ -115,8 +115,8 @@ class _Sorts:
     ) -> None:
         parted = rows.pairs[:, 1] if shards else np.minimum(rows.pairs[:, 1], 2)
         kinds, of_pair = np.unique(parted * 2 + (rows.pairs[:, 0] > 1), return_inverse=True)
-        looks_up = any(kind.is_embedding for kind in chain.numbered)
-        counted = looks_up or (shape.repeats and shape.schedule == "gpipe")
+        is_embedding = any(kind.is_embedding for kind in chain.numbered)
+        counted = is_embedding or (shape.repeats and shape.schedule == "gpipe")
         runs = rows.layer_configs.alone[rows.layer_config]
         if counted:
             runs = runs * (int(rows.microbatches.max()) + 1) + rows.microbatches
@@ -166,7 +166,7 @@ def _fullest(
             (places[at], mode == "full") for at, mode in zip(of_layers, modes, strict=True)
         ),
         kinds=KindTraits(
-            looks_up=tuple(kind.looks_up for kind in own),
+            is_embedding=tuple(kind.is_embedding for kind in own),
             bare=tuple(kind.parameter_count == 0 for kind in own),
         ),
         tie=chain.tied[0] if chain.tied else None,

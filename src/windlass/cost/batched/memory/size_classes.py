@@ -44,7 +44,7 @@ _SMALLER = (
 class KindTraits:
     """What sets kinds of layers apart whatever their sizes."""
 
-    looks_up: tuple[bool, ...]
+    is_embedding: tuple[bool, ...]
     """Whether a kind's gradients are rows of its weights, so that none becomes the sum itself."""
     bare: tuple[bool, ...]
     """Whether it has no weights of its own."""
