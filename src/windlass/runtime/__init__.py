@@ -1,1 +1,4 @@
-"""Runs exactly a plan: interpreter, tensors, optimizer, checkpoints. Never searches or predicts."""
+"""Executes a plan exactly: interpreter, parameters, optimizer, stores and checkpoints.
+
+It never searches for plans or predicts their cost.
+"""

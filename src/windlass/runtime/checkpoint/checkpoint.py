@@ -1,12 +1,12 @@
-"""Checkpoints on disk: a folder of safetensors files and a manifest that proves them whole.
+"""Checkpoints on disk: a folder of safetensors files and a manifest with their checksums.
 
     step-00000100/
         manifest.json                 step, position in the data, labels, size and hash of each file
         layer-0000.safetensors        weight/..., moment1/..., moment2/..., steps/... of one layer
         ...
 
-A folder gets its name only when everything in it is on the disk; what begins with a dot is a
-temporary that any later start may remove.
+A folder gets its name only when everything in it is on the disk; names that begin with a dot are
+temporary, and any later start may remove them.
 """
 
 import hashlib
@@ -22,118 +22,131 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-from windlass.atomic_files import hash_file, atomic_write
+from windlass.atomic_files import atomic_write, hash_file
 from windlass.document import Document
 from windlass.errors import CheckpointError
 from windlass.models.tensor_parallel.shard_params import ParamShard
 from windlass.runtime.checkpoint.convert_moments import load_moments, read_moments
 from windlass.runtime.checkpoint.safetensors_io import FileChecksum, read_tensors
-from windlass.runtime.parameters import LayerParameters, ResidentLayer, MasterParameter
+from windlass.runtime.parameters import LayerParameters, MasterParameter, ResidentLayer
 from windlass.torch_ext.quantized_moments import MomentCodec
 
 MANIFEST_FILE = "manifest.json"
 
-_PART = r"([0-9]+)(?:x([0-9]+))?\.[0-9]+\.safetensors"
-"""How the name of a part of a layer ends: its slice and its shard."""
+_FORMAT = 2
+"""Version of the checkpoint format that is written, and the only one that is read."""
+
+_SHARD_PATTERN = r"([0-9]+)(?:x([0-9]+))?\.[0-9]+\.safetensors"
+"""End of a shard's file name: its tensor-parallel rank (or row and column) and its shard index."""
 
 
 class Manifest(Document):
-    """What a checkpoint holds, and the proof that it is whole."""
+    """What a checkpoint contains, with a checksum of every file."""
 
-    version: Literal[1] = 1
+    version: Literal[2] = 2
     step: int
-    """Updates that the weights have had."""
+    """Number of updates that the weights have had."""
     samples: int
-    """Samples of the training order that were taken; the next step takes the ones that follow."""
+    """Number of samples consumed in training order; the next step continues after them."""
     seed: int
+    """Seed of the run."""
     plan: str
-    """The plan's label."""
+    """Label of the plan."""
     graph: str
-    """The graph's label."""
+    """Label of the graph."""
     files: dict[str, FileChecksum]
+    """Size and hash of each file, by name."""
     checksum: str = ""
-    """SHA-256 of this manifest with an empty `check`."""
+    """SHA-256 of this manifest without its `checksum`."""
 
     def with_checksum(self) -> Self:
-        """The same with its `check`."""
-        return self.model_copy(update={"check": self._digest()})
+        """The same manifest with its checksum."""
+        return self.model_copy(update={"checksum": self._digest()})
 
     @property
     def is_intact(self) -> bool:
-        """Whether nothing changed since it was sealed."""
+        """Whether the checksum matches the content."""
         return self.checksum == self._digest()
 
     def _digest(self) -> str:
-        bare = self.model_dump(mode="json", exclude={"check"})
-        return hashlib.sha256(json.dumps(bare, sort_keys=True).encode()).hexdigest()
+        content = self.model_dump(mode="json", exclude={"checksum"})
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 class RankFiles(Document):
-    """What one device of several has written of a checkpoint."""
+    """The checkpoint files that one rank of several has written."""
 
     files: dict[str, FileChecksum]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """A whole checkpoint, and what had to be passed over to find it."""
+    """A complete checkpoint, and the damaged ones that were skipped to find it."""
 
     path: Path
     manifest: Manifest
     damaged: tuple[str, ...] = ()
-    """One sentence for each newer checkpoint that is not whole, newest first."""
+    """One sentence for each newer checkpoint that is damaged, newest first."""
 
 
 def checkpoint_name(step: int) -> str:
-    """The name of the checkpoint after `step` updates."""
+    """The folder name of the checkpoint after `step` updates."""
     return f"step-{step:08d}"
 
 
 def layer_file(index: int, *, shard: tuple[str, int] | None = None) -> str:
-    """The name of one layer's file, or of one device's share of it, by its slice and shard.
+    """The file name of a layer, or of one rank's shard of it.
 
-    A slice is named by its index, or by its row and column in a grid.
+    Args:
+        index: index of the layer.
+        shard: tensor-parallel rank (`3`, or `1x0` for row and column of a grid) and index of the
+            optimizer shard; None for the full layer.
     """
-    place = "" if shard is None else f".{shard[0]}.{shard[1]}"
-    return f"layer-{index:04d}{place}.safetensors"
+    suffix = "" if shard is None else f".{shard[0]}.{shard[1]}"
+    return f"layer-{index:04d}{suffix}.safetensors"
 
 
 class LayerShardFile(NamedTuple):
-    """One device's share of a layer."""
+    """A file with one rank's shard of a layer."""
 
     file: str
+    """File name in the checkpoint's folder."""
     row: int
+    """Row of the tensor-parallel rank in its grid; its index where there is only one column."""
     column: int
+    """Column of the tensor-parallel rank in its grid."""
 
 
 def shard_files(manifest: Manifest, index: int) -> tuple[LayerShardFile, ...]:
-    """The files in which a layer lies in parts; none if it lies whole in one."""
-    pattern = re.compile(rf"layer-{index:04d}\.{_PART}")
-    found = ((name, pattern.fullmatch(name)) for name in manifest.files)
-    return tuple(LayerShardFile(name, int(match[1]), int(match[2] or 0)) for name, match in found if match)
+    """The files with the shards of a layer; none if the layer is in one file."""
+    pattern = re.compile(rf"layer-{index:04d}\.{_SHARD_PATTERN}")
+    matches = ((name, pattern.fullmatch(name)) for name in manifest.files)
+    return tuple(
+        LayerShardFile(name, int(match[1]), int(match[2] or 0)) for name, match in matches if match
+    )
 
 
 def is_sharded(manifest: Manifest) -> bool:
-    """Whether any layer lies in parts."""
-    return any(re.fullmatch(rf"layer-[0-9]+\.{_PART}", name) for name in manifest.files)
+    """Whether any layer is saved in shards."""
+    return any(re.fullmatch(rf"layer-[0-9]+\.{_SHARD_PATTERN}", name) for name in manifest.files)
 
 
-def write_rank_files(folder: Path, device: int, files: dict[str, FileChecksum]) -> None:
-    """Tells the device that ends a checkpoint what another one has written of it."""
-    atomic_write(rank_files_path(folder, device), RankFiles(files=files).to_json())
+def write_rank_files(folder: Path, rank: int, files: dict[str, FileChecksum]) -> None:
+    """Tells rank 0, which completes a checkpoint, what another rank has written."""
+    atomic_write(rank_files_path(folder, rank), RankFiles(files=files).to_json())
 
 
-def take_rank_files(folder: Path, device: int) -> dict[str, FileChecksum]:
-    """What a device has told of its files; forgotten then."""
-    path = rank_files_path(folder, device)
-    told = RankFiles.model_validate_json(path.read_bytes())
+def take_rank_files(folder: Path, rank: int) -> dict[str, FileChecksum]:
+    """Reads and removes what `write_rank_files` left."""
+    path = rank_files_path(folder, rank)
+    rank_files = RankFiles.model_validate_json(path.read_bytes())
     path.unlink()
-    return told.files
+    return rank_files.files
 
 
-def rank_files_path(folder: Path, device: int) -> Path:
-    """Where a device tells what it has written."""
-    return folder / f"proofs-{device}.json"
+def rank_files_path(folder: Path, rank: int) -> Path:
+    """The file in which a rank lists what it has written."""
+    return folder / f"rank-{rank}.json"
 
 
 def checkpoint_folders(folder: Path) -> tuple[Path, ...]:
@@ -142,15 +155,17 @@ def checkpoint_folders(folder: Path) -> tuple[Path, ...]:
 
 
 def latest_checkpoint(folder: Path) -> Checkpoint | None:
-    """The newest checkpoint that is whole; None if the folder holds none at all.
+    """The newest complete checkpoint; None if the folder contains none at all.
 
     Raises:
-        CheckpointError: there are some, and every one is damaged.
+        CheckpointError: all checkpoints are damaged, or one was written in another format.
     """
     damaged: list[str] = []
     for path in reversed(checkpoint_folders(folder)):
         try:
             manifest = verify_checkpoint(path)
+        except _FormatError:
+            raise
         except CheckpointError as error:
             damaged.append(str(error))
         else:
@@ -161,52 +176,55 @@ def latest_checkpoint(folder: Path) -> Checkpoint | None:
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
-    """A checkpoint that another process has proved whole.
+    """A checkpoint whose files another process has verified.
 
     Raises:
-        CheckpointError: it has no manifest.
+        CheckpointError: it has no manifest, or one of another format.
     """
-    return Checkpoint(path=path, manifest=_manifest(path / MANIFEST_FILE))
+    return Checkpoint(path=path, manifest=_read_manifest(path / MANIFEST_FILE))
 
 
 def verify_checkpoint(path: Path) -> Manifest:
-    """The manifest of a checkpoint whose every byte is as it was written.
+    """Reads all files of a checkpoint and returns its manifest.
 
     Raises:
-        CheckpointError: a file is missing, cut short or changed; the message names it.
+        CheckpointError: a file is missing, truncated or changed, or the manifest has another
+            format; the message names the file.
     """
-    manifest = _manifest(path / MANIFEST_FILE)
-    for name, proof in manifest.files.items():
+    manifest = _read_manifest(path / MANIFEST_FILE)
+    for name, checksum in manifest.files.items():
         file = path / name
         if not file.is_file():
             raise CheckpointError(f"`{file}` is missing from its checkpoint")
-        if file.stat().st_size != proof.bytes:
+        if file.stat().st_size != checksum.bytes:
             raise CheckpointError(
-                f"`{file}` has {file.stat().st_size} bytes where {proof.bytes} were written"
+                f"`{file}` has {file.stat().st_size} bytes where {checksum.bytes} were written"
             )
-        if hash_file(file) != proof.sha256:
+        if hash_file(file) != checksum.sha256:
             raise CheckpointError(f"`{file}` has changed since it was written: its hash differs")
     return manifest
 
 
-def load_checkpoint(checkpoint: Checkpoint, layers: Sequence[ResidentLayer], *, moments: bool = True) -> None:
-    """Puts a checkpoint's tensors in place.
+def load_checkpoint(
+    checkpoint: Checkpoint, layers: Sequence[ResidentLayer], *, moments: bool = True
+) -> None:
+    """Loads a checkpoint into the tensors of full layers.
 
     Args:
-        checkpoint: a whole one.
-        layers: of the same model, in whichever precision and with moments in whichever format.
-        moments: also what only the optimizer needs.
+        checkpoint: a complete checkpoint, with every layer in one file.
+        layers: layers of the same model, in any precision and with moments in any format.
+        moments: whether to load optimizer state.
 
     Raises:
-        CheckpointError: the checkpoint is of another model.
+        CheckpointError: the checkpoint belongs to another model.
     """
     for index, layer in enumerate(layers):
         file, manifest = checkpoint.path / layer_file(index), checkpoint.manifest
-        wanted = dict(layer.checkpoint_tensors(moments=False))
+        tensors = dict(layer.checkpoint_tensors(moments=False))
         if moments:
-            wanted |= {f"steps/{weight.name}": weight.steps for weight in layer.owned}
-        if wanted:
-            read_tensors(file, wanted)
+            tensors |= {f"steps/{weight.name}": weight.steps for weight in layer.owned}
+        if tensors:
+            read_tensors(file, tensors)
         if moments and layer.owned:
             load_moments(file, layer.owned, seed=manifest.seed, step=manifest.step)
         for weight in layer.owned:
@@ -218,19 +236,20 @@ def load_layer_shard(
     index: int,
     weights: Sequence[MasterParameter],
     layer: LayerParameters,
-    pieces: Mapping[str, ParamShard],
+    shards: Mapping[str, ParamShard],
 ) -> None:
-    """Puts one device's share of a layer in place.
+    """Loads one rank's shard of a layer.
 
     Args:
-        checkpoint: a whole one, whose layers are each in one file.
-        index: of the layer.
-        weights: that the device updates: whole ones, slices, or shards of either.
-        layer: that they are of.
-        cuts: which part of each weight the device's slice is, by its full name.
+        checkpoint: a complete checkpoint, with every layer in one file.
+        index: index of the layer.
+        weights: parameters that the rank updates: full ones, tensor-parallel shards, or optimizer
+            shards of either.
+        layer: the layer that they belong to.
+        shards: the rank's tensor-parallel shard of each parameter, by full name.
 
     Raises:
-        CheckpointError: the checkpoint is of another model.
+        CheckpointError: the checkpoint belongs to another model.
     """
     file, manifest = checkpoint.path / layer_file(index), checkpoint.manifest
     buffers = {f"buffer/{name}": buffer for name, buffer in layer.persistent_buffers.items()}
@@ -239,52 +258,77 @@ def load_layer_shard(
     codec = MomentCodec(torch.device("cpu"))
     for weight in weights:
         read_tensors(file, {f"steps/{weight.name}": weight.steps})
-        piece = pieces[weight.name]
-        if tuple(weight.shape) == piece.full_shape:
+        shard = shards[weight.name]
+        if tuple(weight.shape) == shard.full_shape:
             load_moments(file, [weight], seed=manifest.seed, step=manifest.step)
             read_tensors(file, {f"weight/{weight.name}": weight.master})
         else:
-            _load_share(file, manifest, weight, piece, codec)
+            _load_shard(file, manifest, weight, shard, codec)
         weight.refresh_working_copy()
 
 
-def _load_share(file: Path, manifest: Manifest, weight: MasterParameter, piece: ParamShard, codec: MomentCodec) -> None:
-    """Puts a slice, or a shard of one, in place; moments in fewer bits are rounded anew."""
+def _load_shard(
+    file: Path, manifest: Manifest, weight: MasterParameter, shard: ParamShard, codec: MomentCodec
+) -> None:
+    """Loads a shard of one parameter; moments below float32 are quantized again."""
 
-    def share(whole: Tensor) -> Tensor:
-        flat = piece.extract(whole).reshape(-1)
+    def part(full: Tensor) -> Tensor:
+        flat = shard.extract(full).reshape(-1)
         return flat[weight.offset : weight.offset + weight.master.numel()].view(weight.shape)
 
-    whole = torch.empty(piece.full_shape, dtype=weight.master.dtype)
-    read_tensors(file, {f"weight/{weight.name}": whole})
-    weight.master.detach().copy_(share(whole))
+    full = torch.empty(shard.full_shape, dtype=weight.master.dtype)
+    read_tensors(file, {f"weight/{weight.name}": full})
+    weight.master.detach().copy_(part(full))
     seed, step = manifest.seed, manifest.step
-    one, two = read_moments(file, weight.name, piece.full_shape, "float32", codec, seed=seed, step=step)
+    one, two = read_moments(
+        file, weight.name, shard.full_shape, "float32", codec, seed=seed, step=step
+    )
     if weight.moment1.dtype == torch.float32:
-        weight.moment1.copy_(share(one.values))
-        weight.moment2.copy_(share(two.values))
+        weight.moment1.copy_(part(one.values))
+        weight.moment2.copy_(part(two.values))
     else:
         codec.encode_all(
-            (share(one.values), share(two.values)), weight.moments,
+            (part(one.values), part(two.values)), weight.moments,
             seed=seed, step=step, weight=weight.name, first=weight.offset,
         )  # fmt: skip
 
 
 def remove_temporaries(folder: Path) -> None:
-    """Removes what a killed process left behind."""
+    """Removes the unfinished checkpoints of a killed process."""
     if folder.is_dir():
         for path in folder.glob(".step-*"):
             shutil.rmtree(path, ignore_errors=True)
 
 
-def _manifest(path: Path) -> Manifest:
+class _FormatError(CheckpointError):
+    """A checkpoint was written in an older format; unlike damage, it is not skipped."""
+
+
+def _read_manifest(path: Path) -> Manifest:
     if not path.is_file():
         raise CheckpointError(f"`{path}` is missing from its checkpoint")
+    content = path.read_bytes()
+    version = _version(content)
+    if version is not None and version < _FORMAT:
+        raise _FormatError(
+            f"`{path}` has checkpoint format {version} and this version of Windlass reads format "
+            f"{_FORMAT}; resume the run with the version that started it, or start a new one"
+        )
     try:
-        manifest = Manifest.model_validate_json(path.read_bytes())
+        manifest = Manifest.model_validate_json(content)
     except ValidationError as error:
-        fault = error.errors()[0]["msg"]
-        raise CheckpointError(f"`{path}` is not a manifest as it was written: {fault}") from None
+        message = error.errors()[0]["msg"]
+        raise CheckpointError(f"`{path}` is not a valid manifest: {message}") from None
     if not manifest.is_intact:
-        raise CheckpointError(f"`{path}` has changed since it was written: its check differs")
+        raise CheckpointError(f"`{path}` has changed since it was written: its checksum differs")
     return manifest
+
+
+def _version(content: bytes) -> int | None:
+    """The format version that a manifest states; None if it cannot be read."""
+    try:
+        manifest = json.loads(content)
+    except ValueError:
+        return None
+    version = manifest.get("version") if isinstance(manifest, dict) else None
+    return version if isinstance(version, int) else None

@@ -1,4 +1,4 @@
-"""Moments of a checkpoint, in whichever format it has them and a run keeps them."""
+"""Loads the moments of a checkpoint, converting them if a run stores them in another format."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +14,7 @@ from windlass.schema.plan import MomentFormat
 from windlass.torch_ext.quantized_moments import MomentCodec, StoredMoment
 
 _FORMATS: dict[str, MomentFormat] = {"F32": "float32", "BF16": "bfloat16", "I8": "int8"}
+"""Format of the moments by their safetensors dtype."""
 _CPU = torch.device("cpu")
 
 
@@ -27,88 +28,89 @@ def read_moments(
     seed: int,
     step: int,
 ) -> tuple[StoredMoment, StoredMoment]:
-    """Both moments of a weight as they are to be kept, in whichever format a file has them.
+    """Both moments of a parameter in a wanted format, whichever format the file has.
 
-    The same bits where it is the same format; else decoded, and encoded as the file's last update
-    would have.
+    They are bit-identical if the formats agree. Otherwise they are decoded, and encoded as the last
+    update before saving would have.
 
     Args:
-        path: of a layer's file.
-        name: of the weight.
-        shape: of the weight.
-        moments: how they are to be kept.
-        codec: used where the formats differ.
-        seed: of the run that wrote the file.
-        step: that it was written after.
+        path: file of a layer.
+        name: full name of the parameter.
+        shape: shape of the parameter.
+        moments: the wanted format.
+        codec: converts between formats.
+        seed: seed of the run that wrote the file.
+        step: step after which the file was written.
 
     Raises:
-        CheckpointError: the file is unreadable, lacks them, or has them in another shape or type.
+        CheckpointError: the file is unreadable, lacks the moments, or has them in another shape or
+            dtype.
     """
-    written = moments_format(path, name)
-    kept = _zeros(written, shape)
-    into: dict[str, Tensor] = {}
-    for which, each in enumerate(kept, start=1):
-        into[f"moment{which}/{name}"] = each.values
-        if each.scales is not None:
-            into[f"scale{which}/{name}"] = each.scales
-    read_tensors(path, into)
-    if written == moments:
-        return kept
-    values = codec.decode_all(kept)
+    file_format = moments_format(path, name)
+    stored = _zeros(file_format, shape)
+    tensors: dict[str, Tensor] = {}
+    for which, moment in enumerate(stored, start=1):
+        tensors[f"moment{which}/{name}"] = moment.values
+        if moment.scales is not None:
+            tensors[f"scale{which}/{name}"] = moment.scales
+    read_tensors(path, tensors)
+    if file_format == moments:
+        return stored
+    values = codec.decode_all(stored)
     if moments == "float32":
         return StoredMoment(values[0]), StoredMoment(values[1])
-    made = _zeros(moments, shape)
-    codec.encode_all(values, made, seed=seed, step=step, weight=name)
-    return made
+    converted = _zeros(moments, shape)
+    codec.encode_all(values, converted, seed=seed, step=step, weight=name)
+    return converted
 
 
 def moments_format(path: Path, name: str) -> MomentFormat:
-    """The format that a file has a weight's moments in.
+    """The format in which a file stores a parameter's moments.
 
     Raises:
-        CheckpointError: the file is unreadable, lacks them, or has them in no format of ours.
+        CheckpointError: the file is unreadable, lacks the moments, or has an unknown dtype.
     """
     key = f"moment1/{name}"
     try:
         with safe_open(path, framework="pt") as file:
-            if key not in file.keys():  # noqa: SIM118  it is no mapping
+            if key not in file.keys():  # noqa: SIM118  it is not a mapping
                 raise CheckpointError(f"`{path}` has no `{key}`: it is of another model")
             dtype = str(file.get_slice(key).get_dtype())
     except (SafetensorError, FileNotFoundError) as error:
         raise CheckpointError(f"`{path}` cannot be read: {error}") from None
     if dtype not in _FORMATS:
-        known = ", ".join(_FORMATS)
-        raise CheckpointError(f"`{path}` has `{key}` as {dtype}; this version reads {known}")
+        readable = ", ".join(_FORMATS)
+        raise CheckpointError(f"`{path}` has `{key}` as {dtype}; this version reads {readable}")
     return _FORMATS[dtype]
 
 
 def load_moments(path: Path, weights: Sequence[MasterParameter], *, seed: int, step: int) -> None:
-    """Puts the moments of a layer's weights in place, whatever format a file has them in.
+    """Loads the moments of a layer's parameters in place, whichever format the file has.
 
     Args:
-        path: of the layer's file.
-        weights: that the layer owns.
-        seed: of the run that wrote it.
-        step: that it was written after.
+        path: file of the layer.
+        weights: parameters that the layer owns.
+        seed: seed of the run that wrote the file.
+        step: step after which it was written.
 
     Raises:
-        CheckpointError: as `read_moments`.
+        CheckpointError: see `read_moments`.
     """
     codec = MomentCodec(_CPU)
     for weight in weights:
-        shape = tuple(weight.master.shape)
-        read = read_moments(path, weight.name, shape, _own(weight), codec, seed=seed, step=step)
-        for kept, found in zip(weight.moments, read, strict=True):
-            kept.values.copy_(found.values)
-            if kept.scales is not None and found.scales is not None:
-                kept.scales.copy_(found.scales)
+        shape, wanted = tuple(weight.master.shape), _format_of(weight)
+        loaded = read_moments(path, weight.name, shape, wanted, codec, seed=seed, step=step)
+        for moment, source in zip(weight.moments, loaded, strict=True):
+            moment.values.copy_(source.values)
+            if moment.scales is not None and source.scales is not None:
+                moment.scales.copy_(source.scales)
 
 
 def _zeros(moments: MomentFormat, shape: tuple[int, ...]) -> tuple[StoredMoment, StoredMoment]:
     return StoredMoment.zeros(moments, 0, shape, _CPU), StoredMoment.zeros(moments, 1, shape, _CPU)
 
 
-def _own(weight: MasterParameter) -> MomentFormat:
+def _format_of(weight: MasterParameter) -> MomentFormat:
     if weight.scale1 is not None:
         return "int8"
     return "float32" if weight.moment1.dtype == torch.float32 else "bfloat16"

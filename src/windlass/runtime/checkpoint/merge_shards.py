@@ -1,8 +1,8 @@
-"""Joined: a checkpoint that several devices wrote in parts, with each layer whole in one file.
+"""Merges the shards of a checkpoint, so that every layer is in one file.
 
-A run may be resumed under any plan, so parts are put together before anybody reads them. A part is
-one device's share of a layer: of a slice of each weight, laid flat, the shard that its name says
-begins at some element.
+A run may be resumed under any plan, so shards are merged before anybody loads them. A shard is one
+rank's part of a layer: of its tensor-parallel shard of each weight, flattened, the elements from
+the one on that is part of the checkpoint key.
 """
 
 import os
@@ -14,7 +14,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from windlass.atomic_files import storage_errors, atomic_write
+from windlass.atomic_files import atomic_write, storage_errors
 from windlass.errors import CheckpointError
 from windlass.models.layer_stack import LayerStack, layer_sharding
 from windlass.models.tensor_parallel.collectives import TensorParallelRank
@@ -31,19 +31,19 @@ from windlass.runtime.parameters import SHARD_SEPARATOR
 from windlass.torch_ext.quantized_moments import MomentCodec, StoredMoment
 
 _CPU = torch.device("cpu")
-_FILLED = ("weight", "moment1", "moment2")
+_SHARDED_KINDS = ("weight", "moment1", "moment2")
 
 
 def merge_shards(checkpoint: Checkpoint, stack: LayerStack, into: Path) -> Checkpoint:
-    """The same checkpoint with whole layers; itself if it has them already.
+    """The same checkpoint with full layers; the checkpoint itself if it is not sharded.
 
     Args:
-        checkpoint: a whole one.
-        chain: the model; its weights are not touched.
-        into: the folder of the joined one, on the same disk; made anew.
+        checkpoint: a complete checkpoint.
+        stack: the model; its weights are not touched.
+        into: folder of the merged checkpoint, on the same disk; replaced if it exists.
 
     Raises:
-        CheckpointError: a part is missing, or of another model.
+        CheckpointError: a shard is missing or belongs to another model.
         StorageError: the disk is full.
     """
     shutil.rmtree(into, ignore_errors=True)
@@ -52,47 +52,54 @@ def merge_shards(checkpoint: Checkpoint, stack: LayerStack, into: Path) -> Check
     with storage_errors(into):
         into.mkdir()
         for index in range(len(stack.layers)):
-            _join(checkpoint, stack, index, into / layer_file(index))
+            _merge_layer(checkpoint, stack, index, into / layer_file(index))
         manifest = checkpoint.manifest.model_copy(update={"files": {}}).with_checksum()
         atomic_write(into / MANIFEST_FILE, manifest.to_json())
     return Checkpoint(path=into, manifest=manifest, damaged=checkpoint.damaged)
 
 
-def _join(checkpoint: Checkpoint, chain: LayerStack, index: int, to: Path) -> None:
-    parts = shard_files(checkpoint.manifest, index)
-    whole = checkpoint.path / layer_file(index)
-    if whole.name in checkpoint.manifest.files:
-        os.link(whole, to)
-    if not parts:
+def _merge_layer(checkpoint: Checkpoint, stack: LayerStack, index: int, to: Path) -> None:
+    files = shard_files(checkpoint.manifest, index)
+    full = checkpoint.path / layer_file(index)
+    if full.name in checkpoint.manifest.files:
+        os.link(full, to)
+    if not files:
         return
-    rows, columns = (1 + max(at) for at in zip(*((p.row, p.column) for p in parts), strict=True))
-    layer, name = chain.layers[index], chain.names[index]
-    places = [
-        TensorParallelRank(degree=rows * columns, index=at, columns=columns) for at in range(rows * columns)
+    rows, columns = 1 + max(file.row for file in files), 1 + max(file.column for file in files)
+    layer, sharding = stack.layers[index], layer_sharding(stack, index)
+    ranks = [
+        TensorParallelRank(degree=rows * columns, index=rank, columns=columns)
+        for rank in range(rows * columns)
     ]
-    found = _Tensors(name, [(at, param_shards(layer, layer_sharding(chain, index), at)) for at in places])
-    for part in parts:
-        found.take(checkpoint.path / part.file, part.row * columns + part.column)
-    write_tensors(to, found.whole().items())
+    shards = [(rank, param_shards(layer, sharding, rank)) for rank in ranks]
+    merger = _LayerMerger(stack.names[index], shards)
+    for file in files:
+        merger.add(checkpoint.path / file.file, file.row * columns + file.column)
+    write_tensors(to, merger.full_tensors().items())
 
 
-class _Tensors:
-    """The whole tensors of one layer, filled part by part.
+class _LayerMerger:
+    """The full tensors of one layer, filled shard by shard.
 
     Args:
-        name: of the layer.
-        cuts: of each slice, its place and the pieces of its weights by names inside the layer.
+        name: name of the layer.
+        shards: each tensor-parallel rank with its shards of the layer's weights, by names inside
+            the layer.
     """
 
-    def __init__(self, name: str, cuts: list[tuple[TensorParallelRank, dict[str, ParamShard]]]) -> None:
-        self._name, self._cuts = name, cuts
+    def __init__(
+        self, name: str, shards: list[tuple[TensorParallelRank, dict[str, ParamShard]]]
+    ) -> None:
+        self._name, self._shards = name, shards
         self._local: dict[tuple[str, int], Tensor] = {}
+        """Tensor-parallel shard of each tensor, by key and rank."""
         self._filled: dict[tuple[str, int], int] = defaultdict(int)
-        self._plain: dict[str, Tensor] = {}
+        """Number of elements that are filled, by key and rank."""
+        self._unsharded: dict[str, Tensor] = {}
         self._codec = MomentCodec(_CPU)
 
-    def take(self, path: Path, at: int) -> None:
-        """Takes all that a part of slice `at` holds."""
+    def add(self, path: Path, rank: int) -> None:
+        """Adds all tensors of a file that tensor-parallel rank `rank` wrote."""
         try:
             with safe_open(path, framework="pt") as file:
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
@@ -100,60 +107,60 @@ class _Tensors:
             raise CheckpointError(f"`{path}` cannot be read: {error}") from None
         for key, tensor in self._decoded(tensors).items():
             kind, _, rest = key.partition("/")
-            full, _, first = rest.rpartition(SHARD_SEPARATOR)
+            full, _, offset = rest.rpartition(SHARD_SEPARATOR)
             if kind == "buffer":
-                self._plain[key] = tensor
+                self._unsharded[key] = tensor
             elif kind == "steps":
-                self._plain[f"steps/{full}"] = tensor
-            elif kind in _FILLED:  # not what only fills a page
-                self._fill(f"{kind}/{full}", at, int(first), tensor)
+                self._unsharded[f"steps/{full}"] = tensor
+            elif kind in _SHARDED_KINDS:  # other kinds are padding up to a page
+                self._fill(f"{kind}/{full}", rank, int(offset), tensor)
 
     def _decoded(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The same with moments in float32: blocks of a shard are not those of the whole."""
-        found = dict(tensors)
+        """The tensors with float32 moments: quantization blocks of shards and weights differ."""
+        decoded = dict(tensors)
         for key in tensors:
             kind, _, rest = key.partition("/")
             if kind != "moment1" or tensors[key].dtype in (torch.float32, torch.float64):
                 continue
-            kept = (
-                StoredMoment(found[f"moment1/{rest}"], found.pop(f"scale1/{rest}", None)),
-                StoredMoment(found[f"moment2/{rest}"], found.pop(f"scale2/{rest}", None)),
+            stored = (
+                StoredMoment(decoded[f"moment1/{rest}"], decoded.pop(f"scale1/{rest}", None)),
+                StoredMoment(decoded[f"moment2/{rest}"], decoded.pop(f"scale2/{rest}", None)),
             )
-            found[f"moment1/{rest}"], found[f"moment2/{rest}"] = self._codec.decode_all(kept)
-        return found
+            decoded[f"moment1/{rest}"], decoded[f"moment2/{rest}"] = self._codec.decode_all(stored)
+        return decoded
 
-    def _fill(self, key: str, at: int, first: int, tensor: Tensor) -> None:
-        piece = self._piece(key, at)
-        if not self._cuts[at][0].is_first_replica(piece.replicated_over):
-            return  # another slice has the same
-        if (key, at) not in self._local:
-            self._local[key, at] = torch.empty(piece.shape, dtype=tensor.dtype)
-        flat = self._local[key, at].view(-1)
-        flat[first : first + tensor.numel()] = tensor.reshape(-1)
-        self._filled[key, at] += tensor.numel()
+    def _fill(self, key: str, rank: int, offset: int, tensor: Tensor) -> None:
+        shard = self._shard(key, rank)
+        if not self._shards[rank][0].is_first_replica(shard.replicated_over):
+            return  # another tensor-parallel rank has the same elements
+        if (key, rank) not in self._local:
+            self._local[key, rank] = torch.empty(shard.shape, dtype=tensor.dtype)
+        flat = self._local[key, rank].view(-1)
+        flat[offset : offset + tensor.numel()] = tensor.reshape(-1)
+        self._filled[key, rank] += tensor.numel()
 
-    def _piece(self, key: str, at: int) -> ParamShard:
+    def _shard(self, key: str, rank: int) -> ParamShard:
         inner = key.partition("/")[2].removeprefix(f"{self._name}.")
-        piece = self._cuts[at][1].get(inner)
-        if piece is None:
+        shard = self._shards[rank][1].get(inner)
+        if shard is None:
             raise CheckpointError(f"the checkpoint has `{key}`, and the model does not")
-        return piece
+        return shard
 
-    def whole(self) -> dict[str, Tensor]:
-        """All of the layer.
+    def full_tensors(self) -> dict[str, Tensor]:
+        """All tensors of the layer, by key.
 
         Raises:
-            CheckpointError: a part is missing.
+            CheckpointError: a shard is missing.
         """
-        found: dict[str, Tensor] = {}
-        for (key, at), local in self._local.items():
-            if self._filled[key, at] != local.numel():
+        full: dict[str, Tensor] = {}
+        for (key, rank), local in self._local.items():
+            if self._filled[key, rank] != local.numel():
                 raise CheckpointError(
-                    f"the checkpoint has {self._filled[key, at]} of {local.numel()} elements of "
-                    f"`{key}`, slice {at}"
+                    f"the checkpoint has {self._filled[key, rank]} of {local.numel()} elements of "
+                    f"`{key}`, tensor-parallel rank {rank}"
                 )
-            piece = self._piece(key, at)
-            if key not in found:
-                found[key] = torch.empty(piece.full_shape, dtype=local.dtype)
-            piece.write_into(found[key], local)
-        return found | self._plain
+            shard = self._shard(key, rank)
+            if key not in full:
+                full[key] = torch.empty(shard.full_shape, dtype=local.dtype)
+            shard.write_into(full[key], local)
+        return full | self._unsharded

@@ -1,4 +1,4 @@
-"""Safetensors files, written straight from memory and read straight into it.
+"""Safetensors files, written directly from memory and read directly into it.
 
 The library's own writer copies every tensor first, which would double a layer's memory.
 Source of the format: https://github.com/huggingface/safetensors, section "Format".
@@ -46,14 +46,14 @@ class SavedFile(NamedTuple):
 
 
 def write_tensors(path: Path, tensors: Iterable[tuple[str, Tensor]]) -> FileChecksum:
-    """Writes a file and flushes it to the disk.
+    """Writes a file, flushes it to the disk, and returns its checksum.
 
     Args:
         path: a file that does not exist yet.
-        tensors: names, and tensors that nobody changes meanwhile.
+        tensors: names and tensors; nobody may change the tensors meanwhile.
 
     Raises:
-        OSError: the disk does not take it.
+        OSError: the file cannot be written.
     """
     named = dict(tensors)
     digest = hashlib.sha256()
@@ -72,11 +72,11 @@ def write_tensors(path: Path, tensors: Iterable[tuple[str, Tensor]]) -> FileChec
 
 
 def read_tensors(path: Path, into: Mapping[str, Tensor]) -> None:
-    """Reads named tensors of a file into memory that is already there.
+    """Reads tensors of a file into existing memory.
 
     Args:
-        path: of the file.
-        into: the tensors to fill; the file may hold more.
+        path: the file.
+        into: tensors to fill, by name; the file may contain more.
 
     Raises:
         CheckpointError: the file is unreadable, lacks a tensor, or has it in another shape.
@@ -115,6 +115,6 @@ def _header(named: Mapping[str, Tensor]) -> bytes:
 
 
 def tensor_bytes(tensor: Tensor) -> memoryview:
-    """The numbers of a tensor as bytes, copied only if they lie apart or on another device."""
+    """The elements of a tensor as bytes, copied only if not contiguous or on another device."""
     flat = tensor.detach().contiguous().cpu().reshape(-1)
     return flat.view(torch.uint8).numpy().data

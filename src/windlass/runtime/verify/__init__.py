@@ -1,1 +1,1 @@
-"""verify."""
+"""Verifies runs: compares them with a single device or a reference step, and injects faults."""

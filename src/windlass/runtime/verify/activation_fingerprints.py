@@ -1,8 +1,8 @@
-"""Notes: what each layer of a run puts out and passes down, in two numbers for each sample.
+"""Activation fingerprints: every layer's outputs and input gradients in two numbers per sample.
 
-Two runs of one model on the same samples have the same notes, however they were cut: parts of a
-sample that lie on several slices add up. So the first note that differs tells which layer first
-went another way than the other run's, on which sample, and in which pass.
+Two runs of one model on the same samples have the same fingerprints under any plan: those of the
+parts that tensor-parallel ranks hold of a sample add up. So the first fingerprint that differs
+tells in which layer two runs diverged, on which sample, and in which pass.
 """
 
 import json
@@ -16,84 +16,81 @@ from torch import Tensor
 
 from windlass.models.tensor_parallel.collectives import TensorParallelRank
 from windlass.program.instruction import InstructionKind
-from windlass.runtime.handler import Handler
+from windlass.runtime.handler import Handler, Handlers
 from windlass.runtime.verify.handler_hooks import HookContext
-from windlass.runtime.handler import Handlers
 
-FINGERPRINT_FOLDER = "notes"
-"""In the folder of a run that is noted."""
+FINGERPRINT_FOLDER = "fingerprints"
+"""Folder of the fingerprints inside a run's folder."""
 
 _TOKEN_TURN, _FEATURE_TURN = 0.9, 1.3
-"""Radians by which a value's weight in the projection turns from one to the next: of no simple
-ratio with a circle, so that values that change places change the projection."""
+"""Angle in radians between the projection weights of neighbouring values. No multiple of either is
+a full turn, so that the projection changes if values are swapped."""
 
 PassDirection = Literal["forward", "backward"]
 
 
 class FingerprintKey(NamedTuple):
-    """What a note is of."""
+    """The tensor that a fingerprint was taken of."""
 
     step: int
     direction: PassDirection
     layer: int
-    """Whose output it is; backward, whose input the gradient is of."""
+    """The layer whose output it is; backward, the layer whose input gradient it is."""
     sample: int
-    """In the global batch."""
+    """Index of the sample in the global batch."""
 
 
 class Fingerprint(NamedTuple):
-    """A tensor in two numbers."""
+    """A tensor reduced to two numbers."""
 
     projection: float
-    """On a direction that is always the same."""
+    """Projection onto a fixed direction."""
     square: float
-    """Of its 2-norm."""
+    """Square of the 2-norm."""
 
     def relative_error(self, other: "Fingerprint") -> float:
-        """How far it is from another, over the other's norm."""
+        """The difference from another fingerprint, relative to the other's norm."""
         norm = math.sqrt(other.square)
-        most = max(
-            abs(self.projection - other.projection), abs(math.sqrt(self.square) - norm)
-        )  # fmt: skip
-        return most / norm if norm else most
+        error = max(abs(self.projection - other.projection), abs(math.sqrt(self.square) - norm))
+        return error / norm if norm else error
 
 
 class ActivationFingerprints:
-    """Takes notes of one device.
+    """Takes the fingerprints of one rank.
 
     Args:
-        folder: of the run.
-        device: which of its devices this is.
+        folder: the run's folder.
+        rank: rank of this process.
     """
 
-    def __init__(self, folder: Path, device: int) -> None:
-        self._file = folder / FINGERPRINT_FOLDER / f"{device}.json"
+    def __init__(self, folder: Path, rank: int) -> None:
+        self._file = folder / FINGERPRINT_FOLDER / f"{rank}.json"
         self._file.parent.mkdir(exist_ok=True)
-        self._taken: list[tuple[FingerprintKey, Fingerprint]] = []
+        self._pending: list[tuple[FingerprintKey, Fingerprint]] = []
 
-    def wrap(self, handlers: Handlers, inside: HookContext) -> Handlers:
-        """The same handlers, after each of which what it made is noted."""
-        compute = inside.compute
-        place = inside.pod.tensor_parallel if inside.pod else TensorParallelRank(degree=1)
+    def wrap(self, handlers: Handlers, hook: HookContext) -> Handlers:
+        """The same handlers, each followed by a fingerprint of what it computed."""
+        compute = hook.compute
+        tp_rank = hook.groups.tensor_parallel if hook.groups else TensorParallelRank(degree=1)
 
-        def take(way: PassDirection, layer: int, micro: int, values: Tensor) -> None:
+        def take(direction: PassDirection, layer: int, micro: int, values: Tensor) -> None:
             first = compute.micro_batch_start(micro)
             for row, value in enumerate(values):
-                at = FingerprintKey(compute.step, way, layer, first + row)
-                self._taken.append((at, _note(value, place)))
+                key = FingerprintKey(compute.step, direction, layer, first + row)
+                self._pending.append((key, _fingerprint(value, tp_rank)))
 
         def forward(layer: int, micro: int) -> None:
             handlers["forward"](layer, micro)
-            made = compute.state.outputs.get((layer, micro))
-            if made is not None:
-                take("forward", layer, micro, made)
+            output = compute.state.outputs.get((layer, micro))
+            if output is not None:
+                take("forward", layer, micro, output)
 
-        def passed(kind: InstructionKind) -> Handler:
+        def backward_of(kind: InstructionKind) -> Handler:
             def backward(layer: int, micro: int) -> None:
                 handlers[kind](layer, micro)
-                down = compute.state.gradients.get((layer - 1, micro))
-                if down is not None:
-                    take("backward", layer, micro, down)
+                input_gradient = compute.state.gradients.get((layer - 1, micro))
+                if input_gradient is not None:
+                    take("backward", layer, micro, input_gradient)
 
             return backward
 
@@ -101,38 +98,39 @@ class ActivationFingerprints:
             handlers["sync"](layer, micro)
             self._write()
 
-        noted: dict[InstructionKind, Handler] = {"forward": forward, "sync": sync}
+        wrapped: dict[InstructionKind, Handler] = {"forward": forward, "sync": sync}
         kinds: tuple[InstructionKind, ...] = ("backward", "backward_input")
-        return {**handlers, **noted, **{kind: passed(kind) for kind in kinds}}
+        return {**handlers, **wrapped, **{kind: backward_of(kind) for kind in kinds}}
 
     def _write(self) -> None:
         with self._file.open("a") as file:
-            for at, note in self._taken:
-                file.write(json.dumps((*at, *note)) + "\n")
-        self._taken.clear()
+            for key, fingerprint in self._pending:
+                file.write(json.dumps((*key, *fingerprint)) + "\n")
+        self._pending.clear()
 
 
 def read_fingerprints(folder: Path) -> Mapping[FingerprintKey, Fingerprint]:
-    """All notes of a run, those of slices added up."""
-    found: dict[FingerprintKey, Fingerprint] = {}
+    """All fingerprints of a run, summed over tensor-parallel ranks."""
+    fingerprints: dict[FingerprintKey, Fingerprint] = {}
     for path in sorted((folder / FINGERPRINT_FOLDER).glob("*.json")):
         for line in path.read_text().splitlines():
-            *place, projection, square = json.loads(line)
-            at = FingerprintKey(*place)
-            known = found.get(at, Fingerprint(0.0, 0.0))
-            found[at] = Fingerprint(known.projection + projection, known.square + square)
-    return found
+            *fields, projection, square = json.loads(line)
+            key = FingerprintKey(*fields)
+            total = fingerprints.get(key, Fingerprint(0.0, 0.0))
+            fingerprints[key] = Fingerprint(total.projection + projection, total.square + square)
+    return fingerprints
 
 
-def _note(value: Tensor, place: TensorParallelRank) -> Fingerprint:
-    """Of a slice's own part of one sample, `[s/r d/c]`."""
+def _fingerprint(value: Tensor, tp_rank: TensorParallelRank) -> Fingerprint:
+    """The fingerprint of a rank's part `[s/r d/c]` of one sample, r rows by c columns of ranks."""
     wide = value.detach().double()
     count, width = wide.shape
-    tokens = _turning(_TOKEN_TURN, place.row * count, count, wide.device)
-    features = _turning(_FEATURE_TURN, place.column * width, width, wide.device)
+    tokens = _cosines(_TOKEN_TURN, tp_rank.row * count, count, wide.device)
+    features = _cosines(_FEATURE_TURN, tp_rank.column * width, width, wide.device)
     return Fingerprint(float(tokens @ (wide @ features)), float(wide.square().sum()))
 
 
-def _turning(turn: float, first: int, count: int, device: torch.device) -> Tensor:
-    at = torch.arange(first, first + count, dtype=torch.float64, device=device)
-    return torch.cos(turn * at)
+def _cosines(turn: float, first: int, count: int, device: torch.device) -> Tensor:
+    """`Float64[count]`: cosines of `turn` times the indices from `first` on."""
+    indices = torch.arange(first, first + count, dtype=torch.float64, device=device)
+    return torch.cos(turn * indices)

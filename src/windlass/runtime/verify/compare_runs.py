@@ -1,8 +1,8 @@
-"""Agree: holds what a run left behind against what the same steps on one device left.
+"""Comparison of a run with the same steps on a single device, by what both left in their folders.
 
-After one step of Adam from moments of zero the first moment is `(1 - beta1) g / divisor`, so that
-the checkpoint after the first step holds every gradient `g`; those after all steps hold the
-weights. What layers made on the way stands in the notes.
+After one step of Adam from zero moments the first moment is `(1 - beta1) g / divisor`, so the
+checkpoint after the first step contains every gradient `g`; all checkpoints contain the weights.
+Activations and input gradients are compared by their fingerprints.
 """
 
 import math
@@ -15,9 +15,13 @@ from safetensors import safe_open
 from torch import Tensor
 
 from windlass.models.layer_stack import LayerStack
-from windlass.runtime.checkpoint.checkpoint import checkpoint_name, open_checkpoint, layer_file
+from windlass.runtime.checkpoint.checkpoint import checkpoint_name, layer_file, open_checkpoint
 from windlass.runtime.checkpoint.merge_shards import merge_shards
-from windlass.runtime.verify.activation_fingerprints import FingerprintKey, Fingerprint, read_fingerprints
+from windlass.runtime.verify.activation_fingerprints import (
+    Fingerprint,
+    FingerprintKey,
+    read_fingerprints,
+)
 from windlass.schema.graph import Precision
 from windlass.schema.plan import MomentFormat
 from windlass.schema.request import TrainRequest
@@ -25,24 +29,25 @@ from windlass.schema.run_record import CHECKPOINT_FOLDER, Step
 from windlass.schema.verification import (
     MOMENT_TOLERANCE,
     TOLERANCE,
-    QuantityComparison,
-    Mismatch,
-    VerificationResult,
     ComparedQuantity,
+    Mismatch,
+    QuantityComparison,
+    VerificationResult,
 )
 from windlass.torch_ext.quantized_moments import MomentCodec, StoredMoment
 
-_JOINED = ".whole"
-"""In the run's folder: the checkpoint that is read, with whole layers."""
+_MERGED_FOLDER = ".merged"
+"""Folder in the run's folder for the merged checkpoint that is compared."""
 
-_LEAST_SHARE = 0.01
-"""Of the largest value in its layer that a tensor's own counts as at least. Where all is zero but
-for rounding, as in the gradient of the keys' bias, which softmax cancels, it is of that size."""
+_MIN_SCALE_SHARE = 0.01
+"""Smallest scale of a tensor's error, as a share of the largest value in its layer. It matters
+where all values are zero except for rounding, as in the gradient of the keys' bias, which softmax
+cancels: rounding errors have the size of the layer's other values."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstrumentedRun:
-    """A run that noted what its layers made, and saved after every step."""
+    """A run that took fingerprints, and saved a checkpoint after every step."""
 
     folder: Path
     steps: tuple[Step, ...]
@@ -60,116 +65,143 @@ def compare_to_single_device(
     """Compares losses, norms, outputs, gradients and weights of two runs.
 
     Args:
-        one: under the plan in question.
-        other: on one device.
-        chain: the model of both; its weights are not touched.
-        settings: of both.
-        precision: of both.
-        moments: the format that both kept them in.
+        run: the run under the plan to verify.
+        single_device: the same steps on a single device.
+        stack: the model of both runs; its weights are not touched.
+        settings: training settings of both runs.
+        precision: precision of both runs.
+        moments: format in which both runs stored their moments.
 
     Raises:
-        CheckpointError: one of them is of another model, or damaged.
+        CheckpointError: a checkpoint is damaged or belongs to another model.
     """
-    comparing = _Comparing(run, single_device, stack, settings, precision, moments)
-    for step, (mine, its) in enumerate(zip(run.steps, single_device.steps, strict=True)):
-        comparing.step(mine, its, first=step == 0)
-    return comparing.proof()
+    comparison = _RunComparison(run, single_device, stack, settings, precision, moments)
+    steps = zip(run.steps, single_device.steps, strict=True)
+    for index, (actual, expected) in enumerate(steps):
+        comparison.compare_step(actual, expected, first=index == 0)
+    return comparison.result()
 
 
-class _Comparing:
-    """Goes through all steps and keeps the largest error of each kind, and the first difference."""
+class _RunComparison:
+    """Compares step by step; keeps the largest error of each quantity, and the first mismatch."""
 
     def __init__(
         self,
-        one: InstrumentedRun,
-        other: InstrumentedRun,
-        chain: LayerStack,
+        run: InstrumentedRun,
+        single_device: InstrumentedRun,
+        stack: LayerStack,
         settings: TrainRequest,
         precision: Precision,
         moments: MomentFormat,
     ) -> None:
-        self._one, self._other, self._chain, self._settings = one, other, chain, settings
-        self._close = TOLERANCE[precision]
+        self._runs = (run, single_device)
+        self._stack, self._settings = stack, settings
+        self._base_tolerance = TOLERANCE[precision]
         self._moments = moments
-        self._notes = (read_fingerprints(one.folder), read_fingerprints(other.folder))
+        self._fingerprints = (
+            read_fingerprints(run.folder), read_fingerprints(single_device.folder)
+        )  # fmt: skip
         self._worst: dict[ComparedQuantity, tuple[int, float]] = {}
-        self._first: Mismatch | None = None
+        """Number of comparisons and largest error, by quantity."""
+        self._first_mismatch: Mismatch | None = None
 
-    def proof(self) -> VerificationResult:
-        """What was found."""
+    def result(self) -> VerificationResult:
+        """The result over all steps compared so far."""
         return VerificationResult(
-            steps=len(self._one.steps),
+            steps=len(self._runs[0].steps),
             comparisons=tuple(
-                QuantityComparison(quantity=what, count=count, error=error, tolerance=self._tolerance(what))
-                for what, (count, error) in self._worst.items()
+                QuantityComparison(
+                    quantity=quantity, count=count, error=error,
+                    tolerance=self._tolerance(quantity),
+                )
+                for quantity, (count, error) in self._worst.items()
             ),
-            first_mismatch=self._first,
+            first_mismatch=self._first_mismatch,
+        )  # fmt: skip
+
+    def compare_step(self, actual: Step, expected: Step, *, first: bool) -> None:
+        """Compares one step, each quantity in the order in which a step computes it."""
+        step = expected.step
+        actual_prints, expected_prints = (
+            {key: value for key, value in prints.items() if key.step == step}
+            for prints in self._fingerprints
         )
-
-    def step(self, mine: Step, its: Step, *, first: bool) -> None:
-        """Compares one step, in the order in which it makes things."""
-        at = its.step
-        notes, wanted = ({p: n for p, n in run.items() if p.step == at} for run in self._notes)
-        self._samples(at, notes, wanted)
-        forward = [place for place in wanted if place.direction == "forward"]
-        self._noted("output", sorted(forward, key=lambda p: (p.layer, p.sample)), notes, wanted)
-        self._tell("loss", at, _apart(mine.loss, its.loss))
-        back = [place for place in wanted if place.direction == "backward"]
-        down = sorted(back, key=lambda p: (-p.layer, p.sample))
-        self._noted("input gradient", down, notes, wanted)
-        one, other = (self._checkpoint(run, at) for run in (self._one, self._other))
+        self._compare_samples(step, actual_prints, expected_prints)
+        forward = [key for key in expected_prints if key.direction == "forward"]
+        forward.sort(key=lambda key: (key.layer, key.sample))
+        self._compare_fingerprints("output", forward, actual_prints, expected_prints)
+        self._add("loss", step, _relative_error(actual.loss, expected.loss))
+        backward = [key for key in expected_prints if key.direction == "backward"]
+        backward.sort(key=lambda key: (-key.layer, key.sample))
+        self._compare_fingerprints("input gradient", backward, actual_prints, expected_prints)
+        layers = [self._checkpoint_layers(run, step) for run in self._runs]
         if first:
-            scales = [_divisor(step, self._settings) for step in (mine, its)]
-            self._tensors("weight gradient", "moment1", at, one, other, scales)
-        self._tell("gradient norm", at, _apart(mine.gradient_norm, its.gradient_norm))
-        self._tensors("weight", "weight", at, one, other, (1.0, 1.0))
+            scales = [_clip_divisor(each, self._settings) for each in (actual, expected)]
+            self._compare_tensors("weight gradient", "moment1", step, layers, scales)
+        norm_error = _relative_error(actual.gradient_norm, expected.gradient_norm)
+        self._add("gradient norm", step, norm_error)
+        self._compare_tensors("weight", "weight", step, layers, (1.0, 1.0))
 
-    def _samples(self, step: int, notes: Mapping[FingerprintKey, Fingerprint], wanted: Mapping[FingerprintKey, Fingerprint]) -> None:
-        """Every sample passes through every layer, and no other does."""
-        strays = sorted(notes.keys() ^ wanted.keys(), key=lambda p: (p.direction, p.layer, p.sample))
-        self._tell("samples", step, 0.0)
-        for place in strays:
-            self._tell("samples", step, math.inf, sample=place.sample)
-
-    def _noted(
+    def _compare_samples(
         self,
-        what: ComparedQuantity,
-        places: Iterable[FingerprintKey],
-        notes: Mapping[FingerprintKey, Fingerprint],
-        wanted: Mapping[FingerprintKey, Fingerprint],
-    ) -> None:
-        for place in places:
-            if place in notes:
-                error = notes[place].relative_error(wanted[place])
-                self._tell(what, place.step, error, layer=place.layer, sample=place.sample)
-
-    def _checkpoint(self, run: InstrumentedRun, step: int) -> tuple[dict[str, Tensor], ...]:
-        """The tensors of each layer after a step."""
-        path = run.folder / CHECKPOINT_FOLDER / checkpoint_name(step)
-        whole = merge_shards(open_checkpoint(path), self._chain, run.folder / _JOINED).path
-        files = [whole / layer_file(index) for index in range(len(self._chain.layers))]
-        return tuple(_tensors(file) if file.exists() else {} for file in files)
-
-    def _tensors(
-        self,
-        what: ComparedQuantity,
-        kind: str,
         step: int,
-        one: Sequence[Mapping[str, Tensor]],
-        other: Sequence[Mapping[str, Tensor]],
+        actual: Mapping[FingerprintKey, Fingerprint],
+        expected: Mapping[FingerprintKey, Fingerprint],
+    ) -> None:
+        """Checks that the same samples pass through all layers."""
+        differing = actual.keys() ^ expected.keys()
+        self._add("samples", step, 0.0)
+        for key in sorted(differing, key=lambda key: (key.direction, key.layer, key.sample)):
+            self._add("samples", step, math.inf, sample=key.sample)
+
+    def _compare_fingerprints(
+        self,
+        quantity: ComparedQuantity,
+        keys: Iterable[FingerprintKey],
+        actual: Mapping[FingerprintKey, Fingerprint],
+        expected: Mapping[FingerprintKey, Fingerprint],
+    ) -> None:
+        for key in keys:
+            if key in actual:
+                error = actual[key].relative_error(expected[key])
+                self._add(quantity, key.step, error, layer=key.layer, sample=key.sample)
+
+    def _checkpoint_layers(self, run: InstrumentedRun, step: int) -> tuple[dict[str, Tensor], ...]:
+        """The checkpoint's tensors after a step by key, of each layer."""
+        path = run.folder / CHECKPOINT_FOLDER / checkpoint_name(step)
+        merged = merge_shards(open_checkpoint(path), self._stack, run.folder / _MERGED_FOLDER).path
+        files = [merged / layer_file(index) for index in range(len(self._stack.layers))]
+        return tuple(_read_tensors(file) if file.exists() else {} for file in files)
+
+    def _compare_tensors(
+        self,
+        quantity: ComparedQuantity,
+        prefix: str,
+        step: int,
+        runs: Sequence[Sequence[Mapping[str, Tensor]]],
         scales: Sequence[float],
     ) -> None:
-        for layer, (mine, its) in enumerate(zip(one, other, strict=True)):
-            keys = [key for key in its if key.startswith(f"{kind}/")]
-            most = max((_largest(its[key]) for key in keys), default=0.0)
-            for key in keys:
-                least = _LEAST_SHARE * most
-                error = _distance(mine.get(key), its[key], scales, least)
-                self._tell(what, step, error, layer=layer, weight=key.removeprefix(f"{kind}/"))
+        """Compares all tensors whose checkpoint key begins with a prefix.
 
-    def _tell(
+        Args:
+            quantity: what the tensors are.
+            prefix: first part of the key.
+            step: the step that was saved.
+            runs: checkpoint tensors of each layer, of both runs.
+            scales: factor of each run's tensors.
+        """
+        for layer, (actual, expected) in enumerate(zip(*runs, strict=True)):
+            keys = [key for key in expected if key.startswith(f"{prefix}/")]
+            largest = max((_largest(expected[key]) for key in keys), default=0.0)
+            for key in keys:
+                min_scale = _MIN_SCALE_SHARE * largest
+                error = _tensor_error(actual.get(key), expected[key], scales, min_scale)
+                weight = key.removeprefix(f"{prefix}/")
+                self._add(quantity, step, error, layer=layer, weight=weight)
+
+    def _add(
         self,
-        what: ComparedQuantity,
+        quantity: ComparedQuantity,
         step: int,
         error: float,
         *,
@@ -178,61 +210,62 @@ class _Comparing:
         sample: int | None = None,
     ) -> None:
         error = math.inf if math.isnan(error) else error
-        count, worst = self._worst.get(what, (0, 0.0))
-        self._worst[what] = (count + 1, max(worst, error))
-        if self._first is None and error > self._tolerance(what):
-            self._first = Mismatch(
-                step=step, quantity=what, error=error, layer=layer, weight=weight, sample=sample,
-                layer_name=None if layer is None else self._chain.names[layer],
+        count, worst = self._worst.get(quantity, (0, 0.0))
+        self._worst[quantity] = (count + 1, max(worst, error))
+        if self._first_mismatch is None and error > self._tolerance(quantity):
+            self._first_mismatch = Mismatch(
+                step=step, quantity=quantity, error=error, layer=layer, weight=weight,
+                sample=sample, layer_name=None if layer is None else self._stack.names[layer],
             )  # fmt: skip
 
-    def _tolerance(self, what: ComparedQuantity) -> float:
-        kept = ("weight gradient", "weight")
-        return self._close + (MOMENT_TOLERANCE[self._moments] if what in kept else 0.0)
+    def _tolerance(self, quantity: ComparedQuantity) -> float:
+        depends_on_moments = quantity in ("weight gradient", "weight")
+        extra = MOMENT_TOLERANCE[self._moments] if depends_on_moments else 0.0
+        return self._base_tolerance + extra
 
 
-def _tensors(path: Path) -> dict[str, Tensor]:
-    """Weights and first moments of a layer's file, decoded."""
+def _read_tensors(path: Path) -> dict[str, Tensor]:
+    """Weights and decoded first moments of a layer's file, by key."""
     codec = MomentCodec(torch.device("cpu"))
     with safe_open(path, framework="pt") as file:
-        names: list[str] = [n for n in file.keys() if n.startswith(("weight/", "moment1/"))]  # noqa: SIM118
-        tensors = {name: file.get_tensor(name) for name in names}
-        for name in names:
-            rest = name.removeprefix("moment1/")
-            if rest != name and tensors[name].dtype not in (torch.float32, torch.float64):
-                pair = [_kept(file, which, rest) for which in (1, 2)]
-                tensors[name] = codec.decode_all((pair[0], pair[1]))[0]
+        keys: list[str] = [k for k in file.keys() if k.startswith(("weight/", "moment1/"))]  # noqa: SIM118
+        tensors = {key: file.get_tensor(key) for key in keys}
+        for key in keys:
+            name = key.removeprefix("moment1/")
+            if name != key and tensors[key].dtype not in (torch.float32, torch.float64):
+                moments = (_stored_moment(file, 1, name), _stored_moment(file, 2, name))
+                tensors[key] = codec.decode_all(moments)[0]
     return tensors
 
 
-def _kept(file: safe_open, which: int, name: str) -> StoredMoment:
-    scale = f"scale{which}/{name}"
-    scales = file.get_tensor(scale) if scale in file.keys() else None  # noqa: SIM118
+def _stored_moment(file: safe_open, which: int, name: str) -> StoredMoment:
+    key = f"scale{which}/{name}"
+    scales = file.get_tensor(key) if key in file.keys() else None  # noqa: SIM118
     return StoredMoment(file.get_tensor(f"moment{which}/{name}"), scales)
 
 
-def _distance(
-    mine: Tensor | None, its: Tensor, scales: Sequence[float], least: float
-) -> float:  # fmt: skip
-    """The largest difference over the largest value; infinite if one is missing."""
-    if mine is None or mine.shape != its.shape:
+def _tensor_error(
+    actual: Tensor | None, expected: Tensor, scales: Sequence[float], min_scale: float
+) -> float:
+    """Largest difference, relative to the largest expected value; infinite if one is missing."""
+    if actual is None or actual.shape != expected.shape:
         return math.inf
-    whole = max(_largest(its), least) * scales[1]
-    apart = _largest(mine.double() * scales[0] - its.double() * scales[1])
-    return apart / whole if whole else apart
+    scale = max(_largest(expected), min_scale) * scales[1]
+    error = _largest(actual.double() * scales[0] - expected.double() * scales[1])
+    return error / scale if scale else error
 
 
 def _largest(tensor: Tensor) -> float:
     return float(tensor.double().abs().max()) if tensor.numel() else 0.0
 
 
-def _divisor(step: Step, settings: TrainRequest) -> float:
-    """What gradients of a step were divided by to keep their norm to the clip."""
+def _clip_divisor(step: Step, settings: TrainRequest) -> float:
+    """The divisor that clipped the gradients of a step."""
     if settings.clip is None:
         return 1.0
-    # As the optimizer has it, in float32: else its rounding would count as the gradient's.
+    # In float32 as in the optimizer: its rounding would otherwise count as the gradient's.
     return float(torch.tensor(max(1.0, (step.gradient_norm + 1e-6) / settings.clip)))
 
 
-def _apart(one: float, other: float) -> float:
-    return abs(one - other) / abs(other) if other else abs(one)
+def _relative_error(actual: float, expected: float) -> float:
+    return abs(actual - expected) / abs(expected) if expected else abs(actual)

@@ -1,7 +1,7 @@
-"""A run's first step against the reference, by what the step left in its checkpoint.
+"""Comparison of a run's first step with the reference step, by the checkpoint that it left.
 
-After one step of Adam from moments of zero the first moment is `(1 - beta1) g / divisor`, so the
-gradient `g` can be had back from it, whichever way the step was run.
+After one step of Adam from zero moments the first moment is `(1 - beta1) g / divisor`, so the
+gradient `g` can be recovered from it, however the step was run.
 """
 
 import math
@@ -25,15 +25,17 @@ from windlass.schema.run_record import Step
 from windlass.torch_ext.quantized_moments import MomentCodec
 
 TOLERANCE: Mapping[Precision, float] = {"float32": 1e-4, "bfloat16": 3e-2}
-"""Of gradients. Sums in another order leave some 1e-6 in float32; in bfloat16, whose numbers have
-8 bits, they leave 2^-9 a layer, which walks through all of them."""
+"""Relative tolerance of gradients. Summing in another order leaves about 1e-6 in float32; bfloat16
+has 8 bits of precision, so it leaves 2^-9 per layer, which propagates through all of them."""
 
 MOMENT_TOLERANCE: Mapping[MomentFormat, float] = {"float32": 0.0, "bfloat16": 2**-8, "int8": 0.032}
-"""What the format of the moments adds. bfloat16: half a unit of its 8 bits. int8: the root of each
-element, over that of the largest in its block of n = 256, is off by half of 1/127; so an element m
-is off by `sqrt(m s) / 127`, and a block by at most `n^(1/4) / 127 = 0.0315` of its norm."""
+"""What the format of the moments adds to the tolerance. bfloat16: half a unit in the last of its 8
+bits. int8: the square root of each element, relative to that of the largest (s) in its block of
+n = 256, has an error of half of 1/127; so an element m has an error of `sqrt(m s) / 127`, and a
+block of at most `n^(1/4) / 127 = 0.0315` of its norm."""
 
 _LOSS_TOLERANCE: Mapping[Precision, float] = {"float32": 1e-5, "bfloat16": 1e-2}
+"""Relative tolerance of the loss."""
 
 
 def compare_to_reference(
@@ -46,49 +48,51 @@ def compare_to_reference(
     precision: Precision,
     moments: MomentFormat = "float32",
 ) -> ReferenceComparison:
-    """Holds the first step of a run against the reference.
+    """Compares the first step of a run with the reference step.
 
     Args:
-        reference: of the same model, seed and batch.
-        checkpoint: folder of the one that was saved after the first step.
-        chain: the model.
-        step: the first one, as it was measured.
-        settings: of the optimizer.
-        precision: that layers computed in.
-        moments: the format that the checkpoint keeps them in.
+        reference: reference step of the same model, seed and batch.
+        checkpoint: folder of the checkpoint that was saved after the first step.
+        stack: the model.
+        step: the first step as it was measured.
+        settings: optimizer settings of the run.
+        precision: precision that layers computed in.
+        moments: format in which the checkpoint stores its moments.
 
     Raises:
-        CheckpointError: it is of another model, or its weights had not one update.
+        CheckpointError: the checkpoint belongs to another model, or its weights have not had
+            exactly one update.
     """
     beta1, _ = settings.betas
     norm = step.gradient_norm
     divisor = 1.0 if settings.clip is None else max(1.0, (norm + 1e-6) / settings.clip)
     tolerance = TOLERANCE[precision] + MOMENT_TOLERANCE[moments]
-    agreements = [
+    checks = [
         ReferenceCheck(
             name="loss",
-            error=_apart(step.loss, reference.loss),
+            error=_relative_error(step.loss, reference.loss),
             tolerance=_LOSS_TOLERANCE[precision],
         ),
         ReferenceCheck(
             name="gradient norm",
-            error=_apart(norm, reference.gradient_norm),
+            error=_relative_error(norm, reference.gradient_norm),
             tolerance=TOLERANCE[precision],
         ),
     ]
-    ends = dict.fromkeys((0, len(stack.layers) - 1))
-    for index in ends:
-        names = [name for name in reference.gradients if _owned(stack, index, name)]
+    first_and_last = dict.fromkeys((0, len(stack.layers) - 1))
+    for index in first_and_last:
+        prefix = f"{stack.names[index]}."
+        names = [name for name in reference.gradients if name.startswith(prefix)]
         if names:
             file = checkpoint / layer_file(index)
-            found = (
+            pairs = (
                 (divisor / (1 - beta1) * moment, reference.gradients[name])
-                for name, moment in _moments(file, names, reference.gradients)
+                for name, moment in _first_moments(file, names, reference.gradients)
             )
-            agreements.append(
+            checks.append(
                 ReferenceCheck(
                     name=f"gradient of layer {index}, `{stack.names[index]}`",
-                    error=_error(found),
+                    error=_gradient_error(pairs),
                     tolerance=tolerance,
                 )
             )
@@ -97,40 +101,46 @@ def compare_to_reference(
         reference_loss=reference.loss,
         gradient_norm=norm,
         reference_norm=reference.gradient_norm,
-        comparisons=tuple(agreements),
+        comparisons=tuple(checks),
     )
 
 
-def _owned(chain: LayerStack, index: int, name: str) -> bool:
-    return name.startswith(f"{chain.names[index]}.")
-
-
-def _moments(
-    file: Path, names: Sequence[str], like: Mapping[str, Tensor]
+def _first_moments(
+    file: Path, names: Sequence[str], gradients: Mapping[str, Tensor]
 ) -> Iterator[tuple[str, Tensor]]:
-    """The first moments of weights after one update, in float32, one after the other."""
+    """Name and float32 first moment of weights that have had one update.
+
+    Args:
+        file: checkpoint file of their layer.
+        names: full names of the weights.
+        gradients: tensors of the same shapes, by name.
+    """
     codec = MomentCodec(torch.device("cpu"))
     for name in names:
         steps = torch.empty(())
         read_tensors(file, {f"steps/{name}": steps})
         if steps != 1:
             raise CheckpointError(
-                f"`{file}` has `{name}` after {int(steps)} updates; its gradient can be had back "
+                f"`{file}` has `{name}` after {int(steps)} updates; its gradient can be recovered "
                 "only after the first one"
             )
-        shape = tuple(like[name].shape)
+        shape = tuple(gradients[name].shape)
         moment, _ = read_moments(file, name, shape, "float32", codec, seed=0, step=1)
         yield name, moment.values
 
 
-def _error(pairs: Iterator[tuple[Tensor, Tensor]]) -> float:
-    """Relative 2-norm of the difference over all tensors of a layer together."""
-    apart = whole = 0.0
-    for found, wanted in pairs:
-        apart += float((found - wanted).double().square().sum())
-        whole += float(wanted.double().square().sum())
-    return math.sqrt(apart / whole) if whole else math.sqrt(apart)
+def _gradient_error(pairs: Iterator[tuple[Tensor, Tensor]]) -> float:
+    """2-norm of the difference relative to that of the expected gradients of a layer.
+
+    Args:
+        pairs: actual and expected gradient of each weight.
+    """
+    difference = norm = 0.0
+    for actual, expected in pairs:
+        difference += float((actual - expected).double().square().sum())
+        norm += float(expected.double().square().sum())
+    return math.sqrt(difference / norm) if norm else math.sqrt(difference)
 
 
-def _apart(one: float, other: float) -> float:
-    return abs(one - other) / abs(other) if other else abs(one)
+def _relative_error(actual: float, expected: float) -> float:
+    return abs(actual - expected) / abs(expected) if expected else abs(actual)

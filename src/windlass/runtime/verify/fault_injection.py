@@ -262,18 +262,18 @@ FAULTS: Mapping[str, InjectedFault] = {
         "a dropped micro-batch", _always, "", _dropped_micro_batch, single_layer=False
     ),
     "update": InjectedFault(
-        "a skipped update", _optimizer_on_device, "optimizer state in device memory",
+        "an update left out", _optimizer_on_device, "optimizer state in device memory",
         _skipped_update,
     ),
     "reduction": InjectedFault(
-        "a skipped gradient reduction", _data_parallel, "`parallel.data` above 1", _no_grad_reduce
+        "a gradient reduction left out", _data_parallel, "`parallel.data` above 1", _no_grad_reduce
     ),
     "samples": InjectedFault(
         "a wrong range of samples", _data_parallel, "`parallel.data` above 1", _wrong_samples,
         single_layer=False,
     ),
     "shards": InjectedFault(
-        "weight shards gathered in the wrong order", _sharded_optimizer,
+        "swapped shards", _sharded_optimizer,
         "`sharding.optimizer` above 1", _swapped_shards,
     ),
     "gather": InjectedFault(
@@ -281,11 +281,11 @@ FAULTS: Mapping[str, InjectedFault] = {
         _stale_weights,
     ),
     "tensor-reduce": InjectedFault(
-        "a skipped tensor-parallel all-reduce", _tensor_parallel, "`parallel.tensor` above 1",
+        "a tensor-parallel sum left out", _tensor_parallel, "`parallel.tensor` above 1",
         _no_tensor_reduce,
     ),
     "tied-gradient": InjectedFault(
-        "a dropped gradient of tied weights", _tied_across_stages,
+        "the gradient of tied weights left out", _tied_across_stages,
         "tied weights on two pipeline stages", _no_tied_gradient, single_layer=False,
     ),
 }  # fmt: skip

@@ -1,7 +1,7 @@
-"""The reference: a plain walk over the chain with one layer in memory, to hold a run against.
+"""Reference step: a plain pass over the layer stack with one layer in memory, to check a run.
 
-Nothing of what runs a plan has a part in it: no templates, no streams, no optimizer. Each layer is
-made from its seed and called as the module that it is; torch's own autograd takes its backward.
+It shares no code with what runs a plan: no templates, no offloading, no optimizer. Each layer is
+initialised from its seed and called as a plain module; torch's autograd runs its backward pass.
 """
 
 import math
@@ -19,34 +19,34 @@ from windlass.schema.graph import Precision
 from windlass.schema.plan import Batch
 
 ReferenceProgress = Callable[[str, int, int | None], None]
-"""Told a label, how many layers are done, and of how many."""
+"""Called with a label, the number of layers done, and their total."""
 
 _DTYPES: Mapping[Precision, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-_LABEL = "walking the reference"
+_LABEL = "computing the reference step"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReferenceStep:
-    """What the first step of a run should find."""
+    """Expected results of the first step of a run."""
 
     loss: float
-    """Mean over the micro-batches, in nats a token."""
+    """Mean over the micro-batches, in nats per token."""
     gradient_norm: float
-    """2-norm over all gradients."""
+    """2-norm over all gradients, before clipping."""
     gradients: Mapping[str, Tensor]
-    """Full name -> float32 gradient, of what the first and the last layer own."""
+    """Full name -> float32 gradient, for the parameters that the first and last layer own."""
 
 
 @dataclass(slots=True)
 class _Gradients:
-    """Gradients of the walk: those that are asked for, and the squares of all others."""
+    """Gradients by name for the parameters in `wanted`, and the sum of squares of all others."""
 
     wanted: frozenset[str]
     kept: dict[str, Tensor] = field(default_factory=dict)
     squares: float = 0.0
 
     def add(self, name: str, gradient: Tensor) -> None:
-        """Takes the whole gradient of one use of a parameter."""
+        """Adds the full gradient of one use of a parameter."""
         if name not in self.wanted:
             self.squares += _square(gradient)
         elif name in self.kept:
@@ -70,54 +70,53 @@ def reference_step(
 ) -> ReferenceStep:
     """Loss and gradients of the first step, before any update.
 
-    Forward without gradients, layer by layer, all micro-batches through one before the next is
-    made; then each layer again, last first, with its backward. The inputs of all layers are kept.
+    The forward pass runs without autograd and keeps the inputs of all layers: all micro-batches
+    pass through a layer before the next one is created. The backward pass then goes through the
+    layers in reverse, running each forward again first.
 
     Args:
-        chain: the model; draws nothing.
-        batches: gives the first step's tokens.
-        seed: of the initial weights.
-        precision: what layers compute in; gradients are summed in float32.
+        stack: the model; it must not use dropout.
+        batches: provides the tokens of the first step.
+        seed: seed of the initial weights.
+        precision: precision that layers compute in; gradients are accumulated in float32.
         batch: micro-batches of one step.
-        progress: told how far it is.
+        progress: called before each layer.
 
     Raises:
-        ModelError: a layer drops something, which no other walk could draw the same.
+        ModelError: a layer uses dropout, whose mask this pass could not reproduce.
     """
-    tell = progress or (lambda *_: None)
+    report = progress or (lambda *_: None)
     count = len(stack.layers)
-    micros = [batches.samples(1, at * batch.micro, batch.micro) for at in range(batch.accumulation)]
-    values = [torch.as_tensor(tokens) for tokens, _ in micros]
-    targets = [torch.as_tensor(target) for _, target in micros]
-    inputs: list[list[Tensor]] = [values]
+    micro_batches = [
+        batches.samples(1, index * batch.micro, batch.micro) for index in range(batch.accumulation)
+    ]
+    targets = [torch.as_tensor(target) for _, target in micro_batches]
+    inputs: list[list[Tensor]] = [[torch.as_tensor(tokens) for tokens, _ in micro_batches]]
     for index in range(count - 1):
-        tell(_LABEL, index, 2 * count)
-        layer = _layer(stack, index, seed, precision)
-        with torch.no_grad():
-            inputs.append([layer(x) for x in inputs[-1]])
-        del layer
-    gradients = _Gradients(wanted=_wanted(stack))
+        report(_LABEL, index, 2 * count)
+        inputs.append(_forward(_make_layer(stack, index, seed, precision), inputs[-1]))
+    gradients = _Gradients(wanted=_wanted_names(stack))
     losses: list[float] = []
-    arriving: list[Tensor] = []
+    output_gradients: list[Tensor] = []
     for index in reversed(range(count)):
-        tell(_LABEL, 2 * count - 1 - index, 2 * count)
-        layer = _layer(stack, index, seed, precision)
+        report(_LABEL, 2 * count - 1 - index, 2 * count)
+        layer = _make_layer(stack, index, seed, precision)
         sums: dict[str, Tensor] = {}
-        leaving: list[Tensor] = []
+        input_gradients: list[Tensor] = []
         for micro, x in enumerate(inputs.pop()):
             output = layer(x.requires_grad_() if index else x)
             if index == count - 1:
                 output = _loss(output, targets[micro])
                 losses.append(float(output.detach()))
-            gradient = arriving[micro] if arriving else torch.tensor(1 / batch.accumulation)
-            passed = _backward(layer, x if index else None, output, gradient, sums)
-            leaving += [] if passed is None else [passed]
-        arriving = leaving
+            scale = torch.tensor(1 / batch.accumulation)
+            gradient = output_gradients[micro] if output_gradients else scale
+            input_gradients += _backward(layer, x if index else None, output, gradient, sums)
+        output_gradients = input_gradients
         for name, total in sums.items():
             full = f"{stack.names[index]}.{name}"
             gradients.add(stack.tied_weights.get(full, full), total)
         del layer
-    tell(_LABEL, 2 * count, 2 * count)
+    report(_LABEL, 2 * count, 2 * count)
     return ReferenceStep(
         loss=math.fsum(losses) / len(losses),
         gradient_norm=gradients.norm,
@@ -125,28 +124,34 @@ def reference_step(
     )
 
 
-def _wanted(chain: LayerStack) -> frozenset[str]:
-    """Parameters whose gradient is kept: of the two ends, and wherever several uses add up."""
+def _wanted_names(stack: LayerStack) -> frozenset[str]:
+    """Names of the parameters whose gradient is kept: first and last layer, and tied weights."""
     names = {
-        f"{chain.names[index]}.{name}"
-        for index in (0, len(chain.layers) - 1)
-        for name, _ in chain.layers[index].named_parameters()
+        f"{stack.names[index]}.{name}"
+        for index in (0, len(stack.layers) - 1)
+        for name, _ in stack.layers[index].named_parameters()
     }
-    return frozenset({chain.tied_weights.get(name, name) for name in names} | set(chain.tied_weights.values()))
+    tied = stack.tied_weights
+    return frozenset({tied.get(name, name) for name in names} | set(tied.values()))
 
 
-def _layer(chain: LayerStack, index: int, seed: int, precision: Precision) -> nn.Module:
-    """A layer with its initial weights in the working precision; buffers stay as they are."""
-    layer = materialize_layer(chain, index, seed=seed, device="cpu")
+def _make_layer(stack: LayerStack, index: int, seed: int, precision: Precision) -> nn.Module:
+    """A layer with its initial weights in the working precision; buffers keep theirs."""
+    layer = materialize_layer(stack, index, seed=seed, device="cpu")
     for module in layer.modules():
         if isinstance(module, nn.Dropout) and module.p > 0:
             raise ModelError(
-                f"layer `{chain.names[index]}` drops {module.p:g} of its values, so no reference "
-                "can be held against it; set `model.dropout=0`"
+                f"layer `{stack.names[index]}` has dropout {module.p:g}, so no reference step can "
+                "be compared with it; set `model.dropout=0`"
             )
     for parameter in layer.parameters():
         parameter.data = parameter.data.to(_DTYPES[precision])
     return layer
+
+
+@torch.no_grad()
+def _forward(layer: nn.Module, inputs: list[Tensor]) -> list[Tensor]:
+    return [layer(x) for x in inputs]
 
 
 def _loss(logits: Tensor, targets: Tensor) -> Tensor:
@@ -159,23 +164,27 @@ def _backward(
     output: Tensor,
     gradient: Tensor,
     sums: dict[str, Tensor],
-) -> Tensor | None:
-    """Adds the gradients of a layer's parameters to `sums`; gives that of its input."""
+) -> list[Tensor]:
+    """Adds the gradients of a layer's parameters to `sums`.
+
+    Returns:
+        The gradient of the input; none if there is no `x`.
+    """
     named = dict(layer.named_parameters())
     wanted = [*named.values(), *([] if x is None else [x])]
-    found = list(torch.autograd.grad(output, wanted, gradient, allow_unused=True))
-    passed = None if x is None else found.pop()
-    for name, part in zip(named, found, strict=True):
+    gradients = list(torch.autograd.grad(output, wanted, gradient, allow_unused=True))
+    input_gradients = [] if x is None else [gradients.pop()]
+    for name, part in zip(named, gradients, strict=True):
         if part is None:
             continue
         if name in sums:
             sums[name] += part
         else:
             sums[name] = part.float()
-    return passed
+    return input_gradients
 
 
 def _square(gradient: Tensor) -> float:
-    # By rows, as float32 sums over many millions in one piece lose digits.
+    # By rows, because float32 sums over many millions of elements lose digits.
     rows = gradient.reshape(len(gradient), -1) if gradient.dim() > 1 else gradient.reshape(1, -1)
     return float(torch.linalg.vector_norm(rows, dim=1).double().square().sum())
