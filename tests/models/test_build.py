@@ -1,4 +1,4 @@
-"""Chains by name, with dials."""
+"""Layer stacks by name, with model arguments."""
 
 import pytest
 import torch
@@ -6,95 +6,99 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from windlass.errors import ModelError
-from windlass.models import catalog as catalogue
-from windlass.models.build import build_layer_stack, apply_model_arguments
+from windlass.models import catalog
+from windlass.models.build import apply_model_arguments, build_layer_stack
 from windlass.models.layer_stack import LayerStack, materialize_layer
 
 SMALL = {"layers": 3, "width": 16, "heads": 2, "vocabulary": 32, "sequence": 12}
 TINY = {name: name for name in ("gpt-tiny", "gpt-j-6b", "gpt-neox-20b", "llama2-70b")}
 
 
-def small(name: str = "gpt-tiny", *, device: str = "cpu", seed: int = 0, **dials: int) -> LayerStack:
+def small(
+    name: str = "gpt-tiny", *, device: str = "cpu", seed: int = 0, **arguments: int
+) -> LayerStack:
     if "llama2-70b" in name:
-        dials = {"heads": 4, "kv_heads": 2, "width": 32, **dials}
-    return build_layer_stack(name, {**SMALL, **dials}, device=device, seed=seed)
+        arguments = {"heads": 4, "kv_heads": 2, "width": 32, **arguments}
+    return build_layer_stack(name, {**SMALL, **arguments}, device=device, seed=seed)
 
 
-def logits(chain: LayerStack, tokens: torch.Tensor) -> torch.Tensor:
+def logits(stack: LayerStack, tokens: torch.Tensor) -> torch.Tensor:
     x = tokens
-    for layer in chain.layers:
+    for layer in stack.layers:
         x = layer(x)
     return x
 
 
 @pytest.mark.parametrize("name", TINY)
 def test_every_family_maps_tokens_to_logits(name: str):
-    chain = small(name)
+    stack = small(name)
 
-    assert logits(chain, torch.zeros(2, 5, dtype=torch.int64)).shape == (2, 5, 32)
+    assert logits(stack, torch.zeros(2, 5, dtype=torch.int64)).shape == (2, 5, 32)
 
 
 @pytest.mark.parametrize("name", TINY)
-def test_no_family_looks_at_later_tokens(name: str):
-    chain = small(name)
+def test_no_family_attends_to_later_tokens(name: str):
+    stack = small(name)
     tokens = torch.randint(0, 32, (1, 8))
     changed = tokens.clone()
     changed[0, 5:] = (changed[0, 5:] + 1) % 32
 
-    one, other = logits(chain, tokens), logits(chain, changed)
+    one, other = logits(stack, tokens), logits(stack, changed)
 
     assert torch.allclose(one[:, :5], other[:, :5], atol=1e-6)
     assert not torch.allclose(one[:, 5:], other[:, 5:], atol=1e-6)
 
 
 @pytest.mark.parametrize("name", TINY)
-def test_every_family_tells_the_order_of_tokens(name: str):
-    chain = small(name)
-    there = logits(chain, torch.tensor([[1, 2, 3, 4]]))
-    back = logits(chain, torch.tensor([[2, 1, 3, 4]]))
+def test_every_family_depends_on_the_order_of_tokens(name: str):
+    stack = small(name)
+    forward = logits(stack, torch.tensor([[1, 2, 3, 4]]))
+    reversed_ = logits(stack, torch.tensor([[2, 1, 3, 4]]))
 
-    assert not torch.allclose(there[:, -1], back[:, -1], atol=1e-7)
+    assert not torch.allclose(forward[:, -1], reversed_[:, -1], atol=1e-7)
 
 
-def test_rotary_positions_see_only_distances():
+def test_rotary_scores_depend_only_on_distances():
     rotary = small("llama2-70b").layers[1].attention.rotary
     query, key = torch.randn(1, 1, 1, 8), torch.randn(1, 1, 1, 8)
 
-    turned_query, turned_key = rotary(query.expand(1, 1, 9, 8), key.expand(1, 1, 9, 8))
+    rotated_query, rotated_key = rotary(query.expand(1, 1, 9, 8), key.expand(1, 1, 9, 8))
 
-    scores = (turned_query @ turned_key.transpose(-1, -2))[0, 0]
+    scores = (rotated_query @ rotated_key.transpose(-1, -2))[0, 0]
     for distance in range(9):
         diagonal = scores.diagonal(-distance)
         assert torch.allclose(diagonal, diagonal[0].expand_as(diagonal), atol=1e-5)
 
 
-def test_dials_change_the_shape_and_what_follows_from_it():
-    shape = apply_model_arguments(catalogue.model_config("gpt2-124m"), {"width": 1024, "heads": 16, "dropout": 0.1})
+def test_arguments_change_the_config_and_its_dependent_fields():
+    config = apply_model_arguments(
+        catalog.model_config("gpt2-124m"), {"width": 1024, "heads": 16, "dropout": 0.1}
+    )
 
-    assert (shape.width, shape.heads, shape.kv_heads, shape.ffn) == (1024, 16, 16, 4096)
-    assert shape.dropout == 0.1
-    assert shape.layers == 12
-
-
-def test_all_dials_that_do_not_go_together_are_told_at_once():
-    dials = {"width": 100, "heads": 12, "kv_heads": 5, "layerz": 2}
-
-    with pytest.raises(ModelError) as told:
-        build_layer_stack("gpt2-124m", dials, device="meta", seed=0)
-
-    message = str(told.value)
-    assert "`width` 100 is not divisible by `heads` 12; take `width` 96 or 108" in message
-    assert "`heads` 12 is not divisible by `key_heads` 5" in message
-    assert "unknown dial `layerz`; did you mean `layers`?" in message
+    assert (config.width, config.heads, config.kv_heads, config.ffn) == (1024, 16, 16, 4096)
+    assert config.dropout == 0.1
+    assert config.layers == 12
 
 
-def test_a_width_below_the_heads_is_told_the_one_that_goes():
-    with pytest.raises(ModelError, match=r"take `width` 4$"):
+def test_all_invalid_arguments_are_reported_at_once():
+    arguments = {"width": 100, "heads": 12, "kv_heads": 5, "layerz": 2}
+
+    with pytest.raises(ModelError) as error:
+        build_layer_stack("gpt2-124m", arguments, device="meta", seed=0)
+
+    message = str(error.value)
+    assert "`width` 100 is not divisible by `heads` 12; use `width` 96 or 108" in message
+    assert "`heads` 12 is not divisible by `kv_heads` 5" in message
+    assert "unknown model argument `layerz`; did you mean `layers`?" in message
+
+
+def test_a_width_below_the_heads_names_the_nearest_valid_one():
+    with pytest.raises(ModelError, match=r"use `width` 4$"):
         build_layer_stack("gpt2-124m", {"width": 3, "heads": 4}, device="meta", seed=0)
 
 
 @pytest.mark.parametrize("name", ["gpt-tiny", "llama-tiny"])
-def test_a_block_in_halves_computes_what_the_block_computes(name: str):
+def test_a_split_block_computes_what_the_block_computes(name: str):
     whole = build_layer_stack(name, {"layers": 2}, device="cpu")
     halved = build_layer_stack(name, {"layers": 2, "split_blocks": True}, device="cpu")
     assert halved.names[1:5] == (
@@ -116,38 +120,38 @@ def test_a_block_in_halves_computes_what_the_block_computes(name: str):
     assert torch.equal(logits(halved, tokens), logits(whole, tokens))
 
 
-def test_only_a_block_whose_branches_follow_each_other_has_halves():
-    with pytest.raises(ModelError, match="side by side; leave it out"):
+def test_a_parallel_block_cannot_be_split():
+    with pytest.raises(ModelError, match="in parallel; leave it out"):
         build_layer_stack("gpt-j-6b", {"split_blocks": True}, device="meta")
 
 
-def test_a_dial_of_zero_is_refused():
+def test_zero_heads_are_refused():
     with pytest.raises(ModelError, match="`heads` is 0, must be at least 1"):
         build_layer_stack("gpt-tiny", {"heads": 0}, device="meta", seed=0)
 
 
-def test_the_largest_model_is_built_without_memory_and_folds_into_three_kinds():
-    chain = build_layer_stack("gpt3-175b", {}, device="meta", seed=0)
+def test_the_largest_model_is_built_without_memory_and_has_three_kinds_of_layer():
+    stack = build_layer_stack("gpt3-175b", {}, device="meta", seed=0)
 
-    assert len(chain.layers) == 98
-    assert chain.kinds == ("embedding", *["block"] * 96, "head")
-    assert all(p.is_meta for layer in chain.layers for p in layer.parameters())
+    assert len(stack.layers) == 98
+    assert stack.kinds == ("embedding", *["block"] * 96, "head")
+    assert all(p.is_meta for layer in stack.layers for p in layer.parameters())
 
 
 def test_a_tied_head_is_the_embedding_itself():
-    chain = small()
+    stack = small()
 
-    assert chain.tied_weights == {"head.projection.weight": "embedding.tokens.weight"}
-    assert chain.layers[-1].projection.weight is chain.layers[0].tokens.weight
+    assert stack.tied_weights == {"head.projection.weight": "embedding.tokens.weight"}
+    assert stack.layers[-1].projection.weight is stack.layers[0].tokens.weight
 
 
-def test_weights_start_as_those_of_gpt2_do():
-    chain = build_layer_stack("gpt-tiny", {}, device="cpu", seed=1)
-    block = chain.layers[1]
+def test_weights_start_as_in_gpt2():
+    stack = build_layer_stack("gpt-tiny", {}, device="cpu", seed=1)
+    block = stack.layers[1]
 
     assert block.attention.input.weight.std().item() == pytest.approx(0.02, rel=0.05)
     assert block.hidden.output.weight.std().item() == pytest.approx(0.02 / 8**0.5, rel=0.05)
-    assert chain.layers[0].tokens.weight.std().item() == pytest.approx(0.02, rel=0.05)
+    assert stack.layers[0].tokens.weight.std().item() == pytest.approx(0.02, rel=0.05)
     assert not block.hidden.input.bias.any()
     assert block.attention_norm.weight.eq(1).all()
 

@@ -1,4 +1,4 @@
-"""A chain found in any module that is one."""
+"""Reading a module as a layer stack."""
 
 from collections import OrderedDict
 from collections.abc import Callable
@@ -37,28 +37,31 @@ def model(*blocks: nn.Module) -> nn.Sequential:
     )
 
 
-def test_nested_sequences_become_one_chain_with_the_names_of_the_state_dict():
+def test_nested_sequences_become_one_stack_with_the_names_of_the_state_dict():
     module = model(Residual(), Residual())
 
-    chain = layer_stack_from_module(module, "mine")
+    stack = layer_stack_from_module(module, "mine")
 
-    assert chain.names == ("enter", "blocks.0", "blocks.1", "leave")
+    assert stack.names == ("enter", "blocks.0", "blocks.1", "leave")
     full = {
         f"{name}.{path}"
-        for name, layer in zip(chain.names, chain.layers, strict=True)
+        for name, layer in zip(stack.names, stack.layers, strict=True)
         for path, _ in layer.named_parameters()
     }
     assert full == set(module.state_dict())
 
 
 def test_vocabulary_and_longest_sequence_are_found():
-    chain = layer_stack_from_module(model(Residual()), "mine")
+    stack = layer_stack_from_module(model(Residual()), "mine")
 
-    assert (chain.vocabulary, chain.max_sequence) == (40, 16)
+    assert (stack.vocabulary, stack.max_sequence) == (40, 16)
 
 
 def test_equal_layers_are_one_kind():
-    assert len(set(layer_stack_from_module(model(Residual(), Residual(), Residual()), "mine").kinds)) == 3
+    assert (
+        len(set(layer_stack_from_module(model(Residual(), Residual(), Residual()), "mine").kinds))
+        == 3
+    )
 
 
 @pytest.mark.parametrize(
@@ -91,14 +94,16 @@ def frozen(module: nn.Module) -> nn.Module:
     return module
 
 
-def test_a_weight_that_stands_twice_is_tied_to_where_it_stands_first():
+def test_a_shared_weight_is_tied_to_its_first_occurrence():
     module = model(Residual())
     module.leave.weight = module.enter.tokens.weight
 
-    assert layer_stack_from_module(module, "mine").tied_weights == {"leave.weight": "enter.tokens.weight"}
+    assert layer_stack_from_module(module, "mine").tied_weights == {
+        "leave.weight": "enter.tokens.weight"
+    }
 
 
-def test_a_layer_that_stands_twice_is_tied_whole():
+def test_all_weights_of_a_repeated_layer_are_tied():
     block = Residual()
 
     ties = layer_stack_from_module(model(block, block), "mine").tied_weights
@@ -109,24 +114,24 @@ def test_a_layer_that_stands_twice_is_tied_whole():
     }
 
 
-def test_a_module_that_is_no_sequence_is_refused_with_the_way_out():
+def test_a_module_that_is_no_sequence_is_refused_with_a_hint():
     with pytest.raises(ModelError, match=r"a `Residual`.*return an `nn\.Sequential`"):
         layer_stack_from_module(Residual(), "mine")
 
 
-def test_layers_that_do_not_fit_each_other_are_named():
+def test_layers_that_do_not_fit_together_are_named():
     with pytest.raises(ModelError, match=r"layer `blocks\.1` of model `mine` does not take"):
         layer_stack_from_module(model(Residual(), Residual(9)), "mine")
 
 
-def test_a_chain_that_gives_no_logits_is_refused():
+def test_a_stack_that_gives_no_logits_is_refused():
     module = nn.Sequential(nn.Embedding(4, 8), nn.Flatten())
 
     with pytest.raises(ModelError, match=r"gives \[2, 32\] for tokens \[2, 4\]"):
         layer_stack_from_module(module, "mine")
 
 
-def test_a_module_without_its_own_draw_cannot_be_built_alone():
+def test_a_module_without_reset_parameters_cannot_be_built_alone():
     class Scale(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -142,6 +147,6 @@ def test_a_module_without_its_own_draw_cannot_be_built_alone():
         materialize_layer(layer_stack_from_module(module, "mine"), 1, seed=0, device="cpu")
 
 
-def test_a_real_layer_is_handed_over_as_it_is():
-    chain = layer_stack_from_module(model(Residual()), "mine")
-    assert materialize_layer(chain, 1, seed=5, device="cpu") is chain.layers[1]
+def test_a_layer_with_real_weights_is_returned_itself():
+    stack = layer_stack_from_module(model(Residual()), "mine")
+    assert materialize_layer(stack, 1, seed=5, device="cpu") is stack.layers[1]

@@ -1,4 +1,4 @@
-"""Our transformers compute what the published ones compute."""
+"""Our transformers compute what the reference implementations compute."""
 
 import pytest
 import torch
@@ -10,21 +10,21 @@ from windlass.models.layer_stack import LayerStack
 SMALL = {"layers": 2, "width": 32, "heads": 4, "vocabulary": 50, "sequence": 24}
 
 
-def logits(chain: LayerStack, tokens: Tensor) -> Tensor:
+def logits(stack: LayerStack, tokens: Tensor) -> Tensor:
     x = tokens
-    for layer in chain.layers:
+    for layer in stack.layers:
         x = layer(x)
     return x
 
 
-def load(chain: LayerStack, theirs: dict[str, Tensor]) -> None:
-    for name, layer in zip(chain.names, chain.layers, strict=True):
+def load(stack: LayerStack, theirs: dict[str, Tensor]) -> None:
+    for name, layer in zip(stack.names, stack.layers, strict=True):
         layer.load_state_dict(
             {path: theirs[f"{name}.{path}"] for path in layer.state_dict()}, strict=True
         )
 
 
-def test_a_block_of_bert_is_an_encoder_layer_of_torch():
+def test_a_bert_block_equals_torchs_encoder_layer():
     torch.manual_seed(0)
     theirs = nn.TransformerEncoderLayer(
         32, 4, 128, dropout=0.0, activation="gelu", layer_norm_eps=1e-12, batch_first=True
@@ -50,13 +50,13 @@ def test_a_block_of_bert_is_an_encoder_layer_of_torch():
     assert torch.allclose(block(x), theirs(x), atol=1e-5, rtol=1e-5)
 
 
-def test_the_two_halves_of_a_block_of_bert_are_the_block():
-    whole, parted = (
+def test_a_split_bert_block_equals_the_block():
+    block, split = (
         build_layer_stack("bert-base", {**SMALL, "split_blocks": halves}, device="cpu", seed=0)
         for halves in (0, 1)
     )
-    attention, hidden = parted.layers[1:3]
-    state = whole.layers[1].state_dict()
+    attention, hidden = split.layers[1:3]
+    state = block.layers[1].state_dict()
     for half, branch in ((attention, "attention"), (hidden, "hidden")):
         own = {
             name.replace(f"{branch}_norm", "norm").replace(f"{branch}.", "branch."): value
@@ -66,16 +66,16 @@ def test_the_two_halves_of_a_block_of_bert_are_the_block():
         half.load_state_dict(own, strict=True)
     x = torch.randn(2, 12, 32)
 
-    assert torch.equal(hidden(attention(x)), whole.layers[1](x))
+    assert torch.equal(hidden(attention(x)), block.layers[1](x))
 
 
 @pytest.mark.parametrize(("name", "sees"), [("bert-base", True), ("gpt2-124m", False)])
-def test_only_an_encoder_sees_the_tokens_that_follow(name: str, sees: bool):
-    chain = build_layer_stack(name, SMALL, device="cpu", seed=0)
+def test_only_an_encoder_attends_to_later_tokens(name: str, sees: bool):
+    stack = build_layer_stack(name, SMALL, device="cpu", seed=0)
     tokens = torch.randint(0, 50, (1, 12))
     changed = tokens.clone()
     changed[0, -1] = (changed[0, -1] + 1) % 50
-    first, other = (logits(chain, each)[0, 0] for each in (tokens, changed))
+    first, other = (logits(stack, each)[0, 0] for each in (tokens, changed))
     assert torch.equal(first, other) != sees
 
 
@@ -107,11 +107,11 @@ def test_gpt2_gives_the_logits_of_transformers():
             for mine, other in parts.items():
                 value = state[f"transformer.h.{index}.{other}.{leaf}"]
                 named[f"block{index}.{mine}.{leaf}"] = value.T if "." in mine else value
-    chain = build_layer_stack("gpt2-124m", SMALL, device="cpu", seed=0)
-    load(chain, named)
+    stack = build_layer_stack("gpt2-124m", SMALL, device="cpu", seed=0)
+    load(stack, named)
     tokens = torch.randint(0, 50, (2, 24))
 
-    assert torch.allclose(logits(chain, tokens), theirs(tokens).logits, atol=1e-4, rtol=1e-4)
+    assert torch.allclose(logits(stack, tokens), theirs(tokens).logits, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -143,11 +143,13 @@ def test_llama_gives_the_logits_of_transformers():
         named[f"block{index}.attention.input.weight"] = torch.cat(
             [state[f"{prefix}.self_attn.{part}_proj.weight"] for part in "qkv"]
         )
-    chain = build_layer_stack("llama2-7b", {**SMALL, "kv_heads": 2, "ffn": 48}, device="cpu", seed=0)
-    load(chain, named)
+    stack = build_layer_stack(
+        "llama2-7b", {**SMALL, "kv_heads": 2, "ffn": 48}, device="cpu", seed=0
+    )
+    load(stack, named)
     tokens = torch.randint(0, 50, (2, 24))
 
-    assert torch.allclose(logits(chain, tokens), theirs(tokens).logits, atol=1e-4, rtol=1e-4)
+    assert torch.allclose(logits(stack, tokens), theirs(tokens).logits, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -181,9 +183,9 @@ def test_gpt_neox_gives_the_logits_of_transformers():
             mixed = state[f"{prefix}.attention.query_key_value.{leaf}"]
             parted = mixed.unflatten(0, (2, 3, 16)).transpose(0, 1).flatten(0, 2)
             named[f"block{index}.attention.input.{leaf}"] = parted
-    dials = {**SMALL, "heads": 2}
-    chain = build_layer_stack("gpt-neox-20b", dials, device="cpu", seed=0)
-    load(chain, named)
+    arguments = {**SMALL, "heads": 2}
+    stack = build_layer_stack("gpt-neox-20b", arguments, device="cpu", seed=0)
+    load(stack, named)
     tokens = torch.randint(0, 50, (2, 24))
 
-    assert torch.allclose(logits(chain, tokens), theirs(tokens).logits, atol=1e-4, rtol=1e-4)
+    assert torch.allclose(logits(stack, tokens), theirs(tokens).logits, atol=1e-4, rtol=1e-4)

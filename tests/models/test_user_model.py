@@ -1,4 +1,4 @@
-"""A model from a file of the user's own."""
+"""Models built by a function in a user's file."""
 
 import sys
 from pathlib import Path
@@ -49,18 +49,20 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_file_that_does_not_know_windlass_gives_a_chain(file: Path):
-    chain = build_layer_stack(f"{file}:build", {}, device="meta", seed=0)
+def test_a_file_that_does_not_import_windlass_gives_a_stack(file: Path):
+    stack = build_layer_stack(f"{file}:build", {}, device="meta", seed=0)
 
-    assert chain.kinds == ("embedding", "block", "block", "linear")
-    assert chain.vocabulary == 50
-    assert all(p.is_meta for layer in chain.layers for p in layer.parameters())
+    assert stack.kinds == ("embedding", "block", "block", "linear")
+    assert stack.vocabulary == 50
+    assert all(p.is_meta for layer in stack.layers for p in layer.parameters())
 
 
-def test_dials_are_arguments_of_the_function(file: Path):
-    chain = build_layer_stack(f"{file}:build", {"layers": 4, "vocabulary": 60}, device="meta", seed=0)
+def test_model_arguments_are_arguments_of_the_function(file: Path):
+    stack = build_layer_stack(
+        f"{file}:build", {"layers": 4, "vocabulary": 60}, device="meta", seed=0
+    )
 
-    assert (len(chain.layers), chain.vocabulary) == (6, 60)
+    assert (len(stack.layers), stack.vocabulary) == (6, 60)
 
 
 def test_real_weights_come_from_the_seed(file: Path):
@@ -82,7 +84,7 @@ def test_the_search_path_is_left_as_it_was(file: Path):
 
 
 @pytest.mark.parametrize(
-    ("function", "dials", "message"),
+    ("function", "arguments", "message"),
     [
         ("broken", {}, r"NameError at .*mine\.py:23: name 'undefined_name' is not defined"),
         ("number", {}, "returned a `int`, must return an `nn.Module`"),
@@ -91,14 +93,14 @@ def test_the_search_path_is_left_as_it_was(file: Path):
         ("needs", {}, "its argument `width` has no default and is not set"),
     ],
 )
-def test_a_fault_of_the_file_is_one_sentence(
-    file: Path, function: str, dials: dict[str, int], message: str
+def test_an_error_in_the_file_is_one_sentence(
+    file: Path, function: str, arguments: dict[str, int], message: str
 ):
     with pytest.raises(ModelError, match=message):
-        build_layer_stack(f"{file}:{function}", dials, device="meta", seed=0)
+        build_layer_stack(f"{file}:{function}", arguments, device="meta", seed=0)
 
 
-def test_a_file_that_is_no_python_is_told_with_its_line(tmp_path: Path):
+def test_a_syntax_error_is_reported_with_its_line(tmp_path: Path):
     path = tmp_path / "mine.py"
     path.write_text("x = 1\ndef build(:\n")
 
@@ -106,7 +108,7 @@ def test_a_file_that_is_no_python_is_told_with_its_line(tmp_path: Path):
         build_layer_stack(f"{path}:build", {}, device="meta", seed=0)
 
 
-def test_a_missing_file_and_a_missing_function_are_told(tmp_path: Path):
+def test_a_missing_file_and_a_missing_function_are_reported(tmp_path: Path):
     with pytest.raises(ModelError, match="no file"):
         build_layer_stack(f"{tmp_path}/none.py:build", {}, device="meta", seed=0)
     with pytest.raises(ModelError, match=r"names no function; write .*:function"):
