@@ -62,7 +62,7 @@ class Interpreter:
         self._timer.run(self._calls)
 
     def run_sampled(self, measure: Callable[[], int]) -> tuple[float, ...]:
-        """Runs one step and returns `measure()`, such as memory in bytes, after each instruction."""
+        """Runs one step and returns `measure()`, e.g. memory in bytes, after each instruction."""
         samples = array("d", bytes(8 * len(self._calls)))
 
         def sampled(index: int, handler: Handler) -> Handler:
@@ -80,7 +80,7 @@ class Interpreter:
         return tuple(samples)
 
     def step_seconds(self) -> float:
-        """Seconds of the last step, from the start of the first instruction to the end of the last."""
+        """Seconds of the last step, from its first instruction's start to its last one's end."""
         _, ends = self._timer.start_end_seconds()
         return ends[-1] if len(ends) else 0.0
 

@@ -1,8 +1,8 @@
-"""Keyed randomness: a dropout mask is a function of where it stands, not of what ran before it.
+"""Keyed dropout: a mask is a function of its position, not of what ran before it.
 
 The key is (seed, step, layer, position in the layer, sample, element), so the mask is the same
-however the batch is cut into micro-batches, on whichever device, and when a layer runs again.
-Keys enter compiled code as tensors: a new step is no reason to compile again.
+however the batch is divided into micro-batches, on any device, and when a layer is recomputed. Keys
+are inputs of compiled code, so that a new step does not recompile.
 """
 
 import hashlib
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from windlass.models.tensor_parallel.shard_module import SampleShard, ShardedDropout
+from windlass.models.tensor_parallel.parallel_modules import SampleShard, ShardedDropout
 
 _MASK = 2**64 - 1
 # Constants of the generator SplitMix64. Source: Steele, Lea & Flood 2014, OOPSLA,
@@ -22,36 +22,43 @@ _FIRST = 0xBF58476D1CE4E5B9
 _SECOND = 0x94D049BB133111EB
 _DRAW_BITS = 31
 """Bits of the hash that are compared with the rate."""
-_MOST_USES = 2**20
-"""More than any module is used in one forward pass."""
+_MAX_CALLS = 2**20
+"""Upper bound of how often one module is called in one forward pass."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DropoutKeys:
-    """What tells one use of a layer from every other."""
+    """The keys of one call of a layer, different from those of every other call."""
 
     samples: Tensor
-    """`Int64[b]`: one for each sample of the micro-batch, of (seed, step, sample)."""
+    """`Int64[b]`: key of each sample in the micro-batch, from (seed, step, sample)."""
     layer: Tensor
-    """`Int64[]`: of the layer's name."""
+    """`Int64[]`: key of the layer, from its name."""
     active: Tensor
     """`Int64[]`: 1 in training, 0 in evaluation, where nothing is dropped."""
 
 
 def sample_keys(seed: int, step: int, first: int, count: int) -> Tensor:
-    """`Int64[b]`: the keys of samples `first`..`first + count` of one step's global batch."""
+    """`Int64[b]`: keys of the samples `first`..`first + count` of one step's global batch."""
     base = _mix(_mix(seed) ^ step)
     return torch.tensor([_signed(_mix(base ^ sample)) for sample in range(first, first + count)])
 
 
 def generator_seed(seed: int, step: int, layer: int, sample: int) -> int:
-    """Seeds torch's own generator for one use of a layer, from its first sample on."""
+    """Seed of torch's generator for one call of a layer.
+
+    Args:
+        seed: seed of the run.
+        step: step number.
+        layer: index of the layer.
+        sample: index of the micro-batch's first sample in the global batch.
+    """
     return _mix(_mix(_mix(_mix(seed) ^ step) ^ layer) ^ sample) >> 1
 
 
 def disabled_keys(x: Tensor) -> DropoutKeys:
-    """Keys with which nothing is dropped, for samples in the first dimension of `x`."""
-    # Three tensors, not one three times: compiled code is told that they are not the same.
+    """Keys that disable dropout, for as many samples as the first dimension of `x` has."""
+    # Three tensors, because compiled code assumes that they do not alias.
     return DropoutKeys(
         samples=torch.zeros(len(x), dtype=torch.int64, device=x.device),
         layer=torch.zeros((), dtype=torch.int64, device=x.device),
@@ -60,36 +67,36 @@ def disabled_keys(x: Tensor) -> DropoutKeys:
 
 
 def layer_key(name: str) -> Tensor:
-    """`Int64[]`: the key of a layer."""
+    """`Int64[]`: key of a layer."""
     digest = hashlib.sha256(name.encode()).digest()
     return torch.tensor(_signed(int.from_bytes(digest[:8], "little")))
 
 
 def replace_dropout(layer: nn.Module) -> tuple[str, ...]:
-    """Swaps every `nn.Dropout` in a layer for a keyed one, in place.
+    """Replaces every `nn.Dropout` in a layer with a keyed one, in place.
 
     Returns:
-        Paths of the keyed modules, in order; a rate of 0 leaves none.
+        Paths of the keyed modules, in order; modules with a rate of 0 become identities.
     """
-    found = [
+    dropouts = [
         (path, module)
         for path, module in layer.named_modules()
         if type(module) is nn.Dropout or isinstance(module, ShardedDropout)
     ]
     keyed: list[str] = []
-    for path, module in found:
+    for path, module in dropouts:
         parent, _, name = path.rpartition(".")
-        swap: nn.Module = nn.Identity()
+        replacement: nn.Module = nn.Identity()
         if module.p > 0:
-            part = module.shard if isinstance(module, ShardedDropout) else None
-            swap = KeyedDropout(module.p, len(keyed), part)
+            shard = module.shard if isinstance(module, ShardedDropout) else None
+            replacement = KeyedDropout(module.p, len(keyed), shard)
             keyed.append(path)
-        setattr(layer.get_submodule(parent), name, swap)
+        setattr(layer.get_submodule(parent), name, replacement)
     return tuple(keyed)
 
 
 def key_buffers(paths: Sequence[str], keys: DropoutKeys) -> dict[str, Tensor]:
-    """The buffers that hand `keys` to the keyed modules at `paths`."""
+    """The buffers that pass `keys` to the keyed modules at `paths`."""
     values = {"samples": keys.samples, "layer": keys.layer, "active": keys.active}
     return {f"{path}.{name}": value for path in paths for name, value in values.items()}
 
@@ -97,59 +104,60 @@ def key_buffers(paths: Sequence[str], keys: DropoutKeys) -> dict[str, Tensor]:
 class KeyedDropout(nn.Module):
     """Dropout with a mask from its keys: element e is kept if `hash(key, e) >= rate`.
 
-    A module may be used several times in one forward pass of its layer: each use counts on from
-    `restart` and has a mask of its own.
+    A module may be called several times in one forward pass of its layer: calls are counted from
+    `begin_forward` on, and each has a mask of its own.
 
     Args:
         rate: share of elements that become zero; the others grow by `1 / (1 - rate)`.
         position: index among the keyed modules of one layer.
-        part: tells which elements of a sample a slice has; None: all.
+        shard: the elements of a sample that a tensor-parallel rank has; None: all.
     """
 
     samples: Tensor
     layer: Tensor
     active: Tensor
 
-    def __init__(self, rate: float, position: int, part: SampleShard | None = None) -> None:
+    def __init__(self, rate: float, position: int, shard: SampleShard | None = None) -> None:
         super().__init__()
         self._threshold = round(rate * 2**_DRAW_BITS)
         self._growth = 1 / (1 - rate) - 1
         self._position = position
-        self._part = part
-        self._uses = 0
+        self._shard = shard
+        self._calls = 0
         for name in ("samples", "layer", "active"):
             self.register_buffer(name, torch.zeros((), dtype=torch.int64), persistent=False)
 
     def begin_forward(self) -> None:
-        """Begins a forward pass of the layer."""
-        self._uses = 0
+        """Restarts the count of calls for a forward pass of the layer."""
+        self._calls = 0
 
     def forward(self, x: Tensor) -> Tensor:
-        """`x` with elements dropped; its first dimension counts samples."""
-        place = _signed(_mix(self._position * _MOST_USES + self._uses))
-        self._uses += 1
-        key = _mix_tensor(self.samples ^ (self.layer + place))
-        # The idle "or" keeps the compiler from taking the product below for an index, which it
-        # works out beyond 64 bits, and then refuses.
-        element = self._elements(x) | 0
+        """`x[b ...]` with elements dropped."""
+        call_key = _signed(_mix(self._position * _MAX_CALLS + self._calls))
+        self._calls += 1
+        key = _mix_tensor(self.samples ^ (self.layer + call_key))
+        # `| 0` has no effect, except that the compiler no longer takes the product below for an
+        # index, which it would evaluate beyond 64 bits and then reject.
+        element = self._element_numbers(x) | 0
         draw = _draw(element * _signed(_GOLDEN) + key.unsqueeze(1)).view(x.shape)
         kept = draw >= self._threshold * self.active
         return torch.where(kept, x * (1 + self._growth * self.active).to(x.dtype), 0)
 
-    def _elements(self, x: Tensor) -> Tensor:
-        """`Int64[...]`: the number in the whole sample, from 1, of each element of a part of it."""
+    def _element_numbers(self, x: Tensor) -> Tensor:
+        """`Int64[n]`: number in the full sample, from 1 on, of each of a sample's n elements."""
         count = x[0].numel()
-        if self._part is None:
+        if self._shard is None:
             return torch.arange(1, count + 1, dtype=torch.int64, device=x.device)
-        tokens, features = self._part.tokens, self._part.features
+        tokens, features = self._shard.tokens, self._shard.features
         if features.total == 1:
             first = tokens.number * count + 1
             return torch.arange(first, first + count, dtype=torch.int64, device=x.device)
-        own = x.shape[-1]
-        first, begin = features.number * own + 1, tokens.number * (count // own)
-        feature = torch.arange(first, first + own, dtype=torch.int64, device=x.device)
-        token = torch.arange(begin, begin + count // own, dtype=torch.int64, device=x.device)
-        return (token.unsqueeze(1) * (own * features.total) + feature).flatten()
+        width = x.shape[-1]
+        first, first_token = features.number * width + 1, tokens.number * (count // width)
+        feature = torch.arange(first, first + width, dtype=torch.int64, device=x.device)
+        last_token = first_token + count // width
+        token = torch.arange(first_token, last_token, dtype=torch.int64, device=x.device)
+        return (token.unsqueeze(1) * (width * features.total) + feature).flatten()
 
 
 def _mix(value: int) -> int:
@@ -169,17 +177,17 @@ def _mix_tensor(value: Tensor) -> Tensor:
 
 
 def _draw(z: Tensor) -> Tensor:
-    """The top bits of SplitMix64's output; its last exclusive-or leaves them as they are."""
+    """The top bits of SplitMix64's output, which its last exclusive-or does not change."""
     z = (z ^ _shift(z, 30)) * _signed(_FIRST)
     z = (z ^ _shift(z, 27)) * _signed(_SECOND)
     return _shift(z, 64 - _DRAW_BITS)
 
 
 def _shift(value: Tensor, bits: int) -> Tensor:
-    """Logical shift to the right: torch's own carries the sign."""
+    """Logical shift to the right; torch's operator shifts arithmetically."""
     return (value >> bits) & (2 ** (64 - bits) - 1)
 
 
 def _signed(value: int) -> int:
-    """The same 64 bits as torch's `int64` reads them."""
+    """The same 64 bits as a signed integer, for torch's `int64`."""
     return value - 2**64 if value >= 2**63 else value

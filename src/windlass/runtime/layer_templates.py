@@ -1,8 +1,8 @@
-"""Stateless templates: one module for each kind of layer, called with the weights of the moment.
+"""Stateless layer templates: one module per layer type, called with a layer's current weights.
 
-A template lies on the meta device and holds no memory; 96 layers of one kind share it, and one
-compiled code. The last layer's template ends in the loss, mean cross-entropy in float32. Of a
-layer that is cut over slices each slice has a template of its own, whose passes exchange.
+A template is on the meta device and uses no memory; 96 layers of one type share it and its compiled
+code. The last layer's template includes the loss, mean cross-entropy in float32. With tensor
+parallelism each rank has a template of its shard of the layer, whose passes communicate.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -30,12 +30,12 @@ from windlass.runtime.keyed_dropout import (
 
 
 class LayerTemplate:
-    """One kind of layer as a function of its weights.
+    """One layer type as a function of its weights.
 
     Args:
-        layer: any layer of the kind, or its twin as one slice computes it, on whichever device; it
-            is copied to meta, weights left out.
-        last: whether it gives logits, and so ends in the loss.
+        layer: any layer of the type, or its tensor-parallel shard, on any device; it is copied to
+            the meta device without its weights.
+        last: whether its output are logits, so that it includes the loss.
         compiled: whether to compile it.
     """
 
@@ -43,30 +43,30 @@ class LayerTemplate:
         self._module = meta_copy(layer)
         self._loss = layer_loss(self._module) if last else None
         self.parameters = tuple(name for name, _ in self._module.named_parameters())
-        """Names inside the layer, in the order of `weights`."""
+        """Parameter names inside the layer, in the order of `weights`."""
         self.buffers = tuple(name for name, _ in self._module.named_buffers())
-        """Names inside the layer, in the order of `buffers`."""
+        """Buffer names inside the layer, in the order of `buffers`."""
         names = len(list(self._module.named_parameters(remove_duplicate=False)))
-        self._ties_inside = names > len(self.parameters)
-        """Whether one parameter has several names; to look for such at each call takes time."""
+        self._has_ties = names > len(self.parameters)
+        """Whether one parameter has several names; finding that out at each call takes time."""
         self._keyed = replace_dropout(self._module)
         self._dropouts = tuple(m for m in self._module.modules() if isinstance(m, KeyedDropout))
         self._draws_unkeyed: bool | None = None
-        # Looking rows up gains nothing from a compiler, and compiled code gives no sparse gradient.
+        # Embedding lookups gain nothing from compilation, which has no sparse gradients either.
         self.compiled = compiled and not is_embedding_only(self._module)
         """Whether it runs as compiled code."""
         if not self.compiled:
-            _give_sparse_gradients(self._module)
+            _use_sparse_gradients(self._module)
         self._run: Callable[..., Tensor] = self._call
         if self.compiled:
-            # Shapes never change within a run, so none is left open.
+            # Shapes never change within a run, so none is dynamic.
             self._run = torch.compile(
-                MethodType(_own_code(LayerTemplate._call), self), fullgraph=True, dynamic=False
+                MethodType(_with_own_code(LayerTemplate._call), self), fullgraph=True, dynamic=False
             )
 
     @property
     def has_dropout(self) -> bool:
-        """Whether it drops anything, and so needs keys."""
+        """Whether it contains dropout, and so needs keys."""
         return bool(self._keyed)
 
     def __call__(
@@ -83,16 +83,16 @@ class LayerTemplate:
         """The layer's output, or the loss of the last layer, in training.
 
         Args:
-            weights: in the order of `parameters`.
-            buffers: in the order of `buffers`.
-            keys: of this use; None only where the template draws nothing.
+            weights: weights in the order of `parameters`.
+            buffers: buffers in the order of `buffers`.
+            keys: dropout keys of this call; None only if the template has no dropout.
             x: `Int[b s]` for the first layer, else `Float[b s d]`.
-            targets: `Int[b s]`, for the last layer; `NO_TARGET` does not count.
-            seed: of what the layer draws from torch's own generator, past `nn.Dropout`. Such
-                draws are the same again in a recompute and after a resume, but do depend on how
-                the batch is cut into micro-batches.
-            selectively: whether only what large products give is kept for the backward pass; never
-                of compiled code.
+            targets: `Int[b s]`, for the last layer; `IGNORE_INDEX` does not count.
+            seed: seed of torch's generator, for random draws other than `nn.Dropout`. They are
+                reproduced in a recompute and after a resume, but depend on how the batch is
+                divided into micro-batches.
+            selective: whether only the results of large matrix products are kept for the backward
+                pass; not for compiled code.
         """
         arguments = (list(weights), list(buffers), keys, x, targets)
         run = self._run_selectively if selective else self._run
@@ -117,10 +117,10 @@ class LayerTemplate:
         x: Tensor,
         targets: Tensor | None = None,
     ) -> Tensor:
-        """The layer's output, or the loss of the last layer, with nothing drawn.
+        """The layer's output, or the loss of the last layer, without dropout.
 
-        By the code of training, whose keyed dropout knows how to drop nothing. Only a layer that
-        draws past it has to be told by its mode, for which torch compiles it once more.
+        It runs the code of training, in which keys disable keyed dropout. Only a layer with other
+        random draws is switched to evaluation mode, for which torch compiles it once more.
         """
         keys = disabled_keys(x) if self._keyed else None
         arguments = (list(weights), list(buffers), keys, x, targets)
@@ -133,7 +133,7 @@ class LayerTemplate:
             self._module.train()
 
     def raw_output(self, weights: Sequence[Tensor], buffers: Sequence[Tensor], x: Tensor) -> Tensor:
-        """The layer's own output: never compiled, nothing dropped, logits in place of the loss."""
+        """The output of the layer module: not compiled, no dropout, logits instead of the loss."""
         tensors = dict(zip(self.parameters + self.buffers, (*weights, *buffers), strict=True))
         if self._keyed:
             tensors |= key_buffers(self._keyed, disabled_keys(x))
@@ -144,7 +144,7 @@ class LayerTemplate:
             self._module.train()
 
     def meta_output(self, x: Tensor) -> Tensor:
-        """The layer's own output without numbers, for a tensor on meta."""
+        """The output of the layer module on the meta device, for a tensor on it."""
         weights = [self._module.get_parameter(name) for name in self.parameters]
         return self.raw_output(weights, [self._module.get_buffer(name) for name in self.buffers], x)
 
@@ -173,39 +173,39 @@ class LayerTemplate:
     def _output(self, tensors: Mapping[str, Tensor], x: Tensor) -> Tensor:
         for dropout in self._dropouts:
             dropout.begin_forward()
-        output = functional_call(self._module, dict(tensors), (x,), tie_weights=self._ties_inside)
+        output = functional_call(self._module, dict(tensors), (x,), tie_weights=self._has_ties)
         return output  # noqa: RET504  functional_call is untyped
 
 
 def layer_templates(
     stack: LayerStack, *, compiled: bool, tp_rank: TensorParallelRank | None = None
 ) -> tuple[LayerTemplate, ...]:
-    """The template of each layer; layers of one kind share one.
+    """The template of each layer; layers of one type share one.
 
     Args:
-        chain: its weights are not touched.
-        compiled: whether to compile them.
-        place: the slice that they compute; None for whole layers.
+        stack: the model; its weights are not touched.
+        compiled: whether to compile the templates.
+        tp_rank: the tensor-parallel rank that computes; None for full layers.
     """
     last = len(stack.layers) - 1
-    made: dict[tuple[str, bool], LayerTemplate] = {}
+    templates: dict[tuple[str, bool], LayerTemplate] = {}
     for index, kind in enumerate(stack.kinds):
         key = (kind, index == last)
-        if key not in made:
+        if key not in templates:
             layer = stack.layers[index]
             if tp_rank is not None and tp_rank.degree > 1:
                 layer = shard_layer(
                     layer, layer_sharding(stack, index), tp_rank, last=index == last
                 )
-            made[key] = LayerTemplate(layer, last=index == last, compiled=compiled)
-    return tuple(made[kind, index == last] for index, kind in enumerate(stack.kinds))
+            templates[key] = LayerTemplate(layer, last=index == last, compiled=compiled)
+    return tuple(templates[kind, index == last] for index, kind in enumerate(stack.kinds))
 
 
-def _give_sparse_gradients(layer: nn.Module) -> None:
-    """Lets tables give the gradient of the rows they were asked for, in place of all rows.
+def _use_sparse_gradients(layer: nn.Module) -> None:
+    """Makes embeddings return gradients of only the rows that were looked up.
 
-    Where the table is tied to the head, whose gradient is there already, only those rows are then
-    touched: a tenth of the table's memory and more need not be made, cleared and added.
+    If the embedding is tied to the head, whose dense gradient exists already, only those rows are
+    touched then: a dense gradient of the table need not be allocated, cleared and added.
     """
     for module in layer.modules():
         if isinstance(module, nn.Embedding):
@@ -213,17 +213,17 @@ def _give_sparse_gradients(layer: nn.Module) -> None:
 
 
 def _generator(device: torch.device) -> torch.Generator:
-    """The one that torch draws from on a device where nobody names another."""
+    """The default generator of a device."""
     if device.type == "cuda":
         return torch.cuda.default_generators[device.index or 0]
     return torch.default_generator
 
 
-def _own_code(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def _with_own_code(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """The same function with a code object of its own.
 
-    torch.compile keeps what it compiled with the code object, asks the guards of all of it at each
-    call, and gives up after eight: templates must not share one.
+    torch.compile caches compiled code per code object, checks the guards of all its entries at each
+    call, and gives up after eight entries: templates must not share a code object.
     """
-    own = FunctionType(function.__code__.replace(), function.__globals__, function.__name__)
-    return cast("Callable[..., Tensor]", own)
+    copy = FunctionType(function.__code__.replace(), function.__globals__, function.__name__)
+    return cast("Callable[..., Tensor]", copy)

@@ -1,4 +1,4 @@
-"""What the process, or its accelerator, holds now and held at most."""
+"""Current and peak memory of the process, or of its accelerator."""
 
 import os
 from pathlib import Path
@@ -9,18 +9,18 @@ _STATUS = Path("/proc/self/status")
 _STATM = Path("/proc/self/statm")
 _CLEAR = Path("/proc/self/clear_refs")
 _RESET_PEAK = "5"
-"""Sets the peak back to what is held now. Source: Linux, `man 5 proc_pid_clear_refs`."""
+"""Resets the peak to the current memory. Source: Linux, `man 5 proc_pid_clear_refs`."""
 
 
 def peak_bytes(device: torch.device) -> int:
-    """The most that was held since its peak was begun anew: all resident memory on a CPU."""
+    """Peak memory since the last reset: resident memory on a CPU, allocated memory on CUDA."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return _status_bytes("VmHWM") if _STATUS.exists() else _usage_bytes()
 
 
 def current_bytes(device: torch.device) -> int:
-    """What is held now."""
+    """Current memory: resident memory on a CPU, allocated memory on CUDA."""
     if device.type == "cuda":
         return torch.cuda.memory_allocated(device)
     if _STATM.exists():
@@ -29,31 +29,34 @@ def current_bytes(device: torch.device) -> int:
 
 
 class PeakMemory:
-    """The most that was held since it was made, and since the last look.
+    """Peak memory since its creation, and since the last sample.
 
-    Where the system does not let a process begin its peak anew, what was held before counts too,
-    and a look sees what is held now.
+    Where the system does not let a process reset its peak, memory used earlier counts too, and a
+    sample returns the current memory.
+
+    Args:
+        device: the device whose memory is measured.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        _forget_peak(device)
-        self._highest = 0
+        _reset_peak(device)
+        self._overall = 0
 
     def sample(self) -> int:
-        """The most that was held since the last look."""
+        """Peak bytes since the last sample."""
         peak = peak_bytes(self._device)
-        self._highest = max(self._highest, peak)
-        return peak if _forget_peak(self._device) else current_bytes(self._device)
+        self._overall = max(self._overall, peak)
+        return peak if _reset_peak(self._device) else current_bytes(self._device)
 
     def overall_bytes(self) -> int:
-        """The most that was held since this was made."""
-        self._highest = max(self._highest, peak_bytes(self._device))
-        return self._highest
+        """Peak bytes since this object was created."""
+        self._overall = max(self._overall, peak_bytes(self._device))
+        return self._overall
 
 
-def _forget_peak(device: torch.device) -> bool:
-    """Begins the peak anew; False where the system does not let us."""
+def _reset_peak(device: torch.device) -> bool:
+    """Resets the peak; False if the system does not permit it."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         return True

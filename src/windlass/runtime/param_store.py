@@ -26,7 +26,7 @@ from windlass.runtime.rank_context import RankContext
 
 
 class ParamStore(Protocol):
-    """A rank's weights and optimizer state, as the handlers, the training loop and the saver see it."""
+    """A rank's weights and optimizer state, as handlers, training loop and saver see them."""
 
     @property
     def layers(self) -> Sequence[LayerParameters]:
