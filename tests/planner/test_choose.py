@@ -200,7 +200,7 @@ def test_pins_that_do_not_fit_are_advised_away():
     assert costs == sorted(costs)
     for change in choice.advice.changes:
         tree = [pin for pin in pins if pin.split("=")[0] not in str(change.overrides)]
-        budget = [] if "near" in str(change.overrides) else [f"memory={near}"]
+        budget = [] if "memory" in str(change.overrides) else [f"memory={near}"]
         mended = choose(request(*tree, *budget, *change.overrides), GRAPH, MACHINE)
         assert mended.fits, change.overrides
 

@@ -14,7 +14,7 @@ from windlass.schema.tensor_grid import TensorGrid, grid_columns, grid_rows, ten
 DEGREES = st.sampled_from([1, 2, 3, 4, 6, 8, 12, 16, 32])
 
 
-@given(st.builds(Parallelism, pipeline=DEGREES, tensor=DEGREES, replicas=DEGREES))
+@given(st.builds(Parallelism, pipeline=DEGREES, tensor=DEGREES, data=DEGREES))
 def test_a_divided_cut_takes_few_devices_and_keeps_every_kind_of_cut(cut: Parallelism) -> None:
     small = divided_parallelism(cut, 8)
     assert small.devices <= 8
@@ -26,7 +26,7 @@ def test_a_divided_cut_takes_few_devices_and_keeps_every_kind_of_cut(cut: Parall
 GRIDS = st.builds(tensor_grid, DEGREES, DEGREES)
 
 
-@given(st.builds(Parallelism, tensor=GRIDS, replicas=DEGREES))
+@given(st.builds(Parallelism, tensor=GRIDS, data=DEGREES))
 def test_a_divided_grid_stays_a_grid(cut: Parallelism) -> None:
     small = divided_parallelism(cut, 8)
     assert small.devices <= 8
@@ -75,7 +75,7 @@ def test_a_plan_of_256_devices_is_the_same_in_small_on_8() -> None:
     assert small.sharding == ShardingDegrees(parameters=2, optimizer=2)
     assert small.parallel.schedule == plan.parallel.schedule
     assert [len(stage.phases) for stage in small.stages] == [4, 4]
-    assert {stage.recompute for stage in small.stages} == {"layer"}
+    assert {stage.recompute for stage in small.stages} == {"full"}
     assert set(small.offload_tiers.values()) == {"disk"}
     assert small.offload_tiers.keys() == plan.offload_tiers.keys()
     assert small.batch.accumulation >= 2 * small.parallel.pipeline

@@ -172,7 +172,7 @@ def test_a_short_program_tells_all_of_a_plan_whose_state_is_away():
 
 def test_state_is_away_only_in_a_tier_that_holds_it():
     on = machine(1e10, "cuda", host="100 MiB")
-    with pytest.raises(InputErrors, match=r"`offload.optimizer` = host needs .* which has 100 MiB"):
+    with pytest.raises(InputErrors, match=r"`offload.optimizer` = host needs .* but it has 100 MiB"):
         choose(request("offload.optimizer=host"), GRAPHS[1], on)
     small = choose(request("memory=200MiB"), GRAPHS[1], on)
     assert small.plan is None or not small.plan.offloads

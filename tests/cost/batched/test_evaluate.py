@@ -154,7 +154,7 @@ def again(plan: Plan, layers: int) -> RecomputeConfig:
         count = next((chunk.recompute_layers for chunk in chunks if chunk.recompute_layers), layers)
         modes = {chunk.recompute for chunk in chunks}
         some = "selective" in modes or any(chunk.recompute_rest for chunk in chunks)
-        whole.append(count if "layer" in modes else 0)
+        whole.append(count if "full" in modes else 0)
         selective.append(count if some else 0)
     return RecomputeConfig(full=tuple(whole), selective=tuple(selective))
 

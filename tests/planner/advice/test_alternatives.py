@@ -29,7 +29,7 @@ def test_where_nothing_fits_as_asked_at_least_three_plans_are_named_and_phases_a
     pins: dict[str, object],
 ):
     near = 180 * 2**20
-    advice = choose(asked(near=near, **pins), GRAPH, MACHINE).advice
+    advice = choose(asked(memory=near, **pins), GRAPH, MACHINE).advice
     assert advice is not None
     fitting = [change for change in advice.changes if change.peak_bytes <= near]
     assert len(fitting) >= MIN_ALTERNATIVES
@@ -92,7 +92,7 @@ def named(refusal: InfeasiblePlan, near: int) -> Request:
 @pytest.mark.parametrize("mebibytes", [250, 420, 500])
 def test_the_single_change_that_lifts_a_refusal_makes_just_that_plan_fit(mebibytes: int):
     near = mebibytes * 2**20
-    choice = choose(asked(near=near), GRAPH, MACHINE)
+    choice = choose(asked(memory=near), GRAPH, MACHINE)
     lifted = [refusal for refusal in choice.infeasible if refusal.minimal_fix is not None]
     assert lifted
     for refusal in lifted:
@@ -111,7 +111,7 @@ def test_among_what_lifts_refusals_are_recompute_of_some_layers_and_state_away()
     changes = {
         change.split("=")[0]
         for mebibytes in (250, 420, 450, 500)
-        for refusal in choose(asked(near=mebibytes * 2**20), GRAPH, MACHINE).infeasible
+        for refusal in choose(asked(memory=mebibytes * 2**20), GRAPH, MACHINE).infeasible
         if refusal.minimal_fix is not None
         for change in refusal.minimal_fix.overrides
     }

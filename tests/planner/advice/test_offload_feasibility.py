@@ -38,7 +38,7 @@ def test_a_number_of_phases_that_is_asked_for_is_what_the_plan_has():
     plan = choose(asked(phases=3), GRAPH, tiny_machine(host=HOST)).plan
     assert plan is not None
     assert len(plan.stages[0].phases) == 3
-    assert set(plan.offload_tiers) == {"weights", "gradients", "optimizer"}
+    assert set(plan.offload_tiers) == {"parameters", "gradients", "optimizer"}
     assert plan.offload.parameters == "host"
 
 

@@ -166,7 +166,7 @@ def test_where_not_even_phases_fit_the_tier_and_the_bytes_that_lack_are_named():
     graph, on = WIDE, machine(1e10)
     near = narrow(graph, on, *REPLICAS)
     choice = choose(request(f"memory={near - 1}", *REPLICAS), graph, on)
-    assert re.search(r"phases a stage, p.* in `memory`, .* too much", told(choice))
+    assert re.search(r"phases a stage, p.* in `device`, .* too much", told(choice))
 
 
 def test_a_change_that_is_named_makes_it_fit():

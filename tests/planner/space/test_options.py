@@ -97,7 +97,7 @@ def test_what_cannot_be_is_told_all_at_once():
     with pytest.raises(InputErrors) as caught:
         open_single_stage_plans(asked, GRAPH, tiny_machine(precisions=("float32",)))
     assert [fault.split(";")[0] for fault in caught.value.faults] == [
-        "`parallel.schedule` = interleaved on one device, which has no stages to order",
+        "`parallel.schedule` = interleaved on one device, which has no pipeline",
         "`sharding.parameters` = 2 on one device",
         "`parallel.tensor` = 2, but `tiny` has 1 device",
         (

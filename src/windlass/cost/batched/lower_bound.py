@@ -268,7 +268,7 @@ def _of_layers(kinds: Ints, count: int | None = None) -> Floats:
     return np.eye(int(kinds.max()) + 1 if count is None else count)[kinds]
 
 
-_NUMBERS = ("kept", "output", "gradients", "weights")
+_NUMBERS = ("saved", "output", "gradients", "weights")
 
 
 def _columns(chain: LayerCosts) -> list[int]:

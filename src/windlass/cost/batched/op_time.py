@@ -33,8 +33,8 @@ AMONG: tuple[TensorAxis, ...] = get_args(TensorAxis)
 PASSES: tuple[InstructionKind, ...] = ("forward", "backward", "backward_input", "backward_weight")
 
 HELD = (
-    "output", "kept", "forward_peak", "backward_peak", "fresh", "largest", "rows_only", "weights",
-    "gradients",
+    "output", "saved", "forward_peak", "backward_peak", "pass_gradients", "largest_pass_gradient",
+    "sparse_gradients", "weights", "gradients",
 )  # fmt: skip
 """What a layer's passes hold, as `program.sizes.LayerSizes` names it."""
 

@@ -187,13 +187,13 @@ def _sizes(chain: LayerCosts, settings: LayerConfigTable, sorts: "_Sorts") -> tu
     shard = np.where(flat, held["gradients"] / sorts.shards, sums)
     sizes: dict[str, Floats] = {
         "output": held["output"],
-        "kept": held["kept"],
-        "forward": np.maximum(held["forward_peak"], held["output"] + held["kept"]),
+        "kept": held["saved"],
+        "forward": np.maximum(held["forward_peak"], held["output"] + held["saved"]),
         "again": np.maximum(held["forward_peak"], held["output"]),
         "backward": held["backward_peak"],
-        "fresh": held["fresh"],
-        "largest": held["largest"] * (flat | converts),
-        "converted": held["largest"] * converts,
+        "fresh": held["pass_gradients"],
+        "largest": held["largest_pass_gradient"] * (flat | converts),
+        "converted": held["largest_pass_gradient"] * converts,
         "sums": sums,
         "shard": shard,
         "flat": shard * flat,
