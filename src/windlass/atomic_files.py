@@ -1,6 +1,6 @@
-"""Files written whole or not at all: write beside, flush to the disk, rename over.
+"""Atomic file writes: writes a temporary file, flushes it to the disk, renames it over the target.
 
-A reader therefore sees the old file or the new one, never half of either, also after `kill -9` or
+A reader therefore sees the old file or the new one, never a part of either, even after `kill -9` or
 a power cut.
 """
 
@@ -18,24 +18,24 @@ from platformdirs import user_cache_path
 
 from windlass.errors import StorageError
 
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_REFUSED = (
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_NOT_WRITABLE = (
     errno.EACCES, errno.EROFS, errno.EPERM,
     errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG,
 )  # fmt: skip
-"""Closed to us, or a file where a folder should be, or the other way round."""
+"""No permission, or a file where a folder should be, or the other way round."""
 
 
 def cache_folder() -> Path:
-    """Where what can be made again is kept for this user: graphs, tokens, measurements."""
+    """The user's cache folder for graphs, tokens and measurements, which can all be recreated."""
     return user_cache_path("windlass")
 
 
 def atomic_write(path: Path, content: bytes | str) -> None:
-    """Writes `content` to `path` whole or not at all.
+    """Writes `content` to `path` completely or not at all.
 
     Raises:
-        StorageError: the disk is full, or the folder does not take the file.
+        StorageError: the disk is full, or the folder is not writable.
     """
     with atomic_writer(path) as file:
         file.write(content.encode() if isinstance(content, str) else content)
@@ -43,71 +43,70 @@ def atomic_write(path: Path, content: bytes | str) -> None:
 
 @contextlib.contextmanager
 def atomic_writer(path: Path) -> Iterator[BinaryIO]:
-    """A file that appears under `path` when the block ends well, and not at all otherwise.
+    """A file that appears at `path` if the block ends without an exception, and not otherwise.
 
     Raises:
-        StorageError: the disk is full, or the folder does not take the file.
+        StorageError: the disk is full, or the folder is not writable.
     """
     require_writable(path)
-    beside = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
     with storage_errors(path):
         try:
-            with _created(beside) as file:
+            with _create(temporary) as file:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
-            beside.replace(path)
+            temporary.replace(path)
             fsync_folder(path.parent)
         finally:
-            beside.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
 
 
-def _created(path: Path) -> BinaryIO:
-    """A new file, with the folders above it."""
+def _create(path: Path) -> BinaryIO:
+    """A new file; missing parent folders are created."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         return path.open("xb")
-    except FileNotFoundError as error:  # on no disk, such as in `/proc`
-        raise PermissionError(errno.EPERM, "no file can be made there") from error
+    except FileNotFoundError as error:  # not on a disk, such as in `/proc`
+        raise PermissionError(errno.EPERM, "no file can be created there") from error
 
 
 def require_writable(path: Path) -> None:
-    """Refuses a place that takes no file, as far as can be told without writing.
+    """Refuses a path that cannot be written, as far as can be checked without writing.
 
-    For verbs that work long before they write. A rename would put a file in the place of a device
-    such as `/dev/full`, or of a pipe.
+    Commands that work for long before they write check this first. Paths of devices such as
+    `/dev/full` and of pipes are refused too, because a rename would replace them.
 
     Raises:
-        StorageError: why it takes none.
+        StorageError: the path cannot be written, and why.
     """
     with storage_errors(path):
-        above = path.absolute().parents
-        there = next(folder for folder in above if folder.exists())
-        if not there.is_dir():
+        existing = next(folder for folder in path.absolute().parents if folder.exists())
+        if not existing.is_dir():
             raise NotADirectoryError(errno.ENOTDIR, "not a directory")
-        if not os.access(there, os.W_OK):
+        if not os.access(existing, os.W_OK):
             raise PermissionError(errno.EACCES, "permission denied")
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, "is a directory")
         if path.exists() and not path.is_file():
-            raise FileExistsError(errno.EEXIST, "is no plain file")
+            raise FileExistsError(errno.EEXIST, "is not a regular file")
 
 
 @contextlib.contextmanager
 def storage_errors(path: Path) -> Iterator[None]:
-    """Turns the system's word for a full or closed disk into a `StorageError` that names `path`.
+    """Turns a system error about a full or unwritable disk into a `StorageError` that names `path`.
 
     Raises:
-        StorageError: the disk is full, or the folder does not take the file.
+        StorageError: the disk is full, or the folder is not writable.
     """
     try:
         yield
     except OSError as error:
-        if error.errno in _FULL:
+        if error.errno in _DISK_FULL:
             raise StorageError(
                 f"no space left to write `{path}`; free some, or name another folder"
             ) from error
-        if error.errno in _REFUSED:
+        if error.errno in _NOT_WRITABLE:
             raise StorageError(
                 f"`{path}` cannot be written: {(error.strerror or '').lower()}; name another place"
             ) from error
@@ -115,7 +114,7 @@ def storage_errors(path: Path) -> Iterator[None]:
 
 
 def fsync_folder(folder: Path) -> None:
-    """Makes a rename inside `folder` survive a power cut."""
+    """Flushes a folder to the disk, so that a rename inside it survives a power cut."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -124,9 +123,9 @@ def fsync_folder(folder: Path) -> None:
 
 
 def free_disk_bytes(path: Path) -> int:
-    """Room on the disk under a path that may not be there yet."""
-    there = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
-    return shutil.disk_usage(there).free
+    """Free bytes on the disk of a path that may not exist yet."""
+    existing = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
+    return shutil.disk_usage(existing).free
 
 
 def hash_file(path: Path) -> str:

@@ -1,7 +1,7 @@
-"""The base of every file: a frozen pydantic model with TOML, JSON, overrides and a fingerprint.
+"""The base of every document: a frozen pydantic model with TOML, JSON, overrides, a fingerprint.
 
-A value is resolved as *defaults < file < overrides*, the last wins, and every fault of all three is
-told at once, each with its file and line or the override that brought it.
+A value is resolved as *defaults < file < overrides*, where the last wins. All errors of the three
+are reported at once, each with its file and line or the override that it comes from.
 """
 
 import hashlib
@@ -21,47 +21,49 @@ KeyPath = tuple[str | int, ...]
 
 
 class Document(BaseModel):
-    """An immutable value with a file form; unknown keys are faults."""
+    """An immutable value with a file form; unknown keys are errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
 
     fingerprint_excludes: ClassVar[frozenset[str]] = frozenset()
-    """Fields that do not change what a document is, and that its fingerprint leaves out; of all
-    values of a mapping as `mapping.field`."""
+    """Fields that the fingerprint leaves out because they do not change what a document describes;
+    `mapping.field` leaves out a field of all values of a mapping."""
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """The document in a TOML or JSON file (told by the suffix).
+        """The document in a TOML or JSON file, by its suffix.
 
         Raises:
-            RequestError: no such file, or it is no TOML or JSON.
-            Faults: all keys and values that do not fit.
+            RequestError: the file does not exist, or is not TOML or JSON.
+            Faults: all keys and values that are not valid.
         """
         return cls.resolve(path)
 
     @classmethod
     def resolve(cls, file: Path | None = None, overrides: Sequence[str] = ()) -> Self:
-        """The document of *defaults < file < overrides*.
+        """The document resolved as *defaults < file < overrides*.
 
         Args:
-            file: TOML or JSON; None starts from the defaults.
-            overrides: `key=value` with dotted keys; values are TOML, bare words are text.
+            file: a TOML or JSON file; None starts from the defaults.
+            overrides: `key=value` with dotted keys; values are TOML, bare words are strings.
 
         Raises:
-            RequestError: no such file, or it is no TOML or JSON.
-            Faults: all keys and values that do not fit, each with where it stands.
+            RequestError: the file does not exist, or is not TOML or JSON.
+            Faults: all keys and values that are not valid, each with its location.
         """
         text = _read_text(file) if file else ""
         tree = _parse(file, text) if file else {}
         overridden: dict[KeyPath, str] = {}
-        faults: list[str] = []
+        messages: list[str] = []
         for override in overrides:
             key, equals, value = override.partition("=")
             loc = tuple(part.strip() for part in key.split("."))
             if not equals or not all(loc):
-                faults.append(f"override `{override}`: write it as `key=value`")
+                messages.append(f"override `{override}`: write it as `key=value`")
             elif not _put(tree, loc, _value(value.strip())):
-                faults.append(f"override `{override}`: `{key}` lies below a key that is no table")
+                messages.append(
+                    f"override `{override}`: `{key}` is below a key that is not a table"
+                )
             else:
                 overridden[loc] = f"override `{override}`"
         try:
@@ -70,19 +72,22 @@ class Document(BaseModel):
             toml = file is not None and file.suffix != ".json"
             lines = {loc: f"{file}:{line}" for loc, line in _lines(text if toml else "")}
             origin = lines | overridden
-            found = error.errors()
-            # A list with a faulty item counts as too short: told by the item's own fault.
-            inner = {item["loc"][:end] for item in found for end in range(len(item["loc"]))}
-            faults += [_fault(cls, i, origin, file) for i in found if i["loc"] not in inner]
-        if faults:
-            raise InputErrors(faults)
+            items = error.errors()
+            # pydantic also reports a list with an invalid item as too short; the item's own error
+            # says enough.
+            outer = {item["loc"][:end] for item in items for end in range(len(item["loc"]))}
+            messages += [
+                _message(cls, item, origin, file) for item in items if item["loc"] not in outer
+            ]
+        if messages:
+            raise InputErrors(messages)
         return document
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """A copy with some fields replaced, unchecked but for their names.
+        """A copy with some fields replaced; their values are not validated, their names are.
 
         Raises:
-            KeyError: a name that is no field; pydantic would keep it beside the fields unseen.
+            KeyError: a name is not a field; pydantic would store it as an extra attribute.
         """
         unknown = sorted(set(update or ()) - set(type(self).model_fields))
         if unknown:
@@ -90,19 +95,19 @@ class Document(BaseModel):
         return super().model_copy(update=update, deep=deep)
 
     def save(self, path: Path) -> None:
-        """Writes the file whole or not at all, as JSON or TOML by its suffix.
+        """Writes the file atomically, as JSON or TOML by its suffix.
 
         Raises:
-            StorageError: the disk is full or closed.
+            StorageError: the disk is full or not writable.
         """
         atomic_write(path, self.to_json() if path.suffix == ".json" else self.to_toml())
 
     def to_toml(self) -> str:
-        """The document as TOML; keys without a value are left out."""
+        """The document as TOML; keys that are None are left out."""
         return tomli_w.dumps(self.model_dump(mode="json", exclude_none=True))
 
     def to_json(self) -> str:
-        """The document as one JSON object."""
+        """The document as one JSON object; keys that are None are left out."""
         return self.model_dump_json(exclude_none=True)
 
     def fingerprint(self) -> str:
@@ -114,7 +119,7 @@ class Document(BaseModel):
         return hashlib.sha256(content.encode()).hexdigest()[:12]
 
     def _left_out(self) -> dict[str, Any]:
-        """What the fingerprint leaves out, as pydantic takes it."""
+        """The fields that the fingerprint leaves out, as pydantic's `exclude` argument."""
         names = (name.partition(".") for name in self.fingerprint_excludes)
         return {name: {"__all__": {inner}} if inner else True for name, _, inner in names}
 
@@ -129,43 +134,43 @@ def _read_text(path: Path) -> str:
 
 
 def _parse(path: Path, text: str) -> dict[str, Any]:
-    """The file's tree; `Any` because a file may hold anything before it is validated."""
+    """The file's content; `Any` because it is not validated yet."""
     try:
         tree = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
     except (ValueError, RecursionError) as error:
         raise RequestError(f"{path}: {error}") from None
     if not isinstance(tree, dict):
-        raise RequestError(f"{path}: holds a {type(tree).__name__}, not a table of keys")
+        raise RequestError(f"{path}: contains a {type(tree).__name__}, not a table of keys")
     return tree
 
 
 def _lines(text: str) -> Iterator[tuple[KeyPath, int]]:
-    """Where each key of a TOML text stands; a table of an array is counted from 0.
+    """The line of each key of a TOML text; tables of an array are counted from 0.
 
-    The text is known to be TOML, so lines are gathered until they are whole, which no beginning of
-    a key with its value or of a table's name is.
+    The text is valid TOML, so lines are joined until they parse: no incomplete key-value pair or
+    table header does.
     """
     table: KeyPath = ()
     tables: dict[KeyPath, int] = {}
-    held, start = "", 1
+    pending, start = "", 1
     for number, line in enumerate(text.split("\n"), start=1):
-        held += f"{line}\n"
+        pending += f"{line}\n"
         try:
-            tree = tomllib.loads(held)
+            tree = tomllib.loads(pending)
         except tomllib.TOMLDecodeError:
             continue
-        if held.lstrip().startswith("["):
+        if pending.lstrip().startswith("["):
             table = _table(tree, tables)
             yield table, start
             if table[-1] == 0:  # the array begins with its first table
                 yield table[:-1], start
         else:
             yield from ((table + loc, start) for loc in _keys(tree))
-        held, start = "", number + 1
+        pending, start = "", number + 1
 
 
 def _table(tree: dict[str, Any], tables: dict[KeyPath, int]) -> KeyPath:
-    """The place that a table's name, alone in `tree`, opens; counts those of arrays in `tables`."""
+    """The path of a table header, alone in `tree`; counts tables of arrays in `tables`."""
     loc: KeyPath = ()
     inner: object = tree
     while isinstance(inner, dict) and inner:
@@ -179,7 +184,7 @@ def _table(tree: dict[str, Any], tables: dict[KeyPath, int]) -> KeyPath:
 
 
 def _keys(tree: object) -> Iterator[KeyPath]:
-    """All keys of a tree, those of tables within tables included."""
+    """The paths of all keys of a tree, including those of nested tables."""
     if isinstance(tree, dict):
         for name, inner in tree.items():
             yield (name,)
@@ -187,7 +192,7 @@ def _keys(tree: object) -> Iterator[KeyPath]:
 
 
 def _value(text: str) -> object:
-    """The TOML value of an override; what is no TOML value is text."""
+    """The TOML value of an override; anything that is not TOML is a string."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
@@ -195,7 +200,7 @@ def _value(text: str) -> object:
 
 
 def _put(tree: dict[str, Any], loc: tuple[str, ...], value: object) -> bool:
-    """Sets a leaf of the tree; False if what is no table stands in the way."""
+    """Sets a leaf of the tree; False if a part of its path is not a table."""
     for part in loc[:-1]:
         branch = tree.setdefault(part, {})
         if not isinstance(branch, dict):
@@ -205,7 +210,7 @@ def _put(tree: dict[str, Any], loc: tuple[str, ...], value: object) -> bool:
     return True
 
 
-def _fault(
+def _message(
     cls: type[Document], item: Mapping[str, Any], origin: Mapping[KeyPath, str], file: Path | None
 ) -> str:
     loc: KeyPath = item["loc"]
@@ -225,10 +230,10 @@ def _fault(
 
 
 def _where(loc: KeyPath, origin: Mapping[KeyPath, str]) -> str | None:
-    """The place of `loc`; else of a key below it, or the nearest above it that is known."""
+    """The origin of `loc`; else of a key below it, or of the nearest key above it."""
     if loc in origin:
         return origin[loc]
-    below = next((place for key, place in origin.items() if loc and key[: len(loc)] == loc), None)
+    below = next((where for key, where in origin.items() if loc and key[: len(loc)] == loc), None)
     above = (origin[loc[:end]] for end in range(len(loc), 0, -1) if loc[:end] in origin)
     return below or next(above, None)
 
@@ -243,7 +248,7 @@ def _suggestion(cls: type[Document], loc: KeyPath) -> str:
 
 
 def _fields(cls: type[BaseModel], loc: KeyPath) -> list[str]:
-    """The keys that the table at `loc` knows."""
+    """The keys of the table at `loc`."""
     for part in loc:
         field = cls.model_fields.get(str(part))
         if field is None:

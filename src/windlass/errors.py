@@ -1,7 +1,7 @@
-"""The one tree of exceptions: what went wrong, with its numbers, and the way out.
+"""All exceptions that a user can act on: what went wrong, with its numbers, and what to do.
 
-An error carries plain values, never objects of the house, and knows the exit code that the command
-line ends with: 1 the run is broken, 2 your input (or the machine under it), 130 stopped by hand.
+An error carries plain values only, and the exit code of the command line: 1 the run failed, 2 the
+input (or the machine) is at fault, 3 a bug, 130 stopped by the user.
 """
 
 from collections.abc import Iterable, Sequence
@@ -9,20 +9,20 @@ from difflib import get_close_matches
 
 
 class WindlassError(Exception):
-    """Something a user can mend; the message is one sentence with its numbers and the way out."""
+    """An error that a user can fix; the message is one sentence that says how."""
 
     exit_code = 2
 
 
 class RequestError(WindlassError, ValueError):
-    """A request, file or override that cannot be read as what it should be.
+    """A request, file or override that cannot be parsed.
 
-    It is a `ValueError` too, so that pydantic reports it as a fault of the field being read.
+    It is also a `ValueError`, so that pydantic reports it as an error of the field being parsed.
     """
 
 
 class ModelError(WindlassError):
-    """A model that is unknown, is no chain of layers, or cannot be captured."""
+    """A model that is unknown, is not a sequence of layers, or cannot be captured."""
 
 
 class MachineError(WindlassError):
@@ -30,72 +30,72 @@ class MachineError(WindlassError):
 
 
 class PlanError(WindlassError):
-    """A plan that does not fit, is not legal, or whose program does not verify."""
+    """A plan that does not fit, is not valid, or whose program does not verify."""
 
 
 class DataError(WindlassError):
-    """A corpus that is missing, empty, too short or not readable as text."""
+    """A corpus that is missing, empty, too short or not text."""
 
 
 class CheckpointError(WindlassError):
-    """A checkpoint that is missing, damaged or of another model."""
+    """A checkpoint that is missing, damaged or from another model."""
 
 
 class RecordError(WindlassError):
-    """A run folder that is missing, taken by another process, or not readable."""
+    """A run folder that is missing, locked by another process, or not readable."""
 
 
 class StorageError(WindlassError):
-    """The disk is full or does not take what must be written."""
+    """The disk is full or not writable."""
 
 
 class RunBroken(WindlassError):  # noqa: N818  a state of the run, not of the code
-    """The run itself went wrong: a loss that is no number, weights that blew up."""
+    """The run itself failed: a loss that is NaN, or weights that diverged."""
 
     exit_code = 1
 
 
 class RankLost(RunBroken):
-    """A device of a run is gone, or does not go on; the others could.
+    """A rank of a run has died or hangs; the other ranks could continue.
 
     Args:
-        message: which one, at what, and how.
+        message: which rank, at which instruction, and how.
         device: its number.
         for_good: whether it was killed, and not only silent.
     """
 
     def __init__(self, message: str, *, rank: int, permanent: bool) -> None:
-        self.device, self.for_good = rank, permanent
+        self.rank, self.permanent = rank, permanent
         super().__init__(message)
 
 
 class RankError(WindlassError):
-    """A device of a run met an error that is none of ours: a slip in its code or in the model's."""
+    """A rank failed with an unexpected exception: a bug in Windlass or in the model."""
 
     exit_code = 3
 
 
 class RunInterrupted(WindlassError):  # noqa: N818  a wish, not a fault
-    """The run was stopped by hand; its state is saved."""
+    """The user stopped the run; its state is saved."""
 
     exit_code = 130
 
 
 class OutOfMemory(WindlassError):  # noqa: N818  a state of the machine, not of the code
-    """Memory ran out while a run was under way; it can go on where there is more.
+    """Memory ran out during a run, which can resume where there is more.
 
     Args:
-        message: what ran out, when, and where to go on from.
-        room_bytes: that this process could have held by then, all in all.
+        message: what ran out, when, and where to resume from.
+        available_bytes: the most that this process could have held at that time.
     """
 
     def __init__(self, message: str, *, available_bytes: int) -> None:
-        self.room_bytes = available_bytes
+        self.available_bytes = available_bytes
         super().__init__(message)
 
 
 class InputErrors(WindlassError):  # noqa: N818  several at once
-    """All faults of one input at once, one a line."""
+    """All errors of one input at once, one per line."""
 
     def __init__(self, messages: Sequence[str]) -> None:
         self.faults = tuple(messages)
@@ -103,6 +103,6 @@ class InputErrors(WindlassError):  # noqa: N818  several at once
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Returns `; did you mean ...?` for the nearest known name, or nothing if none is near."""
+    """`; did you mean ...?` with the nearest known name, or an empty string if none is near."""
     near = get_close_matches(name, list(known), n=1, cutoff=0.6)
     return f"; did you mean `{near[0]}`?" if near else ""

@@ -1,7 +1,7 @@
-"""Reads `16 GiB`, `900 GB/s`, `2.5 ms`; writes them back.
+"""Parses and formats quantities such as `16 GiB`, `900 GB/s` and `2.5 ms`.
 
-Capacity counts in powers of 2 (KiB, MiB, GiB, TiB), rate and FLOP in powers of 10. `GB` is read as
-10^9 bytes: what a vendor prints. Every reader takes a plain number too, in the base unit.
+Capacities use powers of 2 (KiB, MiB, GiB, TiB), rates and FLOP powers of 10. `GB` is parsed as 10^9
+bytes, as vendors mean it. Every parser also takes a plain number, in the base unit.
 """
 
 import math
@@ -21,7 +21,7 @@ _SECONDS: dict[str, float] = {
     "min": 60, "h": 3600, "d": 86400,
 }  # fmt: skip
 _UP = 0.9995
-"""What three digits round to 1000 of a unit is written as one of the next."""
+"""Values that three digits round to 1000 of a unit are written as 1 of the next unit."""
 _SI = ("", "k", "M", "G", "T", "P", "E")
 _FLOP_RATES: dict[str, float] = {f"{p}FLOP/s": 1000.0**i for i, p in enumerate(_SI)} | {"": 1}
 _NUMBER = re.compile(r"\s*([0-9]+(?:_[0-9]+)*(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)\s*([^\s0-9].*)?$")
@@ -29,22 +29,22 @@ _NUMBER = re.compile(r"\s*([0-9]+(?:_[0-9]+)*(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)\
 
 def parse_bytes(value: object) -> int:
     """Bytes of `16 GiB`, `1.5GB` or a plain number."""
-    return round(_read(value, _BYTES, "a size such as `16 GiB`"))
+    return round(_parse(value, _BYTES, "a size such as `16 GiB`"))
 
 
 def parse_rate(value: object) -> float:
-    """Bytes a second of `900 GB/s` or a plain number."""
-    return _read(value, _RATES, "a rate such as `900 GB/s`")
+    """Bytes per second of `900 GB/s` or a plain number."""
+    return _parse(value, _RATES, "a rate such as `900 GB/s`")
 
 
 def parse_seconds(value: object) -> float:
     """Seconds of `2.5 ms`, `3 h` or a plain number."""
-    return _read(value, _SECONDS, "a time such as `2.5 ms`")
+    return _parse(value, _SECONDS, "a time such as `2.5 ms`")
 
 
 def parse_flop_rate(value: object) -> float:
-    """FLOP a second of `312 TFLOP/s` or a plain number."""
-    return _read(value, _FLOP_RATES, "a rate such as `312 TFLOP/s`")
+    """FLOP per second of `312 TFLOP/s` or a plain number."""
+    return _parse(value, _FLOP_RATES, "a rate such as `312 TFLOP/s`")
 
 
 Bytes = Annotated[int, BeforeValidator(parse_bytes)]
@@ -59,7 +59,7 @@ def format_bytes(count: float) -> str:
         return f"{round(count)} B"
     unit, size = "KiB", 2**10
     for name, scale in _BINARY.items():
-        # What rounds to 1024 of a unit is one of the next.
+        # A value that rounds to 1024 of a unit is written as 1 of the next unit.
         if abs(count) >= scale - scale / 2**11:
             unit, size = name, scale
     return f"{_digits(count / size)} {unit}"
@@ -89,7 +89,7 @@ def format_count(count: float) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """`2.53 s`, `41.0 ms`, `3 h 12 min`: what a person would say."""
+    """`2.53 s`, `41.0 ms`, `3 h 12 min`: in the units that a person would choose."""
     size = abs(seconds)
     if size >= 86400:
         days, hours = divmod(round(seconds / 3600), 24)
@@ -104,7 +104,7 @@ def format_seconds(seconds: float) -> str:
     return "0 s" if size == 0 else f"{_digits(seconds / 1e-9)} ns"
 
 
-def _read(value: object, units: dict[str, float], example: str) -> float:
+def _parse(value: object, units: dict[str, float], example: str) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         raise RequestError(f"{value!r} is not {example}")
     match = _NUMBER.match(str(value))

@@ -1,1 +1,5 @@
-"""The nouns: graph, machine, plan, prediction, request, record. No verb lives here."""
+"""Defines the documents that all other packages exchange, as immutable data without behaviour.
+
+They are the model graph, the machine, the request, the plan, its prediction, and the records of
+runs, comparisons and verifications.
+"""

@@ -1,4 +1,4 @@
-"""Offer: what one machine does for one request, as it is predicted; rows of comparisons."""
+"""Comparisons: a request planned for several machines, and the smallest machine for a model."""
 
 from windlass.document import Document
 from windlass.schema.plan import Plan
@@ -6,52 +6,52 @@ from windlass.schema.prediction import Prediction
 
 
 class MachineForecast(Document):
-    """The best plan of a request on one machine; every number of it is predicted."""
+    """The best plan of a request on one machine; every number is predicted."""
 
     machine: str
     devices: int
-    """That the machine has."""
+    """Number of devices that the machine has."""
     global_batch: int
-    """Sequences a step that were asked for."""
+    """Sequences per step that the request asks for."""
     plan: Plan | None
-    """None: nothing fits, or the request has no plan there."""
+    """None if nothing fits, or if the request has no plan on this machine."""
     prediction: Prediction | None
     infeasible_reason: str
     """Why there is no plan; empty if there is one."""
 
     @property
     def tokens_per_second(self) -> float:
-        """Over all replicas; 0 without a plan."""
+        """Tokens per second over all replicas; 0 without a plan."""
         return self.prediction.tokens_per_second if self.prediction else 0.0
 
     @property
     def slowest_term(self) -> tuple[str, float]:
-        """The term of the step that takes longest, and its share of the step.
+        """The term that takes most of the step, and its share of the step.
 
         Raises:
             ValueError: there is no plan.
         """
         if self.prediction is None:
             raise ValueError(f"no plan fits {self.machine}")
-        term, seconds = max(self.prediction.by_term.items(), key=lambda each: each[1])
+        term, seconds = max(self.prediction.by_term.items(), key=lambda item: item[1])
         return term, seconds / self.prediction.step_seconds
 
 
 class SmallestMachine(Document):
-    """What a model needs of a family; every number of it is predicted."""
+    """The smallest machine of a family that a model fits on; every number is predicted."""
 
     model: str
     parameters: int
     family: str
     machine: str | None
-    """The smallest on which a plan fits; None: not even the largest."""
+    """The smallest machine with a plan that fits; None if not even the largest has one."""
     devices: int | None
-    """That the fastest plan there takes."""
+    """Number of devices that the fastest plan there takes."""
     parallelism: str | None
-    """`p2 t8 r4`."""
+    """Parallel degrees of that plan, such as `PP=2 TP=8 DP=4`."""
     prediction: Prediction | None
-    """Of that plan."""
+    """Prediction of that plan."""
     machines_tried: tuple[str, ...]
-    """The machines that it was planned for, smallest first."""
+    """The machines that were planned for, smallest first."""
     infeasible_reason: str
-    """Why nothing fits the last one that was refused; empty if none was."""
+    """Why nothing fits the last machine that was refused; empty if none was."""

@@ -1,7 +1,7 @@
-"""Graph: what one step computes, layer by layer, as a function of micro-batch and sequence.
+"""Graph: the ops and memory of one training step, layer by layer, by micro-batch and sequence.
 
-A graph is a chain of layers. Equal layers are folded into one kind, so that 96 layers cost as much
-to write down as one. Every number of an op is a `Quantity`, a polynomial in b and s, found exactly.
+A graph is a sequence of layers. Equal layers share one kind, so that 96 layers take no more space
+than one. Every size of an op is a `Polynomial` in micro-batch and sequence, found exactly.
 """
 
 from collections.abc import Iterator
@@ -15,27 +15,30 @@ from windlass.document import Document
 from windlass.schema.tensor_grid import TensorAxis, TensorDegree
 
 Precision = Literal["float32", "bfloat16", "float64"]
-"""What layers compute in; with bfloat16 the optimizer keeps float32 master weights. `float64` is
-for proofs on a CPU, and never chosen by search."""
+"""Data type that layers compute in. With bfloat16 the optimizer keeps float32 master weights.
+`float64` is for verification on a CPU; planning never chooses it."""
 
 OpKind = Literal["matmul", "attention", "memory", "collective"]
-"""`memory` is all that is bound by traffic: element-wise, normalisation, look-up, copy. `exchange`
-is what the slices of one layer put together inside a pass."""
+"""`memory` is any op bound by memory bandwidth: element-wise, normalisation, look-up, copy.
+`collective` is communication between tensor-parallel ranks inside a pass."""
 
 CollectiveKind = Literal["all_gather", "reduce_scatter", "all_reduce"]
-"""What the slices of a layer do together: put a buffer together from their parts, sum it and leave
-each its part, or have the sum (or the largest) of it on all."""
+"""A collective between tensor-parallel ranks; `all_reduce` takes a sum or a maximum."""
 
 _OP_BYTES = ("read_bytes", "written_bytes", "live_bytes")
 _LAYER_BYTES = ("saved_bytes", "input_bytes", "output_bytes")
 
 PRECISION_BYTES: dict[Precision, int] = {"float32": 4, "bfloat16": 2, "float64": 8}
+"""Bytes per element."""
 
 
 class Polynomial(NamedTuple):
-    """The polynomial `one + s*S + ss*S^2 + B*(b + bs*S + bss*S^2)` of micro-batch B, sequence S."""
+    """The polynomial `constant + s*S + ss*S^2 + B*(b + bs*S + bss*S^2)`.
 
-    one: float = 0
+    B is the micro-batch size in sequences and S the sequence length in tokens.
+    """
+
+    constant: float = 0
     s: float = 0
     ss: float = 0
     b: float = 0
@@ -43,14 +46,14 @@ class Polynomial(NamedTuple):
     bss: float = 0
 
     def at(self, micro_batch: int, sequence: int) -> float:
-        """The value for `micro` sequences of `sequence` tokens."""
-        fixed = self.one + sequence * (self.s + sequence * self.ss)
+        """The value for a micro-batch of `micro_batch` sequences of `sequence` tokens."""
+        fixed = self.constant + sequence * (self.s + sequence * self.ss)
         return fixed + micro_batch * (self.b + sequence * (self.bs + sequence * self.bss))
 
     @property
     def doubled(self) -> Self:
-        """Two of it."""
-        return type(self)(*(2 * part for part in self))
+        """Twice the polynomial."""
+        return type(self)(*(2 * coefficient for coefficient in self))
 
 
 class MatmulShape(NamedTuple):
@@ -63,21 +66,21 @@ class MatmulShape(NamedTuple):
 
 
 class Collective(NamedTuple):
-    """What an op sends to the other slices of its layer."""
+    """The communication of one op with the other tensor-parallel ranks."""
 
     kind: CollectiveKind
     nbytes: Polynomial
-    """Of the whole buffer: what a gather puts together, or a scatter parts."""
+    """Bytes of the full buffer: the output of an all-gather, or the input of a reduce-scatter."""
     axis: TensorAxis = "all"
 
     @property
     def doubled(self) -> Self:
-        """Of numbers twice as wide."""
+        """The same collective on elements of twice the size."""
         return self._replace(nbytes=self.nbytes.doubled)
 
 
 class Op(Document):
-    """One ATen operation, or the run of them that a compiler fuses into one."""
+    """One ATen operation, or a run of operations that a compiler fuses into one."""
 
     name: str
     kind: OpKind
@@ -87,35 +90,36 @@ class Op(Document):
     live_bytes: Polynomial
     """Bytes of this layer that are alive while the op runs, beyond what the caller holds.
 
-    In forward: all that the pass has allocated and not freed, the layer's output and what it keeps
-    for backward included. In backward: what was kept from forward and is not yet freed, and all
-    that this pass has allocated, the gradient of the layer's input included. The caller holds, and
-    counts by itself: parameters, the layer's input and, in backward, its output, the gradient
-    handed in for the output, and the gradients of parameters that the pass makes."""
+    In forward: all that the pass has allocated and not freed, including the layer's output and the
+    activations saved for backward. In backward: saved activations that are not yet freed, and all
+    that this pass has allocated, including the gradient of the layer's input. The caller holds, and
+    counts itself: parameters, the layer's input and, in backward, its output, the gradient of the
+    output, and the parameter gradients that the pass makes."""
     shape: MatmulShape | None = None
-    """Only of a `matmul`."""
+    """Set for a `matmul` only."""
     collective: Collective | None = None
-    """Only of an `exchange`."""
+    """Set for a `collective` only."""
     calls: int = 1
-    """How many ATen calls stand behind it: each pays the launch overhead once."""
+    """Number of ATen calls that it stands for; each pays the launch overhead once."""
 
 
 class LayerCost(Document):
-    """What a layer costs in one precision, run eagerly or compiled."""
+    """The ops and memory of a layer in one precision, run eagerly or compiled."""
 
     precision: Precision
     compiled: bool
     forward: tuple[Op, ...]
     backward: tuple[Op, ...]
     saved_bytes: Polynomial
-    """Held from forward to backward, apart from parameters, the layer's input and its output."""
+    """Activations saved from forward to backward, apart from parameters and the layer's input and
+    output."""
     input_bytes: Polynomial
     output_bytes: Polynomial
 
     def as_float64(self) -> Self:
-        """The same in float64: every byte twice."""
+        """The same cost in float64: every float32 byte count doubled."""
 
-        def twice(ops: tuple[Op, ...]) -> tuple[Op, ...]:
+        def doubled(ops: tuple[Op, ...]) -> tuple[Op, ...]:
             return tuple(
                 op.model_copy(
                     update={name: getattr(op, name).doubled for name in _OP_BYTES}
@@ -127,58 +131,59 @@ class LayerCost(Document):
         return self.model_copy(
             update={
                 "precision": "float64",
-                "forward": twice(self.forward),
-                "backward": twice(self.backward),
+                "forward": doubled(self.forward),
+                "backward": doubled(self.backward),
                 **{name: getattr(self, name).doubled for name in _LAYER_BYTES},
             }
         )
 
 
 class ParameterInfo(Document):
-    """One weight tensor of a layer."""
+    """One parameter tensor of a layer."""
 
     name: str
     shape: tuple[int, ...]
     tied_to: str | None = None
     """Full name of the parameter that owns the memory; None if this one does."""
     shard_dim: int | None = None
-    """Of a slice: the dimension along which all slices share it, the first with the most; None if
-    each has it whole, or their grid shares it."""
+    """In a tensor-parallel shard: the dimension that is divided over all ranks, the first ones
+    getting most; None if every rank has the full tensor, or a grid of ranks divides it."""
     replicated_over: TensorAxis | None = None
-    """Of a slice: which slices have the same, and contributions to its gradient; None: no other."""
+    """In a tensor-parallel shard: the ranks that have the same elements and each add a part of
+    their gradient; None if no other rank has them."""
 
     @property
     def count(self) -> int:
-        """Elements."""
+        """Number of elements."""
         return prod(self.shape)
 
 
 class LayerKind(Document):
-    """All layers of one structure."""
+    """All layers with the same structure."""
 
     name: str
     parameters: tuple[ParameterInfo, ...]
     costs: tuple[LayerCost, ...]
     is_embedding: bool = False
-    """All it does is look rows of its weights up: it is never compiled, and its backward gives
-    gradients of those rows only."""
+    """Whether the layer only looks up rows of its weights. It is never compiled, and its backward
+    gives gradients of those rows only."""
     selective_costs: tuple[LayerCost, ...] = Field(default=(), repr=False)
-    """The same run eagerly, with only what its large products give kept: its backward passes begin
-    with what is run again. None of a layer that cannot be run so."""
+    """The costs, run eagerly, if only the outputs of large matrix products are saved: the backward
+    passes begin with the recomputed ops. Empty if the layer cannot be recomputed selectively."""
 
     @cached_property
     def parameter_count(self) -> int:
-        """Elements that the layer owns; tied parameters are counted where they live."""
+        """Number of elements that the layer owns; tied parameters count where they are owned."""
         return sum(p.count for p in self.parameters if p.tied_to is None)
 
     def replicated_count(self, axis: TensorAxis) -> int:
-        """Elements that it owns and that those slices, of whose layer it is one, all have."""
+        """Number of elements that the layer owns and that the ranks of an axis replicate."""
         return sum(
             p.count for p in self.parameters if p.tied_to is None and p.replicated_over == axis
         )
 
     def pass_gradient_elements(self, micro_batch: int, sequence: int) -> tuple[int, ...]:
-        """Elements of the gradient that one backward pass gives of each parameter, tied or not."""
+        """Elements of the gradient that one backward pass gives for each parameter, tied or not."""
         if not self.is_embedding:
             return tuple(p.count for p in self.parameters)
         rows = micro_batch * sequence
@@ -188,9 +193,9 @@ class LayerKind(Document):
         """The cost in one precision and mode.
 
         Args:
-            precision: that it computes in.
+            precision: data type that the layer computes in.
             compiled: whether it runs as compiled code.
-            selective: whether it keeps only what its large products give.
+            selective: whether it is recomputed selectively.
 
         Raises:
             KeyError: the graph was captured without that combination.
@@ -211,51 +216,54 @@ class LayerRun(Document):
 
 
 class Graph(Document):
-    """A chain of layers with the cost of each kind, whole and as one of t slices computes it."""
+    """A model as a sequence of layers, with the cost of each kind in full and by tensor shard."""
 
-    fingerprint_excludes = frozenset({"tensor_shards", "unshardable", "unsharded", "kinds.selective_costs"})
+    fingerprint_excludes = frozenset(
+        {"tensor_shards", "unshardable", "unsharded", "kinds.selective_costs"}
+    )
 
     name: str
     vocabulary: int
     max_sequence: int | None = None
-    """Longest sequence the model takes; None if it sets no limit."""
+    """Longest sequence the model takes, in tokens; None if it sets no limit."""
     layer_runs: tuple[LayerRun, ...]
+    """All layers in order, embedding and head included."""
     kinds: dict[str, LayerKind]
+    """Layer kinds by name."""
     tensor_shards: dict[TensorDegree, dict[str, LayerKind]] = Field(
         default_factory=dict, repr=False
     )
-    """For each degree t that it was captured for, the kinds as the first of t slices computes them,
-    which is the largest. All parameters but those of an uneven vocabulary are cut in equal parts.
-    """
+    """For each tensor-parallel degree that was captured, the layer kinds of rank 0, which has the
+    largest shard. All parameters but those of an uneven vocabulary are divided into equal parts."""
     unshardable: dict[TensorDegree, tuple[str, ...]] = Field(default_factory=dict)
-    """Degrees that were asked for and cannot be: what is wrong, and the way out."""
+    """For each tensor-parallel degree that is impossible, the reasons and what to do instead."""
     unsharded: "Graph | None" = Field(default=None, repr=False)
-    """Of a slice: the graph that it is one of."""
+    """In a tensor-parallel shard: the full graph."""
 
     @property
     def label(self) -> str:
-        """`name@fingerprint`: how plans refer to this graph, and to each slice of it."""
-        return (
-            f"{self.name}@{self.fingerprint()}" if self.unsharded is None else self.unsharded.label
-        )
+        """`name@fingerprint`: how plans refer to this graph, and to each shard of it."""
+        if self.unsharded is not None:
+            return self.unsharded.label
+        return f"{self.name}@{self.fingerprint()}"
 
     def shard(self, degree: int, tensor_rank: int = 0) -> "Graph":
-        """What one of `degree` slices computes: the same chain, of smaller layers.
+        """The graph of one tensor-parallel rank: the same layers with sharded sizes.
 
-        Parameters are those of slice `index`. Costs are those of the first slice, which has most of
-        an uneven vocabulary: the others wait for it.
+        Parameters are those of `tensor_rank`. Costs are those of rank 0, which has the most rows of
+        an uneven vocabulary: the other ranks wait for it.
 
         Raises:
-            KeyError: it was not captured for that degree.
+            KeyError: the graph was not captured for that degree.
         """
         if degree == 1:
             return self
         kinds = self.tensor_shards.get(degree)
         if kinds is None:
-            raise KeyError(f"{self.name} was not captured for {degree} slices")
+            raise KeyError(f"{self.name} was not captured for tensor-parallel degree {degree}")
         if tensor_rank:
             kinds = {
-                name: _of_slice(kind, self.kinds[name], degree, tensor_rank)
+                name: _kind_of_rank(kind, self.kinds[name], degree, tensor_rank)
                 for name, kind in kinds.items()
             }
         return Graph.model_construct(
@@ -269,50 +277,55 @@ class Graph(Document):
 
     @property
     def layers(self) -> int:
-        """Length of the chain, embedding and head included."""
-        return sum(span.count for span in self.layer_runs)
+        """Number of layers, embedding and head included."""
+        return sum(run.count for run in self.layer_runs)
 
     @property
     def parameter_count(self) -> int:
-        """Elements of all weights, tied ones once."""
-        return sum(span.count * self.kinds[span.kind].parameter_count for span in self.layer_runs)
+        """Number of elements of all parameters, tied ones counted once."""
+        return sum(run.count * self.kinds[run.kind].parameter_count for run in self.layer_runs)
 
     def layer_kinds(self) -> Iterator[LayerKind]:
-        """The kind of each layer, in the order of the chain."""
-        for span in self.layer_runs:
-            for _ in range(span.count):
-                yield self.kinds[span.kind]
+        """The kind of each layer, in order."""
+        for run in self.layer_runs:
+            for _ in range(run.count):
+                yield self.kinds[run.kind]
 
     def micro_batch_flop(self, micro_batch: int, sequence: int) -> float:
-        """FLOP of forward and backward over one micro-batch, nothing computed twice."""
+        """FLOP of forward and backward for one micro-batch, without recomputation."""
         total = 0.0
-        for span in self.layer_runs:
-            cost = self.kinds[span.kind].cost("float32", compiled=False)
-            total += span.count * sum(
+        for run in self.layer_runs:
+            cost = self.kinds[run.kind].cost("float32", compiled=False)
+            total += run.count * sum(
                 op.flop.at(micro_batch, sequence) for op in (*cost.forward, *cost.backward)
             )
         return total
 
 
-def _of_slice(first: LayerKind, whole: LayerKind, degree: int, index: int) -> LayerKind:
-    """The kind with the parameters of another slice than the first."""
+def _kind_of_rank(first: LayerKind, full: LayerKind, degree: int, tensor_rank: int) -> LayerKind:
+    """A layer kind with the parameters of another rank than the first."""
     parameters = tuple(
-        _share(mine, full, degree, index)
-        for mine, full in zip(first.parameters, whole.parameters, strict=True)
+        _parameter_of_rank(shard, whole, degree, tensor_rank)
+        for shard, whole in zip(first.parameters, full.parameters, strict=True)
     )
     if parameters == first.parameters:
         return first
     return LayerKind(
-        name=first.name, parameters=parameters, costs=first.costs, is_embedding=first.is_embedding
+        name=first.name,
+        parameters=parameters,
+        costs=first.costs,
+        is_embedding=first.is_embedding,
     )
 
 
-def _share(first: ParameterInfo, whole: ParameterInfo, degree: int, index: int) -> ParameterInfo:
-    """What slice `index` has of a parameter: as much as the first, or what is left."""
-    at = first.shard_dim
-    if at is None or first.shape[at] * degree == whole.shape[at]:
+def _parameter_of_rank(
+    first: ParameterInfo, full: ParameterInfo, degree: int, tensor_rank: int
+) -> ParameterInfo:
+    """A rank's shard of a parameter: as large as the first rank's, or what is left."""
+    dim = first.shard_dim
+    if dim is None or first.shape[dim] * degree == full.shape[dim]:
         return first
-    most, total = first.shape[at], whole.shape[at]
-    own = min((index + 1) * most, total) - min(index * most, total)
-    shape = (*first.shape[:at], own, *first.shape[at + 1 :])
+    largest, total = first.shape[dim], full.shape[dim]
+    size = min((tensor_rank + 1) * largest, total) - min(tensor_rank * largest, total)
+    shape = (*first.shape[:dim], size, *first.shape[dim + 1 :])
     return first.model_copy(update={"shape": shape})

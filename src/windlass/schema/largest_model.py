@@ -1,4 +1,4 @@
-"""Recorded: one measured and verified step of a model, beside its prediction."""
+"""Largest-model runs: one measured and verified step of a model, beside its prediction."""
 
 from windlass.document import Document
 from windlass.schema.graph import Precision
@@ -13,21 +13,21 @@ class PredictedMeasured(Document):
 
 
 class ReferenceCheck(Document):
-    """One number or gradient of a run against the reference's."""
+    """One number or gradient of a run compared with the reference's."""
 
     name: str
     error: float
-    """Relative: 2-norm of the difference over that of the reference."""
+    """Relative error: 2-norm of the difference over that of the reference."""
     tolerance: float
 
     @property
     def within_tolerance(self) -> bool:
-        """Whether the difference is rounding; an error that is no number is none."""
+        """Whether the difference is rounding; NaN does not pass."""
         return self.error <= self.tolerance
 
 
 class ReferenceComparison(Document):
-    """A step against a plain walk over the same model and batch."""
+    """A step compared with a plain layer-by-layer run of the same model and batch."""
 
     loss: float
     reference_loss: float
@@ -38,32 +38,33 @@ class ReferenceComparison(Document):
 
     @property
     def within_tolerance(self) -> bool:
-        """Whether all agree."""
-        return all(agreement.within_tolerance for agreement in self.comparisons)
+        """Whether all comparisons pass."""
+        return all(comparison.within_tolerance for comparison in self.comparisons)
 
 
 class LargestModelRun(Document):
-    """What one step of one model took."""
+    """What one step of one model took, predicted and measured."""
 
     model: str
     folder: str
-    """Of the run."""
+    """Folder of the run."""
     parameters: int
     precision: Precision
     moments: MomentFormat
-    """The format of the optimizer's moments."""
+    """Storage format of the optimizer's moments."""
     phases: int
     tokens: int
+    """Tokens in the step."""
     device_bytes: PredictedMeasured
-    """At the peak."""
+    """Peak device memory."""
     offloaded_bytes: PredictedMeasured
-    """Lying in files beyond; measured: what they take of the disk."""
+    """Bytes in offload files; measured: the space that they take on disk."""
     read_bytes: PredictedMeasured
     written_bytes: PredictedMeasured
     seconds: PredictedMeasured
-    """Until all weights are updated."""
+    """Time until all weights are updated."""
     tokens_per_second: PredictedMeasured
     mfu: PredictedMeasured
     offload_summary: str
-    """Whether moving hides behind computing, in words."""
+    """A sentence that says whether computing hides the offload transfers."""
     verification: ReferenceComparison

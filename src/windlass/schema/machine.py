@@ -1,4 +1,4 @@
-"""Machine: devices with their rates and memory tiers, and where each number comes from."""
+"""Machine: devices with their rates and memory tiers, links, and the source of each number."""
 
 from bisect import bisect_left
 from itertools import pairwise
@@ -14,20 +14,20 @@ from windlass.schema.provenance import Source, source_of
 from windlass.units import Bytes, BytesPerSecond, FlopPerSecond, Seconds
 
 MAX_CONTENTION = 0.05
-"""Above this, measured rates tell of other processes as much as of the machine: products on two
-cores wait 0.4 % of their time when alone there, and 40 % beside one busy process."""
+"""Contention above which measured rates depend as much on other processes as on the machine: matrix
+products on two idle cores wait 0.4 % of their time, and 40 % beside one busy process."""
 
 
 LOOPBACK_SECONDS = 2e-4
 LOOPBACK_RATE = 1e9
-"""Of gloo between processes of one host, bytes/s that each sends: on 2 cores of a Zen 4 a small
-message takes 0.05 to 0.4 ms, and a gathering or a sum 0.4 to 1.8 GB/s."""
+"""Latency, and bytes/s that each process sends, of gloo between processes of one host: on 2 cores
+of a Zen 4 a small message takes 0.05 to 0.4 ms, and collectives run at 0.4 to 1.8 GB/s."""
 
 
 ExecutionModel = Literal["overlapping", "bulk-synchronous"]
-"""How devices go on while something moves. `overlapping`: messages and moves between tiers go on
-beside computing. `bulk-synchronous`: a device computes, exchanges and synchronises in turn; moves
-between tiers go on beside computing only where compute units are set apart for them."""
+"""How devices overlap work. `overlapping`: communication and offload transfers overlap computing.
+`bulk-synchronous`: a device computes, communicates and synchronises in turn; offload transfers
+overlap computing only if compute units are reserved for them."""
 
 
 class Point(NamedTuple):
@@ -38,7 +38,7 @@ class Point(NamedTuple):
 
 
 class Curve(Document):
-    """A rate over the size of the work, straight lines between points in log(size), log(rate)."""
+    """A rate as a function of work size: linear between points in log(size) and log(rate)."""
 
     points: tuple[Point, ...] = Field(min_length=1)
 
@@ -53,7 +53,7 @@ class Curve(Document):
         return self
 
     def at(self, size: float) -> float:
-        """The rate at `size`; beyond the ends the nearest point's rate holds."""
+        """The rate at `size`; beyond the ends it is the nearest point's rate."""
         index = bisect_left(self.points, size, key=lambda point: point.size)
         if index == 0:
             return self.points[0].rate
@@ -65,34 +65,37 @@ class Curve(Document):
 
 
 class Tier(Document):
-    """One level of memory of a device, nearest first in `Device.tiers`."""
+    """One memory tier of a device; device memory is first in `Device.tiers`."""
 
     name: str
     """`memory`, `host` or `disk` (a machine may use names of its own)."""
     capacity_bytes: Bytes
     read: BytesPerSecond | None = None
-    """From this tier into the near one; None for the near tier itself."""
+    """Rate from this tier to device memory; None for device memory itself."""
     write: BytesPerSecond | None = None
+    """Rate from device memory to this tier; None for device memory itself."""
     both: BytesPerSecond | None = None
-    """Read and written together where both go on at once; None: they take turns."""
+    """Total rate of reading and writing at once; None means that they take turns."""
 
     def transfer_seconds(self, read: float, written: float) -> float:
-        """Seconds that it takes to read and write so many bytes beside each other.
+        """Seconds to read and write so many bytes at the same time.
 
         Raises:
-            KeyError: it states no rate for it.
+            KeyError: the tier states no rates.
         """
         if not self.read or not self.write:
             raise KeyError(f"tier `{self.name}` states no rates for reading and writing")
-        alone = (read / self.read, written / self.write)
-        return max(*alone, (read + written) / self.both) if self.both else sum(alone)
+        separate = (read / self.read, written / self.write)
+        if self.both:
+            return max(*separate, (read + written) / self.both)
+        return sum(separate)
 
 
 class AttentionRate(Document):
-    """How fast fused attention runs for heads of one width, FLOP/s over the length of a sequence.
+    """Rate of fused attention for one head width: FLOP/s over sequence length.
 
     FLOP are counted over the full square of scores, so that a kernel which skips the half that a
-    causal mask hides seems twice as fast.
+    causal mask hides appears twice as fast.
     """
 
     head_width: int
@@ -101,85 +104,86 @@ class AttentionRate(Document):
 
 
 class OpRate(Document):
-    """Bytes/s over bytes moved of one ATen op that `traffic` does not tell, by measurement."""
+    """Measured bytes/s over bytes moved, for one ATen op that `traffic` does not describe."""
 
     name: str
-    """ATen's name. A compiled run of ops is as slow as the slowest of its names."""
+    """ATen's name of the op. A fused run of ops is as slow as the slowest of its ops."""
     precision: Precision
     compiled: bool = False
     curve: Curve
 
 
 class MomentRate(Document):
-    """How fast the optimizer's moments are read from and written back to one format."""
+    """Rate of decoding and encoding the optimizer's moments in one storage format."""
 
     moments: MomentFormat
     elements: float = Field(gt=0, lt=inf)
-    """Parameters a second, both moments of each decoded and encoded again, in whole parts."""
+    """Elements per second whose two moments are decoded and encoded again, in full parts."""
     part_seconds: Seconds = 0.0
-    """Cost of one part apart from its elements, of which a weight takes at least one."""
+    """Fixed cost of one part; a weight takes at least one part."""
 
 
 class MatmulRate(Document):
-    """How fast matrix products run in one precision."""
+    """Rate of matrix products and attention in one precision."""
 
     precision: Precision
     peak: FlopPerSecond
-    """The dense peak that MFU is measured against."""
+    """Dense peak rate, the denominator of MFU."""
     curve: Curve
     """FLOP/s over FLOP of one product."""
     biased: Curve | None = None
-    """The same of a product that a bias is added to; None means that it takes no longer."""
+    """The same for a product with a bias; None means that a bias takes no extra time."""
     attention: Curve
     """FLOP/s of fused attention over FLOP of one call."""
     attention_rates: tuple[AttentionRate, ...] = ()
-    """Where measured, in place of `attention`: one for each head width."""
+    """Measured rates for each head width, used in place of `attention`."""
 
 
 class Device(Document):
-    """One processor with memory of its own."""
+    """One processor with its own memory."""
 
     kind: str
-    """`cpu` or `cuda` if this program can run there, else the vendor's name."""
+    """`cpu` or `cuda` if Windlass can run there, else the vendor's name."""
     matmul: tuple[MatmulRate, ...]
     traffic: Curve
-    """Bytes/s (read and written together) of element-wise ops over the bytes that one op moves."""
+    """Bytes/s (read plus written) of element-wise ops over the bytes that one op moves."""
     launch_seconds: Seconds
-    """Cost of starting one op."""
+    """Overhead of launching one op."""
     update_rate: BytesPerSecond
-    """Bytes/s of the fused optimizer over all that it reads and writes."""
+    """Bytes/s (read plus written) of the fused optimizer."""
     mixed_update_rate: BytesPerSecond | None = None
-    """The same where it also turns bfloat16 gradients into float32, and masters into bfloat16
-    weights; None means the same rate."""
+    """The same if it also converts bfloat16 gradients to float32 and master weights to bfloat16;
+    None means the same rate."""
     moment_rates: tuple[MomentRate, ...] = ()
-    """Where measured; what is not named takes its element-wise ops, at the rate of `traffic`."""
+    """Measured rates of moment formats; others run as element-wise ops at the rate of `traffic`."""
     fused_traffic: Curve | None = None
-    """Like `traffic`, for compiled element-wise runs; None means the same curve."""
+    """Like `traffic`, for compiled element-wise ops; None means the same curve."""
     op_rates: tuple[OpRate, ...] = ()
-    """Ops that are bound by arithmetic or by an awkward order, not by plain traffic."""
+    """Rates of ops that are bound by arithmetic or by an irregular access pattern."""
     norm_rate: BytesPerSecond | None = None
-    """Bytes/s of the gradient norm over the gradients it reads; None means plain traffic."""
+    """Bytes/s of the gradient norm over the gradients it reads; None means that of `traffic`."""
     mixed_norm_rate: BytesPerSecond | None = None
-    """The same over bfloat16 gradients, which are turned into float32; None means the same rate."""
+    """The same over bfloat16 gradients, converted to float32; None means the same rate."""
     pass_seconds: Seconds = 0.0
-    """Cost on the host of one forward or backward pass of a layer, apart from its ops."""
+    """Host overhead of one forward or backward pass of a layer, apart from its ops."""
     compiled_pass_seconds: Seconds = 0.0
-    """The same of a compiled layer."""
+    """The same for a compiled layer."""
     compile_seconds: Seconds = 0.0
-    """Cost of compiling one kind of layer, forward and backward, with nothing cached."""
+    """Time to compile one kind of layer, forward and backward, with nothing cached."""
     runtime_bytes: Bytes = 0
-    """Held by the process before any tensor: libraries, allocator."""
+    """Memory of the process before it allocates any tensor: libraries, allocator."""
     compiler_bytes: Bytes = 0
-    """Held on top by a process that compiled something."""
+    """Additional memory of a process that compiled something."""
     update_call_seconds: Seconds = 0.0
-    """Cost on the host of updating one weight, apart from its bytes."""
+    """Host overhead of updating one weight, apart from its bytes."""
     moving_share: float = Field(default=0.0, ge=0, lt=1)
-    """Of its compute units, set apart for moves between tiers by plans that move something; then
-    moves go on beside computing on a bulk-synchronous machine too."""
+    """Share of compute units that plans with offloading reserve for transfers; these then overlap
+    computing on a bulk-synchronous machine too."""
     tiers: tuple[Tier, ...] = Field(min_length=1)
+    """Memory tiers, device memory first."""
 
     def process_bytes(self, *, compiled: bool) -> int:
-        """Held by the process before any tensor, compiled code and its compiler included."""
+        """Memory of the process before it allocates any tensor, with its compiler if `compiled`."""
         return self.runtime_bytes + (self.compiler_bytes if compiled else 0)
 
     def computes_in(self, precision: Precision) -> bool:
@@ -190,31 +194,35 @@ class Device(Document):
 
     @property
     def memory(self) -> Tier:
-        """The tier that ops read and write."""
+        """Device memory: the tier that ops read and write."""
         return self.tiers[0]
 
     def rate(self, precision: Precision) -> MatmulRate:
-        """Matrix product rates in `precision`; of float64 those of float32, twice what it is.
+        """Rates of matrix products in `precision`; for float64 those of float32, twice its own.
 
         Raises:
-            KeyError: this device has none stated.
+            KeyError: this device states none.
         """
         for rate in self.matmul:
             if rate.precision == precision:
                 return rate
-        if precision == "float64":  # for proofs, so that nobody measures it
+        if precision == "float64":  # it is for verification only and so is not measured
             return self.rate("float32")
         raise KeyError(f"{self.kind} states no rate for {precision}")
 
     def effective(self, *, offloads: bool) -> Self:
-        """This device as it computes, `moves` saying whether the plan moves between tiers."""
-        return self.slowed_down(1 / (1 - self.moving_share)) if offloads and self.moving_share else self
+        """This device without the compute units that offloading reserves for transfers."""
+        return (
+            self.slowed_down(1 / (1 - self.moving_share))
+            if offloads and self.moving_share
+            else self
+        )
 
     def split(self, sharers: int) -> Self:
-        """One of several equal devices that the cores, memory and disk of this one are lent to.
+        """One of several equal devices that share the cores, memory and disk of this one.
 
-        Rates are divided among them. Starting an op costs what it did, as long as there is a core
-        for each.
+        Rates are divided among them. The launch overhead stays, as long as there is a core for
+        each.
         """
         tiers = tuple(
             tier.model_copy(
@@ -228,7 +236,7 @@ class Device(Document):
         return self.slowed_down(sharers).model_copy(update={"tiers": tiers})
 
     def slowed_down(self, times: float) -> Self:
-        """A device that computes so many times as slowly; its tiers are as fast as before."""
+        """This device with `times` lower compute rates; its memory tiers stay as fast."""
         matmul = tuple(
             rate.model_copy(
                 update={
@@ -238,13 +246,13 @@ class Device(Document):
                         for name in ("curve", "biased", "attention")
                     },
                     "attention_rates": tuple(
-                        each.model_copy(
+                        attention.model_copy(
                             update={
-                                name: _curve_over(getattr(each, name), times)
+                                name: _curve_over(getattr(attention, name), times)
                                 for name in ("forward", "backward")
                             }
                         )
-                        for each in rate.attention_rates
+                        for attention in rate.attention_rates
                     ),
                 }
             )
@@ -256,12 +264,12 @@ class Device(Document):
                 "traffic": _curve_over(self.traffic, times),
                 "fused_traffic": _curve_over(self.fused_traffic, times),
                 "op_rates": tuple(
-                    each.model_copy(update={"curve": _curve_over(each.curve, times)})
-                    for each in self.op_rates
+                    rate.model_copy(update={"curve": _curve_over(rate.curve, times)})
+                    for rate in self.op_rates
                 ),
                 "moment_rates": tuple(
-                    each.model_copy(update={"elements": each.elements / times})
-                    for each in self.moment_rates
+                    rate.model_copy(update={"elements": rate.elements / times})
+                    for rate in self.moment_rates
                 ),
                 **{name: _over(getattr(self, name), times) for name in _DEVICE_RATES},
             }
@@ -279,78 +287,78 @@ def _over(rate: float | None, times: float) -> float | None:
 def _curve_over(curve: Curve | None, times: float) -> Curve | None:
     if curve is None:
         return None
-    return Curve(points=tuple(Point(each.size, each.rate / times) for each in curve.points))
+    return Curve(points=tuple(Point(point.size, point.rate / times) for point in curve.points))
 
 
 class Link(Document):
-    """What joins devices: a collective or message costs latency + bytes / rate."""
+    """A connection between devices: a message costs latency + bytes / rate."""
 
     name: str
     joins: int
-    """Devices that reach each other over it."""
+    """Number of devices that reach each other over it."""
     latency: Seconds
     rate: BytesPerSecond
-    """One direction, of one port."""
+    """Rate of one port in one direction."""
     shared_by: int | None = Field(default=None, ge=1)
-    """Neighbouring devices that share one port, such as a host's network card; 1: each has its
-    own. None: all that it joins share it, as processes share the memory of their host."""
+    """Number of neighbouring devices that share one port, such as a host's network card; 1 means
+    each has its own. None means that all devices share it, as processes share host memory."""
 
 
 class Machine(Document):
-    """All of it: hosts of devices, links between them."""
+    """Hosts with devices, and the links between them."""
 
     name: str
     hosts: int = 1
     devices_per_host: int = 1
     device: Device
     links: tuple[Link, ...] = ()
-    """Innermost first."""
+    """Links, innermost first."""
     execution_model: ExecutionModel = "overlapping"
     source: str
-    """Where the numbers come from: `measured here`, or the publication."""
+    """Source of the numbers: `measured here`, or the publication."""
     date: str
     """ISO date of the measurement or publication."""
     noise: float | None = None
-    """Standard deviation of log(time) between repeats of one measurement; None if not measured."""
+    """Standard deviation of log(time) between repeats of a measurement; None if not measured."""
     deviation: float | None = Field(default=None, gt=0, lt=inf)
-    """Standard deviation of log(measured / predicted) of published runs on such machines, predicted
-    as plans are; None where none were compared."""
+    """Standard deviation of log(measured / predicted) over published runs on such machines; None if
+    none were compared."""
     stragglers: float | None = Field(default=None, ge=0, lt=inf)
-    """Share of a step that it waits for the slowest of several hosts, for each e-fold of hosts, as
-    published runs on such hosts showed it; None where no such runs are known."""
+    """Share of a step spent waiting for the slowest host, for each e-fold of hosts, from published
+    runs on such hosts; None if no such runs are known."""
     contention: float = 0.0
-    """Share of its time that the measuring process waited for a core that others held."""
+    """Share of its time that the measuring process waited for a busy core."""
     speed_check_seconds: Seconds = 0.0
-    """That the yardstick took meanwhile; what it takes later tells by how much the machine has
-    become slower or faster. 0 if not measured."""
+    """Time of the speed check during the measurement; a later speed check tells by how much the
+    machine has become slower or faster. 0 if not measured."""
     system: str | None = None
-    """Fingerprint of hardware and library versions that a measurement holds for."""
+    """Fingerprint of the hardware and library versions that were measured."""
     sources: dict[str, Source] = Field(default_factory=dict)
-    """Where each number comes from, by its place (`device.tiers.near.capacity_bytes`) or by a
-    pattern of places (`device.matmul.*.curve`)."""
+    """Source of each number, by its key (`device.tiers.device.capacity_bytes`) or by a pattern of
+    keys (`device.matmul.*.curve`)."""
 
     fingerprint_excludes: ClassVar[frozenset[str]] = frozenset({"sources"})
 
     def __hash__(self) -> int:
-        """Of what it is, since a table of sources has none."""
+        """Hash of everything but the sources, which are not hashable."""
         return hash((self.name, self.hosts, self.devices_per_host, self.device, self.links))
 
     def source_of(self, place: str) -> Source:
-        """Where the number in `place` comes from: its own source, else that of the whole file."""
-        found = source_of(place, self.sources)
-        if found is not None:
-            return found
+        """The source of the number at key `place`: its own, else that of the whole file."""
+        source = source_of(place, self.sources)
+        if source is not None:
+            return source
         how = "published" if self.noise is None else "measured"
         return Source(how=how, source=f"{self.source}, {self.date}")
 
     @property
     def overlaps_transfers(self) -> bool:
-        """Whether moves between tiers go on while devices compute."""
+        """Whether offload transfers overlap computing."""
         return self.execution_model == "overlapping" or self.device.moving_share > 0
 
     @property
     def is_contended(self) -> bool:
-        """Whether others held its cores while it was measured."""
+        """Whether other processes used its cores while it was measured."""
         return self.contention > MAX_CONTENTION
 
     @property
@@ -364,19 +372,19 @@ class Machine(Document):
         return self.hosts * self.devices_per_host
 
     def straggler_factor(self, devices: int) -> float:
-        """Times that a step on so many devices takes as long for its slowest host: `1 + s ln(n)`.
+        """Factor by which the slowest of n hosts lengthens a step: `1 + s ln(n)`.
 
-        Hosts are filled one after the other. The law is that of `stragglers` in
-        `published/gpu.py`; without a constant the slowest host is as fast as any.
+        Hosts are filled one after the other. The formula is that of `stragglers` in
+        `validation/laws/gpu.py`; without a constant the slowest host is as fast as any.
         """
         hosts = ceil(devices / self.devices_per_host)
         return 1.0 + (self.stragglers or 0.0) * log(hosts)
 
     def split(self, devices: int) -> Self:
-        """This machine of one device as one of several, which share what it has.
+        """This machine with its one device split into several that share its cores and memory.
 
         Args:
-            devices: how many processes are to compute on it side by side.
+            devices: number of processes that compute on it at the same time.
         """
         link = Link(name="loopback", joins=devices, latency=LOOPBACK_SECONDS, rate=LOOPBACK_RATE)
         return self.model_copy(

@@ -1,4 +1,4 @@
-"""Plan: the one artifact. How a graph is cut over a machine, complete and immutable."""
+"""Plan: how a graph is parallelized, sharded, offloaded and recomputed on a machine; immutable."""
 
 from typing import Literal, Self, get_args
 
@@ -10,15 +10,16 @@ from windlass.schema.tensor_grid import TensorDegree
 
 PipelineSchedule = Literal["gpipe", "1f1b", "interleaved", "zero-bubble"]
 Recompute = Literal["none", "selective", "full"]
-"""`full`: keep only a layer's input, run its forward again right before its backward. `selective`:
-keep what its large products give, and run the rest again as its backward begins."""
+"""Activation checkpointing of a layer. `full` saves only the layer's input and runs its forward
+again right before its backward. `selective` saves the outputs of large matrix products, and
+recomputes the rest as its backward begins."""
 
 OffloadClass = Literal["parameters", "gradients", "optimizer", "activations"]
-"""What a plan gives a home to."""
+"""The classes of tensors that a plan can offload."""
 
 MomentFormat = Literal["float32", "bfloat16", "int8"]
-"""How the optimizer's two moments of each weight are kept between updates. The update itself is in
-float32. `int8`: 8-bit codes, and one float32 scale for each block of `MOMENT_BLOCK` elements."""
+"""Storage format of the optimizer's two moments between updates; the update itself is in float32.
+`int8`: 8-bit codes, and one float32 scale for each block of `MOMENT_BLOCK` elements."""
 
 MOMENT_BLOCK = 256
 """Elements of one weight that share a scale, as in torchao's 8-bit AdamW. Blocks keep one outlier
@@ -28,16 +29,16 @@ _MOMENT_BYTES: dict[MomentFormat, int] = {"float32": 4, "bfloat16": 2, "int8": 1
 _SCALE_BYTES = 4
 
 DEVICE_TIER = "device"
-"""The tier that layers compute in; every other one is far."""
+"""Name of the memory tier that layers compute in; all others are offload tiers."""
 
 
 HOST_TIER = "host"
-"""The far tier that is memory of the host, pinned where an accelerator copies from it; every other
-far tier is files under the run's folder."""
+"""Name of the offload tier in host memory, pinned where an accelerator copies from it. All other
+offload tiers are files under the run's folder."""
 
 
 class Parallelism(Document):
-    """Parallel degrees: `pipeline * tensor * data` devices, and the pipeline's schedule."""
+    """Parallel degrees, `pipeline * tensor * data` devices, and the pipeline schedule."""
 
     pipeline: int = Field(default=1, ge=1)
     """Pipeline-parallel degree p."""
@@ -52,19 +53,21 @@ class Parallelism(Document):
 
     @property
     def devices(self) -> int:
-        """How many devices the cut takes."""
+        """Number of devices that the degrees take."""
         return self.pipeline * self.tensor * self.data
 
 
 class ShardingDegrees(Document):
-    """How many replicas share one copy (replicated tensor sharding)."""
+    """How many data-parallel replicas share one copy (replicated tensor sharding)."""
 
     parameters: int = Field(default=1, ge=1)
+    """Sharding degree of parameters (FSDP, ZeRO-3); 1 replicates them."""
     optimizer: int = Field(default=1, ge=1)
+    """Sharding degree of optimizer state and gradients (ZeRO-1); 1 replicates them."""
 
 
 class Offload(Document):
-    """The tier where each class of tensor lives between uses."""
+    """The memory tier where each class of tensors is between uses."""
 
     parameters: str = DEVICE_TIER
     gradients: str = DEVICE_TIER
@@ -73,11 +76,14 @@ class Offload(Document):
 
 
 class Batch(Document):
-    """What one replica takes in one step, counted in sequences of `sequence` tokens."""
+    """The batch of one replica in one step, in sequences of `sequence` tokens."""
 
     sequence: int = Field(ge=1)
+    """Sequence length in tokens."""
     micro: int = Field(ge=1)
+    """Micro-batch size in sequences."""
     accumulation: int = Field(default=1, ge=1)
+    """Number of micro-batches in a step."""
 
     @property
     def sequences_per_replica(self) -> int:
@@ -86,29 +92,31 @@ class Batch(Document):
 
 
 class Stage(Document):
-    """Consecutive layers on one device of a pipeline; with `Plan.interleave`, one chunk of it."""
+    """Consecutive layers on one pipeline rank; with virtual stages, one of its model chunks."""
 
     phases: tuple[tuple[int, int], ...] = Field(min_length=1)
-    """Half-open ranges of layers that are in the near tier together, in turn."""
+    """Half-open ranges of layers; with offloaded parameters the layers of one phase are in device
+    memory together, one phase after the other."""
     recompute: Recompute = "none"
     recompute_layers: int | None = Field(default=None, ge=1)
-    """Of how many layers `recompute` tells, the first ones; None: of all that can run again."""
+    """Number of layers that `recompute` applies to, the first ones; None means all that can be
+    recomputed."""
     recompute_rest: Literal["selective"] | None = None
-    """How those behind them are recomputed; None: not at all."""
+    """How the layers after those are recomputed; None means not at all."""
 
     @model_validator(mode="after")
-    def _counts_what_runs_again(self) -> Self:
+    def _recompute_settings_agree(self) -> Self:
         if self.recompute_layers is not None and self.recompute == "none":
             raise ValueError(
-                f"`recompute_layers` = {self.recompute_layers} with `recompute` = none, which runs no layer "
-                "again; set `recompute` = full or leave `recompute_layers` out"
+                f"`recompute_layers` = {self.recompute_layers} with `recompute` = none, which "
+                "recomputes no layer; set `recompute` = full or leave `recompute_layers` out"
             )
         if self.recompute_rest is not None and (
             self.recompute != "full" or self.recompute_layers is None
         ):
             raise ValueError(
-                f"`recompute_rest` = {self.recompute_rest} without `recompute` = full and a `recompute_layers`, behind "
-                "which there is a rest; name both, or set `recompute` = selective"
+                f"`recompute_rest` = {self.recompute_rest} without `recompute` = full and a "
+                "`recompute_layers` that leaves a rest; set both, or set `recompute` = selective"
             )
         return self
 
@@ -124,7 +132,7 @@ class Stage(Document):
 
 
 class Plan(Document):
-    """A cut, what lives where, what is computed twice, and in which order."""
+    """A complete parallelization plan: degrees, sharding, offloading, recomputation, schedule."""
 
     graph: str
     """`name@fingerprint` of the graph."""
@@ -132,8 +140,9 @@ class Plan(Document):
     """`name@fingerprint` of the machine."""
     precision: Precision = "float32"
     moments: MomentFormat = "float32"
-    """In which format the optimizer's moments are kept; never chosen by search."""
+    """Storage format of the optimizer's moments; planning never chooses it."""
     compile: bool = False
+    """Whether layers run as compiled code."""
     clip: bool = True
     """Whether the step needs the global gradient norm before it updates."""
     parallel: Parallelism = Parallelism()
@@ -141,29 +150,30 @@ class Plan(Document):
     offload: Offload = Offload()
     batch: Batch
     stages: tuple[Stage, ...] = Field(min_length=1)
-    """In the order of the chain; of p devices the `k`th is on device `k mod p`."""
+    """Model chunks in layer order; chunk `k` of p pipeline ranks is on rank `k mod p`."""
 
     @model_validator(mode="after")
     def _stages_follow_each_other(self) -> Self:
-        due = self.parallel.pipeline * self.parallel.virtual_stages
-        if len(self.stages) != due:
+        parallel = self.parallel
+        if len(self.stages) != parallel.pipeline * parallel.virtual_stages:
             chunks = (
-                f" x `parallel.virtual_stages` = {self.parallel.virtual_stages}"
-                if self.parallel.virtual_stages > 1
+                f" x `parallel.virtual_stages` = {parallel.virtual_stages}"
+                if parallel.virtual_stages > 1
                 else ""
             )
             raise ValueError(
-                f"{len(self.stages)} stages for `parallel.pipeline` = {self.parallel.pipeline}{chunks}; "
+                f"{len(self.stages)} stages for `parallel.pipeline` = {parallel.pipeline}{chunks}; "
                 "write one `[[stages]]` for each"
             )
-        end = 0
+        next_layer = 0
         for index, stage in enumerate(self.stages):
-            for first, last in stage.phases:
-                if first != end or last <= first:
+            for first, end in stage.phases:
+                if first != next_layer or end <= first:
                     raise ValueError(
-                        f"stage {index} has phase [{first}, {last}) where one from {end} is due"
+                        f"stage {index} has phase [{first}, {end}) where one from {next_layer} is "
+                        "due"
                     )
-                end = last
+                next_layer = end
         return self
 
     @property
@@ -178,76 +188,82 @@ class Plan(Document):
 
     @property
     def offload_tiers(self) -> dict[OffloadClass, str]:
-        """The tier of each class that does not stay in the near one."""
-        homes: dict[OffloadClass, str] = {
+        """The tier of each class of tensors that is offloaded."""
+        tiers: dict[OffloadClass, str] = {
             "parameters": self.offload.parameters,
             "gradients": self.offload.gradients,
             "optimizer": self.offload.optimizer,
             "activations": self.offload.activations,
         }
-        return {name: tier for name, tier in homes.items() if tier != DEVICE_TIER}
+        return {name: tier for name, tier in tiers.items() if tier != DEVICE_TIER}
 
     def is_offloaded(self, name: OffloadClass) -> bool:
-        """Whether a class lives outside the near tier between uses."""
+        """Whether a class of tensors is outside device memory between uses."""
         return name in self.offload_tiers
 
     @property
     def offloads(self) -> bool:
-        """Whether anything moves between tiers within a step."""
+        """Whether the plan offloads anything."""
         return bool(self.offload_tiers)
 
     @property
     def defers_updates(self) -> bool:
-        """Whether a layer's update waits for its next fetch, in the next step.
+        """Whether an offloaded layer's update waits for its next prefetch, in the next step.
 
-        The global norm is known only after the whole backward pass, when the gradients of all
-        phases but the first have gone home. So they wait there together with the optimizer state.
+        The global gradient norm is known only after the whole backward pass. The gradients of all
+        phases but the first are offloaded by then, and wait beside their optimizer state.
         """
         return self.clip and self.is_offloaded("gradients")
 
     @property
     def recompute(self) -> Recompute:
-        """The most that any stage computes twice."""
-        known: tuple[Recompute, ...] = get_args(Recompute)
-        return max((stage.recompute for stage in self.stages), key=known.index)
+        """The most that any stage recomputes."""
+        modes: tuple[Recompute, ...] = get_args(Recompute)
+        return max((stage.recompute for stage in self.stages), key=modes.index)
 
     @property
     def label(self) -> str:
-        """Twelve digits that name this plan."""
+        """Twelve hexadecimal digits that identify this plan."""
         return self.fingerprint()
 
     @property
     def parameter_itemsize(self) -> int:
-        """Bytes a parameter of what layers compute with."""
+        """Bytes per element of the weights that layers compute with."""
         return PRECISION_BYTES[self.precision]
 
     @property
     def has_master_weights(self) -> bool:
-        """Whether layers compute with copies of float32 masters."""
+        """Whether layers compute with copies of float32 master weights."""
         return self.precision == "bfloat16"
 
     def moment_bytes(self, elements: int) -> int:
-        """Bytes of both moments of one weight: `2 n` numbers and, in 8 bits, their scales.
+        """Bytes of both moments of one weight with n elements, scales included.
 
-        With scales it is `2 n + 2 * 4 * ceil(n / 256)`, 2.03 bytes a parameter.
+        In int8 that is `2 n + 2 * 4 * ceil(n / 256)`, 2.03 bytes per element.
 
         Args:
-            elements: n, of the weight.
+            elements: number of elements n.
         """
         scales = -(-elements // MOMENT_BLOCK) if self.moments == "int8" else 0
-        wider = 2 if self.precision == "float64" else 1
-        return 2 * (wider * _MOMENT_BYTES[self.moments] * elements + _SCALE_BYTES * scales)
+        widening = 2 if self.precision == "float64" else 1
+        return 2 * (widening * _MOMENT_BYTES[self.moments] * elements + _SCALE_BYTES * scales)
 
     def state_bytes(self, elements: int) -> int:
-        """Bytes of one weight that only the update touches: moments, and the master if apart."""
+        """Bytes of one weight's optimizer state: moments, and master weights if they are separate.
+
+        Args:
+            elements: number of elements of the weight.
+        """
         return self.moment_bytes(elements) + (4 * elements if self.has_master_weights else 0)
 
     @property
     def optimizer_bytes_per_parameter(self) -> float:
-        """The same for each parameter of a large weight."""
+        """Bytes of optimizer state for each element of a large weight."""
         return self.state_bytes(MOMENT_BLOCK) / MOMENT_BLOCK
 
     @property
     def gradient_itemsize(self) -> int:
-        """Bytes a parameter of the gradient: a sum is at least in float32."""
-        return max(4, self.parameter_itemsize) if self.batch.accumulation > 1 else self.parameter_itemsize
+        """Bytes per element of the gradient; accumulated gradients are at least float32."""
+        if self.batch.accumulation > 1:
+            return max(4, self.parameter_itemsize)
+        return self.parameter_itemsize

@@ -1,42 +1,46 @@
-"""Prediction: what a plan will cost, said before it runs. Never printed without that word."""
+"""Prediction: the step time and memory of a plan, computed before it runs."""
 
 from typing import Literal
 
 from windlass.document import Document
 
 MemoryClass = Literal["weights", "gradients", "optimizer", "activations", "working", "runtime"]
-"""`working`: what an instruction holds only while it runs; `runtime`: the process itself."""
+"""Classes of memory. `working`: temporary memory of an instruction while it runs. `runtime`: the
+process itself."""
 
 
 class TierPeak(Document):
-    """The fullest moment of one tier on one device."""
+    """The peak of one memory tier on one device."""
 
     tier: str
     capacity_bytes: int
     peak_bytes: int
     by_class: dict[MemoryClass, int]
+    """Bytes of each class at the peak."""
     instruction: int
-    """Index into the program of the instruction that runs at that moment."""
+    """Index into the program of the instruction that runs at the peak."""
 
     @property
     def over_bytes(self) -> int:
-        """How much does not fit; 0 if all does."""
+        """Bytes by which the peak exceeds the capacity; 0 if it fits."""
         return max(0, self.peak_bytes - self.capacity_bytes)
 
 
 class OffloadTraffic(Document):
-    """What one step moves between the near tier and those beyond it, beside the computing."""
+    """What one step transfers between device memory and the offload tiers."""
 
     read_bytes: int
+    """Bytes read from offload tiers."""
     written_bytes: int
+    """Bytes written to offload tiers."""
     seconds: float
-    """That the moves take, one after the other."""
+    """Time of all transfers, one after the other."""
     exposed_seconds: float
-    """Of the step, that the device waits for them."""
+    """Part of the step during which the device waits for transfers."""
 
 
 class Prediction(Document):
-    """Step time by term and by instruction kind, memory by tier and class."""
+    """Predicted step time by term and by instruction kind, and memory by tier and class."""
 
     plan: str
     """The plan's label."""
@@ -44,36 +48,37 @@ class Prediction(Document):
     """The machine's label."""
     step_seconds: float
     low_seconds: float
-    """The 80 % interval's lower end."""
+    """Lower end of the 80 % interval of the step time."""
     high_seconds: float
-    """The 80 % interval's upper end."""
+    """Upper end of the 80 % interval of the step time."""
     by_term: dict[str, float]
-    """Seconds of a step on the busiest device: matmul, attention, traffic, launch, update, ..."""
+    """Seconds of a step on the busiest device by term: matmul, attention, traffic, launch, ..."""
     by_kind: dict[str, float]
     """Seconds of a step on the busiest device by instruction kind; sums to `step_seconds`."""
     peaks: tuple[TierPeak, ...]
+    """Peak memory of each tier, device memory first."""
     tokens_per_step: int
     model_flop: float
-    """FLOP of one step over all replicas, recompute not counted (the numerator of MFU)."""
+    """FLOP of one step over all replicas, recomputation not counted (the numerator of MFU)."""
     peak_flop_rate: float
     """Dense FLOP/s of all devices in the plan's precision (the denominator of MFU)."""
     compile_seconds: float = 0.0
-    """Once per run, before the first step."""
+    """Compilation time, once per run before the first step."""
     offload: OffloadTraffic | None = None
-    """None where nothing moves."""
+    """Transfers of offloaded tensors; None if nothing is offloaded."""
 
     @property
     def offload_efficiency(self) -> float:
-        """The step's speed over what it would be if moves took no time."""
+        """The share of the step in which the device does not wait for offload transfers."""
         waiting = self.offload.exposed_seconds if self.offload else 0.0
         return 1 - waiting / self.step_seconds
 
     @property
     def tokens_to_hide_offload(self) -> float:
-        """Tokens a step from which on computing takes longer than moving.
+        """Tokens per step at which computing takes as long as the offload transfers; 0 without.
 
-        Moves do not grow with the batch and computing does: so many tokens that both take equally
-        long. What each phase must wait for beyond that is the program's, and in `step_seconds`.
+        Transfers do not grow with the batch and computing does. Waiting of single phases beyond
+        that depends on the program, and is part of `step_seconds`.
         """
         if self.offload is None:
             return 0.0
@@ -82,7 +87,7 @@ class Prediction(Document):
 
     @property
     def tokens_per_second(self) -> float:
-        """Over all replicas."""
+        """Tokens per second over all replicas."""
         return self.tokens_per_step / self.step_seconds
 
     @property
@@ -95,25 +100,31 @@ class Prediction(Document):
 
     @property
     def fits(self) -> bool:
-        """Whether no tier overflows."""
+        """Whether every memory tier fits its peak."""
         return all(peak.over_bytes == 0 for peak in self.peaks)
 
 
 class DeviceTimeline(Document):
-    """What one device does, instruction by instruction: start and end in seconds of the step."""
+    """The instructions of one device in one step, with the times when each starts and ends.
+
+    All sequences have one entry for each instruction, [instruction].
+    """
 
     device: int
+    """Global rank of the device."""
     kinds: tuple[str, ...]
     layers: tuple[int | None, ...]
     micro_batches: tuple[int | None, ...]
     starts: tuple[float, ...]
+    """Seconds since the step began."""
     ends: tuple[float, ...]
+    """Seconds since the step began."""
     memory_bytes: tuple[float, ...] = ()
-    """Near tier while each instruction runs; empty if not known."""
+    """Device memory in use while each instruction runs; empty if not known."""
 
 
 class Timeline(Document):
-    """One step on a common clock: predicted by simulation, or measured."""
+    """One step of all devices on a common clock: predicted by simulation, or measured."""
 
     predicted: bool
     devices: tuple[DeviceTimeline, ...]

@@ -1,4 +1,4 @@
-"""Provenance: where a number comes from, and how far it can be trusted."""
+"""Provenance: the source of a number, and how far it can be trusted."""
 
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
@@ -7,13 +7,13 @@ from typing import Literal
 from windlass.document import Document
 
 SourceKind = Literal["published", "measured", "fitted", "derived", "convention", "unverified"]
-"""`published`: by who makes or runs it. `measured`: by a program that reads a clock. `fitted`: to
-measured runs. `derived`: computed from published figures. `convention`: taken for want of any.
-`unverified`: said somewhere, and no source of it could be read."""
+"""`published`: by the vendor or an operator. `measured`: by a program with a clock. `fitted`: to
+measured runs. `derived`: computed from published figures. `convention`: assumed for lack of any
+source. `unverified`: stated somewhere, but its source could not be read."""
 
 
 class Source(Document):
-    """Where one number comes from."""
+    """The source of one number."""
 
     how: SourceKind
     source: str
@@ -21,14 +21,14 @@ class Source(Document):
 
 
 def source_of(place: str, sources: Mapping[str, Source]) -> Source | None:
-    """The source of the number in `place`; None if none is stated.
+    """The source of the number at `place`; None if none is stated.
 
     Args:
-        place: dotted, such as `device.tiers.near.capacity_bytes`.
-        sources: by place, or by a pattern of places in which `*` stands for anything; the longest
-            pattern that fits wins.
+        place: dotted key, such as `device.tiers.device.capacity_bytes`.
+        sources: sources by key, or by a pattern of keys in which `*` matches anything; the longest
+            matching pattern wins.
     """
     if place in sources:
         return sources[place]
-    fitting = [pattern for pattern in sources if fnmatchcase(place, pattern)]
-    return sources[max(fitting, key=len)] if fitting else None
+    matches = [pattern for pattern in sources if fnmatchcase(place, pattern)]
+    return sources[max(matches, key=len)] if matches else None

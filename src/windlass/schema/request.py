@@ -1,4 +1,4 @@
-"""Request: what a user asks for. Everything has a default; what stays open, the planner decides."""
+"""Request: what a user asks for. All fields have defaults; the planner decides what is open."""
 
 from math import inf
 from typing import Annotated, Any, Self
@@ -18,34 +18,34 @@ from windlass.schema.tensor_grid import TensorDegree
 from windlass.units import Bytes
 
 Decay = Annotated[float, Field(ge=0, lt=1)]
-"""What is left of a running mean after each step."""
+"""The share of a running mean that remains after each step."""
 
 
 class ModelRequest(Document):
-    """A model by name or file, with dials that change its size."""
+    """A model by name or file, with overrides of its size."""
 
     name: str = "gpt-tiny"
-    """A name of the catalogue, or `file.py:function` that returns an `nn.Module`."""
+    """A name from the model catalog, or `file.py:function` that returns an `nn.Module`."""
     layers: int | None = Field(default=None, ge=1)
     width: int | None = Field(default=None, ge=1)
     heads: int | None = Field(default=None, ge=1)
     kv_heads: int | None = Field(default=None, ge=1)
     ffn: int | None = Field(default=None, ge=1)
     vocabulary: int | None = Field(default=None, ge=2)
-    """None: the model's own, which must hold the tokenizer's."""
+    """Vocabulary size; None means the model's own, which must cover the tokenizer's."""
     sequence: int | None = Field(default=None, ge=2)
-    """Longest sequence of learned positions; None: the model's own."""
+    """Longest sequence with learned positions, in tokens; None means the model's own."""
     dropout: float | None = Field(default=None, ge=0, lt=1)
     split_blocks: bool | None = None
-    """Makes attention and feed-forward layers of their own, so that a stage may end between them;
-    None: a block is one layer."""
+    """Makes attention and feed-forward separate layers, so that a stage may end between them; None
+    means one layer per block."""
     sharding_rules: dict[str, str] | None = None
-    """How modules of a file's model are cut over slices, by pattern of their names: `region`,
-    `column`, `row`, `vocabulary`, ...; None: as the model itself knows."""
+    """How to shard modules of a model file over tensor-parallel ranks, by pattern of their names:
+    `region`, `column`, `row`, `vocabulary`, ...; None means the model's own rules."""
 
 
 class DataRequest(Document):
-    """Where text comes from and how it becomes tokens."""
+    """The text to train on and how it is tokenized."""
 
     source: str = "stdlib"
     """`stdlib` (the Python standard library's sources on this machine), a folder, a `.txt`,
@@ -56,39 +56,39 @@ class DataRequest(Document):
     vocabulary: int = Field(default=4096, ge=257)
     """Entries of a trained tokenizer."""
     held_out: float = Field(default=0.05, gt=0, lt=1)
-    """Share of documents that is never trained on."""
+    """Share of documents that is kept for evaluation and never trained on."""
     limit_bytes: Bytes | None = None
-    """Takes only so much text, in the corpus's order; None takes all."""
+    """Most bytes of text to take, in the order of the corpus; None takes all."""
 
 
 class TrainRequest(Document):
-    """Optimisation: AdamW, warm-up and cosine, clipping by the global norm."""
+    """Training with AdamW: warm-up and cosine decay, clipping by the global gradient norm."""
 
     steps: int = Field(default=400, ge=1)
     batch: int = Field(default=16, ge=1)
     """Global batch in sequences."""
     sequence: int | None = Field(default=None, ge=2)
-    """Tokens of one sequence; None: the longest that the model takes, at most 1024."""
+    """Tokens per sequence; None means the longest that the model takes, at most 1024."""
     learning_rate: float = Field(default=1e-3, gt=0)
     final_rate: float = Field(default=0.1, ge=0, le=1)
-    """Share of the learning rate that is left at the last step."""
+    """Learning rate at the last step, as a share of `learning_rate`."""
     warmup: float = Field(default=0.05, ge=0, lt=1)
     """Share of the steps over which the learning rate rises."""
     betas: tuple[Decay, Decay] = (0.9, 0.95)
     epsilon: float = Field(default=1e-8, gt=0)
     weight_decay: float = Field(default=0.1, ge=0)
     clip: float | None = Field(default=1.0, gt=0)
-    """Largest global gradient norm; None, which a file writes as `inf`, never clips."""
+    """Largest global gradient norm; None never clips, and is `inf` in a file."""
     seed: int = 0
     evaluate_every: int = Field(default=100, ge=1)
     evaluate_sequences: int = Field(default=64, ge=0)
-    """0 never evaluates."""
+    """Sequences in one evaluation; 0 never evaluates."""
     save_every: int = Field(default=100, ge=1)
     keep: int = Field(default=2, ge=1)
-    """Checkpoints that stay on disk."""
+    """Number of checkpoints that are kept on disk."""
     hang_timeout_seconds: float | None = Field(default=None, gt=0)
-    """Time without any progress after which a device of several counts as hanging; None: a minute,
-    or ten predicted steps where that is longer."""
+    """Time without progress after which a rank counts as hanging; None means a minute, or ten
+    predicted steps if that is longer."""
 
     @field_validator("clip")
     @classmethod
@@ -97,13 +97,13 @@ class TrainRequest(Document):
 
     @model_serializer(mode="wrap")
     def _with_clip(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Writes the clip also where it is None: left out, it would be read as the default."""
+        """Writes `clip` even if it is None: left out, it would be read as the default."""
         content: dict[str, Any] = dump(self)
         return content | {"clip": inf} if self.clip is None else content
 
 
 class ParallelRequest(Document):
-    """Parallel degrees and the pipeline schedule to hold fixed."""
+    """Parallel degrees and pipeline schedule; the planner decides those that are None."""
 
     pipeline: int | None = Field(default=None, ge=1)
     """Pipeline-parallel degree."""
@@ -117,33 +117,38 @@ class ParallelRequest(Document):
 
 
 class ShardingRequest(Document):
-    """How many replicas share one copy; what is left open is 1."""
+    """Sharding degrees; None means 1."""
 
     parameters: int | None = Field(default=None, ge=1)
+    """Sharding degree of parameters (FSDP, ZeRO-3)."""
     optimizer: int | None = Field(default=None, ge=1)
+    """Sharding degree of optimizer state (ZeRO-1)."""
 
 
 class OffloadRequest(Document):
-    """Tiers to hold fixed."""
+    """Memory tiers; the planner decides those that are None."""
 
     optimizer: str | None = None
-    """Where optimizer state lives while weights stay near: `memory`, or a tier beyond it."""
+    """Tier of the optimizer state while weights stay in device memory: `device` or an offload
+    tier."""
 
 
 class BatchRequest(Document):
-    """Sizes to hold fixed."""
+    """Batch sizes; the planner decides those that are None."""
 
     micro: int | None = Field(default=None, ge=1)
+    """Micro-batch size in sequences."""
     accumulation: int | None = Field(default=None, ge=1)
+    """Number of micro-batches in a step."""
 
 
 class Request(Document):
-    """Model, machine, data, optimisation, and whatever of the plan is to be held fixed."""
+    """Model, machine, data, training, and the parts of the plan that the user fixes."""
 
     model: ModelRequest = ModelRequest()
     machine: str = "here"
     memory: Bytes | None = Field(default=None, gt=0)
-    """Budget for the near tier; None: the machine's own capacity."""
+    """Budget of device memory in bytes; None means the machine's capacity."""
     data: DataRequest = DataRequest()
     train: TrainRequest = TrainRequest()
     parallel: ParallelRequest = ParallelRequest()
@@ -152,20 +157,21 @@ class Request(Document):
     batch: BatchRequest = BatchRequest()
     precision: Precision | None = None
     moments: MomentFormat = "float32"
-    """How the optimizer's moments are kept. It changes the numbers, so search holds to it."""
+    """Storage format of the optimizer's moments. It affects results, so planning keeps it."""
     compile: bool | None = None
     recompute: Recompute | None = None
     recompute_layers: int | None = Field(default=None, ge=1)
-    """Of how many layers of each stage that tells, the first ones; None: of all that can run again
-    where `recompute` is named, else of as few as makes the plan fit."""
+    """Number of recomputed layers in each stage, the first ones; None means all that can be
+    recomputed if `recompute` is set, else as few as make the plan fit."""
     phases: int | None = Field(default=None, ge=1)
-    """In how many turns layers come into the near tier; 1: all stay there; None: as few as fit."""
+    """Number of phases in which layers take turns in device memory; 1 keeps all layers there, None
+    means as few as fit."""
 
     @model_validator(mode="after")
-    def _counts_what_runs_again(self) -> Self:
+    def _recompute_settings_agree(self) -> Self:
         if self.recompute_layers is not None and self.recompute == "none":
             raise ValueError(
-                f"`recompute_layers` = {self.recompute_layers} with `recompute` = none, which runs no layer "
-                "again; leave one of them out"
+                f"`recompute_layers` = {self.recompute_layers} with `recompute` = none, which "
+                "recomputes no layer; leave one of them out"
             )
         return self

@@ -1,4 +1,4 @@
-"""Record: the plain files of a run folder, and what one step leaves behind."""
+"""Run record: the names of a run folder's files, and the measurements of one step."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -21,24 +21,25 @@ REPORT_FILE = "report.html"
 JOURNAL_FOLDER = "journal"
 CHECKPOINT_FOLDER = "checkpoints"
 STATE_FOLDER = "state"
-"""Beside the checkpoints: what of a run lives beyond the near tier. Of no use to another run."""
+"""Folder of a run's offloaded model state; no other run can use it."""
 ATTEMPTS_FOLDER = "attempts"
-"""The plain files of earlier attempts that had another plan, by the attempt's number."""
+"""Folder with the files of earlier attempts that had another plan, by attempt number."""
 MERGED_CHECKPOINT_FOLDER = ".merged"
-"""Among the checkpoints: one whose parts were put together to go on from."""
+"""Folder among the checkpoints: a checkpoint whose shards were merged to resume from."""
 TOKENS_FOLDER = "tokens"
-"""The text as tokens, where a run is prepared for hosts that may have neither."""
+"""Folder with the tokenized text of a run that is prepared for other hosts."""
 LAUNCH_FILE = "launch.sh"
-"""What starts a prepared run on a cluster."""
+"""The script that starts a prepared run on a cluster."""
 LARGEST_MODEL_FILE = "largest_model.json"
 
 
 class Environment(Document):
-    """What a run ran in."""
+    """The software and host that a run used."""
 
     windlass: str
+    """Version of Windlass."""
     commit: str | None = None
-    """Of the code that ran; None outside a git checkout."""
+    """Git commit of the code; None outside a git checkout."""
     dirty: bool = False
     """Whether the checkout had uncommitted changes."""
     python: str
@@ -51,13 +52,13 @@ class Environment(Document):
 
 
 RunState = Literal["prepared", "running", "finished", "interrupted", "broken", "killed"]
-"""`prepared`: for a cluster, and not begun. `killed`: the journal has no end and no process holds
-the folder."""
+"""`prepared`: written for a cluster and not started. `killed`: the journal has no end and no
+process holds the folder."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One optimizer update, measured. Losses are in nats a token, memory in bytes."""
+    """One measured training step. Losses are in nats per token, memory in bytes."""
 
     step: int
     """Counted from 1."""
@@ -66,22 +67,22 @@ class Step:
     learning_rate: float
     tokens: int
     seconds: float
-    """From the first instruction to the last, without evaluation and saving."""
+    """Time from the first instruction to the last, without evaluation and saving."""
     memory_bytes: int
-    """Peak of the process up to this step; of several devices, of the one that holds most."""
+    """Peak memory of the process up to this step; with several devices, of the fullest one."""
     device_memory_bytes: int | None = None
-    """Peak of the device that tells; None where there is only one."""
+    """Peak memory of the device that writes the record; None with one device."""
     read_bytes: int = 0
-    """That came from tiers beyond the near one: since the step before, with what settled both. Not
-    what an evaluation reads. 0 where nothing moves."""
+    """Bytes read from offload tiers since the step before, with flushes of deferred updates and
+    without evaluation; 0 if nothing is offloaded."""
     written_bytes: int = 0
-    """That went to tiers beyond the near one."""
+    """Bytes written to offload tiers, counted likewise."""
     flush_seconds: float = 0.0
-    """After the step: updates that were put off, and done because it evaluates or saves."""
+    """Time after the step to flush deferred updates, because it evaluates or saves."""
     by_kind: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     """Seconds by instruction kind."""
     held_out_loss: float | None = None
-    """None where this step did not evaluate."""
+    """Loss on held-out text; None if this step did not evaluate."""
     held_out_bits_per_byte: float | None = None
     saved: str | None = None
-    """Name of the checkpoint begun after this step; None if none was."""
+    """Name of the checkpoint that was started after this step; None if none was."""

@@ -1,8 +1,9 @@
-"""Grid: the slices of a layer in rows and columns, written `8x8`; in one column they are a number.
+"""Tensor-parallel degrees: a number, or a grid of rows and columns such as `8x8`.
 
-In one dimension each of t slices has its own tokens. In a grid of r x c, slice k is in row `k // c`
-and column `k mod c`: the slices of one row have the same tokens, those of one column the same
-features. So a number of slices is t x 1, and stays a number wherever it is written.
+In one dimension each of t ranks holds its own tokens between layers (sequence parallelism). In a
+grid of r x c, rank k is in row `k // c` and column `k mod c`: the ranks of a row hold the same
+tokens, the ranks of a column the same features. A plain number t is the grid t x 1 and stays a
+number wherever it is written.
 """
 
 import re
@@ -11,28 +12,28 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import PlainSerializer, PlainValidator
 
 TensorAxis = Literal["all", "tokens", "features"]
-"""Which slices of a layer exchange: all of them; those of one column, which share the tokens out;
-or those of one row, which share the features out."""
+"""Which tensor-parallel ranks of a layer communicate: all of them; those of one column, which
+divide the tokens; or those of one row, which divide the features."""
 
-_WRITTEN = re.compile(r"([1-9][0-9]*)(?:x([1-9][0-9]*))?")
+_PATTERN = re.compile(r"([1-9][0-9]*)(?:x([1-9][0-9]*))?")
 
 
 class TensorGrid(int):
-    """A number of slices that lie in more than one column.
+    """A tensor-parallel degree with more than one column.
 
-    It counts as their product wherever only their number matters, but equals no plain number: a cut
-    in two dimensions is another cut.
+    It acts as the product `rows * columns` wherever only the number of ranks matters, but equals no
+    plain number: sharding in two dimensions differs from sharding in one.
 
     Args:
-        rows: shares of the tokens.
-        columns: shares of the features, 2 or more.
+        rows: parts that the tokens are divided into.
+        columns: parts that the features are divided into, 2 or more.
     """
 
     rows: int
     columns: int
 
     def __new__(cls, rows: int, columns: int) -> Self:
-        """The number of so many rows and columns."""
+        """The degree `rows * columns`."""
         grid = super().__new__(cls, rows * columns)
         grid.rows, grid.columns = rows, columns
         return grid
@@ -59,54 +60,53 @@ class TensorGrid(int):
 
 
 def tensor_grid(rows: int, columns: int) -> int:
-    """So many rows and columns of slices: a number if they are one column."""
+    """The tensor-parallel degree of a grid: a plain number if it has one column."""
     return rows if columns == 1 else TensorGrid(rows, columns)
 
 
 def grid_rows(degree: int) -> int:
-    """Shares of the tokens."""
+    """Parts that the tokens are divided into."""
     return degree.rows if isinstance(degree, TensorGrid) else degree
 
 
 def grid_columns(degree: int) -> int:
-    """Shares of the features; 1 of a cut in one dimension."""
+    """Parts that the features are divided into; 1 for a plain number."""
     return degree.columns if isinstance(degree, TensorGrid) else 1
 
 
 def group_size(degree: int, axis: TensorAxis) -> int:
-    """How many slices exchange with one another."""
-    return {"all": int(degree), "tokens": grid_rows(degree), "features": grid_columns(degree)}[
-        axis
-    ]
+    """Number of ranks in one communication group of an axis."""
+    sizes = {"all": int(degree), "tokens": grid_rows(degree), "features": grid_columns(degree)}
+    return sizes[axis]
 
 
 def group_span(degree: int, axis: TensorAxis) -> int:
-    """Devices from the first to the last slice of such a ring: those of one row are neighbours."""
+    """Devices between the first and last rank of a group, both included; rows are contiguous."""
     return grid_columns(degree) if axis == "features" else int(degree)
 
 
-def parse_tensor_degree(value: Any) -> int:  # noqa: ANN401  a border: whatever a file holds
-    """A number of slices as a file or override writes it: `4`, or `"2x2"`.
+def parse_tensor_degree(value: Any) -> int:  # noqa: ANN401  a boundary: whatever a file holds
+    """Parses a tensor-parallel degree from a file or override: `4`, or `"2x2"`.
 
     Raises:
         ValueError: it is neither.
     """
     if isinstance(value, TensorGrid):
         return value
-    number = value if isinstance(value, str) else str(value)
-    match = None if isinstance(value, bool) else _WRITTEN.fullmatch(number.strip())
+    text = value if isinstance(value, str) else str(value)
+    match = None if isinstance(value, bool) else _PATTERN.fullmatch(text.strip())
     if match is None:
         raise ValueError(
-            "should be a number of slices from 1, or their rows and columns as in `2x2`"
+            "should be a number of tensor-parallel ranks from 1, or rows and columns as in `2x2`"
         )
     return tensor_grid(int(match[1]), int(match[2] or 1))
 
 
-def _written(slices: int) -> int | str:
-    return str(slices) if isinstance(slices, TensorGrid) else slices
+def _serialize(degree: int) -> int | str:
+    return str(degree) if isinstance(degree, TensorGrid) else degree
 
 
 TensorDegree = Annotated[
-    int, PlainValidator(parse_tensor_degree), PlainSerializer(_written, return_type=int | str)
+    int, PlainValidator(parse_tensor_degree), PlainSerializer(_serialize, return_type=int | str)
 ]
-"""A number of slices, or a grid of them."""
+"""A tensor-parallel degree: a number of ranks, or a grid of them."""

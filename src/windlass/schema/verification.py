@@ -1,4 +1,4 @@
-"""Proof: what became of holding a run under one plan against the same steps on one device."""
+"""Verification results: a run under a plan compared with the same steps on one device."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,23 +8,23 @@ from windlass.schema.graph import Precision
 from windlass.schema.plan import MomentFormat
 
 ComparedQuantity = Literal[
-    "samples",  # which ones the step took
+    "samples",  # the samples that the step takes
     "output",  # of a layer, sample by sample
     "loss",
-    "input gradient",  # of a layer's input, sample by sample
-    "weight gradient",  # of the first step, whole tensors
+    "input gradient",  # of a layer, sample by sample
+    "weight gradient",  # of the first step, full tensors
     "gradient norm",
-    "weight",  # after each step, whole tensors
+    "weight",  # after each step, full tensors
 ]
-"""What is compared, in the order in which a step makes it."""
+"""What is compared, in the order in which a step computes it."""
 
 TOLERANCE: Mapping[Precision, float] = {"float64": 1e-9, "float32": 1e-5, "bfloat16": 6e-2}
-"""Relative. Sums in another order differ in the last bit, some hundreds of which add up: of 2^-53
-or 2^-24. In bfloat16 numbers have 8 bits: 2^-9 for each of a dozen sums that slices split in two,
-in each of some layers."""
+"""Relative tolerances. Sums in another order differ in the last bit, 2^-53 or 2^-24, and some
+hundreds of these add up. bfloat16 has 8 bits: 2^-9 for each of a dozen sums that tensor-parallel
+ranks split in two, in each of some layers."""
 
 MOMENT_TOLERANCE: Mapping[MomentFormat, float] = {"float32": 0.0, "bfloat16": 2**-8, "int8": 0.032}
-"""What the format of the moments adds to a gradient that is had back from them."""
+"""Additional relative tolerance of a gradient that is recovered from moments in this format."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,39 +34,40 @@ class Mismatch:
     step: int
     quantity: ComparedQuantity
     error: float
-    """Over the largest value of the tensor, or the norm of the sample, of the run on one device."""
+    """Relative to the largest value of the tensor, or to the norm of the sample, on one device."""
     layer: int | None = None
     layer_name: str | None = None
     weight: str | None = None
-    """Its full name."""
+    """Full name of the weight."""
     sample: int | None = None
-    """In the global batch."""
+    """Index of the sample in the global batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuantityComparison:
-    """All of one kind that were compared."""
+    """All comparisons of one quantity."""
 
     quantity: ComparedQuantity
     count: int
+    """Number of values or tensors that were compared."""
     error: float
-    """The largest."""
+    """The largest relative error."""
     tolerance: float
 
     @property
     def within_tolerance(self) -> bool:
-        """Whether all of them differ by rounding at most; what is no number does not."""
+        """Whether all of them differ at most by rounding; NaN does not pass."""
         return self.error <= self.tolerance
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerificationResult:
-    """A few steps under a plan against the same steps on one device."""
+    """A few steps under a plan compared with the same steps on one device."""
 
     steps: int
     comparisons: tuple[QuantityComparison, ...]
     first_mismatch: Mismatch | None
-    """Where they part, in the order in which a step makes things; None if they never do."""
+    """The first mismatch in the order in which a step computes things; None if there is none."""
 
     @property
     def passed(self) -> bool:
