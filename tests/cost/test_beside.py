@@ -81,7 +81,7 @@ def test_sums_go_on_beside_the_backward_pass_one_after_the_other(
         # What is scattered over the replicas that update a part each is waited for at once, and
         # half as long as a whole sum; parts of weights come together behind the updates.
         ({"sharding": (1, 2)}, 12 + 4 * 0.5 * 3 + 4 * 0.5 * 3),
-        ({"execution_model": "bulk-synchronous"}, 12 + 4 * 3),
+        ({"rule": "bulk-synchronous"}, 12 + 4 * 3),
         # Processes of one host need their cores for sums too, those of two hosts do not.
         ({"kind": "cpu"}, 12 + 4 * 3),
         ({"kind": "cpu", "hosts": 8}, 4 + 2 + 4 * 3),

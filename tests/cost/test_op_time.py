@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from factories import tiny_machine
-from windlass.cost.op_time import DeviceRates, ExecutionMode, LayerPass, TermSeconds, pass_seconds
+from windlass.cost.op_time import DeviceRates, OpContext, LayerPass, TermSeconds, pass_seconds
 from windlass.schema.graph import LayerCost, MatmulShape, Op, Polynomial
 from windlass.schema.machine import AttentionRate, Curve, OpRate, Point
 
@@ -11,7 +11,7 @@ from windlass.schema.machine import AttentionRate, Curve, OpRate, Point
 def _rates(*, compiled: bool = False, **changes: object) -> DeviceRates:
     machine = tiny_machine()
     device = machine.device.model_copy(update=changes)
-    return DeviceRates(device, ExecutionMode(1, "float32", compiled))
+    return DeviceRates(device, OpContext(1, "float32", compiled))
 
 
 def _memory(
@@ -129,7 +129,7 @@ def test_the_width_of_heads_is_told_by_what_attention_writes():
         each.model_copy(update={"attention_rates": known}) for each in machine.device.matmul
     )
     device = machine.device.model_copy(update={"matmul": matmul})
-    rates = DeviceRates(device, ExecutionMode(s, "float32", False))
+    rates = DeviceRates(device, OpContext(s, "float32", False))
     passed = pass_seconds(LayerPass((attention,), _layer(attention), False), rates, micro=1)
     assert passed.attention == pytest.approx(4 * b * h * s * s * k / 7e9)
 

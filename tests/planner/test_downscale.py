@@ -18,7 +18,8 @@ DEGREES = st.sampled_from([1, 2, 3, 4, 6, 8, 12, 16, 32])
 def test_a_divided_cut_takes_few_devices_and_keeps_every_kind_of_cut(cut: Parallelism) -> None:
     small = divided_parallelism(cut, 8)
     assert small.devices <= 8
-    for (_, before), (_, after) in zip(cut, small, strict=True):
+    for name in ("pipeline", "tensor", "data"):
+        before, after = getattr(cut, name), getattr(small, name)
         assert after <= before
         assert (after > 1) == (before > 1)
 
@@ -124,7 +125,7 @@ def test_all_that_changes_is_told() -> None:
     )
     for said in ("`parallel.pipeline` 8 -> 2", "`parallel.tensor` 8 -> 2", "`parallel.data` 4 -> 2",
                  "`sharding.parameters` 4 -> 2", "`layers` 98 -> 16", "width 4096 -> 32",
-                 "far -> disk", "of 8 stages those of index 0, 7"):  # fmt: skip
+                 "far -> disk", "stages 0, 7 stand for all 8"):  # fmt: skip
         assert said in notes
 
 

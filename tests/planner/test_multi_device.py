@@ -250,7 +250,7 @@ def test_a_refusal_that_memory_of_the_host_lifts_says_so():
         "precision=float32", "compile=false", "recompute=none", "parallel.pipeline=1", "parallel.tensor=1",
         "parallel.data=2", "batch.micro=1", "sharding.parameters=1", "sharding.optimizer=1",
     )  # fmt: skip
-    near = choose(request(*pins, "offload.optimizer=near"), WIDE[1], on)
+    near = choose(request(*pins, "offload.optimizer=device"), WIDE[1], on)
     assert near.prediction is not None
     less = int(0.95 * near.prediction.peaks[0].peak_bytes)
     choice = choose(request(*pins, f"memory={less}"), WIDE[1], on)

@@ -5,7 +5,7 @@ from functools import cached_property
 from windlass.cost.collectives import CommunicationCosts
 from windlass.cost.op_time import (
     DeviceRates,
-    ExecutionMode,
+    OpContext,
     LayerPass,
     TermSeconds,
     batch_load_bytes,
@@ -43,7 +43,7 @@ class InstructionCosts:
 
     def __init__(self, plan: Plan, graph: Graph, machine: Machine) -> None:
         batch = plan.batch
-        mode = ExecutionMode(batch.sequence, plan.precision, plan.compile)
+        mode = OpContext(batch.sequence, plan.precision, plan.compile)
         self._plan, self._graph, self._machine = plan, graph, machine
         self._device = machine.device.effective(offloads=plan.offloads)
         self._rates = DeviceRates(self._device, mode)

@@ -59,7 +59,7 @@ class TermSeconds(NamedTuple):
         return TermSeconds(*(share * each for each in self))
 
 
-class ExecutionMode(NamedTuple):
+class OpContext(NamedTuple):
     """How operations run, apart from the micro-batch size."""
 
     sequence: int
@@ -86,7 +86,7 @@ class DeviceRates:
         mode: how all operations run.
     """
 
-    def __init__(self, device: Device, mode: ExecutionMode) -> None:
+    def __init__(self, device: Device, mode: OpContext) -> None:
         self.device = device
         self.mode = mode
         self._products = device.rate(mode.precision)
@@ -219,7 +219,7 @@ def _amounts(ops: Sequence[Op], micros: Ints, sequence: int) -> Floats:
     return quantity_values(first, micros, sequence) + quantity_values(second, micros, sequence)
 
 
-def _head_width(cost: LayerCost, mode: ExecutionMode) -> float:
+def _head_width(cost: LayerCost, mode: OpContext) -> float:
     """Width of a layer's attention heads; 64 if the layer has no attention to tell it from.
 
     Fused attention with h heads of width k has `4 b h s^2 k` FLOP and writes `b h s` results of

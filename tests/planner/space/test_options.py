@@ -38,7 +38,7 @@ def test_a_pinned_count_of_layers_that_run_again_is_held_as_far_as_there_are_so_
         found = open_single_stage_plans(request(f"recompute_layers={count}"), GRAPH, MACHINE)
         assert len(found) == 4 * 2 * 2
         assert {plan.stages[0].recompute_layers for plan in found} == {told}
-        assert {plan.recompute for plan in found} == {"layer"}
+        assert {plan.recompute for plan in found} == {"full"}
 
 
 def test_every_plan_would_pass_validation():
@@ -96,7 +96,7 @@ def test_what_cannot_be_is_told_all_at_once():
     )  # fmt: skip
     with pytest.raises(InputErrors) as caught:
         open_single_stage_plans(asked, GRAPH, tiny_machine(precisions=("float32",)))
-    assert [fault.split(";")[0] for fault in caught.value.faults] == [
+    assert [fault.split(";")[0] for fault in caught.value.messages] == [
         "`parallel.schedule` = interleaved on one device, which has no pipeline",
         "`sharding.parameters` = 2 on one device",
         "`parallel.tensor` = 2, but `tiny` has 1 device",
@@ -150,10 +150,10 @@ def test_a_number_of_slices_is_held_and_refused_where_it_cannot_be():
         (
             "parallel.tensor=3",
             EIGHT,
-        ): "`batch.sequence` = 16 is no multiple of `parallel.tensor` = 3: between"
-        " layers each slice holds as many tokens",
+        ): "`batch.sequence` = 16 is not a multiple of `parallel.tensor` = 3: "
+        "between layers each tensor-parallel rank holds an equal part of the tokens",
     }
     for (pin, machine), fault in faults.items():
         with pytest.raises(InputErrors) as caught:
             open_single_stage_plans(request(pin), SLICED, machine)
-        assert caught.value.faults[0].split(";")[0] == fault
+        assert caught.value.messages[0].split(";")[0] == fault

@@ -14,7 +14,7 @@ import numpy as np
 from windlass.cost.arrays import Floats, Ints
 from windlass.cost.op_time import (
     DeviceRates,
-    ExecutionMode,
+    OpContext,
     LayerPass,
     host_seconds,
     ops_seconds,
@@ -99,7 +99,7 @@ class ChainOps:
         return self._graph.shard(tensor).kinds
 
     def alone(
-        self, device: Device, mode: ExecutionMode, tensor: int, micros: Sequence[int]
+        self, device: Device, mode: OpContext, tensor: int, micros: Sequence[int]
     ) -> PassArrays:
         """Passes of layers in so many slices, in each of some micro-batches.
 
@@ -134,14 +134,14 @@ class ChainOps:
             ]
         )
 
-    def _passes(self, mode: ExecutionMode, tensor: int) -> Iterator[LayerPass]:
+    def _passes(self, mode: OpContext, tensor: int) -> Iterator[LayerPass]:
         for kind, variant in product(PASSES, self.variants):
             layer, cost = self._cost(tensor, variant, mode)
             ops = pass_ops(kind, layer, cost, first=variant.name == self.names[0])
             yield LayerPass(ops, cost, backward=kind != "forward")
 
     def _cost(
-        self, tensor: int, variant: KindVariant, mode: ExecutionMode
+        self, tensor: int, variant: KindVariant, mode: OpContext
     ) -> tuple[LayerKind, LayerCost]:
         """A layer and its cost; the plain one where there is no selective one."""
         layer = self.kinds(tensor)[variant.name]
@@ -149,7 +149,7 @@ class ChainOps:
         return layer, layer.cost(mode.precision, compiled=mode.compiled, selective=selective)
 
     def _sent(
-        self, passes: Sequence[LayerPass], mode: ExecutionMode, tensor: int, micros: Ints
+        self, passes: Sequence[LayerPass], mode: OpContext, tensor: int, micros: Ints
     ) -> tuple[Floats, Floats]:
         """Bytes and hops of collectives inside passes, in the shape of `Alone`."""
         shape = (len(AMONG), len(micros), len(PASSES), len(self.variants))
@@ -168,7 +168,7 @@ class ChainOps:
         return sent, hops
 
     def _bytes(
-        self, tensor: int, variant: KindVariant, mode: ExecutionMode, micros: Ints
+        self, tensor: int, variant: KindVariant, mode: OpContext, micros: Ints
     ) -> Floats:
         """As `program.sizes.layer_sizes` has it, of each micro-batch; without the gradient."""
         layer, cost = self._cost(tensor, variant, mode)

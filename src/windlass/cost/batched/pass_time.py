@@ -17,7 +17,7 @@ from windlass.cost.batched.config_keys import LayerConfig, priced_plan
 from windlass.cost.batched.op_time import AMONG, HELD, PASSES, ChainOps, PassArrays
 from windlass.cost.collectives import tensor_parallel_ring
 from windlass.cost.op_time import (
-    ExecutionMode,
+    OpContext,
     batch_load_bytes,
     grad_accumulation_bytes,
     rates_at,
@@ -162,7 +162,7 @@ class PassCostModel:
     ) -> PassArrays:
         device = self._machine.device.effective(offloads=moves)
         return self.ops.alone(
-            device, ExecutionMode(self._sequence, precision, compiled), tensor, micros
+            device, OpContext(self._sequence, precision, compiled), tensor, micros
         )
 
     def lent_elements(self, tensor: int) -> int:
