@@ -1,11 +1,11 @@
-// Blocks: torch's memory on a CPU, kept in the process up to a limit.
+// A caching CPU allocator for torch with a limit on the memory that it reserves.
 //
-// Every result of at least kLeast bytes lies in a block of its own. A block that is freed stays in
-// the process, and the next result of the same size takes it: steps repeat, so from the second one
-// on most results find one. Where a new block would lift all of them above the limit, it is made of
-// the pages of those unused for longest: the kernel moves pages from one address to another without
-// touching what is in them. So a process holds what is alive, or the limit, whichever is more, and
-// the system is asked for fresh pages, which it has to clear, only when there is no other way.
+// Every tensor of at least kMinBlockBytes gets a block of its own. A freed block stays in the
+// process, and the next tensor of the same size reuses it: steps repeat, so from the second one on
+// most tensors find a block. If a new block would exceed the limit, it is assembled from the pages
+// of the least recently used free blocks: the kernel remaps pages to another address without
+// touching their content. So the process reserves the allocated memory or the limit, whichever is
+// larger, and requests new pages, which the system has to clear, only when there is no other way.
 
 #include <c10/core/CPUAllocator.h>
 #include <sys/mman.h>
@@ -21,31 +21,31 @@
 
 namespace {
 
-constexpr size_t kLeast = 128 << 10;  // smaller results are left to malloc
+constexpr size_t kMinBlockBytes = 128 << 10;  // smaller tensors are left to malloc
 constexpr size_t kPage = 4096;
 constexpr size_t kHugePage = 2 << 20;
-constexpr size_t kLeastPiece = 256 << 10;
-constexpr size_t kMostPieces = 16384;  // Linux allows a process 65,530 mappings
+constexpr size_t kMinPieceBytes = 256 << 10;
+constexpr size_t kMaxPieces = 16384;  // Linux allows a process 65,530 mappings
 constexpr size_t kAlignment = 64;
 
-// A range of addresses, and the lengths of the mappings that follow each other in it.
+// A range of addresses, and the lengths of the consecutive mappings in it.
 struct Block {
   char* data;
   size_t size;
   std::vector<size_t> pieces;
 };
 
-// Tells torch's profiler, if one listens, what comes and goes.
-class Reporter {
+// Reports allocations to torch's profiler, if it is active.
+class ProfilerReporter {
  public:
-  void taken(void* data, size_t size) {
+  void allocated(void* data, size_t size) {
     if (!c10::memoryProfilingEnabled()) return;
     std::lock_guard<std::mutex> guard(mutex_);
     sizes_[data] = size;
     report(data, static_cast<int64_t>(size));
   }
 
-  void given(void* data) {
+  void freed(void* data) {
     if (!c10::memoryProfilingEnabled()) return;
     std::lock_guard<std::mutex> guard(mutex_);
     auto found = sizes_.find(data);
@@ -65,103 +65,107 @@ class Reporter {
   size_t total_ = 0;
 };
 
-// Neither this nor the blocks are ever destroyed: tensors may outlive everything that C++ would end
-// with the process.
-Reporter& reporter() {
-  static Reporter* const the = new Reporter;
-  return *the;
+// Neither this nor the blocks are ever destroyed: tensors may outlive the objects that C++ destroys
+// at process exit.
+ProfilerReporter& reporter() {
+  static ProfilerReporter* const instance = new ProfilerReporter;
+  return *instance;
 }
 
 class Blocks final : public c10::Allocator {
  public:
-  c10::DataPtr allocate(size_t wanted) override {
-    if (wanted == 0) {
+  c10::DataPtr allocate(size_t size) override {
+    if (size == 0) {
       return {nullptr, nullptr, &release_small, c10::Device(c10::DeviceType::CPU)};
     }
-    if (wanted < kLeast) {
+    if (size < kMinBlockBytes) {
       void* data = nullptr;
-      if (posix_memalign(&data, kAlignment, wanted) != 0) throw std::bad_alloc();
-      reporter().taken(data, wanted);
+      if (posix_memalign(&data, kAlignment, size) != 0) throw std::bad_alloc();
+      reporter().allocated(data, size);
       return {data, data, &release_small, c10::Device(c10::DeviceType::CPU)};
     }
-    void* data = take((wanted + kPage - 1) / kPage * kPage);
-    reporter().taken(data, wanted);
+    void* data = take_block((size + kPage - 1) / kPage * kPage);
+    reporter().allocated(data, size);
     return {data, data, &release_block, c10::Device(c10::DeviceType::CPU)};
   }
 
-  // Torch may hand back any pointer through this one, so it tells blocks from small results.
+  // torch may free any pointer through this one, so it distinguishes blocks from small tensors.
   c10::DeleterFnPtr raw_deleter() const override { return &release_any; }
 
   void copy_data(void* to, const void* from, size_t count) const override {
     default_copy_data(to, from, count);
   }
 
-  void give(void* data, bool may_be_small) {
-    reporter().given(data);
+  void free_block(void* data, bool may_be_small) {
+    reporter().freed(data);
     std::lock_guard<std::mutex> guard(mutex_);
-    auto found = alive_.find(data);
-    if (found == alive_.end()) {
+    auto found = allocated_blocks_.find(data);
+    if (found == allocated_blocks_.end()) {
       if (may_be_small) std::free(data);
       return;
     }
-    live_ -= found->second.size;
-    keep(std::move(found->second));
-    alive_.erase(found);
-    while (held_ > limit_ && !unused_.empty()) drop_oldest();
+    allocated_ -= found->second.size;
+    cache(std::move(found->second));
+    allocated_blocks_.erase(found);
+    while (reserved_ > limit_ && !free_.empty()) release_oldest();
   }
 
   void set_limit(size_t limit) {
     std::lock_guard<std::mutex> guard(mutex_);
     limit_ = limit;
-    piece_ = kLeastPiece;
-    if (limit / kMostPieces > piece_) piece_ = (limit / kMostPieces + kPage - 1) / kPage * kPage;
-    while (held_ > limit_ && !unused_.empty()) drop_oldest();
+    min_piece_ = kMinPieceBytes;
+    if (limit / kMaxPieces > min_piece_) {
+      min_piece_ = (limit / kMaxPieces + kPage - 1) / kPage * kPage;
+    }
+    while (reserved_ > limit_ && !free_.empty()) release_oldest();
   }
 
-  void tell(uint64_t* out) {
+  void stats(uint64_t* out) {
     std::lock_guard<std::mutex> guard(mutex_);
-    out[0] = live_;
-    out[1] = held_;
-    out[2] = most_live_;
+    out[0] = allocated_;
+    out[1] = reserved_;
+    out[2] = peak_allocated_;
     out[3] = mapped_;
-    most_live_ = live_;
+    peak_allocated_ = allocated_;
   }
 
  private:
-  using Unused = std::list<Block>;
+  using FreeList = std::list<Block>;
 
-  void* take(size_t size) {
+  void* take_block(size_t size) {
     std::lock_guard<std::mutex> guard(mutex_);
     auto found = by_size_.find(size);
     Block block;
     if (found != by_size_.end() && !found->second.empty()) {
       block = remove(found->second.back());
-    } else if (held_ + size <= limit_ || unused_.empty()) {
-      block = fresh(size);
+    } else if (reserved_ + size <= limit_ || free_.empty()) {
+      block = new_block(size);
     } else {
-      block = made_of_unused(size);
+      block = assemble_block(size);
     }
-    live_ += size;
-    if (live_ > most_live_) most_live_ = live_;
+    allocated_ += size;
+    if (allocated_ > peak_allocated_) peak_allocated_ = allocated_;
     void* data = block.data;
-    alive_.emplace(data, std::move(block));
+    allocated_blocks_.emplace(data, std::move(block));
     return data;
   }
 
-  Block fresh(size_t size) { return {map(nullptr, size, PROT_READ | PROT_WRITE), size, {size}}; }
+  Block new_block(size_t size) {
+    return {map(nullptr, size, PROT_READ | PROT_WRITE), size, {size}};
+  }
 
-  Block made_of_unused(size_t size) {
+  Block assemble_block(size_t size) {
     Block block{map(nullptr, size, PROT_NONE), size, {}};
     size_t done = 0;
-    while (size - done >= piece_ && !unused_.empty()) {
-      Block donor = remove(unused_.begin());
-      while (!donor.pieces.empty() && size - done >= piece_) {
+    while (size - done >= min_piece_ && !free_.empty()) {
+      Block donor = remove(free_.begin());
+      while (!donor.pieces.empty() && size - done >= min_piece_) {
         size_t piece = donor.pieces.back();
         size_t moved = piece < size - done ? piece : size - done;
         char* from = donor.data + donor.size - moved;
-        if (moved < piece_) {
+        if (moved < min_piece_) {
           munmap(from, moved);
-          held_ -= moved;
+          reserved_ -= moved;
         } else {
           if (mremap(from, moved, moved, MREMAP_MAYMOVE | MREMAP_FIXED, block.data + done) ==
               MAP_FAILED) {
@@ -174,40 +178,40 @@ class Blocks final : public c10::Allocator {
         donor.pieces.back() -= moved;
         if (donor.pieces.back() == 0) donor.pieces.pop_back();
       }
-      if (donor.size > 0) keep_first(std::move(donor));
+      if (donor.size > 0) cache_first(std::move(donor));
     }
     if (done < size) {
-      while (held_ + size - done > limit_ && !unused_.empty()) drop_oldest();
+      while (reserved_ + size - done > limit_ && !free_.empty()) release_oldest();
       map(block.data + done, size - done, PROT_READ | PROT_WRITE);
       block.pieces.push_back(size - done);
     }
     return block;
   }
 
-  // Maps fresh pages, at an address of ours or anywhere; only those that can be written count.
+  // Maps new pages, at a given address or anywhere; only writable ones count as reserved.
   char* map(char* at, size_t size, int protection) {
     const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | (at ? MAP_FIXED : 0);
     void* data = mmap(at, size, protection, flags, -1, 0);
     if (data == MAP_FAILED) throw std::bad_alloc();
     if (protection != PROT_NONE) {
       if (size >= kHugePage) madvise(data, size, MADV_HUGEPAGE);
-      held_ += size;
+      reserved_ += size;
       mapped_ += size;
     }
     return static_cast<char*>(data);
   }
 
-  void keep(Block block) {
-    unused_.push_back(std::move(block));
-    by_size_[unused_.back().size].push_back(std::prev(unused_.end()));
+  void cache(Block block) {
+    free_.push_back(std::move(block));
+    by_size_[free_.back().size].push_back(std::prev(free_.end()));
   }
 
-  void keep_first(Block block) {
-    unused_.push_front(std::move(block));
-    by_size_[unused_.front().size].push_back(unused_.begin());
+  void cache_first(Block block) {
+    free_.push_front(std::move(block));
+    by_size_[free_.front().size].push_back(free_.begin());
   }
 
-  Block remove(Unused::iterator at) {
+  Block remove(FreeList::iterator at) {
     auto& same = by_size_[at->size];
     for (auto each = same.begin(); each != same.end(); ++each) {
       if (*each == at) {
@@ -216,18 +220,18 @@ class Blocks final : public c10::Allocator {
       }
     }
     Block block = std::move(*at);
-    unused_.erase(at);
+    free_.erase(at);
     return block;
   }
 
-  void drop_oldest() {
-    Block block = remove(unused_.begin());
+  void release_oldest() {
+    Block block = remove(free_.begin());
     munmap(block.data, block.size);
-    held_ -= block.size;
+    reserved_ -= block.size;
   }
 
   static void release_small(void* data) {
-    reporter().given(data);
+    reporter().freed(data);
     std::free(data);
   }
 
@@ -235,35 +239,35 @@ class Blocks final : public c10::Allocator {
   static void release_any(void* data);
 
   std::mutex mutex_;
-  Unused unused_;  // oldest first
-  std::unordered_map<size_t, std::vector<Unused::iterator>> by_size_;
-  std::unordered_map<void*, Block> alive_;
+  FreeList free_;  // oldest first
+  std::unordered_map<size_t, std::vector<FreeList::iterator>> by_size_;
+  std::unordered_map<void*, Block> allocated_blocks_;
   size_t limit_ = std::numeric_limits<size_t>::max();
-  size_t piece_ = kLeastPiece;  // smaller ones are cleared anew, so that pieces stay few
-  size_t live_ = 0;
-  size_t held_ = 0;
-  size_t most_live_ = 0;
+  size_t min_piece_ = kMinPieceBytes;  // smaller pieces are not remapped, to keep mappings few
+  size_t allocated_ = 0;
+  size_t reserved_ = 0;
+  size_t peak_allocated_ = 0;
   uint64_t mapped_ = 0;
 };
 
 Blocks& blocks() {
-  static Blocks* const the = new Blocks;
-  return *the;
+  static Blocks* const instance = new Blocks;
+  return *instance;
 }
 
-void Blocks::release_block(void* data) { blocks().give(data, false); }
-void Blocks::release_any(void* data) { blocks().give(data, true); }
+void Blocks::release_block(void* data) { blocks().free_block(data, false); }
+void Blocks::release_any(void* data) { blocks().free_block(data, true); }
 
 }  // namespace
 
 extern "C" {
 
-// Has torch make all further tensors here.
+// Makes torch allocate all further CPU tensors here.
 void windlass_blocks_install() { c10::SetCPUAllocator(&blocks(), /*priority=*/1); }
 
-// Bytes that mappings may hold together; what is alive may exceed it.
+// Limits the reserved bytes; allocated memory may exceed the limit.
 void windlass_blocks_limit(uint64_t limit) { blocks().set_limit(limit); }
 
-// Bytes alive, bytes held, most bytes alive since the last call, bytes of fresh pages so far.
-void windlass_blocks_tell(uint64_t* out) { blocks().tell(out); }
+// Bytes allocated, bytes reserved, peak bytes allocated since the last call, bytes ever mapped.
+void windlass_blocks_stats(uint64_t* out) { blocks().stats(out); }
 }

@@ -1,20 +1,20 @@
-"""Holds torch's memory on a CPU to a limit, and keeps what is free within it.
+"""A caching CPU allocator for torch with a limit on the memory that it reserves.
 
-Left to the C library, memory goes two bad ways. Blocks that are mapped one by one go back to the
-system when they are freed; it clears them again for the next step, and where the machine is a
-virtual one whose host takes free pages away, getting them back costs half a second a GiB. Blocks
-that stay in a heap fill it with holes: up to 1.7 times what is alive, and nobody can foresee it.
-So torch gets an allocator of our own (`blocks.cpp`), built once for each version of torch.
+The C library handles large tensors in one of two bad ways. Blocks that are mapped one by one are
+returned to the system when freed; the system clears them again for the next step, and on a virtual
+machine whose host reclaims free pages, getting them back costs half a second per GiB. Blocks on a
+heap fragment it: it grows to up to 1.7 times the allocated memory, which cannot be predicted. So
+torch gets a caching allocator (`blocks.cpp`), built once for each version of torch.
 
-Measured on 2 cores of an AMD EPYC (Zen 5, glibc 2.36, Linux 6.18, torch 2.13, 2026-11), a step and
-the most that was held, beside what was predicted to be alive:
+Measured on 2 cores of an AMD EPYC (Zen 5, glibc 2.36, Linux 6.18, torch 2.13, 2026-11): step time
+and peak reserved memory, beside the predicted peak of allocated memory.
 
 | | gpt2-124m, 8 x 256, bfloat16, compiled | gpt-mini, 8 x 256, float32, recompute |
 |---|---|---|
-| alive | 2952 MiB | 690 MiB |
+| allocated, predicted | 2952 MiB | 690 MiB |
 | blocks above 2 MiB mapped one by one | 4.9 s, 2960 MiB | 1.45 s, 710 MiB |
-| everything in the heap | 2.95 s, 3203 MiB | 1.11 s, 939 MiB |
-| this | 2.95 s, 2948 MiB | 1.12 s, 677 MiB |
+| everything on the heap | 2.95 s, 3203 MiB | 1.11 s, 939 MiB |
+| this allocator | 2.95 s, 2948 MiB | 1.12 s, 677 MiB |
 """
 
 import ctypes
@@ -32,9 +32,9 @@ from typing import NamedTuple
 from windlass.atomic_files import cache_folder
 
 FREE_MEMORY_FRACTION = 0.05
-"""Of the predicted peak, kept in free blocks beyond it. With none at all a step that alternates
-between many sizes moves pages all the time: gpt-mini, 2 x 256, bfloat16, compiled, recompute takes
-166 ms a step with none and 133 to 141 ms with this."""
+"""Free memory kept beyond the predicted peak, as a fraction of it. Without any, a step that
+alternates between many sizes remaps pages all the time: gpt-mini, 2 x 256, bfloat16, compiled,
+recompute takes 166 ms a step without and 133 to 141 ms with it."""
 
 _SOURCE = "blocks.cpp"
 _COMPILERS = ("c++", "g++", "clang++")
@@ -43,56 +43,57 @@ _NEVER = 2**31 - 1
 
 
 def install_allocator() -> bool:
-    """Has torch take its memory from blocks of our own from now on.
+    """Makes torch allocate CPU memory through this allocator from now on.
 
-    The probe and every run call it before torch makes its first large tensor; again it does no
-    harm. Without Linux or a C++ compiler memory stays in the C library's heap: as fast, but with
-    holes that no prediction tells of.
+    The probe and every run call it before torch allocates its first large tensor; further calls do
+    nothing. Without Linux or a C++ compiler memory stays on the C library's heap: as fast, but with
+    fragmentation that no prediction accounts for.
 
     Returns:
-        Whether blocks are in use.
+        Whether the allocator is in use.
     """
-    if _blocks() is not None:
+    if _library() is not None:
         return True
     _keep_heap()
     return False
 
 
 def set_memory_limit(nbytes: int | None) -> None:
-    """Sets how much blocks may hold together, free ones included; what is alive may exceed it.
+    """Limits the memory that the allocator reserves; allocated memory may exceed the limit.
 
     Args:
-        nbytes: the limit; None is none.
+        nbytes: the limit in bytes; None for no limit.
     """
-    blocks = _blocks()
-    if blocks is not None:
-        blocks.windlass_blocks_limit(ctypes.c_uint64(2**64 - 1 if nbytes is None else nbytes))
+    library = _library()
+    if library is not None:
+        library.windlass_blocks_limit(ctypes.c_uint64(2**64 - 1 if nbytes is None else nbytes))
 
 
 class AllocatorStats(NamedTuple):
-    """Bytes of all blocks."""
+    """Memory of the allocator, in bytes; the words are those of torch's CUDA allocator."""
 
     allocated: int
+    """Memory of all live tensors."""
     reserved: int
-    """Alive, or free and kept."""
+    """Allocated memory and cached free blocks."""
     peak_allocated: int
-    """Since it was asked last."""
+    """Largest allocated memory since the last call."""
     total_mapped: int
-    """That the system was asked for, all told."""
+    """Memory ever requested from the system."""
 
 
 def allocator_stats() -> AllocatorStats | None:
-    """What blocks hold; None if there are none."""
-    blocks = _blocks()
-    if blocks is None:
+    """Current memory of the allocator; None if it is not in use."""
+    library = _library()
+    if library is None:
         return None
-    told = (ctypes.c_uint64 * 4)()
-    blocks.windlass_blocks_tell(told)
-    return AllocatorStats(*told)
+    values = (ctypes.c_uint64 * 4)()
+    library.windlass_blocks_stats(values)
+    return AllocatorStats(*values)
 
 
 def trim_heap() -> None:
-    """Gives free memory back to the system: what made the tokens is no part of the training."""
+    """Returns free heap memory to the system, such as that of tokenization before the training."""
     if sys.platform.startswith("linux"):
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
         if trim is not None:
@@ -100,21 +101,21 @@ def trim_heap() -> None:
 
 
 @cache
-def _blocks() -> ctypes.CDLL | None:
-    """The library, in use by torch; None where it cannot be built."""
+def _library() -> ctypes.CDLL | None:
+    """The library, installed as torch's allocator; None if it cannot be built."""
     if not sys.platform.startswith("linux"):
         return None
-    built = _built()
-    if built is None:
+    path = _build()
+    if path is None:
         return None
     import torch  # noqa: F401  its libraries must be there before ours
 
-    library = ctypes.CDLL(str(built))
+    library = ctypes.CDLL(str(path))
     library.windlass_blocks_install()
     return library
 
 
-def _built() -> Path | None:
+def _build() -> Path | None:
     """The library on disk, built if this version of torch has none yet; takes about a second."""
     source = resources.files(__package__).joinpath(_SOURCE).read_bytes()
     name = hashlib.sha256(source + version("torch").encode()).hexdigest()[:16]
@@ -125,17 +126,17 @@ def _built() -> Path | None:
     if compiler is None:
         return None
     torch = Path(_torch_folder())
-    beside = library.with_name(f".{library.name}.{os.getpid()}")
+    temporary = library.with_name(f".{library.name}.{os.getpid()}")
     library.parent.mkdir(parents=True, exist_ok=True)
-    done = subprocess.run(  # noqa: S603  our own words, no shell
-        (compiler, "-x", "c++", "-", "-std=c++20", "-O2", "-fPIC", "-shared", "-o", str(beside),
+    result = subprocess.run(  # noqa: S603  our own words, no shell
+        (compiler, "-x", "c++", "-", "-std=c++20", "-O2", "-fPIC", "-shared", "-o", str(temporary),
          f"-I{torch / 'include'}", f"-L{torch / 'lib'}", "-lc10", f"-Wl,-rpath,{torch / 'lib'}"),
         input=source, capture_output=True, check=False,
     )  # fmt: skip
-    if done.returncode:
-        beside.unlink(missing_ok=True)
+    if result.returncode:
+        temporary.unlink(missing_ok=True)
         return None
-    beside.replace(library)
+    temporary.replace(library)
     return library
 
 
@@ -146,7 +147,7 @@ def _torch_folder() -> str:
 
 
 def _keep_heap() -> None:
-    """Lets the C library keep all memory in its heap, the best that it can do for speed."""
+    """Makes the C library keep all memory on its heap, its fastest mode."""
     set_option = getattr(ctypes.CDLL(None), "mallopt", None)
     if set_option is not None:
         set_option(_M_MMAP_MAX, 0)

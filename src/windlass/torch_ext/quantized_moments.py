@@ -1,22 +1,23 @@
-"""Moments in 16 and 8 bits: how an update reads them as float32 and writes them back.
+"""Adam moments in 16 and 8 bits: how an update decodes them to float32 and encodes them again.
 
-It stands in this room so that a probe times exactly what a run does.
+The codec lives here so that a hardware probe times exactly what a run does.
 
                     bfloat16    8 bits
     first moment    nearest     sign(m) sqrt(|m| / s) in 127 steps, nearest
     second moment   dithered    (v / s)^(1/4) in 255 steps, dithered
 
 In 8 bits s is the largest magnitude of a block of 256 elements. A second moment never has the code
-0 unless its whole block is 0: Adam divides by its root, and a small one taken for 0 would explode
-(Li, Chen & Zhu 2023, arXiv:2309.01507, section 4.1, the "zero-point problem"). Blocks come from
-Dettmers et al. 2021, arXiv:2110.02861.
+0 unless its whole block is 0: Adam divides by its root, and a small value encoded as 0 would make
+the update explode (Li, Chen & Zhu 2023, arXiv:2309.01507, section 4.1, the "zero-point problem").
+Blocks come from Dettmers et al. 2021, arXiv:2110.02861.
 
-Dithered: a step changes a second moment by a share of `1 - beta2` of itself, which is less than
-half a step of either format, and to the nearest would be lost for ever. So it is rounded up with a
-chance that is its distance from below. The noise is one table, and where an update begins in it a
-function of (seed, step, weight, part): the same however the weights are cut or resumed.
+Dithered: a step changes a second moment by a fraction `1 - beta2` of itself, which is less than
+half a step of either format; rounding to nearest would lose it forever. So it is rounded up with a
+probability equal to its distance from the value below. The noise is one table, and the offset at
+which an update starts in it is a function of (seed, step, weight, part): the same however the
+weights are sharded or resumed.
 
-A number that is not finite makes its whole block so, and is found as the plain one would be.
+A value that is not finite makes its whole block so, and is detected as it would be in float32.
 """
 
 import hashlib
@@ -28,12 +29,12 @@ from torch import Tensor
 from windlass.schema.plan import MOMENT_BLOCK, MomentFormat
 
 PART_ELEMENTS = 2**17
-"""Elements that are decoded at a time, a multiple of a block: what an update works on stays in the
+"""Elements decoded at a time, a multiple of a block: the working set of an update stays in the
 cache of one core."""
 
 _FIRST_STEPS, _SECOND_STEPS = 127, 255
 _TINY = 2.0**-149
-"""The smallest float32 above 0, whose reciprocal root is finite."""
+"""The smallest float32 above 0; its reciprocal root is finite."""
 _DTYPES: dict[MomentFormat, tuple[torch.dtype, torch.dtype]] = {
     "float32": (torch.float32, torch.float32),
     "bfloat16": (torch.bfloat16, torch.bfloat16),
@@ -42,25 +43,25 @@ _DTYPES: dict[MomentFormat, tuple[torch.dtype, torch.dtype]] = {
 
 
 class StoredMoment(NamedTuple):
-    """One moment of a weight, or of a part of it, as it is kept."""
+    """One moment of a weight, or of a part of it, in its storage format."""
 
     values: Tensor
-    """float32, bfloat16, or codes: `Int8` of a first moment, `UInt8` of a second."""
+    """float32, bfloat16, or 8-bit codes: `Int8` for a first moment, `UInt8` for a second."""
     scales: Tensor | None = None
-    """`Float32[ceil(n / 256)]`, of codes only."""
+    """`Float32[ceil(n / 256)]`, one for each block of 8-bit codes; else None."""
 
     @classmethod
     def zeros(
         cls, moments: MomentFormat, which: int, shape: tuple[int, ...], device: torch.device
     ) -> Self:
-        """The first (0) or second (1) moment of a weight that had no update yet."""
+        """The first (`which` 0) or second (1) moment of a weight before its first update."""
         values = torch.zeros(shape, dtype=_DTYPES[moments][which], device=device)
         if moments != "int8":
             return cls(values)
         return cls(values, torch.zeros(block_count(values.numel()), device=device))
 
     def narrow(self, first: int, elements: int) -> Self:
-        """A flat part that begins at a block."""
+        """A flat view of `elements` elements from `first` on, which must begin at a block."""
         values = self.values.view(-1)[first : first + elements]
         if self.scales is None:
             return type(self)(values)
@@ -69,46 +70,49 @@ class StoredMoment(NamedTuple):
 
 
 def block_count(elements: int) -> int:
-    """How many scales so many elements have."""
+    """Number of blocks, and so of scales, of so many elements."""
     return -(-elements // MOMENT_BLOCK)
 
 
 def moment_dtypes(moments: MomentFormat) -> tuple[torch.dtype, torch.dtype]:
-    """What first and second moments are kept in."""
+    """Storage types of the first and the second moment."""
     return _DTYPES[moments]
 
 
 def dither_key(seed: int, step: int, weight: str, part_index: int) -> int:
-    """Where in the noise an update begins, from 0 to `PART`.
+    """Offset in the noise table at which an update starts, from 0 to `PART_ELEMENTS`.
 
     Args:
-        seed: of the run.
-        step: of the update, counted from 1.
-        weight: its full name.
-        part: its index among the weight's parts of `PART` elements.
+        seed: seed of the run.
+        step: step of the update, counted from 1.
+        weight: full name of the weight.
+        part_index: index of the part among the weight's parts of `PART_ELEMENTS` elements.
     """
-    digest = hashlib.blake2b(f"{seed}/{step}/{weight}/{part_index}".encode(), digest_size=8).digest()
+    text = f"{seed}/{step}/{weight}/{part_index}"
+    digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") % PART_ELEMENTS
 
 
 class MomentCodec:
-    """Decodes and encodes parts of moments; holds what one part needs, and the noise.
+    """Decodes and encodes parts of moments; holds buffers for one part, and the noise table.
 
     Args:
-        device: where the moments are.
+        device: device of the moments.
     """
 
     def __init__(self, device: torch.device) -> None:
         noise = torch.rand(2 * PART_ELEMENTS, generator=torch.Generator().manual_seed(0))
         self._noise = noise.to(device)
         self._low_bits = (noise * 2**16).to(torch.int32).to(device)
-        self._one, self._two, self._work = (torch.empty(PART_ELEMENTS, device=device) for _ in range(3))
+        self._one, self._two, self._work = (
+            torch.empty(PART_ELEMENTS, device=device) for _ in range(3)
+        )
 
     def decode(self, moments: tuple[StoredMoment, StoredMoment]) -> tuple[Tensor, Tensor]:
-        """Both moments of one part in float32, valid until the next call; may be changed.
+        """Both moments of one part in float32, valid until the next call; may be overwritten.
 
         Args:
-            moments: of at most `PART` elements, flat.
+            moments: flat, at most `PART_ELEMENTS` elements.
         """
         first, second = moments
         n = first.values.numel()
@@ -124,37 +128,39 @@ class MomentCodec:
             self._rows(self._two, n).square_().mul_(_column(root)).square_()
         return one, two
 
-    def encode(self, values: tuple[Tensor, Tensor], into: tuple[StoredMoment, StoredMoment], key: int) -> None:
-        """Writes one part back.
+    def encode(
+        self, values: tuple[Tensor, Tensor], into: tuple[StoredMoment, StoredMoment], key: int
+    ) -> None:
+        """Encodes both moments of one part.
 
         Args:
-            values: float32, of at most `PART` elements, flat; they are not kept.
-            into: where to.
+            values: float32, flat, at most `PART_ELEMENTS` elements; they may be overwritten.
+            into: the stored moments to overwrite.
             key: from `dither_key`.
         """
         first, second = into
         n = first.values.numel()
-        self._take(self._one, values[0])
-        self._take(self._two, values[1])
+        self._load(self._one, values[0])
+        self._load(self._two, values[1])
         if first.scales is None:
             first.values.copy_(self._one[:n])
         else:
-            self._first(n, first.values, first.scales)
+            self._encode_first(n, first.values, first.scales)
         if second.scales is None:
-            self._halve(n, second.values, key)
+            self._encode_bfloat16(n, second.values, key)
         else:
-            self._second(n, second.values, second.scales, key)
+            self._encode_second(n, second.values, second.scales, key)
 
     def decode_all(self, moments: tuple[StoredMoment, StoredMoment]) -> tuple[Tensor, Tensor]:
-        """Both moments of a whole weight in float32, in its shape."""
+        """Both moments of a full weight in float32, in its shape."""
         first, second = (
-            torch.empty(kept.values.shape, device=self._one.device) for kept in moments
+            torch.empty(moment.values.shape, device=self._one.device) for moment in moments
         )
-        for at in range(0, first.numel(), PART_ELEMENTS):
-            n = min(PART_ELEMENTS, first.numel() - at)
-            one, two = self.decode((moments[0].narrow(at, n), moments[1].narrow(at, n)))
-            first.view(-1)[at : at + n] = one
-            second.view(-1)[at : at + n] = two
+        for start in range(0, first.numel(), PART_ELEMENTS):
+            n = min(PART_ELEMENTS, first.numel() - start)
+            one, two = self.decode((moments[0].narrow(start, n), moments[1].narrow(start, n)))
+            first.view(-1)[start : start + n] = one
+            second.view(-1)[start : start + n] = two
         return first, second
 
     def encode_all(
@@ -167,28 +173,28 @@ class MomentCodec:
         weight: str,
         first: int = 0,
     ) -> None:
-        """Writes a piece of a weight of any size, or all of it, as the update of `step` would.
+        """Encodes the moments of a full weight or of a piece, as the update of `step` would.
 
         Args:
-            values: float32.
-            into: where to; not float32.
-            seed: of the run.
-            step: counted from 1.
-            weight: its full name.
-            first: element at which the piece begins, a multiple of `PART`.
+            values: both moments in float32.
+            into: the stored moments to overwrite; not float32.
+            seed: seed of the run.
+            step: step of the update, counted from 1.
+            weight: full name of the weight.
+            first: first element of the piece, a multiple of `PART_ELEMENTS`.
         """
-        one, two = (each.reshape(-1) for each in values)
-        for at in range(0, one.numel(), PART_ELEMENTS):
-            n = min(PART_ELEMENTS, one.numel() - at)
-            key = dither_key(seed, step, weight, (first + at) // PART_ELEMENTS)
-            kept = (into[0].narrow(at, n), into[1].narrow(at, n))
-            self.encode((one[at : at + n], two[at : at + n]), kept, key)
+        one, two = (moment.reshape(-1) for moment in values)
+        for start in range(0, one.numel(), PART_ELEMENTS):
+            n = min(PART_ELEMENTS, one.numel() - start)
+            key = dither_key(seed, step, weight, (first + start) // PART_ELEMENTS)
+            stored = (into[0].narrow(start, n), into[1].narrow(start, n))
+            self.encode((one[start : start + n], two[start : start + n]), stored, key)
 
-    def _take(self, into: Tensor, values: Tensor) -> None:
+    def _load(self, into: Tensor, values: Tensor) -> None:
         if values.data_ptr() != into.data_ptr():
             into[: values.numel()].copy_(values)
 
-    def _first(self, n: int, codes: Tensor, scales: Tensor) -> None:
+    def _encode_first(self, n: int, codes: Tensor, scales: Tensor) -> None:
         rows = self._rows(self._one, n)
         size = torch.abs(rows, out=self._rows(self._work, n))
         torch.amax(size, 1, out=scales)
@@ -196,29 +202,29 @@ class MomentCodec:
         rows.mul_(_column(_or_zero(scales, _FIRST_STEPS * scales.rsqrt())))
         codes.copy_(rows.round_().view(-1)[:n])
 
-    def _second(self, n: int, codes: Tensor, scales: Tensor, key: int) -> None:
+    def _encode_second(self, n: int, codes: Tensor, scales: Tensor, key: int) -> None:
         rows = self._rows(self._two, n)
         torch.amax(rows, 1, out=scales)
-        # The fourth root, of 0 as well: its reciprocal root is infinite, and that one's is 0.
+        # The fourth root, also of 0: its reciprocal root is infinite, whose reciprocal root is 0.
         rows.rsqrt_().rsqrt_().mul_(
             _column(_or_zero(scales, _SECOND_STEPS * scales.sqrt().rsqrt_()))
         )
         flat = rows.view(-1)[:n].add_(self._noise[key : key + n]).floor_()
-        # Numbers turn into signed bytes six times as fast as into unsigned ones.
+        # Conversion to signed bytes is six times as fast as to unsigned ones.
         signed = codes.view(torch.int8)
         signed.copy_(flat.clamp_(1, _SECOND_STEPS).sub_(128))
         signed.bitwise_xor_(-128)
 
-    def _halve(self, n: int, into: Tensor, key: int) -> None:
+    def _encode_bfloat16(self, n: int, into: Tensor, key: int) -> None:
         bits = self._two[:n].view(torch.int32)
         bits.add_(self._low_bits[key : key + n]).bitwise_and_(-(2**16))
         into.copy_(self._two[:n])
 
     def _rows(self, memory: Tensor, n: int) -> Tensor:
-        """`Float32[blocks, 256]` of a part, zeros behind its last element."""
-        whole = block_count(n) * MOMENT_BLOCK
-        memory[n:whole] = 0
-        return memory[:whole].view(-1, MOMENT_BLOCK)
+        """A part as `Float32[blocks, 256]`, with zeros after its last element."""
+        padded = block_count(n) * MOMENT_BLOCK
+        memory[n:padded] = 0
+        return memory[:padded].view(-1, MOMENT_BLOCK)
 
 
 def _or_zero(scales: Tensor, factors: Tensor) -> Tensor:

@@ -1,1 +1,7 @@
-"""distributed."""
+"""Runs a plan on several ranks: process groups, sharded weights, launching, and failure detection.
+
+The collectives are those of FSDP, ZeRO and tensor parallelism; messages between pipeline stages are
+point to point. Ranks of one host are processes started by `local_launcher`; ranks of a cluster are
+started by torchrun and watched by `watchdog`. Everything is tested with gloo on CPUs; no GPU has
+run the nccl path, pipelines included.
+"""

@@ -11,7 +11,7 @@ from typing import Any
 from windlass import errors
 from windlass.errors import OutOfMemory, RankError, RankLost, RunBroken, WindlassError
 from windlass.program.device_mesh import MeshCoord
-from windlass.program.instruction import WAITING, InstructionKind, Program
+from windlass.program.instruction import BLOCKING_KINDS, InstructionKind, Program
 from windlass.runtime.distributed.heartbeat import NOT_STARTED, HeartbeatReader
 from windlass.runtime.distributed.rank_ipc import read_report, stderr_file
 
@@ -135,7 +135,9 @@ def find_blocking_rank(
         programs: the programs of all ranks.
     """
     busy = [
-        rank for rank, (_, index) in positions.items() if _kind(programs[rank], index) not in WAITING
+        rank
+        for rank, (_, index) in positions.items()
+        if _kind(programs[rank], index) not in BLOCKING_KINDS
     ]
     return min(stopped or busy or positions, key=lambda rank: positions[rank])
 
@@ -150,9 +152,7 @@ def _kind(program: Program, index: int) -> InstructionKind | None:
     return program.instructions[index].kind if 0 <= index < len(program.instructions) else None
 
 
-def describe_rank(
-    rank: int, coord: MeshCoord, program: Program, position: tuple[int, int]
-) -> str:
+def describe_rank(rank: int, coord: MeshCoord, program: Program, position: tuple[int, int]) -> str:
     """A rank in words.
 
     Example: `rank 1 (pipeline stage 0, tensor-parallel rank 0, data-parallel rank 1) in step 4, at

@@ -117,7 +117,7 @@ class LocalLauncher:
     ) -> subprocess.Popen[bytes]:
         with stderr_file(self._folder, rank).open("wb") as stderr:
             return subprocess.Popen(  # noqa: S603  our own words, no shell
-                (*command, "--port", str(port), "--device", str(rank)),
+                (*command, "--port", str(port), "--rank", str(rank)),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL if rank else subprocess.PIPE,
                 stderr=stderr,

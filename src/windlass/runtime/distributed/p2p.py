@@ -1,4 +1,4 @@
-"""Messages between pipeline stages: activations, their gradients, tied weights and their gradients."""
+"""Messages between pipeline stages: activations, tied weights, and the gradients of both."""
 
 from collections.abc import Mapping, Sequence
 

@@ -18,10 +18,10 @@ from windlass.models.tensor_parallel.collectives import (
     all_gather,
     reduce_scatter,
 )
+from windlass.program.communication_groups import PeerMap
 from windlass.program.communication_volume import all_gather_bytes, all_reduce_bytes
 from windlass.program.device_mesh import MeshCoord, mesh_coord, rank_of
 from windlass.program.instruction import Instruction, InstructionKind
-from windlass.program.process_groups import PeerMap
 from windlass.program.zero_sharding import (
     gradient_reduce_group,
     gradient_scatter_group,

@@ -67,7 +67,7 @@ def write_report(folder: Path, rank: int, error: BaseException) -> None:
         "kind": type(error).__name__,
         "is_windlass_error": isinstance(error, WindlassError),
         "message": (str(error) or type(error).__name__)[:_LONGEST_MESSAGE],
-        "available_bytes": error.room_bytes if isinstance(error, OutOfMemory) else 0,
+        "available_bytes": error.available_bytes if isinstance(error, OutOfMemory) else 0,
         "is_consequence": is_peer_lost(error),
     }
     path = report_file(folder, rank)

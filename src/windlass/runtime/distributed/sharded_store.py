@@ -1,9 +1,9 @@
 """The store of one rank among several, with weight shards and optimizer state in device memory.
 
 Between uses a rank keeps its shard of each layer. `unshard_weights` all-gathers the full layer,
-`free_weights` frees all but the shard, `reduce_grads` leaves the part of the gradient that this rank
-updates, and `all_gather_params` combines the parts of a shard after the update. Without parameter
-sharding the shard is the full layer.
+`free_weights` frees all but the shard, `reduce_grads` leaves the part of the gradient that this
+rank updates, and `all_gather_params` combines the parts of a shard after the update. Without
+parameter sharding the shard is the full layer.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -113,9 +113,7 @@ class ShardedStore:
         for segment in shard.segments:
             segment_working = updated[segment.shard_slice].view(segment.shape)
             master = (
-                segment_working
-                if same_dtype
-                else masters[segment.shard_slice].view(segment.shape)
+                segment_working if same_dtype else masters[segment.shard_slice].view(segment.shape)
             )
             parameters.append(
                 new_master_parameter(

@@ -132,7 +132,8 @@ class StatusStore:
                     acknowledged = True
                 with self._exchanged:
                     self.failure_message = message
-                    self._all_know = acknowledged and store.add("acknowledged", 0) >= len(self._keys)
+                    know_count = store.add("acknowledged", 0) if acknowledged else 0
+                    self._all_know = know_count >= len(self._keys)
                     self._last_answer = start
                     self._exchanged.notify_all()
                 pause = self._interval_seconds / 10 if acknowledged else self._interval_seconds

@@ -1,7 +1,7 @@
-"""Shelves: where bytes of a layer lie beyond the near tier, in a file or in memory of the host.
+"""Where the offloaded bytes of a layer are stored: in a file, or in host memory.
 
-Both are read and written alike, from memory of whichever device computes. A file whose bytes are
-for an accelerator passes through pinned memory; what lies in memory of the host is pinned itself.
+Both are read and written alike, from the memory of the device that computes. The bytes of a file
+pass through pinned memory on their way to an accelerator; a store in host memory is itself pinned.
 """
 
 import contextlib
@@ -24,152 +24,164 @@ from windlass.schema.plan import HOST_TIER
 
 
 class StoreHandle(Protocol):
-    """An open shelf.
+    """An open backing store.
 
-    Memory is `UInt8[n]` that begins at a page, n a multiple of one. What is asked of a device may
-    still be under way when a call returns.
+    Buffers are `UInt8[n]` that begin at a page, n a multiple of one. Work submitted to a device may
+    still be running when a call returns.
     """
 
     def read(self, memory: Tensor, offset: int) -> None:
-        """Fills memory from the shelf."""
+        """Fills a buffer from the store, from byte `offset` on."""
 
     def write(self, memory: Tensor, offset: int) -> None:
-        """Writes memory to the shelf."""
+        """Writes a buffer to the store, from byte `offset` on."""
 
 
 class BackingStore(Protocol):
-    """Bytes that stay from step to step."""
+    """Offloaded bytes that persist from step to step."""
 
-    def make(self) -> None:
-        """Takes the room; whatever was there is gone."""
+    def allocate(self) -> None:
+        """Allocates the space; previous content is lost."""
 
-    def adopt(self, file: Path) -> None:
-        """Takes over a whole file of the same size, which stays as it is."""
+    def adopt_file(self, file: Path) -> None:
+        """Takes its content from a file of the same size, which stays unchanged."""
 
-    def opened(self, *, write: bool = False) -> contextlib.AbstractContextManager[StoreHandle]:
-        """The shelf, open."""
+    def open(self, *, write: bool = False) -> contextlib.AbstractContextManager[StoreHandle]:
+        """Opens the store."""
 
-    def changing(self) -> contextlib.AbstractContextManager[tuple[StoreHandle, StoreHandle]]:
-        """Where from and where to, to write all of it anew; two only if the old must stay."""
+    def open_for_rewrite(
+        self,
+    ) -> contextlib.AbstractContextManager[tuple[StoreHandle, StoreHandle]]:
+        """Opens the store to rewrite all of it: the handle to read from and the one to write to.
 
-    def save(self, to: Path, tail: Callable[[StoreHandle], None]) -> PendingChecksum:
-        """Makes a file of what is there now, which later changes leave alone.
+        They differ only if the old content must be kept.
+        """
+
+    def save_as(self, to: Path, write_tail: Callable[[StoreHandle], None]) -> PendingChecksum:
+        """Writes the current content to a file that later changes do not affect.
 
         Args:
-            to: the file; not there yet.
-            tail: writes what was left open in changes before.
+            to: the file; must not exist.
+            write_tail: writes what updates have not written.
         """
 
 
 class BackingStores:
-    """Makes the shelves of one run.
+    """Creates the backing stores of one run.
 
     Args:
-        folder: of all files.
-        device: that computes.
+        folder: folder of all files.
+        device: the device that computes.
     """
 
     def __init__(self, folder: Path, device: torch.device) -> None:
         self._folder, self._device = folder, device
-        self._bounces: list[BounceBuffer] = []
-        self._arenas: list[PinnedMemory] = []
-        self._waiting: list[HostBackingStore] = []
+        self._bounce_buffers: list[BounceBuffer] = []
+        self._host_memory: list[PinnedMemory] = []
+        self._unallocated: list[HostBackingStore] = []
 
-    def shelf(self, tier: str, name: str, nbytes: int) -> BackingStore:
-        """A shelf of so many bytes, a multiple of a page; `host` ones are there after `take`.
+    def create(self, tier: str, name: str, nbytes: int) -> BackingStore:
+        """A new store; one in host memory is usable after `allocate_host_memory`.
+
+        Args:
+            tier: the offload tier.
+            name: file name, for a store in a file.
+            nbytes: size in bytes, a multiple of a page.
 
         Raises:
-            StorageError: the folder cannot be made.
+            StorageError: the folder cannot be created.
         """
         if tier != HOST_TIER:
             with storage_errors(self._folder):
                 self._folder.mkdir(parents=True, exist_ok=True)
-            bounces = self._two_bounces() if self._device.type != "cpu" else None
-            return FileBackingStore(self._folder / name, nbytes, bounces)
-        self._waiting.append(HostBackingStore(nbytes))
-        return self._waiting[-1]
+            bounce = self._two_bounce_buffers() if self._device.type != "cpu" else None
+            return FileBackingStore(self._folder / name, nbytes, bounce)
+        self._unallocated.append(HostBackingStore(nbytes))
+        return self._unallocated[-1]
 
-    def take(self) -> None:
-        """Takes the host's memory for all shelves that were made since, in one piece.
+    def allocate_host_memory(self) -> None:
+        """Allocates the memory of all new stores in host memory, in one piece.
 
         Raises:
-            OSError: there is not so much.
+            OSError: the host does not have so much memory.
         """
-        due, self._waiting = self._waiting, []
-        if not due:
+        stores, self._unallocated = self._unallocated, []
+        if not stores:
             return
-        arena = PinnedMemory(sum(shelf.nbytes for shelf in due), self._device)
-        self._arenas.append(arena)
-        at = 0
-        for shelf in due:
-            shelf.bytes = arena.bytes[at : at + shelf.nbytes]
-            at += shelf.nbytes
+        memory = PinnedMemory(sum(store.nbytes for store in stores), self._device)
+        self._host_memory.append(memory)
+        offset = 0
+        for store in stores:
+            store.buffer = memory.buffer[offset : offset + store.nbytes]
+            offset += store.nbytes
 
     def close(self) -> None:
-        """Gives the host's memory back."""
-        for bounce in self._bounces:
+        """Frees the host memory."""
+        for bounce in self._bounce_buffers:
             bounce.close()
-        for arena in self._arenas:
-            arena.close()
+        for memory in self._host_memory:
+            memory.close()
 
-    def _two_bounces(self) -> "tuple[BounceBuffer, BounceBuffer]":
-        while len(self._bounces) < 2:
-            self._bounces.append(BounceBuffer(self._device))
-        return self._bounces[0], self._bounces[1]
+    def _two_bounce_buffers(self) -> "tuple[BounceBuffer, BounceBuffer]":
+        while len(self._bounce_buffers) < 2:
+            self._bounce_buffers.append(BounceBuffer(self._device))
+        return self._bounce_buffers[0], self._bounce_buffers[1]
 
 
 class HostBackingStore:
-    """Bytes in memory of the host.
+    """A backing store in host memory.
 
     Args:
-        nbytes: how many.
+        nbytes: size in bytes.
     """
 
     def __init__(self, nbytes: int) -> None:
         self.nbytes = nbytes
-        self.bytes = torch.empty(0, dtype=torch.uint8)
-        """Given by whoever owns the memory."""
+        self.buffer = torch.empty(0, dtype=torch.uint8)
+        """`UInt8[nbytes]`, set by the owner of the memory."""
 
-    def make(self) -> None:
-        """Nothing is to be done: the room is there, and what counts of it is written."""
+    def allocate(self) -> None:
+        """Does nothing: the memory is there, and every byte that matters is written."""
 
-    def adopt(self, file: Path) -> None:
+    def adopt_file(self, file: Path) -> None:
         """Reads a file of the same size into memory.
 
         Raises:
-            OSError: it cannot be read, or ends before.
+            OSError: the file cannot be read, or is too short.
         """
-        view, done = _view(self.bytes), 0
+        view, done = _view(self.buffer), 0
         with file.open("rb", buffering=0) as content:
             while done < self.nbytes:
                 count = content.readinto(view[done : done + BOUNCE_BYTES])
                 if not count:
-                    raise OSError(f"`{file}` ends at {done} bytes, {self.nbytes} were due")
+                    raise OSError(
+                        f"`{file}` ends at {done} bytes, but {self.nbytes} bytes were expected"
+                    )
                 done += count
 
     @contextlib.contextmanager
-    def opened(self, *, write: bool = False) -> Iterator[StoreHandle]:
-        """The shelf itself."""
+    def open(self, *, write: bool = False) -> Iterator[StoreHandle]:
+        """The store itself."""
         del write
         yield self
 
     @contextlib.contextmanager
-    def changing(self) -> Iterator[tuple[StoreHandle, StoreHandle]]:
-        """The shelf itself: nobody else knows its memory."""
+    def open_for_rewrite(self) -> Iterator[tuple[StoreHandle, StoreHandle]]:
+        """The store itself, twice: no checkpoint refers to its memory."""
         yield self, self
 
     def read(self, memory: Tensor, offset: int) -> None:
-        """Copies from the shelf; on an accelerator, asks it to."""
-        memory.copy_(self.bytes[offset : offset + memory.numel()], non_blocking=True)
+        """Copies from the store; on an accelerator, submits the copy."""
+        memory.copy_(self.buffer[offset : offset + memory.numel()], non_blocking=True)
 
     def write(self, memory: Tensor, offset: int) -> None:
-        """Copies to the shelf; on an accelerator, asks it to."""
-        self.bytes[offset : offset + memory.numel()].copy_(memory, non_blocking=True)
+        """Copies to the store; on an accelerator, submits the copy."""
+        self.buffer[offset : offset + memory.numel()].copy_(memory, non_blocking=True)
 
-    def save(self, to: Path, tail: Callable[[StoreHandle], None]) -> PendingChecksum:
-        """Writes the bytes as they are into a file, and flushes it to the disk."""
-        tail(self)
-        view, digest = _view(self.bytes), hashlib.sha256()
+    def save_as(self, to: Path, write_tail: Callable[[StoreHandle], None]) -> PendingChecksum:
+        """Writes the bytes to a file, and flushes it to the disk."""
+        write_tail(self)
+        view, digest = _view(self.buffer), hashlib.sha256()
         with to.open("xb") as file:
             for start in range(0, self.nbytes, BOUNCE_BYTES):
                 block = view[start : start + BOUNCE_BYTES]
@@ -177,134 +189,140 @@ class HostBackingStore:
                 digest.update(block)
             file.flush()
             os.fsync(file.fileno())
-        proof = FileChecksum(bytes=self.nbytes, sha256=digest.hexdigest())
-        return lambda: proof
+        checksum = FileChecksum(bytes=self.nbytes, sha256=digest.hexdigest())
+        return lambda: checksum
 
 
 class FileBackingStore:
-    """Bytes in a file.
+    """A backing store in a file.
 
     Args:
-        path: of the file.
-        nbytes: how many.
-        bounces: that they pass through, one for reading and one for writing; None: straight.
+        path: the file.
+        nbytes: size in bytes.
+        bounce: the buffers that bytes pass through, one for reading and one for writing; None for
+            direct transfers.
     """
 
     def __init__(
-        self, path: Path, nbytes: int, bounces: "tuple[BounceBuffer, BounceBuffer] | None" = None
+        self, path: Path, nbytes: int, bounce: "tuple[BounceBuffer, BounceBuffer] | None" = None
     ) -> None:
-        self._path, self._nbytes, self._bounces = path, nbytes, bounces
-        self._shared = False
-        """A checkpoint has the file under another name: it must not change."""
+        self._path, self._nbytes, self._bounce = path, nbytes, bounce
+        self._in_checkpoint = False
+        """Whether a checkpoint holds a hard link to the file, which then must not change."""
 
-    def make(self) -> None:
-        """A new file, with room on the disk for all of it."""
+    def allocate(self) -> None:
+        """Creates a new file, with disk space for all of it."""
         self._path.unlink(missing_ok=True)
-        self._shared = False
+        self._in_checkpoint = False
         with DirectFile(self._path, write=True) as file:
             file.resize(self._nbytes)
 
-    def adopt(self, file: Path) -> None:
-        """Gives a file a second name, and copies nothing."""
+    def adopt_file(self, file: Path) -> None:
+        """Makes a hard link to a file, without copying."""
         self._path.unlink(missing_ok=True)
         os.link(file, self._path)
-        self._shared = True
+        self._in_checkpoint = True
 
     @contextlib.contextmanager
-    def opened(self, *, write: bool = False) -> Iterator[StoreHandle]:
-        """The file, open."""
+    def open(self, *, write: bool = False) -> Iterator[StoreHandle]:
+        """Opens the file."""
         with DirectFile(self._path, write=write) as file:
-            yield self._access(file)
+            yield self._handle(file)
 
     @contextlib.contextmanager
-    def changing(self) -> Iterator[tuple[StoreHandle, StoreHandle]]:
-        """The file, and a new one beside it that takes its name if the old one has another too."""
+    def open_for_rewrite(self) -> Iterator[tuple[StoreHandle, StoreHandle]]:
+        """Opens the file; a file in a checkpoint is replaced by a new one on exit."""
         with contextlib.ExitStack() as stack:
             source = stack.enter_context(DirectFile(self._path, write=True))
-            if not self._shared:
-                access = self._access(source)
-                yield access, access
+            if not self._in_checkpoint:
+                handle = self._handle(source)
+                yield handle, handle
                 return
             path = self._path.with_suffix(".next")
             path.unlink(missing_ok=True)
-            into = stack.enter_context(DirectFile(path, write=True))
-            into.resize(self._nbytes)
-            yield self._access(source), self._access(into)
+            target = stack.enter_context(DirectFile(path, write=True))
+            target.resize(self._nbytes)
+            yield self._handle(source), self._handle(target)
             path.rename(self._path)
-            self._shared = False
+            self._in_checkpoint = False
 
-    def save(self, to: Path, tail: Callable[[StoreHandle], None]) -> PendingChecksum:
-        """Gives the file, as it is now, a second name, and copies nothing."""
-        if not self._shared:
+    def save_as(self, to: Path, write_tail: Callable[[StoreHandle], None]) -> PendingChecksum:
+        """Makes a hard link to the current file, without copying."""
+        if not self._in_checkpoint:
             with DirectFile(self._path, write=True) as file:
-                tail(file)
+                write_tail(file)
                 file.sync()
         os.link(self._path, to)
-        self._shared = True
+        self._in_checkpoint = True
         return lambda: FileChecksum(bytes=to.stat().st_size, sha256=hash_file(to))
 
-    def _access(self, file: DirectFile) -> StoreHandle:
-        return file if self._bounces is None else BouncedFile(file, *self._bounces)
+    def _handle(self, file: DirectFile) -> StoreHandle:
+        return file if self._bounce is None else BouncedFile(file, *self._bounce)
 
 
 class BounceBuffer:
-    """Two halves of the host's memory that a file's bytes pass through, for one thread at a time.
+    """Two halves of pinned memory that a file's bytes pass through, for one thread at a time.
 
     While the device copies one half, the file reads or writes the other.
 
     Args:
-        device: that copies.
+        device: the device that copies.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._memory = PinnedMemory(2 * BOUNCE_BYTES, device)
-        self.halves: tuple[Tensor, ...] = self._memory.bytes.split(BOUNCE_BYTES)
-        self.copied: tuple[StreamEvent, ...] = tuple(stream_module(device).Event() for _ in range(2))
-        """When the device has done with each half."""
+        self.halves: tuple[Tensor, ...] = self._memory.buffer.split(BOUNCE_BYTES)
+        """`UInt8[BOUNCE_BYTES]` each."""
+        self.copy_done: tuple[StreamEvent, ...] = tuple(
+            stream_module(device).Event() for _ in range(2)
+        )
+        """Event after the device's copy from or to each half."""
 
     def close(self) -> None:
-        """Gives the memory back."""
+        """Frees the memory."""
         self.halves = ()
         self._memory.close()
 
 
 class BouncedFile:
-    """A file whose bytes pass through a bounce; memory may have any size and lie anywhere.
+    """A file whose bytes pass through bounce buffers; device buffers may have any size and address.
 
     Args:
-        file: open.
-        reading: for what is read.
-        writing: for what is written.
+        file: the open file.
+        read_buffer: for reading.
+        write_buffer: for writing.
     """
 
-    def __init__(self, file: DirectFile, reading: BounceBuffer, writing: BounceBuffer) -> None:
-        self._file, self._reading, self._writing = file, reading, writing
+    def __init__(
+        self, file: DirectFile, read_buffer: BounceBuffer, write_buffer: BounceBuffer
+    ) -> None:
+        self._file, self._read_buffer, self._write_buffer = file, read_buffer, write_buffer
 
     def read(self, memory: Tensor, offset: int) -> None:
-        """Reads half after half; the device's copies may be under way when it returns."""
-        bounce = self._reading
-        for turn, (at, part) in enumerate(_blocks(memory)):
-            half, copied = bounce.halves[turn % 2], bounce.copied[turn % 2]
-            copied.synchronize()
-            self._file.read(half[: round_up_to_page(part.numel())], offset + at)
-            part.copy_(half[: part.numel()], non_blocking=True)
-            copied.record()
+        """Reads half by half; the device's copies may still be running when it returns."""
+        bounce = self._read_buffer
+        for index, (start, block) in enumerate(_blocks(memory)):
+            half, copy_done = bounce.halves[index % 2], bounce.copy_done[index % 2]
+            copy_done.synchronize()
+            self._file.read(half[: round_up_to_page(block.numel())], offset + start)
+            block.copy_(half[: block.numel()], non_blocking=True)
+            copy_done.record()
 
     def write(self, memory: Tensor, offset: int) -> None:
-        """Writes half after half, zeros up to the next page at the end; then all is in the file."""
-        bounce, before = self._writing, None
-        for turn, (at, part) in enumerate(_blocks(memory)):
-            half, copied = bounce.halves[turn % 2], bounce.copied[turn % 2]
-            half[: part.numel()].copy_(part, non_blocking=True)
-            copied.record()
-            if before is not None:
-                self._put(*before)
-            before = (half, part.numel(), copied, offset + at)
-        if before is not None:
-            self._put(*before)
+        """Writes half by half, padded with zeros to a page; on return all is in the file."""
+        bounce, previous = self._write_buffer, None
+        for index, (start, block) in enumerate(_blocks(memory)):
+            half, copy_done = bounce.halves[index % 2], bounce.copy_done[index % 2]
+            half[: block.numel()].copy_(block, non_blocking=True)
+            copy_done.record()
+            if previous is not None:
+                self._write_half(*previous)
+            previous = (half, block.numel(), copy_done, offset + start)
+        if previous is not None:
+            self._write_half(*previous)
 
-    def _put(self, half: Tensor, nbytes: int, copied: StreamEvent, offset: int) -> None:
-        copied.synchronize()
+    def _write_half(self, half: Tensor, nbytes: int, copy_done: StreamEvent, offset: int) -> None:
+        copy_done.synchronize()
         half[nbytes : round_up_to_page(nbytes)].zero_()
         self._file.write(half[: round_up_to_page(nbytes)], offset)
 
@@ -315,5 +333,5 @@ def _view(memory: Tensor) -> memoryview:
 
 
 def _blocks(memory: Tensor) -> Iterator[tuple[int, Tensor]]:
-    for at in range(0, memory.numel(), BOUNCE_BYTES):
-        yield at, memory[at : at + BOUNCE_BYTES]
+    for start in range(0, memory.numel(), BOUNCE_BYTES):
+        yield start, memory[start : start + BOUNCE_BYTES]

@@ -1,7 +1,7 @@
-"""Streams and events of a device, as much of them as moves between tiers need.
+"""The part of torch's streams and events that transfers between tiers need.
 
-Torch has a module of the same names for each kind of device. That of a CPU does nothing, so the
-same lines run there.
+torch has a module of the same interface for each device type. That of the CPU does nothing, so the
+same code runs there.
 """
 
 from contextlib import AbstractContextManager
@@ -11,34 +11,34 @@ import torch
 
 
 class StreamEvent(Protocol):
-    """A moment in a stream."""
+    """A point in a stream's work."""
 
     def record(self, stream: object = None) -> None:
-        """Sets it to when all is done that a stream was asked for so far; None: the current one."""
+        """Marks the work submitted to a stream so far; None: the current stream."""
 
     def wait(self, stream: object = None) -> None:
-        """What a stream is asked for from now on waits for it; the host does not."""
+        """Makes later work of a stream wait for the event; the host does not wait."""
 
     def synchronize(self) -> None:
-        """Returns when it has come."""
+        """Blocks the host until the marked work is done."""
 
 
 class StreamModule(Protocol):
-    """Torch's module of one kind of device."""
+    """torch's module of one device type, such as `torch.cuda`."""
 
     def Stream(self) -> object:  # noqa: N802  torch's names
         """A new stream."""
 
     def Event(self) -> StreamEvent:  # noqa: N802
-        """A new event, which has come."""
+        """A new event; nothing waits for it until it is recorded."""
 
     def stream(self, stream: object, /) -> AbstractContextManager[object]:
-        """What this thread asks for inside goes into that stream."""
+        """Submits the work of this thread to a stream, inside the context."""
 
     def current_stream(self) -> object:
-        """Where what this thread asks for goes."""
+        """The stream to which this thread submits work."""
 
 
 def stream_module(device: torch.device) -> StreamModule:
-    """The streams of a device."""
+    """Torch's stream module for a device."""
     return cast("StreamModule", torch.get_device_module(device))

@@ -1,7 +1,7 @@
-"""Files read and written past the page cache, so that what they hold is not memory of ours.
+"""Files read and written without the page cache, so that their content takes no memory.
 
-Where the file system does not allow that (a file system in memory, some over a network), the same
-calls go through the cache, and what they leave there is dropped at once.
+Where the file system does not support direct I/O (one in memory, some over a network), the same
+calls go through the cache, and the cached pages are dropped at once.
 """
 
 import os
@@ -15,10 +15,10 @@ from torch import Tensor
 _Call = Callable[[int, list[memoryview], int], int]
 
 PAGE_BYTES = 4096
-"""Direct input and output wants addresses, offsets and lengths to be multiples of it."""
+"""Direct I/O requires addresses, offsets and lengths to be multiples of this."""
 
 _BLOCK_BYTES = 8 * 2**20
-"""Read or written at a time: large enough for the disk, small enough to share it."""
+"""Bytes per system call: large enough for the disk, small enough to share it."""
 
 
 def round_up_to_page(nbytes: int) -> int:
@@ -27,11 +27,12 @@ def round_up_to_page(nbytes: int) -> int:
 
 
 def page_aligned_buffer(nbytes: int, device: torch.device | None = None) -> Tensor:
-    """`UInt8[nbytes]` that begins at a page; `nbytes` must be a multiple of one.
+    """A new buffer `UInt8[nbytes]` that begins at a page; `nbytes` must be a multiple of one.
 
     Args:
-        nbytes: how many.
-        device: where; None for a CPU. On an accelerator, which knows no pages, it begins anywhere.
+        nbytes: size in bytes.
+        device: where to allocate it; None for a CPU. An accelerator has no pages, and the buffer
+            may begin anywhere.
     """
     if device is not None and device.type != "cpu":
         return torch.empty(nbytes, dtype=torch.uint8, device=device)
@@ -41,10 +42,10 @@ def page_aligned_buffer(nbytes: int, device: torch.device | None = None) -> Tens
 
 
 class DirectFile:
-    """One open file.
+    """An open file.
 
     Args:
-        path: of the file; made if it is not there and `write` is set.
+        path: the file; created if it does not exist and `write` is set.
         write: whether it may be written.
     """
 
@@ -69,49 +70,51 @@ class DirectFile:
         os.close(self._file)
 
     def sync(self) -> None:
-        """Returns when all that was written is on the disk."""
+        """Returns when everything written is on the disk."""
         os.fdatasync(self._file)
 
     def resize(self, nbytes: int) -> None:
-        """Gives the file its size, with room on the disk for all of it."""
+        """Sets the file's size, and allocates disk space for all of it."""
         if hasattr(os, "posix_fallocate") and nbytes:
             os.posix_fallocate(self._file, 0, nbytes)
         os.ftruncate(self._file, nbytes)
 
     def read(self, memory: Tensor, offset: int) -> None:
-        """Fills memory from the file.
+        """Fills a buffer from the file.
 
         Args:
-            memory: `UInt8[n]`, n a multiple of a page, from `page_memory`.
-            offset: in the file, a multiple of a page.
+            memory: `UInt8[n]` from `page_aligned_buffer`, n a multiple of a page.
+            offset: position in the file, a multiple of a page.
 
         Raises:
-            OSError: the file ends before, or cannot be read.
+            OSError: the file is too short, or cannot be read.
         """
-        self._move(os.preadv, memory, offset)
-        self._forget(offset, memory.numel())
+        self._transfer(os.preadv, memory, offset)
+        self._drop_cached(offset, memory.numel())
 
     def write(self, memory: Tensor, offset: int) -> None:
-        """Writes memory into the file; as `read`.
+        """Writes a buffer to the file; arguments as for `read`.
 
         Raises:
             OSError: the disk is full, or cannot be written.
         """
-        self._move(os.pwritev, memory, offset)
+        self._transfer(os.pwritev, memory, offset)
         if not self._direct:
             os.fdatasync(self._file)  # only clean pages can be dropped
-            self._forget(offset, memory.numel())
+            self._drop_cached(offset, memory.numel())
 
-    def _move(self, call: _Call, memory: Tensor, offset: int) -> None:
+    def _transfer(self, call: _Call, memory: Tensor, offset: int) -> None:
         view: memoryview = memory.numpy().data
         done = 0
         while done < len(view):
-            moved = call(self._file, [view[done : done + _BLOCK_BYTES]], offset + done)
-            if moved <= 0:
-                raise OSError(f"`{self.path}` ends at {offset + done} bytes, {len(view)} from "
-                              f"{offset} on were due")  # fmt: skip
-            done += moved
+            count = call(self._file, [view[done : done + _BLOCK_BYTES]], offset + done)
+            if count <= 0:
+                raise OSError(
+                    f"`{self.path}` ends at {offset + done} bytes, but {len(view)} bytes from "
+                    f"{offset} on were expected"
+                )
+            done += count
 
-    def _forget(self, offset: int, nbytes: int) -> None:
+    def _drop_cached(self, offset: int, nbytes: int) -> None:
         if not self._direct and hasattr(os, "posix_fadvise"):
             os.posix_fadvise(self._file, offset, nbytes, os.POSIX_FADV_DONTNEED)

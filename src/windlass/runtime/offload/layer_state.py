@@ -1,11 +1,12 @@
-"""A layer's home beyond the near tier: its state is read, updated and written back in pieces.
+"""The offloaded state of one layer: read, updated and written back in parts.
 
-No more than the staging memory is held for it, whatever the size of the layer. While one piece is
-updated the next is read and the one before is written.
+Device memory holds no more of it than the staging buffers, whatever the size of the layer. While
+one part is updated, the next is read and the previous one is written.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,123 +14,142 @@ import torch
 from torch import Tensor
 
 from windlass.program.memory.values import STAGING_BYTES
+from windlass.program.phases import gradients_reuse_weight_space
 from windlass.runtime.adamw import ParameterPart
 from windlass.runtime.checkpoint.convert_moments import read_moments
-from windlass.runtime.checkpoint.safetensors_io import read_tensors
-from windlass.runtime.offload.backing_store import StoreHandle, BackingStore, BackingStores
-from windlass.runtime.checkpoint.safetensors_io import PendingChecksum
-from windlass.runtime.offload.direct_io import round_up_to_page, page_aligned_buffer
+from windlass.runtime.checkpoint.safetensors_io import PendingChecksum, read_tensors
+from windlass.runtime.offload.backing_store import BackingStore, BackingStores, StoreHandle
+from windlass.runtime.offload.direct_io import page_aligned_buffer, round_up_to_page
 from windlass.runtime.offload.state_layout import (
-    TensorRegion,
     StateLayout,
-    region,
+    TensorRegion,
     state_layout,
+    tensor_region,
     write_tail,
 )
 from windlass.runtime.offload.transfer_queue import TransferQueue, TransferStats
-from windlass.schema.plan import DEVICE_TIER, MomentFormat, Offload
+from windlass.runtime.parameters import DTYPES, grad_accum_dtype
+from windlass.schema.plan import DEVICE_TIER, MomentFormat, Plan
 from windlass.torch_ext.quantized_moments import MomentCodec, StoredMoment
 
 _SETS = 3
-"""Pieces under way: one is read, one updated, one written."""
-_PIECE_BYTES = STAGING_BYTES // (4 * _SETS + 1)
-"""Of each of masters, two moments and gradient; and once more to turn gradients into float32."""
-_PIECE = _PIECE_BYTES // 4
-"""Elements, a multiple of the codec's parts: so no block straddles two pieces, and all that a piece
-has begins at a page."""
-_SCALES_AT = _PIECE_BYTES // 2
-"""Where scales lie in the memory of their codes, which take a quarter."""
-_MEMORY = {"weight": (0, 0), "moment1": (1, 0), "moment2": (2, 0),
-           "scale1": (1, _SCALES_AT), "scale2": (2, _SCALES_AT)}  # fmt: skip
-"""Which memory of a set takes what, and where in it."""
-
+"""Parts in flight: one is read, one updated, one written."""
+_BUFFER_BYTES = STAGING_BYTES // (4 * _SETS + 1)
+"""Size of each buffer: masters, two moments and gradient of each part, and one more buffer for
+conversions of gradients to float32."""
+_PART_ELEMENTS = _BUFFER_BYTES // 4
+"""Elements of a part, a multiple of the moment codec's parts: so no block straddles two parts, and
+all values of a part begin at a page."""
+_SCALES_OFFSET = _BUFFER_BYTES // 2
+"""Offset of the scales in the buffer of their codes, which take a quarter of it."""
+_BUFFER_OF = {"weight": (0, 0), "moment1": (1, 0), "moment2": (2, 0),
+              "scale1": (1, _SCALES_OFFSET), "scale2": (2, _SCALES_OFFSET)}  # fmt: skip
+"""Index of the buffer of a set, and offset in it, for each kind of region."""
+_GRADIENT_BUFFER = 3
 
 ApplyUpdate = Callable[[ParameterPart], None]
 """Takes one optimizer step for a part of one parameter, in place."""
 
 
 class StagingBuffers:
-    """The memory that state passes through, for all layers in turn.
+    """The device memory that state passes through, shared by all layers.
 
     Args:
-        device: that updates, and whose near tier it is of.
+        device: the device that updates.
     """
 
     def __init__(self, device: torch.device) -> None:
-        self.sets = [[page_aligned_buffer(_PIECE_BYTES, device) for _ in range(4)] for _ in range(_SETS)]
-        self.converted = page_aligned_buffer(_PIECE_BYTES, device).view(torch.float32)
+        self.sets = [
+            [page_aligned_buffer(_BUFFER_BYTES, device) for _ in range(_GRADIENT_BUFFER + 1)]
+            for _ in range(_SETS)
+        ]
+        """For each part in flight: masters, first moments, second moments, gradient."""
+        self.converted = page_aligned_buffer(_BUFFER_BYTES, device).view(torch.float32)
+        """A gradient converted to float32."""
 
 
-class _Piece(NamedTuple):
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LayerUpdate:
+    """One optimizer step for a layer, as the store asks for it."""
+
+    apply: ApplyUpdate
+    """The optimizer."""
+    weights: Sequence[Tensor]
+    """The copies of the weights that the layer computes with; overwritten by the update."""
+    gradients: Sequence[Tensor | None] | None
+    """The gradient of each weight; None if `write_grads` has offloaded them."""
+    has_gradient: Sequence[bool]
+    """Whether each weight has a gradient."""
+    working_memory: Tensor | None
+    """The buffer that holds `weights`, to be written back; None if they stay in device memory."""
+
+
+class _Part(NamedTuple):
     """A part of one weight."""
 
     weight: int
+    """Index of the weight."""
     first: int
-    """Element."""
+    """First element of the part."""
     elements: int
 
 
 class OffloadedLayerState:
-    """Where one layer lives.
+    """The offloaded state of one layer.
 
-        layer-0003.safetensors   masters, moments and counts of updates: a checkpoint's file as is
-        layer-0003.working       what the layer computes with, where that is not the masters
-        layer-0003.gradients     the summed gradients that wait for their update, where the layer
-                                 has such and they may not lie in the working weights' place
+        layer-0003.safetensors   masters, moments and update counts; also a valid checkpoint file
+        layer-0003.working       what the layer computes with, if that is not the masters
+        layer-0003.gradients     the accumulated gradients until their update, if the layer offloads
+                                 gradients and they may not reuse the space of the working weights
 
     Args:
-        shelves: give it its places.
-        index: of the layer.
-        home: the tier of each class.
-        weights: names and shapes of what it owns.
-        buffers: that belong to a checkpoint.
-        working: what the layer computes in.
-        gradients: what gradients are summed in; None if none waits here for its update.
-        moments: how they are kept.
-        shares: whether gradients may lie in the working weights' place.
-        decays: whether each weight is pulled towards zero; None: those of 2 dimensions and more.
+        stores: creates the backing stores.
+        index: index of the layer.
+        plan: precision, moment format, and the tier of each class of tensor.
+        weights: shape of each weight that the layer owns, by name.
+        buffers: name and tensor of each buffer that belongs to a checkpoint.
+        offloads_grads: whether the layer's gradients are offloaded until their update.
+        decays: whether weight decay applies to each weight; None for weights of two or more
+            dimensions.
     """
 
     def __init__(
         self,
-        shelves: BackingStores,
+        stores: BackingStores,
         index: int,
-        home: Offload,
+        plan: Plan,
         weights: Mapping[str, tuple[int, ...]],
         buffers: Sequence[tuple[str, Tensor]],
         *,
-        working: torch.dtype,
-        gradients: torch.dtype | None,
-        moments: MomentFormat,
-        shares: bool,
+        offloads_grads: bool,
         decays: Sequence[bool] | None = None,
     ) -> None:
+        offload, working_dtype = plan.offload, DTYPES[plan.precision]
         self._buffers = buffers
-        self._moments: MomentFormat = moments
-        self._layout: StateLayout = state_layout(weights, buffers, moments)
+        self._moments: MomentFormat = plan.moments
+        self._layout: StateLayout = state_layout(weights, buffers, plan.moments)
         self._decays = decays or tuple(len(shape) >= 2 for shape in weights.values())
         self._updates = [0] * len(weights)
-        self.working: TensorRegion = region(weights, working)
-        self.gradients: TensorRegion = region(weights, gradients or torch.float32)
+        self.working: TensorRegion = tensor_region(weights, working_dtype)
+        """The region of what the layer computes with."""
+        self._gradient_region = tensor_region(weights, grad_accum_dtype(plan))
         name = f"layer-{index:04d}"
-        self._state: BackingStore = shelves.shelf(
-            home.optimizer, f"{name}.safetensors", self._layout.nbytes
-        )
+        state_bytes = self._layout.nbytes
+        self._state = stores.create(offload.optimizer, f"{name}.safetensors", state_bytes)
         self._working: BackingStore | None = None
-        """None where layers compute with the masters."""
+        """None if layers compute with the masters."""
         self._gradients: BackingStore | None = None
-        """None where no gradient waits."""
-        shared = shares and gradients is not None
-        if working != torch.float32:
-            nbytes = max(self.working.nbytes, self.gradients.nbytes if shared else 0)
-            tier = home.optimizer if home.parameters == DEVICE_TIER else home.parameters
-            self._working = shelves.shelf(tier, f"{name}.working", nbytes)
-        if shared:
+        """None if gradients are not offloaded."""
+        shares_space = gradients_reuse_weight_space(plan) and offloads_grads
+        if working_dtype != torch.float32:
+            nbytes = max(self.working.nbytes, self._gradient_region.nbytes if shares_space else 0)
+            tier = offload.optimizer if offload.parameters == DEVICE_TIER else offload.parameters
+            self._working = stores.create(tier, f"{name}.working", nbytes)
+        if shares_space:
             self._gradients = self._working
-        elif gradients is not None:
-            self._gradients = shelves.shelf(
-                home.gradients, f"{name}.gradients", self.gradients.nbytes
-            )
+        elif offloads_grads:
+            nbytes = self._gradient_region.nbytes
+            self._gradients = stores.create(offload.gradients, f"{name}.gradients", nbytes)
 
     def create(
         self,
@@ -139,247 +159,241 @@ class OffloadedLayerState:
         *,
         updates: int = 0,
     ) -> None:
-        """Takes the room, and fills it.
+        """Allocates the stores, and fills them.
 
         Args:
-            masters: of each weight.
-            staging: passed through.
-            moments: of each weight, as they are kept; None for zeros.
-            updates: that the weights have had.
+            masters: master weights.
+            staging: buffers to copy through.
+            moments: first and second moment of each weight; None for zeros.
+            updates: updates that the weights have had.
 
         Raises:
-            OSError: the disk is full, or the folder does not take files.
+            OSError: the disk is full, or the folder cannot be written to.
         """
         self._updates = [updates] * len(self._updates)
-        self._state.make()
-        sets = staging.sets[0]
-        with self._state.opened(write=True) as file:
-            for piece in self._pieces():
-                for memory, _ in self._spots(sets, piece):
+        self._state.allocate()
+        buffers = staging.sets[0]
+        with self._state.open(write=True) as file:
+            for part in self._parts():
+                for memory, _ in self._byte_ranges(buffers, part):
                     memory.zero_()
-                master, kept = self._views(sets, piece)
-                master.copy_(_part(masters[piece.weight].detach(), piece))
-                for into, each in zip(kept, moments[piece.weight] if moments else (), strict=False):
-                    part = each.narrow(piece.first, piece.elements)
-                    into.values.copy_(part.values)
-                    if into.scales is not None and part.scales is not None:
-                        into.scales.copy_(part.scales)
-                for memory, at in self._spots(sets, piece):
-                    file.write(memory, at)
-            write_tail(file, self._layout, self._updates, [b for _, b in self._buffers])
-        self._make_rest(staging)
+                master, stored = self._views(buffers, part)
+                master.copy_(_narrow(masters[part.weight].detach(), part))
+                sources = moments[part.weight] if moments else ()
+                for target, full in zip(stored, sources, strict=False):
+                    source = full.narrow(part.first, part.elements)
+                    target.values.copy_(source.values)
+                    if target.scales is not None and source.scales is not None:
+                        target.scales.copy_(source.scales)
+                for memory, offset in self._byte_ranges(buffers, part):
+                    file.write(memory, offset)
+            self._write_tail(file)
+        self._create_other_stores(staging)
 
-    def adopt(self, file: Path, updates: int, staging: StagingBuffers, *, seed: int) -> None:
-        """Takes a checkpoint's file for its state, as it is unless it is laid out otherwise.
+    def adopt_checkpoint(
+        self, file: Path, updates: int, staging: StagingBuffers, *, seed: int
+    ) -> None:
+        """Takes its state from a checkpoint file: without copying, if it has the same layout.
 
         Moments in another format are decoded, and encoded anew.
 
         Args:
-            file: whole.
-            updates: that its weights have had.
-            staging: passed through.
-            seed: of the run that wrote it.
+            file: a file that holds the full layer.
+            updates: updates that its weights have had.
+            staging: buffers to copy through.
+            seed: seed of the run that wrote it.
 
         Raises:
-            CheckpointError: it is of another model.
+            CheckpointError: the checkpoint is of another model.
         """
         self._updates = [updates] * len(self._updates)
-        if self._laid_out_so(file):
-            self._state.adopt(file)
-            self._make_rest(staging)
+        if _starts_with(file, self._layout.header):
+            self._state.adopt_file(file)
+            self._create_other_stores(staging)
             return
-        parts = self._layout.masters.slices
-        masters = {f"weight/{part.name}": torch.empty(part.shape) for part in parts}
+        extents = self._layout.masters.extents
+        masters = {f"weight/{extent.name}": torch.empty(extent.shape) for extent in extents}
         read_tensors(file, masters)
         codec = MomentCodec(torch.device("cpu"))
         moments = [
-            read_moments(file, part.name, part.shape, self._moments, codec, seed=seed, step=updates)
-            for part in parts
+            read_moments(
+                file, extent.name, extent.shape, self._moments, codec, seed=seed, step=updates
+            )
+            for extent in extents
         ]
         self.create(list(masters.values()), staging, moments, updates=updates)
 
-    def _laid_out_so(self, file: Path) -> bool:
-        with file.open("rb") as content:
-            return content.read(len(self._layout.header)) == self._layout.header
-
     def save(self, to: Path) -> PendingChecksum:
-        """Makes a checkpoint's file of the state as it is now."""
-        return self._state.save(to, self._tail)
+        """Writes a checkpoint file of the current state."""
+        return self._state.save_as(to, self._write_tail)
 
-    def fetch(self, memory: Tensor, moved: TransferStats) -> None:
-        """Reads what the layer computes with into `UInt8[working.nbytes]`."""
+    def read_weights(self, memory: Tensor, stats: TransferStats) -> None:
+        """Reads what the layer computes with into `memory`, `UInt8[working.nbytes]`."""
         if self._working is None:
-            with self._state.opened() as state:
-                state.read(memory, self._layout.places[0].offset)
+            with self._state.open() as state:
+                state.read(memory, self._layout.regions[0].offset)
         else:
-            with self._working.opened() as working:
+            with self._working.open() as working:
                 working.read(memory, 0)
-        moved.read_bytes += memory.numel()
+        stats.read_bytes += memory.numel()
 
-    def store(self, gradients: Sequence[Tensor | None], staging: StagingBuffers, moved: TransferStats) -> None:
-        """Writes the summed gradients of all weights that have one."""
-        size = self.gradients.dtype.itemsize
-        bounce = staging.sets[0][3]
-        with _there(self._gradients).opened(write=True) as file:
-            for piece in self._pieces():
-                gradient = gradients[piece.weight]
-                if gradient is None:
-                    continue
-                memory, at = self._gradient_at(bounce, piece)
-                into = memory[: size * piece.elements].view(self.gradients.dtype)
-                into.copy_(_part(gradient, piece))
-                file.write(memory, at)
-                moved.written_bytes += memory.numel()
+    def write_grads(
+        self, gradients: Sequence[Tensor | None], staging: StagingBuffers, stats: TransferStats
+    ) -> None:
+        """Writes the accumulated gradients; None for a weight without one."""
+        dtype = self._gradient_region.dtype
+        buffer = staging.sets[0][_GRADIENT_BUFFER]
+        with self._gradient_store().open(write=True) as file:
+            for part in self._parts():
+                gradient = gradients[part.weight]
+                if gradient is not None:
+                    memory, offset = self._gradient_range(buffer, part)
+                    target = memory[: dtype.itemsize * part.elements].view(dtype)
+                    target.copy_(_narrow(gradient, part))
+                    file.write(memory, offset)
+                    stats.written_bytes += memory.numel()
 
     def update(
         self,
-        apply: ApplyUpdate,
-        weights: Sequence[Tensor],
-        gradients: Sequence[Tensor | None] | None,
-        has: Sequence[bool],
-        *,
-        memory: Tensor | None,
+        request: LayerUpdate,
         staging: StagingBuffers,
-        lane: TransferQueue,
-        moved: TransferStats,
+        queue: TransferQueue,
+        stats: TransferStats,
     ) -> None:
-        """One step of the optimizer for the whole layer.
+        """Takes one optimizer step for the whole layer.
 
         Args:
-            apply: the optimizer.
-            weights: near copies of what the layer computes with; they are made anew.
-            gradients: of each weight; None: they were stored.
-            has: which weights have a gradient.
-            memory: that `weights` lie in, written to the layer's home; None if they stay near.
-            staging: passed through.
-            lane: its reader and writer.
-            moved: counts the bytes.
+            request: the optimizer, gradients and weights.
+            staging: buffers to pass the state through.
+            queue: its reader and writer are used.
+            stats: counts the bytes.
         """
         with ExitStack() as stack:
-            source, into = stack.enter_context(self._state.changing())
-            stored = None
-            if gradients is None and any(has):
-                stored = stack.enter_context(_there(self._gradients).opened())
+            source, target = stack.enter_context(self._state.open_for_rewrite())
+            gradients = None
+            if request.gradients is None and any(request.has_gradient):
+                gradients = stack.enter_context(self._gradient_store().open())
 
-            def read(sets: list[Tensor], piece: _Piece) -> None:
-                for memory, at in self._spots(sets, piece):
-                    source.read(memory, at)
-                    moved.read_bytes += memory.numel()
-                if stored is not None and has[piece.weight]:
-                    memory, at = self._gradient_at(sets[-1], piece)
-                    stored.read(memory, at)
-                    moved.read_bytes += memory.numel()
+            def read(buffers: list[Tensor], part: _Part) -> None:
+                for memory, offset in self._byte_ranges(buffers, part):
+                    source.read(memory, offset)
+                    stats.read_bytes += memory.numel()
+                if gradients is not None and request.has_gradient[part.weight]:
+                    memory, offset = self._gradient_range(buffers[_GRADIENT_BUFFER], part)
+                    gradients.read(memory, offset)
+                    stats.read_bytes += memory.numel()
 
-            def work(sets: list[Tensor], piece: _Piece) -> None:
-                self._piece(sets, piece, apply, weights, gradients, has, staging)
+            def compute(buffers: list[Tensor], part: _Part) -> None:
+                self._update_part(buffers, part, request, staging)
 
-            def write(sets: list[Tensor], piece: _Piece) -> None:
-                for memory, at in self._spots(sets, piece):
-                    into.write(memory, at)
-                    moved.written_bytes += memory.numel()
+            def write(buffers: list[Tensor], part: _Part) -> None:
+                for memory, offset in self._byte_ranges(buffers, part):
+                    target.write(memory, offset)
+                    stats.written_bytes += memory.numel()
 
-            lane.pass_through(list(self._pieces()), staging.sets, read, work, write)
-            self._updates = [n + did for n, did in zip(self._updates, has, strict=True)]
-            if into is not source:
-                self._tail(into)
-        if memory is not None and self._working is not None:
-            with self._working.opened(write=True) as file:
-                file.write(memory, 0)
-            moved.written_bytes += memory.numel()
+            queue.pipelined(list(self._parts()), staging.sets, read, compute, write)
+            counts = zip(self._updates, request.has_gradient, strict=True)
+            self._updates = [count + has for count, has in counts]
+            if target is not source:
+                self._write_tail(target)
+        if request.working_memory is not None and self._working is not None:
+            with self._working.open(write=True) as file:
+                file.write(request.working_memory, 0)
+            stats.written_bytes += request.working_memory.numel()
 
-    def _tail(self, file: StoreHandle) -> None:
-        """Writes the counts of updates, and whatever else no update writes."""
-        write_tail(file, self._layout, self._updates, [b for _, b in self._buffers])
+    def _write_tail(self, file: StoreHandle) -> None:
+        """Writes the update counts, and everything else that updates do not write."""
+        write_tail(file, self._layout, self._updates, [buffer for _, buffer in self._buffers])
 
-    def _gradient_at(self, memory: Tensor, piece: _Piece) -> tuple[Tensor, int]:
-        """What a stored piece of gradient takes of memory, and where it lies in the file."""
-        size = self.gradients.dtype.itemsize
-        at = self.gradients.slices[piece.weight].offset + size * piece.first
-        return memory[: round_up_to_page(size * piece.elements)], at
+    def _gradient_store(self) -> BackingStore:
+        if self._gradients is None:
+            raise ValueError("this layer does not offload its gradients")
+        return self._gradients
 
-    def _piece(
-        self,
-        at: list[Tensor],
-        piece: _Piece,
-        apply: ApplyUpdate,
-        weights: Sequence[Tensor],
-        gradients: Sequence[Tensor | None] | None,
-        has: Sequence[bool],
-        staging: StagingBuffers,
+    def _gradient_range(self, memory: Tensor, part: _Part) -> tuple[Tensor, int]:
+        """The bytes of a buffer that hold a part of the gradient, and their offset in the file."""
+        size = self._gradient_region.dtype.itemsize
+        offset = self._gradient_region.extents[part.weight].offset + size * part.first
+        return memory[: round_up_to_page(size * part.elements)], offset
+
+    def _update_part(
+        self, buffers: list[Tensor], part: _Part, request: LayerUpdate, staging: StagingBuffers
     ) -> None:
-        """Updates one piece that has been read."""
-        index, count = piece.weight, piece.elements
-        master, moments = self._views(at, piece)
-        if has[index]:
-            near = None if gradients is None else gradients[index]
-            dtype = self.gradients.dtype
-            gradient = (
-                at[3][: dtype.itemsize * count].view(dtype) if near is None else _part(near, piece)
-            )
+        """Updates one part that has been read into the buffers."""
+        index, count = part.weight, part.elements
+        master, moments = self._views(buffers, part)
+        if request.has_gradient[index]:
+            gradient = None if request.gradients is None else request.gradients[index]
+            if gradient is None:
+                dtype = self._gradient_region.dtype
+                gradient = buffers[_GRADIENT_BUFFER][: dtype.itemsize * count].view(dtype)
+            else:
+                gradient = _narrow(gradient, part)
             if gradient.dtype != torch.float32:
                 gradient = staging.converted[:count].copy_(gradient)
-            apply(
+            request.apply(
                 ParameterPart(
-                    name=self._layout.masters.slices[index].name, offset=piece.first,
+                    name=self._layout.masters.extents[index].name, offset=part.first,
                     master=master, moments=moments, gradient=gradient,
                     updates=self._updates[index], decays=self._decays[index],
                 )
             )  # fmt: skip
-        _part(weights[index].detach(), piece).copy_(master)
+        _narrow(request.weights[index].detach(), part).copy_(master)
 
-    def _pieces(self) -> Iterator[_Piece]:
-        for index, part in enumerate(self._layout.masters.slices):
-            elements = part.nbytes // 4
-            for first in range(0, elements, _PIECE):
-                yield _Piece(index, first, min(_PIECE, elements - first))
+    def _parts(self) -> Iterator[_Part]:
+        for index, extent in enumerate(self._layout.masters.extents):
+            elements = extent.nbytes // 4
+            for first in range(0, elements, _PART_ELEMENTS):
+                yield _Part(index, first, min(_PART_ELEMENTS, elements - first))
 
-    def _spots(self, sets: Sequence[Tensor], piece: _Piece) -> Iterator[tuple[Tensor, int]]:
-        """The memory of everything in a piece of the state, and where it lies in the file."""
-        for place in self._layout.places:
-            at, nbytes = place.spot(piece.weight, piece.first, piece.elements)
-            which, begin = _MEMORY[place.kind]
-            yield sets[which][begin : begin + round_up_to_page(nbytes)], at
+    def _byte_ranges(self, buffers: Sequence[Tensor], part: _Part) -> Iterator[tuple[Tensor, int]]:
+        """The buffer of each region of a part, and its offset in the file."""
+        for region in self._layout.regions:
+            offset, nbytes = region.byte_range(part.weight, part.first, part.elements)
+            index, begin = _BUFFER_OF[region.kind]
+            yield buffers[index][begin : begin + round_up_to_page(nbytes)], offset
 
-    def _views(self, sets: Sequence[Tensor], piece: _Piece) -> tuple[Tensor, tuple[StoredMoment, StoredMoment]]:
-        """Master and moments of a piece, in the memory that it was read into."""
-        found: dict[str, Tensor] = {}
-        for place in self._layout.places:
-            _, nbytes = place.spot(piece.weight, piece.first, piece.elements)
-            which, begin = _MEMORY[place.kind]
-            found[place.kind] = sets[which][begin : begin + nbytes].view(place.region.dtype)
-        first = StoredMoment(found["moment1"], found.get("scale1"))
-        return found["weight"], (first, StoredMoment(found["moment2"], found.get("scale2")))
+    def _views(
+        self, buffers: Sequence[Tensor], part: _Part
+    ) -> tuple[Tensor, tuple[StoredMoment, StoredMoment]]:
+        """Master and moments of a part, as views into the buffers."""
+        views: dict[str, Tensor] = {}
+        for region in self._layout.regions:
+            _, nbytes = region.byte_range(part.weight, part.first, part.elements)
+            index, begin = _BUFFER_OF[region.kind]
+            views[region.kind] = buffers[index][begin : begin + nbytes].view(region.region.dtype)
+        first = StoredMoment(views["moment1"], views.get("scale1"))
+        return views["weight"], (first, StoredMoment(views["moment2"], views.get("scale2")))
 
-    def _make_rest(self, staging: StagingBuffers) -> None:
-        """What lies beside the state."""
+    def _create_other_stores(self, staging: StagingBuffers) -> None:
+        """Allocates the stores beside the state, and fills the working weights."""
         if self._working is not None:
-            self._working.make()
-            self._fill(self._working, staging)
+            self._working.allocate()
+            self._fill_working(self._working, staging)
         if self._gradients is not None and self._gradients is not self._working:
-            self._gradients.make()
+            self._gradients.allocate()
 
-    def _fill(self, shelf: BackingStore, staging: StagingBuffers) -> None:
+    def _fill_working(self, store: BackingStore, staging: StagingBuffers) -> None:
         """Makes the working weights from the masters."""
-        with self._state.opened() as state, shelf.opened(write=True) as file:
-            for piece in self._pieces():
-                memory, into = staging.sets[0][0], staging.sets[0][1]
-                at, _ = self._layout.places[0].spot(*piece)
-                state.read(memory[: round_up_to_page(4 * piece.elements)], at)
-                nbytes = self.working.dtype.itemsize * piece.elements
-                master = memory[: 4 * piece.elements].view(torch.float32)
-                into[:nbytes].view(self.working.dtype).copy_(master)
-                into[nbytes : round_up_to_page(nbytes)].zero_()
-                part = self.working.slices[piece.weight]
-                at = part.offset + self.working.dtype.itemsize * piece.first
-                file.write(into[: round_up_to_page(nbytes)], at)
+        dtype = self.working.dtype
+        source, target = staging.sets[0][0], staging.sets[0][1]
+        with self._state.open() as state, store.open(write=True) as file:
+            for part in self._parts():
+                offset, _ = self._layout.regions[0].byte_range(*part)
+                state.read(source[: round_up_to_page(4 * part.elements)], offset)
+                nbytes = dtype.itemsize * part.elements
+                master = source[: 4 * part.elements].view(torch.float32)
+                target[:nbytes].view(dtype).copy_(master)
+                target[nbytes : round_up_to_page(nbytes)].zero_()
+                offset = self.working.extents[part.weight].offset + dtype.itemsize * part.first
+                file.write(target[: round_up_to_page(nbytes)], offset)
 
 
-def _there(shelf: BackingStore | None) -> BackingStore:
-    if shelf is None:
-        raise ValueError("no gradient of this layer waits for its update")
-    return shelf
+def _narrow(tensor: Tensor, part: _Part) -> Tensor:
+    """A part of a full weight or gradient."""
+    return tensor.reshape(-1)[part.first : part.first + part.elements]
 
 
-def _part(tensor: Tensor, piece: _Piece) -> Tensor:
-    """The piece of a whole weight or gradient."""
-    return tensor.reshape(-1)[piece.first : piece.first + piece.elements]
+def _starts_with(file: Path, header: bytes) -> bool:
+    with file.open("rb") as content:
+        return content.read(len(header)) == header

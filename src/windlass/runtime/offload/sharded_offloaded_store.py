@@ -1,310 +1,312 @@
-"""Streams of a pod: the moves of one device of several, which exchanges what it has moved.
+"""The offloaded store of one rank among several, which offloads its shard of each layer.
 
-Each device is home to its share of its stage's layers. Where replicas share weights a fetch brings
-the shard, `gather` makes the layer whole of all their shards, and the shard is dropped at once.
-Where weights stay near, more replicas may share the state than the weights: then what a device
-updates is a part of what it holds, and `spread` puts the parts together.
+With parameter sharding, a prefetch brings the shard, `unshard_weights` all-gathers the full layer,
+and the shard is freed at once. Where weights stay in device memory, the optimizer state may be
+sharded over more ranks than the weights: then a rank updates a part of what it holds, and
+`all_gather_params` combines the parts.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from windlass.atomic_files import storage_errors
-from windlass.models.layer_stack import LayerStack, materialize_layer
+from windlass.models.layer_stack import materialize_layer
 from windlass.program.device_mesh import layers_of_stage
-from windlass.program.instruction import InstructionKind, Program
 from windlass.program.zero_sharding import updates_per_shard
 from windlass.runtime.adamw import AdamW
 from windlass.runtime.checkpoint.checkpoint import Checkpoint, layer_file, load_layer_shard
-from windlass.runtime.distributed.flat_shard import LayerShard, remote_layer_parameters, writes_checkpoint
+from windlass.runtime.checkpoint.safetensors_io import SavedFile
+from windlass.runtime.distributed.flat_shard import (
+    LayerShard,
+    remote_layer_parameters,
+    writes_checkpoint,
+)
 from windlass.runtime.distributed.process_groups import ProcessGroups
-from windlass.runtime.handler import Handler
+from windlass.runtime.handler import Handlers
 from windlass.runtime.offload.offloaded_store import OffloadedStore
 from windlass.runtime.offload.transfer_queue import TransferQueue
-from windlass.runtime.checkpoint.safetensors_io import SavedFile
 from windlass.runtime.parameters import (
     DTYPES,
     LayerParameters,
-    ModelParameter,
     MasterParameter,
+    ModelParameter,
     master_dtype,
-    persistent_buffers,
     new_master_parameter,
+    persistent_buffers,
 )
-from windlass.schema.plan import Plan
+from windlass.runtime.rank_context import RankContext
 
 
 class ShardedOffloadedStore(OffloadedStore):
-    """The moves of one device of several.
+    """The weights and optimizer state of one rank among several, in offload tiers between uses.
 
     Args:
-        plan: whose weights and optimizer state have their home beyond the near tier.
-        chain: the model.
-        folder: of what lives in files; made if need be.
-        optimizer: applied in the lane.
-        lane: of all moves.
-        device: that computes, and whose near tier layers come to.
-        pod: the device among the others.
-        program: that will run; says whose gradients wait at home.
-        seed: of the initial weights.
+        context: what this rank runs; its program says which gradients are offloaded.
+        optimizer: optimizer, applied in the transfer queue.
+        queue: the queue of all transfers.
+        groups: the rank's process groups.
         before_update: called with a layer's index before its state changes.
     """
 
     def __init__(
         self,
-        plan: Plan,
-        chain: LayerStack,
-        folder: Path,
+        context: RankContext,
         optimizer: AdamW,
-        lane: TransferQueue,
-        device: torch.device,
-        pod: ProcessGroups,
+        queue: TransferQueue,
+        groups: ProcessGroups,
         *,
-        program: Program,
-        seed: int,
         before_update: Callable[[int], None],
     ) -> None:
-        self._pod = pod
-        self._shares_weights = plan.sharding.parameters > 1
-        self._share: dict[int, LayerShard] = {}
-        self._shards: dict[int, Sequence[Tensor]] = {}
-        """Near shards of layers, segment by segment."""
-        self._parted = updates_per_shard(plan) > 1
-        """Whether a device updates a part of the weights that it holds; these then stay near."""
-        self._flat: dict[int, Tensor] = {}
-        """The weights that are held of each layer, of which a part is the device's own."""
-        self._gradients: dict[int, list[Tensor | None]] = {}
-        """Of segments, once they are whole."""
-        super().__init__(
-            plan, chain, folder, optimizer, lane, device,
-            program=program, seed=seed, before_update=before_update,
-        )  # fmt: skip
+        self._groups = groups
+        self._shards_params = context.plan.sharding.parameters > 1
+        self._layer_shards: dict[int, LayerShard] = {}
+        self._segments: dict[int, Sequence[Tensor]] = {}
+        """Weights of the segments that this rank updates, in device memory, by layer."""
+        self._shares_updates = updates_per_shard(context.plan) > 1
+        """Whether this rank updates a part of the weights it holds; they stay in device memory."""
+        self._param_shards: dict[int, Tensor] = {}
+        """Flat weight shard of each layer, `[param_shard_elements]`, where it shares updates."""
+        self._reduced: dict[int, list[Tensor | None]] = {}
+        """Reduced gradients of the segments, by layer."""
+        super().__init__(context, optimizer, queue, before_update=before_update)
 
-    # What is there at the start.
+    # The state at the start.
 
     def initialize(self, checkpoint: Checkpoint | None) -> None:
-        """Makes the state of a new run, or takes that of a checkpoint over.
+        """Creates the state of a new run, or loads that of a checkpoint.
 
         Raises:
-            CheckpointError: it is of another model.
-            StorageError: the disk is full, or does not take files.
+            CheckpointError: the checkpoint is of another model.
+            StorageError: the disk is full, or cannot be written to.
         """
         super().initialize(checkpoint)
-        for index, share in self._share.items() if self._parted else ():
-            self._take_part(index, share)
+        for index, shard in self._layer_shards.items() if self._shares_updates else ():
+            self._gather_param_shard(index, shard)
 
-    def _take_part(self, index: int, share: LayerShard) -> None:
-        """Makes what the device holds of a layer, of which its own part came from home."""
-        if not share.elements:
+    def _gather_param_shard(self, index: int, shard: LayerShard) -> None:
+        """Assembles this rank's weight shard of a layer from the parts that each rank loaded."""
+        if not shard.elements:
             return
-        flat = torch.zeros(share.held, dtype=DTYPES[self._plan.precision], device=self._device)
-        part = self._own_part(flat, share)
-        own = [part[each.at].view(each.shape) for each in share.segments]
-        for mine, came in zip(own, self._shards[index], strict=True):
-            mine.copy_(came.detach())
-        self._flat[index], self._shards[index] = flat, own
-        self._near[index] = self._near[index]._replace(memory=flat)
-        self._pod.put_together(flat, part)
-        if not self._shares_weights:
-            share.place(flat)
+        flat = torch.zeros(
+            shard.param_shard_elements, dtype=DTYPES[self._plan.precision], device=self._device
+        )
+        part = self._updated_part(flat, shard)
+        segments = [part[s.shard_slice].view(s.shape) for s in shard.segments]
+        for segment, loaded in zip(segments, self._segments[index], strict=True):
+            segment.copy_(loaded.detach())
+        self._param_shards[index], self._segments[index] = flat, segments
+        self._loaded[index] = self._loaded[index]._replace(memory=flat)
+        self._groups.all_gather_initial_params(flat, part)
+        if not self._shards_params:
+            shard.use_full_weights(flat)
 
-    def _own_part(self, flat: Tensor, share: LayerShard) -> Tensor:
-        return flat[share.begin - share.held_begin :][: share.part]
+    def _updated_part(self, flat: Tensor, shard: LayerShard) -> Tensor:
+        """The part of a weight shard that this rank updates."""
+        begin = shard.optim_shard_begin - shard.param_shard_begin
+        return flat[begin:][: shard.optim_shard_elements]
 
     @property
     def _stage(self) -> int:
-        return self._pod.place.stage
+        return self._groups.coord.stage
 
-    def _laid_out(self, waiting: frozenset[int | None]) -> Iterator[LayerParameters]:
-        here = layers_of_stage(self._plan, self._pod.place.stage)
-        known: dict[str, ModelParameter] = {}
-        for index, name in enumerate(self._chain.names):
-            if index not in here:
+    def _create_layers(self) -> Iterator[LayerParameters]:
+        local_layers = layers_of_stage(self._plan, self._stage)
+        by_name: dict[str, ModelParameter] = {}
+        for index, name in enumerate(self._stack.names):
+            if index not in local_layers:
                 yield remote_layer_parameters(name)
                 continue
             real = self._with_buffers(index)
-            share = LayerShard(self._plan, self._chain, index, real, self._pod, self._device)
-            self._share[index] = share
-            named = {share.marked(each): tuple(each.shape) for each in share.segments}
-            buffers = persistent_buffers(name, real) if share.first else {}
-            self._homes[index] = self._home(
-                index, named, buffers, waits=index in waiting,
-                decays=[each.decays for each in share.segments],
-            )  # fmt: skip
-            yield share.with_ties(known, self._chain.tied_weights)
+            shard = LayerShard(self._context, self._groups, index, real)
+            self._layer_shards[index] = shard
+            weights = {shard.checkpoint_name(s): tuple(s.shape) for s in shard.segments}
+            buffers = persistent_buffers(name, real) if shard.is_first_shard else {}
+            self._states[index] = self._new_state(
+                index, weights, buffers, decays=[segment.decays for segment in shard.segments]
+            )
+            yield shard.layer_parameters(by_name, self._stack.tied_weights)
 
-    def _create(self) -> None:
+    def _create_states(self) -> None:
         with storage_errors(self._folder):
-            for index, home in self._homes.items():
-                layer = materialize_layer(self._chain, index, seed=self._seed, device="cpu")
-                home.create(
-                    [weight.master for weight in self._weights(index, layer)], self._staging
-                )
+            for index, state in self._states.items():
+                layer = materialize_layer(self._stack, index, seed=self._context.seed, device="cpu")
+                masters = [weight.master for weight in self._master_parameters(index, layer)]
+                state.create(masters, self._staging)
 
-    def _adopt(self, checkpoint: Checkpoint) -> None:
+    def _load_states(self, checkpoint: Checkpoint) -> None:
         step = checkpoint.manifest.step
         with storage_errors(self._folder):
-            for index, home in self._homes.items():
-                share, layer = self._share[index], self.layers[index]
-                if not (share.segments or layer.persistent_buffers):
+            for index, state in self._states.items():
+                shard, layer = self._layer_shards[index], self.layers[index]
+                if not (shard.segments or layer.persistent_buffers):
                     continue
-                own = self._weights(index, None)
-                load_layer_shard(checkpoint, index, own, layer, share.pieces)
-                masters = [weight.master.detach() for weight in own]
-                moments = [weight.moments for weight in own]
-                home.create(masters, self._staging, moments, updates=step)
+                weights = self._master_parameters(index, None)
+                load_layer_shard(checkpoint, index, weights, layer, shard.pieces)
+                masters = [weight.master.detach() for weight in weights]
+                moments = [weight.moments for weight in weights]
+                state.create(masters, self._staging, moments, updates=step)
 
-    def _weights(self, index: int, layer: torch.nn.Module | None) -> list[MasterParameter]:
-        """The segments of a layer with state of their own, zeros without a layer."""
-        share, precision = self._share[index], self._plan.precision
+    def _master_parameters(
+        self, index: int, layer: torch.nn.Module | None
+    ) -> list[MasterParameter]:
+        """The segments of a layer as parameters with new state; zeros without a layer."""
+        shard, precision = self._layer_shards[index], self._plan.precision
         if layer is None:
-            part = torch.zeros(share.part, dtype=master_dtype(precision))
+            part = torch.zeros(shard.optim_shard_elements, dtype=master_dtype(precision))
         else:
-            part = share.flat(layer).cpu()[share.begin :][: share.part]
+            flat = shard.flatten(layer).cpu()
+            part = flat[shard.optim_shard_begin :][: shard.optim_shard_elements]
         return [
             new_master_parameter(
-                each.name, mine, mine, self._plan.moments, decays=each.decays, offset=each.first
+                segment.name, master, master, self._plan.moments,
+                decays=segment.decays, offset=segment.weight_offset,
             )
-            for each in share.segments
-            for mine in (part[each.at].view(each.shape),)
-        ]
+            for segment in shard.segments
+            for master in (part[segment.shard_slice].view(segment.shape),)
+        ]  # fmt: skip
 
-    # What the program asks for.
+    # Instructions.
 
-    def handlers(self) -> Mapping[InstructionKind, Handler]:
-        """The handlers of moves, and of what brings shares together."""
+    def handlers(self) -> Handlers:
+        """The handlers of transfers, and of collectives on weights and gradients."""
         return {
             **super().handlers(),
-            "unshard_weights": self._gather,
-            "free_shard": lambda layer, _: self._drop(layer),
-            "reduce_grads": self._reduce,
-            "all_gather_params": self._spread,
+            "unshard_weights": self._unshard_weights,
+            "free_shard": lambda layer, _: self._free_local_weights(layer),
+            "reduce_grads": self._reduce_grads,
+            "all_gather_params": self._all_gather_params,
         }
 
-    def release(self, layer: int, micro: int) -> None:
-        """Frees the near copy of a layer's whole weights."""
-        if not self._shares_weights:
-            super().release(layer, micro)
+    def free_weights(self, layer: int, micro: int) -> None:
+        """Frees a layer's full weights in device memory; with parameter sharding not the shard."""
+        if not self._shards_params:
+            super().free_weights(layer, micro)
         else:
-            self._share[layer].release()
+            self._layer_shards[layer].free_full_weights()
 
-    def _drop(self, layer: int) -> None:
-        if not self._shares_weights:
-            super()._drop(layer)
+    def _free_local_weights(self, layer: int) -> None:
+        if not self._shards_params:
+            super()._free_local_weights(layer)
             return
-        self._near.pop(layer).there.wait()
-        self._shards.pop(layer, None)
+        self._loaded.pop(layer).transfer.wait()
+        self._segments.pop(layer, None)
 
-    def _gather(self, layer: int, _: int) -> None:
-        """Makes a layer whole of all replicas' shards."""
-        share = self._share[layer]
-        self._near[layer].there.wait()
-        shard = self._shard(layer, share)
-        whole = torch.empty(share.elements, dtype=shard.dtype, device=self._device)
-        self._pod.gather(whole, shard)
-        share.place(whole)
+    def _unshard_weights(self, layer: int, _: int) -> None:
+        shard = self._layer_shards[layer]
+        self._loaded[layer].transfer.wait()
+        param_shard = self._flat_param_shard(layer, shard)
+        full = torch.empty(shard.elements, dtype=param_shard.dtype, device=self._device)
+        self._groups.unshard_weights(full, param_shard)
+        shard.use_full_weights(full)
 
-    def _shard(self, layer: int, share: LayerShard) -> Tensor:
-        """What the device holds of a layer, laid flat."""
-        if self._parted:
-            return self._flat[layer]
+    def _flat_param_shard(self, layer: int, shard: LayerShard) -> Tensor:
+        """This rank's weight shard of a layer, `[param_shard_elements]`."""
+        if self._shares_updates:
+            return self._param_shards[layer]
         dtype = DTYPES[self._plan.precision]
-        shard = torch.zeros(share.held, dtype=dtype, device=self._device)
-        for each, part in zip(share.segments, self._shards[layer], strict=True):
-            shard[each.at] = part.detach().view(-1)
-        return shard
+        flat = torch.zeros(shard.param_shard_elements, dtype=dtype, device=self._device)
+        for segment, weight in zip(shard.segments, self._segments[layer], strict=True):
+            flat[segment.shard_slice] = weight.detach().view(-1)
+        return flat
 
-    def _spread(self, layer: int, _: int) -> None:
-        """Puts the parts of a layer's weights together that this device and others have updated."""
-        if layer in self._flat:
-            self._near[layer].there.wait()
-            flat = self._flat[layer]
-            self._pod.spread(flat, self._own_part(flat, self._share[layer]))
+    def _all_gather_params(self, layer: int, _: int) -> None:
+        """Combines the parts of a layer's weight shard that this rank and others have updated."""
+        if layer in self._param_shards:
+            self._loaded[layer].transfer.wait()
+            flat = self._param_shards[layer]
+            part = self._updated_part(flat, self._layer_shards[layer])
+            self._groups.all_gather_params(flat, part)
 
     def wait_for_layer(self, layer: int) -> None:
-        """Returns when all weights that a layer computes with are near.
+        """Returns when all weights that a layer computes with are in device memory.
 
         Raises:
             StorageError: they cannot be read.
         """
-        if not self._shares_weights:
+        if not self._shards_params:
             super().wait_for_layer(layer)
 
     def load_layers(self, layers: Sequence[int]) -> None:
-        """Brings layers near and makes them whole, for a forward pass outside of a step."""
+        """Loads and all-gathers layers, for a forward pass outside of a step."""
         super().load_layers(layers)
-        if self._shares_weights:
-            for owner in sorted({at for layer in layers for at in self._needs[layer]}):
-                self._gather(owner, 0)
+        if self._shards_params:
+            for owner in sorted({i for layer in layers for i in self._weight_layers[layer]}):
+                self._unshard_weights(owner, 0)
 
     def free_layers(self, layers: Sequence[int]) -> None:
-        """Frees layers; of those that are near between steps the shard stays."""
-        if not self._shares_weights:
+        """Frees layers; the shards of those in device memory between steps stay."""
+        if not self._shards_params:
             super().free_layers(layers)
             return
-        for owner in sorted({at for layer in layers for at in self._needs[layer]}):
-            self.release(owner, 0)
+        for owner in sorted({i for layer in layers for i in self._weight_layers[layer]}):
+            self.free_weights(owner, 0)
             if owner not in self._resident:
-                self._drop(owner)
+                self._free_local_weights(owner)
 
-    def _reduce(self, layer: int, _: int) -> None:
-        self._share[layer].reduce()
+    def _reduce_grads(self, layer: int, _: int) -> None:
+        self._layer_shards[layer].start_reduce()
 
     def begin_step(self, step: int) -> None:
-        """A step begins: gradients that go home are of it."""
+        """Prepares for a step, and drops the gradients of one that was aborted."""
         super().begin_step(step)
-        self._gradients.clear()
-        for share in self._share.values():
-            share.forget()
+        self._reduced.clear()
+        for shard in self._layer_shards.values():
+            shard.discard_grads()
 
     def grads_for_norm(self, layer: int) -> Sequence[ModelParameter]:
-        """The gradients that the norm reads: of what all slices have, those of the first."""
-        if layer not in self._share:
+        """Parameters whose gradients this rank contributes to the norm.
+
+        Of values that several tensor-parallel ranks hold alike, the first rank contributes them.
+        """
+        if layer not in self._layer_shards:
             return ()
-        share = self._share[layer]
+        shard = self._layer_shards[layer]
         return tuple(
-            ModelParameter(name=each.name, working=gradient, shape=each.shape, gradient=gradient)
-            for each, gradient in zip(share.segments, self._whole_gradients(layer), strict=True)
-            if gradient is not None and share.answers_for(each)
+            ModelParameter(
+                name=segment.name, working=gradient, shape=segment.shape, gradient=gradient
+            )
+            for segment, gradient in zip(shard.segments, self._reduced_grads(layer), strict=True)
+            if gradient is not None and shard.is_responsible_for(segment)
         )
 
-    def _whole_gradients(self, layer: int) -> list[Tensor | None]:
-        """Of each segment."""
-        if layer not in self._gradients:
-            self._gradients[layer] = self._share[layer].summed()
-        return self._gradients[layer]
+    def _reduced_grads(self, layer: int) -> list[Tensor | None]:
+        """The reduced gradient of each segment."""
+        if layer not in self._reduced:
+            self._reduced[layer] = self._layer_shards[layer].reduced_grads()
+        return self._reduced[layer]
 
     @property
     def counts_in_norm(self) -> bool:
-        """Whether this replica's shards count in the norm: each shard is on several."""
-        return self._pod.place.data_rank < self._plan.sharding.optimizer
+        """Whether this rank's shards count in the norm: several ranks hold each shard."""
+        return self._groups.coord.data_rank < self._plan.sharding.optimizer
 
-    def _taken(self, layer: int) -> tuple[list[Tensor | None], tuple[bool, ...]]:
-        gradients = self._whole_gradients(layer)
-        del self._gradients[layer]
+    def _take_gradients(self, layer: int) -> tuple[list[Tensor | None], tuple[bool, ...]]:
+        gradients = self._reduced_grads(layer)
+        del self._reduced[layer]
         return gradients, tuple(gradient is not None for gradient in gradients)
 
-    def _held(self, layer: int) -> list[Tensor]:
-        if self._shares_weights or self._parted:
-            return [part.detach() for part in self._shards[layer]]
-        return super()._held(layer)
+    def _updated_weights(self, layer: int) -> list[Tensor]:
+        if self._shards_params or self._shares_updates:
+            return [weight.detach() for weight in self._segments[layer]]
+        return super()._updated_weights(layer)
 
-    def _place(self, layer: int, views: Sequence[Tensor]) -> None:
-        if self._shares_weights or self._parted:
-            self._shards[layer] = views
+    def _use_weights(self, layer: int, views: Sequence[Tensor]) -> None:
+        if self._shards_params or self._shares_updates:
+            self._segments[layer] = views
         else:
-            super()._place(layer, views)
+            super()._use_weights(layer, views)
 
     def save_layer(self, layer: int, to: Path) -> SavedFile | None:
-        """Saves this device's share, if another device does not save the same."""
-        if layer not in self._share or not writes_checkpoint(layer, self._plan, self._pod):
+        """Saves this rank's shard of a layer, unless another rank saves the same."""
+        is_local = layer in self._layer_shards
+        if not is_local or not writes_checkpoint(layer, self._plan, self._groups):
             return None
-        share = self._share[layer]
-        if not (share.segments or self.layers[layer].persistent_buffers):
+        shard = self._layer_shards[layer]
+        if not (shard.segments or self.layers[layer].persistent_buffers):
             return None
-        if not share.whole:
-            to = to.with_name(layer_file(layer, shard=share.at))
-        return SavedFile(to, self._homes[layer].save(to))
+        if not shard.is_full_layer:
+            to = to.with_name(layer_file(layer, shard=shard.file_part))
+        return SavedFile(to, self._states[layer].save(to))

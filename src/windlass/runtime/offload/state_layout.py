@@ -1,9 +1,9 @@
-"""The file of one layer whose state lies beyond the near tier, byte by byte.
+"""The byte layout of the file that holds one layer's offloaded state.
 
-It is a checkpoint's file as it is. Every tensor begins at a page and is followed by zeros up to the
-next one, so that it can be read and written directly. In the safetensors format, which allows no
-gaps, the zeros have names of their own. So a checkpoint takes the file by a second name, and copies
-nothing; where the state lies in memory, its bytes are the file's.
+The file is also a valid checkpoint file. Every tensor begins at a page and is followed by zeros up
+to the next page, so that it can be read and written with direct I/O. The safetensors format allows
+no gaps, so the zeros have names of their own. A checkpoint can therefore take the file as a hard
+link without copying; a state in host memory has the same bytes.
 """
 
 import json
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from windlass.runtime.checkpoint.safetensors_io import DTYPE_NAMES, tensor_bytes
 from windlass.runtime.offload.backing_store import StoreHandle
-from windlass.runtime.offload.direct_io import PAGE_BYTES, round_up_to_page, page_aligned_buffer
+from windlass.runtime.offload.direct_io import PAGE_BYTES, page_aligned_buffer, round_up_to_page
 from windlass.schema.plan import MOMENT_BLOCK, MomentFormat
 from windlass.torch_ext.quantized_moments import block_count, moment_dtypes
 
@@ -24,7 +24,7 @@ _HEADER_LENGTH_BYTES = 8
 
 @dataclass(frozen=True, slots=True)
 class TensorExtent:
-    """Where one weight's numbers lie in a region."""
+    """Position of one weight's values in a region."""
 
     name: str
     shape: tuple[int, ...]
@@ -35,29 +35,31 @@ class TensorExtent:
 
 @dataclass(frozen=True, slots=True)
 class TensorRegion:
-    """One number for each element of a layer's own weights, weight after weight."""
+    """One value for each element of a layer's own weights, weight after weight."""
 
     dtype: torch.dtype
-    slices: tuple[TensorExtent, ...]
+    extents: tuple[TensorExtent, ...]
     nbytes: int
 
     def views(self, memory: Tensor) -> tuple[Tensor, ...]:
-        """The weights in memory that holds the whole region, `UInt8[nbytes]`."""
+        """The tensors of a buffer that holds the whole region, `UInt8[nbytes]`."""
         return tuple(
-            memory[part.offset : part.offset + part.nbytes].view(self.dtype).view(part.shape)
-            for part in self.slices
+            memory[extent.offset : extent.offset + extent.nbytes]
+            .view(self.dtype)
+            .view(extent.shape)
+            for extent in self.extents
         )
 
 
-def region(weights: Mapping[str, tuple[int, ...]], dtype: torch.dtype) -> TensorRegion:
+def tensor_region(weights: Mapping[str, tuple[int, ...]], dtype: torch.dtype) -> TensorRegion:
     """The region of weights with these names and shapes."""
-    slices: list[TensorExtent] = []
+    extents: list[TensorExtent] = []
     offset = 0
     for name, shape in weights.items():
         nbytes = torch.Size(shape).numel() * dtype.itemsize
-        slices.append(TensorExtent(name, shape, offset, nbytes))
+        extents.append(TensorExtent(name, shape, offset, nbytes))
         offset += round_up_to_page(nbytes)
-    return TensorRegion(dtype, tuple(slices), offset)
+    return TensorRegion(dtype, tuple(extents), offset)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,24 +67,25 @@ class StateRegion:
     """A region of a layer's safetensors file."""
 
     kind: str
-    """`weight`, `moment1`, `moment2`, `scale1`, `scale2`."""
+    """`weight`, `moment1`, `moment2`, `scale1` or `scale2`."""
     region: TensorRegion
     offset: int
-    """Of the region in the file."""
-    each: int
-    """Elements of the weight that share one of its numbers."""
+    """Position of the region in the file, in bytes."""
+    elements_per_value: int
+    """Elements of the weight that share one value of the region."""
 
-    def spot(self, weight: int, first: int, elements: int) -> tuple[int, int]:
-        """Offset in the file, and bytes, of a part of one weight.
+    def byte_range(self, weight: int, first: int, elements: int) -> tuple[int, int]:
+        """Offset in the file, and size in bytes, of a part of one weight.
 
         Args:
-            weight: index of it.
-            first: element, such that what it has here begins at a page.
-            elements: of the part.
+            weight: index of the weight.
+            first: first element of the part; its value must begin at a page.
+            elements: elements in the part.
         """
         size = self.region.dtype.itemsize
-        begin = self.offset + self.region.slices[weight].offset + size * (first // self.each)
-        return begin, size * -(-elements // self.each)
+        begin = self.offset + self.region.extents[weight].offset
+        begin += size * (first // self.elements_per_value)
+        return begin, size * -(-elements // self.elements_per_value)
 
 
 _SCALES = ("scale1", "scale2")
@@ -90,20 +93,21 @@ _SCALES = ("scale1", "scale2")
 
 @dataclass(frozen=True, slots=True)
 class StateLayout:
-    """Where everything lies in a layer's safetensors file."""
+    """Positions of everything in a layer's safetensors file."""
 
     header: bytes
-    """Padded to whole pages; what follows begins there."""
-    places: tuple[StateRegion, ...]
-    """Masters, first moments, second moments, and the scales of either where there are."""
-    steps: int
-    """Offset of the counts of updates, one float32 for each weight."""
+    """The safetensors header, padded to whole pages; the data follows it."""
+    regions: tuple[StateRegion, ...]
+    """Masters, first moments, second moments, and the scales of both if they have any."""
+    steps_offset: int
+    """Offset of the update counts, one float32 per weight."""
     nbytes: int
+    """Size of the file."""
 
     @property
     def masters(self) -> TensorRegion:
-        """The region of the masters."""
-        return self.places[0].region
+        """The region of the master weights."""
+        return self.regions[0].region
 
 
 def state_layout(
@@ -114,22 +118,22 @@ def state_layout(
     """The layout of a layer that owns these weights.
 
     Args:
-        weights: names and shapes, in the layer's order.
-        buffers: that belong to a checkpoint.
-        moments: how they are kept.
+        weights: shape of each weight by name, in the layer's order.
+        buffers: name and tensor of each buffer that belongs to a checkpoint.
+        moments: storage format of the moments.
     """
     entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
     offset = 0
     begins: list[tuple[str, TensorRegion, int]] = []
-    for kind, each in _regions(weights, moments):
-        begins.append((kind, each, offset))
-        for part in each.slices:
-            end = offset + part.nbytes
-            entries[f"{kind}/{part.name}"] = _entry(
-                DTYPE_NAMES[each.dtype], part.shape, offset, end
+    for kind, region in _regions(weights, moments):
+        begins.append((kind, region, offset))
+        for extent in region.extents:
+            end = offset + extent.nbytes
+            entries[f"{kind}/{extent.name}"] = _entry(
+                DTYPE_NAMES[region.dtype], extent.shape, offset, end
             )
-            offset = _padded(entries, end)
-    steps = offset
+            offset = _pad_to_page(entries, end)
+    steps_offset = offset
     for name in weights:
         entries[f"steps/{name}"] = _entry("F32", (), offset, offset + 4)
         offset += 4
@@ -138,44 +142,47 @@ def state_layout(
         shape = tuple(buffer.shape)
         entries[f"buffer/{name}"] = _entry(DTYPE_NAMES[buffer.dtype], shape, offset, end)
         offset = end
-    nbytes = _padded(entries, offset)
+    nbytes = _pad_to_page(entries, offset)
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-(len(text) + _HEADER_LENGTH_BYTES) % PAGE_BYTES)
     header = len(text).to_bytes(_HEADER_LENGTH_BYTES, "little") + text
-    places = tuple(
-        StateRegion(kind, each, len(header) + begin, MOMENT_BLOCK if kind in _SCALES else 1)
-        for kind, each, begin in begins
+    regions = tuple(
+        StateRegion(kind, region, len(header) + begin, MOMENT_BLOCK if kind in _SCALES else 1)
+        for kind, region, begin in begins
     )
-    return StateLayout(header, places, len(header) + steps, len(header) + nbytes)
+    return StateLayout(header, regions, len(header) + steps_offset, len(header) + nbytes)
 
 
 def _regions(
     weights: Mapping[str, tuple[int, ...]], moments: MomentFormat
 ) -> Iterator[tuple[str, TensorRegion]]:
-    """What the file begins with, in its order."""
-    one, two = moment_dtypes(moments)
-    for kind, dtype in (("weight", torch.float32), ("moment1", one), ("moment2", two)):
-        yield kind, region(weights, dtype)
+    """The regions at the start of the file, in order, with their kinds."""
+    first_dtype, second_dtype = moment_dtypes(moments)
+    dtypes = {"weight": torch.float32, "moment1": first_dtype, "moment2": second_dtype}
+    for kind, dtype in dtypes.items():
+        yield kind, tensor_region(weights, dtype)
     if moments == "int8":
-        scales = {name: (block_count(torch.Size(shape).numel()),) for name, shape in weights.items()}
+        scales = {
+            name: (block_count(torch.Size(shape).numel()),) for name, shape in weights.items()
+        }
         for kind in _SCALES:
-            yield kind, region(scales, torch.float32)
+            yield kind, tensor_region(scales, torch.float32)
 
 
 def write_tail(
     file: StoreHandle, layout: StateLayout, updates: Sequence[int], buffers: Sequence[Tensor]
 ) -> None:
-    """Writes the header, the counts of updates and the buffers of a state file.
+    """Writes the header, the update counts and the buffers of a state file.
 
     Args:
-        file: the state's, open.
-        layout: of the file.
-        updates: of each weight.
-        buffers: that belong to a checkpoint.
+        file: the opened store of the state.
+        layout: layout of the file.
+        updates: number of updates of each weight.
+        buffers: buffers that belong to a checkpoint.
     """
     counts = torch.tensor(updates, dtype=torch.float32).numpy().tobytes()
     tail = counts + b"".join(bytes(tensor_bytes(buffer)) for buffer in buffers)
-    for offset, content in ((0, layout.header), (layout.steps, tail)):
+    for offset, content in ((0, layout.header), (layout.steps_offset, tail)):
         memory = page_aligned_buffer(round_up_to_page(len(content)))
         memory.zero_()
         memory[: len(content)] = torch.frombuffer(bytearray(content), dtype=torch.uint8)
@@ -186,8 +193,8 @@ def _entry(dtype: str, shape: tuple[int, ...], start: int, end: int) -> dict[str
     return {"dtype": dtype, "shape": list(shape), "data_offsets": [start, end]}
 
 
-def _padded(entries: dict[str, object], offset: int) -> int:
-    """The next page, with an entry for the zeros before it."""
+def _pad_to_page(entries: dict[str, object], offset: int) -> int:
+    """The start of the next page; adds an entry for the zeros before it."""
     end = round_up_to_page(offset)
     if end > offset:
         entries[f"zeros/{offset}"] = _entry("U8", (end - offset,), offset, end)

@@ -1,13 +1,13 @@
-"""The far lane: moves between tiers, done one after the other beside the computing.
+"""The queue of transfers between device memory and offload tiers; they overlap with computation.
 
-What the program begins here ends in the order it began. A reader, a writer and the lane itself are
-threads that compute next to nothing, and that on one core each, for the computing needs them all.
+Transfers end in the order in which they were submitted. A reader, a writer and the queue itself are
+threads that compute almost nothing, and use one core each, because the computation needs all cores.
 
 On an accelerator each of the three has a stream of its own, so that copies in, updates and copies
-out go on at once. A move begins when all that was asked of the device before it is done; whoever
-needs what it brings waits by an event, in its own stream, and the host goes on. Where moves never
-wait for a file nobody needs threads: the caller itself asks the device for them. On a CPU streams
-and events are torch's own that do nothing, so that the same lines run there.
+out run at once. A transfer starts when all work submitted to the device before it is done; whoever
+needs its result waits for an event in its own stream, and the host continues. Transfers that never
+wait for a file need no threads: the caller itself submits them to the device. Not yet tested on a
+GPU. On a CPU torch's streams and events do nothing, so the same code runs there.
 """
 
 import time
@@ -23,203 +23,215 @@ from torch import Tensor
 from windlass.runtime.offload.cuda_streams import StreamEvent, StreamModule, stream_module
 from windlass.schema.plan import HOST_TIER, Plan
 
-Piece = TypeVar("Piece")
-Memory = TypeVar("Memory")
-Given = TypeVar("Given")
-Arguments = ParamSpec("Arguments")
+_Item = TypeVar("_Item")
+_Buffers = TypeVar("_Buffers")
+_Result = TypeVar("_Result")
+_Arguments = ParamSpec("_Arguments")
 
 
 @dataclass(slots=True)
 class TransferStats:
-    """What a lane has done."""
+    """Time and bytes of transfers."""
 
     seconds: float = 0.0
-    """Busy; on an accelerator only as long as it took to ask for the moves."""
+    """Busy time; on an accelerator only the time it took to submit the transfers."""
     read_bytes: int = 0
+    """Bytes read from offload tiers."""
     written_bytes: int = 0
+    """Bytes written to offload tiers."""
 
 
 class TransferHandle:
-    """A move that was begun.
+    """A submitted transfer.
 
     Args:
-        done: gives the device's event after it.
-        device: its streams.
-        uses: tensors that must not be given to others before it has ended.
+        done: gives the device's event after the transfer.
+        streams: torch's stream module of the device.
+        uses: tensors whose memory must not be reused before the transfer has ended.
     """
 
-    def __init__(self, done: Future[StreamEvent], device: StreamModule, uses: list[Tensor]) -> None:
-        self._done, self._device, self._uses = done, device, uses
+    def __init__(
+        self, done: Future[StreamEvent], streams: StreamModule, uses: list[Tensor]
+    ) -> None:
+        self._done, self._streams, self._uses = done, streams, uses
 
     def wait(self) -> None:
-        """What the caller asks of the device from now on comes after the move.
+        """Makes the caller's stream wait for the transfer.
 
-        On a CPU it has ended when this returns.
+        On a CPU the transfer has ended when this returns.
 
         Raises:
-            StorageError: it failed.
+            StorageError: the transfer failed.
         """
-        self._done.result().wait(self._device.current_stream())
+        self._done.result().wait(self._streams.current_stream())
         self._uses.clear()
 
-    def end(self) -> None:
-        """Returns when the move has ended, on the device too."""
+    def synchronize(self) -> None:
+        """Returns when the transfer has ended, on the device too."""
         self._done.result().synchronize()
         self._uses.clear()
 
 
 class TransferQueue:
-    """Runs moves in order; `close` it at the end.
+    """Runs transfers in order; must be closed at the end.
 
     Args:
-        device: that computes.
-        blocks: whether moves wait on the host: on a CPU, or for files. If not, they are asked for
-            by whoever begins them.
+        device: the device that computes.
+        threaded: whether transfers wait on the host, because the device is a CPU or files take
+            part. If not, the thread that submits a transfer runs it.
     """
 
-    def __init__(self, device: torch.device, *, blocks: bool = True) -> None:
-        self._device = stream_module(device)
-        self._at_once = device.type == "cpu"
-        # Threads begun later take this setting over, so it has to be known before it changes.
+    def __init__(self, device: torch.device, *, threaded: bool = True) -> None:
+        self._streams = stream_module(device)
+        self._is_synchronous = device.type == "cpu"
+        # New threads inherit this setting, so torch has to determine it before it is changed.
         torch.get_num_threads()
         pools: list[Executor] = [
-            ThreadPoolExecutor(1, f"windlass-{name}", initializer=_one_core) if blocks else _Here()
-            for name in ("far", "read", "write")
+            ThreadPoolExecutor(1, f"windlass-{name}", initializer=_use_one_core)
+            if threaded
+            else _InlineExecutor()
+            for name in ("transfer", "read", "write")
         ]
-        self._mover, self._reader, self._writer = pools
-        self._moves, self._reads, self._writes = (self._device.Stream() for _ in range(3))
-        self._moved = TransferStats()
-        self._told = TransferStats()
+        self._transfer_pool, self._read_pool, self._write_pool = pools
+        self._stream, self._read_stream, self._write_stream = (
+            self._streams.Stream() for _ in range(3)
+        )
+        self._stats = TransferStats()
+        self._taken_stats = TransferStats()
 
-    def begin(self, move: Callable[[TransferStats], None], *uses: Tensor) -> TransferHandle:
-        """Begins a move when all before it have ended.
+    def submit(self, transfer: Callable[[TransferStats], None], *uses: Tensor) -> TransferHandle:
+        """Runs a transfer once all earlier ones have ended.
 
         Args:
-            move: adds the bytes it reads and writes.
-            uses: tensors that nothing else holds until it has ended.
+            transfer: called with the statistics, to which it adds the bytes it moves.
+            uses: tensors to keep alive until the transfer has ended.
         """
-        before = self._event(self._device.current_stream())
-        held = list(uses)
-        return TransferHandle(self._mover.submit(self._timed, move, before, held), self._device, held)
+        before, kept = self._record_event(self._streams.current_stream()), list(uses)
+        done = self._transfer_pool.submit(self._run, transfer, before, kept)
+        return TransferHandle(done, self._streams, kept)
 
-    def pass_through(
+    def pipelined(
         self,
-        pieces: Sequence[Piece],
-        sets: Sequence[Memory],
-        read: Callable[[Memory, Piece], None],
-        work: Callable[[Memory, Piece], None],
-        write: Callable[[Memory, Piece], None],
+        items: Sequence[_Item],
+        buffers: Sequence[_Buffers],
+        read: Callable[[_Buffers, _Item], None],
+        compute: Callable[[_Buffers, _Item], None],
+        write: Callable[[_Buffers, _Item], None],
     ) -> None:
-        """Reads, works on and writes pieces, three at once, inside a move.
+        """Reads, computes and writes items, three at a time, inside a transfer.
 
         Args:
-            pieces: in order.
-            sets: memory for one piece each, used in turn; at least three.
-            read: fills a set.
-            work: changes it.
-            write: takes it away.
+            items: processed in order.
+            buffers: memory for one item each, used in rotation; at least three.
+            read: fills the buffers of an item.
+            compute: changes them.
+            write: writes them back.
         """
-        begun = self._event(self._moves)
-        written: list[Future[StreamEvent] | None] = [None] * len(sets)
+        start = self._record_event(self._stream)
+        written: list[Future[StreamEvent] | None] = [None] * len(buffers)
 
-        def begin(index: int) -> Future[StreamEvent]:
-            before = written[index % len(sets)]
+        def submit_read(index: int) -> Future[StreamEvent]:
+            previous_write, buffer = written[index % len(buffers)], buffers[index % len(buffers)]
 
-            def fill() -> StreamEvent:
-                after = begun if before is None else before.result()
-                return self._in(self._reads, after, read, sets[index % len(sets)], pieces[index])
+            def read_item() -> StreamEvent:
+                after = start if previous_write is None else previous_write.result()
+                return self._run_in(self._read_stream, after, read, buffer, items[index])
 
-            return self._reader.submit(fill)
+            return self._read_pool.submit(read_item)
 
-        ahead = deque(begin(index) for index in range(min(len(sets) - 1, len(pieces))))
+        reads = deque(submit_read(index) for index in range(min(len(buffers) - 1, len(items))))
         try:
-            for index, piece in enumerate(pieces):
-                memory = sets[index % len(sets)]
-                worked = self._in(self._moves, ahead.popleft().result(), work, memory, piece)
-                written[index % len(sets)] = self._writer.submit(
-                    self._in, self._writes, worked, write, memory, piece
+            for index, item in enumerate(items):
+                buffer = buffers[index % len(buffers)]
+                computed = self._run_in(
+                    self._stream, reads.popleft().result(), compute, buffer, item
                 )
-                following = index + len(sets) - 1
-                if following < len(pieces):
-                    ahead.append(begin(following))
+                written[index % len(buffers)] = self._write_pool.submit(
+                    self._run_in, self._write_stream, computed, write, buffer, item
+                )
+                following = index + len(buffers) - 1
+                if following < len(items):
+                    reads.append(submit_read(following))
         finally:
-            wait([future for future in (*ahead, *written) if future is not None])
+            wait([future for future in (*reads, *written) if future is not None])
         for future in written:
             if future is not None:
-                future.result().wait(self._moves)
+                future.result().wait(self._stream)
 
-    def moved(self) -> TransferStats:
-        """What was done since this was asked last; of a move under way, what it has done so far."""
-        now, told = replace(self._moved), self._told
-        self._told = now
+    def take_stats(self) -> TransferStats:
+        """Statistics since the last call, including what a running transfer has done so far."""
+        now, previous = replace(self._stats), self._taken_stats
+        self._taken_stats = now
         return TransferStats(
-            seconds=now.seconds - told.seconds,
-            read_bytes=now.read_bytes - told.read_bytes,
-            written_bytes=now.written_bytes - told.written_bytes,
+            seconds=now.seconds - previous.seconds,
+            read_bytes=now.read_bytes - previous.read_bytes,
+            written_bytes=now.written_bytes - previous.written_bytes,
         )
 
     def wait(self) -> None:
-        """Returns when nothing is under way."""
-        self.begin(lambda _: None).end()
+        """Returns when all transfers have ended."""
+        self.submit(lambda _: None).synchronize()
 
     def close(self) -> None:
-        """Ends the threads; what has not begun is dropped."""
-        for pool in (self._mover, self._reader, self._writer):
+        """Ends the threads; transfers that have not started are dropped."""
+        for pool in (self._transfer_pool, self._read_pool, self._write_pool):
             pool.shutdown(wait=True, cancel_futures=True)
 
-    def _timed(self, move: Callable[[TransferStats], None], before: StreamEvent, uses: list[Tensor]) -> StreamEvent:
+    def _run(
+        self, transfer: Callable[[TransferStats], None], before: StreamEvent, uses: list[Tensor]
+    ) -> StreamEvent:
         start = time.perf_counter()
-        done = self._in(self._moves, before, move, self._moved)
-        self._moved.seconds += time.perf_counter() - start
-        if self._at_once:
+        done = self._run_in(self._stream, before, transfer, self._stats)
+        self._stats.seconds += time.perf_counter() - start
+        if self._is_synchronous:
             uses.clear()
         return done
 
-    def _in(
+    def _run_in(
         self,
         stream: object,
         after: StreamEvent,
-        call: Callable[Arguments, None],
-        *args: Arguments.args,
-        **named: Arguments.kwargs,
+        call: Callable[_Arguments, None],
+        *args: _Arguments.args,
+        **kwargs: _Arguments.kwargs,
     ) -> StreamEvent:
-        """Calls in a stream, after an event; gives the event after that."""
+        """Calls a function in a stream, after an event; returns the event that follows."""
         after.wait(stream)
-        with self._device.stream(stream):
-            call(*args, **named)
-        return self._event(stream)
+        with self._streams.stream(stream):
+            call(*args, **kwargs)
+        return self._record_event(stream)
 
-    def _event(self, stream: object) -> StreamEvent:
-        event = self._device.Event()
+    def _record_event(self, stream: object) -> StreamEvent:
+        event = self._streams.Event()
         event.record(stream)
         return event
 
 
-class _Here(Executor):
-    """Does at once whatever is submitted."""
+class _InlineExecutor(Executor):
+    """Runs whatever is submitted at once, in the calling thread."""
 
     def submit(
         self,
-        call: Callable[Arguments, Given],
+        call: Callable[_Arguments, _Result],
         /,
-        *args: Arguments.args,
-        **named: Arguments.kwargs,
-    ) -> Future[Given]:
-        done: Future[Given] = Future()
+        *args: _Arguments.args,
+        **kwargs: _Arguments.kwargs,
+    ) -> Future[_Result]:
+        done: Future[_Result] = Future()
         try:
-            done.set_result(call(*args, **named))
+            done.set_result(call(*args, **kwargs))
         except BaseException as error:  # noqa: BLE001  as a thread would hand it on
             done.set_exception(error)
         return done
 
 
-def _one_core() -> None:
+def _use_one_core() -> None:
     torch.set_num_threads(1)
 
 
 def transfer_queue_for(plan: Plan, device: torch.device) -> TransferQueue | None:
-    """The lane of all that a plan moves between tiers; None where nothing moves."""
+    """The queue of all transfers of a plan; None for a plan that offloads nothing."""
     if not plan.offloads:
         return None
-    in_memory = set(plan.offload_tiers.values()) == {HOST_TIER}
-    return TransferQueue(device, blocks=device.type == "cpu" or not in_memory)
+    only_host = set(plan.offload_tiers.values()) == {HOST_TIER}
+    return TransferQueue(device, threaded=device.type == "cpu" or not only_host)
