@@ -18,7 +18,7 @@ def test_a_plan_is_drawn_with_all_its_pictures(windlass: Windlass, tmp_path: Pat
     done = windlass(*PLAN, "--picture", name)
     assert done.returncode == 0, done.stderr
     drawn = (tmp_path / name).read_text()
-    for heading in ("Decomposition", "Predicted step time by term", "Predicted memory over"):
+    for heading in ("Device mesh", "Predicted step time by term", "Predicted memory over"):
         assert heading in drawn
     assert "predicted step" in done.stdout
 
@@ -28,7 +28,7 @@ def test_one_picture_may_be_drawn_alone(windlass: Windlass, tmp_path: Path):
     assert done.returncode == 0, done.stderr
     drawn = (tmp_path / "plan.svg").read_text()
     assert "Predicted step time by term" in drawn
-    assert "Decomposition" not in drawn
+    assert "Device mesh" not in drawn
 
 
 def test_of_what_does_not_fit_the_nearest_plan_is_drawn(windlass: Windlass, tmp_path: Path):
@@ -41,7 +41,7 @@ def test_of_what_does_not_fit_the_nearest_plan_is_drawn(windlass: Windlass, tmp_
 
 @pytest.mark.skipif(not any(map(shutil.which, BROWSERS)), reason="no browser draws a PNG here")
 def test_a_png_is_drawn_by_a_browser(windlass: Windlass, tmp_path: Path):
-    done = windlass(*PLAN, "--picture", "plan.png", "--only", "decomposition")
+    done = windlass(*PLAN, "--picture", "plan.png", "--only", "mesh")
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "plan.png").read_bytes().startswith(b"\x89PNG")
 

@@ -1,4 +1,4 @@
-"""The factory of runs that page and tables are drawn from."""
+"""The factory of the runs that pages and tables are drawn from."""
 
 from collections.abc import Callable
 from pathlib import Path

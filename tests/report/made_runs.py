@@ -1,4 +1,4 @@
-"""Makes runs as they lie on the disk after training, with made-up but likely numbers."""
+"""Makes run folders as training leaves them, with invented but plausible numbers."""
 
 import math
 import random
@@ -22,7 +22,7 @@ from windlass.schema.request import Request
 from windlass.schema.run_record import Environment, RunState, Step
 from windlass.tracking import RunRecord, create_run_folder, load_run
 
-LAYERS, MICROS = 8, 4
+LAYERS, MICRO_BATCHES = 8, 4
 SECONDS = {
     "load_batch": 0.001,
     "forward": 0.004,
@@ -67,13 +67,13 @@ def machine() -> Machine:
 def plan() -> Plan:
     return Plan(
         graph=graph().label, machine=machine().label, precision="bfloat16", compile=True,
-        batch=Batch(sequence=256, micro=4, accumulation=MICROS),
+        batch=Batch(sequence=256, micro=4, accumulation=MICRO_BATCHES),
         stages=(Stage(phases=((0, LAYERS),), recompute="full"),),
     )  # fmt: skip
 
 
 def instructions() -> Iterator[tuple[str, int | None, int | None]]:
-    for micro in range(MICROS):
+    for micro in range(MICRO_BATCHES):
         yield "load_batch", None, micro
         for layer in range(LAYERS):
             yield "forward", layer, micro
@@ -135,9 +135,9 @@ def prediction() -> Prediction:
     )  # fmt: skip
 
 
-def streaming(record: RunRecord) -> RunRecord:
-    """The same run as one that moves 2 GiB and 1 GiB a step, 1 % more than was predicted."""
-    far = OffloadTraffic(
+def with_offload(record: RunRecord) -> RunRecord:
+    """The same run with offload: a step reads 2 GiB and writes 1 GiB, 1 % more than predicted."""
+    traffic = OffloadTraffic(
         read_bytes=2 * 2**30, written_bytes=2**30, seconds=0.4, exposed_seconds=0.1
     )
     assert record.prediction is not None
@@ -145,31 +145,31 @@ def streaming(record: RunRecord) -> RunRecord:
     steps = tuple(replace(step, **moved) for step in record.steps)
     return replace(
         record,
-        prediction=record.prediction.model_copy(update={"offload": far}),
+        prediction=record.prediction.model_copy(update={"offload": traffic}),
         steps=steps,
-        current=steps,
+        current_plan_steps=steps,
     )
 
 
-def shared(record: RunRecord) -> RunRecord:
-    """The same run as one on two stages, of which the second waits a quarter of each step."""
+def on_two_stages(record: RunRecord) -> RunRecord:
+    """The same run on two pipeline stages; the second waits a quarter of each step."""
     assert record.plan is not None
     stages = (Stage(phases=((0, 4),)), Stage(phases=((4, LAYERS),)))
-    told = tuple(
+    steps_by_rank = tuple(
         tuple(
             replace(
                 step, seconds=0.4, by_kind={"forward": 0.4 - waits, "receive": waits},
-                device_memory_bytes=(3 - device) * 2**30,
+                device_memory_bytes=(3 - rank) * 2**30,
             )
             for step in record.steps
         )
-        for device, waits in enumerate((0.0, 0.1))
+        for rank, waits in enumerate((0.0, 0.1))
     )  # fmt: skip
-    cut = Parallelism(pipeline=2)
+    parallel = Parallelism(pipeline=2)
     return replace(
         record,
-        plan=record.plan.model_copy(update={"parallel": cut, "stages": stages}),
-        devices=told,
+        plan=record.plan.model_copy(update={"parallel": parallel, "stages": stages}),
+        steps_by_rank=steps_by_rank,
     )
 
 
@@ -232,7 +232,9 @@ def make_record(
     run = create_run_folder(root, name, documents=kept, meta=meta)
     for step in steps(count):
         if step.step == broken_at:
-            run.append_event("alert", step=step.step, message=f"the loss is nan at step {step.step}")
+            run.append_event(
+                "alert", step=step.step, message=f"the loss is nan at step {step.step}"
+            )
             break
         run.append_step(step)
     run.end(state, reason="the loss is nan" if broken_at else None)

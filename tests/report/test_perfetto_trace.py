@@ -68,7 +68,9 @@ def test_the_timeline_can_be_read_back_from_the_trace(timeline: Timeline):
             args = {} if layer is None else {"layer": layer}
             args |= {} if micro is None else {"micro_batch": micro}
             times = (round(start * 1e9) / 1e3, round(end * 1e9) / 1e3)
-            assert times == pytest.approx((start * 1e6, end * 1e6), abs=HALF_A_NANOSECOND, rel=1e-15)
+            assert times == pytest.approx(
+                (start * 1e6, end * 1e6), abs=HALF_A_NANOSECOND, rel=1e-15
+            )
             expected.append((lane.device, *times, kind, str(args)))
     for one, other in zip(found, sorted(expected), strict=True):
         assert one[0] == other[0]
@@ -89,8 +91,7 @@ def test_events_of_one_thread_never_overlap(timeline: Timeline):
 def test_processes_and_threads_have_names_and_an_order():
     both = {"predicted": made_timeline(predicted=True), "measured": made_timeline(predicted=False)}
     named = {
-        (event["name"], event["pid"]): event["args"]
-        for event in events(perfetto_trace(both), "M")
+        (event["name"], event["pid"]): event["args"] for event in events(perfetto_trace(both), "M")
     }
     assert named["process_name", 1] == {"name": "predicted"}
     assert named["process_name", 2] == {"name": "measured"}
@@ -125,8 +126,8 @@ def test_device_memory_is_a_counter_where_it_is_known():
 def test_transfers_beside_compute_have_a_thread_of_their_own():
     graph, machine = tiny_graph(layers=4, tied=False), tiny_machine(host="1 GiB")
     plan = tiny_plan(
-        graph, machine, phases=((0, 3), (3, 6)), offload=Offload(parameters="host", gradients="host",
-                                                              optimizer="host"),
+        graph, machine, phases=((0, 3), (3, 6)),
+        offload=Offload(parameters="host", gradients="host", optimizer="host"),
     )  # fmt: skip
     timeline = simulate(plan, graph, machine, lower(plan, graph))
     text = perfetto_trace({"predicted": timeline})

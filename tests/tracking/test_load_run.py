@@ -12,7 +12,13 @@ from windlass.schema.request import Request
 from windlass.schema.run_record import ATTEMPTS_FOLDER, PREDICTION_FILE, REQUEST_FILE, Step
 from windlass.tracking.journal import JournalWriter, read_journal
 from windlass.tracking.load_run import load_run
-from windlass.tracking.run_folder import RunFolder, create_run_folder, journal_path, rank_journal, reopen_run_folder
+from windlass.tracking.run_folder import (
+    RunFolder,
+    create_run_folder,
+    journal_path,
+    rank_journal,
+    reopen_run_folder,
+)
 from windlass.tracking.run_index import list_runs
 from windlass.tracking.step_records import append_step, read_steps
 

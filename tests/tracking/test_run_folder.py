@@ -90,7 +90,8 @@ def test_asking_whether_a_folder_is_held_never_refuses_its_holder(tmp_path: Path
     with make(tmp_path) as run:
         folder = run.path
     ask = (
-        "import sys\nfrom pathlib import Path\nfrom windlass.tracking.folder_lock import is_locked\n"
+        "import sys\nfrom pathlib import Path\n"
+        "from windlass.tracking.folder_lock import is_locked\n"
         "sys.stdout.write('go\\n')\nsys.stdout.flush()\n"
         "while True:\n    is_locked(Path(sys.argv[1]))"
     )

@@ -96,7 +96,9 @@ def test_a_slip_of_the_finger_is_answered_with_the_nearest_name(tmp_path: Path):
 def test_a_run_folder_elsewhere_is_found_by_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    create_run_folder(tmp_path, "gpt", documents={}, meta={}, folder=tmp_path / "here" / "mine").close()
+    create_run_folder(
+        tmp_path, "gpt", documents={}, meta={}, folder=tmp_path / "here" / "mine"
+    ).close()
     monkeypatch.chdir(tmp_path / "here")
     assert find_run(tmp_path / "runs", "mine") == Path("mine")
 

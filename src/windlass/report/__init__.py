@@ -1,6 +1,4 @@
-"""Draws plans, predictions and runs: tables and a live view for the terminal, SVG figures,
-self-contained HTML pages, and trace files for Perfetto.
-"""
+"""Draws plans, predictions and runs: terminal tables, SVG figures, HTML pages, Perfetto traces."""
 
 from windlass.report.formatting import describe_plan
 from windlass.report.html.run_page import run_page

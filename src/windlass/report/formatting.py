@@ -1,8 +1,8 @@
-"""Plans, formulas and ratios in words, the same on the terminal and on the page."""
+"""Wording of plans, predictions and numbers, shared by terminal tables and HTML pages."""
 
 import math
 
-from windlass.program import activation_checkpointing as recompute
+from windlass.program import activation_checkpointing
 from windlass.program.device_mesh import MeshCoord
 from windlass.schema.graph import Graph
 from windlass.schema.plan import Parallelism, Plan
@@ -24,68 +24,72 @@ def describe_graph(graph: Graph) -> str:
 def describe_batch(plan: Plan) -> str:
     """`16 sequences of 256 tokens a step, in 4 micro-batches of 4`."""
     count, micro = plan.batch.accumulation, plan.batch.micro
-    pieces = f"in {count} micro-batches of {micro}" if count > 1 else "in one micro-batch"
+    split = f"in {count} micro-batches of {micro}" if count > 1 else "in one micro-batch"
     replicas = f" on each of {plan.parallel.data} replicas" if plan.parallel.data > 1 else ""
     sequences = f"{plan.global_batch} sequence{'s' if plan.global_batch > 1 else ''}"
-    return f"{sequences} of {plan.batch.sequence} tokens a step, {pieces}{replicas}"
+    return f"{sequences} of {plan.batch.sequence} tokens a step, {split}{replicas}"
 
 
 def describe_parallelism(plan: Plan) -> str:
-    """`one device`, or `8 pipeline stages × 4 replicas = 32 devices`."""
+    """`one device`, or `pipeline 8 × data 4 = 32 devices`."""
     if plan.parallel.devices == 1:
         return "one device"
     degrees = (
-        (plan.parallel.pipeline, "pipeline stages"),
-        (plan.parallel.tensor, "tensor slices"),
-        (plan.parallel.data, "replicas"),
+        ("pipeline", plan.parallel.pipeline),
+        ("tensor", plan.parallel.tensor),
+        ("data", plan.parallel.data),
     )
-    product = " × ".join(f"{count} {name}" for count, name in degrees if count > 1)
+    product = " × ".join(f"{name} {degree}" for name, degree in degrees if degree > 1)
     return f"{product} = {plan.parallel.devices} devices"
 
 
 def parallel_degrees(plan: Plan) -> str:
-    """`p8 t8 r4`, and ` rts 2 rts' 4` where replicas share weights or optimizer state.
+    """`PP=8 TP=8 DP=4`, then ` FSDP=2` and ` ZeRO-1=4` where parameters or optimizer are sharded.
 
-    And ` state on host` where only that lives away.
+    FSDP shards the optimizer state too, so ZeRO-1 is named only where its degree differs. If the
+    optimizer state alone is offloaded, ` optimizer on host` follows.
     """
-    cut, sharding = plan.parallel, plan.sharding
-    words = [f"p{cut.pipeline} t{cut.tensor} r{cut.data}"]
-    words += [f"rts {sharding.parameters}"] if sharding.parameters > 1 else []
-    words += [f"rts' {sharding.optimizer}"] if sharding.optimizer > 1 else []
-    words += [describe_optimizer_offload(plan)] if offloads_only_optimizer(plan) else []
-    return " ".join(words)
+    parallel, sharding = plan.parallel, plan.sharding
+    parts = [f"PP={parallel.pipeline} TP={parallel.tensor} DP={parallel.data}"]
+    if sharding.parameters > 1:
+        parts.append(f"FSDP={sharding.parameters}")
+    if sharding.optimizer not in (1, sharding.parameters):
+        parts.append(f"ZeRO-1={sharding.optimizer}")
+    if offloads_only_optimizer(plan):
+        parts.append(describe_optimizer_offload(plan))
+    return " ".join(parts)
 
 
 def offloads_only_optimizer(plan: Plan) -> bool:
-    """Whether optimizer state alone lives beyond the near tier."""
+    """Whether the optimizer state is offloaded and the parameters stay in device memory."""
     return plan.is_offloaded("optimizer") and not plan.is_offloaded("parameters")
 
 
 def describe_optimizer_offload(plan: Plan) -> str:
-    """`state on host`: where optimizer state lives."""
-    return f"state on {plan.offload.optimizer}"
+    """`optimizer on host`: the tier of the optimizer state."""
+    return f"optimizer on {plan.offload.optimizer}"
 
 
 def describe_sharding(plan: Plan) -> str:
-    """Who shares weights (rts) and optimizer state (rts')."""
-    names = (
-        ("weights (rts)", plan.sharding.parameters),
-        ("optimizer state (rts')", plan.sharding.optimizer),
+    """`parameters replicated; optimizer state sharded over 4 replicas (ZeRO-1)`."""
+    degrees = (
+        ("parameters", "FSDP", plan.sharding.parameters),
+        ("optimizer state", "ZeRO-1", plan.sharding.optimizer),
     )
     return "; ".join(
-        f"{count} replicas share {name}" if count > 1 else f"each replica has all {name}"
-        for name, count in names
+        f"{name} sharded over {degree} replicas ({method})" if degree > 1 else f"{name} replicated"
+        for name, method, degree in degrees
     )
 
 
-def describe_coord(place: MeshCoord, cut: Parallelism) -> str:
-    """`stage 1, replica 0`: what the cut has more than one of."""
+def describe_coord(coord: MeshCoord, parallel: Parallelism) -> str:
+    """`stage 1, replica 0`: the coordinates along the dimensions larger than one."""
     parts = (
-        (cut.pipeline, f"stage {place.stage}"),
-        (cut.tensor, f"slice {place.tensor_rank}"),
-        (cut.data, f"replica {place.data_rank}"),
+        (parallel.pipeline, f"stage {coord.stage}"),
+        (parallel.tensor, f"tensor rank {coord.tensor_rank}"),
+        (parallel.data, f"replica {coord.data_rank}"),
     )
-    return ", ".join(words for count, words in parts if count > 1)
+    return ", ".join(words for degree, words in parts if degree > 1)
 
 
 def describe_precision(plan: Plan) -> str:
@@ -97,48 +101,54 @@ def describe_precision(plan: Plan) -> str:
 
 
 def describe_recompute(plan: Plan) -> str:
-    """What is computed twice."""
+    """Which layers are recomputed in the backward pass."""
     if plan.is_offloaded("parameters"):
         return "recomputes the layers of all phases but the last"
-    return recompute.describe_recompute(plan)
+    return activation_checkpointing.describe_recompute(plan)
 
 
 def describe_phases(plan: Plan) -> str:
-    """In how many phases the fullest stage runs."""
-    most = max(len(stage.phases) for stage in plan.stages)
-    if most > 1:
-        return f"{most} in turn, weights and state at home on {plan.offload.parameters}"
+    """The number of phases of the stage with most, and the tier of what is offloaded."""
+    phases = max(len(stage.phases) for stage in plan.stages)
+    if phases > 1:
+        return (
+            f"{phases} phases in turn, weights and optimizer state offloaded to "
+            f"{plan.offload.parameters}"
+        )
     if plan.is_offloaded("optimizer"):
-        return f"all layers in memory at once, optimizer state on {plan.offload.optimizer}"
+        return (
+            f"all layers in memory at once, optimizer state offloaded to {plan.offload.optimizer}"
+        )
     return "all layers in memory at once"
 
 
 def describe_traffic(prediction: Prediction) -> str:
-    """What moves in a step, and whether the computing hides it."""
-    far = prediction.offload
-    if far is None:
-        return "nothing moves between tiers"
-    moved = (
-        f"{format_bytes(far.read_bytes)} read and {format_bytes(far.written_bytes)} written a step"
+    """The bytes that a step offloads and loads back, and whether compute hides the transfers."""
+    traffic = prediction.offload
+    if traffic is None:
+        return "nothing is offloaded"
+    read, written = format_bytes(traffic.read_bytes), format_bytes(traffic.written_bytes)
+    tokens = format_count(prediction.tokens_per_step)
+    speed = f"{100 * prediction.offload_efficiency:.0f} % of the speed without offload"
+    balance = format_count(prediction.tokens_to_hide_offload)
+    return (
+        f"{read} read and {written} written a step; at {tokens} tokens {speed}; transfers take as "
+        f"long as compute at {balance} tokens a step"
     )
-    share = f"{100 * prediction.offload_efficiency:.0f} % of the speed without it"
-    tokens = format_count(prediction.tokens_to_hide_offload)
-    law = f"moving takes as long as computing at {tokens} tokens a step"
-    return f"{moved}; at {format_count(prediction.tokens_per_step)} tokens {share}; {law}"
 
 
 def describe_writes(plan: Plan, prediction: Prediction, steps: int) -> str:
     """`writes 2.1 GiB a step to disk, 840 GiB over 400 steps`."""
     if prediction.offload is None:
-        return "writes nothing beyond memory"
+        return "writes nothing to an offload tier"
     tiers = " and ".join(dict.fromkeys(plan.offload_tiers.values()))
     written = prediction.offload.written_bytes
-    run = f"{format_bytes(written * steps)} over {steps} step{'s' if steps > 1 else ''}"
-    return f"writes {format_bytes(written)} a step to {tiers}, {run}"
+    total = f"{format_bytes(written * steps)} over {steps} step{'s' if steps > 1 else ''}"
+    return f"writes {format_bytes(written)} a step to {tiers}, {total}"
 
 
 def describe_plan(plan: Plan) -> str:
-    """The plan in one sentence, without its full stop."""
+    """The plan in one sentence, without the full stop."""
     return "; ".join(
         (
             describe_parallelism(plan),
@@ -151,7 +161,7 @@ def describe_plan(plan: Plan) -> str:
 
 
 def format_ratio(ratio: float | None) -> str:
-    """`1.04 ×`, or a dash."""
+    """`1.04 ×`, or a dash where there is no ratio."""
     return "–" if ratio is None or not math.isfinite(ratio) else f"{ratio:.2f} ×"
 
 
@@ -172,12 +182,12 @@ def format_speed(tokens_per_second: float) -> str:
 
 
 def format_loss(loss: float) -> str:
-    """A loss with the digits that mean something; `no number` where it is none."""
-    return f"{loss:.3f}" if math.isfinite(loss) else "no number"
+    """`3.402`, or `not finite`."""
+    return f"{loss:.3f}" if math.isfinite(loss) else "not finite"
 
 
 def format_held_out_loss(step: Step) -> str:
-    """`3.402 (1.920 bits per byte)`; `not measured` of a step that did not evaluate."""
+    """`3.402 (1.920 bits per byte)`; `not measured` if the step did not evaluate."""
     if step.held_out_loss is None:
         return "not measured"
     bits = step.held_out_bits_per_byte

@@ -1,4 +1,4 @@
-"""Predicted beside measured, as values: medians, so that one slow step does not colour a run."""
+"""Predicted and measured numbers of a run; medians, so that one slow step does not count."""
 
 import math
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from windlass.schema.run_record import Step
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricPair:
-    """One number, predicted and measured; None where not known."""
+    """One number, predicted and measured; None where unknown."""
 
     name: str
     predicted: float | None
@@ -22,7 +22,7 @@ class MetricPair:
 
     @property
     def ratio(self) -> float | None:
-        """Measured over predicted; None where there is no such number."""
+        """Measured over predicted; None where either is unknown or the prediction is 0."""
         if self.predicted is None or self.measured is None or self.predicted <= 0:
             return None
         return self.measured / self.predicted
@@ -30,49 +30,49 @@ class MetricPair:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankStepTime:
-    """How one device of several spends a step: medians."""
+    """How one of several ranks spends a step: medians."""
 
     rank: int
     coord: MeshCoord
     busy_seconds: float
-    """Computing, sending and moving."""
+    """Time in compute, sends and transfers."""
     waiting_seconds: float
-    """For messages, and in meetings with other devices."""
+    """Time blocked in receives and collectives."""
     memory_bytes: int | None
-    """At the peak; None where it was not told."""
+    """Peak of the device's memory; None if it was not measured."""
 
 
 def rank_step_times(
-    devices: Sequence[Sequence[Step]], cut: Parallelism
+    steps_by_rank: Sequence[Sequence[Step]], parallel: Parallelism
 ) -> tuple[RankStepTime, ...]:
-    """How each device that told a step spends one.
+    """How each rank with at least one measured step spends a step.
 
     Args:
-        devices: the steps of each.
-        cut: of the plan that they ran.
+        steps_by_rank: measured steps, [rank][step].
+        parallel: the parallel degrees of the plan that ran.
     """
     return tuple(
-        _share(device, mesh_coord(device, cut), without_warmup(steps))
-        for device, steps in enumerate(devices)
-        if steps and device < cut.devices
+        _rank_step_time(rank, mesh_coord(rank, parallel), without_warmup(steps))
+        for rank, steps in enumerate(steps_by_rank)
+        if steps and rank < parallel.devices
     )
 
 
-def _share(device: int, place: MeshCoord, steps: Sequence[Step]) -> RankStepTime:
+def _rank_step_time(rank: int, coord: MeshCoord, steps: Sequence[Step]) -> RankStepTime:
     waiting = [sum(step.by_kind.get(kind, 0.0) for kind in BLOCKING_KINDS) for step in steps]
     busy = [step.seconds - waited for step, waited in zip(steps, waiting, strict=True)]
-    told = [step.device_memory_bytes for step in steps if step.device_memory_bytes is not None]
+    peaks = [step.device_memory_bytes for step in steps if step.device_memory_bytes is not None]
     return RankStepTime(
-        rank=device,
-        coord=place,
+        rank=rank,
+        coord=coord,
         busy_seconds=median(busy),
         waiting_seconds=median(waiting),
-        memory_bytes=max(told, default=None),
+        memory_bytes=max(peaks, default=None),
     )
 
 
 def without_warmup(steps: Sequence[Step]) -> Sequence[Step]:
-    """All steps but the first, which compiles and fills caches; all if there is only one."""
+    """All steps but the first, which compiles and fills caches; a single step is kept."""
     return steps[1:] if len(steps) > 1 else steps
 
 
@@ -83,31 +83,35 @@ def median_step_seconds(steps: Sequence[Step]) -> float | None:
 
 
 def tokens_per_second(steps: Sequence[Step]) -> float | None:
-    """Tokens of the last step over the median step time."""
+    """Tokens of the last step over the median step time; None before the first step."""
     seconds = median_step_seconds(steps)
     return steps[-1].tokens / seconds if seconds else None
 
 
 def measured_memory_peak(steps: Sequence[Step]) -> int | None:
-    """The largest measured memory; None before the first step."""
+    """Largest measured memory in bytes; None before the first step."""
     return max((step.memory_bytes for step in steps), default=0) or None
 
 
 def median_traffic(steps: Sequence[Step]) -> tuple[float | None, float | None]:
-    """Median bytes that a step read from far tiers and wrote to them; None before the first."""
+    """Median bytes that a step reads from and writes to offload tiers; None before the first."""
     if not steps:
         return None, None
-    of = without_warmup(steps)
-    return median(step.read_bytes for step in of), median(step.written_bytes for step in of)
+    counted = without_warmup(steps)
+    read, written = (
+        [step.read_bytes for step in counted],
+        [step.written_bytes for step in counted],
+    )
+    return median(read), median(written)
 
 
 def device_memory_peak(prediction: Prediction | None) -> TierPeak | None:
-    """The predicted peak of the nearest tier; None if there is none."""
+    """Predicted peak of device memory; None without a prediction."""
     return prediction.peaks[0] if prediction is not None and prediction.peaks else None
 
 
 def seconds_by_kind(steps: Sequence[Step], prediction: Prediction | None) -> tuple[MetricPair, ...]:
-    """Seconds of a step by instruction kind, the largest first."""
+    """Seconds of a step by instruction kind, largest first."""
     measured: dict[str, list[float]] = {}
     for step in without_warmup(steps):
         for kind, seconds in step.by_kind.items():
@@ -125,9 +129,9 @@ def seconds_by_kind(steps: Sequence[Step], prediction: Prediction | None) -> tup
 
 
 def headline_metrics(steps: Sequence[Step], prediction: Prediction | None) -> dict[str, MetricPair]:
-    """By name: step time `seconds`, speed `tokens`, `mfu`, `memory`, and traffic `read`, `written`.
+    """Step time `seconds`, speed `tokens`, `mfu`, `memory`, and offload traffic `read`, `written`.
 
-    Traffic is there only where something moves.
+    Traffic is left out where nothing is offloaded.
     """
     seconds = median_step_seconds(steps)
     peak = device_memory_peak(prediction)
@@ -160,18 +164,20 @@ def headline_metrics(steps: Sequence[Step], prediction: Prediction | None) -> di
 
 
 def _traffic(steps: Sequence[Step], prediction: Prediction | None) -> dict[str, MetricPair]:
-    """Bytes a step to and from far tiers; measured is the median, which no settling colours."""
-    far = prediction.offload if prediction else None
+    """Bytes a step to and from offload tiers; measured medians, as a flush adds to single steps."""
+    offload = prediction.offload if prediction else None
     read, written = median_traffic(steps)
-    if far is None and not (read or written):
+    if offload is None and not (read or written):
         return {}
     return {
         "read": MetricPair(
-            name="read a step", predicted=float(far.read_bytes) if far else None, measured=read
+            name="read a step",
+            predicted=float(offload.read_bytes) if offload else None,
+            measured=read,
         ),
         "written": MetricPair(
             name="written a step",
-            predicted=float(far.written_bytes) if far else None,
+            predicted=float(offload.written_bytes) if offload else None,
             measured=written,
         ),
     }

@@ -1,4 +1,4 @@
-"""Lanes keep order and time, merge what is too small to see, and lie on one clock."""
+"""Lanes keep order and time, merge what is too short to see, and share one time axis."""
 
 import random
 import xml.etree.ElementTree as ET
@@ -8,7 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from report.made_runs import timeline as made_timeline
-from windlass.report.figures.timeline import merge_short_instructions, predicted_and_measured_timeline
+from windlass.report.figures.timeline import (
+    merge_short_instructions,
+    predicted_and_measured_timeline,
+)
 from windlass.schema.prediction import DeviceTimeline, Timeline
 
 KINDS = ("forward", "backward", "update")
@@ -24,42 +27,42 @@ def lane(seconds: list[float], gaps: list[float] | None = None) -> DeviceTimelin
     count = len(seconds)
     kinds = tuple(KINDS[index % 3] for index in range(count))
     return DeviceTimeline(
-        device=0, kinds=kinds, layers=(0,) * count, micro_batches=(0,) * count, starts=tuple(starts),
-        ends=tuple(ends),
+        device=0, kinds=kinds, layers=(0,) * count, micro_batches=(0,) * count,
+        starts=tuple(starts), ends=tuple(ends),
     )  # fmt: skip
 
 
-@given(seconds=st.lists(st.floats(0, 1), min_size=1, max_size=60), finest=st.floats(1e-3, 0.5))
-def test_pieces_keep_order_and_cover_the_same_time(seconds: list[float], finest: float):
-    whole = lane(seconds)
-    found = list(merge_short_instructions(whole, finest))
-    assert (found[0].start, found[-1].end) == (whole.starts[0], whole.ends[-1])
-    assert all(a.end == b.start for a, b in pairwise(found))
+@given(seconds=st.lists(st.floats(0, 1), min_size=1, max_size=60), shortest=st.floats(1e-3, 0.5))
+def test_bars_keep_order_and_cover_the_same_time(seconds: list[float], shortest: float):
+    full = lane(seconds)
+    bars = list(merge_short_instructions(full, shortest))
+    assert (bars[0].start, bars[-1].end) == (full.starts[0], full.ends[-1])
+    assert all(a.end == b.start for a, b in pairwise(bars))
 
 
 @given(seconds=st.lists(st.floats(0, 1), min_size=1, max_size=200))
-def test_few_pieces_are_smaller_than_the_finest(seconds: list[float]):
-    whole, finest = lane(seconds), 0.3
-    found = list(merge_short_instructions(whole, finest))
-    long = sum(spent >= finest for spent in seconds)
-    small = sum(piece.end - piece.start < finest for piece in found)
-    # Each small piece is followed by a long instruction, or is the last.
+def test_few_bars_are_shorter_than_the_limit(seconds: list[float]):
+    full, shortest = lane(seconds), 0.3
+    bars = list(merge_short_instructions(full, shortest))
+    long = sum(spent >= shortest for spent in seconds)
+    small = sum(bar.end - bar.start < shortest for bar in bars)
+    # Each short bar is followed by a long instruction, or is the last.
     assert small <= long + 1
 
 
-def test_long_instructions_stay_pieces_of_their_own():
-    found = list(merge_short_instructions(lane([1.0, 1.0, 0.01, 0.01, 1.0]), 0.1))
-    assert [piece.kind for piece in found] == ["forward", "backward", "update", "backward"]
-    assert found[2].text.startswith("2 instructions: update, forward")
-    assert found[0].text == "forward of layer 0, micro-batch 0: 1.00 s from 0 s"
+def test_long_instructions_keep_bars_of_their_own():
+    bars = list(merge_short_instructions(lane([1.0, 1.0, 0.01, 0.01, 1.0]), 0.1))
+    assert [bar.kind for bar in bars] == ["forward", "backward", "update", "backward"]
+    assert bars[2].text.startswith("2 instructions: update, forward")
+    assert bars[0].text == "forward of layer 0, micro-batch 0: 1.00 s from 0 s"
 
 
-def test_waiting_stays_visible():
-    found = list(merge_short_instructions(lane([0.01, 0.01], gaps=[0.0, 1.0]), 0.1))
-    assert len(found) == 2
+def test_gaps_stay_visible():
+    bars = list(merge_short_instructions(lane([0.01, 0.01], gaps=[0.0, 1.0]), 0.1))
+    assert len(bars) == 2
 
 
-def test_predicted_lies_above_measured_on_one_clock():
+def test_predicted_is_above_measured_on_one_time_axis():
     predicted, measured = made_timeline(predicted=True), made_timeline(predicted=False)
     root = ET.fromstring(predicted_and_measured_timeline(predicted, measured))  # noqa: S314  our own drawing
     names = {t.text: float(t.get("y") or 0) for t in root.iter("{*}text")}
@@ -77,7 +80,7 @@ def test_predicted_lies_above_measured_on_one_clock():
     assert abs(ratio - longest) < 0.01
 
 
-def test_many_devices_are_named_each():
+def test_each_rank_has_a_name():
     noise = random.Random(0)
     lanes = tuple(
         lane([noise.random() for _ in range(5)]).model_copy(update={"device": device})
@@ -85,14 +88,16 @@ def test_many_devices_are_named_each():
     )
     both = Timeline(predicted=True, devices=lanes), Timeline(predicted=False, devices=lanes)
     svg = predicted_and_measured_timeline(*both)
-    found = [
+    positions = [
         svg.index(f">{name} {device}<") for device in range(3) for name in ("predicted", "measured")
     ]
-    assert found == sorted(found)
+    assert positions == sorted(positions)
 
 
 def test_a_step_of_a_hundred_thousand_instructions_stays_small():
-    svg = predicted_and_measured_timeline(Timeline(predicted=True, devices=(lane([1e-3] * 100_000),)), None)
+    svg = predicted_and_measured_timeline(
+        Timeline(predicted=True, devices=(lane([1e-3] * 100_000),)), None
+    )
     assert len(svg) < 1_000_000
 
 

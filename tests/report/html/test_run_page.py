@@ -1,4 +1,4 @@
-"""The page is one well-formed file that asks nothing of the network and hides nothing."""
+"""The page is one well-formed file that fetches nothing and leaves nothing out."""
 
 import re
 import xml.etree.ElementTree as ET
@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from report.made_runs import shared, streaming
+from report.made_runs import on_two_stages, with_offload
 from windlass.report.html.run_page import run_page
 from windlass.schema import run_record as files
 from windlass.tracking import RunRecord
@@ -20,7 +20,7 @@ VOID = {"meta", "link", "br", "img"}
 
 
 class Checker(HTMLParser):
-    """Sees that tags nest, and notes whatever could fetch."""
+    """Checks that tags nest, and collects everything that could fetch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ def test_the_page_fetches_nothing(record: Callable[..., RunRecord]):
     assert not re.search(r"url\((?!#)|@import|fetch\(|XMLHttpRequest", html)
 
 
-def test_predicted_stands_beside_measured(record: Callable[..., RunRecord]):
+def test_predicted_and_measured_numbers_are_shown_together(record: Callable[..., RunRecord]):
     html = run_page(record())
     assert "predicted 645 ms, 1.06&#160;×" in html
     assert "measured peak 537 MiB" in html
@@ -91,7 +91,7 @@ def test_a_run_of_few_steps_is_drawn(record: Callable[..., RunRecord], count: in
     checked(run_page(record(count=count)))
 
 
-def test_a_broken_run_tells_what_went_wrong(record: Callable[..., RunRecord]):
+def test_the_page_of_a_broken_run_states_what_went_wrong(record: Callable[..., RunRecord]):
     html = run_page(record(count=20, broken_at=9, state="broken"))
     checked(html)
     assert "What went wrong" in html
@@ -106,7 +106,9 @@ ALL = (
 
 
 @pytest.mark.parametrize("without", [(file,) for file in ALL] + [ALL])
-def test_a_run_without_some_files_is_drawn(record: Callable[..., RunRecord], without: tuple[str, ...]):
+def test_a_run_without_some_files_is_drawn(
+    record: Callable[..., RunRecord], without: tuple[str, ...]
+):
     checker = checked(run_page(record(count=30, without=without)))
     assert [head for head in checker.heads if head in SECTIONS] == list(SECTIONS)
 
@@ -115,22 +117,22 @@ def test_the_page_of_ten_thousand_steps_stays_small(record: Callable[..., RunRec
     assert len(run_page(record(count=10_000))) < 400_000
 
 
-def test_a_streamed_run_has_tiles_of_its_traffic_beside_what_was_predicted(
+def test_a_run_with_offload_has_tiles_of_predicted_and_measured_traffic(
     record: Callable[..., RunRecord],
 ):
-    text = run_page(streaming(record(count=5)))
+    text = run_page(with_offload(record(count=5)))
     for name, value in (("read", "2.02 GiB"), ("written", "1.01 GiB")):
         (tile,) = re.findall(rf'<div class="name">{name} a step</div>.*?</div></div>', text)
         assert value in tile
         assert "predicted" in tile
 
 
-def test_the_page_of_a_run_on_several_devices_shows_how_each_spends_a_step(
+def test_the_page_of_a_run_on_several_ranks_shows_how_each_spends_a_step(
     record: Callable[..., RunRecord],
 ):
-    text = run_page(shared(record(count=20)))
-    assert "<h2>Devices</h2>" in text
+    text = run_page(on_two_stages(record(count=20)))
+    assert "<h2>Ranks</h2>" in text
     for words in ("stage 0", "stage 1", "waiting 100 ms", "2.00 GiB"):
         assert words in text
-    assert "<title>device 1: stage 1</title>" in text  # a cell of its decomposition
-    assert "<h2>Devices</h2>" not in run_page(record(count=20, name="alone"))
+    assert "<title>rank 1: stage 1</title>" in text  # a cell of its device mesh
+    assert "<h2>Ranks</h2>" not in run_page(record(count=20, name="single"))

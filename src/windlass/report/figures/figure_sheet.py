@@ -1,4 +1,4 @@
-"""Poster: the pictures of a forecast by name, one below the other in a file of their own."""
+"""Figure sheet: the figures of a plan by name, one below the other in one SVG file."""
 
 from collections.abc import Callable, Mapping, Sequence
 from textwrap import wrap
@@ -14,79 +14,82 @@ from windlass.report.formatting import describe_batch, describe_parallelism, des
 from windlass.report.plan_forecast import PlanForecast
 from windlass.schema.prediction import DeviceTimeline
 
-_LETTERS = 140
-"""In a line as wide as a picture."""
-_LANES = 9
+_LINE_LETTERS = 140
+"""Letters in a line as wide as a figure."""
+_MAX_LANES = 9
 
 
 def timeline_figure(forecast: PlanForecast) -> str:
-    """The timeline of one device of each stage, of very many stages the first.
+    """SVG: the timeline of one rank of each stage, or of the first stages if there are many.
 
-    What moves between tiers beside the computing has a lane of its own.
+    Transfers between tiers have a lane of their own, because they overlap compute.
     """
     shown = []
-    for stage, first in forecast.stage_timelines()[:_LANES]:
+    for stage, first in forecast.stage_timelines()[:_MAX_LANES]:
         lane = first.model_copy(update={"device": stage})
-        name = f"stage {stage}" if len(forecast.timeline.devices) > 1 else "computes"
+        name = f"stage {stage}" if len(forecast.timeline.devices) > 1 else "compute"
         if forecast.plan.offloads:
-            shown.append((name, _part(lane, moves=False)))
-            shown.append(("moves", _part(lane, moves=True)))
+            shown.append((name, _split(lane, transfers=False)))
+            shown.append(("transfers", _split(lane, transfers=True)))
         else:
             shown.append((name, lane))
     return draw_timeline(shown, "predicted timeline of one step")
 
 
-def _part(lane: DeviceTimeline, *, moves: bool) -> DeviceTimeline:
-    """The instructions of a lane that move something between tiers, or the others."""
-    kept = [at for at, kind in enumerate(lane.kinds) if (kind in TRANSFER_KINDS) == moves]
+def _split(lane: DeviceTimeline, *, transfers: bool) -> DeviceTimeline:
+    """The transfers of a lane, or its other instructions."""
+    kept = [index for index, kind in enumerate(lane.kinds) if (kind in TRANSFER_KINDS) == transfers]
     names = ("kinds", "layers", "micro_batches", "starts", "ends")
     return lane.model_copy(
-        update={name: tuple(getattr(lane, name)[at] for at in kept) for name in names}
+        update={name: tuple(getattr(lane, name)[index] for index in kept) for name in names}
     )
 
 
 PLAN_FIGURES: Mapping[str, tuple[str, Callable[[PlanForecast], str]]] = {
-    "decomposition": ("Decomposition", lambda of: device_mesh_figure(of.plan)),
-    "phases": ("Predicted computing of each layer, phase by phase", phase_heatmap),
-    "waterfall": ("Predicted step time by term", lambda of: step_time_waterfall(of.prediction)),
+    "mesh": ("Device mesh", lambda forecast: device_mesh_figure(forecast.plan)),
+    "phases": ("Predicted compute of each layer by phase", phase_heatmap),
+    "waterfall": (
+        "Predicted step time by term",
+        lambda forecast: step_time_waterfall(forecast.prediction),
+    ),
     "memory": ("Predicted peak memory by tier, stage and class", peak_memory_figure),
-    "occupancy": ("Predicted memory over the step", memory_over_time_figure),
+    "memory-timeline": ("Predicted memory over the step", memory_over_time_figure),
     "timeline": ("Predicted step, instruction by instruction", timeline_figure),
 }
-"""By name: a heading, and what draws it."""
+"""Heading and drawing function of each figure by name."""
 
 _WIDTH, _MARGIN = 1000.0, 24.0
 _LINE, _HEADING, _GAP = 18.0, 34.0, 26.0
 
 
 def figure_notes(forecast: PlanForecast) -> Mapping[str, str]:
-    """By name: a sentence below the heading."""
+    """The sentence below the heading of each figure, by name."""
     plan = forecast.plan
-    count = len(forecast.timeline.devices)
-    many = f" Of {count} stages the first {_LANES}." if count > _LANES else ""
-    one = " One device stands for each stage." if plan.parallel.devices > 1 else ""
+    stages = len(forecast.timeline.devices)
+    more = f" The first {_MAX_LANES} of {stages} stages." if stages > _MAX_LANES else ""
+    one_rank = " One rank stands for each stage." if plan.parallel.devices > 1 else ""
     return {
-        "decomposition": f"{describe_parallelism(plan)}; {describe_batch(plan)}.",
-        "phases": "Each row is a phase on its way forward or back; a frame is around its layers.",
-        "waterfall": f"Of the device that is done last.{one}",
-        "memory": f"Each tier at its fullest moment.{one}",
-        "occupancy": f"Bytes in the near tier while each instruction runs.{one}",
-        "timeline": f"What a device does when.{one}{many}",
+        "mesh": f"{describe_parallelism(plan)}; {describe_batch(plan)}.",
+        "phases": "Each row is one phase, forward or backward; a frame marks its layers.",
+        "waterfall": f"Terms of the slowest rank.{one_rank}",
+        "memory": f"Peak of each tier.{one_rank}",
+        "memory-timeline": f"Bytes in device memory while each instruction runs.{one_rank}",
+        "timeline": f"The instructions of a rank over the step.{one_rank}{more}",
     }
 
 
 def figure_sheet(forecast: PlanForecast, names: Sequence[str] = tuple(PLAN_FIGURES)) -> str:
-    """Pictures below each other, with headings, as an SVG file of their own.
+    """SVG file with several figures below each other, each with its heading.
 
     Args:
-        forecast: of the plan.
-        names: of `PICTURES`.
+        forecast: the plan and its predictions.
+        names: names in `PLAN_FIGURES`.
     """
-    words = figure_notes(forecast)
-    lines = wrap(f"Predicted, before it runs: {describe_plan(forecast.plan)}.", _LETTERS)
+    notes = figure_notes(forecast)
+    lines = wrap(f"Predicted, before it runs: {describe_plan(forecast.plan)}.", _LINE_LETTERS)
     parts = [
         text_label(0, 26, forecast.title, class_="strong", style="font-size:24px;font-weight:600"),
-        *(text_label(0, 50 + _LINE * at, line) for at, line in enumerate(lines)),
+        *(text_label(0, 50 + _LINE * index, line) for index, line in enumerate(lines)),
     ]
     y = 50 + _LINE * len(lines) + 8
     for name in names:
@@ -94,7 +97,7 @@ def figure_sheet(forecast: PlanForecast, names: Sequence[str] = tuple(PLAN_FIGUR
         svg = draw(forecast)
         style = "font-size:16px;font-weight:600"
         parts.append(text_label(0, y + 16, heading, class_="strong", style=style))
-        parts.append(text_label(0, y + _HEADING, words[name]))
+        parts.append(text_label(0, y + _HEADING, notes[name]))
         inside = svg.partition(">")[2].removesuffix("</svg>")
         parts.append(element("g", inside, transform=f"translate(0 {y + _HEADING + 14:g})"))
         y += _HEADING + 14 + svg_size(svg)[1] + _GAP

@@ -1,4 +1,4 @@
-"""Line charts with axes, a grid, bands and rules, as SVG; no spike is ever thinned away."""
+"""SVG line charts with axes, a grid, reference lines and bands; thinning keeps every spike."""
 
 import json
 import math
@@ -26,7 +26,7 @@ _BUCKETS = 450
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChartSeries:
-    """One line; points that are no number are left out."""
+    """One line; points that are not finite are left out."""
 
     name: str
     xs: Sequence[float]
@@ -38,7 +38,7 @@ class ChartSeries:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReferenceLine:
-    """A horizontal line with a name, and a band around it if `low` and `high` are given."""
+    """A named horizontal line, with a band around it if `low` and `high` are given."""
 
     name: str
     y: float
@@ -49,7 +49,7 @@ class ReferenceLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChartAxes:
-    """What the axes count and how far they reach."""
+    """Names, units and ranges of the axes."""
 
     x_name: str
     y_name: str
@@ -57,7 +57,7 @@ class ChartAxes:
     y_unit: AxisUnit = UNITLESS
     y_from_zero: bool = False
     y_max: float | None = None
-    """Where the picture ends above; None: at the largest value. What lies beyond is cut off."""
+    """Upper end of the chart, which cuts larger values off; None means the largest value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,17 +82,17 @@ def line_chart(
     axes: ChartAxes,
     reference_lines: Sequence[ReferenceLine] = (),
 ) -> str:
-    """An SVG chart; empty series are left out, and nothing at all is an empty frame.
+    """SVG chart; empty series are left out, and without any series the frame stays empty.
 
     Args:
-        name: what it shows, for readers who do not see it.
-        series: lines, the first lowest.
-        axes: names, units and ends.
-        rules: horizontal lines, below the series.
+        name: accessible name of the chart.
+        series: lines, drawn in this order.
+        axes: names, units and ranges.
+        reference_lines: horizontal lines, drawn below the series.
     """
     shown = [thin for one in series if (thin := _thinned(one)).xs]
     frame = _frame(shown, axes, reference_lines)
-    inside = "".join(_rule(rule, frame) for rule in reference_lines)
+    inside = "".join(_reference_line(line, frame) for line in reference_lines)
     inside += "".join(_series(one, frame) for one in shown)
     clip = "clip-" + re.sub(r"[^a-z0-9]+", "-", name.lower())
     window = element(
@@ -101,17 +101,16 @@ def line_chart(
     )  # fmt: skip
     content = element("clipPath", window, id=clip) + _grid(frame, axes)
     content += element("g", inside, clip_path=f"url(#{clip})") if inside else ""
-    entries = [(one.name, one.colour) for one in shown] + [
-        (r.name, r.colour) for r in reference_lines
-    ]
+    entries = [(one.name, one.colour) for one in shown]
+    entries += [(line.name, line.colour) for line in reference_lines]
     content += legend(entries, _LEFT, 14)
     return _with_points(svg_document(content, _WIDTH, _HEIGHT, name), shown, frame, axes)
 
 
 def running_mean(values: Sequence[float], count: int) -> list[float]:
-    """The mean of the `count` values around each, fewer at the ends; what is no number is left out.
+    """Centred mean of `count` values, of fewer at the ends; only finite values count.
 
-    Centred, so that the mean of a falling line lies on the line and not above it.
+    It is centred so that the mean of a falling line lies on the line and not above it.
     """
     half = count // 2
     means = []
@@ -123,15 +122,15 @@ def running_mean(values: Sequence[float], count: int) -> list[float]:
 
 
 def _thinned(series: ChartSeries) -> ChartSeries:
-    """At most two points for each bucket of x: its lowest and its highest, in their order."""
+    """The series with at most two points for each bucket of x: its lowest and its highest."""
     points = [
         (x, y) for x, y in zip(series.xs, series.ys, strict=True) if math.isfinite(y + x)
     ]  # fmt: skip
     if len(points) > 2 * _BUCKETS and series.style != "area":
         size = math.ceil(len(points) / _BUCKETS)
-        buckets = [points[at : at + size] for at in range(0, len(points), size)]
-        ends = [(min(b, key=lambda p: p[1]), max(b, key=lambda p: p[1])) for b in buckets]
-        points = [point for pair in ends for point in sorted(set(pair))]
+        buckets = [points[first : first + size] for first in range(0, len(points), size)]
+        extremes = [(min(b, key=lambda p: p[1]), max(b, key=lambda p: p[1])) for b in buckets]
+        points = [point for pair in extremes for point in sorted(set(pair))]
     return ChartSeries(
         name=series.name, xs=[x for x, _ in points], ys=[y for _, y in points],
         colour=series.colour, style=series.style,
@@ -139,11 +138,11 @@ def _thinned(series: ChartSeries) -> ChartSeries:
 
 
 def _frame(
-    series: Sequence[ChartSeries], axes: ChartAxes, rules: Sequence[ReferenceLine]
+    series: Sequence[ChartSeries], axes: ChartAxes, reference_lines: Sequence[ReferenceLine]
 ) -> _Frame:
     xs = [x for one in series for x in one.xs] or [0.0]
     ys = [y for one in series for y in one.ys]
-    ys += [y for rule in rules for y in (rule.y, rule.low, rule.high) if y is not None]
+    ys += [y for line in reference_lines for y in (line.y, line.low, line.high) if y is not None]
     ys = [y for y in ys if math.isfinite(y)] or [0.0]
     low = 0.0 if axes.y_from_zero else min(ys)
     high = axes.y_max if axes.y_max is not None else max(ys)
@@ -186,22 +185,22 @@ def _named(name: str, unit: AxisUnit) -> str:
     return f"{name} [{unit.name}]" if unit.name else name
 
 
-def _rule(rule: ReferenceLine, frame: _Frame) -> str:
+def _reference_line(line: ReferenceLine, frame: _Frame) -> str:
     right = _WIDTH - _RIGHT
-    y = frame.y(rule.y)
+    y = frame.y(line.y)
     parts = []
-    if rule.low is not None and rule.high is not None:
-        top, bottom = frame.y(rule.high), frame.y(rule.low)
+    if line.low is not None and line.high is not None:
+        top, bottom = frame.y(line.high), frame.y(line.low)
         parts.append(
             element(
                 "rect", x=_LEFT, y=top, width=right - _LEFT, height=bottom - top,
-                style=f"fill:{rule.colour};opacity:.13",
+                style=f"fill:{line.colour};opacity:.13",
             )
         )  # fmt: skip
     parts.append(
         element(
-            "line", tooltip(rule.name), x1=_LEFT, x2=right, y1=y, y2=y, stroke_dasharray="6 4",
-            style=f"stroke:{rule.colour};stroke-width:1.6",
+            "line", tooltip(line.name), x1=_LEFT, x2=right, y1=y, y2=y, stroke_dasharray="6 4",
+            style=f"stroke:{line.colour};stroke-width:1.6",
         )
     )  # fmt: skip
     return "".join(parts)
@@ -228,15 +227,15 @@ def _series(series: ChartSeries, frame: _Frame) -> str:
 
 
 def _area(series: ChartSeries, points: Sequence[tuple[float, float]], frame: _Frame) -> str:
-    """Stairs: each value holds until the next point."""
-    stairs = [points[0]]
+    """A step function: each value holds until the next point."""
+    corners = [points[0]]
     for (_, before), (x, y) in pairwise(points):
-        stairs += [(x, before), (x, y)]
+        corners += [(x, before), (x, y)]
     floor = frame.y(frame.low_y)
-    closed = [(stairs[0][0], floor), *stairs, (stairs[-1][0], floor)]
+    closed = [(corners[0][0], floor), *corners, (corners[-1][0], floor)]
     fill = element("path", d=_path(closed) + "Z", style=f"fill:{series.colour};opacity:.18")
     style = f"fill:none;stroke:{series.colour};stroke-width:1.6"
-    return fill + element("path", tooltip(series.name), d=_path(stairs), style=style)
+    return fill + element("path", tooltip(series.name), d=_path(corners), style=style)
 
 
 def _path(points: Sequence[tuple[float, float]]) -> str:
@@ -244,7 +243,7 @@ def _path(points: Sequence[tuple[float, float]]) -> str:
 
 
 def _with_points(svg: str, series: Sequence[ChartSeries], frame: _Frame, axes: ChartAxes) -> str:
-    """Adds what the page's script needs to show values under the pointer."""
+    """Adds the data with which the page's script shows values under the pointer."""
     data = {
         "left": _LEFT, "right": _WIDTH - _RIGHT, "low": frame.low_x, "high": frame.high_x,
         "top": _TOP, "bottom": _HEIGHT - _BOTTOM, "x": [axes.x_name, *axes.x_unit],

@@ -1,4 +1,4 @@
-"""Tiers: predicted memory by tier, stage and class, and of the near tier over the step."""
+"""Figures of predicted memory: peaks by tier, stage and class, and device memory over the step."""
 
 from collections.abc import Iterator, Sequence
 
@@ -20,8 +20,8 @@ from windlass.units import format_bytes
 
 _WIDTH, _LEFT, _RIGHT = 1000.0, 120.0, 210.0
 _ROW, _BAR, _HEAD = 22.0, 15.0, 34.0
-_MOST_STAGES = 16
-_MOST_LINES = 6
+_MAX_STAGES = 16
+_MAX_LINES = 6
 CLASS_COLOURS: dict[MemoryClass, str] = {
     "weights": "blue", "gradients": "red", "optimizer": "green", "activations": "orange",
     "working": "pink", "runtime": "grey",
@@ -29,39 +29,39 @@ CLASS_COLOURS: dict[MemoryClass, str] = {
 
 
 def peak_memory_figure(forecast: PlanForecast) -> str:
-    """For each tier that holds something a bar for each stage, stacked by class, as SVG.
+    """SVG: for each tier in use, one bar for each stage, stacked by memory class.
 
-    A line marks what the tier holds at most, where it is within the picture.
+    A line marks the tier's capacity, where it is within the figure.
     """
     stages = forecast.stage_peaks
     shown = _thinned(range(len(stages)))
     classes = [
-        each
-        for each in CLASS_COLOURS
-        if any(peak.by_class.get(each) for tiers in stages for peak in tiers)
+        memory_class
+        for memory_class in CLASS_COLOURS
+        if any(peak.by_class.get(memory_class) for tiers in stages for peak in tiers)
     ]
-    parts = [legend([(each, f"var(--{CLASS_COLOURS[each]})") for each in classes], _LEFT, 14)]
+    parts = [legend([(name, f"var(--{CLASS_COLOURS[name]})") for name in classes], _LEFT, 14)]
     y = 30.0
-    for at, first in enumerate(stages[0]):
-        peaks = [(stage, stages[stage][at]) for stage in shown]
-        if at == 0 or any(peak.peak_bytes for _, peak in peaks):
+    for tier, first in enumerate(stages[0]):
+        peaks = [(stage, stages[stage][tier]) for stage in shown]
+        if tier == 0 or any(peak.peak_bytes for _, peak in peaks):
             parts.append(_tier(first, peaks, y, forecast))
             y += _HEAD + _ROW * len(peaks) + 12
     return svg_document("".join(parts), _WIDTH, y, "predicted peak memory of each tier and stage")
 
 
 def memory_over_time_figure(forecast: PlanForecast) -> str:
-    """The near tier of one device of each stage over the step, as SVG."""
+    """SVG: device memory of one rank of each stage over the step."""
     lanes = [
         (stage, memory_over_time(lane))
         for stage, lane in forecast.stage_timelines()
         if lane.memory_bytes
     ]
-    shown = [lanes[at] for at in _thinned(range(len(lanes)), _MOST_LINES)]
+    shown = [lanes[index] for index in _thinned(range(len(lanes)), _MAX_LINES)]
     series = [
         ChartSeries(
-            name=f"stage {stage}" if len(lanes) > 1 else "near memory, predicted",
-            xs=[at for at, _ in points], ys=[held for _, held in points],
+            name=f"stage {stage}" if len(lanes) > 1 else "device memory, predicted",
+            xs=[seconds for seconds, _ in points], ys=[nbytes for _, nbytes in points],
             colour=f"var(--{STAGE_COLOURS[stage % len(STAGE_COLOURS)]})",
             style="area" if len(shown) == 1 else "line",
         )
@@ -72,7 +72,7 @@ def memory_over_time_figure(forecast: PlanForecast) -> str:
     longest = max((one.xs[-1] for one in series), default=1.0)
     rules = []
     if highest > capacity / 2:
-        name = f"the tier holds {format_bytes(capacity)}"
+        name = f"capacity {format_bytes(capacity)}"
         rules = [ReferenceLine(name=name, y=float(capacity), colour="var(--grey)")]
     axes = ChartAxes(
         x_name="time in the step", y_name="memory, predicted", x_unit=seconds_unit(longest),
@@ -82,25 +82,25 @@ def memory_over_time_figure(forecast: PlanForecast) -> str:
 
 
 def memory_over_time(lane: DeviceTimeline) -> list[tuple[float, float]]:
-    """Bytes over time, in the order of both.
+    """Seconds in the step and bytes of device memory, in order of time.
 
-    A move begins when those before it are done, later than what follows it in the program: it is
-    left out, for what follows holds as much.
+    A transfer starts after the transfers before it, so perhaps later than the instructions that
+    follow it in the program. Such a transfer is left out: what follows it holds as much memory.
     """
-    last = max(lane.ends)
-    points, soonest = [(last, float(lane.memory_bytes[-1]))], last
-    for at, held in zip(reversed(lane.starts), reversed(lane.memory_bytes), strict=True):
-        if at <= soonest:
-            points.append((at, float(held)))
-            soonest = at
+    end = max(lane.ends)
+    points, earliest = [(end, float(lane.memory_bytes[-1]))], end
+    for start, nbytes in zip(reversed(lane.starts), reversed(lane.memory_bytes), strict=True):
+        if start <= earliest:
+            points.append((start, float(nbytes)))
+            earliest = start
     return points[::-1]
 
 
-def _thinned(places: range, most: int = _MOST_STAGES) -> list[int]:
-    """All, or so many of them evenly, both ends among them."""
-    if len(places) <= most:
-        return list(places)
-    return [places[round(at * (len(places) - 1) / (most - 1))] for at in range(most)]
+def _thinned(indices: range, limit: int = _MAX_STAGES) -> list[int]:
+    """All indices, or `limit` evenly spaced ones, both ends included."""
+    if len(indices) <= limit:
+        return list(indices)
+    return [indices[round(step * (len(indices) - 1) / (limit - 1))] for step in range(limit)]
 
 
 def _tier(
@@ -115,7 +115,7 @@ def _tier(
     within = fullest > capacity / 4
     scale = (_WIDTH - _LEFT - _RIGHT) / (max(capacity, fullest) * 1.02 if within else fullest)
     name = (
-        f"{first.tier}: {format_bytes(fullest)} of {format_bytes(capacity)} on its fullest device"
+        f"{first.tier}: {format_bytes(fullest)} of {format_bytes(capacity)} on the fullest device"
     )
     parts = [text_label(_LEFT, y + 14, name, class_="strong")]
     for line, (stage, peak) in enumerate(peaks):
@@ -125,8 +125,10 @@ def _tier(
         style = "stroke:var(--ink);stroke-width:1.4;stroke-dasharray:5 3"
         bottom = top + _ROW * len(peaks) + 4
         parts.append(
-            element("line", tooltip(f"holds {format_bytes(capacity)}"), x1=x, x2=x, y1=top, y2=bottom,
-                    style=style)
+            element(
+                "line", tooltip(f"capacity {format_bytes(capacity)}"), x1=x, x2=x, y1=top,
+                y2=bottom, style=style,
+            )
         )  # fmt: skip
     return "".join(parts)
 
@@ -137,16 +139,16 @@ def _bar(
     name = f"stage {stage}" if stages > 1 else "each device"
     yield text_label(_LEFT - 10, y + 12, name, text_anchor="end")
     x = _LEFT
-    for each, colour in CLASS_COLOURS.items():
-        nbytes = peak.by_class.get(each, 0)
+    for memory_class, colour in CLASS_COLOURS.items():
+        nbytes = peak.by_class.get(memory_class, 0)
         if nbytes > 0:
-            words = tooltip(f"{name}, {each}: {format_bytes(nbytes)}")
-            yield element("rect", words, x=x, y=y, width=nbytes * scale, height=_BAR,
+            hint = tooltip(f"{name}, {memory_class}: {format_bytes(nbytes)}")
+            yield element("rect", hint, x=x, y=y, width=nbytes * scale, height=_BAR,
                           style=f"fill:var(--{colour})")  # fmt: skip
             x += nbytes * scale
     over = peak.peak_bytes - capacity
-    words = format_bytes(peak.peak_bytes)
-    words += f", {format_bytes(over)} too much" if over > 0 else ""
+    text = format_bytes(peak.peak_bytes)
+    text += f", {format_bytes(over)} too much" if over > 0 else ""
     end = _LEFT + capacity * scale
-    place = end if x - 8 <= end <= x + 16 + text_width(words) else x
-    yield text_label(place + 8, y + 12, words)
+    left = end if x - 8 <= end <= x + 16 + text_width(text) else x
+    yield text_label(left + 8, y + 12, text)

@@ -1,4 +1,4 @@
-"""Raster: an SVG file as PNG, drawn by a browser without a window."""
+"""Converts an SVG file to PNG with a headless browser."""
 
 import shutil
 import subprocess
@@ -16,35 +16,35 @@ def write_png(svg: str, path: Path, *, width: int, height: int, scale: float = 1
     """Writes a drawing as PNG.
 
     Args:
-        svg: a file of its own.
-        path: of the PNG.
-        width: of the drawing.
-        height: of the drawing.
-        scale: pixels for each unit of it.
+        svg: a standalone SVG file.
+        path: the PNG file.
+        width: width of the drawing.
+        height: height of the drawing.
+        scale: pixels per unit of the drawing.
 
     Raises:
-        StorageError: no browser is found, or it writes nothing.
+        StorageError: no browser is found, or the browser writes nothing.
     """
     browser = next(filter(None, map(shutil.which, _BROWSERS)), None)
     if browser is None:
         raise StorageError(
-            f"no browser draws `{path.name}` ({', '.join(_BROWSERS[:3])} are not there); install "
-            f"one, or write `{path.with_suffix('.svg').name}` or `{path.stem}.html`"
+            f"no browser to draw `{path.name}` ({', '.join(_BROWSERS[:3])} are not installed); "
+            f"install one, or write `{path.with_suffix('.svg').name}` or `{path.stem}.html`"
         )
     with tempfile.TemporaryDirectory() as folder:
         page, shot = Path(folder) / "page.html", Path(folder) / "page.png"
         style = "html,body{margin:0}svg{display:block}"
         page.write_text(f"<!DOCTYPE html><meta charset=utf-8><style>{style}</style>{svg}")
-        words = (
+        command = (
             browser, "--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
             f"--user-data-dir={folder}/profile", f"--force-device-scale-factor={scale:g}",
             f"--window-size={width},{height}", f"--screenshot={shot}", page.as_uri(),
         )  # fmt: skip
         try:
-            done = subprocess.run(words, capture_output=True, text=True, timeout=_SECONDS)  # noqa: S603, PLW1510
+            done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS)  # noqa: S603, PLW1510
         except subprocess.TimeoutExpired:
-            raise StorageError(f"`{browser}` has not drawn `{path}` in {_SECONDS:g} s") from None
+            raise StorageError(f"`{browser}` did not draw `{path}` within {_SECONDS:g} s") from None
         if not shot.exists():
-            told = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
-            raise StorageError(f"`{browser}` drew no `{path}`: {told[0]}")
+            output = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
+            raise StorageError(f"`{browser}` drew no `{path}`: {output[0]}")
         atomic_write(path, shot.read_bytes())

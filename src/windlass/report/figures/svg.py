@@ -1,7 +1,7 @@
-"""Small parts of a drawing: escaped elements, round ticks, units of an axis, colours.
+"""Building blocks of SVG figures: escaped elements, axis ticks and units, colours.
 
-Colours are those of Okabe & Ito (2008), told apart by colour-blind readers too. They are CSS
-variables, so that one drawing serves light and dark.
+Colours are those of Okabe & Ito (2008), which colour-blind readers can tell apart. They are CSS
+variables, so that one drawing serves light and dark pages.
 """
 
 import math
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 _MARGIN, _HEAD = 24, 74
 _LETTER_SHARE = 0.56
-"""Mean width of a letter of a sans-serif font, over its size."""
+"""Mean width of a letter of a sans-serif font over the font size."""
 
 PALETTE_CSS = """
 :root{--ink:#1d2733;--soft:#5b6878;--line:#dfe4ea;--back:#fbfcfd;--card:#fff;--grid:#e9edf1;
@@ -30,21 +30,22 @@ svg .axis{stroke:var(--line)}
 """
 
 _KIND_COLOURS = {
-    "load_batch": "grey", "prefetch_weights": "sky", "free_weights": "sky", "free_shard": "sky", "unshard_weights": "yellow",
-    "all_gather_params": "yellow", "forward": "blue", "recompute": "orange", "backward": "red",
-    "backward_input": "red", "backward_weight": "orange", "send": "violet", "receive": "violet",
-    "send_tied_weights": "violet", "recv_tied_weights": "violet", "send_tied_grads": "violet", "accumulate_tied_grads": "violet",
-    "reduce_grads": "yellow", "offload_activation": "brown", "reload_activation": "brown", "offload_grads": "brown", "grad_norm": "pink",
-    "update": "green", "sync": "grey",
+    "load_batch": "grey", "prefetch_weights": "sky", "free_weights": "sky", "free_shard": "sky",
+    "unshard_weights": "yellow", "all_gather_params": "yellow", "forward": "blue",
+    "recompute": "orange", "backward": "red", "backward_input": "red", "backward_weight": "orange",
+    "send": "violet", "receive": "violet", "send_tied_weights": "violet",
+    "recv_tied_weights": "violet", "send_tied_grads": "violet", "accumulate_tied_grads": "violet",
+    "reduce_grads": "yellow", "offload_activation": "brown", "reload_activation": "brown",
+    "offload_grads": "brown", "grad_norm": "pink", "update": "green", "sync": "grey",
 }  # fmt: skip
 
 
 STAGE_COLOURS = ("blue", "orange", "green", "pink", "violet", "red", "brown", "sky")
-"""Of the stages of a pipeline, one after the other and again."""
+"""Colours of pipeline stages, used in turn."""
 
 
 class AxisUnit(NamedTuple):
-    """What an axis counts in: a value is shown as `value / scale`."""
+    """The unit of an axis: a value is shown as `value / scale`."""
 
     scale: float
     name: str
@@ -59,7 +60,7 @@ def kind_colour(kind: str) -> str:
 
 
 def seconds_unit(largest: float) -> AxisUnit:
-    """What an axis up to `largest` seconds counts in."""
+    """The unit of an axis that reaches `largest` seconds."""
     units = (
         AxisUnit(3600, "h"),
         AxisUnit(60, "min"),
@@ -71,7 +72,7 @@ def seconds_unit(largest: float) -> AxisUnit:
 
 
 def bytes_unit(largest: float) -> AxisUnit:
-    """What an axis up to `largest` bytes counts in."""
+    """The unit of an axis that reaches `largest` bytes."""
     units = (
         AxisUnit(2**40, "TiB"),
         AxisUnit(2**30, "GiB"),
@@ -93,40 +94,40 @@ def ticks(low: float, high: float, about: int = 5) -> tuple[float, ...]:
 
 
 def element(tag: str, content: str = "", **attributes: str | float) -> str:
-    """An element with escaped attributes; `content` is markup and must be escaped already.
+    """An SVG element with escaped attributes; `content` is markup that is escaped already.
 
     Args:
         tag: name of the element.
         content: markup within it.
-        **attributes: an underscore stands for a dash and falls away at the end (`class_`).
+        **attributes: an underscore becomes a dash; one at the end is dropped (`class_`).
     """
-    words = "".join(
+    markup = "".join(
         f' {name.rstrip("_").replace("_", "-")}="{_text(value)}"'
         for name, value in attributes.items()
     )
-    return f"<{tag}{words}>{content}</{tag}>" if content else f"<{tag}{words}/>"
+    return f"<{tag}{markup}>{content}</{tag}>" if content else f"<{tag}{markup}/>"
 
 
 def text_label(x: float, y: float, text: str, **attributes: str | float) -> str:
-    """A piece of text."""
+    """A text element."""
     return element("text", escape(text), x=x, y=y, **attributes)
 
 
 def tooltip(text: str) -> str:
-    """What a browser shows while the pointer rests on the element around it."""
+    """The text that a browser shows while the pointer rests on the enclosing element."""
     return element("title", escape(text))
 
 
 def text_width(text: str, size: float = 12) -> float:
-    """About how wide a text is, in pixels."""
+    """Estimated width of a text in pixels."""
     return len(text) * size * _LETTER_SHARE
 
 
 def legend(entries: Sequence[tuple[str, str]], x: float, y: float) -> str:
-    """Names beside swatches, from `x` on, in one line.
+    """One line of names with colour swatches, from `x` to the right.
 
     Args:
-        entries: name and CSS colour of each.
+        entries: name and CSS colour of each entry.
         x: left end.
         y: baseline of the text.
     """
@@ -140,13 +141,13 @@ def legend(entries: Sequence[tuple[str, str]], x: float, y: float) -> str:
 
 
 def svg_document(content: str, width: float, height: float, name: str) -> str:
-    """An SVG element that grows with the page.
+    """An SVG element that scales with the page.
 
     Args:
-        content: markup within it.
-        width: of the coordinates.
-        height: of the coordinates.
-        name: what it shows, for readers who do not see it.
+        content: markup inside it.
+        width: width of the coordinate system.
+        height: height of the coordinate system.
+        name: accessible name of the figure.
     """
     return element(
         "svg", content, xmlns="http://www.w3.org/2000/svg", viewBox=f"0 0 {width:g} {height:g}",
@@ -155,24 +156,24 @@ def svg_document(content: str, width: float, height: float, name: str) -> str:
 
 
 def svg_size(svg: str) -> tuple[float, float]:
-    """Width and height of the coordinates of a drawing."""
+    """Width and height of a drawing's coordinate system."""
     size = svg.partition('viewBox="')[2].partition('"')[0].split()
     return float(size[2]), float(size[3])
 
 
-def with_heading(svg: str, heading: str, words: str) -> str:
-    """A drawing as a file of its own, below a heading and a line of words.
+def with_heading(svg: str, heading: str, subtitle: str) -> str:
+    """A drawing as a standalone SVG file with a heading and a subtitle.
 
     Args:
         svg: the drawing.
-        heading: what it shows.
-        words: what holds for all of it.
+        heading: title of the figure.
+        subtitle: a line of text below the title.
     """
     width, height = svg_size(svg)
     inside = svg.partition(">")[2].removesuffix("</svg>")
     parts = (
         text_label(0, 26, heading, class_="strong", style="font-size:22px;font-weight:600"),
-        text_label(0, 50, words),
+        text_label(0, 50, subtitle),
         element("g", inside, transform=f"translate(0 {_HEAD})"),
     )
     content = element("g", "".join(parts), transform=f"translate({_MARGIN} {_MARGIN})")
@@ -181,13 +182,13 @@ def with_heading(svg: str, heading: str, words: str) -> str:
 
 
 def standalone(svg: str) -> str:
-    """A drawing as a file of its own, with its colours in it and a ground of its own."""
+    """A drawing as a standalone SVG file, with colours and background included."""
     style = PALETTE_CSS.replace(":root", "svg") + SVG_CSS.replace("svg .", ".").replace(
         "svg t", "t"
     )
-    ground = element("rect", width="100%", height="100%", style="fill:var(--card)")
+    background = element("rect", width="100%", height="100%", style="fill:var(--card)")
     head, _, rest = svg.partition(">")
-    return f"{head}>{element('style', escape(style, quote=False))}{ground}{rest}"
+    return f"{head}>{element('style', escape(style, quote=False))}{background}{rest}"
 
 
 def _text(value: str | float) -> str:

@@ -1,4 +1,4 @@
-"""One step as lanes: predicted above measured on one clock, an instruction kind to each colour."""
+"""Figure of one step as lanes: predicted above measured, coloured by instruction kind."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -20,9 +20,9 @@ from windlass.units import format_seconds
 _WIDTH, _LEFT, _RIGHT = 1000.0, 92.0, 14.0
 _LANE_HEIGHT, _LANE_GAP, _DEVICE_GAP, _TOP = 38.0, 6.0, 16.0, 34.0
 _NAMED_KINDS = 2
-"""Of one colour, in the legend."""
-_FINEST_SHARE = 1 / 2400
-"""Of the step: what is shorter is drawn together with its neighbours."""
+"""Instruction kinds of one colour that the legend names."""
+_SHORTEST_SHARE = 1 / 2400
+"""Share of the step below which an instruction is merged with its neighbours."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,18 +30,18 @@ class TimelineBar:
     """One or more instructions drawn as one rectangle."""
 
     kind: str
-    """The one that takes most of its time."""
+    """The kind that takes most of its time."""
     start: float
     end: float
     text: str
     odd_microbatch: bool
-    """Of a micro-batch with an odd number: drawn lighter, so that neighbours differ."""
+    """Whether the micro-batch has an odd number; it is drawn lighter, so that neighbours differ."""
 
 
 def predicted_and_measured_timeline(predicted: Timeline | None, measured: Timeline | None) -> str:
-    """The lanes of all devices as SVG, predicted above measured."""
+    """SVG: the lanes of all ranks, predicted above measured."""
     named = [("predicted", predicted), ("measured", measured)]
-    lanes = [(name, lane) for name, line in named if line is not None for lane in line.devices]
+    lanes = [(name, lane) for name, step in named if step is not None for lane in step.devices]
     lanes.sort(key=lambda pair: pair[1].device)
     if len({lane.device for _, lane in lanes}) > 1:
         lanes = [(f"{name} {lane.device}", lane) for name, lane in lanes]
@@ -49,32 +49,30 @@ def predicted_and_measured_timeline(predicted: Timeline | None, measured: Timeli
 
 
 def draw_timeline(lanes: Sequence[tuple[str, DeviceTimeline]], name: str) -> str:
-    """Lanes below each other on one clock as SVG, those of one device close together.
+    """SVG: lanes below each other on one time axis, those of one rank close together.
 
     Args:
-        lanes: what each is called, and what it does.
-        name: what is shown, for readers who do not see it.
+        lanes: name and timeline of each lane.
+        name: accessible name of the figure.
     """
     end = max((max(lane.ends, default=0.0) for _, lane in lanes), default=0.0) or 1.0
     unit = seconds_unit(end)
     parts = []
     bars = []
     y, device = _TOP, lanes[0][1].device if lanes else 0
-    crowded = len({lane.device for _, lane in lanes}) < len(lanes)
+    has_pairs = len({lane.device for _, lane in lanes}) < len(lanes)
     for text, lane in lanes:
         if lane.device != device:
-            y, device = y + (_DEVICE_GAP if crowded else 0.0), lane.device
+            y, device = y + (_DEVICE_GAP if has_pairs else 0.0), lane.device
         middle = y + _LANE_HEIGHT / 2 + 4
         parts.append(text_label(_LEFT - 10, middle, text, text_anchor="end", class_="strong"))
-        bars += [
-            _bar(piece, y, end) for piece in merge_short_instructions(lane, end * _FINEST_SHARE)
-        ]
+        bars += [_bar(bar, y, end) for bar in merge_short_instructions(lane, end * _SHORTEST_SHARE)]
         y += _LANE_HEIGHT + _LANE_GAP
     entries = _entries([lane for _, lane in lanes])
     clip = element("rect", x=_LEFT, y=0, width=_WIDTH - _LEFT - _RIGHT, height=y)
     moving = element("g", "".join(bars), class_="moving") if bars else ""
     inside = element("clipPath", clip, id="lanes") + element("g", moving, clip_path="url(#lanes)")
-    content = legend(entries, _LEFT, 14) + _clock(end, unit, y) + inside + "".join(parts)
+    content = legend(entries, _LEFT, 14) + _time_axis(end, unit, y) + inside + "".join(parts)
     svg = svg_document(content, _WIDTH, y + 40, name)
     scale = (
         f' data-left="{_LEFT:g}" data-right="{_WIDTH - _RIGHT:g}" data-end="{end / unit.scale:.6g}"'
@@ -82,27 +80,27 @@ def draw_timeline(lanes: Sequence[tuple[str, DeviceTimeline]], name: str) -> str
     return svg.replace("<svg", f'<svg class="lanes"{scale}', 1)
 
 
-def merge_short_instructions(lane: DeviceTimeline, finest: float) -> Iterator[TimelineBar]:
-    """The instructions of a lane, those shorter than `finest` seconds drawn with their neighbours.
+def merge_short_instructions(lane: DeviceTimeline, shortest: float) -> Iterator[TimelineBar]:
+    """Bars for the instructions of a lane; those shorter than `shortest` seconds are merged.
 
-    The pieces keep order and cover the same time; gaps of at least `finest` stay gaps.
+    Bars keep the order and cover the same time; gaps of at least `shortest` seconds stay gaps.
     """
     group: list[int] = []
     for index, (start, end) in enumerate(zip(lane.starts, lane.ends, strict=True)):
-        short = end - start < finest
-        if group and (not short or start - lane.ends[group[-1]] >= finest):
-            yield _piece(lane, group)
+        short = end - start < shortest
+        if group and (not short or start - lane.ends[group[-1]] >= shortest):
+            yield _merged_bar(lane, group)
             group = []
         group.append(index)
-        if not short or end - lane.starts[group[0]] >= finest:
-            yield _piece(lane, group)
+        if not short or end - lane.starts[group[0]] >= shortest:
+            yield _merged_bar(lane, group)
             group = []
     if group:
-        yield _piece(lane, group)
+        yield _merged_bar(lane, group)
 
 
 def _entries(lanes: Sequence[DeviceTimeline]) -> list[tuple[str, str]]:
-    """For each colour the kinds that take most of its time, and the colour."""
+    """Legend entries: for each colour the kinds that take most of its time, and the colour."""
     spent: dict[str, dict[str, float]] = {}
     for lane in lanes:
         for kind, start, end in zip(lane.kinds, lane.starts, lane.ends, strict=True):
@@ -116,7 +114,7 @@ def _entries(lanes: Sequence[DeviceTimeline]) -> list[tuple[str, str]]:
     return entries
 
 
-def _piece(lane: DeviceTimeline, group: Sequence[int]) -> TimelineBar:
+def _merged_bar(lane: DeviceTimeline, group: Sequence[int]) -> TimelineBar:
     seconds: dict[str, float] = {}
     for index in group:
         spent = lane.ends[index] - lane.starts[index]
@@ -137,21 +135,21 @@ def _piece(lane: DeviceTimeline, group: Sequence[int]) -> TimelineBar:
     )
 
 
-def _bar(piece: TimelineBar, y: float, end: float) -> str:
+def _bar(bar: TimelineBar, y: float, end: float) -> str:
     span = _WIDTH - _LEFT - _RIGHT
-    style = f"fill:{kind_colour(piece.kind)}" + (";opacity:.72" if piece.odd_microbatch else "")
-    width = (piece.end - piece.start) / end * span
-    # A hairline around it shows where one instruction ends, if there is room for it.
+    style = f"fill:{kind_colour(bar.kind)}" + (";opacity:.72" if bar.odd_microbatch else "")
+    width = (bar.end - bar.start) / end * span
+    # A hairline around a wide enough bar shows where one instruction ends.
     if width > 3:
         style += ";stroke:var(--card);stroke-width:.4"
     return element(
-        "rect", tooltip(piece.text), x=_LEFT + piece.start / end * span, y=y,
+        "rect", tooltip(bar.text), x=_LEFT + bar.start / end * span, y=y,
         width=max(width, 0.05), height=_LANE_HEIGHT, style=style,
         vector_effect="non-scaling-stroke",
     )  # fmt: skip
 
 
-def _clock(end: float, unit: AxisUnit, y: float) -> str:
+def _time_axis(end: float, unit: AxisUnit, y: float) -> str:
     span = _WIDTH - _LEFT - _RIGHT
     marks = []
     for tick in ticks(0, end / unit.scale, 8):

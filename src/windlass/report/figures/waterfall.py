@@ -1,4 +1,4 @@
-"""Waterfall: what a predicted step is made of, term upon term, up to its interval."""
+"""Waterfall figure: the terms of a predicted step, which add up to the step time."""
 
 from collections.abc import Iterator
 
@@ -16,7 +16,7 @@ from windlass.units import format_seconds
 _WIDTH, _LEFT, _RIGHT, _TOP = 1000.0, 200.0, 150.0, 12.0
 _ROW, _BAR = 30.0, 18.0
 _SMALLEST_SHARE = 0.002
-"""Of the step: what is less is told together."""
+"""Share of the step below which terms are added up."""
 _COLOURS = {
     "matmul": "blue", "attention": "sky", "traffic": "orange", "launch": "grey",
     "update": "green", "norm": "pink", "load": "brown", "exchange and waiting": "violet",
@@ -25,23 +25,23 @@ _COLOURS = {
 
 
 def step_time_waterfall(prediction: Prediction) -> str:
-    """Terms as bars, each beginning where the one before ends; below them the whole step.
+    """SVG: terms as bars, each starting where the one before ends; below them the whole step.
 
-    The first bar is the time that the model's own FLOP take at the devices' dense peak.
+    The first bar is the time of the model's FLOP at the devices' dense peak.
     """
     terms = _terms(prediction)
     ideal = prediction.model_flop / prediction.peak_flop_rate
-    most = max(prediction.high_seconds, prediction.step_seconds, ideal)
-    scale = (_WIDTH - _LEFT - _RIGHT) / most
+    longest = max(prediction.high_seconds, prediction.step_seconds, ideal)
+    scale = (_WIDTH - _LEFT - _RIGHT) / longest
     parts = [_row(0, "the model's FLOP at peak", 0.0, ideal, scale, "grey", 0.45)]
-    reached = 0.0
+    end = 0.0
     for line, (name, seconds) in enumerate(terms, 1):
         colour = _COLOURS.get(name, "yellow")
-        parts.append(_row(line, name, reached, seconds, scale, colour, 1.0))
+        parts.append(_row(line, name, end, seconds, scale, colour, 1.0))
         share = f"{format_seconds(seconds)}, {100 * seconds / prediction.step_seconds:.0f} %"
         parts.append(_value(line, share))
-        reached += seconds
-        x = _LEFT + reached * scale
+        end += seconds
+        x = _LEFT + end * scale
         parts.append(element("line", x1=x, x2=x, y1=_y(line), y2=_y(line) + _ROW + _BAR,
                              class_="axis"))  # fmt: skip
     last = len(terms) + 1
@@ -49,17 +49,17 @@ def step_time_waterfall(prediction: Prediction) -> str:
     parts.append(_value(0, f"{format_seconds(ideal)}: MFU {100 * prediction.mfu:.1f} %"))
     parts.append(_value(last, format_seconds(prediction.step_seconds)))
     parts += _interval(prediction, last, scale)
-    parts += _axis(most, scale, _y(last + 1) + 14)
+    parts += _axis(longest, scale, _y(last + 1) + 14)
     return svg_document("".join(parts), _WIDTH, _y(last + 1) + 52, "predicted step time by term")
 
 
 def _terms(prediction: Prediction) -> list[tuple[str, float]]:
-    """Largest first, but waiting last; what is very small is put together."""
-    whole = prediction.step_seconds
-    large = {k: v for k, v in prediction.by_term.items() if v >= _SMALLEST_SHARE * whole}
+    """Terms and seconds, largest first but waiting last; very small terms are added up."""
+    smallest = _SMALLEST_SHARE * prediction.step_seconds
+    large = {k: v for k, v in prediction.by_term.items() if v >= smallest}
     rest = sum(prediction.by_term.values()) - sum(large.values())
     ordered = sorted(large.items(), key=lambda term: ("waiting" in term[0], -term[1]))
-    return [*ordered, *([("all else", rest)] if rest > 0 else [])]
+    return [*ordered, *([("other", rest)] if rest > 0 else [])]
 
 
 def _y(line: int) -> float:
@@ -67,20 +67,20 @@ def _y(line: int) -> float:
 
 
 def _row(
-    line: int, name: str, begin: float, seconds: float, scale: float, colour: str, tone: float
+    line: int, name: str, begin: float, seconds: float, scale: float, colour: str, opacity: float
 ) -> str:
     y = _y(line)
     bar = element(
         "rect", tooltip(f"{name}: {format_seconds(seconds)}"), x=_LEFT + begin * scale, y=y + 4,
         width=max(seconds * scale, 0.8), height=_BAR, rx=2,
-        style=f"fill:var(--{colour});opacity:{tone}",
+        style=f"fill:var(--{colour});opacity:{opacity}",
     )  # fmt: skip
     strong = {"class_": "strong"} if name == "predicted step" else {}
     return bar + text_label(_LEFT - 10, y + 17, name, text_anchor="end", **strong)
 
 
-def _value(line: int, words: str) -> str:
-    return text_label(_WIDTH - _RIGHT + 12, _y(line) + 17, words, class_="strong")
+def _value(line: int, text: str) -> str:
+    return text_label(_WIDTH - _RIGHT + 12, _y(line) + 17, text, class_="strong")
 
 
 def _interval(prediction: Prediction, line: int, scale: float) -> Iterator[str]:
@@ -95,9 +95,9 @@ def _interval(prediction: Prediction, line: int, scale: float) -> Iterator[str]:
                 text_anchor="end")  # fmt: skip
 
 
-def _axis(most: float, scale: float, y: float) -> Iterator[str]:
-    unit = seconds_unit(most)
-    for tick in ticks(0, most / unit.scale, 8):
+def _axis(longest: float, scale: float, y: float) -> Iterator[str]:
+    unit = seconds_unit(longest)
+    for tick in ticks(0, longest / unit.scale, 8):
         x = _LEFT + tick * unit.scale * scale
         yield element("line", x1=x, x2=x, y1=y, y2=y + 4, class_="axis")
         yield text_label(x, y + 18, f"{tick:.6g}", text_anchor="middle")

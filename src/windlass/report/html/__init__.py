@@ -1,1 +1,1 @@
-"""html."""
+"""Self-contained HTML pages of plans and runs."""

@@ -1,4 +1,4 @@
-"""The page's style and script: plain text that is written into it, so that nothing is fetched."""
+"""Style sheet and script of the pages, written into each page so that nothing is fetched."""
 
 PAGE_CSS = """
 *{box-sizing:border-box}

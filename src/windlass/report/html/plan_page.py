@@ -1,4 +1,4 @@
-"""Prospect: one self-contained HTML page of a plan before it runs, every number predicted."""
+"""The page of a plan before it runs: one self-contained HTML file, every number predicted."""
 
 from html import escape
 
@@ -11,10 +11,10 @@ from windlass.units import format_bytes, format_seconds
 
 
 def plan_page(forecast: PlanForecast) -> str:
-    """The whole page."""
-    words = figure_notes(forecast)
+    """The HTML page of a plan."""
+    notes = figure_notes(forecast)
     sections = (
-        _section(heading, words[name], _figure(name, draw(forecast)))
+        _section(heading, notes[name], _figure(name, draw(forecast)))
         for name, (heading, draw) in PLAN_FIGURES.items()
     )
     text = escape(forecast.plan.to_toml())
@@ -23,7 +23,7 @@ def plan_page(forecast: PlanForecast) -> str:
         _header(forecast)
         + _tiles(forecast)
         + "".join(sections)
-        + _section("Plan", "The file that runs it.", plan)
+        + _section("Plan", "The plan file.", plan)
     )
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -36,35 +36,43 @@ def plan_page(forecast: PlanForecast) -> str:
 
 
 def _header(forecast: PlanForecast) -> str:
-    words = describe_plan(forecast.plan)
+    sentence = describe_plan(forecast.plan)
     return (
         '<header><div class="brand">Windlass plan</div>'
         f'<h1>{escape(forecast.title)}<span class="pill prepared">predicted</span></h1>'
         f"<p>{escape(describe_graph(forecast.graph))}.</p>"
-        f"<p>{escape(words[:1].upper() + words[1:])}.</p></header>"
+        f"<p>{escape(sentence[:1].upper() + sentence[1:])}.</p></header>"
     )
 
 
 def _tiles(forecast: PlanForecast) -> str:
-    told = forecast.prediction
-    low, high = format_seconds(told.low_seconds), format_seconds(told.high_seconds)
-    near = told.peaks[0]
+    prediction = forecast.prediction
+    low, high = format_seconds(prediction.low_seconds), format_seconds(prediction.high_seconds)
+    peak = prediction.peaks[0]
     tiles = [
-        ("predicted step", format_seconds(told.step_seconds), f"80 % interval {low} to {high}"),
-        ("predicted speed", format_speed(told.tokens_per_second), "over all replicas"),
-        ("predicted MFU", f"{100 * told.mfu:.1f} %", format_mfu(told, told.step_seconds)),
         (
-            f"predicted peak in {near.tier}",
-            format_bytes(near.peak_bytes),
-            f"of {format_bytes(near.capacity_bytes)} on the fullest device",
+            "predicted step",
+            format_seconds(prediction.step_seconds),
+            f"80 % interval {low} to {high}",
+        ),
+        ("predicted speed", format_speed(prediction.tokens_per_second), "over all replicas"),
+        (
+            "predicted MFU",
+            f"{100 * prediction.mfu:.1f} %",
+            format_mfu(prediction, prediction.step_seconds),
+        ),
+        (
+            f"predicted peak in {peak.tier}",
+            format_bytes(peak.peak_bytes),
+            f"of {format_bytes(peak.capacity_bytes)} on the fullest device",
         ),
     ]
-    drawn = (
+    markup = (
         f'<div class="tile"><div class="name">{escape(name)}</div>'
         f'<div class="value">{escape(value)}</div><div class="more">{escape(more)}</div></div>'
         for name, value, more in tiles
     )
-    return f'<div class="tiles">{"".join(drawn)}</div>'
+    return f'<div class="tiles">{"".join(markup)}</div>'
 
 
 def _section(name: str, note: str, content: str) -> str:
@@ -72,5 +80,5 @@ def _section(name: str, note: str, content: str) -> str:
 
 
 def _figure(name: str, svg: str) -> str:
-    kind = ' class="chart"' if name == "occupancy" else ""
+    kind = ' class="chart"' if name == "memory-timeline" else ""
     return f"<figure{kind}>{svg}</figure>"

@@ -1,4 +1,4 @@
-"""The figures of a run's page, each from a record alone: a drawing, its table, and one note."""
+"""The figures and tables of a run's page, each with one note, drawn from a run record alone."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -52,20 +52,20 @@ def loss_figure(record: RunRecord) -> str:
                 colour="var(--red)", style="dots",
             )
         )  # fmt: skip
-    rules, note = [], "Cross-entropy in nats a token."
+    lines, note = [], "Cross-entropy in nats per token."
     entropy = record.meta.get("unigram_entropy")
     if isinstance(entropy, float | int):
-        rules.append(
+        lines.append(
             ReferenceLine(
                 name=f"unigram entropy {entropy:.2f}", y=float(entropy), colour="var(--grey)"
             )
         )
-        note += " The dashed line is what knowing only how often each token occurs would give."
-    bad = [step.step for step in record.steps if not math.isfinite(step.loss)]
-    if bad:
-        note += f" The loss is no number at step {bad[0]}."
+        note += " The dashed line is the loss of a model that knows only token frequencies."
+    not_finite = [step.step for step in record.steps if not math.isfinite(step.loss)]
+    if not_finite:
+        note += f" The loss is not finite at step {not_finite[0]}."
     axes = ChartAxes(x_name="step", y_name="loss")
-    return _chart(line_chart("loss over steps", series, axes, rules), note)
+    return _chart(line_chart("loss over steps", series, axes, lines), note)
 
 
 def step_time_figure(record: RunRecord) -> str:
@@ -74,22 +74,22 @@ def step_time_figure(record: RunRecord) -> str:
     if not steps and prediction is None:
         return _missing("No step was taken, and no prediction is in this run folder.")
     typical = median_step_seconds(steps) or (prediction.step_seconds if prediction else 0.0)
-    most = max(_high(steps), prediction.high_seconds if prediction else 0.0)
-    rules = []
+    top = max(_upper_end(steps), prediction.high_seconds if prediction else 0.0)
+    lines = []
     note = "Without evaluation and saving."
     if prediction is not None:
-        rules.append(
+        lines.append(
             ReferenceLine(
                 name=_interval(prediction), y=prediction.step_seconds,
                 low=prediction.low_seconds, high=prediction.high_seconds, colour="var(--orange)",
             )
         )  # fmt: skip
     seconds = [step.seconds for step in steps]
-    above = [step for step in steps if step.seconds > most]
+    above = [step for step in steps if step.seconds > top]
     if above:
         slowest = max(above, key=lambda step: step.seconds)
         note += (
-            f" {_steps(len(above))} above the picture; the slowest is step {slowest.step} with "
+            f" {_steps(len(above))} above the chart; the slowest is step {slowest.step} with "
             f"{format_seconds(slowest.seconds)}"
         ) + (", which also compiles." if slowest.step == steps[0].step else ".")
     series = ChartSeries(
@@ -97,22 +97,22 @@ def step_time_figure(record: RunRecord) -> str:
     )
     axes = ChartAxes(
         x_name="step", y_name="step time", y_unit=seconds_unit(typical), y_from_zero=True,
-        y_max=most,
+        y_max=top,
     )  # fmt: skip
-    return _chart(line_chart("step time over steps", [series], axes, rules), note)
+    return _chart(line_chart("step time over steps", [series], axes, lines), note)
 
 
 def kind_table(record: RunRecord) -> str:
-    """Seconds by instruction kind, measured over predicted, as bars and numbers."""
+    """HTML table of predicted and measured seconds by instruction kind, with bars."""
     pairs = seconds_by_kind(record.current_plan_steps, record.prediction)
     if not pairs:
-        return _missing("Neither measured nor predicted by instruction kind.")
-    most = max(max(pair.predicted or 0.0, pair.measured or 0.0) for pair in pairs) or 1.0
+        return _missing("Neither a measurement nor a prediction by instruction kind.")
+    longest = max(max(pair.predicted or 0.0, pair.measured or 0.0) for pair in pairs) or 1.0
     rows = []
     for pair in pairs:
         colour = kind_colour(pair.name)
-        bars = _bar("predicted", pair.predicted, most, colour)
-        bars += _bar("measured", pair.measured, most, colour)
+        bars = _bar("predicted", pair.predicted, longest, colour)
+        bars += _bar("measured", pair.measured, longest, colour)
         rows.append(
             f'<tr><td>{escape(pair.name)}</td><td class="bars">{bars}</td>'
             + _number(_seconds(pair.predicted))
@@ -124,39 +124,39 @@ def kind_table(record: RunRecord) -> str:
         '<tr><th>instruction kind</th><th>predicted (pale) above measured</th><th class="number">'
         'predicted</th><th class="number">measured</th><th class="number">ratio</th></tr>'
     )
-    note = "Seconds of a step; measured is the median over steps without the first."
+    note = "Seconds per step; measured is the median over all steps but the first."
     return f'<p class="note">{note}</p><table>{head}{"".join(rows)}</table>'
 
 
-def device_table(record: RunRecord) -> str:
-    """How each device of several spends a step, and what it holds; nothing of one device."""
+def rank_table(record: RunRecord) -> str:
+    """HTML table of busy and waiting time and peak memory by rank; empty on a single device."""
     if record.plan is None or not record.steps_by_rank:
         return ""
-    cut = record.plan.parallel
-    found = rank_step_times(record.steps_by_rank, cut)
-    most = max((each.busy_seconds + each.waiting_seconds for each in found), default=0.0) or 1.0
+    parallel = record.plan.parallel
+    times = rank_step_times(record.steps_by_rank, parallel)
+    longest = max((time.busy_seconds + time.waiting_seconds for time in times), default=0.0) or 1.0
     rows = [
-        f"<tr><td>{each.rank}</td><td>{escape(describe_coord(each.coord, cut))}</td>"
+        f"<tr><td>{time.rank}</td><td>{escape(describe_coord(time.coord, parallel))}</td>"
         '<td class="bars"><span class="beside">'
-        + _bar("busy", each.busy_seconds, most, "var(--blue)")
-        + _bar("waiting", each.waiting_seconds, most, "var(--line)")
+        + _bar("busy", time.busy_seconds, longest, "var(--blue)")
+        + _bar("waiting", time.waiting_seconds, longest, "var(--line)")
         + "</span></td>"
-        + _number(format_seconds(each.busy_seconds))
-        + _number(format_seconds(each.waiting_seconds))
-        + _number("–" if each.memory_bytes is None else format_bytes(each.memory_bytes))
+        + _number(format_seconds(time.busy_seconds))
+        + _number(format_seconds(time.waiting_seconds))
+        + _number("–" if time.memory_bytes is None else format_bytes(time.memory_bytes))
         + "</tr>"
-        for each in found
+        for time in times
     ]
     head = (
-        '<tr><th>device</th><th>place</th><th>a step: busy, then waiting</th><th class="number">'
+        '<tr><th>rank</th><th>position</th><th>one step: busy, then waiting</th><th class="number">'
         'busy</th><th class="number">waiting</th><th class="number">peak memory</th></tr>'
     )
-    note = "Medians of the last attempt. Waiting is for messages, and in meetings with others."
+    note = "Medians of the last attempt. Waiting is time in receives and collectives."
     return f'<p class="note">{note}</p><table>{head}{"".join(rows)}</table>'
 
 
 def term_figure(record: RunRecord) -> str:
-    """The predicted step time by term, as one stacked bar."""
+    """Stacked bar of the predicted step time by term."""
     if record.prediction is None or not record.prediction.by_term:
         return ""
     terms = sorted(record.prediction.by_term.items(), key=lambda item: -item[1])
@@ -169,68 +169,61 @@ def term_figure(record: RunRecord) -> str:
 
 
 def memory_figure(record: RunRecord) -> str:
-    """Predicted memory over the step, the measured peak, and what fills the peak."""
-    peak, measured = (
-        device_memory_peak(record.prediction),
-        measured_memory_peak(record.current_plan_steps),
-    )
+    """Memory over the step, the measured peak, and the predicted peak by memory class."""
+    peak = device_memory_peak(record.prediction)
+    measured = measured_memory_peak(record.current_plan_steps)
     series = []
-    for name, line, colour in (
+    for name, timeline, colour in (
         ("predicted over the step", record.predicted_timeline, "var(--orange)"),
         ("measured over the step", record.measured_timeline, "var(--blue)"),
     ):
-        lane = _lane_with_memory(line)
+        lane = _lane_with_memory(timeline)
         if lane is not None:
             xs, ys = zip(*memory_over_time(lane), strict=True)
             series.append(ChartSeries(name=name, xs=xs, ys=ys, colour=colour, style="area"))
     if peak is None and measured is None and not series:
-        return _missing("Memory is neither predicted nor measured.")
-    rules = (
-        [
-            ReferenceLine(
-                name=f"measured peak {format_bytes(measured)}", y=measured, colour="var(--blue)"
-            )
-        ]
-        if measured
-        else []
-    )
-    drawn = ""
+        return _missing("Neither a prediction nor a measurement of memory.")
+    lines = []
+    if measured:
+        name = f"measured peak {format_bytes(measured)}"
+        lines.append(ReferenceLine(name=name, y=measured, colour="var(--blue)"))
+    chart = ""
     if series:
-        longest = max(one.xs[-1] for one in series)
-        highest = max(*(max(one.ys) for one in series), *(rule.y for rule in rules), 1.0)
+        end = max(shown.xs[-1] for shown in series)
+        highest = max(*(max(shown.ys) for shown in series), *(line.y for line in lines), 1.0)
         axes = ChartAxes(
-            x_name="time in the step", y_name="memory", x_unit=seconds_unit(longest),
+            x_name="time in the step", y_name="memory", x_unit=seconds_unit(end),
             y_unit=bytes_unit(highest), y_from_zero=True,
         )  # fmt: skip
         note = "The measured peak is that of the whole process up to the last step."
-        drawn += _chart(line_chart("memory over the step", series, axes, rules), note)
-    return drawn + (_peak(peak, measured) if peak else "")
+        chart = _chart(line_chart("memory over the step", series, axes, lines), note)
+    return chart + (_peak(peak, measured) if peak else "")
 
 
 def timeline_figure(record: RunRecord) -> str:
-    """Lanes of one step, predicted above measured on the same clock."""
+    """Lanes of one step, predicted above measured on one time axis."""
     if record.predicted_timeline is None and record.measured_timeline is None:
         return _missing("No timeline in this run folder.")
     note = (
-        "Predicted above measured on one clock. Rest the pointer on a piece to read it; "
+        "Predicted above measured on one time axis. Rest the pointer on a bar to read it; "
         "turn the wheel to zoom, drag to move, double-click to see all."
     )
     if record.measured_timeline is None:
         note = f"No step was measured instruction by instruction yet. {note}"
-    drawn = predicted_and_measured_timeline(record.predicted_timeline, record.measured_timeline)
-    return f'<p class="note">{note}</p><figure>{drawn}</figure>'
+    svg = predicted_and_measured_timeline(record.predicted_timeline, record.measured_timeline)
+    return f'<p class="note">{note}</p><figure>{svg}</figure>'
 
 
 def _peak(peak: TierPeak, measured: int | None) -> str:
     more = f", measured {format_bytes(measured)}" if measured else ""
     name = f"Predicted peak in {peak.tier}: {format_bytes(peak.peak_bytes)}{more}"
-    note = f"Of {format_bytes(peak.capacity_bytes)} that the tier holds."
-    shares: dict[str, float] = {
+    note = f"The capacity is {format_bytes(peak.capacity_bytes)}."
+    sizes: dict[str, float] = {
         str(name): float(count) for name, count in peak.by_class.items() if count
     }
     return (
         f'<h2 class="next">{escape(name)}</h2><p class="note">{note}</p>'
-        + _stack(shares, {str(name): colour for name, colour in CLASS_COLOURS.items()}, format_bytes)
+        + _stack(sizes, {str(name): colour for name, colour in CLASS_COLOURS.items()}, format_bytes)
     )  # fmt: skip
 
 
@@ -251,13 +244,13 @@ def _stack(
     return f'<div class="stack">{bars}</div><div class="keys">{keys}</div>'
 
 
-def _lane_with_memory(line: Timeline | None) -> DeviceTimeline | None:
-    lanes = line.devices if line else ()
+def _lane_with_memory(timeline: Timeline | None) -> DeviceTimeline | None:
+    lanes = timeline.devices if timeline else ()
     return next((lane for lane in lanes if lane.memory_bytes), None)
 
 
-def _high(steps: Sequence[Step]) -> float:
-    """Where the picture of step times ends: above all but rare slow steps."""
+def _upper_end(steps: Sequence[Step]) -> float:
+    """Upper end of the step time chart: above all but rare slow steps."""
     seconds = sorted(step.seconds for step in steps if math.isfinite(step.seconds))
     if not seconds:
         return 0.0
@@ -270,10 +263,10 @@ def _interval(prediction: Prediction) -> str:
     return f"predicted {format_seconds(prediction.step_seconds)}, 80 % interval {low} to {high}"
 
 
-def _bar(name: str, seconds: float | None, most: float, colour: str) -> str:
+def _bar(name: str, seconds: float | None, longest: float, colour: str) -> str:
     if seconds is None:
         return ""
-    style = f"width:{100 * seconds / most:.2f}%;background:{colour}"
+    style = f"width:{100 * seconds / longest:.2f}%;background:{colour}"
     text = f"{name} {format_seconds(seconds)}"
     return f'<span class="bar {name}" style="{style}" title="{text}"></span>'
 

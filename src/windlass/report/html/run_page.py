@@ -1,4 +1,4 @@
-"""One self-contained HTML file for a run: what was predicted beside what was measured."""
+"""The page of a run: one self-contained HTML file that compares prediction and measurement."""
 
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
@@ -15,10 +15,10 @@ from windlass.report.formatting import (
 )
 from windlass.report.html.assets import PAGE_CSS, PAGE_SCRIPT
 from windlass.report.html.run_figures import (
-    device_table,
     kind_table,
     loss_figure,
     memory_figure,
+    rank_table,
     step_time_figure,
     term_figure,
     timeline_figure,
@@ -30,12 +30,12 @@ from windlass.units import format_bytes, format_count, format_seconds
 
 
 def run_page(record: RunRecord) -> str:
-    """The whole page; what the record lacks is left out or said to be missing."""
+    """The HTML page of a run; sections without data say what is missing."""
     sections = (
         _section("Loss", loss_figure(record)),
         _section("Step time", step_time_figure(record)),
         _section("Where the time goes", kind_table(record) + term_figure(record)),
-        *_devices(record),
+        *_rank_section(record),
         _section("Memory", memory_figure(record)),
         _section("One step, instruction by instruction", timeline_figure(record)),
         _section("Plan", _plan(record)),
@@ -57,8 +57,8 @@ def _header(record: RunRecord) -> str:
     machine = record.machine.name if record.machine else str(record.meta.get("machine", "?"))
     facts = [f"machine {machine}", f"run {record.id}"]
     if record.events:
-        begun = datetime.fromtimestamp(record.events[0].time, tz=UTC)
-        facts.insert(0, begun.strftime("%Y-%m-%d %H:%M UTC"))
+        started = datetime.fromtimestamp(record.events[0].time, tz=UTC)
+        facts.insert(0, started.strftime("%Y-%m-%d %H:%M UTC"))
     if record.attempts > 1:
         facts.append(f"attempt {record.attempts}")
     lines = [_capital(describe_plan(record.plan))] if record.plan else []
@@ -74,13 +74,17 @@ def _header(record: RunRecord) -> str:
 
 def _tiles(record: RunRecord) -> str:
     pairs = headline_metrics(record.current_plan_steps, record.prediction)
-    asked = record.request.train.steps if record.request else record.meta.get("steps")
+    requested = record.request.train.steps if record.request else record.meta.get("steps")
     tiles = [
-        ("steps", str(record.steps[-1].step) if record.steps else "none", f"of {asked} asked"),
+        (
+            "steps",
+            str(record.steps[-1].step) if record.steps else "none",
+            f"of {requested} requested",
+        ),
         *_loss_tiles(record),
-        *_seen_tile(record),
+        *_tokens_tile(record),
     ]
-    shows = (
+    formats = (
         ("seconds", format_seconds),
         ("tokens", format_count),
         ("mfu", lambda share: f"{100 * share:.1f} %"),
@@ -88,7 +92,7 @@ def _tiles(record: RunRecord) -> str:
         ("read", format_bytes),
         ("written", format_bytes),
     )
-    for key, show in shows:
+    for key, show in formats:
         pair = pairs.get(key)
         if pair is None or (pair.measured is None and pair.predicted is None):
             continue
@@ -102,8 +106,8 @@ def _tiles(record: RunRecord) -> str:
 def _loss_tiles(record: RunRecord) -> Iterable[tuple[str, str, str]]:
     if record.steps:
         last = record.steps[-1]
-        begin = format_loss(record.steps[0].loss)
-        yield "loss", format_loss(last.loss), f"nats a token, from {begin} at the first step"
+        first = format_loss(record.steps[0].loss)
+        yield "loss", format_loss(last.loss), f"nats per token, from {first} at the first step"
     held_out = [step for step in record.steps if step.held_out_loss is not None]
     if held_out and held_out[-1].held_out_loss is not None:
         bits = held_out[-1].held_out_bits_per_byte
@@ -112,7 +116,7 @@ def _loss_tiles(record: RunRecord) -> Iterable[tuple[str, str, str]]:
         yield "held-out loss", format_loss(held_out[-1].held_out_loss), more
 
 
-def _seen_tile(record: RunRecord) -> Iterable[tuple[str, str, str]]:
+def _tokens_tile(record: RunRecord) -> Iterable[tuple[str, str, str]]:
     if record.steps:
         tokens = sum(step.tokens for step in record.steps)
         seconds = sum(step.seconds for step in record.steps)
@@ -131,10 +135,10 @@ def _tile(name: str, value: str, more: str) -> str:
 def _faults(record: RunRecord) -> str:
     ends = [event.fields.get("reason") for event in record.events if event.name == "end"]
     alerts = [event.fields.get("message") for event in record.events if event.name == "alert"]
-    told = [str(text) for text in (*alerts, *ends[-1:], *record.faults) if text]
-    if not told:
+    messages = [str(text) for text in (*alerts, *ends[-1:], *record.faults) if text]
+    if not messages:
         return ""
-    rows = "".join(f"<li>{escape(text)}</li>" for text in dict.fromkeys(told))
+    rows = "".join(f"<li>{escape(text)}</li>" for text in dict.fromkeys(messages))
     return f'<section class="faults"><h2>What went wrong</h2><ul>{rows}</ul></section>'
 
 
@@ -142,9 +146,9 @@ def _section(name: str, content: str) -> str:
     return f"<section><h2>{escape(name)}</h2>{content}</section>"
 
 
-def _devices(record: RunRecord) -> Iterable[str]:
-    if drawn := device_table(record):
-        yield _section("Devices", drawn)
+def _rank_section(record: RunRecord) -> Iterable[str]:
+    if table := rank_table(record):
+        yield _section("Ranks", table)
 
 
 def _plan(record: RunRecord) -> str:
@@ -156,8 +160,8 @@ def _plan(record: RunRecord) -> str:
     if record.request is None:
         return text
     request = escape(record.request.to_toml())
-    asked = "<details><summary>the request it answers</summary>"
-    return f'{text}<h2 class="next">Request</h2>{asked}<pre>{request}</pre></details>'
+    summary = "<details><summary>the request of this plan</summary>"
+    return f'{text}<h2 class="next">Request</h2>{summary}<pre>{request}</pre></details>'
 
 
 def _environment(environment: Environment | None) -> str:

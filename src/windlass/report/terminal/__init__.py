@@ -1,1 +1,1 @@
-"""terminal."""
+"""Tables and the live view of a run for a terminal."""

@@ -1,4 +1,4 @@
-"""Offers: one request on many machines, or with many global batches, as tables."""
+"""Tables that compare one request on many machines, or with many global batch sizes."""
 
 from collections.abc import Sequence
 
@@ -12,50 +12,53 @@ from windlass.schema.comparison import MachineForecast, SmallestMachine
 from windlass.units import format_count, format_seconds
 
 
-def machine_comparison_table(offers: Sequence[MachineForecast]) -> RenderableType:
-    """A line for each machine on which a plan fits, in the order given."""
+def machine_comparison_table(forecasts: Sequence[MachineForecast]) -> RenderableType:
+    """One row for each machine on which a plan fits, in the given order."""
     table = _table("on each machine, all numbers predicted", "machine", "devices", "plan")
     for column in ("step", "tokens/s", "MFU"):
         table.add_column(column, justify="right", no_wrap=True)
-    table.add_column("mostly")
-    for offer in offers:
-        if offer.plan is not None and offer.prediction is not None:
+    table.add_column("bound by")
+    for forecast in forecasts:
+        if forecast.plan is not None and forecast.prediction is not None:
             table.add_row(
-                Text(offer.machine),
-                f"{offer.plan.parallel.devices}/{offer.devices}",
-                parallel_degrees(offer.plan),
-                *_figures(offer),
-                _bound(offer),
+                Text(forecast.machine),
+                f"{forecast.plan.parallel.devices}/{forecast.devices}",
+                parallel_degrees(forecast.plan),
+                *_numbers(forecast),
+                _slowest_term(forecast),
             )
     return table
 
 
-def batch_comparison_table(offers: Sequence[MachineForecast]) -> RenderableType:
-    """A line for each global batch: how it is made up, and its speed beside the fastest one's."""
-    table = _table("global batch = b × r, all numbers predicted", "batch", "b × r", "b", "plan")
+def batch_comparison_table(forecasts: Sequence[MachineForecast]) -> RenderableType:
+    """One row for each global batch: its factors, and its speed relative to the fastest."""
+    table = _table(
+        "global batch = b × DP, b = accumulation × micro-batch; all numbers predicted",
+        "batch", "b × DP", "b", "plan",
+    )  # fmt: skip
     for column in ("step", "tokens/s", "MFU", "of best"):
         table.add_column(column, justify="right", no_wrap=True)
-    table.add_column("mostly")
-    fastest = max((offer.tokens_per_second for offer in offers), default=0.0)
-    for offer in offers:
-        if offer.plan is None:
-            table.add_row(str(offer.global_batch), *["–"] * 8)
+    table.add_column("bound by")
+    fastest = max((forecast.tokens_per_second for forecast in forecasts), default=0.0)
+    for forecast in forecasts:
+        if forecast.plan is None:
+            table.add_row(str(forecast.global_batch), *["–"] * 8)
             continue
-        batch = offer.plan.batch
+        batch = forecast.plan.batch
         table.add_row(
-            str(offer.global_batch),
-            f"{batch.sequences_per_replica}×{offer.plan.parallel.data}",
+            str(forecast.global_batch),
+            f"{batch.sequences_per_replica}×{forecast.plan.parallel.data}",
             f"{batch.accumulation}×{batch.micro}",
-            parallel_degrees(offer.plan),
-            *_figures(offer),
-            f"{100 * offer.tokens_per_second / fastest:.0f} %",
-            _bound(offer),
+            parallel_degrees(forecast.plan),
+            *_numbers(forecast),
+            f"{100 * forecast.tokens_per_second / fastest:.0f} %",
+            _slowest_term(forecast),
         )
     return table
 
 
 def smallest_machine_table(rows: Sequence[SmallestMachine]) -> RenderableType:
-    """A line for each model and family."""
+    """One row for each model and family of machines."""
     table = Table(
         box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0),
         title="smallest machine that fits, all numbers predicted", title_justify="left",
@@ -64,12 +67,12 @@ def smallest_machine_table(rows: Sequence[SmallestMachine]) -> RenderableType:
     table.add_column("model", no_wrap=True)
     table.add_column("machine", no_wrap=True)
     table.add_column("devices", justify="right")
-    table.add_column("cut", no_wrap=True)
+    table.add_column("parallelism", no_wrap=True)
     table.add_column("step", justify="right", no_wrap=True)
-    last = ""
+    previous = ""
     for row in rows:
-        name = f"{row.model} ({format_count(row.parameters)})" if row.model != last else ""
-        last = row.model
+        name = f"{row.model} ({format_count(row.parameters)})" if row.model != previous else ""
+        previous = row.model
         table.add_row(
             Text(name),
             Text(row.machine or f"no {row.family}"),
@@ -80,12 +83,12 @@ def smallest_machine_table(rows: Sequence[SmallestMachine]) -> RenderableType:
     return table
 
 
-def infeasible_lines(offers: Sequence[MachineForecast]) -> tuple[str, ...]:
-    """What has no plan, and why."""
+def infeasible_lines(forecasts: Sequence[MachineForecast]) -> tuple[str, ...]:
+    """One line for each forecast without a plan, with the reason."""
     return tuple(
-        f"{offer.machine}, {offer.global_batch} sequences: {offer.infeasible_reason}"
-        for offer in offers
-        if offer.plan is None
+        f"{forecast.machine}, {forecast.global_batch} sequences: {forecast.infeasible_reason}"
+        for forecast in forecasts
+        if forecast.plan is None
     )
 
 
@@ -99,18 +102,18 @@ def _table(title: str, *columns: str) -> Table:
     return table
 
 
-def _figures(offer: MachineForecast) -> tuple[str, str, str]:
-    """Step, tokens a second and MFU of an offer with a plan."""
-    if offer.prediction is None:
+def _numbers(forecast: MachineForecast) -> tuple[str, str, str]:
+    """Step time, tokens per second and MFU; dashes without a plan."""
+    if forecast.prediction is None:
         return "–", "–", "–"
     return (
-        format_seconds(offer.prediction.step_seconds),
-        format_count(round(offer.tokens_per_second)),
-        f"{100 * offer.prediction.mfu:.0f} %",
+        format_seconds(forecast.prediction.step_seconds),
+        format_count(round(forecast.tokens_per_second)),
+        f"{100 * forecast.prediction.mfu:.0f} %",
     )
 
 
-def _bound(offer: MachineForecast) -> str:
-    """`45 % matmul`: one word of the term, in a narrow column."""
-    term, share = offer.slowest_term
+def _slowest_term(forecast: MachineForecast) -> str:
+    """`45 % matmul`: the first word of the term, for a narrow column."""
+    term, share = forecast.slowest_term
     return f"{100 * share:.0f} % {term.split()[0]}"

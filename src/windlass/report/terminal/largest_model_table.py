@@ -1,4 +1,4 @@
-"""A recorded step as one table for a terminal."""
+"""The table of `windlass largest-model`: a measured step compared with its prediction."""
 
 from rich import box
 from rich.console import Group, RenderableType
@@ -10,66 +10,64 @@ from windlass.schema.largest_model import LargestModelRun, PredictedMeasured
 from windlass.units import format_bytes, format_count, format_seconds
 
 
-def largest_model_table(recorded: LargestModelRun) -> RenderableType:
-    """What a step took, predicted beside measured, the law of its moves, and how it was proved."""
-    return Group(_head(recorded), _sizes(recorded), Text(_law(recorded)), _proof(recorded))
+def largest_model_table(run: LargestModelRun) -> RenderableType:
+    """Predicted and measured sizes and times, the offload traffic, and the numerical check."""
+    return Group(_head(run), _sizes(run), Text(_traffic(run)), _reference_check(run))
 
 
-def _head(recorded: LargestModelRun) -> Table:
+def _head(run: LargestModelRun) -> Table:
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
-    phases = f"{recorded.phases} phases" if recorded.phases > 1 else "all layers in memory at once"
-    count = recorded.parameters
-    near, far = (
-        size.measured / count for size in (recorded.device_bytes, recorded.offloaded_bytes)
-    )
+    phases = f"{run.phases} phases" if run.phases > 1 else "all layers in memory at once"
+    count = run.parameters
+    device, offload = (size.measured / count for size in (run.device_bytes, run.offloaded_bytes))
     for name, words in (
-        ("model", f"{recorded.model}: {format_count(count)} parameters"),
-        ("step", f"{recorded.tokens} tokens, {recorded.precision}, {phases}"),
-        ("moments", recorded.moments),
-        ("a parameter", f"{near:.3g} bytes near, {far:.3g} bytes far"),
-        ("folder", recorded.folder),
+        ("model", f"{run.model}: {format_count(count)} parameters"),
+        ("step", f"{run.tokens} tokens, {run.precision}, {phases}"),
+        ("moments", run.moments),
+        ("a parameter", f"{device:.3g} bytes in device memory, {offload:.3g} bytes offloaded"),
+        ("folder", run.folder),
     ):
         table.add_row(name, Text(words))
     return table
 
 
-def _sizes(recorded: LargestModelRun) -> Table:
+def _sizes(run: LargestModelRun) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("")
     for name in ("predicted", "measured", "ratio"):
         table.add_column(name, justify="right")
     rows: tuple[tuple[str, PredictedMeasured, object], ...] = (
-        ("near peak", recorded.device_bytes, format_bytes),
-        ("far, on disk", recorded.offloaded_bytes, format_bytes),
-        ("read", recorded.read_bytes, format_bytes),
-        ("written", recorded.written_bytes, format_bytes),
-        ("the step, all updated", recorded.seconds, format_seconds),
-        ("speed", recorded.tokens_per_second, format_speed),
-        ("MFU", recorded.mfu, _percent),
+        ("device memory peak", run.device_bytes, format_bytes),
+        ("offloaded, on disk", run.offloaded_bytes, format_bytes),
+        ("read", run.read_bytes, format_bytes),
+        ("written", run.written_bytes, format_bytes),
+        ("step with all updates", run.seconds, format_seconds),
+        ("speed", run.tokens_per_second, format_speed),
+        ("MFU", run.mfu, _percent),
     )
     for name, size, show in rows:
         ratio = size.measured / size.predicted if size.predicted else None
-        told = [show(value) for value in (size.predicted, size.measured)]  # type: ignore[operator]
-        table.add_row(name, *told, format_ratio(ratio))
+        columns = [show(value) for value in (size.predicted, size.measured)]  # type: ignore[operator]
+        table.add_row(name, *columns, format_ratio(ratio))
     return table
 
 
-def _law(recorded: LargestModelRun) -> str:
-    return f"predicted for steps that follow each other: {recorded.offload_summary}\n"
+def _traffic(run: LargestModelRun) -> str:
+    return f"predicted for consecutive steps: {run.offload_summary}\n"
 
 
-def _proof(recorded: LargestModelRun) -> Table:
-    holds = recorded.verification.within_tolerance
+def _reference_check(run: LargestModelRun) -> Table:
+    holds = run.verification.within_tolerance
     verdict = "equal to the reference but for rounding" if holds else "NOT EQUAL to the reference"
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=verdict, title_justify="left",
                   title_style="bold" if holds else "bold red")  # fmt: skip
     for name in ("", "relative error", "tolerance", ""):
         table.add_column(name, justify="left" if not name else "right")
-    for each in recorded.verification.comparisons:
-        word = "equal" if each.within_tolerance else "differs"
-        table.add_row(Text(each.name), f"{each.error:.2e}", f"{each.tolerance:.2e}", word)
+    for check in run.verification.comparisons:
+        word = "equal" if check.within_tolerance else "differs"
+        table.add_row(Text(check.name), f"{check.error:.2e}", f"{check.tolerance:.2e}", word)
     return table
 
 

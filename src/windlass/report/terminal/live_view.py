@@ -1,4 +1,4 @@
-"""A run while it runs: a display for a terminal, or plain lines for a file or a pipe."""
+"""The live view of a run: a display for a terminal, or plain lines for a file or a pipe."""
 
 import math
 from collections.abc import Sequence
@@ -23,19 +23,19 @@ from windlass.schema.run_record import Step
 from windlass.units import format_bytes, format_seconds
 
 _RECENT = 30
-"""Steps whose median is the step time of the moment."""
+"""Number of recent steps whose median is the current step time."""
 _CURVE_CELLS = 24
 _BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 class TrainingView:
-    """The state of a run as a rich renderable; feed it each step.
+    """The state of a run as a rich renderable; call `update` with each step.
 
     Args:
-        name: the model's.
-        steps: how many are asked for.
-        prediction: to set the run beside; None if there is none.
-        seen: steps of earlier attempts.
+        name: the model's name.
+        steps: requested number of steps.
+        prediction: the prediction to compare with; None if there is none.
+        earlier_steps: steps of earlier attempts.
     """
 
     def __init__(
@@ -43,25 +43,32 @@ class TrainingView:
         name: str,
         steps: int,
         prediction: Prediction | None,
-        seen: tuple[Step, ...] = (),
+        earlier_steps: tuple[Step, ...] = (),
     ) -> None:
         self._name = name
         self._steps = steps
         self._prediction = prediction
-        self._losses = [step.loss for step in seen]
+        self._losses = [step.loss for step in earlier_steps]
         self._seconds: list[float] = []
-        self._moved: list[tuple[int, int]] = []
-        self._last: Step | None = seen[-1] if seen else None
-        self._evaluated = next((s for s in reversed(seen) if s.held_out_loss is not None), None)
-        self._saved = next((s.saved for s in reversed(seen) if s.saved is not None), None)
+        self._traffic_bytes: list[tuple[int, int]] = []
+        self._last: Step | None = earlier_steps[-1] if earlier_steps else None
+        self._evaluated = next(
+            (step for step in reversed(earlier_steps) if step.held_out_loss is not None), None
+        )
+        self._saved = next(
+            (step.saved for step in reversed(earlier_steps) if step.saved is not None), None
+        )
 
     def update(self, step: Step) -> None:
-        """Takes in a step."""
+        """Adds a step."""
         # The first step of an attempt also compiles; it counts only until there is a second.
         if len(self._seconds) == 1 and self._seconds[0] > 1.5 * step.seconds:
             self._seconds.clear()
         self._seconds = [*self._seconds[-_RECENT + 1 :], step.seconds]
-        self._moved = [*self._moved[-_RECENT + 1 :], (step.read_bytes, step.written_bytes)]
+        self._traffic_bytes = [
+            *self._traffic_bytes[-_RECENT + 1 :],
+            (step.read_bytes, step.written_bytes),
+        ]
         self._losses.append(step.loss)
         self._last = step
         self._evaluated = step if step.held_out_loss is not None else self._evaluated
@@ -69,20 +76,20 @@ class TrainingView:
 
     @property
     def step_seconds(self) -> float | None:
-        """The median of recent steps, before the first the predicted time; None if neither is."""
+        """Median of recent steps, or the predicted time before the first; None without either."""
         if self._seconds:
             return median(self._seconds)
         return self._prediction.step_seconds if self._prediction else None
 
     @property
     def remaining_seconds(self) -> float | None:
-        """Time until the last step; None where nothing tells it."""
+        """Estimated seconds until the last step; None while the step time is unknown."""
         done = self._last.step if self._last else 0
         seconds = self.step_seconds
         return None if seconds is None else max(0, self._steps - done) * seconds
 
     def line(self) -> str:
-        """The latest step in one line, for output that is no terminal."""
+        """The latest step in one line, for output other than a terminal."""
         step, seconds = self._last, self.step_seconds
         if step is None or seconds is None:
             return f"step 0/{self._steps}"
@@ -103,23 +110,23 @@ class TrainingView:
         return ", ".join(parts)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Draws the display; below 60 columns only the most needed."""
+        """Draws the display; below 60 columns only the most important rows."""
         yield self._bar()
         yield self._numbers(narrow=options.max_width < 60)
 
     def _bar(self) -> Group:
         done = self._last.step if self._last else 0
-        left = self.remaining_seconds
+        remaining = self.remaining_seconds
         head = Table.grid(expand=True)
         head.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
         head.add_column(justify="right", no_wrap=True)
         name = Text(self._name, style="bold")
         name.append(f"  step {done} of {self._steps}", style="not bold")
         tail = f"{100 * done // self._steps} %"
-        if left:
-            tail += f", {format_seconds(left)} left" if self._seconds else ""
+        if remaining:
+            tail += f", {format_seconds(remaining)} left" if self._seconds else ""
         head.add_row(name, tail)
-        # In a table of its own: a bare bar does not end its line.
+        # The bar needs a table around it: a bare bar does not end its line.
         below = Table.grid(expand=True)
         below.add_row(ProgressBar(total=self._steps, completed=done, complete_style="cyan"))
         return Group(head, below)
@@ -176,30 +183,33 @@ class TrainingView:
         )
 
     def _traffic(self) -> str:
-        """What recent steps moved beside what was predicted; nothing where nothing moves."""
-        far = self._prediction.offload if self._prediction else None
-        read, written = (median(sizes) for sizes in zip(*self._moved, strict=True))
-        if far is None and not (read or written):
+        """Measured and predicted offload traffic; empty where nothing is offloaded."""
+        offload = self._prediction.offload if self._prediction else None
+        read, written = (median(sizes) for sizes in zip(*self._traffic_bytes, strict=True))
+        if offload is None and not (read or written):
             return ""
         words = f"{format_bytes(read)} read and {format_bytes(written)} written a step"
-        if far is None:
+        if offload is None:
             return words
-        predicted = f"{format_bytes(far.read_bytes)} and {format_bytes(far.written_bytes)}"
+        predicted = f"{format_bytes(offload.read_bytes)} and {format_bytes(offload.written_bytes)}"
         ratios = " and ".join(
-            format_ratio(now / then) if then else "–"
-            for now, then in ((read, far.read_bytes), (written, far.written_bytes))
+            format_ratio(measured / predicted_bytes) if predicted_bytes else "–"
+            for measured, predicted_bytes in (
+                (read, offload.read_bytes),
+                (written, offload.written_bytes),
+            )
         )
         return f"{words}, {ratios} predicted {predicted}"
 
 
 def sparkline(values: Sequence[float], cells: int = _CURVE_CELLS) -> str:
-    """A line of block characters: means over equal spans, lowest to highest; numbers only."""
+    """A line of block characters: means of finite values over equal spans."""
     numbers = [value for value in values if math.isfinite(value)]
     if not numbers:
         return ""
     cells = min(cells, len(numbers))
     edges = [index * len(numbers) // cells for index in range(cells + 1)]
-    # Halved, so that their spread is a number however far they lie apart.
+    # Halved, so that the difference of the largest floats does not overflow.
     means = [fmean(numbers[low:high]) / 2 for low, high in pairwise(edges)]
     low, spread = min(means), max(means) - min(means)
     if spread == 0:

@@ -1,4 +1,4 @@
-"""Machines as tables for a terminal: one in short, all in a line each, every number of one."""
+"""Tables of machines: a summary of one, one row for each, and every number with its source."""
 
 from collections.abc import Sequence
 
@@ -19,16 +19,18 @@ _HOW_COLOURS = {
 
 
 def machine_table(machine: Machine) -> RenderableType:
-    """A machine: its devices, rates, tiers and links, and where the numbers come from."""
+    """Summary of a machine: devices, rates, tiers, links and the source of the numbers."""
     table = fact_table()
     count = f"{machine.devices} × " if machine.devices > 1 else ""
     hosts = f" in {machine.hosts} hosts" if machine.hosts > 1 else ""
     table.add_row("machine", Text(f"{machine.name}: {count}{machine.device.kind}{hosts}"))
     for rate in machine.device.matmul:
         table.add_row(f"{rate.precision} peak", format_flop_rate(rate.peak))
-    traffic = machine.device.traffic.points[-1].rate
-    table.add_row("memory traffic", format_rate(traffic))
-    table.add_row("launch", f"{format_seconds(machine.device.launch_seconds)} an operation")
+    bandwidth = machine.device.traffic.points[-1].rate
+    table.add_row("memory bandwidth", format_rate(bandwidth))
+    table.add_row(
+        "launch overhead", f"{format_seconds(machine.device.launch_seconds)} an operation"
+    )
     for tier in machine.device.tiers:
         rates = [f"{format_rate(tier.read)} read"] if tier.read else []
         rates += [f"{format_rate(tier.write)} write"] if tier.write else []
@@ -36,16 +38,16 @@ def machine_table(machine: Machine) -> RenderableType:
         words = ", ".join((format_bytes(tier.capacity_bytes), *rates))
         table.add_row(Text(f"tier {tier.name}"), words)
     for link in machine.links:
-        table.add_row(Text(f"link {link.name}"), _link_words(link))
+        table.add_row(Text(f"link {link.name}"), _describe_link(link))
     if machine.devices > machine.devices_per_host:
-        table.add_row("stragglers", _straggler_words(machine))
+        table.add_row("stragglers", _describe_stragglers(machine))
     if machine.execution_model != "overlapping":
-        table.add_row("execution model", _rule_words(machine))
+        table.add_row("execution model", _describe_execution(machine))
     noise = f", noise {100 * machine.noise:.1f} %" if machine.noise is not None else ""
     if machine.is_contended:
         table.add_row(
             "disturbed",
-            f"other processes held the cores {100 * machine.contention:.0f} % of the time; "
+            f"other processes used the cores {100 * machine.contention:.0f} % of the time; "
             "measure again when they have ended: `windlass probe`",
         )
     table.add_row("source", Text(f"{machine.source}, {machine.date}{noise}"))
@@ -53,38 +55,38 @@ def machine_table(machine: Machine) -> RenderableType:
 
 
 def machines_table(machines: Sequence[tuple[str, Machine]]) -> RenderableType:
-    """A line for each machine.
+    """One row for each machine.
 
     Args:
-        machines: what to write in a request, and the machine; of `NAME:N` that of the most hosts.
+        machines: the name to write in a request and the machine; for `NAME:N` the largest one.
     """
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("machine", no_wrap=True)
-    for name in ("devices", "near", "far", "FLOP/s", "links GB/s", "moves"):
-        table.add_column(name, justify="left" if name == "moves" else "right", no_wrap=True)
+    for name in ("devices", "memory", "offload", "FLOP/s", "links GB/s", "transfers"):
+        table.add_column(name, justify="left" if name == "transfers" else "right", no_wrap=True)
     for name, machine in machines:
-        near, *far = machine.device.tiers
-        least = f"{machine.devices_per_host}–" if name.endswith(":N") else ""
-        largest = max((tier.capacity_bytes for tier in far), default=0)
+        device, *offload = machine.device.tiers
+        fewest = f"{machine.devices_per_host}–" if name.endswith(":N") else ""
+        largest = max((tier.capacity_bytes for tier in offload), default=0)
         peak = max(rate.peak for rate in machine.device.matmul)
         table.add_row(
             Text(name),
-            f"{least}{machine.devices}",
-            format_bytes(near.capacity_bytes),
+            f"{fewest}{machine.devices}",
+            format_bytes(device.capacity_bytes),
             format_bytes(largest) if largest else "–",
             format_flop_rate(peak).removesuffix("FLOP/s"),
             _rates(machine.links),
-            "beside" if machine.execution_model == "overlapping" else "in turn",
+            "overlap" if machine.execution_model == "overlapping" else "serial",
         )
     note = (
-        "NAME:N is N hosts. Memory and FLOP/s are of one device; links, innermost first, of one "
-        "port; messages move beside computing, or in turn with it (bulk-synchronous)."
+        "NAME:N is N hosts. Memory and FLOP/s are per device; links, innermost first, per port. "
+        "Transfers overlap compute, or are serial with it (bulk-synchronous)."
     )
     return Group(table, Text(note))
 
 
 def numbers_table(machine: Machine, numbers: Sequence[StatedNumber]) -> RenderableType:
-    """Every number that a machine states, how it is known and from whom."""
+    """Every number of a machine with its kind of evidence and its source."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("number", no_wrap=True)
     table.add_column("value", overflow="fold")
@@ -106,22 +108,23 @@ def _rates(links: Sequence[Link]) -> str:
     return ", ".join(f"{link.rate / 1e9:.3g}" for link in links) or "–"
 
 
-def _link_words(link: Link) -> str:
+def _describe_link(link: Link) -> str:
     words = f"{format_rate(link.rate)}, {format_seconds(link.latency)}, joins {link.joins}"
     if link.shared_by is not None and link.shared_by > 1:
         words += f", {link.shared_by} devices share each"
     return words
 
 
-def _straggler_words(machine: Machine) -> str:
+def _describe_stragglers(machine: Machine) -> str:
     if machine.stragglers is None:
-        return "not known: predicted as if all hosts were equally fast"
+        return "unknown; predictions assume equally fast hosts"
     share = 100 * (machine.straggler_factor(machine.devices) - 1)
     return f"on all {machine.hosts} hosts a step takes {share:.1f} % longer for the slowest"
 
 
-def _rule_words(machine: Machine) -> str:
+def _describe_execution(machine: Machine) -> str:
     share = machine.device.moving_share
     if not share:
         return machine.execution_model
-    return f"{machine.execution_model}; moves between tiers beside it on {100 * share:.1f} % of its units"
+    overlap = f"offload transfers overlap compute on {100 * share:.1f} % of the units"
+    return f"{machine.execution_model}; {overlap}"

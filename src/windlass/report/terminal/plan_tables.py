@@ -1,4 +1,4 @@
-"""Tables of plans and predictions for a terminal; every forecast says `predicted`."""
+"""Tables of plans and predictions; everything predicted is labelled so."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -31,24 +31,24 @@ from windlass.units import format_bytes, format_seconds
 
 
 def plan_table(plan: Plan, graph: Graph | None = None) -> RenderableType:
-    """A plan in words, a line for each of its parts."""
+    """A plan in words, one row for each of its parts."""
     table = fact_table()
     if graph is not None:
         table.add_row("model", Text(describe_graph(graph)))
     table.add_row("machine", Text(plan.machine.partition("@")[0]))
-    table.add_row("cut", describe_parallelism(plan))
+    table.add_row("parallelism", describe_parallelism(plan))
     if plan.parallel.pipeline > 1:
-        chunks = (
-            f", {plan.parallel.virtual_stages} chunks to a stage"
+        virtual = (
+            f", {plan.parallel.virtual_stages} virtual stages per rank"
             if plan.parallel.virtual_stages > 1
             else ""
         )
-        table.add_row("order", f"{plan.parallel.schedule}{chunks}")
+        table.add_row("schedule", f"{plan.parallel.schedule}{virtual}")
     if plan.parallel.data > 1:
         table.add_row("sharding", describe_sharding(plan))
     table.add_row("batch", describe_batch(plan))
     table.add_row("precision", describe_precision(plan))
-    table.add_row("activations", describe_recompute(plan))
+    table.add_row("recompute", describe_recompute(plan))
     table.add_row("phases", describe_phases(plan))
     return table
 
@@ -56,12 +56,12 @@ def plan_table(plan: Plan, graph: Graph | None = None) -> RenderableType:
 def prediction_table(
     prediction: Prediction, *, plan: Plan | None = None, steps: int = 1
 ) -> RenderableType:
-    """Predicted step time by term and instruction kind, and memory by class at the peak moment.
+    """Predicted step time by term and instruction kind, and peak memory by class.
 
     Args:
-        prediction: of one step.
-        plan: names the tiers that a run wears; None leaves that out.
-        steps: of the run.
+        prediction: the prediction of one step.
+        plan: the plan, to state what a run writes to each tier; None leaves that out.
+        steps: number of steps of the run.
     """
     table = fact_table()
     low, high = format_seconds(prediction.low_seconds), format_seconds(prediction.high_seconds)
@@ -74,22 +74,21 @@ def prediction_table(
     if prediction.offload is not None:
         table.add_row("predicted traffic", describe_traffic(prediction))
         if plan is not None:
-            table.add_row("predicted wear", describe_writes(plan, prediction, steps))
+            table.add_row("predicted writes", describe_writes(plan, prediction, steps))
     parts: list[RenderableType] = [table]
     parts.append(_shares("predicted step time by term", prediction.by_term, format_seconds))
     parts.append(_shares("predicted step time by instruction", prediction.by_kind, format_seconds))
-    # Further tiers only where something is kept in them.
-    near, *others = prediction.peaks
-    parts += [_peak(peak) for peak in (near, *(peak for peak in others if peak.peak_bytes))]
+    device, *offload = prediction.peaks
+    parts += [_peak(peak) for peak in (device, *(peak for peak in offload if peak.peak_bytes))]
     blank = Text()
     return Group(*(item for part in parts for item in (part, blank)))
 
 
 def runners_up_table(runners_up: Sequence[tuple[Plan, Prediction | None, str]]) -> RenderableType:
-    """Plans that lost, and why.
+    """Plans that were not chosen, and the reasons.
 
     Args:
-        others: plan, its prediction if it got one, and the reason in words.
+        runners_up: plan, its prediction if there is one, and the reason in words.
     """
     table = Table(
         box=box.SIMPLE_HEAD, title="runners-up, all numbers predicted", title_justify="left",
@@ -111,7 +110,7 @@ def runners_up_table(runners_up: Sequence[tuple[Plan, Prediction | None, str]]) 
 
 
 def describe_plan_briefly(plan: Plan) -> str:
-    """`4 × 4 × 256, bfloat16, compiled, recompute`: a plan in a table's cell."""
+    """`4 × 4 × 256, bfloat16, compiled, recompute`: a plan in one cell of a table."""
     size = f"{plan.batch.accumulation} × {plan.batch.micro} × {plan.batch.sequence}"
     parts = [size, plan.precision]
     if plan.parallel.devices > 1:
@@ -134,7 +133,7 @@ def _peak(peak: TierPeak) -> RenderableType:
 
 
 def _shares(name: str, parts: Mapping[str, float], show: Callable[[float], str]) -> Group:
-    """Parts of a whole, the largest first, with bars; what is nothing is left out."""
+    """Parts of a sum with bars, largest first; parts of 0 are left out."""
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(width=16)
     table.add_column(justify="right", width=9, no_wrap=True)

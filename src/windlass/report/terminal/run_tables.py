@@ -1,4 +1,4 @@
-"""Tables of runs for a terminal: the list of runs, and one run beside its prediction."""
+"""Tables of runs: the list of all runs, and one run compared with its prediction."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,11 +33,11 @@ _STATE_COLOURS = {
 
 
 def runs_table(runs: Sequence[RunSummary], now: float) -> RenderableType:
-    """A line for each run.
+    """One row for each run.
 
     Args:
-        runs: in the order they are shown.
-        now: seconds since 1970, to say how long ago each began.
+        runs: summaries, in this order.
+        now: seconds since 1970, to show how long ago each run began.
     """
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("run", no_wrap=True)
@@ -63,26 +63,29 @@ def runs_table(runs: Sequence[RunSummary], now: float) -> RenderableType:
 
 
 def record_table(record: RunRecord) -> RenderableType:
-    """One run: what it is, and predicted beside measured with their ratio."""
+    """One run: its facts, then predicted and measured numbers with their ratio."""
     table = fact_table()
     state = Text(record.state, style=_STATE_COLOURS[record.state])
     table.add_row("run", Text(f"{record.id}  ") + state)
     table.add_row("folder", Text(str(record.folder), overflow="fold"))
     if record.events:
-        begun = datetime.fromtimestamp(record.events[0].time, tz=UTC)
+        started = datetime.fromtimestamp(record.events[0].time, tz=UTC)
         more = f", attempt {record.attempts}" if record.attempts > 1 else ""
-        table.add_row("begun", begun.strftime("%Y-%m-%d %H:%M UTC") + more)
+        table.add_row("started", started.strftime("%Y-%m-%d %H:%M UTC") + more)
     if record.graph is not None:
         table.add_row("model", Text(describe_graph(record.graph)))
     if record.plan is not None:
-        cut = f"{describe_parallelism(record.plan)}; " if record.plan.parallel.devices > 1 else ""
-        words = f"{cut}{describe_batch(record.plan)}; {describe_precision(record.plan)}"
+        several = record.plan.parallel.devices > 1
+        parallelism = f"{describe_parallelism(record.plan)}; " if several else ""
+        words = f"{parallelism}{describe_batch(record.plan)}; {describe_precision(record.plan)}"
         table.add_row("plan", words)
     if record.steps:
-        asked = record.request.train.steps if record.request else record.meta.get("steps", "?")
-        table.add_row("steps", f"{record.steps[-1].step} of {asked}")
+        requested = record.request.train.steps if record.request else record.meta.get("steps", "?")
+        table.add_row("steps", f"{record.steps[-1].step} of {requested}")
         first, last = record.steps[0], record.steps[-1]
-        table.add_row("loss", f"{format_loss(first.loss)} → {format_loss(last.loss)} nats a token")
+        table.add_row(
+            "loss", f"{format_loss(first.loss)} → {format_loss(last.loss)} nats per token"
+        )
     held_out = [step for step in record.steps if step.held_out_loss is not None]
     if held_out:
         table.add_row(
@@ -90,62 +93,62 @@ def record_table(record: RunRecord) -> RenderableType:
         )
     for fault in record.faults:
         table.add_row(Text("fault", style="red"), Text(fault))
-    parts = [table, _compared(record), *_devices(record)]
+    parts = [table, _comparison(record), *_ranks(record)]
     return Group(*parts)
 
 
-def _compared(record: RunRecord) -> Table:
+def _comparison(record: RunRecord) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("")
     for name in ("predicted", "measured", "ratio"):
         table.add_column(name, justify="right")
-    heads = headline_metrics(record.current_plan_steps, record.prediction)
-    shows: Mapping[str, Callable[[float], str]] = {
+    metrics = headline_metrics(record.current_plan_steps, record.prediction)
+    formats: Mapping[str, Callable[[float], str]] = {
         "seconds": format_seconds, "tokens": format_speed, "mfu": _percent, "memory": format_bytes,
         "read": format_bytes, "written": format_bytes,
     }  # fmt: skip
-    rows = [(heads[key], show) for key, show in shows.items() if key in heads]
-    whole = len(rows)
+    rows = [(metrics[key], show) for key, show in formats.items() if key in metrics]
+    metric_rows = len(rows)
     rows += [
         (pair, format_seconds)
         for pair in seconds_by_kind(record.current_plan_steps, record.prediction)
     ]
     for index, (pair, show) in enumerate(rows):
         table.add_row(
-            pair.name if index < whole else f"  {pair.name}",
+            pair.name if index < metric_rows else f"  {pair.name}",
             "–" if pair.predicted is None else show(pair.predicted),
             "–" if pair.measured is None else show(pair.measured),
             format_ratio(pair.ratio),
-            end_section=index == whole - 1,
+            end_section=index == metric_rows - 1,
         )
     return table
 
 
-def _devices(record: RunRecord) -> Iterator[RenderableType]:
-    """A line for each device of several; of very many, for the first."""
+def _ranks(record: RunRecord) -> Iterator[RenderableType]:
+    """One row for each rank, for the first ones if there are many; nothing on a single device."""
     if record.plan is None or not record.steps_by_rank:
         return
-    cut = record.plan.parallel
-    found = rank_step_times(record.steps_by_rank, cut)
+    parallel = record.plan.parallel
+    times = rank_step_times(record.steps_by_rank, parallel)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("device")
-    table.add_column("place")
-    for name in ("busy", "waits", "peak memory"):
+    table.add_column("rank")
+    table.add_column("position")
+    for name in ("busy", "waiting", "peak memory"):
         table.add_column(name, justify="right")
-    table.add_column("busy of its step", style="cyan", no_wrap=True)
-    for each in found[:_RANK_LINES]:
-        whole = each.busy_seconds + each.waiting_seconds
+    table.add_column("busy share of the step", style="cyan", no_wrap=True)
+    for time in times[:_RANK_LINES]:
+        step_seconds = time.busy_seconds + time.waiting_seconds
         table.add_row(
-            str(each.rank),
-            describe_coord(each.coord, cut),
-            format_seconds(each.busy_seconds),
-            format_seconds(each.waiting_seconds),
-            "–" if each.memory_bytes is None else format_bytes(each.memory_bytes),
-            bar(each.busy_seconds / whole if whole else 0.0),
+            str(time.rank),
+            describe_coord(time.coord, parallel),
+            format_seconds(time.busy_seconds),
+            format_seconds(time.waiting_seconds),
+            "–" if time.memory_bytes is None else format_bytes(time.memory_bytes),
+            bar(time.busy_seconds / step_seconds if step_seconds else 0.0),
         )
     yield table
-    if len(found) > _RANK_LINES:
-        yield Text(f"and {len(found) - _RANK_LINES} devices more, on the page")
+    if len(times) > _RANK_LINES:
+        yield Text(f"and {len(times) - _RANK_LINES} more ranks, on the page")
 
 
 def _percent(share: float) -> str:
@@ -153,7 +156,7 @@ def _percent(share: float) -> str:
 
 
 def _ago(seconds: float) -> str:
-    """`3 h`: whole units only, for a narrow column."""
+    """`3 h`: whole units, for a narrow column."""
     if not math.isfinite(seconds):
         return "–"
     for size, name in ((86400, "d"), (3600, "h"), (60, "min")):

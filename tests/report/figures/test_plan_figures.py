@@ -1,4 +1,4 @@
-"""Pictures of a plan before it runs: nothing of it is left out, and all of it is predicted."""
+"""Figures of a plan before it runs: none leaves anything out, and all numbers are predicted."""
 
 import re
 from itertools import pairwise
@@ -28,9 +28,9 @@ from windlass.schema.tensor_grid import TensorGrid
 
 SVG = "{http://www.w3.org/2000/svg}"
 GRAPH = tiny_graph(layers=6, tied=False)
-AWAY = Offload(parameters="host", gradients="host", optimizer="host")
+OFFLOAD = Offload(parameters="host", gradients="host", optimizer="host")
 TO_A_HUNDREDTH = 0.02
-"""Coordinates are written with two digits behind the point; widths add two of them."""
+"""Coordinates are written with two decimal digits, and a width adds up two of them."""
 
 
 def forecast(graph: Graph, plan: Plan) -> PlanForecast:
@@ -50,9 +50,9 @@ def parsed(svg: str) -> ET.Element:
 
 
 def rects(svg: str) -> list[tuple[str, ET.Element]]:
-    """What the pointer reads on each rectangle, and the rectangle."""
-    found = parsed(svg).iter(f"{SVG}rect")
-    return [(text, rect) for rect in found if (text := rect.findtext(f"{SVG}title"))]
+    """The tooltip of each rectangle, and the rectangle."""
+    elements = parsed(svg).iter(f"{SVG}rect")
+    return [(text, rect) for rect in elements if (text := rect.findtext(f"{SVG}title"))]
 
 
 def words(svg: str) -> str:
@@ -61,14 +61,16 @@ def words(svg: str) -> str:
 
 @given(drawn=pod_plans())
 @settings(max_examples=25)
-def test_every_picture_of_every_plan_is_well_formed_and_says_predicted(drawn: tuple[Graph, Plan]):
-    told = forecast(*drawn)
+def test_figures_of_every_plan_are_well_formed_and_labelled_predicted(
+    drawn: tuple[Graph, Plan],
+):
+    planned = forecast(*drawn)
     for name in PLAN_FIGURES:
-        svg = figure_sheet(told, (name,))
+        svg = figure_sheet(planned, (name,))
         assert parsed(svg).tag == f"{SVG}svg"
         assert "redicted" in words(svg)
         assert not re.search(r"(?<![\w-])(nan|inf)(?![\w-])", svg)
-    page = plan_page(told)
+    page = plan_page(planned)
     assert page.count("<svg") == len(PLAN_FIGURES)
     assert 'class="pill prepared">predicted<' in page
 
@@ -78,14 +80,14 @@ def test_every_picture_of_every_plan_is_well_formed_and_says_predicted(drawn: tu
     slices=st.sampled_from([1, 2, 4, TensorGrid(2, 2)]),
     replicas=st.sampled_from([1, 2, 4]),
 )
-def test_every_device_has_its_cell(stages: int, slices: int, replicas: int):
+def test_every_rank_has_its_cell(stages: int, slices: int, replicas: int):
     plan = tiny_plan(cut_graph(GRAPH), MACHINE, pipeline=stages, tensor=slices, data=replicas)
-    cells = [text for text, _ in rects(device_mesh_figure(plan)) if text.startswith("device")]
+    cells = [text for text, _ in rects(device_mesh_figure(plan)) if text.startswith("rank")]
     numbers = sorted(int(text.split()[1].rstrip(":")) for text in cells)
     assert numbers == list(range(plan.parallel.devices))
 
 
-def test_slices_of_a_grid_lie_in_its_rows_and_columns():
+def test_tensor_parallel_ranks_of_a_grid_are_drawn_in_its_rows_and_columns():
     plan = tiny_plan(GRAPH, MACHINE, tensor=TensorGrid(4, 2))
     places = {
         text.split(":")[0]: (float(rect.get("x", 0)), float(rect.get("y", 0)))
@@ -94,32 +96,38 @@ def test_slices_of_a_grid_lie_in_its_rows_and_columns():
     columns = {x for x, _ in places.values()}
     rows = {y for _, y in places.values()}
     assert (len(rows), len(columns)) == (4, 2)
-    assert places["device 2"] == (min(columns), sorted(rows)[1])
+    assert places["rank 2"] == (min(columns), sorted(rows)[1])
 
 
 @pytest.mark.parametrize("sharding", [(1, 1), (2, 2), (4, 4), (1, 4), (2, 4), (2, 8), (8, 8)])
-def test_rings_run_through_the_replicas_that_share(sharding: tuple[int, int]):
+def test_rings_join_the_replicas_that_shard_together(sharding: tuple[int, int]):
     plan = tiny_plan(GRAPH, MACHINE, data=8, sharding=sharding)
     rings = sorted(
         text.removeprefix("replicas ") for text, _ in rects(device_mesh_figure(plan))
         if text.startswith("replicas")
     )  # fmt: skip
-    blocks = [range(at, at + sharding[1]) for at in range(0, 8, sharding[1])]
-    expected = {tuple(sorted(parameter_gather_group(at, plan))) for at in range(8)} if sharding[0] > 1 else set()
+    blocks = [range(first, first + sharding[1]) for first in range(0, 8, sharding[1])]
+    expected = (
+        {tuple(sorted(parameter_gather_group(at, plan))) for at in range(8)}
+        if sharding[0] > 1
+        else set()
+    )
     state = {tuple(block) for block in blocks} if sharding[1] > 1 else set()
     assert rings == sorted(", ".join(map(str, group)) for group in [*expected, *state])
 
 
-def test_of_hundreds_of_replicas_the_middle_is_left_out_and_said_to_be():
+def test_a_gap_stands_for_the_middle_of_hundreds_of_replicas():
     plan = tiny_plan(GRAPH, MACHINE, data=512, pipeline=2, sharding=(512, 512))
-    told = words(device_mesh_figure(plan))
-    assert "… 505 more" in told
-    assert "replica 0" in told
-    assert "replica 511" in told
+    text = words(device_mesh_figure(plan))
+    assert "… 505 more" in text
+    assert "replica 0" in text
+    assert "replica 511" in text
 
 
-def test_the_heat_map_has_each_layer_once_forward_and_once_back():
-    plan = tiny_plan(GRAPH, MACHINE, phases=((0, 2), (2, 5), (5, 8)), offload=AWAY, accumulation=2)
+def test_the_heat_map_has_each_layer_once_forward_and_once_backward():
+    plan = tiny_plan(
+        GRAPH, MACHINE, phases=((0, 2), (2, 5), (5, 8)), offload=OFFLOAD, accumulation=2
+    )
     cells = [text.split(":")[0] for text, _ in rects(phase_heatmap(forecast(GRAPH, plan)))
              if text.startswith("layer")]  # fmt: skip
     ways = [f"layer {layer}, {way}" for layer in range(8) for way in ("forward", "backward")]
@@ -128,45 +136,45 @@ def test_the_heat_map_has_each_layer_once_forward_and_once_back():
 
 @given(drawn=pod_plans())
 @settings(max_examples=25)
-def test_the_terms_of_a_waterfall_reach_from_nothing_to_the_whole_step(drawn: tuple[Graph, Plan]):
+def test_the_terms_of_a_waterfall_reach_from_zero_to_the_step_time(drawn: tuple[Graph, Plan]):
     graph, plan = drawn
-    told = predict(plan, graph, MACHINE)
+    prediction = predict(plan, graph, MACHINE)
     bars = [(float(rect.get("x", 0)), float(rect.get("width", 0)), text)
-            for text, rect in rects(step_time_waterfall(told))]  # fmt: skip
+            for text, rect in rects(step_time_waterfall(prediction))]  # fmt: skip
     _, *terms, whole = bars
     for (x, width, _), (after, _, _) in pairwise(terms):
         assert after <= x + width + TO_A_HUNDREDTH
     assert terms[0][0] == pytest.approx(whole[0])
-    assert sum(told.by_term.values()) == pytest.approx(told.step_seconds)
+    assert sum(prediction.by_term.values()) == pytest.approx(prediction.step_seconds)
     drawn_end = max(x + width for x, width, _ in terms)
-    # A term of next to nothing is drawn as wide as can be seen.
+    # A very small term is drawn wide enough to be seen.
     assert drawn_end == pytest.approx(whole[0] + whole[1], abs=0.8 + TO_A_HUNDREDTH)
 
 
 @given(drawn=pod_plans())
 @settings(max_examples=25)
-def test_bars_of_memory_are_as_long_as_what_they_hold(drawn: tuple[Graph, Plan]):
+def test_memory_bars_are_proportional_to_their_bytes(drawn: tuple[Graph, Plan]):
     graph, plan = drawn
-    told = forecast(graph, plan)
+    planned = forecast(graph, plan)
     widths: dict[str, float] = {}
-    for text, rect in rects(peak_memory_figure(told)):
+    for text, rect in rects(peak_memory_figure(planned)):
         if "," in text:
             stage = text.partition(",")[0]
             tier = float(rect.get("y", 0))
             widths[f"{stage} {tier}"] = widths.get(f"{stage} {tier}", 0) + float(
                 rect.get("width", 0)
             )
-    held = [peak.peak_bytes for tiers in told.stage_peaks for peak in tiers if peak.peak_bytes]
+    held = [peak.peak_bytes for tiers in planned.stage_peaks for peak in tiers if peak.peak_bytes]
     assert len(widths) == len(held)
-    near = [tiers[0].peak_bytes for tiers in told.stage_peaks]
+    near = [tiers[0].peak_bytes for tiers in planned.stage_peaks]
     drawn_near = sorted(widths.items(), key=lambda each: float(each[0].split()[-1]))[: len(near)]
-    assert max(near) == told.prediction.peaks[0].peak_bytes
+    assert max(near) == planned.prediction.peaks[0].peak_bytes
     longest = max(width for _, width in drawn_near)
     for nbytes, (_, width) in zip(near, drawn_near, strict=True):
         assert width / longest == pytest.approx(nbytes / max(near), abs=0.01)
 
 
-def test_layers_of_a_stage_are_told_in_runs():
+def test_layers_of_a_stage_are_described_as_ranges():
     chunks = tiny_plan(GRAPH, MACHINE, pipeline=2, virtual_stages=2, schedule="interleaved",
                        accumulation=2)  # fmt: skip
     assert describe_layers(chunks, 0) == "layers 0–1, 4–5"

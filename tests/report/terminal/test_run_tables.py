@@ -1,0 +1,59 @@
+"""Tables of runs show predicted beside measured numbers and fit a terminal."""
+
+import re
+from collections.abc import Callable
+
+from report.made_runs import on_two_stages, with_offload
+from report.rendering import render
+from windlass.report.terminal.run_tables import record_table, runs_table
+from windlass.tracking import RunRecord, list_runs
+
+
+def test_a_run_on_several_ranks_shows_how_long_each_waits(record: Callable[..., RunRecord]):
+    text = render(record_table(on_two_stages(record(count=20))))
+    assert re.search(r"0\s+stage 0\s+400 ms\s+0 s\s+3.00 GiB\s+█{20}", text)
+    assert re.search(r"1\s+stage 1\s+300 ms\s+100 ms\s+2.00 GiB\s+█{15}\s", text)
+
+
+def test_a_single_device_has_no_table_of_ranks(record: Callable[..., RunRecord]):
+    assert "waiting" not in render(record_table(record(count=20)))
+
+
+def test_a_run_with_offload_shows_predicted_and_measured_traffic(
+    record: Callable[..., RunRecord],
+):
+    text = render(record_table(with_offload(record(count=60))))
+    for name, predicted, measured in (("read", "2.00", "2.02"), ("written", "1.00", "1.01")):
+        (line,) = [line for line in text.splitlines() if line.startswith(f" {name} a step")]
+        assert re.search(rf"{predicted} GiB +{measured} GiB +1\.01 ×", line)
+
+
+def test_a_run_without_offload_has_no_rows_of_traffic(record: Callable[..., RunRecord]):
+    assert "a step  " not in render(record_table(record(count=3)))
+
+
+def test_a_run_shows_predicted_and_measured_time_with_the_ratio(record: Callable[..., RunRecord]):
+    text = render(record_table(record(count=60)))
+    (line,) = [line for line in text.splitlines() if line.startswith(" step time")]
+    assert "645 ms" in line
+    assert "1.06 ×" in line
+    assert "finished" in text
+
+
+def test_a_run_without_documents_is_shown(record: Callable[..., RunRecord]):
+    files = ("plan.toml", "prediction.json", "graph.json", "request.toml", "machine.toml")
+    text = render(record_table(record(count=0, without=files, state="interrupted")))
+    assert "interrupted" in text
+
+
+def test_the_list_of_runs_fits_in_80_columns(record: Callable[..., RunRecord]):
+    for state in ("finished", "interrupted", "broken"):
+        run = record(count=30, state=state)
+    lines = render(runs_table(list_runs(run.folder.parent), 2e9)).splitlines()
+    assert max(map(len, lines)) <= 80
+    assert all("gpt-tiny" in line for line in lines[-4:-1])
+
+
+def test_names_with_markup_are_shown_as_they_are(record: Callable[..., RunRecord]):
+    run = record(count=1, name="[bold]x[/]")
+    assert "[bold]x[/]" in render(runs_table(list_runs(run.folder.parent), 2e9), 120)
