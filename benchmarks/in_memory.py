@@ -140,13 +140,13 @@ class Constant:
         self.batch = batch
         self.inputs, self.targets = (part.numpy() for part in tokens(batch))
 
-    def at(self, step: int, first: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+    def samples(self, step: int, first: int, count: int) -> tuple[np.ndarray, np.ndarray]:
         """Samples first..first+count, repeated as often as the accumulation asks."""
         del step
         rows = [(first + i) % len(self.inputs) for i in range(count)]
         return self.inputs[rows], self.targets[rows]
 
-    def documents(self, step: int, sample: int) -> tuple[str, ...]:
+    def document_names(self, step: int, sample: int) -> tuple[str, ...]:
         """None: the tokens are random."""
         del step, sample
         return ()
@@ -157,6 +157,7 @@ def windlass_loop(batch: int, accumulation: int, folder: str) -> Step:
     import windlass
     from windlass.models.build import build_layer_stack
     from windlass.program.lowering.lower import lower
+    from windlass.runtime.rank_context import RankContext
     from windlass.runtime.train import train
 
     planned = windlass.plan(
@@ -165,10 +166,11 @@ def windlass_loop(batch: int, accumulation: int, folder: str) -> Step:
         f"batch.micro={batch}", f"batch.accumulation={accumulation}",
     )  # fmt: skip
     chain = build_layer_stack("gpt2-124m", {}, device="meta", seed=0)
-    steps = train(
-        planned.plan, chain, Constant(batch * accumulation), planned.request.train,
-        program=lower(planned.plan, planned.graph)[0], checkpoints=Path(folder),
+    context = RankContext(
+        plan=planned.plan, stack=chain, program=lower(planned.plan, planned.graph)[0],
+        settings=planned.request.train, checkpoints=Path(folder),
     )  # fmt: skip
+    steps = train(context, Constant(batch * accumulation))
     plan = planned.plan
     print(f"plan: {plan.precision}, compile {plan.compile}, {plan.recompute} recompute")
     return lambda: next(steps).loss

@@ -1,5 +1,7 @@
 """A second way of knowing the bytes of `effects`: torch's own record of every allocation."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -16,6 +18,7 @@ from windlass.runtime.compute import ComputeHandlers
 from windlass.runtime.distributed.process_groups import SingleProcess
 from windlass.runtime.layer_templates import layer_templates
 from windlass.runtime.param_store import InMemoryStore
+from windlass.runtime.rank_context import RankContext
 from windlass.schema.graph import Graph, Precision
 from windlass.schema.plan import Plan, Recompute
 from windlass.schema.request import TrainRequest
@@ -26,7 +29,7 @@ SEQUENCE, VOCABULARY = 128, 2048
 class RandomTokens:
     """Batches of tokens out of nowhere."""
 
-    def at(self, step: int, first: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+    def samples(self, step: int, first: int, count: int) -> tuple[np.ndarray, np.ndarray]:
         tokens = np.random.default_rng(step + first).integers(0, VOCABULARY, (count, SEQUENCE + 1))
         return tokens[:, :-1].copy(), tokens[:, 1:].copy()
 
@@ -46,27 +49,20 @@ def graph(chain: LayerStack) -> Graph:
 
 def allocated_peak(plan: Plan, program: Program, chain: LayerStack) -> int:
     """Most bytes of tensors over the second step, as torch's profiler saw them come and go."""
-    device = torch.device("cpu")
-    optimizer = AdamW(TrainRequest(), device)
-    residence = InMemoryStore(
-        chain,
-        optimizer,
-        seed=0,
-        precision=plan.precision,
-        device=device,
-        before_update=lambda _: None,
+    settings = TrainRequest(seed=0)
+    context = RankContext(
+        plan=plan, stack=chain, program=program, settings=settings, checkpoints=Path("unused")
     )
+    optimizer = AdamW(settings, context.device)
+    store = InMemoryStore(context, optimizer, before_update=lambda _: None)
     compute = ComputeHandlers(
-        plan,
-        program,
-        residence,
+        context,
+        store,
         layer_templates(chain, compiled=False),
         optimizer=optimizer,
         batches=RandomTokens(),
-        seed=0,
-        device=device,
         stop=lambda: False,
-        world=SingleProcess(),
+        dist=SingleProcess(),
     )
     handlers = compute.handlers()
 
@@ -84,7 +80,7 @@ def allocated_peak(plan: Plan, program: Program, chain: LayerStack) -> int:
     changes = sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]")
     lasting = {
         tensor.data_ptr(): tensor.nbytes
-        for layer in residence.layers
+        for layer in store.layers
         for weight in layer.owned
         for tensor in (weight.master, weight.working, weight.moment1, weight.moment2)
     }

@@ -11,6 +11,7 @@ from windlass.data.dataset_cache import prepare_dataset
 from windlass.models.build import build_layer_stack
 from windlass.program.instruction import Program
 from windlass.runtime.checkpoint.checkpoint import latest_checkpoint
+from windlass.runtime.rank_context import RankContext
 from windlass.runtime.train import train
 from windlass.schema.plan import Plan
 from windlass.schema.request import TrainRequest
@@ -22,15 +23,18 @@ def main() -> None:
     tokens = prepare_dataset(**asked["data"] | {"cache": Path(asked["cache"]), "progress": None})
     settings = TrainRequest(**asked["settings"])
     plan = Plan.model_validate(asked["plan"])
-    steps = train(
-        plan,
-        build_layer_stack("gpt-tiny", asked["dials"], device="meta", seed=settings.seed),
-        Batches(tokens, sequence=plan.batch.sequence, batch=settings.batch, seed=settings.seed),
-        settings,
+    folder = Path(asked["folder"])
+    context = RankContext(
+        plan=plan,
+        stack=build_layer_stack("gpt-tiny", asked["dials"], device="meta", seed=settings.seed),
         program=Program.model_validate(asked["program"]),
-        checkpoints=Path(asked["folder"]),
-        resume=latest_checkpoint(Path(asked["folder"])),
+        settings=settings,
+        checkpoints=folder,
     )
+    batches = Batches(
+        tokens, sequence=plan.batch.sequence, batch=settings.batch, seed=settings.seed
+    )
+    steps = train(context, batches, resume=latest_checkpoint(folder))
     for step in steps:
         print(step.step, step.loss.hex(), flush=True)
 

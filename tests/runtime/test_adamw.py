@@ -30,7 +30,9 @@ def weight(*shape: int, precision: torch.dtype = torch.float32, seed: int = 0) -
     )
 
 
-def reference(one: MasterParameter, settings: TrainRequest, steps: int, scale: float = 1.0) -> torch.Tensor:
+def reference(
+    one: MasterParameter, settings: TrainRequest, steps: int, scale: float = 1.0
+) -> torch.Tensor:
     """The weight after some steps of torch's own optimizer with one gradient."""
     parameter = one.master.clone().requires_grad_()
     decay = settings.weight_decay if parameter.dim() >= 2 else 0.0
@@ -65,7 +67,10 @@ def test_an_update_is_that_of_torch(
 
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
 def test_the_norm_is_over_all_gradients_in_float32(precision: torch.dtype):
-    parts = [weight(3, CHUNK_ELEMENTS // 2 + 5, precision=precision), weight(11, precision=precision)]
+    parts = [
+        weight(3, CHUNK_ELEMENTS // 2 + 5, precision=precision),
+        weight(11, precision=precision),
+    ]
     whole = torch.cat([one.gradient.double().flatten() for one in parts])
     norm = AdamW(TrainRequest(), CPU).gradient_norm(parts)
     assert float(norm) == pytest.approx(float(whole.norm()), rel=NORM)
@@ -101,7 +106,9 @@ def test_the_rate_rises_then_falls_to_its_final_share(steps: int, warmup: float,
 def test_gradients_of_micro_batches_are_summed_in_float32(summed: bool):
     one = weight(3, CHUNK_ELEMENTS, precision=torch.bfloat16)
     one.gradient = None
-    parts = [weight(3, CHUNK_ELEMENTS, precision=torch.bfloat16, seed=seed).gradient for seed in range(3)]
+    parts = [
+        weight(3, CHUNK_ELEMENTS, precision=torch.bfloat16, seed=seed).gradient for seed in range(3)
+    ]
     wanted = sum(part.float() for part in parts)
     for part in parts:
         one.add_gradient(part.clone(), accumulated=summed)

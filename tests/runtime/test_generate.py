@@ -11,7 +11,8 @@ from windlass.errors import CheckpointError
 from windlass.models.layer_stack import LayerStack
 from windlass.program.instruction import Program
 from windlass.runtime.checkpoint.checkpoint import Checkpoint, latest_checkpoint
-from windlass.runtime.generate import generate
+from windlass.runtime.generate import SamplingOptions, generate
+from windlass.runtime.rank_context import RankContext
 from windlass.runtime.train import train
 from windlass.schema.plan import Plan
 from windlass.schema.request import TrainRequest
@@ -31,14 +32,17 @@ def trained(
     chain = gpt(device="meta")
     cut = plan(chain)
     asked = settings(steps=40, warmup=0.1)
-    list(train(cut, chain, batches(), asked, program=program(cut), checkpoints=folder))
+    context = RankContext(
+        plan=cut, stack=chain, program=program(cut), settings=asked, checkpoints=folder
+    )
+    list(train(context, batches()))
     return chain, latest_checkpoint(folder)
 
 
 def text(
     trained: Trained, prompt: bytes = b"word1 word", count: int = 40, **options: float
 ) -> list[int]:
-    return list(generate(*trained, list(prompt), count=count, **options))
+    return list(generate(*trained, list(prompt), SamplingOptions(count=count, **options)))
 
 
 def test_the_same_seed_writes_the_same(trained: Trained):
@@ -66,7 +70,7 @@ def test_it_learned_which_bytes_there_are(trained: Trained):
 def test_it_stops_at_the_end_of_text(trained: Trained):
     greedy = text(trained, temperature=0)
     end = greedy[5]
-    assert text(trained, temperature=0, end=end) == greedy[: greedy.index(end)]
+    assert text(trained, temperature=0, end_token=end) == greedy[: greedy.index(end)]
 
 
 def test_a_checkpoint_of_another_model_is_refused(trained: Trained, gpt: Callable[..., LayerStack]):

@@ -6,14 +6,15 @@ import pytest
 import torch
 from torch import nn
 
-from windlass.models.tensor_parallel.shard_module import SampleShard, EqualShard
+from windlass.models.tensor_parallel.parallel_modules import SampleShard
+from windlass.models.tensor_parallel.shard_params import EqualShard
 from windlass.runtime.keyed_dropout import (
-    KeyedDropout,
     DropoutKeys,
-    key_buffers,
-    replace_dropout,
-    layer_key,
+    KeyedDropout,
     disabled_keys,
+    key_buffers,
+    layer_key,
+    replace_dropout,
     sample_keys,
 )
 

@@ -19,7 +19,8 @@ from windlass.errors import CheckpointError, RunInterrupted
 from windlass.models.layer_stack import LayerStack
 from windlass.program.instruction import Program
 from windlass.program.lowering.lower import lower
-from windlass.runtime.checkpoint.checkpoint import Checkpoint, latest_checkpoint, checkpoint_folders
+from windlass.runtime.checkpoint.checkpoint import Checkpoint, checkpoint_folders, latest_checkpoint
+from windlass.runtime.rank_context import RankContext
 from windlass.runtime.train import never_stop, train
 from windlass.schema.plan import Offload, Plan, Stage
 from windlass.schema.request import TrainRequest
@@ -57,16 +58,10 @@ def run(
         options = {name: value for name, value in kind.items() if name != "micro"}
         cut = plan(chain, micro=kind["micro"], accumulation=4 // kind["micro"], **options)
         asked = settings(steps=steps, save_every=2, keep=3, **fields)
-        return train(
-            cut,
-            chain,
-            batches(),
-            asked,
-            program=program(cut),
-            checkpoints=folder / where,
-            resume=resume,
-            stop=stop,
+        context = RankContext(
+            plan=cut, stack=chain, program=program(cut), settings=asked, checkpoints=folder / where
         )
+        return train(context, batches(), resume=resume, stop=stop)
 
     return make
 
@@ -142,10 +137,11 @@ def test_a_checkpoint_of_another_model_is_refused(
     list(run(KINDS[0]))
     chain = gpt(width=48)
     cut = plan(chain)
-    steps = train(
-        cut, chain, batches(), settings(), program=program(cut),
-        checkpoints=folder / "other", resume=latest_checkpoint(folder / "whole"),
+    context = RankContext(
+        plan=cut, stack=chain, program=program(cut), settings=settings(),
+        checkpoints=folder / "other",
     )  # fmt: skip
+    steps = train(context, batches(), resume=latest_checkpoint(folder / "whole"))
     with pytest.raises(CheckpointError, match=r"\(257, 32\).*\(257, 48\).*another model"):
         next(steps)
 
@@ -162,10 +158,11 @@ def test_a_checkpoint_of_another_batch_is_refused(
     list(run(KINDS[0]))
     chain = gpt()
     cut = plan(chain, micro=2)
-    steps = train(
-        cut, chain, batches(batch=2), settings(batch=2), program=program(cut),
-        checkpoints=folder / "other", resume=latest_checkpoint(folder / "whole"),
+    context = RankContext(
+        plan=cut, stack=chain, program=program(cut), settings=settings(batch=2),
+        checkpoints=folder / "other",
     )  # fmt: skip
+    steps = train(context, batches(batch=2), resume=latest_checkpoint(folder / "whole"))
     with pytest.raises(CheckpointError, match="not 2 a step"):
         next(steps)
 
@@ -237,12 +234,16 @@ def killed(
             kills,
             seed,
         )
-        whole = train(
-            cut, chain, batches(seed=7), asked, program=made,
+        context = RankContext(
+            plan=cut, stack=chain, program=made, settings=asked,
             checkpoints=folder / "whole" / "checkpoints",
         )  # fmt: skip
+        whole = train(context, batches(seed=7))
         assert losses == {step.step: step.loss.hex() for step in whole}
-        ends = [latest_checkpoint(folder / where / "checkpoints").manifest for where in ("killed", "whole")]
+        ends = [
+            latest_checkpoint(folder / where / "checkpoints").manifest
+            for where in ("killed", "whole")
+        ]
         assert ends[0] == ends[1]
         assert not list((folder / "killed" / "checkpoints").glob(".*"))
 

@@ -21,6 +21,7 @@ from windlass.runtime import param_store as residence
 from windlass.runtime.adamw import learning_rate
 from windlass.runtime.checkpoint.checkpoint import latest_checkpoint
 from windlass.runtime.checkpoint.safetensors_io import FileChecksum, write_tensors
+from windlass.runtime.rank_context import RankContext
 from windlass.runtime.train import TimelineRecorder, train
 from windlass.schema.plan import Plan
 from windlass.schema.request import TrainRequest
@@ -31,7 +32,10 @@ SAME = 1e-6
 
 
 def plain(
-    chain: LayerStack, batches: Callable[..., Batches], settings: Callable[..., TrainRequest], micro: int
+    chain: LayerStack,
+    batches: Callable[..., Batches],
+    settings: Callable[..., TrainRequest],
+    micro: int,
 ):
     """Losses, norms and weights of a plain PyTorch loop over the whole model."""
     model = nn.ModuleDict(dict(zip(chain.names, chain.layers, strict=True)))
@@ -102,7 +106,10 @@ def test_a_run_equals_a_plain_loop_over_the_whole_model(
     asked, data = settings(), batches()
     cut = plan(chain, micro=micro, accumulation=4 // micro, recompute=recompute)
     losses, norms, weights = plain(copy.deepcopy(chain), data, asked, micro)
-    steps = list(train(cut, chain, data, asked, program=program(cut), checkpoints=folder))
+    context = RankContext(
+        plan=cut, stack=chain, program=program(cut), settings=asked, checkpoints=folder
+    )
+    steps = list(train(context, data))
     assert [step.loss for step in steps] == pytest.approx(losses, rel=SAME)
     assert [step.gradient_norm for step in steps] == pytest.approx(norms, rel=SAME)
     ours = saved_weights(folder)
@@ -122,10 +129,10 @@ def run_once(
 ) -> list[Step]:
     """All steps of a run, which takes the weights over, with a copy of the chain."""
     chain = copy.deepcopy(chain)
-    steps = train(
-        cut, chain, batches, settings, program=program(cut), checkpoints=folder, **options
+    context = RankContext(
+        plan=cut, stack=chain, program=program(cut), settings=settings, checkpoints=folder
     )
-    return list(steps)
+    return list(train(context, batches, **options))
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
@@ -364,8 +371,8 @@ def test_a_watched_step_gives_its_timeline_with_memory(
 ):
     chain, taken = gpt(), {}
     cut = plan(chain, micro=2, accumulation=2)
-    watch = TimelineRecorder(steps=frozenset({2}), record=taken.__setitem__)
-    steps = run_once(cut, chain, batches(), settings(), program, folder, watch=watch)
+    recorder = TimelineRecorder(steps=frozenset({2}), record=taken.__setitem__)
+    steps = run_once(cut, chain, batches(), settings(), program, folder, recorder=recorder)
     lane = taken.pop(2).lanes[0]
     assert taken == {}
     assert list(lane.kinds) == [i.kind for i in program(cut).instructions]
@@ -392,14 +399,11 @@ def test_a_full_disk_ends_the_run_at_the_next_step(
 
     monkeypatch.setattr(residence, "write_tensors", full)
     cut, seen = plan(chain), []
-    steps = train(
-        cut,
-        chain,
-        batches(),
-        settings(steps=9, save_every=1),
-        program=program(cut),
-        checkpoints=folder,
+    asked = settings(steps=9, save_every=1)
+    context = RankContext(
+        plan=cut, stack=chain, program=program(cut), settings=asked, checkpoints=folder
     )
+    steps = train(context, batches())
     with pytest.raises(StorageError, match="no space left"):
         seen.extend(step.step for step in steps)
     assert seen[:3] == [1, 2, 3]

@@ -15,9 +15,9 @@ from windlass.runtime import param_store as residence
 from windlass.runtime.checkpoint.async_saver import AsyncSaver
 from windlass.runtime.checkpoint.checkpoint import (
     Manifest,
+    checkpoint_folders,
     latest_checkpoint,
     remove_temporaries,
-    checkpoint_folders,
     verify_checkpoint,
 )
 from windlass.runtime.checkpoint.safetensors_io import FileChecksum, read_tensors, write_tensors

@@ -16,6 +16,7 @@ from windlass.program.lowering.lower import lower
 from windlass.program.memory.offloaded_bytes import offloaded_bytes_by_tier
 from windlass.program.memory.tier_traffic import TierTraffic, sum_tiers
 from windlass.runtime.checkpoint.checkpoint import latest_checkpoint, checkpoint_folders
+from windlass.runtime.rank_context import RankContext
 from windlass.runtime.train import train
 from windlass.schema.plan import Batch, Offload, Plan, Stage
 from windlass.schema.request import TrainRequest
@@ -83,15 +84,15 @@ def run(
         folder = tmp_path / name / "checkpoints"
         request = settings(batch=micro * accumulation, **asked)
         steps = []
-        for step in train(
-            plan,
-            chain,
-            batches(batch=micro * accumulation),
-            request,
+        context = RankContext(
+            plan=plan,
+            stack=chain,
             program=lower(plan, graph)[0],
+            settings=request,
             checkpoints=folder,
-            resume=latest_checkpoint(folder) if resume else None,
-        ):
+        )
+        newest = latest_checkpoint(folder) if resume else None
+        for step in train(context, batches(batch=micro * accumulation), resume=newest):
             steps.append(step)
             look()
             if step.step == until:

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from windlass.models.build import build_layer_stack
-from windlass.models.layer_stack import LayerStack, layer_stack_from_module, layer_sharding
+from windlass.models.layer_stack import LayerStack, layer_sharding, layer_stack_from_module
 from windlass.models.loss import IGNORE_INDEX
 from windlass.models.tensor_parallel.collectives import TensorParallelRank, all_reduce_autograd
 from windlass.models.tensor_parallel.shard_module import shard_layer
@@ -80,7 +80,9 @@ def compared(case: dict, place: TensorParallelRank) -> dict[str, float]:
     return apart
 
 
-def compared_layer(chain: LayerStack, index: int, place: TensorParallelRank, *, compiled: bool) -> dict[str, float]:
+def compared_layer(
+    chain: LayerStack, index: int, place: TensorParallelRank, *, compiled: bool
+) -> dict[str, float]:
     layer, name, last = chain.layers[index], chain.names[index], index == len(chain.layers) - 1
     dtype = next(layer.parameters()).dtype
     draw = torch.Generator().manual_seed(index)

@@ -81,7 +81,7 @@ def apart(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, dict[str, 
 def found_by(ranks: int, cases: list[dict], folder: Path) -> list[dict[str, dict[str, float]]]:
     """What each of so many processes found."""
     (folder / "cases.json").write_text(json.dumps(cases))
-    script = Path(__file__).with_name("sliced_run.py")
+    script = Path(__file__).with_name("tensor_parallel_rank.py")
     running = [
         subprocess.Popen([sys.executable, str(script), str(rank), str(ranks), str(folder)])
         for rank in range(ranks)

@@ -16,6 +16,7 @@ from windlass.models.build import build_layer_stack
 from windlass.models.layer_stack import LayerStack
 from windlass.program.lowering.lower import lower
 from windlass.program.memory.disk_usage import disk_usage
+from windlass.runtime.rank_context import RankContext
 from windlass.runtime.train import train
 from windlass.schema.graph import Graph
 from windlass.schema.plan import Batch, Offload, Plan, Stage
@@ -72,7 +73,7 @@ def model(tokens: TokenDataset) -> tuple[LayerStack, Graph]:
 @pytest.mark.parametrize(
     ("streamed", "precision"), [(False, "float32"), (True, "float32"), (True, "bfloat16")]
 )
-@pytest.mark.parametrize(("save_every", "offload_activation"), [(1, 1), (2, 2)])
+@pytest.mark.parametrize(("save_every", "keep"), [(1, 1), (2, 2)])
 def test_a_run_takes_the_room_that_it_asks_for_and_no_more(
     model: tuple[LayerStack, Graph],
     batches: Callable[..., Batches],
@@ -92,10 +93,11 @@ def test_a_run_takes_the_room_that_it_asks_for_and_no_more(
     )  # fmt: skip
     request = settings(steps=6, save_every=save_every, keep=keep)
     with Fullest(tmp_path) as fullest:
-        for _ in train(
-            plan, chain, batches(), request, program=lower(plan, graph)[0],
+        context = RankContext(
+            plan=plan, stack=chain, program=lower(plan, graph)[0], settings=request,
             checkpoints=tmp_path / "checkpoints",
-        ):  # fmt: skip
+        )  # fmt: skip
+        for _ in train(context, batches()):
             fullest.look()
         fullest.look()
     asked = disk_usage(plan, graph, request)

@@ -1,0 +1,238 @@
+"""A pool of rank processes that run one plan after another, and strategies for such plans."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from itertools import count, pairwise
+from pathlib import Path
+
+from hypothesis import strategies as st
+
+from factories import tiny_machine, tiny_plan
+from windlass.capture.capture_layers import capture_graph, capture_tensor_shards
+from windlass.data.dataset_cache import prepare_dataset
+from windlass.errors import InputErrors
+from windlass.models.build import build_layer_stack
+from windlass.models.catalog import is_causal
+from windlass.models.layer_stack import LayerStack
+from windlass.program.lowering.lower import lower
+from windlass.runtime.checkpoint.checkpoint import checkpoint_name, open_checkpoint
+from windlass.runtime.checkpoint.merge_shards import merge_shards
+from windlass.runtime.verify.compare_runs import InstrumentedRun, compare_to_single_device
+from windlass.schema.graph import Graph, Precision
+from windlass.schema.plan import Offload, Plan
+from windlass.schema.request import TrainRequest
+from windlass.schema.run_record import CHECKPOINT_FOLDER, Step
+from windlass.schema.verification import VerificationResult
+
+BATCH, SEQUENCE, LAYERS = 8, 16, 6
+MACHINE = tiny_machine(host="1 GiB", devices=16)
+SETTINGS = TrainRequest(
+    steps=3, batch=BATCH, learning_rate=1e-2, warmup=0.4, clip=0.5, epsilon=1e-4, seed=7,
+    evaluate_every=3, evaluate_sequences=6, save_every=1, keep=3,
+)  # fmt: skip
+"""Clipping on, and an epsilon at which noise moves no weight; see `settings` of the runtime."""
+
+OFFLOADED = (
+    Offload(parameters="disk", gradients="disk", optimizer="disk"),
+    Offload(parameters="host", gradients="host", optimizer="host", activations="host"),
+)
+
+
+class RankPool:
+    """Rank processes that run one plan after another, to compare each with a single device.
+
+    Args:
+        folder: folder of all runs.
+        size: number of processes; a plan takes the first of them.
+        degrees: tensor-parallel degrees that plans may have.
+        width: width of the model.
+        model: name of a catalog model.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        size: int,
+        degrees: tuple[int, ...],
+        *,
+        width: int = 32,
+        model: str = "gpt-tiny",
+    ) -> None:
+        self._folder = folder
+        self._jobs = count()
+        self._references: dict[str, InstrumentedRun] = {}
+        source = folder / "text"
+        source.mkdir()
+        for index in range(12):
+            words = [f"word{(index * 7 + at * at) % 23}" for at in range(120)]
+            (source / f"document{index}.txt").write_text(" ".join(words))
+        data = {"source": str(source), "tokenizer": "byte", "vocabulary": 300, "held_out": 0.2}
+        tokens = prepare_dataset(**data, cache=folder / "cache")
+        dials = {
+            "layers": LAYERS - 2, "width": width, "heads": 8, "sequence": 48, "dropout": 0.1,
+            "vocabulary": tokens.vocabulary + (not is_causal(model)),
+        }  # fmt: skip
+        self.stack: LayerStack = build_layer_stack(model, dials, device="meta")
+        self.graph: Graph = capture_tensor_shards(self.stack, capture_graph(self.stack), degrees)
+        (folder / "graph.json").write_bytes(self.graph.to_json().encode())
+        description = {"name": model, "dials": dials, "data": data}
+        (folder / "model.json").write_text(json.dumps(description))
+        self._size = size
+        self._ranks = self._start_processes()
+
+    def _start_processes(self) -> list[subprocess.Popen[str]]:
+        script = str(Path(__file__).parent / "runtime" / "pool_rank.py")
+        return [
+            subprocess.Popen(
+                [sys.executable, script, str(rank), str(self._folder)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for rank in range(self._size)
+        ]
+
+    def close(self) -> None:
+        for process in self._ranks:
+            process.stdin.close()
+            process.kill()
+            process.wait()
+            process.stdout.close()
+
+    def run(
+        self,
+        plan: Plan,
+        fault: str | None = None,
+        settings: TrainRequest = SETTINGS,
+        resume: Path | None = None,
+    ) -> InstrumentedRun:
+        """Runs a plan on as many processes as it needs, from the start or from a checkpoint."""
+        folder = self._folder / f"job{next(self._jobs)}"
+        folder.mkdir()
+        job = {"plan": plan.model_dump(mode="json"), "fault": fault}
+        job["train"] = settings.model_dump(mode="json")
+        job["resume"] = None if resume is None else str(resume)
+        (folder / "job.json").write_text(json.dumps(job))
+        ranks = self._ranks[: plan.parallel.devices]
+        for process in ranks:
+            process.stdin.write(f"{folder}\n")
+            process.stdin.flush()
+        answers = {process.stdout.readline() for process in ranks}
+        if answers != {"done\n"}:
+            self.close()
+            self._ranks = self._start_processes()
+            errors = [path.read_text() for path in sorted(folder.glob("error*"))]
+            raise AssertionError(f"{plan.to_toml()}\n" + "\n".join(errors))
+        steps = tuple(Step(**step) for step in json.loads((folder / "steps.json").read_text()))
+        return InstrumentedRun(folder=folder, steps=steps)
+
+    def verify(
+        self, plan: Plan, fault: str | None = None
+    ) -> tuple[VerificationResult, InstrumentedRun]:
+        """Compares a plan with a single device, whose run is shared by plans of one precision."""
+        run, reference = self.run(plan, fault), self.single_device_run(plan.precision)
+        result = compare_to_single_device(
+            run, reference, self.stack, SETTINGS, precision=plan.precision
+        )
+        return result, run
+
+    def single_device_run(self, precision: Precision) -> InstrumentedRun:
+        """The run on a single device."""
+        if precision not in self._references:
+            plan = tiny_plan(
+                self.graph, MACHINE, micro=1, accumulation=BATCH, sequence=SEQUENCE,
+                precision=precision,
+            )  # fmt: skip
+            self._references[precision] = self.run(plan)
+        return self._references[precision]
+
+    def merged_checkpoint(self, run: InstrumentedRun, step: int) -> Path:
+        """The checkpoint that a run left after a step, with full layers."""
+        checkpoint = open_checkpoint(run.folder / CHECKPOINT_FOLDER / checkpoint_name(step))
+        return merge_shards(checkpoint, self.stack, run.folder / f"merged{step}").path
+
+    def held_out_loss(self, precision: Precision) -> float | None:
+        """The final held-out loss of the run on a single device."""
+        return self.single_device_run(precision).steps[-1].held_out_loss
+
+
+def sent_bytes(run: InstrumentedRun, rank: int) -> Mapping[str, Mapping[str, float]]:
+    """Bytes that a rank sent per step, by counter and by instruction kind."""
+    counted: Mapping[str, Mapping[str, float]] = json.loads(
+        (run.folder / f"sent{rank}.json").read_text()
+    )
+    return counted
+
+
+def legal(plan: Plan, graph: Graph) -> bool:
+    """Whether a plan can run; offloaded parameters are sharded as the optimizer state is."""
+    if plan.is_offloaded("parameters") and plan.sharding.parameters != plan.sharding.optimizer:
+        return False
+    try:
+        lower(plan, graph)
+    except InputErrors:
+        return False
+    return True
+
+
+@st.composite
+def plans(draw: st.DrawFn, graph: Graph, devices: tuple[int, ...] = (2, 4)) -> Plan:
+    """Any legal plan for one of some device counts, with `BATCH` samples per step."""
+    degrees = [d for n in devices for d in parallel_degrees(n, tuple(graph.tensor_shards))]
+    pipeline, tensor, data = draw(st.sampled_from(degrees))
+    micro = draw(st.sampled_from([m for m in (1, 2, 4) if BATCH // data % m == 0]))
+    optimizer = draw(st.sampled_from(divisors(data)))
+    offload = draw(st.sampled_from([None, None, *OFFLOADED]))
+    schedules = ["gpipe", "1f1b"] if offload else ["gpipe", "1f1b", "zero-bubble", "interleaved"]
+    schedule = draw(st.sampled_from(schedules if pipeline > 1 else schedules[:3]))
+    accumulation = BATCH // data // micro
+    chunks = LAYERS // pipeline if schedule == "interleaved" else 1
+    if accumulation % pipeline or chunks < 2:
+        schedule, chunks = ("1f1b", 1) if schedule == "interleaved" else (schedule, 1)
+    chunks = draw(st.integers(2, chunks)) if chunks > 1 else 1
+    parameters = optimizer if offload else draw(st.sampled_from(divisors(optimizer)))
+    recomputes = ("none", "full") if schedule == "zero-bubble" else ("none", "selective", "full")
+    precisions = ["float32"] if offload else ["float64", "float64", "float32"]
+    plan = tiny_plan(
+        graph, MACHINE, pipeline=pipeline, tensor=tensor, data=data, micro=micro,
+        accumulation=accumulation, sequence=SEQUENCE, sharding=(parameters, optimizer),
+        schedule=schedule, virtual_stages=chunks, offload=offload,
+        recompute=draw(st.sampled_from(recomputes)),
+        recompute_layers=draw(st.sampled_from([None, 1, 2])),
+        precision=draw(st.sampled_from(precisions)),
+        stages=stages_in_phases(draw, pipeline) if offload else stages(draw, pipeline * chunks),
+    )  # fmt: skip
+    assert legal(plan, graph), plan
+    return plan
+
+
+def stages(draw: st.DrawFn, count: int) -> tuple[tuple[tuple[int, int], ...], ...]:
+    """The layers divided into `count` stages of one phase each."""
+    most = LAYERS - 1
+    ends = draw(st.sets(st.integers(1, most), min_size=count - 1, max_size=count - 1))
+    return tuple((pair,) for pair in pairwise([0, *sorted(ends), LAYERS]))
+
+
+def stages_in_phases(draw: st.DrawFn, count: int) -> tuple[tuple[tuple[int, int], ...], ...]:
+    """The layers divided into more phases than stages, at least one for each of `count` stages."""
+    most = LAYERS - 1
+    ends = sorted(draw(st.sets(st.integers(1, most), min_size=count, max_size=most)))
+    phases = tuple(pairwise([0, *ends, LAYERS]))
+    splits = draw(st.sets(st.integers(1, len(phases) - 1), min_size=count - 1, max_size=count - 1))
+    return tuple(phases[a:b] for a, b in pairwise([0, *sorted(splits), len(phases)]))
+
+
+def parallel_degrees(
+    devices: int, tensor_degrees: tuple[int, ...]
+) -> Iterator[tuple[int, int, int]]:
+    """Every (pipeline, tensor, data) for a number of devices that the model permits."""
+    for pipeline in divisors(devices):
+        for tensor in (1, *tensor_degrees):
+            if pipeline <= LAYERS and devices // pipeline % tensor == 0:
+                yield pipeline, tensor, devices // pipeline // tensor
+
+
+def divisors(number: int) -> list[int]:
+    return [size for size in range(1, number + 1) if number % size == 0]

@@ -1,0 +1,180 @@
+"""One process of a `RankPool`; called with its rank and the pool's folder.
+
+It reads one job folder per line, and answers with a line once the job is done. The bytes that its
+rank sends are counted a second time, from the buffers that torch is given.
+"""
+
+import faulthandler
+import json
+import os
+import sys
+import traceback
+from collections import Counter
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from unittest.mock import patch
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from windlass.data.batches import Batches
+from windlass.data.dataset_cache import prepare_dataset
+from windlass.data.mlm_masking import MlmMasking
+from windlass.data.token_files import TokenDataset
+from windlass.models.build import build_layer_stack
+from windlass.models.catalog import is_causal
+from windlass.models.loss import IGNORE_INDEX
+from windlass.models.tensor_parallel import collectives
+from windlass.program.lowering.lower import lower
+from windlass.runtime.checkpoint.checkpoint import open_checkpoint
+from windlass.runtime.distributed import process_groups
+from windlass.runtime.handler import Handlers
+from windlass.runtime.rank_context import RankContext
+from windlass.runtime.train import train
+from windlass.runtime.verify.activation_fingerprints import ActivationFingerprints
+from windlass.runtime.verify.fault_injection import inject_fault
+from windlass.runtime.verify.handler_hooks import HookContext
+from windlass.schema.graph import Graph
+from windlass.schema.plan import Plan
+from windlass.schema.request import TrainRequest
+
+
+def main() -> None:
+    faulthandler.register(__import__("signal").SIGUSR1, all_threads=True)
+    torch.set_num_threads(1)
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    rank, home = int(sys.argv[1]), Path(sys.argv[2])
+    model = json.loads((home / "model.json").read_text())
+    graph = Graph.load(home / "graph.json")
+    tokens = prepare_dataset(**model["data"], cache=home / "cache")
+    for line in sys.stdin:
+        folder = Path(line.strip())
+        try:
+            run_job(rank, folder, model, graph, tokens)
+        except Exception:  # noqa: BLE001  whatever it is, the pool shows it
+            (folder / f"error{rank}").write_text(traceback.format_exc())
+            os._exit(1)  # so that nobody waits for this rank
+        sys.stdout.write("done\n")
+        sys.stdout.flush()
+
+
+def run_job(rank: int, folder: Path, model: dict, graph: Graph, tokens: TokenDataset) -> None:
+    """Runs this rank of a plan; leaves steps, fingerprints, checkpoints and bytes sent."""
+    job = json.loads((folder / "job.json").read_text())
+    plan, settings = Plan.model_validate(job["plan"]), TrainRequest.model_validate(job["train"])
+    distributed = plan.parallel.devices > 1
+    if distributed:
+        dist.init_process_group(
+            "gloo", init_method=f"file://{folder / 'store'}", rank=rank,
+            world_size=plan.parallel.devices,
+        )  # fmt: skip
+    stack = build_layer_stack(model["name"], model["dials"], device="meta", seed=settings.seed)
+    masking = None
+    if not is_causal(model["name"]):
+        masking = MlmMasking(
+            mask_token=stack.vocabulary - 1, vocabulary=tokens.vocabulary, ignore_index=IGNORE_INDEX
+        )
+    batches = Batches(
+        tokens, sequence=plan.batch.sequence, batch=settings.batch, seed=3, masking=masking
+    )
+    counter = SentBytes()
+
+    def wrap_handlers(handlers: Handlers, hook: HookContext) -> Handlers:
+        counter.groups = hook.groups
+        handlers = inject_fault(job["fault"], handlers, hook) if job["fault"] else handlers
+        return counter.wrap(ActivationFingerprints(folder, rank).wrap(handlers, hook))
+
+    with counter.counting():
+        context = RankContext(
+            plan=plan, stack=stack, program=lower(plan, graph)[rank], settings=settings,
+            checkpoints=folder / "checkpoints", graph=graph if distributed else None,
+        )  # fmt: skip
+        measured = train(
+            context, batches, wrap_handlers=wrap_handlers,
+            resume=open_checkpoint(Path(job["resume"])) if job["resume"] else None,
+        )  # fmt: skip
+        steps = [asdict(step) | {"by_kind": dict(step.by_kind)} for step in measured]
+    (folder / f"sent{rank}.json").write_text(json.dumps(counter.per_step(len(steps))))
+    if rank == 0:
+        (folder / "steps.json").write_text(json.dumps(steps))
+    if distributed:
+        dist.barrier()
+        dist.destroy_process_group()
+
+
+class SentBytes:
+    """Bytes that a rank sends, by the kind of the instruction that runs."""
+
+    def __init__(self) -> None:
+        self.groups: process_groups.ProcessGroups | None = None
+        self._kind: str | None = None
+        self._bytes: Counter[str] = Counter()
+        self._bytes_by_groups: dict[str, int] = {}
+
+    def wrap(self, handlers: Handlers) -> Handlers:
+        def with_kind(kind: str) -> Callable[[int, int], None]:
+            def handler(layer: int, micro: int) -> None:
+                self._kind = kind
+                handlers[kind](layer, micro)
+                self._kind = None
+                if kind == "sync" and self.groups:
+                    # Copied here, because an evaluation sends bytes that belong to no step.
+                    self._bytes_by_groups = dict(self.groups.sent_bytes)
+
+            return handler
+
+        return {kind: with_kind(kind) for kind in handlers}
+
+    def counting(self) -> ExitStack:
+        """Counts what torch is asked to send; collectives as rings, like the program."""
+        gather, all_reduce, scatter, send = (
+            collectives.all_gather, dist.all_reduce, collectives.reduce_scatter, dist.isend,
+        )  # fmt: skip
+
+        def counted_gather(out: Tensor, x: Tensor, *, group: dist.ProcessGroup | None) -> None:
+            ranks = dist.get_world_size(group)
+            self._add((ranks - 1) * out.nbytes // ranks)
+            gather(out, x, group=group)
+
+        def counted_scatter(out: Tensor, x: Tensor, *, group: dist.ProcessGroup | None) -> None:
+            ranks = dist.get_world_size(group)
+            self._add((ranks - 1) * x.nbytes // ranks)
+            scatter(out, x, group=group)
+
+        def counted_reduce(x: Tensor, *args: object, **kwargs: object) -> object:
+            ranks = dist.get_world_size(kwargs.get("group"))
+            self._add(2 * (ranks - 1) * x.nbytes // ranks)
+            return all_reduce(x, *args, **kwargs)
+
+        def counted_send(x: Tensor, *args: object, **kwargs: object) -> object:
+            self._add(x.nbytes)
+            return send(x, *args, **kwargs)
+
+        stack = ExitStack()
+        for module, name, counted in (
+            (collectives, "all_gather", counted_gather),
+            (collectives, "reduce_scatter", counted_scatter),
+            (process_groups, "all_gather", counted_gather),
+            (process_groups, "reduce_scatter", counted_scatter),
+            (dist, "all_reduce", counted_reduce), (dist, "isend", counted_send),
+        ):  # fmt: skip
+            stack.enter_context(patch.object(module, name, counted))
+        return stack
+
+    def _add(self, nbytes: int) -> None:
+        if self._kind not in (None, "grad_norm", "sync"):
+            self._bytes[self._kind] += nbytes
+
+    def per_step(self, steps: int) -> dict[str, dict[str, float]]:
+        """Bytes per step, as counted here and by the process groups themselves."""
+        return {
+            "buffers": {kind: count / steps for kind, count in self._bytes.items()},
+            "groups": {kind: count / steps for kind, count in self._bytes_by_groups.items()},
+        }
+
+
+if __name__ == "__main__":
+    main()
