@@ -1,4 +1,4 @@
-"""Graphs kept as files."""
+"""Graphs cached as files."""
 
 import subprocess
 import sys
@@ -12,7 +12,7 @@ from windlass.models.layer_stack import LayerStack
 from windlass.schema.graph import Graph
 
 
-def test_a_kept_graph_comes_back_equal(
+def test_a_cached_graph_is_loaded_equal(
     tmp_path: Path, captured: Callable[..., tuple[LayerStack, Graph]]
 ):
     _, graph = captured("gpt-tiny", layers=2)
@@ -33,7 +33,7 @@ def test_a_missing_or_damaged_file_is_no_graph(tmp_path: Path, content: bytes | 
     assert load_graph(tmp_path, "key") is None
 
 
-def test_the_store_answers_without_torch():
+def test_the_cache_does_not_import_torch():
     code = "import sys; import windlass.capture.graph_cache; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 

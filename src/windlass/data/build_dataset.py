@@ -1,4 +1,4 @@
-"""Build: a corpus read, split, its tokenizer trained, and all of it encoded into one folder."""
+"""Reads and splits a corpus, trains its tokenizer, and writes all tokens into one folder."""
 
 import hashlib
 import math
@@ -13,9 +13,9 @@ from typing import BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from windlass.atomic_files import fsync_folder, atomic_write
+from windlass.atomic_files import atomic_write, fsync_folder
 from windlass.data.content_hashes import DataProgress
-from windlass.data.readers import CHUNK_BYTES, UnreadableDocument, TextDocument
+from windlass.data.readers import CHUNK_BYTES, TextDocument, UnreadableDocument
 from windlass.data.sources import Corpus
 from windlass.data.token_files import (
     HELD_OUT_BYTES_FILE,
@@ -32,59 +32,62 @@ from windlass.data.token_files import (
 from windlass.data.tokenizer import TokenIds, Tokenizer, train_tokenizer
 from windlass.errors import DataError, InputErrors
 
-_MOST_FAULTS = 20
+_MAX_ERRORS = 20
 _BATCH_BYTES, _BATCH_DOCUMENTS = 4 * 2**20, 4096
 _TRAINING_BYTES = 64 * 2**20
-"""A tokenizer is trained on a spread sample of about so much; more text changes few merges."""
+"""Size of the sample that a tokenizer is trained on; more text would change few merges."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CorpusReader:
-    """How a corpus is read and split."""
+    """Reads a corpus and splits it into training and held-out documents."""
 
     corpus: Corpus
     text_field: str
     limit_bytes: int | None
     held_out: float
-    """Share of documents held out: those whose name's hash is below it."""
+    """Share of documents to hold out: those whose name's hash is below it."""
 
     def documents(self) -> Iterator[TextDocument]:
-        """All documents, once they are known to have no faults."""
+        """All documents; `summarize` must have found no errors."""
         for item in self._items():
             if isinstance(item, TextDocument):
                 yield item
 
     def summarize(self, progress: DataProgress) -> "CorpusSummary":
-        """A first pass over all documents, for their number and their faults.
+        """Reads all documents once to count them and collect errors.
 
         Raises:
-            DataError: nothing to train on or nothing to hold out.
-            Faults: what cannot be read.
+            DataError: there is nothing to train on or nothing to hold out.
+            InputErrors: several documents cannot be read.
         """
-        faults: list[str] = []
+        errors: list[str] = []
         documents = nbytes = train_nbytes = 0
         lowest, highest = (2.0, ""), (-1.0, "")
         for item in self._items():
             if isinstance(item, UnreadableDocument):
-                faults.append(item.message)
-                if len(faults) == _MOST_FAULTS:
-                    faults.append(f"and maybe more; reading stopped after {_MOST_FAULTS}")
+                errors.append(item.message)
+                if len(errors) == _MAX_ERRORS:
+                    errors.append(f"and maybe more; reading stopped after {_MAX_ERRORS}")
                     break
                 continue
-            share = hash_fraction(item.name, "split")
-            lowest, highest = min(lowest, (share, item.name)), max(highest, (share, item.name))
+            fraction = hash_fraction(item.name, "split")
+            lowest = min(lowest, (fraction, item.name))
+            highest = max(highest, (fraction, item.name))
             documents, nbytes = documents + 1, nbytes + item.nbytes
-            train_nbytes += item.nbytes if share >= self.held_out else 0
+            train_nbytes += item.nbytes if fraction >= self.held_out else 0
             if documents % 64 == 0:
                 progress("reading", nbytes, None)
-        _refuse(self.corpus.source, faults, documents, nbytes)
-        # Of a few documents the shares may all fall on one side; then the outermost changes sides.
-        border = self.held_out
-        if lowest[0] >= border:
-            border = math.nextafter(lowest[0], 2)
-        elif highest[0] < border:
-            border = highest[0]
-        return CorpusSummary(documents=documents, nbytes=nbytes, train_nbytes=train_nbytes, held_out_below=border)
+        _check_readable(self.corpus.source, errors, documents, nbytes)
+        # A few documents may all fall on one side; then the outermost one changes sides.
+        threshold = self.held_out
+        if lowest[0] >= threshold:
+            threshold = math.nextafter(lowest[0], 2)
+        elif highest[0] < threshold:
+            threshold = highest[0]
+        return CorpusSummary(
+            documents=documents, nbytes=nbytes, train_nbytes=train_nbytes, held_out_below=threshold
+        )
 
     def _items(self) -> Iterator[TextDocument | UnreadableDocument]:
         return self.corpus.documents(text_field=self.text_field, limit_bytes=self.limit_bytes)
@@ -92,13 +95,15 @@ class CorpusReader:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CorpusSummary:
-    """What the first pass found."""
+    """Size of a corpus and the threshold of its split."""
 
     documents: int
     nbytes: int
+    """Bytes of all text in UTF-8."""
     train_nbytes: int
+    """Bytes of training text in UTF-8."""
     held_out_below: float
-    """A document is held out if its share is below this."""
+    """Documents whose hash fraction is below this are held out."""
 
     def is_held_out(self, name: str) -> bool:
         """Whether a document is never trained on."""
@@ -106,16 +111,18 @@ class CorpusSummary:
 
 
 def hash_fraction(name: str, purpose: str) -> float:
-    """A number in [0, 1) that belongs to a document's name, the same on every machine."""
+    """A number in [0, 1) from the hash of a document's name, the same on every machine."""
     digest = hashlib.blake2b(f"{purpose}\0{name}".encode(errors="surrogateescape"), digest_size=8)
     return int.from_bytes(digest.digest()[:6], "big") / 2**48
 
 
-def train_corpus_tokenizer(reader: CorpusReader, summary: CorpusSummary, vocabulary: int, progress: DataProgress) -> Tokenizer:
-    """A tokenizer trained on the training documents, or on a spread sample of many."""
+def train_corpus_tokenizer(
+    reader: CorpusReader, summary: CorpusSummary, vocabulary: int, progress: DataProgress
+) -> Tokenizer:
+    """Trains a tokenizer on the training documents, or on an even sample of a large corpus."""
     share = min(1.0, _TRAINING_BYTES / max(1, summary.train_nbytes))
 
-    def chosen() -> Iterator[str]:
+    def sample() -> Iterator[str]:
         done = 0
         for item in reader.documents():
             if summary.is_held_out(item.name) or hash_fraction(item.name, "tokenizer") >= share:
@@ -124,37 +131,41 @@ def train_corpus_tokenizer(reader: CorpusReader, summary: CorpusSummary, vocabul
             progress("training tokenizer", done, round(summary.train_nbytes * share))
             yield item.text
 
-    return train_tokenizer(chosen(), vocabulary)
+    return train_tokenizer(sample(), vocabulary)
 
 
 def write_token_files(
-    folder: Path, reader: CorpusReader, summary: CorpusSummary, tokenizer: Tokenizer, progress: DataProgress
+    folder: Path,
+    reader: CorpusReader,
+    summary: CorpusSummary,
+    tokenizer: Tokenizer,
+    progress: DataProgress,
 ) -> None:
-    """Writes all files of a folder of tokens, flushed to the disk.
+    """Writes all files of a token folder and flushes them to disk.
 
     Args:
-        folder: is made; must not be there.
-        reading: the same that was surveyed.
-        survey: of this reading.
-        tokenizer: encodes every document.
-        progress: told "encoding" and bytes of text.
+        folder: folder to create; it must not exist.
+        reader: reader of the corpus.
+        summary: summary of the same reader.
+        tokenizer: tokenizer that encodes every document.
+        progress: called with "encoding" and bytes of text.
     """
     folder.mkdir(parents=True)
     dtype = np.dtype("<u2" if tokenizer.vocabulary <= 2**16 else "<u4")
     with ExitStack() as stack:
-        train = _Split(stack, folder, "train", dtype, tokenizer)
-        held_out = _Split(stack, folder, "held_out", dtype, tokenizer)
-        lengths = _Lengths(stack, folder / HELD_OUT_BYTES_FILE, tokenizer)
+        train = _SplitWriter(stack, folder, "train", dtype, tokenizer)
+        held_out = _SplitWriter(stack, folder, "held_out", dtype, tokenizer)
+        lengths = _ByteLengthWriter(stack, folder / HELD_OUT_BYTES_FILE, tokenizer)
         done = 0
-        for texts in _batches(reader.documents()):
-            encoded = tokenizer.encode_batch([text.text for text in texts])
-            for text, ids in zip(texts, encoded, strict=True):
-                if summary.is_held_out(text.name):
-                    held_out.add(text, ids)
-                    lengths.add(text, ids)
+        for documents in _encoding_batches(reader.documents()):
+            encoded = tokenizer.encode_batch([document.text for document in documents])
+            for document, ids in zip(documents, encoded, strict=True):
+                if summary.is_held_out(document.name):
+                    held_out.add(document, ids)
+                    lengths.add(document, ids)
                 else:
-                    train.add(text, ids)
-            done += sum(text.nbytes for text in texts)
+                    train.add(document, ids)
+            done += sum(document.nbytes for document in documents)
             progress("encoding", done, summary.nbytes)
         lengths.close()
         splits = (train.close(), held_out.close())
@@ -166,37 +177,37 @@ def write_token_files(
     fsync_folder(folder)
 
 
-def _refuse(source: str, faults: list[str], documents: int, nbytes: int) -> None:
-    if len(faults) == 1:
-        raise DataError(faults[0])
-    if faults:
-        raise InputErrors(faults)
+def _check_readable(source: str, errors: list[str], documents: int, nbytes: int) -> None:
+    if len(errors) == 1:
+        raise DataError(errors[0])
+    if errors:
+        raise InputErrors(errors)
     if documents == 0:
-        raise DataError(f"no text in `{source}`: all that was read of it is empty")
+        raise DataError(f"no text in `{source}`: everything that was read of it is empty")
     if documents == 1:
         raise DataError(
-            f"`{source}` is too short: one document of {nbytes} bytes, and one more is needed to "
-            f"be held out; take more text (a lone file is cut into pieces of {CHUNK_BYTES} bytes, "
-            "of a small one 1024)"
+            f"`{source}` is too short: it has one document of {nbytes} bytes, and needs another to "
+            f"hold out; use more text (a single file is split into chunks of {CHUNK_BYTES} bytes, "
+            "a small one into chunks of 1024)"
         )
 
 
-def _batches(texts: Iterator[TextDocument]) -> Iterator[list[TextDocument]]:
-    """Documents in lots large enough to keep all cores at work."""
-    lot: list[TextDocument] = []
+def _encoding_batches(documents: Iterator[TextDocument]) -> Iterator[list[TextDocument]]:
+    """Documents in batches that are large enough to keep all cores busy."""
+    batch: list[TextDocument] = []
     nbytes = 0
-    for text in texts:
-        lot.append(text)
-        nbytes += text.nbytes
-        if nbytes >= _BATCH_BYTES or len(lot) >= _BATCH_DOCUMENTS:
-            yield lot
-            lot, nbytes = [], 0
-    if lot:
-        yield lot
+    for document in documents:
+        batch.append(document)
+        nbytes += document.nbytes
+        if nbytes >= _BATCH_BYTES or len(batch) >= _BATCH_DOCUMENTS:
+            yield batch
+            batch, nbytes = [], 0
+    if batch:
+        yield batch
 
 
-class _Split:
-    """Writes the ids and documents of one side of the split."""
+class _SplitWriter:
+    """Writes the ids and document index of one side of the split."""
 
     def __init__(
         self,
@@ -215,26 +226,26 @@ class _Split:
         self._starts, self._name_starts = array("q", [0]), array("q", [0])
         self._nbytes = 0
 
-    def add(self, text: TextDocument, ids: TokenIds) -> None:
+    def add(self, document: TextDocument, ids: TokenIds) -> None:
         """Appends a document and an end of text."""
         stored = np.concatenate([ids.astype(self._dtype), self._end])
         content = stored.tobytes()
         self._file.write(content)
         self._digest.update(content)
         self.counts += np.bincount(stored, minlength=len(self.counts))
-        name = text.name.encode(errors="replace")
+        name = document.name.encode(errors="replace")
         self._names.write(name)
         self._starts.append(self._starts[-1] + len(stored))
         self._name_starts.append(self._name_starts[-1] + len(name))
-        self._nbytes += text.nbytes
+        self._nbytes += document.nbytes
 
     def close(self) -> SplitMeta:
-        """Flushes all files to the disk."""
-        _finish(self._file)
-        _finish(self._names)
+        """Flushes all files to disk."""
+        _flush_and_close(self._file)
+        _flush_and_close(self._names)
         with (self._folder / document_files(self._name)[0]).open("xb") as file:
             np.save(file, np.array([self._starts, self._name_starts], dtype="<i8"))
-            _finish(file)
+            _flush_and_close(file)
         return SplitMeta(
             documents=len(self._starts) - 1,
             tokens=self._starts[-1],
@@ -243,7 +254,7 @@ class _Split:
         )
 
 
-class _Lengths:
+class _ByteLengthWriter:
     """Writes how many bytes of text each held-out token stands for."""
 
     def __init__(self, stack: ExitStack, path: Path, tokenizer: Tokenizer) -> None:
@@ -251,18 +262,20 @@ class _Lengths:
         self._tokenizer = tokenizer
         self._by_id = tokenizer.bytes_per_id()
 
-    def add(self, text: TextDocument, ids: TokenIds) -> None:
+    def add(self, document: TextDocument, ids: TokenIds) -> None:
         """Appends a document and an end of text, which stands for no byte."""
-        known = self._by_id
-        lengths = self._tokenizer.bytes_per_token(text.text) if known is None else known[ids]
+        if self._by_id is None:
+            lengths = self._tokenizer.bytes_per_token(document.text)
+        else:
+            lengths = self._by_id[ids]
         self._file.write(np.append(lengths, 0).astype(LENGTH_TYPE).tobytes())
 
     def close(self) -> None:
-        """Flushes the file to the disk."""
-        _finish(self._file)
+        """Flushes the file to disk."""
+        _flush_and_close(self._file)
 
 
-def _finish(file: BinaryIO) -> None:
+def _flush_and_close(file: BinaryIO) -> None:
     file.flush()
     os.fsync(file.fileno())
     file.close()
@@ -270,7 +283,7 @@ def _finish(file: BinaryIO) -> None:
 
 def _meta(
     folder: Path,
-    reading: CorpusReader,
+    reader: CorpusReader,
     tokenizer: Tokenizer,
     dtype: np.dtype[np.generic],
     splits: tuple[SplitMeta, SplitMeta],
@@ -278,11 +291,11 @@ def _meta(
 ) -> DatasetMeta:
     train, held_out = splits
     shares = counts[0][counts[0] > 0] / train.tokens
-    # One more of each, or a token that training never saw would cost infinitely much.
+    # Add-one smoothing, or a token that never occurs in training would have infinite loss.
     smoothed = np.log((counts[0] + 1) / (train.tokens + tokenizer.vocabulary))
     held_out_nats = -float(counts[1] @ smoothed)
     return DatasetMeta(
-        source=reading.corpus.source,
+        source=reader.corpus.source,
         vocabulary=tokenizer.vocabulary,
         end_of_text=tokenizer.end_of_text,
         dtype="uint16" if dtype.itemsize == 2 else "uint32",

@@ -1,7 +1,7 @@
-"""Content hashes of a corpus's files, remembered while a file's state on disk is unchanged.
+"""Content hashes of a corpus's files, cached while a file's state on disk is unchanged.
 
-Without this, each start on a corpus of 100 GB would read it whole only to learn that it is the
-same.
+Without the cache, each start on a corpus of 100 GB would read all of it only to learn that it is
+unchanged.
 """
 
 import contextlib
@@ -12,88 +12,90 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from windlass.atomic_files import hash_file, atomic_write
+from windlass.atomic_files import atomic_write, hash_file
 from windlass.data.readers import SourceFile
 from windlass.errors import DataError, StorageError
 
-_SETTLED_NANOSECONDS = 2_000_000_000
-"""A file younger than this may change again within its clock tick, so it is not remembered."""
+_MIN_AGE_NANOSECONDS = 2_000_000_000
+"""Hashes of younger files are not cached: they may change again within one tick of the clock."""
 
 FileState = tuple[int, int, int, int]
+"""Size in bytes, modification and status change times in nanoseconds, inode number."""
 DataProgress = Callable[[str, int, int | None], None]
-"""Told a label, what is done, and of how much (None where that is not known)."""
+"""Called with a label, the amount done, and the total (None if unknown)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HashedFile:
-    """What one file held when it was hashed."""
+    """Content of one file when it was hashed."""
 
     name: str
     sha256: str
     state: FileState
-    """Size in bytes, times of change of content and of entry in nanoseconds, file number."""
 
     @property
     def nbytes(self) -> int:
-        """Size of the file."""
+        """Size of the file in bytes."""
         return self.state[0]
 
 
-def hash_files(files: Sequence[SourceFile], cache: Path, progress: DataProgress) -> tuple[HashedFile, ...]:
-    """The content of each file.
+def hash_files(
+    files: Sequence[SourceFile], cache: Path, progress: DataProgress
+) -> tuple[HashedFile, ...]:
+    """Hashes each file, or takes its hash from the cache.
 
     Args:
-        files: of one corpus.
-        memory: folder in which hashes are kept between calls.
-        progress: told "checking files" and their number.
+        files: files of one corpus.
+        cache: folder in which hashes are kept between calls.
+        progress: called with "checking files" and their number.
 
     Raises:
         DataError: a file cannot be read.
     """
-    spelled = "\n".join(str(file.path.absolute()) for file in files[:1])
-    kept = cache / f"hashes-{hashlib.sha256(spelled.encode()).hexdigest()[:12]}.json"
-    known = _remembered(kept)
-    found: list[HashedFile] = []
-    settled: dict[str, tuple[FileState, str]] = {}
+    first_paths = "\n".join(str(file.path.absolute()) for file in files[:1])
+    cache_file = cache / f"hashes-{hashlib.sha256(first_paths.encode()).hexdigest()[:12]}.json"
+    cached = _load_hashes(cache_file)
+    hashed: list[HashedFile] = []
+    cacheable: dict[str, tuple[FileState, str]] = {}
     now = time.time_ns()
     for number, file in enumerate(files):
         progress("checking files", number, len(files))
         path = str(file.path.absolute())
         try:
             state = file_state(file.path)
-            earlier = known.get(path)
+            earlier = cached.get(path)
             unchanged = earlier is not None and earlier[0] == state
             sha256 = earlier[1] if earlier and unchanged else hash_file(file.path)
         except OSError as error:
             raise DataError(f"`{file.path}` cannot be read: {error.strerror}") from None
-        found.append(HashedFile(name=file.name, sha256=sha256, state=state))
-        if now - max(state[1:3]) > _SETTLED_NANOSECONDS:
-            settled[path] = (state, sha256)
-    if settled != known:
-        _remember(kept, settled)
-    return tuple(found)
+        hashed.append(HashedFile(name=file.name, sha256=sha256, state=state))
+        if now - max(state[1:3]) > _MIN_AGE_NANOSECONDS:
+            cacheable[path] = (state, sha256)
+    if cacheable != cached:
+        _save_hashes(cache_file, cacheable)
+    return tuple(hashed)
 
 
 def file_state(path: Path) -> FileState:
-    """What changes on disk whenever a file's content does."""
+    """Properties that change on disk whenever a file's content does."""
     stat = path.stat()
     return stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino
 
 
-def _remembered(kept: Path) -> dict[str, tuple[FileState, str]]:
-    """Earlier hashes; a missing or damaged file is no memory."""
+def _load_hashes(cache_file: Path) -> dict[str, tuple[FileState, str]]:
+    """Cached hashes by path; empty if the file is missing or damaged."""
     try:
-        rows = json.loads(kept.read_text(encoding="utf-8"))
+        rows = json.loads(cache_file.read_text(encoding="utf-8"))
         return {
-            path: ((int(size), int(changed), int(entered), int(number)), str(sha256))
-            for path, (size, changed, entered, number, sha256) in rows.items()
+            path: ((int(size), int(modified), int(changed), int(inode)), str(sha256))
+            for path, (size, modified, changed, inode, sha256) in rows.items()
         }
     except (OSError, ValueError, TypeError, AttributeError):
         return {}
 
 
-def _remember(kept: Path, settled: dict[str, tuple[FileState, str]]) -> None:
-    rows = {path: [*state, sha256] for path, (state, sha256) in settled.items()}
-    # Only time is lost where this cannot be written; the tokens themselves will say so.
+def _save_hashes(cache_file: Path, hashes: dict[str, tuple[FileState, str]]) -> None:
+    rows = {path: [*state, sha256] for path, (state, sha256) in hashes.items()}
+    # A failure costs only time; preparing the tokens reports a full or read-only disk.
     with contextlib.suppress(StorageError, OSError):
-        atomic_write(kept, json.dumps(rows))
+        atomic_write(cache_file, json.dumps(rows))

@@ -1,4 +1,4 @@
-"""Permutation: a keyed shuffle of `range(size)` that gives any entry at once, without a table."""
+"""Keyed random permutations of `range(size)` with random access, without a table."""
 
 import hashlib
 from dataclasses import dataclass
@@ -14,8 +14,8 @@ Indices = npt.NDArray[np.int64]
 class Permutation:
     """A pseudo-random order of `range(size)`: a Feistel network over the next power of 4.
 
-    A value that falls outside `range(size)` is sent through again until it is inside (cycle
-    walking), which keeps the map one to one and takes at most 4 turns on average.
+    A value outside `range(size)` is permuted again until it is inside (cycle walking), which keeps
+    the map one to one and takes at most 4 rounds on average.
 
     Source: Black and Rogaway 2002, "Ciphers with arbitrary finite domains", method 2.
     """
@@ -24,14 +24,14 @@ class Permutation:
     keys: tuple[int, ...]
 
     def __call__(self, indices: Indices) -> Indices:
-        """Where each index of `range(size)` is sent."""
+        """The permuted value of each index in `range(size)`."""
         half = max(1, ((self.size - 1).bit_length() + 1) // 2)
-        values = self._turn(indices.astype(np.uint64), half)
+        values = self._permute(indices.astype(np.uint64), half)
         while (outside := values >= self.size).any():
-            values[outside] = self._turn(values[outside], half)
+            values[outside] = self._permute(values[outside], half)
         return values.astype(np.int64)
 
-    def _turn(self, values: npt.NDArray[np.uint64], half: int) -> npt.NDArray[np.uint64]:
+    def _permute(self, values: npt.NDArray[np.uint64], half: int) -> npt.NDArray[np.uint64]:
         shift, mask = np.uint64(half), np.uint64((1 << half) - 1)
         left, right = values >> shift, values & mask
         for key in self.keys:
@@ -40,19 +40,21 @@ class Permutation:
 
 
 def keyed_permutation(size: int, *key: int) -> Permutation:
-    """The permutation of `range(size)` that belongs to a key, the same on every machine."""
+    """The permutation of `range(size)` for a key, the same on every machine."""
     digest = _digest("permutation", *key)
     keys = tuple(int.from_bytes(digest[8 * i : 8 * i + 8], "little") for i in range(_ROUNDS))
     return Permutation(size=size, keys=keys)
 
 
 def keyed_number(below: int, *key: int) -> int:
-    """A number in `range(below)` that belongs to a key, the same on every machine."""
+    """A pseudo-random number in `range(below)` for a key, the same on every machine."""
     return int.from_bytes(_digest("number", *key)[:16], "little") % below
 
 
-def _digest(use: str, *key: int) -> bytes:
-    return hashlib.blake2b(repr((use, *map(int, key))).encode(), digest_size=8 * _ROUNDS).digest()
+def _digest(purpose: str, *key: int) -> bytes:
+    return hashlib.blake2b(
+        repr((purpose, *map(int, key))).encode(), digest_size=8 * _ROUNDS
+    ).digest()
 
 
 def _mixed(values: npt.NDArray[np.uint64], key: int) -> npt.NDArray[np.uint64]:

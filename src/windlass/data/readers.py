@@ -1,4 +1,4 @@
-"""Reading: the documents inside one file, as a stream that never holds a large file whole."""
+"""Reads the documents of one file as a stream, never a large file at once."""
 
 import importlib
 import json
@@ -12,11 +12,11 @@ from typing import Any, BinaryIO
 from windlass.errors import DataError
 
 CHUNK_BYTES = 16 * 2**10
-"""A text that is cut into chunks is cut at the last line end within so much."""
-_CHUNKS, _LEAST_CHUNK_BYTES = 64, 2**10
-"""A small text has smaller chunks, so that a share of them can be held out."""
-_WHOLE_BYTES = 2**20
-"""A text file of a folder is one document up to this size."""
+"""Largest chunk of a text that is split, at the last line end within it."""
+_CHUNKS, _MIN_CHUNK_BYTES = 64, 2**10
+"""A small text is split into about 64 smaller chunks, so that a share of them can be held out."""
+_MAX_DOCUMENT_BYTES = 2**20
+"""Largest text file of a folder that is one document."""
 _SNIFF_BYTES = 8 * 2**10
 _TABLE_ROWS = 1024
 _TEXT_SUFFIXES = frozenset(
@@ -31,13 +31,13 @@ class SourceFile:
     """One file of a corpus."""
 
     name: str
-    """Relative to the corpus, with `/` on every system; the split hangs on it."""
+    """Path relative to the corpus, with `/` on every system; the split depends on it."""
     path: Path
     single_document: bool
-    """Whether a text of moderate size is one document; otherwise it is cut into chunks."""
+    """Whether a text of moderate size is one document; otherwise it is split into chunks."""
 
     def rows(self) -> int:
-        """Rows of an Arrow file."""
+        """Number of rows of an Arrow file."""
         with _arrow_file(self.path) as reader:
             return sum(batch.num_rows for batch in reader)
 
@@ -49,18 +49,18 @@ class TextDocument:
     name: str
     text: str
     nbytes: int
-    """Of the text in UTF-8."""
+    """Bytes of the text in UTF-8."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnreadableDocument:
-    """What stands in a document's place and cannot be read, in words."""
+    """The reason why a document cannot be read, in its place."""
 
     message: str
 
 
 def looks_like_text(path: Path) -> bool:
-    """Whether a file claims to be text by its suffix, or looks like it by its first bytes."""
+    """Whether a file is text by its suffix or by its first bytes."""
     if path.suffix.lower() in _TEXT_SUFFIXES:
         return True
     try:
@@ -68,17 +68,19 @@ def looks_like_text(path: Path) -> bool:
             head = file.read(_SNIFF_BYTES)
     except OSError:
         return False
-    # The last character may be cut where reading stopped.
-    cut = 3 if len(head) == _SNIFF_BYTES else 0
-    return bool(head) and b"\0" not in head and _first_bad_byte(head) + cut >= len(head)
+    # The last character may be incomplete where reading stopped.
+    slack = 3 if len(head) == _SNIFF_BYTES else 0
+    return bool(head) and b"\0" not in head and _first_bad_byte(head) + slack >= len(head)
 
 
-def read_documents(file: SourceFile, text_field: str) -> Iterator[TextDocument | UnreadableDocument]:
-    """The documents of a file, or faults in their place; empty ones are passed by.
+def read_documents(
+    file: SourceFile, text_field: str
+) -> Iterator[TextDocument | UnreadableDocument]:
+    """The documents of a file, or why one cannot be read; empty documents are skipped.
 
     Args:
-        file: read as JSON lines, Parquet, Arrow or text by its suffix.
-        text_field: the field of a table that holds the text.
+        file: the file, read as JSON lines, Parquet, Arrow or text by its suffix.
+        text_field: field of a table that holds the text.
 
     Raises:
         DataError: a package that the format needs is missing.
@@ -93,56 +95,58 @@ def read_documents(file: SourceFile, text_field: str) -> Iterator[TextDocument |
                 with _arrow_file(file.path) as reader:
                     yield from _table(file, text_field, reader.schema.names, reader)
             case _:
-                yield from _plain(file)
+                yield from _text_file(file)
     except OSError as error:
         yield UnreadableDocument(message=f"`{file.path}` cannot be read: {error.strerror or error}")
 
 
-def _plain(file: SourceFile) -> Iterator[TextDocument | UnreadableDocument]:
+def _text_file(file: SourceFile) -> Iterator[TextDocument | UnreadableDocument]:
     nbytes = file.path.stat().st_size
-    if file.single_document and nbytes <= _WHOLE_BYTES:
+    if file.single_document and nbytes <= _MAX_DOCUMENT_BYTES:
         item = _decoded(file.name, file.path, 0, file.path.read_bytes())
         if isinstance(item, UnreadableDocument) or item.text:
             yield item
         return
     with file.path.open("rb") as stream:
-        size = min(CHUNK_BYTES, max(_LEAST_CHUNK_BYTES, nbytes // _CHUNKS))
+        size = min(CHUNK_BYTES, max(_MIN_CHUNK_BYTES, nbytes // _CHUNKS))
         for offset, chunk in _chunks(stream, size):
             yield _decoded(f"{file.name}@{offset}", file.path, offset, chunk)
 
 
 def _chunks(stream: BinaryIO, size: int) -> Iterator[tuple[int, bytes]]:
-    """Pieces of at most `size` bytes with their offsets, cut at line ends where there are any."""
-    offset, held = 0, b""
-    while held := held + stream.read(size - len(held)):
-        cut = len(held)
-        if cut == size:
-            cut = held.rfind(b"\n") + 1 or _character_end(held)
-        yield offset, held[:cut]
-        offset, held = offset + cut, held[cut:]
+    """Chunks of at most `size` bytes with their offsets, split at line ends if there are any."""
+    offset, buffer = 0, b""
+    while buffer := buffer + stream.read(size - len(buffer)):
+        end = len(buffer)
+        if end == size:
+            end = buffer.rfind(b"\n") + 1 or _character_end(buffer)
+        yield offset, buffer[:end]
+        offset, buffer = offset + end, buffer[end:]
 
 
 def _character_end(content: bytes) -> int:
-    """The last place at which UTF-8 may be cut: before a byte that begins a character."""
+    """Last offset at which UTF-8 may be split: before a byte that begins a character."""
     for end in range(len(content) - 1, max(0, len(content) - 4), -1):
         if content[end] & 0xC0 != 0x80:
             return end
     return len(content)
 
 
-def _decoded(name: str, path: Path, offset: int, content: bytes) -> TextDocument | UnreadableDocument:
+def _decoded(
+    name: str, path: Path, offset: int, content: bytes
+) -> TextDocument | UnreadableDocument:
     try:
         return TextDocument(name=name, text=content.decode(), nbytes=len(content))
     except UnicodeDecodeError as error:
-        at = offset + error.start
+        position = offset + error.start
         return UnreadableDocument(
-            message=f"`{path}` is not UTF-8: byte {at} is 0x{content[error.start]:02x}; convert "
-            "it, or take it out of the corpus"
+            message=f"`{path}` is not UTF-8: byte {position} is 0x{content[error.start]:02x}; "
+            "convert it, or remove it from the corpus"
         )
 
 
 def _first_bad_byte(content: bytes) -> int:
-    """Offset of the first byte that is no UTF-8, or the length."""
+    """Offset of the first byte that is not UTF-8, or the length."""
     try:
         content.decode()
     except UnicodeDecodeError as error:
@@ -171,11 +175,18 @@ def _json_line(
     try:
         row = json.loads(decoded.text.rstrip("\r\n"))
     except json.JSONDecodeError as error:
-        return UnreadableDocument(message=f"{where}: no JSON: {error.msg.lower()} at column {error.colno}")
-    except (ValueError, RecursionError) as error:  # a number too long, brackets too deep
+        return UnreadableDocument(
+            message=f"{where}: not JSON: {error.msg.lower()} at column {error.colno}"
+        )
+    except (
+        ValueError,
+        RecursionError,
+    ) as error:  # a number that is too long, or brackets nested too deeply
         return UnreadableDocument(message=f"{where}: cannot be read: {str(error).lower()}")
     if not isinstance(row, dict):
-        return UnreadableDocument(message=f"{where}: holds a {type(row).__name__}, not an object with fields")
+        return UnreadableDocument(
+            message=f"{where}: holds a {type(row).__name__}, not an object with fields"
+        )
     if text_field not in row:
         return UnreadableDocument(message=f"{where}: {_no_field(text_field, row)}")
     return _cell(f"{file.name}:{number}", where, text_field, row[text_field])
@@ -191,13 +202,13 @@ def _parquet(file: SourceFile, text_field: str) -> Iterator[TextDocument | Unrea
             batches = table.iter_batches(batch_size=_TABLE_ROWS, columns=columns)
             yield from _table(file, text_field, names, batches)
     except ValueError as error:  # pyarrow's own errors are ValueErrors
-        yield UnreadableDocument(message=f"`{file.path}` is no Parquet file: {error}")
+        yield UnreadableDocument(message=f"`{file.path}` is not a Parquet file: {error}")
 
 
 def _table(
     file: SourceFile, text_field: str, names: list[str], batches: Iterable[Any]
 ) -> Iterator[TextDocument | UnreadableDocument]:
-    """Documents of record batches (`Any`: pyarrow has no types)."""
+    """Documents of record batches (`Any` because pyarrow has no types)."""
     if text_field not in names:
         yield UnreadableDocument(message=f"`{file.path}`: {_no_field(text_field, names)}")
         return
@@ -210,12 +221,16 @@ def _table(
                 yield item
 
 
-def _cell(name: str, where: str, text_field: str, value: object) -> TextDocument | UnreadableDocument | None:
-    """The document in one field; None where it is empty."""
+def _cell(
+    name: str, where: str, text_field: str, value: object
+) -> TextDocument | UnreadableDocument | None:
+    """The document in one field; None if it is empty."""
     if value is None or value == "":
         return None
     if not isinstance(value, str):
-        return UnreadableDocument(message=f"{where}: `{text_field}` is of type {type(value).__name__}, not text")
+        return UnreadableDocument(
+            message=f"{where}: `{text_field}` is of type {type(value).__name__}, not text"
+        )
     try:
         return TextDocument(name=name, text=value, nbytes=len(value.encode()))
     except UnicodeEncodeError as error:
@@ -225,20 +240,20 @@ def _cell(name: str, where: str, text_field: str, value: object) -> TextDocument
 
 
 def _no_field(text_field: str, names: Iterable[str]) -> str:
-    there = ", ".join(f"`{name}`" for name in names) or "none"
-    return f"no field `{text_field}`; fields are {there}; name yours as `data.text_field`"
+    fields = ", ".join(f"`{name}`" for name in names) or "none"
+    return f"no field `{text_field}`; fields are {fields}; name yours as `data.text_field`"
 
 
 @contextmanager
 def _arrow_file(path: Path) -> Iterator[Any]:
-    """A reader of record batches of an Arrow stream (`Any`: pyarrow has no types)."""
+    """A reader of record batches of an Arrow stream (`Any` because pyarrow has no types)."""
     arrow = _arrow_package(path)
     ipc = importlib.import_module("pyarrow.ipc")
     try:
         with arrow.memory_map(str(path)) as source, ipc.open_stream(source) as reader:
             yield reader
     except ValueError as error:
-        raise DataError(f"`{path}` is no Arrow stream: {error}") from None
+        raise DataError(f"`{path}` is not an Arrow stream: {error}") from None
 
 
 def _arrow_package(path: Path) -> ModuleType:

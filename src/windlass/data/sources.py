@@ -1,4 +1,4 @@
-"""Corpora: which files a source means, in an order that is the same on every machine."""
+"""Finds the files of a corpus, in an order that is the same on every machine."""
 
 import importlib
 import json
@@ -8,19 +8,25 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from windlass.data.readers import UnreadableDocument, SourceFile, TextDocument, looks_like_text, read_documents
+from windlass.data.readers import (
+    SourceFile,
+    TextDocument,
+    UnreadableDocument,
+    looks_like_text,
+    read_documents,
+)
 from windlass.errors import DataError, did_you_mean
 
 STDLIB = "stdlib"
 HUGGING_FACE = "hf:"
 TABLE_SUFFIXES = (".jsonl", ".parquet", ".arrow")
-_NEVER_ENTERED = frozenset({"__pycache__", "site-packages", "dist-packages"})
-# Tests are installed on some machines and not on others, and are half of all text where they are.
-_TESTS = frozenset({"test", "tests", "idle_test"})
-# Generated tables of letters: an eighth of the text, so regular that they flatter any loss.
-_LETTER_TABLES = frozenset({"encodings"})
-# Settings of one build of Python or of one machine.
-_LOCAL = ("_sysconfigdata", "config-", "sitecustomize.py")
+_SKIPPED_FOLDERS = frozenset({"__pycache__", "site-packages", "dist-packages"})
+# Tests are installed on some machines only, where they are half of all text.
+_TEST_FOLDERS = frozenset({"test", "tests", "idle_test"})
+# Generated character tables: an eighth of the text, so regular that they lower any loss.
+_CHARACTER_TABLES = frozenset({"encodings"})
+# Files that differ between builds of Python or machines.
+_MACHINE_SPECIFIC = ("_sysconfigdata", "config-", "sitecustomize.py")
 _SAVED_SPLIT, _SAVED_DICT = "state.json", "dataset_dict.json"
 
 
@@ -31,16 +37,18 @@ class Corpus:
     source: str
     files: tuple[SourceFile, ...]
     skip_undecodable: bool = False
-    """Whether a file that is no UTF-8 is left out; otherwise it is a fault."""
+    """Whether a file that is not UTF-8 is skipped; otherwise it is an error."""
 
-    def documents(self, *, text_field: str, limit_bytes: int | None) -> Iterator[TextDocument | UnreadableDocument]:
-        """All documents, or faults in their place, in the corpus's order.
+    def documents(
+        self, *, text_field: str, limit_bytes: int | None
+    ) -> Iterator[TextDocument | UnreadableDocument]:
+        """All documents, or why one cannot be read, in the corpus's order.
 
         Args:
-            text_field: the field of a table that holds the text.
-            limit_bytes: ends with the document that reaches so much text; None reads all.
+            text_field: field of a table that holds the text.
+            limit_bytes: stops after the document that reaches this many bytes; None reads all.
         """
-        read = 0
+        nbytes = 0
         for file in self.files:
             for item in read_documents(file, text_field):
                 if isinstance(item, UnreadableDocument):
@@ -48,20 +56,20 @@ class Corpus:
                         yield item
                     continue
                 yield item
-                read += item.nbytes
-                if limit_bytes is not None and read >= limit_bytes:
+                nbytes += item.nbytes
+                if limit_bytes is not None and nbytes >= limit_bytes:
                     return
 
 
 def find_corpus(source: str) -> Corpus:
-    """The corpus of a source.
+    """Finds the corpus of a source.
 
     Args:
         source: `stdlib`, a folder, a text, `.jsonl` or `.parquet` file, a folder saved by Hugging
             Face `datasets`, or `hf:name[@config][:split]`.
 
     Raises:
-        DataError: no such source, or nothing readable in it.
+        DataError: the source does not exist or has nothing readable in it.
     """
     if source == STDLIB:
         return _standard_library()
@@ -77,74 +85,79 @@ def find_corpus(source: str) -> Corpus:
                 f"`{source}` does not look like text; Windlass reads UTF-8 text, `.jsonl` and "
                 "`.parquet` files and folders of them"
             )
-        return Corpus(source=source, files=(SourceFile(name=path.name, path=path, single_document=whole),))
-    raise DataError(f"no file or folder `{source}`{_near(source, path)}")
+        return Corpus(
+            source=source, files=(SourceFile(name=path.name, path=path, single_document=whole),)
+        )
+    raise DataError(f"no file or folder `{source}`{_suggestion(source, path)}")
 
 
-def _near(source: str, path: Path) -> str:
+def _suggestion(source: str, path: Path) -> str:
     """A suggestion among the entries of the nearest folder that exists."""
-    if near := did_you_mean(source, [STDLIB]):
-        return near
+    if suggestion := did_you_mean(source, [STDLIB]):
+        return suggestion
     if not path.parent.is_dir():
         return f"; there is no folder `{path.parent}` either"
-    near = did_you_mean(path.name, [entry.name for entry in path.parent.iterdir()])
-    if near and path.parent != Path():
-        return near.replace("`", f"`{path.parent}/", 1)
-    return near
+    suggestion = did_you_mean(path.name, [entry.name for entry in path.parent.iterdir()])
+    if suggestion and path.parent != Path():
+        return suggestion.replace("`", f"`{path.parent}/", 1)
+    return suggestion
 
 
 def _standard_library() -> Corpus:
-    """The `.py` sources of this Python, without tests, letter tables and installed packages."""
+    """The `.py` files of this Python, without tests, character tables and installed packages."""
     root = Path(sysconfig.get_paths()[STDLIB])
     files = tuple(
         SourceFile(name=name, path=path, single_document=True)
-        for name, path in _walk(root, _NEVER_ENTERED | _TESTS | _LETTER_TABLES)
-        if path.suffix == ".py" and not name.startswith(_LOCAL)
+        for name, path in _walk(root, _SKIPPED_FOLDERS | _TEST_FOLDERS | _CHARACTER_TABLES)
+        if path.suffix == ".py" and not name.startswith(_MACHINE_SPECIFIC)
     )
     if not files:
         raise DataError(
-            f"this Python keeps no sources in `{root}`; name a folder or file of text as "
+            f"this Python has no source files in `{root}`; name a folder or file of text as "
             "`data.source`"
         )
     return Corpus(source=STDLIB, files=files, skip_undecodable=True)
 
 
 def _folder(source: str, root: Path) -> Corpus:
-    """All text files and tables below a folder, or the tables of a saved data set."""
+    """All text files and tables below a folder, or the tables of a saved dataset."""
     if (root / _SAVED_SPLIT).is_file() or (root / _SAVED_DICT).is_file():
-        return _saved(source, root)
-    found = [
+        return _saved_dataset(source, root)
+    readable = [
         (name, path)
-        for name, path in _walk(root, _NEVER_ENTERED)
+        for name, path in _walk(root, _SKIPPED_FOLDERS)
         if path.suffix in TABLE_SUFFIXES or looks_like_text(path)
     ]
-    if not found:
+    if not readable:
         raise DataError(
             f"no text in `{source}`: no file below it is UTF-8 text, `.jsonl` or `.parquet`"
         )
-    # A lone file is cut into chunks, or nothing could be held out.
-    files = tuple(SourceFile(name=name, path=path, single_document=len(found) > 1) for name, path in found)
+    # A lone file is split into chunks; otherwise nothing could be held out.
+    several = len(readable) > 1
+    files = tuple(
+        SourceFile(name=name, path=path, single_document=several) for name, path in readable
+    )
     return Corpus(source=source, files=files)
 
 
-def _walk(root: Path, never: frozenset[str]) -> Iterator[tuple[str, Path]]:
-    """Files below `root` with their relative names, ordered by name; hidden ones are passed by."""
-    found: list[tuple[str, Path]] = []
+def _walk(root: Path, skipped: frozenset[str]) -> Iterator[tuple[str, Path]]:
+    """Files below `root` with their relative names, ordered by name; hidden ones are skipped."""
+    files: list[tuple[str, Path]] = []
     for folder, folders, names in os.walk(root):
-        folders[:] = [name for name in folders if name not in never and name[0] != "."]
-        here = Path(folder)
-        prefix = "" if here == root else f"{here.relative_to(root).as_posix()}/"
-        found += [(f"{prefix}{name}", here / name) for name in names if name[0] != "."]
-    return iter(sorted(found))
+        folders[:] = [name for name in folders if name not in skipped and name[0] != "."]
+        path = Path(folder)
+        prefix = "" if path == root else f"{path.relative_to(root).as_posix()}/"
+        files += [(f"{prefix}{name}", path / name) for name in names if name[0] != "."]
+    return iter(sorted(files))
 
 
-def _saved(source: str, root: Path) -> Corpus:
-    """The Arrow files of a folder written by `save_to_disk` (of a dictionary: its `train`)."""
+def _saved_dataset(source: str, root: Path) -> Corpus:
+    """The Arrow files of a folder written by `save_to_disk`; a `DatasetDict` gives its `train`."""
     if (root / _SAVED_DICT).is_file():
         splits = sorted(path.parent.name for path in root.glob(f"*/{_SAVED_SPLIT}"))
         if "train" not in splits:
             raise DataError(
-                f"`{source}` holds no split `train` but {_list(splits)}; name one of them, such "
+                f"`{source}` has no split `train` but {_list(splits)}; name one of them, such "
                 f"as `{root / (splits[0] if splits else 'train')}`"
             )
         root = root / "train"
@@ -153,11 +166,11 @@ def _saved(source: str, root: Path) -> Corpus:
         names = [str(entry["filename"]) for entry in state["_data_files"]]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"`{root / _SAVED_SPLIT}` is damaged: {error}") from None
-    return _arrow(source, [root / name for name in names])
+    return _arrow_corpus(source, [root / name for name in names])
 
 
 def _hugging_face(source: str) -> Corpus:
-    """The Arrow files of a data set fetched, or found in its cache, by name."""
+    """The Arrow files of a Hugging Face dataset, downloaded or found in its cache."""
     try:
         datasets = importlib.import_module("datasets")
     except ImportError:
@@ -170,7 +183,7 @@ def _hugging_face(source: str) -> Corpus:
     except (OSError, ValueError, RuntimeError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise DataError(f"`{source}` cannot be loaded: {reason}") from None
-    corpus = _arrow(source, [Path(entry["filename"]) for entry in table.cache_files])
+    corpus = _arrow_corpus(source, [Path(entry["filename"]) for entry in table.cache_files])
     rows = sum(file.rows() for file in corpus.files)
     if rows != len(table):
         raise DataError(
@@ -187,16 +200,16 @@ def _hugging_face_name(source: str) -> tuple[str, str, str | None]:
         split = "train"
     name, _, config = name.partition("@")
     if not name or not split:
-        raise DataError(f"`{source}` names no data set; write it as `hf:name[@config][:split]`")
+        raise DataError(f"`{source}` names no dataset; write it as `hf:name[@config][:split]`")
     return name, split, config or None
 
 
-def _arrow(source: str, paths: list[Path]) -> Corpus:
+def _arrow_corpus(source: str, paths: list[Path]) -> Corpus:
     if not paths:
-        raise DataError(f"`{source}` holds no data files; it may be empty")
+        raise DataError(f"`{source}` has no data files; it may be empty")
     missing = [str(path) for path in paths if not path.is_file()]
     if missing:
-        raise DataError(f"`{source}` lacks its data file {_list(missing)}; save it again")
+        raise DataError(f"data files of `{source}` are missing: {_list(missing)}; save it again")
     files = tuple(SourceFile(name=path.name, path=path, single_document=True) for path in paths)
     return Corpus(source=source, files=files)
 

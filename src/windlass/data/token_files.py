@@ -1,6 +1,6 @@
-"""Tokens: a corpus as memory-mapped ids with its documents, its tokenizer and its figures.
+"""Opens a tokenised corpus: memory-mapped ids, document index, tokenizer and statistics.
 
-A folder of tokens is whole or it is none: `meta.json` carries the size and hash of every other
+A folder of tokens is either complete or ignored: `meta.json` has the size and hash of every other
 file, and `meta.sha256` the hash of `meta.json`.
 """
 
@@ -30,7 +30,7 @@ class FileMeta(Document):
 
     nbytes: int
     sample_sha256: str
-    """Of the whole file up to 64 MiB, of 64 spread pieces of a larger one."""
+    """SHA-256 of the whole file up to 64 MiB, of 64 evenly spread samples of a larger one."""
 
 
 class SplitMeta(Document):
@@ -38,15 +38,15 @@ class SplitMeta(Document):
 
     documents: int
     tokens: int
-    """With one end of text for each document."""
+    """Number of tokens, with one end of text per document."""
     nbytes: int
-    """Of the text in UTF-8."""
+    """Bytes of the text in UTF-8."""
     sha256: str
-    """Of the token file."""
+    """SHA-256 of the token file."""
 
 
 class DatasetMeta(Document):
-    """What is known of a corpus once it is tokenised."""
+    """Statistics of a tokenised corpus, and the hashes of its files."""
 
     source: str
     vocabulary: int
@@ -55,25 +55,26 @@ class DatasetMeta(Document):
     train: SplitMeta
     held_out: SplitMeta
     bytes_per_token: float
-    """Of the training text."""
+    """Mean bytes of training text per token."""
     unigram_nats: float
-    """Entropy of the training tokens: the loss of a model that knows only how often each occurs."""
+    """Entropy of the training tokens: the loss of a model that only knows their frequencies."""
     held_out_unigram_nats: float
-    """Loss of that model on the held-out tokens; each count is raised by one."""
+    """Loss of that model on the held-out tokens, with add-one smoothing."""
     held_out_unigram_bits_per_byte: float
+    """The same loss in bits per byte of held-out text."""
     files: dict[str, FileMeta]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class DocumentIndex:
-    """Where each document begins in the tokens of one split, and its name."""
+    """Start and name of each document in the tokens of one split."""
 
     starts: npt.NDArray[np.int64]
-    """Token offset of each document, then the number of tokens."""
+    """Token offset of each document, then the number of tokens, `Int[document + 1]`."""
     name_starts: npt.NDArray[np.int64]
-    """Byte offset of each name, then the number of bytes."""
+    """Byte offset of each name, then the number of bytes, `Int[document + 1]`."""
     names: npt.NDArray[np.uint8]
-    """All names in UTF-8, one after the other."""
+    """All names in UTF-8, concatenated."""
 
     def __len__(self) -> int:
         return len(self.starts) - 1
@@ -84,7 +85,7 @@ class DocumentIndex:
         return self.names[first:end].tobytes().decode()
 
     def between(self, first: int, end: int) -> tuple[str, ...]:
-        """Names of the documents that the tokens `first` to `end` (not included) belong to."""
+        """Names of the documents that tokens `first` to `end` (exclusive) belong to."""
         low = int(np.searchsorted(self.starts, first, side="right")) - 1
         high = int(np.searchsorted(self.starts, end, side="left"))
         return tuple(self.name(index) for index in range(low, min(high, len(self))))
@@ -97,34 +98,34 @@ class TokenDataset:
     folder: Path
     vocabulary: int
     train: StoredTokenIds
-    """Memory-mapped ids, an end of text after each document."""
+    """Memory-mapped ids `Int[token]`, with an end of text after each document."""
     held_out: StoredTokenIds
     held_out_bytes: npt.NDArray[np.uint32]
-    """Bytes of text each held-out token stands for; none for an end of text."""
+    """Bytes of text that each held-out token stands for, 0 for an end of text, `Int[token]`."""
     documents: DocumentIndex
-    """Of the training split."""
+    """Document index of the training split."""
     tokenizer: Tokenizer
     meta: DatasetMeta
     fingerprint: str
-    """Of the ids and the tokenizer: equal wherever the same text was tokenised the same way."""
+    """Hash of ids and tokenizer, equal wherever the same text was tokenised the same way."""
 
 
 def token_file(split: str) -> str:
-    """Name of the file with the ids of `train` or `held_out`."""
+    """Name of the file with the ids of split `train` or `held_out`."""
     return f"{split}.bin"
 
 
 def document_files(split: str) -> tuple[str, str]:
-    """Names of the files with the offsets and the names of the documents of a split."""
+    """Names of the files with the offsets and the names of a split's documents."""
     return f"{split}.documents.npy", f"{split}.names.txt"
 
 
 def open_dataset(folder: Path) -> TokenDataset | None:
-    """The tokens in a folder; None if it is missing, unfinished or damaged."""
+    """The tokens in a folder; None if it is missing, incomplete or damaged."""
     try:
         meta = _sealed_meta(folder)
         if meta is None or any(
-            file_meta(folder / name) != known for name, known in meta.files.items()
+            file_meta(folder / name) != expected for name, expected in meta.files.items()
         ):
             return None
         tokenizer = load_tokenizer(folder / TOKENIZER_FILE)
@@ -144,7 +145,7 @@ def open_dataset(folder: Path) -> TokenDataset | None:
 
 
 def file_meta(path: Path) -> FileMeta:
-    """Size and hash of one file, in a time that does not grow with its size beyond 64 MiB."""
+    """Size and hash of one file; the time to compute it does not grow beyond 64 MiB."""
     nbytes = path.stat().st_size
     if nbytes <= _SAMPLES * _SAMPLE_BYTES:
         return FileMeta(nbytes=nbytes, sample_sha256=hash_file(path))
@@ -165,7 +166,7 @@ def _sealed_meta(folder: Path) -> DatasetMeta | None:
 
 
 def _mapped(path: Path, dtype: np.dtype[_Item]) -> npt.NDArray[_Item]:
-    # As a plain array: slicing a `np.memmap` costs five times as much.
+    # As a plain array, because slicing a `np.memmap` takes five times as long.
     return np.memmap(path, dtype=dtype.newbyteorder("<"), mode="r").view(np.ndarray)
 
 

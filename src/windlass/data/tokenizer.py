@@ -1,4 +1,4 @@
-"""Tokenizer: text to ids and back; bytes, a trained byte-level BPE, or any `tokenizer.json`."""
+"""Tokenizers: UTF-8 bytes, a trained byte-level BPE, or any `tokenizer.json`."""
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,66 +14,68 @@ from windlass.atomic_files import atomic_write
 from windlass.errors import DataError
 
 END_OF_TEXT = "<|endoftext|>"
-# What other families call the end of a text, most telling first.
-_ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[EOS]", "[SEP]")
+# Names that other families give the end of a text, in the order they are looked for.
+_END_OF_TEXT_NAMES = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[EOS]", "[SEP]")
 BYTE_VOCABULARY = 257
 
 TokenIds = npt.NDArray[np.int64]
+"""Token ids `Int[token]`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Tokenizer:
-    """Text to ids and back; `decode(encode(text)) == text` for bytes and trained ones."""
+    """Maps text to ids and back; bytes and trained ones satisfy `decode(encode(text)) == text`."""
 
     backend: tokenizers.Tokenizer
-    """Holds the vocabulary and merges."""
+    """The `tokenizers` object with vocabulary and merges."""
     bytewise: bool
-    """Whether ids are the bytes of the text, so that `core` is needed for its file only."""
+    """Whether ids are the bytes of the text, so that `backend` is only needed to save the file."""
     vocabulary: int
-    """Ids are below this."""
+    """Upper limit of ids, exclusive."""
     end_of_text: int
+    """Id of the end of a text."""
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text, without an end of text; a literal `<|endoftext|>` is plain text."""
+        """Ids of a text, without an end of text; a literal `<|endoftext|>` is plain text."""
         if self.bytewise:
             return list(text.encode())
         return list(self.backend.encode(text, add_special_tokens=False).ids)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of ids; half a character is a replacement mark.
+        """Text of ids; an incomplete character becomes a replacement character.
 
-        An end of text is nothing, and so is an id that only the model knows, whose vocabulary may
-        be larger.
+        An end of text becomes nothing, and so does an id beyond the tokenizer's, which a model
+        with a larger vocabulary may produce.
         """
         if self.bytewise:
             return bytes(i for i in ids if i < self.end_of_text).decode(errors="replace")
         return self.backend.decode(list(ids), skip_special_tokens=True)
 
     def stream_decode(self, ids: Iterable[int]) -> Iterator[str]:
-        """The text of `ids` as it comes, held back where a character is not yet whole."""
-        held: list[int] = []
+        """Text of `ids` as they arrive, delayed while a character is incomplete."""
+        pending: list[int] = []
         for token in ids:
-            held.append(token)
-            text = self.decode(held)
+            pending.append(token)
+            text = self.decode(pending)
             if not text.endswith("\ufffd"):
                 yield text
-                held.clear()
-        if held:
-            yield self.decode(held)
+                pending.clear()
+        if pending:
+            yield self.decode(pending)
 
     def encode_batch(self, texts: Sequence[str]) -> list[TokenIds]:
-        """The ids of several texts, on all cores."""
+        """Ids of several texts, encoded on all cores."""
         if self.bytewise:
             return [np.frombuffer(t.encode(), dtype=np.uint8).astype(np.int64) for t in texts]
         encodings = self.backend.encode_batch_fast(list(texts), add_special_tokens=False)
         return [np.array(encoding.ids, dtype=np.int64) for encoding in encodings]
 
     def bytes_per_id(self) -> TokenIds | None:
-        """Bytes of text each id stands for; None if an id has no fixed number of them."""
+        """Bytes of text that each id stands for, `Int[id]`; None if they vary with the text."""
         if self.bytewise:
             return np.array([1] * 256 + [0], dtype=np.int64)
-        form = json.loads(self.backend.to_str())
-        if form["normalizer"] is not None or (form["decoder"] or {}).get("type") != "ByteLevel":
+        spec = json.loads(self.backend.to_str())
+        if spec["normalizer"] is not None or (spec["decoder"] or {}).get("type") != "ByteLevel":
             return None
         lengths = np.zeros(self.vocabulary, dtype=np.int64)
         for token, index in self.backend.get_vocab(with_added_tokens=False).items():
@@ -83,108 +85,108 @@ class Tokenizer:
         return lengths
 
     def bytes_per_token(self, text: str) -> TokenIds:
-        """Bytes of text each token of `text` takes, by its place; the sum is that of the text.
+        """Bytes of `text` that each of its tokens stands for, `Int[token]`; they sum to the text.
 
-        Of several tokens inside one character the first takes it whole.
+        If several tokens share one character, the first counts all of its bytes.
         """
-        places = self.backend.encode(text, add_special_tokens=False).offsets
-        if not places:
+        offsets = self.backend.encode(text, add_special_tokens=False).offsets
+        if not offsets:
             return np.zeros(0, dtype=np.int64)
-        letters = np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)
-        width = 1 + (letters >= 0x80) + (letters >= 0x800) + (letters >= 0x10000)
-        upto = np.concatenate([[0], np.cumsum(width)])
-        ends = np.maximum.accumulate(np.array([end for _, end in places], dtype=np.int64))
-        ends[-1] = len(letters)
-        return np.diff(upto[ends], prepend=0)
+        characters = np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)
+        width = 1 + (characters >= 0x80) + (characters >= 0x800) + (characters >= 0x10000)
+        bytes_before = np.concatenate([[0], np.cumsum(width)])
+        ends = np.maximum.accumulate(np.array([end for _, end in offsets], dtype=np.int64))
+        ends[-1] = len(characters)
+        return np.diff(bytes_before[ends], prepend=0)
 
     def save(self, path: Path) -> None:
-        """Writes a `tokenizer.json`, whole or not at all.
+        """Writes a `tokenizer.json` atomically.
 
         Raises:
-            StorageError: the disk is full or closed.
+            StorageError: the disk is full or not writable.
         """
         atomic_write(path, self.backend.to_str(pretty=True))
 
 
 def byte_tokenizer() -> Tokenizer:
-    """Ids 0 to 255 are the bytes of the text in UTF-8, 256 is the end of a text."""
-    core = _byte_level(models.BPE(vocab=_byte_letters(), merges=[]))
-    core.add_special_tokens([END_OF_TEXT])
-    return Tokenizer(backend=core, bytewise=True, vocabulary=BYTE_VOCABULARY, end_of_text=256)
+    """A tokenizer whose ids 0 to 255 are UTF-8 bytes and 256 is the end of a text."""
+    backend = _byte_level(models.BPE(vocab=_byte_letters(), merges=[]))
+    backend.add_special_tokens([END_OF_TEXT])
+    return Tokenizer(backend=backend, bytewise=True, vocabulary=BYTE_VOCABULARY, end_of_text=256)
 
 
 def train_tokenizer(texts: Iterable[str], vocabulary: int) -> Tokenizer:
-    """A byte-level BPE of these texts; the same texts in any run give the same one.
+    """Trains a byte-level BPE; the same texts always give the same tokenizer.
 
     Args:
-        texts: streamed once.
-        vocabulary: entries asked for; a text with few distinct words gives fewer.
+        texts: training texts, read once.
+        vocabulary: requested number of entries; texts with few distinct words give fewer.
     """
-    core = _byte_level(models.BPE())
+    backend = _byte_level(models.BPE())
     trainer = trainers.BpeTrainer(
         vocab_size=vocabulary,
         show_progress=False,
         special_tokens=[END_OF_TEXT],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
     )
-    core.train_from_iterator(texts, trainer)
-    return _wrapped(core)
+    backend.train_from_iterator(texts, trainer)
+    return _with_end_of_text(backend)
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
-    """The tokenizer of a `tokenizer.json`: one that was saved, or anyone's.
+    """Loads a `tokenizer.json`, one that Windlass saved or any other.
 
-    One that knows no end of a text is given an id for it.
+    If it has no end of text, one is added.
 
     Raises:
-        DataError: no such file, or it is no tokenizer.
+        DataError: the file does not exist or is not a tokenizer.
     """
     try:
-        core = tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8"))
+        backend = tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise DataError(f"no tokenizer file `{path}`: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise DataError(f"`{path}` is no `tokenizer.json`: not UTF-8") from None
+        raise DataError(f"`{path}` is not a `tokenizer.json`: not UTF-8") from None
     except Exception as error:  # noqa: BLE001  tokenizers raises bare `Exception`
-        raise DataError(f"`{path}` is no `tokenizer.json`: {error}") from None
-    core.no_padding()
-    core.no_truncation()
-    if _is_bytes(core):
+        raise DataError(f"`{path}` is not a `tokenizer.json`: {error}") from None
+    backend.no_padding()
+    backend.no_truncation()
+    if _is_bytes(backend):
         return byte_tokenizer()
-    return _wrapped(core)
+    return _with_end_of_text(backend)
 
 
-def _is_bytes(core: tokenizers.Tokenizer) -> bool:
-    known = _byte_letters() | {END_OF_TEXT: 256}
-    return core.get_vocab_size() == BYTE_VOCABULARY and core.get_vocab() == known
+def _is_bytes(backend: tokenizers.Tokenizer) -> bool:
+    expected = _byte_letters() | {END_OF_TEXT: 256}
+    return backend.get_vocab_size() == BYTE_VOCABULARY and backend.get_vocab() == expected
 
 
-def _wrapped(core: tokenizers.Tokenizer) -> Tokenizer:
-    # Text that happens to spell a special token must not become one.
-    core.encode_special_tokens = True
-    known = core.get_vocab()
-    end = next((known[name] for name in _ENDS if name in known), None)
+def _with_end_of_text(backend: tokenizers.Tokenizer) -> Tokenizer:
+    # Text that spells a special token must not become one.
+    backend.encode_special_tokens = True
+    ids = backend.get_vocab()
+    end = next((ids[name] for name in _END_OF_TEXT_NAMES if name in ids), None)
     if end is None:
-        core.add_special_tokens([END_OF_TEXT])
-        known = core.get_vocab()
-        end = known[END_OF_TEXT]
+        backend.add_special_tokens([END_OF_TEXT])
+        ids = backend.get_vocab()
+        end = ids[END_OF_TEXT]
     # Ids may have gaps, so the largest decides.
-    vocabulary = max(known.values()) + 1
-    return Tokenizer(backend=core, bytewise=False, vocabulary=vocabulary, end_of_text=end)
+    vocabulary = max(ids.values()) + 1
+    return Tokenizer(backend=backend, bytewise=False, vocabulary=vocabulary, end_of_text=end)
 
 
 def _byte_level(model: models.Model) -> tokenizers.Tokenizer:
-    core = tokenizers.Tokenizer(model)
-    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    core.decoder = decoders.ByteLevel()
-    return core
+    backend = tokenizers.Tokenizer(model)
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    return backend
 
 
 def _byte_letters() -> dict[str, int]:
-    """The letter that stands for each byte in a byte-level vocabulary.
+    """The character that stands for each byte in a byte-level vocabulary.
 
-    Source: GPT-2's `bytes_to_unicode`: printable Latin-1 stands for itself, the others take the
-    letters from U+0100 on.
+    Source: GPT-2's `bytes_to_unicode`: printable Latin-1 stands for itself, other bytes for
+    characters from U+0100 on.
     """
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others: Iterator[int] = iter(range(0x100, 0x200))

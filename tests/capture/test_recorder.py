@@ -1,11 +1,11 @@
-"""Tensors without memory take the same way through torch as real ones."""
+"""Fake tensors take the same path through torch as real ones."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
 import torch
-from measuring import make_input, runner
+from measured_memory import make_input, runner
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import (
@@ -50,13 +50,13 @@ class Names(TorchDispatchMode):
 def test_a_real_run_calls_the_ops_of_the_graph_in_their_order(
     captured: Callable[..., tuple[LayerStack, Graph]], name: str, index: int, precision: str
 ):
-    chain = build_layer_stack(name, {"layers": 1}, device="cpu", seed=0)
+    stack = build_layer_stack(name, {"layers": 1}, device="cpu", seed=0)
     _, graph = captured(name, layers=1)
-    cost = graph.kinds[chain.kinds[index]].cost(precision, compiled=False)
+    cost = graph.kinds[stack.kinds[index]].cost(precision, compiled=False)
     dtype = getattr(torch, precision)
-    layer = chain.layers[index].to(dtype)
+    layer = stack.layers[index].to(dtype)
     weights = dict(layer.named_parameters())
-    x = make_input(chain, index, 4, 100, dtype)
+    x = make_input(stack, index, 4, 100, dtype)
     run = runner(layer, loss=index == 2)
 
     for module in layer.modules():
