@@ -1,6 +1,6 @@
 """Windlass: train a large model on whatever machine you have.
 
-The verbs of the command line are functions here, and give values instead of text:
+The commands of the command line are functions here, and return values instead of text:
 
     planned = windlass.plan("gpt-tiny")
     for step in windlass.train(planned):

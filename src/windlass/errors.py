@@ -60,8 +60,8 @@ class RankLost(RunBroken):
 
     Args:
         message: which rank, at which instruction, and how.
-        device: its number.
-        for_good: whether it was killed, and not only silent.
+        rank: global rank that is lost.
+        permanent: whether it was killed, and does not only hang.
     """
 
     def __init__(self, message: str, *, rank: int, permanent: bool) -> None:
@@ -98,8 +98,8 @@ class InputErrors(WindlassError):  # noqa: N818  several at once
     """All errors of one input at once, one per line."""
 
     def __init__(self, messages: Sequence[str]) -> None:
-        self.faults = tuple(messages)
-        super().__init__("\n".join(self.faults))
+        self.messages = tuple(messages)
+        super().__init__("\n".join(self.messages))
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -1,4 +1,7 @@
-"""The verbs: joins the rooms below into what a user calls. No numbers of its own, only calls."""
+"""The Python interface: a function for each command, which returns values instead of printing.
+
+It joins planning, training, verification and reports, and computes nothing itself.
+"""
 
 from windlass.api.compare import ALL_MACHINES, compare_batches, compare_machines
 from windlass.api.distributed.cluster_launch import prepare_cluster_run
@@ -9,8 +12,14 @@ from windlass.api.largest_model import largest_model, measure_largest_model, req
 from windlass.api.machines import HERE, Progress, find_machine, machines, probe
 from windlass.api.model_graph import capture
 from windlass.api.plan import Planned, make_request, plan
-from windlass.api.plan_figures import draw_figure, draw_plan, forecast, require_drawable
-from windlass.api.runs import RUNS, load, report, runs
+from windlass.api.plan_figures import (
+    draw_figure,
+    draw_plan,
+    forecast,
+    require_drawable,
+    write_plan_trace,
+)
+from windlass.api.runs import RUNS, load, report, require_trace_file, runs, write_run_trace
 from windlass.api.smallest_machine import smallest_machines
 from windlass.api.training.instrumentation import Instrumentation
 from windlass.api.training.resume import resume, sample
@@ -59,6 +68,7 @@ __all__ = [
     "report",
     "require_drawable",
     "require_local",
+    "require_trace_file",
     "resume",
     "run_cluster_rank",
     "run_rank",
@@ -68,4 +78,6 @@ __all__ = [
     "supervise_rank",
     "train",
     "verification",
+    "write_plan_trace",
+    "write_run_trace",
 ]

@@ -1,4 +1,4 @@
-"""Across: one request planned for on many machines, or with many global batches on one."""
+"""Plans one request for many machines, or for many global batches on one machine."""
 
 from collections.abc import Iterator, Sequence
 
@@ -15,57 +15,57 @@ from windlass.schema.machine import Machine
 from windlass.schema.request import Request
 
 ALL_MACHINES = "all"
-"""In place of names: every machine of the catalogue, and this one if it has been measured."""
+"""Stands for every machine of the catalogue, and for this one if it has been measured."""
 
 
 def compare_machines(
     request: Request, machines: Sequence[str], *, progress: Progress | None = None
 ) -> tuple[MachineForecast, ...]:
-    """What each machine does for a request: those with a plan first, the fastest first.
+    """The best plan of a request on each machine, fastest first; those without a plan come last.
 
     Args:
-        request: its own machine has no say.
-        machines: names, or `ALL`.
-        progress: told which machine is being planned for.
+        request: its own `machine` is ignored.
+        machines: names, or `ALL_MACHINES`.
+        progress: called with the machine that is being planned for.
 
     Raises:
         WindlassError: what is wrong with the request, the model or a machine's name.
     """
     capture(request.model)
-    found = {name: find_machine(name, progress=progress) for name in _names(machines)}
-    offers: list[MachineForecast] = []
-    for at, (name, machine) in enumerate(found.items()):
+    by_name = {name: find_machine(name, progress=progress) for name in _names(machines)}
+    forecasts: list[MachineForecast] = []
+    for index, (name, machine) in enumerate(by_name.items()):
         if progress is not None:
-            progress(f"planning for {name}", at, len(found))
-        named = request.model_copy(update={"machine": name})
-        offers.append(_offer(named, machine, progress))
-    return tuple(sorted(offers, key=lambda each: -each.tokens_per_second))
+            progress(f"planning for {name}", index, len(by_name))
+        on_machine = request.model_copy(update={"machine": name})
+        forecasts.append(_forecast(on_machine, machine, progress))
+    return tuple(sorted(forecasts, key=lambda forecast: -forecast.tokens_per_second))
 
 
 def compare_batches(
     request: Request, sizes: Sequence[int], *, progress: Progress | None = None
 ) -> Iterator[MachineForecast]:
-    """What a machine does with each global batch.
+    """Yields the best plan of a request for each global batch.
 
     Args:
-        request: its own global batch has no say.
+        request: its own global batch is ignored.
         sizes: global batches in sequences.
-        progress: told which is being planned for.
+        progress: called with the global batch that is being planned for.
 
     Raises:
         WindlassError: what is wrong with the request, the model or the machine.
     """
     machine = find_machine(request.machine, progress=progress)
     capture(request.model)
-    for at, size in enumerate(sizes):
+    for index, size in enumerate(sizes):
         if progress is not None:
-            progress(f"planning for {size} sequences a step", at, len(sizes))
+            progress(f"planning for {size} sequences a step", index, len(sizes))
         train = request.train.model_copy(update={"batch": size})
-        yield _offer(request.model_copy(update={"train": train}), machine, progress)
+        yield _forecast(request.model_copy(update={"train": train}), machine, progress)
 
 
-def _names(asked: Sequence[str]) -> Iterator[str]:
-    for name in dict.fromkeys(asked):
+def _names(requested: Sequence[str]) -> Iterator[str]:
+    for name in dict.fromkeys(requested):
         if name != ALL_MACHINES:
             yield name
             continue
@@ -74,16 +74,16 @@ def _names(asked: Sequence[str]) -> Iterator[str]:
         yield from catalog.machine_names()
 
 
-def _offer(request: Request, machine: Machine, progress: Progress | None) -> MachineForecast:
-    refused = ""
+def _forecast(request: Request, machine: Machine, progress: Progress | None) -> MachineForecast:
+    reason = ""
     chosen = prediction = None
     try:
-        choice = plan(request, progress=progress).result
-        chosen, prediction = choice.plan, choice.prediction
-        refused = "" if choice.fits else explain(choice).verdict
+        result = plan(request, progress=progress).result
+        chosen, prediction = result.plan, result.prediction
+        reason = "" if result.fits else explain(result).verdict
     except (InputErrors, PlanError) as error:
-        refused = "; ".join(line.removeprefix("- ") for line in str(error).splitlines())
+        reason = "; ".join(line.removeprefix("- ") for line in str(error).splitlines())
     return MachineForecast(
         machine=machine.name, devices=machine.devices, global_batch=request.train.batch,
-        plan=chosen, prediction=prediction, infeasible_reason=refused,
+        plan=chosen, prediction=prediction, infeasible_reason=reason,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Machines that a request can name: the catalogue's, and this one, which is measured on first use."""
+"""The machines that a request can name: the catalogue's, and this one, measured on first use."""
 
 from collections.abc import Callable
 
@@ -11,33 +11,36 @@ HERE = "here"
 """The name of the machine that this program runs on."""
 
 Progress = Callable[[str, int, int | None], None]
-"""Called with a label, the number of items done, and the total (None if it is not known)."""
+"""Called with a label, the number of items done, and their total (None if it is not known)."""
 
 
 def machines() -> tuple[tuple[str, Machine], ...]:
-    """What to write, and the machine: this one if it has been measured, families, devices.
+    """Name and machine of all that can be named: this machine if measured, families, devices.
 
-    `NAME:N` is N hosts of a family; the machine beside it has as many as it can have.
+    `NAME:N` is N hosts of a family; the machine beside that name has as many as it can have.
 
     Raises:
-        Faults: a file of the catalogue cannot be read.
+        InputErrors: a file of the catalogue cannot be read.
     """
     here = load_local_machine(cache_folder())
-    found = [] if here is None else [(HERE, here)]
+    entries = [] if here is None else [(HERE, here)]
     for family in catalog.host_families():
-        found.append(
-            (f"{family.name}:N", catalog.load_machine(f"{family.name}:{family.max_hosts}"))
-        )
-        found += [(size, catalog.load_machine(size)) for size in family.named_sizes]
-    found += [(name, catalog.load_machine(name)) for name in catalog.device_names()]
-    return tuple(found)
+        largest = catalog.load_machine(f"{family.name}:{family.max_hosts}")
+        entries.append((f"{family.name}:N", largest))
+        entries += [(size, catalog.load_machine(size)) for size in family.named_sizes]
+    entries += [(name, catalog.load_machine(name)) for name in catalog.device_names()]
+    return tuple(entries)
 
 
 def find_machine(name: str, *, progress: Progress | None = None) -> Machine:
-    """A machine of the catalogue; `here` is measured on first use.
+    """A machine of the catalogue, or `here`, which is measured on first use.
+
+    Args:
+        name: `here`, a name of the catalogue, or `NAME:N` for N hosts of a family.
+        progress: called with how far a measurement is.
 
     Raises:
-        MachineError: unknown, or it cannot be measured.
+        MachineError: the name is unknown, or this machine cannot be measured.
     """
     if name != HERE:
         return catalog.load_machine(name)
@@ -45,7 +48,10 @@ def find_machine(name: str, *, progress: Progress | None = None) -> Machine:
 
 
 def probe(*, progress: Progress | None = None) -> Machine:
-    """Measures this machine and keeps the result for this user.
+    """Measures this machine, and keeps the result for this user.
+
+    Args:
+        progress: called with how far the measurement is.
 
     Raises:
         MachineError: something cannot be measured.

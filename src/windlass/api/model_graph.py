@@ -1,4 +1,4 @@
-"""The captured graph of a requested model, kept between processes.
+"""Captures the graph of a requested model, once; the graph is cached between processes.
 
 Modules that import torch load only when something must be captured for the first time.
 """
@@ -21,19 +21,19 @@ if TYPE_CHECKING:
 
 
 def capture(model: ModelRequest) -> Graph:
-    """The graph of a model; captured once, then found again until the model or our code changes.
+    """The graph of a model; captured once, then cached until the model or Windlass changes.
 
     Raises:
-        ModelError: unknown, or no chain of layers.
+        ModelError: the model is unknown, or is no sequence of layers.
     """
-    folder, key = _kept(model)
+    folder, key = _cache_entry(model)
     graph = load_graph(folder, key)
     if graph is None:
-        # Before torch's first tensor, and a run may follow in this process.
+        # This must precede torch's first tensor, because a run may follow in this process.
         install_allocator()
-        from windlass.capture.capture_layers import capture_graph as capture_chain
+        from windlass.capture.capture_layers import capture_graph
 
-        graph = capture_chain(build_requested_model(model))
+        graph = capture_graph(build_requested_model(model))
         save_graph(folder, key, graph)
     return graph
 
@@ -41,75 +41,86 @@ def capture(model: ModelRequest) -> Graph:
 def capture_open_tensor_degrees(
     request: Request, graph: Graph, machine: Machine, *, progress: Progress | None = None
 ) -> Graph:
-    """The graph in all slices that a request leaves open on a machine; as `in_slices`.
+    """The graph with shards for every tensor-parallel degree that a request leaves open.
 
-    Of a grid that the model cannot be cut in the next quick one takes the place.
+    A grid that the model cannot be sharded over is replaced by the next fast one, until all
+    degrees are captured.
+
+    Args:
+        request: what is to be planned.
+        graph: the model's graph, as `capture` returns it.
+        machine: where it is to be planned.
+        progress: called with the degree that is being captured.
+
+    Raises:
+        ModelError: an operation of a shard cannot be counted.
     """
     while True:
-        known = graph.unshardable
-        asked = open_tensor_degrees(request, machine, known)
-        graph = capture_tensor_degrees(request.model, graph, asked, progress=progress)
-        if graph.unshardable == known:
+        unshardable = graph.unshardable
+        degrees = open_tensor_degrees(request, machine, unshardable)
+        graph = capture_tensor_degrees(request.model, graph, degrees, progress=progress)
+        if graph.unshardable == unshardable:
             return graph
 
 
 def capture_tensor_degrees(
     model: ModelRequest,
     graph: Graph,
-    degrees_asked: Iterable[int],
+    degrees: Iterable[int],
     *,
     progress: Progress | None = None,
 ) -> Graph:
-    """The graph with its layers cut over so many slices too; each degree is captured once.
+    """The graph with the layers' shards for some tensor-parallel degrees; each is captured once.
 
     Args:
-        model: that the graph was captured from.
-        graph: of `capture`.
-        asked: degrees, 2 or more each. One that cannot be is noted in the graph.
-        progress: told which degree is captured, some seconds each.
+        model: the model that the graph was captured from.
+        graph: the model's graph, as `capture` returns it.
+        degrees: 2 or more each. The graph lists those that the model cannot be sharded over.
+        progress: called with the degree that is being captured, some seconds each.
 
     Raises:
-        ModelError: a slice does what cannot be counted.
+        ModelError: an operation of a shard cannot be counted.
     """
     missing = [
-        each
-        for each in degrees_asked
-        if each not in graph.tensor_shards and each not in graph.unshardable
+        degree
+        for degree in degrees
+        if degree not in graph.tensor_shards and degree not in graph.unshardable
     ]
     if missing:
         install_allocator()
         from windlass.capture.capture_layers import capture_tensor_shards
 
-        chain = build_requested_model(model)
+        stack = build_requested_model(model)
         for done, degree in enumerate(missing):
             if progress is not None:
-                progress(f"{model.name} in {degree} slices", done, len(missing))
-            graph = capture_tensor_shards(chain, graph, (degree,))
-        save_graph(*_kept(model), graph)
+                label = f"{model.name} with tensor-parallel degree {degree}"
+                progress(label, done, len(missing))
+            graph = capture_tensor_shards(stack, graph, (degree,))
+        save_graph(*_cache_entry(model), graph)
     return graph
 
 
-def _kept(model: ModelRequest) -> tuple[Path, str]:
-    """The folder and the key under which a model's graph is kept."""
-    own_file = Path(model.name.partition(":")[0]) if ".py" in model.name else None
-    return cache_folder() / "graphs", graph_key(model.to_json(), own_file)
+def _cache_entry(model: ModelRequest) -> tuple[Path, str]:
+    """The folder and the key under which a model's graph is cached."""
+    user_file = Path(model.name.partition(":")[0]) if ".py" in model.name else None
+    return cache_folder() / "graphs", graph_key(model.to_json(), user_file)
 
 
 def build_requested_model(model: ModelRequest, *, seed: int | None = None) -> "LayerStack":
-    """The chain of a requested model, on the meta device where nothing is lost by it.
+    """The layers of a requested model, on the meta device unless its own code makes the weights.
 
     Args:
-        model: what is asked for.
-        seed: of a run. A user's own file is then built with the weights that its code gives them;
-            a catalogue model's are drawn later, layer by layer. None: no weights are needed.
+        model: the model to build.
+        seed: the run's seed: a model from a user's file then has the weights that its code makes.
+            Weights of a catalogue model are drawn later, layer by layer. None needs no weights.
 
     Raises:
-        ModelError: unknown, or no chain of layers.
+        ModelError: the model is unknown, or is no sequence of layers.
     """
     from windlass.models.build import build_layer_stack
 
-    dials = model.model_dump(exclude={"name", "sharding_rules"}, exclude_none=True)
+    config = model.model_dump(exclude={"name", "sharding_rules"}, exclude_none=True)
     device = "cpu" if seed is not None and ".py" in model.name else "meta"
     return build_layer_stack(
-        model.name, dials, device=device, seed=seed or 0, sharding_rules=model.sharding_rules
+        model.name, config, device=device, seed=seed or 0, sharding_rules=model.sharding_rules
     )

@@ -1,7 +1,7 @@
-"""Planning: from a request to a plan and its prediction; runs nothing.
+"""`plan` turns a request into a plan and its prediction, without running anything.
 
-Rooms that need torch are imported only where something must be captured or measured for the first
-time, so that planning answers at once.
+Modules that import torch load only when something must be captured or measured for the first time,
+so that planning answers at once.
 """
 
 from dataclasses import dataclass
@@ -20,47 +20,47 @@ from windlass.schema.plan import Plan
 from windlass.schema.prediction import Prediction
 from windlass.schema.request import Request
 
-_NEAREST = 4
-"""Plans over several devices that come nearest to fitting, as told where none does."""
+_NEAREST_SHOWN = 4
+"""Plans for several devices that a message names as nearest to fitting, if none fits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
-    """A request with everything that was found for it."""
+    """A request with its model's graph, its machine and the result of planning."""
 
     request: Request
     graph: Graph
     machine: Machine
     result: PlanningResult
+    """The chosen plan with its alternatives, or what would help if nothing fits."""
 
     @property
     def plan(self) -> Plan:
         """The chosen plan.
 
         Raises:
-            PlanError: nothing fits; the message names the cheapest changes that would.
+            PlanError: nothing fits; the message names the cheapest changes that would help.
         """
         if self.result.plan is None:
-            raise self._refusal()
+            raise self._no_plan_error()
         return self.result.plan
 
     @property
     def prediction(self) -> Prediction:
-        """What the chosen plan will cost.
+        """The predicted cost of the chosen plan.
 
         Raises:
             PlanError: nothing fits.
         """
         if self.result.prediction is None:
-            raise self._refusal()
+            raise self._no_plan_error()
         return self.result.prediction
 
-    def _refusal(self) -> PlanError:
-        told = explain(self.result)
-        model = self.request.model.name
-        nearest = told.infeasible[:_NEAREST] if self.machine.devices > 1 else ()
-        lines = [f"- {line}" for line in (*told.help, *nearest)]
-        return PlanError("\n".join([f"`{model}` {told.verdict}; what would help:", *lines]))
+    def _no_plan_error(self) -> PlanError:
+        explanation = explain(self.result)
+        nearest = explanation.infeasible[:_NEAREST_SHOWN] if self.machine.devices > 1 else ()
+        heading = f"`{self.request.model.name}` {explanation.verdict}; what would help:"
+        return PlanError("\n- ".join([heading, *explanation.help, *nearest]))
 
 
 def make_request(
@@ -70,15 +70,22 @@ def make_request(
     memory: str | None = None,
     file: Path | None = None,
 ) -> Request:
-    """The request of *defaults < file < overrides*, and what is named apart last.
+    """The request made from *defaults < file < overrides < the other arguments*.
+
+    Args:
+        model: a name, or `file.py:function`.
+        overrides: `key=value`, such as `train.batch=32`.
+        machine: a name of the catalogue.
+        memory: device memory budget, such as `4GiB`.
+        file: a TOML file with a request.
 
     Raises:
         RequestError: the file cannot be read.
-        Faults: all keys and values that do not fit.
+        InputErrors: every key and value that is not valid.
     """
-    apart = {"model.name": model, "machine": machine, "memory": memory}
-    named = (f"{key}={value!r}" for key, value in apart.items() if value is not None)
-    return Request.resolve(file, (*overrides, *named))
+    arguments = {"model.name": model, "machine": machine, "memory": memory}
+    last = (f"{key}={value!r}" for key, value in arguments.items() if value is not None)
+    return Request.resolve(file, (*overrides, *last))
 
 
 def plan(
@@ -88,15 +95,16 @@ def plan(
     memory: str | None = None,
     progress: Progress | None = None,
 ) -> Planned:
-    """Chooses a plan and predicts it; runs nothing.
+    """Chooses a plan and predicts its cost, without running anything.
 
     Args:
-        model: a name, `file.py:function`, or a whole request.
-        overrides: `key=value`, such as `train.batch=32`; a whole request takes none, nor
-            `machine` or `memory`: it says all that already.
+        model: a name, `file.py:function`, or a complete request.
+        overrides: `key=value`, such as `train.batch=32`; a complete request takes neither these
+            nor `machine` or `memory`.
         machine: a name of the catalogue; None means this machine.
-        near: budget for the near tier, such as `4GiB`.
-        progress: told how far a first measurement of this machine, or of a model's slices, is.
+        memory: device memory budget, such as `4GiB`; None means all of it.
+        progress: called with how far a first measurement of this machine, the capture of
+            tensor-parallel shards, and the search are.
 
     Raises:
         WindlassError: what is wrong with the request, the model or the machine.
@@ -104,18 +112,18 @@ def plan(
     if isinstance(model, str):
         request = make_request(model, *overrides, machine=machine, memory=memory)
     elif overrides or machine or memory:
-        raise RequestError("a whole request takes no overrides; give them to `ask`, which makes it")
+        raise RequestError("a complete request takes no overrides; give them to `make_request`")
     else:
         request = model
     graph = capture(request.model)
-    found = find_machine(request.machine, progress=progress)
+    target = find_machine(request.machine, progress=progress)
     devices = pinned_parallelism(request).devices
-    if devices > 1 and request.machine == HERE and found.device.kind == "cpu":
-        found = found.split(devices)
-    graph = capture_open_tensor_degrees(request, graph, found, progress=progress)
+    if devices > 1 and request.machine == HERE and target.device.kind == "cpu":
+        target = target.split(devices)
+    graph = capture_open_tensor_degrees(request, graph, target, progress=progress)
     if progress is not None:
         progress("searching", 0, None)
-    choice = choose(request, graph, found)
+    result = choose(request, graph, target)
     if progress is not None:
         progress("searching", 1, 1)
-    return Planned(request=request, graph=graph, machine=found, result=choice)
+    return Planned(request=request, graph=graph, machine=target, result=result)

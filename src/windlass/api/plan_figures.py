@@ -1,8 +1,9 @@
-"""Pictures: what a plan is and will cost, drawn before it runs."""
+"""Figures, pages and traces of a plan and its predicted cost, before it runs."""
 
 from pathlib import Path
 
 from windlass.api.plan import Planned
+from windlass.api.runs import require_trace_file
 from windlass.atomic_files import atomic_write, require_writable, storage_errors
 from windlass.cost.peak_memory import stage_tier_peaks
 from windlass.cost.predict import predict
@@ -14,6 +15,7 @@ from windlass.report.figures.figure_sheet import PLAN_FIGURES, figure_sheet
 from windlass.report.figures.png import write_png
 from windlass.report.figures.svg import svg_size
 from windlass.report.html.plan_page import plan_page
+from windlass.report.perfetto_trace import perfetto_trace
 from windlass.report.plan_forecast import PlanForecast
 from windlass.schema.plan import Plan
 from windlass.schema.prediction import Prediction
@@ -22,13 +24,14 @@ _SUFFIXES = (".html", ".svg", ".png")
 
 
 def forecast(planned: Planned) -> PlanForecast:
-    """The chosen plan, or the nearest that does not fit, with all that is predicted of it.
+    """The chosen plan, or the one that comes nearest to fitting, with everything predicted of it.
 
     Raises:
-        PlanError: nothing fits, and no plan came near.
+        PlanError: nothing fits, and no plan comes near.
     """
     graph, machine = planned.graph, planned.machine
-    plan, prediction = _nearest(planned)
+    plan, prediction = _chosen_or_nearest(planned)
+    # Ranks are numbered stage by stage: one program of each stage stands for all.
     programs = lower(plan, graph)[:: plan.parallel.tensor * plan.parallel.data]
     return PlanForecast(
         plan=plan,
@@ -40,26 +43,26 @@ def forecast(planned: Planned) -> PlanForecast:
     )
 
 
-def _nearest(planned: Planned) -> tuple[Plan, Prediction]:
-    choice, request = planned.result, planned.request
-    if choice.fits or not choice.infeasible:
+def _chosen_or_nearest(planned: Planned) -> tuple[Plan, Prediction]:
+    result, request = planned.result, planned.request
+    if result.fits or not result.infeasible:
         return planned.plan, planned.prediction
-    plan = choice.infeasible[0].plan
+    plan = result.infeasible[0].plan
     prediction = predict(plan, planned.graph, planned.machine)
     return plan, with_budget(prediction, request.memory or prediction.peaks[0].capacity_bytes)
 
 
 def draw_plan(forecast: PlanForecast, path: Path, only: str | None = None) -> None:
-    """Writes a forecast as a page or as pictures.
+    """Writes a forecast as a page or as figures.
 
     Args:
-        told: of a plan.
-        path: `.html` is a page that holds all; `.svg` and `.png` are the pictures below each other.
-        only: the name of one picture; None draws all.
+        forecast: a plan with its predictions.
+        path: `.html` is a page with all figures; `.svg` and `.png` hold them one below the other.
+        only: the name of one figure; None draws all.
 
     Raises:
-        RequestError: no such kind of file or picture.
-        StorageError: the file cannot be written, or no browser is there to draw a PNG.
+        RequestError: no such kind of file or figure.
+        StorageError: the file cannot be written, or there is no browser to draw a PNG.
     """
     require_drawable(path, only)
     with storage_errors(path):
@@ -70,15 +73,15 @@ def draw_plan(forecast: PlanForecast, path: Path, only: str | None = None) -> No
 
 
 def draw_figure(svg: str, path: Path) -> None:
-    """Writes one picture that is a file of its own.
+    """Writes one figure to a file of its own.
 
     Args:
-        svg: the picture.
+        svg: the figure.
         path: `.svg` or `.png`.
 
     Raises:
         RequestError: no such kind of file.
-        StorageError: the file cannot be written, or no browser is there to draw a PNG.
+        StorageError: the file cannot be written, or there is no browser to draw a PNG.
     """
     require_drawable(path, pages=False)
     with storage_errors(path):
@@ -93,27 +96,43 @@ def _write(svg: str, path: Path) -> None:
     write_png(svg, path, width=round(width), height=round(height))
 
 
+def write_plan_trace(forecast: PlanForecast, path: Path) -> None:
+    """Writes the predicted timeline of a step as a trace for ui.perfetto.dev or chrome://tracing.
+
+    Args:
+        forecast: a plan with its predictions.
+        path: the `.json` file to write.
+
+    Raises:
+        RequestError: `path` is no `.json` file.
+        StorageError: the file cannot be written.
+    """
+    require_trace_file(path)
+    atomic_write(path, perfetto_trace({"predicted": forecast.timeline}))
+
+
 def require_drawable(path: Path, only: str | None = None, *, pages: bool = True) -> None:
     """Refuses what cannot be drawn, before anything is planned.
 
     Args:
-        path: of the file.
-        only: the name of one picture of a plan.
-        pages: whether there is a page of it.
+        path: the file to write.
+        only: the name of one figure of a plan.
+        pages: whether an HTML page can be written.
 
     Raises:
-        RequestError: no such kind of file or picture.
-        StorageError: the place takes no file.
+        RequestError: no such kind of file or figure.
+        StorageError: no file can be written there.
     """
     if path.suffix == ".html" and not pages:
-        raise RequestError(f"one picture is no page; write `{path.with_suffix('.svg')}`")
+        raise RequestError(f"a single picture is no page; write `{path.with_suffix('.svg')}`")
     if path.suffix not in _SUFFIXES:
         raise RequestError(
             f"`{path}` is no picture that can be drawn; end its name in {' or '.join(_SUFFIXES)}"
         )
     if only is not None and only not in PLAN_FIGURES:
         raise RequestError(
-            f"no picture `{only}`{did_you_mean(only, PLAN_FIGURES)}; there are {', '.join(PLAN_FIGURES)}"
+            f"no picture `{only}`{did_you_mean(only, PLAN_FIGURES)}; "
+            f"there are {', '.join(PLAN_FIGURES)}"
         )
     if only is not None and path.suffix == ".html":
         raise RequestError(f"a page holds all pictures; for `{only}` alone write a .svg or .png")

@@ -1,16 +1,18 @@
-"""Records: which runs there are, what one of them tells, and its page."""
+"""The runs under a folder: their list, the record of one, its page and its trace."""
 
 from pathlib import Path
 
-from windlass.atomic_files import atomic_write
+from windlass.atomic_files import atomic_write, require_writable
+from windlass.errors import RecordError, RequestError
 from windlass.report.html.run_page import run_page
+from windlass.report.perfetto_trace import perfetto_trace
 from windlass.schema import run_record as names
 from windlass.tracking.load_run import RunRecord
 from windlass.tracking.load_run import load_run as load_record
 from windlass.tracking.run_index import RunSummary, find_run, list_runs
 
 RUNS = Path("runs")
-"""Where run folders lie unless a caller says otherwise."""
+"""The folder that holds the run folders, unless a caller names another one."""
 
 
 def runs(root: Path | str = RUNS) -> tuple[RunSummary, ...]:
@@ -19,11 +21,11 @@ def runs(root: Path | str = RUNS) -> tuple[RunSummary, ...]:
 
 
 def load(run: str | Path, *, root: Path | str = RUNS) -> RunRecord:
-    """All that a run's folder tells.
+    """The contents of a run folder.
 
     Args:
-        run: folder, name, beginning of its id, or `last`.
-        root: where run folders lie.
+        run: folder, name, the first characters of its id, or `last`.
+        root: the folder that holds the run folders.
 
     Raises:
         RecordError: no such run, or more than one.
@@ -32,7 +34,7 @@ def load(run: str | Path, *, root: Path | str = RUNS) -> RunRecord:
 
 
 def report(run: str | Path, *, root: Path | str = RUNS) -> Path:
-    """Draws a run as one self-contained page in its folder, and gives its place.
+    """Writes a run as one self-contained HTML page in its folder, and returns the page's path.
 
     Raises:
         RecordError: no such run.
@@ -42,3 +44,39 @@ def report(run: str | Path, *, root: Path | str = RUNS) -> Path:
     path = record.folder / names.REPORT_FILE
     atomic_write(path, run_page(record))
     return path
+
+
+def write_run_trace(run: str | Path, path: Path, *, root: Path | str = RUNS) -> None:
+    """Writes the predicted and the measured timeline of a run's step as one trace.
+
+    The trace is JSON for ui.perfetto.dev and chrome://tracing; each timeline is a process in it.
+
+    Args:
+        run: folder, name, the first characters of its id, or `last`.
+        path: the `.json` file to write.
+        root: the folder that holds the run folders.
+
+    Raises:
+        RecordError: no such run, or it has no timeline.
+        RequestError: `path` is no `.json` file.
+        StorageError: the file cannot be written.
+    """
+    require_trace_file(path)
+    record = load(run, root=root)
+    timelines = {"predicted": record.predicted_timeline, "measured": record.measured_timeline}
+    present = {name: timeline for name, timeline in timelines.items() if timeline is not None}
+    if not present:
+        raise RecordError(f"run `{record.folder.name}` has no timeline to write as a trace")
+    atomic_write(path, perfetto_trace(present))
+
+
+def require_trace_file(path: Path) -> None:
+    """Refuses a path that a trace cannot be written to, before anything else is done.
+
+    Raises:
+        RequestError: it does not end in `.json`.
+        StorageError: no file can be written there.
+    """
+    if path.suffix != ".json":
+        raise RequestError(f"`{path}` is no trace file; write `{path.with_suffix('.json')}`")
+    require_writable(path)

@@ -1,4 +1,4 @@
-"""Needed: the smallest machine of a family that a model can be trained on, by planning on each."""
+"""Finds the smallest machine of a family that can train a model, by planning on each size."""
 
 from collections.abc import Iterator, Sequence
 
@@ -12,8 +12,8 @@ from windlass.schema.comparison import SmallestMachine
 from windlass.schema.machine import Machine
 
 _STATE_BYTES = 16
-"""A parameter in bfloat16 with its gradient, float32 master and two moments: 2 + 2 + 4 + 8; what
-shards over all devices at best, and must lie somewhere."""
+"""Bytes of training state per parameter: bfloat16 weight and gradient, float32 master and two
+moments, 2 + 2 + 4 + 8. At best they are sharded over all devices, but must lie somewhere."""
 
 
 def smallest_machines(
@@ -24,54 +24,67 @@ def smallest_machines(
     in_memory: bool = True,
     progress: Progress | None = None,
 ) -> Iterator[SmallestMachine]:
-    """The smallest machine of each family for each model.
+    """Yields the smallest machine of each family for each model.
 
-    Machines on which the state of the model alone has no room are passed over; the others are
+    Machines whose memory is too small for the training state alone are skipped. The others are
     planned for, smallest first, until a plan fits.
 
     Args:
-        models: names of the catalog.
-        families: of the catalog.
-        overrides: for all of them, such as `train.batch=256`.
-        whole: all layers stay in memory with their optimizer state; else they may take turns in
-            phases, and state may live in a tier beyond.
-        progress: told which machine is being planned for.
+        models: names from the catalogue.
+        families: names of families or of single machines from the catalogue.
+        overrides: `key=value` for all models, such as `train.batch=256`.
+        in_memory: keep all layers and their optimizer state in device memory; otherwise layers may
+            take turns in phases, and state may be offloaded.
+        progress: called with the machine that is being planned for.
 
     Raises:
         WindlassError: what is wrong with a request, a model or a family.
     """
-    ladders = {name: _ladder(name) for name in families}
-    words = (*(("offload.optimizer=near",) if in_memory else ()), *overrides)
+    sizes = {name: _machine_sizes(name) for name in families}
+    overrides = (*(("offload.optimizer=device",) if in_memory else ()), *overrides)
     for model in models:
-        parameters = capture(make_request(model, *words).model).parameter_count
-        for family, ladder in ladders.items():
-            able = [
+        parameters = capture(make_request(model, *overrides).model).parameter_count
+        for family, machines in sizes.items():
+            candidates = [
                 machine.name
-                for machine in ladder
-                if _room(machine, whole=in_memory) >= _STATE_BYTES * parameters
+                for machine in machines
+                if _capacity_bytes(machine, in_memory=in_memory) >= _STATE_BYTES * parameters
             ]
-            tried, refused = 0, ""
-            found: Planned | None = None
-            while found is None and tried < len(able):
+            tried, reason = 0, ""
+            planned: Planned | None = None
+            while planned is None and tried < len(candidates):
                 if progress is not None:
-                    progress(f"{model} on {able[tried]}", tried, len(able))
+                    progress(f"{model} on {candidates[tried]}", tried, len(candidates))
                 try:
-                    found = _planned(model, words, able[tried])
+                    planned = _require_plan(model, overrides, candidates[tried])
                 except (PlanError, InputErrors) as error:
-                    refused = f"{able[tried]}: {str(error).splitlines()[0]}"
+                    reason = f"{candidates[tried]}: {str(error).splitlines()[0]}"
                 tried += 1
-            yield _need(model, parameters, family, found, able[:tried], refused)
+            parallel = None if planned is None else planned.plan.parallel
+            yield SmallestMachine(
+                model=model,
+                parameters=parameters,
+                family=family,
+                machine=None if planned is None else planned.machine.name,
+                devices=None if parallel is None else parallel.devices,
+                parallelism=None
+                if parallel is None
+                else f"PP={parallel.pipeline} TP={parallel.tensor} DP={parallel.data}",
+                prediction=None if planned is None else planned.prediction,
+                machines_tried=tuple(candidates[:tried]),
+                infeasible_reason=reason,
+            )
 
 
-def _ladder(family: str) -> tuple[Machine, ...]:
-    """One device, then what is sold by name or twice as many hosts each time."""
-    known = next((each for each in catalog.host_families() if each.name == family), None)
-    if known is None:
+def _machine_sizes(family: str) -> tuple[Machine, ...]:
+    """One device, then the sizes that are sold by name, or else powers of two of hosts."""
+    families = {each.name: each for each in catalog.host_families()}
+    if family not in families:
         return (catalog.load_machine(family),)
-    return tuple(catalog.load_machine(name) for name in _names(known))
+    return tuple(catalog.load_machine(name) for name in _size_names(families[family]))
 
 
-def _names(family: HostFamily) -> Iterator[str]:
+def _size_names(family: HostFamily) -> Iterator[str]:
     if family.devices_per_host > 1:
         yield family.device
     if family.named_sizes:
@@ -83,41 +96,19 @@ def _names(family: HostFamily) -> Iterator[str]:
         hosts *= 2
 
 
-def _room(machine: Machine, *, whole: bool) -> int:
-    """Bytes that all devices have together, near, or also in the tiers beyond."""
-    tiers = machine.device.tiers[:1] if whole else machine.device.tiers
+def _capacity_bytes(machine: Machine, *, in_memory: bool) -> int:
+    """Bytes of all devices together: device memory alone, or with all offload tiers."""
+    tiers = machine.device.tiers[:1] if in_memory else machine.device.tiers
     return machine.devices * sum(tier.capacity_bytes for tier in tiers)
 
 
-def _planned(model: str, words: Sequence[str], machine: str) -> Planned:
-    """The plan that fits.
+def _require_plan(model: str, overrides: Sequence[str], machine: str) -> Planned:
+    """The fastest plan, if one fits.
 
     Raises:
-        PlanError: none does.
-        Faults: the request has no plan on this machine.
+        PlanError: no plan fits.
+        InputErrors: the request has no plan on this machine.
     """
-    planned = plan(model, *words, machine=machine)
+    planned = plan(model, *overrides, machine=machine)
     _ = planned.plan
     return planned
-
-
-def _need(
-    model: str,
-    parameters: int,
-    family: str,
-    found: Planned | None,
-    tried: Sequence[str],
-    refused: str,
-) -> SmallestMachine:
-    cut = None if found is None else found.plan.parallel
-    return SmallestMachine(
-        model=model,
-        parameters=parameters,
-        family=family,
-        machine=None if found is None else found.machine.name,
-        devices=None if cut is None else cut.devices,
-        parallelism=None if cut is None else f"p{cut.pipeline} t{cut.tensor} r{cut.data}",
-        prediction=None if found is None else found.prediction,
-        machines_tried=tuple(tried),
-        infeasible_reason=refused,
-    )

@@ -1,1 +1,1 @@
-"""distributed."""
+"""Runs on several ranks: each rank's process, cluster launch scripts, recovery from lost ranks."""

@@ -1,7 +1,7 @@
-"""Clusters: a run prepared in a folder that all hosts see, and the script that starts it there.
+"""Prepares a run for a cluster: a folder that all hosts see, and a script that starts it there.
 
-Windlass starts no process on another host. torch's launcher does, on each host, and tells every
-process its rank; rank r is device r of the plan.
+Windlass itself starts no process on another host. torchrun does, on each host, and tells every
+process its rank.
 """
 
 import shlex
@@ -23,12 +23,13 @@ from windlass.schema.plan import Parallelism
 from windlass.schema.tensor_grid import grid_columns
 
 Launcher = Literal["torchrun", "slurm"]
+"""What a user starts: torchrun on each host, or one Slurm job, which starts torchrun."""
 
 _PORT = 29400
-"""Where hosts meet unless a user says otherwise: torch's own default."""
-_LINES = 16
+"""Rendezvous port unless the user sets `PORT`; torchrun's own default."""
+_HOSTS_LISTED = 16
 _NOTICE_SECONDS = 300
-"""Before a job's time ends: enough to end a step and to save."""
+"""Time between Slurm's SIGTERM and the end of the job: enough to end a step and to save."""
 
 
 def prepare_cluster_run(
@@ -41,43 +42,49 @@ def prepare_cluster_run(
     folder: Path | None = None,
     progress: Progress | None = None,
 ) -> Path:
-    """Makes the folder of a run ready for a cluster, and writes the script that starts it there.
+    """Creates the folder of a run for a cluster, and the script that starts the run there.
 
     Args:
-        planned: of as many devices as there will be processes.
-        nodes: hosts.
-        per_node: devices of each.
-        launcher: what starts the processes: `torchrun` on each host, or Slurm, which starts it.
-        root: where run folders lie; every host must see it under the same path.
-        folder: prepares this folder in place of a new one under `root`.
-        progress: told how far preparations are.
+        planned: a plan for `nodes * per_node` devices.
+        nodes: number of hosts.
+        per_node: number of devices on each host.
+        launcher: what the user starts.
+        root: the folder that holds the run folders; every host must see it under the same path.
+        folder: prepare this folder instead of a new one under `root`.
+        progress: called with how far preparations are.
 
     Returns:
         The script's path.
 
     Raises:
-        PlanError: the plan is of another number of devices.
+        PlanError: the plan is for another number of devices.
         WindlassError: what is wrong with the request, the data, the machine or the folder.
     """
-    plan = planned.plan
-    if plan.parallel.devices != nodes * per_node:
+    parallel = planned.plan.parallel
+    if parallel.devices != nodes * per_node:
+        devices = f"{parallel.devices} device{'s' if parallel.devices > 1 else ''}"
         raise PlanError(
-            f"the plan is of {plan.parallel.devices} device{'s' if plan.parallel.devices > 1 else ''}, and "
-            f"{nodes} hosts with {per_node} each have {nodes * per_node}; set `parallel.pipeline`, "
-            "`parallel.tensor` and `parallel.data` so that their product is that"
+            f"the plan is for {devices}, but {nodes} hosts with {per_node} each have "
+            f"{nodes * per_node}; set `parallel.pipeline`, `parallel.tensor` and `parallel.data` "
+            "so that their product is that number"
         )
-    held, _, tokens, _ = start_run(planned, root=root, folder=folder, progress=progress)
-    with held:
-        with storage_errors(held.path / names.TOKENS_FOLDER):
-            shutil.copytree(tokens.folder, held.path / names.TOKENS_FOLDER)
-        script = held.path / names.LAUNCH_FILE
+    run_folder, _, tokens, _ = start_run(planned, root=root, folder=folder, progress=progress)
+    with run_folder:
+        with storage_errors(run_folder.path / names.TOKENS_FOLDER):
+            shutil.copytree(tokens.folder, run_folder.path / names.TOKENS_FOLDER)
+        script = run_folder.path / names.LAUNCH_FILE
         text = launch_script(
-            plan.parallel, held.path.absolute(), held.id,
-            nodes=nodes, per_node=per_node, launcher=launcher, device_kind=planned.machine.device.kind,
-        )  # fmt: skip
+            parallel,
+            run_folder.path.absolute(),
+            run_folder.id,
+            nodes=nodes,
+            per_node=per_node,
+            launcher=launcher,
+            device_kind=planned.machine.device.kind,
+        )
         atomic_write(script, text)
         script.chmod(0o755)
-        held.append_event("end", state="prepared", reason="")
+        run_folder.append_event("end", state="prepared", reason="")
     return script
 
 
@@ -91,33 +98,33 @@ def launch_script(
     launcher: Launcher,
     device_kind: str,
 ) -> str:
-    """What starts a prepared run.
+    """The text of the shell script that starts a prepared run.
 
     Args:
-        cut: of the plan.
-        folder: of the run, as every host sees it.
-        run_id: of the run; processes of several runs meet under it.
-        nodes: hosts.
-        per_node: devices of each.
-        launcher: what it is for.
-        kind: of each device, as torch names it.
+        parallelism: the plan's parallel degrees.
+        folder: the run folder, as every host sees it.
+        run_id: id of the run, which is also torchrun's rendezvous id.
+        nodes: number of hosts.
+        per_node: number of devices on each host.
+        launcher: what the user starts.
+        device_kind: torch's name for the type of device.
     """
     notes = "\n".join(f"# {line}".rstrip() for line in _notes(parallelism, nodes, per_node))
     store = f'"$HEAD:${{PORT:-{_PORT}}}"'
-    device = f"-m windlass device {shlex.quote(str(folder))} --board {store}"
+    command = f"-m windlass rank {shlex.quote(str(folder))} --status-store {store}"
     python = shlex.quote(sys.executable)
     start = f"""{python} -m torch.distributed.run \\
     --nnodes {nodes} --nproc-per-node {per_node} --rdzv-backend c10d --rdzv-id {run_id} \\
     --rdzv-endpoint {store} --max-restarts "${{RESTARTS:-3}}" \\
-    ${{ADDR:+--local-addr "$ADDR" --rdzv-conf "is_host=$FIRST"}} {device}"""
+    ${{ADDR:+--local-addr "$ADDR" --rdzv-conf "is_host=$FIRST"}} {command}"""
     threads = ""
     if device_kind == "cpu":
-        # torch's launcher would give each device one core where it starts several.
+        # torchrun would give each rank a single core if it starts several.
         share = f"$(( ($(nproc) + {per_node - 1}) / {per_node} ))"
         threads = f'export OMP_NUM_THREADS="${{OMP_NUM_THREADS:-{share}}}"\n'
-    # The launcher's own store tells processes apart by how often their host began anew. Hosts may
-    # differ in that (torch 2.13), and would then find addresses of processes that are gone.
-    apart = "export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1\n"
+    # torchrun's shared store separates attempts by each host's restart count. Hosts may disagree on
+    # that count (torch 2.13), and would then find addresses of processes that are gone.
+    unshared = "export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1\n"
     first = 'FIRST=0; [ "${ADDR:-}" = "$HEAD" ] && FIRST=1\n'
     if launcher == "torchrun":
         return f"""#!/bin/sh
@@ -126,7 +133,7 @@ def launch_script(
 {notes}
 HEAD="${{HEAD:-{"localhost" if nodes == 1 else ""}}}"
 : "${{HEAD:?set it to the name of one of the hosts, the same on all}}"
-{threads}{apart}{first}exec {start}
+{threads}{unshared}{first}exec {start}
 """
     gpus = f"#SBATCH --gpus-per-node={per_node}\n" if device_kind == "cuda" else ""
     return f"""#!/bin/bash
@@ -136,46 +143,54 @@ HEAD="${{HEAD:-{"localhost" if nodes == 1 else ""}}}"
 {gpus}#SBATCH --exclusive
 #SBATCH --signal=TERM@{_NOTICE_SECONDS}
 #SBATCH --output={folder}/slurm-%j.out
-# Submit with `sbatch {folder / names.LAUNCH_FILE}`, and again to go on. Before the job's time ends
-# Slurm sends SIGTERM: the step under way ends and is saved.
+# Submit with `sbatch {folder / names.LAUNCH_FILE}`, and again to resume. Slurm sends SIGTERM
+# before the job's time ends: the current step is completed and saved.
 {notes}
 HEAD="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)"
 export HEAD
-{threads}{apart}{first}srun {start}
+{threads}{unshared}{first}srun {start}
 """
 
 
 def ranks_by_host(nodes: int, per_node: int) -> tuple[range, ...]:
-    """The devices of each host: torch's launcher gives it as many ranks as it has, in turn."""
+    """The ranks of each host, `[node]`: torchrun numbers them host by host."""
     return tuple(range(node * per_node, (node + 1) * per_node) for node in range(nodes))
 
 
-def _notes(cut: Parallelism, nodes: int, per_node: int) -> Iterator[str]:
-    """Who is where, and what the start does."""
+def _notes(parallelism: Parallelism, nodes: int, per_node: int) -> Iterator[str]:
+    """Comment lines of the script: the rank layout, and what the script does."""
     yield ""
-    yield "Rank r is device r. Slices of a layer are neighbours, then come replicas, then stages:"
-    yield "what exchanges most stays inside a host, and stages pass the least between hosts."
-    for node, devices in enumerate(ranks_by_host(nodes, per_node)[:_LINES]):
-        found = [mesh_coord(device, cut) for device in devices]
-        words = ", ".join(
-            f"{name} {_span([place[at] for place in found])}"
-            for at, name in enumerate(("stage", "slice", "replica"))
+    yield "Tensor-parallel ranks are neighbours, then come data-parallel ranks, then pipeline"
+    yield "stages: the most communication stays inside a host, the least crosses hosts."
+    for node, ranks in enumerate(ranks_by_host(nodes, per_node)[:_HOSTS_LISTED]):
+        stages, tensor_ranks, data_ranks = zip(
+            *(mesh_coord(rank, parallelism) for rank in ranks), strict=True
         )
-        yield f"  host {node}, rank {_span(devices)}: {words}"
-    if nodes > _LINES:
+        yield (
+            f"  host {node}, rank {_span(ranks)}: pipeline stage {_span(stages)}, "
+            f"tensor-parallel rank {_span(tensor_ranks)}, data-parallel rank {_span(data_ranks)}"
+        )
+    if nodes > _HOSTS_LISTED:
         yield f"  and so on, up to host {nodes - 1}"
-    columns = grid_columns(cut.tensor)
-    if columns > 1 and per_node % cut.tensor and per_node % columns == 0:
-        yield f"Of {cut.tensor} slices those of one row, which exchange most, share a host."
-    elif per_node % cut.tensor:
-        yield f"Warning: {cut.tensor} slices do not go into hosts of {per_node} without a rest, so"
-        yield "that some layers are computed across hosts. A degree that divides it is faster."
+    yield from _tensor_parallel_notes(parallelism, per_node)
     yield ""
-    yield "All hosts see the run's folder, and this Python, under the same paths. If a process"
-    yield "fails, all begin anew from the last checkpoint, RESTARTS times at most. Started again"
-    yield "after its end, this goes on from there too. PORT must be free on the host HEAD. Where"
-    yield "names of hosts do not resolve, HEAD and each one's ADDR are addresses, and"
-    yield "GLOO_SOCKET_IFNAME (or NCCL_SOCKET_IFNAME) names the network."
+    yield "Every host must see the run folder and this Python under the same paths. If a process"
+    yield "fails, all of them restart from the last checkpoint, at most RESTARTS times. Starting"
+    yield "this script again after its end resumes the run too. PORT must be free on the host HEAD."
+    yield "Where host names do not resolve, set HEAD and each host's ADDR to addresses, and"
+    yield "GLOO_SOCKET_IFNAME (or NCCL_SOCKET_IFNAME) to the network interface."
+
+
+def _tensor_parallel_notes(parallelism: Parallelism, per_node: int) -> Iterator[str]:
+    """Whether tensor-parallel groups cross hosts."""
+    degree, columns = parallelism.tensor, grid_columns(parallelism.tensor)
+    if columns > 1 and per_node % degree and per_node % columns == 0:
+        yield f"Each row of the {degree} tensor-parallel ranks, which communicates most, shares a"
+        yield "host."
+    elif per_node % degree:
+        yield f"Warning: tensor-parallel degree {degree} does not divide the {per_node} devices of"
+        yield "a host, so that some layers communicate across hosts. A degree that divides it is"
+        yield "faster."
 
 
 def _span(numbers: Sequence[int]) -> str:

@@ -1,4 +1,4 @@
-"""Surviving: after the loss of a device a run goes on with those that are left."""
+"""Elastic training: after the loss of a device, a run continues with the remaining ones."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -15,18 +15,18 @@ from windlass.errors import RankLost
 from windlass.schema.plan import Parallelism
 from windlass.schema.request import Request
 
-_TRIES = 2
-"""A device that has failed so often is given up."""
+_MAX_FAILURES = 2
+"""Number of hangs of one rank after which its device is given up."""
 
 
 class ElasticRecovery:
-    """Goes on with a run on several devices of this host whenever one of them is lost.
+    """Resumes a run on several devices of this host whenever one of them is lost.
 
-    A device that was killed is gone for good; one that only fell silent is given one more chance.
+    A rank that was killed has lost its device; one that only hangs is restarted once.
 
     Args:
-        folder: of the run.
-        stop: as `resume` takes it.
+        folder: the run folder.
+        stop: passed on to `resume`.
     """
 
     def __init__(self, folder: Path, *, stop: Callable[[], bool] | None = None) -> None:
@@ -34,72 +34,73 @@ class ElasticRecovery:
         self._failures: Counter[int] = Counter()
 
     def recover(self, lost: RankLost, *, progress: Progress | None = None) -> Run:
-        """The run that goes on from the last checkpoint; its first note says with what.
+        """The run, resumed from its last checkpoint; its first note says on how many devices.
 
         Args:
-            lost: what the run ended with.
-            progress: as `resume` takes it.
+            lost: the error that ended the run.
+            progress: passed on to `resume`.
 
         Raises:
-            DeviceLost: no plan of fewer devices computes the same.
-            WindlassError: why it cannot go on.
+            RankLost: no plan for fewer devices trains the same model with the same batch.
+            WindlassError: why the run cannot be resumed.
         """
-        self._failures[lost.device] += 1
-        if not lost.for_good and self._failures[lost.device] < _TRIES:
-            return self._resumed((), f"device {lost.device} gets another chance", progress)
-        self._failures.clear()  # other devices have the numbers then
+        self._failures[lost.rank] += 1
+        if not lost.permanent and self._failures[lost.rank] < _MAX_FAILURES:
+            return self._resumed((), f"rank {lost.rank} is restarted", progress)
+        self._failures.clear()  # with fewer devices, ranks have other numbers
         planned = planned_from_record(load(self._folder))
-        cut = shrink_parallelism(planned.plan.parallel, planned.request)
-        if cut is None:
+        parallelism = shrink_parallelism(planned.plan.parallel, planned.request)
+        if parallelism is None:
             raise lost
-        words = f"{planned.plan.parallel.devices} devices are {cut.devices} now"
-        return self._resumed(parallelism_overrides(planned, cut), words, progress)
+        change = f"{parallelism.devices} of {planned.plan.parallel.devices} devices are left"
+        return self._resumed(parallelism_overrides(planned, parallelism), change, progress)
 
-    def _resumed(self, changes: tuple[str, ...], words: str, progress: Progress | None) -> Run:
-        run = resume(self._folder, *changes, stop=self._stop, progress=progress)
-        told = f" ({', '.join(changes)})" if changes else ""
-        run.notes = (f"{words}{told}; goes on after step {run.done}", *run.notes)
+    def _resumed(self, overrides: tuple[str, ...], change: str, progress: Progress | None) -> Run:
+        run = resume(self._folder, *overrides, stop=self._stop, progress=progress)
+        detail = f" ({', '.join(overrides)})" if overrides else ""
+        run.notes = (f"{change}{detail}; continues after step {run.done}", *run.notes)
         return run
 
 
 def shrink_parallelism(parallelism: Parallelism, request: Request) -> Parallelism | None:
-    """The cut for the devices that are left when one is lost, as wide as can be; None if none is.
+    """The degrees for one device less, as many devices as can be used; None if there are none.
 
-    Fewer replicas, as many as divide the batch; where there is but one, fewer stages.
+    The data-parallel degree shrinks to the largest that divides the batch; with a single replica,
+    the pipeline loses a stage.
 
     Args:
-        cut: that has lost a device.
-        request: whose batch stays what it is.
+        parallelism: the degrees before the loss.
+        request: its global batch stays what it is.
     """
-    samples = request.train.batch // (request.batch.micro or 1)
-    for replicas in range(parallelism.data - 1, 0, -1):
-        if samples % replicas == 0:
-            return parallelism.model_copy(update={"data": replicas})
+    micro_batches = request.train.batch // (request.batch.micro or 1)
+    for data in range(parallelism.data - 1, 0, -1):
+        if micro_batches % data == 0:
+            return parallelism.model_copy(update={"data": data})
     if parallelism.pipeline > 1:
         return parallelism.model_copy(update={"pipeline": parallelism.pipeline - 1})
     return None
 
 
 def parallelism_overrides(planned: Planned, parallelism: Parallelism) -> tuple[str, ...]:
-    """What of a request must change for another cut, and what must not change with it.
+    """Overrides that give a request other degrees, and keep the rest of it valid and unchanged.
 
     Args:
-        planned: under the cut that there was.
-        cut: that there is now.
+        planned: the run with its present degrees.
+        parallelism: the new degrees.
     """
     request, batch = planned.request, planned.plan.batch
-    changes = [
+    overrides = [
         f"parallel.{name}={getattr(parallelism, name)}"
         for name in ("pipeline", "tensor", "data")
         if getattr(parallelism, name) != getattr(planned.plan.parallel, name)
     ]
     if request.batch.accumulation:
         micro = request.batch.micro or batch.micro
-        changes.append(f"batch.accumulation={request.train.batch // (micro * parallelism.data)}")
+        overrides.append(f"batch.accumulation={request.train.batch // (micro * parallelism.data)}")
     for name in ("parameters", "optimizer"):
-        shared = getattr(request.sharding, name)
-        if shared and parallelism.data % shared:
-            changes.append(f"sharding.{name}={gcd(shared, parallelism.data)}")
+        degree = getattr(request.sharding, name)
+        if degree and parallelism.data % degree:
+            overrides.append(f"sharding.{name}={gcd(degree, parallelism.data)}")
     if request.precision is None:
-        changes.append(f"precision={planned.plan.precision}")
-    return tuple(changes)
+        overrides.append(f"precision={planned.plan.precision}")
+    return tuple(overrides)

@@ -1,40 +1,59 @@
-"""Scrutiny: how closely a run is looked at, and what is spoiled in it on purpose."""
+"""What a caller attaches to a training loop: a stop request, a heartbeat, and instrumentation."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from windlass.runtime.distributed.heartbeat import HeartbeatSlots
     from windlass.runtime.handler import Handlers
     from windlass.runtime.verify.handler_hooks import HandlerWrapper, HookContext
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Instrumentation:
-    """What a proof asks of a run; a run for its own sake has none."""
+    """What a verification records and injects in a run; an ordinary run has none."""
 
     fault: str | None = None
-    """What is spoiled, of `FAULTS`; None for nothing."""
+    """Name of the fault to inject, a key of `FAULTS`; None injects none."""
 
     def command_options(self) -> list[str]:
-        """The same for the command that starts a device."""
-        return ["--notes", *(() if self.fault is None else ("--fault", self.fault))]
+        """The options of `windlass rank` that say the same."""
+        return ["--fingerprints", *(() if self.fault is None else ("--fault", self.fault))]
 
-    def handler_wrapper(self, folder: Path, device: int) -> "HandlerWrapper":
-        """What stands around the handlers of a device.
+    def handler_wrapper(self, folder: Path, rank: int) -> "HandlerWrapper":
+        """A wrapper that records activation fingerprints, and injects the fault if there is one.
 
         Args:
-            folder: of the run, where notes go.
-            device: of the run.
+            folder: the run folder, which receives the fingerprints.
+            rank: the rank whose handlers are wrapped.
         """
         from windlass.runtime.verify.activation_fingerprints import ActivationFingerprints
         from windlass.runtime.verify.fault_injection import inject_fault
 
-        notes = ActivationFingerprints(folder, device)
+        fingerprints = ActivationFingerprints(folder, rank)
 
-        def both(handlers: "Handlers", inside: "HookContext") -> "Handlers":
+        def wrap(handlers: "Handlers", context: "HookContext") -> "Handlers":
             if self.fault is not None:
-                handlers = inject_fault(self.fault, handlers, inside)
-            return notes.wrap(handlers, inside)
+                handlers = inject_fault(self.fault, handlers, context)
+            return fingerprints.wrap(handlers, context)
 
-        return both
+        return wrap
+
+
+def never_stop() -> bool:
+    """A `stop` that never asks the training loop to stop."""
+    return False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopHooks:
+    """What a caller attaches to a training loop."""
+
+    stop: Callable[[], bool] = never_stop
+    """Polled by the loop; True ends it after the current step, with a checkpoint."""
+    heartbeat: "HeartbeatSlots | None" = None
+    """Receives the step and the index of each instruction as it begins."""
+    instrumentation: Instrumentation | None = None
+    """Present if the run is being verified."""

@@ -1,13 +1,13 @@
-"""Pods: a run on several devices of this host, each a process; this one starts and watches them."""
+"""Trains on several ranks of this host, each a process that this one starts and watches."""
 
 import sys
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from windlass.api.plan import Planned
-from windlass.api.training.instrumentation import Instrumentation
+from windlass.api.training.instrumentation import LoopHooks
 from windlass.errors import RankError, RunBroken
 from windlass.hardware.local_machine import core_count
 from windlass.program.device_mesh import mesh_coord
@@ -18,11 +18,11 @@ from windlass.schema.run_record import Step
 if TYPE_CHECKING:
     from windlass.runtime.distributed.local_launcher import WatchdogTimeouts
 
-_SILENT_STEPS = 10
-_LEAST_SILENCE = 60.0
-"""Seconds without any progress after which a device is named: so long, or ten predicted steps.
+_HANG_STEPS = 10
+_MIN_HANG_SECONDS = 60.0
+"""A rank hangs if it makes no progress for this long, or for ten predicted steps if that is longer.
 
-Compiling is no progress that can be seen, and comes before the first step.
+Compilation makes no visible progress. It happens before the first step and has time of its own.
 """
 
 
@@ -33,71 +33,70 @@ def train_local_ranks(
     *,
     attempt: int,
     checkpoint: Path | None,
-    stop: Callable[[], bool],
-    instrumentation: Instrumentation | None = None,
+    hooks: LoopHooks,
 ) -> Generator[Step]:
-    """Trains on several devices, and yields each step once all have done it.
+    """Trains on several local ranks, and yields each step once all of them have done it.
 
     Args:
-        planned: of several devices.
-        programs: one for each.
-        folder: of the run.
-        attempt: of the run; each device journals it in a file of its own.
-        checkpoint: that all go on from; None begins anew.
-        stop: asked all the time; True ends with the step under way, and saves.
-        scrutiny: of a proof.
+        planned: a plan for several devices.
+        programs: one program for each rank.
+        folder: the run folder.
+        attempt: number of this attempt; each rank journals it in a file of its own.
+        checkpoint: the checkpoint that all ranks start from; None starts from the beginning.
+        hooks: what the caller attaches; the ranks have heartbeats of their own.
 
     Raises:
-        WindlassError: a device failed; the message names it, with its place and instruction.
+        WindlassError: a rank failed; the message names it, its mesh coordinates and instruction.
     """
     from windlass.runtime.checkpoint.checkpoint import remove_temporaries
     from windlass.runtime.distributed.local_launcher import LocalLauncher
 
-    cut = planned.plan.parallel
-    command = [sys.executable, "-m", "windlass", "device", str(folder), "--attempt", str(attempt)]
+    parallel, instrumentation = planned.plan.parallel, hooks.instrumentation
+    command = [sys.executable, "-m", "windlass", "rank", str(folder), "--attempt", str(attempt)]
     if checkpoint is not None:
         command += ["--checkpoint", str(checkpoint)]
     command += instrumentation.command_options() if instrumentation else []
-    places = [mesh_coord(device, cut) for device in range(cut.devices)]
-    threads = max(1, core_count() // cut.devices)
+    coords = [mesh_coord(rank, parallel) for rank in range(parallel.devices)]
+    threads = max(1, core_count() // parallel.devices)
     checkpoints = folder / names.CHECKPOINT_FOLDER
-    devices = LocalLauncher(
-        folder, command, programs, places,
-        patience=watchdog_timeouts(planned), threads=threads,
-    )  # fmt: skip
+    launcher = LocalLauncher(
+        folder, command, programs, coords, timeouts=watchdog_timeouts(planned), threads=threads
+    )
     try:
-        with closing(devices):
-            for told in devices.steps(stop):
-                step = Step(**told)
+        with closing(launcher):
+            for fields in launcher.steps(hooks.stop):
+                step = Step(**fields)
                 try:
                     yield step
                 except GeneratorExit:
-                    # As on one device: a save is ended, also if nobody asks for more.
+                    # As on a single device, a save that has begun is completed even if the caller
+                    # asks for no further step.
                     if step.saved:
-                        devices.await_saved(checkpoints / step.saved)
+                        launcher.wait_until_saved(checkpoints / step.saved)
                     raise
     except (RunBroken, RankError) as error:
-        error.args = (f"{error}; {_last_good(checkpoints)}",)
+        error.args = (f"{error}; {_where_to_resume(checkpoints)}",)
         raise
     finally:
-        # Of a save that its devices did not live to end, on a disk that may be full by it.
+        # A save whose ranks died has left these, on a disk that they may have filled.
         remove_temporaries(checkpoints)
 
 
 def watchdog_timeouts(planned: Planned) -> "WatchdogTimeouts":
-    """How long the devices of a run may be silent before one is named."""
+    """How long the ranks of a run may make no progress before a hang is reported."""
     from windlass.runtime.distributed.local_launcher import WatchdogTimeouts
 
-    asked, prediction = planned.request.train.hang_timeout_seconds, planned.prediction
-    silence = asked or max(_LEAST_SILENCE, _SILENT_STEPS * prediction.high_seconds)
-    return WatchdogTimeouts(silence=silence, compiling=prediction.compile_seconds)
+    requested, prediction = planned.request.train.hang_timeout_seconds, planned.prediction
+    seconds = requested or max(_MIN_HANG_SECONDS, _HANG_STEPS * prediction.high_seconds)
+    return WatchdogTimeouts(hang_seconds=seconds, compile_seconds=prediction.compile_seconds)
 
 
-def _last_good(checkpoints: Path) -> str:
-    """Where to go on from, in words."""
+def _where_to_resume(checkpoints: Path) -> str:
+    """The last checkpoint and the command that resumes from it, as a clause of a message."""
     from windlass.runtime.checkpoint.checkpoint import checkpoint_folders
 
-    there = checkpoint_folders(checkpoints)
-    if not there:
+    folders = checkpoint_folders(checkpoints)
+    if not folders:
         return "no checkpoint was written yet"
-    return f"the last checkpoint is `{there[-1]}`; `windlass resume {checkpoints.parent}` goes on"
+    command = f"windlass resume {checkpoints.parent}"
+    return f"the last checkpoint is `{folders[-1]}`; continue with `{command}`"

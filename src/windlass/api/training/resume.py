@@ -1,4 +1,4 @@
-"""Going on: with a run from its newest checkpoint, under its plan or another one; and with text."""
+"""`resume` continues a run from its newest checkpoint; `sample` generates text from it."""
 
 import shutil
 from collections.abc import Callable, Generator, Iterator
@@ -12,12 +12,12 @@ from windlass.api.model_graph import build_requested_model
 from windlass.api.plan import Planned, plan
 from windlass.api.runs import RUNS, load
 from windlass.api.training.disk_check import require_disk_space_to_resume
+from windlass.api.training.instrumentation import LoopHooks, never_stop
 from windlass.api.training.run_files import planned_from_record, replace_plan, run_metadata
 from windlass.api.training.setup import (
     load_run_tokens,
     make_batches,
     make_training_loop,
-    never_stop,
     prepare_tokens,
     require_local_machine,
     verified_programs,
@@ -36,10 +36,11 @@ if TYPE_CHECKING:
     from windlass.data.token_files import TokenDataset
     from windlass.runtime.checkpoint.checkpoint import Checkpoint
 
-_OF_THE_PLAN = ("parallel", "sharding", "batch", "recompute", "recompute_layers",
-                "phases", "compile",
-                "precision", "moments", "memory")  # fmt: skip
-"""Parts of a request that may change in the middle of a run: how it is computed, not what."""
+_CHANGEABLE = (
+    "parallel", "sharding", "batch", "recompute", "recompute_layers", "phases", "compile",
+    "precision", "moments", "memory",
+)  # fmt: skip
+"""Parts of a request that may change between attempts: how a run is computed, not what it is."""
 
 
 def resume(
@@ -49,70 +50,62 @@ def resume(
     stop: Callable[[], bool] | None = None,
     progress: Progress | None = None,
 ) -> Run:
-    """Goes on with a run from its newest good checkpoint, or from its start if it has none.
+    """Continues a run from its newest good checkpoint, or from the beginning if it has none.
 
-    Under another plan the run is the same: data, schedule, optimizer state and randomness go on,
-    and only the order in which floating-point numbers are summed may differ.
+    Under another plan the run stays the same: data order, learning-rate schedule, optimizer state
+    and randomness continue; only the order in which floating-point numbers are summed may differ.
 
     Args:
-        run: folder, name, beginning of its id, or `last`.
-        overrides: `key=value` of the plan, such as `parallel.data=2`; none keeps the plan.
-        root: where run folders lie.
-        stop: asked before each micro-batch; True saves and ends.
-        progress: told how far preparations are.
+        run: folder, name, the first characters of its id, or `last`.
+        overrides: `key=value` of the plan, such as `parallel.data=2`; without any, the plan stays.
+        root: the folder that holds the run folders.
+        stop: polled before each micro-batch; True saves and ends.
+        progress: called with how far preparations are.
 
     Raises:
-        RecordError: no such run, it is finished, or another process holds it.
+        RecordError: no such run, it has finished, or another process holds its folder.
         RequestError: an override would make it another run.
         CheckpointError: every checkpoint is damaged.
-        StorageError: the disk lacks room for the rest.
+        StorageError: the disk lacks space for the rest of the run.
     """
     record = load(run, root=root)
     planned = _planned(record, overrides, progress)
     require_local_machine(planned)
     programs = verified_programs(planned)
-    again = reopen_run(record, planned, progress, programs=programs if overrides else None)
+    reopened = reopen_run(record, planned, progress, programs=programs if overrides else None)
+    batches, hooks = make_batches(planned, reopened.tokens), LoopHooks(stop=stop or never_stop)
     steps = make_training_loop(
-        planned, make_batches(planned, again.tokens), programs, again.folder, again.checkpoint,
-        stop or never_stop,
-    )  # fmt: skip
-    return continue_run(planned, again, steps)
+        planned, batches, programs, reopened.folder, reopened.checkpoint, hooks
+    )
+    return continue_run(planned, reopened, steps)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReopenedRun:
-    """A run whose folder is held for its next attempt."""
+    """A run whose folder is locked for its next attempt."""
 
     folder: RunFolder
     tokens: "TokenDataset"
     checkpoint: "Checkpoint | None"
-    """That it goes on from, with whole layers; None begins anew."""
+    """The checkpoint to start from, shards merged; None starts from the beginning."""
     notes: tuple[str, ...]
-    """What a user should know before it goes on."""
+    """What a user should know before the run continues, a sentence each."""
 
 
 def continue_run(
-    planned: Planned, reopened_run: ReopenedRun, steps: Callable[[], Generator[Step]]
+    planned: Planned, reopened: ReopenedRun, steps: Callable[[], Generator[Step]]
 ) -> Run:
     """The next attempt at a run.
 
     Args:
-        planned: what it runs.
-        again: its folder.
-        steps: its training loop.
+        planned: what is run.
+        reopened: its folder and the checkpoint to start from.
+        steps: starts its training loop.
     """
-    checkpoint, checkpoints = (
-        reopened_run.checkpoint,
-        reopened_run.folder.path / names.CHECKPOINT_FOLDER,
-    )
+    checkpoint, folder = reopened.checkpoint, reopened.folder
     done = checkpoint.manifest.step if checkpoint else 0
-    return Run(
-        planned,
-        reopened_run.folder,
-        _tidying(steps, checkpoints),
-        done=done,
-        notes=reopened_run.notes,
-    )
+    steps = _remove_merged_checkpoint(steps, folder.path / names.CHECKPOINT_FOLDER)
+    return Run(planned, folder, steps, done=done, notes=reopened.notes)
 
 
 def reopen_run(
@@ -122,18 +115,18 @@ def reopen_run(
     *,
     programs: tuple[Program, ...] | None = None,
 ) -> ReopenedRun:
-    """Takes a run's folder for its next attempt, with the newest good checkpoint in it.
+    """Locks a run's folder for its next attempt, and finds its newest good checkpoint.
 
     Args:
-        record: of the run.
-        planned: what it goes on with.
-        progress: told how far preparations are.
-        programs: of another plan than before; None if it is the same.
+        record: the run so far.
+        planned: what the next attempt runs.
+        progress: called with how far preparations are.
+        programs: the programs of a new plan; None if the plan stays.
 
     Raises:
-        RecordError: it is finished, its text has changed, or another process holds it.
+        RecordError: the run has finished, its text has changed, or another process holds it.
         CheckpointError: every checkpoint is damaged.
-        StorageError: the disk lacks room for the rest.
+        StorageError: the disk lacks space for the rest of the run.
     """
     from windlass.runtime.checkpoint.checkpoint import (
         checkpoint_folders,
@@ -152,43 +145,43 @@ def reopen_run(
     if tokens.fingerprint != record.meta.get("tokens"):
         raise RecordError(
             f"the text of `{planned.request.data.source}` has changed since run "
-            f"`{record.folder.name}` began; it cannot go on as if nothing happened"
+            f"`{record.folder.name}` started, so that the run cannot continue; start a new one"
         )
-    held = reopen_run_folder(record.folder, meta=run_metadata(planned, tokens))
+    folder = reopen_run_folder(record.folder, meta=run_metadata(planned, tokens))
     if programs:
-        replace_plan(held, planned, programs)
-    notes = checkpoint.damaged if checkpoint else ("no checkpoint was saved: begins anew",)
-    if checkpoint and is_sharded(checkpoint.manifest):  # else no model need be built
-        into = checkpoints / names.MERGED_CHECKPOINT_FOLDER
-        checkpoint = merge_shards(checkpoint, build_requested_model(planned.request.model), into)
-    return ReopenedRun(folder=held, tokens=tokens, checkpoint=checkpoint, notes=notes)
+        replace_plan(folder, planned, programs)
+    notes = checkpoint.damaged if checkpoint else ("no checkpoint was saved; starts again",)
+    # A checkpoint that is not sharded is used as it is, without building the model.
+    if checkpoint and is_sharded(checkpoint.manifest):
+        merged = checkpoints / names.MERGED_CHECKPOINT_FOLDER
+        checkpoint = merge_shards(checkpoint, build_requested_model(planned.request.model), merged)
+    return ReopenedRun(folder=folder, tokens=tokens, checkpoint=checkpoint, notes=notes)
 
 
 def _planned(record: RunRecord, overrides: tuple[str, ...], progress: Progress | None) -> Planned:
-    """What a run goes on with."""
+    """What the next attempt runs: the same plan, or a new one if there are overrides."""
     if not overrides:
         return planned_from_record(record)
-    alien = [each for each in overrides if each.partition("=")[0].split(".")[0] not in _OF_THE_PLAN]
-    if alien:
-        known = ", ".join(_OF_THE_PLAN)
+    fixed = [each for each in overrides if each.partition("=")[0].split(".")[0] not in _CHANGEABLE]
+    if fixed:
         raise RequestError(
-            f"`{alien[0]}` would make it another run; what may change in the middle is {known}"
+            f"`{fixed[0]}` would make it another run; a run may change {', '.join(_CHANGEABLE)}"
         )
     request = Request.resolve(record.folder / names.REQUEST_FILE, overrides)
     return plan(request, progress=progress)
 
 
-def _tidying(
+def _remove_merged_checkpoint(
     steps: Callable[[], Generator[Step]], checkpoints: Path
 ) -> Callable[[], Generator[Step]]:
-    """Removes what was put together for the devices to begin with, once all have."""
+    """The same steps; the first one removes the merged checkpoint, which all ranks have read."""
 
-    def tidy() -> Generator[Step]:
+    def generate() -> Generator[Step]:
         for step in steps():
             shutil.rmtree(checkpoints / names.MERGED_CHECKPOINT_FOLDER, ignore_errors=True)
             yield step
 
-    return tidy
+    return generate
 
 
 def sample(
@@ -201,12 +194,21 @@ def sample(
     top_k: int = 40,
     seed: int = 0,
 ) -> Iterator[str]:
-    """Text that a run's newest good checkpoint writes after a prompt, piece by piece.
+    """Yields text that a run's newest good checkpoint generates after a prompt, piece by piece.
+
+    Args:
+        run: folder, name, the first characters of its id, or `last`.
+        prompt: the beginning of the text, which is not repeated.
+        root: the folder that holds the run folders.
+        tokens: the most tokens to generate.
+        temperature: 0 always takes the likeliest token; 1 samples the model's distribution.
+        top_k: sample only from this many of the likeliest tokens.
+        seed: the same seed generates the same text.
 
     Raises:
         RecordError: no such run.
-        RequestError: its model predicts no next token.
-        CheckpointError: it has no whole checkpoint.
+        RequestError: its model does not predict the next token.
+        CheckpointError: it has no complete checkpoint.
     """
     from windlass.data.tokenizer import load_tokenizer
     from windlass.runtime.checkpoint.checkpoint import latest_checkpoint
@@ -217,18 +219,18 @@ def sample(
     planned = planned_from_record(record)
     if not is_causal(planned.request.model.name):
         raise RequestError(
-            f"`{planned.request.model.name}` predicts tokens that are hidden from it, not the next "
-            "one, so that it writes no text; sample a run of a model that does"
+            f"`{planned.request.model.name}` predicts masked tokens, not the next one, and cannot "
+            "generate text; sample a run of a causal model"
         )
     checkpoint = latest_checkpoint(record.folder / names.CHECKPOINT_FOLDER)
     if checkpoint is None:
         raise CheckpointError(f"run `{record.folder.name}` has saved no checkpoint yet")
-    chain = build_requested_model(planned.request.model)
+    stack = build_requested_model(planned.request.model)
     tokenizer = load_tokenizer(record.folder / names.TOKENIZER_FILE)
     with TemporaryDirectory(dir=record.folder) as folder:
-        written = generate(
-            chain,
-            merge_shards(checkpoint, chain, Path(folder) / names.MERGED_CHECKPOINT_FOLDER),
+        generated = generate(
+            stack,
+            merge_shards(checkpoint, stack, Path(folder) / names.MERGED_CHECKPOINT_FOLDER),
             tokenizer.encode(prompt) or [tokenizer.end_of_text],
             SamplingOptions(
                 count=tokens,
@@ -238,4 +240,4 @@ def sample(
                 end_token=tokenizer.end_of_text,
             ),
         )
-        yield from tokenizer.stream_decode(written)
+        yield from tokenizer.stream_decode(generated)

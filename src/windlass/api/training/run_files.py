@@ -1,4 +1,4 @@
-"""The folder of a run: the plain files of its plan, its prediction and its surroundings."""
+"""The documents in a run folder: its plan, its prediction and its environment."""
 
 import shutil
 import sys
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def run_documents(planned: Planned, programs: tuple[Program, ...]) -> dict[str, Document]:
-    """The plain files of a new run."""
+    """The documents of a new run, by file name."""
     timeline = simulate(planned.plan, planned.graph, planned.machine, programs)
     return {
         names.REQUEST_FILE: planned.request,
@@ -37,7 +37,7 @@ def run_documents(planned: Planned, programs: tuple[Program, ...]) -> dict[str, 
 
 
 def run_metadata(planned: Planned, tokens: "TokenDataset") -> dict[str, object]:
-    """What lists and pages show of a run without reading more."""
+    """What lists and pages show of a run without reading its documents."""
     return {
         "model": planned.request.model.name,
         "machine": planned.machine.name,
@@ -50,29 +50,34 @@ def run_metadata(planned: Planned, tokens: "TokenDataset") -> dict[str, object]:
 
 
 def planned_from_record(record: RunRecord) -> Planned:
-    """What a run was made of, from its own files."""
-    parts = (record.request, record.graph, record.machine, record.plan, record.prediction)
-    request, graph, machine, plan, prediction = parts
+    """What a run was made from, read from its documents.
+
+    Raises:
+        RecordError: a document is missing or cannot be read.
+    """
+    request, graph, machine, plan, prediction = (
+        record.request, record.graph, record.machine, record.plan, record.prediction,
+    )  # fmt: skip
     if not (request and graph and machine and plan and prediction):
         why = "; ".join(record.faults) or "files are missing"
-        raise RecordError(f"run `{record.folder.name}` cannot go on: {why}")
-    choice = PlanningResult(plan=plan, prediction=prediction)
-    return Planned(request=request, graph=graph, machine=machine, result=choice)
+        raise RecordError(f"run `{record.folder.name}` cannot be resumed: {why}")
+    result = PlanningResult(plan=plan, prediction=prediction)
+    return Planned(request=request, graph=graph, machine=machine, result=result)
 
 
-def replace_plan(held: RunFolder, planned: Planned, programs: tuple[Program, ...]) -> None:
-    """Gives a run another plan from here on; that of the attempts before stays beside it.
+def replace_plan(folder: RunFolder, planned: Planned, programs: tuple[Program, ...]) -> None:
+    """Gives a run another plan from this attempt on; keeps the documents of the last attempt.
 
     Raises:
         StorageError: the disk is full.
     """
     for name, document in run_documents(planned, programs).items():
-        _keep(held.path / name, held.attempt - 1)
-        held.save(name, document)
+        _keep_copy(folder.path / name, folder.attempt - 1)
+        folder.save(name, document)
 
 
-def _keep(path: Path, attempt: int) -> None:
-    into = path.parent / names.ATTEMPTS_FOLDER / str(attempt)
-    with storage_errors(into):
-        into.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(path, into / path.name)
+def _keep_copy(path: Path, attempt: int) -> None:
+    folder = path.parent / names.ATTEMPTS_FOLDER / str(attempt)
+    with storage_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, folder / path.name)

@@ -1,4 +1,4 @@
-"""The loop: what stands between a planned run and its first step, here or on several devices."""
+"""Prepares what a training loop needs: tokens, batches, verified programs, and the loop itself."""
 
 from collections.abc import Callable, Generator
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from windlass.api.machines import HERE, Progress
 from windlass.api.model_graph import build_requested_model
 from windlass.api.plan import Planned
-from windlass.api.training.instrumentation import Instrumentation
+from windlass.api.training.instrumentation import LoopHooks
 from windlass.api.training.local_launch import train_local_ranks
 from windlass.atomic_files import cache_folder
 from windlass.errors import MachineError, PlanError
@@ -34,14 +34,13 @@ if TYPE_CHECKING:
     from windlass.data.token_files import TokenDataset
     from windlass.models.layer_stack import LayerStack
     from windlass.runtime.checkpoint.checkpoint import Checkpoint
-    from windlass.runtime.distributed.heartbeat import HeartbeatSlots
 
-_WATCHED_STEP = 3
-"""Counted within an attempt: late enough that caches are warm, early enough to be there soon."""
+_RECORDED_STEP = 3
+"""Step whose timeline is measured, counted within an attempt: caches are warm by then."""
 
 
 def prepare_tokens(request: Request, progress: Progress | None) -> "TokenDataset":
-    """The tokens of a request's text, made before or now.
+    """The tokens of a request's text: from the cache, or tokenized now.
 
     Raises:
         DataError: the text is missing, empty or too short.
@@ -64,7 +63,7 @@ def prepare_tokens(request: Request, progress: Progress | None) -> "TokenDataset
 
 
 def load_run_tokens(folder: Path) -> "TokenDataset | None":
-    """The tokens that a run has in its own folder; None if it has none there."""
+    """The tokens that lie in a run folder itself; None if there are none."""
     from windlass.data.token_files import open_dataset
 
     return open_dataset(folder / names.TOKENS_FOLDER)
@@ -73,62 +72,61 @@ def load_run_tokens(folder: Path) -> "TokenDataset | None":
 def require_vocabulary(planned: Planned, tokens: "TokenDataset") -> None:
     """Refuses a model whose vocabulary is smaller than the tokenizer's.
 
-    A model that predicts hidden tokens needs one entry more, which stands for them.
+    A model that predicts masked tokens needs one more entry, for the mask token.
 
     Raises:
-        PlanError: it is.
+        PlanError: the model's vocabulary is too small.
     """
-    more = 0 if is_causal(planned.request.model.name) else 1
-    if tokens.vocabulary + more > planned.graph.vocabulary:
-        hidden = " and one that stands for hidden tokens" if more else ""
+    mask_entries = 0 if is_causal(planned.request.model.name) else 1
+    if tokens.vocabulary + mask_entries > planned.graph.vocabulary:
+        mask = " and one for the mask token" if mask_entries else ""
         raise PlanError(
-            f"the tokenizer has {tokens.vocabulary} entries{hidden} and the model only "
+            f"the tokenizer has {tokens.vocabulary} entries{mask} and the model only "
             f"{planned.graph.vocabulary}; raise `model.vocabulary` or lower `data.vocabulary`"
         )
 
 
 def require_local_machine(planned: Planned) -> None:
-    """Refuses what is planned for another machine.
+    """Refuses a plan for another machine.
 
     Raises:
-        MachineError: it is.
+        MachineError: the requested machine is not this one.
     """
     if planned.request.machine != HERE:
         raise MachineError(
-            f"machine `{planned.request.machine}` is not this one: plan and fit tell what it would "
-            "do, train runs on `here`; `windlass launch` prepares a run for it"
+            f"machine `{planned.request.machine}` is not this one: `plan` and `fit` predict what "
+            f"it would do, `train` runs on `{HERE}`, and `launch` prepares a run for a cluster"
         )
 
 
 def verified_programs(planned: Planned) -> tuple[Program, ...]:
-    """The programs of all devices, proved.
+    """The programs of all ranks, verified.
 
-    This is the gate of every run: a plan may come from a search, or from a file that was edited.
+    Every run passes here, because a plan may come from a search or from an edited file.
 
     Raises:
-        Faults: all that is not legal.
-        PlanError: a program that cannot be proved.
+        InputErrors: every rule that the plan breaks.
+        PlanError: a program cannot be verified.
     """
     plan, graph, machine = planned.plan, planned.graph, planned.machine
     require_valid_plan(plan, graph, machine, global_batch=planned.request.train.batch)
     programs = lower(plan, graph)
-    tiers = machine.device.tiers
-    rooms = {tier.name: tier.capacity_bytes for tier in tiers if tier.name == HOST_TIER}
-    verify_programs(
-        programs, plan, graph, rooms | {machine.device.memory.name: _left_bytes(planned)}
-    )
+    device = machine.device
+    capacities = {t.name: t.capacity_bytes for t in device.tiers if t.name == HOST_TIER}
+    capacities[device.memory.name] = _tensor_budget_bytes(planned)
+    verify_programs(programs, plan, graph, capacities)
     return programs
 
 
-def _left_bytes(planned: Planned) -> int:
-    """What a process has for tensors: what it holds before any is no instruction's doing."""
+def _tensor_budget_bytes(planned: Planned) -> int:
+    """Device memory for tensors: the budget less what the process takes before any tensor."""
     device = planned.machine.device
-    near_bytes = planned.request.memory or device.memory.capacity_bytes
-    return near_bytes - device.process_bytes(compiled=planned.plan.compile)
+    budget_bytes = planned.request.memory or device.memory.capacity_bytes
+    return budget_bytes - device.process_bytes(compiled=planned.plan.compile)
 
 
 def prepare_batches(planned: Planned) -> "Batches":
-    """The batches of a run, from tokens that were made before or are made now.
+    """The batches of a run, whose tokens come from the cache or are made now.
 
     Raises:
         DataError: the text is missing, empty or too short.
@@ -137,7 +135,7 @@ def prepare_batches(planned: Planned) -> "Batches":
 
 
 def make_batches(planned: Planned, tokens: "TokenDataset") -> "Batches":
-    """The batches of a run.
+    """The batches of a run, from its tokens.
 
     Raises:
         DataError: the text is too short.
@@ -146,121 +144,115 @@ def make_batches(planned: Planned, tokens: "TokenDataset") -> "Batches":
     from windlass.data.mlm_masking import MlmMasking
     from windlass.models.loss import IGNORE_INDEX
 
-    train_request, masking = planned.request.train, None
+    settings, masking = planned.request.train, None
     if not is_causal(planned.request.model.name):
         masking = MlmMasking(
-            mask_token=planned.graph.vocabulary - 1, vocabulary=tokens.vocabulary, ignore_index=IGNORE_INDEX
+            mask_token=planned.graph.vocabulary - 1,
+            vocabulary=tokens.vocabulary,
+            ignore_index=IGNORE_INDEX,
         )
     return Batches(
         tokens,
         sequence=planned.plan.batch.sequence,
-        batch=train_request.batch,
-        seed=train_request.seed,
+        batch=settings.batch,
+        seed=settings.seed,
         masking=masking,
     )
 
 
-def never_stop() -> bool:
-    """No wish to stop."""
-    return False
-
-
 def make_training_loop(
     planned: Planned,
-    found: "Batches",
+    batches: "Batches",
     programs: tuple[Program, ...],
-    held: RunFolder,
+    folder: RunFolder,
     checkpoint: "Checkpoint | None",
-    stop: Callable[[], bool],
-    instrumentation: Instrumentation | None = None,
+    hooks: LoopHooks,
 ) -> Callable[[], Generator[Step]]:
-    """The training loop, begun when it is called: here, or on several devices beside this."""
-    folder = held.path
+    """The training loop of a run, which begins when it is called.
+
+    Args:
+        planned: what is run.
+        batches: training and held-out sequences.
+        programs: one runs in this process; several run as local ranks, a process each.
+        folder: the run folder, open for this attempt.
+        checkpoint: the checkpoint to start from; None starts from the beginning.
+        hooks: what the caller attaches.
+    """
     if len(programs) == 1:
-        _prepare(planned)
-        chain = build_requested_model(planned.request.model, seed=planned.request.train.seed)
-        return lambda: _trained(
-            planned, chain, found, programs[0], folder, checkpoint, stop, scrutiny=instrumentation
+        _prepare_memory(planned)
+        stack = build_requested_model(planned.request.model, seed=planned.request.train.seed)
+        return lambda: _training_loop(
+            planned, stack, batches, programs[0], folder.path, checkpoint, hooks
         )
     return lambda: train_local_ranks(
         planned,
         programs,
-        folder,
-        attempt=held.attempt,
+        folder.path,
+        attempt=folder.attempt,
         checkpoint=checkpoint.path if checkpoint else None,
-        stop=stop,
-        instrumentation=instrumentation,
+        hooks=hooks,
     )
 
 
 def train_rank(
-    planned: Planned,
-    device: int,
-    folder: Path,
-    checkpoint: Path | None,
-    *,
-    beat: "HeartbeatSlots",
-    stop: Callable[[], bool],
-    instrumentation: Instrumentation | None = None,
+    planned: Planned, rank: int, folder: Path, checkpoint: Path | None, hooks: LoopHooks
 ) -> Generator[Step]:
-    """The training loop of one device of several.
+    """The training loop of one rank of several.
 
     Args:
-        planned: what the run was made of.
-        device: which of its devices.
-        folder: of the run.
-        checkpoint: that all go on from; None begins anew.
-        beat: told the step and instruction.
-        stop: True asks all devices to end with the step under way.
-        scrutiny: of a proof.
+        planned: what the run was made from.
+        rank: the rank that this process runs.
+        folder: the run folder.
+        checkpoint: the checkpoint that all ranks start from; None starts from the beginning.
+        hooks: what the caller attaches; `stop` asks all ranks to end after the current step.
     """
     from windlass.runtime.checkpoint.checkpoint import open_checkpoint
 
-    _prepare(planned)
-    own = make_batches(planned, load_run_tokens(folder) or prepare_tokens(planned.request, None))
-    chain = build_requested_model(planned.request.model, seed=planned.request.train.seed)
-    program = lower(planned.plan, planned.graph)[device]
+    _prepare_memory(planned)
+    tokens = load_run_tokens(folder) or prepare_tokens(planned.request, None)
+    batches = make_batches(planned, tokens)
+    stack = build_requested_model(planned.request.model, seed=planned.request.train.seed)
+    program = lower(planned.plan, planned.graph)[rank]
     start = open_checkpoint(checkpoint) if checkpoint else None
-    return _trained(planned, chain, own, program, folder, start, stop, beat, instrumentation)
+    return _training_loop(planned, stack, batches, program, folder, start, hooks)
 
 
-def _prepare(planned: Planned) -> None:
-    """Sets this process up to hold what its device holds; comes before torch's first tensor."""
+def _prepare_memory(planned: Planned) -> None:
+    """Limits the memory of this process to what its rank needs; precedes torch's first tensor."""
     install_allocator()
     peak = planned.prediction.peaks[0]
-    blocks = (
-        peak.peak_bytes - peak.by_class["runtime"] + round(FREE_MEMORY_FRACTION * peak.peak_bytes)
-    )
-    set_memory_limit(min(blocks, _left_bytes(planned)))
+    tensor_bytes = peak.peak_bytes - peak.by_class["runtime"]
+    limit_bytes = tensor_bytes + round(FREE_MEMORY_FRACTION * peak.peak_bytes)
+    set_memory_limit(min(limit_bytes, _tensor_budget_bytes(planned)))
 
 
-def _trained(
+def _training_loop(
     planned: Planned,
-    chain: "LayerStack",
-    found: "Batches",
+    stack: "LayerStack",
+    batches: "Batches",
     program: Program,
     folder: Path,
     checkpoint: "Checkpoint | None",
-    stop: Callable[[], bool],
-    beat: "HeartbeatSlots | None" = None,
-    scrutiny: Instrumentation | None = None,
+    hooks: LoopHooks,
 ) -> Generator[Step]:
-    """The training loop of one device; the first keeps one step's measured timeline."""
+    """The training loop of one rank; rank 0 also saves the measured timeline of one step."""
     import torch
 
     from windlass.runtime.rank_context import RankContext
     from windlass.runtime.train import TimelineRecorder, train
 
+    rank, instrumentation = program.device, hooks.instrumentation
     done = checkpoint.manifest.step if checkpoint else 0
-    watched = min(done + _WATCHED_STEP, planned.request.train.steps)
+    recorded = min(done + _RECORDED_STEP, planned.request.train.steps)
 
-    def keep(step: int, timeline: Timeline) -> None:
+    def save_timeline(step: int, timeline: Timeline) -> None:
         del step
         timeline.save(folder / names.MEASURED_TIMELINE_FILE)
 
+    recorder = TimelineRecorder(steps=frozenset({recorded}), record=save_timeline)
     context = RankContext(
         plan=planned.plan,
-        stack=chain,
+        stack=stack,
         program=program,
         settings=planned.request.train,
         checkpoints=folder / names.CHECKPOINT_FOLDER,
@@ -269,10 +261,10 @@ def _trained(
     )
     return train(
         context,
-        found,
+        batches,
         resume=checkpoint,
-        stop=stop,
-        recorder=None if program.device else TimelineRecorder(steps=frozenset({watched}), record=keep),
-        heartbeat=beat,
-        wrap_handlers=scrutiny.handler_wrapper(folder, program.device) if scrutiny else None,
+        stop=hooks.stop,
+        recorder=None if rank else recorder,
+        heartbeat=hooks.heartbeat,
+        wrap_handlers=instrumentation.handler_wrapper(folder, rank) if instrumentation else None,
     )

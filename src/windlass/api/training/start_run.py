@@ -1,4 +1,4 @@
-"""Beginning: a new run's folder, made once all that it needs is proved to be there."""
+"""Starts a new run: creates its folder once everything that it needs is known to be there."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -27,6 +27,7 @@ class StartedRun(NamedTuple):
 
     folder: RunFolder
     programs: tuple[Program, ...]
+    """One for each rank."""
     tokens: "TokenDataset"
     batches: "Batches"
 
@@ -34,13 +35,13 @@ class StartedRun(NamedTuple):
 def start_run(
     planned: Planned, *, root: Path | str, folder: Path | None, progress: Progress | None
 ) -> StartedRun:
-    """Holds a run's folder, with what describes the run and its tokenizer in it.
+    """Creates and locks the folder of a new run, and writes its documents and tokenizer there.
 
     Args:
-        planned: what it runs.
-        root: where run folders lie.
-        folder: takes this folder in place of a new one under `root`.
-        progress: told how far preparations are.
+        planned: what will be run.
+        root: the folder that holds the run folders.
+        folder: use this folder instead of a new one under `root`.
+        progress: called with how far preparations are.
 
     Raises:
         WindlassError: what is wrong with the plan, the data, the disk or the folder.
@@ -48,13 +49,13 @@ def start_run(
     require_disk_space(planned, folder or Path(root))
     tokens = prepare_tokens(planned.request, progress)
     require_vocabulary(planned, tokens)
-    found, programs = make_batches(planned, tokens), verified_programs(planned)
-    held = create_run_folder(
+    batches, programs = make_batches(planned, tokens), verified_programs(planned)
+    run_folder = create_run_folder(
         Path(root),
         planned.request.model.name,
         documents=run_documents(planned, programs),
         meta=run_metadata(planned, tokens),
         folder=folder,
     )
-    tokens.tokenizer.save(held.path / names.TOKENIZER_FILE)
-    return StartedRun(held, programs, tokens, found)
+    tokens.tokenizer.save(run_folder.path / names.TOKENIZER_FILE)
+    return StartedRun(run_folder, programs, tokens, batches)

@@ -1,4 +1,4 @@
-"""Running: makes a run ready, trains, journals every step."""
+"""`train`: makes a run ready; iterating over it trains, and puts every step on record."""
 
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
@@ -7,78 +7,87 @@ from pathlib import Path
 from windlass.api.machines import Progress
 from windlass.api.plan import Planned, plan
 from windlass.api.runs import RUNS
-from windlass.api.training.instrumentation import Instrumentation
-from windlass.api.training.oom_advice import with_ways
-from windlass.api.training.setup import make_training_loop, never_stop, require_local_machine
+from windlass.api.training.instrumentation import Instrumentation, LoopHooks, never_stop
+from windlass.api.training.setup import make_training_loop, require_local_machine
 from windlass.api.training.start_run import start_run
 from windlass.errors import OutOfMemory, RecordError, RequestError, RunInterrupted
+from windlass.planner.advice.alternatives import alternatives
+from windlass.planner.explain import explain_change
 from windlass.schema.request import Request
 from windlass.schema.run_record import RunState, Step
+from windlass.torch_ext.cpu_allocator import set_memory_limit, trim_heap
 from windlass.tracking.run_folder import RunFolder
+from windlass.units import format_bytes
+
+_ALTERNATIVES = 3
+"""Number of plans that the message of an out-of-memory error proposes."""
+_MIB = 2**20
 
 
 class Run:
-    """A run that is ready to go; iterate over it once to get its measured steps.
+    """A run that is ready to go; iterate over it once to train and get its measured steps.
 
-    Made by `train` and `resume`. Its folder is held from the start and freed at the end.
+    Made by `train` and `resume`. Its folder is locked from the start, and released at the end.
     """
 
     def __init__(
         self,
         planned: Planned,
-        held: RunFolder,
+        folder: RunFolder,
         steps: Callable[[], Generator[Step]],
         *,
         done: int = 0,
         notes: tuple[str, ...] = (),
     ) -> None:
         self.planned = planned
-        self.folder = held.path
+        """What is run."""
+        self.folder = folder.path
+        """The run folder."""
         self.done = done
-        """Steps that earlier attempts left behind."""
+        """Number of steps that earlier attempts have completed."""
         self.notes = notes
-        """What a user should know before it goes on."""
-        self._held = held
+        """What a user should know before the run starts, a sentence each."""
+        self._run_folder = folder
         self._steps = steps
-        self._begun = False
+        self._started = False
 
     def __iter__(self) -> Iterator[Step]:
-        """Trains; journals and yields every step.
+        """Trains; puts every step on record and yields it.
 
         Raises:
-            MemoryShort: memory ran out; the message names plans that fit into what there was.
-            RecordError: it was iterated over before.
+            OutOfMemory: memory ran out; the message proposes plans that fit into what there was.
+            RecordError: the run was iterated over before.
             RunBroken: a loss or gradient is not finite.
-            RunInterrupted: the caller's `stop` said so; the state is saved.
+            RunInterrupted: the caller's `stop` returned True; the state is saved.
             StorageError: the disk is full; the last good checkpoint is kept.
         """
-        if self._begun:
+        if self._started:
             raise RecordError(
-                f"run `{self.folder.name}` was iterated over before; go on with `resume`"
+                f"run `{self.folder.name}` was iterated over before; continue it with `resume`"
             )
-        self._begun = True
+        self._started = True
         state: RunState = "broken"
         reason = "the program failed"
-        short: OutOfMemory | None = None
+        out_of_memory: OutOfMemory | None = None
         try:
             with closing(self._steps()) as steps:
                 for step in steps:
-                    self._held.append_step(step)
+                    self._run_folder.append_step(step)
                     yield step
             state, reason = "finished", ""
         except (RunInterrupted, KeyboardInterrupt, GeneratorExit) as error:
             state, reason = "interrupted", str(error)
             raise
         except OutOfMemory as error:
-            # The tensors that its frames hold would leave no room for what follows.
-            short, reason = error.with_traceback(None), str(error)
+            # Its traceback refers to the frames that hold all tensors, and planning needs memory.
+            out_of_memory, reason = error.with_traceback(None), str(error)
         except Exception as error:
             reason = str(error)
             raise
         finally:
-            self._held.end(state, reason=reason)
-        if short is not None:
-            raise with_ways(short, self.planned, self.folder)
+            self._run_folder.end(state, reason=reason)
+        if out_of_memory is not None:
+            raise _with_advice(out_of_memory, self.planned, self.folder)
 
 
 def train(
@@ -90,16 +99,16 @@ def train(
     progress: Progress | None = None,
     instrumentation: Instrumentation | None = None,
 ) -> Run:
-    """Makes a run ready: tokens, verified program, run folder. Iterating over it trains.
+    """Makes a run ready: tokens, verified programs, run folder. Iterating over it trains.
 
     Args:
-        what: a model's name, a request, or what `plan` gave.
+        what: a model's name, a request, or the result of `plan`.
         overrides: `key=value`, if `what` is a name.
-        root: where run folders lie.
-        folder: trains into this folder in place of a new one under `root`.
-        stop: asked before each micro-batch; True saves and ends.
-        progress: told how far preparations are.
-        scrutiny: of a proof.
+        root: the folder that holds the run folders.
+        folder: train into this folder instead of a new one under `root`.
+        stop: polled before each micro-batch; True saves and ends.
+        progress: called with how far preparations are.
+        instrumentation: what a verification records and injects.
 
     Raises:
         WindlassError: what is wrong with the request, the data, the machine or the folder.
@@ -107,12 +116,38 @@ def train(
     if not isinstance(what, Planned):
         planned = plan(what, *overrides, progress=progress)
     elif overrides:
-        raise RequestError("what is planned takes no overrides; give them to `plan`")
+        raise RequestError("a finished plan takes no overrides; give them to `plan`")
     else:
         planned = what
     require_local_machine(planned)
-    held, programs, _, found = start_run(planned, root=root, folder=folder, progress=progress)
-    steps = make_training_loop(
-        planned, found, programs, held, None, stop or never_stop, instrumentation
+    run_folder, programs, _, batches = start_run(
+        planned, root=root, folder=folder, progress=progress
     )
-    return Run(planned, held, steps)
+    hooks = LoopHooks(stop=stop or never_stop, instrumentation=instrumentation)
+    steps = make_training_loop(planned, batches, programs, run_folder, None, hooks)
+    return Run(planned, run_folder, steps)
+
+
+def _with_advice(error: OutOfMemory, planned: Planned, folder: Path) -> OutOfMemory:
+    """The same error, with the fastest plans of each kind that fit into the memory there was."""
+    set_memory_limit(0)
+    trim_heap()
+    budget = error.available_bytes // _MIB
+    prediction = planned.prediction
+    peak = prediction.peaks[0].peak_bytes
+    changes = alternatives(
+        planned.request,
+        planned.graph,
+        planned.machine,
+        budget * _MIB,
+        base=prediction.step_seconds / prediction.tokens_per_step,
+        count=_ALTERNATIVES,
+    )
+    available = f"{format_bytes(error.available_bytes)} were available to this process"
+    lines = [
+        f"{error}; {available}, and {format_bytes(peak)} were predicted",
+        f"`windlass resume {folder}` continues this run where there is more memory",
+    ]
+    lines += ["a new run fits into that memory with"] if changes else []
+    lines += [f"- {explain_change(change, f'memory={budget}MiB')}" for change in changes]
+    return OutOfMemory("\n".join(lines), available_bytes=error.available_bytes)

@@ -1,1 +1,1 @@
-"""verify."""
+"""Verifying plans: against one device, with injected faults, and downscaled to local processes."""

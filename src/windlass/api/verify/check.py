@@ -1,4 +1,4 @@
-"""Checking: a few steps under a plan on local processes, against the same steps on one device."""
+"""Compares a few steps under a plan, on local processes, with the same steps on one device."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -20,46 +20,48 @@ if TYPE_CHECKING:
     from windlass.runtime.verify.compare_runs import InstrumentedRun
 
 _EPSILON = 1e-4
-"""Of Adam. With its usual 1e-8 a gradient that is zero but for rounding would move its weight by a
-whole step, in a direction that is noise."""
+"""Smallest epsilon of Adam in a verification. With the usual 1e-8, a gradient that is zero up to
+rounding would move its weight by a full step, in a random direction."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultResult:
-    """What a proof made of one mistake."""
+    """The verification of a plan with one injected fault."""
 
     fault: str
+    """Name of the fault."""
     description: str
+    """The fault in words."""
     layer: int | None
-    """That made it; None if no one layer did."""
+    """The layer with the fault; None if it concerns no single layer."""
     result: VerificationResult
 
     @property
     def detected(self) -> bool:
-        """Whether it was found, and its layer named."""
+        """Whether the verification failed, and named the right layer."""
         first = self.result.first_mismatch
         return first is not None and self.layer in (None, first.layer)
 
 
 class Verifier:
-    """Holds one plan against one device, whose run serves for all that is asked.
+    """Compares runs under one plan with a run on one device, which is made only once.
 
     Args:
-        planned: of the plan in question, as `proving` gives it.
-        folder: for runs; an empty one.
-        progress: told what runs.
+        planned: the plan to verify, as `verification` returns it.
+        folder: an empty folder for the runs.
+        progress: called with what runs.
     """
 
     def __init__(self, planned: Planned, folder: Path, progress: Progress | None = None) -> None:
         self._planned, self._folder, self._progress = planned, folder, progress
-        self._alone = on_single_device(planned)
+        self._single_device = on_single_device(planned)
         self._reference: InstrumentedRun | None = None
 
     def verify(self, fault: str | None = None) -> VerificationResult:
-        """Runs the plan and compares; the first time, runs it on one device too.
+        """Runs the plan and compares it with one device, which runs before the first comparison.
 
         Args:
-            fault: a mistake to make, of `FAULTS`.
+            fault: name of a fault to inject, a key of `FAULTS`.
 
         Raises:
             WindlassError: a run failed.
@@ -67,11 +69,11 @@ class Verifier:
         from windlass.runtime.verify.compare_runs import compare_to_single_device
 
         if self._reference is None:
-            self._reference = self._ran("one device", self._alone, Instrumentation())
+            self._reference = self._run("one device", self._single_device, Instrumentation())
         request, plan = self._planned.request, self._planned.plan
         name = fault or "plan"
         return compare_to_single_device(
-            self._ran(name, self._planned, Instrumentation(fault=fault)),
+            self._run(name, self._planned, Instrumentation(fault=fault)),
             self._reference,
             build_requested_model(request.model),
             request.train,
@@ -80,7 +82,7 @@ class Verifier:
         )
 
     def inject_faults(self) -> Iterator[FaultResult]:
-        """Makes each mistake that the plan can make, one after the other."""
+        """Yields the verification of the plan with each fault that can occur in it."""
         from windlass.runtime.verify.fault_injection import FAULTS, faulty_layer
 
         plan, graph = self._planned.plan, self._planned.graph
@@ -92,41 +94,49 @@ class Verifier:
                 )
 
     def skipped_faults(self) -> tuple[tuple[str, str], ...]:
-        """Mistakes that the plan cannot make, and what it lacks for them."""
+        """Description and requirement of each fault that cannot occur in the plan."""
         from windlass.runtime.verify.fault_injection import FAULTS
 
         plan, graph = self._planned.plan, self._planned.graph
-        return tuple((f.description, f.requirement) for f in FAULTS.values() if not f.is_possible(plan, graph))
+        return tuple(
+            (fault.description, fault.requirement)
+            for fault in FAULTS.values()
+            if not fault.is_possible(plan, graph)
+        )
 
-    def _ran(self, name: str, planned: Planned, scrutiny: Instrumentation) -> "InstrumentedRun":
+    def _run(
+        self, name: str, planned: Planned, instrumentation: Instrumentation
+    ) -> "InstrumentedRun":
         from windlass.runtime.verify.compare_runs import InstrumentedRun
 
         if self._progress is not None:
             self._progress(f"running {name}", 0, None)
-        run = train(planned, folder=self._folder / name.replace(" ", "-"), instrumentation=scrutiny)
+        folder = self._folder / name.replace(" ", "-")
+        run = train(planned, folder=folder, instrumentation=instrumentation)
         return InstrumentedRun(folder=run.folder, steps=tuple(run))
 
 
 def verification(planned: Planned, *, steps: int, keep: frozenset[str] = frozenset()) -> Planned:
-    """The same made ready for a proof: few steps, each saved; numbers in which rounding is small.
+    """The plan prepared for verification: few steps, all saved, in formats with little rounding.
 
-    Near plans run in float64, those with homes elsewhere in float32; moments in float32, and layers
-    are not compiled.
+    Plans without offload run in float64, those with offload in float32. Moments are in float32, and
+    layers are not compiled.
 
     Args:
-        planned: of several devices.
-        steps: how many.
-        kept: of `precision`, `moments` and `compile`, those that stay as they are.
+        planned: a plan for several devices.
+        steps: number of steps.
+        keep: those of `precision`, `moments` and `compile` that stay as they are.
     """
-    plan, train_request = planned.plan, planned.request.train
-    wide = not plan.offloads and (plan.moments == "float32" or "moments" not in keep)
-    clear = {"precision": "float64" if wide else "float32", "moments": "float32", "compile": False}
-    plan = plan.model_copy(update={k: value for k, value in clear.items() if k not in keep})
-    never = steps + 1
-    short = train_request.model_copy(
+    plan, settings = planned.plan, planned.request.train
+    float64 = not plan.offloads and (plan.moments == "float32" or "moments" not in keep)
+    exact = {
+        "precision": "float64" if float64 else "float32", "moments": "float32", "compile": False,
+    }  # fmt: skip
+    plan = plan.model_copy(update={key: exact[key] for key in exact if key not in keep})
+    short = settings.model_copy(
         update={
-            "steps": steps, "save_every": 1, "keep": steps, "evaluate_every": never,
-            "evaluate_sequences": 0, "epsilon": max(_EPSILON, train_request.epsilon),
+            "steps": steps, "save_every": 1, "keep": steps, "evaluate_every": steps + 1,
+            "evaluate_sequences": 0, "epsilon": max(_EPSILON, settings.epsilon),
             "warmup": 0.0,
         }
     )  # fmt: skip
@@ -137,13 +147,13 @@ def verification(planned: Planned, *, steps: int, keep: frozenset[str] = frozens
 
 
 def with_plan(planned: Planned, plan: Plan) -> Planned:
-    """The same under another plan, predicted."""
+    """The same request under another plan, with its prediction."""
     prediction = predict(plan, planned.graph, planned.machine)
     return replace(planned, result=PlanningResult(plan=plan, prediction=prediction))
 
 
 def on_single_device(planned: Planned) -> Planned:
-    """The same steps on one device, all of it near and nothing computed twice."""
+    """The same steps on one device, with everything in device memory and without recompute."""
     plan, request = planned.plan, planned.request
     machine = find_machine(HERE)
     batch = Batch(
@@ -151,12 +161,12 @@ def on_single_device(planned: Planned) -> Planned:
         micro=plan.batch.micro,
         accumulation=plan.batch.accumulation * plan.parallel.data,
     )
-    whole = plan.model_copy(
+    plan = plan.model_copy(
         update={
-            "machine": machine.label, "parallel": Parallelism(), "sharding": ShardingDegrees(), "offload": Offload(),
-            "batch": batch,
+            "machine": machine.label, "parallel": Parallelism(), "sharding": ShardingDegrees(),
+            "offload": Offload(), "batch": batch,
             "stages": (Stage(phases=((0, planned.graph.layers),)),),
         }
     )  # fmt: skip
     request = Request.model_validate(request.model_dump(exclude={"parallel", "sharding", "memory"}))
-    return with_plan(replace(planned, request=request, machine=machine), whole)
+    return with_plan(replace(planned, request=request, machine=machine), plan)

@@ -30,7 +30,7 @@ class DrawingOptions:
     """Draw the plan and its predicted cost to this file: `.html` is a page, `.svg` and `.png` hold
     its pictures one below the other."""
     only: str | None = None
-    """Draw only one picture: decomposition, phases, waterfall, memory, occupancy or timeline."""
+    """Draw only one picture: mesh, phases, waterfall, memory, memory-timeline or timeline."""
 
     def require_drawable(self) -> None:
         """Refuses what cannot be drawn, before anything is planned.

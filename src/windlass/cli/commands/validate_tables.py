@@ -30,7 +30,7 @@ def evaluate_tables(paths: Sequence[str]) -> tuple[list[TableEvaluation], list[s
         try:
             evaluations.append(evaluate_table(Path(path)))
         except InputErrors as error:
-            problems += error.faults
+            problems += error.messages
         except WindlassError as error:
             problems.append(str(error))
     return evaluations, problems
@@ -85,8 +85,8 @@ def _errors_table(evaluation: TableEvaluation) -> Table:
                 table.add_row(f"{quantity}, {name}", *_error_cells(errors))
     if len(evaluation.by_stack) > 1:
         for stack in evaluation.by_stack:
-            if stack.score.step_time:
-                table.add_row(f"  {stack.stack}", *_error_cells(stack.score.step_time))
+            if stack.accuracy.step_time:
+                table.add_row(f"  {stack.stack}", *_error_cells(stack.accuracy.step_time))
     return table
 
 
