@@ -30,16 +30,16 @@ def test_each_machine_loads_under_its_own_name_with_source_and_date(name: str):
     assert machine.device.memory.capacity_bytes > 0
 
 
-def test_all_that_is_asked_for_is_there():
+def test_all_expected_machines_are_there():
     assert set(ASKED) <= set(catalog.machine_names())
 
 
 @pytest.mark.parametrize("name", catalog.machine_names())
 def test_each_number_of_a_machine_has_a_source_of_its_own(name: str):
     machine = catalog.load_machine(name)
-    told = {number.path: number.source for number in stated_numbers(machine)}
+    sources = {number.path: number.source for number in stated_numbers(machine)}
     whole = machine.model_copy(update={"sources": {}})
-    without = [place for place, source in told.items() if source == whole.source_of(place)]
+    without = [place for place, source in sources.items() if source == whole.source_of(place)]
     assert not without
 
 
@@ -83,7 +83,7 @@ def test_any_number_of_hosts_is_joined_by_links_that_reach_further_and_further(
     assert (joins or [1])[-1] == machine.devices
 
 
-def test_what_is_sold_by_name_is_a_number_of_hosts():
+def test_a_product_name_is_a_number_of_hosts():
     pod, hosts = catalog.load_machine("ipu-pod256"), catalog.load_machine("ipu-m2000:64")
     assert pod == hosts.model_copy(update={"name": "ipu-pod256"})
     assert pod.devices == 256
@@ -97,22 +97,22 @@ def test_a_host_may_say_what_memory_it_has_for_each_device():
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "message"),
     [
         ("a100-80g", "did you mean `a100-80gb`"),
         ("dgx-h10:4", "did you mean `dgx-h100`"),
-        ("dgx-h100:0", "0 is no number of hosts"),
+        ("dgx-h100:0", "0 is not a number of hosts"),
         ("dgx-h100:1025", "`dgx-h100:N` has 1 to 1024 of 8 devices each"),
-        ("dgx-h100:two", "two is no number of hosts"),
-        ("dgx-h100:", "nothing is no number of hosts"),
+        ("dgx-h100:two", "two is not a number of hosts"),
+        ("dgx-h100:", "nothing is not a number of hosts"),
         ("h100:8", "`dgx-h100:N` is N hosts"),
         ("ipu-pod16:4", "`ipu-m2000:N` is any number"),
     ],
 )
-def test_what_is_no_machine_is_refused_with_the_way_out(name: str, told: str):
+def test_an_unknown_machine_is_refused_with_the_way_out(name: str, message: str):
     with pytest.raises(MachineError) as refused:
         catalog.load_machine(name)
-    assert told in str(refused.value)
+    assert message in str(refused.value)
 
 
 def test_a_machine_file_says_nothing_twice():
@@ -121,7 +121,7 @@ def test_a_machine_file_says_nothing_twice():
         assert len({rate["precision"] for rate in tree["device"]["matmul"]}) == 2
 
 
-def test_a_file_of_ones_own_is_a_machine_too(tmp_path: Path):
+def test_a_file_of_the_user_is_a_machine_too(tmp_path: Path):
     machine = catalog.load_machine("h100").model_copy(update={"name": "ours", "hosts": 2})
     machine.save(tmp_path / "ours.toml")
     assert catalog.load_machine(str(tmp_path / "ours.toml")) == machine

@@ -1,4 +1,4 @@
-"""How predictions are judged."""
+"""Metrics of predictions."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -89,7 +89,7 @@ def test_rank_correlation_sees_only_the_order(whole: list[int]):
         assert spearman(values, -values) == pytest.approx(-1.0)
 
 
-def test_repeats_of_one_plan_tell_the_noise(exact: list[RunPrediction]):
+def test_the_spread_of_repeats_of_one_plan_is_the_noise(exact: list[RunPrediction]):
     one = exact[0].run
     repeats = [replace(one, step_seconds=float(np.exp(at))) for at in (-0.1, 0.0, 0.1)]
 
@@ -97,7 +97,9 @@ def test_repeats_of_one_plan_tell_the_noise(exact: list[RunPrediction]):
     assert repeat_noise([run.run for run in exact]) == 0.0
 
 
-def test_a_run_that_failed_counts_as_called_only_if_it_does_not_fit(exact: list[RunPrediction]):
+def test_a_run_out_of_memory_is_foreseen_only_if_it_was_predicted_not_to_fit(
+    exact: list[RunPrediction],
+):
     failed = replace(exact[0].run, out_of_memory=True, step_seconds=None)
 
     calls = out_of_memory_accuracy(
@@ -109,10 +111,10 @@ def test_a_run_that_failed_counts_as_called_only_if_it_does_not_fit(exact: list[
     assert (calls.ran_out, calls.foreseen, calls.ran, calls.false_alarms) == (2, 1, 2, 1)
 
 
-def test_every_row_of_a_table_is_predicted_or_has_its_reason(tmp_path: Path):
+def test_every_row_of_a_table_is_predicted_or_skipped_with_a_reason(tmp_path: Path):
     rows = [GPT, {**GPT, "device": "abacus"}, {**GPT, "measured_step_s": ""}, {**GPT, "t": "3"}]
 
-    judged = evaluate_table(write_table(tmp_path / "runs.csv", *rows))
+    evaluation = evaluate_table(write_table(tmp_path / "runs.csv", *rows))
 
-    assert len(judged.predictions) + len(judged.skipped) == judged.rows == 4
-    assert [refused.line for refused in judged.skipped] == [3, 4, 5]
+    assert len(evaluation.predictions) + len(evaluation.skipped) == evaluation.rows == 4
+    assert [row.line for row in evaluation.skipped] == [3, 4, 5]

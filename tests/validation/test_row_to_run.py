@@ -27,21 +27,21 @@ def _reason(folder: Path, **changes: object) -> str:
     [
         ({"device": "TPUv4"}, "'TPUv4' is not known"),
         ({"hidden": ""}, "`hidden` not published"),
-        ({"seq": "many"}, "`seq` = 'many' is no number"),
-        ({"t": "-8"}, "`t` = '-8' is no number from 0 to 1e+18"),
+        ({"seq": "many"}, "`seq` = 'many' is not a number"),
+        ({"t": "-8"}, "`t` = '-8' is not a number from 0 to 1e+18"),
         ({"t": "4"}, "t x p x d = 128, but `n_devices` = 64"),
         ({"model": "efficientnet-b4"}, "other than ResNet-50"),
         ({"measured_step_s": ""}, "no step time, throughput or peak memory"),
-        ({"global_batch": "0"}, "`global_batch` = '0' is no number above 0"),
+        ({"global_batch": "0"}, "`global_batch` = '0' is not a number above 0"),
     ],
 )
-def test_a_row_that_cannot_be_expressed_gives_its_reason(
+def test_a_row_that_cannot_become_a_run_gives_its_reason(
     tmp_path: Path, changes: dict[str, str], told: str
 ):
     assert told in _reason(tmp_path, **changes)
 
 
-def test_the_stack_is_told_by_a_rows_content_and_not_by_the_files_name(tmp_path: Path):
+def test_the_stack_depends_on_a_rows_content_and_not_on_the_files_name(tmp_path: Path):
     assert run_of(tmp_path).stack == "vtrain"
     assert run_of(tmp_path, source="bigscience chronicles").stack == "bloom"
     assert run_of(tmp_path, source="Korthikanti et al. 2022").stack == "megatron-2022"
@@ -57,7 +57,7 @@ def test_layers_follow_from_parameters_and_stages(tmp_path: Path):
     )  # fmt: skip
 
     assert found.shape.layers == 78
-    assert "78 layers taken" in found.assumptions[0]
+    assert "78 layers computed" in found.assumptions[0]
 
 
 def test_a_throughput_stands_in_for_a_step_time(tmp_path: Path):
@@ -68,7 +68,7 @@ def test_a_throughput_stands_in_for_a_step_time(tmp_path: Path):
     assert found.step_seconds == pytest.approx(512 * 2048 / (2048 * 64))
 
 
-def test_stages_of_a_pod_are_as_full_as_the_row_places_layers(tmp_path: Path):
+def test_ipu_stages_are_as_full_as_the_row_places_layers(tmp_path: Path):
     placed = "att_ffn_placement=[stage,[attn,ffn]] or layers_per_ipu)=[3, 7, 7, 7]; other"
     halves = "layers_per_ipu)=[[1, [7, 6]], [2, [6, 7]], [3, [7, 6]], [0, [4, 5]]]; other"
 
@@ -78,7 +78,7 @@ def test_stages_of_a_pod_are_as_full_as_the_row_places_layers(tmp_path: Path):
     assert found == pytest.approx((6 * 10 + 7 * 16) / 26)
 
 
-def test_torchtitan_splits_a_batch_in_as_many_micro_batches_as_stages(tmp_path: Path):
+def test_torchtitan_splits_a_batch_into_as_many_micro_batches_as_stages(tmp_path: Path):
     whole = {"t": 1, "p": 8, "d": 8, "microbatch": 64, "zero": "3"}
     titan = run_of(tmp_path, source="pytorch/torchtitan", **whole)
     other = run_of(tmp_path, **whole)
@@ -87,7 +87,7 @@ def test_torchtitan_splits_a_batch_in_as_many_micro_batches_as_stages(tmp_path: 
     assert len(other.candidates) > 1
 
 
-def test_a_log_that_spans_a_renewal_of_its_software_tells_it_by_the_date(tmp_path: Path):
+def test_runs_before_a_software_update_are_recognized_by_their_date(tmp_path: Path):
     early, late = (
         run_of(tmp_path, source="bigscience", notes=f"{day} 2022") for day in ("02-21", "02-26")
     )
@@ -96,7 +96,7 @@ def test_a_log_that_spans_a_renewal_of_its_software_tells_it_by_the_date(tmp_pat
     assert run_of(tmp_path, notes="02-21 2022").config.old_software == 0.0
 
 
-def test_hosts_of_four_are_told_by_the_systems_name(tmp_path: Path):
+def test_hosts_of_four_are_recognized_by_the_systems_name(tmp_path: Path):
     mlperf = {**GPT, "source": "mlcommons/training_results_v2.0", "model": "bert-large"}
     runs = [
         run_of(tmp_path, {**mlperf, "system": name}, t=1, d=8, n_devices=8)
@@ -111,12 +111,12 @@ def test_hosts_of_four_are_told_by_the_systems_name(tmp_path: Path):
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        (lambda text: text.replace(",", ";"), "parted by commas, not by semicolons"),
-        (lambda text: text.replace(",", "\t"), "parted by commas, not by tabs"),
-        (lambda text: text.replace("notes", "model"), "`model` stands twice"),
+        (lambda text: text.replace(",", ";"), "separate cells by commas, not by semicolons"),
+        (lambda text: text.replace(",", "\t"), "separate cells by commas, not by tabs"),
+        (lambda text: text.replace("notes", "model"), "`model` appears twice"),
     ],
 )
-def test_a_head_of_another_form_is_refused_with_what_is_odd_in_it(
+def test_a_header_of_another_form_is_refused_with_what_is_wrong_in_it(
     tmp_path: Path, change: Callable[[str], str], told: str
 ):
     path = write_table(tmp_path / "odd.csv", GPT)
@@ -126,7 +126,7 @@ def test_a_head_of_another_form_is_refused_with_what_is_odd_in_it(
         read_table(path)
 
 
-def test_heads_in_capitals_and_rows_of_empty_cells_do_no_harm(tmp_path: Path):
+def test_headers_in_capitals_and_rows_of_empty_cells_do_no_harm(tmp_path: Path):
     path = write_table(tmp_path / "made.csv", GPT)
     head, row = path.read_text(encoding="utf-8").splitlines()
     path.write_text(f"{head.upper()}\n{row}\n,,,\n", encoding="utf-8-sig")
@@ -144,7 +144,7 @@ def test_a_file_that_is_no_table_of_runs_is_refused_with_its_columns(tmp_path: P
         read_table(path)
 
 
-def test_all_lines_of_another_length_are_told_at_once(tmp_path: Path):
+def test_all_lines_of_the_wrong_length_are_reported_at_once(tmp_path: Path):
     path = write_table(tmp_path / "short.csv", GPT)
     with path.open("a", encoding="utf-8") as file:
         file.write("only,three,cells\n" * 2)
@@ -152,9 +152,9 @@ def test_all_lines_of_another_length_are_told_at_once(tmp_path: Path):
     with pytest.raises(InputErrors) as caught:
         read_table(path)
 
-    assert len(caught.value.faults) == 2
-    assert ":3: 3 cells" in caught.value.faults[0]
-    assert ":4: 3 cells" in caught.value.faults[1]
+    assert len(caught.value.messages) == 2
+    assert ":3: 3 cells" in caught.value.messages[0]
+    assert ":4: 3 cells" in caught.value.messages[1]
 
 
 def test_unknown_columns_are_named_and_do_no_harm(tmp_path: Path):
@@ -167,10 +167,10 @@ def test_unknown_columns_are_named_and_do_no_harm(tmp_path: Path):
 @pytest.mark.parametrize(
     ("content", "told"),
     [
-        (b"", "is no table of runs"),
-        ("model\ngr\u00f6\u00dfe".encode("latin-1"), ":2: no text in UTF-8"),
-        (b"model,device,measured_step_s\n", "has a head and no rows"),
-        (b'model,device,measured_step_s\na,b,1\n"a,b,1\n', ":3: no line of a table"),
+        (b"", "is not a table of runs"),
+        ("model\ngr\u00f6\u00dfe".encode("latin-1"), ":2: the text is not UTF-8"),
+        (b"model,device,measured_step_s\n", "has a header and no rows"),
+        (b'model,device,measured_step_s\na,b,1\n"a,b,1\n', ":3: not a line of a CSV table"),
     ],
 )
 def test_a_file_that_cannot_be_read_is_refused_with_the_place_and_the_way_out(
@@ -188,7 +188,9 @@ def test_a_folder_is_no_table(tmp_path: Path):
         read_table(tmp_path)
 
 
-def test_of_very_many_lines_of_another_length_the_first_are_named_and_all_counted(tmp_path: Path):
+def test_with_very_many_lines_of_the_wrong_length_the_first_are_named_and_all_counted(
+    tmp_path: Path,
+):
     path = write_table(tmp_path / "long.csv", GPT)
     with path.open("a", encoding="utf-8") as file:
         file.write("only,three,cells\n" * 1000)
@@ -196,7 +198,7 @@ def test_of_very_many_lines_of_another_length_the_first_are_named_and_all_counte
     with pytest.raises(InputErrors) as caught:
         read_table(path)
 
-    *named, rest = caught.value.faults
+    *named, rest = caught.value.messages
     assert len(named) < 100
     assert f"{1000 - len(named)} more such lines" in rest
 
@@ -213,7 +215,9 @@ def test_lines_may_end_as_on_any_system(tmp_path: Path, end: str):
 
 @pytest.mark.parametrize("column", ["layers", "vocab", "hidden", "interleave", "measured_step_s"])
 @pytest.mark.parametrize("cell", ["9" * 400, "-1x", "1e400"])
-def test_a_cell_that_is_no_number_is_never_predicted_as_one(tmp_path: Path, column: str, cell: str):
+def test_a_cell_that_is_not_a_number_is_never_predicted_as_one(
+    tmp_path: Path, column: str, cell: str
+):
     table = read_table(write_table(tmp_path / "made.csv", {**GPT, column: cell}))
     (found,) = rows_to_runs(table.rows, stack_catalog())
 

@@ -41,7 +41,7 @@ def load_machine(name: str) -> Machine:
     Raises:
         MachineError: no machine has this name.
         RequestError: the file cannot be read.
-        Faults: everything that is wrong in the file.
+        InputErrors: everything that is wrong in the file.
     """
     if name.endswith(".toml"):
         return Machine.load(Path(name))

@@ -1,1 +1,5 @@
-"""Published: predicts runs that others measured, from calibrated constants, and says how well."""
+"""Predicts published training runs and measures how well the predictions hold.
+
+Rows of a CSV table become runs (`row_to_run`), fitted laws predict their step time and peak memory
+(`predict_run`), and `evaluate_table` compares predictions with measurements.
+"""

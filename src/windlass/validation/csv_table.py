@@ -1,4 +1,4 @@
-"""Table: a CSV file of measured runs, read whole; what is wrong in it is told all at once."""
+"""Reads CSV files of published runs; all faults of a file are reported at once."""
 
 import csv
 import hashlib
@@ -15,18 +15,18 @@ COLUMNS = (
     "microbatch", "t", "p", "d", "interleave", "recompute", "sequence_parallel", "zero", "device",
     "n_devices", "measured_step_s", "measured_tflops_per_device", "measured_throughput", "notes",
 )  # fmt: skip
-"""That every table has; an empty cell was not published."""
-EXTRA = (
+"""Columns of every table; an empty cell means that the value was not published."""
+EXTRA_COLUMNS = (
     "throughput_unit", "peak_memory_gb", "peak_memory_gib", "outcome", "precision", "line",
     "mfu_pct", "hfu_pct", "grad_accum", "context_parallel", "ffn", "kv_heads", "round", "org",
     "system", "framework", "sdk", "n_runs", "train_minutes_median", "train_minutes_all", "kind",
     "device_hours", "tokens",
 )  # fmt: skip
-"""That a table may have."""
-_NEEDED = ("model", "device", "measured_step_s")
-_TOLD = 20
-"""Lines of another length that are told one by one."""
-_OTHER_MARKS = {";": "semicolons", "\t": "tabs"}
+"""Columns that a table may have."""
+_REQUIRED = ("model", "device", "measured_step_s")
+_MAX_REPORTED = 20
+"""Lines of the wrong length that are reported one by one."""
+_OTHER_SEPARATORS = {";": "semicolons", "\t": "tabs"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,11 +37,11 @@ class TableRow:
     cells: Mapping[str, str]
 
     def text(self, column: str) -> str:
-        """The cell without blanks around it; empty where there is none."""
+        """The cell without surrounding blanks; empty if there is no such column."""
         return self.cells.get(column, "").strip()
 
     def number(self, column: str) -> float | None:
-        """The cell's number; None where it is empty or there is no such column."""
+        """The cell's number; None if it is empty or there is no such column."""
         text = self.text(column)
         if not text or text.upper() in {"N/A", "NA", "NONE"}:
             return None
@@ -49,7 +49,7 @@ class TableRow:
 
     @property
     def key(self) -> str:
-        """Ten hexadecimal digits that tell this row from others, whichever file it stands in."""
+        """Ten hexadecimal digits that identify this row in any file."""
         content = "\x1f".join(f"{name}={self.text(name)}" for name in COLUMNS)
         return hashlib.sha256(content.encode()).hexdigest()[:10]
 
@@ -61,74 +61,76 @@ class RunTable:
     name: str
     rows: tuple[TableRow, ...]
     unknown_columns: tuple[str, ...]
-    """Columns that nothing here reads."""
+    """Columns that no prediction uses."""
 
 
 def read_table(path: Path) -> RunTable:
     """The rows of a CSV file.
 
     Raises:
-        RequestError: no such file, or no text, or no table of runs, or one without rows.
-        Faults: every line of another length than the head, the first ones each.
+        RequestError: the file is missing, is not UTF-8 text or not a table of runs, or has no rows.
+        InputErrors: lines whose length differs from the header's; the first are named one by one.
     """
     header, lines = _lines(path)
     if not lines:
-        raise RequestError(f"`{path}` has a head and no rows below it")
+        raise RequestError(f"`{path}` has a header and no rows below it")
     faults: list[str] = []
     rows: list[TableRow] = []
     for line, cells in lines:
         if len(cells) != len(header):
-            faults.append(f"{path}:{line}: {len(cells)} cells, the head has {len(header)}")
+            faults.append(f"{path}:{line}: {len(cells)} cells, but the header has {len(header)}")
             continue
         row = TableRow(line=line, cells=dict(zip(header, cells, strict=True)))
         rows.append(row)
     if faults:
-        more = len(faults) - _TOLD
-        told = [f"{path}: {more} more such lines"] if more > 0 else []
-        raise InputErrors([*faults[:_TOLD], *told])
-    known = {*COLUMNS, *EXTRA}
+        more = len(faults) - _MAX_REPORTED
+        rest = [f"{path}: {more} more such lines"] if more > 0 else []
+        raise InputErrors([*faults[:_MAX_REPORTED], *rest])
+    known = {*COLUMNS, *EXTRA_COLUMNS}
     return RunTable(
         name=path.name, rows=tuple(rows), unknown_columns=tuple(n for n in header if n not in known)
     )
 
 
-def _check_head(path: Path, header: list[str]) -> None:
-    twice = sorted({name for name in header if name and header.count(name) > 1})
-    if twice:
-        told = ", ".join(f"`{name}`" for name in twice)
-        raise RequestError(f"`{path}`: {told} stands twice in the head; take one of each out")
-    missing = [name for name in _NEEDED if name not in header]
+def _check_header(path: Path, header: list[str]) -> None:
+    duplicates = sorted({name for name in header if name and header.count(name) > 1})
+    if duplicates:
+        names = ", ".join(f"`{name}`" for name in duplicates)
+        raise RequestError(f"`{path}`: column {names} appears twice; remove one of each")
+    missing = [name for name in _REQUIRED if name not in header]
     if not missing:
         return
-    told = ", ".join(f"`{name}`" for name in missing)
-    near = "".join(did_you_mean(name, header) for name in missing[:1])
-    other = next((mark for mark in _OTHER_MARKS if mark in "".join(header)), None)
+    names = ", ".join(f"`{name}`" for name in missing)
+    hint = "".join(did_you_mean(name, header) for name in missing[:1])
+    other = next((mark for mark in _OTHER_SEPARATORS if mark in "".join(header)), None)
     if other is not None:
-        near = f" (cells are parted by commas, not by {_OTHER_MARKS[other]})"
+        hint = f" (separate cells by commas, not by {_OTHER_SEPARATORS[other]})"
     raise RequestError(
-        f"`{path}` is no table of runs: the columns {told} are not there{near}; "
-        "`docs/accuracy.md` tells what a table of runs has"
+        f"`{path}` is not a table of runs: columns {names} are missing{hint}; "
+        "`docs/accuracy.md` lists the columns of such a table"
     )
 
 
 def _lines(path: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
-    """The head, and each filled line with its number."""
+    """The header, and each line that is not empty with its line number."""
     reader = csv.reader(io.StringIO(_text(path), newline=""), strict=True)
     try:
         header = [name.strip().lower() for name in next(reader, [])]
-        _check_head(path, header)
+        _check_header(path, header)
         # Spreadsheets write rows of empty cells below a table.
         filled = ((reader.line_num, cells) for cells in reader if any(map(str.strip, cells)))
         return header, list(filled)
     except csv.Error as error:
-        raise RequestError(f"{path}:{reader.line_num}: no line of a table: {error}") from None
+        raise RequestError(
+            f"{path}:{reader.line_num}: not a line of a CSV table: {error}"
+        ) from None
 
 
 def _text(path: Path) -> str:
     try:
         return path.read_bytes().decode("utf-8-sig")
     except FileNotFoundError:
-        raise RequestError(f"no file `{path}`") from None
+        raise RequestError(f"there is no file `{path}`") from None
     except IsADirectoryError:
         raise RequestError(f"`{path}` is a folder; name the tables in it") from None
     except OSError as error:
@@ -136,82 +138,82 @@ def _text(path: Path) -> str:
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1
         raise RequestError(
-            f"{path}:{line}: no text in UTF-8; save the table anew as CSV in UTF-8"
+            f"{path}:{line}: the text is not UTF-8; save the table as CSV in UTF-8"
         ) from None
 
 
-_LEADING = re.compile(r"\s*~?\s*([0-9]+(?:\.[0-9]+)?)\s*([kK]?)")
+_LEADING_NUMBER = re.compile(r"\s*~?\s*([0-9]+(?:\.[0-9]+)?)\s*([kK]?)")
 
-_MOST = 1e18
-"""More than any count, time or throughput of a run."""
-_SHOWN = 40
-"""Characters of a cell that an error shows."""
+_MAX_VALUE = 1e18
+"""Larger than any count, time or throughput of a run."""
+_SHOWN_CHARACTERS = 40
+"""Length to which an error shortens a cell."""
 
 
-class UnusableRow(Exception):  # noqa: N818  why a row cannot be expressed; no fault of ours or the user's
-    """What a row does not say, or says unreadably; never leaves `express`."""
+class UnusableRow(Exception):  # noqa: N818  a reason to skip a row, not an error of the user
+    """Why a row cannot become a run; `rows_to_runs` catches it and keeps the reason."""
 
 
 def read_number(row: TableRow, column: str) -> float | None:
-    """The cell's number, 0 to 1e18; None where it is empty.
+    """The cell's number, 0 to 1e18; None if it is empty.
 
     Raises:
-        Unsaid: it is no such number.
+        UnusableRow: the cell holds anything else.
     """
     try:
         value = row.number(column)
     except ValueError:
-        raise UnusableRow(f"{_stated(row, column)} is no number") from None
+        raise UnusableRow(f"{_shown(row, column)} is not a number") from None
     return _in_range(row, column, value)
 
 
 def read_count(row: TableRow, column: str) -> float | None:
-    """The cell's whole number of 1 or more; None where it is empty.
+    """The cell's whole number of 1 or more; None if it is empty.
 
     Raises:
-        Unsaid: it is no such number.
+        UnusableRow: the cell holds anything else.
     """
     value = read_number(row, column)
     if value is not None and (value < 1 or value % 1):
-        raise UnusableRow(f"{_stated(row, column)} is no whole number of 1 or more")
+        raise UnusableRow(f"{_shown(row, column)} is not a whole number of 1 or more")
     return value
 
 
 def required_numbers(row: TableRow, *columns: str) -> list[float]:
-    """The numbers of cells that must not be empty or 0.
+    """The numbers of cells that must be above 0.
 
     Raises:
-        Unsaid: which of them are not published.
+        UnusableRow: at least one is not published or is 0; the message names each.
     """
-    found = [read_number(row, column) for column in columns]
-    missing = [f"`{name}`" for name, value in zip(columns, found, strict=True) if value is None]
+    values = [read_number(row, column) for column in columns]
+    missing = [f"`{name}`" for name, value in zip(columns, values, strict=True) if value is None]
     if missing:
         raise UnusableRow(f"{', '.join(missing)} not published")
-    none = [_stated(row, name) for name, value in zip(columns, found, strict=True) if value == 0]
-    if none:
-        raise UnusableRow(f"{', '.join(none)} is no number above 0")
-    return [value for value in found if value]
+    zeros = [_shown(row, name) for name, value in zip(columns, values, strict=True) if value == 0]
+    if zeros:
+        raise UnusableRow(f"{', '.join(zeros)} is not a number above 0")
+    return [value for value in values if value]
 
 
 def leading_number(row: TableRow, column: str) -> float | None:
-    """The number that a cell begins with: `~250k (BLOOM)` is 250,000; None where there is none.
+    """The number at the start of a cell: `~250k (BLOOM)` gives 250,000; None if there is none.
 
     Raises:
-        Unsaid: it is more than 1e18.
+        UnusableRow: it is more than 1e18.
     """
-    found = _LEADING.match(row.text(column))
-    value = float(found[1]) * (1000.0 if found[2] else 1.0) if found else None
+    match = _LEADING_NUMBER.match(row.text(column))
+    value = float(match[1]) * (1000.0 if match[2] else 1.0) if match else None
     return _in_range(row, column, value)
 
 
 def _in_range(row: TableRow, column: str, value: float | None) -> float | None:
-    if value is not None and not 0 <= value <= _MOST:
-        raise UnusableRow(f"{_stated(row, column)} is no number from 0 to {_MOST:g}")
+    if value is not None and not 0 <= value <= _MAX_VALUE:
+        raise UnusableRow(f"{_shown(row, column)} is not a number from 0 to {_MAX_VALUE:g}")
     return value
 
 
-def _stated(row: TableRow, column: str) -> str:
-    """`layers` = 'ten', long cells cut short."""
+def _shown(row: TableRow, column: str) -> str:
+    """Column and cell for an error, as in `layers` = 'ten'; long cells are shortened."""
     text = row.text(column)
-    short = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+    short = text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."
     return f"`{column}` = {short!r}"

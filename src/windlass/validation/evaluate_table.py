@@ -1,4 +1,4 @@
-"""Judge: a table of measured runs beside what was predicted of them."""
+"""Compares predictions of a table's runs with what was measured."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -21,15 +21,15 @@ from windlass.validation.published_run import PublishedRun
 from windlass.validation.row_to_run import SkippedRow, rows_to_runs
 from windlass.validation.software_stacks import stack_catalog
 
-_REASONS = 12
-"""Reasons that are told one by one."""
-_ROWS_NAMED = 6
-"""Lines that are named of each."""
+_MAX_REASONS = 12
+"""Reasons that are listed one by one."""
+_MAX_LINES = 6
+"""Line numbers that are listed for each reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accuracy:
-    """How well a set of predictions holds; None of what the set says nothing about."""
+    """Accuracy of a set of predictions; a field is None if nothing was measured for it."""
 
     step_time: RelativeErrors | None
     memory: RelativeErrors | None
@@ -39,114 +39,118 @@ class Accuracy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StackAccuracy:
-    """The rows of one stack in one table."""
+    """Accuracy of one stack's test rows in one table."""
 
     stack: str
     about: str
     provenance: str
     fitted_from: str
-    score: Accuracy
+    accuracy: Accuracy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableEvaluation:
-    """A table, predicted."""
+    """A table with the predictions of its runs and their accuracy."""
 
     name: str
     rows: int
     unknown_columns: tuple[str, ...]
-    """Columns that nothing reads."""
+    """Columns that no prediction uses."""
     skipped: tuple[SkippedRow, ...]
     predictions: tuple[RunPrediction, ...]
     calibration_rows: int
-    """Rows among those predicted that constants were fitted from."""
+    """Number of predicted rows to which constants were fitted."""
     test_rows: Accuracy
-    """Of the others."""
+    """Accuracy of the predicted rows to which no constants were fitted."""
     all_rows: Accuracy
-    """Of all rows."""
+    """Accuracy of all predicted rows."""
     by_stack: tuple[StackAccuracy, ...]
-    """Test rows by stack."""
+    """Accuracy of the test rows of each stack."""
 
     @property
     def skip_reasons(self) -> list[str]:
-        """Why rows could not be expressed, how many and which, the most frequent reason first."""
+        """Why rows were skipped, with counts and line numbers, the most frequent reason first."""
         return _reasons(self.skipped)
 
     def worst_predictions(self, count: int) -> list[RunPrediction]:
-        """The rows whose step time is furthest off."""
-        timed = [one for one in self.predictions if one.run.step_seconds]
-        return sorted(timed, key=_off, reverse=True)[:count]
+        """The predictions of step time with the largest errors, the worst first."""
+        timed = [prediction for prediction in self.predictions if prediction.run.step_seconds]
+        return sorted(timed, key=_error_factor, reverse=True)[:count]
 
 
 def evaluate_table(path: Path) -> TableEvaluation:
     """Predicts every row of a table with constants that were fitted beforehand.
 
     Raises:
-        RequestError: it cannot be read as a table of runs.
-        Faults: lines of another length than the head, or why none of its rows can be expressed.
+        RequestError: the file cannot be read as a table of runs.
+        InputErrors: a line has the wrong length, or no row can become a run.
     """
     table = read_table(path)
-    found = rows_to_runs(table.rows, stack_catalog())
-    refused = tuple(one for one in found if isinstance(one, SkippedRow))
-    if len(refused) == len(found):
-        count = f"its {len(found)} rows" if len(found) > 1 else "its row"
-        told = [f"`{path}`: nothing can be predicted of {count}", *_reasons(refused)]
-        raise InputErrors(told)
-    predicted = tuple(predict_runs([one for one in found if isinstance(one, PublishedRun)]))
-    others = [one for one in predicted if not one.is_calibration_row]
-    stacks = sorted({one.run.stack for one in predicted})
+    rows = rows_to_runs(table.rows, stack_catalog())
+    skipped = tuple(row for row in rows if isinstance(row, SkippedRow))
+    if len(skipped) == len(rows):
+        count = f"its {len(rows)} rows" if len(rows) > 1 else "its row"
+        raise InputErrors([f"`{path}`: no run can be predicted from {count}", *_reasons(skipped)])
+    predictions = tuple(predict_runs([row for row in rows if isinstance(row, PublishedRun)]))
+    test = [prediction for prediction in predictions if not prediction.is_calibration_row]
     return TableEvaluation(
         name=table.name,
         rows=len(table.rows),
         unknown_columns=table.unknown_columns,
-        skipped=refused,
-        predictions=predicted,
-        calibration_rows=len(predicted) - len(others),
-        test_rows=_score(others),
-        all_rows=_score(predicted),
-        by_stack=tuple(_part([one for one in others if one.run.stack == stack]) for stack in stacks
-                    if any(one.run.stack == stack for one in others)),
-    )  # fmt: skip
+        skipped=skipped,
+        predictions=predictions,
+        calibration_rows=len(predictions) - len(test),
+        test_rows=_accuracy(test),
+        all_rows=_accuracy(predictions),
+        by_stack=_accuracy_by_stack(test),
+    )
 
 
-def _reasons(refused: Sequence[SkippedRow]) -> list[str]:
+def _reasons(skipped: Sequence[SkippedRow]) -> list[str]:
     """`hidden` not published: 3 (line 2, 5, 7)."""
-    lines: dict[str, list[int]] = defaultdict(list)
-    for one in refused:
-        lines[one.reason].append(one.line)
-    frequent = sorted(lines.items(), key=lambda item: -len(item[1]))
-    told = []
-    for reason, at in frequent[:_REASONS]:
-        named = ", ".join(map(str, at[:_ROWS_NAMED]))
-        more = ", ..." if len(at) > _ROWS_NAMED else ""
-        told.append(f"{reason}: {len(at)} (line {named}{more})")
-    rest = frequent[_REASONS:]
+    lines_by_reason: dict[str, list[int]] = defaultdict(list)
+    for row in skipped:
+        lines_by_reason[row.reason].append(row.line)
+    frequent = sorted(lines_by_reason.items(), key=lambda item: -len(item[1]))
+    messages = []
+    for reason, lines in frequent[:_MAX_REASONS]:
+        listed = ", ".join(map(str, lines[:_MAX_LINES]))
+        more = ", ..." if len(lines) > _MAX_LINES else ""
+        messages.append(f"{reason}: {len(lines)} (line {listed}{more})")
+    rest = frequent[_MAX_REASONS:]
     if rest:
-        count = sum(len(at) for _, at in rest)
-        told.append(f"{count} for {len(rest)} other reasons")
-    return told
+        count = sum(len(lines) for _, lines in rest)
+        messages.append(f"{count} for {len(rest)} other reasons")
+    return messages
 
 
-def _part(found: Sequence[RunPrediction]) -> StackAccuracy:
-    used = found[0].calibration
+def _accuracy_by_stack(test: Sequence[RunPrediction]) -> tuple[StackAccuracy, ...]:
+    by_stack: dict[str, list[RunPrediction]] = defaultdict(list)
+    for prediction in test:
+        by_stack[prediction.run.stack].append(prediction)
+    return tuple(_stack_accuracy(by_stack[stack]) for stack in sorted(by_stack))
+
+
+def _stack_accuracy(predictions: Sequence[RunPrediction]) -> StackAccuracy:
+    constants = predictions[0].calibration
     return StackAccuracy(
-        stack=used.stack,
-        about=stack_catalog().stack(used.stack).about,
-        provenance=used.provenance,
-        fitted_from=used.fitted_from,
-        score=_score(found),
+        stack=constants.stack,
+        about=stack_catalog().stack(constants.stack).about,
+        provenance=constants.provenance,
+        fitted_from=constants.fitted_from,
+        accuracy=_accuracy(predictions),
     )
 
 
-def _score(found: Sequence[RunPrediction]) -> Accuracy:
+def _accuracy(predictions: Sequence[RunPrediction]) -> Accuracy:
     return Accuracy(
-        step_time=step_errors(found),
-        memory=memory_errors(found),
-        out_of_memory=out_of_memory_accuracy(found),
-        ranking=rank_accuracy(found),
+        step_time=step_errors(predictions),
+        memory=memory_errors(predictions),
+        out_of_memory=out_of_memory_accuracy(predictions),
+        ranking=rank_accuracy(predictions),
     )
 
 
-def _off(one: RunPrediction) -> float:
-    measured = one.run.step_seconds or one.step_seconds
-    return max(one.step_seconds / measured, measured / one.step_seconds)
+def _error_factor(prediction: RunPrediction) -> float:
+    measured = prediction.run.step_seconds or prediction.step_seconds
+    return max(prediction.step_seconds / measured, measured / prediction.step_seconds)

@@ -1,20 +1,21 @@
-"""Formulas: seconds and bytes of the pieces of a training step, over whole columns of plans.
+"""Closed formulas for seconds and bytes of the parts of a training step, over columns of runs.
 
-Pure functions of numpy arrays that broadcast against each other: no machine, no plan, no constant
-of their own but those of a published algorithm. Letters as everywhere: b micro-batch, s sequence, d
-width, h heads, f hidden width, v vocabulary, t slices, p stages.
+These are pure functions of numpy arrays that broadcast against each other. Their only constants are
+those of published algorithms. Letters: b micro-batch, s sequence, d width, h heads, f feed-forward
+width, v vocabulary, t tensor-parallel degree, p pipeline stages.
 """
 
 import numpy as np
 from numpy.typing import NDArray
 
 Column = NDArray[np.float64]
+"""One number for each run, `Float[run]`."""
 ColumnOrFloat = Column | float
-"""One for each run, or one for all."""
+"""One number for each run, or one for all."""
 
 TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.92), (128, 64, 0.75), (64, 64, 0.5))
-"""Rows and columns of a product that one processor of a GPU computes at once, and its speed for the
-size relative to the fastest. Source: NVIDIA, Matrix Multiplication Background User's Guide (the
+"""Rows and columns of the tile that one multiprocessor computes at once, and its speed relative to
+the fastest tile. Source: NVIDIA, Matrix Multiplication Background User's Guide (the
 smaller tiles' shares are read off its figure 3)."""
 
 
@@ -29,39 +30,38 @@ def product_seconds(
     ramp: ColumnOrFloat,
     whole_waves: ColumnOrFloat,
 ) -> Column:
-    """Seconds of `batch` products of (rows, depth) by (depth, columns) on tiles: the best tiling.
+    """Seconds of `batch` matrix products, (rows, depth) by (depth, columns), with the best tile.
 
     Each tile costs `2 rows columns (depth + ramp)` FLOP of one processor; tiles run in waves of as
     many as there are processors. A last wave that is not full counts in part: `whole_waves` = 1
-    makes it whole, 0 lets tiles share it. What a size lacks to a multiple of a tile is computed
-    too.
+    counts it fully, 0 lets tiles share it. Sizes are rounded up to multiples of a tile.
 
     Source: NVIDIA, Matrix Multiplication Background User's Guide, "tile quantization" and "wave
     quantization".
 
     Args:
-        rows: of the left factor.
-        columns: of the right factor.
-        depth: that is summed over.
-        batch: independent products of this shape.
+        rows: rows of the left factor.
+        columns: columns of the right factor.
+        depth: length of the dimension that is summed over.
+        batch: number of independent products of this shape.
         flop_rate: FLOP/s of all processors together, full and deep.
-        processors: of the device (SMs).
+        processors: multiprocessors (SMs) of the device.
         ramp: depth that filling and draining a tile costs.
         whole_waves: share of a last wave's loss that is real, 0 to 1.
     """
-    found = []
+    seconds = []
     for high, wide, speed in TILES:
         full = np.ceil(rows / high) * np.ceil(columns / wide) * batch / processors
         waves = whole_waves * np.ceil(full) + (1.0 - whole_waves) * np.maximum(full, 1.0)
         flop = 2.0 * high * wide * (depth + ramp) * waves * processors
-        found.append(np.asarray(flop / (flop_rate * speed), dtype=float))
-    return np.asarray(np.minimum.reduce(found), dtype=float)
+        seconds.append(np.asarray(flop / (flop_rate * speed), dtype=float))
+    return np.asarray(np.minimum.reduce(seconds), dtype=float)
 
 
 def smooth_max(one: ColumnOrFloat, other: ColumnOrFloat, sharpness: float = 4.0) -> Column:
     """`(one^q + other^q)^(1/q)`: the longer of two that overlap, more if they are close.
 
-    Two lanes that take equally long seldom cover each other fully; with q = infinity they would.
+    Two overlapping activities of equal length seldom hide each other fully.
     """
     most = np.maximum(np.maximum(one, other), 1e-30)
     summed = (one / most) ** sharpness + (other / most) ** sharpness
@@ -87,15 +87,15 @@ def ring_rate(
 ) -> Column:
     """Bytes/s of one ring of ranks that lie `stride` devices apart.
 
-    Within a host the inner link's. Beyond it a host's network cards are shared by the rings that
-    pass through it at once: as many as it has devices for each that one ring has there.
+    A ring within one host has the rate of the inner link. Rings that leave the host share its
+    network cards: there are as many as a host has devices for each device of one ring.
 
     Args:
-        ranks: of the ring.
+        ranks: size of the ring.
         stride: devices from one rank to the next.
-        per_host: devices of a host.
-        devices: of the whole run.
-        inner: bytes/s of a device within its host.
+        per_host: devices in a host.
+        devices: devices of the whole run.
+        inner: bytes/s of a device to others of its host.
         cards: bytes/s of all network cards of a host, one direction.
     """
     on_host = np.minimum(per_host, devices)
@@ -114,7 +114,7 @@ def all_reduce_seconds(
     inner: ColumnOrFloat,
     cards: ColumnOrFloat,
 ) -> Column:
-    """Seconds of an all-reduce of ranks that lie `stride` devices apart, latencies apart.
+    """Seconds of an all-reduce of ranks that lie `stride` devices apart, without latencies.
 
     The longer of `2 (k-1)/k B / inner` in hosts of k ranks each and `2 (h-1)/h B / w` between h
     hosts: parts of the buffer pass both at once. Between two hosts half of it goes each way, which
@@ -123,12 +123,12 @@ def all_reduce_seconds(
     Source: NVIDIA, "Massively Scale Your Deep Learning Training with NCCL 2.4" (trees of hosts).
 
     Args:
-        nbytes: of the buffer on each rank.
-        ranks: of the group.
+        nbytes: bytes of the buffer on each rank.
+        ranks: size of the group.
         stride: devices from one rank to the next.
-        per_host: devices of a host.
-        devices: of the whole run.
-        inner: bytes/s of a device within its host.
+        per_host: devices in a host.
+        devices: devices of the whole run.
+        inner: bytes/s of a device to others of its host.
         cards: bytes/s of all network cards of a host, one direction.
     """
     ranks = np.maximum(ranks, 1.0)
@@ -157,7 +157,7 @@ def pipeline_slots(
 def block_parameters(
     width: ColumnOrFloat, hidden: ColumnOrFloat, key_share: ColumnOrFloat, matrices: ColumnOrFloat
 ) -> Column:
-    """Weights of one block: `2 d^2 (1 + key_share) + matrices d f`.
+    """Parameters of one block: `2 d^2 (1 + key_share) + matrices d f`.
 
     `key_share` is key heads over heads (grouped queries), `matrices` 2, or 3 of a gated unit.
     """
@@ -189,19 +189,20 @@ def activation_bytes(
     cut_sequence: ColumnOrFloat,
     scores: ColumnOrFloat,
 ) -> Column:
-    """Bytes that one block of 16-bit numbers keeps for its backward pass.
+    """Bytes of 16-bit activations that one block keeps for its backward pass.
 
-    `s b d (10 + 24/t + 5 h s/(d t))`, with `34/t` where the sequence is cut too and without the
-    last term where scores are not kept. Source: Korthikanti et al. 2022, arXiv:2205.05198, table 2.
+    `s b d (10 + 24/t + 5 h s/(d t))`, with `34/t` under sequence parallelism and without the
+    last term if attention scores are not kept. Source: Korthikanti et al. 2022,
+    arXiv:2205.05198, table 2.
 
     Args:
-        tokens: of a micro-batch on this device, b s.
-        width: of the model.
-        heads: of attention.
+        tokens: tokens of a micro-batch on this device, b s.
+        width: width of the model.
+        heads: number of attention heads.
         seq: length of a sequence.
-        slices: that a layer is cut in.
-        cut_sequence: 1 where sequence parallel, else 0.
-        scores: 1 where attention's scores are kept, 0 where they are computed anew.
+        slices: tensor-parallel degree.
+        cut_sequence: 1 under sequence parallelism, else 0.
+        scores: 1 if attention scores are kept, 0 if they are recomputed.
     """
     whole = 10.0 * (1.0 - cut_sequence * (1.0 - 1.0 / slices))
     squares = 5.0 * heads * seq / width * scores

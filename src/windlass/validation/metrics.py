@@ -1,4 +1,4 @@
-"""Score: how well predictions hold against what was measured, by table."""
+"""Metrics of predictions against measurements: errors, rank correlation, out-of-memory calls."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -13,65 +13,69 @@ from windlass.validation.predict_run import RunPrediction
 from windlass.validation.published_run import PublishedRun
 
 MIN_GROUP_ROWS = 3
-"""Runs of one model on one machine that make a group in which ranks say something."""
+"""Smallest number of runs of one model on one machine that are ranked."""
 MIN_DISTINCT_GAP = 0.03
-"""Runs whose times differ by less are equal to whoever picks a plan."""
-_NOISES = 2.0
-"""Or by less than so many times what repeats of one plan differ by."""
+"""Runs whose log step times differ by less than this count as equally fast."""
+_NOISE_FACTOR = 2.0
+"""So do runs that differ by less than this multiple of the noise between repeats."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RelativeErrors:
-    """Of predicted over measured, less one."""
+    """Errors of predictions, relative to the measurements: `predicted / measured - 1`."""
 
     rows: int
     mean: float
-    """Of the absolute errors, as the next two."""
+    """Mean absolute error."""
     median: float
+    """Median absolute error."""
     p90: float
-    """90th percentile."""
+    """90th percentile of the absolute error."""
     worst: float
+    """Largest absolute error."""
     bias: float
-    """Mean with its sign."""
+    """Mean signed error."""
     interval_coverage: float
-    """Share inside the 80 % interval."""
+    """Share of measurements inside the 80 % interval."""
     baseline: float | None = None
-    """Mean absolute error of one constant for the whole table, time = k FLOP / devices, k the best
-    for these very rows."""
+    """Mean absolute error of the simplest model, `time = k FLOP / devices`, with the best k for
+    these rows; None for memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankAccuracy:
-    """How runs of one model on one machine are ordered."""
+    """How well predictions rank the runs of one model on one machine."""
 
     groups: int
     rows: int
     spearman: float
-    """Mean over groups, each by its runs."""
+    """Mean rank correlation over groups, weighted by their runs."""
     distinct_gap: float
-    """By how much runs must differ to count below: 3 %, or twice what repeated runs differ by."""
+    """Smallest difference of log step times that counts: 3 %, or twice the noise of repeats."""
     ordered_share: float
-    """Share of the pairs further apart that are ordered as they were measured."""
+    """Share of the pairs with a larger difference whose predicted order is the measured one."""
     picked_slowdown: float
-    """Mean over groups: the run that is predicted fastest over the one that was, less one."""
+    """Mean over groups of the time lost by picking the run that is predicted fastest: its measured
+    time over the fastest measured time, minus one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutOfMemoryAccuracy:
-    """Which runs do not fit."""
+    """How well out-of-memory failures are predicted."""
 
     ran_out: int
-    """That ran out of memory."""
+    """Runs that ran out of memory."""
     foreseen: int
-    """Of these, predicted not to fit."""
+    """Runs out of memory that were predicted not to fit."""
     false_alarms: int
-    """Predicted not to fit, yet ran."""
+    """Runs that fit but were predicted not to."""
     ran: int
+    """Runs that fit."""
 
 
-def step_errors(found: Sequence[RunPrediction]) -> RelativeErrors | None:
-    """Of step time; None where nothing was measured."""
-    timed = [one for one in found if one.run.step_seconds]
+def step_errors(predictions: Sequence[RunPrediction]) -> RelativeErrors | None:
+    """Errors of step time; None if none was measured."""
+    timed = [one for one in predictions if one.run.step_seconds]
     if not timed:
         return None
     predicted = np.array([one.step_seconds for one in timed])
@@ -80,28 +84,28 @@ def step_errors(found: Sequence[RunPrediction]) -> RelativeErrors | None:
         one.low_seconds <= seconds <= one.high_seconds
         for one, seconds in zip(timed, measured, strict=True)
     ]
-    return _errors(predicted, measured, inside, _constant(timed, measured))
+    return _relative_errors(predicted, measured, inside, _baseline_error(timed, measured))
 
 
-def memory_errors(found: Sequence[RunPrediction]) -> RelativeErrors | None:
-    """Of peak memory; None where nothing was measured."""
-    held = [one for one in found if one.run.peak_bytes and one.peak_bytes]
-    if not held:
+def memory_errors(predictions: Sequence[RunPrediction]) -> RelativeErrors | None:
+    """Errors of peak memory; None if none was measured."""
+    with_peak = [one for one in predictions if one.run.peak_bytes and one.peak_bytes]
+    if not with_peak:
         return None
-    predicted = np.array([one.peak_bytes for one in held], dtype=float)
-    measured = np.array([one.run.peak_bytes for one in held], dtype=float)
+    predicted = np.array([one.peak_bytes for one in with_peak], dtype=float)
+    measured = np.array([one.run.peak_bytes for one in with_peak], dtype=float)
     inside = [
         (one.low_peak_bytes or 0.0) <= nbytes <= (one.high_peak_bytes or 0.0)
-        for one, nbytes in zip(held, measured, strict=True)
+        for one, nbytes in zip(with_peak, measured, strict=True)
     ]
-    return _errors(predicted, measured, inside, None)
+    return _relative_errors(predicted, measured, inside, None)
 
 
-def out_of_memory_accuracy(found: Sequence[RunPrediction]) -> OutOfMemoryAccuracy | None:
-    """Runs out of memory, called or not; None where a table tells of neither."""
-    known = [one for one in found if one.fits is not None]
-    failed = [one for one in known if one.run.out_of_memory]
-    ran = [one for one in known if not one.run.out_of_memory and (one.run.peak_bytes or failed)]
+def out_of_memory_accuracy(predictions: Sequence[RunPrediction]) -> OutOfMemoryAccuracy | None:
+    """Out-of-memory failures and their predictions; None if the runs state nothing about memory."""
+    checked = [one for one in predictions if one.fits is not None]
+    failed = [one for one in checked if one.run.out_of_memory]
+    ran = [one for one in checked if not one.run.out_of_memory and (one.run.peak_bytes or failed)]
     if not failed and not ran:
         return None
     return OutOfMemoryAccuracy(
@@ -112,34 +116,33 @@ def out_of_memory_accuracy(found: Sequence[RunPrediction]) -> OutOfMemoryAccurac
     )
 
 
-def rank_accuracy(found: Iterable[RunPrediction]) -> RankAccuracy | None:
-    """Order within groups of one model on one machine; None without such groups."""
+def rank_accuracy(predictions: Iterable[RunPrediction]) -> RankAccuracy | None:
+    """Ranking within groups of one model on one machine; None if no group is large enough."""
     groups: dict[tuple[object, ...], list[RunPrediction]] = defaultdict(list)
-    for one in found:
+    for one in predictions:
         if one.run.step_seconds:
             groups[one.run.group].append(one)
     large = [group for group in groups.values() if len(group) >= MIN_GROUP_ROWS]
     if not large:
         return None
     rows = [len(group) for group in large]
-    apart = max(
-        MIN_DISTINCT_GAP, _NOISES * repeat_noise([one.run for group in large for one in group])
-    )
-    right, pairs, coefficients, picked = 0.0, 0, [], []
+    noise = repeat_noise([one.run for group in large for one in group])
+    gap = max(MIN_DISTINCT_GAP, _NOISE_FACTOR * noise)
+    ordered, pairs, coefficients, slowdowns = 0.0, 0, [], []
     for group in large:
         measured = np.array([_per_sequence(one, one.run.step_seconds or 0.0) for one in group])
         predicted = np.array([_per_sequence(one, one.step_seconds) for one in group])
         coefficients.append(spearman(measured, predicted))
-        picked.append(measured[np.argmin(predicted)] / measured.min() - 1.0)
-        counted = count_ordered_pairs(measured, predicted, apart)
-        right, pairs = right + counted.ordered, pairs + counted.distinct
+        slowdowns.append(measured[np.argmin(predicted)] / measured.min() - 1.0)
+        counts = count_ordered_pairs(measured, predicted, gap)
+        ordered, pairs = ordered + counts.ordered, pairs + counts.distinct
     return RankAccuracy(
         groups=len(large),
         rows=sum(rows),
         spearman=float(np.average(coefficients, weights=rows)),
-        distinct_gap=apart,
-        ordered_share=right / pairs if pairs else 1.0,
-        picked_slowdown=float(np.mean(picked)),
+        distinct_gap=gap,
+        ordered_share=ordered / pairs if pairs else 1.0,
+        picked_slowdown=float(np.mean(slowdowns)),
     )
 
 
@@ -157,28 +160,32 @@ def repeat_noise(runs: Sequence[PublishedRun]) -> float:
 
 
 def spearman(one: Column, other: Column) -> float:
-    """Rank correlation, equal values sharing their ranks; 1 where one of them does not vary."""
-    first, second = _ranked(one), _ranked(other)
-    if np.ptp(first) == 0 or np.ptp(second) == 0:
+    """Spearman's rank correlation with average ranks for ties; 1 if one side is constant."""
+    ranks, other_ranks = _ranks(one), _ranks(other)
+    if np.ptp(ranks) == 0 or np.ptp(other_ranks) == 0:
         return 1.0
-    return float(np.corrcoef(first, second)[0, 1])
+    return float(np.corrcoef(ranks, other_ranks)[0, 1])
 
 
-def _ranked(values: Column) -> Column:
+def _ranks(values: Column) -> Column:
     _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
     last = np.cumsum(counts)
-    middle: NDArray[np.float64] = last - (counts - 1) / 2.0
-    return middle[inverse]
+    average: NDArray[np.float64] = last - (counts - 1) / 2.0
+    return average[inverse]
 
 
 def _per_sequence(one: RunPrediction, seconds: float) -> float:
-    """Runs of a group may differ in batch; a plan is as fast as the sequences it does."""
-    cut = one.run.config
-    return seconds / (cut.micro * cut.accumulation * cut.replicas)
+    """Seconds for each sequence, because runs of a group may differ in batch size."""
+    return seconds / _sequences(one.run)
 
 
-def _errors(
-    predicted: Column, measured: Column, inside: Sequence[bool], constant: float | None
+def _sequences(run: PublishedRun) -> float:
+    """Sequences in a step."""
+    return run.config.micro * run.config.accumulation * run.config.replicas
+
+
+def _relative_errors(
+    predicted: Column, measured: Column, inside: Sequence[bool], baseline: float | None
 ) -> RelativeErrors:
     signed = predicted / measured - 1.0
     errors = np.abs(signed)
@@ -190,72 +197,77 @@ def _errors(
         worst=float(errors.max()),
         bias=float(signed.mean()),
         interval_coverage=float(np.mean(inside)),
-        baseline=constant,
+        baseline=baseline,
     )
 
 
-def _constant(found: Sequence[RunPrediction], measured: Column) -> float:
-    """Mean absolute error of time = k FLOP / devices, k the median of what the rows say."""
-    flop = np.array([
-        float(
-            step_flop(
-                one.run.config.micro * one.run.config.accumulation * one.run.config.replicas
-                * one.run.shape.sequence,
-                one.run.shape.parameters, one.run.shape.layers, one.run.shape.width,
-                one.run.shape.sequence,
-            )
-        ) / one.run.config.devices
-        for one in found
-    ])  # fmt: skip
+def _baseline_error(predictions: Sequence[RunPrediction], measured: Column) -> float:
+    """Mean absolute error of `time = k FLOP / devices` with the median k of these rows."""
+    flop = np.array([_step_flop(one.run) / one.run.config.devices for one in predictions])
     guessed = flop * np.median(measured / flop)
     return float(np.abs(guessed / measured - 1.0).mean())
+
+
+def _step_flop(run: PublishedRun) -> float:
+    shape = run.shape
+    tokens = _sequences(run) * shape.sequence
+    return float(step_flop(tokens, shape.parameters, shape.layers, shape.width, shape.sequence))
 
 
 _Ints = NDArray[np.int64]
 
 
 class OrderedPairs(NamedTuple):
-    """Pairs of runs whose times differ by more than they are told apart by."""
+    """Counts of pairs of runs whose measured times differ clearly."""
 
     ordered: float
-    """Predicted in the order that they were measured; a pair predicted alike counts a half."""
+    """Pairs predicted in the measured order; a pair that is predicted equal counts a half."""
     distinct: int
-    """All of them."""
+    """All clearly different pairs."""
 
 
 def count_ordered_pairs(measured: Column, predicted: Column, gap: float) -> OrderedPairs:
-    """Counts the pairs whose measured times differ by more than a factor of `exp(apart)`.
+    """Counts the pairs whose measured times differ by more than a factor of `exp(gap)`.
 
-    Takes `n log^2 n` steps for n runs, not n^2: a table may have 100,000 of one group.
+    It takes `n log^2 n` steps for n runs instead of n^2, because a group may have 100,000 runs.
+
+    Args:
+        measured: seconds [run].
+        predicted: seconds [run].
+        gap: smallest difference of log times that counts.
     """
     by_time = np.argsort(measured)
     times = np.log(measured[by_time])
-    _, place = np.unique(predicted[by_time], return_inverse=True)
+    _, predicted_rank = np.unique(predicted[by_time], return_inverse=True)
     faster = np.searchsorted(times, times - gap)
-    less, not_more = (_below(place, faster, equal=equal) for equal in (False, True))
-    return OrderedPairs(ordered=float((less + not_more).sum()) / 2.0, distinct=int(faster.sum()))
+    smaller, not_larger = (
+        _count_below(predicted_rank, faster, equal=equal) for equal in (False, True)
+    )
+    return OrderedPairs(
+        ordered=float((smaller + not_larger).sum()) / 2.0, distinct=int(faster.sum())
+    )
 
 
-def _below(values: _Ints, firsts: _Ints, *, equal: bool) -> _Ints:
-    """For each value how many of the first `firsts` values are below it.
+def _count_below(values: _Ints, prefixes: _Ints, *, equal: bool) -> _Ints:
+    """For each value the number of smaller ones among the first `prefix` values, [value].
 
-    The first k values are blocks of powers of two, one for each bit of k; in each, sorted, a place
-    is looked up.
+    A prefix of k values consists of blocks whose lengths are the powers of two in k. In each block,
+    once sorted, a binary search counts the smaller values.
 
     Args:
-        values: 0 to their number less one.
-        firsts: how many of the first values each is compared with.
-        equal: whether equal ones count too.
+        values: ranks from 0 to their number minus one, [value].
+        prefixes: length of the prefix that each value is compared with, [value].
+        equal: whether equal values count too.
     """
     count = len(values)
-    found = np.zeros(count, dtype=np.int64)
+    result = np.zeros(count, dtype=np.int64)
     size = 1
     while size <= count:
         blocks = np.sort(np.arange(count) // size * count + values)
-        asking = np.flatnonzero(firsts & size)
-        block = firsts[asking] // (2 * size) * 2
-        asked = block * count + values[asking]
-        places = np.searchsorted(blocks, asked, side="right" if equal else "left")
-        found[asking] += places - block * size
+        queries = np.flatnonzero(prefixes & size)
+        block = prefixes[queries] // (2 * size) * 2
+        keys = block * count + values[queries]
+        positions = np.searchsorted(blocks, keys, side="right" if equal else "left")
+        result[queries] += positions - block * size
         size *= 2
-    return found
+    return result

@@ -1,4 +1,4 @@
-"""Predict: step time, peak memory and their 80 % intervals of published runs, all rows at once."""
+"""Predicts step time and peak memory of published runs with 80 % intervals, all runs at once."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,6 +15,7 @@ from windlass.validation.software_stacks import stack_catalog
 from windlass.validation.stack_constants import StackCalibration, calibration, priors
 
 StepTimeLaw = Callable[[RunColumns, Mapping[str, ColumnOrFloat]], dict[str, Column]]
+"""Returns the seconds of a step by term, each an array [run], from runs and constants by name."""
 LAWS: Mapping[str, StepTimeLaw] = {
     "gpu": gpu.step_terms, "ipu": ipu.step_terms, "resnet": resnet.step_terms,
     "weight_streaming": weight_streaming.step_terms,
@@ -23,105 +24,113 @@ LAWS: Mapping[str, StepTimeLaw] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPrediction:
-    """What a run is predicted to take, beside what it took."""
+    """Predicted step time and memory of a run, beside what was measured."""
 
     run: PublishedRun
     config: RunConfig
-    """The one that was taken where the run leaves it open."""
+    """The configuration that was predicted; one of the candidates if the row leaves it open."""
     calibration: StackCalibration
     step_seconds: float
     low_seconds: float
-    """The 80 % interval's lower end."""
+    """Lower end of the 80 % interval of step time."""
     high_seconds: float
     by_term: Mapping[str, float]
-    """Seconds of the step by what they go into."""
+    """Seconds of the step by term of the law."""
     peak_bytes: float | None
-    """Of the fullest device; None where the law says nothing of memory."""
+    """Peak memory of the fullest device; None if the law does not predict memory."""
     low_peak_bytes: float | None
     high_peak_bytes: float | None
     fits: bool | None
-    """False where even the lower end of peak memory is more than the device has."""
+    """False if even the lower end of peak memory exceeds the device's capacity."""
 
     @property
     def is_calibration_row(self) -> bool:
-        """Whether its constants were fitted from this very row."""
+        """Whether the constants were fitted to this very row."""
         return self.run.key in self.calibration.rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Case:
-    """One cut that one run may have."""
+class _Candidate:
+    """One configuration that one run may have."""
 
     index: int
     run: PublishedRun
-    cut: RunConfig
+    config: RunConfig
 
 
 def predict_runs(
     runs: Sequence[PublishedRun], constants_of: Callable[[str], StackCalibration] = calibration
 ) -> list[RunPrediction]:
-    """A prediction for each run.
+    """A prediction for each run, in order.
 
-    Of a run that leaves its cut open the fastest that fits counts, and the fastest if none does.
+    If a run has several candidate configurations, the fastest that fits is predicted, or the
+    fastest of all if none fits.
 
     Args:
-        runs: of any stacks.
-        by: the constants of a stack.
+        runs: runs of any stacks.
+        constants_of: returns the constants of a stack.
     """
-    by_stack: dict[str, list[_Case]] = defaultdict(list)
+    by_stack: dict[str, list[_Candidate]] = defaultdict(list)
     for index, run in enumerate(runs):
-        for cut in run.candidates or (run.config,):
-            by_stack[run.stack].append(_Case(index=index, run=run, cut=cut))
+        for config in run.candidates or (run.config,):
+            by_stack[run.stack].append(_Candidate(index=index, run=run, config=config))
     best: dict[int, RunPrediction] = {}
-    for stack, cases in by_stack.items():
-        for case, found in zip(cases, _of_stack(constants_of(stack), cases), strict=True):
-            if case.index not in best or _before(found, best[case.index]):
-                best[case.index] = found
+    for stack, candidates in by_stack.items():
+        predictions = _predict_stack(constants_of(stack), candidates)
+        for candidate, prediction in zip(candidates, predictions, strict=True):
+            index = candidate.index
+            if index not in best or _is_better(prediction, best[index]):
+                best[index] = prediction
     return [best[index] for index in range(len(runs))]
 
 
-def run_columns(runs: Iterable[PublishedRun], cuts: Iterable[RunConfig]) -> RunColumns:
-    """Runs with these cuts as columns, each on its device in its cluster."""
-    known = stack_catalog()
+def run_columns(runs: Iterable[PublishedRun], configs: Iterable[RunConfig]) -> RunColumns:
+    """Runs with these configurations as columns, each on its device in its cluster."""
+    catalog = stack_catalog()
     runs = list(runs)
     devices = [
-        known.stack(run.stack).device_in_cluster(known.device(run.device), run.per_host)
+        catalog.stack(run.stack).device_in_cluster(catalog.device(run.device), run.per_host)
         for run in runs
     ]
-    return RunColumns([run.shape for run in runs], list(cuts), devices)
+    return RunColumns([run.shape for run in runs], list(configs), devices)
 
 
-def _before(one: RunPrediction, other: RunPrediction) -> bool:
-    if one.fits != other.fits:
-        return bool(one.fits)
-    return one.step_seconds < other.step_seconds
+def _is_better(prediction: RunPrediction, other: RunPrediction) -> bool:
+    if prediction.fits != other.fits:
+        return bool(prediction.fits)
+    return prediction.step_seconds < other.step_seconds
 
 
-def _of_stack(found: StackCalibration, cases: Sequence[_Case]) -> list[RunPrediction]:
-    """Predictions of the cases of one stack, in order."""
-    law = stack_catalog().stack(found.stack).law
-    columns = run_columns((case.run for case in cases), (case.cut for case in cases))
-    terms = LAWS[law](columns, _of_law(found, law))
+def _predict_stack(
+    constants: StackCalibration, candidates: Sequence[_Candidate]
+) -> list[RunPrediction]:
+    """Predictions of the candidates of one stack, in order."""
+    law = stack_catalog().stack(constants.stack).law
+    columns = run_columns(
+        (candidate.run for candidate in candidates),
+        (candidate.config for candidate in candidates),
+    )
+    terms = LAWS[law](columns, _constants_of_law(constants, law))
     step = np.sum(list(terms.values()), axis=0)
-    peaks = peak_bytes(columns, _of_law(found, "memory")) if law == "gpu" else None
-    wide, held = exp(found.step_spread), exp(found.memory_spread)
+    peaks = peak_bytes(columns, _constants_of_law(constants, "memory")) if law == "gpu" else None
+    step_factor, peak_factor = exp(constants.step_spread), exp(constants.memory_spread)
     return [
         RunPrediction(
-            run=case.run,
-            config=case.cut,
-            calibration=found,
+            run=candidate.run,
+            config=candidate.config,
+            calibration=constants,
             step_seconds=float(step[at]),
-            low_seconds=float(step[at]) / wide,
-            high_seconds=float(step[at]) * wide,
+            low_seconds=float(step[at]) / step_factor,
+            high_seconds=float(step[at]) * step_factor,
             by_term={name: float(seconds[at]) for name, seconds in terms.items()},
             peak_bytes=None if peaks is None else float(peaks[at]),
-            low_peak_bytes=None if peaks is None else float(peaks[at]) / held,
-            high_peak_bytes=None if peaks is None else float(peaks[at]) * held,
-            fits=None if peaks is None else bool(peaks[at] / held <= columns.capacity[at]),
+            low_peak_bytes=None if peaks is None else float(peaks[at]) / peak_factor,
+            high_peak_bytes=None if peaks is None else float(peaks[at]) * peak_factor,
+            fits=None if peaks is None else bool(peaks[at] / peak_factor <= columns.capacity[at]),
         )
-        for at, case in enumerate(cases)
+        for at, candidate in enumerate(candidates)
     ]
 
 
-def _of_law(found: StackCalibration, law: str) -> dict[str, float]:
-    return {name: found.values[f"{law}.{name}"] for name in priors(law)}
+def _constants_of_law(constants: StackCalibration, law: str) -> dict[str, float]:
+    return {name: constants.values[f"{law}.{name}"] for name in priors(law)}

@@ -1,4 +1,4 @@
-"""Run: one published training run as model, cut and device; and many of them as columns."""
+"""One published training run as model shape, configuration and device; and many as columns."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -10,7 +10,7 @@ from windlass.validation.formulas import Column, block_parameters
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
-    """A chain of transformer blocks, or an image model, as far as its cost goes."""
+    """The numbers of a transformer, or of an image model, that decide its cost."""
 
     layers: float
     width: float
@@ -18,39 +18,40 @@ class ModelShape:
     sequence: float
     vocabulary: float
     kv_head_share: float = 1.0
-    """Key heads over heads."""
+    """Key-value heads over query heads."""
     ffn: float = 0.0
-    """Hidden width of the feed-forward part; 0 means four times the width."""
+    """Inner width of the feed-forward network; 0 means four times the width."""
     ffn_matrices: float = 2.0
-    """Of the feed-forward part: 2, or 3 of a gated unit."""
+    """Weight matrices of the feed-forward network: 2, or 3 if it is gated."""
     vocabulary_matrices: float = 1.0
-    """Tables of vocabulary by width: 1 where embedding and head share one, else 2."""
+    """Matrices of vocabulary by width: 1 if embedding and head are tied, else 2."""
     head_position_share: float = 1.0
-    """Share of the positions that the head computes: 1, or what a masked model hides."""
+    """Share of the positions for which the head computes logits; a masked model's masked share."""
     image_flop: float = 0.0
-    """Of one image's forward pass through an image model; 0 of a transformer."""
+    """FLOP of one image's forward pass through an image model; 0 for a transformer."""
     image_parameters: float = 0.0
+    """Parameters of an image model; 0 for a transformer."""
 
     @property
     def ffn_width(self) -> float:
-        """Hidden width of the feed-forward part."""
+        """Inner width of the feed-forward network."""
         return self.ffn or 4.0 * self.width
 
     @property
     def parameters_per_block(self) -> float:
-        """Weights of one block."""
+        """Parameters of one transformer block."""
         return float(
             block_parameters(self.width, self.ffn_width, self.kv_head_share, self.ffn_matrices)
         )
 
     @property
     def vocabulary_parameters(self) -> float:
-        """Weights of embedding and head."""
+        """Parameters of embedding and head."""
         return self.vocabulary_matrices * self.vocabulary * self.width
 
     @property
     def parameters(self) -> float:
-        """All weights that are products' factors, and tables."""
+        """Parameters of the whole model, biases and norms not counted."""
         return (
             self.layers * self.parameters_per_block
             + self.vocabulary_parameters
@@ -60,124 +61,127 @@ class ModelShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunConfig:
-    """How a run lies on its devices."""
+    """How a run is parallelized: degrees, batch sizes, sharding, recompute and precision."""
 
     devices: float
     micro: float
-    """Sequences of one micro-batch."""
+    """Sequences in a micro-batch."""
     accumulation: float
-    """Micro-batches of one replica a step."""
+    """Micro-batches of one replica in a step."""
     tensor: float = 1.0
     context: float = 1.0
     pipeline: float = 1.0
     virtual_stages: float = 1.0
     replicas: float = 1.0
+    """Data-parallel degree."""
     recompute_share: float = 0.0
-    """Share of a forward pass that is computed again: 1 with full recompute, else 0 to 1."""
+    """Share of a forward pass that is recomputed, 0 to 1; full recompute is 1."""
     selective_recompute: float = 0.0
-    """1 where attention alone is computed again (selective recompute)."""
+    """1 if only attention is recomputed."""
     sequence_parallel: float = 0.0
-    """1 where norms and dropouts are cut along the sequence too."""
+    """1 if norms and dropouts are split along the sequence over tensor-parallel ranks."""
     zero: float = 0.0
-    """What replicas share: 0 nothing, 1 optimizer state, 2 gradients too, 3 weights too."""
+    """ZeRO stage: 0 none, 1 optimizer state, 2 gradients too, 3 parameters too."""
     async_tensor_parallel: float = 0.0
-    """1 where exchanges of slices run beside products (asynchronous tensor parallelism)."""
+    """1 if tensor-parallel collectives overlap with matrix products."""
     float8: float = 0.0
-    """1 where products are in 8 bits with one scale a tensor, 2 with one a row."""
+    """1 if products run in 8 bits with one scale a tensor, 2 with one scale a row."""
     fp32_gradients: float = 0.0
-    """1 where gradients are summed in float32 beside 16-bit ones."""
+    """1 if gradients are summed in float32 beside 16-bit ones."""
     balanced_embedding: float = 0.0
-    """1 where embedding and head count as a layer each when stages are filled."""
+    """1 if embedding and head count as one layer each when layers are assigned to stages."""
     max_stage_layers: float = 0.0
-    """Layers of the fullest stage where the row places them by hand."""
+    """Layers of the fullest pipeline stage on IPUs."""
     old_software: float = 0.0
-    """1 where it ran before its stack's software was renewed."""
+    """1 if the run predates an update of its stack's software."""
     optimizer_off_chip: float = 0.0
-    """1 where optimizer state lives off the chip."""
+    """1 if the optimizer state lies in memory outside the chip."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedDevice:
-    """What a law needs of a device and the hosts around it; rates in bytes/s and FLOP/s."""
+    """What a law needs to know of a device and its host; rates in bytes/s and FLOP/s."""
 
     law: str
-    """Which law: `gpu`, `pod` or `stream`."""
+    """Which law applies: `gpu`, `ipu` or `weight_streaming`."""
     peak: float
-    """Dense, 16 bit."""
+    """Dense FLOP/s in 16 bits."""
     peak8: float = 0.0
-    """Dense, 8 bit; 0 where it has none."""
+    """Dense FLOP/s in 8 bits; 0 if the device has none."""
     memory_rate: float
     capacity: float
-    """Bytes that a process can have."""
+    """Bytes that a process can allocate."""
     processors: float = 1.0
+    """Streaming multiprocessors, or tiles of an IPU."""
     clock: float = 1e9
     """Cycles a second."""
     per_host: float = 8.0
+    """Devices in each host."""
     intra_host_rate: float = 1e12
-    """Bytes/s of one device to others of its host, one direction."""
+    """Bytes/s of one device to others of its host, in one direction."""
     rack_rate: float = 1e12
-    """Bytes/s from one host to the next in a rack over links of the devices' own, one direction."""
+    """Bytes/s between two hosts of a rack over the devices' own links, in one direction."""
     network_rate: float = 1e12
-    """Bytes/s of all network cards of a host, one direction."""
+    """Bytes/s of all network cards of a host together, in one direction."""
     network_cards: float = 8.0
-    """Network cards of a host: where there are fewer than devices, neighbours share one."""
+    """Network cards of a host; if there are fewer than devices, neighbours share one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedRun:
-    """One row of a table, expressed."""
+    """One row of a table as a training run."""
 
     line: int
-    """Where it stands in its file."""
+    """Line number in its file."""
     key: str
-    """Fingerprint of its content: how calibration rows are told from test rows."""
+    """Fingerprint of the row; tells calibration rows from test rows."""
     model: str
     machine: str
-    """Device and count: with `model` the group within which plans are ranked."""
+    """Device and their number; with `model` it names the group within which runs are ranked."""
     device: str
-    """Its name in `devices.toml`."""
+    """Name of the device in `devices.toml`."""
     stack: str
-    """Its name in `stacks.toml`."""
+    """Name of the software stack in `stacks.toml`."""
     shape: ModelShape
     config: RunConfig
     per_host: float | None = None
-    """Devices of a host where the row tells of another number than the device's; else None."""
+    """Devices in each host; None means as many as the device usually has."""
     candidates: tuple[RunConfig, ...] = ()
-    """Cuts that a row which leaves something open may mean: the fastest that fits counts."""
+    """Configurations that an incomplete row may mean; the fastest that fits is predicted."""
     step_seconds: float | None = None
-    """Measured; None where not published."""
+    """Measured step time; None if not published."""
     peak_bytes: float | None = None
-    """Measured; None where not published."""
+    """Measured peak memory; None if not published."""
     out_of_memory: bool = False
-    """It ran out of memory."""
+    """Whether the run ran out of memory."""
     assumptions: tuple[str, ...] = ()
-    """What the row does not say and was taken."""
+    """A sentence for each value that the row does not state."""
 
     @property
     def group(self) -> tuple[str, str]:
-        """Runs of one model on one machine, among which a planner chooses."""
+        """Model and machine: a planner chooses among the runs of one group."""
         return self.model, self.machine
 
 
 class RunColumns:
-    """Runs as columns: `columns.layers` is an array with one number a run.
+    """Runs as columns: `columns.layers` is an array [run].
 
     Args:
-        shapes: of the models.
-        cuts: of the runs.
-        devices: that they run on.
+        shapes: model shape of each run.
+        configs: configuration of each run.
+        devices: device of each run.
     """
 
     def __init__(
         self,
         shapes: Sequence[ModelShape],
-        cuts: Sequence[RunConfig],
+        configs: Sequence[RunConfig],
         devices: Sequence[PublishedDevice],
     ) -> None:
         self._columns: dict[str, Column] = {}
-        self._take(shapes, ModelShape)
-        self._take(cuts, RunConfig)
-        self._take(devices, PublishedDevice)
+        self._add(shapes, ModelShape)
+        self._add(configs, RunConfig)
+        self._add(devices, PublishedDevice)
         self._columns |= {
             "ffn_width": np.array([shape.ffn_width for shape in shapes]),
             "parameters_per_block": np.array([shape.parameters_per_block for shape in shapes]),
@@ -190,8 +194,8 @@ class RunColumns:
         except KeyError:
             raise AttributeError(name) from None
 
-    def _take(self, values: Sequence[object], of: type) -> None:
-        for field in fields(of):
+    def _add(self, values: Sequence[object], type_: type) -> None:
+        for field in fields(type_):
             if field.name != "law":
-                found = [getattr(value, field.name) for value in values]
-                self._columns[field.name] = np.array(found, dtype=float)
+                column = [getattr(value, field.name) for value in values]
+                self._columns[field.name] = np.array(column, dtype=float)

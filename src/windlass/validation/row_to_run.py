@@ -1,4 +1,4 @@
-"""Express: a row of a table becomes a run, or the reason why it cannot."""
+"""Turns rows of a table into published runs, or states why a row cannot become one."""
 
 import re
 from collections import Counter
@@ -8,20 +8,20 @@ from dataclasses import dataclass
 from windlass.validation.csv_table import TableRow, UnusableRow, read_number, required_numbers
 from windlass.validation.laws.resnet import resnet_run_config, resnet_shape
 from windlass.validation.model_shapes import model_shape
-from windlass.validation.parallelism import run_configs
 from windlass.validation.published_run import ModelShape, PublishedRun, RunConfig
+from windlass.validation.run_configs import run_configs
 from windlass.validation.software_stacks import StackCatalog
 
 _GIGABYTE, _GIB = 1e9, 2.0**30
 _TOKENS = re.compile(r"tokens/s", re.IGNORECASE)
 _HOSTS = re.compile(r"(\d+)x\S+x(\d+)A\d+")
-"""MLPerf's name of a system of several hosts: `2xXE8545x4A100-SXM-40GB` is 2 of 4 devices each."""
-_EACH = re.compile(r"/(GPU|device)", re.IGNORECASE)
+"""MLPerf's name of a system of several hosts: `2xXE8545x4A100-SXM-40GB` is 2 hosts of 4 devices."""
+_PER_DEVICE = re.compile(r"/(GPU|device)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SkippedRow:
-    """A row that cannot be expressed."""
+    """A row that cannot become a run, with the reason."""
 
     line: int
     model: str
@@ -30,72 +30,72 @@ class SkippedRow:
 
 
 def rows_to_runs(
-    rows: Sequence[TableRow], catalogue: StackCatalog
+    rows: Sequence[TableRow], catalog: StackCatalog
 ) -> list[PublishedRun | SkippedRow]:
-    """The run that each row of a table tells of.
+    """The run that each row of a table describes, in the order of the rows.
 
     Args:
-        rows: of one table; what one leaves out of a model's shape another may say.
-        catalogue: devices and stacks that are known.
+        rows: all rows of one table; a row may lack attention heads that others of its width state.
+        catalog: known devices and software stacks.
     """
     heads = _usual_heads(rows)
-    found: list[PublishedRun | SkippedRow] = []
+    runs: list[PublishedRun | SkippedRow] = []
     for row in rows:
         try:
-            found.append(_run(row, catalogue, heads))
-        except UnusableRow as why:
-            found.append(
+            runs.append(_run(row, catalog, heads))
+        except UnusableRow as reason:
+            runs.append(
                 SkippedRow(
                     line=row.line, model=row.text("model"), device=row.text("device"),
-                    reason=str(why),
+                    reason=str(reason),
                 )
             )  # fmt: skip
-    return found
+    return runs
 
 
-def _run(row: TableRow, catalogue: StackCatalog, heads: Mapping[float, float]) -> PublishedRun:
-    known = catalogue.match_device(row)
-    if known is None:
+def _run(row: TableRow, catalog: StackCatalog, heads: Mapping[float, float]) -> PublishedRun:
+    device = catalog.match_device(row)
+    if device is None:
         raise UnusableRow(f"device {row.text('device')!r} is not known")
-    told: list[str] = []
+    assumptions: list[str] = []
     image = resnet_shape(row)
-    law = known.law if image is None else "resnet"
-    shape = image or model_shape(row, heads, told)
-    stack = catalogue.match_stack(row, law)
-    cuts = [resnet_run_config(row)] if image else run_configs(row, shape, stack, told)
-    failed = "OOM" in row.text("outcome").upper()
-    seconds = None if failed else _step_seconds(row, shape, cuts[0])
+    law = device.law if image is None else "resnet"
+    shape = image or model_shape(row, heads, assumptions)
+    stack = catalog.match_stack(row, law)
+    configs = [resnet_run_config(row)] if image else run_configs(row, shape, stack, assumptions)
+    out_of_memory = "OOM" in row.text("outcome").upper()
+    seconds = None if out_of_memory else _step_seconds(row, shape, configs[0])
     peak = _peak_bytes(row)
-    if seconds is None and peak is None and not failed:
+    if seconds is None and peak is None and not out_of_memory:
         raise UnusableRow("no step time, throughput or peak memory is published")
     return PublishedRun(
         line=row.line,
         key=row.key,
         model=row.text("model"),
-        machine=f"{row.text('device')} x {cuts[0].devices:g}",
-        device=known.name,
+        machine=f"{row.text('device')} x {configs[0].devices:g}",
+        device=device.name,
         stack=stack.name,
         shape=shape,
-        config=cuts[0],
-        per_host=_per_host(row, cuts[0].devices),
-        candidates=tuple(cuts) if len(cuts) > 1 else (),
+        config=configs[0],
+        per_host=_devices_per_host(row, configs[0].devices),
+        candidates=tuple(configs) if len(configs) > 1 else (),
         step_seconds=seconds,
         peak_bytes=peak,
-        out_of_memory=failed,
-        assumptions=tuple(told),
+        out_of_memory=out_of_memory,
+        assumptions=tuple(assumptions),
     )
 
 
-def _per_host(row: TableRow, devices: float) -> float | None:
-    """Devices of each host, where the system's name tells them and they make all."""
-    named = _HOSTS.match(row.text("system"))
-    if not named or float(named[1]) * float(named[2]) != devices:
+def _devices_per_host(row: TableRow, devices: float) -> float | None:
+    """Devices of each host if the system's name states them consistently, else None."""
+    match = _HOSTS.match(row.text("system"))
+    if not match or float(match[1]) * float(match[2]) != devices:
         return None
-    return float(named[2])
+    return float(match[2])
 
 
 def _usual_heads(rows: Sequence[TableRow]) -> dict[float, float]:
-    """Width -> the number of heads that most rows of that width state, the first among equals."""
+    """Width -> the most frequent number of heads in rows of that width, the first among equals."""
     stated: dict[float, Counter[float]] = {}
     for row in rows:
         try:
@@ -104,11 +104,11 @@ def _usual_heads(rows: Sequence[TableRow]) -> dict[float, float]:
             continue
         if width and heads:
             stated.setdefault(width, Counter())[heads] += 1
-    return {width: counted.most_common(1)[0][0] for width, counted in stated.items()}
+    return {width: counts.most_common(1)[0][0] for width, counts in stated.items()}
 
 
-def _step_seconds(row: TableRow, shape: ModelShape, cut: RunConfig) -> float | None:
-    """Measured seconds of a step, from the throughput where no time is given."""
+def _step_seconds(row: TableRow, shape: ModelShape, config: RunConfig) -> float | None:
+    """Measured seconds of a step, computed from the throughput if no time is given."""
     seconds = read_number(row, "measured_step_s")
     if seconds:
         return seconds
@@ -117,7 +117,7 @@ def _step_seconds(row: TableRow, shape: ModelShape, cut: RunConfig) -> float | N
         return None
     (batch,) = required_numbers(row, "global_batch")
     items = batch * (shape.sequence if _TOKENS.search(unit) else 1.0)
-    return items / (throughput * (cut.devices if _EACH.search(unit) else 1.0))
+    return items / (throughput * (config.devices if _PER_DEVICE.search(unit) else 1.0))
 
 
 def _peak_bytes(row: TableRow) -> float | None:

@@ -1,4 +1,4 @@
-"""Stacks: which device, cluster and software a row of a table stands for, told by its content."""
+"""Software stacks and devices of published runs, recognized by the content of a row."""
 
 import re
 import tomllib
@@ -16,7 +16,7 @@ FOLDER = Path(__file__).parent
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownDevice:
-    """A device, the pattern that finds it and where its numbers come from."""
+    """A device, the pattern that recognizes it and the source of its numbers."""
 
     name: str
     match: str
@@ -25,44 +25,48 @@ class KnownDevice:
 
     @property
     def law(self) -> str:
-        """Which law it follows."""
+        """Name of the law that applies to it."""
         return self.device.law
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SoftwareStack:
-    """Software on a cluster."""
+    """Software on a cluster, with the constants that it fixes."""
 
     name: str
     law: str
     about: str
     match: Mapping[str, str]
-    """Column -> pattern that is found there."""
-    like: str | None = None
-    """Whose constants stand in where none were fitted, or that a fit began from."""
+    """Column -> regular expression that its cell must contain."""
+    similar_to: str | None = None
+    """Stack whose constants are used if none were fitted, and from which a fit starts."""
     fixed_constants: Mapping[str, float] = field(default_factory=dict)
-    """Constants that this software fixes, whatever rows say."""
+    """Constants that this software determines; they are never fitted."""
     old_software: str | None = None
-    """Pattern in a row's notes that tells runs of before the software was renewed; None where there
-    was one software."""
+    """Pattern in a row's notes that recognizes runs from before a software update; None if there
+    was no update."""
     other_clusters: bool = False
-    """Whether its rows come from other clusters than those that its constants were fitted from."""
+    """Whether its rows come from other clusters than the rows that its constants were fitted to."""
     microbatch_split: Literal["fastest", "stages"] = "fastest"
-    """How a replica's batch is split where a row of stages does not say: as is fastest and fits, or
-    in as many micro-batches as there are stages."""
+    """How a replica's batch is split if a row does not state it: the fastest way that fits, or as
+    many micro-batches as pipeline stages."""
     network_rate: float | None = None
-    """Bytes/s of all network cards of a host where the device's number does not hold."""
-
+    """Bytes/s of all network cards of a host; None means the device's number."""
     network_cards: float | None = None
-    """Network cards of a host where the device's number does not hold."""
+    """Network cards of a host; None means the device's number."""
     small_host_network_rate: float | None = None
-    """Bytes/s of all cards of a host that has other than the usual number of devices; None where
-    sums are hidden anyway."""
+    """Bytes/s of all network cards of a host with an unusual number of devices; None means the same
+    as in a usual host."""
 
     def device_in_cluster(
         self, device: PublishedDevice, per_host: float | None = None
     ) -> PublishedDevice:
-        """The device in this cluster, `per_host` of them in each host; None means as usual."""
+        """The device with the network of this cluster.
+
+        Args:
+            device: the device with its usual host.
+            per_host: devices in each host; None means the usual number.
+        """
         network_rate = device.network_rate if self.network_rate is None else self.network_rate
         network_cards = device.network_cards if self.network_cards is None else self.network_cards
         if per_host in {None, device.per_host} or self.small_host_network_rate is None:
@@ -75,7 +79,7 @@ class SoftwareStack:
         )
 
     def matches(self, row: TableRow) -> bool:
-        """Whether all patterns are found."""
+        """Whether the row matches all patterns."""
         return all(
             re.search(pattern, row.text(name), re.IGNORECASE)
             for name, pattern in self.match.items()
@@ -84,25 +88,26 @@ class SoftwareStack:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StackCatalog:
-    """All devices and stacks, in the order in which they are tried."""
+    """All known devices and stacks, in the order in which rows are matched with them."""
 
     devices: tuple[KnownDevice, ...]
     stacks: tuple[SoftwareStack, ...]
 
     def match_device(self, row: TableRow) -> KnownDevice | None:
-        """The first device whose pattern is found in the row; None where none is."""
+        """The first device whose pattern the row matches; None if there is none."""
         name = row.text("device")
         return next(
-            (known for known in self.devices if re.search(known.match, name, re.IGNORECASE)), None
+            (device for device in self.devices if re.search(device.match, name, re.IGNORECASE)),
+            None,
         )
 
     def match_stack(self, row: TableRow, law: str) -> SoftwareStack:
-        """The first stack of that law whose patterns are all found; the last takes any row."""
+        """The first stack of that law that matches the row; the last stack matches any row."""
         return next(stack for stack in self.stacks if stack.law == law and stack.matches(row))
 
     def device(self, name: str) -> PublishedDevice:
         """The device of that name."""
-        return next(known.device for known in self.devices if known.name == name)
+        return next(entry.device for entry in self.devices if entry.name == name)
 
     def stack(self, name: str) -> SoftwareStack:
         """The stack of that name."""
@@ -111,7 +116,7 @@ class StackCatalog:
 
 @cache
 def stack_catalog() -> StackCatalog:
-    """What `devices.toml` and `stacks.toml` say."""
+    """The devices and stacks of `devices.toml` and `stacks.toml`."""
     devices = tomllib.loads((FOLDER / "devices.toml").read_text(encoding="utf-8"))
     stacks = tomllib.loads((FOLDER / "stacks.toml").read_text(encoding="utf-8"))
     return StackCatalog(

@@ -56,10 +56,10 @@ def test_a_table_that_cannot_be_read_does_not_hide_those_that_can(
         (("nowhere.csv",), "no file `nowhere.csv`"),
         (("her",), "did you mean `here`?"),
         (("here", "nowhere.csv"), "`here` stands alone"),
-        (("other.csv",), "`measured_step_s` are not there"),
-        (("abacus.csv",), "nothing can be predicted of its 2 rows"),
+        (("other.csv",), "`measured_step_s` are missing"),
+        (("abacus.csv",), "no run can be predicted from its 2 rows"),
         (("abacus.csv",), "'abacus' is not known: 1 (line 2)"),
-        (("abacus.csv",), "`t` = 'three' is no number: 1 (line 3)"),
+        (("abacus.csv",), "`t` = 'three' is not a number: 1 (line 3)"),
     ],
 )
 def test_what_cannot_be_validated_is_one_clear_message(

@@ -101,7 +101,9 @@ def test_a_stack_is_fitted_to_its_rows_from_priors_that_are_off(tmp_path: Path):
     runs = _runs(tmp_path, 32)
     start = prior_constants("vtrain")
 
-    fitted = fit_stack("vtrain", runs, start, still=frozenset(), spreads={}, tight=1.0)
+    fitted = fit_stack(
+        "vtrain", runs, start, not_fitted=frozenset(), spread_factors={}, default_spread_factor=1.0
+    )
 
     def miss(values: dict[str, float]) -> float:
         found = predict_runs(runs, lambda _: prior_calibration("vtrain", values))

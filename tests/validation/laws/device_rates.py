@@ -1,4 +1,4 @@
-"""Rates: what a stack's fitted constants say of its device, in the form of a machine's file."""
+"""The rates of a device that follow from a stack's fitted constants, as in a machine's file."""
 
 from collections.abc import Mapping
 
@@ -11,11 +11,11 @@ from windlass.validation.stack_constants import calibration
 SIZES = (1e6, 1e8, 1e9, 1e10, 1e11, 1e12, 1e13)
 """FLOP of one product."""
 _ASPECTS = (0.25, 1.0, 4.0)
-"""Columns over depth of products that one point stands for, those of a transformer's block."""
+"""Columns over depth of the products that one point averages, as in a transformer's block."""
 _NEAR = np.geomspace(1 / 1.4, 1.4, 9)
-"""Sizes that one point stands for, over its own: waves make neighbours differ."""
+"""Sizes that one point averages, relative to its own: waves make neighbours differ."""
 _HEAD = 128.0
-"""Head width that the rate of attention is told for."""
+"""Head width for which the rate of attention is stated."""
 _HALF = 2e10
 """FLOP of attention at which half of its rate is reached; a convention of the machines' files."""
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from validation.made_tables import BERT, run_of
-from windlass.validation.laws.ipu import fullest_stage
+from windlass.validation.laws.ipu import max_stage_layers
 from windlass.validation.predict_run import predict_runs
 from windlass.validation.published_run import PublishedRun, RunConfig
 from windlass.validation.software_stacks import stack_catalog
@@ -57,7 +57,7 @@ def test_replicas_of_one_host_sum_over_its_own_links(bert: PublishedRun):
 def test_a_feed_forward_part_fills_a_stage_by_its_share_of_the_flop(bert: PublishedRun):
     def layers(attentions: int, forwards: int, sequence: float) -> float:
         shape = replace(bert.shape, sequence=sequence)
-        return fullest_stage(f"layers_per_ipu)=[[0, [{attentions}, {forwards}]]]", shape, 1.0)
+        return max_stage_layers(f"layers_per_ipu)=[[0, [{attentions}, {forwards}]]]", shape, 1.0)
 
     assert layers(3, 3, 512.0) == pytest.approx(3.0)
     # Of a token's 24 d^2 + 4 s d FLOP forward 16 d^2 are the feed-forward part's.

@@ -138,7 +138,9 @@ def _compiled_pass_seconds(watch: Stopwatch) -> float:
     x = torch.ones(8, 8, requires_grad=True)
     weight = torch.ones(8, requires_grad=True)
     gradient = torch.ones(8, 8)
-    return watch.seconds(lambda: torch.autograd.grad(compiled(x, weight), (x, weight), gradient)) / 2
+    return (
+        watch.seconds(lambda: torch.autograd.grad(compiled(x, weight), (x, weight), gradient)) / 2
+    )
 
 
 def _scale(x: Tensor, weight: Tensor) -> Tensor:
@@ -191,7 +193,8 @@ class _CompiledOps:
         """Rates of compiled code under the name of its slowest op."""
         small = _make_batch([_FEW_ROWS for _ in _OPS])
         small_forward, small_total = (
-            watch.seconds(partial(work, small)) for work in (self._forward, self._forward_and_backward)
+            watch.seconds(partial(work, small))
+            for work in (self._forward, self._forward_and_backward)
         )
         for index, op in enumerate(_OPS):
             batch = _make_batch([op.rows if index == at else _FEW_ROWS for at in range(len(_OPS))])
@@ -224,7 +227,9 @@ def _make_batch(rows: list[int]) -> _Batch:
     targets = [torch.zeros(count, dtype=torch.int64) for count in rows[:2]]
     for tensor in (*op_inputs, *targets):
         torch._dynamo.mark_dynamic(tensor, 0)  # noqa: SLF001
-    norm_parameters = [torch.ones(_WIDTH, dtype=torch.bfloat16, requires_grad=True) for _ in range(2)]
+    norm_parameters = [
+        torch.ones(_WIDTH, dtype=torch.bfloat16, requires_grad=True) for _ in range(2)
+    ]
     loss_gradients = [torch.ones(()) for _ in targets]
     gradients = [*loss_gradients, *(torch.ones_like(x) for x in op_inputs[2:])]
     return _Batch([*op_inputs, *norm_parameters, *targets], gradients)

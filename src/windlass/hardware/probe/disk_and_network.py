@@ -150,7 +150,8 @@ def loopback_link() -> Link:
     store = HashStore()
     timings: list[tuple[float, float]] = []
     threads = [
-        threading.Thread(target=_time_all_reduces, args=(store, rank, timings), daemon=True) for rank in range(2)
+        threading.Thread(target=_time_all_reduces, args=(store, rank, timings), daemon=True)
+        for rank in range(2)
     ]
     for thread in threads:
         thread.start()
@@ -167,7 +168,9 @@ def _time_all_reduces(store: Store, rank: int, timings: list[tuple[float, float]
     group = ProcessGroupGloo(store, rank, 2, timedelta(seconds=20))
     small, large = torch.ones(1), torch.ones(_LARGE)
     seconds = [_all_reduce_seconds(group, small) for _ in range(_MESSAGES)]
-    timings.append((statistics.median(seconds[5:]), min(_all_reduce_seconds(group, large) for _ in range(4))))
+    timings.append(
+        (statistics.median(seconds[5:]), min(_all_reduce_seconds(group, large) for _ in range(4)))
+    )
 
 
 def _all_reduce_seconds(group: ProcessGroupGloo, buffer: torch.Tensor) -> float:

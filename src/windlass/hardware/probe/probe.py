@@ -1,8 +1,8 @@
-"""Probe: measures this machine in under a minute.
+"""Measures this machine in under a minute.
 
-What is measured is what a training step is made of, never a model: products over their size,
-fused attention, plain traffic, the ops that are slower than traffic, the optimizer, the
-cost of starting an op, and what the process itself holds.
+It measures what training steps consist of and never a model: matrix products by size, fused
+attention, element-wise ops, slower ops one by one, the optimizer, the cost of starting an op and
+the memory of the process itself.
 """
 
 import statistics
@@ -46,79 +46,81 @@ from windlass.torch_ext.cpu_allocator import install_allocator
 
 _PRECISIONS: tuple[Precision, ...] = ("float32", "bfloat16")
 _BUDGET_SECONDS = 0.015
-"""For one measurement; there are about 120 in each of two rounds."""
-_STAGES = 260
-"""Measurements, roughly: the progress bar's length."""
+"""Time budget of one measurement; there are about 120 in each of two rounds."""
+_MEASUREMENTS = 260
+"""Approximate number of measurements, which is the length of the progress bar."""
 
 ProbeProgress = Callable[[str, int, int | None], None]
-"""Told what is being measured, how many measurements are done, and of how many."""
+"""Receives what is being measured, the number of finished measurements and their total."""
 
 
 def probe(progress: ProbeProgress | None, disk: Path) -> Machine:
     """Measures this machine.
 
     Args:
-        progress: told how far it is; None if nobody asks.
-        disk: a folder on the disk to measure; a file is made there and removed.
+        progress: called after each measurement; None for no reports.
+        disk: a folder on the disk to measure; files are created there and removed.
 
     Raises:
         MachineError: something cannot be measured.
-        StorageError: the folder does not take a file.
+        StorageError: the folder cannot take a file.
     """
     install_allocator()
     bar = _Bar(progress)
     bar.label("memory and disk")
     capacity = available_memory_bytes()
-    disk_moves = disk_rates(disk)
+    disk_transfers = disk_rates(disk)
     bar.step()
     bar.label("loopback")
     links = (loopback_link(),)
     bar.label("compiled code")
-    trial = measure_compile_costs()
-    device, rounds = _two_rounds(bar, trial)
+    compile_costs = measure_compile_costs()
+    device, conditions = _measure_twice(bar, compile_costs)
     on_cpu = device.kind == "cpu"
-    near = Tier(name=DEVICE_TIER, capacity_bytes=capacity if on_cpu else _accelerator_bytes())
-    far = Tier(name="disk", capacity_bytes=free_disk_bytes(disk), **disk_moves._asdict())
-    tiers = (near, far) if on_cpu else (near, _host(capacity), far)
+    device_memory = Tier(
+        name=DEVICE_TIER, capacity_bytes=capacity if on_cpu else _accelerator_bytes()
+    )
+    disk_tier = Tier(name="disk", capacity_bytes=free_disk_bytes(disk), **disk_transfers._asdict())
+    offload_tiers = (disk_tier,) if on_cpu else (_host_tier(capacity), disk_tier)
     bar.end()
     return Machine(
         name="here",
         devices_per_host=1,
-        device=device.model_copy(update={"tiers": tiers}),
+        device=device.model_copy(update={"tiers": (device_memory, *offload_tiers)}),
         links=links,
         source="measured here",
         date=datetime.now(UTC).date().isoformat(),
-        noise=rounds.noise,
-        contention=rounds.contention,
-        speed_check_seconds=rounds.yardstick_seconds,
+        noise=conditions.noise,
+        contention=conditions.contention,
+        speed_check_seconds=conditions.speed_check_seconds,
         system=system_fingerprint(),
     )
 
 
-class _Rounds(NamedTuple):
-    """Under what the device was measured."""
+class _Conditions(NamedTuple):
+    """Conditions under which the device was measured."""
 
     noise: float
     contention: float
-    yardstick_seconds: float
+    speed_check_seconds: float
 
 
-def _two_rounds(bar: "_Bar", trial: CompileCosts) -> tuple[Device, _Rounds]:
-    """The device as two rounds that are seconds apart find it."""
+def _measure_twice(bar: "_Bar", compile_costs: CompileCosts) -> tuple[Device, _Conditions]:
+    """The device as the mean of two rounds that are seconds apart."""
     kind = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     watch = Stopwatch(kind, budget_seconds=_BUDGET_SECONDS)
     contention = CpuContention()
-    yardsticks = [speed_check_seconds(kind)]
-    _device(bar, trial, watch)
-    yardsticks.append(speed_check_seconds(kind))
+    speed_checks = [speed_check_seconds(kind)]
+    _measure_device(bar, compile_costs, watch)
+    speed_checks.append(speed_check_seconds(kind))
     watch.start_second_round()
-    device = _device(bar, trial, watch)
-    yardsticks.append(speed_check_seconds(kind))
-    return device, _Rounds(watch.noise, contention.share, statistics.fmean(yardsticks))
+    device = _measure_device(bar, compile_costs, watch)
+    speed_checks.append(speed_check_seconds(kind))
+    return device, _Conditions(watch.noise, contention.share, statistics.fmean(speed_checks))
 
 
 class _Bar:
-    """Counts measurements for whoever watches."""
+    """Reports each measurement to `progress`."""
 
     def __init__(self, progress: ProbeProgress | None) -> None:
         self._progress = progress
@@ -127,27 +129,27 @@ class _Bar:
 
     def label(self, label: str) -> None:
         self._label = label
-        self._tell()
+        self._report()
 
     def step(self) -> None:
-        self._done = min(self._done + 1, _STAGES - 1)
-        self._tell()
+        self._done = min(self._done + 1, _MEASUREMENTS - 1)
+        self._report()
 
     def end(self) -> None:
-        self._done = _STAGES
-        self._tell()
+        self._done = _MEASUREMENTS
+        self._report()
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         if self._progress is not None:
-            self._progress(f"measuring {self._label}", self._done, _STAGES)
+            self._progress(f"measuring {self._label}", self._done, _MEASUREMENTS)
 
 
-def _device(bar: _Bar, trial: CompileCosts, watch: Stopwatch) -> Device:
-    """The rates of the device that a run would take; tiers are left open.
+def _measure_device(bar: _Bar, compile_costs: CompileCosts, watch: Stopwatch) -> Device:
+    """The device with its measured rates and without its tiers.
 
     Args:
-        bar: told of each measurement.
-        trial: what a fresh process took.
+        bar: reports each measurement.
+        compile_costs: what a fresh process measured.
         watch: times the work.
     """
     kind = watch.device.type
@@ -171,21 +173,21 @@ def _device(bar: _Bar, trial: CompileCosts, watch: Stopwatch) -> Device:
             update_rate=update_rate(watch),
             mixed_update_rate=mixed_update_rate(watch),
             moment_rates=moment_rates(watch),
-            op_rates=(*ops, *trial.op_rates) if on_cpu else tuple(ops),
+            op_rates=(*ops, *compile_costs.op_rates) if on_cpu else tuple(ops),
             norm_rate=norm_rate(watch),
             mixed_norm_rate=mixed_norm_rate(watch),
             pass_seconds=layer_overhead_seconds(watch, launch),
-            compiled_pass_seconds=trial.compiled_pass_seconds,
-            compile_seconds=trial.compile_seconds,
-            runtime_bytes=trial.runtime_bytes if on_cpu else 0,
-            compiler_bytes=trial.compiler_bytes if on_cpu else 0,
+            compiled_pass_seconds=compile_costs.compiled_pass_seconds,
+            compile_seconds=compile_costs.compile_seconds,
+            runtime_bytes=compile_costs.runtime_bytes if on_cpu else 0,
+            compiler_bytes=compile_costs.compiler_bytes if on_cpu else 0,
             update_call_seconds=update_call_seconds(watch),
             tiers=(Tier(name=DEVICE_TIER, capacity_bytes=0),),
         )
 
 
-def _host(capacity: int) -> Tier:
-    """The host's memory, as an accelerator reaches it."""
+def _host_tier(capacity: int) -> Tier:
+    """Host memory as an offload tier of the accelerator."""
     return Tier(
         name=HOST_TIER, capacity_bytes=capacity, **host_copy_rates(torch.device("cuda"))._asdict()
     )

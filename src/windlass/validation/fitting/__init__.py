@@ -1,1 +1,1 @@
-"""fitting."""
+"""Fits the constants of the laws to published runs."""

@@ -1,8 +1,8 @@
-"""Calibrate: constants of a stack from some of its rows, and how far others lie from them.
+"""Fits the constants of a stack to some of its rows, with intervals from cross-validation.
 
-Rows are taken evenly from all that there are in the order of their cut and shape, from a place that
-the seed decides: no measured number has a say. The interval is what the taken rows miss when each
-tenth of them is predicted from the others.
+Rows are selected evenly in the order of their configuration and shape, starting at a row that the
+seed decides, so that measured values have no influence. The interval is the error of each tenth of
+these rows when it is predicted from the others.
 """
 
 import random
@@ -28,12 +28,12 @@ from windlass.validation.stack_constants import (
 
 FOLDS = 10
 _DOUBT_ROWS = 0.3
-"""Rows' worth of doubt, as wide as between unfitted clusters, that is added to what folds miss."""
+"""Pseudo-rows with the spread of unfitted clusters, added to the errors of the folds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FittedConstants:
-    """What `fitted/*.toml` says of one stack."""
+    """Constants and intervals of one stack, as in `fitted/`."""
 
     constants: Mapping[str, float]
     rows: tuple[str, ...]
@@ -42,8 +42,8 @@ class FittedConstants:
 
 
 def calibration_runs(runs: Sequence[PublishedRun], count: int, seed: int) -> list[PublishedRun]:
-    """`count` of the runs, spread evenly over their cuts and shapes; all where there are fewer."""
-    ordered = sorted(runs, key=_place)
+    """`count` runs, spread evenly over configurations and shapes, or all if there are fewer."""
+    ordered = sorted(runs, key=_sort_key)
     if len(ordered) <= count:
         return ordered
     start = random.Random(seed).random()
@@ -51,38 +51,39 @@ def calibration_runs(runs: Sequence[PublishedRun], count: int, seed: int) -> lis
     return [ordered[int((turn + start) * step)] for turn in range(count)]
 
 
-def _place(run: PublishedRun) -> tuple[object, ...]:
+def _sort_key(run: PublishedRun) -> tuple[object, ...]:
     cut, shape = run.config, run.shape
     return (
         run.device,
-        shape.width, shape.heads, cut.tensor, cut.pipeline, cut.recompute_share, shape.sequence, cut.micro,
-        cut.replicas, shape.layers, run.key,
+        shape.width, shape.heads, cut.tensor, cut.pipeline, cut.recompute_share, shape.sequence,
+        cut.micro, cut.replicas, shape.layers, run.key,
     )  # fmt: skip
 
 
 def fit_stack(
     stack: str,
     runs: Sequence[PublishedRun],
-    begin: Mapping[str, float],
+    start: Mapping[str, float],
     *,
-    still: frozenset[str],
-    spreads: Mapping[str, float],
-    tight: float,
+    not_fitted: frozenset[str],
+    spread_factors: Mapping[str, float],
+    default_spread_factor: float,
 ) -> FittedConstants:
     """The most probable constants of a stack, and its intervals.
 
     Args:
-        stack: its name.
-        runs: to fit from; one that leaves its cut open has the one that is fastest to begin with.
-        begin: `law.name` -> value that the fit begins from and leans to.
-        still: constants of the law that these runs say nothing of.
-        spreads: constant -> factor on its prior's spread.
-        tight: the factor of all others.
+        stack: name of the stack.
+        runs: runs to fit to; if a run has several candidates, the one that is fastest under `start`
+            counts.
+        start: `law.name` -> value at which the fit starts, and its prior mean.
+        not_fitted: constants of the law that stay at their start values.
+        spread_factors: constant -> factor on its prior's spread.
+        default_spread_factor: factor on the prior spread of all other constants.
     """
     law = stack_catalog().stack(stack).law
-    settled = predict_runs(runs, lambda _: prior_calibration(stack, begin))
+    settled = predict_runs(runs, lambda _: prior_calibration(stack, start))
     runs = [replace(one.run, config=one.config, candidates=()) for one in settled]
-    fitted: dict[str, float] = dict(begin)
+    fitted: dict[str, float] = dict(start)
     misses: dict[str, Column] = {}
     measures: dict[str, Measure] = {
         law: lambda run: run.step_seconds,
@@ -91,13 +92,15 @@ def fit_stack(
     for of, measure in measures.items():
         moving = {
             name: replace(
-                prior, value=begin[f"{of}.{name}"], spread=prior.spread * spreads.get(name, tight)
+                prior,
+                value=start[f"{of}.{name}"],
+                spread=prior.spread * spread_factors.get(name, default_spread_factor),
             )
             for name, prior in priors(of).items()
-            if name not in still and begin[f"{of}.{name}"] > 0 and not prior.fixed
+            if name not in not_fitted and start[f"{of}.{name}"] > 0 and not prior.fixed
         }
         some = [run for run in runs if measure(run)]
-        found, misses[of] = _fit(some, moving, _law(of, begin), measure)
+        found, misses[of] = _fit(some, moving, _law(of, start), measure)
         fitted |= {f"{of}.{name}": value for name, value in found.items()}
     return FittedConstants(
         constants=fitted,
@@ -107,12 +110,12 @@ def fit_stack(
     )
 
 
-Predicting = Callable[[Sequence[PublishedRun], Mapping[str, float]], Column]
+RunPredictor = Callable[[Sequence[PublishedRun], Mapping[str, float]], Column]
 Measure = Callable[[PublishedRun], float | None]
 
 
-def _law(law: str, begin: Mapping[str, float]) -> Predicting:
-    """Predicts runs from constants, those that do not move taken from `begin`."""
+def _law(law: str, begin: Mapping[str, float]) -> RunPredictor:
+    """A function that predicts runs; constants that are not fitted come from `begin`."""
     known: dict[tuple[str, ...], RunColumns] = {}
 
     def predicted(runs: Sequence[PublishedRun], given: Mapping[str, float]) -> Column:
@@ -130,10 +133,10 @@ def _law(law: str, begin: Mapping[str, float]) -> Predicting:
 def _fit(
     runs: Sequence[PublishedRun],
     moving: Mapping[str, ConstantPrior],
-    law: Predicting,
+    law: RunPredictor,
     measure: Measure,
 ) -> tuple[dict[str, float], Column]:
-    """Constants, and log(predicted / measured) of runs that were left out in turn."""
+    """Fitted constants, and log(predicted / measured) of runs that were left out in turn."""
     if not runs:
         return {}, np.zeros(0)
     measured = np.array([measure(run) for run in runs], dtype=float)
@@ -152,10 +155,10 @@ def _fit(
 
 
 def interval_half_width(misses: Column) -> float:
-    """Half of the 80 % interval of log(measured / predicted): what 80 % of the misses stay within.
+    """Half width of the 80 % interval of log(measured / predicted).
 
-    A part of a row's worth of an unfitted cluster's spread is mixed in, so that four rows that
-    happen to fit promise no more than four rows can.
+    A fraction of a row with an unfitted cluster's spread is mixed in, so that a few rows that
+    happen to fit do not give a narrow interval.
     """
     wide = P90_Z * UNFITTED_SPREAD
     if not len(misses):

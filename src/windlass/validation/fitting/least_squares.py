@@ -1,6 +1,6 @@
-"""Fit: constants from measured runs, by damped least squares on logarithms under priors.
+"""Fits constants to measured runs by damped least squares on logarithms, with priors.
 
-What is minimised is the sum of Huber's loss of log(predicted / measured) over a run's own noise,
+It minimizes the sum of Huber's loss of log(predicted / measured) over a run's own noise,
 and of the squares of each constant's distance from its prior in the prior's spreads: the most
 probable constants. Runs that were disturbed therefore pull with a force that does not grow.
 """
@@ -13,9 +13,9 @@ from windlass.validation.formulas import Column
 from windlass.validation.stack_constants import ConstantPrior
 
 _NOISE = 0.05
-"""Standard deviation of log(measured / predicted) that a run is taken to have of its own."""
+"""Assumed standard deviation of log(measured / predicted) of a single run."""
 _HUBER = 1.2
-"""Beyond so many of it a run counts linearly (1.345 is usual; outliers are many here)."""
+"""Standard deviations beyond which the loss is linear (1.345 is usual; outliers are many here)."""
 _STEPS = 60
 _SMALL = 1e-4
 _DAMPING = (1e-3, 5.0, 10)
@@ -29,9 +29,9 @@ def fit_constants(
     """The most probable constants.
 
     Args:
-        law: predicts what was measured from constants.
-        measured: one number a run, above 0.
-        prior: of each constant that is to move.
+        law: predicts the measured values from constants.
+        measured: positive values [run].
+        prior: prior of each constant that is fitted.
 
     Returns:
         A value for each constant of `prior`.

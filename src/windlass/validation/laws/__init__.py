@@ -1,1 +1,1 @@
-"""laws."""
+"""Laws of step time and peak memory: one module for each type of hardware or model."""

@@ -1,9 +1,9 @@
-"""Step time on devices that compute and exchange at once: GPUs in hosts of a cluster.
+"""Step time on GPU clusters, whose devices compute and communicate at the same time.
 
-One micro-batch passes the layers of a stage; a step is the slots of its pipeline, then gradients
-are summed over replicas and weights updated. Of a layer's pass three things run side by side:
-kernels, the host that launches them, and where weights are shared (ZeRO-3) their gathering; the
-longest counts. Each constant is named in `priors.toml`, with its unit and meaning.
+A step consists of the slots of its pipeline, the gradient all-reduce and the update. In a layer's
+pass three things run side by side: kernels, the host that launches them, and under ZeRO-3 the
+all-gather of parameters; the longest counts. `priors.toml` names each constant with its unit and
+meaning.
 """
 
 from collections.abc import Mapping
@@ -24,12 +24,12 @@ from windlass.validation.formulas import (
 from windlass.validation.published_run import RunColumns
 
 Constants = Mapping[str, ColumnOrFloat]
-"""Name -> value, one for all runs or one a run."""
+"""Name -> value, one for all runs or one for each run."""
 _PAIRS_OF_8 = 8.0 * 7.0
 
 
 class LayerPassSeconds(NamedTuple):
-    """Seconds of one pass of one layer over one micro-batch, by what they go into."""
+    """Seconds of one pass of one layer over one micro-batch, by activity."""
 
     products: Column
     attention: Column
@@ -38,16 +38,16 @@ class LayerPassSeconds(NamedTuple):
 
     @property
     def kernels(self) -> Column:
-        """All but what slices exchange."""
+        """Seconds of kernels, without tensor-parallel collectives."""
         return self.products + self.attention + self.traffic
 
     def plus(self, other: "LayerPassSeconds") -> "LayerPassSeconds":
-        """Both, one after the other."""
+        """The sum of two passes."""
         return LayerPassSeconds(*(mine + its for mine, its in zip(self, other, strict=True)))
 
 
 def step_terms(runs: RunColumns, given: Constants) -> dict[str, Column]:
-    """Seconds of a step by what they go into; the step takes their sum.
+    """Seconds of a step by term; their sum is the step time.
 
     Args:
         runs: as columns.
@@ -83,9 +83,9 @@ def step_terms(runs: RunColumns, given: Constants) -> dict[str, Column]:
 
 
 def stage_layers(runs: RunColumns) -> tuple[Column, Column]:
-    """Layers of a full stage, and of the last one, which has the head too.
+    """Layers of a full stage, and of the last stage, which also has the head.
 
-    Stages are filled from the first on; where embedding and head count as a layer each, the last
+    Stages are filled from the first on. If embedding and head count as one layer each, the last
     stage has one block less than its share.
     """
     full = np.ceil((runs.layers + 2.0 * runs.balanced_embedding) / runs.pipeline)
@@ -137,13 +137,13 @@ class _Law:
         return 2.0 * r.width, r.width + r.ffn_width
 
     def gradients(self) -> tuple[ColumnOrFloat, Column]:
-        """The same of the gradients of what these products give."""
+        """The same for the gradients of the products' outputs."""
         r = self.runs
         widened = np.where(r.ffn_matrices > 2, 2.0, 1.0) * r.ffn_width
         return 2.0 * r.width, (1.0 + 2.0 * r.kv_head_share) * r.width + widened
 
     def products(self) -> Column:
-        """Of a layer's forward pass."""
+        """Seconds of the products of a layer's forward pass."""
         return sum(
             (self.product(self.tokens, wide, deep) for wide, deep in self.linears()),
             np.zeros_like(self.tokens),
@@ -296,7 +296,7 @@ class _Law:
         return np.asarray(products + tokens * part * self.k["logit_bytes"] / self.memory)
 
     def weights(self, layers: Column) -> Column:
-        """Of the fullest device, whole."""
+        """Parameters of the fullest device before any sharding over replicas."""
         r = self.runs
         return np.asarray(
             (layers * r.parameters_per_block + r.vocabulary_parameters / r.vocabulary_matrices)

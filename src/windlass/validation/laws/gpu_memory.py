@@ -1,7 +1,7 @@
-"""Peak memory of a GPU run on its fullest device, from what is alive at its fullest moment.
+"""Peak memory of a GPU run on its fullest device.
 
-Two stages are candidates: the first holds the layers' inputs of as many micro-batches as there are
-stages, the last one's of one and the logits.
+Two stages are candidates: the first keeps the activations of as many micro-batches as there are
+stages, the last those of one micro-batch and its logits.
 """
 
 from collections.abc import Mapping
@@ -37,7 +37,7 @@ def peak_bytes(runs: RunColumns, given: Mapping[str, ColumnOrFloat]) -> Column:
 
 
 def _state(runs: RunColumns, layers: Column, table: Column, k: dict[str, Column]) -> Column:
-    """Weights, gradients and optimizer state, each shared as ZeRO says."""
+    """Bytes of weights, gradients and optimizer state, sharded as the ZeRO stage says."""
     weights = (layers * runs.parameters_per_block + table) / runs.tensor
     sharers = runs.replicas * runs.context
     gradient = np.where(runs.fp32_gradients > 0, 2.0 + _FLOAT32, k["gradient_held"])
@@ -58,7 +58,7 @@ def _state(runs: RunColumns, layers: Column, table: Column, k: dict[str, Column]
 
 
 def _activations(runs: RunColumns, layers: Column, stages: Column, k: dict[str, Column]) -> Column:
-    """Of the micro-batches that are under way on a stage, and of the layer that runs."""
+    """Bytes of the micro-batches in flight on a stage and of the running layer."""
     tokens = runs.micro * runs.sequence / runs.context
     under_way = np.minimum(stages, runs.accumulation)
     under_way = under_way + np.where(

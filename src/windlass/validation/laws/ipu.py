@@ -1,4 +1,4 @@
-"""Pods: transformers on IPUs, in bulk-synchronous pipelines with replicas.
+"""Step time of transformers on IPUs, in bulk-synchronous pipelines with data parallelism.
 
 Devices compute, then exchange, then compute: nothing overlaps. A pipeline's slot is its fullest
 stage's forward, recompute and backward pass of one micro-batch; after the last slot gradients are
@@ -27,21 +27,21 @@ _PACKS, _SHORT_PACKS, _SHORT = 2.0, 1.17, 128.0
 """Sequences in one pack of BERT's 512 positions, and of 128. Source: Krell et al. 2021,
 arXiv:2107.02027."""
 _TOKENS = 1024.0
-"""Of a micro-batch, where none is published: that of Graphcore's MLPerf submissions."""
+"""Tokens of a micro-batch if none is published, as in Graphcore's MLPerf submissions."""
 _TABLE_STAGES = 0.5
-"""Of a stage, that embedding and head take where layers are placed by hand; halves of layers, their
-attention or feed-forward part, are placed apart. Source: Graphcore's MLPerf submissions."""
+"""Share of a stage that embedding and head take if layers are placed by hand. The attention and the
+feed-forward half of a layer may lie on different stages. Source: Graphcore's MLPerf submissions."""
 _RACK = 64.0
 """IPUs of one rack, which gateway links join to others. Source: Argonne user guide."""
 _STAGES = (4.0, 8.0, 16.0)
-"""That Graphcore cuts transformers into."""
+"""Numbers of pipeline stages that Graphcore uses for transformers."""
 
 
-def ipu_run_config(row: TableRow, shape: ModelShape, told: list[str]) -> RunConfig:
-    """The cut of a row on IPUs; where it leaves stages open, one of Graphcore's is taken.
+def ipu_run_config(row: TableRow, shape: ModelShape, assumptions: list[str]) -> RunConfig:
+    """The configuration of a row on IPUs; if it does not state its stages, Graphcore's are assumed.
 
     Raises:
-        Unsaid: the row does not say its batch or devices, or contradicts itself.
+        UnusableRow: the row does not say its batch or devices, or contradicts itself.
     """
     batch, devices = required_numbers(row, "global_batch", "n_devices")
     notes = row.text("notes")
@@ -51,12 +51,12 @@ def ipu_run_config(row: TableRow, shape: ModelShape, told: list[str]) -> RunConf
     pipeline = read_count(row, "p") or 0.0
     if pipeline <= 1.0:
         pipeline = _stages(batch, devices, packs * accumulation)
-        told.append(f"stages not published: {pipeline:g} taken")
+        assumptions.append(f"stages not published: {pipeline:g} assumed")
     replicas = devices / pipeline
     if not accumulation:
         stated = read_number(row, "microbatch") or max(1.0, _TOKENS // shape.sequence)
         accumulation = max(1.0, batch / (replicas * stated * packs))
-        told.append(f"micro-batch not published: {stated:g} taken")
+        assumptions.append(f"micro-batch not published: {stated:g} assumed")
     micro = batch / (replicas * accumulation * packs)
     if micro < 1.0 / 64.0:
         raise UnusableRow(
@@ -65,26 +65,27 @@ def ipu_run_config(row: TableRow, shape: ModelShape, told: list[str]) -> RunConf
     return RunConfig(
         devices=devices, micro=micro, accumulation=accumulation, pipeline=pipeline,
         replicas=replicas, recompute_share=1.0,
-        max_stage_layers=fullest_stage(notes, shape, pipeline), optimizer_off_chip=float("offchip=True" in notes),
+        max_stage_layers=max_stage_layers(notes, shape, pipeline),
+        optimizer_off_chip=float("offchip=True" in notes),
     )  # fmt: skip
 
 
 def _stages(batch: float, devices: float, together: float) -> float:
-    """The fewest stages with which a micro-batch holds whole packs; 4 where nothing tells."""
+    """The smallest number of stages with which a micro-batch holds whole packs, 4 by default."""
     fitting = [stages for stages in _STAGES if devices % stages == 0]
     whole = [p for p in fitting if together and batch * p / devices % together == 0]
     return [*whole, *fitting, 1.0][0]
 
 
 def _packs(row: TableRow, shape: ModelShape) -> float:
-    """Sequences in a pack; 1 where none are packed."""
+    """Sequences in a pack; 1 without packing."""
     if "pack" not in row.text("notes") and "training_results" not in row.text("source"):
         return 1.0
     return _SHORT_PACKS if shape.sequence <= _SHORT else _PACKS
 
 
-def fullest_stage(notes: str, shape: ModelShape, stages: float) -> float:
-    """Layers of the fullest stage: as the row places them, else as even as halves allow.
+def max_stage_layers(notes: str, shape: ModelShape, stages: float) -> float:
+    """Layers of the fullest stage: as the row states, else evenly spread in halves of layers.
 
     A placement is a list of layers a stage, or of [stage, [attentions, feed-forwards]]; a
     feed-forward part counts for its share of a block's FLOP.
@@ -102,7 +103,7 @@ def fullest_stage(notes: str, shape: ModelShape, stages: float) -> float:
 
 
 def _blocks(placed: object, share: float) -> float:
-    """Blocks of one stage; `share` is a feed-forward part's. 0 for what is no placement."""
+    """Blocks of one stage, or 0 if this is not a placement; `share` is the feed-forward part's."""
     match placed:
         case int():
             return float(placed)
@@ -113,7 +114,7 @@ def _blocks(placed: object, share: float) -> float:
 
 
 def step_terms(runs: RunColumns, given: Mapping[str, ColumnOrFloat]) -> dict[str, Column]:
-    """Seconds of a step by what they go into; the step takes their sum.
+    """Seconds of a step by term; their sum is the step time.
 
     Args:
         runs: as columns.
@@ -151,10 +152,10 @@ def step_terms(runs: RunColumns, given: Mapping[str, ColumnOrFloat]) -> dict[str
 
 
 def _ring_rate(runs: RunColumns) -> Column:
-    """Bytes/s that the ring of one stage's replicas has, one direction.
+    """Bytes/s of the ring of one stage's replicas, in one direction.
 
-    From one replica to the next each stage has a ring of its own, and where replicas lie in several
-    hosts all of them share the links between two hosts.
+    Each stage has its own ring through the replicas. If replicas lie in several hosts, all rings
+    share the links between two hosts.
     """
     shared = runs.rack_rate / np.maximum(runs.pipeline, 1.0)
     several = runs.devices > runs.per_host

@@ -1,7 +1,7 @@
-"""Images: convolutional models, whole on each device, their gradients summed over replicas.
+"""Step time of image models under plain data parallelism.
 
-A model is its FLOP and weights (`models.toml`); a device reaches a share of its peak that grows
-with the images it has at once. Nothing is cut, so nothing else is in the law.
+A model is described by its FLOP and parameters (`models.toml`). A device reaches a share of its
+peak that grows with its micro-batch.
 """
 
 import re
@@ -17,12 +17,12 @@ from windlass.validation.published_run import ModelShape, RunColumns, RunConfig
 from windlass.validation.software_stacks import FOLDER
 
 _PASSES = 3.0
-"""Forward, and twice as much backward."""
+"""Passes of a step: one forward, and backward which costs two."""
 _GRADIENT_BYTES = 2.0
 
 
 def resnet_shape(row: TableRow) -> ModelShape | None:
-    """The image model that a row names; None if it names none that is known."""
+    """The image model that a row names; None if it is not a known one."""
     for known in _models().values():
         if re.search(str(known["match"]), row.text("model"), re.IGNORECASE):
             return ModelShape(
@@ -38,10 +38,10 @@ def _models() -> Mapping[str, Mapping[str, str | float]]:
 
 
 def resnet_run_config(row: TableRow) -> RunConfig:
-    """Every device a replica.
+    """A configuration in which every device is a replica.
 
     Raises:
-        Unsaid: the row does not say its batch or devices.
+        UnusableRow: the row does not state its batch or its devices.
     """
     batch, devices = required_numbers(row, "global_batch", "n_devices")
     accumulation = read_count(row, "grad_accum")
@@ -55,7 +55,7 @@ def resnet_run_config(row: TableRow) -> RunConfig:
 
 
 def step_terms(runs: RunColumns, given: Mapping[str, ColumnOrFloat]) -> dict[str, Column]:
-    """Seconds of a step by what they go into; the step takes their sum.
+    """Seconds of a step by term; their sum is the step time.
 
     Args:
         runs: as columns.

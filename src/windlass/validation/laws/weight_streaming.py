@@ -1,7 +1,7 @@
-"""Streams: one large device through which weights pass from a memory outside.
+"""Step time of weight streaming: one large device that reads its weights from external memory.
 
-A step reads each weight twice and sends its gradient back once, over the device's links, while the
-whole batch is computed: the longer of the two counts.
+A step reads each weight twice and sends its gradient back once over the device's links, while the
+whole batch is computed. The longer of the two counts.
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from windlass.validation.published_run import RunColumns
 
 
 def step_terms(runs: RunColumns, given: Mapping[str, ColumnOrFloat]) -> dict[str, Column]:
-    """Seconds of a step by what they go into; the step takes their sum.
+    """Seconds of a step by term; their sum is the step time.
 
     Args:
         runs: as columns.

@@ -1,0 +1,136 @@
+"""The parallel configuration of a row's run, or the configurations that the row may mean."""
+
+import re
+from dataclasses import replace
+
+from windlass.validation.csv_table import (
+    TableRow,
+    UnusableRow,
+    leading_number,
+    read_count,
+    required_numbers,
+)
+from windlass.validation.laws.ipu import ipu_run_config
+from windlass.validation.published_run import ModelShape, RunConfig
+from windlass.validation.software_stacks import SoftwareStack
+
+_MICROBATCHES = (1.0, 2.0, 4.0, 8.0)
+_VIRTUAL_STAGES = (1.0, 2.0, 3.0, 4.0)
+_SPLIT = {
+    "stages": "as many micro-batches as pipeline stages assumed",
+    "fastest": "the fastest that fits assumed",
+}
+_PER_OP_RECOMPUTE = 0.5
+"""Share of a forward pass that torch's per-op selective recompute runs again: every second product
+and all other ops. Source: torchtitan, `activation_checkpoint.py`."""
+
+
+def run_configs(
+    row: TableRow, shape: ModelShape, stack: SoftwareStack, assumptions: list[str]
+) -> list[RunConfig]:
+    """The configurations that a row may mean: one unless it leaves something open.
+
+    Args:
+        row: one row of a table.
+        shape: shape of its model.
+        stack: software stack that it belongs to.
+        assumptions: receives a sentence for each value that is assumed.
+
+    Raises:
+        UnusableRow: the row lacks a necessary value, or contradicts itself.
+    """
+    if stack.law == "ipu":
+        return [ipu_run_config(row, shape, assumptions)]
+    batch, devices = required_numbers(row, "global_batch", "n_devices")
+    stated = _stated_config(row, devices, stack)
+    replicas = stated.replicas
+    micros = _microbatches(row, batch / replicas, stated.pipeline, stack, assumptions)
+    virtual_stages = _virtual_stages(row, shape, stated.pipeline, assumptions)
+    return [
+        replace(
+            stated, micro=micro, accumulation=max(1.0, batch / replicas / micro), virtual_stages=v
+        )
+        for micro in micros
+        for v in virtual_stages
+    ]
+
+
+def _stated_config(row: TableRow, devices: float, stack: SoftwareStack) -> RunConfig:
+    """What the row states itself; micro-batch and virtual stages are filled in later."""
+    zero = leading_number(row, "zero") or 0.0
+    tensor, pipeline = read_count(row, "t"), read_count(row, "p")
+    if not tensor or not pipeline:
+        if zero < 3 and devices > 1:
+            raise UnusableRow("`t`, `p` not published")
+        tensor, pipeline = tensor or 1.0, pipeline or 1.0
+    context = read_count(row, "context_parallel") or 1.0
+    replicas = read_count(row, "d") or devices / (tensor * pipeline * context)
+    if abs(tensor * pipeline * context * replicas - devices) > 0.5:
+        raise UnusableRow(
+            f"t x p x d = {tensor * pipeline * context * replicas:g}, but `n_devices` = {devices:g}"
+        )
+    notes, recompute = row.text("notes"), row.text("recompute").lower()
+    precision = row.text("precision").lower()
+    float8 = bool(re.search(r"(fp|float)8", precision))
+    recompute_share = _recompute_share(recompute)
+    return RunConfig(
+        devices=devices,
+        micro=1.0,
+        accumulation=1.0,
+        tensor=tensor,
+        context=context,
+        pipeline=pipeline,
+        replicas=replicas,
+        recompute_share=recompute_share,
+        selective_recompute=float(recompute.startswith("sel") and recompute_share == 0),
+        sequence_parallel=float(row.text("sequence_parallel").lower() in {"yes", "true", "1"}),
+        zero=zero,
+        async_tensor_parallel=float(bool(re.search(r"async ?tp", notes, re.IGNORECASE))),
+        float8=(2.0 if "row" in precision else 1.0) if float8 else 0.0,
+        fp32_gradients=float("fp32 grad" in precision),
+        balanced_embedding=float("embedding balanced" in notes),
+        old_software=float(
+            stack.old_software is not None and bool(re.search(stack.old_software, notes))
+        ),
+    )
+
+
+def _recompute_share(recompute: str) -> float:
+    if recompute.startswith(("full", "yes")):
+        return 1.0
+    per_op = recompute.startswith("sel") and ("op" in recompute or "default" in recompute)
+    return _PER_OP_RECOMPUTE if per_op else 0.0
+
+
+def _microbatches(
+    row: TableRow,
+    replica_batch: float,
+    stages: float,
+    stack: SoftwareStack,
+    assumptions: list[str],
+) -> tuple[float, ...]:
+    """Micro-batch sizes into which a replica's batch of so many sequences may be split."""
+    stated = read_count(row, "microbatch")
+    if stated and (stages == 1 or stated < replica_batch):
+        return (stated,)
+    split = _SPLIT[stack.microbatch_split]
+    if stated:
+        assumptions.append(f"`microbatch` {stated:g} is a replica's whole batch: {split}")
+    else:
+        assumptions.append(f"micro-batch not published: {split}")
+    if stack.microbatch_split == "stages":
+        return (max(1.0, replica_batch / stages),)
+    return tuple(micro for micro in _MICROBATCHES if micro <= max(1.0, replica_batch))
+
+
+def _virtual_stages(
+    row: TableRow, shape: ModelShape, stages: float, assumptions: list[str]
+) -> tuple[float, ...]:
+    stated = leading_number(row, "interleave")
+    if stated:
+        return (stated,)
+    if stages == 1 or not row.text("interleave"):
+        return (1.0,)
+    assumptions.append("virtual stages not published: the fastest number assumed")
+    layers_per_stage = shape.layers / stages
+    return tuple(v for v in _VIRTUAL_STAGES if layers_per_stage % v == 0) or (1.0,)
