@@ -5,8 +5,8 @@ from functools import cached_property
 from windlass.cost.collectives import CommunicationCosts
 from windlass.cost.op_time import (
     DeviceRates,
-    OpContext,
     LayerPass,
+    OpContext,
     TermSeconds,
     batch_load_bytes,
     grad_accumulation_bytes,

@@ -149,11 +149,12 @@ def _verdict(choice: PlanningResult) -> str:
         return _refusal_verdict(choice.advice)
     if choice.plan is None or choice.prediction is None or choice.run_seconds is None:
         return "nothing was chosen"
-    near = choice.prediction.peaks[0]
+    device = choice.prediction.peaks[0]
     return (
-        f"fits: {show_plan(choice.plan)}; predicted {format_seconds(choice.prediction.step_seconds)} "
-        f"a step, {format_seconds(choice.run_seconds)} in all, {format_bytes(near.peak_bytes)} of "
-        f"{format_bytes(near.capacity_bytes)}"
+        f"fits: {show_plan(choice.plan)}; predicted "
+        f"{format_seconds(choice.prediction.step_seconds)} a step, "
+        f"{format_seconds(choice.run_seconds)} in all, {format_bytes(device.peak_bytes)} of "
+        f"{format_bytes(device.capacity_bytes)}"
     )
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from windlass.planner.recompute_layers import recompute_layers, show_recompute_layers
 from windlass.planner.search.extrapolate import PeakMemory
 from windlass.program.instruction import Instruction
 from windlass.schema.plan import Plan
@@ -152,7 +153,7 @@ def differences(plan: Plan, other: Plan) -> dict[str, str]:
         "precision": (plan.precision, other.precision),
         "compile": (str(plan.compile).lower(), str(other.compile).lower()),
         "recompute": (plan.recompute, other.recompute),
-        "recompute_layers": (_recomputed(plan), _recomputed(other)),
+        "recompute_layers": (_recompute_layers(plan), _recompute_layers(other)),
         "batch.micro": (plan.batch.micro, other.batch.micro),
         "phases": (len(plan.stages[0].phases), len(other.stages[0].phases)),
         "train.sequence": (plan.batch.sequence, other.batch.sequence),
@@ -160,14 +161,8 @@ def differences(plan: Plan, other: Plan) -> dict[str, str]:
     return {key: str(theirs) for key, (ours, theirs) in pairs.items() if ours != theirs}
 
 
-def _recomputed(plan: Plan) -> str:
-    """`5`, or `5 3 0` of several stages: how many layers run again; `all` where all do."""
-    if all(stage.recompute_layers is None for stage in plan.stages):
-        return "all"
-    return " ".join(
-        "0" if stage.recompute == "none" else str(stage.recompute_layers or "all")
-        for stage in plan.stages
-    )
+def _recompute_layers(plan: Plan) -> str:
+    return show_recompute_layers(recompute_layers(plan))
 
 
 def run_seconds(prediction: Prediction, steps: int) -> float:

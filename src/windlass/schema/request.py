@@ -160,12 +160,25 @@ class Request(Document):
     """Storage format of the optimizer's moments. It affects results, so planning keeps it."""
     compile: bool | None = None
     recompute: Recompute | None = None
-    recompute_layers: int | None = Field(default=None, ge=1)
-    """Number of recomputed layers in each stage, the first ones; None means all that can be
-    recomputed if `recompute` is set, else as few as make the plan fit."""
+    recompute_layers: int | tuple[int, ...] | None = None
+    """Number of recomputed layers in each stage, the first ones, at least 1; or one number for each
+    pipeline stage, where 0 recomputes none. None means all that can be recomputed if `recompute` is
+    set, else as few as make the plan fit."""
     phases: int | None = Field(default=None, ge=1)
     """Number of phases in which layers take turns in device memory; 1 keeps all layers there, None
     means as few as fit."""
+
+    @field_validator("recompute_layers", mode="before")
+    @classmethod
+    def _recompute_layers_are_counts(cls, layers: object) -> object:
+        counts = layers if isinstance(layers, list | tuple) else [layers]
+        least = 1 if counts is not layers else 0
+        if layers is not None and not (counts and all(_is_count(each, least) for each in counts)):
+            raise ValueError(
+                "input should be a number of layers, at least 1, or a list with a number for each "
+                "pipeline stage, such as [1, 0, 1]"
+            )
+        return layers
 
     @model_validator(mode="after")
     def _recompute_settings_agree(self) -> Self:
@@ -175,3 +188,7 @@ class Request(Document):
                 "recomputes no layer; leave one of them out"
             )
         return self
+
+
+def _is_count(value: object, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least

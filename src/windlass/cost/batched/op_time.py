@@ -14,8 +14,8 @@ import numpy as np
 from windlass.cost.arrays import Floats, Ints
 from windlass.cost.op_time import (
     DeviceRates,
-    OpContext,
     LayerPass,
+    OpContext,
     host_seconds,
     ops_seconds,
     quantity_values,
@@ -167,9 +167,7 @@ class ChainOps:
                 hops[at, :, run, kind] += rounds * (nbytes > 0)
         return sent, hops
 
-    def _bytes(
-        self, tensor: int, variant: KindVariant, mode: OpContext, micros: Ints
-    ) -> Floats:
+    def _bytes(self, tensor: int, variant: KindVariant, mode: OpContext, micros: Ints) -> Floats:
         """As `program.sizes.layer_sizes` has it, of each micro-batch; without the gradient."""
         layer, cost = self._cost(tensor, variant, mode)
         ops = (*cost.forward, *cost.backward)

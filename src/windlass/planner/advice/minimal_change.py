@@ -5,13 +5,13 @@ from typing import NamedTuple
 
 from windlass.cost.batched.layer_cost import LayerCosts
 from windlass.planner.advice.alternatives import is_requestable
+from windlass.planner.recompute_layers import recompute_layers, show_recompute_layers
 from windlass.planner.result import Change
 from windlass.planner.search.branch_and_bound import BranchAndBound
 from windlass.planner.search.extrapolate import evaluate
 from windlass.planner.search.top_k import Candidate
 from windlass.planner.single_device import search_single_device
 from windlass.planner.space.plan_space import PlanSpace
-from windlass.program.activation_checkpointing import recomputable_layers
 from windlass.schema.graph import Graph
 from windlass.schema.machine import Machine
 from windlass.schema.plan import Plan
@@ -129,7 +129,7 @@ def _changes(
             said = _said(mended.plan)
             told = (key for key in keys if said[key] not in (None, before[key]))
             yield Change(
-                overrides=tuple(f"{key}={said[key]}" for key in told),
+                overrides=tuple(f"{key}={_shown(said[key])}" for key in told),
                 plan=mended.plan,
                 peak_bytes=mended.peak_bytes,
                 cost=mended.step_seconds / step_seconds - 1,
@@ -173,7 +173,7 @@ def _said(plan: Plan) -> dict[str, object]:
     stage = plan.stages[0]
     return {
         "recompute": plan.recompute,
-        "recompute_layers": _counted(plan),
+        "recompute_layers": recompute_layers(plan),
         "batch.micro": plan.batch.micro,
         "batch.accumulation": plan.batch.accumulation,
         "sharding.parameters": plan.sharding.parameters,
@@ -193,16 +193,8 @@ def _named_recompute(plan: Plan) -> dict[str, object]:
     hows = {stage.recompute for stage in plan.stages} - {"none"}
     if len(hows) > 1 or any(stage.recompute_rest for stage in plan.stages):
         return {"recompute": "full", "recompute_layers": None}
-    return {"recompute": plan.recompute, "recompute_layers": _counted(plan)}
+    return {"recompute": plan.recompute, "recompute_layers": recompute_layers(plan)}
 
 
-def _counted(plan: Plan) -> int | None:
-    """The most recomputed layers of any stage; None if every layer that can be is, or none."""
-    if all(stage.recompute_layers is None for stage in plan.stages):
-        return None
-    return max(
-        0
-        if stage.recompute == "none"
-        else stage.recompute_layers or len(recomputable_layers(plan, stage))
-        for stage in plan.stages
-    )
+def _shown(value: object) -> str:
+    return show_recompute_layers(value) if isinstance(value, tuple) else str(value)

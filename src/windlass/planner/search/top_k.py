@@ -54,7 +54,7 @@ class SearchResult:
     by_family: tuple[Candidate, ...]
     """The fastest plan that fits of each family, fastest first; among those evaluated."""
     infeasible: tuple[Candidate, ...]
-    """The smallest plan of each family without a fitting one, smallest first; of those evaluated."""
+    """The smallest plan of each family in which none fits, smallest first; of those evaluated."""
     evaluated: int
     """Plans whose time and memory were computed."""
     pruned: int

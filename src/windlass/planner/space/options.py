@@ -9,7 +9,7 @@ from typing import TypeVar, get_args
 
 from windlass.cost.ring_bandwidth import ring_cost
 from windlass.errors import InputErrors
-from windlass.program.activation_checkpointing import with_recompute
+from windlass.planner.recompute_layers import show_recompute_layers, with_recompute_layers
 from windlass.program.validate_plan import tensor_parallel_errors
 from windlass.schema.graph import PRECISION_BYTES, Graph, Precision
 from windlass.schema.machine import Link, Machine
@@ -113,15 +113,7 @@ def open_plans(first: Plan, request: Request, graph: Graph, machine: Machine) ->
     )
     if request.recompute_layers is None:
         return tuple(found)
-    return tuple(_recomputing(plan, request.recompute_layers) for plan in found)
-
-
-def _recomputing(plan: Plan, count: int) -> Plan:
-    """The plan with only so many layers of each stage recomputed, in its own way."""
-    counts = [count] * len(plan.stages)
-    if plan.recompute == "selective":
-        return with_recompute(plan, [0] * len(counts), counts)
-    return with_recompute(plan, counts)
+    return tuple(with_recompute_layers(plan, request.recompute_layers) for plan in found)
 
 
 def vary(
@@ -282,12 +274,31 @@ def request_faults(request: Request, graph: Graph, machine: Machine) -> Iterator
             f"`precision` = {request.precision}, but `{machine.name}` states no rate for it; "
             f"choose {' or '.join(stated)}"
         )
+    yield from _recompute_faults(request, machine)
     yield from _homeless(request, machine)
 
 
 def excludes_phases(request: Request) -> bool:
     """Whether a request rules phases out: in phases all state is offloaded to one tier."""
     return request.phases == 1 or request.offload.optimizer is not None
+
+
+def _recompute_faults(request: Request, machine: Machine) -> Iterator[str]:
+    """Whether `recompute_layers` names another number of stages than there can be."""
+    layers, pipeline = request.recompute_layers, request.parallel.pipeline
+    if not isinstance(layers, tuple):
+        return
+    shown = f"`recompute_layers` = {show_recompute_layers(layers)} is for {len(layers)} stages"
+    if pipeline is not None and len(layers) != pipeline:
+        yield (
+            f"{shown}, but `parallel.pipeline` = {pipeline}; give one number for each stage, "
+            "or one for all of them"
+        )
+    elif len(layers) > machine.devices:
+        yield (
+            f"{shown}, but `{machine.name}` has {machine.devices} device"
+            f"{'s' if machine.devices > 1 else ''}; give one number for each stage"
+        )
 
 
 def _homeless(request: Request, machine: Machine) -> Iterator[str]:
@@ -305,8 +316,8 @@ def _homeless(request: Request, machine: Machine) -> Iterator[str]:
         )
     if request.phases not in (None, 1):
         yield (
-            f"`offload.optimizer` = {home} with `phases` = {request.phases}: phases offload weights "
-            "and optimizer state together; leave one of them out"
+            f"`offload.optimizer` = {home} with `phases` = {request.phases}: phases offload "
+            "weights and optimizer state together; leave one of them out"
         )
     if home != DEVICE_TIER and request.precision == "float64":
         yield (

@@ -15,8 +15,11 @@ from windlass.schema.request import Request
 
 def pinned_parallelism(request: Request) -> Parallelism:
     """The parallelism that a request names; degrees that it leaves open are 1."""
-    named = request.parallel
-    return Parallelism(pipeline=named.pipeline or 1, tensor=named.tensor or 1, data=named.data or 1)
+    named, layers = request.parallel, request.recompute_layers
+    stages = len(layers) if isinstance(layers, tuple) else 1
+    return Parallelism(
+        pipeline=named.pipeline or stages, tensor=named.tensor or 1, data=named.data or 1
+    )
 
 
 def with_whole_parallelism(request: Request) -> Request:

@@ -115,6 +115,8 @@ class PlanSpace:
     def pipeline_degrees(self) -> tuple[int, ...]:
         """Pipeline-parallel degrees that divide the devices or the blocks evenly."""
         pin = self.request.parallel.pipeline
+        if isinstance(self.request.recompute_layers, tuple):
+            pin = pin or len(self.request.recompute_layers)
         if pin is not None:
             return (pin,)
         most = min(self.machine.devices, self.graph.layers)
@@ -207,7 +209,8 @@ class PlanSpace:
         runs = np.stack(
             [table.options[setting], setting, again, table.microbatches[setting]], axis=1
         )
-        counts = (self.request.recompute_layers or self.graph.layers,) * shape.pipeline
+        layers = self.request.recompute_layers or self.graph.layers
+        counts = layers if isinstance(layers, tuple) else (layers,) * shape.pipeline
         agains = RecomputeConfig(), RecomputeConfig(selective=counts), RecomputeConfig(full=counts)
         rows = PlanTable.crossed(table.layer_configs, agains, table.sharding_table, runs)
         return PlanBatch(shape, self.chunk_bounds(shape.chunks), rows)
