@@ -64,7 +64,7 @@ def test_a_run_goes_on_bit_for_bit_after_losing_its_parent_a_kill_and_a_stop(
     wait_until_gone(devices)
     news = ended(process)
     assert process.returncode == 1, news
-    assert "device 1 (stage 1, slice 0, replica 0) in step" in news
+    assert "rank 1 (pipeline stage 1, tensor-parallel rank 0, data-parallel rank 0) in step" in news
     assert "was killed by SIGKILL" in news
     assert re.search(r"checkpoints/step-\d+`; `windlass resume run` goes on", news)
     assert "Traceback" not in news
@@ -77,7 +77,7 @@ def test_a_run_goes_on_bit_for_bit_after_losing_its_parent_a_kill_and_a_stop(
     wait_until_gone(devices, SILENCE + 10)
     news = ended(process)
     assert process.returncode == 1, news
-    assert "device 0 (stage 0, slice 0, replica 0) in step" in news
+    assert "rank 0 (pipeline stage 0, tensor-parallel rank 0, data-parallel rank 0) in step" in news
     assert "is stopped" in news
 
     process = start(surroundings, tmp_path, *resume)
@@ -98,7 +98,7 @@ def test_a_full_disk_in_one_device_is_told_and_nothing_half_is_left(
     wait_until_gone(devices)
     news = ended(process)
     assert process.returncode == 2, news
-    assert "device 1 (stage 1, slice 0, replica 0)" in news
+    assert "rank 1 (pipeline stage 1, tensor-parallel rank 0, data-parallel rank 0)" in news
     assert "no space left to write" in news
     assert not list((folder / "checkpoints").glob(".*"))
 
@@ -120,7 +120,7 @@ def test_a_device_without_memory_is_named_with_plans_that_fit(
     wait_until_gone(devices, 30)
     news = ended(process)
     assert process.returncode == 2, news
-    assert "device 1 (stage 0, slice 0, replica 1)" in news
+    assert "rank 1 (pipeline stage 0, tensor-parallel rank 0, data-parallel rank 1)" in news
     assert "memory ran out in step" in news
     assert "Traceback" not in news
 
@@ -158,7 +158,8 @@ def test_an_error_of_the_models_own_code_is_told_with_its_device_and_where_its_t
 
     assert done.returncode == 3, done.stderr
     assert "ValueError: the frail one breaks; its trace is in `run/ranks/" in done.stderr
-    assert re.search(r"device \d \(stage \d, slice 0, replica 0\) in step \d+, at", done.stderr)
+    where = r"pipeline stage \d, tensor-parallel rank 0, data-parallel rank 0"
+    assert re.search(rf"rank \d \({where}\) in step \d+, at", done.stderr)
     trace = re.search(r"its trace is in `([^`]+)`", done.stderr)
     assert trace is not None
     assert "own.py" in (tmp_path / trace[1]).read_text()
@@ -260,7 +261,7 @@ def test_fifty_random_kills_and_stops_lose_nothing(
             device = next(at for at, pid in devices.items() if pid == victim)
             how = "is stopped" if stops else "was killed by SIGKILL"
             assert process.returncode == 1, news
-            assert f"device {device} (" in news
+            assert f"rank {device} (" in news
             assert how in news
         verb = ("resume", "run", "--runs", ".")
     assert not device_processes(process.pid)

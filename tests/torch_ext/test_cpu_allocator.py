@@ -1,3 +1,5 @@
+"""The caching CPU allocator and its limit."""
+
 import random
 from collections.abc import Iterator
 
@@ -5,76 +7,81 @@ import pytest
 import torch
 from torch import Tensor
 
-from windlass.torch_ext.cpu_allocator import AllocatorStats, allocator_stats, set_memory_limit, install_allocator
+from windlass.torch_ext.cpu_allocator import (
+    AllocatorStats,
+    allocator_stats,
+    install_allocator,
+    set_memory_limit,
+)
 
 MIB = 2**20
 
 
 @pytest.fixture(autouse=True)
-def _blocks() -> Iterator[None]:
+def _allocator() -> Iterator[None]:
     if not install_allocator():
         pytest.skip("no C++ compiler here")
     yield
     set_memory_limit(None)
 
 
-def _held() -> AllocatorStats:
-    held = allocator_stats()
-    assert held is not None
-    return held
+def stats() -> AllocatorStats:
+    current = allocator_stats()
+    assert current is not None
+    return current
 
 
-def _filled(nbytes: int, value: int) -> Tensor:
+def filled(nbytes: int, value: int) -> Tensor:
     return torch.full((nbytes,), value, dtype=torch.uint8)
 
 
-def test_a_result_of_a_size_that_was_freed_takes_no_fresh_memory():
+def test_a_tensor_of_a_freed_size_maps_no_new_memory():
     set_memory_limit(None)
-    block = _filled(32 * MIB, 1)
-    del block
-    before = _held().total_mapped
-    block = _filled(32 * MIB, 2)
-    assert _held().total_mapped == before
-    assert int(block[-1]) == 2
+    tensor = filled(32 * MIB, 1)
+    del tensor
+    before = stats().total_mapped
+    tensor = filled(32 * MIB, 2)
+    assert stats().total_mapped == before
+    assert int(tensor[-1]) == 2
 
 
-def test_free_memory_above_the_limit_goes_back_to_the_system():
+def test_free_memory_above_the_limit_is_returned_to_the_system():
     set_memory_limit(0)
-    alive = _held().allocated
-    blocks = [_filled(16 * MIB, value) for value in range(4)]
-    assert _held().reserved >= alive + 64 * MIB
-    del blocks
-    assert _held().reserved == _held().allocated <= alive
+    allocated = stats().allocated
+    tensors = [filled(16 * MIB, value) for value in range(4)]
+    assert stats().reserved >= allocated + 64 * MIB
+    del tensors
+    assert stats().reserved == stats().allocated <= allocated
 
 
-def test_under_a_limit_results_of_another_size_are_made_of_what_is_free():
+def test_under_a_limit_tensors_of_another_size_reuse_free_pages():
     set_memory_limit(0)
-    set_memory_limit(_held().allocated + 64 * MIB)
-    first = _filled(60 * MIB, 1)
+    set_memory_limit(stats().allocated + 64 * MIB)
+    first = filled(60 * MIB, 1)
     del first
-    before = _held().total_mapped
-    others = [_filled(20 * MIB, value) for value in (2, 3)]
-    assert _held().total_mapped == before
+    before = stats().total_mapped
+    others = [filled(20 * MIB, value) for value in (2, 3)]
+    assert stats().total_mapped == before
     assert [int(other.min()) for other in others] == [2, 3]
     assert [int(other.max()) for other in others] == [2, 3]
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_what_is_written_stays_and_the_limit_holds_whatever_comes_and_goes(seed: int):
+def test_content_is_preserved_and_the_limit_holds_under_random_allocations(seed: int):
     draw = random.Random(seed)
     set_memory_limit(0)
-    limit = _held().allocated + 48 * MIB
+    limit = stats().allocated + 48 * MIB
     set_memory_limit(limit)
-    blocks: list[tuple[int, Tensor]] = []
+    tensors: list[tuple[int, Tensor]] = []
     for turn in range(400):
-        room = 40 * MIB - sum(block.numel() for _, block in blocks)
-        if blocks and (room < 12 * MIB or draw.random() < 0.5):
-            value, block = blocks.pop(draw.randrange(len(blocks)))
-            assert int(block.min()) == int(block.max()) == value
-            del block
+        remaining = 40 * MIB - sum(tensor.numel() for _, tensor in tensors)
+        if tensors and (remaining < 12 * MIB or draw.random() < 0.5):
+            value, tensor = tensors.pop(draw.randrange(len(tensors)))
+            assert int(tensor.min()) == int(tensor.max()) == value
+            del tensor
         else:
             size = draw.choice((1000, 200_000, 3 * MIB, draw.randrange(1, 12 * MIB)))
-            blocks.append((turn % 251, _filled(size, turn % 251)))
-        assert _held().reserved <= limit
-    for value, block in blocks:
-        assert int(block.min()) == int(block.max()) == value
+            tensors.append((turn % 251, filled(size, turn % 251)))
+        assert stats().reserved <= limit
+    for value, tensor in tensors:
+        assert int(tensor.min()) == int(tensor.max()) == value

@@ -1,4 +1,4 @@
-"""Moments in fewer bits, against the same arithmetic element by element in float64."""
+"""Adam moments in 16 and 8 bits, against the same arithmetic in float64, element by element."""
 
 import math
 
@@ -9,15 +9,21 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from windlass.schema.plan import MOMENT_BLOCK, MomentFormat
-from windlass.torch_ext.quantized_moments import PART_ELEMENTS, MomentCodec, StoredMoment, block_count, dither_key
+from windlass.torch_ext.quantized_moments import (
+    PART_ELEMENTS,
+    MomentCodec,
+    StoredMoment,
+    block_count,
+    dither_key,
+)
 
 CPU = torch.device("cpu")
 CODEC = MomentCodec(CPU)
 ROUNDING = 1e-4
-"""Of a step: what float32 roots and products add to the rounding itself."""
+"""Error of float32 roots and products, in quantization steps, on top of the rounding itself."""
 
 SUBNORMAL = 2.0**-149
-"""The distance between neighbours among the smallest float32 numbers."""
+"""The distance between the smallest float32 numbers."""
 
 sizes = st.integers(1, 1300)
 scales = st.floats(-18, 3).map(lambda power: 10.0**power)
@@ -25,7 +31,7 @@ formats = st.sampled_from(["bfloat16", "int8"])
 
 
 def drawn(n: int, scale: float, seed: int) -> tuple[Tensor, Tensor]:
-    """Moments whose sizes spread over many orders, some of them 0."""
+    """Random moments whose magnitudes spread over many orders; some are 0."""
     draws = torch.Generator().manual_seed(seed)
     spread = torch.exp(3 * torch.randn(n, generator=draws))
     m = scale * spread * torch.randn(n, generator=draws)
@@ -33,21 +39,21 @@ def drawn(n: int, scale: float, seed: int) -> tuple[Tensor, Tensor]:
     return m, (m * torch.rand(n, generator=draws)).square()
 
 
-def kept_of(moments: MomentFormat, n: int) -> tuple[StoredMoment, StoredMoment]:
+def stored_zeros(moments: MomentFormat, n: int) -> tuple[StoredMoment, StoredMoment]:
     return StoredMoment.zeros(moments, 0, (n,), CPU), StoredMoment.zeros(moments, 1, (n,), CPU)
 
 
-def there_and_back(
+def encode_and_decode(
     moments: MomentFormat, values: tuple[Tensor, Tensor], key: int = 0
 ) -> tuple[Tensor, Tensor]:
-    kept = kept_of(moments, values[0].numel())
-    CODEC.encode(values, kept, key)
-    one, two = CODEC.decode(kept)
+    stored = stored_zeros(moments, values[0].numel())
+    CODEC.encode(values, stored, key)
+    one, two = CODEC.decode(stored)
     return one.clone(), two.clone()
 
 
-def of_block(values: Tensor) -> Tensor:
-    """For each element the largest magnitude of its block, the second way: by a loop."""
+def block_maximum(values: Tensor) -> Tensor:
+    """The largest magnitude of each element's block, computed independently by a loop."""
     parts = values.double().abs().split(MOMENT_BLOCK)
     return torch.cat([part.max().expand(len(part)) for part in parts])
 
@@ -58,15 +64,15 @@ def test_a_first_moment_in_8_bits_is_within_half_a_step_of_its_root(
     n: int, scale: float, seed: int
 ):
     m, v = drawn(n, scale, seed)
-    found, _ = there_and_back("int8", (m.clone(), v))
-    largest = of_block(m)
+    decoded, _ = encode_and_decode("int8", (m.clone(), v))
+    largest = block_maximum(m)
 
     def steps(x: Tensor) -> Tensor:
         return 127 * x.double().sign() * (x.double().abs() / largest).sqrt()
 
-    away = (steps(found) - steps(m)).abs().nan_to_num(0.0)  # 0 / 0 of a block of zeros
-    assert float(away.max()) <= 0.5 + ROUNDING
-    assert bool((found[m == 0] == 0).all())
+    error = (steps(decoded) - steps(m)).abs().nan_to_num(0.0)  # 0 / 0 of a block of zeros
+    assert float(error.max()) <= 0.5 + ROUNDING
+    assert bool((decoded[m == 0] == 0).all())
 
 
 @settings(deadline=None)
@@ -75,26 +81,28 @@ def test_a_second_moment_in_8_bits_is_within_a_step_of_its_fourth_root_and_never
     n: int, scale: float, seed: int, key: int
 ):
     m, v = drawn(n, scale, seed)
-    _, found = there_and_back("int8", (m, v.clone()), key)
-    largest = of_block(v)
+    _, decoded = encode_and_decode("int8", (m, v.clone()), key)
+    largest = block_maximum(v)
 
     def steps(x: Tensor) -> Tensor:
         return 255 * (x.double() / largest).sqrt().sqrt()
 
-    digits = steps(found.double() + SUBNORMAL) - steps(found)  # few, of the smallest numbers
-    away = (steps(found) - steps(v)).abs() - digits
-    assert float(away.nan_to_num(0.0).max()) <= 1 + ROUNDING
-    assert bool((found[v > 0] > 0).all())
-    assert bool((found[largest == 0] == 0).all())
+    digits = steps(decoded.double() + SUBNORMAL) - steps(
+        decoded
+    )  # the smallest numbers have few digits
+    error = (steps(decoded) - steps(v)).abs() - digits
+    assert float(error.nan_to_num(0.0).max()) <= 1 + ROUNDING
+    assert bool((decoded[v > 0] > 0).all())
+    assert bool((decoded[largest == 0] == 0).all())
 
 
 @settings(deadline=None)
 @given(sizes, scales, st.integers(0, 9), st.integers(0, PART_ELEMENTS - 1))
-def test_in_bfloat16_a_first_moment_is_the_nearest_and_a_second_one_of_both_beside(
+def test_bfloat16_rounds_a_first_moment_to_nearest_and_a_second_one_to_either_neighbour(
     n: int, scale: float, seed: int, key: int
 ):
     m, v = drawn(n, scale, seed)
-    one, two = there_and_back("bfloat16", (m.clone(), v.clone()), key)
+    one, two = encode_and_decode("bfloat16", (m.clone(), v.clone()), key)
     assert torch.equal(one, m.bfloat16().float())
     below = (v.view(torch.int32) & -(2**16)).view(torch.float32)
     above = ((v.view(torch.int32) & -(2**16)) + 2**16).view(torch.float32)
@@ -102,53 +110,53 @@ def test_in_bfloat16_a_first_moment_is_the_nearest_and_a_second_one_of_both_besi
 
 
 @pytest.mark.parametrize("moments", ["bfloat16", "int8"])
-def test_second_moments_are_right_on_average(moments: MomentFormat):
+def test_second_moments_are_unbiased(moments: MomentFormat):
     v = torch.full((MOMENT_BLOCK,), 0.37)
     v[0] = 1.0
-    many = [there_and_back(moments, (torch.zeros_like(v), v.clone()), key)[1][1:]
+    many = [encode_and_decode(moments, (torch.zeros_like(v), v.clone()), key)[1][1:]
             for key in range(0, PART_ELEMENTS, 997)]  # fmt: skip
     mean = float(torch.stack(many).double().pow(0.25).mean())
-    # 132 draws of 255 elements; one step is 1/255 of the root of 1, or 2^-8 of the number.
+    # 132 draws of 255 elements; one step is 1/255 of the root of 1, or 2^-8 of the value.
     assert mean == pytest.approx(0.37**0.25, abs=5 / 255 / math.sqrt(132 * 255))
 
 
 @pytest.mark.parametrize("moments", ["bfloat16", "int8"])
 @pytest.mark.parametrize("wrong", [math.inf, math.nan])
 @pytest.mark.parametrize("at", [0, 255, 256, 299])
-def test_a_number_that_is_not_finite_stays_so(moments: MomentFormat, wrong: float, at: int):
+def test_a_value_that_is_not_finite_stays_so(moments: MomentFormat, wrong: float, at: int):
     m, v = drawn(300, 1e-3, 0)
     m[at], v[at] = wrong, wrong
-    one, two = there_and_back(moments, (m, v))
+    one, two = encode_and_decode(moments, (m, v))
     assert not math.isfinite(one[at])
     assert not math.isfinite(two[at])
 
 
 @given(formats, sizes)
-def test_moments_of_a_weight_without_updates_are_zeros(moments: MomentFormat, n: int):
-    one, two = CODEC.decode(kept_of(moments, n))
+def test_moments_before_the_first_update_are_zero(moments: MomentFormat, n: int):
+    one, two = CODEC.decode(stored_zeros(moments, n))
     assert not one.any()
     assert not two.any()
 
 
 @settings(deadline=None)
 @given(sizes.map(lambda n: n + 2 * PART_ELEMENTS), formats)
-def test_the_pieces_of_a_weight_are_encoded_as_the_whole_is(n: int, moments: MomentFormat):
+def test_pieces_of_a_weight_are_encoded_as_the_full_weight_is(n: int, moments: MomentFormat):
     values = drawn(n, 1e-3, 1)
-    whole, pieces = kept_of(moments, n), kept_of(moments, n)
-    CODEC.encode_all(values, whole, seed=3, step=5, weight="w")
+    full, pieces = stored_zeros(moments, n), stored_zeros(moments, n)
+    CODEC.encode_all(values, full, seed=3, step=5, weight="w")
     for first in range(0, n, PART_ELEMENTS):
         count = min(PART_ELEMENTS, n - first)
-        cut = [each[first : first + count] for each in values]
+        part = [moment[first : first + count] for moment in values]
         into = (pieces[0].narrow(first, count), pieces[1].narrow(first, count))
-        CODEC.encode_all((cut[0], cut[1]), into, seed=3, step=5, weight="w", first=first)
-    for one, other in zip(whole, pieces, strict=True):
+        CODEC.encode_all((part[0], part[1]), into, seed=3, step=5, weight="w", first=first)
+    for one, other in zip(full, pieces, strict=True):
         assert torch.equal(one.values, other.values)
         if one.scales is not None:
             assert torch.equal(one.scales, other.scales)
             assert len(one.scales) == block_count(n) == math.ceil(n / 256)
 
 
-def test_noise_begins_elsewhere_for_every_seed_step_weight_and_part():
+def test_the_noise_offset_differs_for_every_seed_step_weight_and_part():
     keys = {
         dither_key(seed, step, weight, part)
         for seed in range(3) for step in range(3) for weight in "ab" for part in range(3)
@@ -160,14 +168,15 @@ def test_noise_begins_elsewhere_for_every_seed_step_weight_and_part():
 @pytest.mark.parametrize("moments", ["bfloat16", "int8"])
 def test_a_second_moment_that_changes_by_a_thousandth_a_step_does_not_drift(moments: MomentFormat):
     draws = torch.Generator().manual_seed(0)
-    n, kept = 4096, kept_of(moments, 4096)
-    plain = torch.zeros(n)
+    n, stored = 4096, stored_zeros(moments, 4096)
+    exact = torch.zeros(n)
     for step in range(1, 1001):
         square = torch.randn(n, generator=draws).square()
-        one, two = CODEC.decode(kept)
-        plain.mul_(0.999).add_(square, alpha=0.001)
+        one, two = CODEC.decode(stored)
+        exact.mul_(0.999).add_(square, alpha=0.001)
         two.mul_(0.999).add_(square, alpha=0.001)
-        CODEC.encode((one, two), kept, dither_key(0, step, "w", 0))
-    _, two = CODEC.decode(kept)
-    # To the nearest, bfloat16 ends a third too large here; always up, 8 bits end many times so.
-    assert float(two.mean() / plain.mean()) == pytest.approx(1, abs=0.02)
+        CODEC.encode((one, two), stored, dither_key(0, step, "w", 0))
+    _, two = CODEC.decode(stored)
+    # Rounded to nearest, bfloat16 ends a third too large; rounded up, 8 bits end many times too
+    # large.
+    assert float(two.mean() / exact.mean()) == pytest.approx(1, abs=0.02)

@@ -163,12 +163,13 @@ def test_a_device_that_is_killed_or_stopped_ends_all_hosts_with_one_error_that_n
     processes = {at: rank_process(folder, at) for at in range(2)}
     os.kill(processes[host], number)
     wait_until_gone(processes, SILENCE + WITHIN)
-    named = f"device {host} (stage {host}, slice 0, replica 0) in step"
+    where = f"pipeline stage {host}, tensor-parallel rank 0, data-parallel rank 0"
+    named = f"rank {host} ({where}) in step"
     for code, words in outcome(running):
         assert code != 0
         assert named in words
         assert told in words
-        assert f"device {1 - host} (" not in words
+        assert f"rank {1 - host} (" not in words
 
 
 @pytest.fixture
@@ -206,7 +207,8 @@ def test_a_link_that_swallows_all_ends_both_hosts_with_an_error_that_names_a_dev
     link.take_up()  # only then torch's launchers part
     for code, words in outcome(running):
         assert code != 0
-        assert "device 1 (stage 1, slice 0, replica 0) in step" in words, words
+        where = "pipeline stage 1, tensor-parallel rank 0, data-parallel rank 0"
+        assert f"rank 1 ({where}) in step" in words, words
         assert "the link" in words
 
 
@@ -265,7 +267,7 @@ def test_a_device_that_fails_under_torchs_launcher_leaves_a_report_and_all_end(
     leave_no_room(rank_process(folder, 1))
     ((code, told),) = outcome(running)
     assert code != 0
-    assert "device 1 (stage 1, slice 0, replica 0) in step" in told
+    assert "rank 1 (pipeline stage 1, tensor-parallel rank 0, data-parallel rank 0) in step" in told
     assert "no space left to write" in told
     assert "StorageError" in (folder / "ranks" / "1.json").read_text()
 

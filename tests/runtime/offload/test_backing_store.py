@@ -1,4 +1,4 @@
-"""Shelves in memory and in files, each against plain bytes."""
+"""Backing stores in host memory and in files, each against plain bytes."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,51 +12,57 @@ from torch import Tensor
 from windlass.atomic_files import hash_file
 from windlass.runtime.offload.backing_store import (
     BOUNCE_BYTES,
+    BackingStore,
+    BackingStores,
     BounceBuffer,
     BouncedFile,
     FileBackingStore,
-    BackingStore,
-    BackingStores,
 )
-from windlass.runtime.offload.direct_io import PAGE_BYTES, DirectFile, round_up_to_page, page_aligned_buffer
+from windlass.runtime.offload.direct_io import (
+    PAGE_BYTES,
+    DirectFile,
+    page_aligned_buffer,
+    round_up_to_page,
+)
 
 PAGES = 12
 CPU = torch.device("cpu")
 
-Make = Callable[[str, str], BackingStore]
+CreateStore = Callable[[str, str], BackingStore]
 
 
 @pytest.fixture
-def shelf(tmp_path: Path) -> Iterator[Make]:
-    """Makes a shelf of `PAGES` pages in a tier: `disk`, `host`, or a file behind a bounce."""
-    shelves = BackingStores(tmp_path / "state", CPU)
-    bounces = (BounceBuffer(CPU), BounceBuffer(CPU))
+def create_store(tmp_path: Path) -> Iterator[CreateStore]:
+    """Creates a store of `PAGES` pages: on `disk`, in `host` memory, or a `bounced` file."""
+    stores = BackingStores(tmp_path / "state", CPU)
+    bounce = (BounceBuffer(CPU), BounceBuffer(CPU))
 
-    def make(tier: str, name: str) -> BackingStore:
+    def create(tier: str, name: str) -> BackingStore:
         if tier == "bounced":
             (tmp_path / "state").mkdir(exist_ok=True)
-            made: BackingStore = FileBackingStore(tmp_path / "state" / name, PAGES * PAGE_BYTES, bounces)
+            path = tmp_path / "state" / name
+            store: BackingStore = FileBackingStore(path, PAGES * PAGE_BYTES, bounce)
         else:
-            made = shelves.shelf(tier, name, PAGES * PAGE_BYTES)
-            shelves.take()
-        made.make()
-        return made
+            store = stores.create(tier, name, PAGES * PAGE_BYTES)
+            stores.allocate_host_memory()
+        store.allocate()
+        return store
 
-    yield make
-    shelves.close()
-    for bounce in bounces:
-        bounce.close()
+    yield create
+    stores.close()
+    for buffer in bounce:
+        buffer.close()
 
 
 def filled(value: int, pages: int = PAGES) -> Tensor:
     return page_aligned_buffer(pages * PAGE_BYTES).fill_(value)
 
 
-def content(shelf: BackingStore) -> list[int]:
+def first_bytes(store: BackingStore) -> list[int]:
     """The first byte of each page."""
     memory = filled(255)
-    with shelf.opened() as access:
-        access.read(memory, 0)
+    with store.open() as handle:
+        handle.read(memory, 0)
     return memory[::PAGE_BYTES].tolist()
 
 
@@ -68,57 +74,58 @@ def content(shelf: BackingStore) -> list[int]:
         max_size=5,
     )
 )
-def test_a_shelf_reads_what_was_written_last(
-    shelf: Make, tier: str, writes: list[tuple[int, int, int]]
+def test_a_store_reads_what_was_written_last(
+    create_store: CreateStore, tier: str, writes: list[tuple[int, int, int]]
 ):
-    made, plain = shelf(tier, "one"), [0] * PAGES
-    with made.opened(write=True) as access:
-        access.write(filled(0), 0)
+    store, expected = create_store(tier, "one"), [0] * PAGES
+    with store.open(write=True) as handle:
+        handle.write(filled(0), 0)
         for first, pages, value in writes:
             count = min(pages, PAGES - first)
-            access.write(filled(value, count), first * PAGE_BYTES)
-            plain[first : first + count] = [value] * count
-    assert content(made) == plain
+            handle.write(filled(value, count), first * PAGE_BYTES)
+            expected[first : first + count] = [value] * count
+    assert first_bytes(store) == expected
 
 
 @pytest.mark.parametrize("tier", ["disk", "host", "bounced"])
 @pytest.mark.parametrize("other", ["disk", "host"])
-def test_what_was_saved_stays_when_the_shelf_changes_and_can_be_taken_over(
-    shelf: Make, tmp_path: Path, tier: str, other: str
+def test_a_saved_file_does_not_change_with_the_store_and_can_be_adopted(
+    create_store: CreateStore, tmp_path: Path, tier: str, other: str
 ):
-    made, to = shelf(tier, "one"), tmp_path / "saved"
-    with made.changing() as (_, into):
-        into.write(filled(1), 0)
-    proof = made.save(to, lambda access: access.write(filled(7, 1), 0))
+    store, saved = create_store(tier, "one"), tmp_path / "saved"
+    with store.open_for_rewrite() as (_, target):
+        target.write(filled(1), 0)
+    checksum = store.save_as(saved, lambda handle: handle.write(filled(7, 1), 0))
     for value in (2, 3):
-        with made.changing() as (_, into):
-            into.write(filled(value), 0)
-    assert content(made) == [3] * PAGES
-    assert (proof().bytes, proof().sha256) == (PAGES * PAGE_BYTES, hash_file(to))
-    heir = shelf(other, "heir")
-    heir.adopt(to)
-    assert content(heir) == [7, *[1] * (PAGES - 1)]
-    with heir.changing() as (_, into):
-        into.write(filled(4), 0)
-    assert proof().sha256 == hash_file(to)
+        with store.open_for_rewrite() as (_, target):
+            target.write(filled(value), 0)
+    assert first_bytes(store) == [3] * PAGES
+    assert (checksum().bytes, checksum().sha256) == (PAGES * PAGE_BYTES, hash_file(saved))
+    adopter = create_store(other, "adopter")
+    adopter.adopt_file(saved)
+    assert first_bytes(adopter) == [7, *[1] * (PAGES - 1)]
+    with adopter.open_for_rewrite() as (_, target):
+        target.write(filled(4), 0)
+    assert checksum().sha256 == hash_file(saved)
 
 
-def test_a_file_that_is_too_short_is_not_taken_over(shelf: Make, tmp_path: Path):
+def test_a_file_that_is_too_short_is_not_adopted(create_store: CreateStore, tmp_path: Path):
     (tmp_path / "short").write_bytes(bytes(PAGE_BYTES))
-    with pytest.raises(OSError, match=f"ends at {PAGE} bytes, {PAGES * PAGE} were due"):
-        shelf("host", "one").adopt(tmp_path / "short")
+    message = f"ends at {PAGE_BYTES} bytes, but {PAGES * PAGE_BYTES} bytes were expected"
+    with pytest.raises(OSError, match=message):
+        create_store("host", "one").adopt_file(tmp_path / "short")
 
 
 @pytest.mark.parametrize("nbytes", [1, PAGE_BYTES, BOUNCE_BYTES, 2 * BOUNCE_BYTES + 5])
-def test_memory_of_any_size_comes_through_a_bounce_as_it_was(tmp_path: Path, nbytes: int):
-    bounces = (BounceBuffer(CPU), BounceBuffer(CPU))
+def test_a_buffer_of_any_size_passes_unchanged_through_bounce_buffers(tmp_path: Path, nbytes: int):
+    bounce = (BounceBuffer(CPU), BounceBuffer(CPU))
     memory = (torch.arange(nbytes, dtype=torch.int64) % 251).to(torch.uint8)
-    again = torch.zeros_like(memory)
+    result = torch.zeros_like(memory)
     with DirectFile(tmp_path / "file", write=True) as file:
         file.resize(PAGE_BYTES + round_up_to_page(nbytes))
-        through = BouncedFile(file, *bounces)
-        through.write(memory, PAGE_BYTES)
-        through.read(again, PAGE_BYTES)
-    assert torch.equal(again, memory)
-    for bounce in bounces:
-        bounce.close()
+        bounced = BouncedFile(file, *bounce)
+        bounced.write(memory, PAGE_BYTES)
+        bounced.read(result, PAGE_BYTES)
+    assert torch.equal(result, memory)
+    for buffer in bounce:
+        buffer.close()

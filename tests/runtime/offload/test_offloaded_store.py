@@ -1,4 +1,4 @@
-"""A model that passes through the near tier in phases, against the same model held there whole."""
+"""A model streamed through device memory in phases, against the same model kept there in full."""
 
 import shutil
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from windlass.models.layer_stack import LayerStack
 from windlass.program.lowering.lower import lower
 from windlass.program.memory.offloaded_bytes import offloaded_bytes_by_tier
 from windlass.program.memory.tier_traffic import TierTraffic, sum_tiers
-from windlass.runtime.checkpoint.checkpoint import latest_checkpoint, checkpoint_folders
+from windlass.runtime.checkpoint.checkpoint import checkpoint_folders, latest_checkpoint
 from windlass.runtime.rank_context import RankContext
 from windlass.runtime.train import train
 from windlass.schema.plan import Batch, Offload, Plan, Stage
@@ -23,18 +23,18 @@ from windlass.schema.request import TrainRequest
 from windlass.schema.run_record import Step
 
 SEQUENCE = 16
-FAR = Offload(parameters="disk", gradients="disk", optimizer="disk")
-HOST = Offload(parameters="host", gradients="host", optimizer="host")
+ON_DISK = Offload(parameters="disk", gradients="disk", optimizer="disk")
+ON_HOST = Offload(parameters="host", gradients="host", optimizer="host")
 PHASES = {
     1: ((0, 5),),
     2: ((0, 2), (2, 5)),
     3: ((0, 1), (1, 3), (3, 5)),
     5: ((0, 1), (1, 2), (2, 3), (3, 4), (4, 5)),
 }
-"""Cuts of embedding, three blocks and head."""
+"""Layers of each phase, by number of phases: embedding, three blocks and head."""
 
-FILLING = 400 * 4096
-"""Bytes: headers, and less than a page behind each of 40 weights in up to 7 regions or files."""
+PADDING_BYTES = 400 * 4096
+"""Headers, and less than a page behind each of 40 weights in up to 7 regions or files."""
 
 Run = Callable[..., tuple[list[Step], dict[str, torch.Tensor]]]
 
@@ -46,12 +46,12 @@ def run(
     settings: Callable[..., TrainRequest],
     tmp_path: Path,
 ) -> Run:
-    """Trains under a cut and gives the steps, and all tensors of the last checkpoint."""
+    """Trains in phases; returns the steps and all tensors of the last checkpoint."""
 
     def go(
         phases: int,
         *,
-        home: Offload | None = None,
+        offload: Offload | None = None,
         micro: int = 4,
         accumulation: int = 1,
         precision: str = "float32",
@@ -61,32 +61,32 @@ def run(
         name: str = "run",
         resume: bool = False,
         until: int | None = None,
-        look: Callable[[], None] = lambda: None,
-        rooms: list[int] | None = None,
-        dials: dict[str, float] | None = None,
-        **asked: object,
+        after_step: Callable[[], None] = lambda: None,
+        predicted_bytes: list[int] | None = None,
+        model_args: dict[str, float] | None = None,
+        **train_args: object,
     ) -> tuple[list[Step], dict[str, torch.Tensor]]:
-        chain = gpt(device="meta", dropout=0.1, **(dials or {}))
-        graph = capture_graph(chain)
+        stack = gpt(device="meta", dropout=0.1, **(model_args or {}))
+        graph = capture_graph(stack)
         plan = Plan(
             graph=graph.label,
             machine="here@000000000000",
             precision=precision,
             moments=moments,
             compile=compiled,
-            clip=asked.get("clip", 0.5) is not None,
-            offload=home or (FAR if phases > 1 else Offload()),
+            clip=train_args.get("clip", 0.5) is not None,
+            offload=offload or (ON_DISK if phases > 1 else Offload()),
             batch=Batch(sequence=SEQUENCE, micro=micro, accumulation=accumulation),
             stages=(Stage(phases=PHASES[phases], recompute=recompute),),
         )
-        if rooms is not None:
-            rooms.append(sum(offloaded_bytes_by_tier(plan, graph)["disk"].values()))
+        if predicted_bytes is not None:
+            predicted_bytes.append(sum(offloaded_bytes_by_tier(plan, graph)["disk"].values()))
         folder = tmp_path / name / "checkpoints"
-        request = settings(batch=micro * accumulation, **asked)
+        request = settings(batch=micro * accumulation, **train_args)
         steps = []
         context = RankContext(
             plan=plan,
-            stack=chain,
+            stack=stack,
             program=lower(plan, graph)[0],
             settings=request,
             checkpoints=folder,
@@ -94,7 +94,7 @@ def run(
         newest = latest_checkpoint(folder) if resume else None
         for step in train(context, batches(batch=micro * accumulation), resume=newest):
             steps.append(step)
-            look()
+            after_step()
             if step.step == until:
                 break
         tensors: dict[str, torch.Tensor] = {}
@@ -105,264 +105,266 @@ def run(
     return go
 
 
-def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+def equal(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> bool:
     """Whether all tensors are equal bit for bit."""
-    assert one.keys() == other.keys()
-    return all(torch.equal(one[name], other[name]) for name in one)
+    assert first.keys() == second.keys()
+    return all(torch.equal(first[name], second[name]) for name in first)
 
 
 @pytest.mark.parametrize("phases", [2, 3, 5])
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize("accumulation", [1, 3])
-def test_phases_give_the_weights_of_the_run_in_memory_bit_for_bit(
+def test_phases_give_the_same_weights_as_device_memory_bit_for_bit(
     run: Run, phases: int, precision: str, accumulation: int
 ):
     shape = {"precision": precision, "accumulation": accumulation, "micro": 2}
-    whole, held = run(1, name="whole", **shape)
+    reference_steps, reference = run(1, name="reference", **shape)
     steps, streamed = run(phases, **shape)
-    assert [s.loss for s in steps] == [s.loss for s in whole]
-    assert [s.gradient_norm for s in steps] == [s.gradient_norm for s in whole]
-    assert steps[-1].held_out_loss == whole[-1].held_out_loss
-    assert same(streamed, held)
+    assert [s.loss for s in steps] == [s.loss for s in reference_steps]
+    assert [s.gradient_norm for s in steps] == [s.gradient_norm for s in reference_steps]
+    assert steps[-1].held_out_loss == reference_steps[-1].held_out_loss
+    assert equal(streamed, reference)
 
 
 @pytest.mark.parametrize("moments", ["bfloat16", "int8"])
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize("clip", [0.5, None])
-def test_moments_in_fewer_bits_are_the_same_in_phases_and_in_memory(
+def test_quantized_moments_are_the_same_in_phases_and_in_device_memory(
     run: Run, moments: str, precision: str, clip: float | None
 ):
     shape = {"precision": precision, "accumulation": 2, "micro": 2, "moments": moments}
-    shape |= {"clip": clip, "dials": {"width": 96}}  # 300 x 96: the last block is cut short
-    whole, held = run(1, name="whole", **shape)
+    shape |= {"clip": clip, "model_args": {"width": 96}}  # 300 x 96: the last block is incomplete
+    reference_steps, reference = run(1, name="reference", **shape)
     steps, streamed = run(3, **shape)
-    assert [s.loss for s in steps] == [s.loss for s in whole]
-    assert same(streamed, held)
-    one = next(tensor for name, tensor in held.items() if name.startswith("moment1/"))
-    assert one.dtype == {"bfloat16": torch.bfloat16, "int8": torch.int8}[moments]
+    assert [s.loss for s in steps] == [s.loss for s in reference_steps]
+    assert equal(streamed, reference)
+    moment = next(tensor for name, tensor in reference.items() if name.startswith("moment1/"))
+    assert moment.dtype == {"bfloat16": torch.bfloat16, "int8": torch.int8}[moments]
 
 
 @pytest.mark.parametrize("moments", ["bfloat16", "int8"])
-def test_moments_in_fewer_bits_go_on_bit_for_bit_wherever_they_were_saved(run: Run, moments: str):
-    asked = {"steps": 6, "save_every": 2, "moments": moments, "precision": "bfloat16"}
-    _, whole = run(1, name="whole", **asked)
-    run(3, until=2, **asked)
-    run(1, resume=True, until=4, **asked)
-    _, mixed = run(3, resume=True, **asked)
-    assert same(mixed, whole)
+def test_quantized_moments_resume_bit_for_bit_wherever_they_were_saved(run: Run, moments: str):
+    train_args = {"steps": 6, "save_every": 2, "moments": moments, "precision": "bfloat16"}
+    _, reference = run(1, name="reference", **train_args)
+    run(3, until=2, **train_args)
+    run(1, resume=True, until=4, **train_args)
+    _, mixed = run(3, resume=True, **train_args)
+    assert equal(mixed, reference)
 
 
 @pytest.mark.parametrize(("before", "after"), [*permutations(["float32", "bfloat16", "int8"], 2)])
-def test_a_checkpoint_goes_on_with_moments_in_another_format_in_memory_as_in_phases(
+def test_a_checkpoint_resumes_with_another_moment_format_alike_in_memory_and_in_phases(
     run: Run, tmp_path: Path, before: str, after: str
 ):
-    run(3, name="far", steps=4, save_every=2, until=2, moments=before)
-    shutil.copytree(tmp_path / "far", tmp_path / "near")
-    asked = {"steps": 4, "save_every": 4, "moments": after, "resume": True}
-    steps, far = run(3, name="far", **asked)
-    whole, near = run(1, name="near", **asked)
+    run(3, name="streamed", steps=4, save_every=2, until=2, moments=before)
+    shutil.copytree(tmp_path / "streamed", tmp_path / "resident")
+    train_args = {"steps": 4, "save_every": 4, "moments": after, "resume": True}
+    steps, streamed = run(3, name="streamed", **train_args)
+    resident_steps, resident = run(1, name="resident", **train_args)
     assert [s.step for s in steps] == [3, 4]
-    assert [s.loss for s in steps] == [s.loss for s in whole]
-    assert same(far, near)
+    assert [s.loss for s in steps] == [s.loss for s in resident_steps]
+    assert equal(streamed, resident)
 
 
 @pytest.mark.parametrize("moments", ["float32", "int8"])
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize(("accumulation", "clip"), [(1, 0.5), (2, 0.5), (2, None)])
-def test_the_room_that_was_predicted_is_what_the_files_take(
+def test_the_state_files_have_the_predicted_size(
     run: Run, tmp_path: Path, moments: str, precision: str, accumulation: int, clip: float | None
 ):
     shape = {"precision": precision, "moments": moments, "accumulation": accumulation}
-    taken: list[int] = []
-    rooms: list[int] = []
+    file_bytes: list[int] = []
+    predicted_bytes: list[int] = []
 
-    def look() -> None:
+    def after_step() -> None:
         files = (tmp_path / "run" / "state").iterdir()
-        taken.append(sum(file.stat().st_size for file in files))
+        file_bytes.append(sum(file.stat().st_size for file in files))
 
     run(
-        3, micro=2, clip=clip, look=look, rooms=rooms, steps=1,
-        dials={"width": 256}, **shape,
+        3, micro=2, clip=clip, after_step=after_step, predicted_bytes=predicted_bytes, steps=1,
+        model_args={"width": 256}, **shape,
     )  # fmt: skip
-    (room,) = rooms
-    assert room <= taken[0] <= room + FILLING
+    (predicted,) = predicted_bytes
+    assert predicted <= file_bytes[0] <= predicted + PADDING_BYTES
 
 
 @pytest.mark.parametrize("phases", [2, 3, 5])
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_a_home_in_memory_gives_the_same_bits_and_makes_no_files(
+def test_offload_to_host_memory_gives_the_same_bits_and_creates_no_files(
     run: Run, tmp_path: Path, phases: int, precision: str
 ):
     shape = {"precision": precision, "accumulation": 2, "micro": 2}
-    found: set[str] = set()
+    folders: set[str] = set()
 
-    def look() -> None:
-        found.update(path.name for path in (tmp_path / "run").glob("*"))
+    def after_step() -> None:
+        folders.update(path.name for path in (tmp_path / "run").glob("*"))
 
-    whole, held = run(1, name="whole", **shape)
-    steps, streamed = run(phases, home=HOST, look=look, **shape)
-    assert [s.loss for s in steps] == [s.loss for s in whole]
-    assert [s.gradient_norm for s in steps] == [s.gradient_norm for s in whole]
-    assert steps[-1].held_out_loss == whole[-1].held_out_loss
-    assert same(streamed, held)
-    assert found <= {"checkpoints"}
+    reference_steps, reference = run(1, name="reference", **shape)
+    steps, streamed = run(phases, offload=ON_HOST, after_step=after_step, **shape)
+    assert [s.loss for s in steps] == [s.loss for s in reference_steps]
+    assert [s.gradient_norm for s in steps] == [s.gradient_norm for s in reference_steps]
+    assert steps[-1].held_out_loss == reference_steps[-1].held_out_loss
+    assert equal(streamed, reference)
+    assert folders <= {"checkpoints"}
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_a_home_in_memory_moves_the_bytes_that_one_in_files_does(run: Run, precision: str):
+def test_offload_to_host_memory_transfers_as_many_bytes_as_to_files(run: Run, precision: str):
     shape = {"precision": precision, "accumulation": 2, "micro": 2, "clip": None}
     files, _ = run(3, name="files", **shape)
-    memory, _ = run(3, home=HOST, **shape)
-    for way in ("read_bytes", "written_bytes"):
-        moved = [sum(getattr(step, way) for step in steps) for steps in (memory, files)]
-        assert moved[0] == moved[1] > 0
+    memory, _ = run(3, offload=ON_HOST, **shape)
+    for field in ("read_bytes", "written_bytes"):
+        totals = [sum(getattr(step, field) for step in steps) for steps in (memory, files)]
+        assert totals[0] == totals[1] > 0
 
 
 @pytest.mark.parametrize("moments", ["float32", "int8"])
-def test_classes_may_have_homes_in_different_tiers(run: Run, moments: str):
+def test_each_class_of_tensor_may_be_offloaded_to_another_tier(run: Run, moments: str):
     shape = {"precision": "bfloat16", "accumulation": 2, "micro": 2, "moments": moments}
-    _, held = run(1, name="whole", **shape)
-    for home in (
+    _, reference = run(1, name="reference", **shape)
+    for offload in (
         Offload(parameters="host", gradients="host", optimizer="disk"),
         Offload(parameters="disk", gradients="host", optimizer="host"),
     ):
-        _, streamed = run(3, name=home.optimizer, home=home, **shape)
-        assert same(streamed, held)
+        _, streamed = run(3, name=offload.optimizer, offload=offload, **shape)
+        assert equal(streamed, reference)
 
 
-def test_a_run_goes_on_from_files_in_memory_and_back(run: Run):
-    asked = {"steps": 6, "save_every": 2, "moments": "int8", "precision": "bfloat16"}
-    _, whole = run(1, name="whole", **asked)
-    run(3, home=HOST, until=2, **asked)
-    run(2, resume=True, until=4, **asked)
-    _, mixed = run(3, home=HOST, resume=True, **asked)
-    assert same(mixed, whole)
+def test_a_run_resumes_from_files_in_host_memory_and_back(run: Run):
+    train_args = {"steps": 6, "save_every": 2, "moments": "int8", "precision": "bfloat16"}
+    _, reference = run(1, name="reference", **train_args)
+    run(3, offload=ON_HOST, until=2, **train_args)
+    run(2, resume=True, until=4, **train_args)
+    _, mixed = run(3, offload=ON_HOST, resume=True, **train_args)
+    assert equal(mixed, reference)
 
 
 def test_without_clipping_layers_are_updated_in_their_phase_with_the_same_result(run: Run):
-    _, held = run(1, name="whole", clip=None)
+    _, reference = run(1, name="reference", clip=None)
     _, streamed = run(3, clip=None)
-    assert same(streamed, held)
+    assert equal(streamed, reference)
 
 
 @pytest.mark.parametrize("tier", ["host", "disk"])
-def test_only_the_optimizer_may_be_away(run: Run, tmp_path: Path, tier: str):
-    found: set[str] = set()
+def test_the_optimizer_state_alone_may_be_offloaded(run: Run, tmp_path: Path, tier: str):
+    folders: set[str] = set()
 
-    def look() -> None:
-        found.update(path.name for path in (tmp_path / "run").glob("*"))
+    def after_step() -> None:
+        folders.update(path.name for path in (tmp_path / "run").glob("*"))
 
-    shape = {"precision": "bfloat16", "dials": {"width": 128}}
-    _, held = run(1, name="whole", **shape)
-    steps, streamed = run(1, home=Offload(optimizer=tier), look=look, **shape)
-    assert same(streamed, held)
-    assert ("state" in found) == (tier == "disk")
-    # Masters and moments come and go; the weights that layers compute with stay.
-    state = sum(t.nbytes for name, t in held.items() if name.startswith(("weight/", "moment")))
+    shape = {"precision": "bfloat16", "model_args": {"width": 128}}
+    _, reference = run(1, name="reference", **shape)
+    steps, streamed = run(1, offload=Offload(optimizer=tier), after_step=after_step, **shape)
+    assert equal(streamed, reference)
+    assert ("state" in folders) == (tier == "disk")
+    # Masters and moments are transferred; the weights that layers compute with stay.
+    state = sum(t.nbytes for name, t in reference.items() if name.startswith(("weight/", "moment")))
     # A step may end before its last write; the last step of a run waits for all.
     read, written = sum(s.read_bytes for s in steps), sum(s.written_bytes for s in steps)
-    most = (1 + PADDING) * state + FILLING
+    most = (1 + PADDING_SHARE) * state + PADDING_BYTES
     assert len(steps) * state <= read == written <= len(steps) * most
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_compiled_layers_stream_as_they_run_in_memory(run: Run):
-    _, held = run(1, name="whole", precision="bfloat16", compiled=True)
+def test_compiled_layers_give_the_same_weights_streamed_as_in_memory(run: Run):
+    _, reference = run(1, name="reference", precision="bfloat16", compiled=True)
     _, streamed = run(3, precision="bfloat16", compiled=True)
-    assert same(streamed, held)
+    assert equal(streamed, reference)
 
 
-def test_a_stopped_run_goes_on_from_its_checkpoint_as_if_nothing_happened(run: Run):
-    _, whole = run(3, name="whole", steps=6, save_every=2)
+def test_a_stopped_run_resumes_from_its_checkpoint_bit_for_bit(run: Run):
+    _, reference = run(3, name="reference", steps=6, save_every=2)
     run(3, steps=6, save_every=2, until=4)
     _, resumed = run(3, steps=6, save_every=2, resume=True)
-    assert same(resumed, whole)
+    assert equal(resumed, reference)
 
 
-def test_a_streamed_checkpoint_goes_on_in_memory_and_back(run: Run):
-    _, whole = run(1, name="whole", steps=6, save_every=2)
+def test_a_checkpoint_of_a_streamed_run_resumes_in_device_memory_and_back(run: Run):
+    _, reference = run(1, name="reference", steps=6, save_every=2)
     run(3, steps=6, save_every=2, until=2)
     run(1, steps=6, save_every=2, resume=True, until=4)
     _, mixed = run(3, steps=6, save_every=2, resume=True)
-    assert same(mixed, whole)
+    assert equal(mixed, reference)
 
 
-def test_a_checkpoint_does_not_change_with_the_updates_after_it(run: Run, tmp_path: Path):
+def test_later_updates_do_not_change_a_checkpoint(run: Run, tmp_path: Path):
     run(3, steps=6, save_every=2, keep=3)
     folder = tmp_path / "run" / "checkpoints"
-    kept = checkpoint_folders(folder)
-    assert len(kept) == 3
+    saved = checkpoint_folders(folder)
+    assert len(saved) == 3
     assert latest_checkpoint(folder).damaged == ()
-    for path in kept[1:]:
+    for path in saved[1:]:
         shutil.rmtree(path)
     assert latest_checkpoint(folder).manifest.step == 2
 
 
-def test_nothing_of_the_state_is_left_on_disk_but_the_checkpoints(run: Run, tmp_path: Path):
+def test_only_checkpoints_are_left_on_disk(run: Run, tmp_path: Path):
     run(3, steps=2, save_every=1)
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["checkpoints"]
 
 
 @pytest.mark.parametrize("tier", ["host", "disk"])
 @pytest.mark.parametrize(("phases", "precision"), [(5, "float32"), (5, "bfloat16"), (2, "float32")])
-def test_outputs_that_wait_elsewhere_come_back_as_they_were(
+def test_offloaded_activations_are_reloaded_unchanged(
     run: Run, tmp_path: Path, tier: str, phases: int, precision: str
 ):
     shape = {"precision": precision, "accumulation": 3, "micro": 2}
-    whole, held = run(1, name="whole", **shape)
-    steps, streamed = run(phases, home=HOST.model_copy(update={"activations": tier}), **shape)
-    assert [s.loss for s in steps] == [s.loss for s in whole]
-    assert [s.gradient_norm for s in steps] == [s.gradient_norm for s in whole]
-    assert same(streamed, held)
+    reference_steps, reference = run(1, name="reference", **shape)
+    steps, streamed = run(phases, offload=ON_HOST.model_copy(update={"activations": tier}), **shape)
+    assert [s.loss for s in steps] == [s.loss for s in reference_steps]
+    assert [s.gradient_norm for s in steps] == [s.gradient_norm for s in reference_steps]
+    assert equal(streamed, reference)
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["checkpoints"]
 
 
 @pytest.mark.parametrize("tier", ["host", "disk"])
-def test_only_outputs_may_be_away_and_move_the_bytes_that_the_program_says(
+def test_activations_alone_may_be_offloaded_and_transfer_the_bytes_of_the_program(
     run: Run, gpt: Callable[..., LayerStack], tier: str
 ):
     shape = {"accumulation": 3, "micro": 2, "recompute": "full"}
-    _, held = run(1, name="whole", **shape)
-    steps, away = run(1, home=Offload(activations=tier), **shape)
-    assert same(away, held)
+    _, reference = run(1, name="reference", **shape)
+    steps, offloaded = run(1, offload=Offload(activations=tier), **shape)
+    assert equal(offloaded, reference)
     graph = capture_graph(gpt(device="meta", dropout=0.1))
     plan = Plan(
         graph=graph.label, machine="here@000000000000", offload=Offload(activations=tier),
         batch=Batch(sequence=SEQUENCE, micro=2, accumulation=3),
         stages=(Stage(phases=PHASES[1], recompute="full"),),
     )  # fmt: skip
-    due = sum_tiers(TierTraffic(plan, graph).total(lower(plan, graph)[0].instructions))
-    assert due.read == due.written > 0
-    assert {(step.read_bytes, step.written_bytes) for step in steps} == {tuple(due)}
+    expected = sum_tiers(TierTraffic(plan, graph).total(lower(plan, graph)[0].instructions))
+    assert expected.read == expected.written > 0
+    assert {(step.read_bytes, step.written_bytes) for step in steps} == {tuple(expected)}
 
 
-PADDING = 0.02
-"""Share by which pages that are not full lift the traffic of layers this wide."""
+PADDING_SHARE = 0.02
+"""Fraction by which padding to full pages increases the traffic of layers this wide."""
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_a_run_moves_the_bytes_that_its_program_says(
+def test_a_run_transfers_the_bytes_of_its_program(
     run: Run, gpt: Callable[..., LayerStack], precision: str
 ):
-    shape = {"precision": precision, "accumulation": 2, "micro": 2, "dials": {"width": 256}}
+    shape = {"precision": precision, "accumulation": 2, "micro": 2, "model_args": {"width": 256}}
     steps, _ = run(3, steps=4, evaluate_every=4, save_every=4, **shape)
     graph = capture_graph(gpt(device="meta", dropout=0.1, width=256))
     plan = Plan(
-        graph=graph.label, machine="here@000000000000", precision=precision, offload=FAR,
+        graph=graph.label, machine="here@000000000000", precision=precision, offload=ON_DISK,
         batch=Batch(sequence=SEQUENCE, micro=2, accumulation=2), stages=(Stage(phases=PHASES[3]),),
     )  # fmt: skip
     (program,), traffic = lower(plan, graph), TierTraffic(plan, graph)
     first = sum_tiers(traffic.total(program.instructions, stored=False))
-    again = sum_tiers(traffic.total(program.instructions))
-    last = again.plus(sum_tiers(traffic.total(program.flush_deferred_updates)))
-    # All steps together: a move that is under way when its step ends counts to the next one.
-    due = first.plus(again).plus(again).plus(last)
-    assert sum(step.read_bytes for step in steps) == pytest.approx(due.read, rel=PADDING)
-    assert sum(step.written_bytes for step in steps) == pytest.approx(due.written, rel=PADDING)
+    later = sum_tiers(traffic.total(program.instructions))
+    last = later.plus(sum_tiers(traffic.total(program.flush_deferred_updates)))
+    # Summed over all steps: a transfer still running when its step ends counts in the next one.
+    expected = first.plus(later).plus(later).plus(last)
+    assert sum(step.read_bytes for step in steps) == pytest.approx(expected.read, rel=PADDING_SHARE)
+    assert sum(step.written_bytes for step in steps) == pytest.approx(
+        expected.written, rel=PADDING_SHARE
+    )
 
 
-def test_a_run_in_memory_moves_nothing(run: Run):
+def test_a_run_in_device_memory_transfers_nothing(run: Run):
     steps, _ = run(1)
     assert {(step.read_bytes, step.written_bytes, step.flush_seconds) for step in steps} == {
         (0, 0, 0.0)

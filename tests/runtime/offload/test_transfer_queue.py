@@ -1,4 +1,4 @@
-"""The lane, with threads of its own and without."""
+"""The transfer queue, with threads of its own and without."""
 
 import weakref
 from collections.abc import Iterator
@@ -9,81 +9,83 @@ import torch
 from windlass.runtime.offload.transfer_queue import TransferQueue, TransferStats
 
 
-@pytest.fixture(params=[True, False], ids=["threads", "at once"])
-def lane(request: pytest.FixtureRequest) -> Iterator[TransferQueue]:
-    made = TransferQueue(torch.device("cpu"), blocks=request.param)
+@pytest.fixture(params=[True, False], ids=["threads", "inline"])
+def queue(request: pytest.FixtureRequest) -> Iterator[TransferQueue]:
+    made = TransferQueue(torch.device("cpu"), threaded=request.param)
     yield made
     made.close()
 
 
-def test_moves_end_in_the_order_they_began(lane: TransferQueue):
+def test_transfers_end_in_the_order_in_which_they_were_submitted(queue: TransferQueue):
     ended: list[int] = []
-    tickets = [lane.begin(lambda _, at=at: ended.append(at)) for at in range(20)]
-    tickets[-1].wait()
+    handles = [queue.submit(lambda _, index=index: ended.append(index)) for index in range(20)]
+    handles[-1].wait()
     assert ended == list(range(20))
 
 
-def test_whoever_waits_for_a_move_learns_what_went_wrong(lane: TransferQueue):
+def test_waiting_for_a_failed_transfer_raises_its_error(queue: TransferQueue):
     def fail(_: TransferStats) -> None:
         raise OSError("the disk is gone")
 
-    ticket = lane.begin(fail)
+    handle = queue.submit(fail)
     with pytest.raises(OSError, match="the disk is gone"):
-        ticket.wait()
-    lane.wait()
+        handle.wait()
+    queue.wait()
 
 
-def test_bytes_are_told_once(lane: TransferQueue):
-    def move(moved: TransferStats) -> None:
-        moved.read_bytes += 3
-        moved.written_bytes += 5
+def test_statistics_are_taken_once(queue: TransferQueue):
+    def transfer(stats: TransferStats) -> None:
+        stats.read_bytes += 3
+        stats.written_bytes += 5
 
-    lane.begin(move)
-    lane.begin(move)
-    lane.wait()
-    first, again = lane.moved(), lane.moved()
+    queue.submit(transfer)
+    queue.submit(transfer)
+    queue.wait()
+    first, second = queue.take_stats(), queue.take_stats()
     assert (first.read_bytes, first.written_bytes) == (6, 10)
-    assert (again.read_bytes, again.written_bytes) == (0, 0)
+    assert (second.read_bytes, second.written_bytes) == (0, 0)
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 10])
-def test_every_piece_is_read_worked_on_and_written_in_a_set_of_its_own(lane: TransferQueue, count: int):
-    home = list(range(count))
-    sets = [[-1], [-1], [-1]]
+def test_each_item_is_read_computed_and_written_in_buffers_of_its_own(
+    queue: TransferQueue, count: int
+):
+    stored = list(range(count))
+    buffers = [[-1], [-1], [-1]]
 
-    def read(memory: list[int], piece: int) -> None:
-        memory[0] = home[piece]
+    def read(buffer: list[int], item: int) -> None:
+        buffer[0] = stored[item]
 
-    def work(memory: list[int], piece: int) -> None:
-        memory[0] = 100 * memory[0] + piece
+    def compute(buffer: list[int], item: int) -> None:
+        buffer[0] = 100 * buffer[0] + item
 
-    def write(memory: list[int], piece: int) -> None:
-        home[piece] = memory[0]
+    def write(buffer: list[int], item: int) -> None:
+        stored[item] = buffer[0]
 
-    lane.begin(lambda _: lane.pass_through(range(count), sets, read, work, write))
-    lane.wait()
-    assert home == [101 * piece for piece in range(count)]
+    queue.submit(lambda _: queue.pipelined(range(count), buffers, read, compute, write))
+    queue.wait()
+    assert stored == [101 * item for item in range(count)]
 
 
-def test_a_piece_that_cannot_be_written_fails_the_move(lane: TransferQueue):
-    def write(_: list[int], piece: int) -> None:
-        if piece == 2:
+def test_an_item_that_cannot_be_written_fails_the_transfer(queue: TransferQueue):
+    def write(_: list[int], item: int) -> None:
+        if item == 2:
             raise OSError("full")
 
     def nothing(_: list[int], __: int) -> None:
         pass
 
-    sets = [[0], [0], [0]]
-    ticket = lane.begin(lambda _: lane.pass_through(range(6), sets, nothing, nothing, write))
+    buffers = [[0], [0], [0]]
+    handle = queue.submit(lambda _: queue.pipelined(range(6), buffers, nothing, nothing, write))
     with pytest.raises(OSError, match="full"):
-        ticket.wait()
+        handle.wait()
 
 
-def test_what_a_move_uses_is_held_no_longer_than_it_takes(lane: TransferQueue):
-    held = torch.ones(3)
-    seen = weakref.ref(held)
-    ticket = lane.begin(lambda _: None, held)
-    del held
-    lane.wait()
-    assert seen() is None
-    ticket.wait()
+def test_tensors_in_use_are_released_when_the_transfer_ends(queue: TransferQueue):
+    tensor = torch.ones(3)
+    reference = weakref.ref(tensor)
+    handle = queue.submit(lambda _: None, tensor)
+    del tensor
+    queue.wait()
+    assert reference() is None
+    handle.wait()
