@@ -1,4 +1,4 @@
-"""Types of NumPy arrays that the cost models compute with."""
+"""Array types of the cost models."""
 
 import numpy as np
 import numpy.typing as npt

@@ -1,6 +1,6 @@
-"""What replicas exchange of their layers' states, for many ways to share at once.
+"""Time of collectives on model state, for many sharding options at once.
 
-`Links` says the same of one plan.
+`CommunicationCosts` computes the same for one plan.
 """
 
 from collections.abc import Mapping
@@ -21,57 +21,57 @@ from windlass.schema.machine import Machine
 
 
 class ShardingColumns(NamedTuple):
-    """Ways in which replicas share states: columns."""
+    """Sharding options as arrays, `[option]`."""
 
     tensors: tuple[int, ...]
-    """Numbers of slices, each once."""
+    """Tensor-parallel degrees, each once."""
     tensor: Ints
-    """A place among these."""
+    """Index among `tensors`."""
     replicas: Ints
     parameters: Ints
-    """rts."""
+    """Sharding degree of parameters."""
     optimizer: Ints
-    """rts'."""
+    """Sharding degree of optimizer state."""
 
     @property
     def parts(self) -> Ints:
-        """Optimizer shards in one weight shard."""
+        """Optimizer shards in one parameter shard."""
         return np.asarray(self.optimizer // self.parameters)
 
     @property
     def slices(self) -> Ints:
-        """Of a layer."""
+        """Tensor-parallel ranks."""
         return np.array([int(each) for each in self.tensors])[self.tensor]
 
 
 class CollectiveSeconds(NamedTuple):
-    """Seconds of exchanges: for each pair (rows) and kind of layer (columns)."""
+    """Seconds of collectives, `[option, layer kind]`."""
 
     gather: Floats
     spread: Floats
-    """Until parts of weights that replicas have updated are together."""
+    """All-gather of parameters after an update of optimizer shards."""
     reduce: Floats
     waited: Floats
-    """Of these, those in which the device does nothing else."""
+    """The part of `reduce` that blocks the device."""
 
 
 class BatchedCollectives:
-    """Prices of what replicas exchange.
+    """Time of collectives on model state.
 
     Args:
-        machine: that they run on.
-        rings: on its links.
+        machine: the machine that they run on.
+        rings: costs of rings on its links.
     """
 
     def __init__(self, machine: Machine, rings: RingCosts) -> None:
         self._machine, self._rings = machine, rings
 
     def of(self, pairs: ShardingColumns, sizes: Mapping[str, Ints]) -> CollectiveSeconds:
-        """What all pairs take; nothing on a machine without links.
+        """Seconds of all options; zero on a machine without links.
 
         Args:
-            pairs: how replicas share.
-            sizes: what `StateSizes` names of the layers of each kind (columns), by pair.
+            pairs: sharding options.
+            sizes: bytes by name of `StateSizes`, `[option, layer kind]`.
         """
         weights = sizes["weights"]
         if not self._machine.links:
@@ -88,7 +88,7 @@ class BatchedCollectives:
         return CollectiveSeconds(*(np.where(weights > 0, seconds, 0.0) for seconds in each))
 
     def _sums_beside(self, pairs: ShardingColumns) -> Bools:
-        """Whether gradients are summed over replicas beside computing."""
+        """Whether the all-reduce of gradients overlaps with computation, `[option]`."""
         machine = self._machine
         within_host = pairs.replicas * pairs.slices <= machine.devices_per_host
         waits = within_host & (machine.device.kind == "cpu")
@@ -96,7 +96,7 @@ class BatchedCollectives:
         return np.asarray((pairs.replicas > pairs.optimizer) & ~waits)
 
     def _common(self, pairs: ShardingColumns, sizes: Mapping[str, Ints]) -> Floats:
-        """What slices have in common is summed over them."""
+        """Seconds to sum the gradients that tensor-parallel ranks replicate."""
         found = np.zeros(sizes["weights"].shape)
         for place, tensor in enumerate(pairs.tensors):
             rows = np.flatnonzero(pairs.tensor == place)
@@ -113,7 +113,7 @@ class BatchedCollectives:
         return found
 
     def _scattered(self, pairs: ShardingColumns, nbytes: Ints) -> Floats:
-        """Each of rts' replicas is left with its part of a sum of so many bytes."""
+        """Seconds of a reduce-scatter of this many bytes among the optimizer's sharding group."""
         degree = pairs.optimizer
         seconds = self._ring(pairs, _gathered(nbytes, degree), degree)
         device = self._machine.device
@@ -135,10 +135,10 @@ class BatchedCollectives:
         """Seconds of one ring of replicas.
 
         Args:
-            pairs: how they share.
+            pairs: sharding options.
             sent: bytes that each device sends.
             ranks: devices in the ring.
-            apart: replicas from one of them to the next; so many rings lie side by side.
+            apart: replicas from one of them to the next; this many rings run side by side.
             passes: times that the buffer goes around.
         """
         slices = pairs.slices

@@ -1,4 +1,4 @@
-"""Ways: how layers run, and how replicas share their state, as keys of what that costs."""
+"""Keys of batched costs: how layers compute, recompute and share their state."""
 
 from typing import NamedTuple
 
@@ -7,35 +7,35 @@ from windlass.schema.plan import DEVICE_TIER, Plan, Recompute, ShardingDegrees
 
 
 class LayerConfig(NamedTuple):
-    """What the passes of a layer depend on, the length of a sequence apart."""
+    """What the cost of a layer's passes depends on, apart from the sequence length."""
 
     tensor: int
     precision: Precision
     compiled: bool
     micro: int
     accumulates: bool
-    """Whether a step has several micro-batches, so that their gradients are summed."""
+    """Whether a step has several micro-batches, so that gradients are accumulated."""
     pipelined: bool
-    """Whether there are several stages."""
+    """Whether there are several pipeline stages."""
     replicas: int = 1
-    """Whose slices exchange at the same time, on the same links."""
+    """Data-parallel replicas, whose tensor-parallel collectives share the links."""
     offloads: bool = False
-    """Whether compute units are set apart for moves between tiers (`Device.moving_share`)."""
+    """Whether compute units are reserved for transfers between tiers (`Device.moving_share`)."""
 
 
 class ShardingOption(NamedTuple):
-    """How replicas share the state of layers, and where that of the optimizer lives."""
+    """Sharding degrees of model state, and the tier of optimizer state."""
 
     parameters: int
-    """rts."""
+    """Sharding degree of parameters (rts)."""
     optimizer: int
-    """rts'."""
+    """Sharding degree of optimizer state (rts')."""
     optimizer_tier: str = DEVICE_TIER
-    """The tier of the optimizer's state."""
+    """Tier of the optimizer state."""
 
 
 class ShardingOptions(NamedTuple):
-    """Ways to share the state of layers."""
+    """Several sharding options of layers with the same costs otherwise."""
 
     tensor: int
     precision: Precision
@@ -43,11 +43,11 @@ class ShardingOptions(NamedTuple):
     replicas: int
     options: tuple[ShardingOption, ...]
     offloads: bool = False
-    """As in `Setting`."""
+    """As in `LayerConfig`."""
 
 
 def priced_plan(base: Plan, precision: Precision, *, accumulates: bool, optimizer: int = 1) -> Plan:
-    """A plan as far as it says how wide numbers are, and how replicas share optimizer state."""
+    """A plan with the number formats and optimizer sharding that costs depend on."""
     batch = base.batch.model_copy(update={"accumulation": 2 if accumulates else 1})
     sharding = ShardingDegrees.model_construct(
         {"parameters", "optimizer"}, parameters=1, optimizer=optimizer
@@ -56,17 +56,17 @@ def priced_plan(base: Plan, precision: Precision, *, accumulates: bool, optimize
 
 
 class RecomputeConfig(NamedTuple):
-    """What is computed again of the blocks of each stage, the same of each of its chunks."""
+    """Recomputed layers of each stage, the same for each of its model chunks."""
 
     full: tuple[int, ...] = ()
-    """For each stage of how many of the first blocks all is; () of none."""
+    """Fully recomputed layers, `[stage]`, the first ones; () for none."""
     selective: tuple[int, ...] = ()
-    """For each stage of how many all but large products: of the first, or of all that are left
-    where of some all is, as `program.recompute.recomputing` has it."""
+    """Selectively recomputed layers, `[stage]`: the first ones, or all others where some are
+    recomputed in full, as in `program.activation_checkpointing.with_recompute`."""
 
     @property
     def mode(self) -> Recompute:
-        """The most that any stage computes again."""
+        """The most that any stage recomputes."""
         return "full" if any(self.full) else "selective" if any(self.selective) else "none"
 
 

@@ -1,13 +1,15 @@
-"""Closed: seconds and bytes of many plans at once, without a program.
+"""Evaluates many plans at once: step time and peak memory without their programs.
 
-The clock plays a program of thousands of instructions; here the same is added up from numbers of
-each kind of layer, as arrays over plans:
+The simulator plays a program of thousands of instructions; here the same is computed from numbers
+    of each
+layer kind, as arrays over plans:
 
-- a step is its passes, folded to stages (`closed_pipeline`); before them weights are gathered,
-  behind each stage's last one gradients are reduced, then come norm, updates and what follows them;
-- the near tier is fullest in one of a few moments (`closed_peak`).
+- a step is its passes, combined to stages (`pipeline`); before them weights are gathered, after
+  each
+  stage's last one gradients are reduced, then come grad norm, updates and what follows them;
+- device memory is fullest in one of a few moments (`memory.peak`).
 
-Plans whose layers take turns in the near tier have no closed form: `search.podphases` bounds them.
+Plans in phases have no closed form: `planner.search.phase_bounds` bounds them.
 """
 
 from dataclasses import dataclass
@@ -29,24 +31,24 @@ from windlass.cost.batched.stage_sums import StagePartition
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanTotals:
-    """Of each plan, all predicted."""
+    """Predicted time and memory, `[plan]`."""
 
     step_seconds: Floats
     peak_bytes: Floats
-    """Of the near tier, on the fullest stage."""
+    """Device memory on the fullest stage."""
     offload_fill: Floats
-    """Share of the tier beyond that its state takes, on the fullest stage; up to 1 it fits."""
+    """Share of the offload tier that state takes on the fullest stage; up to 1 it fits."""
 
 
 def evaluate_batch(
     chain: LayerCosts, shape: PipelineShape, ends: tuple[int, ...], rows: PlanTable
 ) -> PlanTotals:
-    """Seconds of a step and bytes of the near tier, of plans of one shape.
+    """Seconds of a step and peak device memory of plans of one pipeline shape.
 
     Args:
-        chain: its layers and their prices.
-        shape: of all plans.
-        ends: first layer of each chunk, and the chain's length.
+        chain: costs of its layers.
+        shape: pipeline shape of all plans.
+        ends: first layer of each model chunk, and the number of layers.
         rows: the plans.
 
     Raises:
@@ -64,7 +66,7 @@ def evaluate_batch(
 def step_seconds(
     chain: LayerCosts, shape: PipelineShape, ends: tuple[int, ...], rows: PlanTable
 ) -> Floats:
-    """Seconds of a step alone, as in `closed`."""
+    """Seconds of a step alone, as in `evaluate_batch`."""
     parts = StagePartition(shape, ends, chain.kind_of_layer)
     return _seconds(chain, parts, _Shared(chain, parts, rows), rows)
 
@@ -72,7 +74,7 @@ def step_seconds(
 def stage_bytes(
     chain: LayerCosts, shape: PipelineShape, ends: tuple[int, ...], rows: PlanTable
 ) -> Floats:
-    """Bytes of the near tier that each stage (columns) of each plan (rows) needs, as `closed`."""
+    """Peak device memory, `[plan, stage]`, as in `evaluate_batch`."""
     parts = StagePartition(shape, ends, chain.kind_of_layer)
     return bytes_of_stages(chain, parts, rows, _Shared(chain, parts, rows).held)
 
@@ -80,7 +82,7 @@ def stage_bytes(
 def stage_seconds(
     chain: LayerCosts, shape: PipelineShape, ends: tuple[int, ...], rows: PlanTable
 ) -> Floats:
-    """Seconds of all passes of a micro-batch on each stage (columns) of each plan (rows)."""
+    """Seconds of all passes of a micro-batch, `[plan, stage]`."""
     forward, backward = _chunk_seconds(chain, shape, ends, rows)
     turns = (forward + backward).reshape(len(forward), shape.virtual_stages, shape.pipeline)
     return np.asarray(turns.sum(axis=1)[rows.config])
@@ -89,7 +91,7 @@ def stage_seconds(
 def _chunk_seconds(
     chain: LayerCosts, shape: PipelineShape, ends: tuple[int, ...], rows: PlanTable
 ) -> tuple[Floats, Floats]:
-    """Seconds of the forward and of the whole backward pass of each chunk (columns) of each run."""
+    """Seconds of the forward and of the whole backward pass, `[config, chunk]`."""
     times = ConfigTimes.of(chain, StagePartition(shape, ends, chain.kind_of_layer), rows)
     parted = shape.schedule == "zero-bubble"
     backward: tuple[PassName, ...] = (
@@ -107,9 +109,9 @@ def _seconds(
 
 
 class _Shared:
-    """Seconds and bytes of what replicas share, a row for each pair of all blocks.
+    """Seconds and bytes of shared state, `[sharding, ...]`.
 
-    But for gathers and reductions they are summed over the stages of each sort (columns).
+    Except for gathers and reductions they are summed over the stages of each sort.
     """
 
     def __init__(self, chain: LayerCosts, parts: StagePartition, rows: PlanTable) -> None:
@@ -123,11 +125,11 @@ class _Shared:
         self.far_full = far.max(axis=1)
         self.under_way, self.gather = layers("under_way"), layers("gather")
         self.goes_on = np.asarray(self.under_way.any(axis=1))
-        """Whether updates go on beside the next step."""
+        """Whether updates overlap with the next step, `[sharding]`."""
         self.alike = ExchangeKinds.of(chain, rows)
         reduced = rows.places[self.alike.pairs]
         self.reductions = ReduceSeconds(links=states.reduce[reduced], waited=states.waited[reduced])
-        """Of each way to share that exchanges in another way."""
+        """Seconds of gradient reduction of each kind of exchange."""
         self.after = parts.by_sort(layers("after"))
         self.norm = np.zeros_like(self.after)
         if chain.base.clip:
@@ -141,7 +143,7 @@ class _Shared:
 def _step(
     parts: StagePartition, taken: StageTimes, shared: _Shared, rows: PlanTable, *, clips: bool
 ) -> Floats:
-    """When the last stage has updated its weights."""
+    """End of the last stage's update, `[plan]`."""
     reduced = grad_reduce_end(parts, taken.passed, shared.reductions)
     alike, run = shared.alike, taken.place[rows.config]
     if clips:  # the norm waits for all stages
@@ -172,15 +174,15 @@ def _held_up(
     plans: tuple[Ints, Ints],
     ended: Floats | None,
 ) -> Floats:
-    """By how much updates under way hold up a step.
+    """Delay of a step by updates that are still running.
 
     Args:
-        parts: of all plans.
+        parts: partition of the layers.
         taken: seconds of passes.
-        shared: what replicas share.
-        plans: run and pair of each of those whose updates go on.
-        ended: when passes had ended on each stage (rows), from the begin of the next step; None
-            where all end together, and norm and updates of the slowest follow.
+        shared: costs of shared state.
+        plans: config and sharding index of each plan whose updates overlap.
+        ended: end of the passes relative to the next step's start, `[stage, plan]`; None if all end
+            together, and the grad norm and updates of the slowest follow.
     """
     going = np.flatnonzero(shared.goes_on)
     run, pair = taken.first[plans[0]], np.searchsorted(going, plans[1])
@@ -198,22 +200,22 @@ def _held_up(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExchangeKinds:
-    """Kinds of pairs, all of a block in turn, and runs with all of their block's kinds."""
+    """Sharding options that communicate alike, and the combinations of configs with them."""
 
     pairs: Ints
-    """Of each kind a pair that is of it."""
+    """One sharding index of each kind, `[kind]`."""
     shares: Ints
-    """Of each pair its kind."""
+    """Kind of each sharding index, `[sharding]`."""
     run: Ints
-    """Of each run with a kind."""
+    """Config of each combination, `[combination]`."""
     share: Ints
-    """Of each run with a kind: the kind."""
+    """Kind of each combination, `[combination]`."""
     place: Ints
-    """Of each plan its place among those."""
+    """Combination of each plan, `[plan]`."""
 
     @classmethod
     def of(cls, chain: LayerCosts, rows: PlanTable) -> "ExchangeKinds":
-        """Those of some plans."""
+        """The kinds of some plans."""
         numbers, counts = rows.sharding_table.exchanging(chain, rows.shared)
         own, kinds = numbers[rows.places], counts[rows.shared]
         firsts = np.cumsum(kinds) - kinds

@@ -1,8 +1,8 @@
-"""Layer by layer, what the closed form adds up: seconds and bytes as arrays over the chain.
+"""Costs of layers that the batched cost model adds up, as arrays over layer kinds.
 
-What a pass takes and holds depends on how a layer is sliced and computed, and on the micro-batch
-(`Setting`); what its weights, gradients and state take, and what replicas exchange of them, on how
-replicas share them (`Block`). Of both, many are priced at once.
+A pass depends on tensor parallelism, computation and micro-batch size (`LayerConfig`); weights,
+gradients, optimizer state and their collectives depend on sharding (`ShardingOptions`). Many of
+both are priced at once.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,12 +24,12 @@ from windlass.schema.plan import Plan, Recompute
 
 
 class LayerCosts:
-    """Prices of a chain of layers on a machine.
+    """Costs of the layers of a graph on a machine.
 
     Args:
-        base: says sequence, moments and clipping; the rest of it does not matter.
-        graph: of the chain.
-        machine: that it runs on.
+        base: states sequence length, moments and clipping; the rest of it does not matter.
+        graph: graph of the layers.
+        machine: the machine that they run on.
     """
 
     def __init__(self, base: Plan, graph: Graph, machine: Machine) -> None:
@@ -37,7 +37,7 @@ class LayerCosts:
         names = [kind.name for kind in graph.layer_kinds()]
         own = tuple(dict.fromkeys(names))
         self.kind_of_layer: Ints = np.array([own.index(name) for name in names])
-        """Of each layer its kind, as a number."""
+        """Index of the layer's kind, `[layer]`."""
         self.layers = len(names)
         self.tied = tuple(
             (layer, owner)
@@ -45,23 +45,23 @@ class LayerCosts:
             for owner in owned
             if owner != layer
         )
-        """Layers that borrow weights, each with the layer that owns them."""
+        """Layers with tied weights, each with the layer that owns them."""
         rings = RingCosts(machine.links)
         self._prices = PassCostModel(base, graph, machine, self.tied, rings)
         self.passes: Callable[[tuple[LayerConfig, ...]], PassCosts] = cache(self._prices.of)
-        """Prices of passes, a row for each setting; as `PassPrices.of`."""
+        """Costs of passes, `[config, ...]`; as in `PassCostModel.of`."""
         self.rows: Callable[[int, int], Floats] = self._prices.ops.rows
-        """Bytes that rows looked up take, of slices and sequences; as `ChainOps.rows`."""
+        """Bytes of embedding rows, by tensor degree and sequences; as in `ChainOps.rows`."""
         self.states: Callable[[Sequence[ShardingOptions]], StateCosts] = StateCostModel(
             base, graph, machine, rings
         ).of
-        """Prices of states, a row for each pair of all blocks in turn; as `StatePrices.of`."""
+        """Costs of state, `[option, ...]`; as in `StateCostModel.of`."""
 
     @cached_property
     def variants(self) -> Ints:
-        """Of each kind of layer the number of those that keep only what large products give.
+        """Index of the selectively recomputed variant of each kind, `[layer kind]`.
 
-        So numbered, they are kinds behind all others; its own number where there are none.
+        Variants are numbered after all kinds; a kind without a variant has its own index.
         """
         ops = self._prices.ops
         numbers = np.arange(len(ops.names))
@@ -70,17 +70,17 @@ class LayerCosts:
 
     @cached_property
     def numbered(self) -> tuple[LayerKind, ...]:
-        """What stands behind each number of a kind, in one piece; `variants` among them."""
+        """The layer kind behind each index, unsharded, `variants` included."""
         ops = self._prices.ops
         return tuple(ops.kinds(1)[each.name] for each in ops.variants)
 
     def kinds_as(self, modes: Sequence[Recompute]) -> Ints:
-        """The kind of each layer, recomputed in one of these modes."""
+        """Index of the kind of each layer, recomputed in the given modes, `[layer]`."""
         chosen = np.array(modes) == "selective"
         return np.asarray(np.where(chosen, self.variants[self.kind_of_layer], self.kind_of_layer))
 
     def message_ways(self, settings: Sequence[LayerConfig], pipeline: int) -> tuple[Floats, Floats]:
-        """Seconds of a byte to another stage, and of a message apart from its bytes, of each."""
+        """Seconds of a byte to another stage, and of a message apart from its bytes, `[config]`."""
         links = self.machine.links
         if not links or pipeline == 1:
             return np.zeros(len(settings)), np.zeros(len(settings))
@@ -93,7 +93,7 @@ class LayerCosts:
         return each_byte, each_message
 
     def norm_rates(self, blocks: Sequence[ShardingOptions], nbytes: Floats) -> Floats:
-        """Bytes/s of the norm over so many bytes each, a row for each pair of all blocks."""
+        """Bytes/s of the gradient norm over these bytes, `[option, ...]`."""
         known: dict[tuple[Precision, bool, bool], int] = {}
         alike = [
             known.setdefault((block.precision, block.accumulates, block.offloads), len(known))
@@ -109,5 +109,5 @@ class LayerCosts:
         return found
 
     def kinds(self, tensor: int) -> Mapping[str, LayerKind]:
-        """The kinds of layer, whole or as one of t slices."""
+        """The layer kinds, whole or as one of t tensor-parallel shards."""
         return self._prices.ops.kinds(tensor)

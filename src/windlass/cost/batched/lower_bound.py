@@ -1,8 +1,8 @@
-"""Least: what no plan of a shape can be faster than, found before it is priced.
+"""Lower bounds on step time, cheap enough to prune plans before they are evaluated.
 
-A stage has all its passes to do. Before the first a micro-batch comes through the stages before it,
-and behind the last its gradient goes back through them. Where the stage has no room for all that it
-keeps of the micro-batches that are under way, it computes layers again, as few as can be enough.
+A stage has all its passes to do. Before the first one a micro-batch passes the stages before it,
+and after the last one its gradient passes them backward. If a stage has no room for all that its
+live micro-batches keep, it recomputes layers, at least as few as can be enough.
 """
 
 from collections.abc import Callable
@@ -21,18 +21,18 @@ from windlass.cost.batched.schedule_index import PipelineShape, ScheduleIndex
 from windlass.cost.batched.stage_sums import StagePartition, recompute_by_layer
 
 _ROUNDING = 1e-9
-"""Share of the near tier by which sums of the same bytes in another order may differ."""
+"""Relative rounding error between sums of the same bytes in different orders."""
 
 
 def min_batch_seconds(
     chain: LayerCosts, shape: PipelineShape, ends: tuple[int, ...], rows: PlanTable
 ) -> Floats:
-    """What no plan of each run can be faster than.
+    """Lower bound on the step time of each configuration, `[config]`.
 
     Args:
-        chain: its layers and their prices.
-        shape: of all plans.
-        ends: first layer of each chunk, and the chain's length.
+        chain: costs of layers.
+        shape: pipeline shape of all plans.
+        ends: first layer of each model chunk, and the number of layers.
         rows: the plans.
     """
     parts = StagePartition(shape, ends, chain.kind_of_layer)
@@ -42,13 +42,13 @@ def min_batch_seconds(
 
 @dataclass(frozen=True, slots=True)
 class MemoryLimit:
-    """What plans have to make do with."""
+    """Device memory that plans must fit into."""
 
     budget_bytes: float
     minimizes_recompute: bool
-    """Whether more layers may be computed again, as many as it takes."""
+    """Whether more layers may be recomputed, as many as needed."""
     allows_selective: Bools
-    """Of each run whether its layers can keep what their large products give."""
+    """Whether layers can recompute selectively, `[config]`."""
 
 
 def min_batch_seconds_in_memory(
@@ -58,14 +58,14 @@ def min_batch_seconds_in_memory(
     rows: PlanTable,
     room: MemoryLimit,
 ) -> Floats:
-    """What each plan cannot be faster than where it has so much room; infinite where it has none.
+    """Lower bound on the step time of each plan within a memory limit; infinite if it cannot fit.
 
     Args:
-        chain: its layers and their prices.
-        shape: of all plans.
-        ends: first layer of each chunk, and the chain's length.
-        rows: the plans, all of which compute as much again.
-        room: that each has.
+        chain: costs of layers.
+        shape: pipeline shape of all plans.
+        ends: first layer of each model chunk, and the number of layers.
+        rows: the plans, all with the same recompute.
+        room: the memory limit.
     """
     parts = StagePartition(shape, ends, chain.kind_of_layer)
     times = ConfigTimes.of(chain, parts, rows)
@@ -88,15 +88,15 @@ def min_batch_seconds_in_memory(
 
 @dataclass(frozen=True, slots=True)
 class _Worked:
-    """Seconds of each run (rows) that each stage (columns) is not done before."""
+    """Seconds before which a stage is not done, `[config, stage]`."""
 
     own: Floats
-    """With the way of the first micro-batch to the stage, and all its passes."""
+    """With the first micro-batch's way to the stage, and all its passes."""
     through: Floats
-    """With the way back of the last gradient too, from the stage to the first one.
+    """With the last gradient's way back to the first stage, too.
 
-    Only the weights' parts of parted backward passes may come later than that gradient, so that
-    there the way back is left out.
+    Only weight gradients of a split backward may come later than that gradient, so the way back is
+    left out there.
     """
 
 
@@ -117,34 +117,34 @@ def _worked(parts: StagePartition, times: ConfigTimes, rows: PlanTable) -> _Work
 
 
 def _before(chunks: Floats, shape: PipelineShape) -> Floats:
-    """What the first chunks of the stages before each stage take."""
+    """Seconds of the first chunks of the stages before each stage."""
     ways = chunks[:, : shape.pipeline]
     return np.asarray(np.cumsum(ways, axis=1) - ways)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Holds:
-    """Bytes of each run (rows) that each stage (columns) holds at one moment, if not more.
+    """Bytes that a stage holds at one moment, at least, `[config, stage]`.
 
-    Of a step of more micro-batches than the shape has no stage holds less.
+    In a step of more micro-batches than the shape has, no stage holds less.
     """
 
     there: Floats
-    """Of micro-batches under way, of gradients where there are all of them, and of the process."""
+    """Live micro-batches, gradients where there are all of them, and the process."""
     weights: Floats
-    """What whole weights take while a stage needs them."""
+    """Whole weights while a stage needs them."""
     whole: Floats
-    """Of that, what goes with each further layer of each chunk that is computed again."""
+    """Bytes freed by each further fully recomputed layer of each chunk."""
     some: Floats
-    """What goes where all but its large products is (one column)."""
+    """Bytes freed by each selectively recomputed layer, one column."""
     outputs: Floats
-    """What goes besides with the last layer of a chunk."""
+    """Bytes freed besides by the last layer of a chunk."""
     able: Ints
-    """Layers that can be computed again, of each stage (rows) and its chunks."""
+    """Layers that can be recomputed, `[stage, chunk]`."""
 
     @classmethod
     def of(cls, chain: LayerCosts, parts: StagePartition, rows: PlanTable) -> "_Holds":
-        """What the runs of some plans hold, all of which compute as much again."""
+        """Bytes of the configurations of some plans, all with the same recompute."""
         shape, ends, settings = parts.shape, parts.ends, rows.layer_configs
         found = settings.table(chain, "room", _numbers(chain, settings)).at(rows.layer_config)
         own, kept, output, gradients, weights = np.split(found, _columns(chain), axis=1)
@@ -177,7 +177,7 @@ class _Holds:
 
 
 def _over(chain: LayerCosts, parts: StagePartition, rows: PlanTable, holds: _Holds) -> Floats:
-    """Bytes that each stage (columns) of each plan (rows) holds at one moment, if not more."""
+    """Bytes that a stage holds at one moment, at least, `[plan, stage]`."""
     states = rows.states(chain)
     always = parts.by_stage(states.held[rows.places]) + states.staging[rows.places][:, None]
     come_and_go = np.where(rows.pairs[rows.sharding, :1] > 1, holds.weights[rows.config], 0.0)
@@ -185,23 +185,23 @@ def _over(chain: LayerCosts, parts: StagePartition, rows: PlanTable, holds: _Hol
 
 
 class _Again(NamedTuple):
-    """Seconds of each run in which a layer of each chunk is computed again in all micro-batches."""
+    """Seconds to recompute a layer of each chunk in all micro-batches, `[config]`."""
 
     whole: Floats
     some: Floats
-    """All but its large products."""
+    """Selective recompute."""
     selects: Bools
-    """Whether that can be."""
+    """Whether selective recompute is possible."""
 
 
 def _again_seconds(rows: PlanTable, holds: _Holds, over: Floats, again: _Again) -> Floats:
-    """Seconds of each stage (columns) of each plan in which it computes enough layers again.
+    """Seconds in which a stage recomputes enough layers, `[plan, stage]`.
 
     Args:
         rows: the plans.
-        holds: what runs hold.
-        over: bytes that lack, of each plan and stage.
-        again: what layers take.
+        holds: what configurations hold.
+        over: bytes that are too much, `[plan, stage]`.
+        again: seconds of recompute.
     """
     run = rows.config
     over = np.where(over > 0, np.maximum(over - holds.outputs[run], 1.0), 0.0)
@@ -224,16 +224,16 @@ def _again_seconds(rows: PlanTable, holds: _Holds, over: Floats, again: _Again) 
 
 
 def _inner(chain: LayerCosts) -> Ints:
-    """The kinds of layer within the chain, of which some can be computed again."""
+    """Indices of the layer kinds that can be recomputed."""
     return np.unique(chain.kind_of_layer[1:-1] if chain.layers > 2 else chain.kind_of_layer)
 
 
 def _open(shape: PipelineShape, layers: Floats) -> tuple[Floats, Floats]:
-    """Micro-batches of each stage (rows) that are open in each of its chunks.
+    """Live micro-batches, `[stage, chunk]`, at two moments.
 
-    At the first backward pass, when there are no gradients yet, and when there are gradients of all
-    chunks and none is reduced; each time where most layers are open, of which all weights are used
-    still. None are where there is no such moment.
+    At the first backward pass, when there are no gradients yet, and when all gradients exist and
+    none is reduced; each time where most layers are live whose weights are all still in use. Zero
+    if there is no such moment.
     """
     turns = ScheduleIndex(shape.schedule, shape.pipeline, shape.virtual_stages, shape.microbatches)
     cycle = shape.pipeline * shape.virtual_stages
@@ -258,13 +258,13 @@ def _open(shape: PipelineShape, layers: Floats) -> tuple[Floats, Floats]:
 
 
 def _by_stage(chunks: Floats, counts: Floats) -> Floats:
-    """What each stage holds of so many micro-batches of each of its chunks (columns)."""
+    """Bytes of this many micro-batches of each chunk, `[config, stage]`."""
     turns = chunks.reshape(len(chunks), counts.shape[1], counts.shape[0])
     return np.asarray(np.einsum("ncs,sc->ns", turns, counts))
 
 
 def _of_layers(kinds: Ints, count: int | None = None) -> Floats:
-    """Of each layer (rows) a one in the column of its kind, of so many."""
+    """One-hot kinds of layers, `[layer, kind]`."""
     return np.eye(int(kinds.max()) + 1 if count is None else count)[kinds]
 
 
@@ -272,14 +272,14 @@ _NUMBERS = ("saved", "output", "gradients", "weights")
 
 
 def _columns(chain: LayerCosts) -> list[int]:
-    """Where the numbers of a run's kinds begin, behind its process: those of kept with variants."""
+    """Where each group of numbers begins in a row of `_numbers`."""
     kinds = len(chain.variants)
     kept = int(max(chain.variants.max() + 1, kinds))
     return [1, 1 + kept, 1 + kept + kinds, 1 + kept + 2 * kinds]
 
 
 def _numbers(chain: LayerCosts, settings: LayerConfigTable) -> Callable[[Ints], Floats]:
-    """Finds bytes of the process; by kind of layer what it keeps, gives, and is made of."""
+    """Finds bytes of the process, and by layer kind what it saves, outputs and consists of."""
     device, kinds = chain.machine.device, len(chain.variants)
 
     def of(places: Ints) -> Floats:

@@ -1,7 +1,7 @@
-"""Sums of something of a run and something of a pair, of which the largest counts.
+"""Max-plus sums: the largest of sums of a number of a config and a number of a sharding option.
 
-A plan is a run of its passes with a pair by which replicas share state. What is the largest of sums
-of both is found once for each of them, and plans only add and compare.
+A plan is a config of its passes with a sharding option. Each number is computed once for each
+config or option, and plans only add and compare.
 """
 
 from collections.abc import Sequence
@@ -14,30 +14,30 @@ from windlass.cost.arrays import Floats, Ints
 
 
 class MaxPlusTerm(NamedTuple):
-    """A sum, for many plans."""
+    """One sum, for many plans."""
 
     passes: Floats
-    """Of each way to run the passes."""
+    """Number of each config, `[config]`."""
     exchanges: Floats
-    """Of each way to share."""
+    """Number of each sharding option, `[option]`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MaxPlus:
-    """The largest of a few sums for each of some things, such as stages."""
+    """The largest of a few sums for each item, such as each stage."""
 
     passes: Floats
-    """A row for each sum, a column for each way to run the passes."""
+    """Numbers of configs, `[sum, config]`."""
     exchanges: Floats
-    """A row for each that differs, a column for each way to share."""
+    """Distinct numbers of sharding options, `[distinct, option]`."""
     shared: Ints
-    """Of each sum the row of its exchanges."""
+    """Row of `exchanges` of each sum, `[sum]`."""
     things: Ints
-    """Of each sum what it is of."""
+    """Item of each sum, `[sum]`."""
 
     @classmethod
     def of_terms(cls, things: Sequence[Sequence[MaxPlusTerm]]) -> "MaxPlus":
-        """Those of each thing, at least one."""
+        """The sums of each item, at least one for each."""
         terms = [term for thing in things for term in thing]
         known: dict[bytes, int] = {}
         shared = [known.setdefault(term.exchanges.tobytes(), len(known)) for term in terms]
@@ -50,7 +50,7 @@ class MaxPlus:
         )
 
     def beside(self, other: "MaxPlus") -> "MaxPlus":
-        """With more sums of the same things."""
+        """The same with more sums of the same items."""
         return MaxPlus(
             passes=np.concatenate([self.passes, other.passes]),
             exchanges=np.concatenate([self.exchanges, other.exchanges]),
@@ -59,16 +59,16 @@ class MaxPlus:
         )
 
     def of(self, run: Ints, pair: Ints) -> Floats:
-        """Of plans (columns) each thing (rows)."""
+        """The largest sum of each item, `[item, plan]`."""
         order = np.argsort(self.things, kind="stable")
         sums = self.passes[order][:, run] + self.exchanges[self.shared[order]][:, pair]
         firsts = np.flatnonzero(np.diff(self.things[order], prepend=-1))
         return np.asarray(np.maximum.reduceat(sums, firsts, axis=0))
 
     def of_plans(self, run: Ints, pair: Ints) -> Floats:
-        """The largest of all things, of each plan.
+        """The largest sum of all items, `[plan]`.
 
-        Where exchanges are equal, the largest of the passes stands for all.
+        Where numbers of options are equal, the largest number of configs stands for all.
         """
         shared, passes = self.shared, self.passes
         if (np.diff(shared) < 0).any():
@@ -79,30 +79,30 @@ class MaxPlus:
         return _largest(own, self.exchanges[shared[firsts]], run, pair)
 
     def spread(self, kinds: Ints) -> "MaxPlus":
-        """The same for each of other ways to share, by the one that it is like."""
+        """The same for other sharding options, given the index of the option that each is like."""
         return replace(self, exchanges=self.exchanges[:, kinds])
 
     def with_things(self, exchanges: Floats) -> "MaxPlus":
-        """With something more of each way to share, by thing (rows)."""
+        """The same with another number of each sharding option added, `[item, option]`."""
         both, shared = np.unique(np.stack([self.shared, self.things]), axis=1, return_inverse=True)
         more = self.exchanges[both[0]] + exchanges[both[1]]
         return replace(self, exchanges=more, shared=shared.reshape(-1))
 
 
 def largest_sum(own: Floats, other: Floats, run: Ints, pair: Ints) -> Floats:
-    """The largest of sums of both, `own[run] + other[pair]`, of each plan.
+    """The largest of `own[run] + other[pair]` over all columns, `[plan]`.
 
     Args:
-        own: a row for each run.
-        other: a row for each pair.
-        run: of each plan.
-        pair: of each plan.
+        own: numbers of configs, `[config, sum]`.
+        other: numbers of sharding options, `[option, sum]`.
+        run: config of each plan.
+        pair: sharding option of each plan.
     """
     return _largest(np.ascontiguousarray(own.T), np.ascontiguousarray(other.T), run, pair)
 
 
 def _largest(own: Floats, other: Floats, run: Ints, pair: Ints) -> Floats:
-    """The same of a row for each sum."""
+    """The same with arrays `[sum, ...]`."""
     found = own[0][run] + other[0][pair]
     for mine, its in zip(own[1:], other[1:], strict=True):
         np.maximum(found, mine[run] + its[pair], out=found)

@@ -1,7 +1,7 @@
-"""Ops of a chain: what passes of its layers take, hold and send, were each alone on its device.
+"""Costs of layers' passes alone: what they take, hold and communicate if each ran on its own.
 
-Found for many slices and micro-batches at once. `op`, `program.sizes` and `program.exchanged` say
-the same of one plan.
+Computed for many tensor degrees and micro-batch sizes at once. `op_time`,
+`program.memory.layer_sizes` and `program.communication_volume` compute the same for one plan.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -36,35 +36,35 @@ HELD = (
     "output", "saved", "forward_peak", "backward_peak", "pass_gradients", "largest_pass_gradient",
     "sparse_gradients", "weights", "gradients",
 )  # fmt: skip
-"""What a layer's passes hold, as `program.sizes.LayerSizes` names it."""
+"""What a layer's passes hold, named as in `LayerSizes`."""
 
 
 class PassArrays(NamedTuple):
-    """Passes alone: for each micro-batch, one of `PASSES` and variant."""
+    """Costs of passes alone, `[micro-batch size, pass, kind]`."""
 
     seconds: Floats
     sent: Floats
-    """Bytes that a device sends inside them, first by which of `AMONG` its slices it does so."""
+    """Bytes that a device sends inside them, with a first axis over `AMONG`."""
     hops: Floats
-    """Of these collectives, in the same shape."""
+    """Hops of these collectives, in the same shape."""
     held: Floats
-    """Bytes of `HELD` in place of passes, but for gradients."""
+    """Bytes of each of `HELD` in place of passes; without gradients."""
 
 
 class KindVariant(NamedTuple):
-    """Layers of one kind, all of them computed again in one way."""
+    """Layers of one kind with one recompute mode."""
 
     name: str
-    """Of the kind."""
+    """Name of the kind."""
     selective: bool = False
-    """Whether they keep only what their large products give, where they can."""
+    """Whether they recompute selectively, where they can."""
 
 
 class ChainOps:
-    """The ops of a chain of layers.
+    """The operations of a graph's layers.
 
     Args:
-        graph: of the chain.
+        graph: the graph.
         sequence: tokens of a sequence.
     """
 
@@ -72,7 +72,7 @@ class ChainOps:
         self._graph, self._sequence = graph, sequence
         layers = [kind.name for kind in graph.layer_kinds()]
         self.names = tuple(dict.fromkeys(layers))
-        """Kinds of layers in the order of the chain."""
+        """Layer kinds in the order of the layers."""
         kinds = (graph.kinds, *graph.tensor_shards.values())
         self.selective = tuple(
             at
@@ -80,11 +80,10 @@ class ChainOps:
             if name not in (layers[0], layers[-1])
             and any(each[name].selective_costs for each in kinds)
         )
-        """Those of them, by their places, of which some layers can keep only what large products
-        give."""
+        """Indices of the kinds that can recompute selectively."""
         again = (KindVariant(self.names[at], selective=True) for at in self.selective)
         self.variants = (*map(KindVariant, self.names), *again)
-        """All kinds; behind them those that keep only that."""
+        """All kinds, then their selectively recomputed variants."""
         self.kinds: Callable[[int], Mapping[str, LayerKind]] = cache(self._kinds)
         self.fresh: Callable[[int, str, tuple[int, ...]], Ints] = cache(self._fresh)
         """Elements of each gradient (columns) that a pass of each of some micro-batches gives; a
@@ -95,19 +94,19 @@ class ChainOps:
         number of slices. As `program.sizes.rows_bytes`."""
 
     def _kinds(self, tensor: int) -> Mapping[str, LayerKind]:
-        """The kinds of layer, whole or as one of t slices."""
+        """The layer kinds, whole or as one of t tensor-parallel shards."""
         return self._graph.shard(tensor).kinds
 
     def alone(
         self, device: Device, mode: OpContext, tensor: int, micros: Sequence[int]
     ) -> PassArrays:
-        """Passes of layers in so many slices, in each of some micro-batches.
+        """Costs of passes alone at one tensor degree, for each micro-batch size.
 
         Args:
-            device: that computes them.
-            mode: in which.
-            tensor: slices.
-            micros: sequences of a micro-batch.
+            device: the device that computes them.
+            mode: how operations run.
+            tensor: tensor-parallel degree.
+            micros: micro-batch sizes in sequences.
 
         Raises:
             KeyError: the device states no rate for the precision, or the graph has no such cost.
@@ -143,7 +142,7 @@ class ChainOps:
     def _cost(
         self, tensor: int, variant: KindVariant, mode: OpContext
     ) -> tuple[LayerKind, LayerCost]:
-        """A layer and its cost; the plain one where there is no selective one."""
+        """A layer and its cost; the plain cost if there is no selective one."""
         layer = self.kinds(tensor)[variant.name]
         selective = variant.selective and bool(layer.selective_costs) and not mode.compiled
         return layer, layer.cost(mode.precision, compiled=mode.compiled, selective=selective)
@@ -151,7 +150,7 @@ class ChainOps:
     def _sent(
         self, passes: Sequence[LayerPass], mode: OpContext, tensor: int, micros: Ints
     ) -> tuple[Floats, Floats]:
-        """Bytes and hops of collectives inside passes, in the shape of `Alone`."""
+        """Bytes and hops of collectives inside passes, in the shape of `PassArrays`."""
         shape = (len(AMONG), len(micros), len(PASSES), len(self.variants))
         sent, hops = np.zeros(shape), np.zeros(shape)
         for (run, kind), each in zip(np.ndindex(*shape[2:]), passes, strict=True):
@@ -168,7 +167,7 @@ class ChainOps:
         return sent, hops
 
     def _bytes(self, tensor: int, variant: KindVariant, mode: OpContext, micros: Ints) -> Floats:
-        """As `program.sizes.layer_sizes` has it, of each micro-batch; without the gradient."""
+        """Bytes of each of `HELD`, `[name, micro-batch size]`; without gradients."""
         layer, cost = self._cost(tensor, variant, mode)
         ops = (*cost.forward, *cost.backward)
         asked = (cost.output_bytes, cost.saved_bytes, *(op.live_bytes for op in ops))
@@ -199,6 +198,6 @@ class ChainOps:
 
 
 def _made_so_far(backward: Sequence[Op], fresh: Ints) -> Ints:
-    """Elements of gradients there are at each op (rows) of a pass that gives so many (columns)."""
+    """Elements of gradients that exist at each operation, `[op, micro-batch size]`."""
     made = np.array([weight_gradient_elements(op) for op in backward], dtype=np.int64)
     return np.asarray(np.maximum(0, fresh - made.sum()) + np.cumsum(made)[:, None])

@@ -1,7 +1,7 @@
-"""Passes, layer by layer: seconds and bytes of many settings at once, by kind of layer.
+"""Costs of passes of many layer configurations at once, by layer kind.
 
-To what a pass is alone come gradients, which are summed, and what slices exchange inside it, which
-depends on how many replicas do so at once.
+Gradient accumulation and tensor-parallel collectives are added to what a pass takes alone; the
+latter depend on how many replicas communicate at once.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,9 +34,9 @@ _TOKEN_BYTES = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassCosts:
-    """Of each setting (rows): seconds of passes and bytes that they hold, by kind of layer.
+    """Seconds and bytes of passes, `[config, kind]`.
 
-    Behind all kinds stand those that keep only what large products give (`Chain.variants`).
+    Selectively recomputed variants follow all kinds (`LayerCosts.variants`).
     """
 
     forward: Floats
@@ -44,21 +44,21 @@ class PassCosts:
     backward_input: Floats
     backward_weight: Floats
     sum_first: Floats
-    """Adding the first micro-batch's gradients to what is there."""
+    """Adding the first micro-batch's gradients."""
     sum_later: Floats
     held: Floats
-    """Bytes, for each name of `HELD`."""
+    """Bytes of each of `HELD`, `[config, name, kind]`."""
     load_seconds: Floats
     lent: Floats
-    """Elements that the first tied layer borrows."""
+    """Elements of tied weights, `[config]`."""
     taking: Floats
-    """Seconds of adding their gradient to the owner's."""
+    """Seconds to add their gradient to the owner's, `[config]`."""
     widths: Floats
-    """Bytes of a micro-batch's tokens, of an element of a gradient, and of a weight (columns)."""
+    """Bytes of a micro-batch's tokens, of a gradient element, and of a weight, `[config, 3]`."""
 
 
 class _Like(NamedTuple):
-    """What settings that are priced together have in common."""
+    """What configurations that are priced together have in common."""
 
     precision: Precision
     compiled: bool
@@ -68,14 +68,14 @@ class _Like(NamedTuple):
 
 
 class PassCostModel:
-    """Prices of the passes of a chain of layers.
+    """Costs of the passes of a graph's layers.
 
     Args:
-        base: says the length of a sequence.
-        graph: of the chain.
-        machine: that it runs on.
-        tied: layers that borrow weights, each with the layer that owns them.
-        rings: on its links.
+        base: states the sequence length.
+        graph: the graph.
+        machine: the machine that they run on.
+        tied: layers with tied weights, each with the layer that owns them.
+        rings: costs of rings on its links.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class PassCostModel:
         self._shared = cache(self._shared_of)
 
     def of(self, settings: Sequence[LayerConfig]) -> PassCosts:
-        """The numbers of some settings.
+        """Costs of some configurations.
 
         Raises:
             KeyError: the machine states no rate or link, or the graph no cost, that one needs.
@@ -166,7 +166,7 @@ class PassCostModel:
         )
 
     def lent_elements(self, tensor: int) -> int:
-        """Elements that the first tied layer borrows, whole or as one of t slices."""
+        """Elements of tied weights, whole or as one of t tensor-parallel shards."""
         if not self._tied:
             return 0
         kinds = tuple(self._graph.shard(tensor).layer_kinds())
@@ -175,13 +175,13 @@ class PassCostModel:
     def _exchanged(
         self, alone: PassArrays, tensors: Sequence[int], replicas: Ints, place: tuple[Ints, Ints]
     ) -> Floats:
-        """Seconds that slices exchange in passes: of each setting, each of `PASSES`, each kind.
+        """Seconds of tensor-parallel collectives in passes, `[config, pass, kind]`.
 
         Args:
-            alone: what they exchange, by number of slices.
-            tensors: these.
-            replicas: of each setting.
-            place: of each its place among numbers of slices, and among micro-batches.
+            alone: what passes communicate, by tensor degree.
+            tensors: the tensor degrees.
+            replicas: data-parallel degree, `[config]`.
+            place: index of the tensor degree and of the micro-batch size, `[config]`.
         """
         tensor, micro = place
         found = np.zeros_like(alone.seconds[place])
@@ -198,7 +198,7 @@ class PassCostModel:
         return found
 
     def _summed(self, like: _Like, tensors: Sequence[int], micros: Sequence[int]) -> Floats:
-        """Seconds of adding gradients: by slices, micro-batch, first or later in a step, kind."""
+        """Seconds to accumulate gradients, `[tensor degree, micro-batch size, 2, kind]`."""
         device, plan = (
             self._machine.device.effective(offloads=like.moves),
             priced_plan(self._base, like.precision, accumulates=like.sums),
@@ -224,7 +224,7 @@ class PassCostModel:
         return found
 
     def _shared_of(self, tensor: int, parted: bool) -> Mapping[str, int]:
-        """By kind, elements of its first layer that a later one of its stage uses."""
+        """Elements of a kind's first layer that a later one of its stage uses, by kind."""
         part = self._graph.shard(tensor)
         names = [kind.name for kind in part.layer_kinds()]
         stages = [0] * (len(names) - 1) + [int(parted)]
@@ -233,5 +233,5 @@ class PassCostModel:
 
 
 def _copying(device: Device, nbytes: Floats) -> Floats:
-    """Seconds of ops that move so many bytes each."""
+    """Seconds of operations that each move this many bytes."""
     return np.asarray(nbytes / rates_at(device.traffic, nbytes))

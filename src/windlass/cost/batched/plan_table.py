@@ -1,7 +1,7 @@
-"""Rows: plans of one shape as places in tables in which what they share stands once.
+"""Plan table: plans of one pipeline shape as indices of tables that hold what they share once.
 
-A plan is a run, how layers are computed and in how many micro-batches, and a pair, how replicas
-share their state. Settings are the table of many shapes; nothing of a plan is built until it wins.
+A plan is a config (how layers compute, in how many micro-batches) and a sharding index. Layer
+configurations are a table of many shapes; no plan is built until it wins.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,11 +24,11 @@ from windlass.cost.batched.state_cost import StateCosts
 
 
 class LazyTable:
-    """Numbers of settings, a row for each, found once they are asked for.
+    """Numbers of layer configurations, `[config, number]`, computed when they are asked for.
 
     Args:
-        find: the numbers of some of them by their places, a row for each.
-        alike: a number for each that those share which are found together.
+        find: computes the rows of some configurations, given their indices.
+        alike: a number that configurations share which are computed together.
     """
 
     def __init__(self, find: Callable[[Ints], Floats], alike: Ints) -> None:
@@ -39,12 +39,12 @@ class LazyTable:
         self._numbered: dict[bytes, int] = {}
 
     def at(self, places: Ints) -> Floats:
-        """The rows of settings by their places."""
+        """Rows of the given configurations."""
         self._find_missing(places)
         return np.asarray(self._rows[places])
 
     def numbers(self, places: Ints) -> Ints:
-        """A number for each that those share whose rows are equal."""
+        """A number that configurations with equal rows share."""
         self._find_missing(places)
         return np.asarray(self._numbers[places])
 
@@ -62,13 +62,13 @@ class LazyTable:
 
 @dataclass(frozen=True, eq=False)
 class LayerConfigTable:
-    """A table of settings, each of them once."""
+    """A table of layer configurations, each once."""
 
     all: tuple[LayerConfig, ...]
 
     @cached_property
     def alone(self) -> Ints:
-        """A number for each that those share which differ in how many replicas there are only."""
+        """A number that configurations share which differ only in replicas, `[config]`."""
         known: dict[LayerConfig, int] = {}
         return np.array(
             [known.setdefault(each._replace(replicas=1), len(known)) for each in self.all]
@@ -76,22 +76,22 @@ class LayerConfigTable:
 
     @cached_property
     def devices(self) -> Ints:
-        """Of each the devices of a stage."""
+        """Devices of a stage, `[config]`."""
         return np.array([each.tensor * each.replicas for each in self.all])
 
     @cached_property
     def micro(self) -> Ints:
-        """Of each the sequences of a micro-batch."""
+        """Sequences of a micro-batch, `[config]`."""
         return np.array([each.micro for each in self.all], dtype=np.int64)
 
     @cached_property
     def compiled(self) -> Bools:
-        """Of each whether its layers are compiled."""
+        """Whether layers are compiled, `[config]`."""
         return np.array([each.compiled for each in self.all])
 
     @cached_property
     def mode(self) -> Ints:
-        """A number for each that those share whose layers are cut and compute alike."""
+        """A number that configurations share which are sharded and compute alike, `[config]`."""
         known: dict[tuple[object, ...], int] = {}
         modes = [
             (e.tensor, e.precision, e.compiled, e.accumulates, e.pipelined, e.offloads)
@@ -100,13 +100,13 @@ class LayerConfigTable:
         return np.array([known.setdefault(mode, len(known)) for mode in modes])
 
     def at(self, places: Ints) -> tuple[LayerConfig, ...]:
-        """Settings by their places."""
+        """The configurations at some indices."""
         return tuple(self.all[at] for at in places.tolist())
 
     def table(self, chain: LayerCosts, name: str, find: Callable[[Ints], Floats]) -> LazyTable:
-        """A table of numbers of a chain, the same one for the same name.
+        """A table of numbers of some layers, the same one for the same name.
 
-        The first time that one of a mode is asked for, all of that mode are found.
+        When one configuration of a mode is first asked for, all of that mode are computed.
         """
         if (chain, name) not in self._tables:
             self._tables[chain, name] = LazyTable(find, self.mode)
@@ -118,39 +118,39 @@ class LayerConfigTable:
 
     @cached_property
     def tensors(self) -> tuple[int, ...]:
-        """Numbers of slices that there are."""
+        """Tensor degrees that occur."""
         return tuple(dict.fromkeys(each.tensor for each in self.all))
 
     @cached_property
     def tensor(self) -> Ints:
-        """Of each the place of its number of slices among `tensors`."""
+        """Index among `tensors`, `[config]`."""
         places = {tensor: at for at, tensor in enumerate(self.tensors)}
         return np.array([places[each.tensor] for each in self.all])
 
 
 @dataclass(frozen=True, eq=False)
 class PlanTable:
-    """Plans of one shape."""
+    """Plans of one pipeline shape."""
 
     layer_configs: LayerConfigTable
     recomputes: tuple[RecomputeConfig, ...]
-    """What of the runs is computed again, each once."""
+    """Recompute configurations, each once."""
     sharding_table: ShardingTable
-    """That blocks and pairs are places in."""
+    """The table that `block` and `shared` are indices of."""
     block: Ints
-    """Of each run its place in the table."""
+    """Index of the sharding options, `[config]`."""
     layer_config: Ints
-    """Of each run."""
+    """Index of the layer configuration, `[config]`."""
     recompute: Ints
-    """Of each run."""
+    """Index among `recomputes`, `[config]`."""
     microbatches: Ints
-    """Of each run."""
+    """Micro-batches of a step, `[config]`."""
     shared: Ints
-    """Of each block of the runs, in turn, its place in the table."""
+    """Indices of the sharding options that occur, in order."""
     config: Ints
-    """Of each plan."""
+    """Index of the config, `[plan]`."""
     sharding: Ints
-    """Of each plan its place among the pairs of `shared`, in turn."""
+    """Sharding index, among the options of `shared` in order, `[plan]`."""
 
     @property
     def count(self) -> int:
@@ -159,11 +159,11 @@ class PlanTable:
 
     @cached_property
     def configs(self) -> tuple[ComputeConfig, ...]:
-        """The runs themselves."""
+        """The configs themselves."""
         return tuple(map(self.config_of, range(len(self.layer_config))))
 
     def config_of(self, run: int) -> ComputeConfig:
-        """One of the runs."""
+        """One of the configs."""
         return ComputeConfig(
             self.layer_configs.all[self.layer_config[run]],
             self.recomputes[self.recompute[run]],
@@ -171,35 +171,35 @@ class PlanTable:
         )
 
     def sharding_of(self, pair: int) -> ShardingOption:
-        """One of the pairs."""
+        """One of the sharding options."""
         return self.sharding_table.options[int(self.places[pair])]
 
     @cached_property
     def blocks(self) -> tuple[ShardingOptions, ...]:
-        """The blocks themselves."""
+        """The sharding options that occur, block by block."""
         return tuple(self.sharding_table.all[at] for at in self.shared.tolist())
 
     @cached_property
     def places(self) -> Ints:
-        """Of each pair its place in the table."""
+        """Row of the sharding table, `[sharding]`."""
         return self.sharding_table.places(self.shared)
 
     @cached_property
     def pairs(self) -> Ints:
-        """The rts and rts' (columns) of each pair."""
+        """Sharding degrees of parameters and optimizer state, `[sharding, 2]`."""
         return np.asarray(self.sharding_table.degrees[self.places])
 
     @cached_property
     def optimizer_tier(self) -> Ints:
-        """Of each pair the place of its optimizer state's tier among those of the table."""
+        """Index of the optimizer state's tier among the table's tiers, `[sharding]`."""
         return np.asarray(self.sharding_table.optimizer_tier[self.places])
 
     def states(self, chain: LayerCosts) -> StateCosts:
-        """What pairs hold and exchange, a row for each place of the table; see `places`."""
+        """Costs of state, a row for each row of the sharding table; see `places`."""
         return self.sharding_table.states(chain, self.shared)
 
     def select(self, chosen: Bools) -> "PlanTable":
-        """Some of the plans, with the runs and blocks that they need."""
+        """Some of the plans, with the configs and sharding options that they need."""
         needed = np.zeros(len(self.layer_config), dtype=bool)
         needed[self.config[chosen]] = True
         kept = np.isin(self.shared, self.block[needed])
@@ -229,13 +229,14 @@ class PlanTable:
         table: ShardingTable,
         runs: Ints,
     ) -> "PlanTable":
-        """Each run with each pair of its block.
+        """Each config with each of its sharding options.
 
         Args:
-            settings: that runs name.
-            agains: that runs name.
-            table: of blocks that runs name.
-            runs: a row for each: its block, setting, again and micro-batches.
+            settings: layer configurations that configs name.
+            agains: recompute configurations that configs name.
+            table: sharding options that configs name.
+            runs: `[config, 4]`: indices of options, layer configuration and recompute, and
+                micro-batches.
         """
         block, setting, again, micros = runs.T
         shared, place = np.unique(block, return_inverse=True)
@@ -258,7 +259,7 @@ class PlanTable:
 
     @classmethod
     def of(cls, families: Sequence[tuple[ShardingOptions, Sequence[ComputeConfig]]]) -> "PlanTable":
-        """Plans that run in each of some ways with each pair of a block, for several blocks."""
+        """Plans that combine some configs with each of some sharding options."""
         runs = [(at, run) for at, (_, able) in enumerate(families) for run in able]
         settings = {run.layer: None for _, run in runs}
         agains = {run.recompute: None for _, run in runs}

@@ -1,8 +1,10 @@
-"""Turns: the passes of all stages at once, by how many of each kind come before each.
+"""Schedule index: the passes of all stages at once, by how many of each kind come before each.
 
-`program.schedule` says in which turn a stage takes its passes, one after the other. Here the same
-follows from counts: in every order the forward passes of all chunks of a stage keep one turn, so do
-the backward passes, and of both it is known how many of the other come before.
+`program.pipeline_schedules` lists a stage's passes one after the other. Here the same follows from
+    counts:
+under every schedule the forward passes of all chunks of a stage keep one order, so do the backward
+    passes,
+and of both it is known how many of the other come before.
 """
 
 from dataclasses import dataclass
@@ -20,7 +22,7 @@ other part is `BACKWARD`."""
 
 
 class PassesBefore(NamedTuple):
-    """How many passes of each kind a stage has taken before another."""
+    """Passes of each kind that a stage has run before another."""
 
     forward: Ints
     backward: Ints
@@ -28,7 +30,7 @@ class PassesBefore(NamedTuple):
 
 
 class SchedulePasses(NamedTuple):
-    """All passes: a row for each stage, a column for each pass in turn."""
+    """All passes, `[stage, turn]`."""
 
     kinds: Ints
     micros: Ints
@@ -37,13 +39,13 @@ class SchedulePasses(NamedTuple):
 
 @dataclass(frozen=True)
 class ScheduleIndex:
-    """The turns of one order.
+    """The order of passes under one schedule.
 
     Args:
-        order: any.
-        pipeline: stages.
-        interleave: chunks of a stage; 1 unless the order interleaves.
-        micros: micro-batches of a step; as many as the order allows.
+        schedule: any schedule.
+        pipeline: pipeline stages.
+        virtual_stages: model chunks of a stage; 1 unless the schedule is interleaved.
+        microbatches: micro-batches of a step, as the schedule allows.
     """
 
     schedule: PipelineSchedule
@@ -53,22 +55,22 @@ class ScheduleIndex:
 
     @property
     def count(self) -> int:
-        """Passes of each kind that a stage takes."""
+        """Passes of each kind that a stage runs."""
         return self.microbatches * self.virtual_stages
 
     @property
     def parted(self) -> bool:
-        """Whether backward passes are run in two parts."""
+        """Whether the backward is split into input and weight gradients."""
         return self.schedule == "zero-bubble"
 
     @cached_property
     def stages(self) -> Ints:
-        """The stages (a column)."""
+        """The stages, `[stage, 1]`."""
         return np.arange(self.pipeline)[:, None]
 
     @cached_property
     def warm(self) -> Ints:
-        """Forward passes of each stage (a column) after which forward and backward take turns."""
+        """Forward passes after which forward and backward alternate, `[stage, 1]`."""
         behind = self.pipeline - 1 - self.stages
         if self.schedule == "gpipe" and self.pipeline > 1:
             return np.full_like(behind, self.count)
@@ -77,17 +79,17 @@ class ScheduleIndex:
         return np.minimum(behind, self.count)
 
     def before_forward(self, turn: Ints) -> PassesBefore:
-        """What comes before some forward passes of each stage (rows)."""
+        """Passes before some forward passes, `[stage, turn]`."""
         backward = np.maximum(turn - self.warm, 0)
         return PassesBefore(turn, backward, self._weights(backward))
 
     def before_backward(self, turn: Ints) -> PassesBefore:
-        """What comes before some backward passes, or their first parts, of each stage (rows)."""
+        """Passes before some backward passes, or their input-gradient parts, `[stage, turn]`."""
         forward = np.minimum(turn + self.warm + 1, self.count)
         return PassesBefore(forward, turn, self._weights(turn))
 
     def before_weight(self, turn: Ints) -> PassesBefore:
-        """What comes before the second parts of some backward passes of each stage (rows)."""
+        """Passes before some weight-gradient passes, `[stage, turn]`."""
         follows = turn + self.stages
         """The backward pass whose first part it follows."""
         forward = np.minimum(follows + self.warm + 1, self.count)
@@ -95,14 +97,14 @@ class ScheduleIndex:
         return PassesBefore(forward, np.minimum(follows + 1, self.count), turn)
 
     def _weights(self, backward: Ints) -> Ints:
-        """As many micro-batches later as stages come before this one."""
+        """Weight-gradient passes, which lag by one micro-batch for each earlier stage."""
         late = np.maximum(backward - self.stages, 0)
         return late if self.parted else np.zeros_like(late)
 
     def through(self, taken: Ints, chunk: Ints | int) -> Ints:
-        """Micro-batches that so many forward passes of a stage have brought through a chunk.
+        """Micro-batches that a number of forward passes of a stage have brought through a chunk.
 
-        Of backward passes through chunk c it is those of forward passes through `v - 1 - c`.
+        Backward passes through chunk c count like forward passes through `v - 1 - c`.
         """
         cycle = self.pipeline * self.virtual_stages
         whole, rest = np.divmod(taken, cycle)
@@ -110,16 +112,16 @@ class ScheduleIndex:
         return np.asarray(whole * self.pipeline + within)
 
     def chunk(self, turn: Ints) -> Ints:
-        """The chunk of forward passes by their turn."""
+        """The chunk of forward passes, by their turn."""
         return np.asarray(turn // self.pipeline % self.virtual_stages)
 
     def micro(self, turn: Ints) -> Ints:
-        """The micro-batch of passes by their turn among those of their kind."""
+        """The micro-batch of passes, by their turn among those of their kind."""
         cycle = self.pipeline * self.virtual_stages
         return np.asarray(turn // cycle * self.pipeline + turn % self.pipeline)
 
     def passes(self) -> SchedulePasses:
-        """All of them, as `program.schedule.taken` says one by one."""
+        """All passes, in the order of `program.pipeline_schedules`."""
         turn = np.broadcast_to(np.arange(self.count), (self.pipeline, self.count))
         own, micro = self.chunk(turn), self.micro(turn)
         before = [self.before_forward(turn), self.before_backward(turn)]
@@ -138,7 +140,7 @@ class ScheduleIndex:
 
 
 _FEW_MORE = 5
-"""Micro-batches beyond as many as there are stages, from which on steps of plain orders repeat."""
+"""Micro-batches beyond the number of stages from which on steps of plain schedules repeat."""
 
 
 class PipelineShape(NamedTuple):
@@ -148,13 +150,13 @@ class PipelineShape(NamedTuple):
     pipeline: int
     virtual_stages: int
     microbatches: int
-    """Micro-batches of a step; of plans with more than `settled`, that and one, for all."""
+    """Micro-batches of a step; plans with more than `settled` share a shape."""
 
     @classmethod
     def of(
         cls, order: PipelineSchedule, pipeline: int, interleave: int, micros: int
     ) -> "PipelineShape":
-        """The shape of plans of so many micro-batches."""
+        """The shape of plans with this many micro-batches."""
         shape = cls(order, pipeline, interleave, micros)
         return shape._replace(microbatches=min(micros, shape.settled + pipeline + 1))
 
@@ -165,10 +167,10 @@ class PipelineShape(NamedTuple):
 
     @property
     def repeats(self) -> bool:
-        """Whether it stands for plans of any larger number of micro-batches too."""
+        """Whether it stands for any larger number of micro-batches too."""
         return self.microbatches > self.settled + self.pipeline
 
     @property
     def chunks(self) -> int:
-        """Parts of the chain: those of all stages."""
+        """Model chunks of all stages."""
         return self.pipeline * self.virtual_stages

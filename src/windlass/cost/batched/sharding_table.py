@@ -1,6 +1,6 @@
-"""Blocks: ways to share state as one table of their pairs, a part of which each shape's plans take.
+"""Sharding table: all sharding options of a plan space, some of which the plans of each shape use.
 
-What replicas exchange and hold is found once for a block, whatever the shapes it is met in.
+Collectives and memory of state are computed once for each entry, whatever the shapes that use it.
 """
 
 from dataclasses import dataclass, fields
@@ -17,68 +17,68 @@ from windlass.cost.batched.state_cost import StateCosts
 
 @dataclass(frozen=True, eq=False)
 class ShardingTable:
-    """A table of blocks, each of them once."""
+    """A table of sharding options; entries are `ShardingOptions`, rows are single options."""
 
     all: tuple[ShardingOptions, ...]
 
     @cached_property
     def counts(self) -> Ints:
-        """How many pairs each has."""
+        """Number of options, `[entry]`."""
         return np.array([len(block.options) for block in self.all], dtype=np.int64)
 
     @cached_property
     def firsts(self) -> Ints:
-        """The place of the first pair of each."""
+        """Row of the first option, `[entry]`."""
         return np.asarray(np.cumsum(self.counts) - self.counts)
 
     @cached_property
     def options(self) -> tuple[ShardingOption, ...]:
-        """All pairs of all blocks in turn."""
+        """All options, `[row]`."""
         return tuple(joined.from_iterable(block.options for block in self.all))
 
     @cached_property
     def degrees(self) -> Ints:
-        """Their rts and rts' (columns)."""
+        """Sharding degrees of parameters and optimizer state, `[row, 2]`."""
         found = [(share.parameters, share.optimizer) for share in self.options]
         return np.array(found, dtype=np.int64).reshape(-1, 2)
 
     @cached_property
     def optimizer_tiers(self) -> tuple[str, ...]:
-        """The tiers where optimizer state of any lives."""
+        """Tiers of optimizer state that occur."""
         return tuple(dict.fromkeys(share.optimizer_tier for share in self.options))
 
     @cached_property
     def optimizer_tier(self) -> Ints:
-        """Of each the place of its tier among `homes`."""
+        """Index among `optimizer_tiers`, `[row]`."""
         places = {home: at for at, home in enumerate(self.optimizer_tiers)}
         return np.array([places[share.optimizer_tier] for share in self.options], dtype=np.int64)
 
     def places(self, blocks: Ints) -> Ints:
-        """Where the pairs of some blocks stand, in turn."""
+        """Rows of some entries, in order."""
         counts = self.counts[blocks]
         ends = np.cumsum(counts)
         return np.arange(counts.sum()) + np.repeat(self.firsts[blocks] - ends + counts, counts)
 
     def states(self, chain: LayerCosts, blocks: Ints) -> StateCosts:
-        """The table of what pairs hold and exchange, in which the rows of these blocks are found.
+        """Costs of state, `[row, ...]`, filled in for some entries.
 
         Args:
-            chain: of layers.
-            blocks: whose rows are needed; others may be missing.
+            chain: costs of layers.
+            blocks: entries whose rows are needed; others may be missing.
         """
         if chain not in self._states:
             self._states[chain] = _States(self)
         return self._states[chain].of(chain, blocks)
 
     def exchanging(self, chain: LayerCosts, blocks: Ints) -> tuple[Ints, Ints]:
-        """Of each pair its number among those of its block that exchange in another way.
+        """A number that options of an entry share which communicate alike, `[row]`.
 
         Args:
-            chain: of layers.
-            blocks: whose pairs are asked for; numbers of others may be missing.
+            chain: costs of layers.
+            blocks: entries that are asked for; numbers of others may be missing.
 
         Returns:
-            The numbers, and for each block how many of them there are.
+            The numbers, and how many there are in each entry.
         """
         self.states(chain, blocks)
         known = self._states[chain]
@@ -90,19 +90,19 @@ class ShardingTable:
 
 
 class _States:
-    """Numbers of a table's pairs, found once they are asked for."""
+    """Costs of a table's rows, computed when they are asked for."""
 
     def __init__(self, blocks: ShardingTable) -> None:
         self._blocks = blocks
         self._known = np.zeros(len(blocks.all), dtype=bool)
         self._rows: StateCosts | None = None
         self.numbers = np.zeros(len(blocks.options), dtype=np.int64)
-        """Of each pair one that those of its block share which exchange alike."""
+        """A number that options of an entry share which communicate alike, `[row]`."""
         self.kinds = np.zeros(len(blocks.all), dtype=np.int64)
-        """Of each block how many such numbers there are."""
+        """How many such numbers there are, `[entry]`."""
 
     def of(self, chain: LayerCosts, blocks: Ints) -> StateCosts:
-        """The table with the rows of some blocks filled in."""
+        """The table with the rows of some entries filled in."""
         missing = blocks[~self._known[blocks]]
         if missing.size or self._rows is None:
             found = chain.states([self._blocks.all[at] for at in missing.tolist()])
@@ -115,7 +115,7 @@ class _States:
         return self._rows
 
     def _number(self, found: StateCosts, blocks: Ints) -> None:
-        """Tells apart what exchanges in another way of some blocks, found in turn."""
+        """Numbers the options of some entries by how they communicate."""
         seen = np.concatenate([found.reduce, found.waited, found.gather], axis=1)
         keys = iter([row.tobytes() for row in seen])
         for block in blocks.tolist():
@@ -125,7 +125,7 @@ class _States:
             self.numbers[first : first + count], self.kinds[block] = numbers, len(own)
 
     def _empty(self, found: StateCosts) -> StateCosts:
-        """A table with a row for each pair, of as many columns as was found of some."""
+        """A table with a row for each option, shaped like the given rows."""
         pairs = len(self._blocks.options)
 
         def rows(values: Floats) -> Floats:

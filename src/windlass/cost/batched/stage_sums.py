@@ -1,7 +1,7 @@
-"""Parts: which chunk and stage each layer of a chain is in, and sums over the layers of each.
+"""Stage sums: which chunk and stage each layer is in, and sums over the layers of each.
 
-Numbers of layers are given by kind, so that a sum is one over kinds, of how many layers times what
-one of them has. Chunks and stages of as many layers of each kind have the same sums.
+Numbers are given by layer kind, so a sum over layers is one over kinds. Chunks and stages with as
+many layers of each kind have the same sums.
 """
 
 from collections.abc import Sequence
@@ -19,12 +19,12 @@ from windlass.schema.plan import Recompute
 
 
 class StagePartition:
-    """The parts of plans of one shape.
+    """The layers of each chunk and stage of one pipeline shape.
 
     Args:
-        shape: of the plans.
-        ends: first layer of each chunk, and the chain's length.
-        kinds: of each layer.
+        shape: the pipeline shape.
+        ends: first layer of each chunk, and the number of layers.
+        kinds: kind of each layer, `[layer]`.
     """
 
     def __init__(self, shape: PipelineShape, ends: tuple[int, ...], kinds: Ints) -> None:
@@ -36,17 +36,17 @@ class StagePartition:
         by_stage = by_chunk.reshape(shape.virtual_stages, shape.pipeline, -1).sum(axis=0)
         self._chunks, alike = np.unique(by_chunk, axis=0, return_inverse=True)
         self.chunk_sort = np.asarray(alike.ravel())
-        """For each chunk a number that those share which have as many layers of each kind."""
+        """A number that chunks with as many layers of each kind share, `[chunk]`."""
         self._stages, alike = np.unique(by_stage, axis=0, return_inverse=True)
         self.sort = np.asarray(alike.ravel())
-        """For each stage a number that those share which have as many layers of each kind."""
+        """A number that stages with as many layers of each kind share, `[stage]`."""
 
     def over(self, each: Floats, low: int, high: int) -> Floats:
-        """The sum over some layers in a row."""
+        """The sum over consecutive layers."""
         return np.asarray(each @ (self._until[high] - self._until[low]))
 
     def counts(self, low: Ints | int, high: Ints | int) -> Floats:
-        """How many layers of each kind (columns) are in each of some rows of them (rows)."""
+        """Layers of each kind in ranges of consecutive layers, `[range, kind]`."""
         return np.asarray(self._until[high] - self._until[low])
 
     def by_chunk(self, each: Floats) -> Floats:
@@ -64,23 +64,23 @@ class StagePartition:
 
 @dataclass(frozen=True, slots=True)
 class RecomputeSums:
-    """What layers have that are computed again, a row for each run."""
+    """What recomputed layers add, `[config, ...]`."""
 
     each: Floats
-    """By kind of layer, of which all is; behind those, by kind again, all but large products."""
+    """Full recompute by kind, then selective recompute by kind, `[config, 2 x kind]`."""
     patterns: Sequence[Sequence[Recompute]]
-    """How each layer is computed again: what of the runs is, each once."""
+    """Recompute mode of each layer; each pattern once."""
     pattern: Ints
-    """Of each run."""
+    """Index among `patterns`, `[config]`."""
 
 
 class LayerSums:
-    """Numbers of layers of many runs (rows), as sums over layers.
+    """Sums over layers for many configs.
 
     Args:
-        parts: of the chain.
-        each: of a layer, by kind (columns).
-        again: what is added for those that are computed again; None if nothing is.
+        parts: partition of the layers.
+        each: number of a layer, `[config, kind]`.
+        again: what recomputed layers add; None for nothing.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class LayerSums:
         self._until = [_until_again(parts.kinds, np.array(layers)) for layers in patterns]
 
     def over(self, low: int, high: int) -> Floats:
-        """The sum over some layers in a row."""
+        """The sum over consecutive layers, `[config]`."""
         found = self._parts.over(self._each, low, high)
         if self._again is not None:
             counts = np.stack([until[high] - until[low] for until in self._until])
@@ -100,7 +100,7 @@ class LayerSums:
         return found
 
     def over_each(self, low: Ints | int, high: Ints | int) -> Floats:
-        """The sum over each of some rows of layers (rows), of each run (columns)."""
+        """The sums over ranges of consecutive layers, `[range, config]`."""
         found = self._parts.counts(low, high) @ self._each.T
         if self._again is not None:
             counts = np.stack([until[high] - until[low] for until in self._until])
@@ -109,7 +109,7 @@ class LayerSums:
         return np.asarray(found)
 
     def by_chunk(self) -> Floats:
-        """The sum over each chunk (columns)."""
+        """The sum over each chunk, `[config, chunk]`."""
         found = self._parts.by_chunk(self._each)
         if self._again is not None:
             for at, until in enumerate(self._until):
@@ -121,13 +121,13 @@ class LayerSums:
 
 
 def _until_again(kinds: Ints, modes: npt.NDArray[np.str_]) -> Floats:
-    """The same of those that are computed again, in the order of `Repeats.each`."""
+    """Running counts of recomputed layers, in the order of `RecomputeSums.each`."""
     found = [_until(kinds, (modes == mode) * 1.0) for mode in ("full", "selective")]
     return np.concatenate(found, axis=1)
 
 
 def _until(kinds: Ints, counted: Floats) -> Floats:
-    """For each layer (rows), and behind the last, how many are before it of each kind (columns)."""
+    """Layers of each kind before each layer, and before the end, `[layer + 1, kind]`."""
     of_kind = (kinds[:, None] == np.arange(int(kinds.max()) + 1)) * counted[:, None]
     return np.concatenate([np.zeros_like(of_kind[:1]), np.cumsum(of_kind, axis=0)])
 
@@ -136,7 +136,7 @@ def _until(kinds: Ints, counted: Floats) -> Floats:
 def recompute_by_layer(
     shape: PipelineShape, ends: tuple[int, ...], again: RecomputeConfig
 ) -> tuple[Recompute, ...]:
-    """Of each layer how it is computed again; the first and the last one never are."""
+    """Recompute mode of each layer; the first and the last one are never recomputed."""
     found: list[Recompute] = []
     for chunk, (begin, end) in enumerate(pairwise(ends)):
         stage, able = chunk % shape.pipeline, max(0, min(end, ends[-1] - 1) - max(1, begin))

@@ -1,7 +1,7 @@
-"""States, layer by layer: what weights, gradients and optimizer state take, as replicas share them.
+"""Costs of model state (weights, gradients, optimizer state) under sharding, by layer kind.
 
-Found for all ways to share of many blocks at once. What rts' alone decides is the clock's own; what
-replicas exchange is `Links`' formulas over columns.
+Computed for all options of many entries at once. What depends on the optimizer's degree alone is
+the simulator's own; collectives use the formulas of `CommunicationCosts` over arrays.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,49 +27,49 @@ from windlass.schema.plan import DEVICE_TIER, Plan
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateCosts:
-    """Bytes of state and seconds that it costs: for each pair of a block and kind of layer."""
+    """Bytes and seconds of model state, `[option, kind]`."""
 
     held: Floats
-    """Weights and optimizer state that are always there."""
+    """Weights and optimizer state that are always on the device."""
     gather: Floats
     reduce: Floats
-    """On the links."""
+    """Gradient reduction on the links."""
     waited: Floats
-    """Of `reduce`, in which the device does nothing else."""
+    """The part of `reduce` that blocks the device."""
     after: Floats
-    """What comes behind the passes: updates and what follows them."""
+    """What follows the passes: updates, and the all-gather after them."""
     norm_bytes: Floats
     norm_launches: Floats
     under_way: Floats
-    """Of an update that goes on beside what follows, until the layer can be used again."""
+    """An update that overlaps with what follows it, until the layer can be used again."""
     far: Floats
-    """Bytes of state at home beyond the near tier."""
+    """Bytes of offloaded state."""
     staging: Floats
-    """Of each pair: bytes that such state passes through, once for all layers."""
+    """Bytes of staging buffers for offloaded state, once for all layers, `[option]`."""
     far_capacity: Floats
-    """Of each pair: bytes of the tier that it lives in; infinite where it stays near."""
+    """Bytes of the offload tier, `[option]`; infinite if nothing is offloaded."""
 
 
 class _Own(NamedTuple):
-    """Of each kind, what a device has of the states of a layer; rts does not matter."""
+    """State of each kind on one device; the sharding degree of parameters does not matter."""
 
     sizes: Ints
-    """Bytes of `StateSizes` (columns)."""
+    """Bytes of each of `StateSizes`, `[kind, name]`."""
     away: Ints
-    """Bytes of state that is not near."""
+    """Bytes of offloaded state."""
     update: Floats
     launches: Floats
-    """Of the norm, in seconds."""
+    """Launch seconds of the gradient norm."""
 
 
 class StateCostModel:
-    """Prices of the states of a chain of layers.
+    """Costs of the state of a graph's layers.
 
     Args:
-        base: says moments and clipping.
-        graph: of the chain.
-        machine: that it runs on.
-        rings: on its links.
+        base: states moments and clipping.
+        graph: the graph.
+        machine: the machine that it runs on.
+        rings: costs of rings on its links.
     """
 
     def __init__(self, base: Plan, graph: Graph, machine: Machine, rings: RingCosts) -> None:
@@ -84,10 +84,10 @@ class StateCostModel:
         self._own: Callable[[Precision, bool, bool, int, int], _Own] = cache(self._own_of)
 
     def of(self, blocks: Sequence[ShardingOptions]) -> StateCosts:
-        """The numbers of all pairs of some blocks, one behind the other.
+        """Costs of all options of some entries, one after the other.
 
         Raises:
-            KeyError: the machine states no rate that a pair needs.
+            KeyError: the machine states no rate that an option needs.
         """
         counts = [len(block.options) for block in blocks]
         shares = list(joined.from_iterable(block.options for block in blocks))
@@ -119,7 +119,7 @@ class StateCostModel:
     def _all_own(
         self, blocks: Sequence[ShardingOptions], optimizer: Ints, counts: Sequence[int]
     ) -> tuple[_Own, Ints]:
-        """`_Own` of all blocks and rts', each once, and of each pair its place among those."""
+        """`_Own` of all distinct entries and optimizer degrees, and the index of each option's."""
         known: dict[tuple[Precision, bool, bool, int, int], int] = {}
         each = [
             (block.precision, block.accumulates, block.offloads, block.tensor)
@@ -146,7 +146,7 @@ class StateCostModel:
         )
 
     def _moving(self, home: Ints) -> Floats:
-        """Seconds in which a byte is fetched from each of some homes, and written back there."""
+        """Seconds to read and write back a byte of offloaded state, `[option, 1]`."""
         tiers = {tier.name: tier for tier in self._machine.device.tiers}
         seconds = np.zeros(len(self._homes))
         for at in np.unique(home[home > 0]):
@@ -156,17 +156,17 @@ class StateCostModel:
     def _updates(
         self, parted: Bools, work: Floats, moving: Floats, spread: Floats
     ) -> tuple[Floats, Floats]:
-        """Seconds that updates of state away hold the device up, and go on beside what follows.
+        """Seconds that updates of offloaded state block the device, and that they overlap.
 
-        State that comes from home is fetched, updated and written back beside each other. What puts
-        parts of a layer together waits for all of that, and the next update for it. On a CPU the
-        device itself works meanwhile. As `streamed.FarLane` has it.
+        State is read, updated and written back concurrently. The all-gather of a layer's updated
+        shards waits for all of that, and the next update waits for it. On a CPU the device itself
+        works meanwhile. As in `OffloadQueue`.
 
         Args:
-            parted: of each pair whether its weights are updated in parts.
-            work: seconds of the updates themselves, of each kind.
-            moving: seconds that state moves.
-            spread: seconds of putting its parts together.
+            parted: whether weights are updated in shards, `[option]`.
+            work: seconds of the updates themselves, `[option, kind]`.
+            moving: seconds that state moves, `[option, kind]`.
+            spread: seconds to all-gather its shards, `[option, kind]`.
         """
         lane = np.maximum(work, moving)
         waits = parted[:, None] | (not self._machine.overlaps_transfers)
@@ -177,7 +177,7 @@ class StateCostModel:
 def _pairs(
     blocks: Sequence[ShardingOptions], shares: Sequence[ShardingOption], counts: Sequence[int]
 ) -> ShardingColumns:
-    """All pairs of blocks of so many pairs."""
+    """All options of some entries as arrays."""
     tensors = tuple(dict.fromkeys(block.tensor for block in blocks))
     weights, optimizer = np.array([(share.parameters, share.optimizer) for share in shares]).T
     return ShardingColumns(

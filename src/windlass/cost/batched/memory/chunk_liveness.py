@@ -1,9 +1,9 @@
-"""Places: what a chunk of layers holds at each of them, counted in sizes of kinds of layers.
+"""Chunk liveness: what a model chunk holds at each of its layers, counted in sizes of layer kinds.
 
-All bytes of a moment are a sum of sizes, such as the outputs of so many layers of a kind, so that
-counts of them say for all plans what is held (`SIZES`). In a row of equal layers they grow by as
-much from one to the next, so that they are largest at an end of the row. Its first layer may have
-another input, and the last of a chunk sends its output away.
+All bytes at a moment are a sum of sizes, such as the outputs of some layers of a kind, so that
+counts of sizes say for all plans what is held (`SIZES`). In a row of equal layers the counts grow
+evenly from one to the next, so they are largest at an end of the row. Its first layer may have
+another input, and the last one of a chunk sends its output away.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,22 +18,22 @@ from windlass.cost.batched.memory.size_classes import KindTraits, SizeCounts, in
 from windlass.cost.batched.schedule_index import BACKWARD, FORWARD, WEIGHT
 
 _FEW = 4
-"""Equal layers in a row up to which all are places of their own."""
+"""Longest row of equal layers in which every layer is examined."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelChunk:
-    """A chunk of layers, as far as it matters.
+    """A model chunk, as far as its memory depends on it.
 
     Args:
-        layers: the kind of each, and whether it is computed again.
-        before: the kind of the layer that gives it its input; None of the chain's first chunk.
-        ends: whether it is the chain's last.
-        parted: whether backward passes are run in two parts.
+        layers: the kind of each layer, and whether it is recomputed in full.
+        before: the kind of the layer that gives it its input; None for the first chunk.
+        ends: whether it is the last chunk.
+        parted: whether the backward is split.
         once: whether a step has one micro-batch.
-        borrower: place of a layer that uses weights of another, if that is in it.
-        owner: place of that other layer, if it is in it.
-        lender: kind of that other layer if it is on the same stage; None if it is on another.
+        borrower: index of a layer with tied weights, if it is in the chunk.
+        owner: index of the layer that owns them, if it is in the chunk.
+        lender: kind of the owner if it is on the same stage; None if it is on another.
     """
 
     layers: tuple[tuple[int, bool], ...]
@@ -51,13 +51,13 @@ class ChunkLiveness:
     """What a chunk holds, in steps of sizes."""
 
     held: SizeCounts
-    """Rows: a micro-batch before its backward pass; one whose backward pass waits for its weights'
-    part; gradients that the first backward pass makes; what there is more, that is less, after the
-    last pass; and weights from the first pass on."""
+    """Rows: a micro-batch before its backward; one that waits for its weight-gradient pass;
+    gradients created by the first backward; what there is more, that is less, after the last
+    pass; and weights from the first pass on."""
     places: dict[tuple[int, int, int], SizeCounts]
-    """What a pass through it takes at each place (rows), the micro-batch at work included, by kind,
-    and whether it is the first and the last that adds to gradients. Of what has been made before
-    the pass, it says only what has changed since."""
+    """What a pass holds at each layer (rows), the micro-batch at work included; by pass kind, and
+    whether it is the first and the last that adds to gradients. Of what was created before the
+    pass, only the changes."""
 
 
 @lru_cache(maxsize=2048)
@@ -84,7 +84,7 @@ class _Layers:
         if chunk.ends:
             self._came[-1] = 0
         self._stays = self._output.copy()
-        """Of the output, what is left until the backward pass."""
+        """The part of the output that stays until the backward."""
         if self._again[-1]:
             self._stays[-1] = 0
         self._hold = np.where(self._again, 0, self._kept)
@@ -93,23 +93,23 @@ class _Layers:
         self._enters = self._down[0] + self._tokens
         """What a micro-batch brings: its input and tokens."""
         self._base = self._enters + _before(self._hold + self._output)
-        """What it holds before it comes to a layer."""
+        """What a micro-batch holds before it comes to a layer."""
         self._first_output = np.where(self._again, self._stays, 0)
-        """Where the backward pass starts from a second one."""
+        """The output copy from which a recomputed layer's backward starts."""
         self._waits = 2 * self._kept + self._output + self._first_output + self._came
-        """What a layer holds between both parts of its backward pass."""
+        """What a layer holds between both parts of a split backward."""
         self._sums = each("sums", kind)
-        """Gradients that a layer's first backward pass makes."""
+        """Gradients that a layer's first backward creates."""
         self._reduced = each("sums", kind) - each("shard", kind)
-        """What is gone of its own once they are reduced."""
+        """Bytes of gradients that are freed once they are reduced."""
         self._whole = each("whole", kind)
         """Weights until a layer's last backward pass."""
         self._released = self._whole.copy()
-        """What is gone right after that pass."""
+        """Bytes that are freed right after a layer's last backward."""
         self._place_loan()
 
     def _place_loan(self) -> None:
-        """Of weights that another layer owns, the gradient is made by the one that borrows them."""
+        """Moves the gradient of tied weights to the layer that uses them first."""
         chunk, kinds = self._chunk, self._kinds
         if chunk.lender is not None:
             if chunk.borrower is not None:
@@ -149,7 +149,7 @@ class _Layers:
             yield (adds, first, last), _stacked(rows, chosen)
 
     def _chosen(self) -> list[int]:
-        """Places that stand for all."""
+        """Layers that stand for all."""
         found, count = list[int](), len(self._kind)
         alone = (self._chunk.borrower, self._chunk.owner)
         for _, equal in groupby(
@@ -168,7 +168,7 @@ class _Layers:
         return np.asarray(self._base + taken)
 
     def _repeated(self) -> SizeCounts:
-        """A layer is computed again; where it is not, no more than nothing."""
+        """Bytes while a layer is recomputed; nothing for other layers."""
         taken = self._base + self._came + self._kinds.each("forward", self._kind)
         if self._chunk.parted:
             taken = taken + self._first_output + _after(self._waits)
@@ -181,7 +181,7 @@ class _Layers:
         return [own + backward, own + self._kept + self._down, self._repeated()]
 
     def _adding(self, first: int) -> list[SizeCounts]:
-        """A pass that adds to gradients, or makes them."""
+        """Bytes of a pass that adds to gradients, or creates them."""
         each, kind, kinds = self._kinds.each, self._kind, self._kinds
         if self._chunk.parted:
             own = self._enters + _before(self._waits) + self._waits - self._first_output
@@ -208,7 +208,7 @@ class _Layers:
         return np.asarray(found)
 
     def _changed(self, first: int, last: int) -> SizeCounts:
-        """What layers behind have made in a first pass, and what has gone of them in a last one."""
+        """What later layers have created in a first pass, and freed in a last one."""
         found = _after(self._sums) if first else np.zeros_like(self._sums)
         if last:
             found -= _after(self._released)
@@ -223,7 +223,7 @@ class _Layers:
         return chunk.before is None or chunk.once or chunk.parted
 
     def _at_ends(self, first: int) -> list[SizeCounts]:
-        """What is there after a layer's last pass while its gradient is reduced or taken over."""
+        """Bytes after a layer's last pass, while its gradient is reduced or a tied one is added."""
         each, kind, chunk = self._kinds.each, self._kind, self._chunk
         if self._at_once:
             there = self._left() + self._changed(first, 1) - self._released
@@ -261,10 +261,10 @@ def _standing(places: SizeCounts) -> SizeCounts:
 
 
 def _before(values: SizeCounts) -> SizeCounts:
-    """For each place the sum over the layers before it."""
+    """The sum over the layers before each layer."""
     return np.asarray(np.cumsum(values, axis=0) - values)
 
 
 def _after(values: SizeCounts) -> SizeCounts:
-    """For each place the sum over the layers behind it."""
+    """The sum over the layers after each layer."""
     return np.asarray(values.sum(axis=0) - np.cumsum(values, axis=0))

@@ -1,9 +1,9 @@
-"""Moments: when a stage may be fullest, and how many micro-batches it holds then, from its order.
+"""Live micro-batches: the passes at which a stage may be fullest, and what it holds then.
 
-A micro-batch is held in a chunk from its forward pass to the end of its backward pass. Between the
-turns at which a stage goes on to another chunk, or begins or ceases to take turns, what it holds
-grows or shrinks by as much with each pass. So the passes at both ends of such stretches stand for
-all, and those beside them where a chunk's first or last backward pass is unlike the others.
+A micro-batch is live in a chunk from its forward pass to the end of its backward. Between the turns
+at which a stage goes on to another chunk, or starts or stops to alternate passes, what it holds
+grows or shrinks evenly with each pass. So the passes at both ends of such stretches stand for all,
+and those beside them where a chunk's first or last backward differs from the others.
 """
 
 from collections.abc import Sequence
@@ -26,42 +26,43 @@ from windlass.cost.batched.schedule_index import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeakMoments:
-    """Passes that may be the fullest of their stage; columns go over its chunks."""
+    """Passes at which a stage may be fullest, `[pass]` or `[pass, chunk]`."""
 
     stage: Ints
     kind: Ints
-    """Of the pass, as `closed_turns` counts them."""
+    """Kind of the pass, as `schedule_index` numbers them."""
     chunk: Ints
-    """At work, counted within the stage."""
+    """The chunk at work, counted within the stage."""
     first: Ints
-    """1 of a pass that is its chunk's first that makes gradients."""
+    """1 if it is its chunk's first pass that creates gradients."""
     last: Ints
-    """1 of the last that adds to them."""
+    """1 if it is its chunk's last pass that adds to gradients."""
     open: Ints
-    """Other micro-batches whose backward pass has not begun."""
+    """Other micro-batches whose backward has not begun."""
     growth: Ints
     """How many more of them with each micro-batch beyond the settled ones."""
     waiting: Ints
-    """Other micro-batches whose backward pass waits for its weights' part."""
+    """Other micro-batches that wait for their weight-gradient pass."""
     made: Ints
-    """1 of a chunk all of whose gradients have been made."""
+    """1 if all gradients of the chunk exist."""
     over: Ints
-    """1 of a chunk that has had all its passes."""
+    """1 if the chunk has run all its passes."""
     begun: Ints
-    """1 of a chunk that has had its first forward pass, or has it now."""
+    """1 if the chunk has run its first forward pass, or runs it now."""
 
     def only(self, chosen: Sequence[int]) -> "PeakMoments":
-        """Some of them."""
+        """Some of the passes."""
         return PeakMoments(**{each.name: getattr(self, each.name)[chosen] for each in fields(self)})
 
 
 @lru_cache(maxsize=512)
 def peak_moments(shape: PipelineShape, alike: tuple[int, ...]) -> PeakMoments:
-    """The moments at which stages may be fullest.
+    """The passes at which stages may be fullest.
 
     Args:
-        shape: of the plans; one that stands for any number of micro-batches too.
-        alike: of each stage a number; of those that share it only the fullest moments are told.
+        shape: pipeline shape, which may stand for any number of micro-batches.
+        alike: a number for each stage; stages that share it are represented by their fullest
+            passes.
     """
     micros = shape.settled if shape.repeats else shape.microbatches
     found = _moments(ScheduleIndex(shape.schedule, shape.pipeline, shape.virtual_stages, micros))
@@ -96,7 +97,7 @@ def _moments(turns: ScheduleIndex) -> PeakMoments:
 
 
 def _part(turns: ScheduleIndex, kind: int, turn: Ints) -> PeakMoments:
-    """What each stage (rows) holds at some passes of one kind, by their turn."""
+    """What each stage holds at some passes of one kind, given by their turns, `[stage, turn]`."""
     count = {
         FORWARD: turns.before_forward, BACKWARD: turns.before_backward, WEIGHT: turns.before_weight
     }[kind](turn)  # fmt: skip
@@ -130,7 +131,7 @@ def _part(turns: ScheduleIndex, kind: int, turn: Ints) -> PeakMoments:
 
 
 def _edges(turns: ScheduleIndex, *edges: Ints) -> Ints:
-    """Turns of each stage (rows), all within those that there are."""
+    """Turns within range, `[stage, turn]`."""
     sides = turns.pipeline
     rows = [np.broadcast_to(edge, (sides, edge.shape[-1])) for edge in edges]
     return np.clip(np.concatenate(rows, axis=1), 0, turns.count - 1)

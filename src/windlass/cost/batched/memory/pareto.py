@@ -1,4 +1,4 @@
-"""Standing: of rows of counts those that no other exceeds, so that only they can be the largest."""
+"""Pareto-optimal rows: no other row exceeds them in every count, so only they can be largest."""
 
 from itertools import pairwise
 
@@ -8,13 +8,13 @@ from windlass.cost.arrays import Floats, Ints
 
 
 def pareto_rows(counts: Floats | Ints, keys: Ints) -> list[int]:
-    """The places of rows that no other one of the same key exceeds in all counts, key by key.
+    """Indices of the rows that no other row of the same key exceeds in all counts, key by key.
 
-    Of equal rows one stands.
+    One of several equal rows is kept.
 
     Args:
-        counts: rows, what counts of each in columns.
-        keys: of the rows.
+        counts: counts, `[row, count]`.
+        keys: key of each row, `[row]`.
     """
     order = np.lexsort((-counts.sum(axis=1), keys))
     counts, keys = counts[order][:, counts.any(axis=0)], keys[order]
@@ -35,4 +35,5 @@ def pareto_rows(counts: Floats | Ints, keys: Ints) -> list[int]:
 
 
 _FEW = 48
-"""Rows of which all pairs are compared at once; of more the largest one first with all others."""
+"""Rows whose pairs are all compared at once; of more, the largest is first compared with all
+others."""

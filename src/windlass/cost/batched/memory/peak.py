@@ -1,8 +1,8 @@
-"""Peak: bytes of the near tier on the fullest stage of many plans, from sorts of runs and pairs.
+"""Peak device memory of many plans, from sorts of configs and sharding options.
 
-Of a run it matters how a layer is computed, not by how many replicas; of a pair whether weights and
-state are shared, and what is always there of them. So moments are found for each sort of both, and
-plans only add and compare.
+A config's memory depends on how layers compute, not on the number of replicas; that of an option on
+whether weights and state are sharded, and what is always there. So peaks are computed for each
+combination of both sorts, and plans only add and compare.
 """
 
 from dataclasses import replace
@@ -22,13 +22,13 @@ from windlass.cost.batched.stage_sums import StagePartition, recompute_by_layer
 
 
 def peak_bytes(chain: LayerCosts, parts: StagePartition, rows: PlanTable, always: Floats) -> Floats:
-    """What is held at the fullest moment of the fullest stage of each plan.
+    """Peak bytes of the fullest stage, `[plan]`.
 
     Args:
-        chain: of layers.
-        parts: of the plans.
+        chain: costs of layers.
+        parts: partition of the layers.
         rows: the plans.
-        always: what is there at any moment of each pair, by sort of stage.
+        always: bytes that are always there, `[sharding, stage sort]`.
     """
     sorts, there = _there(chain, parts, rows, tuple(parts.sort.tolist()))
     return largest_sum(there, always, sorts.of_plans, rows.sharding)
@@ -37,7 +37,7 @@ def peak_bytes(chain: LayerCosts, parts: StagePartition, rows: PlanTable, always
 def stage_bytes(
     chain: LayerCosts, parts: StagePartition, rows: PlanTable, always: Floats
 ) -> Floats:
-    """What each stage (columns) of each plan (rows) holds at its fullest; as `peak_bytes`."""
+    """Peak bytes, `[plan, stage]`; arguments as in `peak_bytes`."""
     sorts, there = _there(chain, parts, rows, tuple(range(parts.shape.pipeline)))
     return np.asarray(there[sorts.of_plans] + always[rows.sharding][:, parts.sort])
 
@@ -45,13 +45,13 @@ def stage_bytes(
 def _there(
     chain: LayerCosts, parts: StagePartition, rows: PlanTable, stages: tuple[int, ...]
 ) -> tuple["_Sorts", Floats]:
-    """What is held of each sort of plans (rows) but for what is always there.
+    """Bytes without what is always there, `[sort, stage sort]`.
 
     Args:
-        chain: of layers.
-        parts: of the plans.
+        chain: costs of layers.
+        parts: partition of the layers.
         rows: the plans.
-        stages: of each its sort (columns).
+        stages: sort of each stage.
     """
     found = {
         again: _fullest(chain, parts, rows.recomputes[again], stages)
@@ -64,10 +64,10 @@ def _there(
 
 
 class _Told:
-    """Bytes of each sort of stage (rows) of all sorts of plans (columns).
+    """Bytes of each sort of stage (rows) for all sorts of plans (columns).
 
-    In fewest shards gradients take most. So if with two no moment that tells them is fuller than
-    the others, it does not matter in how many they are.
+    Gradients take most in the fewest shards. So if with two shards no moment that counts them is
+    fuller than the others, the number of shards does not matter.
     """
 
     def __init__(
@@ -103,11 +103,11 @@ class _Told:
 
 
 class _Sorts:
-    """Sorts of plans whose stages are as full, but for what is computed again and always there.
+    """Sorts of plans whose stages are as full, apart from recompute and what is always there.
 
-    How many replicas there are does not matter, nor how many micro-batches, but for an order that
-    holds all of them, and for rows that are looked up in each. Of rts and rts' it matters whether
-    they are above 1, and how far only where `shards` count.
+    The number of replicas does not matter, nor that of micro-batches, except under a schedule that
+    keeps all of them alive, and for embedding rows of each. Of sharding degrees it matters whether
+    they are above 1, and by how much only if `shards` count.
     """
 
     def __init__(
@@ -126,10 +126,10 @@ class _Sorts:
         there = np.zeros((int(rows.recompute.max()) + 1, count), dtype=bool)
         there.ravel()[place] = True
         self.of_plans: Ints = (np.cumsum(there) - 1)[place]
-        """Of each plan its sort, those with the same computed again in turn."""
+        """Sort of each plan, grouped by recompute, `[plan]`."""
         used = np.flatnonzero(there.any(axis=0))
         self.there = there[:, used]
-        """Whether there is a plan of each sort (columns) with what is computed again (rows)."""
+        """Whether a plan of each sort has each recompute, `[recompute, sort]`."""
         run, kind = np.divmod(used, len(kinds))
         self.micros: Floats = rows.microbatches[first][run].astype(np.float64)
         self.settings: Ints = rows.layer_config[first][run]
@@ -139,7 +139,7 @@ class _Sorts:
 
 
 def _looked_up(chain: LayerCosts, rows: PlanTable, runs: Ints) -> Floats:
-    """What looked-up rows of earlier micro-batches take in some runs, by kind of layer."""
+    """Bytes of embedding rows of earlier micro-batches, `[config, kind]`."""
     settings, places = rows.layer_configs, rows.layer_config[runs]
     before = settings.micro[places] * (rows.microbatches[runs] - 1)
     both = settings.tensor[places] * (int(before.max()) + 1) + before
@@ -151,9 +151,10 @@ def _looked_up(chain: LayerCosts, rows: PlanTable, runs: Ints) -> Floats:
 def _fullest(
     chain: LayerCosts, parts: StagePartition, again: RecomputeConfig, stages: tuple[int, ...]
 ) -> StagePeaks:
-    """The fullest moments, with counts of sizes of the chain's kinds.
+    """The fullest moments, as counts of sizes of the layer kinds.
 
-    They are found with kinds numbered as they come: those of layers that keep less are the same.
+    They are found with kinds numbered in order of appearance: those of selective variants are the
+    same.
     """
     modes = recompute_by_layer(parts.shape, parts.ends, again)
     of_layers = chain.kinds_as(modes).tolist()
@@ -177,7 +178,7 @@ def _fullest(
 
 
 def _sizes(chain: LayerCosts, settings: LayerConfigTable, sorts: "_Sorts") -> tuple[Floats, Floats]:
-    """The sizes (rows) that moments count, of each sort of plans; bytes of the process itself."""
+    """The sizes that moments count, `[size, sort]`, and bytes of the process itself."""
     found = np.ascontiguousarray(_numbers(chain, settings).at(sorts.settings).T)
     tokens, wide, narrow, lent, own = found[-_REST:, None]
     each = found[:-_REST].reshape(len(HELD), -1, found.shape[1])
@@ -206,14 +207,14 @@ def _sizes(chain: LayerCosts, settings: LayerConfigTable, sorts: "_Sorts") -> tu
 
 
 _REST = 5
-"""Numbers of a setting beside what its passes hold."""
+"""Numbers of a configuration besides what its passes hold."""
 
 
 def _numbers(chain: LayerCosts, settings: LayerConfigTable) -> LazyTable:
-    """Of each setting what passes hold by kind of layer, and `_REST` behind it.
+    """What passes hold by layer kind, followed by `_REST` numbers, `[config, number]`.
 
-    These are bytes of a micro-batch's tokens, of a gradient and of a weight, elements that are
-    lent, and bytes of the process itself.
+    These are bytes of a micro-batch's tokens, of a gradient and of a weight element, elements of
+    tied weights, and bytes of the process itself.
     """
     device = chain.machine.device
 

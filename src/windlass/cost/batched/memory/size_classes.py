@@ -1,7 +1,7 @@
-"""Sizes that bytes of the near tier are sums of, and counts of them.
+"""Size classes: the sizes that device memory is a sum of, and counts of them.
 
-A count says how often a size is there, as a row of numbers: a column for each kind of layer of each
-of `SIZES`, and one for each of `OTHERS`.
+A count says how often a size occurs, as a row of numbers: a column for each layer kind of each of
+`SIZES`, and one for each of `OTHERS`.
 """
 
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ SIZES = (
     "flat",  # the same where reducing makes another piece of it
     "whole",  # weights that replicas share, between their first use and their last
 )
-"""Of each kind of layer."""
+"""Sizes of each layer kind."""
 
 OTHERS = ("tokens", "lent gradient", "lent weights")
 
@@ -42,50 +42,51 @@ _SMALLER = (
 
 @dataclass(frozen=True, slots=True)
 class KindTraits:
-    """What sets kinds of layers apart whatever their sizes."""
+    """What distinguishes layer kinds whatever their sizes."""
 
     is_embedding: tuple[bool, ...]
-    """Whether a kind's gradients are rows of its weights, so that none becomes the sum itself."""
+    """Whether a kind's gradients are rows of its weights, so that none becomes the accumulated
+    gradient."""
     bare: tuple[bool, ...]
-    """Whether it has no weights of its own."""
+    """Whether a kind has no weights of its own."""
 
     @property
     def width(self) -> int:
-        """Columns of counts."""
+        """Number of columns of counts."""
         return len(SIZES) * len(self.bare) + len(OTHERS)
 
     def columns(self, name: str) -> Ints:
-        """The columns of a size, one for each kind; of one of the others its own."""
+        """The columns of a size, one for each kind, or the single column of one of `OTHERS`."""
         number = len(self.bare)
         if name in SIZES:
             return SIZES.index(name) * number + np.arange(number)
         return np.array([len(SIZES) * number + OTHERS.index(name)])
 
     def one(self, name: str) -> SizeCounts:
-        """One of the others."""
+        """A count of one of `OTHERS`."""
         found = np.zeros(self.width)
         found[self.columns(name)] = 1
         return found
 
     def each(self, name: str, kinds: Ints) -> SizeCounts:
-        """A size of each of some layers (rows), by their kinds."""
+        """A count of a size of each layer, given their kinds, `[layer, column]`."""
         found = np.zeros((len(kinds), self.width))
         found[np.arange(len(kinds)), self.columns(name)[kinds]] = 1
         return found
 
 
 def columns_of(kinds: Sequence[int], count: int) -> Ints:
-    """The columns of counts of some kinds among those of so many."""
+    """The columns of some kinds among those of `count` kinds."""
     each = np.arange(len(SIZES))[:, None] * count + np.array(kinds)
     return np.concatenate([each.ravel(), len(SIZES) * count + np.arange(len(OTHERS))])
 
 
 @lru_cache(maxsize=8)
 def in_steps(kinds: KindTraits) -> SizeCounts:
-    """What turns counts of sizes into counts of steps from one size to the next larger one.
+    """Matrix from counts of sizes to counts of steps from one size to the next larger one.
 
-    No step is negative. So where one row has as many as another of every step it is no smaller,
-    even if the other has more of a smaller size.
+    No step is negative. So if one row has as many as another of every step it is no smaller, even
+    if the other has more of a smaller size.
     """
     found = np.eye(kinds.width)
     for larger, smaller in _SMALLER:
@@ -95,5 +96,5 @@ def in_steps(kinds: KindTraits) -> SizeCounts:
 
 @lru_cache(maxsize=8)
 def in_sizes(kinds: KindTraits) -> SizeCounts:
-    """What turns counts of steps back into counts of sizes."""
+    """Matrix from counts of steps back to counts of sizes."""
     return np.asarray(np.rint(np.linalg.inv(in_steps(kinds))))

@@ -1,8 +1,8 @@
-"""What stages hold at their fullest moments, counted in sizes, for all plans of one layout.
+"""Stage peaks: what stages hold at their fullest moments, as counts of sizes.
 
-At such a moment a pass of one micro-batch runs through a layer while others are held: counts of
-both are added, and whatever another moment of the same sort of stage exceeds in all counts is left
-out. `program.passes` says the same instruction by instruction.
+At such a moment a pass of one micro-batch runs through a layer while others are live: the counts of
+both are added, and moments that another one of the same sort of stage exceeds in all counts are
+left out. `program.memory.pass_effects` computes the same instruction by instruction.
 """
 
 from bisect import bisect
@@ -23,14 +23,14 @@ from windlass.cost.batched.schedule_index import PipelineShape
 
 @dataclass(frozen=True, slots=True)
 class ChainLayout:
-    """How a chain is parted, and what its layers are.
+    """How layers are partitioned, and what they are.
 
     Args:
-        shape: of the plans.
-        ends: first layer of each chunk, and the chain's length.
-        layers: the kind of each, and whether it is computed again.
-        kinds: what sets them apart.
-        loan: a layer that uses weights of another, and that other one, if there is one.
+        shape: pipeline shape.
+        ends: first layer of each chunk, and the number of layers.
+        layers: the kind of each layer, and whether it is recomputed in full.
+        kinds: traits of the kinds.
+        tie: a layer with tied weights and the layer that owns them, if there is one.
     """
 
     shape: PipelineShape
@@ -40,7 +40,7 @@ class ChainLayout:
     tie: tuple[int, int] | None
 
     def chunks(self) -> list[ModelChunk]:
-        """The chunks of the chain."""
+        """The model chunks."""
         stages = [bisect(self.ends, at) % self.shape.pipeline for at in self.tie or ()]
         lender = self.layers[self.tie[1]][0] if self.tie and len(set(stages)) == 1 else None
         found = list[ModelChunk]()
@@ -64,19 +64,18 @@ class ChainLayout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagePeaks:
-    """Moments at which stages may be fullest (rows)."""
+    """Moments at which stages may be fullest, `[moment]`."""
 
     columns: Ints
-    """The sizes that count, by their columns in `Kinds`."""
+    """The sizes that occur, as columns of `KindTraits`."""
     counts: Floats
-    """Of these sizes (columns)."""
+    """Counts of these sizes, `[moment, size]`."""
     growth: Floats | None
-    """More of them with each micro-batch beyond the settled ones; None where there is none."""
+    """Counts that each micro-batch beyond the settled ones adds; None for nothing."""
     firsts: Ints
-    """The first moment of each sort of stage, of those that come first: they tell no shards."""
+    """The first moment of each sort of stage among those that do not depend on shards."""
     telling: tuple[int, ...]
-    """Of each of the others its sort of stage: of gradients that are reduced already it matters in
-    how many shards."""
+    """Sort of stage of each of the other moments, at which some gradients are reduced already."""
 
 
 @lru_cache(maxsize=2048)
@@ -84,8 +83,9 @@ def stage_peaks(layout: ChainLayout, sorts: tuple[int, ...]) -> StagePeaks:
     """The moments at which stages may be fullest.
 
     Args:
-        layout: of the plans.
-        sorts: of each stage a number; of those that share it only the fullest moments are told.
+        layout: layout of the plans.
+        sorts: a number for each stage; stages that share it are represented by their fullest
+            moments.
     """
     held = _held(layout, sorts)
     held = held.only(pareto_rows(held.counts, held.keys))
@@ -109,28 +109,28 @@ def stage_peaks(layout: ChainLayout, sorts: tuple[int, ...]) -> StagePeaks:
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """Moments (rows) of all stages."""
+    """Moments of all stages, `[moment]`."""
 
     counts: Floats
-    """Of steps of sizes that are there, and behind them how many more with each micro-batch."""
+    """Counts of steps of sizes, and then how many more with each micro-batch."""
     sort: Ints
-    """Of the stage."""
+    """Sort of the stage."""
     work: Ints
-    """The place of what the pass takes in `places`."""
+    """Index in `places` of what the pass holds."""
     places: tuple[Floats, ...]
-    """What each pass takes at each place of its chunk."""
+    """What each pass holds at each layer of its chunk."""
 
     @property
     def keys(self) -> Ints:
-        """What those share that the same places come to."""
+        """A number that moments share to which the same places are added."""
         return self.sort * len(self.places) + self.work
 
     def only(self, chosen: Sequence[int] | Ints) -> "_Held":
-        """Some of them."""
+        """Some of the moments."""
         return _Held(self.counts[chosen], self.sort[chosen], self.work[chosen], self.places)
 
     def with_places(self) -> "_Held":
-        """With what the pass takes at each place of its chunk."""
+        """The moments with what the pass holds at each layer of its chunk."""
         places = [self.places[work] for work in self.work.tolist()]
         found = self.only(np.repeat(np.arange(len(places)), [len(rows) for rows in places]))
         own = np.concatenate(places)
@@ -139,7 +139,7 @@ class _Held:
 
 
 def _held(layout: ChainLayout, sorts: tuple[int, ...]) -> _Held:
-    """What other micro-batches, and gradients and weights of all layers take."""
+    """What other micro-batches, gradients and weights of all layers hold."""
     pipeline, chunks = layout.shape.pipeline, layout.chunks()
     unlike = {chunk: number for number, chunk in enumerate(dict.fromkeys(chunks))}
     found = [chunk_liveness(chunk, layout.kinds) for chunk in unlike]

@@ -1,7 +1,7 @@
-"""Away: by how much updates that are still under way hold up the step that follows.
+"""Delay of a step by updates of the previous step that are still running.
 
-Where optimizer state lives beyond the near tier, a step ends while its updates go on. A layer's
-first pass in the next step, or what gathers its shards before, waits for its own; those of a stage
+With offloaded optimizer state, a step ends while its updates go on. A layer's first pass in the
+next step, or the gather of its shards before it, waits for its own update; the updates of a stage
 come one after the other, in the order of its layers. Of equal layers in a row one of both ends
 decides.
 """
@@ -17,32 +17,32 @@ from windlass.cost.batched.stage_sums import LayerSums, StagePartition
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PendingUpdates:
-    """Updates that go on beside the next step, a row for each way to share."""
+    """Updates that overlap with the next step, `[option, ...]`."""
 
     seconds: Floats
-    """That an update takes, by kind of layer."""
+    """Seconds of an update, `[option, kind]`."""
     gather: Floats
-    """That it takes to gather a layer's shards, by kind; 0 where none are shared."""
+    """Seconds to gather a layer's shards, `[option, kind]`; 0 if nothing is sharded."""
     begin: Floats
-    """When the first update of a stage of each sort (columns) begins, from when its passes end."""
+    """Start of a stage's first update after its passes end, `[option, stage sort]`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FirstPassCosts:
-    """First passes of a step if nothing holds them up, a row for each way to run them."""
+    """First passes of a step without delays, `[config]`."""
 
     forward: LayerSums
     load: Floats
     """Seconds before the first of them."""
     message: Floats
-    """Seconds of sending an output on."""
+    """Seconds to send an output on."""
     alike: Bools
-    """Of each layer but the last whether the next one is alike."""
+    """Whether each layer but the last equals the next one, `[layer]`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SentTiedWeights:
-    """Weights that a layer on one stage borrows from its owner on another.
+    """Tied weights that a stage sends to another one.
 
     They leave before the first pass of their owner's stage.
     """
@@ -50,7 +50,7 @@ class SentTiedWeights:
     layer: int
     owner: int
     seconds: Floats
-    """Of each way to run the passes, that they take to come."""
+    """Seconds until they arrive, `[config]`."""
 
 
 def update_delay(
@@ -59,25 +59,25 @@ def update_delay(
     firsts: FirstPassCosts,
     lent: SentTiedWeights | None,
 ) -> MaxPlus:
-    """Seconds by which first passes are late, if the passes of all stages end with the step.
+    """Delay of the first passes of each stage if all stages' passes end with the step.
 
-    The things are stages. Where the passes of a stage end before, so much is off.
+    If the passes of a stage end earlier, that much less.
 
     Args:
-        parts: of the plans.
-        updates: under way.
-        firsts: that wait for them.
-        lent: None if none are.
+        parts: partition of the layers.
+        updates: updates that are still running.
+        firsts: first passes that wait for them.
+        lent: tied weights that are sent; None for none.
     """
     found = _of_layers(parts, updates, firsts)
     return found if lent is None else found.beside(_of_lent(parts, updates, firsts, lent))
 
 
 def _of_layers(parts: StagePartition, updates: PendingUpdates, firsts: FirstPassCosts) -> MaxPlus:
-    """Of all layers that may decide, on the stages of their chunks.
+    """Delays by all layers that may decide, on the stages of their chunks.
 
-    What is shared is gathered before the first pass of its chunk, all else is waited for before
-    that of its own layer.
+    Shards are gathered before the first pass of their chunk; other layers are waited for before
+    their own first pass.
     """
     layers = np.flatnonzero(_decisive(parts, firsts.alike))
     begins = np.array(parts.ends)[parts.chunk[layers]]
@@ -96,7 +96,7 @@ def _of_layers(parts: StagePartition, updates: PendingUpdates, firsts: FirstPass
 def _of_lent(
     parts: StagePartition, updates: PendingUpdates, firsts: FirstPassCosts, lent: SentTiedWeights
 ) -> MaxPlus:
-    """Of weights that are lent, on the stage of their owner."""
+    """Delay by tied weights that are sent, on their owner's stage."""
     there, _ = _ready(parts, updates, np.array([lent.owner]))
     begin = parts.ends[int(parts.chunk[lent.owner])]
     came, begun = _came(parts, firsts, np.array([lent.layer, begin]))
@@ -111,18 +111,18 @@ def _of_lent(
 
 
 def _came(parts: StagePartition, firsts: FirstPassCosts, layers: Ints) -> Floats:
-    """When first passes of layers (rows) begin if nothing holds them up."""
+    """Start of the first passes of layers without delays, `[layer, config]`."""
     before = firsts.forward.over_each(0, layers)
     return np.asarray(before + firsts.load + firsts.message * parts.chunk[layers][:, None])
 
 
 def _ready(parts: StagePartition, updates: PendingUpdates, layers: Ints) -> tuple[Floats, Ints]:
-    """When layers are up to date, and all of their chunks behind them is gathered.
+    """Time at which layers are updated, and all later ones of their chunks gathered.
 
-    The layers of a chunk are gathered before its first pass, each once it is up to date.
+    The layers of a chunk are gathered before its first pass, each once it is updated.
 
     Returns:
-        A row for each time that differs, and of each layer its row.
+        A row for each distinct time, and the row of each layer.
     """
     chunk, ends = parts.chunk[layers], np.array(parts.ends)
     own = parts.counts(ends[:-1], ends[1:]).reshape(-1, parts.shape.pipeline, parts.kinds.max() + 1)
@@ -139,6 +139,6 @@ def _ready(parts: StagePartition, updates: PendingUpdates, layers: Ints) -> tupl
 
 
 def _decisive(parts: StagePartition, alike: Bools) -> Bools:
-    """Of each layer whether it is at an end of a run of equal ones in its chunk."""
+    """Whether each layer is at an end of a row of equal ones in its chunk, `[layer]`."""
     same = np.concatenate([[False], alike & (np.diff(parts.chunk) == 0), [False]])
     return np.asarray(~(same[:-1] & same[1:]))

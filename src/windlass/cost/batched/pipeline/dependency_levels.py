@@ -1,10 +1,10 @@
-"""Levels: the passes of all stages by how many others come before them, from their order alone.
+"""Dependency levels: the passes of all stages by how many others come before them.
 
-Passes of the same depth wait for none of each other, so that the times of all of them are found at
-once. A message has a place from when it is sent until it is taken.
+Passes of the same depth do not wait for each other, so the times of all of them are computed at
+once. A message has a slot from when it is sent until it is received.
 
-In every order the turns of fewer micro-batches are those of more with the others left out. So
-depths and places are found once, of as many micro-batches as any shape has.
+Under every schedule the order of fewer micro-batches is that of more with the others left out. So
+depths and slots are found once, for as many micro-batches as any shape has.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,27 +20,27 @@ from windlass.cost.batched.schedule_index import BACKWARD, FORWARD, PipelineShap
 
 
 class DependencyLevel(NamedTuple):
-    """Passes that wait for none of each other, an element for each."""
+    """Passes that do not wait for each other, `[pass]`."""
 
     stages: slice | Ints
     rows: Ints
-    """Of the durations, all kinds of passes below each other."""
+    """Row of each pass's duration, all kinds of passes one after the other."""
     needs: Ints
-    """The place of the message that it needs; 0 for none."""
+    """Slot of the message that each pass needs; 0 for none."""
     senders: slice | Ints
-    """Which of them send a message."""
+    """Indices of the passes that send a message."""
     from_: slice | Ints
-    """The stages of those."""
+    """Stages of these."""
     sends: Ints
-    """The places of these messages."""
+    """Slots of these messages."""
     loads: Sequence[int]
-    """Which of them are forward passes of one of the chain's ends."""
+    """Indices of the forward passes of the first and the last chunk."""
     firsts: Sequence[tuple[int, int, int]]
-    """Which of them are the first pass of their chunk, with the stage and that."""
+    """The first passes of chunks: index, stage and chunk."""
     lasts: Sequence[tuple[int, int, int]]
-    """Which of them are the last backward pass of their chunk, with the stage and that."""
+    """The last backward passes of chunks: index, stage and chunk."""
     turns: int
-    """How many chunks a stage has ended at most, with this level's."""
+    """Most chunks that a stage has finished by the end of this level."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +49,9 @@ class DependencyLevels:
 
     all: tuple[DependencyLevel, ...]
     places: int
-    """Of messages, that of none among them."""
+    """Number of message slots, that for none included."""
     settled: int
-    """Levels that a step of the settled micro-batches has alike, if this has more."""
+    """Levels that this has in common with a step of the settled micro-batches, if it has more."""
 
 
 @lru_cache(maxsize=1024)
@@ -69,29 +69,29 @@ def dependency_levels(shape: PipelineShape) -> DependencyLevels:
 
 
 class _Passes(NamedTuple):
-    """Passes of all stages by their depths, an element for each."""
+    """Passes of all stages by depth, `[pass]`."""
 
     depths: Ints
-    """How many others come before it, one after the other."""
+    """Length of the longest chain of passes before it."""
     stages: Ints
     kinds: Ints
-    """As `closed_turns` numbers them."""
+    """Kind, as `schedule_index` numbers them."""
     micros: Ints
     chunks: Ints
-    """Of the chain."""
+    """Model chunk."""
     needs: Ints
-    """The message that it needs, an output of the chunk before or its own one's gradient; or 0."""
+    """The message that it needs, an output or a gradient; 0 for none."""
     sends: Ints
-    """The message that it sends, or 0."""
+    """The message that it sends; 0 for none."""
 
     def only(self, chosen: Bools | Ints) -> "_Passes":
-        """Some of them."""
+        """Some of the passes."""
         return _Passes(*(each[chosen] for each in self))
 
 
 @lru_cache(maxsize=128)
 def _most(shape: PipelineShape) -> tuple[_Passes, int]:
-    """The passes of a step, their messages numbered by places, and how many of those there are."""
+    """The passes of a step with their messages' slots, and the number of slots."""
     pipeline, micros, chunks = shape.pipeline, shape.microbatches, shape.chunks
     turns = ScheduleIndex(shape.schedule, pipeline, shape.virtual_stages, micros).passes()
     kinds, micro, part = (each.ravel() for each in turns)
@@ -108,7 +108,7 @@ def _most(shape: PipelineShape) -> tuple[_Passes, int]:
 
 
 def _depths(stages: Ints, needs: Ints, sends: Ints) -> Ints:
-    """How many passes come before each, one after the other."""
+    """Length of the longest chain of passes before each."""
     need, send = needs.tolist(), sends.tolist()
     sent = [-1] * (max(send) + 1)
     sent[0] = 0
@@ -132,10 +132,10 @@ def _depths(stages: Ints, needs: Ints, sends: Ints) -> Ints:
 
 
 def _placed(passes: _Passes) -> tuple[_Passes, int]:
-    """Passes with messages numbered by their places, and how many places there are.
+    """Passes with messages numbered by slot, and the number of slots.
 
-    What a stage sends on in one direction is taken in the turn in which it is sent, so that it
-    takes turns in as many places as are under way at once.
+    Messages of a stage in one direction are received in the order in which they are sent, so they
+    rotate through as many slots as there are messages on the way at once.
     """
     sender, taker = np.flatnonzero(passes.sends), np.flatnonzero(passes.needs)
     if not sender.size:
@@ -162,7 +162,7 @@ def _placed(passes: _Passes) -> tuple[_Passes, int]:
 
 
 def _levels(shape: PipelineShape, passes: _Passes) -> tuple[DependencyLevel, ...]:
-    """Passes level by level."""
+    """The passes, level by level."""
     chunks, first = shape.chunks, passes.micros == 0
     forward, stages = passes.kinds == FORWARD, passes.stages
     rows = passes.chunks + chunks * np.where(forward, 0, 2 * passes.kinds - 1 + first)
@@ -171,7 +171,7 @@ def _levels(shape: PipelineShape, passes: _Passes) -> tuple[DependencyLevel, ...
     at = np.arange(len(rows)) - np.repeat(begins, np.diff(edges))
 
     def some(chosen: Bools, *of_each: Ints) -> Iterator[Sequence[tuple[int, ...]]]:
-        """Of each level numbers of some of its passes."""
+        """The given numbers of some passes, level by level."""
         places = np.flatnonzero(chosen)
         found = list(zip(*(each[places].tolist() for each in of_each), strict=True))
         return (found[low:high] for low, high in pairwise(np.searchsorted(places, edges).tolist()))
@@ -210,7 +210,7 @@ def _levels(shape: PipelineShape, passes: _Passes) -> tuple[DependencyLevel, ...
 
 
 def _spans(places: Ints, edges: list[int]) -> Iterator[slice | Ints]:
-    """Of each level its places, as a slice if they are evenly spaced: those need not be copied."""
+    """The indices of each level, as a slice if they are evenly spaced, which avoids a copy."""
     steps = np.diff(places, append=0)
     level = np.repeat(np.arange(len(edges) - 1), np.diff(edges))
     inner = np.diff(level, append=-1) == 0

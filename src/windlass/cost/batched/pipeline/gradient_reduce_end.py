@@ -1,15 +1,19 @@
-"""When the stages of many plans have reduced their gradients, as the largest of a few sums.
+"""End of gradient reduction on each stage of many plans, as max-plus sums.
 
-Each sum is something of a plan's passes and something of what its replicas exchange, so that it is
-found once for each. A layer's gradient is reduced behind the last pass that adds to it:
+Each sum is a number of a plan's passes and one of its sharding, so it is computed once for each. A
+    layer's
+gradient is reduced after the last pass that adds to it:
 
-- once its stage has sent on the gradient of its input. Then all layers of a chunk are reduced
-  behind each other, and the sums that go on beside computing end last;
-- layer by layer within that pass where nothing is sent on, or of a single micro-batch. Sums wait
-  for each other: one of layer j ends no earlier than its pass, and than all sums from there on take
-  together. Of a run of equal layers one of its two ends decides.
+- after its stage has sent the gradient of its input. Then all layers of a chunk are reduced one
+  after the
+  other, and overlapping reductions end last;
+- layer by layer within that pass if nothing is sent on, or with a single micro-batch. Reductions
+  wait for
+  each other: that of layer j ends no earlier than its pass, and than all reductions from there on
+      take
+  together. Of a row of equal layers one of its two ends decides.
 
-What a device waits for behind one chunk also holds up the chunks that its stage still has to do.
+What a device waits for after one chunk also delays the chunks that its stage still has to run.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,60 +28,60 @@ from windlass.cost.batched.stage_sums import LayerSums, StagePartition
 from windlass.schema.plan import Recompute
 
 _ROUNDING = 1e-14
-"""Relative difference of times up to which they are the same, added up in another order."""
+"""Relative difference between times that are equal but for the order of addition."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TiedWeightTimes:
-    """What tied weights on two stages cost, an element for each way to run the passes."""
+    """Times of tied weights on two stages, `[config]`."""
 
     owner: int
-    """The layer that owns them."""
+    """Layer that owns the weights."""
     lending: Floats
-    """Until they have left, from the begin of the step."""
+    """Seconds until they have been sent, from the start of the step."""
     message: Floats
-    """Seconds in which their gradient goes back."""
+    """Seconds to send their gradient back."""
     after: Floats
-    """Until it does, from the begin of the borrower's last pass that adds to it."""
+    """Seconds until it is sent, from the start of the last pass that adds to it."""
     taking: Floats
-    """To add it to the owner's."""
+    """Seconds to add it to the owner's gradient."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LastPasses:
-    """The last passes of a step, a row for each way to run them."""
+    """The last passes of a step, `[config]`."""
 
     folded: StepEnds
     layers: LayerSums
-    """Seconds of each layer's part of the last micro-batch's pass that adds to gradients."""
+    """Seconds of each layer in the last micro-batch's pass that adds to gradients."""
     message: Floats
     """Seconds of a message to the next stage."""
     loans: TiedWeightTimes | None
     in_turn: bool
     """Whether a stage that sends or receives does nothing else meanwhile."""
     equal_neighbours: Bools
-    """Of each layer but the last whether the next one is alike in all of them."""
+    """Whether each layer but the last equals the next one in all configs, `[layer]`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReduceSeconds:
-    """Seconds in which a layer's gradient is reduced, by kind; a row for each way to share."""
+    """Seconds to reduce a layer's gradient, `[option, kind]`."""
 
     links: Floats
-    """On the links."""
+    """Seconds on the links."""
     waited: Floats
-    """Of these, those in which the device does nothing else."""
+    """The part of it that blocks the device."""
 
 
 def grad_reduce_end(
     parts: StagePartition, passed: LastPasses, reductions: ReduceSeconds
 ) -> MaxPlus:
-    """When the stages of plans of one shape have reduced their gradients.
+    """End of gradient reduction on each stage, one item a stage.
 
     Args:
-        parts: of all plans.
-        passed: their last passes.
-        reductions: what they reduce.
+        parts: partition of the layers.
+        passed: the last passes.
+        reductions: seconds of gradient reduction.
     """
     return _Stages(parts, passed, reductions).reduce_ends()
 
@@ -95,7 +99,7 @@ class _Stages:
         self._before = self._waited_before()
 
     def reduce_ends(self) -> MaxPlus:
-        """All of them."""
+        """End of gradient reduction on all stages."""
         shape = self._shape
         if shape.schedule == "zero-bubble":
             return MaxPlus.of_terms([list(self._parted(stage)) for stage in range(shape.pipeline)])
@@ -104,7 +108,7 @@ class _Stages:
         return self._handing_on().beside(self._first()) if shape.chunks > 1 else self._first()
 
     def _handing_on(self) -> MaxPlus:
-        """Of chunks that are reduced behind what they send on: all but the first."""
+        """Sums of chunks that are reduced after what they send on: all but the first."""
         pipeline, turns = self._shape.pipeline, self._shape.virtual_stages
         done = self._folded.done[: None if self._queued else pipeline]
         chunk, way = np.nonzero(_outer(done))
@@ -123,10 +127,7 @@ class _Stages:
         )
 
     def _alike_so_far(self) -> Ints:
-        """For each chunk a number for how many layers of each kind are in it and in those before.
-
-        That is before it on its stage.
-        """
+        """A number that chunks share if they and those before them hold as many layers of each kind."""
         sorts = self._parts.chunk_sort.reshape(self._shape.virtual_stages, -1)
         found, before = [], np.zeros_like(sorts[0])
         for turn, own in enumerate(sorts):
@@ -136,7 +137,7 @@ class _Stages:
         return np.concatenate(found)
 
     def _first(self) -> MaxPlus:
-        """Of the chain's first chunk, whose layers are reduced within its pass."""
+        """Sums of the first chunk, whose layers are reduced within its pass."""
         begun = self._folded.begun[0]
         ways = np.flatnonzero(_outer(self._folded.begun[:1])[0])
         within = MaxPlus.of_terms([list(self._within(0, np.zeros_like(begun[0]), self._none))])
@@ -151,7 +152,7 @@ class _Stages:
         )
 
     def _waited_before(self) -> Floats:
-        """What each way (rows) has waited for in earlier turns of its stages."""
+        """Seconds that each path has waited in earlier turns of its stages, `[path, option]`."""
         waited, stops = self._waited, self._folded.stops
         if len(stops) == 1:
             return self._none[None]
@@ -159,9 +160,9 @@ class _Stages:
         return np.stack([each.chunks * mean + each.last * waited[:, -1] for each in stops])
 
     def _through(self) -> list[list[MaxPlusTerm]]:
-        """Of one micro-batch, which goes back through stages that each reduce before they send.
+        """Sums of a single micro-batch, whose stages each reduce before they send.
 
-        The last one sends it on behind the gradient of weights that it has borrowed.
+        The last stage sends on after the gradient of its tied weights.
         """
         shape, passed = self._shape, self._passed
         last = shape.chunks - 1
@@ -192,7 +193,7 @@ class _Stages:
         return found[::-1]
 
     def _extra(self, chunk: int) -> Floats | float:
-        """Seconds of a chunk's last pass in which it hands over or takes over a gradient."""
+        """Seconds of a chunk's last pass in which it sends or adds a tied gradient."""
         loans, passed = self._passed.loans, self._passed
         if loans is None:
             return 0.0
@@ -201,7 +202,7 @@ class _Stages:
         return np.asarray(hands + takes * (loans.taking + passed.in_turn * loans.message))
 
     def _parted(self, stage: int) -> Iterator[MaxPlusTerm]:
-        """Of a stage that ends with the weights' part of its last backward pass."""
+        """Sums of a stage that ends with its last weight-gradient pass."""
         passed, folded, loans = self._passed, self._folded, self._passed.loans
         weight = passed.layers.by_chunk()
         came = None
@@ -214,13 +215,13 @@ class _Stages:
     def _within(
         self, chunk: int, start: Floats, before: Floats, came: Floats | None = None
     ) -> Iterator[MaxPlusTerm]:
-        """Of a chunk whose layers are reduced within a pass.
+        """Sums of a chunk whose layers are reduced within a pass.
 
         Args:
             chunk: index of the chunk.
-            start: when the pass begins.
-            before: what its device has waited for on the way there.
-            came: when the gradient of lent weights has come, if that may be later than the pass.
+            start: start of the pass.
+            before: seconds that its device has waited before.
+            came: arrival of the tied weights' gradient, if that may be later than the pass.
         """
         low, high = self._parts.ends[chunk : chunk + 2]
         links, waited = self._reductions.links, self._reductions.waited
@@ -239,7 +240,7 @@ class _Stages:
                 yield MaxPlusTerm(came + loans.taking + rest, before + queue - stopped)
 
     def _decisive(self, low: int, high: int) -> list[int]:
-        """The ends of runs of equal layers of a chunk."""
+        """The ends of rows of equal layers of a chunk."""
         if not self._queued:
             return [low]
         found = {low, high - 1}
@@ -252,10 +253,10 @@ class _Stages:
 
 
 def _outer(times: Floats) -> Bools:
-    """Which ways (second axis) may be the longest, whatever each reduction takes.
+    """Which paths may be the longest, whatever each reduction takes, `[chunk, path]`.
 
-    What ways wait for goes up evenly with how many inner chunks they have waited for, which every
-    other way shares. So one is never the longest that takes at most the mean of those beside it.
+    The wait of paths grows evenly with the number of inner chunks they have waited for, by twos. So
+    a path is never the longest if it takes at most the mean of those beside it.
     """
     outer = np.asarray(times.max(axis=2) > -np.inf)
     for own, ways in zip(times, outer, strict=True):
@@ -265,11 +266,11 @@ def _outer(times: Floats) -> Bools:
 
 
 def equal_neighbours(kinds: Ints, patterns: Sequence[Sequence[Recompute]]) -> Bools:
-    """Of each layer but the last whether the next is of its kind and computed again as it is.
+    """Whether each layer but the last equals the next one in kind and recompute, `[layer]`.
 
     Args:
-        kinds: of each layer.
-        patterns: how each layer is computed again, in any of the runs.
+        kinds: kind of each layer.
+        patterns: recompute mode of each layer, for each recompute configuration.
     """
     whole = (kinds, *map(np.array, patterns))
     return np.asarray(np.logical_and.reduce([each[:-1] == each[1:] for each in whole]))

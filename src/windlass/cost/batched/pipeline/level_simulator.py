@@ -1,8 +1,8 @@
-"""The walk of many plans of one shape through the levels of their passes, all at once.
+"""Level simulator: runs many plans of one pipeline shape through their dependency levels at once.
 
-A pass of a stage takes what its layers take, so only passes and messages are left of a program: a
-pass starts when the one before it on its stage has ended and what it needs has come. Passes of the
-same depth in that order wait for none of each other and are added up together, for all plans.
+A pass of a stage takes what its layers take, so only passes and messages of a program remain: a
+pass starts when the one before it on its stage has ended and its message has arrived. Passes of the
+same level do not wait for each other and are added up together, for all plans.
 """
 
 from collections.abc import Sequence
@@ -18,65 +18,65 @@ from windlass.cost.batched.schedule_index import PipelineShape
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassDurations:
-    """Seconds of the passes of each chunk of layers (rows) of many plans (columns)."""
+    """Seconds of passes, `[chunk, config]`."""
 
     forward: Floats
     backward: Floats
-    """Of a zero-bubble order, the input's part."""
+    """Backward; its input-gradient part if it is split."""
     backward_first: Floats
-    """Of the first micro-batch."""
+    """The same for the first micro-batch."""
     weight: Floats
-    """Of a zero-bubble order, the weights' part; else nothing."""
+    """Weight-gradient part of a split backward; else zero."""
     weight_first: Floats
     load: Floats
-    """Of each plan: before a forward pass of one of the chain's ends, whether or not what it needs
-    has come."""
+    """Seconds before a forward pass of the first or last chunk, whether or not its message has
+    arrived, `[config]`."""
     message: Floats
-    """Of each plan: to send an output, or its gradient, to the next stage."""
+    """Seconds to send an output, or its gradient, to the next stage, `[config]`."""
     lending: Floats
-    """Of each plan: how long the lender's first messages have to wait for weights that it lends."""
+    """Seconds that the owner's first messages wait for tied weights to be sent, `[config]`."""
     lender: int = 0
-    """The stage that lends weights."""
+    """The stage that owns tied weights."""
     loan: "TiedGradReturn | None" = None
-    """How the gradient of lent weights goes back before the last passes have ended, if any does."""
+    """How the gradient of tied weights returns before the last passes have ended, if it does."""
     stops: bool = False
-    """Whether devices wait for some of what they exchange behind the passes of their chunks."""
+    """Whether devices block on some communication after the passes of their chunks."""
     in_turn: bool = False
     """Whether a stage that sends or receives does nothing else meanwhile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TiedGradReturn:
-    """The gradient of lent weights: handed over in the last backward pass of the last chunk."""
+    """Return of the tied weights' gradient in the last chunk's last backward, `[config]`."""
 
     message: Floats
-    """Of each plan: seconds of the message."""
+    """Seconds of the message."""
     after: Floats
-    """Until it begins, from the begin of that pass."""
+    """Seconds until it is sent, from the start of that pass."""
     taking: Floats
-    """To add it to the owner's, behind the last backward pass of the owner's chunk."""
+    """Seconds to add it to the owner's, after the last backward pass of the owner's chunk."""
     owner: int
-    """That chunk."""
+    """The owner's chunk."""
 
 
 class ReduceCount(NamedTuple):
-    """Reductions that a way through the last passes of a step waits for, but for its last one."""
+    """Blocking reductions on a path through the last passes of a step, without its last one."""
 
     chunks: int
-    """Of any chunks but the last of the chain."""
+    """Reductions of chunks other than the last one."""
     last: bool
-    """Whether also of that one, whose layers are not like the others."""
+    """Whether also that of the last chunk, whose layers differ from the others."""
 
 
 class FirstPassTimes(NamedTuple):
-    """Of each chunk's first pass (rows) and each plan (columns), in seconds of a step."""
+    """Times of each chunk's first pass, `[chunk, config]`, in seconds of a step."""
 
     begun: Floats
-    """When it begins."""
+    """When it starts."""
     free: Floats
-    """When its stage could begin it."""
+    """When its stage could start it."""
     came: Floats
-    """When what it needs has come."""
+    """When its message arrives."""
 
 
 _KINDS = ("forward", "backward", "backward_first", "weight", "weight_first")
@@ -84,45 +84,45 @@ _KINDS = ("forward", "backward", "backward_first", "weight", "weight_first")
 
 @dataclass(slots=True, kw_only=True)
 class _State:
-    """How far all stages are, in seconds of a step.
+    """The progress of all stages, in seconds of a step, `[stage or chunk, path, config]`.
 
-    Of three axes the second tells ways apart by what they have waited for; minus infinity where no
-    way has waited for so much.
+    Paths are distinguished by what they have waited for; minus infinity if no path has waited so
+    much.
     """
 
     now: Floats
-    """When each stage has ended its last pass."""
+    """End of each stage's last pass."""
     sent: Floats
-    """When the last message of each stage has left."""
+    """Time at which each stage's last message has left."""
     came: Floats
-    """When the message in each place has come."""
+    """Arrival of the message in each slot."""
     begun: Floats
-    """When the last backward pass of the chain's first chunk, and of its last one, begins."""
+    """Start of the last backward pass of the first chunk, and of the last one."""
     done: Floats
-    """When that of each chunk has ended, and where things are done in turn what it hands on has
-    left."""
+    """End of each chunk's last backward pass, or of its message on a bulk-synchronous machine."""
     handed: Floats
-    """When the gradient of lent weights has come back, of each way."""
+    """Arrival of the tied weights' gradient, by path."""
     free: Floats
-    """When the stage of each chunk could begin its first pass."""
+    """Time at which each chunk's stage could start its first pass."""
     met: Floats
-    """When what that needs has come."""
+    """Arrival of that pass's message."""
 
     def copy(self) -> "_State":
-        """The same, to go on from on its own."""
+        """A copy to go on from separately."""
         return _State(**{each.name: getattr(self, each.name).copy() for each in fields(self)})
 
 
 class LevelSimulator:
-    """A walk through the passes of a step.
+    """Simulates the passes of a step, level by level.
 
-    What each reduction takes that a stage waits for is of a plan's sharing, not of its passes. So
-    it is not added: a way that waits for one more goes on further behind on its axis.
+    The time of each blocking reduction depends on a plan's sharding, not on its passes. So it is
+        not added:
+    a path that waits for one more moves further along its axis.
 
     Args:
-        shape: of all plans.
-        durations: of their passes.
-        places: of messages.
+        shape: pipeline shape of all plans.
+        durations: durations of their passes.
+        places: number of message slots.
     """
 
     def __init__(self, shape: PipelineShape, durations: PassDurations, places: int) -> None:
@@ -130,7 +130,7 @@ class LevelSimulator:
         self._taking = np.concatenate([getattr(durations, name) for name in _KINDS])[:, None]
         waits = durations.stops and shape.virtual_stages > 1
         self.stops = reduce_counts(shape.virtual_stages if waits else 1)
-        """What ways can have waited for."""
+        """What paths can have waited for."""
         plans = len(durations.message)
         firsts = np.zeros((shape.chunks, plans))
         self.state = _State(
@@ -148,7 +148,7 @@ class LevelSimulator:
             self.state.now[durations.lender] = durations.lending
 
     def over(self, levels: Sequence[DependencyLevel]) -> "_State":
-        """How far all stages are behind some more levels."""
+        """The progress of all stages after some more levels."""
         for level in levels:
             if level.turns and len(self.stops) > self.state.now.shape[1]:
                 self._branch(level.turns)
@@ -158,7 +158,7 @@ class LevelSimulator:
         return self.state
 
     def _pass_by(self, level: DependencyLevel) -> None:
-        """Passes that wait for none of each other."""
+        """Runs passes that do not wait for each other."""
         durations, state = self._durations, self.state
         now = state.now[level.stages]
         for at in level.loads:
@@ -182,7 +182,7 @@ class LevelSimulator:
             self._send(level, now)
 
     def _send(self, level: DependencyLevel, ended: Floats) -> None:
-        """What passes hand on once they have ended."""
+        """Sends the messages of passes once they have ended."""
         state = self.state
         sent = state.sent[level.from_]
         np.maximum(sent, ended[level.senders], out=sent)
@@ -194,7 +194,7 @@ class LevelSimulator:
             state.now[level.from_] = sent
 
     def _branch(self, turns: int) -> None:
-        """Makes room for ways that have waited so often, which none has yet."""
+        """Makes room for paths that have waited more often than any so far."""
         state = self.state
         more = len(reduce_counts(turns + 1)) - state.now.shape[1]
         if more > 0:
@@ -216,7 +216,7 @@ class LevelSimulator:
             state.sent[stage] = state.handed
 
     def _end_chunk(self, stage: int, chunk: int) -> None:
-        """What a stage does once it has handed on the last gradient of a chunk."""
+        """Runs what a stage does once it has sent the last gradient of a chunk."""
         loan, now, handed = self._durations.loan, self.state.now[stage], self.state.handed
         if loan is not None and chunk == loan.owner:
             if self._durations.in_turn:
@@ -232,9 +232,9 @@ class LevelSimulator:
 
 
 def reduce_counts(turns: int) -> tuple[ReduceCount, ...]:
-    """What ways can have waited for, of stages with so many chunks, by how often at the least.
+    """What paths can have waited for on stages with this many chunks, at least, by index.
 
-    A way that waits for one more of the inner chunks is two further behind, one that waits for the
-    last chunk of the chain, before any other, is one further behind.
+    A path that waits for one more inner chunk is two indices further; one that waits for the last
+    chunk, before any other, is one index further.
     """
     return tuple(ReduceCount(at // 2, last=at % 2 > 0) for at in range(2 * turns - 1))

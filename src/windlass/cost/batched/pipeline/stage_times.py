@@ -1,4 +1,4 @@
-"""Taken: seconds of the passes of many ways to run a chain, folded to its stages."""
+"""Stage times: seconds of the passes of many configs, combined to stages."""
 
 from collections.abc import Callable, Sequence
 from typing import Literal
@@ -33,22 +33,21 @@ _NAMES: tuple[PassName, ...] = (
     "forward", "backward", "backward_input", "backward_weight", "sum_first", "sum_later",
 )  # fmt: skip
 _SINGLE = 5
-"""Numbers of a setting that are not of a kind of layer."""
+"""Numbers of a configuration that do not depend on layer kinds."""
 _MESSAGES = 3
 """Those of them that are messages."""
 
 
 class ConfigTimes:
-    """Seconds of passes by kind of layer, a row for each run.
+    """Seconds of passes by layer kind, `[config, ...]`.
 
     Args:
-        parts: of the plans.
-        agains: how each layer is computed again: what of the runs is, each once.
-        variants: as `Chain.variants`.
-        numbers: a column for each of `_NAMES` and variant of a kind of layer, and for each of
-            `_SINGLE`.
-        again: of each run.
-        alike_runs: a number for each that only those share whose numbers are equal.
+        parts: partition of the layers.
+        agains: recompute mode of each layer, for each recompute configuration.
+        variants: as in `LayerCosts.variants`.
+        numbers: a column for each of `_NAMES` and variant of a kind, and for each of `_SINGLE`.
+        again: recompute configuration of each config.
+        alike_runs: a number that configs share only if their numbers are equal.
     """
 
     def __init__(
@@ -68,11 +67,11 @@ class ConfigTimes:
         """Loading a micro-batch; adding the gradient of lent weights to the owner's; messages with
         an output, with weights that are lent, and with their gradient."""
         self.alike = equal_neighbours(parts.kinds, agains)
-        """Of each layer but the last whether the next one is alike in all runs."""
+        """Whether each layer but the last equals the next one in all configs, `[layer]`."""
 
     @classmethod
     def of(cls, chain: LayerCosts, parts: StagePartition, rows: PlanTable) -> "ConfigTimes":
-        """Those of all runs of plans of one shape."""
+        """Times of all configs of plans of one shape."""
         agains = [recompute_by_layer(parts.shape, parts.ends, each) for each in rows.recomputes]
         settings, pipeline = rows.layer_configs, parts.shape.pipeline
         times = settings.table(chain, "times", _numbers(chain, settings))
@@ -90,7 +89,7 @@ class ConfigTimes:
         return cls(parts, agains, chain.variants, numbers, rows.recompute, alike_runs)
 
     def once(self) -> tuple["ConfigTimes", Ints]:
-        """Each of equal rows once, and of each row its place among those."""
+        """Each distinct row once, and the index of each row's."""
         alike_runs, first, place = np.unique(
             self._alike_runs, return_index=True, return_inverse=True
         )
@@ -107,7 +106,7 @@ class ConfigTimes:
         )
 
     def sums(self, *names: PassName, again: bool = False) -> LayerSums:
-        """Passes, one after the other; with what layers compute again."""
+        """Sums of passes, one after the other, with recompute if `again`."""
         each = np.add.reduce([self._by_kind[name] for name in names])
         kinds = np.arange(len(self._variants))
         if not again:
@@ -117,13 +116,13 @@ class ConfigTimes:
         return LayerSums(self._parts, each[:, kinds], repeats)
 
     def repeated(self, kinds: Ints) -> tuple[Floats, Floats]:
-        """What of some kinds of layer the shortest takes to be computed again.
+        """Shortest recompute of some layer kinds.
 
         Args:
-            kinds: that there are, without variants.
+            kinds: indices of kinds, without variants.
 
         Returns:
-            Seconds of each run: of all of a layer, and of all but its large products.
+            Seconds of full and of selective recompute of a layer, `[config]`.
         """
         back = self._by_kind["backward"]
         some = back[:, self._variants[kinds]] - back[:, kinds]
@@ -131,7 +130,7 @@ class ConfigTimes:
 
 
 def _numbers(chain: LayerCosts, settings: LayerConfigTable) -> Callable[[Ints], Floats]:
-    """Finds the numbers of settings as `Times` has them, but bytes of messages."""
+    """Finds the numbers of configurations for `ConfigTimes`, with bytes of messages."""
 
     def of(places: Ints) -> Floats:
         passes = chain.passes(settings.at(places))
@@ -150,13 +149,13 @@ def _ways(chain: LayerCosts, settings: LayerConfigTable, pipeline: int) -> Calla
 
 
 class StageTimes:
-    """Seconds of passes.
+    """Seconds of passes on each stage.
 
     Args:
-        chain: of layers.
-        parts: of the plans.
+        chain: costs of layers.
+        parts: partition of the layers.
         rows: the plans.
-        stops: whether devices wait for some of what they exchange behind their passes.
+        stops: whether devices block on some communication after their passes.
     """
 
     def __init__(
@@ -165,7 +164,7 @@ class StageTimes:
         shape = parts.shape
         every = ConfigTimes.of(chain, parts, rows)
         times, self.first = every.once()
-        """Of each run its place among `firsts`."""
+        """Index of each config among `firsts`."""
         loans = _loans(chain, parts, times)
         self.firsts = FirstPassCosts(
             forward=times.sums("forward"), load=times.load, message=times.message, alike=times.alike
@@ -176,7 +175,7 @@ class StageTimes:
             else SentTiedWeights(layer=chain.tied[0][0], owner=loans.owner, seconds=loans.lending)
         )
         self.place = np.arange(len(rows.layer_config)) if shape.repeats else self.first
-        """Of each run its place among `passed`."""
+        """Index of each config among `passed`."""
         in_turn = chain.machine.execution_model == "bulk-synchronous"
         durations = _durations(parts, times, loans, in_turn, stops)
         last = every if shape.repeats else times
@@ -193,7 +192,7 @@ class StageTimes:
 
 
 def _adding(parts: StagePartition, times: ConfigTimes, *, first: bool) -> LayerSums:
-    """The pass that adds to gradients, of the first micro-batch or of another."""
+    """The pass that adds to gradients, of the first micro-batch or of a later one."""
     parted = parts.shape.schedule == "zero-bubble"
     whole: PassName = "backward_weight" if parted else "backward"
     return times.sums(whole, "sum_first" if first else "sum_later", again=not parted)
@@ -227,7 +226,7 @@ def _durations(
 
 
 def _loans(chain: LayerCosts, parts: StagePartition, times: ConfigTimes) -> TiedWeightTimes | None:
-    """What the first tied weights cost; None if they are not on two stages."""
+    """Times of the first tied weights; None if they are not on two stages."""
     if not chain.tied:
         return None
     layer, owner = chain.tied[0]
@@ -257,7 +256,7 @@ def _way_back(loans: TiedWeightTimes, parts: StagePartition) -> TiedGradReturn:
 
 
 def host_pace(chain: LayerCosts, shape: PipelineShape, rows: PlanTable) -> Floats:
-    """Times that each run takes as long for the slowest of its hosts."""
+    """Slowdown of each config by the slowest of its hosts, `[config]`."""
     counts, at = np.unique(rows.layer_configs.devices[rows.layer_config], return_inverse=True)
     return np.array(
         [chain.machine.straggler_factor(shape.pipeline * int(each)) for each in counts]

@@ -1,7 +1,7 @@
-"""The clock folded to passes: when the stages of many plans of one order are done, all at once.
+"""Steady state: the ends of all stages of many plans, extrapolated from a few micro-batches.
 
-A step of many micro-batches repeats itself: from `Shape.settled` on each takes as long as the last.
-Both steps between which it is measured are one until they part.
+A step of many micro-batches repeats itself: from `PipelineShape.settled` on each takes as long as
+the last. The two steps between which that is measured are simulated as one until they differ.
 """
 
 from collections.abc import Sequence
@@ -22,30 +22,30 @@ from windlass.cost.batched.schedule_index import PipelineShape
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepEnds:
-    """Seconds from the begin of a step, apart from what devices wait for behind their passes.
+    """Times in a step, without blocking reductions after passes.
 
-    An array of three: a chunk or stage, how much of that lies on the way (`stops`; minus infinity
-    where no way has so much), and a plan. The end is the largest over all ways.
+    Arrays are `[chunk or stage, path, plan]`; a path is given by the reductions that lie on it
+    (`stops`), minus infinity if there is none. The end is the largest over all paths.
     """
 
     stops: tuple[ReduceCount, ...]
     begun: Floats
-    """When the last backward pass of the chain's first chunk, and of its last one, begins."""
+    """Start of the last backward pass of the first chunk, and of the last one."""
     done: Floats
-    """When that has ended, and where things are done in turn what it hands on has left."""
+    """End of that pass, or of its message on a bulk-synchronous machine."""
     end: Floats
-    """When all passes of a stage have ended."""
+    """End of all passes of a stage."""
     sent: Floats
-    """When the last message of a stage has left."""
+    """Time at which the last message of a stage has left."""
     firsts: FirstPassTimes
 
     def beyond(self, other: "StepEnds", times: Floats, place: Ints) -> "StepEnds":
-        """Further than from here to `other`, of more plans than were folded.
+        """Extrapolation from here to `other` and further, for more plans than were simulated.
 
         Args:
-            other: of more micro-batches.
-            times: as often as that, for each plan.
-            place: of each plan among those that were folded.
+            other: ends of more micro-batches.
+            times: multiple of the distance to `other`, `[plan]`.
+            place: index of each plan among those simulated.
         """
 
         def further(low: Floats, high: Floats) -> Floats:
@@ -70,17 +70,17 @@ class StepEnds:
 def simulate_levels(
     shape: PipelineShape, durations: PassDurations, micros: Floats, place: Ints
 ) -> StepEnds:
-    """When the stages are done with all passes of a step, gradients not yet reduced.
+    """Ends of all passes of a step, before gradients are reduced.
 
     Args:
-        shape: of all plans.
-        durations: a row for each chunk in the order of the chain.
-        micros: micro-batches of each plan, where steps repeat themselves.
-        place: of each of those plans among the durations.
+        shape: pipeline shape of all plans.
+        durations: durations of passes, `[chunk, config]`.
+        micros: micro-batches of each plan, if steps repeat themselves.
+        place: index of each of those plans among the durations.
 
     Returns:
-        Of the plans if steps repeat themselves, else of the durations; first passes always of
-        these.
+        Ends of the plans if steps repeat themselves, else of the durations; first passes always of
+        the latter.
     """
     if not shape.repeats:
         levels = dependency_levels(shape)
@@ -99,7 +99,7 @@ def simulate_levels(
 
 
 def _folded(walk: LevelSimulator, levels: Sequence[DependencyLevel]) -> StepEnds:
-    """What is found at the end of some levels."""
+    """The ends after some levels."""
     state = walk.over(levels)
     return StepEnds(
         stops=walk.stops,

@@ -1,10 +1,9 @@
-"""By how much gathering weights holds up the first passes of many plans, as a few sums.
+"""Delay of first passes by gathering weights, as max-plus sums.
 
-Each chunk's weights are gathered before its first pass, which begins once they are whole and what
-it needs has come. So what a gather takes beyond the time in which its stage would have waited
-anyway makes that pass late; what the stage does next is as late, and what the next chunk waits for.
-Where stages have several chunks, ways through their first passes are told apart by how many gathers
-lie on them.
+Each chunk's weights are gathered before its first pass, which starts once they are whole and its
+message has arrived. So what a gather takes beyond the time in which its stage would have waited
+anyway delays that pass, what the stage does next, and what the next chunk waits for. If stages have
+several chunks, paths through their first passes are distinguished by how many gathers lie on them.
 """
 
 from typing import NamedTuple
@@ -18,12 +17,12 @@ from windlass.cost.batched.stage_sums import StagePartition
 
 
 def gather_delay(parts: StagePartition, firsts: FirstPassTimes, gather: Floats) -> MaxPlus:
-    """By how much the passes of plans of one shape are late: one thing.
+    """Delay of the passes of plans of one shape, a single item.
 
     Args:
-        parts: of all plans.
+        parts: partition of the layers.
         firsts: the first passes of chunks.
-        gather: seconds in which a layer is gathered, by kind; a row for each way to share.
+        gather: seconds to gather a layer, `[option, kind]`.
     """
     by_chunk = parts.by_chunk(gather)
     if parts.shape.virtual_stages == 1:
@@ -36,14 +35,14 @@ def gather_delay(parts: StagePartition, firsts: FirstPassTimes, gather: Floats) 
 
 
 class _Way(NamedTuple):
-    """Which gathers lie on a way."""
+    """The gathers on a path."""
 
     first: bool
-    """That of the chain's first chunk."""
+    """Whether that of the first chunk is on it."""
     inner: int
-    """So many of those between."""
+    """Number of those of inner chunks."""
     last: bool
-    """That of the chain's last chunk."""
+    """Whether that of the last chunk is on it."""
 
 
 def _turns(parts: StagePartition, firsts: FirstPassTimes, by_chunk: Floats) -> MaxPlus:
@@ -88,7 +87,7 @@ def _turns(parts: StagePartition, firsts: FirstPassTimes, by_chunk: Floats) -> M
 
 
 def _moves(ways: list[_Way], places: dict[_Way, int], kind: str) -> list[int]:
-    """For each way the place of the one that it is with one more gather; behind all if of none."""
+    """Index of each path with one gather less; behind all others if there is none."""
     found = []
     for way in ways:
         if kind == "inner":
