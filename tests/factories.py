@@ -6,8 +6,8 @@ from itertools import pairwise
 from windlass.program.activation_checkpointing import with_recompute
 from windlass.schema.graph import (
     PRECISION_BYTES,
-    CollectiveKind,
     Collective,
+    CollectiveKind,
     Graph,
     LayerCost,
     LayerKind,
@@ -15,8 +15,8 @@ from windlass.schema.graph import (
     MatmulShape,
     Op,
     ParameterInfo,
-    Precision,
     Polynomial,
+    Precision,
 )  # fmt: skip
 from windlass.schema.machine import Curve, Device, Link, Machine, MatmulRate, Point, Tier
 from windlass.schema.plan import (
@@ -255,7 +255,9 @@ def tiny_plan(
     if recompute_layers is None or recompute == "none":
         return plan
     some, none = [recompute_layers] * len(plan.stages), [0] * len(plan.stages)
-    return with_recompute(plan, none, some) if recompute == "selective" else with_recompute(plan, some)
+    return (
+        with_recompute(plan, none, some) if recompute == "selective" else with_recompute(plan, some)
+    )
 
 
 def _far(name: str, capacity: int | str) -> Tier:
@@ -305,7 +307,9 @@ def _block_cost(e: int, width: int, degree: int = 1) -> dict[str, object]:
     scatter = _exchange("reduce_scatter", _times(x, rows), rows, among)
     part = _exchange("reduce_scatter", _times(x, columns), columns, "features")
     join = _exchange("all_gather", _times(x, columns), columns, "features")
-    product = _product(e, m=Polynomial(bs=1), n=own, k=Polynomial(features), live=_times(x, columns))
+    product = _product(
+        e, m=Polynomial(bs=1), n=own, k=Polynomial(features), live=_times(x, columns)
+    )
     act = Op(name="act", kind="memory", read_bytes=x, written_bytes=x, live_bytes=_times(x, 2))
     back = act.model_copy(update={"name": "act backward"})
     wgrad = _product(e, m=Polynomial(features), n=own, k=Polynomial(bs=1), live=_times(x, 1))
@@ -358,7 +362,7 @@ def _head_cost(e: int, width: int, vocabulary: int, degree: int = 1) -> dict[str
 
 def _product(e: int, *, m: Polynomial, n: int, k: Polynomial, live: Polynomial) -> Op:
     """An (m, k) by (k, n) product; one of m, k is a number of tokens, the other is fixed."""
-    tokens, fixed = m.bs + k.bs, m.one + k.one
+    tokens, fixed = m.bs + k.bs, m.constant + k.constant
     read = Polynomial(bs=fixed * e) if m.bs == 0 else Polynomial(fixed * n * e, bs=fixed * e)
     written = Polynomial(fixed * n * e) if m.bs == 0 else Polynomial(bs=n * e)
     return Op(

@@ -8,25 +8,25 @@ from pathlib import Path
 
 import pytest
 
-from windlass.atomic_files import hash_file, require_writable, atomic_write, atomic_writer
+from windlass.atomic_files import atomic_write, atomic_writer, hash_file, require_writable
 from windlass.errors import StorageError
 
 _WRITES_FOR_EVER = """
 import sys
 from pathlib import Path
-from windlass.atomic_files import write_whole
+from windlass.atomic_files import atomic_write
 for letter in "ab" * 10**6:
-    write_whole(Path(sys.argv[1]), letter * 2_000_000)
+    atomic_write(Path(sys.argv[1]), letter * 2_000_000)
     print(letter, flush=True)
 """
 _WRITES_ON_A_FULL_DISK = """
 import resource, sys
 from pathlib import Path
 from windlass.errors import StorageError
-from windlass.atomic_files import write_whole
+from windlass.atomic_files import atomic_write
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
 try:
-    write_whole(Path(sys.argv[1]), b"x" * 5000)
+    atomic_write(Path(sys.argv[1]), b"x" * 5000)
 except StorageError as error:
     print(error)
 """
@@ -93,7 +93,7 @@ def test_a_place_that_takes_no_file_is_told_by_its_name(tmp_path: Path, place: s
 def test_a_pipe_is_no_place_for_a_file_and_stays_one(tmp_path: Path):
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    with pytest.raises(StorageError, match="pipe` cannot be written: is no plain file"):
+    with pytest.raises(StorageError, match="pipe` cannot be written: is not a regular file"):
         atomic_write(pipe, "new")
     assert pipe.is_fifo()
 

@@ -44,7 +44,7 @@ trees = st.builds(
 def faults_of(file: Path | None, *overrides: str) -> list[str]:
     with pytest.raises(InputErrors) as caught:
         Tree.resolve(file, overrides)
-    return list(caught.value.faults)
+    return list(caught.value.messages)
 
 
 @pytest.mark.parametrize("name", ["tree.toml", "tree.json"])
@@ -142,7 +142,7 @@ def test_a_plain_value_in_place_of_a_table_is_told_as_such():
 
 def test_an_override_below_a_plain_value_is_a_fault():
     [fault] = faults_of(None, "age=3", "age.years=4")
-    assert fault == "override `age.years=4`: `age.years` lies below a key that is no table"
+    assert fault == "override `age.years=4`: `age.years` is below a key that is not a table"
 
 
 @pytest.mark.parametrize(

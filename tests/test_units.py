@@ -8,16 +8,16 @@ from hypothesis import strategies as st
 
 from windlass.errors import RequestError
 from windlass.units import (
-    parse_bytes,
-    parse_flop_rate,
-    parse_rate,
-    parse_seconds,
     format_bytes,
     format_count,
     format_flop,
     format_flop_rate,
     format_rate,
     format_seconds,
+    parse_bytes,
+    parse_flop_rate,
+    parse_rate,
+    parse_seconds,
 )
 
 

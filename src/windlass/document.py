@@ -35,7 +35,7 @@ class Document(BaseModel):
 
         Raises:
             RequestError: the file does not exist, or is not TOML or JSON.
-            Faults: all keys and values that are not valid.
+            InputErrors: all keys and values that are not valid.
         """
         return cls.resolve(path)
 
@@ -49,7 +49,7 @@ class Document(BaseModel):
 
         Raises:
             RequestError: the file does not exist, or is not TOML or JSON.
-            Faults: all keys and values that are not valid, each with its location.
+            InputErrors: all keys and values that are not valid, each with its location.
         """
         text = _read_text(file) if file else ""
         tree = _parse(file, text) if file else {}

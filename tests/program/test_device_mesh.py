@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from windlass.program.device_mesh import MeshCoord, rank_of, mesh_coord
+from windlass.program.device_mesh import MeshCoord, mesh_coord, rank_of
 from windlass.schema.plan import Parallelism
 
 
@@ -17,4 +17,7 @@ def test_every_device_has_one_place_and_every_place_one_device(
 
 def test_slices_of_one_layer_lie_next_to_each_other():
     cut = Parallelism(pipeline=2, tensor=2, data=2)
-    assert [mesh_coord(device, cut) for device in (0, 1)] == [MeshCoord(0, 0, 0), MeshCoord(0, 1, 0)]
+    assert [mesh_coord(device, cut) for device in (0, 1)] == [
+        MeshCoord(0, 0, 0),
+        MeshCoord(0, 1, 0),
+    ]

@@ -37,9 +37,7 @@ def makespan(lists: Sequence[tuple[PipelinePass, ...]], **seconds: int):
 
     Stage s runs chunk c as the `c p + s`th of all; each waits for the one before, or after it.
     """
-    cost = {"forward": FORWARD, "backward": BACKWARD} | {
-        kind.replace("_", " "): value for kind, value in seconds.items()
-    }
+    cost = {"forward": FORWARD, "backward": BACKWARD} | seconds
     stages, chunks = len(lists), 1 + max(step.chunk for step in lists[0])
     done: dict[tuple[str, int, int], int] = {}
     at, clock = [0] * stages, [0] * stages

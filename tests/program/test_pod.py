@@ -43,7 +43,7 @@ def test_every_legal_plan_of_a_pod_lowers_to_programs_that_verify_and_fit_exactl
     assert all("this version runs" in fault for fault in plan_errors(plan, graph, MACHINE))
     programs, peak = lower(plan, graph), peak_of(plan, graph)
     verify_programs(programs, plan, graph, {"device": peak})
-    with pytest.raises(PlanError, match="`memory` overflows by 1 bytes"):
+    with pytest.raises(PlanError, match="`device` overflows by 1 bytes"):
         verify_programs(programs, plan, graph, {"device": peak - 1})
 
 
@@ -73,14 +73,17 @@ def test_a_gradient_is_reduced_after_its_last_backward_pass_once_that_has_sent_w
             adds = [
                 index
                 for index, each in enumerate(instructions)
-                if each.kind in GRADIENT_PASSES and layer in (each.layer, *borrowed[each.layer or 0])
+                if each.kind in GRADIENT_PASSES
+                and layer in (each.layer, *borrowed[each.layer or 0])
             ]
             between = {each.kind for each in instructions[max(adds) + 1 : at]}
             if offloaded_gradient_layers(plan, graph, stage) or plan.batch.accumulation == 1:
                 assert between <= {"free_weights", "accumulate_tied_grads", "send_tied_grads"}
             elif "send" in between:
                 last = {
-                    each.micro_batch for each in instructions[max(adds) : at] if each.kind in GRADIENT_PASSES
+                    each.micro_batch
+                    for each in instructions[max(adds) : at]
+                    if each.kind in GRADIENT_PASSES
                 }
                 assert last == {plan.batch.accumulation - 1}
             else:  # zero-bubble has sent it long since, and the first stage sends nothing back
@@ -170,7 +173,9 @@ def test_a_device_sends_what_the_formulas_say(drawn: tuple[Graph, Plan]):
             flat = -(-kinds[layer].parameter_count // shards) * shards
             turns = _turns(plan, graph, stage, layer)
             due["unshard_weights"] += turns * flat * plan.parameter_itemsize * (rts - 1) // rts
-            due["all_gather_params"] += flat * plan.parameter_itemsize * (shards // rts - 1) // shards
+            due["all_gather_params"] += (
+                flat * plan.parameter_itemsize * (shards // rts - 1) // shards
+            )
             scattered = flat * plan.gradient_itemsize * (shards - 1) // shards
             others = 2 * (flat * plan.gradient_itemsize // shards) * (r // shards - 1)
             due["reduce_grads"] += scattered + others // (r // shards)
@@ -179,8 +184,12 @@ def test_a_device_sends_what_the_formulas_say(drawn: tuple[Graph, Plan]):
             due["reduce_grads"] += 2 * norm * plan.gradient_itemsize * (rows - 1) // rows
         due["send"] = _sent(plan, graph, stage)
         for loan in tied_across_stages(plan, graph, index):
-            due["send_tied_weights"] += loan.elements * plan.parameter_itemsize * (loan.owner_stage == stage)
-            due["send_tied_grads"] += loan.elements * plan.gradient_itemsize * (loan.user_stage == stage)
+            due["send_tied_weights"] += (
+                loan.elements * plan.parameter_itemsize * (loan.owner_stage == stage)
+            )
+            due["send_tied_grads"] += (
+                loan.elements * plan.gradient_itemsize * (loan.user_stage == stage)
+            )
         expected: dict[str, int] = {kind: nbytes for kind, nbytes in due.items() if nbytes}
         assert sent_bytes_by_kind(plan, graph, device) == expected
 
@@ -188,7 +197,13 @@ def test_a_device_sends_what_the_formulas_say(drawn: tuple[Graph, Plan]):
 def _sent(plan: Plan, graph: Graph, stage: int) -> int:
     """Each boundary of a stage is crossed by an output or by its gradient, of equal size."""
     here = set(layers_of_stage(plan, stage))
-    width = plan.batch.micro * plan.batch.sequence * 32 * plan.parameter_itemsize // plan.parallel.tensor
+    width = (
+        plan.batch.micro
+        * plan.batch.sequence
+        * 32
+        * plan.parameter_itemsize
+        // plan.parallel.tensor
+    )
     boundaries = sum((at in here) != (at + 1 in here) for at in range(graph.layers - 1))
     return plan.batch.accumulation * boundaries * width
 
@@ -252,7 +267,7 @@ def sharing(shards: int, **choice: Any) -> Plan:  # noqa: ANN401  handed on to t
 @given(
     accumulation=st.integers(1, 4),
     precision=st.sampled_from(["float32", "bfloat16"]),
-    order=st.sampled_from(["gpipe", "1f1b", "zero-bubble"]),
+    schedule=st.sampled_from(["gpipe", "1f1b", "zero-bubble"]),
     pipeline=st.integers(1, 3),
 )
 def test_the_more_replicas_share_the_optimizer_state_the_less_each_holds(**choice: Any):  # noqa: ANN401  handed on to the factory
@@ -265,7 +280,11 @@ def test_the_more_replicas_share_the_optimizer_state_the_less_each_holds(**choic
 def test_the_more_replicas_share_far_state_the_less_lies_at_home(**choice: Any):  # noqa: ANN401  handed on to the factory
     phases = ((0, 1), (1, 2), (2, 6))
     homes = [
-        sum(offloaded_bytes_by_tier(sharing(shards, home=AWAY, phases=phases, **choice), GRAPH)["host"].values())
+        sum(
+            offloaded_bytes_by_tier(sharing(shards, offload=AWAY, phases=phases, **choice), GRAPH)[
+                "host"
+            ].values()
+        )
         for shards in (1, 2, 4, 8)
     ]
     assert homes == sorted(set(homes), reverse=True)
@@ -303,12 +322,16 @@ def test_a_stage_in_phases_gathers_each_phase_and_updates_at_the_first_fetch():
         sharding=(2, 4),
     )
     program = lower(plan, graph)[0]
-    assert " ".join(f"{i.kind}-{i.layer}" for i in program.instructions if i.micro_batch is None) == (
-        "update-1 update-2 gather-0 drop-0 release-0 "
-        "spread-1 spread-2 gather-1 drop-1 gather-2 drop-2 "
-        "fetch-0 release-2 reduce-2 store-2 release-1 reduce-1 store-1 "
-        "gather-0 drop-0 release-0 reduce-0 norm-None update-0 spread-0 sync-None"
+    assert " ".join(
+        f"{i.kind}-{i.layer}" for i in program.instructions if i.micro_batch is None
+    ) == (
+        "update-1 update-2 unshard_weights-0 free_shard-0 free_weights-0 "
+        "all_gather_params-1 all_gather_params-2 unshard_weights-1 free_shard-1 "
+        "unshard_weights-2 free_shard-2 prefetch_weights-0 free_weights-2 reduce_grads-2 "
+        "offload_grads-2 free_weights-1 reduce_grads-1 offload_grads-1 "
+        "unshard_weights-0 free_shard-0 free_weights-0 reduce_grads-0 grad_norm-None "
+        "update-0 all_gather_params-0 sync-None"
     )
     assert " ".join(f"{i.kind}-{i.layer}" for i in program.flush_deferred_updates) == (
-        "update-1 spread-1 drop-1 update-2 spread-2 drop-2"
+        "update-1 all_gather_params-1 free_shard-1 update-2 all_gather_params-2 free_shard-2"
     )

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from factories import cut_graph, tiny_graph, tiny_machine, tiny_plan
 from program.pod_plans import CUT_GRAPHS
 from windlass.errors import PlanError
+from windlass.program.communication_groups import PeerMap, communication_group
 from windlass.program.instruction import GRADIENT_PASSES, WEIGHT_PASSES, Instruction, Program
 from windlass.program.lowering.lower import lower
 from windlass.program.memory.layer_sizes import plan_layer_sizes
-from windlass.program.communication_groups import PeerMap, communication_group
 from windlass.program.validate_plan import plan_errors
 from windlass.program.verify.verify import verify_programs
 from windlass.schema.graph import Graph
@@ -57,7 +57,9 @@ def test_slices_have_the_whole_together_and_what_is_not_cut_once_each(graph: Gra
 def test_sizes_of_slices_sum_to_the_whole_and_their_own_tokens_to_all(degree: int, **choice: Any):  # noqa: ANN401  handed on to the factory
     plan = tiny_plan(GRAPH, MACHINE, tensor=degree, **choice)
     alone = tiny_plan(GRAPH, MACHINE, **choice)
-    for part, whole in zip(plan_layer_sizes(plan, GRAPH), plan_layer_sizes(alone, GRAPH), strict=True):
+    for part, whole in zip(
+        plan_layer_sizes(plan, GRAPH), plan_layer_sizes(alone, GRAPH), strict=True
+    ):
         rows, columns = grid_rows(degree), grid_columns(degree)
         norms = part.replicated_gradients + columns * part.replicated_in_columns
         assert degree * part.gradients == whole.gradients + (rows - 1) * norms
@@ -70,7 +72,9 @@ def test_sizes_of_slices_sum_to_the_whole_and_their_own_tokens_to_all(degree: in
 
 @given(graph=st.sampled_from(CUT_GRAPHS[:3]), degree=DEGREES)
 def test_the_work_of_all_slices_is_the_work_of_the_whole(graph: Graph, degree: int):
-    assert degree * graph.shard(degree).micro_batch_flop(2, 16) == pytest.approx(graph.micro_batch_flop(2, 16))
+    assert degree * graph.shard(degree).micro_batch_flop(2, 16) == pytest.approx(
+        graph.micro_batch_flop(2, 16)
+    )
 
 
 def test_a_slice_goes_by_the_label_of_its_graph_and_capturing_more_changes_none():
@@ -80,7 +84,7 @@ def test_a_slice_goes_by_the_label_of_its_graph_and_capturing_more_changes_none(
 
 
 def test_passes_that_exchange_are_meetings_of_the_slices_of_one_stage_and_replica():
-    plan, programs = made(order="zero-bubble")
+    plan, programs = made(schedule="zero-bubble")
     peers = PeerMap(plan, GRAPH)
     for program in programs:
         first = program.device - program.device % 2
@@ -110,7 +114,7 @@ def test_messages_between_stages_go_from_each_slice_to_its_like():
 
 
 def test_one_replica_reduces_only_the_layers_with_weights_that_every_slice_has():
-    _, programs = made(replicas=1, pipeline=1)
+    _, programs = made(data=1, pipeline=1)
     reduced = [each.layer for each in programs[0].instructions if each.kind == "reduce_grads"]
     assert reduced == [3, 2, 1]  # the embedding has none
 
@@ -138,7 +142,9 @@ def test_a_slice_that_runs_its_passes_in_another_turn_waits_for_ever_or_breaks_a
     plan, programs = made()
     peers, device = PeerMap(plan, GRAPH), data.draw(st.integers(0, 7))
     instructions = list(programs[device].instructions)
-    passes = [at for at, each in enumerate(instructions) if peers.is_collective(each) and each.micro_batch]
+    passes = [
+        at for at, each in enumerate(instructions) if peers.is_collective(each) and each.micro_batch
+    ]
     here = data.draw(st.sampled_from(passes[:-1]))
     there = data.draw(st.sampled_from([at for at in passes if at > here]))
     instructions[here], instructions[there] = instructions[there], instructions[here]
@@ -146,10 +152,10 @@ def test_a_slice_that_runs_its_passes_in_another_turn_waits_for_ever_or_breaks_a
 
 
 def test_slices_that_take_two_micro_batches_in_different_turns_are_named():
-    plan, programs = made(pipeline=1, replicas=1, order="gpipe")
+    plan, programs = made(pipeline=1, data=1, schedule="gpipe")
     other = {0: 1, 1: 0}
     instructions = [
-        each if each.micro_batch is None else each._replace(micro=other[each.micro_batch])
+        each if each.micro_batch is None else each._replace(micro_batch=other[each.micro_batch])
         for each in programs[1].instructions
     ]
     message = refused(plan, programs, 1, instructions)
@@ -173,19 +179,22 @@ def test_degrees_that_cannot_be_are_refused_with_the_way_out():
     )
 
     def told(tensor: int, sequence: int) -> tuple[str, ...]:
-        return plan_errors(tiny_plan(graph, MACHINE, tensor=tensor, sequence=sequence), graph, MACHINE)
+        return plan_errors(
+            tiny_plan(graph, MACHINE, tensor=tensor, sequence=sequence), graph, MACHINE
+        )
 
     assert told(2, 16) == ()
     assert told(2, 15) == (
         (
-            "`batch.sequence` = 15 is no multiple of `parallel.tensor` = 2: between layers each slice "
-            "holds as many tokens; make it one or lower the degree"
+            "`batch.sequence` = 15 is not a multiple of `parallel.tensor` = 2: between layers each "
+            "tensor-parallel rank holds an equal part of the tokens; make it one or lower the "
+            "degree"
         ),
     )
     assert told(4, 16) == (f"`parallel.tensor` = 4: {why}",)
     assert told(8, 16) == (
         (
-            "`parallel.tensor` = 8, but `tiny` was not captured in 8 slices; capture it so, or set it "
-            "to 1 or 2"
+            "`parallel.tensor` = 8, but `tiny` was not captured for this degree; capture it so, or "
+            "set it to 1 or 2"
         ),
     )

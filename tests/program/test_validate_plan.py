@@ -30,7 +30,7 @@ def test_all_faults_are_told_at_once():
     plan = Plan.model_validate(tree | {"graph": "other@0", "machine": "that@1"})
     with pytest.raises(InputErrors) as caught:
         require_valid_plan(plan, GRAPH, machine, global_batch=16)
-    assert [fault.split(";")[0] for fault in caught.value.faults] == [
+    assert [fault.split(";")[0] for fault in caught.value.messages] == [
         f"the plan is for graph `other@0`, but this one is `{GRAPH.label}`",
         f"the plan is for machine `that@1`, but this one is `{machine.label}`",
         "`parallel` takes 1 x 1 x 3 = 3 devices, but `tiny` has 1",
@@ -40,10 +40,10 @@ def test_all_faults_are_told_at_once():
         ),
         "`batch.sequence` = 128, but `tiny` takes at most 64 tokens",
         "`precision` = bfloat16, but `tiny` states no rate for it",
-        "`offload.optimizer` = 'disk', but `tiny` has only near",
+        "`offload.optimizer` = 'disk', but `tiny` has only device",
         (
             "`sharding.parameters` = 2 does not divide `sharding.optimizer` = 1: a device updates a "
-            "part of the weights that it holds"
+            "part of the parameters that it stores"
         ),
     ]
 
@@ -54,7 +54,7 @@ def test_no_more_layers_run_again_than_can():
     assert plan_errors(plan.model_copy(update={"stages": (stage,)}), GRAPH, MACHINE) == ()
     many = stage.model_copy(update={"recompute_layers": 3})
     (fault,) = plan_errors(plan.model_copy(update={"stages": (many,)}), GRAPH, MACHINE)
-    assert fault.startswith("`stages.0.recomputed` = 3, but it has 2 layers that may run again")
+    assert fault.startswith("`stages.0.recompute_layers` = 3, but the stage has 2 layers")
 
 
 @pytest.mark.parametrize(
@@ -78,50 +78,51 @@ def test_these_homes_may_be_far_together(home: Offload, phases: tuple[tuple[int,
             Offload(parameters="host", gradients="host"),
             TWO,
             (
-                "`offload.parameters` = host but `offload.optimizer` = near: weights that are away are "
-                "updated as their optimizer state passes through; set `offload.optimizer` = host"
+                "`offload.parameters` = host but `offload.optimizer` = device: offloaded parameters "
+                "are updated while their optimizer state is transferred; set `offload.optimizer` = "
+                "host"
             ),
         ),
         (
             Offload(parameters="host", optimizer="host"),
             TWO,
             (
-                "`offload.parameters` = host but `offload.gradients` = near: gradients of weights that are "
-                "away leave the near tier too; set `offload.gradients` = host"
+                "`offload.parameters` = host but `offload.gradients` = device: gradients of offloaded "
+                "parameters must be offloaded too; set `offload.gradients` = host"
             ),
         ),
         (
             Offload(gradients="host", optimizer="host"),
             None,
             (
-                "`offload.gradients` = host but `offload.parameters` = near: only gradients of weights that "
-                "go away leave; set `offload.parameters` and `offload.optimizer` = host, or "
-                "`offload.gradients` = near"
+                "`offload.gradients` = host but `offload.parameters` = device: only gradients of "
+                "offloaded parameters are offloaded; set `offload.parameters` and "
+                "`offload.optimizer` = host, or `offload.gradients` = device"
             ),
         ),
         (
             AWAY,
             None,
             (
-                "`offload.parameters` = host but `stages.0.phases` = 1: with all layers in one phase no "
-                "weights would ever be away; cut the layers into at least 2 phases"
+                "`offload.parameters` = host but `stages.0.phases` = 1: with all layers in one phase "
+                "no parameters would ever be offloaded; split the layers into at least 2 phases"
             ),
         ),
         (
             Offload(parameters="host", gradients="host", optimizer="disk"),
             TWO,
             (
-                "`offload.parameters` = host but `offload.optimizer` = disk: in float32 the weights are the "
-                "masters, which lie with the moments; name one tier for both, or set `precision` = "
-                "bfloat16"
+                "`offload.parameters` = host but `offload.optimizer` = disk: in float32 the weights "
+                "are the master weights, which are stored with the moments; name one tier for both, "
+                "or set `precision` = bfloat16"
             ),
         ),
         (
             Offload(optimizer="host"),
             TWO,
             (
-                "`stages.0.phases` = 2 but `offload.parameters` = near: weights that never go away need "
-                "no turns; give them another home, or put all layers into 1 phase"
+                "`stages.0.phases` = 2 but `offload.parameters` = device: only offloaded parameters "
+                "need phases; offload them, or put all layers into 1 phase"
             ),
         ),
     ],
@@ -140,7 +141,8 @@ def test_homes_that_do_not_go_together_are_refused_in_one_sentence(
             {"data": 3, "sharding": (2, 3)},
             (
                 "`sharding.parameters` = 2 does not divide `sharding.optimizer` = 3: a device updates "
-                "a part of the weights that it holds; make one a multiple of the other"
+                "a part of the parameters that it stores; make `sharding.optimizer` a multiple of "
+                "`sharding.parameters`"
             ),
         ),
         (
@@ -150,37 +152,39 @@ def test_homes_that_do_not_go_together_are_refused_in_one_sentence(
         (
             {"pipeline": 2, "schedule": "interleaved"},
             (
-                "`parallel.schedule` = interleaved with `parallel.virtual_stages` = 1 and `parallel.pipeline` = 2: chunks take "
-                "turns only if there are 2 or more of each; raise them or set `parallel.schedule` = 1f1b"
+                "`parallel.schedule` = interleaved with `parallel.virtual_stages` = 1 and "
+                "`parallel.pipeline` = 2: model chunks take turns only if there are 2 or more of "
+                "each; raise them or set `parallel.schedule` = 1f1b"
             ),
         ),
         (
             {"pipeline": 2, "schedule": "interleaved", "virtual_stages": 2, "accumulation": 3},
             (
-                "`parallel.schedule` = interleaved with `batch.accumulation` = 3, which is no multiple of "
-                "`parallel.pipeline` = 2; make it one"
+                "`parallel.schedule` = interleaved with `batch.accumulation` = 3, which is not a "
+                "multiple of `parallel.pipeline` = 2; make it one"
             ),
         ),
         (
             {"pipeline": 2, "virtual_stages": 2},
             (
-                "`parallel.virtual_stages` = 2 with `parallel.schedule` = 1f1b, which runs a stage in one piece; set "
-                "`parallel.schedule` = interleaved or `parallel.virtual_stages` = 1"
+                "`parallel.virtual_stages` = 2 with `parallel.schedule` = 1f1b, which runs a stage as "
+                "one model chunk; set `parallel.schedule` = interleaved or `parallel.virtual_stages` "
+                "= 1"
             ),
         ),
         (
             {"data": 4, "sharding": (1, 2), "offload": AWAY, "phases": TWO},
             (
-                "`sharding.optimizer` = 2 with `offload.parameters` = host and `sharding.parameters` = 1: "
-                "this version runs shards of weights away from the near tier only where both are "
-                "equal; make them equal, or let weights stay near"
+                "`sharding.optimizer` = 2 with `offload.parameters` = host and `sharding.parameters` "
+                "= 1: this version runs offloaded sharded parameters only if both degrees are equal; "
+                "make them equal, or set `offload.parameters` = device"
             ),
         ),
         (
             {"pipeline": 2, "offload": AWAY},
             (
-                "`offload.parameters` = host but `stages.*.phases` = 1: with all layers in one phase no "
-                "weights would ever be away; cut the layers into at least 2 phases"
+                "`offload.parameters` = host but `stages.*.phases` = 1: with all layers in one phase "
+                "no parameters would ever be offloaded; split the layers into at least 2 phases"
             ),
         ),
     ],
@@ -199,8 +203,8 @@ def test_a_layer_that_borrows_from_two_other_stages_is_refused():
     plan = tiny_plan(graph, machine, pipeline=3)
     assert plan_errors(plan, graph, machine) == (
         (
-            "layer 2 on stage 2 uses weights of 2 layers on other stages; cut the stages so that "
-            "all but one of them are on its own"
+            "layer 2 on stage 2 uses weights of 2 layers on other stages; divide the stages so that "
+            "all but one of them are on the same stage"
         ),
     )
     assert plan_errors(tiny_plan(graph, machine, pipeline=1), graph, machine) == ()

@@ -89,7 +89,7 @@ def test_a_gather_that_is_dropped_is_named_by_who_reads_the_weights():
     message = refused(plan, programs, {2: dropped(Instruction("unshard_weights", 1))})
     assert message.startswith("device 2, instruction ")
     assert message.endswith(
-        "(forward of layer 1, micro-batch 0): it reads weights of layer 1, which is not there yet"
+        "(forward of layer 1, micro-batch 0): it reads weights of layer 1, which does not exist yet"
     )
 
 
@@ -105,7 +105,10 @@ def test_a_shard_dropped_before_it_is_gathered_is_named():
     plan, programs = made(**STREAMED)
     edit = swapped(Instruction("unshard_weights", 1), Instruction("free_shard", 1))
     message = refused(plan, programs, {3: edit})
-    assert "(gather of layer 1): it reads weights shard of layer 1, which instruction" in message
+    assert (
+        "(unshard_weights of layer 1): it reads weight shard of layer 1, which instruction"
+        in message
+    )
 
 
 def test_two_gathers_swapped_on_one_replica_never_meet():
@@ -113,8 +116,14 @@ def test_two_gathers_swapped_on_one_replica_never_meet():
     edit = swapped(Instruction("unshard_weights", 0), Instruction("unshard_weights", 1))
     message = refused(plan, programs, {2: edit})
     # Devices 0 and 2 have the two shards of stage 0 that make one whole.
-    assert "device 0, instruction 0 (gather of layer 0) waits for the devices of its" in message
-    assert "device 2, instruction 0 (gather of layer 1) waits for the devices of its" in message
+    assert (
+        "device 0, instruction 0 (unshard_weights of layer 0) waits for the devices of its"
+        in message
+    )
+    assert (
+        "device 2, instruction 0 (unshard_weights of layer 1) waits for the devices of its"
+        in message
+    )
 
 
 def test_a_reduction_before_the_last_backward_pass_is_named():
@@ -128,7 +137,7 @@ def test_a_reduction_before_the_last_backward_pass_is_named():
 def test_a_reduction_after_the_gradient_was_stored_is_named():
     plan, programs = made(**{**STREAMED, "sharding": (1, 1)})
     edit = swapped(Instruction("reduce_grads", 1), Instruction("offload_grads", 1))
-    assert "(reduce of layer 1): the gradient of layer 1 was stored before" in refused(
+    assert "(reduce_grads of layer 1): the gradient of layer 1 was offloaded before" in refused(
         plan, programs, {0: edit}
     )
 
@@ -136,20 +145,22 @@ def test_a_reduction_after_the_gradient_was_stored_is_named():
 def test_a_norm_before_a_reduction_is_named():
     plan, programs = made()
     edit = moved(Instruction("grad_norm"), before=Instruction("reduce_grads", 2))
-    assert "(reduce of layer 2): the norm was taken before" in refused(plan, programs, {4: edit})
+    assert "(reduce_grads of layer 2): the norm was taken before" in refused(
+        plan, programs, {4: edit}
+    )
 
 
 def test_two_reductions_swapped_on_one_replica_never_meet():
     plan, programs = made(pipeline=1, sharding=(1, 1))
     edit = moved(Instruction("reduce_grads", 2), before=Instruction("grad_norm"))
     message = refused(plan, programs, {1: edit})
-    assert "(reduce of layer 2) waits for the devices of its group for ever" in message
+    assert "(reduce_grads of layer 2) waits for the devices of its group forever" in message
 
 
 def test_a_missing_spread_is_named():
     plan, programs = made()
     assert refused(plan, programs, {5: dropped(Instruction("all_gather_params", 2))}) == (
-        "device 5 never runs spread of layer 2"
+        "device 5 never runs all_gather_params of layer 2"
     )
 
 
@@ -165,10 +176,10 @@ def test_weights_that_others_have_updated_a_part_of_are_not_read_before_they_hav
         instructions.insert(instructions.index(reader) + 1, Instruction("all_gather_params", 1))
 
     message = refused(plan, programs, {0: edit})
-    assert f"({reader}): it reads weights" in message
+    assert f"({reader}): it reads weight" in message
     assert message.endswith(
-        "of layer 1, of which others have updated a part at instruction 0 and which has not come "
-        "since"
+        "of layer 1, which other replicas have updated in part at instruction 0 and which was not "
+        "gathered since"
     )
 
 
@@ -181,7 +192,7 @@ def test_whole_weights_from_before_an_update_are_not_read_after_it():
             instructions.insert(instructions.index(Instruction("update", 0)) + 1, late)
 
     assert (
-        "(lend of layer 3): it reads weights of layer 0, of which others have updated"
+        "(send_tied_weights of layer 3): it reads weights of layer 0, which other replicas have updated"
         in refused(plan, programs, {0: edit})
     )
 
@@ -191,11 +202,11 @@ def test_swapped_receives_are_named_with_both_ends():
     edit = swapped(Instruction("receive", 1, 0), Instruction("receive", 1, 1))
     message = refused(plan, programs, {5: edit})
     assert "device 5, instruction " in message
-    assert "micro-batch 0, which is not there yet" in message
+    assert "micro-batch 0, which does not exist yet" in message
 
 
 def test_messages_sent_in_another_order_than_they_are_received_in_are_named():
-    plan, programs = made(order="interleaved", interleave=2, replicas=1, sharding=(1, 1))
+    plan, programs = made(schedule="interleaved", virtual_stages=2, data=1, sharding=(1, 1))
 
     def edit(instructions: list[Instruction]) -> None:
         for at, (kind, layer, micro) in enumerate(instructions):
@@ -209,7 +220,7 @@ def test_messages_sent_in_another_order_than_they_are_received_in_are_named():
 def test_borrowed_weights_that_come_after_their_first_use_are_named():
     plan, programs = made()
     edit = moved(Instruction("recv_tied_weights", 3), before=Instruction("backward", 3, 0))
-    assert "it reads borrowed weights of layer 0, which is not there yet" in refused(
+    assert "it reads tied weights of layer 0, which does not exist yet" in refused(
         plan, programs, {6: edit}
     )
 
@@ -217,7 +228,7 @@ def test_borrowed_weights_that_come_after_their_first_use_are_named():
 def test_a_gradient_handed_over_before_it_is_whole_is_named():
     plan, programs = made()
     edit = moved(Instruction("send_tied_grads", 3), before=Instruction("backward", 3, 1))
-    assert "(backward of layer 3, micro-batch 1): the gradient of layer 0 was handed" in refused(
+    assert "(backward of layer 3, micro-batch 1): the gradient of layer 0 was sent" in refused(
         plan, programs, {4: edit}
     )
 
@@ -225,24 +236,25 @@ def test_a_gradient_handed_over_before_it_is_whole_is_named():
 def test_a_gradient_taken_over_after_the_reduction_is_named():
     plan, programs = made()
     edit = swapped(Instruction("accumulate_tied_grads", 3), Instruction("reduce_grads", 0))
-    assert "(take over of layer 3): the gradient of layer 0 was reduced before" in refused(
-        plan, programs, {3: edit}
+    assert (
+        "(accumulate_tied_grads of layer 3): the gradient of layer 0 was reduced before"
+        in refused(plan, programs, {3: edit})
     )
 
 
 def test_weights_that_are_never_lent_leave_their_borrower_waiting():
     plan, programs = made()
     assert refused(plan, programs, {1: dropped(Instruction("send_tied_weights", 3))}) == (
-        "device 1 never runs lend of layer 3"
+        "device 1 never runs send_tied_weights of layer 3"
     )
     late = moved(Instruction("send_tied_weights", 3), before=Instruction("free_weights", 0))
     message = refused(plan, programs, {1: late})
     assert "device 1, instruction" in message
-    assert "(receive of layer 1) waits for device 5 for ever" in message
+    assert "(receive of layer 1) waits for device 5 forever" in message
 
 
 def test_a_weights_part_before_its_input_part_is_named():
-    plan, programs = made(order="zero-bubble")
+    plan, programs = made(schedule="zero-bubble")
     edit = swapped(Instruction("backward_input", 3, 0), Instruction("backward_weight", 3, 0))
     message = refused(plan, programs, {4: edit})
-    assert "it frees inner gradients of layer 3, micro-batch 0, which is not there yet" in message
+    assert "it frees inner gradients of layer 3, micro-batch 0, which does not exist yet" in message

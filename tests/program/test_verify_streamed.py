@@ -47,17 +47,25 @@ def moved(instruction: Instruction, before: Instruction) -> Edit:
 
 
 @settings(max_examples=200)
-@given(data=st.data(), clip=st.booleans(), part=st.sampled_from(["instructions", "settle"]))
+@given(
+    data=st.data(),
+    clip=st.booleans(),
+    part=st.sampled_from(["instructions", "flush_deferred_updates"]),
+)
 def test_an_instruction_lost_is_always_found(data: st.DataObject, clip: bool, part: str):
-    plan, program = made(clip=clip or part == "settle", activations="host")
+    plan, program = made(clip=clip or part == "flush_deferred_updates", activations="host")
     at = data.draw(st.integers(0, len(getattr(program, part)) - 1))
     assert refused(plan, program, lambda instructions: instructions.__delitem__(at), part)
 
 
 @settings(max_examples=200)
-@given(data=st.data(), clip=st.booleans(), part=st.sampled_from(["instructions", "settle"]))
+@given(
+    data=st.data(),
+    clip=st.booleans(),
+    part=st.sampled_from(["instructions", "flush_deferred_updates"]),
+)
 def test_an_instruction_doubled_is_always_found(data: st.DataObject, clip: bool, part: str):
-    plan, program = made(clip=clip or part == "settle", activations="host")
+    plan, program = made(clip=clip or part == "flush_deferred_updates", activations="host")
     length = len(getattr(program, part))
     at, to = data.draw(st.integers(0, length - 1)), data.draw(st.integers(0, length))
     assert refused(
@@ -73,7 +81,7 @@ def test_computing_with_weights_that_are_away_is_named():
         moved(Instruction("prefetch_weights", 2), before=Instruction("forward", 2, 1)),
     )
     assert message.endswith(
-        "(forward of layer 2, micro-batch 0): it reads weights of layer 2, which is not there yet"
+        "(forward of layer 2, micro-batch 0): it reads weights of layer 2, which does not exist yet"
     )
 
 
@@ -93,8 +101,8 @@ def test_fetching_what_is_there_is_named():
         lambda instructions: instructions.insert(0, Instruction("prefetch_weights", 0)),
     )
     assert message == (
-        "device 0, instruction 0 (fetch of layer 0): "
-        "it makes weights of layer 0, which is there already"
+        "device 0, instruction 0 (prefetch_weights of layer 0): "
+        "it makes weights of layer 0, which exists already"
     )
 
 
@@ -104,8 +112,8 @@ def test_releasing_what_is_away_is_named():
         plan, program, lambda instructions: instructions.insert(0, Instruction("free_weights", 3))
     )
     assert message == (
-        "device 0, instruction 0 (release of layer 3): "
-        "it frees weights of layer 3, which is not there yet"
+        "device 0, instruction 0 (free_weights of layer 3): "
+        "it frees weights of layer 3, which does not exist yet"
     )
 
 
@@ -118,7 +126,7 @@ def test_fetching_before_an_update_that_was_put_off_is_named():
         instructions[here], instructions[there] = fetch, update
 
     assert refused(plan, program, edit).endswith(
-        "(fetch of layer 2): the update that the step before put off comes first"
+        "(prefetch_weights of layer 2): the update that the step before deferred comes first"
     )
 
 
@@ -127,7 +135,7 @@ def test_storing_a_gradient_before_it_is_whole_is_named():
     message = refused(
         plan, program, moved(Instruction("offload_grads", 3), before=Instruction("backward", 3, 1))
     )
-    assert "(backward of layer 3, micro-batch 1): the gradient of layer 3 was stored" in message
+    assert "(backward of layer 3, micro-batch 1): the gradient of layer 3 was offloaded" in message
 
 
 def test_updating_with_a_gradient_before_it_is_whole_is_named():
@@ -144,7 +152,9 @@ def test_a_gradient_that_is_not_stored_by_the_norm_is_named():
         plan, program, moved(Instruction("grad_norm"), before=Instruction("offload_grads", 1))
     )
     norm = program.instructions.index(Instruction("offload_grads", 1))
-    assert message.endswith(f"(store of layer 1): the norm was taken before, at instruction {norm}")
+    assert message.endswith(
+        f"(offload_grads of layer 1): the norm was taken before, at instruction {norm}"
+    )
 
 
 def test_weights_of_the_first_phase_that_are_away_at_the_end_are_named():
@@ -153,7 +163,7 @@ def test_weights_of_the_first_phase_that_are_away_at_the_end_are_named():
         plan, program, lambda instructions: instructions.append(Instruction("free_weights", 0))
     )
     assert message.endswith(
-        "(release of layer 0): it frees weights of layer 0, which the next step needs"
+        "(free_weights of layer 0): it frees weights of layer 0, which the next step needs"
     )
 
 
@@ -162,17 +172,22 @@ def test_restoring_an_output_that_was_not_kept_is_named():
     keep = Instruction("offload_activation", 1, 0)
     message = refused(plan, program, moved(keep, before=Instruction("recompute", 2, 0)))
     assert message.endswith(
-        "(restore of layer 1, micro-batch 0): "
-        "it frees output at home of layer 1, micro-batch 0, which is not there yet"
+        "(reload_activation of layer 1, micro-batch 0): "
+        "it frees offloaded output of layer 1, micro-batch 0, which does not exist yet"
     )
 
 
 def test_a_fault_in_settling_says_so():
     plan, program = made()
     release = Instruction("free_weights", 4)
-    message = refused(plan, program, lambda instructions: instructions.remove(release), "settle")
+    message = refused(
+        plan,
+        program,
+        lambda instructions: instructions.remove(release),
+        "flush_deferred_updates",
+    )
     assert message == (
-        "in settling: device 0, instruction 6 (update of layer 4): "
+        "in `flush_deferred_updates`: device 0, instruction 6 (update of layer 4): "
         "it makes weights of layer 4, which is never freed"
     )
 
@@ -182,5 +197,7 @@ def test_a_far_tier_that_is_too_small_is_named_with_what_fills_it():
     needed = 4 * (2 + 1) * GRAPH.parameter_count  # weights and two moments
     needed += 4 * (GRAPH.parameter_count - 64 * 32)  # gradients of all but the first phase
     verify_programs([program], plan, GRAPH, {"device": 2 * STAGING_BYTES, "host": needed})
-    with pytest.raises(PlanError, match=r"`host` overflows by 1 bytes: .* most is optimizer with"):
+    with pytest.raises(
+        PlanError, match=r"`host` overflows by 1 bytes: .* the largest part is optimizer,"
+    ):
         verify_programs([program], plan, GRAPH, {"host": needed - 1})

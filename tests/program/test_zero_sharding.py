@@ -4,12 +4,12 @@ from hypothesis import strategies as st
 from factories import tiny_graph, tiny_machine, tiny_plan
 from windlass.program.zero_sharding import (
     gradient_reduce_group,
-    parameter_gather_group,
+    gradient_scatter_group,
     optimizer_shard_index,
     padded_elements,
-    gradient_scatter_group,
-    update_gather_group,
+    parameter_gather_group,
     parameter_shard_index,
+    update_gather_group,
 )
 from windlass.schema.plan import Plan
 
@@ -28,7 +28,9 @@ def test_the_weights_gathered_are_every_shard_once_in_order(plan: Plan):
     for replica in range(plan.parallel.data):
         group = parameter_gather_group(replica, plan)
         assert replica in group
-        assert [parameter_shard_index(each, plan) for each in group] == list(range(plan.sharding.parameters))
+        assert [parameter_shard_index(each, plan) for each in group] == list(
+            range(plan.sharding.parameters)
+        )
 
 
 @given(plan=sharded())
@@ -38,7 +40,9 @@ def test_what_is_spread_is_every_part_of_one_weight_shard_once_in_order(plan: Pl
         shard = parameter_shard_index(replica, plan)
         group = update_gather_group(replica, plan)
         assert replica in group
-        assert [optimizer_shard_index(each, plan) for each in group] == [shard * q + i for i in range(q)]
+        assert [optimizer_shard_index(each, plan) for each in group] == [
+            shard * q + i for i in range(q)
+        ]
         assert {parameter_shard_index(each, plan) for each in group} == {shard}
 
 
@@ -46,15 +50,26 @@ def test_what_is_spread_is_every_part_of_one_weight_shard_once_in_order(plan: Pl
 def test_a_gradient_shard_is_the_sum_of_all_replicas_each_once(plan: Plan):
     """Scattered within a block, then summed over the same shard of all blocks."""
     for replica in range(plan.parallel.data):
-        shards = {optimizer_shard_index(each, plan) for each in gradient_reduce_group(replica, plan)}
+        shards = {
+            optimizer_shard_index(each, plan) for each in gradient_reduce_group(replica, plan)
+        }
         assert shards == {optimizer_shard_index(replica, plan)}
-        summed = [each for one in gradient_reduce_group(replica, plan) for each in gradient_scatter_group(one, plan)]
+        summed = [
+            each
+            for one in gradient_reduce_group(replica, plan)
+            for each in gradient_scatter_group(one, plan)
+        ]
         assert sorted(summed) == list(range(plan.parallel.data))
 
 
 @given(plan=sharded())
 def test_every_member_of_a_group_names_the_same_group(plan: Plan):
-    for group_of in (parameter_gather_group, update_gather_group, gradient_scatter_group, gradient_reduce_group):
+    for group_of in (
+        parameter_gather_group,
+        update_gather_group,
+        gradient_scatter_group,
+        gradient_reduce_group,
+    ):
         for replica in range(plan.parallel.data):
             group = group_of(replica, plan)
             assert {group_of(each, plan) for each in group} == {group}

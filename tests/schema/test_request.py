@@ -43,7 +43,7 @@ def test_a_budget_may_be_written_with_its_unit(near: int):
 def test_a_value_out_of_range_is_a_fault_of_the_override(override: str):
     with pytest.raises(InputErrors) as caught:
         Request.resolve(None, [override])
-    [fault] = caught.value.faults
+    [fault] = caught.value.messages
     assert fault.startswith(f"override `{override}`: `{override.split('=')[0]}")
 
 

@@ -64,5 +64,7 @@ def test_a_plan_keeps_its_grid_and_a_number_stays_a_number():
 
 @pytest.mark.parametrize("text", ["0", "2x", "x2", "2x0", "true", "2.5", "2x2x2", "-4", "many"])
 def test_what_is_no_number_of_slices_is_refused(text: str):
-    with pytest.raises(InputErrors, match=r"`cut\.tensor` = .*: should be a number of slices from 1"):
+    with pytest.raises(
+        InputErrors, match=r"`parallel\.tensor` = .*: should be a number of tensor-parallel"
+    ):
         Request.resolve(None, [f"parallel.tensor={text}"])

@@ -20,7 +20,7 @@ def shown(program: Program):
 def test_one_device_runs_each_micro_batch_forward_and_backward_in_turn():
     graph = tiny_graph(layers=1)
     (program,) = lower(tiny_plan(graph, MACHINE, accumulation=2), graph)
-    assert shown(program) == ("L0 F00 F10 F20 B20 B10 B00 L1 F01 F11 F21 B21 B11 B01 N U0 U1 U2 S")
+    assert shown(program) == ("L0 F00 F10 F20 B20 B10 B00 L1 F01 F11 F21 B21 B11 B01 G U0 U1 U2 S")
 
 
 def test_recompute_runs_before_each_backward_but_not_of_embedding_and_head():
@@ -47,15 +47,15 @@ def test_of_layers_that_run_again_a_plan_may_name_the_first_of_each_stage():
 def test_stages_send_outputs_onward_and_their_gradients_back():
     graph = tiny_graph(layers=0, tied=False)
     first, last = lower(tiny_plan(graph, MACHINE, pipeline=2), graph)
-    assert shown(first) == "L0 F00 S00 R00 B00 N U0 S"
-    assert shown(last) == "L0 R00 F10 B10 S00 N U1 S"
+    assert shown(first) == "L0 F00 S00 R00 B00 G U0 S"
+    assert shown(last) == "L0 R00 F10 B10 S00 G U1 S"
 
 
 def test_replicas_run_one_program_and_reduce_after_the_last_micro_batch():
     graph = tiny_graph(layers=0)
     first, last = lower(tiny_plan(graph, MACHINE, data=2, accumulation=2), graph)
     assert first.instructions == last.instructions
-    assert shown(first) == "L0 F00 F10 B10 B00 L1 F01 F11 B11 B01 R0 N U0 U1 S"
+    assert shown(first) == "L0 F00 F10 B10 B00 L1 F01 F11 B11 B01 R0 G U0 U1 S"
 
 
 def test_a_plan_that_cannot_be_lowered_is_refused_with_every_reason():
@@ -71,17 +71,21 @@ def test_a_plan_that_cannot_be_lowered_is_refused_with_every_reason():
     )
     with pytest.raises(InputErrors) as caught:
         lower(plan, graph)
-    assert caught.value.faults == (
+    assert caught.value.messages == (
         "the stages cover layers [0, 3), but `tiny` has 4 layers; let the last phase end there",
         (
-            "`parallel.schedule` = zero-bubble with `offload.parameters` = host: phases have an order of their own, "
-            "in which all micro-batches run through one; set `parallel.schedule` = 1f1b"
+            "`parallel.schedule` = zero-bubble with `offload.parameters` = host: phases have a "
+            "schedule of their own, in which all micro-batches run through one phase; set "
+            "`parallel.schedule` = 1f1b"
         ),
         (
-            "`offload.parameters` = host but `offload.optimizer` = near: weights that are away are updated "
-            "as their optimizer state passes through; set `offload.optimizer` = host"
+            "`offload.parameters` = host but `offload.optimizer` = device: offloaded parameters "
+            "are updated while their optimizer state is transferred; set `offload.optimizer` = host"
         ),
-        "`parallel.tensor` = 2, but `tiny` was not captured in 2 slices; capture it so, or set it to 1",
+        (
+            "`parallel.tensor` = 2, but `tiny` was not captured for this degree; capture it so, or "
+            "set it to 1"
+        ),
     )
 
 

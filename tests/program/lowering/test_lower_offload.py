@@ -109,7 +109,7 @@ def test_every_legal_plan_lowers_to_a_program_that_verifies_and_fits_exactly_its
     program = lowered(plan, graph)
     peak = memory_profile(program, plan, graph).peak_bytes
     verify_programs([program], plan, graph, {"device": peak})
-    with pytest.raises(PlanError, match="`memory` overflows by 1 bytes"):
+    with pytest.raises(PlanError, match="`device` overflows by 1 bytes"):
         verify_programs([program], plan, graph, {"device": peak - 1})
 
 
@@ -153,7 +153,11 @@ def test_a_layers_micro_batches_add_to_its_gradient_in_the_order_that_they_do_in
     streamed, whole = (lowered(each, graph) for each in (plan, in_memory(plan, graph)))
     for layer in range(graph.layers):
         added = [
-            [i.micro_batch for i in program.instructions if (i.kind, i.layer) == ("backward", layer)]
+            [
+                i.micro_batch
+                for i in program.instructions
+                if (i.kind, i.layer) == ("backward", layer)
+            ]
             for program in (streamed, whole)
         ]
         assert added[0] == added[1]
@@ -190,7 +194,7 @@ def test_settling_leaves_the_near_tier_as_it_was_and_nothing_waiting(drawn: tupl
     program = lowered(plan, graph)
     held, alive = walked(plan, graph, program.flush_deferred_updates)
     assert held[0] == held[-1]
-    assert not [value for value in alive if value.name == "gradients at home"]
+    assert not [value for value in alive if value.name == "offloaded gradients"]
 
 
 @given(drawn=streamed_plans(weights=True))
@@ -200,7 +204,9 @@ def test_settling_holds_the_first_phase_and_one_layer(drawn: tuple[Graph, Plan])
     settling = program.model_copy(update={"instructions": program.flush_deferred_updates})
     effects = InstructionEffects(plan, graph)
     first = sum(map(effects.bytes_of, effects.resident_tensors))
-    largest = max((effects.bytes_of(TensorId("weights", at)) for at in effects.deferred_updates), default=0)
+    largest = max(
+        (effects.bytes_of(TensorId("weights", at)) for at in effects.deferred_updates), default=0
+    )
     assert memory_profile(settling, plan, graph).peak_bytes == first + largest
 
 
@@ -264,7 +270,9 @@ def test_optimizer_state_that_is_far_takes_only_the_staging_ring(drawn: tuple[Gr
         assert full.by_class["optimizer"] == 0
         assert full.by_class["working"] >= STAGING_BYTES
     else:
-        assert full.by_class["optimizer"] == plan.optimizer_bytes_per_parameter * graph.parameter_count
+        assert (
+            full.by_class["optimizer"] == plan.optimizer_bytes_per_parameter * graph.parameter_count
+        )
 
 
 def test_outputs_that_wait_at_home_take_no_near_memory():

@@ -68,11 +68,11 @@ def test_bytes_are_those_counted_by_hand():
     tokens = 2 * 16
     assert effects.bytes_of(TensorId("tokens", None, 0)) == 2 * tokens * 8
     assert effects.bytes_of(TensorId("weights", 0)) == 64 * 32 * 4
-    assert effects.bytes_of(TensorId("optimizer", 0)) == 64 * 32 * 8
+    assert effects.bytes_of(TensorId("optimizer state", 0)) == 64 * 32 * 8
     assert effects.bytes_of(TensorId("weights", 2)) == 0  # the head borrows the embedding's
     assert effects.bytes_of(TensorId("output", 0, 0)) == tokens * 32 * 4
     assert effects.bytes_of(TensorId("output gradient", 0, 0)) == tokens * 32 * 4
-    assert effects.bytes_of(TensorId("kept", 2, 0)) == tokens * 64 * 4
+    assert effects.bytes_of(TensorId("saved activations", 2, 0)) == tokens * 64 * 4
     assert effects.bytes_of(TensorId("output", 2, 0)) == 4
 
 
@@ -107,8 +107,12 @@ def test_the_logits_fullest_moment_has_no_gradient_of_the_table_yet():
 
 def test_summing_bfloat16_gradients_in_float32_holds_the_fresh_ones_beside():
     graph = tiny_graph(layers=1)
-    once = InstructionEffects(tiny_plan(graph, MACHINE, precision="bfloat16", accumulation=1), graph)
-    often = InstructionEffects(tiny_plan(graph, MACHINE, precision="bfloat16", accumulation=2), graph)
+    once = InstructionEffects(
+        tiny_plan(graph, MACHINE, precision="bfloat16", accumulation=1), graph
+    )
+    often = InstructionEffects(
+        tiny_plan(graph, MACHINE, precision="bfloat16", accumulation=2), graph
+    )
     assert once.bytes_of(TensorId("gradients", 1)) == 32 * 32 * 2
     assert often.bytes_of(TensorId("gradients", 1)) == 32 * 32 * 4
     # 32 x 32 fresh numbers in two bytes lie beside their float32 sum; one token is next to nothing.
@@ -121,9 +125,11 @@ def test_recompute_keeps_only_inputs_between_forward_and_backward():
     graph = tiny_graph(layers=3)
     effects = InstructionEffects(tiny_plan(graph, MACHINE, recompute="full"), graph)
     assert effects.recomputed_layers == (1, 2, 3)
-    assert effects.effect_of(Instruction("forward", 2, 0), set()).makes == (TensorId("output", 2, 0),)
+    assert effects.effect_of(Instruction("forward", 2, 0), set()).makes == (
+        TensorId("output", 2, 0),
+    )
     again = effects.effect_of(Instruction("recompute", 2, 0), set())
-    assert again.makes == (TensorId("output", 2, 0), TensorId("kept", 2, 0))
+    assert again.makes == (TensorId("output", 2, 0), TensorId("saved activations", 2, 0))
     backward = effects.effect_of(Instruction("backward", 2, 0), set())
     assert TensorId("output", 1, 0) in backward.frees  # layer 1 will start from its own again
 

@@ -27,7 +27,7 @@ def test_each_class_lies_in_its_own_tier():
     plan = tiny_plan(graph, MACHINE, offload=home, phases=PHASES)
     owned, waiting = 2 * TABLE + 2 * SQUARE, TABLE + 2 * SQUARE
     assert offloaded_bytes_by_tier(plan, graph) == {
-        "host": {"weights": 4 * owned},
+        "host": {"parameters": 4 * owned},
         "disk": {"gradients": 4 * waiting, "optimizer": 8 * owned},
     }
 
@@ -37,7 +37,7 @@ def test_bfloat16_masters_lie_with_the_optimizer_state():
     plan = tiny_plan(graph, MACHINE, offload=AWAY, phases=PHASES, precision="bfloat16", clip=False)
     owned = TABLE + 2 * SQUARE
     assert offloaded_bytes_by_tier(plan, graph) == {
-        "host": {"weights": 2 * owned, "optimizer": 12 * owned, "gradients": 0}
+        "host": {"parameters": 2 * owned, "optimizer": 12 * owned, "gradients": 0}
     }
 
 
@@ -60,10 +60,13 @@ def test_waiting_gradients_lie_where_copies_of_masters_lay(accumulation: int):
     )
     owned, waiting = 2 * TABLE + 2 * SQUARE, TABLE + 2 * SQUARE
     room = offloaded_bytes_by_tier(plan, graph)["host"]
-    assert room["weights"] == 2 * owned
+    assert room["parameters"] == 2 * owned
     assert room["gradients"] == (plan.gradient_itemsize - 2) * waiting
     apart = plan.model_copy(update={"offload": AWAY.model_copy(update={"gradients": "disk"})})
-    assert offloaded_bytes_by_tier(apart, graph)["disk"]["gradients"] == plan.gradient_itemsize * waiting
+    assert (
+        offloaded_bytes_by_tier(apart, graph)["disk"]["gradients"]
+        == plan.gradient_itemsize * waiting
+    )
 
 
 @given(drawn=streamed_plans(weights=True))

@@ -9,7 +9,12 @@ from factories import AWAY, tiny_graph, tiny_machine, tiny_plan
 from program.streamed_plans import streamed_plans
 from windlass.program.instruction import Instruction
 from windlass.program.lowering.lower import lower
-from windlass.program.memory.tier_traffic import TransferBytes, TierTraffic, instruction_transfer, sum_tiers
+from windlass.program.memory.tier_traffic import (
+    TierTraffic,
+    TransferBytes,
+    instruction_transfer,
+    sum_tiers,
+)
 from windlass.program.tied_weights import tied_owner_layers
 from windlass.schema.graph import Graph
 from windlass.schema.plan import Offload, Plan, Precision
@@ -39,7 +44,10 @@ def test_float32_weights_are_their_own_masters():
     (tier,) = traffic.instruction_traffic(Instruction("update", 2))
     assert tier == "host"
     # Two moments, the weights that are the masters, and the stored gradient; all but it go back.
-    assert traffic.instruction_traffic(Instruction("update", 2))[tier] == (SQUARE * (8 + 4 + 4), SQUARE * 12)
+    assert traffic.instruction_traffic(Instruction("update", 2))[tier] == (
+        SQUARE * (8 + 4 + 4),
+        SQUARE * 12,
+    )
     assert traffic.instruction_traffic(Instruction("update", 0))[tier] == (TABLE * 12, TABLE * 12)
     assert traffic.instruction_traffic(Instruction("prefetch_weights", 2))[tier] == (SQUARE * 4, 0)
     assert traffic.instruction_traffic(Instruction("offload_grads", 2))[tier] == (0, SQUARE * 4)
@@ -48,19 +56,37 @@ def test_float32_weights_are_their_own_masters():
 
 def test_bfloat16_weights_are_written_beside_their_masters():
     _, _, several = deferred("bfloat16", accumulation=2)
-    assert several.instruction_traffic(Instruction("update", 2))["host"] == (SQUARE * (12 + 4), SQUARE * (12 + 2))
-    assert several.instruction_traffic(Instruction("update", 0))["host"] == (TABLE * 12, TABLE * (12 + 2))
-    assert several.instruction_traffic(Instruction("prefetch_weights", 2))["host"] == (SQUARE * 2, 0)
+    assert several.instruction_traffic(Instruction("update", 2))["host"] == (
+        SQUARE * (12 + 4),
+        SQUARE * (12 + 2),
+    )
+    assert several.instruction_traffic(Instruction("update", 0))["host"] == (
+        TABLE * 12,
+        TABLE * (12 + 2),
+    )
+    assert several.instruction_traffic(Instruction("prefetch_weights", 2))["host"] == (
+        SQUARE * 2,
+        0,
+    )
     assert several.instruction_traffic(Instruction("offload_grads", 2))["host"] == (0, SQUARE * 4)
     _, _, once = deferred("bfloat16", accumulation=1)
-    assert once.instruction_traffic(Instruction("update", 2))["host"] == (SQUARE * (12 + 2), SQUARE * (12 + 2))
+    assert once.instruction_traffic(Instruction("update", 2))["host"] == (
+        SQUARE * (12 + 2),
+        SQUARE * (12 + 2),
+    )
     assert once.instruction_traffic(Instruction("offload_grads", 2))["host"] == (0, SQUARE * 2)
 
 
 def test_where_no_gradient_waits_an_update_that_was_put_off_is_a_fetch():
     _, _, traffic = deferred("float32")
-    assert traffic.instruction_traffic(Instruction("update", 2), stored=False)["host"] == (SQUARE * 4, 0)
-    assert traffic.instruction_traffic(Instruction("update", 0), stored=False)["host"] == (TABLE * 12, TABLE * 12)
+    assert traffic.instruction_traffic(Instruction("update", 2), stored=False)["host"] == (
+        SQUARE * 4,
+        0,
+    )
+    assert traffic.instruction_traffic(Instruction("update", 0), stored=False)["host"] == (
+        TABLE * 12,
+        TABLE * 12,
+    )
 
 
 def test_near_weights_of_a_far_optimizer_do_not_move():
@@ -98,7 +124,11 @@ def test_a_step_moves_what_the_formula_says(drawn: tuple[Graph, Plan]):
         state = sum(plan.state_bytes(p.count) for p in kind.parameters if p.tied_to is None)
         add(home.optimizer, state, state)
         fetches = _fetches(plan, graph, layer)
-        add(home.parameters, n * (master + fetches * plan.parameter_itemsize), n * plan.parameter_itemsize)
+        add(
+            home.parameters,
+            n * (master + fetches * plan.parameter_itemsize),
+            n * plan.parameter_itemsize,
+        )
         if away and plan.clip:  # one of the fetches is the update's own
             add(home.parameters, -n * plan.parameter_itemsize, 0)
             add(home.gradients, n * plan.gradient_itemsize, n * plan.gradient_itemsize)

@@ -43,13 +43,13 @@ def refused(plan: Plan, programs: tuple[Program, ...]):
     choice=st.builds(
         dict,
         pipeline=st.integers(1, 4),
-        replicas=st.integers(1, 3),
+        data=st.integers(1, 3),
         accumulation=st.integers(1, 5),
-        recompute=st.sampled_from(["none", "selective", "layer"]),
+        recompute=st.sampled_from(["none", "selective", "full"]),
         recompute_layers=st.sampled_from([None, 1, 2]),
         precision=st.sampled_from(["float32", "bfloat16"]),
         clip=st.booleans(),
-        order=st.sampled_from(["1f1b", "gpipe"]),
+        schedule=st.sampled_from(["1f1b", "gpipe"]),
     ),
 )
 def test_what_is_lowered_verifies_and_fits_exactly_its_own_peak(
@@ -60,7 +60,7 @@ def test_what_is_lowered_verifies_and_fits_exactly_its_own_peak(
     programs = lower(plan, graph)
     peak = max(memory_profile(program, plan, graph).peak_bytes for program in programs)
     verify_programs(programs, plan, graph, {"device": peak})
-    with pytest.raises(PlanError, match="`memory` overflows by 1 bytes"):
+    with pytest.raises(PlanError, match="`device` overflows by 1 bytes"):
         verify_programs(programs, plan, graph, {"device": peak - 1})
 
 
@@ -73,7 +73,8 @@ def test_no_program_with_a_swapped_pair_of_dependent_passes_verifies(data: st.Da
     pairs = [
         i
         for i, (a, b) in enumerate(pairwise(instructions))
-        if {a.kind, b.kind} <= {"load_batch", "forward", "backward"} and a.micro_batch == b.micro_batch
+        if {a.kind, b.kind} <= {"load_batch", "forward", "backward"}
+        and a.micro_batch == b.micro_batch
     ]
     i = data.draw(st.sampled_from(pairs))
     instructions[i], instructions[i + 1] = instructions[i + 1], instructions[i]
@@ -86,7 +87,7 @@ def test_no_program_with_a_swapped_pair_of_dependent_passes_verifies(data: st.Da
 def test_an_instruction_lost_or_doubled_is_always_found_on_its_device(
     data: st.DataObject, twice: bool
 ):
-    plan, programs = good(pipeline=2, replicas=2, accumulation=2, recompute="full")
+    plan, programs = good(pipeline=2, data=2, accumulation=2, recompute="full")
     device = data.draw(st.integers(0, 3))
     instructions = list(programs[device].instructions)
     at = data.draw(st.integers(0, len(instructions) - 1))
@@ -104,7 +105,7 @@ def test_reading_what_is_not_there_yet_is_named():
     message = refused(plan, edited(programs, 0, [second, first, *rest]))
     assert message == (
         "device 0, instruction 0 (forward of layer 0, micro-batch 0): "
-        "it reads tokens, micro-batch 0, which is not there yet"
+        "it reads tokens, micro-batch 0, which does not exist yet"
     )
 
 
@@ -123,7 +124,7 @@ def test_a_recompute_after_its_backward_is_named():
     instructions[at : at + 2] = reversed(instructions[at : at + 2])
     assert refused(plan, edited(programs, 0, instructions)).endswith(
         "(backward of layer 1, micro-batch 0): "
-        "it frees kept of layer 1, micro-batch 0, which is not there yet"
+        "it frees saved activations of layer 1, micro-batch 0, which does not exist yet"
     )
 
 
@@ -173,7 +174,7 @@ def test_a_gradient_added_after_its_update_is_named():
 
 
 def test_a_gradient_added_after_its_reduction_is_named():
-    plan, programs = good(accumulation=2, replicas=2)
+    plan, programs = good(accumulation=2, data=2)
     instructions = list(programs[0].instructions)
     at = instructions.index(Instruction("backward", 3, 1))
     instructions[at : at + 2] = reversed(instructions[at : at + 2])
@@ -186,7 +187,10 @@ def test_messages_out_of_order_are_named_with_both_ends():
     plan, programs = good(pipeline=2, accumulation=2)
     instructions = list(programs[0].instructions)
     # Stage 0 of two warms up with micro-batch 0, then runs 1: exchange the two on this side only.
-    swapped = [i._replace(micro=1 - i.micro_batch) if i.micro_batch is not None else i for i in instructions]
+    swapped = [
+        i._replace(micro_batch=1 - i.micro_batch) if i.micro_batch is not None else i
+        for i in instructions
+    ]
     message = refused(plan, edited(programs, 0, swapped))
     assert "(receive of layer 1, micro-batch 0): device 0 sends layer 1, micro-batch 1" in message
 
@@ -198,8 +202,8 @@ def test_a_circular_wait_is_named_with_all_that_wait():
     at = instructions.index(Instruction("send", 1, 0))
     instructions.insert(instructions.index(Instruction("grad_norm")) + 1, instructions.pop(at))
     message = refused(plan, edited(programs, 1, instructions))
-    assert "device 0, instruction 4 (receive of layer 1) waits for device 1 for ever" in message
-    assert "(norm) waits for the devices of its group for ever" in message
+    assert "device 0, instruction 4 (receive of layer 1) waits for device 1 forever" in message
+    assert "(grad_norm) waits for the devices of its group forever" in message
 
 
 def test_a_program_for_each_device_is_asked_for():

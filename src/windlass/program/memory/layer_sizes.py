@@ -170,6 +170,6 @@ def weight_gradient_elements(op: Op) -> int:
     if op.shape is None:
         return 0
     sides = (op.shape.batch, op.shape.m, op.shape.n)
-    if any(side != Polynomial(side.one) for side in sides):
+    if any(side != Polynomial(side.constant) for side in sides):
         return 0
-    return round(op.shape.batch.one * op.shape.m.one * op.shape.n.one)
+    return round(op.shape.batch.constant * op.shape.m.constant * op.shape.n.constant)
