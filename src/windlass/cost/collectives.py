@@ -63,11 +63,11 @@ class CommunicationCosts:
 
     def state_seconds(self, kind: InstructionKind, sizes: StateSizes) -> float:
         """Seconds to all-gather a layer's parameters or updated shards, or to reduce gradients."""
-        degree, apart = self._plan.sharding.parameters, updates_per_shard(self._plan)
+        degree, shards = self._plan.sharding.parameters, updates_per_shard(self._plan)
         if kind == "unshard_weights":
-            return self._ring(all_gather_bytes(sizes.weights, degree), degree, apart=apart)
+            return self._ring(all_gather_bytes(sizes.weights, degree), degree, apart=shards)
         if kind == "all_gather_params":
-            return self._ring(all_gather_bytes(sizes.weight_shard, apart), apart)
+            return self._ring(all_gather_bytes(sizes.weight_shard, shards), shards)
         return self._reduce(sizes)
 
     def overlapped_seconds(self, instruction: Instruction) -> float:
@@ -91,12 +91,12 @@ class CommunicationCosts:
         overlapping reductions as for one after the other. Between hosts such a reduction costs no
         extra time.
         """
-        cut, machine = self._plan.parallel, self._machine
+        parallel, machine = self._plan.parallel, self._machine
         on_cores = machine.device.kind == "cpu"
-        within_host = cut.data * cut.tensor <= machine.devices_per_host
+        within_host = parallel.data * parallel.tensor <= machine.devices_per_host
         if machine.execution_model != "overlapping" or (on_cores and within_host):
             return False
-        return cut.data > self._plan.sharding.optimizer
+        return parallel.data > self._plan.sharding.optimizer
 
     def _inside(self, instruction: Instruction) -> float:
         """Seconds of a pass's tensor-parallel collectives, one after the other."""
@@ -115,11 +115,11 @@ class CommunicationCosts:
         whole is reduce-scattered within the optimizer's sharding group, and the shards are summed
         over the groups.
         """
-        common = sum(
+        replicated = sum(
             self._slices(sent, among, passes=2)
             for among, sent in replicated_gradient_sums(sizes, self._plan)
         )
-        return common + self._scattered(sizes.gradients) + self._summed(sizes)
+        return replicated + self._scattered(sizes.gradients) + self._summed(sizes)
 
     def _scattered(self, nbytes: int) -> float:
         """Seconds of a reduce-scatter of a buffer within the optimizer's sharding group.
@@ -165,20 +165,22 @@ class CommunicationCosts:
 
     def _rounds(self, sent: int, ranks: int, apart: int, passes: int) -> float:
         """Seconds of one ring whose neighbours are `apart` devices from each other."""
-        cut = self._plan.parallel
-        way = self._rings.cost(ranks, apart, cut.data * int(cut.tensor))
-        return sent * way.byte_seconds + passes * (ranks - 1) * way.hop_seconds
+        parallel = self._plan.parallel
+        cost = self._rings.cost(ranks, apart, parallel.data * int(parallel.tensor))
+        return sent * cost.byte_seconds + passes * (ranks - 1) * cost.hop_seconds
 
     def message_seconds(self, nbytes: float) -> float:
         """Seconds of a message to another stage."""
-        way = self.message_cost
-        return nbytes * way.byte_seconds + way.hop_seconds
+        cost = self.message_cost
+        return nbytes * cost.byte_seconds + cost.hop_seconds
 
     @cached_property
     def message_cost(self) -> LinkCost:
         """Cost of a message to another stage."""
-        cut = self._plan.parallel
-        return message_cost(self._machine.links, cut.devices, active_devices=cut.data * cut.tensor)
+        parallel = self._plan.parallel
+        return message_cost(
+            self._machine.links, parallel.devices, active_devices=parallel.data * parallel.tensor
+        )
 
 
 def tensor_parallel_ring(slices: int, among: TensorAxis) -> tuple[int, int]:

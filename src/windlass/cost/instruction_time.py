@@ -72,32 +72,39 @@ class InstructionCosts:
         if layer is None:
             key: tuple[object, ...] = (kind, device)
         else:
-            shared = self._shared.get(layer, 0)
-            lent = layer if kind == "accumulate_tied_grads" else None
+            shared_elements = self._shared.get(layer, 0)
+            tied_layer = layer if kind == "accumulate_tied_grads" else None
             selective = layer in self._selective
-            key = (kind, self._kinds[layer].name, shared, micro == 0, lent, selective)
-        known = self._known.get(key)
-        if known is None:
-            known = self._found(instruction, device)
-            self._known[key] = known
-        return known
+            key = (
+                kind,
+                self._kinds[layer].name,
+                shared_elements,
+                micro == 0,
+                tied_layer,
+                selective,
+            )
+        cached = self._known.get(key)
+        if cached is None:
+            cached = self._found(instruction, device)
+            self._known[key] = cached
+        return cached
 
     def seconds(self, instruction: Instruction, device: int = 0) -> float:
         """Seconds of one instruction on a device, all terms together; without communication."""
         kind, layer, micro = instruction
         key = kind, layer, micro == 0, None if layer is not None else device
-        known = self._totals.get(key)
-        if known is None:
-            known = self._totals[key] = self.terms(instruction, device).total
-        return known
+        cached = self._totals.get(key)
+        if cached is None:
+            cached = self._totals[key] = self.terms(instruction, device).total
+        return cached
 
     def communication_seconds(self, instruction: Instruction) -> float:
         """Seconds of an instruction's messages and collectives on their links, else 0."""
         kind, layer, _ = instruction
-        known = self._exchanged.get((kind, layer))
-        if known is None:
-            known = self._exchanged[kind, layer] = self._links.seconds(instruction)
-        return known
+        cached = self._exchanged.get((kind, layer))
+        if cached is None:
+            cached = self._exchanged[kind, layer] = self._links.seconds(instruction)
+        return cached
 
     def overlapped_seconds(self, instruction: Instruction) -> float:
         """The part of `communication_seconds` that overlaps with what the device does next."""
@@ -140,12 +147,12 @@ class InstructionCosts:
 
     def _norm(self, device: int) -> TermSeconds:
         stage = mesh_coord(device, self._plan.parallel).stage
-        owned = [self._kinds[at] for at in layers_of_stage(self._plan, stage)]
-        elements = sum(updated_elements(self._plan, kind) for kind in owned)
+        layers = [self._kinds[index] for index in layers_of_stage(self._plan, stage)]
+        elements = sum(updated_elements(self._plan, kind) for kind in layers)
         nbytes = self._plan.gradient_itemsize * elements
         if not nbytes:
             return TermSeconds()
-        launches = sum(norm_launch_seconds(kind, self._device) for kind in owned)
+        launches = sum(norm_launch_seconds(kind, self._device) for kind in layers)
         rate = norm_rate(self._plan, self._device) or self._device.traffic.at(nbytes)
         return TermSeconds(norm=nbytes / rate, launch=launches)
 

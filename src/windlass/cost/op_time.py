@@ -154,21 +154,21 @@ def ops_seconds(passes: Iterable[LayerPass], rates: DeviceRates, micros: Ints) -
     """
     device, mode = rates.device, rates.mode
     ops: list[Op] = []
-    alike: dict[tuple[int, ...], tuple[tuple[Curve, ...], list[int]]] = {}
-    for each in passes:
-        width = _head_width(each.cost, mode)
-        for op in each.ops:
-            curves = rates.curves(op, backward=each.backward, head_width=width)
-            alike.setdefault(tuple(map(id, curves)), (curves, []))[1].append(len(ops))
+    by_curves: dict[tuple[int, ...], tuple[tuple[Curve, ...], list[int]]] = {}
+    for layer_pass in passes:
+        width = _head_width(layer_pass.cost, mode)
+        for op in layer_pass.ops:
+            curves = rates.curves(op, backward=layer_pass.backward, head_width=width)
+            by_curves.setdefault(tuple(map(id, curves)), (curves, []))[1].append(len(ops))
             ops.append(op)
     amounts = _amounts(ops, micros, mode.sequence)
     work = np.empty_like(amounts)
-    for curves, rows in alike.values():
+    for curves, rows in by_curves.values():
         amount = amounts[rows]
         work[rows] = amount / np.minimum.reduce([rates_at(curve, amount) for curve in curves])
     launch = device.launch_seconds * np.array([op.calls for op in ops], dtype=np.float64)[:, None]
-    covered = 0.0 if device.kind == "cpu" else work
-    return OpSeconds(work, np.maximum(0.0, launch - covered))
+    hidden = 0.0 if device.kind == "cpu" else work
+    return OpSeconds(work, np.maximum(0.0, launch - hidden))
 
 
 def pass_seconds(run: LayerPass, rates: DeviceRates, micro: int) -> TermSeconds:
@@ -179,11 +179,11 @@ def pass_seconds(run: LayerPass, rates: DeviceRates, micro: int) -> TermSeconds:
         rates: rates of the device.
         micro: sequences of the micro-batch.
     """
-    found = ops_seconds((run,), rates, np.array([micro]))
+    times = ops_seconds((run,), rates, np.array([micro]))
     terms: dict[CostTerm, float] = dict.fromkeys(TERMS, 0.0)
-    for op, seconds in zip(run.ops, found.work[:, 0].tolist(), strict=True):
+    for op, seconds in zip(run.ops, times.work[:, 0].tolist(), strict=True):
         terms[_WORK[op.kind]] += seconds
-    terms["launch"] = host_seconds(rates) + float(found.launch.sum())
+    terms["launch"] = host_seconds(rates) + float(times.launch.sum())
     return TermSeconds(**terms)
 
 
@@ -211,11 +211,11 @@ def _amounts(ops: Sequence[Op], micros: Ints, sequence: int) -> Floats:
     """FLOP of products and attention, bytes of other operations, `[op, micro-batch size]`."""
     none = Polynomial()
     counted = [op.kind in ("matmul", "attention") for op in ops]
-    parts = [
+    quantities = [
         (op.flop, none) if flop else (op.read_bytes, op.written_bytes)
         for op, flop in zip(ops, counted, strict=True)
     ]
-    first, second = zip(*parts, strict=True) if parts else ((), ())
+    first, second = zip(*quantities, strict=True) if quantities else ((), ())
     return quantity_values(first, micros, sequence) + quantity_values(second, micros, sequence)
 
 
@@ -273,12 +273,12 @@ def grad_accumulation_bytes(
         rows: gradient elements that one pass of an embedding gives.
         first: whether these are the first micro-batch's gradients.
     """
-    each = weight_bytes + 2 * gradient_bytes
+    element_bytes = weight_bytes + 2 * gradient_bytes
     counts = [parameter.count for parameter in kind.parameters]
     if kind.is_embedding:
-        made = (kind.parameter_count - shared) * gradient_bytes if first else 0
-        return rows * each, made
+        created = (kind.parameter_count - shared) * gradient_bytes if first else 0
+        return rows * element_bytes, created
     if not first:
-        return (sum(counts) * each,)
+        return (sum(counts) * element_bytes,)
     converted = counts if gradient_bytes != weight_bytes else []
-    return shared * each, *(count * (weight_bytes + _SUM_BYTES) for count in converted)
+    return shared * element_bytes, *(count * (weight_bytes + _SUM_BYTES) for count in converted)

@@ -60,16 +60,16 @@ def update_seconds(plan: Plan, kind: LayerKind, device: Device) -> TermSeconds:
     working = 0 if plan.parameter_itemsize == _MASTER_BYTES else plan.parameter_itemsize
     divided = _SUM_BYTES if plan.clip and plan.gradient_itemsize == _SUM_BYTES else 0
     moved = 2 * state + plan.gradient_itemsize + divided + working
-    owned = updated_elements(plan, kind)
+    elements = updated_elements(plan, kind)
     counts = [p.count for p in kind.parameters if p.tied_to is None]
     calls = sum(-(-count // _PART) if decodes else 1 for count in counts)
     launches = calls * (device.update_call_seconds or device.launch_seconds)
     if working:
         launches += _CONVERSIONS * len(counts) * device.launch_seconds
     rate = (device.mixed_update_rate if working else None) or device.update_rate
-    seconds = owned * moved / rate
+    seconds = elements * moved / rate
     if decodes:
-        recoded = counts if plan.sharding.optimizer == 1 else [owned]
+        recoded = counts if plan.sharding.optimizer == 1 else [elements]
         recoding = _recoding(plan.moments, recoded, device)
         seconds, launches = seconds + recoding.update, launches + recoding.launch
     return TermSeconds(update=seconds, launch=launches)
@@ -90,8 +90,10 @@ def _recoding(moments: MomentFormat, counts: list[int], device: Device) -> TermS
     parts = sum(-(-count // _PART) for count in counts)
     for rate in device.moment_rates:
         if rate.moments == moments:
-            each = max(0.0, 1 / rate.elements - rate.part_seconds / _PART)
-            return TermSeconds(update=elements * each, launch=parts * rate.part_seconds)
+            element_seconds = max(0.0, 1 / rate.elements - rate.part_seconds / _PART)
+            return TermSeconds(update=elements * element_seconds, launch=parts * rate.part_seconds)
     ops, moved = _MOMENT_OPS[moments], 2 * 4 * _PART
-    each = 2 * 4 * ops / device.traffic.at(moved)
-    return TermSeconds(update=elements * each, launch=parts * ops * device.launch_seconds)
+    element_seconds = 2 * 4 * ops / device.traffic.at(moved)
+    return TermSeconds(
+        update=elements * element_seconds, launch=parts * ops * device.launch_seconds
+    )

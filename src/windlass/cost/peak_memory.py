@@ -23,8 +23,8 @@ def tier_peaks(
     """The peak of each tier on the device where it is highest, device memory first."""
     stages = stage_tier_peaks(plan, graph, machine, programs)
     return tuple(
-        max((tiers[at] for tiers in stages), key=lambda peak: peak.peak_bytes)
-        for at in range(len(machine.device.tiers))
+        max((tiers[index] for tiers in stages), key=lambda peak: peak.peak_bytes)
+        for index in range(len(machine.device.tiers))
     )
 
 
@@ -39,28 +39,29 @@ def stage_tier_peaks(
         machine: the machine that it runs on.
         programs: programs of at least one device of each stage.
     """
-    held = machine.device.process_bytes(compiled=plan.compile)
-    first = {mesh_coord(each.device, plan.parallel).stage: each for each in reversed(programs)}
+    process_bytes = machine.device.process_bytes(compiled=plan.compile)
+    by_stage = {mesh_coord(each.device, plan.parallel).stage: each for each in reversed(programs)}
     return tuple(
-        tuple(_stage(first[stage], plan, graph, machine, held, stage)) for stage in sorted(first)
+        tuple(_stage(by_stage[stage], plan, graph, machine, process_bytes, stage))
+        for stage in sorted(by_stage)
     )
 
 
 def _stage(
     program: Program, plan: Plan, graph: Graph, machine: Machine, held: int, stage: int
 ) -> Iterator[TierPeak]:
-    near, *others = machine.device.tiers
+    device_memory, *others = machine.device.tiers
     full = memory_profile(program, plan, graph, runtime_bytes=held)
     yield TierPeak(
-        tier=near.name,
-        capacity_bytes=near.capacity_bytes,
+        tier=device_memory.name,
+        capacity_bytes=device_memory.capacity_bytes,
         peak_bytes=full.peak_bytes,
         by_class=full.by_class,
         instruction=full.peak_instruction,
     )
-    far = offloaded_bytes_by_tier(plan, graph, stage)
+    offloaded = offloaded_bytes_by_tier(plan, graph, stage)
     for tier in others:
-        by_class = far.get(tier.name, {})
+        by_class = offloaded.get(tier.name, {})
         yield TierPeak(
             tier=tier.name,
             capacity_bytes=tier.capacity_bytes,

@@ -27,8 +27,8 @@ Measured on 12 plans on 2 cores of an AMD EPYC (`benchmarks/results/prediction.c
 square of their errors is 0.11, of which the machine's own noise is 0.03.
 """
 
-_WAITING = "waiting for far memory"
-_EXCHANGE = "exchange and waiting"
+_WAITING = "waiting for offload"
+_EXCHANGE = "communication and waiting"
 _STRAGGLERS = "waiting for the slowest host"
 
 _PUBLISHED_NOISE = 0.15
@@ -51,8 +51,8 @@ def predict(
         KeyError: the machine states no rate for the plan's precision.
     """
     programs = programs or lower(plan, graph)
-    full = tier_peaks(plan, graph, machine, programs)
-    return predict_time(plan, graph, machine, programs).model_copy(update={"peaks": full})
+    peaks = tier_peaks(plan, graph, machine, programs)
+    return predict_time(plan, graph, machine, programs).model_copy(update={"peaks": peaks})
 
 
 def predict_time(
@@ -60,27 +60,32 @@ def predict_time(
 ) -> Prediction:
     """The same prediction without peak memory."""
     costs = InstructionCosts(plan, graph, machine)
-    far = None
+    offload = None
     if plan.parallel.pipeline == 1 and not plan.offloads and not costs.overlaps_reduction:
         by_kind, by_term = _alike(costs, programs[0])
     else:
-        clocked = programs[:: plan.parallel.tensor * plan.parallel.data]  # the first of each stage
-        spans = simulate_programs(plan, graph, machine, costs, clocked)
-        last = max(range(len(clocked)), key=lambda at: step_seconds(clocked[at], spans[at]))
+        stage_programs = programs[
+            :: plan.parallel.tensor * plan.parallel.data
+        ]  # the first of each stage
+        spans = simulate_programs(plan, graph, machine, costs, stage_programs)
+        last = max(
+            range(len(stage_programs)),
+            key=lambda index: step_seconds(stage_programs[index], spans[index]),
+        )
         program, times = programs[last], spans[last]
-        beside = plan.offloads and machine.device.kind != "cpu"
-        if len(programs) > 1 or beside:
-            by_kind, by_term = _among_others(costs, program, times, beside=beside)
+        overlaps = plan.offloads and machine.device.kind != "cpu"
+        if len(programs) > 1 or overlaps:
+            by_kind, by_term = _among_others(costs, program, times, beside=overlaps)
         else:
             by_kind, by_term = _alike(costs, program)
             waiting = max(0.0, step_seconds(program, times) - sum(by_kind.values()))
             for totals in (by_kind, by_term):
                 totals[_WAITING] = waiting
         if plan.offloads:
-            moved = sum_tiers(TierTraffic(plan, graph).total(program.instructions))
-            far = OffloadTraffic(
-                read_bytes=moved.read,
-                written_bytes=moved.written,
+            traffic = sum_tiers(TierTraffic(plan, graph).total(program.instructions))
+            offload = OffloadTraffic(
+                read_bytes=traffic.read,
+                written_bytes=traffic.written,
                 seconds=transfer_seconds(program, times),
                 exposed_seconds=by_kind.get(_WAITING, 0.0),
             )
@@ -103,7 +108,7 @@ def predict_time(
         model_flop=micros * graph.micro_batch_flop(plan.batch.micro, plan.batch.sequence),
         peak_flop_rate=rate.peak * plan.parallel.devices,
         compile_seconds=used * machine.device.compile_seconds if plan.compile else 0.0,
-        offload=far,
+        offload=offload,
     )
 
 
@@ -125,7 +130,9 @@ def _at_pace(
     if pace == 1:
         return by_kind, by_term
     waiting = (pace - 1) * sum(by_term.values())
-    return {kind: pace * each for kind, each in by_kind.items()}, by_term | {_STRAGGLERS: waiting}
+    return {kind: pace * seconds for kind, seconds in by_kind.items()}, by_term | {
+        _STRAGGLERS: waiting
+    }
 
 
 def _among_others(
@@ -183,8 +190,8 @@ def _alike(costs: InstructionCosts, program: Program) -> tuple[dict[str, float],
 
 def _added(worked: Mapping[TermSeconds, float]) -> TermSeconds:
     """Sum of pieces of work, each the given number of times."""
-    each = [seconds.times(times) for seconds, times in worked.items()]
-    return TermSeconds(*map(sum, zip(*each, strict=True)))
+    pieces = [seconds.times(times) for seconds, times in worked.items()]
+    return TermSeconds(*map(sum, zip(*pieces, strict=True)))
 
 
 def _terms(seconds: TermSeconds) -> dict[str, float]:

@@ -38,21 +38,23 @@ class RingCosts:
 
     def cost(self, ranks: int, apart: int, exchanging: int) -> LinkCost:
         """The cost of a ring; arguments as in `ring_cost`."""
-        known = self._known.get((ranks, apart, exchanging))
-        if known is None:
-            known = ring_cost(self.links, ranks, stride=apart, active_devices=exchanging)
-            self._known[ranks, apart, exchanging] = known
-        return known
+        cached = self._known.get((ranks, apart, exchanging))
+        if cached is None:
+            cached = ring_cost(self.links, ranks, stride=apart, active_devices=exchanging)
+            self._known[ranks, apart, exchanging] = cached
+        return cached
 
     def costs(self, ranks: Ints, apart: Ints, exchanging: Ints) -> tuple[Floats, Floats]:
         """Seconds of a byte and of a hop for many rings; a ring of one device costs nothing."""
         columns = np.broadcast_arrays(ranks, apart, exchanging)
-        base = 1 + max(int(each.max(initial=0)) for each in columns)
+        base = 1 + max(int(distinct.max(initial=0)) for distinct in columns)
         keys = (columns[0] * base + columns[1]) * base + columns[2]
-        _, first, place = np.unique(keys, return_index=True, return_inverse=True)
-        each = [[int(column.flat[at]) for column in columns] for at in first]
-        found = [self.cost(*numbers) if numbers[0] > 1 else LinkCost(0.0, 0.0) for numbers in each]
-        byte_seconds, hop_seconds = np.array(found).T[:, place.reshape(keys.shape)]
+        _, first, inverse = np.unique(keys, return_index=True, return_inverse=True)
+        distinct = [[int(column.flat[index]) for column in columns] for index in first]
+        costs = [
+            self.cost(*numbers) if numbers[0] > 1 else LinkCost(0.0, 0.0) for numbers in distinct
+        ]
+        byte_seconds, hop_seconds = np.array(costs).T[:, inverse.reshape(keys.shape)]
         return byte_seconds, hop_seconds
 
 
@@ -106,7 +108,7 @@ def _crossed(links: Sequence[Link], ranks: int, apart: int) -> Sequence[Link]:
     """The links from the innermost to the one that joins all members, else to the outermost."""
     if not links:
         raise KeyError("the machine states no link between devices")
-    ends = (at for at, link in enumerate(links, 1) if link.joins >= ranks * apart)
+    ends = (index for index, link in enumerate(links, 1) if link.joins >= ranks * apart)
     return links[: next(ends, len(links))]
 
 

@@ -28,7 +28,7 @@ from windlass.schema.plan import Plan
 from windlass.schema.request import Request
 
 _RUNNERS_UP = 5
-_LIFTED = 4
+_MAX_FIXES = 4
 """Infeasible plans for which a minimal fix is searched, where another plan fits."""
 
 
@@ -57,10 +57,10 @@ def choose(request: Request, graph: Graph, machine: Machine) -> PlanningResult:
     if request.phases is not None and request.phases > 1:
         require_phases(request, graph, machine)
     require_optimizer_tier(request, graph, machine)
-    found = search_single_device(request, graph, machine, budget_bytes)
-    if not found.fitting:
-        return _nothing_fits(found, request, graph, machine, budget_bytes)
-    return _fastest(found, request, graph, machine, budget_bytes)
+    result = search_single_device(request, graph, machine, budget_bytes)
+    if not result.fitting:
+        return _nothing_fits(result, request, graph, machine, budget_bytes)
+    return _fastest(result, request, graph, machine, budget_bytes)
 
 
 def _fastest(
@@ -69,7 +69,7 @@ def _fastest(
     """The result for the fastest plan that fits, with runners-up and infeasible plans."""
     steps = request.train.steps
     (plan, short), *_ = found.fitting
-    again = _recomputing(plan, found.in_memory, graph, machine, budget_bytes)
+    again = _recompute_twin(plan, found.in_memory, graph, machine, budget_bytes)
     weighed = sorted((*found.fitting, *again), key=lambda item: run_seconds(item[1], steps))
     # The winner's own program, whole: the same numbers, told of the program that will run.
     prediction = with_budget(predict(plan, graph, machine), budget_bytes)
@@ -78,31 +78,31 @@ def _fastest(
         prediction=prediction,
         run_seconds=run_seconds(prediction, steps),
         runners_up=tuple(runner_up((plan, short), item, steps) for item in _runners_up(weighed)),
-        infeasible=tuple(_lifted(found, request, graph, machine, budget_bytes)),
+        infeasible=tuple(_infeasible_with_fixes(found, request, graph, machine, budget_bytes)),
         evaluated=found.evaluated,
     )
 
 
-def _lifted(
+def _infeasible_with_fixes(
     found: SingleDeviceResult, request: Request, graph: Graph, machine: Machine, budget_bytes: int
 ) -> Iterator[InfeasiblePlan]:
     """The infeasible plans, the nearest of them with the change that would make them fit."""
-    for at, (plan, memory) in enumerate(found.infeasible):
-        told = infeasible_plan(plan, memory, budget_bytes)
-        if at < _LIFTED:
-            told = replace(
-                told,
+    for index, (plan, memory) in enumerate(found.infeasible):
+        item = infeasible_plan(plan, memory, budget_bytes)
+        if index < _MAX_FIXES:
+            item = replace(
+                item,
                 minimal_fix=minimal_fix_single_device(plan, request, graph, machine, budget_bytes),
             )
-        yield told
+        yield item
 
 
 def _nothing_fits(
     found: SingleDeviceResult, request: Request, graph: Graph, machine: Machine, budget_bytes: int
 ) -> PlanningResult:
     """The result without a plan: the nearest plans, and advice."""
-    turned = closest_single_device_in_phases(PlanSpace(request, graph, machine), budget_bytes)
-    refused = (*found.infeasible, *((turned,) if turned else ()))
+    in_phases = closest_single_device_in_phases(PlanSpace(request, graph, machine), budget_bytes)
+    refused = (*found.infeasible, *((in_phases,) if in_phases else ()))
     nearest = sorted(refused, key=lambda item: item[1].peak_bytes)
     return PlanningResult(
         plan=None,
@@ -118,9 +118,9 @@ def _runners_up(weighed: Sequence[EvaluatedPlan]) -> list[EvaluatedPlan]:
     shown = list(weighed[1 : _RUNNERS_UP + 1])
     best = weighed[0][0]
     for trait in (_precision, _compile, _recompute, _phases):
-        other = next((item for item in weighed if trait(item[0]) != trait(best)), None)
-        if other is not None and other not in shown:
-            shown.append(other)
+        rival = next((item for item in weighed if trait(item[0]) != trait(best)), None)
+        if rival is not None and rival not in shown:
+            shown.append(rival)
     return shown
 
 
@@ -140,7 +140,7 @@ def _phases(plan: Plan) -> str:
     return str(len(plan.stages[0].phases))
 
 
-def _recomputing(
+def _recompute_twin(
     best: Plan, fitting: Sequence[Plan], graph: Graph, machine: Machine, budget_bytes: int
 ) -> list[EvaluatedPlan]:
     """The best plan with full recompute, if that was open: users ask what recompute would cost."""

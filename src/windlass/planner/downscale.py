@@ -26,10 +26,10 @@ from windlass.schema.tensor_grid import grid_columns, grid_rows, tensor_grid
 STAGE_LAYERS = 8
 """Most layers that a stage keeps, embedding and head included."""
 
-_LEAST_LAYERS = 3
+_MIN_LAYERS = 3
 """Embedding, one block and head."""
-_MOST_CHUNKS = 2
-_MICRO, _FILLING = 2, 2
+_MAX_VIRTUAL_STAGES = 2
+_MAX_MICROBATCH, _MICROBATCHES_PER_STAGE = 2, 2
 """Largest micro-batch in sequences, and micro-batches for each stage, which fill the pipeline."""
 _HEAD_WIDTH, _HEADS = 8, 4
 _VOCABULARY = 259
@@ -62,30 +62,30 @@ def downscale_plan(
         devices: most devices that the small plan may take.
         tiers: names of the offload tiers on this machine.
     """
-    cut = divided_parallelism(plan.parallel, devices)
-    chunks = min(plan.parallel.virtual_stages, _MOST_CHUNKS)
-    stages, picked = _stages(plan, cut.pipeline * chunks)
-    batch = _batch(plan, cut)
+    parallel = divided_parallelism(plan.parallel, devices)
+    chunks = min(plan.parallel.virtual_stages, _MAX_VIRTUAL_STAGES)
+    stages, stage_note = _stages(plan, parallel.pipeline * chunks)
+    batch = _batch(plan, parallel)
     sharding = ShardingDegrees(
-        parameters=_shards(plan.sharding.parameters, cut.data),
-        optimizer=_shards(plan.sharding.optimizer, cut.data),
+        parameters=_sharding_degree(plan.sharding.parameters, parallel.data),
+        optimizer=_sharding_degree(plan.sharding.optimizer, parallel.data),
     )
-    home = _home(plan.offload, tiers)
-    model = _model(shape, plan.parallel.tensor, cut.tensor, stages[-1].end_layer - 2)
+    offload = _offload(plan.offload, tiers)
+    model = _model(shape, plan.parallel.tensor, parallel.tensor, stages[-1].end_layer - 2)
     small = Plan.model_validate(
         plan.model_dump()
         | {
-            "parallel": cut.model_copy(
+            "parallel": parallel.model_copy(
                 update={"schedule": plan.parallel.schedule, "virtual_stages": chunks}
             ),
             "stages": stages, "batch": batch,
-            "sharding": sharding, "offload": home, "compile": False,
+            "sharding": sharding, "offload": offload, "compile": False,
         }
     )  # fmt: skip
-    told = (
-        *_changes(plan, small), picked, _widths(shape, model), _homes(plan.offload, home),
+    changes = (
+        *_plan_changes(plan, small), stage_note, _model_changes(shape, model), _tier_changes(plan.offload, offload),
     )  # fmt: skip
-    return DownscaledPlan(model=model, plan=small, notes=tuple(note for note in told if note))
+    return DownscaledPlan(model=model, plan=small, notes=tuple(note for note in changes if note))
 
 
 def divided_parallelism(cut: Parallelism, devices: int) -> Parallelism:
@@ -100,8 +100,8 @@ def divided_parallelism(cut: Parallelism, devices: int) -> Parallelism:
         "pipeline": cut.pipeline,
     }  # fmt: skip
     while prod(degrees.values()) > devices:
-        name = max(degrees, key=lambda each: degrees[each])
-        degrees[name] = _less(degrees[name])
+        name = max(degrees, key=lambda degree: degrees[degree])
+        degrees[name] = _next_divisor(degrees[name])
     return Parallelism(
         pipeline=degrees["pipeline"],
         tensor=tensor_grid(degrees["rows"], degrees["columns"]),
@@ -109,7 +109,7 @@ def divided_parallelism(cut: Parallelism, devices: int) -> Parallelism:
     )
 
 
-def _less(degree: int) -> int:
+def _next_divisor(degree: int) -> int:
     """The largest proper divisor; 2 for a larger prime number, and 1 for 2."""
     divisor = max(n for n in range(1, degree) if degree % n == 0)
     return divisor if divisor > 1 else min(2, degree - 1)
@@ -117,36 +117,41 @@ def _less(degree: int) -> int:
 
 def _stages(plan: Plan, count: int) -> tuple[tuple[Stage, ...], str]:
     """This many of a plan's stages, including the first and the last, with fewer layers each."""
-    had = len(plan.stages)
-    last = had - 1
-    kept = [last * at // max(1, count - 1) if count > 1 else last for at in range(count)]
-    end, found = 0, []
-    for index in kept:
+    before = len(plan.stages)
+    last = before - 1
+    chosen = [
+        last * position // max(1, count - 1) if count > 1 else last for position in range(count)
+    ]
+    end, stages = 0, []
+    for index in chosen:
         stage = plan.stages[index]
         phases = []
-        for size in _sizes([b - a for a, b in stage.phases]):
+        for size in _phase_layers([b - a for a, b in stage.phases]):
             phases.append((end, end + size))
             end += size
-        found.append(
+        stages.append(
             stage.model_copy(
-                update={"phases": tuple(phases), "recompute_layers": _recomputed(stage, phases[-1])}
+                update={
+                    "phases": tuple(phases),
+                    "recompute_layers": _recompute_layers(stage, phases[-1]),
+                }
             )
         )
-    if end < _LEAST_LAYERS:
-        first, _ = found[-1].phases[-1]
-        grown = (*found[-1].phases[:-1], (first, _LEAST_LAYERS))
-        found[-1] = found[-1].model_copy(update={"phases": grown})
-    note = "" if count == had else f"stages {_listed(kept)} stand for all {had}"
-    return tuple(found), note
+    if end < _MIN_LAYERS:
+        first, _ = stages[-1].phases[-1]
+        grown = (*stages[-1].phases[:-1], (first, _MIN_LAYERS))
+        stages[-1] = stages[-1].model_copy(update={"phases": grown})
+    note = "" if count == before else f"stages {_listed(chosen)} stand for all {before}"
+    return tuple(stages), note
 
 
-def _recomputed(stage: Stage, phase: tuple[int, int]) -> int | None:
+def _recompute_layers(stage: Stage, phase: tuple[int, int]) -> int | None:
     """Recomputed layers of a small stage; at least one that could be recomputed is not."""
     some = phase[1] - phase[0] - 2  # embedding and head, if they are there, never do
     return None if stage.recompute_layers is None or some < 1 else min(stage.recompute_layers, some)
 
 
-def _sizes(layers: list[int]) -> list[int]:
+def _phase_layers(layers: list[int]) -> list[int]:
     """Layers of each phase, at most `STAGE_LAYERS` in all."""
     layers = layers[:STAGE_LAYERS]
     total = sum(layers)
@@ -156,27 +161,27 @@ def _sizes(layers: list[int]) -> list[int]:
 
 
 def _batch(plan: Plan, cut: Parallelism) -> Batch:
-    accumulation = min(plan.batch.accumulation, _FILLING * cut.pipeline)
+    accumulation = min(plan.batch.accumulation, _MICROBATCHES_PER_STAGE * cut.pipeline)
     if plan.parallel.schedule == "interleaved":
         accumulation = max(1, accumulation // cut.pipeline) * cut.pipeline
     sequence = max(_TOKENS, 2 * cut.tensor)
     return Batch(
         sequence=sequence // cut.tensor * cut.tensor,
-        micro=min(plan.batch.micro, _MICRO),
+        micro=min(plan.batch.micro, _MAX_MICROBATCH),
         accumulation=accumulation,
     )
 
 
-def _shards(degree: int, replicas: int) -> int:
+def _sharding_degree(degree: int, replicas: int) -> int:
     """A sharding degree that divides the replicas; all replicas if none but 1 does."""
     common = gcd(degree, replicas)
     return common if common > 1 or degree == 1 else replicas
 
 
-def _home(home: Offload, tiers: tuple[str, ...]) -> Offload:
+def _offload(home: Offload, tiers: tuple[str, ...]) -> Offload:
     """The same offload with every unknown tier replaced by one of this machine."""
-    elsewhere = [name for name, tier in home if tier != DEVICE_TIER and tier not in tiers]
-    return home.model_copy(update=dict.fromkeys(elsewhere, tiers[-1]) if tiers else {})
+    missing = [name for name, tier in home if tier != DEVICE_TIER and tier not in tiers]
+    return home.model_copy(update=dict.fromkeys(missing, tiers[-1]) if tiers else {})
 
 
 def _model(shape: TransformerConfig, had: int, slices: int, blocks: int) -> ModelRequest:
@@ -193,22 +198,22 @@ def _model(shape: TransformerConfig, had: int, slices: int, blocks: int) -> Mode
     if columns > 1 and shape.heads % had:
         heads, key_heads = grid_rows(slices) * (columns + 1), grid_rows(slices)
     width = heads * lcm(_HEAD_WIDTH, columns)
-    grouped = shape.kv_heads < shape.heads
-    hidden = slices * max(1, round(shape.ffn * width / shape.width / slices))
+    grouped_query = shape.kv_heads < shape.heads
+    ffn = slices * max(1, round(shape.ffn * width / shape.width / slices))
     return ModelRequest(
         name=shape.name,
         layers=max(1, blocks),
         width=width,
         heads=heads,
-        kv_heads=key_heads if grouped else None,
-        ffn=hidden,
+        kv_heads=key_heads if grouped_query else None,
+        ffn=ffn,
         vocabulary=_VOCABULARY,
         sequence=max(3 * _TOKENS, _POSITIONS * slices),
         dropout=_DROPOUT,
     )
 
 
-def _changes(plan: Plan, small: Plan) -> Iterable[str]:
+def _plan_changes(plan: Plan, small: Plan) -> Iterable[str]:
     """A note for each number of the plan that has changed."""
     numbers: dict[str, Callable[[Plan], int]] = {
         "parallel.pipeline": lambda p: p.parallel.pipeline,
@@ -227,14 +232,14 @@ def _changes(plan: Plan, small: Plan) -> Iterable[str]:
             yield f"`{name}` {of(plan)} -> {of(small)}"
 
 
-def _widths(shape: TransformerConfig, model: ModelRequest) -> str:
+def _model_changes(shape: TransformerConfig, model: ModelRequest) -> str:
     return (
         f"width {shape.width} -> {model.width}, heads {shape.heads} -> {model.heads}, vocabulary "
         f"{shape.vocabulary} -> {model.vocabulary}, dropout {shape.dropout:g} -> {model.dropout:g}"
     )
 
 
-def _homes(home: Offload, here: Offload) -> str:
+def _tier_changes(home: Offload, here: Offload) -> str:
     pairs = zip(home, here, strict=True)
     moved = {f"{tier} -> {now}" for (_, tier), (_, now) in pairs if tier != now}
     return f"offload tiers {', '.join(sorted(moved))}" if moved else ""

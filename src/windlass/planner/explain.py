@@ -15,7 +15,7 @@ from windlass.program.activation_checkpointing import describe_recompute
 from windlass.schema.plan import Plan
 from windlass.units import format_bytes, format_seconds
 
-_TOLD = 0.001
+_MIN_SENSITIVITY = 0.001
 """Share of a step below which a constant's sensitivity is not reported."""
 
 
@@ -46,7 +46,7 @@ def explain(choice: PlanningResult) -> Explanation:
         sensitivity=tuple(
             f"{name} 10 % better: {100 * share:.1f} % faster"
             for name, share in choice.sensitivity.items()
-            if share >= _TOLD
+            if share >= _MIN_SENSITIVITY
         ),
     )
 
@@ -57,16 +57,16 @@ def explain_runner_up(runner: RunnerUp) -> str:
     if runner.slower_seconds == 0:
         return f"{differs}: as fast, and needs no less memory"
     share = runner.slower_seconds / (runner.run_seconds - runner.slower_seconds)
-    lost = f"{differs}: {format_seconds(runner.slower_seconds)} slower ({100 * share:+.1f} %)"
-    return f"{lost}, of which {runner.term} {format_seconds(runner.term_seconds)}"
+    loss = f"{differs}: {format_seconds(runner.slower_seconds)} slower ({100 * share:+.1f} %)"
+    return f"{loss}, of which {runner.term} {format_seconds(runner.term_seconds)}"
 
 
 def explain_infeasible(refusal: InfeasiblePlan) -> str:
     """By how much a plan does not fit, when, and what takes most memory then."""
     largest, fix = refusal.largest_class, ""
     if refusal.minimal_fix is not None:
-        way = "slower" if refusal.minimal_fix.cost > 0 else "faster"
-        cost = f"{100 * abs(refusal.minimal_fix.cost):.1f} % {way}"
+        direction = "slower" if refusal.minimal_fix.cost > 0 else "faster"
+        cost = f"{100 * abs(refusal.minimal_fix.cost):.1f} % {direction}"
         fix = f"; `{' '.join(refusal.minimal_fix.overrides)}` makes it fit, {cost}"
     return (
         f"{show_plan(refusal.plan)}: {format_bytes(refusal.over_bytes)} too much at "
@@ -79,12 +79,12 @@ def explain_pinned_rank(standing: PinnedRank) -> str:
     """How many plans are faster than the pinned one, and what it loses against the fastest."""
     if standing.best is None or standing.plan is None:
         return f"none of the {standing.compared:,} plans without these pins is faster"
-    loss = standing.best
-    share = loss.slower_seconds / (loss.run_seconds - loss.slower_seconds)
+    runner_up = standing.best
+    share = runner_up.slower_seconds / (runner_up.run_seconds - runner_up.slower_seconds)
     return (
         f"{standing.faster:,} of {standing.compared:,} plans without these pins are "
         f"faster; against the fastest, {show_plan(standing.plan)}, this one is predicted "
-        f"{100 * share:.1f} % slower, most of it in {loss.term}"
+        f"{100 * share:.1f} % slower, most of it in {runner_up.term}"
     )
 
 
@@ -109,9 +109,11 @@ def explain_advice(advice: Advice) -> Iterator[str]:
 
 def explain_change(change: Change, *before: str) -> str:
     """One change, its cost and its predicted peak memory; `before` overrides go with it."""
-    way = "slower" if change.cost > 0 else "faster"
+    direction = "slower" if change.cost > 0 else "faster"
     cost = (
-        "as fast" if abs(change.cost) < 0.0005 else f"{100 * abs(change.cost):.1f} % {way} a token"
+        "as fast"
+        if abs(change.cost) < 0.0005
+        else f"{100 * abs(change.cost):.1f} % {direction} a token"
     )
     return (
         f"`{' '.join((*before, *change.overrides))}` makes it fit with a predicted peak of "
@@ -125,28 +127,28 @@ def show_plan(plan: Plan) -> str:
     count, micro = plan.batch.accumulation, plan.batch.micro
     batch = f"{count} micro-batches of {micro}" if count > 1 else f"one micro-batch of {micro}"
     moments = "" if plan.moments == "float32" else f", moments in {plan.moments}"
-    away = plan.is_offloaded("optimizer") and not plan.is_offloaded("parameters")
-    home = f", optimizer state on {plan.offload.optimizer}" if away else ""
-    told = f"{plan.precision}, {mode}, {batch}, {describe_recompute(plan)}{moments}{home}"
-    return told if plan.parallel.devices == 1 else f"{show_parallelism(plan)}, {told}"
+    offloaded = plan.is_offloaded("optimizer") and not plan.is_offloaded("parameters")
+    tier = f", optimizer state on {plan.offload.optimizer}" if offloaded else ""
+    text = f"{plan.precision}, {mode}, {batch}, {describe_recompute(plan)}{moments}{tier}"
+    return text if plan.parallel.devices == 1 else f"{show_parallelism(plan)}, {text}"
 
 
 def show_parallelism(plan: Plan) -> str:
     """A plan's parallelism in short: `p8 t8 r4 rts 1 rts' 4, 1f1b`."""
-    cut, sharding = plan.parallel, plan.sharding
-    shares = f" rts {sharding.parameters} rts' {sharding.optimizer}" if cut.data > 1 else ""
-    order = "" if cut.pipeline == 1 else f", {plan.parallel.schedule}"
+    parallel, sharding = plan.parallel, plan.sharding
+    degrees = f" rts {sharding.parameters} rts' {sharding.optimizer}" if parallel.data > 1 else ""
+    schedule = "" if parallel.pipeline == 1 else f", {plan.parallel.schedule}"
     chunks = (
         f", {plan.parallel.virtual_stages} virtual stages"
         if plan.parallel.virtual_stages > 1
         else ""
     )
-    return f"p{cut.pipeline} t{cut.tensor} r{cut.data}{shares}{order}{chunks}"
+    return f"p{parallel.pipeline} t{parallel.tensor} r{parallel.data}{degrees}{schedule}{chunks}"
 
 
 def _verdict(choice: PlanningResult) -> str:
     if choice.advice is not None:
-        return _refusal_verdict(choice.advice)
+        return _infeasible_verdict(choice.advice)
     if choice.plan is None or choice.prediction is None or choice.run_seconds is None:
         return "nothing was chosen"
     device = choice.prediction.peaks[0]
@@ -158,7 +160,7 @@ def _verdict(choice: PlanningResult) -> str:
     )
 
 
-def _refusal_verdict(advice: Advice) -> str:
+def _infeasible_verdict(advice: Advice) -> str:
     """What is short, and what no change to the batch could help."""
     verdict = (
         f"does not fit: {format_bytes(advice.needed_bytes)} are needed at least, the device "

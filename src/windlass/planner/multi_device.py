@@ -43,16 +43,16 @@ from windlass.schema.plan import Plan, ShardingDegrees
 from windlass.schema.prediction import Prediction
 from windlass.schema.request import Request
 
-_CLOSE = 0.02
+_ESTIMATE_ERROR = 0.02
 """Largest relative difference between the batched estimate and the simulator."""
 
-_WITHIN = (1 + _CLOSE) / (1 - _CLOSE) - 1
+_CANDIDATE_GAP = (1 + _ESTIMATE_ERROR) / (1 - _ESTIMATE_ERROR) - 1
 """Largest relative gap to the best estimate at which the simulator may still rank a plan first."""
 
-_KEPT = 48
+_MAX_SIMULATED = 48
 """Most plans that are simulated."""
-_RUNNERS_UP = 6
-_REFUSED = 4
+_MAX_RUNNERS_UP = 6
+_MAX_INFEASIBLE = 4
 _FAMILIES = 24
 """Number of plan families from which runners-up are chosen."""
 
@@ -73,47 +73,49 @@ def choose_multi_device(request: Request, graph: Graph, machine: Machine) -> Pla
     budget_bytes = request.memory or machine.device.memory.capacity_bytes
     field = PlanSpace(request, graph, machine)
     if request.phases is not None and request.phases > 1:
-        return _in_turns(field, budget_bytes, ())
+        return _best_in_phases(field, budget_bytes, ())
     sweep = BranchAndBound(field, budget_bytes)
-    swept = sweep.fastest(_KEPT, within=_WITHIN, families=_FAMILIES)
-    if not swept.evaluated and not swept.pruned:
+    result = sweep.fastest(_MAX_SIMULATED, within=_CANDIDATE_GAP, families=_FAMILIES)
+    if not result.evaluated and not result.pruned:
         pinned_plans(request, graph, machine)  # tells what is wrong with what is pinned
         raise InputErrors(("no plan is legal with what is pinned; leave something open",))
-    places = _ranked(field, swept.best, budget_bytes)
-    if not places:
-        return _in_turns(field, budget_bytes, sweep.smallest().infeasible)
-    ranked = [item for item, _ in places]
-    plan, short = ranked[0]
-    shown = _told_apart(field, ranked, swept.by_family, budget_bytes)
+    simulated = _simulated(field, result.best, budget_bytes)
+    if not simulated:
+        return _best_in_phases(field, budget_bytes, sweep.smallest().infeasible)
+    ranked = [item for item, _ in simulated]
+    plan, extrapolated = ranked[0]
+    runners_up = _distinct_runners_up(field, ranked, result.by_family, budget_bytes)
     refused = tuple(
         replace(
-            _refusal(field, found, budget_bytes),
-            minimal_fix=minimal_fix(field, sweep.chain, found, budget_bytes),
+            _infeasible(field, candidate, budget_bytes),
+            minimal_fix=minimal_fix(field, sweep.chain, candidate, budget_bytes),
         )
-        for found in swept.infeasible[:_REFUSED]
+        for candidate in result.infeasible[:_MAX_INFEASIBLE]
     )
-    best = (plan, _whole(plan, short, graph, machine, budget_bytes))
-    choice = _choice(field, best, shown, refused, weighed=swept.evaluated + swept.pruned)
+    best = (plan, _with_full_peak(plan, extrapolated, graph, machine, budget_bytes))
+    choice = _result(field, best, runners_up, refused, weighed=result.evaluated + result.pruned)
     return replace(
         choice,
         pinned_rank=rank_of_pinned_plan(field, best, budget_bytes),
-        sensitivity=sensitivities(field, places[0][1]),
+        sensitivity=sensitivities(field, simulated[0][1]),
     )
 
 
-def _in_turns(field: PlanSpace, budget_bytes: int, misses: Sequence[Candidate]) -> PlanningResult:
+def _best_in_phases(
+    field: PlanSpace, budget_bytes: int, misses: Sequence[Candidate]
+) -> PlanningResult:
     """The result for the fastest plan in phases, where they are needed or asked for."""
-    turned = (
+    result = (
         PhaseSearchResult((), 0)
         if excludes_phases(field.request)
         else search_phases(field, budget_bytes)
     )
-    refused = tuple(_refusal(field, found, budget_bytes) for found in misses[:_REFUSED])
-    if not turned.best:
+    refused = tuple(_infeasible(field, found, budget_bytes) for found in misses[:_MAX_INFEASIBLE])
+    if not result.best:
         return _nothing_fits(field, refused, budget_bytes)
-    best, others = turned.best[0], turned.best[1 : 1 + _RUNNERS_UP]
-    told = _choice(field, best, others, refused, weighed=turned.evaluated + len(misses))
-    return replace(told, pinned_rank=_among_turns(field, best))
+    best, others = result.best[0], result.best[1 : 1 + _MAX_RUNNERS_UP]
+    planning_result = _result(field, best, others, refused, weighed=result.evaluated + len(misses))
+    return replace(planning_result, pinned_rank=_among_turns(field, best))
 
 
 def _among_turns(field: PlanSpace, chosen: EvaluatedPlan) -> PinnedRank | None:
@@ -133,7 +135,7 @@ def _among_turns(field: PlanSpace, chosen: EvaluatedPlan) -> PinnedRank | None:
     return PinnedRank(faster=faster, compared=other.evaluated, plan=other.plan, best=best)
 
 
-def _choice(
+def _result(
     field: PlanSpace,
     best: EvaluatedPlan,
     others: Sequence[EvaluatedPlan],
@@ -153,7 +155,7 @@ def _choice(
     )
 
 
-def _ranked(
+def _simulated(
     field: PlanSpace, found: Sequence[Candidate], budget_bytes: int
 ) -> list[tuple[EvaluatedPlan, Candidate]]:
     """Candidates that fit, simulated, with their predictions, fastest first.
@@ -161,54 +163,54 @@ def _ranked(
     A plan whose estimate exceeds the best known time by more than its error cannot be the fastest,
     so it is not simulated.
     """
-    weighed: list[tuple[EvaluatedPlan, Candidate]] = []
+    simulated: list[tuple[EvaluatedPlan, Candidate]] = []
     steps = field.request.train.steps
     fastest = float("inf")
-    for each in found:
-        if each.step_seconds * (1 - _CLOSE) > fastest:
+    for candidate in found:
+        if candidate.step_seconds * (1 - _ESTIMATE_ERROR) > fastest:
             continue
-        item = _weighed(field, each, budget_bytes)
+        item = _simulate(field, candidate, budget_bytes)
         if item[1].fits:
-            weighed.append((item, each))
+            simulated.append((item, candidate))
             fastest = min(fastest, _run_seconds(item, steps) / steps)
-    return sorted(weighed, key=lambda both: _rank(both[0], steps))
+    return sorted(simulated, key=lambda both: _rank(both[0], steps))
 
 
-def _weighed(field: PlanSpace, found: Candidate, budget_bytes: int) -> EvaluatedPlan:
+def _simulate(field: PlanSpace, found: Candidate, budget_bytes: int) -> EvaluatedPlan:
     plan = field.plan(found.batch, found.row)
     return plan, with_budget(extrapolate(plan, field.graph, field.machine), budget_bytes)
 
 
-def _told_apart(
+def _distinct_runners_up(
     field: PlanSpace,
     ranked: Sequence[EvaluatedPlan],
     traits: Iterable[Candidate],
     budget_bytes: int,
 ) -> list[EvaluatedPlan]:
     """Runners-up that differ in something that matters, the fastest of each kind."""
-    best, shown = ranked[0], list[EvaluatedPlan]()
-    told = {_sort(best[0])}
-    for found in traits:
-        plan = field.plan(found.batch, found.row)
-        if _sort(plan) in told:
+    best, runners_up = ranked[0], list[EvaluatedPlan]()
+    seen = {_distinguishing_traits(best[0])}
+    for candidate in traits:
+        plan = field.plan(candidate.batch, candidate.row)
+        if _distinguishing_traits(plan) in seen:
             continue
-        item = _weighed(field, found, budget_bytes)
+        item = _simulate(field, candidate, budget_bytes)
         if item[1].fits:
-            told.add(_sort(plan))
-            shown.append(item)
-        if len(shown) == _RUNNERS_UP:
+            seen.add(_distinguishing_traits(plan))
+            runners_up.append(item)
+        if len(runners_up) == _MAX_RUNNERS_UP:
             break
-    return sorted(shown, key=lambda item: item[1].step_seconds)
+    return sorted(runners_up, key=lambda item: item[1].step_seconds)
 
 
-def _sort(plan: Plan) -> tuple[object, ...]:
+def _distinguishing_traits(plan: Plan) -> tuple[object, ...]:
     """What distinguishes plans in a list of runners-up."""
-    shares = (plan.sharding.parameters > 1, plan.sharding.optimizer > 1)
-    cut, home = plan.parallel, plan.offload.optimizer
-    return cut.pipeline, cut.tensor, plan.parallel.schedule, plan.recompute, shares, home
+    sharded = (plan.sharding.parameters > 1, plan.sharding.optimizer > 1)
+    parallel, tier = plan.parallel, plan.offload.optimizer
+    return parallel.pipeline, parallel.tensor, plan.parallel.schedule, plan.recompute, sharded, tier
 
 
-def _whole(
+def _with_full_peak(
     plan: Plan, short: Prediction, graph: Graph, machine: Machine, budget_bytes: int
 ) -> Prediction:
     """The prediction with the peak memory of the full program, with all its micro-batches."""
@@ -216,7 +218,7 @@ def _whole(
     return with_budget(short.model_copy(update={"peaks": full}), budget_bytes)
 
 
-def _refusal(field: PlanSpace, found: Candidate, budget_bytes: int) -> InfeasiblePlan:
+def _infeasible(field: PlanSpace, found: Candidate, budget_bytes: int) -> InfeasiblePlan:
     """The smallest plan of a family in which none fits, by its program."""
     plan = field.plan(found.batch, found.row)
     return infeasible_plan(
@@ -233,15 +235,17 @@ def _nothing_fits(
         PlanError: no plan is legal at all.
     """
     lacking = None if excludes_phases(field.request) else shortfall(field, budget_bytes)
-    told = [] if lacking is None else [_in_phases(lacking.plan, field, budget_bytes)]
-    nearest = sorted((*refused, *told), key=lambda each: each.peak_bytes)
+    in_phases = (
+        [] if lacking is None else [_infeasible_in_phases(lacking.plan, field, budget_bytes)]
+    )
+    nearest = sorted((*refused, *in_phases), key=lambda each: each.peak_bytes)
     if not nearest:
         raise PlanError(f"no plan for {field.machine.devices} devices of `{field.machine.name}`")
     first = nearest[0]
-    held = field.machine.device.process_bytes(compiled=first.plan.compile)
-    whole = first.plan.model_copy(update={"sharding": ShardingDegrees()})
-    state = training_state_bytes(whole, field.graph) * first.plan.parallel.tensor
-    room = budget_bytes - held
+    process_bytes = field.machine.device.process_bytes(compiled=first.plan.compile)
+    unsharded = first.plan.model_copy(update={"sharding": ShardingDegrees()})
+    state = training_state_bytes(unsharded, field.graph) * first.plan.parallel.tensor
+    free_bytes = budget_bytes - process_bytes
     return PlanningResult(
         plan=None,
         prediction=None,
@@ -254,14 +258,14 @@ def _nothing_fits(
             changes=(),
             state_bytes=state,
             tier_shortages=(),
-            devices=ceil(state / room) if room > 0 else None,
+            devices=ceil(state / free_bytes) if free_bytes > 0 else None,
             in_phases=() if lacking is None else lacking.sentences,
         ),
         evaluated=len(nearest),
     )
 
 
-def _in_phases(plan: Plan, field: PlanSpace, budget_bytes: int) -> InfeasiblePlan:
+def _infeasible_in_phases(plan: Plan, field: PlanSpace, budget_bytes: int) -> InfeasiblePlan:
     memory = fullest_stage_memory(plan, field.graph, field.machine)
     return infeasible_plan(plan, memory, budget_bytes)
 
@@ -273,5 +277,5 @@ def _run_seconds(item: EvaluatedPlan, steps: int) -> float:
 def _rank(item: EvaluatedPlan, steps: int) -> tuple[float, bool, int, int]:
     """Sort key: faster first; then no offload, less device memory, the larger micro-batch."""
     plan, prediction = item
-    near = prediction.peaks[0].peak_bytes
-    return _run_seconds(item, steps), plan.offloads, near, -plan.batch.micro
+    peak_bytes = prediction.peaks[0].peak_bytes
+    return _run_seconds(item, steps), plan.offloads, peak_bytes, -plan.batch.micro

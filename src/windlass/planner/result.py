@@ -174,17 +174,17 @@ def runner_up(
     best: tuple[Plan, Prediction], other: tuple[Plan, Prediction], steps: int
 ) -> RunnerUp:
     """What a plan loses over a run of this many steps against the chosen one."""
-    (plan, prediction), (loser, slower) = best, other
+    (plan, prediction), (loser, loser_prediction) = best, other
     losses = {
-        term: steps * (slower.by_term.get(term, 0.0) - prediction.by_term.get(term, 0.0))
-        for term in {**prediction.by_term, **slower.by_term}
+        term: steps * (loser_prediction.by_term.get(term, 0.0) - prediction.by_term.get(term, 0.0))
+        for term in {**prediction.by_term, **loser_prediction.by_term}
     }
-    losses["compile"] = slower.compile_seconds - prediction.compile_seconds
+    losses["compile"] = loser_prediction.compile_seconds - prediction.compile_seconds
     term = max(losses, key=losses.__getitem__)
-    seconds = run_seconds(slower, steps)
+    seconds = run_seconds(loser_prediction, steps)
     return RunnerUp(
         plan=loser,
-        prediction=slower,
+        prediction=loser_prediction,
         differs=differences(plan, loser),
         run_seconds=seconds,
         slower_seconds=seconds - run_seconds(prediction, steps),

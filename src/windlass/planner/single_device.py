@@ -64,16 +64,16 @@ def search_single_device(
     Raises:
         InputErrors: the request asks for something impossible.
     """
-    return _Alone(request, graph, machine, budget_bytes).found()
+    return _SingleDeviceSearch(request, graph, machine, budget_bytes).found()
 
 
-class _Alone:
+class _SingleDeviceSearch:
     def __init__(self, request: Request, graph: Graph, machine: Machine, budget_bytes: int) -> None:
         self._request, self._graph, self._machine = request, graph, machine
-        self._near = budget_bytes
+        self._budget_bytes = budget_bytes
         self._best = inf
         """Seconds of the fastest run found so far."""
-        self._weighed: list[EvaluatedPlan] = []
+        self._evaluated: list[EvaluatedPlan] = []
 
     def found(self) -> SingleDeviceResult:
         """Evaluates all three kinds of plans, each bounded by the fastest plan so far."""
@@ -87,20 +87,20 @@ class _Alone:
         if request.phases is None or request.phases == 1:
             every = open_single_stage_plans(request, self._graph, self._machine)
             kept = () if request.offload.optimizer not in (None, DEVICE_TIER) else every
-            beyond = self._beyond(every)
+            beyond = self._with_offloaded_optimizer(every)
             near, away = (
-                filter_by_memory(each, self._graph, self._machine, self._near)
+                filter_by_memory(each, self._graph, self._machine, self._budget_bytes)
                 for each in (kept, beyond)
             )
             count = len(kept) + len(beyond)
-            for plan in self._spared(near):
-                self._weigh(plan)
-            self._weigh_away(away)
-        if self._turns():
-            turned = self._weigh_phases()
-        self._weighed.sort(key=self._rank)
+            for plan in self._with_min_recompute(near):
+                self._evaluate(plan)
+            self._evaluate_offloaded(away)
+        if self._tries_phases():
+            turned = self._evaluate_phases()
+        self._evaluated.sort(key=self._rank)
         return SingleDeviceResult(
-            fitting=tuple(self._weighed),
+            fitting=tuple(self._evaluated),
             in_memory=(*near.fitting, *away.fitting),
             infeasible=tuple(
                 sorted((*near.infeasible, *away.infeasible), key=lambda item: item[1].peak_bytes)
@@ -108,19 +108,21 @@ class _Alone:
             evaluated=count + turned,
         )
 
-    def _beyond(self, every: tuple[Plan, ...]) -> tuple[Plan, ...]:
+    def _with_offloaded_optimizer(self, every: tuple[Plan, ...]) -> tuple[Plan, ...]:
         """The plans with optimizer state in each offload tier that has room for it."""
         pin = self._request.offload.optimizer
         tiers = [tier for tier in offload_tiers(self._machine) if pin in (None, tier.name)]
-        away = (
+        offloaded = (
             (plan.model_copy(update={"offload": Offload(optimizer=tier.name)}), tier.capacity_bytes)
             for tier in tiers
             for plan in every
             if plan.precision != "float64"
         )
-        return tuple(plan for plan, room in away if offloaded_bytes(plan, self._graph) <= room)
+        return tuple(
+            plan for plan, capacity in offloaded if offloaded_bytes(plan, self._graph) <= capacity
+        )
 
-    def _turns(self) -> bool:
+    def _tries_phases(self) -> bool:
         """Whether plans in phases are to be tried.
 
         In phases all layers but those of the last phase are recomputed. So if the request pins
@@ -130,23 +132,23 @@ class _Alone:
         if excludes_phases(request):
             return False
         pinned = request.recompute is not None or request.recompute_layers is not None
-        return request.phases is not None or not (pinned and self._weighed)
+        return request.phases is not None or not (pinned and self._evaluated)
 
-    def _spared(self, sieved: FilteredPlans) -> Iterator[Plan]:
+    def _with_min_recompute(self, sieved: FilteredPlans) -> Iterator[Plan]:
         """Plans that fit, each with the least recompute with which it still fits, in each mode."""
-        open_ = self._request.recompute is None and self._request.recompute_layers is None
+        is_open = self._request.recompute is None and self._request.recompute_layers is None
         for plan in without_needless_recompute(sieved.fitting):
-            if open_ and plan.recompute != "none":
-                yield from min_recompute_plans(plan, self._graph, self._machine, self._near)
+            if is_open and plan.recompute != "none":
+                yield from min_recompute_plans(plan, self._graph, self._machine, self._budget_bytes)
             else:
                 yield plan
 
-    def _weigh(self, plan: Plan) -> None:
-        prediction = evaluate(plan, self._graph, self._machine, budget_bytes=self._near)
-        self._weighed.append((plan, prediction))
+    def _evaluate(self, plan: Plan) -> None:
+        prediction = evaluate(plan, self._graph, self._machine, budget_bytes=self._budget_bytes)
+        self._evaluated.append((plan, prediction))
         self._best = min(self._best, self._run_seconds(prediction))
 
-    def _weigh_away(self, sieved: FilteredPlans) -> None:
+    def _evaluate_offloaded(self, sieved: FilteredPlans) -> None:
         """Evaluates plans with offloaded optimizer state until no other can be the fastest."""
         least: dict[Plan, float] = {}
         bounded: list[tuple[float, int, Plan]] = []
@@ -158,22 +160,22 @@ class _Alone:
         for seconds, _, plan in sorted(bounded):
             if seconds >= self._best:
                 break
-            for each in self._spared(FilteredPlans(fitting=(plan,), infeasible=())):
-                self._weigh(each)
+            for each in self._with_min_recompute(FilteredPlans(fitting=(plan,), infeasible=())):
+                self._evaluate(each)
 
     def _without_updates(self, plan: Plan) -> Prediction:
-        prediction = evaluate(plan, self._graph, self._machine, budget_bytes=self._near)
+        prediction = evaluate(plan, self._graph, self._machine, budget_bytes=self._budget_bytes)
         seconds = prediction.step_seconds - prediction.by_kind.get("update", 0.0)
         return prediction.model_copy(update={"step_seconds": seconds})
 
-    def _weigh_phases(self) -> int:
+    def _evaluate_phases(self) -> int:
         """Evaluates plans in phases until no other can be the fastest."""
-        field = PlanSpace(self._request, self._graph, self._machine)
-        turned = search_phases(
-            field, self._near, below_seconds=self._best / self._request.train.steps
+        space = PlanSpace(self._request, self._graph, self._machine)
+        result = search_phases(
+            space, self._budget_bytes, below_seconds=self._best / self._request.train.steps
         )
-        self._weighed += turned.best
-        return turned.evaluated
+        self._evaluated += result.best
+        return result.evaluated
 
     def _run_seconds(self, prediction: Prediction) -> float:
         return run_seconds(prediction, self._request.train.steps)

@@ -45,7 +45,7 @@ def test_what_devices_exchange_is_no_waiting_for_a_far_tier():
         graph, on, tensor=2, data=2, sharding=(2, 2), accumulation=2, offload=AWAY, phases=PHASES
     )
     told = predict(plan, graph, on)
-    assert told.by_term["exchange and waiting"] > told.step_seconds / 2
+    assert told.by_term["communication and waiting"] > told.step_seconds / 2
     assert told.offload_efficiency > 1 - 1e-6
 
 

@@ -118,15 +118,15 @@ def simulate_programs(
         KeyError: the machine has no such tier or link, or states no rate for it.
     """
     stages = [mesh_coord(program.device, plan.parallel).stage for program in programs]
-    standing = dict(zip(reversed(stages), reversed(programs), strict=True))
-    clock = _Clock(plan, graph, machine, costs, [standing[at] for at in sorted(standing)])
-    begins = [0.0] * len(clock.lanes)
+    by_stage = dict(zip(reversed(stages), reversed(programs), strict=True))
+    clock = _Clock(plan, graph, machine, costs, [by_stage[at] for at in sorted(by_stage)])
+    starts = [0.0] * len(clock.lanes)
     for _ in range(2 if plan.offloads else 1):
-        begins = [lane.begin() for lane in clock.lanes]
+        starts = [lane.begin() for lane in clock.lanes]
         clock.step()
     spans = [
         tuple(InstructionSpan(span.start - begin, span.end - begin) for span in lane.spans)
-        for begin, lane in zip(begins, clock.lanes, strict=True)
+        for begin, lane in zip(starts, clock.lanes, strict=True)
     ]
     return tuple(spans[stage] for stage in stages)
 
@@ -215,9 +215,9 @@ class _Clock:
         wire = self._wire(lane, instruction)
         if wire is None or not self._sent[wire]:
             return False
-        there, seconds = self._sent[wire].popleft()
-        here = lane.now + (seconds if self._in_turn else 0.0)
-        end = max(here, there) + self._costs.seconds(instruction, lane.program.device)
+        arrival, seconds = self._sent[wire].popleft()
+        ready = lane.now + (seconds if self._in_turn else 0.0)
+        end = max(ready, arrival) + self._costs.seconds(instruction, lane.program.device)
         lane.pass_by(lane.now, end, then=end)
         return True
 
@@ -243,11 +243,11 @@ class _Clock:
             return False
         begin = max(other.ready(instruction) for other in group)
         exchange = self._costs.communication_seconds(instruction)
-        beside = self._costs.overlapped_seconds(instruction)
+        overlapped = self._costs.overlapped_seconds(instruction)
         for other in group:
-            worked = self._costs.seconds(instruction, other.program.device)
-            end = begin + exchange - beside + worked
-            if beside:
+            work = self._costs.seconds(instruction, other.program.device)
+            end = begin + exchange - overlapped + work
+            if overlapped:
                 other.sum_up(instruction.layer, exchange)
             if other.far is not None:
                 other.far.schedule_result(instruction, end)

@@ -25,7 +25,7 @@ def simulate(plan: Plan, graph: Graph, machine: Machine, programs: tuple[Program
     costs = InstructionCosts(plan, graph, machine)
     spans = simulate_programs(plan, graph, machine, costs, programs)
     pace = machine.straggler_factor(plan.parallel.devices)
-    held = machine.device.process_bytes(compiled=plan.compile)
+    process_bytes = machine.device.process_bytes(compiled=plan.compile)
     lanes = tuple(
         DeviceTimeline(
             device=program.device,
@@ -35,7 +35,7 @@ def simulate(plan: Plan, graph: Graph, machine: Machine, programs: tuple[Program
             starts=tuple(pace * span.start for span in times),
             ends=tuple(pace * span.end for span in times),
             memory_bytes=memory_profile(
-                program, plan, graph, runtime_bytes=held
+                program, plan, graph, runtime_bytes=process_bytes
             ).bytes_by_instruction,
         )
         for program, times in zip(programs, spans, strict=True)

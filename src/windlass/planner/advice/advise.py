@@ -24,7 +24,7 @@ from windlass.schema.request import BatchRequest, Request
 MIN_ALTERNATIVES = 3
 """Changes that are named at least, if that many fit."""
 
-_SHORTEST = 64
+_MIN_SEQUENCE = 64
 """Tokens below which a shorter sequence is not worth advising."""
 
 _MIB = 2**20
@@ -44,14 +44,14 @@ def advise(
     budget_bytes = request.memory or machine.device.memory.capacity_bytes
     nearest, memory = refused[0]
     state = min(training_state_bytes(plan, graph) for plan, _ in refused)
-    left = budget_bytes - machine.device.process_bytes(compiled=False)
-    told = evaluate(nearest, graph, machine, budget_bytes=budget_bytes)
-    base = told.step_seconds / told.tokens_per_step
+    free_bytes = budget_bytes - machine.device.process_bytes(compiled=False)
+    prediction = evaluate(nearest, graph, machine, budget_bytes=budget_bytes)
+    base = prediction.step_seconds / prediction.tokens_per_step
     changes = list(_budget(memory, nearest, machine))
-    if state <= left or offload_tiers(machine):
+    if state <= free_bytes or offload_tiers(machine):
         changes += _changes(request, graph, machine, base, budget_bytes)
-    changes += _ways(request, graph, machine, base, budget_bytes, changes)
-    changes += _fewer_bits(request, graph, machine, base, budget_bytes)
+    changes += _alternatives(request, graph, machine, base, budget_bytes, changes)
+    changes += _with_smaller_moments(request, graph, machine, base, budget_bytes)
     return Advice(
         budget_bytes=budget_bytes,
         needed_bytes=memory.peak_bytes,
@@ -59,12 +59,12 @@ def advise(
         by_class=memory.by_class,
         changes=tuple(sorted(changes, key=lambda change: (change.cost, len(change.overrides)))),
         state_bytes=state,
-        tier_shortages=_far(graph, nearest, machine),
-        devices=ceil(state / left) if left > 0 else None,
+        tier_shortages=_shortages(graph, nearest, machine),
+        devices=ceil(state / free_bytes) if free_bytes > 0 else None,
     )
 
 
-def _far(graph: Graph, nearest: Plan, machine: Machine) -> tuple[TierShortage, ...]:
+def _shortages(graph: Graph, nearest: Plan, machine: Machine) -> tuple[TierShortage, ...]:
     """Offload tiers without room for the model in phases, in any precision."""
     if graph.layers < 2:
         return ()
@@ -89,26 +89,28 @@ def _changes(
 ) -> Iterator[Change]:
     """Pins to drop, fewest first, and a shorter sequence; no change that contains a smaller one."""
     pins = tuple(_pins(request, machine))
-    worked: list[frozenset[str]] = []
+    sufficient: list[frozenset[str]] = []
     for count in range(1, len(pins) + 1):
-        for freed in combinations(pins, count):
-            if any(small <= set(freed) for small in worked):
+        for dropped in combinations(pins, count):
+            if any(small <= set(dropped) for small in sufficient):
                 continue
-            found = search_single_device(
-                _without(request, freed), graph, machine, budget_bytes
+            fitting = search_single_device(
+                _without_pins(request, dropped), graph, machine, budget_bytes
             ).fitting
-            named = (each for each in found if is_requestable(each[0]) or "recompute" not in freed)
-            for best in islice(named, 1):
-                worked.append(frozenset(freed))
-                yield _change(request, freed, best, base)
-    for freed in ((), *((pins,) if pins and not worked else ())):
-        shorter = _shorter(_without(request, freed), graph, machine, budget_bytes)
+            requestable = (
+                each for each in fitting if is_requestable(each[0]) or "recompute" not in dropped
+            )
+            for best in islice(requestable, 1):
+                sufficient.append(frozenset(dropped))
+                yield _change(request, dropped, best, base)
+    for dropped in ((), *((pins,) if pins and not sufficient else ())):
+        shorter = _shorter(_without_pins(request, dropped), graph, machine, budget_bytes)
         if shorter:
-            yield _change(request, freed, shorter[0], base, sequence=True)
+            yield _change(request, dropped, shorter[0], base, sequence=True)
             return
 
 
-def _ways(
+def _alternatives(
     request: Request,
     graph: Graph,
     machine: Machine,
@@ -129,7 +131,7 @@ def _ways(
     )
 
 
-def _fewer_bits(
+def _with_smaller_moments(
     request: Request, graph: Graph, machine: Machine, base: float, budget_bytes: int
 ) -> Iterator[Change]:
     """Optimizer moments in fewer bits."""
@@ -158,7 +160,7 @@ def _pins(request: Request, machine: Machine) -> Iterator[str]:
         yield "compile"
 
 
-def _without(request: Request, pins: Sequence[str]) -> Request:
+def _without_pins(request: Request, pins: Sequence[str]) -> Request:
     changes: dict[str, object] = dict.fromkeys(pins)
     if "batch" in changes:
         changes["batch"] = BatchRequest()
@@ -170,7 +172,7 @@ def _shorter(
 ) -> tuple[EvaluatedPlan, ...]:
     """The plans that fit of the longest sequence found by halving."""
     sequence = sequence_of(request, graph) // 2
-    while sequence >= _SHORTEST:
+    while sequence >= _MIN_SEQUENCE:
         train = request.train.model_copy(update={"sequence": sequence})
         shorter = request.model_copy(update={"train": train})
         fitting = search_single_device(shorter, graph, machine, budget_bytes).fitting

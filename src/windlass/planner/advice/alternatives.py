@@ -16,17 +16,17 @@ from windlass.schema.plan import DEVICE_TIER, Plan, Recompute
 from windlass.schema.prediction import Prediction
 from windlass.schema.request import BatchRequest, OffloadRequest, Request
 
-_FREED: tuple[dict[str, object], ...] = (
+_DROPPED_PINS: tuple[dict[str, object], ...] = (
     {},
     {"batch": BatchRequest()},
     {"batch": BatchRequest(), "precision": None, "compile": None},
 )
 """Pins of the request that are dropped to make an alternative fit, as few as possible."""
 
-_KEPT: tuple[Recompute, ...] = ("none", "selective", "full")
+_RECOMPUTE_MODES: tuple[Recompute, ...] = ("none", "selective", "full")
 
 
-class _Way(NamedTuple):
+class _Alternative(NamedTuple):
     """A plan that fits, and which pins of the request were dropped for it."""
 
     plan: Plan
@@ -73,20 +73,20 @@ def alternatives(
     Returns:
         The changes, cheapest first; no more than one of each kind beyond `count`.
     """
-    known = [change.plan for change in already_named]
+    named_plans = [change.plan for change in already_named]
     search = _Search(request, graph, machine, budget_bytes)
     kinds = [*search.whole(), search.away()]
-    turns = search.in_turns()
-    first = [kind[0] for kind in kinds if kind and not _named(kind[0], known)]
-    taken = sorted(first, key=_token_seconds)[: max(0, count - len(known))]
-    turned = next(turns, None)
-    if turned is not None and not _named(turned, known):
-        taken.append(turned)
-    for each in chain(turns, *reversed(kinds)):
-        if len(known) + len(taken) >= count:
+    in_phases = search.in_turns()
+    first = [kind[0] for kind in kinds if kind and not _is_named(kind[0], named_plans)]
+    chosen = sorted(first, key=_token_seconds)[: max(0, count - len(named_plans))]
+    first_in_phases = next(in_phases, None)
+    if first_in_phases is not None and not _is_named(first_in_phases, named_plans):
+        chosen.append(first_in_phases)
+    for each in chain(in_phases, *reversed(kinds)):
+        if len(named_plans) + len(chosen) >= count:
             break
-        if each.plan not in (*known, *(way.plan for way in taken)):
-            taken.append(each)
+        if each.plan not in (*named_plans, *(way.plan for way in chosen)):
+            chosen.append(each)
     return tuple(
         Change(
             overrides=tuple(_overrides(request, way)),
@@ -94,7 +94,7 @@ def alternatives(
             peak_bytes=way.prediction.peaks[0].peak_bytes,
             cost=way.token_seconds / base - 1,
         )
-        for way in sorted(taken, key=_token_seconds)
+        for way in sorted(chosen, key=_token_seconds)
     )
 
 
@@ -104,72 +104,78 @@ class _Search:
     def __init__(self, request: Request, graph: Graph, machine: Machine, budget_bytes: int) -> None:
         open_ = {"recompute": None, "recompute_layers": None, "phases": None}
         self._request = request.model_copy(update=open_)
-        self._graph, self._machine, self._near = graph, machine, budget_bytes
+        self._graph, self._machine, self._budget_bytes = graph, machine, budget_bytes
 
-    def whole(self) -> Iterator[list[_Way]]:
+    def whole(self) -> Iterator[list[_Alternative]]:
         """Plans with everything on the device, for each recompute mode."""
         near = self._request.model_copy(update={"offload": OffloadRequest(optimizer=DEVICE_TIER)})
-        found: dict[int, list[_Way]] = {}
-        for how in _KEPT:
-            for at, freed in enumerate(_FREED):
+        found: dict[int, list[_Alternative]] = {}
+        for how in _RECOMPUTE_MODES:
+            for at, freed in enumerate(_DROPPED_PINS):
                 if at not in found:
                     found[at] = self._fitting(near, freed)
                 if kind := [way for way in found[at] if way.plan.recompute == how]:
                     yield kind
                     break
 
-    def away(self) -> list[_Way]:
+    def away(self) -> list[_Alternative]:
         """Plans with offloaded optimizer state."""
-        found: list[_Way] = []
+        found: list[_Alternative] = []
         for tier in offload_tiers(self._machine):
             away = self._request.model_copy(update={"offload": OffloadRequest(optimizer=tier.name)})
-            found += next(self._least(away), [])
+            found += next(self._fewest_dropped(away), [])
         return sorted(found, key=_token_seconds)
 
-    def in_turns(self) -> Iterator[_Way]:
+    def in_turns(self) -> Iterator[_Alternative]:
         """Plans in phases: in the fastest number of phases, then in more each time."""
         if self._request.offload.optimizer is not None or not offload_tiers(self._machine):
             return
-        found = next(self._least(self._request, turned=True), [])
+        found = next(self._fewest_dropped(self._request, turned=True), [])
         yield from found[:1]
         count = max((len(way.plan.stages[0].phases) for way in found), default=self._graph.layers)
         while count < self._graph.layers:
             count = min(2 * count, self._graph.layers)
             more = self._request.model_copy(update={"phases": count})
-            yield from next(self._least(more, turned=True), [])[:1]
+            yield from next(self._fewest_dropped(more, turned=True), [])[:1]
 
-    def _least(self, request: Request, *, turned: bool = False) -> Iterator[list[_Way]]:
+    def _fewest_dropped(
+        self, request: Request, *, turned: bool = False
+    ) -> Iterator[list[_Alternative]]:
         """Plans that fit with the fewest pins dropped, then with more."""
-        found = (self._fitting(request, freed, turned=turned) for freed in _FREED)
+        found = (self._fitting(request, freed, turned=turned) for freed in _DROPPED_PINS)
         return filter(None, found)
 
     def _fitting(
         self, request: Request, freed: dict[str, object], *, turned: bool = False
-    ) -> list[_Way]:
+    ) -> list[_Alternative]:
         """Plans that fit with these pins dropped, as far as a request can name them.
 
         Of plans that differ only in what the planner will choose again, the fastest.
         """
-        asked = request.model_copy(update=freed)
+        open_request = request.model_copy(update=freed)
         fitting = (
-            search_phases(PlanSpace(asked, self._graph, self._machine), self._near).best
+            search_phases(
+                PlanSpace(open_request, self._graph, self._machine), self._budget_bytes
+            ).best
             if turned
-            else search_single_device(asked, self._graph, self._machine, self._near).fitting
+            else search_single_device(
+                open_request, self._graph, self._machine, self._budget_bytes
+            ).fitting
         )
-        best: dict[tuple[str, ...], _Way] = {}
+        best: dict[tuple[str, ...], _Alternative] = {}
         for plan, prediction in fitting:
-            way = _Way(plan, prediction, tuple(freed))
+            way = _Alternative(plan, prediction, tuple(freed))
             if is_requestable(plan):
-                best.setdefault(tuple(_overrides(asked, way)), way)
+                best.setdefault(tuple(_overrides(open_request, way)), way)
         return sorted(best.values(), key=_token_seconds)
 
 
-def _named(way: _Way, known: Sequence[Plan]) -> bool:
+def _is_named(way: _Alternative, known: Sequence[Plan]) -> bool:
     """Whether a plan of this kind is named already."""
-    return any(_Way(plan, way.prediction, ()).kind == way.kind for plan in known)
+    return any(_Alternative(plan, way.prediction, ()).kind == way.kind for plan in known)
 
 
-def _overrides(request: Request, way: _Way) -> Iterator[str]:
+def _overrides(request: Request, way: _Alternative) -> Iterator[str]:
     """The plan's values for what defines its kind, and for the pins that were dropped."""
     plan, freed, turned = way.plan, way.freed, way.plan.is_offloaded("parameters")
     if turned:
@@ -209,5 +215,5 @@ def recompute_overrides(plan: Plan, request: Request) -> Iterator[str]:
         yield f"recompute_layers={counted}"
 
 
-def _token_seconds(way: _Way) -> float:
+def _token_seconds(way: _Alternative) -> float:
     return way.token_seconds

@@ -23,7 +23,7 @@ from windlass.schema.request import (
     ShardingRequest,
 )
 
-_FREED: Mapping[str, tuple[str, ...]] = {
+_OPENED: Mapping[str, tuple[str, ...]] = {
     "recompute": ("recompute", "recompute_layers"),
     "batch": ("batch.micro", "batch.accumulation"),
     "sharding": ("sharding.parameters", "sharding.optimizer"),
@@ -34,7 +34,7 @@ _FREED: Mapping[str, tuple[str, ...]] = {
 """Parts of a plan on several devices that are opened together, and the keys that such a change
 names."""
 
-_FREED_ALONE: Mapping[str, tuple[str, ...]] = {
+_OPENED_SINGLE_DEVICE: Mapping[str, tuple[str, ...]] = {
     "recompute": ("recompute", "recompute_layers"),
     "batch": ("batch.micro",),
     "offload": ("offload.optimizer",),
@@ -43,14 +43,14 @@ _FREED_ALONE: Mapping[str, tuple[str, ...]] = {
 """The same for a plan on one device."""
 
 
-_OF_PARALLEL: Mapping[str, tuple[str, ...]] = {
+_PARALLEL_FIELDS: Mapping[str, tuple[str, ...]] = {
     "parallel": ("pipeline", "tensor", "data"),
     "schedule": ("schedule", "virtual_stages"),
 }
 """Fields of `Request.parallel` that are freed together."""
 
 
-class _Mended(NamedTuple):
+class _FittingPlan(NamedTuple):
     """A plan that fits."""
 
     plan: Plan
@@ -58,7 +58,7 @@ class _Mended(NamedTuple):
     peak_bytes: int
 
 
-_Search = Callable[[Request], _Mended | None]
+_Search = Callable[[Request], _FittingPlan | None]
 """Finds the fastest plan of a request that fits."""
 
 
@@ -74,19 +74,19 @@ def minimal_fix(
         budget_bytes: device memory budget.
     """
 
-    def search(request: Request) -> _Mended | None:
+    def search(request: Request) -> _FittingPlan | None:
         open_ = PlanSpace(request, field.graph, field.machine)
-        for best in BranchAndBound(open_, budget_bytes, chain=chain).fastest(1).best:
-            plan = open_.plan(best.batch, best.row)
+        for candidate in BranchAndBound(open_, budget_bytes, chain=chain).fastest(1).best:
+            plan = open_.plan(candidate.batch, candidate.row)
             if (
                 open_.minimizes_recompute and plan.recompute != "none"
             ):  # stages have ways of their own
-                return search(request.model_copy(update=_named_recompute(plan)))
-            return _Mended(plan, best.step_seconds, int(best.peak_bytes))
+                return search(request.model_copy(update=_requestable_recompute(plan)))
+            return _FittingPlan(plan, candidate.step_seconds, int(candidate.peak_bytes))
         return None
 
     plan = field.plan(found.batch, found.row)
-    changes = _changes(plan, found.step_seconds, field.request, _FREED, search)
+    changes = _changes(plan, found.step_seconds, field.request, _OPENED, search)
     return min(changes, key=lambda change: change.cost, default=None)
 
 
@@ -103,14 +103,14 @@ def minimal_fix_single_device(
         budget_bytes: device memory budget.
     """
 
-    def search(request: Request) -> _Mended | None:
+    def search(request: Request) -> _FittingPlan | None:
         for mended, told in search_single_device(request, graph, machine, budget_bytes).fitting:
             if is_requestable(mended):
-                return _Mended(mended, told.step_seconds, told.peaks[0].peak_bytes)
+                return _FittingPlan(mended, told.step_seconds, told.peaks[0].peak_bytes)
         return None
 
     seconds = evaluate(plan, graph, machine, budget_bytes=budget_bytes).step_seconds
-    changes = _changes(plan, seconds, request, _FREED_ALONE, search)
+    changes = _changes(plan, seconds, request, _OPENED_SINGLE_DEVICE, search)
     return min(changes, key=lambda change: change.cost, default=None)
 
 
@@ -122,11 +122,11 @@ def _changes(
     search: _Search,
 ) -> Iterator[Change]:
     """The cheapest change of each kind, if one is enough."""
-    before = _said(plan)
+    before = _override_values(plan)
     for name, keys in freed.items():
-        mended = search(_pinned(request, plan, name))
+        mended = search(_pin_except(request, plan, name))
         if mended is not None:
-            said = _said(mended.plan)
+            said = _override_values(mended.plan)
             told = (key for key in keys if said[key] not in (None, before[key]))
             yield Change(
                 overrides=tuple(f"{key}={_shown(said[key])}" for key in told),
@@ -136,7 +136,7 @@ def _changes(
             )
 
 
-def _pinned(request: Request, plan: Plan, freed: str) -> Request:
+def _pin_except(request: Request, plan: Plan, freed: str) -> Request:
     """The request with all of a plan pinned except what is opened."""
     pins: dict[str, object] = {
         "parallel": ParallelRequest(**dict(plan.parallel)),
@@ -151,8 +151,8 @@ def _pinned(request: Request, plan: Plan, freed: str) -> Request:
         "compile": plan.compile,
         "phases": 1,
     }
-    if freed in _OF_PARALLEL:
-        opened = {name: getattr(request.parallel, name) for name in _OF_PARALLEL[freed]}
+    if freed in _PARALLEL_FIELDS:
+        opened = {name: getattr(request.parallel, name) for name in _PARALLEL_FIELDS[freed]}
         pins["parallel"] = ParallelRequest(**dict(plan.parallel) | opened)
     else:
         pins[freed] = getattr(request, freed)
@@ -168,7 +168,7 @@ def _pinned(request: Request, plan: Plan, freed: str) -> Request:
     return request.model_copy(update=pins)
 
 
-def _said(plan: Plan) -> dict[str, object]:
+def _override_values(plan: Plan) -> dict[str, object]:
     """What changes name, as a request writes it; None if a request leaves it out."""
     stage = plan.stages[0]
     return {
@@ -188,7 +188,7 @@ def _said(plan: Plan) -> dict[str, object]:
     }
 
 
-def _named_recompute(plan: Plan) -> dict[str, object]:
+def _requestable_recompute(plan: Plan) -> dict[str, object]:
     """Recompute as a request can name it, with no fewer layers recomputed than the plan has."""
     hows = {stage.recompute for stage in plan.stages} - {"none"}
     if len(hows) > 1 or any(stage.recompute_rest for stage in plan.stages):

@@ -25,19 +25,19 @@ def require_phases(request: Request, graph: Graph, machine: Machine) -> None:
     Raises:
         InputErrors: more phases than layers, no offload tier, or none that is large enough.
     """
-    found = tuple(_faults(request.phases or 1, graph, machine))
-    if found:
-        raise InputErrors(found)
-    kept = {"recompute": None, "recompute_layers": None}  # in phases these have no say
-    bases = open_single_stage_plans(request.model_copy(update=kept), graph, machine)
-    lacking = tier_shortages(bases, graph, machine)
-    if len(lacking) == len(offload_tiers(machine)):
+    faults = tuple(_phase_faults(request.phases or 1, graph, machine))
+    if faults:
+        raise InputErrors(faults)
+    unpinned = {"recompute": None, "recompute_layers": None}  # in phases these have no say
+    bases = open_single_stage_plans(request.model_copy(update=unpinned), graph, machine)
+    shortages = tier_shortages(bases, graph, machine)
+    if len(shortages) == len(offload_tiers(machine)):
         raise InputErrors(
             tuple(
                 f"`phases` = {request.phases} needs {format_bytes(short.needed_bytes)} on "
                 f"{short.tier}, which has {format_bytes(short.capacity_bytes)}; "
-                f"{_way_out(request, short, bases, graph, machine)}"
-                for short in lacking
+                f"{_suggestion(request, short, bases, graph, machine)}"
+                for short in shortages
             )
         )
 
@@ -73,9 +73,9 @@ def tier_shortages(
         graph: a graph of at least 2 layers.
         machine: the machine of the plans.
     """
-    halves = _halves(graph)
+    halves = _two_phases(graph)
     needed = {
-        tier: min(_waiting(plan, halves, tier.name, graph) for plan in bases)
+        tier: min(_offloaded_in_phases(plan, halves, tier.name, graph) for plan in bases)
         for tier in offload_tiers(machine)
     }
     return tuple(
@@ -85,19 +85,19 @@ def tier_shortages(
     )
 
 
-def _way_out(
+def _suggestion(
     request: Request, short: TierShortage, bases: Sequence[Plan], graph: Graph, machine: Machine
 ) -> str:
     """Suggests moments in fewer bits, if the tier then has room."""
     for moments in smaller_moments(request.moments):
         fewer = [base.model_copy(update={"moments": moments}) for base in bases]
-        lacking = {each.tier for each in tier_shortages(fewer, graph, machine)}
-        if short.tier not in lacking:
+        too_small = {each.tier for each in tier_shortages(fewer, graph, machine)}
+        if short.tier not in too_small:
             return f"free some, or set `moments` = {moments}, with which it has room"
     return "free some, or take a smaller model"
 
 
-def _halves(graph: Graph) -> tuple[Stage, ...]:
+def _two_phases(graph: Graph) -> tuple[Stage, ...]:
     """A stage of two phases.
 
     The larger the first phase, the fewer gradients are offloaded. If two phases lack room on a
@@ -107,12 +107,12 @@ def _halves(graph: Graph) -> tuple[Stage, ...]:
     return (Stage(phases=tuple(phases)),)
 
 
-def _waiting(plan: Plan, stages: tuple[Stage, ...], tier: str, graph: Graph) -> int:
-    turned = plan.model_copy(update={"stages": stages})
-    return offloaded_bytes(with_state_on(turned, tier, activations=False), graph)
+def _offloaded_in_phases(plan: Plan, stages: tuple[Stage, ...], tier: str, graph: Graph) -> int:
+    in_phases = plan.model_copy(update={"stages": stages})
+    return offloaded_bytes(with_state_on(in_phases, tier, activations=False), graph)
 
 
-def _faults(phases: int, graph: Graph, machine: Machine) -> Iterator[str]:
+def _phase_faults(phases: int, graph: Graph, machine: Machine) -> Iterator[str]:
     if phases > graph.layers:
         yield (
             f"`phases` = {phases}, but `{graph.name}` has {graph.layers} layers; ask for "

@@ -31,20 +31,20 @@ def rank_of_pinned_plan(
     plan, prediction = chosen
     steps = request.train.steps
     seconds = prediction.step_seconds + prediction.compile_seconds / steps
-    open_ = PlanSpace(request, field.graph, field.machine)
-    sweep = BranchAndBound(open_, budget_bytes)
-    swept = sweep.faster(seconds)
-    for found in swept.best:
-        other = open_.plan(found.batch, found.row)
-        told = with_budget(extrapolate(other, field.graph, field.machine), budget_bytes)
-        if told.fits and other != plan:
+    open_space = PlanSpace(request, field.graph, field.machine)
+    search = BranchAndBound(open_space, budget_bytes)
+    result = search.faster(seconds)
+    for candidate in result.best:
+        other = open_space.plan(candidate.batch, candidate.row)
+        other_prediction = with_budget(extrapolate(other, field.graph, field.machine), budget_bytes)
+        if other_prediction.fits and other != plan:
             return PinnedRank(
-                faster=swept.faster,
-                compared=swept.evaluated + swept.pruned,
-                best=runner_up((other, told), chosen, steps),
+                faster=result.faster,
+                compared=result.evaluated + result.pruned,
+                best=runner_up((other, other_prediction), chosen, steps),
                 plan=other,
             )
-    return PinnedRank(faster=0, compared=swept.evaluated + swept.pruned, best=None, plan=None)
+    return PinnedRank(faster=0, compared=result.evaluated + result.pruned, best=None, plan=None)
 
 
 def without_pins(request: Request) -> Request:

@@ -25,7 +25,7 @@ def sensitivities(field: PlanSpace, candidate: Candidate) -> Mapping[str, float]
     base = _seconds(field, candidate, field.machine)
     saved = {
         name: 1 - _seconds(field, candidate, better) / base
-        for name, better in _better(field.machine)
+        for name, better in _improved_machines(field.machine)
     }
     return dict(sorted(saved.items(), key=lambda item: -item[1]))
 
@@ -37,8 +37,8 @@ def _seconds(field: PlanSpace, found: Candidate, machine: Machine) -> float:
     return float(evaluate_batch(chain, cell.shape, cell.chunk_bounds, rows).step_seconds[0])
 
 
-def _better(machine: Machine) -> Iterator[tuple[str, Machine]]:
-    for name, change in _DEVICE.items():
+def _improved_machines(machine: Machine) -> Iterator[tuple[str, Machine]]:
+    for name, change in _DEVICE_CHANGES.items():
         yield name, machine.model_copy(update={"device": change(machine.device)})
     if machine.stragglers:
         fewer = machine.model_copy(update={"stragglers": machine.stragglers / BETTER})
@@ -53,12 +53,12 @@ def _better(machine: Machine) -> Iterator[tuple[str, Machine]]:
             yield f"{name} of link {link.name}", machine.model_copy(update={"links": tuple(links)})
 
 
-def _products(device: Device) -> Device:
+def _faster_matmul(device: Device) -> Device:
     rates = tuple(
         rate.model_copy(
             update={
-                "curve": _faster(rate.curve),
-                "biased": rate.biased and _faster(rate.biased),
+                "curve": _scaled(rate.curve),
+                "biased": rate.biased and _scaled(rate.biased),
             }
         )
         for rate in device.matmul
@@ -66,16 +66,16 @@ def _products(device: Device) -> Device:
     return device.model_copy(update={"matmul": rates})
 
 
-def _attention(device: Device) -> Device:
+def _faster_attention(device: Device) -> Device:
     rates = tuple(
         rate.model_copy(
             update={
-                "attention": _faster(rate.attention),
+                "attention": _scaled(rate.attention),
                 "attention_rates": tuple(
                     each.model_copy(
                         update={
-                            "forward": _faster(each.forward),
-                            "backward": _faster(each.backward),
+                            "forward": _scaled(each.forward),
+                            "backward": _scaled(each.backward),
                         }
                     )
                     for each in rate.attention_rates
@@ -87,19 +87,19 @@ def _attention(device: Device) -> Device:
     return device.model_copy(update={"matmul": rates})
 
 
-def _traffic(device: Device) -> Device:
+def _faster_memory(device: Device) -> Device:
     return device.model_copy(
         update={
-            "traffic": _faster(device.traffic),
-            "fused_traffic": device.fused_traffic and _faster(device.fused_traffic),
+            "traffic": _scaled(device.traffic),
+            "fused_traffic": device.fused_traffic and _scaled(device.fused_traffic),
             "op_rates": tuple(
-                each.model_copy(update={"curve": _faster(each.curve)}) for each in device.op_rates
+                each.model_copy(update={"curve": _scaled(each.curve)}) for each in device.op_rates
             ),
         }
     )
 
 
-def _update(device: Device) -> Device:
+def _faster_update(device: Device) -> Device:
     mixed = device.mixed_update_rate
     return device.model_copy(
         update={
@@ -109,20 +109,20 @@ def _update(device: Device) -> Device:
     )
 
 
-def _launch(device: Device) -> Device:
+def _faster_launch(device: Device) -> Device:
     return device.model_copy(update={"launch_seconds": device.launch_seconds / BETTER})
 
 
-_DEVICE: Mapping[str, Callable[[Device], Device]] = MappingProxyType(
+_DEVICE_CHANGES: Mapping[str, Callable[[Device], Device]] = MappingProxyType(
     {
-        "rate of products": _products,
-        "rate of attention": _attention,
-        "rate of memory traffic": _traffic,
-        "rate of the update": _update,
-        "time to start an operation": _launch,
+        "matrix product rate": _faster_matmul,
+        "attention rate": _faster_attention,
+        "memory bandwidth": _faster_memory,
+        "optimizer update rate": _faster_update,
+        "operation launch time": _faster_launch,
     }
 )
 
 
-def _faster(curve: Curve) -> Curve:
+def _scaled(curve: Curve) -> Curve:
     return Curve(points=tuple(Point(point.size, point.rate * BETTER) for point in curve.points))

@@ -27,7 +27,7 @@ from windlass.schema.plan import DEVICE_TIER, Plan
 from windlass.schema.request import BatchRequest
 from windlass.units import format_bytes
 
-_PLAYED = 4
+_MAX_LOWERED = 4
 """Plans with the smallest estimates whose programs are lowered to find the nearest one."""
 
 
@@ -64,13 +64,13 @@ def shortfall(field: PlanSpace, budget_bytes: int) -> Shortfall | None:
     miss = closest_in_phases(field, budget_bytes)
     if miss is None:
         return None
-    cut = miss.plan.parallel
+    parallel = miss.plan.parallel
     lacks = (
-        f"in {miss.phases} phases a stage, p{cut.pipeline} t{cut.tensor} r{cut.data}, rts "
+        f"in {miss.phases} phases a stage, p{parallel.pipeline} t{parallel.tensor} r{parallel.data}, rts "
         f"{miss.plan.sharding.parameters}, micro-batch {miss.plan.batch.micro}: "
-        f"{' and '.join(_lacks(miss, budget_bytes))}"
+        f"{' and '.join(_missing_bytes(miss, budget_bytes))}"
     )
-    return Shortfall(plan=miss.plan, sentences=(lacks, *_ways(miss, field, budget_bytes)))
+    return Shortfall(plan=miss.plan, sentences=(lacks, *_suggestions(miss, field, budget_bytes)))
 
 
 def closest_in_phases(field: PlanSpace, budget_bytes: int) -> ClosestPlan | None:
@@ -78,31 +78,32 @@ def closest_in_phases(field: PlanSpace, budget_bytes: int) -> ClosestPlan | None
     tiers = offload_tiers(field.machine)
     if not tiers:
         return None
-    far = max(tiers, key=lambda tier: tier.capacity_bytes)
-    found: list[tuple[float, int, Plan]] = []
+    largest = max(tiers, key=lambda tier: tier.capacity_bytes)
+    estimates: list[tuple[float, int, Plan]] = []
     for base in base_plans(field):
         finest = next(phase_partitions(base, field), None)
         if finest is not None:
-            plan = with_state_on(finest, far.name, activations=True)
-            near = min_stage_bytes(plan, plan_layer_sizes(plan, field.graph))
+            plan = with_state_on(finest, largest.name, activations=True)
+            needed_bytes = min_stage_bytes(plan, plan_layer_sizes(plan, field.graph))
             fullest = max(
-                near / budget_bytes, fullest_offloaded_bytes(plan, field) / far.capacity_bytes
+                needed_bytes / budget_bytes,
+                fullest_offloaded_bytes(plan, field) / largest.capacity_bytes,
             )
-            found.append((fullest, len(found), plan))
+            estimates.append((fullest, len(estimates), plan))
     misses = [
         ClosestPlan(
             plan=plan,
             device_bytes=device_bytes(plan, lower(plan, field.graph), field.graph, field.machine),
             offloaded_bytes=fullest_offloaded_bytes(plan, field),
-            tier=far,
+            tier=largest,
         )
-        for _, _, plan in sorted(found)[:_PLAYED]
+        for _, _, plan in sorted(estimates)[:_MAX_LOWERED]
         if not plan_errors(plan, field.graph, field.machine)
     ]
     return min(
         misses,
         key=lambda miss: max(
-            miss.device_bytes / budget_bytes, miss.offloaded_bytes / far.capacity_bytes
+            miss.device_bytes / budget_bytes, miss.offloaded_bytes / largest.capacity_bytes
         ),
         default=None,
     )
@@ -118,18 +119,18 @@ def closest_single_device_in_phases(
     return miss.plan, peak_memory(miss.plan, field.graph, field.machine)
 
 
-def _lacks(miss: ClosestPlan, budget_bytes: int) -> Iterator[str]:
+def _missing_bytes(miss: ClosestPlan, budget_bytes: int) -> Iterator[str]:
     """By how many bytes each tier is too small."""
     needs = (
         (DEVICE_TIER, miss.device_bytes, budget_bytes),
         (miss.tier.name, miss.offloaded_bytes, miss.tier.capacity_bytes),
     )
-    for tier, needed, there in needs:
-        if needed > there:
-            yield f"{format_bytes(needed)} in `{tier}`, {format_bytes(needed - there)} too much"
+    for tier, needed, capacity in needs:
+        if needed > capacity:
+            yield f"{format_bytes(needed)} in `{tier}`, {format_bytes(needed - capacity)} too much"
 
 
-def _ways(miss: ClosestPlan, field: PlanSpace, budget_bytes: int) -> Iterator[str]:
+def _suggestions(miss: ClosestPlan, field: PlanSpace, budget_bytes: int) -> Iterator[str]:
     """Single changes that make it fit at the same parallelism and micro-batch; then machines."""
     cut, batch = miss.plan.parallel, miss.plan.batch
     pins: dict[str, object] = {

@@ -33,14 +33,14 @@ from windlass.planner.space.plan_space import PlanBatch, PlanSpace
 from windlass.schema.graph import Precision
 from windlass.schema.plan import PipelineSchedule
 
-_REACH = {"products": 1.3, "passes": 1.1, "room": 1.4}
+_SPLIT_FACTOR = {"products": 1.3, "passes": 1.1, "room": 1.4}
 """Factor by which plans may be slower than the fastest of a subproblem and still be examined with
 it.
 
 With a smaller factor too much is done one by one, with a larger one too much that a better plan
 would rule out.
 """
-_LATER = 0.02
+_STEADY_STATE_ERROR = 0.02
 """Share by which the batched cost model may underestimate the simulator.
 
 In steps that reach their steady state late, bounds are closer to the simulator's times.
@@ -62,10 +62,10 @@ class Subproblem:
 
     def split(self, limit: float) -> "tuple[Subproblem, Subproblem]":
         """The items to examine next, and the slower ones."""
-        reach = min(limit, float(self.bounds.min()) * _REACH[self.bound_level])
-        return self._only(self.bounds <= reach), self._only(self.bounds > reach)
+        reach = min(limit, float(self.bounds.min()) * _SPLIT_FACTOR[self.bound_level])
+        return self._select(self.bounds <= reach), self._select(self.bounds > reach)
 
-    def _only(self, chosen: Bools) -> "Subproblem":
+    def _select(self, chosen: Bools) -> "Subproblem":
         return replace(self, bounds=self.bounds[chosen], items=self.items[chosen])
 
 
@@ -78,7 +78,7 @@ class BoundQueue:
 
     def __init__(self, parts: Iterator[Subproblem]) -> None:
         self._heap = [(float(part.bounds.min()), at, part) for at, part in enumerate(parts)]
-        self._turn = len(self._heap)
+        self._pushed = len(self._heap)
         heapify(self._heap)
 
     @property
@@ -93,8 +93,8 @@ class BoundQueue:
     def push(self, part: Subproblem) -> None:
         """Adds a subproblem unless it is empty."""
         if part.items.size:
-            self._turn += 1
-            heappush(self._heap, (float(part.bounds.min()), self._turn, part))
+            self._pushed += 1
+            heappush(self._heap, (float(part.bounds.min()), self._pushed, part))
 
 
 class LowerBounds:
@@ -107,26 +107,28 @@ class LowerBounds:
     """
 
     def __init__(self, field: PlanSpace, chain: LayerCosts, budget_bytes: float) -> None:
-        self._field, self._chain, self._near = field, chain, budget_bytes
-        self._products = cache(self._products_of)
-        self._known_selects: dict[tuple[PipelineSchedule, ConfigTable], Bools] = {}
+        self._field, self._chain, self._budget_bytes = field, chain, budget_bytes
+        self._products = cache(self._product_seconds)
+        self._selective_cache: dict[tuple[PipelineSchedule, ConfigTable], Bools] = {}
 
     def subproblems(self) -> Iterator[Subproblem]:
         """All plans, shape by shape, with the first bound."""
         for shape, able in self._field.open_shapes():
-            yield Subproblem(shape, "products", self._of_products(shape, able), able)
+            yield Subproblem(shape, "products", self._product_bounds(shape, able), able)
 
     def tighten(self, part: Subproblem, limit: float) -> Subproblem:
         """The subproblem with the next bound of each item, without items slower than a limit."""
         if part.bound_level == "products":
-            cell = self._plain(part)
+            cell = self._least_recompute_batch(part)
             least = self._least(part.shape, min_batch_seconds(*self._of(cell)))
-            return self._kept(
+            return self._within_limit(
                 Subproblem(part.shape, "passes", least, cell.table.layer_config), limit
             )
-        cell = self._plain(part)
+        cell = self._least_recompute_batch(part)
         places = np.arange(cell.table.count)
-        return self._kept(Subproblem(part.shape, "room", self.in_memory(cell), places, cell), limit)
+        return self._within_limit(
+            Subproblem(part.shape, "room", self.in_memory(cell), places, cell), limit
+        )
 
     def in_memory(self, cell: PlanBatch) -> Floats:
         """Lower bounds on plans that recompute nothing, or that all recompute the same.
@@ -135,18 +137,20 @@ class LowerBounds:
         some.
         """
         room = MemoryLimit(
-            self._near, self._field.minimizes_recompute, self._selects(cell.shape, cell.table)
+            self._budget_bytes,
+            self._field.minimizes_recompute,
+            self._allows_selective(cell.shape, cell.table),
         )
         return self._least(cell.shape, min_batch_seconds_in_memory(*self._of(cell), room))
 
     def batch_of(self, part: Subproblem) -> PlanBatch:
         """The plans of a subproblem bounded in memory, with all their recompute modes."""
-        plain = part.batch or self._plain(part)
+        plain = part.batch or self._least_recompute_batch(part)
         cell = self._field.batch_of(part.shape, np.unique(plain.table.layer_config))
         chosen = np.isin(_keys(cell.table), _keys(plain.table)[part.items])
         return replace(cell, table=cell.table.select(chosen))
 
-    def _kept(self, part: Subproblem, limit: float) -> Subproblem:
+    def _within_limit(self, part: Subproblem, limit: float) -> Subproblem:
         kept = np.isfinite(part.bounds) & (part.bounds <= limit)
         return replace(part, bounds=part.bounds[kept], items=part.items[kept])
 
@@ -154,9 +158,9 @@ class LowerBounds:
         return self._chain, cell.shape, cell.chunk_bounds, cell.table
 
     def _least(self, shape: PipelineShape, seconds: Floats) -> Floats:
-        return seconds * (1 - _LATER) if shape.repeats else seconds
+        return seconds * (1 - _STEADY_STATE_ERROR) if shape.repeats else seconds
 
-    def _plain(self, part: Subproblem) -> PlanBatch:
+    def _least_recompute_batch(self, part: Subproblem) -> PlanBatch:
         """The plans of a subproblem's configurations with the least recompute."""
         cell = self._field.batch_of(part.shape, part.items)
         rows, least = cell.table, int(cell.table.recompute.min())
@@ -164,26 +168,26 @@ class LowerBounds:
         rows = replace(rows, recomputes=(rows.recomputes[least],), recompute=rows.recompute * 0)
         return replace(cell, table=rows)
 
-    def _selects(self, shape: PipelineShape, rows: PlanTable) -> Bools:
+    def _allows_selective(self, shape: PipelineShape, rows: PlanTable) -> Bools:
         """Whether layers of each configuration can recompute selectively."""
         table = self._field.config_table(shape)
-        if (shape.schedule, table) not in self._known_selects:
-            self._known_selects[shape.schedule, table] = np.array(
+        if (shape.schedule, table) not in self._selective_cache:
+            self._selective_cache[shape.schedule, table] = np.array(
                 [
                     self._field.allows_selective(shape.schedule, tensor, compiled=compiled)
                     for tensor, _, compiled in table.modes
                 ]
             )
-        return self._known_selects[shape.schedule, table][table.mode[rows.layer_config]]
+        return self._selective_cache[shape.schedule, table][table.mode[rows.layer_config]]
 
-    def _of_products(self, shape: PipelineShape, able: Ints) -> Floats:
+    def _product_bounds(self, shape: PipelineShape, able: Ints) -> Floats:
         """Seconds of matrix products alone, for each of some configurations."""
         table = self._field.config_table(shape)
         found = [self._products(tensor, precision) for tensor, precision, _ in table.modes]
         sequences = (table.micro * table.microbatches)[able]
         return np.asarray(np.array(found)[table.mode[able]] * sequences / shape.pipeline)
 
-    def _products_of(self, tensor: int, precision: Precision) -> float:
+    def _product_seconds(self, tensor: int, precision: Precision) -> float:
         """Seconds of one sequence's products on one tensor-parallel rank, at the fastest rate."""
         rate = self._field.machine.device.rate(precision)
         curves = (rate.curve, rate.biased or rate.curve)

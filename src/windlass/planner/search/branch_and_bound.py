@@ -23,7 +23,7 @@ from windlass.schema.plan import Recompute
 _FASTEST = 8
 """Plans that are kept of those that are faster than a given one."""
 
-_MODES: tuple[Recompute, ...] = get_args(Recompute)
+_RECOMPUTE_MODES: tuple[Recompute, ...] = get_args(Recompute)
 _BATCH = 256
 """Plans whose least recompute is searched at a time."""
 
@@ -43,7 +43,7 @@ class BranchAndBound:
     def __init__(
         self, space: PlanSpace, budget_bytes: float, *, chain: LayerCosts | None = None
     ) -> None:
-        self.space, self._near = space, budget_bytes * (1 + _ROUNDING)
+        self.space, self._budget = space, budget_bytes * (1 + _ROUNDING)
         self.chain = chain or LayerCosts(space.base, space.graph, space.machine)
         self._bounds = LowerBounds(space, self.chain, budget_bytes)
 
@@ -59,10 +59,10 @@ class BranchAndBound:
             count: most plans that are returned.
         """
         found = TopK(count)
-        taken = (self._take(cell, found) for cell in self.space.batches())
+        taken = (self._add(cell, found) for cell in self.space.batches())
         able = [spares for spares in taken if spares is not None]
         for spares in sorted(able, key=lambda each: float(each.least.min())):
-            self._spare(spares, found)
+            self._add_min_recompute(spares, found)
         return found.result(of=self._count)
 
     def scores(self, cell: PlanBatch, totals: PlanTotals) -> Floats:
@@ -81,7 +81,7 @@ class BranchAndBound:
             within: relative gap to the fastest plan up to which slower plans are returned.
             families: families of plans of which the fastest is wanted too, however slow.
         """
-        return self._sought(TopK(count, within=within, families=families))
+        return self._search(TopK(count, within=within, families=families))
 
     def first_feasible(self, count: int) -> SearchResult:
         """Some plans that fit, found quickly: of the shape with the fewest stages that has any."""
@@ -93,24 +93,24 @@ class BranchAndBound:
                 chosen = largest[table.options[largest] == table.options[largest].max()]
                 cell = self.space.batch_of(shape, chosen)
                 totals = self.totals(cell)
-                found.add(cell, self.scores(cell, totals), totals, self._near)
+                found.add(cell, self.scores(cell, totals), totals, self._budget)
             if found.by_family:
                 break
         return found.result(of=found.evaluated)
 
     def faster(self, seconds: float) -> SearchResult:
         """The fastest plans that take less than this many seconds, and how many there are."""
-        return self._sought(TopK(_FASTEST, below=seconds))
+        return self._search(TopK(_FASTEST, below=seconds))
 
     @gc_paused
-    def _sought(self, found: TopK) -> SearchResult:
+    def _search(self, found: TopK) -> SearchResult:
         """Evaluates the subproblem with the lowest bound until all others are slower."""
         queue = BoundQueue(self._bounds.subproblems())
         while queue.least_bound <= (limit := found.limit) and queue.least_bound < inf:
             first, rest = queue.pop().split(limit)
             queue.push(rest)
             if first.bound_level == "room":
-                self._weigh(self._bounds.batch_of(first), found)
+                self._evaluate(self._bounds.batch_of(first), found)
             else:
                 queue.push(self._bounds.tighten(first, limit))
         return found.result(of=self._count)
@@ -130,32 +130,34 @@ class BranchAndBound:
         for shape, able in self.space.open_shapes():
             if shape.schedule != "1f1b" and self.space.request.parallel.schedule is None:
                 continue
-            cell = self.space.batch_of(shape, self._small(shape, able))
+            cell = self.space.batch_of(shape, self._smallest_microbatches(shape, able))
             rows = cell.table
-            modes = np.array([_MODES.index(each.mode) for each in rows.recomputes])[rows.recompute]
-            kept = _shared(rows)[rows.sharding] & (modes == modes.max())[rows.config]
+            modes = np.array([_RECOMPUTE_MODES.index(each.mode) for each in rows.recomputes])[
+                rows.recompute
+            ]
+            kept = _shards_most(rows)[rows.sharding] & (modes == modes.max())[rows.config]
             cell = PlanBatch(shape, cell.chunk_bounds, rows.select(kept))
             totals = self.totals(cell)
             found.add(cell, self.scores(cell, totals), totals, -inf)
         return found.result(of=found.evaluated)
 
-    def _weigh(self, cell: PlanBatch, found: TopK) -> None:
+    def _evaluate(self, cell: PlanBatch, found: TopK) -> None:
         """Adds a batch, with as little recompute as fits if that is open."""
-        spares = self._take(cell, found)
+        spares = self._add(cell, found)
         if spares is not None:
-            self._spare(spares, found)
+            self._add_min_recompute(spares, found)
 
-    def _take(self, cell: PlanBatch, found: TopK) -> "_Spares | None":
+    def _add(self, cell: PlanBatch, found: TopK) -> "_NeedsRecompute | None":
         """Adds a batch; returns the plans that fit only with recompute."""
         totals = self.totals(cell)
         scores = self.scores(cell, totals)
         if not self.space.minimizes_recompute:
-            found.add(cell, scores, totals, self._near)
+            found.add(cell, scores, totals, self._budget)
             return None
-        fits = (totals.peak_bytes <= self._near) & (totals.offload_fill <= 1)
-        twin, some, whole = (recompute_twins(cell.table, mode) for mode in _MODES)
-        spares = fits & (twin >= 0) & (totals.peak_bytes[twin] > self._near)
-        found.add(cell, np.where(spares, inf, scores), totals, self._near)
+        fits = (totals.peak_bytes <= self._budget) & (totals.offload_fill <= 1)
+        twin, some, whole = (recompute_twins(cell.table, mode) for mode in _RECOMPUTE_MODES)
+        spares = fits & (twin >= 0) & (totals.peak_bytes[twin] > self._budget)
+        found.add(cell, np.where(spares, inf, scores), totals, self._budget)
         own = np.arange(cell.table.count)  # of twins that fit one is enough
         spares &= (whole == own) | (whole < 0) | ~fits[whole]
         spares &= scores[twin] <= found.needed_seconds
@@ -163,14 +165,14 @@ class BranchAndBound:
             return None
         rows = cell.table.select(spares)
         plain = replace(rows, recomputes=(RecomputeConfig(),), recompute=rows.recompute * 0)
-        return _Spares(
+        return _NeedsRecompute(
             cell=replace(cell, table=rows),
             least=self._bounds.in_memory(replace(cell, table=plain)),
             far_full=totals.offload_fill[spares],
             selects=some[spares] >= 0,
         )
 
-    def _spare(self, spares: "_Spares", found: TopK) -> None:
+    def _add_min_recompute(self, spares: "_NeedsRecompute", found: TopK) -> None:
         """Adds plans with as little recompute as fits, those with the lowest bounds first."""
         by_bound = np.argsort(spares.least)
         for first in range(0, len(by_bound), _BATCH):
@@ -181,10 +183,10 @@ class BranchAndBound:
             chosen = np.isin(np.arange(len(by_bound)), batch)
             part = replace(spares.cell, table=spares.cell.table.select(chosen))
             far_full, selects = spares.far_full[chosen], spares.selects[chosen]
-            fewer, told = minimize_recompute(self.chain, part, self._near, far_full, selects)
-            found.add(fewer, self.scores(fewer, told), told, self._near, counted=False)
+            fewer, told = minimize_recompute(self.chain, part, self._budget, far_full, selects)
+            found.add(fewer, self.scores(fewer, told), told, self._budget, counted=False)
 
-    def _small(self, shape: PipelineShape, able: Ints) -> Ints:
+    def _smallest_microbatches(self, shape: PipelineShape, able: Ints) -> Ints:
         """The configurations with the smallest micro-batch for their degrees."""
         table = self.space.config_table(shape)
         least = np.full(int(table.degrees.max()) + 1, table.batch)
@@ -193,7 +195,7 @@ class BranchAndBound:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Spares:
+class _NeedsRecompute:
     """Plans that fit with recompute but not without."""
 
     cell: PlanBatch
@@ -205,7 +207,7 @@ class _Spares:
     """Whether each plan's layers can recompute selectively, `[plan]`."""
 
 
-def _shared(rows: PlanTable) -> Bools:
+def _shards_most(rows: PlanTable) -> Bools:
     """Whether each sharding option shards the most among its options, `[sharding]`."""
     degrees = rows.pairs.prod(axis=1)
     counts = rows.sharding_table.counts[rows.shared]

@@ -18,9 +18,9 @@ from windlass.schema.machine import Machine
 from windlass.schema.plan import Plan
 from windlass.schema.prediction import MemoryClass, Prediction
 
-_SETTLED = 3
+_STEADY_MULTIPLE = 3
 """Micro-batches, in multiples of the stages, from which on each further one takes as long."""
-_FEW = 3
+_SHORT_MICROBATCHES = 3
 """Micro-batches of a short program: the first, and two whose difference is one more."""
 
 
@@ -42,14 +42,14 @@ class PeakMemory:
 
 def peak_memory(plan: Plan, graph: Graph, machine: Machine) -> PeakMemory:
     """Peak device memory of a single-stage plan."""
-    short = _shortened(plan, _FEW)
+    short = _shortened(plan, _SHORT_MICROBATCHES)
     program, *_ = lower(short, graph)  # its slices all run the same
     held = machine.device.process_bytes(compiled=plan.compile)
     full = memory_profile(program, short, graph, runtime_bytes=held)
     return PeakMemory(
         peak_bytes=full.peak_bytes,
         by_class=full.by_class,
-        index=_shifted(full.peak_instruction, plan, program),
+        index=_full_program_index(full.peak_instruction, plan, program),
         instruction=program.instructions[full.peak_instruction],
     )
 
@@ -82,9 +82,9 @@ def extrapolate(plan: Plan, graph: Graph, machine: Machine) -> Prediction:
     Once its stages are full, each further p micro-batches take as long as the last.
     """
     batch, stages = plan.batch, plan.parallel.pipeline
-    least = _FEW - 1 if stages == 1 else _SETTLED * stages
+    least = _SHORT_MICROBATCHES - 1 if stages == 1 else _STEADY_MULTIPLE * stages
     most = least + stages if stages == 1 else least + 2 * stages
-    if batch.accumulation <= most or _keeps_more(plan):
+    if batch.accumulation <= most or _grows_per_microbatch(plan):
         return predict(plan, graph, machine)
     fewer, more = (
         plan.model_copy(update={"batch": batch.model_copy(update={"accumulation": count})})
@@ -95,22 +95,28 @@ def extrapolate(plan: Plan, graph: Graph, machine: Machine) -> Prediction:
     high = predict(more, graph, machine, programs)
     times = (batch.accumulation - least) / stages - 1
     changes: dict[str, object] = {
-        name: _further(getattr(low, name), getattr(high, name), times)
+        name: _extrapolate_line(getattr(low, name), getattr(high, name), times)
         for name in ("step_seconds", "low_seconds", "high_seconds", "model_flop")
     }
     for name in ("by_term", "by_kind"):
         before, after = getattr(low, name), getattr(high, name)
-        changes[name] = {key: _further(before.get(key, 0.0), after[key], times) for key in after}
+        changes[name] = {
+            key: _extrapolate_line(before.get(key, 0.0), after[key], times) for key in after
+        }
     if stages == 1:
         changes["peaks"] = tuple(
-            peak.model_copy(update={"instruction": _shifted(peak.instruction, plan, programs[0])})
+            peak.model_copy(
+                update={"instruction": _full_program_index(peak.instruction, plan, programs[0])}
+            )
             for peak in high.peaks
         )
     elif plan.parallel.schedule == "gpipe":
         changes["peaks"] = tier_peaks(plan, graph, machine, lower(plan, graph))
     changes |= {"plan": plan.label, "tokens_per_step": plan.tokens_per_step}
     if low.offload is not None and high.offload is not None:  # what updates move does not grow
-        waiting = _further(low.offload.exposed_seconds, high.offload.exposed_seconds, times)
+        waiting = _extrapolate_line(
+            low.offload.exposed_seconds, high.offload.exposed_seconds, times
+        )
         changes["offload"] = high.offload.model_copy(update={"exposed_seconds": waiting})
     return high.model_copy(update=changes)
 
@@ -120,7 +126,10 @@ def steady_state_microbatches(plan: Plan) -> Plan:
     if plan.parallel.schedule == "gpipe" and plan.parallel.pipeline > 1:
         return plan
     return _shortened(
-        plan, _FEW if plan.parallel.pipeline == 1 else _SETTLED * plan.parallel.pipeline
+        plan,
+        _SHORT_MICROBATCHES
+        if plan.parallel.pipeline == 1
+        else _STEADY_MULTIPLE * plan.parallel.pipeline,
     )
 
 
@@ -132,34 +141,34 @@ def with_budget(prediction: Prediction, budget_bytes: int) -> Prediction:
 
 
 def _shortened(plan: Plan, accumulation: int) -> Plan:
-    if _keeps_more(plan):  # every micro-batch keeps something until its phase comes back
+    if _grows_per_microbatch(plan):  # every micro-batch keeps something until its phase comes back
         return plan
     batch = plan.batch
     few = batch.model_copy(update={"accumulation": min(batch.accumulation, accumulation)})
     return plan.model_copy(update={"batch": few})
 
 
-def _keeps_more(plan: Plan) -> bool:
+def _grows_per_microbatch(plan: Plan) -> bool:
     """Whether each further micro-batch moves something, or keeps it until its phase comes back."""
     return plan.is_offloaded("parameters") or plan.is_offloaded("activations")
 
 
-def _further(low: float, high: float, times: float) -> float:
+def _extrapolate_line(low: float, high: float, times: float) -> float:
     """Linear extrapolation by `times` micro-batches beyond `high`."""
     return high + times * (high - low)
 
 
-def _shifted(index: int, plan: Plan, program: Program) -> int:
+def _full_program_index(index: int, plan: Plan, program: Program) -> int:
     """Index of a short program's instruction in the plan's own program.
 
     What follows the micro-batches (grad norm, an update for each layer, sync) moves back by those
     left out; what stands in the first micro-batches stays. The last one includes the gradient
     reductions.
     """
-    if _keeps_more(plan):
+    if _grows_per_microbatch(plan):
         return index
     layers = plan.stages[-1].end_layer - plan.stages[0].first_layer
-    micros = min(plan.batch.accumulation, _FEW)
+    micros = min(plan.batch.accumulation, _SHORT_MICROBATCHES)
     length = len(program.instructions)
     tail = layers + 1 + (1 if plan.clip else 0)
     tail += sum(instruction.kind == "reduce_grads" for instruction in program.instructions)

@@ -30,7 +30,7 @@ def filter_by_memory(
     """
     fitting: list[Plan] = []
     refused: list[tuple[Plan, PeakMemory]] = []
-    for _, members in groupby(sorted(plans, key=_order), key=_family):
+    for _, members in groupby(sorted(plans, key=_sort_key), key=_family):
         several = list(members)
         whole = [plan for plan in several if plan.batch.accumulation == 1]
         parts = [plan for plan in several if plan.batch.accumulation > 1]
@@ -41,8 +41,8 @@ def filter_by_memory(
             if fits < len(rising):
                 too_large.append((rising[fits], memories[fits]))
         if too_large:
-            refused.append(min(too_large, key=_peak))
-    return FilteredPlans(fitting=tuple(fitting), infeasible=tuple(sorted(refused, key=_peak)))
+            refused.append(min(too_large, key=_peak_bytes))
+    return FilteredPlans(fitting=tuple(fitting), infeasible=tuple(sorted(refused, key=_peak_bytes)))
 
 
 def _largest_fitting(
@@ -68,11 +68,11 @@ def _family(plan: Plan) -> tuple[str, bool, str, str]:
     return plan.precision, plan.compile, plan.recompute, plan.offload.optimizer
 
 
-def _order(plan: Plan) -> tuple[tuple[str, bool, str, str], int]:
+def _sort_key(plan: Plan) -> tuple[tuple[str, bool, str, str], int]:
     return _family(plan), plan.batch.micro
 
 
-def _peak(item: tuple[Plan, PeakMemory]) -> int:
+def _peak_bytes(item: tuple[Plan, PeakMemory]) -> int:
     return item[1].peak_bytes
 
 
@@ -81,11 +81,11 @@ def without_needless_recompute(plans: Sequence[Plan]) -> Iterator[Plan]:
 
     With all else equal, recompute adds instructions and removes none, so it is never faster.
     """
-    keeping = {_without_recompute(plan) for plan in plans if plan.recompute == "none"}
+    keeping = {_without_recompute_key(plan) for plan in plans if plan.recompute == "none"}
     for plan in plans:
-        if plan.recompute == "none" or _without_recompute(plan) not in keeping:
+        if plan.recompute == "none" or _without_recompute_key(plan) not in keeping:
             yield plan
 
 
-def _without_recompute(plan: Plan) -> tuple[str, bool, int, str]:
+def _without_recompute_key(plan: Plan) -> tuple[str, bool, int, str]:
     return plan.precision, plan.compile, plan.batch.micro, plan.offload.optimizer

@@ -68,20 +68,20 @@ def minimize_recompute(
         far_full: share of the offload tier that each plan takes, `[plan]`.
         selects: whether each plan's layers can recompute selectively, `[plan]`.
     """
-    rows, shape, most = cell.table, cell.shape, _most(cell)
-    first = _fewest(chain, cell, budget_bytes, most, _whole)
+    rows, shape, most = cell.table, cell.shape, _max_layers(cell)
+    first = _min_recompute(chain, cell, budget_bytes, most, _full_steps)
     some = replace(cell, table=rows.select(selects))
     if some.table.count:
-        second = _fewest(chain, some, budget_bytes, 2 * most, _selective(most))
-        first = _shorter(chain, cell, budget_bytes, first, second.among(selects))
-    found = _each(rows, first.counts)
+        second = _min_recompute(chain, some, budget_bytes, 2 * most, _selective_steps(most))
+        first = _faster_mode(chain, cell, budget_bytes, first, second.among(selects))
+    found = _with_own_recompute(rows, first.counts)
     cell = PlanBatch(shape, cell.chunk_bounds, found)
     seconds = step_seconds(chain, shape, cell.chunk_bounds, found)
     peaks = first.nbytes.max(axis=1)
     return cell, PlanTotals(step_seconds=seconds, peak_bytes=peaks, offload_fill=far_full)
 
 
-class _Fewest:
+class _MinRecompute:
     """The least recompute of each stage of each plan.
 
     Args:
@@ -92,36 +92,42 @@ class _Fewest:
     def __init__(self, counts: Ints, nbytes: Floats) -> None:
         self.counts, self.nbytes = counts, nbytes
 
-    def among(self, chosen: Bools) -> "_Fewest":
+    def among(self, chosen: Bools) -> "_MinRecompute":
         """The same among more plans, which do not fit in this mode."""
         counts = np.zeros((len(chosen), *self.counts.shape[1:]), dtype=np.int64)
         nbytes = np.full((len(chosen), *self.nbytes.shape[1:]), np.inf)
         counts[chosen], nbytes[chosen] = self.counts, self.nbytes
-        return _Fewest(counts, nbytes)
+        return _MinRecompute(counts, nbytes)
 
 
-def _shorter(
-    chain: LayerCosts, cell: PlanBatch, budget_bytes: float, one: _Fewest, other: _Fewest
-) -> _Fewest:
+def _faster_mode(
+    chain: LayerCosts,
+    cell: PlanBatch,
+    budget_bytes: float,
+    one: _MinRecompute,
+    other: _MinRecompute,
+) -> _MinRecompute:
     """The mode of each stage that fits and takes less time."""
     first, second = (
         np.where(
             each.nbytes <= budget_bytes,
-            stage_seconds(chain, cell.shape, cell.chunk_bounds, _each(cell.table, each.counts)),
+            stage_seconds(
+                chain, cell.shape, cell.chunk_bounds, _with_own_recompute(cell.table, each.counts)
+            ),
             np.inf,
         )
         for each in (one, other)
     )
     better = second < first
-    return _Fewest(
+    return _MinRecompute(
         np.where(better[..., None], other.counts, one.counts),
         np.where(better, other.nbytes, one.nbytes),
     )
 
 
-def _fewest(
+def _min_recompute(
     chain: LayerCosts, cell: PlanBatch, budget_bytes: float, last: Ints, way: Callable[[Ints], Ints]
-) -> _Fewest:
+) -> _MinRecompute:
     """The fewest steps of a mode with which each stage fits, or the last step if none does.
 
     Args:
@@ -141,7 +147,9 @@ def _fewest(
             asked = open_ & (step == count)
             needed = asked.any(axis=1)
             held = np.full(side, np.nan)
-            tried = _counted(rows.select(needed), _again(way(np.minimum(count, last))))
+            tried = _with_recompute(
+                rows.select(needed), _recompute_config(way(np.minimum(count, last)))
+            )
             held[needed] = stage_bytes(chain, shape, cell.chunk_bounds, tried)
             fits = asked & (held <= budget_bytes)
             nbytes[fits], high[fits] = held[fits], count
@@ -150,37 +158,37 @@ def _fewest(
             none = fails & (count == last)
             nbytes[none] = held[none]
         step = (low + high) // 2
-    return _Fewest(way(low), nbytes)
+    return _MinRecompute(way(low), nbytes)
 
 
-def _whole(steps: Ints) -> Ints:
+def _full_steps(steps: Ints) -> Ints:
     """Block after block is recomputed in full."""
     return np.stack([steps, np.zeros_like(steps)], axis=-1)
 
 
-def _selective(most: Ints) -> Callable[[Ints], Ints]:
+def _selective_steps(most: Ints) -> Callable[[Ints], Ints]:
     """First each of this many blocks is recomputed selectively, then in full."""
     return lambda steps: np.stack([np.maximum(0, steps - most), np.minimum(steps, most)], axis=-1)
 
 
-def _again(counts: Ints) -> RecomputeConfig:
+def _recompute_config(counts: Ints) -> RecomputeConfig:
     whole, selective = counts.T.tolist()
     return RecomputeConfig(tuple(whole), tuple(selective))
 
 
-def _most(cell: PlanBatch) -> Ints:
+def _max_layers(cell: PlanBatch) -> Ints:
     """The most layers of a model chunk of each stage that can be recomputed, `[stage]`."""
     end = cell.chunk_bounds[-1] - 1
     able = np.array([min(last, end) - max(first, 1) for first, last in pairwise(cell.chunk_bounds)])
     return np.asarray(np.maximum(0, able.reshape(-1, cell.shape.pipeline)).max(axis=0))
 
 
-def _counted(rows: PlanTable, again: RecomputeConfig) -> PlanTable:
+def _with_recompute(rows: PlanTable, again: RecomputeConfig) -> PlanTable:
     """The same plans with this recompute."""
     return replace(rows, recomputes=(again,), recompute=np.zeros_like(rows.recompute))
 
 
-def _each(rows: PlanTable, counts: Ints) -> PlanTable:
+def _with_own_recompute(rows: PlanTable, counts: Ints) -> PlanTable:
     """The same plans, each with its own recompute on each of its stages."""
     agains, again = np.unique(counts, axis=0, return_inverse=True)
     both = rows.config * len(agains) + again.reshape(-1)
@@ -188,7 +196,7 @@ def _each(rows: PlanTable, counts: Ints) -> PlanTable:
     of, kinds = np.divmod(runs, len(agains))
     return replace(
         rows,
-        recomputes=tuple(map(_again, agains)),
+        recomputes=tuple(map(_recompute_config, agains)),
         block=rows.block[of],
         layer_config=rows.layer_config[of],
         microbatches=rows.microbatches[of],
@@ -210,7 +218,7 @@ def min_recompute_plans(
     """
     ways = (False, True) if not any(selective_recompute_errors(plan, graph)) else (False,)
     found = (
-        _least(
+        _min_recompute_plan(
             RecomputeSteps(plan, selects=(way,) * plan.parallel.pipeline),
             graph,
             machine,
@@ -221,7 +229,9 @@ def min_recompute_plans(
     return tuple(dict.fromkeys(found))
 
 
-def _least(steps: "RecomputeSteps", graph: Graph, machine: Machine, budget_bytes: int) -> Plan:
+def _min_recompute_plan(
+    steps: "RecomputeSteps", graph: Graph, machine: Machine, budget_bytes: int
+) -> Plan:
     """The least recompute, for all stages at once: none, else by bisection.
 
     Bisection assumes that more recompute needs no more memory. Between none and one step that may

@@ -37,10 +37,12 @@ def waiting_activation_bytes(plan: Plan, sizes: Sequence[LayerSizes]) -> int:
     sent, the outputs between recomputed layers unless these are offloaded, and all that the last
     phase keeps.
     """
-    return plan.batch.accumulation * max(_left(plan, stage, sizes) for stage in plan.stages)
+    return plan.batch.accumulation * max(
+        _waiting_bytes(plan, stage, sizes) for stage in plan.stages
+    )
 
 
-def _left(plan: Plan, stage: Stage, sizes: Sequence[LayerSizes]) -> int:
+def _waiting_bytes(plan: Plan, stage: Stage, sizes: Sequence[LayerSizes]) -> int:
     """Bytes that one micro-batch leaves on a stage."""
     begin, end = stage.phases[-1]
     left = (
@@ -81,7 +83,7 @@ def _phase_bytes(plan: Plan, layers: Sequence[LayerSizes]) -> int:
     return there + max(each.saved + each.backward_peak for each in layers)
 
 
-class _Passes(NamedTuple):
+class _PhaseSeconds(NamedTuple):
     """Seconds of one phase's passes, of all micro-batches."""
 
     forward: float
@@ -140,7 +142,7 @@ def min_step_seconds(plan: Plan, times: LayerPassTimes) -> float:
     return max(way, *(sum(map(sum, phases)) for phases in works))
 
 
-def _stage_passes(plan: Plan, stage: Stage, times: LayerPassTimes) -> list[_Passes]:
+def _stage_passes(plan: Plan, stage: Stage, times: LayerPassTimes) -> list[_PhaseSeconds]:
     found = []
     for begin, end in stage.phases:
         layers = range(begin, end)
@@ -148,5 +150,5 @@ def _stage_passes(plan: Plan, stage: Stage, times: LayerPassTimes) -> list[_Pass
         count = plan.batch.accumulation
         further = (count - 1) * sum(times.backward[begin:end])
         backward = sum(times.first[begin:end]) + further + count * again
-        found.append(_Passes(count * sum(times.forward[begin:end]), backward))
+        found.append(_PhaseSeconds(count * sum(times.forward[begin:end]), backward))
     return found

@@ -48,7 +48,7 @@ from windlass.schema.machine import Machine
 from windlass.schema.plan import Plan, ShardingDegrees
 from windlass.schema.prediction import Prediction
 
-_FEW = 3
+_SHORT_MICROBATCHES = 3
 """Micro-batches of the longer of two short programs."""
 
 
@@ -74,7 +74,7 @@ def search_phases(
             plans that cannot be faster are not examined.
     """
     search = _Search(field, budget_bytes, below_seconds)
-    small = list(_small(field, budget_bytes))
+    small = list(_fitting_by_size(field, budget_bytes))
     for seconds, plan in small:
         search.add(seconds, plan)
     return PhaseSearchResult(search.found(), len(small))
@@ -82,7 +82,7 @@ def search_phases(
 
 def may_fit_in_phases(field: PlanSpace, budget_bytes: int) -> bool:
     """Whether some plan in phases may fit, as far as short programs tell."""
-    small = (plan for _, plan in _small(field, budget_bytes))
+    small = (plan for _, plan in _fitting_by_size(field, budget_bytes))
     return any(next(with_offload_tiers(plan, field, budget_bytes), None) for plan in small)
 
 
@@ -90,7 +90,7 @@ class _Search:
     """Evaluates plans ever more precisely, always the one that may still be the fastest."""
 
     def __init__(self, field: PlanSpace, budget_bytes: int, below: float) -> None:
-        self._field, self._near, self._below = field, budget_bytes, below
+        self._field, self._budget_bytes, self._below = field, budget_bytes, below
         self._open: list[tuple[float, int, Plan | TruncatedPlan]] = []
         """Plans with a lower bound on their step time; those examined already are a
         `TruncatedPlan`."""
@@ -107,30 +107,30 @@ class _Search:
         while self._open and self._open[0][0] < best:
             _, _, item = heappop(self._open)
             if not isinstance(item, TruncatedPlan):
-                self._look_at(item)
+                self._truncate(item)
                 continue
-            prediction = item.predict_full(self._near)
+            prediction = item.predict_full(self._budget_bytes)
             if prediction is None:
                 if not item.plan.is_offloaded("activations"):
-                    self._look_at(item.plan, (True,))
+                    self._truncate(item.plan, (True,))
                 continue
             seconds = prediction.step_seconds + prediction.compile_seconds / steps
             weighed.append((seconds, len(weighed), (item.plan, prediction)))
             best = min(best, seconds)
         return tuple(each for _, _, each in sorted(weighed, key=itemgetter(0, 1)))
 
-    def _look_at(self, plan: Plan, outputs: tuple[bool, ...] = (False, True)) -> None:
+    def _truncate(self, plan: Plan, outputs: tuple[bool, ...] = (False, True)) -> None:
         """Adds the plan again if it fits, as far as short programs tell."""
-        short = next(with_offload_tiers(plan, self._field, self._near, outputs), None)
+        short = next(with_offload_tiers(plan, self._field, self._budget_bytes, outputs), None)
         if short is not None:
             self.add(short.step_seconds, short)
 
 
-def _small(field: PlanSpace, budget_bytes: int) -> Iterator[tuple[float, Plan]]:
+def _fitting_by_size(field: PlanSpace, budget_bytes: int) -> Iterator[tuple[float, Plan]]:
     """Plans in phases that fit by layer sizes alone, with lower bounds on their step time."""
     graph, machine = field.graph, field.machine
     tiers = offload_tiers(machine)
-    for base in _with_room(field, budget_bytes) if tiers else ():
+    for base in _with_fitting_layers(field, budget_bytes) if tiers else ():
         several = [
             with_state_on(plan, tiers[0].name, activations=False)
             for plan in phase_partitions(base, field)
@@ -145,7 +145,7 @@ def _small(field: PlanSpace, budget_bytes: int) -> Iterator[tuple[float, Plan]]:
             yield from ((min_step_seconds(plan, times), plan) for plan in small)
 
 
-def _with_room(field: PlanSpace, budget_bytes: int) -> Iterator[Plan]:
+def _with_fitting_layers(field: PlanSpace, budget_bytes: int) -> Iterator[Plan]:
     """Every open plan whose single layers each fit on the device."""
     known: dict[tuple[object, ...], int] = {}
     for base in base_plans(field):
@@ -218,20 +218,25 @@ class TruncatedPlan:
         line through two peaks is never above the full plan's. Several stages wait for each other,
         and what they hold may level off: there the few micro-batches themselves are the bound.
         """
-        high, few = device_bytes(*self._few, self.graph, self.machine), _FEW
+        high, few = (
+            device_bytes(*self._short_programs, self.graph, self.machine),
+            _SHORT_MICROBATCHES,
+        )
         if self.plan.parallel.pipeline > 1 or self.plan.batch.accumulation <= few:
             return high
-        more = self._with(few + 1)
+        more = self._with_accumulation(few + 1)
         higher = device_bytes(more, lower(more, self.graph), self.graph, self.machine)
         return high + (self.plan.batch.accumulation - few) * (higher - high)
 
     @cached_property
     def step_seconds(self) -> float:
         """Lower bound on step time: a line through the ends of two short programs."""
-        plan, programs = self._few
-        low = predict(self._with(_FEW - 1), self.graph, self.machine).step_seconds
+        plan, programs = self._short_programs
+        low = predict(
+            self._with_accumulation(_SHORT_MICROBATCHES - 1), self.graph, self.machine
+        ).step_seconds
         high = predict(plan, self.graph, self.machine, programs).step_seconds
-        return high + max(0, self.plan.batch.accumulation - _FEW) * (high - low)
+        return high + max(0, self.plan.batch.accumulation - _SHORT_MICROBATCHES) * (high - low)
 
     def predict_full(self, budget_bytes: int) -> Prediction | None:
         """Prediction of the full plan; None if its own program exceeds the budget."""
@@ -241,12 +246,12 @@ class TruncatedPlan:
         return with_budget(predict(self.plan, self.graph, self.machine, programs), budget_bytes)
 
     @cached_property
-    def _few(self) -> tuple[Plan, tuple[Program, ...]]:
+    def _short_programs(self) -> tuple[Plan, tuple[Program, ...]]:
         """The plan with few micro-batches, and its programs."""
-        plan = self._with(_FEW)
+        plan = self._with_accumulation(_SHORT_MICROBATCHES)
         return plan, lower(plan, self.graph)
 
-    def _with(self, accumulation: int) -> Plan:
+    def _with_accumulation(self, accumulation: int) -> Plan:
         """The plan with at most this many micro-batches."""
         batch = self.plan.batch
         few = min(accumulation, batch.accumulation)

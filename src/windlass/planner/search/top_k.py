@@ -38,11 +38,11 @@ class PlanFamily(NamedTuple):
     """Tier of the optimizer state."""
 
 
-_BEYOND = 0.25
+_FAMILY_GAP = 0.25
 """Relative gap to the fastest plan up to which a family's fastest plan is reported."""
 
-_MODES: tuple[Recompute, ...] = get_args(Recompute)
-_SHARES = ("none", "state", "weights")
+_RECOMPUTE_MODES: tuple[Recompute, ...] = get_args(Recompute)
+_SHARDING = ("none", "state", "weights")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +99,7 @@ class TopK:
     def limit(self) -> float:
         """Seconds from which on plans are left out."""
         if len(self.by_family) < self._families:
-            return self._fastest * (1 + _BEYOND)
+            return self._fastest * (1 + _FAMILY_GAP)
         return min(self.needed_seconds, self._fastest * (1 + self._within))
 
     def add(
@@ -129,7 +129,7 @@ class TopK:
             return Candidate(float(score[place]), float(totals.peak_bytes[place]), cell, int(place))
 
         self._keep(np.flatnonzero(fits & (score < self.last)), score, found)
-        traits, of_plan = _traits(cell)
+        traits, of_plan = _families_of(cell)
         fastest = np.array([_seconds(self.by_family.get(trait)) for trait in traits])
         quick = np.flatnonzero(fits & (score < fastest[of_plan]))
         for place in _firsts(quick, of_plan, score):
@@ -180,20 +180,22 @@ def _bytes(found: Candidate | None) -> float:
     return inf if found is None else found.peak_bytes
 
 
-def _traits(cell: PlanBatch) -> tuple[list[PlanFamily], Ints]:
+def _families_of(cell: PlanBatch) -> tuple[list[PlanFamily], Ints]:
     """The families of a batch's plans, and the index of each plan's family, `[plan]`."""
     rows, shape = cell.table, cell.shape
-    modes = np.array([_MODES.index(each.mode) for each in rows.recomputes])
-    of_run = rows.layer_configs.tensor[rows.layer_config] * len(_MODES) + modes[rows.recompute]
-    of_pair = rows.optimizer_tier * len(_SHARES) + (rows.pairs > 1).sum(axis=1)
+    modes = np.array([_RECOMPUTE_MODES.index(each.mode) for each in rows.recomputes])
+    of_run = (
+        rows.layer_configs.tensor[rows.layer_config] * len(_RECOMPUTE_MODES) + modes[rows.recompute]
+    )
+    of_pair = rows.optimizer_tier * len(_SHARDING) + (rows.pairs > 1).sum(axis=1)
     homes = rows.sharding_table.optimizer_tiers
     traits = [
         PlanFamily(shape.pipeline, tensor, shape.schedule, mode, shares, home)
         for tensor, mode, home, shares in product(
-            rows.layer_configs.tensors, _MODES, homes, _SHARES
+            rows.layer_configs.tensors, _RECOMPUTE_MODES, homes, _SHARDING
         )
     ]
-    pairs = len(homes) * len(_SHARES)
+    pairs = len(homes) * len(_SHARDING)
     return traits, np.asarray((of_run * pairs)[rows.config] + of_pair[rows.sharding])
 
 

@@ -69,15 +69,15 @@ class ConfigTable:
             sums: whether a step has several micro-batches.
             parted: whether there are several pipeline stages.
         """
-        found = [
+        configs = [
             (
-                at,
+                index,
                 LayerConfig(
                     each.tensor, each.precision, compiled, size, sums, parted, each.replicas,
                     each.offloads,
                 ),
             )
-            for at, each in enumerate(families)
+            for index, each in enumerate(families)
             for compiled in (False, True)
             for size in divisors(batch // each.replicas)
             if micro in (None, size)
@@ -85,8 +85,8 @@ class ConfigTable:
         return cls(
             families,
             blocks,
-            LayerConfigTable(tuple(setting for _, setting in found)),
-            np.array([at for at, _ in found], dtype=np.int64),
+            LayerConfigTable(tuple(setting for _, setting in configs)),
+            np.array([index for index, _ in configs], dtype=np.int64),
             batch,
         )
 
@@ -104,18 +104,18 @@ class ConfigTable:
     @cached_property
     def devices(self) -> Ints:
         """Devices of a pipeline stage, `[config]`."""
-        found = [int(each.tensor) * each.replicas for each in self.layer_configs.all]
-        return np.array(found, dtype=np.int64)
+        counts = [int(each.tensor) * each.replicas for each in self.layer_configs.all]
+        return np.array(counts, dtype=np.int64)
 
     @cached_property
     def degrees(self) -> Ints:
         """A number that configurations with equal tensor and data degrees share, `[config]`."""
-        known: dict[tuple[int, int], int] = {}
-        found = [
-            known.setdefault((each.tensor, each.replicas), len(known))
+        numbers: dict[tuple[int, int], int] = {}
+        indices = [
+            numbers.setdefault((each.tensor, each.replicas), len(numbers))
             for each in self.layer_configs.all
         ]
-        return np.array(found, dtype=np.int64)
+        return np.array(indices, dtype=np.int64)
 
     @cached_property
     def modes(self) -> tuple[tuple[int, Precision, bool], ...]:
@@ -125,13 +125,13 @@ class ConfigTable:
     @cached_property
     def mode(self) -> Ints:
         """Index among `modes`, `[config]`."""
-        found = [self._numbers[_mode(each)] for each in self.layer_configs.all]
-        return np.array(found, dtype=np.int64)
+        indices = [self._numbers[_mode(each)] for each in self.layer_configs.all]
+        return np.array(indices, dtype=np.int64)
 
     @cached_property
     def _numbers(self) -> dict[tuple[int, Precision, bool], int]:
-        found = dict.fromkeys(_mode(each) for each in self.layer_configs.all)
-        return {mode: at for at, mode in enumerate(found)}
+        modes = dict.fromkeys(_mode(each) for each in self.layer_configs.all)
+        return {mode: index for index, mode in enumerate(modes)}
 
 
 def _mode(setting: LayerConfig) -> tuple[int, Precision, bool]:

@@ -27,21 +27,21 @@ from windlass.schema.plan import (
 from windlass.schema.request import Request
 from windlass.schema.tensor_grid import TensorGrid
 
-_Choice = TypeVar("_Choice")
+_Value = TypeVar("_Value")
 
 MAX_TENSOR_DEGREE = 64
 """Largest tensor-parallel degree of an open request: the largest of any published plan."""
 
-_LONGEST = 1024
+_MAX_SEQUENCE = 1024
 """Tokens of a sequence if neither the request nor the model states it."""
 
-_MOST_ROWS = 16
+_MAX_GRID_ROWS = 16
 """Attention heads are divided by rows, and few models have heads for more."""
 
-_ORDERS: tuple[PipelineSchedule, ...] = ("gpipe", "1f1b")
+_SCHEDULES: tuple[PipelineSchedule, ...] = ("gpipe", "1f1b")
 """Schedules of a single device, which are all the same there."""
 
-_RECOMPUTES: tuple[Recompute, ...] = ("none", "full")
+_RECOMPUTE_MODES: tuple[Recompute, ...] = ("none", "full")
 
 
 def open_single_stage_plans(request: Request, graph: Graph, machine: Machine) -> tuple[Plan, ...]:
@@ -55,9 +55,9 @@ def open_single_stage_plans(request: Request, graph: Graph, machine: Machine) ->
     Raises:
         InputErrors: everything that the request asks for and that is impossible.
     """
-    found = (*_uncut(request), *_faults(request, graph, machine))
-    if found:
-        raise InputErrors(found)
+    faults = (*_single_device_faults(request), *_all_faults(request, graph, machine))
+    if faults:
+        raise InputErrors(faults)
     return open_plans(base_plan(request, graph, machine), request, graph, machine)
 
 
@@ -87,17 +87,17 @@ def open_plans(first: Plan, request: Request, graph: Graph, machine: Machine) ->
     Raises:
         InputErrors: what the request pins is impossible.
     """
-    wrong = tuple(_faults(request, graph, machine))
-    if wrong:
-        raise InputErrors(wrong)
+    faults = tuple(_all_faults(request, graph, machine))
+    if faults:
+        raise InputErrors(faults)
     choices = product(
-        _tensors(request, graph, machine),
-        _pinned(request.precision, precisions(machine)),
-        _pinned(request.compile, (False, True)),
+        _tensor_degrees(request, graph, machine),
+        _pinned_or(request.precision, precisions(machine)),
+        _pinned_or(request.compile, (False, True)),
         open_recompute(request),
-        _micros(request),
+        _microbatch_sizes(request),
     )
-    found = (
+    plans = (
         vary(
             first,
             tensor=tensor,
@@ -112,8 +112,8 @@ def open_plans(first: Plan, request: Request, graph: Graph, machine: Machine) ->
         and not (compiled and request.compile is None and recompute == "selective")
     )
     if request.recompute_layers is None:
-        return tuple(found)
-    return tuple(with_recompute_layers(plan, request.recompute_layers) for plan in found)
+        return tuple(plans)
+    return tuple(with_recompute_layers(plan, request.recompute_layers) for plan in plans)
 
 
 def vary(
@@ -169,27 +169,27 @@ def open_tensor_degrees(
     pin = request.parallel.tensor
     if pin is not None:
         return (pin,) if 1 < pin <= machine.devices else ()
-    taken = (request.parallel.pipeline or 1) * (request.parallel.data or 1)
-    most = min(MAX_TENSOR_DEGREE, machine.devices // taken) if machine.links else 1
-    able = tuple(2**power for power in range(1, most.bit_length()) if 2**power <= most)
-    found = (
+    other_degrees = (request.parallel.pipeline or 1) * (request.parallel.data or 1)
+    most = min(MAX_TENSOR_DEGREE, machine.devices // other_degrees) if machine.links else 1
+    powers = tuple(2**power for power in range(1, most.bit_length()) if 2**power <= most)
+    grids = (
         (each for each in tensor_grids(slices, machine.links) if each not in uncut)
-        for slices in able
+        for slices in powers
     )
-    quickest = (next(each, None) for each in found)
-    return (*able, *(each for each in quickest if each is not None))
+    quickest = (next(each, None) for each in grids)
+    return (*powers, *(each for each in quickest if each is not None))
 
 
 def sequence_of(request: Request, graph: Graph) -> int:
     """Tokens of one sequence: the request's, else the longest the model takes, at most 1024."""
-    return request.train.sequence or min(graph.max_sequence or _LONGEST, _LONGEST)
+    return request.train.sequence or min(graph.max_sequence or _MAX_SEQUENCE, _MAX_SEQUENCE)
 
 
 def open_recompute(request: Request) -> tuple[Recompute, ...]:
     """Recompute modes that the request leaves open."""
     if request.recompute_layers is not None and request.recompute is None:
         return ("full",)
-    return _pinned(request.recompute, _RECOMPUTES)
+    return _pinned_or(request.recompute, _RECOMPUTE_MODES)
 
 
 def precisions(machine: Machine) -> tuple[Precision, ...]:
@@ -210,33 +210,36 @@ def divisors(count: int) -> tuple[int, ...]:
     return tuple(dict.fromkeys([*small, *(count // size for size in reversed(small))]))
 
 
-def _pinned(pin: _Choice | None, choices: tuple[_Choice, ...]) -> tuple[_Choice, ...]:
+def _pinned_or(pin: _Value | None, choices: tuple[_Value, ...]) -> tuple[_Value, ...]:
     return choices if pin is None else (pin,)
 
 
-def _tensors(request: Request, graph: Graph, machine: Machine) -> tuple[int, ...]:
+def _tensor_degrees(request: Request, graph: Graph, machine: Machine) -> tuple[int, ...]:
     """Tensor-parallel degrees that keep the pin, or by which layers and tokens can be sharded."""
     sequence = sequence_of(request, graph)
     if request.parallel.tensor is not None:
         return (request.parallel.tensor,)
-    able = (
+    divisible = (
         degree
         for degree in open_tensor_degrees(request, machine, graph.unshardable)
         if not any(tensor_parallel_errors(degree, sequence, graph))
     )
-    return (1, *able)
+    return (1, *divisible)
 
 
 def is_captured(graph: Graph, precision: Precision, *, compiled: bool) -> bool:
     """Whether every kind of layer was captured in this precision and mode."""
-    known = "float32" if precision == "float64" else precision
+    captured_precision = "float32" if precision == "float64" else precision
     return all(
-        any(cost.precision == known and cost.compiled == compiled for cost in kind.costs)
+        any(
+            cost.precision == captured_precision and cost.compiled == compiled
+            for cost in kind.costs
+        )
         for kind in graph.kinds.values()
     )
 
 
-def _micros(request: Request) -> tuple[int, ...]:
+def _microbatch_sizes(request: Request) -> tuple[int, ...]:
     """Micro-batch sizes that divide the global batch and keep the pins."""
     batch = request.batch
     return tuple(
@@ -247,10 +250,10 @@ def _micros(request: Request) -> tuple[int, ...]:
     )
 
 
-def _uncut(request: Request) -> Iterator[str]:
+def _single_device_faults(request: Request) -> Iterator[str]:
     """What is of use on several devices only."""
-    if request.parallel.schedule is not None and request.parallel.schedule not in _ORDERS:
-        known = ", ".join(f"`{order}`" for order in _ORDERS)
+    if request.parallel.schedule is not None and request.parallel.schedule not in _SCHEDULES:
+        known = ", ".join(f"`{order}`" for order in _SCHEDULES)
         yield (
             f"`parallel.schedule` = {request.parallel.schedule} on one device, which has no "
             f"pipeline; choose one of {known}, or set `parallel.pipeline`"
@@ -275,7 +278,7 @@ def request_faults(request: Request, graph: Graph, machine: Machine) -> Iterator
             f"choose {' or '.join(stated)}"
         )
     yield from _recompute_faults(request, machine)
-    yield from _homeless(request, machine)
+    yield from _optimizer_tier_faults(request, machine)
 
 
 def excludes_phases(request: Request) -> bool:
@@ -301,7 +304,7 @@ def _recompute_faults(request: Request, machine: Machine) -> Iterator[str]:
         )
 
 
-def _homeless(request: Request, machine: Machine) -> Iterator[str]:
+def _optimizer_tier_faults(request: Request, machine: Machine) -> Iterator[str]:
     """Why optimizer state cannot live where the request wants it."""
     home = request.offload.optimizer
     if home is None:
@@ -326,7 +329,7 @@ def _homeless(request: Request, machine: Machine) -> Iterator[str]:
         )
 
 
-def _faults(request: Request, graph: Graph, machine: Machine) -> Iterator[str]:
+def _all_faults(request: Request, graph: Graph, machine: Machine) -> Iterator[str]:
     slices = request.parallel.tensor or 1
     if slices > machine.devices:
         yield (
@@ -335,7 +338,7 @@ def _faults(request: Request, graph: Graph, machine: Machine) -> Iterator[str]:
         )
     else:
         yield from tensor_parallel_errors(slices, sequence_of(request, graph), graph)
-    if not _micros(request):
+    if not _microbatch_sizes(request):
         batch, total = request.batch, request.train.batch
         asked = " and ".join(f"`batch.{name}` = {size}" for name, size in batch if size is not None)
         sizes = ", ".join(map(str, divisors(total)))
@@ -353,12 +356,18 @@ def tensor_grids(slices: int, links: Sequence[Link]) -> tuple[TensorGrid, ...]:
         slices: tensor-parallel degree, a power of two.
         links: the machine's links, innermost first, at least one.
     """
-    able = (2**at for at in range(1, slices.bit_length() - 1) if slices <= 2**at * _MOST_ROWS)
-    quickest = sorted(able, key=lambda columns: _exchange(slices, columns, links))
+    candidates = (
+        2**power
+        for power in range(1, slices.bit_length() - 1)
+        if slices <= 2**power * _MAX_GRID_ROWS
+    )
+    quickest = sorted(
+        candidates, key=lambda columns: _communication_seconds(slices, columns, links)
+    )
     return tuple(TensorGrid(slices // columns, columns) for columns in quickest)
 
 
-def _exchange(slices: int, columns: int, links: Sequence[Link]) -> float:
+def _communication_seconds(slices: int, columns: int, links: Sequence[Link]) -> float:
     """Seconds of communication in a block's forward pass for each byte of its whole input.
 
     On r x c ranks, a block whose feed-forward is four times as wide sends `4/c (r-1)/r` over its
@@ -367,9 +376,9 @@ def _exchange(slices: int, columns: int, links: Sequence[Link]) -> float:
     """
     rows, seconds = slices // columns, 0.0
     if rows > 1:
-        way = ring_cost(links, rows, stride=columns, active_devices=slices)
-        seconds += 4 / columns * (rows - 1) / rows * way.byte_seconds
+        cost = ring_cost(links, rows, stride=columns, active_devices=slices)
+        seconds += 4 / columns * (rows - 1) / rows * cost.byte_seconds
     if columns > 1:
-        way = ring_cost(links, columns, stride=1, active_devices=slices)
-        seconds += 12 / rows * (columns - 1) / columns * way.byte_seconds
+        cost = ring_cost(links, columns, stride=1, active_devices=slices)
+        seconds += 12 / rows * (columns - 1) / columns * cost.byte_seconds
     return seconds

@@ -33,15 +33,15 @@ def full_parallelisms(field: PlanSpace) -> tuple[Parallelism, ...]:
     Args:
         field: what is open.
     """
-    able = [
+    candidates = [
         Parallelism(pipeline=pipeline, tensor=tensor, data=replicas)
         for pipeline, tensor, replicas in product(
             field.pipeline_degrees, field.tensor_degrees, field.data_degrees
         )
         if pipeline * tensor * replicas <= field.machine.devices and pipeline <= field.graph.layers
     ]
-    most = max((cut.devices for cut in able), default=0)
-    return tuple(cut for cut in able if cut.devices == most)
+    most = max((cut.devices for cut in candidates), default=0)
+    return tuple(cut for cut in candidates if cut.devices == most)
 
 
 def base_plans(field: PlanSpace) -> Iterator[Plan]:
@@ -52,32 +52,32 @@ def base_plans(field: PlanSpace) -> Iterator[Plan]:
     """
     if field.request.parallel.virtual_stages not in (None, 1):
         return
-    for cut, precision, micros in product(
+    for parallel, precision, micros in product(
         full_parallelisms(field), field.precisions, field.accumulations
     ):
-        micro = field.microbatch_size(micros, cut.data)
+        micro = field.microbatch_size(micros, parallel.data)
         if micro is None:
             continue
         modes = [
             (compiled, mode)
-            for compiled, mode in field.modes("1f1b", precision, cut.tensor)
+            for compiled, mode in field.modes("1f1b", precision, parallel.tensor)
             if mode != "selective" or field.request.recompute == mode
         ]
-        if cut.pipeline == 1:
+        if parallel.pipeline == 1:
             modes = list({compiled: (compiled, mode) for compiled, mode in modes[::-1]}.values())
-        for (compiled, mode), shared in product(modes, field.sharding_degrees(cut.data)):
+        for (compiled, mode), degrees in product(modes, field.sharding_degrees(parallel.data)):
             stages = tuple(
                 Stage(phases=(bounds,), recompute=mode)
-                for bounds in pairwise(field.chunk_bounds(cut.pipeline))
+                for bounds in pairwise(field.chunk_bounds(parallel.pipeline))
             )
             yield field.base.model_copy(
                 update={
-                    "parallel": cut.model_copy(
+                    "parallel": parallel.model_copy(
                         update={"schedule": field.request.parallel.schedule or "1f1b"}
                     ),
                     "precision": precision,
                     "compile": compiled,
-                    "sharding": ShardingDegrees(parameters=shared[0], optimizer=shared[1]),
+                    "sharding": ShardingDegrees(parameters=degrees[0], optimizer=degrees[1]),
                     "batch": Batch(sequence=field.sequence, micro=micro, accumulation=micros),
                     "stages": stages,
                 }

@@ -24,11 +24,11 @@ def pinned_parallelism(request: Request) -> Parallelism:
 
 def with_whole_parallelism(request: Request) -> Request:
     """The request with all its parallel degrees named, if it names more than one device."""
-    cut = pinned_parallelism(request)
-    if cut.devices == 1:
+    parallel = pinned_parallelism(request)
+    if parallel.devices == 1:
         return request
     whole = request.parallel.model_copy(
-        update={"pipeline": cut.pipeline, "tensor": cut.tensor, "data": cut.data}
+        update={"pipeline": parallel.pipeline, "tensor": parallel.tensor, "data": parallel.data}
     )
     return request.model_copy(update={"parallel": whole})
 
@@ -39,14 +39,14 @@ def pinned_plans(request: Request, graph: Graph, machine: Machine) -> tuple[Plan
     Raises:
         InputErrors: everything that is wrong with the parallelism for this graph and machine.
     """
-    cut, chunks = pinned_parallelism(request), request.parallel.virtual_stages or 1
-    wrong = tuple(_misfits(request, cut, chunks, graph))
-    if wrong:
-        raise InputErrors(wrong)
-    stages = stage_partition(graph, cut.pipeline * chunks, sequence_of(request, graph))
-    first = base_plan(_of_replica(request, cut.data), graph, machine).model_copy(
+    parallel, chunks = pinned_parallelism(request), request.parallel.virtual_stages or 1
+    faults = tuple(_parallelism_faults(request, parallel, chunks, graph))
+    if faults:
+        raise InputErrors(faults)
+    stages = stage_partition(graph, parallel.pipeline * chunks, sequence_of(request, graph))
+    first = base_plan(_replica_request(request, parallel.data), graph, machine).model_copy(
         update={
-            "parallel": cut.model_copy(
+            "parallel": parallel.model_copy(
                 update={
                     "virtual_stages": chunks,
                     "schedule": request.parallel.schedule
@@ -62,9 +62,9 @@ def pinned_plans(request: Request, graph: Graph, machine: Machine) -> tuple[Plan
     )
     if request.phases and request.phases > 1:
         first = _in_phases(first, request.phases, machine)
-    found = open_plans(first, _of_replica(request, cut.data), graph, machine)
-    told = [plan_errors(plan, graph, machine) for plan in found]
-    legal = tuple(plan for plan, faulty in zip(found, told, strict=True) if not faulty)
+    plans = open_plans(first, _replica_request(request, parallel.data), graph, machine)
+    told = [plan_errors(plan, graph, machine) for plan in plans]
+    legal = tuple(plan for plan, faulty in zip(plans, told, strict=True) if not faulty)
     if not legal:
         raise InputErrors(tuple(dict.fromkeys(fault for faulty in told for fault in faulty)))
     return legal
@@ -76,20 +76,22 @@ def _in_phases(plan: Plan, phases: int, machine: Machine) -> Plan:
     if tier is None:
         raise InputErrors((f"`phases` = {phases}, but `{machine.name}` has no offload tier",))
     stages = tuple(
-        Stage(phases=tuple(_even(stage.first_layer, stage.end_layer, phases)))
+        Stage(phases=tuple(_even_ranges(stage.first_layer, stage.end_layer, phases)))
         for stage in plan.stages
     )
     home = Offload(parameters=tier, gradients=tier, optimizer=tier)
     return plan.model_copy(update={"offload": home, "stages": stages})
 
 
-def _even(first: int, last: int, count: int) -> Iterator[tuple[int, int]]:
+def _even_ranges(first: int, last: int, count: int) -> Iterator[tuple[int, int]]:
     """Ranges of layers from `first` up to `last`, as even as possible."""
     count = min(count, last - first)
-    yield from pairwise(first + (last - first) * at // count for at in range(count + 1))
+    yield from pairwise(first + (last - first) * index // count for index in range(count + 1))
 
 
-def _misfits(request: Request, cut: Parallelism, chunks: int, graph: Graph) -> Iterator[str]:
+def _parallelism_faults(
+    request: Request, cut: Parallelism, chunks: int, graph: Graph
+) -> Iterator[str]:
     """What of the parallelism fits neither the layers nor the batch."""
     if cut.pipeline * chunks > graph.layers:
         yield (
@@ -104,7 +106,7 @@ def _misfits(request: Request, cut: Parallelism, chunks: int, graph: Graph) -> I
         )
 
 
-def _of_replica(request: Request, replicas: int) -> Request:
+def _replica_request(request: Request, replicas: int) -> Request:
     """The request for what one replica does."""
     train = request.train.model_copy(update={"batch": request.train.batch // replicas})
     return with_whole_parallelism(request).model_copy(update={"train": train})

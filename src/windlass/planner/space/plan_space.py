@@ -48,11 +48,11 @@ from windlass.schema.plan import (
 )
 from windlass.schema.request import Request
 
-_ORDERS: tuple[PipelineSchedule, ...] = ("1f1b", "gpipe", "zero-bubble", "interleaved")
-_CHUNKS = (2, 3, 4, 6, 8, 12)
+_SCHEDULES: tuple[PipelineSchedule, ...] = ("1f1b", "gpipe", "zero-bubble", "interleaved")
+_VIRTUAL_STAGES = (2, 3, 4, 6, 8, 12)
 """Virtual stages that are tried for any number of blocks."""
 
-_MOST_CHUNKS = 24
+_MAX_VIRTUAL_STAGES = 24
 """Most virtual stages of a stage: with more, messages took longer than the bubble they saved."""
 
 
@@ -69,7 +69,7 @@ class PlanBatch:
 CompileAndRecompute = tuple[bool, Recompute]
 """Whether layers are compiled, and how they are recomputed."""
 
-_MODES: tuple[Recompute, ...] = get_args(Recompute)
+_RECOMPUTE_MODES: tuple[Recompute, ...] = get_args(Recompute)
 
 
 @dataclass(frozen=True)
@@ -100,13 +100,13 @@ class PlanSpace:
     @cached_property
     def tensor_degrees(self) -> tuple[int, ...]:
         """Tensor-parallel degrees by which layers and tokens can be sharded."""
-        pin, known = self.request.parallel.tensor, self.graph.tensor_shards
-        asked = open_tensor_degrees(self.request, self.machine, self.graph.unshardable)
-        open_ = (each for each in asked if each in known)
-        able = (1, *open_) if pin is None else (pin,)
+        pin, captured = self.request.parallel.tensor, self.graph.tensor_shards
+        wanted = open_tensor_degrees(self.request, self.machine, self.graph.unshardable)
+        open_ = (each for each in wanted if each in captured)
+        candidates = (1, *open_) if pin is None else (pin,)
         return tuple(
             degree
-            for degree in able
+            for degree in candidates
             if degree <= self.machine.devices
             and not any(tensor_parallel_errors(degree, self.sequence, self.graph))
         )
@@ -152,91 +152,97 @@ class PlanSpace:
 
     def shapes(self) -> Iterator[PipelineShape]:
         """All legal shapes, each of which has plans with some numbers of micro-batches."""
-        return iter(self._micros_of)
+        return iter(self._microbatches_of)
 
     @cached_property
-    def _micros_of(self) -> Mapping[PipelineShape, tuple[int, ...]]:
+    def _microbatches_of(self) -> Mapping[PipelineShape, tuple[int, ...]]:
         """All legal shapes, each with its numbers of micro-batches."""
-        found: dict[PipelineShape, tuple[int, ...]] = {}
-        ways = ((each, *way) for each in self.pipeline_degrees for way in self._orders(each))
-        for pipeline, order, chunks in ways:
+        shapes: dict[PipelineShape, tuple[int, ...]] = {}
+        schedules = (
+            (each, *way) for each in self.pipeline_degrees for way in self._open_schedules(each)
+        )
+        for pipeline, order, chunks in schedules:
             if chunks * pipeline > self.graph.layers or (pipeline == 1 and order != "1f1b"):
                 continue
             for micros in self.accumulations:
-                if self._legal(order, pipeline, chunks, micros):
+                if self._is_legal(order, pipeline, chunks, micros):
                     shape = PipelineShape.of(order, pipeline, chunks, micros)
-                    found[shape] = (*found.get(shape, ()), micros)
-        return found
+                    shapes[shape] = (*shapes.get(shape, ()), micros)
+        return shapes
 
     def config_table(self, shape: PipelineShape) -> ConfigTable:
         """The table that a shape's layer configurations are indices of; many shapes share one."""
-        sums, parted = shape.microbatches > 1, shape.pipeline > 1
-        if (sums, parted) not in self._tables:
-            self._tables[sums, parted] = ConfigTable.of(
+        accumulates, pipelined = shape.microbatches > 1, shape.pipeline > 1
+        if (accumulates, pipelined) not in self._config_tables:
+            self._config_tables[accumulates, pipelined] = ConfigTable.of(
                 self._families,
-                self._blocks(sums=sums),
+                self._sharding_table(sums=accumulates),
                 batch=self.request.train.batch,
                 micro=self.request.batch.micro,
-                sums=sums,
-                parted=parted,
+                sums=accumulates,
+                parted=pipelined,
             )
-        return self._tables[sums, parted]
+        return self._config_tables[accumulates, pipelined]
 
     def legal_configs(self, shape: PipelineShape) -> Ints:
         """Indices of the layer configurations of a shape's plans."""
-        if shape not in self._known_able:
-            self._known_able[shape] = self._able(shape)
-        return self._known_able[shape]
+        if shape not in self._legal_config_cache:
+            self._legal_config_cache[shape] = self._find_legal_configs(shape)
+        return self._legal_config_cache[shape]
 
     @cached_property
-    def _known_able(self) -> dict[PipelineShape, Ints]:
+    def _legal_config_cache(self) -> dict[PipelineShape, Ints]:
         return {}
 
-    def _able(self, shape: PipelineShape) -> Ints:
+    def _find_legal_configs(self, shape: PipelineShape) -> Ints:
         table = self.config_table(shape)
         counts = np.zeros(self.request.train.batch + 1, dtype=bool)
-        counts[list(self._micros_of[shape])] = True
-        room = table.devices * shape.pipeline <= self.machine.devices
-        runs = np.any(self._agains(shape.schedule, table)[:, table.mode], axis=0)
-        return np.flatnonzero(room & counts[table.microbatches] & runs)
+        counts[list(self._microbatches_of[shape])] = True
+        fits = table.devices * shape.pipeline <= self.machine.devices
+        has_mode = np.any(self._recompute_options(shape.schedule, table)[:, table.mode], axis=0)
+        return np.flatnonzero(fits & counts[table.microbatches] & has_mode)
 
     def batch_of(self, shape: PipelineShape, chosen: Ints) -> PlanBatch:
         """All plans of a shape with some layer configurations, given by their indices."""
         table = self.config_table(shape)
-        able = self._agains(shape.schedule, table)[:, table.mode[chosen]]
-        again, at = np.nonzero(able)
-        setting = chosen[at]
-        runs = np.stack(
-            [table.options[setting], setting, again, table.microbatches[setting]], axis=1
+        recomputable = self._recompute_options(shape.schedule, table)[:, table.mode[chosen]]
+        recompute, position = np.nonzero(recomputable)
+        config = chosen[position]
+        configs = np.stack(
+            [table.options[config], config, recompute, table.microbatches[config]], axis=1
         )
         layers = self.request.recompute_layers or self.graph.layers
         counts = layers if isinstance(layers, tuple) else (layers,) * shape.pipeline
-        agains = RecomputeConfig(), RecomputeConfig(selective=counts), RecomputeConfig(full=counts)
-        rows = PlanTable.crossed(table.layer_configs, agains, table.sharding_table, runs)
-        return PlanBatch(shape, self.chunk_bounds(shape.chunks), rows)
+        recomputes = (
+            RecomputeConfig(),
+            RecomputeConfig(selective=counts),
+            RecomputeConfig(full=counts),
+        )
+        plans = PlanTable.crossed(table.layer_configs, recomputes, table.sharding_table, configs)
+        return PlanBatch(shape, self.chunk_bounds(shape.chunks), plans)
 
     def count(self, shape: PipelineShape, chosen: Ints) -> int:
         """How many plans of a shape have these layer configurations."""
         table = self.config_table(shape)
-        ways = self._agains(shape.schedule, table).sum(axis=0)[table.mode[chosen]]
-        return int((ways * table.sharding_table.counts[table.options[chosen]]).sum())
+        options = self._recompute_options(shape.schedule, table).sum(axis=0)[table.mode[chosen]]
+        return int((options * table.sharding_table.counts[table.options[chosen]]).sum())
 
-    def _agains(self, order: PipelineSchedule, table: ConfigTable) -> Bools:
+    def _recompute_options(self, order: PipelineSchedule, table: ConfigTable) -> Bools:
         """Whether layers can be recomputed so under a schedule, `[recompute mode, config mode]`."""
-        if (order, table) not in self._known_agains:
-            found = np.zeros((len(_MODES), len(table.modes)), dtype=bool)
-            for at, (tensor, precision, compiled) in enumerate(table.modes):
-                for known, recompute in self.modes(order, precision, tensor):
-                    found[_MODES.index(recompute), at] |= known == compiled
-            self._known_agains[order, table] = found
-        return self._known_agains[order, table]
+        if (order, table) not in self._recompute_option_cache:
+            options = np.zeros((len(_RECOMPUTE_MODES), len(table.modes)), dtype=bool)
+            for index, (tensor, precision, compiled) in enumerate(table.modes):
+                for is_compiled, recompute in self.modes(order, precision, tensor):
+                    options[_RECOMPUTE_MODES.index(recompute), index] |= is_compiled == compiled
+            self._recompute_option_cache[order, table] = options
+        return self._recompute_option_cache[order, table]
 
     @cached_property
-    def _known_agains(self) -> dict[tuple[PipelineSchedule, ConfigTable], Bools]:
+    def _recompute_option_cache(self) -> dict[tuple[PipelineSchedule, ConfigTable], Bools]:
         return {}
 
     @cached_property
-    def _tables(self) -> dict[tuple[bool, bool], ConfigTable]:
+    def _config_tables(self) -> dict[tuple[bool, bool], ConfigTable]:
         return {}
 
     @cached_property
@@ -249,17 +255,17 @@ class PlanSpace:
                 self.tensor_degrees, self.data_degrees, self.precisions
             )
             for homes, moves in self.optimizer_tiers(precision)
-            if (shares := _shares(replicas, homes, pins.parameters, pins.optimizer))
+            if (shares := _sharding_options(replicas, homes, pins.parameters, pins.optimizer))
         )
 
-    def _blocks(self, *, sums: bool) -> ShardingTable:
-        if sums not in self._known_blocks:
-            found = tuple(sharding_options(family, sums=sums) for family in self._families)
-            self._known_blocks[sums] = ShardingTable(found)
-        return self._known_blocks[sums]
+    def _sharding_table(self, *, sums: bool) -> ShardingTable:
+        if sums not in self._sharding_tables:
+            entries = tuple(sharding_options(family, sums=sums) for family in self._families)
+            self._sharding_tables[sums] = ShardingTable(entries)
+        return self._sharding_tables[sums]
 
     @cached_property
-    def _known_blocks(self) -> dict[bool, ShardingTable]:
+    def _sharding_tables(self) -> dict[bool, ShardingTable]:
         return {}
 
     @cached_property
@@ -277,7 +283,7 @@ class PlanSpace:
     def sharding_degrees(self, replicas: int) -> tuple[tuple[int, int], ...]:
         """Sharding degrees of parameters and optimizer state among this many replicas."""
         pins = self.request.sharding
-        return _pairs(replicas, pins.parameters, pins.optimizer)
+        return _sharding_pairs(replicas, pins.parameters, pins.optimizer)
 
     def optimizer_tiers(self, precision: Precision) -> tuple[tuple[tuple[str, ...], bool], ...]:
         """Tiers for optimizer state, weights staying on the device, by whether moves need units.
@@ -286,15 +292,16 @@ class PlanSpace:
         take longer.
         """
         pin, device = self.request.offload.optimizer, self.machine.device
-        beyond = tuple(tier.name for tier in device.tiers[1:] if tier.read and tier.write)
-        able = (DEVICE_TIER, *(beyond if precision != "float64" else ()))
-        able = able if pin is None else tuple(tier for tier in able if tier == pin)
+        offload_tiers = tuple(tier.name for tier in device.tiers[1:] if tier.read and tier.write)
+        allowed = (DEVICE_TIER, *(offload_tiers if precision != "float64" else ()))
+        allowed = allowed if pin is None else tuple(tier for tier in allowed if tier == pin)
         if not device.moving_share:
-            return ((able, False),) if able else ()
-        parted = (
-            tuple(tier for tier in able if (tier == DEVICE_TIER) is near) for near in (True, False)
+            return ((allowed, False),) if allowed else ()
+        by_place = (
+            tuple(tier for tier in allowed if (tier == DEVICE_TIER) is on_device)
+            for on_device in (True, False)
         )
-        return tuple((tiers, DEVICE_TIER not in tiers) for tiers in parted if tiers)
+        return tuple((tiers, DEVICE_TIER not in tiers) for tiers in by_place if tiers)
 
     def chunk_bounds(self, chunks: int) -> tuple[int, ...]:
         """First layer of each model chunk, and the number of layers."""
@@ -303,29 +310,34 @@ class PlanSpace:
 
     def plan(self, cell: PlanBatch, index: int) -> Plan:
         """The plan at one index of a batch."""
-        rows, shape = cell.table, cell.shape
-        run, share = rows.config_of(rows.config[index]), rows.sharding_of(rows.sharding[index])
-        setting = run.layer
+        table, shape = cell.table, cell.shape
+        config, option = (
+            table.config_of(table.config[index]),
+            table.sharding_of(table.sharding[index]),
+        )
+        layer = config.layer
         plan = self.base.model_copy(
             update={
-                "precision": setting.precision,
-                "compile": setting.compiled,
+                "precision": layer.precision,
+                "compile": layer.compiled,
                 "parallel": Parallelism(
                     pipeline=shape.pipeline,
-                    tensor=setting.tensor,
-                    data=setting.replicas,
+                    tensor=layer.tensor,
+                    data=layer.replicas,
                     schedule=shape.schedule,
                     virtual_stages=shape.virtual_stages,
                 ),
-                "sharding": ShardingDegrees(parameters=share.parameters, optimizer=share.optimizer),
-                "offload": Offload(optimizer=share.optimizer_tier),
+                "sharding": ShardingDegrees(
+                    parameters=option.parameters, optimizer=option.optimizer
+                ),
+                "offload": Offload(optimizer=option.optimizer_tier),
                 "batch": Batch(
-                    sequence=self.sequence, micro=setting.micro, accumulation=run.microbatches
+                    sequence=self.sequence, micro=layer.micro, accumulation=config.microbatches
                 ),
                 "stages": tuple(Stage(phases=(bounds,)) for bounds in pairwise(cell.chunk_bounds)),
             }
         )
-        return _recomputing(plan, run.recompute, shape)
+        return _with_recompute_config(plan, config.recompute, shape)
 
     @cached_property
     def base(self) -> Plan:
@@ -340,7 +352,7 @@ class PlanSpace:
         )
 
     @cached_property
-    def _compiles(self) -> dict[PipelineSchedule, bool]:
+    def _schedule_compiles(self) -> dict[PipelineSchedule, bool]:
         """Whether compiled layers can run under each schedule."""
         compiled = self.base.model_copy(update={"compile": True})
         return {
@@ -352,32 +364,34 @@ class PlanSpace:
             for order in ("1f1b", "gpipe", "zero-bubble")
         } | {"interleaved": True}
 
-    def _orders(self, pipeline: int) -> Iterator[tuple[PipelineSchedule, int]]:
+    def _open_schedules(self, pipeline: int) -> Iterator[tuple[PipelineSchedule, int]]:
         """Schedules of this many stages, each with a number of virtual stages."""
         order, chunks = self.request.parallel.schedule, self.request.parallel.virtual_stages
-        for each in _ORDERS if order is None else (order,):
+        for each in _SCHEDULES if order is None else (order,):
             if each != "interleaved":
                 if chunks in (None, 1):
                     yield each, 1
             elif chunks is None:
-                yield from ((each, count) for count in self._chunks(pipeline))
+                yield from ((each, count) for count in self._open_virtual_stages(pipeline))
             elif chunks > 1:
                 yield each, chunks
 
-    def _chunks(self, pipeline: int) -> tuple[int, ...]:
+    def _open_virtual_stages(self, pipeline: int) -> tuple[int, ...]:
         """Numbers of virtual stages: a few fixed ones, and all that divide a stage's blocks."""
-        own, rest = divmod(max(span.count for span in self.graph.layer_runs), pipeline)
-        even = () if rest else divisors(own)[1:]
-        return tuple(sorted({*_CHUNKS, *(count for count in even if count <= _MOST_CHUNKS)}))
+        blocks, rest = divmod(max(span.count for span in self.graph.layer_runs), pipeline)
+        even = () if rest else divisors(blocks)[1:]
+        return tuple(
+            sorted({*_VIRTUAL_STAGES, *(count for count in even if count <= _MAX_VIRTUAL_STAGES)})
+        )
 
     @cached_property
     def accumulations(self) -> tuple[int, ...]:
         """Numbers of micro-batches of a step that some number of replicas allows."""
         pin, batch = self.request.batch.accumulation, self.request.train.batch
-        found = {each for count in self.data_degrees for each in divisors(batch // count)}
-        return tuple(sorted(found if pin is None else found & {pin}))
+        counts = {each for count in self.data_degrees for each in divisors(batch // count)}
+        return tuple(sorted(counts if pin is None else counts & {pin}))
 
-    def _legal(self, order: PipelineSchedule, pipeline: int, chunks: int, micros: int) -> bool:
+    def _is_legal(self, order: PipelineSchedule, pipeline: int, chunks: int, micros: int) -> bool:
         plan = self.base.model_copy(
             update={
                 "parallel": Parallelism.model_construct(
@@ -395,21 +409,21 @@ class PlanSpace:
     ) -> tuple[CompileAndRecompute, ...]:
         """Compiled or not, and how layers are recomputed."""
         key = order, precision, tensor
-        if key not in self._known_modes:
-            self._known_modes[key] = tuple(self._modes(*key))
-        return self._known_modes[key]
+        if key not in self._mode_cache:
+            self._mode_cache[key] = tuple(self._find_modes(*key))
+        return self._mode_cache[key]
 
     @cached_property
-    def _known_modes(
+    def _mode_cache(
         self,
     ) -> dict[tuple[PipelineSchedule, Precision, int], tuple[CompileAndRecompute, ...]]:
         return {}
 
-    def _modes(
+    def _find_modes(
         self, order: PipelineSchedule, precision: Precision, tensor: int
     ) -> Iterator[CompileAndRecompute]:
-        recomputes = _MODES if self.minimizes_recompute else recomputes_of(self.request)
-        for compiled, recompute in product(self._runs(order, precision), recomputes):
+        recomputes = _RECOMPUTE_MODES if self.minimizes_recompute else recomputes_of(self.request)
+        for compiled, recompute in product(self._compile_modes(order, precision), recomputes):
             if recompute != "selective" or self.allows_selective(order, tensor, compiled=compiled):
                 yield compiled, recompute
 
@@ -418,27 +432,27 @@ class PlanSpace:
         changes = {"compile": compiled, "parallel": Parallelism(tensor=tensor, schedule=order)}
         return not any(selective_recompute_errors(self.base.model_copy(update=changes), self.graph))
 
-    def _runs(self, order: PipelineSchedule, precision: Precision) -> tuple[bool, ...]:
+    def _compile_modes(self, order: PipelineSchedule, precision: Precision) -> tuple[bool, ...]:
         """Compiled or not."""
         mode = self.request.compile
         return tuple(
             compiled
             for compiled in ((False, True) if mode is None else (mode,))
             if is_captured(self.graph, precision, compiled=compiled)
-            and (not compiled or self._compiles[order])
+            and (not compiled or self._schedule_compiles[order])
         )
 
 
-def _recomputing(plan: Plan, again: RecomputeConfig, shape: PipelineShape) -> Plan:
+def _with_recompute_config(plan: Plan, again: RecomputeConfig, shape: PipelineShape) -> Plan:
     if again.mode == "none":
         return plan
     none = (0,) * shape.pipeline
-    whole, selective = (each or none for each in again)
-    return with_recompute(plan, whole * shape.virtual_stages, selective * shape.virtual_stages)
+    full, selective = (each or none for each in again)
+    return with_recompute(plan, full * shape.virtual_stages, selective * shape.virtual_stages)
 
 
 @lru_cache(maxsize=4096)
-def _pairs(
+def _sharding_pairs(
     replicas: int, weights: int | None, optimizer: int | None
 ) -> tuple[tuple[int, int], ...]:
     return tuple(
@@ -450,8 +464,8 @@ def _pairs(
 
 
 @lru_cache(maxsize=4096)
-def _shares(
+def _sharding_options(
     replicas: int, homes: tuple[str, ...], weights: int | None, optimizer: int | None
 ) -> tuple[ShardingOption, ...]:
-    pairs = _pairs(replicas, weights, optimizer)
+    pairs = _sharding_pairs(replicas, weights, optimizer)
     return tuple(ShardingOption(*pair, home) for home in homes for pair in pairs)

@@ -127,7 +127,7 @@ class _Stages:
         )
 
     def _alike_so_far(self) -> Ints:
-        """A number that chunks share if they and those before them hold as many layers of each kind."""
+        """A number that chunks share if they and earlier ones hold as many layers of each kind."""
         sorts = self._parts.chunk_sort.reshape(self._shape.virtual_stages, -1)
         found, before = [], np.zeros_like(sorts[0])
         for turn, own in enumerate(sorts):
