@@ -3,10 +3,13 @@
 import time
 from pathlib import Path
 
+from rich.markup import escape
+
 from windlass import api
-from windlass.cli.console import console, print_json
+from windlass.cli.console import console, print_json, print_line
 from windlass.cli.options import AsJson
 from windlass.report.terminal.run_tables import record_table, runs_table
+from windlass.tracking.run_index import describe_other_formats
 
 
 def runs(*, runs: Path = api.RUNS, as_json: AsJson = False) -> None:
@@ -20,10 +23,12 @@ def runs(*, runs: Path = api.RUNS, as_json: AsJson = False) -> None:
     if as_json:
         print_json(summaries)
         return
-    if not summaries:
+    if summaries:
+        console.print(runs_table(summaries, time.time()))
+    else:
         console.print(f"no runs in `{runs}` yet; start one with `windlass train`")
-        return
-    console.print(runs_table(summaries, time.time()))
+    if others := describe_other_formats(runs):
+        print_line(escape(others))
 
 
 def show(run: str = "last", *, runs: Path = api.RUNS, as_json: AsJson = False) -> None:
